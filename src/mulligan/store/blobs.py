@@ -1,0 +1,174 @@
+"""Blobs: immutable bytes by the SHA-256 of their plain form, packed, deduplicated, verified on every read.
+
+Hashing and packing happen outside transactions (`prepare`); a row is published inside one (`put`). A body up to 64 KiB
+lives in the database, a larger one beside it, and the `place` column says which. A new version of a file may be packed
+as a change of an earlier one: `base` is then an edge that keeps the earlier one reachable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from mulligan.store.codec import pack, pack_after, unpack
+from mulligan.store.protocol import Store, Tx
+from mulligan.store.tables import Table
+from mulligan.values.clock import Clock
+from mulligan.values.digest import Digest, digest_from_raw, digest_of, raw_digest
+from mulligan.values.faults import fault
+from mulligan.values.limits import BLOB_BATCH_BYTES, BLOB_CHAIN_MAX, BLOB_IN_DATABASE_BYTES
+
+IN_DATABASE, BESIDE, EVICTED, LOST = "db", "out", "evicted", "lost"
+
+_DELTA_MIN_BYTES = 1_024
+_DELTA_MAX_BYTES = 32 * 1024 * 1024
+
+
+@dataclass(slots=True, frozen=True)
+class BlobRow:
+    digest: bytes
+    size: int
+    stored: int
+    place: str
+    base: bytes | None
+    depth: int
+    touched_ms: int
+
+
+@dataclass(slots=True, frozen=True)
+class BodyRow:
+    digest: bytes
+    body: bytes
+
+
+BLOBS: Table[BlobRow] = Table("blobs", BlobRow, key=("digest",), indexes=(("place",), ("base",)))
+BODIES: Table[BodyRow] = Table("bodies", BodyRow, key=("digest",))
+
+
+@dataclass(slots=True, frozen=True)
+class Prepared:
+    """Hashed and packed, not yet in the store."""
+
+    digest: Digest
+    size: int
+    body: bytes
+    base: bytes | None = None
+    depth: int = 0
+
+    @property
+    def place(self) -> str:
+        return IN_DATABASE if len(self.body) <= BLOB_IN_DATABASE_BYTES else BESIDE
+
+
+class Blobs:
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+
+    def prepare(self, data: bytes, *, after: Digest | None = None) -> Prepared:
+        """Hash and pack; large bodies are written beside the database here, before any row names them.
+
+        `after` is an earlier version of the same file, if the store has one.
+        """
+        prepared = self._packed(data, after)
+        if prepared.place == BESIDE:
+            self._store.bodies.put(prepared.digest, prepared.body, durable=self._store.durability == "power")
+        return prepared
+
+    def _packed(self, data: bytes, after: Digest | None) -> Prepared:
+        digest = digest_of(data)
+        if after is not None and after != digest and _DELTA_MIN_BYTES <= len(data) <= _DELTA_MAX_BYTES:
+            with self._store.read() as tx:
+                base = tx.get(BLOBS, raw_digest(after))
+                if base is not None and base.depth + 1 < BLOB_CHAIN_MAX and base.place in (IN_DATABASE, BESIDE):
+                    body = pack_after(data, self.read_in(tx, after))
+                    return Prepared(digest, len(data), body, base.digest, base.depth + 1)
+        return Prepared(digest, len(data), pack(data))
+
+    def put(self, tx: Tx, prepared: Prepared) -> Digest:
+        """Publish in the caller's transaction. One that is there already is touched, so gc leaves it alone."""
+        raw = raw_digest(prepared.digest)
+        known = tx.get(BLOBS, raw)
+        if known is not None and known.place in (IN_DATABASE, BESIDE):
+            tx.put(BLOBS, BlobRow(raw, known.size, known.stored, known.place, known.base, known.depth, self._now_ms()))
+            return prepared.digest
+        base, depth, body = prepared.base, prepared.depth, prepared.body
+        tx.put(BLOBS, BlobRow(raw, prepared.size, len(body), prepared.place, base, depth, self._now_ms()))
+        if prepared.place == IN_DATABASE:
+            tx.put(BODIES, BodyRow(raw, body))
+        return prepared.digest
+
+    def store(self, data: bytes, *, after: Digest | None = None) -> Digest:
+        """Prepare and publish one blob in a transaction of its own."""
+        prepared = self.prepare(data, after=after)
+        with self._store.write() as tx:
+            return self.put(tx, prepared)
+
+    def store_all(self, datas: Iterable[bytes]) -> list[Digest]:
+        """Many blobs, in transactions of at most 8 MB, so that a big commit never blocks small ones for long."""
+        found: list[Digest] = []
+        for batch in _batches(self.prepare(data) for data in datas):
+            with self._store.write() as tx:
+                found += [self.put(tx, prepared) for prepared in batch]
+        return found
+
+    def read(self, digest: Digest) -> bytes:
+        """The plain bytes, verified. Raises `unknown_blob`, `evicted`, `missing_cas_dependency` or `blob_corrupt`."""
+        with self._store.read() as tx:
+            return self.read_in(tx, digest)
+
+    def read_in(self, tx: Tx, digest: Digest) -> bytes:
+        row = tx.get(BLOBS, raw_digest(digest))
+        if row is None:
+            raise fault("unknown_blob", f"The store has no blob {digest}.", digest=digest)
+        data = self._plain(tx, row)
+        if digest_of(data) != digest:
+            raise fault("blob_corrupt", f"Blob {digest} does not hold the bytes of its name.", digest=digest)
+        return data
+
+    def _plain(self, tx: Tx, row: BlobRow) -> bytes:
+        """Unpack along the chain of earlier versions, oldest first; short by construction."""
+        chain = [row]
+        while (base := chain[-1].base) is not None:
+            earlier = tx.get(BLOBS, base)
+            if earlier is None:
+                digest = digest_from_raw(base)
+                raise fault("missing_cas_dependency", f"Blob {digest}, which others build on, is gone.", digest=digest)
+            chain.append(earlier)
+        data: bytes | None = None
+        for link in reversed(chain):
+            data = unpack(self._body(tx, link), link.size, earlier=data)
+        assert data is not None
+        return data
+
+    def _body(self, tx: Tx, row: BlobRow) -> bytes:
+        digest = digest_from_raw(row.digest)
+        if row.place == BESIDE:
+            return self._store.bodies.get(digest)
+        if row.place == EVICTED:
+            raise fault("evicted", f"The bytes of {digest} were dropped to stay under the cap.", digest=digest)
+        found = tx.get(BODIES, row.digest) if row.place == IN_DATABASE else None
+        if found is None:
+            raise fault("missing_cas_dependency", f"The body of {digest} is gone.", digest=digest)
+        return found.body
+
+    def has(self, tx: Tx, digest: Digest) -> bool:
+        """Whether its bytes can be read."""
+        row = tx.get(BLOBS, raw_digest(digest))
+        return row is not None and row.place in (IN_DATABASE, BESIDE)
+
+    def _now_ms(self) -> int:
+        return int(self._clock.now().timestamp() * 1000)
+
+
+def _batches(prepared: Iterable[Prepared]) -> Iterator[list[Prepared]]:
+    batch: list[Prepared] = []
+    size = 0
+    for one in prepared:
+        batch.append(one)
+        size += len(one.body)
+        if size >= BLOB_BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,65 @@
+"""Claims: who may change a place on disk right now.
+
+A place is the device and real path of a file (see `workspace.disk`), as bytes, names joined by `/`.
+1. At most one open call claims a place.
+2. A deep claim (deleting or renaming a directory) also claims everything below its place.
+3. An effect claims all its places in one transaction, or none.
+4. Whoever finds a place taken waits only for younger calls; an older one makes it give up at once (`wait-die`). Waits
+   therefore always point from older to younger, and no circle of waiting calls can exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mulligan.store.protocol import Tx
+from mulligan.store.tables import Table
+from mulligan.values.ids import CallId
+
+
+@dataclass(slots=True, frozen=True)
+class ClaimRow:
+    place: bytes
+    call: str
+    deep: int
+
+
+CLAIMS: Table[ClaimRow] = Table("claims", ClaimRow, key=("place",), indexes=(("call",), ("deep",)))
+
+
+@dataclass(slots=True, frozen=True, order=True)
+class Wanted:
+    place: bytes
+    deep: bool = False
+
+
+def blockers(tx: Tx, call: CallId, wanted: Iterable[Wanted]) -> list[ClaimRow]:
+    """Claims of other calls that stand in the way, in order of place."""
+    deep_claims = [claim for claim in tx.select(CLAIMS, {"deep": 1}) if claim.call != call]
+    found: dict[bytes, ClaimRow] = {}
+    for one in wanted:
+        same = tx.get(CLAIMS, one.place)
+        below = tx.select(CLAIMS, between=("place", one.place + b"/", one.place + b"0")) if one.deep else []
+        above = [claim for claim in deep_claims if one.place.startswith(claim.place + b"/")]
+        found.update(
+            (claim.place, claim) for claim in [*below, *above, *([same] if same else [])] if claim.call != call
+        )
+    return [found[place] for place in sorted(found)]
+
+
+def claim(tx: Tx, call: CallId, wanted: Iterable[Wanted]) -> None:
+    """Take the places. The caller has seen that there are no blockers, in this transaction."""
+    for one in sorted(wanted):
+        mine = tx.get(CLAIMS, one.place)
+        tx.put(CLAIMS, ClaimRow(one.place, call, int(one.deep or (mine is not None and mine.deep == 1))))
+
+
+def release(tx: Tx, call: CallId) -> None:
+    for mine in tx.select(CLAIMS, {"call": call}):
+        tx.delete(CLAIMS, mine.place)
+
+
+def may_wait(call: CallId, blocking: Iterable[ClaimRow]) -> bool:
+    """Older calls wait, younger ones give up. Call ids sort by birth."""
+    return all(call < claim.call for claim in blocking)

@@ -1,0 +1,169 @@
+"""Journals: append-only, hash-chained, contiguous. One per session, one per workspace, one for the store itself.
+
+A record's bytes are canonical JSON `{seq, kind, at, payload, prev, refs?}`, and its hash is
+sha256(prev + "\\n" + bytes), in hex. `prev` of the first record is sixty-four zeros. `refs` names, sorted, every blob
+the record needs, so that reachability is a query. The bytes are written once and never touched again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, TypeAlias
+
+from mulligan.store.protocol import Tx
+from mulligan.store.tables import Table
+from mulligan.values.canonical import decode, encode
+from mulligan.values.digest import Digest, raw_digest
+from mulligan.values.faults import fault
+
+GENESIS = "0" * 64
+PAGE_RECORDS = 1_000
+
+
+@dataclass(slots=True, frozen=True)
+class Record:
+    journal: str
+    seq: int
+    kind: str
+    at: str
+    payload: Mapping[str, Any]
+    prev: str
+    refs: tuple[Digest, ...]
+    hash: str
+
+
+@dataclass(slots=True, frozen=True)
+class RecordRow:
+    journal: str
+    seq: int
+    hash: bytes
+    body: bytes
+
+
+@dataclass(slots=True, frozen=True)
+class HeadRow:
+    """Where a journal stands: its newest record."""
+
+    journal: str
+    seq: int
+    hash: bytes
+
+
+@dataclass(slots=True, frozen=True)
+class RefRow:
+    """One edge from a record to a blob it needs."""
+
+    digest: bytes
+    journal: str
+    seq: int
+
+
+RECORDS: Table[RecordRow] = Table("records", RecordRow, key=("journal", "seq"))
+HEADS: Table[HeadRow] = Table("heads", HeadRow, key=("journal",))
+REFS: Table[RefRow] = Table("refs", RefRow, key=("digest", "journal", "seq"))
+
+Projector: TypeAlias = Callable[[Tx, Record], None]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What a store holds: its tables, and how each kind of record folds into the projected ones.
+
+    A kind without a projector is a record that projects to nothing; it is still truth.
+    """
+
+    tables: tuple[Table[Any], ...]
+    projectors: Mapping[str, Projector]
+
+    def project(self, tx: Tx, record: Record) -> None:
+        projector = self.projectors.get(record.kind)
+        if projector is not None:
+            projector(tx, record)
+
+
+def chain_hash(prev: str, body: bytes) -> bytes:
+    return sha256(prev.encode("ascii") + b"\n" + body).digest()
+
+
+@dataclass(slots=True)
+class Journal:
+    """Appends records and folds them into the projections, in the caller's transaction."""
+
+    schema: Schema
+
+    def append(
+        self,
+        tx: Tx,
+        journal: str,
+        kind: str,
+        payload: Mapping[str, Any],
+        *,
+        at: str,
+        refs: Iterable[Digest] = (),
+    ) -> Record:
+        head = tx.get(HEADS, journal)
+        seq, prev = (head.seq + 1, head.hash.hex()) if head else (1, GENESIS)
+        named = tuple(sorted(set(refs)))
+        document: dict[str, Any] = {"seq": seq, "kind": kind, "at": at, "payload": payload, "prev": prev}
+        if named:
+            document["refs"] = named
+        body = encode(document)
+        digest = chain_hash(prev, body)
+        tx.put(RECORDS, RecordRow(journal, seq, digest, body))
+        tx.put(HEADS, HeadRow(journal, seq, digest))
+        for ref in named:
+            tx.put(REFS, RefRow(raw_digest(ref), journal, seq))
+        record = Record(journal, seq, kind, at, payload, prev, named, digest.hex())
+        self.schema.project(tx, record)
+        return record
+
+
+def records_of(tx: Tx, journal: str, *, after: int = 0, limit: int | None = None) -> Iterator[Record]:
+    """The records after `after`, oldest first, read in pages."""
+    while limit is None or limit > 0:
+        page = PAGE_RECORDS if limit is None else min(limit, PAGE_RECORDS)
+        rows = tx.select(RECORDS, {"journal": journal}, between=("seq", after + 1, 2**62), limit=page)
+        for row in rows:
+            yield parse_record(row)
+        if len(rows) < page:
+            return
+        after = rows[-1].seq
+        limit = None if limit is None else limit - len(rows)
+
+
+def parse_record(row: RecordRow) -> Record:
+    """The record in a row. Raises `journal_broken` if the bytes are not a record at all."""
+    try:
+        body = decode(row.body)
+        return Record(
+            journal=row.journal,
+            seq=body["seq"],
+            kind=body["kind"],
+            at=body["at"],
+            payload=body["payload"],
+            prev=body["prev"],
+            refs=tuple(body.get("refs", ())),
+            hash=row.hash.hex(),
+        )
+    except (KeyError, TypeError) as error:
+        raise fault("journal_broken", f"Record {row.seq} of {row.journal} cannot be read: {error!r}") from None
+
+
+def break_in_chain(rows: Iterable[RecordRow], head: HeadRow) -> str | None:
+    """The first thing wrong with a whole journal in order, in words; None when it is sound."""
+    seq, prev = 0, GENESIS
+    for row in rows:
+        seq += 1
+        where = f"record {row.seq} of {row.journal}"
+        if row.seq != seq:
+            return f"{where}: expected record {seq}"
+        if chain_hash(prev, row.body) != row.hash:
+            return f"{where}: its bytes do not have its hash"
+        if (parsed := parse_record(row)).seq != seq or parsed.prev != prev:
+            return f"{where}: it names another place in the chain"
+        prev = row.hash.hex()
+    if (head.seq, head.hash.hex()) != (seq, prev):
+        return f"{head.journal}: the journal ends at record {seq}, its head says {head.seq}"
+    return None

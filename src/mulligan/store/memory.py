@@ -1,0 +1,211 @@
+"""The memory engine: the contract in its plainest form, and stricter than the real ones.
+
+It refuses what the others only happen to survive: rows of the wrong type, values of the wrong kind, use after the end.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from mulligan.store.bodies import MemoryBodies
+from mulligan.store.journal import Schema
+from mulligan.store.protocol import BlobStore, Durability
+from mulligan.store.tables import Table, Value, sort_key
+from mulligan.values.faults import fault
+from mulligan.values.ids import OwnerId
+
+R = TypeVar("R")
+_Key = tuple[Value, ...]
+_Sorted = tuple[tuple[int, Any], ...]
+
+
+class _Rows:
+    """One table: rows by key, and the keys in order."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[_Key, Any] = {}
+        self.ordered: list[tuple[_Sorted, _Key]] = []
+
+    def put(self, key: _Key, row: object) -> None:
+        if key not in self.by_key:
+            insort(self.ordered, (_sorted(key), key))
+        self.by_key[key] = row
+
+    def remove(self, key: _Key) -> None:
+        del self.by_key[key]
+        del self.ordered[bisect_left(self.ordered, (_sorted(key), key))]
+
+
+def _sorted(key: _Key) -> _Sorted:
+    return tuple(sort_key(value) for value in key)
+
+
+class MemoryStore:
+    """Everything in this process, gone with it."""
+
+    def __init__(self, schema: Schema, *, bodies: BlobStore | None = None, durability: Durability = "process") -> None:
+        self.bodies: BlobStore = bodies if bodies is not None else MemoryBodies()
+        self.durability: Durability = durability
+        self._rows: dict[str, _Rows] = {table.name: _Rows() for table in schema.tables}
+        self._lock = threading.RLock()
+        self._writer: int | None = None
+        self._closing: list[Callable[[], None]] = []
+
+    @contextmanager
+    def write(self) -> Iterator[_MemoryTx]:
+        me = threading.get_ident()
+        if self._writer == me:
+            raise fault("nested_transaction", "A write transaction is already open on this thread.")
+        with self._lock:
+            self._writer = me
+            tx = _MemoryTx(self._rows, writable=True)
+            try:
+                yield tx
+            except BaseException:
+                tx.revert()
+                raise
+            finally:
+                tx.ended = True
+                self._writer = None
+
+    @contextmanager
+    def read(self) -> Iterator[_MemoryTx]:
+        with self._lock:
+            tx = _MemoryTx(self._rows, writable=False)
+            try:
+                yield tx
+            finally:
+                tx.ended = True
+
+    def owner(self) -> OwnerId:
+        return OwnerId(1)
+
+    def is_alive(self, owner: OwnerId) -> bool | None:
+        return owner == OwnerId(1)
+
+    def on_close(self, act: Callable[[], None]) -> None:
+        self._closing.append(act)
+
+    def sync(self) -> None:
+        self.bodies.sync()
+
+    def size_bytes(self) -> int:
+        return sum(
+            len(value) if isinstance(value, str | bytes) else 8
+            for rows in self._rows.values()
+            for key in rows.by_key
+            for value in key
+        )
+
+    def check(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        while self._closing:
+            self._closing.pop()()
+
+
+class _MemoryTx:
+    def __init__(self, rows: dict[str, _Rows], *, writable: bool) -> None:
+        self._rows = rows
+        self._writable = writable
+        self._undo: list[tuple[str, _Key, Any]] = []
+        self.ended = False
+
+    def get(self, table: Table[R], *key: Value) -> R | None:
+        found: R | None = self._of(table).by_key.get(_checked_key(table, key))
+        return found
+
+    def put(self, table: Table[R], row: R) -> None:
+        rows = self._of(table, writing=True)
+        _check_row(table, row)
+        key = table.key_of(row)
+        self._undo.append((table.name, key, rows.by_key.get(key)))
+        rows.put(key, row)
+
+    def delete(self, table: Table[R], *key: Value) -> bool:
+        rows = self._of(table, writing=True)
+        key = _checked_key(table, key)
+        if key not in rows.by_key:
+            return False
+        self._undo.append((table.name, key, rows.by_key[key]))
+        rows.remove(key)
+        return True
+
+    def select(
+        self,
+        table: Table[R],
+        where: Mapping[str, Value] | None = None,
+        *,
+        between: tuple[str, Value, Value] | None = None,
+        order: tuple[str, ...] | None = None,
+        descending: bool = False,
+        limit: int | None = None,
+    ) -> list[R]:
+        rows = self._of(table)
+        _check_columns(table, (*(where or ()), *(between or ())[:1], *(order or ())))
+        found = [rows.by_key[key] for _, key in rows.ordered if _matches(rows.by_key[key], where, between)]
+        if order:
+            found.sort(key=lambda row: tuple(sort_key(getattr(row, column)) for column in order))
+        if descending:
+            found.reverse()
+        return found[:limit]
+
+    def has(self, table: Table[R], *key: Value) -> bool:
+        return _checked_key(table, key) in self._of(table).by_key
+
+    def count(self, table: Table[R], where: Mapping[str, Value] | None = None) -> int:
+        return len(self.select(table, where))
+
+    def revert(self) -> None:
+        for name, key, row in reversed(self._undo):
+            rows = self._rows[name]
+            if row is not None:
+                rows.put(key, row)
+            elif key in rows.by_key:
+                rows.remove(key)
+
+    def _of(self, table: Table[R], *, writing: bool = False) -> _Rows:
+        if self.ended:
+            raise fault("internal", "A transaction was used after its end.")
+        if writing and not self._writable:
+            raise fault("internal", "A read transaction cannot write.")
+        if table.name not in self._rows:
+            raise fault("internal", f"The store has no table {table.name}.")
+        return self._rows[table.name]
+
+
+def _matches(row: object, where: Mapping[str, Value] | None, between: tuple[str, Value, Value] | None) -> bool:
+    if where and any(getattr(row, column) != value for column, value in where.items()):
+        return False
+    if between is None:
+        return True
+    column, low, high = between
+    return sort_key(low) <= sort_key(getattr(row, column)) < sort_key(high)
+
+
+_KINDS: dict[str, type] = {"str": str, "int": int, "bytes": bytes}
+
+
+def _check_row(table: Table[R], row: R) -> None:
+    if type(row) is not table.row:
+        raise fault("internal", f"{table.name} holds {table.row.__name__}, not {type(row).__name__}.")
+    for column, value in zip(table.columns, table.values_of(row), strict=True):
+        if value is not None and type(value) is not _KINDS[table.column_types[column]]:
+            raise fault("internal", f"{table.name}.{column} cannot hold a {type(value).__name__}.")
+
+
+def _checked_key(table: Table[R], key: _Key) -> _Key:
+    if len(key) != len(table.key):
+        raise fault("internal", f"{table.name} has a key of {len(table.key)} columns.")
+    return key
+
+
+def _check_columns(table: Table[R], columns: tuple[Any, ...]) -> None:
+    unknown = set(columns) - set(table.columns)
+    if unknown:
+        raise fault("internal", f"{table.name} has no column {sorted(unknown)}.")

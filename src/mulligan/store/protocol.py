@@ -1,0 +1,139 @@
+"""The port every engine implements. The docstrings are the contract; `mulligan.testing.store_contract` is the judge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeVar
+
+from mulligan.store.tables import Table, Value
+from mulligan.values.digest import Digest
+from mulligan.values.ids import OwnerId
+
+R = TypeVar("R")
+Durability = Literal["process", "power"]
+
+
+class Tx(Protocol):
+    """One transaction. Its reads see its own writes and one consistent past of everyone else's.
+
+    A transaction is used by one thread and ends with its `with` block: normally, everything is published at once;
+    by an exception, nothing ever happened. Using it after its end, or writing in a read transaction, raises.
+    """
+
+    def get(self, table: Table[R], *key: Value) -> R | None:
+        """The row with this key, or None. In a write transaction nobody else can change it before our end."""
+        ...
+
+    def put(self, table: Table[R], row: R) -> None:
+        """Insert the row, or replace the one with its key."""
+        ...
+
+    def delete(self, table: Table[R], *key: Value) -> bool:
+        """Remove the row with this key; False if there was none."""
+        ...
+
+    def select(
+        self,
+        table: Table[R],
+        where: Mapping[str, Value] | None = None,
+        *,
+        between: tuple[str, Value, Value] | None = None,
+        order: tuple[str, ...] | None = None,
+        descending: bool = False,
+        limit: int | None = None,
+    ) -> list[R]:
+        """Rows whose columns equal `where`, in `order` (default: the key).
+
+        `between` is (column, low, high) and keeps low ≤ x < high. Without an index that begins with the columns of
+        `where`, this is a scan of the table.
+        """
+        ...
+
+    def has(self, table: Table[R], *key: Value) -> bool: ...
+
+    def count(self, table: Table[R], where: Mapping[str, Value] | None = None) -> int: ...
+
+
+class BlobStore(Protocol):
+    """Bodies too large for a database row: a directory, or an object store. Keys are digests, bodies are immutable.
+
+    `put` of an existing digest is a no-op that leaves the first body. A body is whole or absent, never half.
+    With `durable`, `put` returns only when the body survives a power cut.
+    """
+
+    def put(self, digest: Digest, body: bytes, *, durable: bool = False) -> None: ...
+
+    def get(self, digest: Digest) -> bytes:
+        """The stored body. Raises `missing_cas_dependency` if it is not there."""
+        ...
+
+    def delete(self, digest: Digest) -> None:
+        """Remove it; a body that is not there is fine."""
+        ...
+
+    def sync(self) -> None:
+        """Make every body put so far survive a power cut."""
+        ...
+
+    def digests(self) -> Iterator[Digest]: ...
+
+
+@dataclass(slots=True, frozen=True)
+class OwnerRow:
+    """A process that may hold open calls. `id` is never reused; `host` says where its life can be checked."""
+
+    id: int
+    host: str
+    started_at: str
+
+
+OWNERS: Table[OwnerRow] = Table("owners", OwnerRow, key=("id",))
+
+
+class Store(Protocol):
+    """Tables in transactions, bodies beside them, and the knowledge of who is alive.
+
+    Thread-safe. Every engine isolates fully: transactions happen one after the other, as if alone.
+    """
+
+    bodies: BlobStore
+    durability: Durability
+
+    def write(self) -> AbstractContextManager[Tx]:
+        """A transaction that may write. Waits for other writers; `store_busy` if that takes too long.
+
+        A second `write` inside one on the same thread raises `nested_transaction`.
+        """
+        ...
+
+    def read(self) -> AbstractContextManager[Tx]:
+        """A transaction that only looks. Never waits for writers and never changes a byte of the store."""
+        ...
+
+    def owner(self) -> OwnerId:
+        """This process as an owner of calls. Registered on first use; a forked child is another owner."""
+        ...
+
+    def is_alive(self, owner: OwnerId) -> bool | None:
+        """Is that process running? None: it lives on a host we cannot see from here."""
+        ...
+
+    def on_close(self, act: Callable[[], None]) -> None:
+        """Run `act` once when the store closes, before its engine does."""
+        ...
+
+    def sync(self) -> None:
+        """Make everything acknowledged so far survive a power cut."""
+        ...
+
+    def size_bytes(self) -> int:
+        """What the store takes on its medium."""
+        ...
+
+    def check(self) -> list[str]:
+        """The engine's own complaints about its medium, in a person's words; empty when sound."""
+        ...
+
+    def close(self) -> None: ...

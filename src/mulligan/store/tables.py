@@ -1,0 +1,63 @@
+"""Tables as values. A table is declared once; every engine keeps it in its own idiom.
+
+A row is a frozen dataclass whose fields are columns. Columns hold `str`, `int`, `bytes` or None, nothing else, so that
+every engine agrees on equality and order: text by its UTF-8 bytes, numbers by value, None first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cached_property
+from operator import attrgetter
+from typing import Any, Generic, TypeAlias, TypeVar
+
+Value: TypeAlias = str | int | bytes | None
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, eq=False)
+class Table(Generic[R]):
+    """`projected` tables are folds of the journals and are rebuilt and compared by `verify`."""
+
+    name: str
+    row: type[R]
+    key: tuple[str, ...]
+    indexes: tuple[tuple[str, ...], ...] = ()
+    projected: bool = False
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(self.row))  # type: ignore[arg-type]  # rows are dataclasses
+
+    @cached_property
+    def column_types(self) -> dict[str, str]:
+        """Column name to `str`, `int` or `bytes`, as annotated, with `| None` removed."""
+        return {f.name: str(f.type).replace(" | None", "") for f in fields(self.row)}  # type: ignore[arg-type]
+
+    @cached_property
+    def values_of(self) -> Callable[[R], tuple[Value, ...]]:
+        return _getter(self.columns)
+
+    @cached_property
+    def key_of(self) -> Callable[[R], tuple[Value, ...]]:
+        return _getter(self.key)
+
+    def make(self, values: tuple[Any, ...]) -> R:
+        return self.row(*values)
+
+
+def _getter(columns: tuple[str, ...]) -> Callable[[Any], tuple[Value, ...]]:
+    if len(columns) == 1:
+        (only,) = columns
+        return lambda row: (getattr(row, only),)
+    return attrgetter(*columns)
+
+
+def sort_key(value: Value) -> tuple[int, Any]:
+    """The one order of column values."""
+    if value is None:
+        return (0, 0)
+    if isinstance(value, int):
+        return (1, value)
+    return (2, value.encode("utf-8", "surrogatepass")) if isinstance(value, str) else (3, value)

@@ -1,0 +1,45 @@
+"""Time is an argument. The only home of `datetime.now`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Clock(Protocol):
+    """A source of wall-clock time, always aware and in UTC."""
+
+    def now(self) -> datetime: ...
+
+
+@dataclass(slots=True, frozen=True)
+class SystemClock:
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+
+@dataclass(slots=True, frozen=True)
+class FixedClock:
+    """A clock that stands still, for tests and replay."""
+
+    time: datetime
+
+    def now(self) -> datetime:
+        return self.time
+
+
+def monotonic_s() -> float:
+    """For deadlines and waits, never for records."""
+    return time.monotonic()
+
+
+def timestamp(clock: Clock) -> str:
+    """RFC 3339 with microseconds and `Z`: sorts as text, parses everywhere."""
+    return clock.now().astimezone(UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+
+
+def parse_timestamp(text: str) -> datetime:
+    return datetime.fromisoformat(text)

@@ -1,0 +1,33 @@
+"""Digests: `sha256:<64 hex>` of the plain, uncompressed bytes."""
+
+from __future__ import annotations
+
+import re
+from hashlib import sha256
+from typing import NewType
+
+from mulligan.values.faults import fault
+
+Digest = NewType("Digest", str)
+
+_FORM = re.compile(r"sha256:[0-9a-f]{64}\Z")
+
+
+def digest_of(data: bytes | bytearray | memoryview) -> Digest:
+    return Digest("sha256:" + sha256(data).hexdigest())
+
+
+def parse_digest(text: object) -> Digest:
+    """The one parser. Raises `invalid_digest`."""
+    if not isinstance(text, str) or not _FORM.match(text):
+        raise fault("invalid_digest", "A digest is 'sha256:' and 64 lower-case hex digits.")
+    return Digest(text)
+
+
+def raw_digest(digest: Digest) -> bytes:
+    """The 32 bytes of a digest, as stores keep them."""
+    return bytes.fromhex(digest[7:])
+
+
+def digest_from_raw(raw: bytes) -> Digest:
+    return Digest("sha256:" + raw.hex())

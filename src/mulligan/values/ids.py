@@ -1,0 +1,42 @@
+"""Ids. Ours are UUIDv7, so they sort by birth; ids that users supply are opaque keys and never become file names."""
+
+from __future__ import annotations
+
+import sys
+from typing import NewType, Protocol
+
+from mulligan.values.faults import fault
+
+if sys.version_info >= (3, 14):
+    from uuid import uuid7
+else:
+    from uuid_utils import uuid7
+
+SessionId = NewType("SessionId", str)
+TurnId = NewType("TurnId", str)
+CallId = NewType("CallId", str)
+WorkspaceId = NewType("WorkspaceId", str)
+RootId = NewType("RootId", str)
+OwnerId = NewType("OwnerId", int)
+
+_USER_ID_MAX = 256
+
+
+class IdSource(Protocol):
+    """Where fresh ids come from: each call gives one never given before, in sort order of birth."""
+
+    def new(self) -> str: ...
+
+
+class SystemIds:
+    def new(self) -> str:
+        return str(uuid7())
+
+
+def parse_user_id(text: object, what: str = "id") -> str:
+    """An id somebody else chose: any non-blank text of at most 256 characters without control characters."""
+    if not isinstance(text, str) or not text.strip():
+        raise fault("invalid_id", f"{what} must not be empty.")
+    if len(text) > _USER_ID_MAX or not text.isprintable():
+        raise fault("invalid_id", f"{what} has at most {_USER_ID_MAX} printable characters.")
+    return text

@@ -1,0 +1,97 @@
+"""Repo-relative paths: POSIX bytes decoded with `surrogateescape`, `/` between names, `.` for the root itself.
+
+A `RepoPath` never is empty, absolute, or holds an empty, `.` or `..` name. On the wire a path that is not UTF-8 is
+`base64:<its bytes>`; so is one that itself begins with `base64:`, so that the two forms never meet.
+"""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode, b64encode
+from typing import NewType
+
+from mulligan.values.faults import fault
+from mulligan.values.limits import MAX_PATH_BYTES
+
+RepoPath = NewType("RepoPath", str)
+
+ROOT = RepoPath(".")
+
+_WIRE_PREFIX = "base64:"
+
+
+def parse_repo_path(text: object) -> RepoPath:
+    """The one parser of relative paths. `a//b/./c/` is `a/b/c`; `..` and absolute paths are `invalid_path`."""
+    if not isinstance(text, str) or not text:
+        raise fault("invalid_path", "A path is a non-empty string.")
+    if "\0" in text:
+        raise fault("invalid_path", "A path cannot contain NUL.")
+    if text.startswith("/"):
+        raise fault("invalid_path", f"{text!r} is absolute; paths here are relative to the root.", absolute=True)
+    names = [name for name in text.split("/") if name not in ("", ".")]
+    if ".." in names:
+        raise fault("invalid_path", f"{text!r} climbs with '..'.", climbs=True)
+    if not names:
+        return ROOT
+    path = "/".join(names)
+    if len(path_bytes(RepoPath(path))) > MAX_PATH_BYTES:
+        raise fault("invalid_path", f"A path has at most {MAX_PATH_BYTES} bytes.")
+    return RepoPath(path)
+
+
+def path_bytes(path: RepoPath) -> bytes:
+    """The bytes the file system knows the path by; also its sort key."""
+    try:
+        return path.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise fault("invalid_path", "A path cannot contain lone surrogates that stand for no byte.") from None
+
+
+def path_from_bytes(raw: bytes) -> RepoPath:
+    return parse_repo_path(raw.decode("utf-8", "surrogateescape"))
+
+
+def parent_of(path: RepoPath) -> RepoPath:
+    head, _, _ = path.rpartition("/")
+    return RepoPath(head) if head else ROOT
+
+
+def name_of(path: RepoPath) -> str:
+    return path.rpartition("/")[2]
+
+
+def join(base: RepoPath, name: str) -> RepoPath:
+    return RepoPath(name) if base == ROOT else RepoPath(f"{base}/{name}")
+
+
+def is_below(path: RepoPath, base: RepoPath) -> bool:
+    """Strictly inside `base`, by whole names."""
+    return path != ROOT if base == ROOT else path.startswith(base + "/")
+
+
+def ancestors_of(path: RepoPath) -> list[RepoPath]:
+    """Every directory above the path, nearest first, the root last and included."""
+    found = []
+    while path != ROOT:
+        path = parent_of(path)
+        found.append(path)
+    return found
+
+
+def to_wire(path: RepoPath) -> str:
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:
+        return _WIRE_PREFIX + b64encode(path_bytes(path)).decode("ascii")
+    if path.startswith(_WIRE_PREFIX):
+        return _WIRE_PREFIX + b64encode(path_bytes(path)).decode("ascii")
+    return path
+
+
+def from_wire(text: object) -> RepoPath:
+    if isinstance(text, str) and text.startswith(_WIRE_PREFIX):
+        try:
+            return path_from_bytes(b64decode(text[len(_WIRE_PREFIX) :], validate=True))
+        except (binascii.Error, ValueError):
+            raise fault("invalid_path", "A path that begins with 'base64:' must be base64.") from None
+    return parse_repo_path(text)
