@@ -1,1 +1,1 @@
-"""TBD."""
+"""Calls as transactions, and every way back."""

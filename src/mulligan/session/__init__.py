@@ -1,1 +1,1 @@
-"""TBD."""
+"""The durable identity of one agent run."""

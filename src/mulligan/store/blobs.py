@@ -8,7 +8,9 @@ as a change of an earlier one: `base` is then an edge that keeps the earlier one
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 
 from mulligan.store.codec import pack, pack_after, unpack
 from mulligan.store.protocol import Store, Tx
@@ -19,6 +21,7 @@ from mulligan.values.faults import fault
 from mulligan.values.limits import BLOB_BATCH_BYTES, BLOB_CHAIN_MAX, BLOB_IN_DATABASE_BYTES
 
 IN_DATABASE, BESIDE, EVICTED, LOST = "db", "out", "evicted", "lost"
+READABLE = (IN_DATABASE, BESIDE)
 
 _DELTA_MIN_BYTES = 1_024
 _DELTA_MAX_BYTES = 32 * 1024 * 1024
@@ -41,23 +44,35 @@ class BodyRow:
     body: bytes
 
 
-BLOBS: Table[BlobRow] = Table("blobs", BlobRow, key=("digest",), indexes=(("place",), ("base",)))
+@dataclass(slots=True, frozen=True)
+class UnsyncedRow:
+    """A body beside the database that a power cut could still take; `housekeeping` syncs it and removes the row."""
+
+    digest: bytes
+
+
+BLOBS: Table[BlobRow] = Table("blobs", BlobRow, key=("digest",), indexes=(("base",),))
 BODIES: Table[BodyRow] = Table("bodies", BodyRow, key=("digest",))
+UNSYNCED: Table[UnsyncedRow] = Table("unsynced", UnsyncedRow, key=("digest",))
 
 
 @dataclass(slots=True, frozen=True)
 class Prepared:
-    """Hashed and packed, not yet in the store."""
+    """Hashed and packed, not yet named by the store. Without a body: the store had it when we looked."""
 
     digest: Digest
     size: int
-    body: bytes
+    body: bytes | None
     base: bytes | None = None
     depth: int = 0
 
     @property
     def place(self) -> str:
-        return IN_DATABASE if len(self.body) <= BLOB_IN_DATABASE_BYTES else BESIDE
+        return IN_DATABASE if len(self.body or b"") <= BLOB_IN_DATABASE_BYTES else BESIDE
+
+
+class Vanished(Exception):
+    """A blob that was there when it was prepared has been collected since. Prepare again."""
 
 
 class Blobs:
@@ -65,52 +80,70 @@ class Blobs:
         self._store = store
         self._clock = clock
 
-    def prepare(self, data: bytes, *, after: Digest | None = None) -> Prepared:
+    def prepare(self, data: bytes, *, after: bytes | None = None) -> Prepared:
         """Hash and pack; large bodies are written beside the database here, before any row names them.
 
-        `after` is an earlier version of the same file, if the store has one.
+        `after` is an earlier version of the same file, which the caller has put, or is about to put before this one.
         """
-        prepared = self._packed(data, after)
-        if prepared.place == BESIDE:
-            self._store.bodies.put(prepared.digest, prepared.body, durable=self._store.durability == "power")
+        digest = digest_of(data)
+        with self._store.read() as tx:
+            known = tx.get(BLOBS, raw_digest(digest))
+            base = self._base(tx, data, after)
+        if known is not None and known.place in READABLE:
+            return Prepared(digest, len(data), None)
+        prepared = (
+            Prepared(digest, len(data), pack(data)) if base is None or after is None else _changed(data, after, base)
+        )
+        if prepared.place == BESIDE and prepared.body is not None:
+            self._store.bodies.put(digest, prepared.body, durable=self._store.durability == "power")
         return prepared
 
-    def _packed(self, data: bytes, after: Digest | None) -> Prepared:
-        digest = digest_of(data)
-        if after is not None and after != digest and _DELTA_MIN_BYTES <= len(data) <= _DELTA_MAX_BYTES:
-            with self._store.read() as tx:
-                base = tx.get(BLOBS, raw_digest(after))
-                if base is not None and base.depth + 1 < BLOB_CHAIN_MAX and base.place in (IN_DATABASE, BESIDE):
-                    body = pack_after(data, self.read_in(tx, after))
-                    return Prepared(digest, len(data), body, base.digest, base.depth + 1)
-        return Prepared(digest, len(data), pack(data))
+    def _base(self, tx: Tx, data: bytes, after: bytes | None) -> _Base | None:
+        """What to pack against, if that pays and keeps chains short."""
+        if after is None or after == data or not _DELTA_MIN_BYTES <= len(data) <= _DELTA_MAX_BYTES:
+            return None
+        raw = sha256(after).digest()
+        row = tx.get(BLOBS, raw)
+        depth = row.depth + 1 if row is not None else 1
+        return _Base(raw, depth) if depth < BLOB_CHAIN_MAX and (row is None or row.place in READABLE) else None
 
     def put(self, tx: Tx, prepared: Prepared) -> Digest:
         """Publish in the caller's transaction. One that is there already is touched, so gc leaves it alone."""
         raw = raw_digest(prepared.digest)
         known = tx.get(BLOBS, raw)
-        if known is not None and known.place in (IN_DATABASE, BESIDE):
+        if known is not None and known.place in READABLE:
             tx.put(BLOBS, BlobRow(raw, known.size, known.stored, known.place, known.base, known.depth, self._now_ms()))
             return prepared.digest
         base, depth, body = prepared.base, prepared.depth, prepared.body
+        if body is None or (base is not None and not tx.has(BLOBS, base)):
+            raise Vanished(prepared.digest)
         tx.put(BLOBS, BlobRow(raw, prepared.size, len(body), prepared.place, base, depth, self._now_ms()))
         if prepared.place == IN_DATABASE:
             tx.put(BODIES, BodyRow(raw, body))
+        elif self._store.durability == "process":
+            tx.put(UNSYNCED, UnsyncedRow(raw))
         return prepared.digest
 
-    def store(self, data: bytes, *, after: Digest | None = None) -> Digest:
+    def store(self, data: bytes) -> Digest:
         """Prepare and publish one blob in a transaction of its own."""
-        prepared = self.prepare(data, after=after)
-        with self._store.write() as tx:
-            return self.put(tx, prepared)
+        while True:
+            prepared = self.prepare(data)
+            with suppress(Vanished), self._store.write() as tx:
+                return self.put(tx, prepared)
 
     def store_all(self, datas: Iterable[bytes]) -> list[Digest]:
         """Many blobs, in transactions of at most 8 MB, so that a big commit never blocks small ones for long."""
         found: list[Digest] = []
         for batch in _batches(self.prepare(data) for data in datas):
-            with self._store.write() as tx:
-                found += [self.put(tx, prepared) for prepared in batch]
+            self.put_all(batch)
+            found += [prepared.digest for prepared in batch]
         return found
+
+    def put_all(self, batch: Iterable[Prepared]) -> None:
+        """Publish in a transaction of its own."""
+        with self._store.write() as tx:
+            for prepared in batch:
+                self.put(tx, prepared)
 
     def read(self, digest: Digest) -> bytes:
         """The plain bytes, verified. Raises `unknown_blob`, `evicted`, `missing_cas_dependency` or `blob_corrupt`."""
@@ -147,6 +180,8 @@ class Blobs:
             return self._store.bodies.get(digest)
         if row.place == EVICTED:
             raise fault("evicted", f"The bytes of {digest} were dropped to stay under the cap.", digest=digest)
+        if row.place == LOST:
+            raise fault("evicted", f"The bytes of {digest} were lost in a power cut.", digest=digest, lost=True)
         found = tx.get(BODIES, row.digest) if row.place == IN_DATABASE else None
         if found is None:
             raise fault("missing_cas_dependency", f"The body of {digest} is gone.", digest=digest)
@@ -155,10 +190,20 @@ class Blobs:
     def has(self, tx: Tx, digest: Digest) -> bool:
         """Whether its bytes can be read."""
         row = tx.get(BLOBS, raw_digest(digest))
-        return row is not None and row.place in (IN_DATABASE, BESIDE)
+        return row is not None and row.place in READABLE
 
     def _now_ms(self) -> int:
         return int(self._clock.now().timestamp() * 1000)
+
+
+@dataclass(slots=True, frozen=True)
+class _Base:
+    digest: bytes
+    depth: int
+
+
+def _changed(data: bytes, after: bytes, base: _Base) -> Prepared:
+    return Prepared(digest_of(data), len(data), pack_after(data, after), base.digest, base.depth)
 
 
 def _batches(prepared: Iterable[Prepared]) -> Iterator[list[Prepared]]:
@@ -166,7 +211,7 @@ def _batches(prepared: Iterable[Prepared]) -> Iterator[list[Prepared]]:
     size = 0
     for one in prepared:
         batch.append(one)
-        size += len(one.body)
+        size += len(one.body or b"")
         if size >= BLOB_BATCH_BYTES:
             yield batch
             batch, size = [], 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 
 from mulligan.values.digest import Digest, parse_digest
@@ -26,7 +26,7 @@ class MemoryBodies:
     def delete(self, digest: Digest) -> None:
         self._bodies.pop(digest, None)
 
-    def sync(self) -> None:
+    def sync(self, digests: Iterable[Digest] | None = None) -> None:
         return None
 
     def digests(self) -> Iterator[Digest]:
@@ -43,10 +43,14 @@ class DirectoryBodies:
 
     def put(self, digest: Digest, body: bytes, *, durable: bool = False) -> None:
         path = self._path_of(digest)
-        if os.path.exists(path) and not (durable and path in self._unsynced):
-            return
         try:
-            self._write(path, body, durable=durable)
+            if not os.path.exists(path):
+                self._write(path, body, durable=durable)
+            elif durable:
+                # Whoever wrote it may not have synced it.
+                self._sync([path])
+            else:
+                return
         except OSError as error:
             raise fault_of_os_error(error, f"Writing blob {digest[:19]}…") from error
         if durable:
@@ -72,9 +76,9 @@ class DirectoryBodies:
                 os.unlink(draft)
             raise
         if durable:
-            _sync_directory(folder)
+            sync_path(folder)
             if fresh:
-                _sync_directory(self._directory)
+                self._sync_directory()
 
     def get(self, digest: Digest) -> bytes:
         try:
@@ -89,13 +93,29 @@ class DirectoryBodies:
         with suppress(FileNotFoundError):
             os.unlink(self._path_of(digest))
 
-    def sync(self) -> None:
-        pending, self._unsynced = self._unsynced, set()
-        for path in pending:
+    def sync(self, digests: Iterable[Digest] | None = None) -> None:
+        """Only those that are still there: one deleted meanwhile needs no syncing."""
+        pending = set(self._unsynced) if digests is None else {self._path_of(digest) for digest in digests}
+        try:
+            self._sync(pending)
+        except OSError as error:
+            raise fault("sync_failed", f"Syncing blobs: {error.strerror}", errno=error.errno) from error
+        self._unsynced -= pending
+
+    def _sync(self, paths: Collection[str]) -> None:
+        for path in paths:
             with suppress(FileNotFoundError):
-                _sync_file(path)
-        for folder in {os.path.dirname(path) for path in pending} | ({self._directory} if pending else set()):
-            _sync_directory(folder)
+                sync_path(path)
+        for folder in sorted({os.path.dirname(path) for path in paths}, reverse=True):
+            with suppress(FileNotFoundError):
+                sync_path(folder)
+        if paths and os.path.isdir(self._directory):
+            self._sync_directory()
+
+    def _sync_directory(self) -> None:
+        """The shards' names, and the name of the directory that holds them."""
+        sync_path(self._directory)
+        sync_path(os.path.dirname(self._directory) or ".")
 
     def digests(self) -> Iterator[Digest]:
         for shard in sorted(os.listdir(self._directory)) if os.path.isdir(self._directory) else ():
@@ -112,12 +132,10 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _sync_file(path: str) -> None:
-    handle = os.open(path, os.O_RDONLY)
+def sync_path(path: str) -> None:
+    """Make a file, or the names in a directory, survive a power cut."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-_sync_directory = _sync_file

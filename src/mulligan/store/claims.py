@@ -1,6 +1,6 @@
 """Claims: who may change a place on disk right now.
 
-A place is the device and real path of a file (see `workspace.disk`), as bytes, names joined by `/`.
+A place is the real path of a file, bind mounts taken back (see `workspace.places`), as bytes.
 1. At most one open call claims a place.
 2. A deep claim (deleting or renaming a directory) also claims everything below its place.
 3. An effect claims all its places in one transaction, or none.

@@ -3,6 +3,10 @@
 A record's bytes are canonical JSON `{seq, kind, at, payload, prev, refs?}`, and its hash is
 sha256(prev + "\\n" + bytes), in hex. `prev` of the first record is sixty-four zeros. `refs` names, sorted, every blob
 the record needs, so that reachability is a query. The bytes are written once and never touched again.
+
+All journals together form one line: `ordinal` counts records in the order they came, and the head of the store itself
+(journal "") keeps that count and sha256(its hash before + hash of the record). So a fold can follow the order in which
+things happened across journals, and a journal that vanished whole is missed.
 """
 
 from __future__ import annotations
@@ -12,7 +16,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, TypeAlias
 
-from mulligan.store.protocol import Tx
+from mulligan.store.blobs import BLOBS, BODIES, UNSYNCED
+from mulligan.store.protocol import META, OWNERS, Tx
 from mulligan.store.tables import Table
 from mulligan.values.canonical import decode, encode
 from mulligan.values.digest import Digest, raw_digest
@@ -40,6 +45,7 @@ class RecordRow:
     seq: int
     hash: bytes
     body: bytes
+    ordinal: int = 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -49,6 +55,7 @@ class HeadRow:
     journal: str
     seq: int
     hash: bytes
+    at: str
 
 
 @dataclass(slots=True, frozen=True)
@@ -64,6 +71,12 @@ RECORDS: Table[RecordRow] = Table("records", RecordRow, key=("journal", "seq"))
 HEADS: Table[HeadRow] = Table("heads", HeadRow, key=("journal",))
 REFS: Table[RefRow] = Table("refs", RefRow, key=("digest", "journal", "seq"))
 
+STORE_HEAD = ""
+"""The name under which HEADS keeps where the store as a whole stands."""
+
+OWN_TABLES: tuple[Table[Any], ...] = (RECORDS, HEADS, REFS, BLOBS, BODIES, UNSYNCED, OWNERS, META)
+"""What every store holds, whatever is built on it."""
+
 Projector: TypeAlias = Callable[[Tx, Record], None]
 
 
@@ -71,16 +84,25 @@ Projector: TypeAlias = Callable[[Tx, Record], None]
 class Schema:
     """What a store holds: its tables, and how each kind of record folds into the projected ones.
 
-    A kind without a projector is a record that projects to nothing; it is still truth.
+    A kind without a projector is a record that projects to nothing; it is still truth. The store's own tables are
+    always there and need not be named.
     """
 
     tables: tuple[Table[Any], ...]
     projectors: Mapping[str, Projector]
 
+    def __post_init__(self) -> None:
+        named = {table.name for table in self.tables}
+        own = tuple(table for table in OWN_TABLES if table.name not in named)
+        object.__setattr__(self, "tables", (*self.tables, *own))
+
     def project(self, tx: Tx, record: Record) -> None:
         projector = self.projectors.get(record.kind)
         if projector is not None:
             projector(tx, record)
+
+
+_EMPTY = HeadRow(STORE_HEAD, 0, bytes(32), "")
 
 
 def chain_hash(prev: str, body: bytes) -> bytes:
@@ -103,16 +125,20 @@ class Journal:
         at: str,
         refs: Iterable[Digest] = (),
     ) -> Record:
+        """Times never run backwards within a journal, whatever the clock does: `at` is at least the last one's."""
         head = tx.get(HEADS, journal)
         seq, prev = (head.seq + 1, head.hash.hex()) if head else (1, GENESIS)
+        at = max(at, head.at) if head else at
         named = tuple(sorted(set(refs)))
         document: dict[str, Any] = {"seq": seq, "kind": kind, "at": at, "payload": payload, "prev": prev}
         if named:
             document["refs"] = named
         body = encode(document)
         digest = chain_hash(prev, body)
-        tx.put(RECORDS, RecordRow(journal, seq, digest, body))
-        tx.put(HEADS, HeadRow(journal, seq, digest))
+        whole = tx.get(HEADS, STORE_HEAD) or _EMPTY
+        tx.put(RECORDS, RecordRow(journal, seq, digest, body, whole.seq + 1))
+        tx.put(HEADS, HeadRow(journal, seq, digest, at))
+        tx.put(HEADS, HeadRow(STORE_HEAD, whole.seq + 1, sha256(whole.hash + digest).digest(), at))
         for ref in named:
             tx.put(REFS, RefRow(raw_digest(ref), journal, seq))
         record = Record(journal, seq, kind, at, payload, prev, named, digest.hex())

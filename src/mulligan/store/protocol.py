@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
@@ -73,8 +73,11 @@ class BlobStore(Protocol):
         """Remove it; a body that is not there is fine."""
         ...
 
-    def sync(self) -> None:
-        """Make every body put so far survive a power cut."""
+    def sync(self, digests: Iterable[Digest] | None = None) -> None:
+        """Make these bodies, or every one put so far through this object, survive a power cut.
+
+        Raises `sync_failed`, after which nothing may be taken for granted about them.
+        """
         ...
 
     def digests(self) -> Iterator[Digest]: ...
@@ -89,7 +92,16 @@ class OwnerRow:
     started_at: str
 
 
+@dataclass(slots=True, frozen=True)
+class MetaRow:
+    """What a store knows about itself, by name."""
+
+    key: str
+    value: str
+
+
 OWNERS: Table[OwnerRow] = Table("owners", OwnerRow, key=("id",))
+META: Table[MetaRow] = Table("meta", MetaRow, key=("key",))
 
 
 class Store(Protocol):

@@ -17,12 +17,17 @@ def create_statements(tables: Iterable[Table[Any]]) -> list[str]:
 
 def _create(table: Table[Any]) -> list[str]:
     columns = ", ".join(f'"{name}" {_TYPES[table.column_types[name]]}' for name in table.columns)
-    clustered = "" if _is_wide(table) else " WITHOUT ROWID"
-    made = [f'CREATE TABLE IF NOT EXISTS "{table.name}" ({columns}, PRIMARY KEY ({_names(table.key)})){clustered}']
+    kept = "STRICT" if _is_wide(table) else "STRICT, WITHOUT ROWID"
+    made = [f'CREATE TABLE IF NOT EXISTS "{table.name}" ({columns}, PRIMARY KEY ({_names(table.key)})) {kept}']
     for index in table.indexes:
         label = f"{table.name}_by_{'_'.join(index)}"
-        made.append(f'CREATE INDEX IF NOT EXISTS "{label}" ON "{table.name}" ({_names(index)})')
+        made.append(f'CREATE INDEX IF NOT EXISTS "{label}" ON "{table.name}" ({_names(index)}){_partly(table, index)}')
     return made
+
+
+def _partly(table: Table[Any], index: tuple[str, ...]) -> str:
+    """An index on one column that is mostly empty holds only the rows that have it."""
+    return f' WHERE "{index[0]}" IS NOT NULL' if len(index) == 1 and table.is_nullable(index[0]) else ""
 
 
 def _is_wide(table: Table[Any]) -> bool:

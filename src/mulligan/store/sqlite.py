@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import apsw
 
-from mulligan.store.bodies import DirectoryBodies
+from mulligan.store.bodies import DirectoryBodies, sync_path
 from mulligan.store.journal import Schema
 from mulligan.store.owners import owner_bytes
 from mulligan.store.protocol import OWNERS, BlobStore, Durability, OwnerRow
@@ -53,71 +53,92 @@ class SqliteStore:
         self._path = os.path.join(self.directory, DATABASE)
         self._vfs = vfs
         self._pool: list[apsw.Connection] = []
-        self._pool_pid = os.getpid()
+        self._pid = os.getpid()
         self._abandoned: list[apsw.Connection] = []
         self._writing = threading.Lock()
-        self._local = threading.local()
+        self._writer = 0
         self._owner: tuple[int, OwnerId] | None = None
         self._closing: list[Callable[[], None]] = []
-        with self._connection() as connection, _faults("Opening the store"):
-            prepare_file(connection, create_statements(schema.tables))
-
-    @contextmanager
-    def write(self) -> Iterator[_SqliteTx]:
-        if getattr(self._local, "writing", False):
-            raise fault("nested_transaction", "A write transaction is already open on this thread.")
-        with self._writing, self._connection() as connection:
-            self._local.writing = True
-            try:
-                with _faults("Writing the store"):
-                    connection.execute("BEGIN IMMEDIATE")
-                yield from self._inside(connection, writable=True)
-            finally:
-                self._local.writing = False
-
-    @contextmanager
-    def read(self) -> Iterator[_SqliteTx]:
+        self.after_write: Callable[[], None] = _nothing
         with self._connection() as connection:
-            with _faults("Reading the store"):
-                connection.execute("BEGIN")
-            yield from self._inside(connection, writable=False)
+            prepare_file(connection, create_statements(schema.tables), directory=self.directory)
 
-    def _inside(self, connection: apsw.Connection, *, writable: bool) -> Iterator[_SqliteTx]:
-        tx = _SqliteTx(connection, writable=writable)
+    def write(self) -> _SqliteTx:
+        return _SqliteTx(self, writable=True)
+
+    def read(self) -> _SqliteTx:
+        return _SqliteTx(self, writable=False)
+
+    def _begin_write(self) -> apsw.Connection:
+        self._notice_fork()
+        if self._writer == threading.get_ident():
+            raise fault("nested_transaction", "A write transaction is already open on this thread.")
+        self._writing.acquire()
+        begun = False
         try:
-            yield tx
-            tx.ended = True
-            with _faults("Committing to the store"):
-                connection.execute("COMMIT")
-        except BaseException:
-            tx.ended = True
-            with suppress(apsw.Error):
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-            raise
+            connection = self._begin("BEGIN IMMEDIATE", "Writing the store")
+            self._writer = threading.get_ident()
+            begun = True
+        finally:
+            if not begun:
+                self._writing.release()
+        return connection
+
+    def _begin_read(self) -> apsw.Connection:
+        self._notice_fork()
+        return self._begin("BEGIN", "Reading the store")
+
+    def _begin(self, sql: str, doing: str) -> apsw.Connection:
+        connection = self._take()
+        try:
+            connection.execute(sql)
+        except apsw.Error as error:
+            self._give_back(connection)
+            raise fault_of_sqlite(error, doing) from error
+        return connection
+
+    def _end(self, connection: apsw.Connection, *, writable: bool, failed: bool) -> None:
+        try:
+            _roll_back(connection) if failed else _commit(connection)
+        finally:
+            self._give_back(connection)
+            if writable:
+                self._writer = 0
+                self._writing.release()
+        if writable and not failed:
+            self.after_write()
 
     @contextmanager
     def _connection(self) -> Iterator[apsw.Connection]:
+        """A connection outside any transaction of ours, for the file as a whole."""
+        self._notice_fork()
         connection = self._take()
-        healthy = False
         try:
             yield connection
-            healthy = True
+        except apsw.Error as error:
+            raise fault_of_sqlite(error, "Opening or tending the store") from error
         finally:
-            if healthy or not connection.in_transaction:
-                self._pool.append(connection)
-            else:
-                connection.close(True)
+            self._give_back(connection)
 
     def _take(self) -> apsw.Connection:
-        if os.getpid() != self._pool_pid:
-            # Connections must not be used, nor closed, in a forked child: keep them alive and untouched.
-            self._abandoned, self._pool, self._pool_pid = self._abandoned + self._pool, [], os.getpid()
-            self._writing, self._local = threading.Lock(), threading.local()
         with suppress(IndexError):
             return self._pool.pop()
-        with _faults("Opening the store"):
+        try:
             return connect(self._path, durability=self.durability, vfs=self._vfs)
+        except apsw.Error as error:
+            raise fault_of_sqlite(error, "Opening the store") from error
+
+    def _give_back(self, connection: apsw.Connection) -> None:
+        if connection.in_transaction:
+            connection.close(True)
+        else:
+            self._pool.append(connection)
+
+    def _notice_fork(self) -> None:
+        """Connections must not be used, nor closed, in a forked child: keep them alive and untouched."""
+        if os.getpid() != self._pid:
+            self._abandoned, self._pool, self._pid = self._abandoned + self._pool, [], os.getpid()
+            self._writing, self._writer = threading.Lock(), 0
 
     def owner(self) -> OwnerId:
         if self._owner is None or self._owner[0] != os.getpid():
@@ -145,9 +166,18 @@ class SqliteStore:
         self._closing.append(act)
 
     def sync(self) -> None:
-        """Bodies first, then the log that names them."""
+        """Bodies first, then the log that names them.
+
+        A checkpoint that a reader holds back may skip its own sync of the log, so the log is synced by hand.
+        """
         self.bodies.sync()
-        with self._connection() as connection, _faults("Syncing the store"):
+        try:
+            sync_path(self._path + "-wal")
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise fault("sync_failed", f"Syncing the store: {error.strerror}", errno=error.errno) from error
+        with self._connection() as connection:
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def size_bytes(self) -> int:
@@ -158,33 +188,53 @@ class SqliteStore:
                     total += os.stat(os.path.join(folder, name)).st_size
         return total
 
-    def give_back_space(self) -> None:
-        """Shrink the file by its free pages."""
-        with self._writing, self._connection() as connection, _faults("Shrinking the store"):
-            connection.execute("PRAGMA incremental_vacuum").fetchall()
-            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    def free_bytes(self) -> int:
+        """What the file holds and nobody uses; `give_back_space` returns it to the disk."""
+        with self._connection() as connection:
+            return int(connection.pragma("freelist_count")) * int(connection.pragma("page_size"))
+
+    def give_back_space(self, max_pages: int | None = None) -> None:
+        """Shrink the file by its free pages, all of them or at most so many: other writers wait meanwhile."""
+        with self._writing, self._connection() as connection:
+            connection.execute(f"PRAGMA incremental_vacuum({max_pages or 0})").fetchall()
+            mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if max_pages is None else apsw.SQLITE_CHECKPOINT_PASSIVE
+            connection.wal_checkpoint(mode=mode)
 
     def check(self) -> list[str]:
-        with self._connection() as connection, _faults("Checking the store"):
+        with self._connection() as connection:
             rows = connection.execute("PRAGMA integrity_check(20)").fetchall()
         return [str(row[0]) for row in rows if row[0] != "ok"]
 
     def close(self) -> None:
         while self._closing:
             self._closing.pop()()
-        while self._pool and self._pool_pid == os.getpid():
+        while self._pool and self._pid == os.getpid():
             self._pool.pop().close(True)
 
 
 class _SqliteTx:
-    def __init__(self, connection: apsw.Connection, *, writable: bool) -> None:
-        self._execute = connection.execute
+    """One transaction, begun by `with` and ended with it. One cursor serves all its statements, one at a time."""
+
+    __slots__ = ("_connection", "_execute", "_store", "_writable", "ended")
+
+    def __init__(self, store: SqliteStore, *, writable: bool) -> None:
+        self._store = store
         self._writable = writable
+        self.ended = True
+
+    def __enter__(self) -> _SqliteTx:
+        self._connection = self._store._begin_write() if self._writable else self._store._begin_read()
+        self._execute = self._connection.cursor().execute
         self.ended = False
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        self.ended = True
+        self._store._end(self._connection, writable=self._writable, failed=kind is not None)
 
     def get(self, table: Table[R], *key: Value) -> R | None:
         rows = self._run(get_sql(table), key)
-        return table.make(rows[0]) if rows else None
+        return table.row(*rows[0]) if rows else None
 
     def has(self, table: Table[R], *key: Value) -> bool:
         return bool(self._run(has_sql(table), key))
@@ -193,7 +243,7 @@ class _SqliteTx:
         self._change(put_sql(table), table.values_of(row))
 
     def delete(self, table: Table[R], *key: Value) -> bool:
-        return bool(self._change(delete_sql(table), key))
+        return bool(self._change(delete_sql(table), key).fetchall())
 
     def select(
         self,
@@ -220,22 +270,34 @@ class _SqliteTx:
             return self._execute(sql, values).fetchall()
         except apsw.Error as error:
             raise fault_of_sqlite(error, "Reading the store") from error
+        except UnicodeDecodeError as error:
+            raise fault("store_corrupt", f"Reading the store: a text in it is not UTF-8. ({error})") from error
 
-    def _change(self, sql: str, values: tuple[Value, ...]) -> list[tuple[Any, ...]]:
+    def _change(self, sql: str, values: tuple[Value, ...]) -> apsw.Cursor:
         if self.ended or not self._writable:
             raise fault("internal", "A transaction was used after its end, or to write while reading.")
         try:
-            return self._execute(sql, values).fetchall()
+            return self._execute(sql, values)
         except apsw.Error as error:
             raise fault_of_sqlite(error, "Writing the store") from error
 
 
-@contextmanager
-def _faults(doing: str) -> Iterator[None]:
+def _commit(connection: apsw.Connection) -> None:
     try:
-        yield
+        connection.execute("COMMIT")
     except apsw.Error as error:
-        raise fault_of_sqlite(error, doing) from error
+        _roll_back(connection)
+        raise fault_of_sqlite(error, "Committing to the store") from error
+
+
+def _roll_back(connection: apsw.Connection) -> None:
+    with suppress(apsw.Error):
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+def _nothing() -> None:
+    return None
 
 
 __all__ = ["SqliteStore", "Waiting"]

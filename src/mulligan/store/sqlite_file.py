@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
 import apsw
 
+from mulligan.store.migrations import SCHEMA_VERSION, STEPS, Step, migrate
 from mulligan.store.protocol import Durability
 from mulligan.values.clock import monotonic_s
 from mulligan.values.faults import MulliganError, fault, fault_of_os_error
 
 APPLICATION_ID = 0x4D4C4721  # "MLG!"
-SCHEMA_VERSION = 1
 BUSY_LIMIT_S = 30.0
 _BUSY_NAP_S = 0.0004
 _CHECKPOINT_PAGES = 16_384
+_LOG_KEPT_BYTES = 64 * 1024 * 1024
 
 _NETWORK_FILE_SYSTEMS = frozenset(
     [
@@ -82,41 +85,90 @@ def connect(path: str, *, durability: Durability, vfs: str | None = None) -> aps
     connection.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
     connection.execute(f"PRAGMA synchronous = {'FULL' if durability == 'power' else 'NORMAL'}")
     connection.execute("PRAGMA cell_size_check = ON; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -16384")
+    connection.execute(f"PRAGMA journal_size_limit = {_LOG_KEPT_BYTES}")
     connection.wal_autocheckpoint(_CHECKPOINT_PAGES)
     return connection
 
 
-def prepare_file(connection: apsw.Connection, create: Sequence[str]) -> None:
+def prepare_file(
+    connection: apsw.Connection,
+    create: Sequence[str],
+    *,
+    directory: str,
+    version: int = SCHEMA_VERSION,
+    steps: Mapping[int, Step] = STEPS,
+) -> None:
     """Bring the file to our schema. An up-to-date file is only looked at; a newer or foreign one is refused."""
-    version, application = (connection.pragma(name) for name in ("user_version", "application_id"))
-    if version == SCHEMA_VERSION and application == APPLICATION_ID:
+    if _standing(connection) == (version, APPLICATION_ID):
         return
-    if application == APPLICATION_ID and version > SCHEMA_VERSION:
+    with _alone_in(directory):
+        found, application = _standing(connection)
+        _refuse_what_is_not_ours(connection, found, application, newest=version)
+        if application == 0:
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            connection.pragma("journal_mode", "wal")
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            _create(connection, create, version) if application == 0 else migrate(connection, to=version, steps=steps)
+            connection.execute("COMMIT")
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+
+
+def _standing(connection: apsw.Connection) -> tuple[int, int]:
+    return int(connection.pragma("user_version")), int(connection.pragma("application_id"))
+
+
+def _refuse_what_is_not_ours(connection: apsw.Connection, found: int, application: int, *, newest: int) -> None:
+    if application == APPLICATION_ID and found > newest:
         raise fault(
-            "store_newer",
-            f"This store has format {version}; this Mulligan reads up to {SCHEMA_VERSION}. Upgrade Mulligan.",
+            "store_newer", f"This store has format {found}; this Mulligan reads up to {newest}. Upgrade Mulligan."
         )
-    if (version or application) and application != APPLICATION_ID:
+    used = found or application or connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
+    if used and application != APPLICATION_ID:
         raise fault("store_corrupt", "That database belongs to another program; choose another directory.")
-    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-    connection.pragma("journal_mode", "wal")
-    with connection:
-        for statement in create:
-            connection.execute(statement)
-        connection.pragma("application_id", APPLICATION_ID)
-        connection.pragma("user_version", SCHEMA_VERSION)
+
+
+def _create(connection: apsw.Connection, statements: Sequence[str], version: int) -> None:
+    for statement in statements:
+        connection.execute(statement)
+    connection.pragma("application_id", APPLICATION_ID)
+    connection.pragma("user_version", version)
+
+
+@contextmanager
+def _alone_in(directory: str) -> Iterator[None]:
+    """Only one process at a time makes or changes the format of the store in a directory."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def check_directory(directory: str, database: str, *, create: bool) -> None:
-    """The directory exists, is ours alone, and is on a disk of this machine."""
+    """The directory exists, is on a disk of this machine, and what we make there is ours alone. Looks before it makes."""
+    path = os.path.join(directory, database)
     try:
-        if create:
+        if not create and not os.path.exists(path):
+            raise fault("store_unreadable", f"There is no store in {directory}. Check --store, --root, MULLIGAN_HOME.")
+        _refuse_network(directory)
+        if create and not os.path.exists(path):
             os.makedirs(directory, mode=0o700, exist_ok=True)
-        elif not os.path.exists(os.path.join(directory, database)):
-            raise fault("store_unreadable", f"There is no store in {directory}.")
-        kind = file_system_of(directory)
+            with suppress(FileExistsError):
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except OSError as error:
         raise _unusable(directory, error) from error
+
+
+def _refuse_network(directory: str) -> None:
+    """By the nearest directory that exists: what we would make would be on the same disk."""
+    nearest = directory
+    while not os.path.exists(nearest):
+        nearest = os.path.dirname(nearest)
+    kind = file_system_of(nearest)
     if kind in _NETWORK_FILE_SYSTEMS:
         raise fault(
             "network_store",
@@ -126,7 +178,7 @@ def check_directory(directory: str, database: str, *, create: bool) -> None:
 
 
 def _unusable(directory: str, error: OSError) -> MulliganError:
-    if isinstance(error, PermissionError | NotADirectoryError | FileExistsError):
+    if isinstance(error, PermissionError | NotADirectoryError | FileExistsError | IsADirectoryError):
         words = (
             f"{directory} cannot be used as a store: {error.strerror}. Choose another with MULLIGAN_HOME or --store."
         )

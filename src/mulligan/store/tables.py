@@ -35,6 +35,9 @@ class Table(Generic[R]):
         """Column name to `str`, `int` or `bytes`, as annotated, with `| None` removed."""
         return {f.name: str(f.type).replace(" | None", "") for f in fields(self.row)}  # type: ignore[arg-type]
 
+    def is_nullable(self, column: str) -> bool:
+        return any(f.name == column and "None" in str(f.type) for f in fields(self.row))  # type: ignore[arg-type]
+
     @cached_property
     def values_of(self) -> Callable[[R], tuple[Value, ...]]:
         return _getter(self.columns)

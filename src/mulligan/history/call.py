@@ -1,0 +1,344 @@
+"""The call: one transaction over files.
+
+Invariants, in the order they are kept:
+1. Before a path changes, its claim, its preimage and what we mean to put there are in the store.
+2. Each effect inside a call happens wholly or not at all; so does the call.
+3. What somebody else saved meanwhile is recorded as theirs before ours takes its place, or ours gives way.
+4. A call has exactly one begin and one end on record, whatever happened, even if it only read.
+5. Abort puts back only what this call changed, newest first. A path someone changed after us stays as they left it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from mulligan.history.ledger import Claimed, Facts, Ledger, intending, touch_row
+from mulligan.history.tables import RootRow, TouchRow
+from mulligan.store.blobs import Prepared, Vanished
+from mulligan.store.claims import Wanted as Claim
+from mulligan.store.protocol import Tx
+from mulligan.values.clock import monotonic_s
+from mulligan.values.entries import Change, Entry, FileEntry, same_state
+from mulligan.values.faults import fault, fault_of_os_error
+from mulligan.values.limits import CLAIM_WAIT_S
+from mulligan.values.paths import RepoPath, path_bytes, to_wire
+from mulligan.values.refusal import Refused
+from mulligan.workspace.disk import DRAFT_PREFIX, NOTHING, Disk, Image
+from mulligan.workspace.places import Spot
+from mulligan.workspace.writing import Found, Swap, Swapped, Wanted, must_stay_one_file
+
+Plan = Callable[[Image], Wanted]
+"""From what a path holds now to what it shall hold. May raise Refused."""
+
+_CLAIM_NAP_S = 0.002
+_BUSY_TRIES = 25
+
+
+@dataclass(slots=True, frozen=True)
+class Intent:
+    """One path's part of an effect. `blind`: the plan does not depend on what is there, so it may simply insist."""
+
+    path: RepoPath
+    plan: Plan
+    blind: bool = False
+    deep: bool = False
+    origin: RepoPath | None = None
+
+
+@dataclass(slots=True)
+class Touched:
+    """A path this call has changed: what it was before the call, and what we last put there."""
+
+    row: TouchRow
+    path: RepoPath
+    before: Entry
+    after: Entry
+    acted: bool = False
+    origin: RepoPath | None = None
+
+
+@dataclass(slots=True)
+class _Step:
+    """One intent on its way to the disk."""
+
+    intent: Intent
+    image: Image
+    wanted: Wanted
+    bodies: list[Prepared] = field(default_factory=list)
+
+
+class _LookAgain(Exception):
+    """What was captured before the claim is not what the store last saw; capture again under the claim."""
+
+
+class Call:
+    """Open until `commit` or `abort`. One thread at a time acts in it; the lock makes that so."""
+
+    def __init__(self, ledger: Ledger, disk: Disk, root: RootRow, facts: Facts) -> None:
+        self.ledger = ledger
+        self.disk = disk
+        self.root = root
+        self.facts = facts
+        self.status: Literal["open", "committed", "aborted"] = "open"
+        self.race_window = False
+        self.conflicts: list[RepoPath] = []
+        self.coverage: list[dict[str, str]] = []
+        self._owner = ledger.store.owner()
+        self._begun = False
+        self._touched: dict[RepoPath, Touched] = {}
+        self._done: list[tuple[RepoPath, Entry]] = []
+        self._lock = threading.RLock()
+
+    @property
+    def id(self) -> str:
+        return self.facts.id
+
+    # Acting.
+
+    def change(self, intents: Sequence[Intent]) -> list[Entry]:
+        """Carry out one effect: all its intents in order, or none of them. What each path holds afterwards."""
+        with self._lock, self.savepoint():
+            self._check_open()
+            steps = self._prepare(intents)
+            return [self._act(step) for step in steps]
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """What happens inside is put back if it does not end well. The call goes on."""
+        mark = len(self._done)
+        try:
+            yield
+        except BaseException:
+            self._put_back_to(mark)
+            raise
+
+    def _prepare(self, intents: Sequence[Intent]) -> list[_Step]:
+        """Claim every path; make its preimage and our intention durable. One transaction, if all is as last seen."""
+        deadline = monotonic_s() + CLAIM_WAIT_S
+        careful = False
+        while True:
+            steps = [self._captured(intent) for intent in intents]
+            try:
+                with self.ledger.store.write() as tx:
+                    self._claim(tx, intents)
+                    self._note(tx, steps, careful=careful)
+                self._begun = True
+                return steps
+            except Vanished:
+                continue
+            except _LookAgain:
+                with self.ledger.store.write() as tx:
+                    self._claim(tx, intents)
+                self._begun = careful = True
+            except Claimed as claimed:
+                if not claimed.worth_waiting or monotonic_s() > deadline:
+                    words = f"Another call is changing the same files: {', '.join(claimed.by)}."
+                    raise Refused("error", "path_claimed", words, claimed_by=list(claimed.by)) from None
+                time.sleep(_CLAIM_NAP_S)
+
+    def _claim(self, tx: Tx, intents: Sequence[Intent]) -> None:
+        if not self._begun:
+            self.ledger.begin(tx, self.facts, self._owner)
+        else:
+            self.ledger.check_ours(tx, self.facts.id, self._owner)
+        self.ledger.claim(tx, self.facts.id, [Claim(self._place(one.path), one.deep) for one in intents])
+
+    def _captured(self, intent: Intent) -> _Step:
+        with self._spot(intent.path) as spot:
+            image = NOTHING if spot is None else self.disk.image(spot)
+        if image.special:
+            raise Refused("error", "special_file", f"{intent.path} is a device, FIFO or socket.")
+        wanted = intent.plan(image)
+        step = _Step(intent, image, wanted)
+        if image.content is not None:
+            step.bodies.append(self.ledger.blobs.prepare(image.content))
+        if wanted.content is not None:
+            step.bodies.append(self.ledger.blobs.prepare(wanted.content, after=image.content))
+        return step
+
+    def _note(self, tx: Tx, steps: Sequence[_Step], *, careful: bool) -> None:
+        """Durable before the act: what was there, whose it was, and what we mean to put there."""
+        for step in steps:
+            path, before = step.intent.path, step.image.entry
+            known = self._touched.get(path)
+            seen = known.after if known is not None else self.ledger.last_seen(tx, self._place(path))
+            if seen is not None and not same_state(seen, before):
+                if not careful:
+                    raise _LookAgain
+                self._record_external(tx, step, seen)
+            touched = known or self._first_touch(step)
+            draft = self._draft(touched.row)
+            stays = must_stay_one_file(step.image, step.wanted.entry)
+            touched.row = intending(touched.row, step.wanted.entry, draft, in_place=stays)
+            self.ledger.touch(tx, touched.row, step.bodies)
+            self._touched[path] = touched
+
+    def _first_touch(self, step: _Step) -> Touched:
+        path, before = step.intent.path, step.image.entry
+        row = touch_row(self.facts.id, path_bytes(path), self.root, ordinal=len(self._touched), before=before)
+        return Touched(row, path, before, before, origin=step.intent.origin)
+
+    def _record_external(self, tx: Tx, step: _Step, seen: Entry) -> None:
+        for prepared in step.bodies:
+            self.ledger.blobs.put(tx, prepared)
+        self.ledger.external(tx, self.root, [Change(step.intent.path, seen, step.image.entry)])
+
+    def _act(self, step: _Step) -> Entry:
+        for _ in range(_BUSY_TRIES):
+            outcome = self._swap(step)
+            if isinstance(outcome, Swapped):
+                touched = self._touched[step.intent.path]
+                self._done.append((touched.path, touched.after))
+                touched.after, touched.acted = outcome.entry, True
+                self.race_window |= outcome.race_window
+                return outcome.entry
+            (step,) = self._prepare([step.intent])
+        words = f"{step.intent.path} is being written so fast by somebody else that no moment was found to change it."
+        raise Refused("conflict", "path_busy", words)
+
+    def _swap(self, step: _Step) -> Swapped | Found:
+        touched = self._touched[step.intent.path]
+        with self._spot(step.intent.path) as spot:
+            if spot is None:
+                raise Refused("error", "parent_not_found", f"The directory of {step.intent.path} is not there.")
+            expected = step.image.entry
+            return Swap(
+                self.disk,
+                spot,
+                self._draft(touched.row),
+                expected,
+                step.wanted,
+                rescue=lambda theirs: self._rescue(touched, expected, theirs),
+                insist=step.intent.blind,
+                seen=step.image,
+            ).run()
+
+    def _rescue(self, touched: Touched, expected: Entry, theirs: Image) -> None:
+        """Somebody saved between our look and our write: theirs is on record before ours may stay."""
+        prepared = [] if theirs.content is None else [self.ledger.blobs.prepare(theirs.content)]
+        with self.ledger.store.write() as tx:
+            for body in prepared:
+                self.ledger.blobs.put(tx, body)
+            self.ledger.external(tx, self.root, [Change(touched.path, expected, theirs.entry)])
+            if not touched.acted:
+                fresh = touch_row(
+                    self.facts.id, touched.row.path, self.root, ordinal=touched.row.ordinal, before=theirs.entry
+                )
+                touched.row = replace(touched.row, before=fresh.before)
+                touched.before = touched.after = theirs.entry
+                self.ledger.touch(tx, touched.row, ())
+
+    # Ending.
+
+    def changes(self) -> list[Change]:
+        """What this call has changed so far, in path order."""
+        return [
+            Change(one.path, one.before, one.after, one.origin)
+            for _, one in sorted(self._touched.items(), key=lambda item: path_bytes(item[0]))
+            if one.acted and not same_state(one.before, one.after)
+        ]
+
+    def commit(self, *, reason: str | None = None) -> list[Change]:
+        """Publish. If somebody ended this call for us (`call_lost`), nothing is; putting back was theirs to do."""
+        with self._lock:
+            self._check_open()
+            changes = self.changes()
+            if self.ledger.store.durability == "power":
+                self._sync(changes)
+            with self.ledger.store.write() as tx:
+                if self._begun:
+                    self.ledger.check_ours(tx, self.facts.id, self._owner)
+                else:
+                    self.ledger.begin(tx, self.facts, self._owner)
+                self.ledger.end(
+                    tx, self.facts, status="committed", changes=changes, reason=reason, coverage=self.coverage
+                )
+            self.status = "committed"
+            return changes
+
+    def abort(self, reason: str) -> list[RepoPath]:
+        """Put everything back and say so on record. The paths somebody else changed meanwhile, left as they are."""
+        with self._lock:
+            if self.status != "open":
+                return []
+            self._put_back_to(0)
+            notes = [{"path": to_wire(path), "reason": "conflicted"} for path in self.conflicts]
+            with self.ledger.store.write() as tx:
+                if self._begun:
+                    self.ledger.check_ours(tx, self.facts.id, self._owner)
+                else:
+                    self.ledger.begin(tx, self.facts, self._owner)
+                self.ledger.end(tx, self.facts, status="aborted", reason=reason, coverage=[*self.coverage, *notes])
+            self.status = "aborted"
+            return self.conflicts
+
+    def _put_back_to(self, mark: int) -> None:
+        while len(self._done) > mark:
+            path, before = self._done.pop()
+            touched = self._touched[path]
+            touched.after = self._put_back(touched, before)
+
+    def _put_back(self, touched: Touched, before: Entry) -> Entry:
+        content = self.ledger.blobs.read(before.digest) if isinstance(before, FileEntry) else None
+        try:
+            with self._spot(touched.path) as spot:
+                if spot is None:
+                    self.conflicts.append(touched.path)
+                    return touched.after
+                draft, wanted = self._draft(touched.row), Wanted(before, content)
+                outcome = Swap(self.disk, spot, draft, touched.after, wanted, rescue=self._keep).run()
+        except OSError as error:
+            raise fault("restore_failed", f"{touched.path} could not be put back: {error.strerror}.") from error
+        if isinstance(outcome, Found):
+            self.conflicts.append(touched.path)
+            return touched.after
+        return before
+
+    def _keep(self, theirs: Image) -> None:
+        """Somebody's save that came out while we were putting back goes into the store, whatever happens next."""
+        if theirs.content is not None:
+            self.ledger.blobs.store(theirs.content)
+
+    def _sync(self, changes: Sequence[Change]) -> None:
+        synced: set[str] = set()
+        for change in changes:
+            with self._spot(change.path) as spot:
+                if spot is None:
+                    continue
+                try:
+                    if isinstance(change.after, FileEntry):
+                        self.disk.sync_file(spot)
+                    folder = change.path.rpartition("/")[0]
+                    if folder not in synced:
+                        self.disk.sync_dir(spot)
+                        synced.add(folder)
+                except OSError as error:
+                    raise fault_of_os_error(error, f"Syncing {change.path}") from error
+
+    # Finding.
+
+    @contextmanager
+    def _spot(self, path: RepoPath) -> Iterator[Spot | None]:
+        """The spot at a real path, or None while its directory is not there."""
+        try:
+            spot = self.disk.resolve_exactly(path)
+        except (FileNotFoundError, NotADirectoryError):
+            yield None
+            return
+        with spot:
+            yield spot
+
+    def _place(self, path: RepoPath) -> bytes:
+        return self.disk.root.place_of(path)
+
+    def _draft(self, row: TouchRow) -> bytes:
+        return DRAFT_PREFIX + f"{self.facts.id[-12:]}-{row.ordinal}".encode("ascii")
+
+    def _check_open(self) -> None:
+        if self.status != "open":
+            raise fault("call_not_open", f"Call {self.facts.id} is {self.status}.")

@@ -1,0 +1,111 @@
+"""A desk: one root, open for work. What calls and ways back are made on."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from mulligan.history.call import Call
+from mulligan.history.ledger import Facts, Ledger
+from mulligan.history.tables import ROOTS, RootRow
+from mulligan.values.entries import ABSENT, Entry
+from mulligan.values.faults import fault
+from mulligan.values.ids import CallId, RootId, SessionId, TurnId, WorkspaceId
+from mulligan.values.paths import RepoPath
+from mulligan.workspace.disk import NOTHING, Disk, HostDisk, Image
+
+OpenDisk = Callable[[bytes], Disk]
+
+
+class Desk:
+    """A root with its disk and its ledger; overlapping roots are reached through `at`."""
+
+    def __init__(self, ledger: Ledger, disk: Disk, *, open_disk: OpenDisk = HostDisk) -> None:
+        self.ledger = ledger
+        self.disk = disk
+        self.root = ledger.root(disk.root, identity_of(disk))
+        self._open_disk = open_disk
+        self._others: dict[str, Desk] = {}
+        self._lock = threading.Lock()
+
+    def at(self, root: str) -> Desk:
+        """The desk of another root of the same store."""
+        if root == self.root.id:
+            return self
+        with self._lock:
+            if root not in self._others:
+                self._others[root] = Desk(
+                    self.ledger, self._open_disk(self._place_of(root) or b"/"), open_disk=self._open_disk
+                )
+            return self._others[root]
+
+    def _place_of(self, root: str) -> bytes:
+        with self.ledger.store.read() as tx:
+            row = tx.get(ROOTS, root)
+        if row is None:
+            raise fault("unknown_root", f"The store knows no root {root}.")
+        return row.place
+
+    def call(
+        self,
+        session: SessionId,
+        *,
+        turn: TurnId | None = None,
+        label: str | None = None,
+        tool: str | None = None,
+        cause: Mapping[str, Any] | None = None,
+        observed: bool = False,
+    ) -> Call:
+        """A new call, not yet on record: it begins with its first change, or at its end."""
+        self.ledger.session(session, self.root)
+        identifier = CallId(self.ledger.ids.new())
+        facts = Facts(
+            id=identifier,
+            session=session,
+            turn=turn if turn is not None else TurnId(identifier),
+            root=RootId(self.root.id),
+            workspace=WorkspaceId(self.root.workspace),
+            label=label,
+            tool=tool,
+            cause=cause,
+            observed=observed,
+        )
+        return Call(self.ledger, self.disk, self.root, facts)
+
+    def image(self, path: RepoPath) -> Image:
+        """What a real path holds now; nothing, if its directory is not there."""
+        try:
+            with self.disk.resolve_exactly(path) as spot:
+                return self.disk.image(spot)
+        except (FileNotFoundError, NotADirectoryError):
+            return NOTHING
+
+    def entry(self, path: RepoPath) -> Entry:
+        image = self.image(path)
+        return ABSENT if image.special else image.entry
+
+    def shown(self, root: RootRow, path: RepoPath) -> str:
+        """A path of an overlapping root as this desk shows it: relative below our root, else absolute."""
+        if root.id == self.root.id:
+            return path
+        whole = os.fsdecode(root.place) + ("" if path == "." else "/" + path)
+        own = os.fsdecode(self.root.place) + "/"
+        return whole[len(own) :] if whole.startswith(own) else whole
+
+    def close(self) -> None:
+        for other in self._others.values():
+            other.close()
+        with suppress(OSError):
+            self.disk.close()
+
+
+def identity_of(disk: Disk) -> str:
+    """Device and inode of a root, to know it again after it was moved."""
+    try:
+        status = os.fstat(disk.root.handle)
+    except OSError:
+        return f"simulated:{os.fsdecode(disk.root.place)}"
+    return f"{status.st_dev}:{status.st_ino}"

@@ -1,0 +1,252 @@
+"""The store as history sees it: the few writes a call is made of, each a handful of rows in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mulligan.history.projection import place_of
+from mulligan.history.tables import CALLS, CHANGES, OPEN, ROOTS, TOUCHES, CallRow, OpenRow, RootRow, TouchRow
+from mulligan.session.tables import SESSIONS, session_journal
+from mulligan.store.blobs import Blobs, Prepared
+from mulligan.store.claims import CLAIMS, Wanted, blockers, claim, release
+from mulligan.store.journal import Journal, Record
+from mulligan.store.protocol import Store, Tx
+from mulligan.values.canonical import decode, encode
+from mulligan.values.clock import Clock, timestamp
+from mulligan.values.digest import Digest
+from mulligan.values.entries import Change, Entry, FileEntry, change_to_json, entry_from_json, entry_to_json
+from mulligan.values.faults import fault
+from mulligan.values.ids import CallId, IdSource, OwnerId, RootId, SessionId, TurnId, WorkspaceId
+from mulligan.values.paths import path_bytes, to_wire
+from mulligan.workspace.places import Root
+
+CHANGES_PER_RECORD = 200
+
+
+@dataclass(slots=True, frozen=True)
+class Facts:
+    """What is known of a call when it begins."""
+
+    id: CallId
+    session: SessionId
+    turn: TurnId
+    root: RootId
+    workspace: WorkspaceId
+    label: str | None = None
+    tool: str | None = None
+    cause: Mapping[str, Any] | None = None
+    observed: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "call": self.id,
+            "session": self.session,
+            "turn": self.turn,
+            "root": self.root,
+            "workspace": self.workspace,
+        }
+        optional = {"label": self.label, "tool": self.tool, "cause": self.cause, "observed": self.observed or None}
+        return body | {name: value for name, value in optional.items() if value is not None}
+
+
+class Claimed(Exception):
+    """Somebody else's open calls are in the way."""
+
+    def __init__(self, by: list[CallId], *, worth_waiting: bool) -> None:
+        super().__init__(by)
+        self.by = by
+        self.worth_waiting = worth_waiting
+
+
+class Ledger:
+    """Thread-safe, like the store. Methods that take a `tx` are parts of a larger transaction."""
+
+    def __init__(self, store: Store, journal: Journal, *, clock: Clock, ids: IdSource) -> None:
+        self.store = store
+        self.blobs = Blobs(store, clock)
+        self.journal = journal
+        self.clock = clock
+        self.ids = ids
+
+    def now(self) -> str:
+        return timestamp(self.clock)
+
+    # Roots and sessions.
+
+    def root(self, root: Root, identity: str) -> RootRow:
+        """The row of a root, recorded on first sight. Roots that overlap share a workspace."""
+        with self.store.read() as tx:
+            known = _known_root(tx, root.place, identity)
+        if known is not None:
+            return known
+        with self.store.write() as tx:
+            return _known_root(tx, root.place, identity) or self._record_root(tx, root.place, identity)
+
+    def _record_root(self, tx: Tx, place: bytes, identity: str) -> RootRow:
+        overlapping = sorted({row.workspace for row in tx.select(ROOTS) if _overlap(row.place, place)})
+        moved = [row for row in tx.select(ROOTS) if row.identity == identity and row.place != place]
+        workspace = overlapping[0] if overlapping else self.ids.new()
+        row = RootRow(moved[0].id if moved else self.ids.new(), workspace, place, identity)
+        shown = to_wire_place(place)
+        body = {"root": row.id, "workspace": workspace, "place": shown, "identity": identity, "joins": overlapping[1:]}
+        self.journal.append(tx, workspace_journal(workspace), "root.opened", body, at=self.now())
+        return row
+
+    def session(self, session: SessionId, root: RootRow) -> None:
+        """Make sure the session is on record."""
+        with self.store.read() as tx:
+            if tx.has(SESSIONS, session):
+                return
+        with self.store.write() as tx:
+            if not tx.has(SESSIONS, session):
+                body = {"session": session, "root": root.id}
+                self.journal.append(tx, session_journal(session), "session.opened", body, at=self.now())
+
+    # The steps of a call.
+
+    def begin(self, tx: Tx, facts: Facts, owner: OwnerId) -> None:
+        self.journal.append(tx, session_journal(facts.session), "call.begun", facts.to_json(), at=self.now())
+        tx.put(OPEN, OpenRow(facts.id, owner, facts.session, facts.root, int(facts.observed)))
+
+    def claim(self, tx: Tx, call: CallId, wanted: Sequence[Wanted]) -> None:
+        """All of them, or raise `Claimed`."""
+        standing = blockers(tx, call, wanted)
+        if standing:
+            by = sorted({CallId(row.call) for row in standing})
+            raise Claimed(by, worth_waiting=all(call < other for other in by))
+        claim(tx, call, wanted)
+
+    def last_seen(self, tx: Tx, place: bytes) -> Entry | None:
+        """What a place held after the newest change anybody recorded there; None if nobody ever did."""
+        rows = tx.select(CHANGES, {"place": place}, order=("wseq",), descending=True, limit=1)
+        return entry_from_json(decode(rows[0].after)) if rows else None
+
+    def external(self, tx: Tx, root: RootRow, changes: Sequence[Change]) -> str:
+        """Record changes that no call of ours made. They get their place among everybody's, before ours."""
+        identifier = self.ids.new()
+        body = {
+            "id": identifier,
+            "root": root.id,
+            "workspace": root.workspace,
+            "changes": [change_to_json(change) for change in changes],
+        }
+        refs = digests_of(changes)
+        self.journal.append(tx, workspace_journal(root.workspace), "external", body, at=self.now(), refs=refs)
+        return identifier
+
+    def touch(self, tx: Tx, row: TouchRow, bodies: Iterable[Prepared]) -> None:
+        for prepared in bodies:
+            self.blobs.put(tx, prepared)
+        tx.put(TOUCHES, row)
+
+    def end(
+        self,
+        tx: Tx,
+        facts: Facts,
+        *,
+        status: str,
+        changes: Sequence[Change] = (),
+        reason: str | None = None,
+        coverage: Sequence[Mapping[str, str]] = (),
+    ) -> Record:
+        """The one end of a call: its changes get their place in the workspace, its claims are free."""
+        body: dict[str, Any] = {"call": facts.id, "status": status, "root": facts.root, "changes": []}
+        at = self.now()
+        if changes:
+            committed = {"call": facts.id, "session": facts.session}
+            place = self.journal.append(tx, workspace_journal(facts.workspace), "committed", committed, at=at)
+            body["wseq"], at = place.seq, place.at
+        body |= {"reason": reason} if reason is not None else {}
+        body |= {"coverage": list(coverage)} if coverage else {}
+        journal = session_journal(facts.session)
+        *early, last = _chunks(changes)
+        for chunk in early:
+            part = {"call": facts.id, "root": facts.root, "wseq": body["wseq"], "changes": _as_json(chunk)}
+            self.journal.append(tx, journal, "call.changed", part, at=at, refs=digests_of(chunk))
+        body["changes"] = _as_json(last)
+        record = self.journal.append(tx, journal, "call.ended", body, at=at, refs=digests_of(last))
+        self._let_go(tx, facts.id)
+        return record
+
+    def _let_go(self, tx: Tx, call: CallId) -> None:
+        tx.delete(OPEN, call)
+        for touched in tx.select(TOUCHES, {"call": call}):
+            tx.delete(TOUCHES, touched.call, touched.path)
+        release(tx, call)
+
+    def check_ours(self, tx: Tx, call: CallId, owner: OwnerId) -> None:
+        """Refuse to end a call that somebody else has ended for us."""
+        row = tx.get(OPEN, call)
+        if row is None or row.owner != owner:
+            raise fault("call_lost", f"Call {call} was ended by another process; nothing was committed.", call=call)
+
+    def call_row(self, call: CallId) -> CallRow:
+        with self.store.read() as tx:
+            row = tx.get(CALLS, call)
+        if row is None:
+            raise fault("unknown_call", f"There is no call {call}. `mulligan log` lists them.", call=call)
+        return row
+
+    def is_claimed(self, place: bytes) -> bool:
+        with self.store.read() as tx:
+            return tx.get(CLAIMS, place) is not None
+
+
+def workspace_journal(workspace: str) -> str:
+    return f"w:{workspace}"
+
+
+def to_wire_place(place: bytes) -> str:
+    from mulligan.values.paths import path_from_bytes
+
+    return "/" if not place else "/" + to_wire(path_from_bytes(place.lstrip(b"/")))
+
+
+def digests_of(changes: Iterable[Change]) -> set[Digest]:
+    """Every body the changes need."""
+    return {
+        entry.digest for change in changes for entry in (change.before, change.after) if isinstance(entry, FileEntry)
+    }
+
+
+def _as_json(changes: Iterable[Change]) -> list[dict[str, Any]]:
+    return [change_to_json(change) for change in changes]
+
+
+def _chunks(changes: Sequence[Change]) -> list[Sequence[Change]]:
+    return [changes[i : i + CHANGES_PER_RECORD] for i in range(0, len(changes), CHANGES_PER_RECORD)] or [()]
+
+
+def _known_root(tx: Tx, place: bytes, identity: str) -> RootRow | None:
+    rows = tx.select(ROOTS, {"place": place})
+    return next((row for row in rows if row.identity == identity), rows[0] if rows else None)
+
+
+def _overlap(one: bytes, other: bytes) -> bool:
+    return one == other or one.startswith(other + b"/") or other.startswith(one + b"/")
+
+
+def touch_row(call: CallId, path: bytes, root: RootRow, *, ordinal: int, before: Entry) -> TouchRow:
+    return TouchRow(call, path, ordinal, place_of(root, path), encode(entry_to_json(before)), b"[]", b"[]", 0)
+
+
+def intending(row: TouchRow, entry: Entry, draft: bytes, *, in_place: bool) -> TouchRow:
+    """The row with one more thing the call means to put there. Nothing it ever meant is forgotten."""
+    intended = decode(row.intended)
+    body = entry_to_json(entry)
+    drafts = decode(row.drafts)
+    name = draft.decode("ascii")
+    return replace(
+        row,
+        intended=encode(intended if body in intended else [*intended, body]),
+        drafts=encode(drafts if name in drafts else [*drafts, name]),
+        in_place=int(in_place or row.in_place),
+    )
+
+
+def path_key(path: str) -> bytes:
+    from mulligan.values.paths import RepoPath
+
+    return path_bytes(RepoPath(path))

@@ -1,0 +1,87 @@
+"""Looking at history: which calls there are, what each changed, and which one a person means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mulligan.history.desk import Desk
+from mulligan.history.projection import WAYS_BACK
+from mulligan.history.tables import CALLS, CHANGES, TURNS, CallRow, ChangeRow, TurnRow
+from mulligan.store.protocol import Tx
+from mulligan.values.canonical import decode
+from mulligan.values.entries import Change, entry_from_json
+from mulligan.values.faults import fault
+from mulligan.values.ids import SessionId
+from mulligan.values.paths import path_from_bytes
+
+LOG_LIMIT = 100
+_PAGE = 200
+_SHORT_ID_MIN = 4
+
+
+def calls_of(tx: Tx, desk: Desk, session: SessionId | None, *, before: str | None = None) -> Iterator[CallRow]:
+    """Calls and external changes of a session, or of the whole workspace, newest first, read in pages."""
+    where = {"session": session} if session is not None else {"workspace": desk.root.workspace}
+    upper = before or "\U0010ffff"
+    while True:
+        page = tx.select(CALLS, where, between=("id", "", upper), order=("id",), descending=True, limit=_PAGE)
+        yield from page
+        if len(page) < _PAGE:
+            return
+        upper = page[-1].id
+
+
+def changes_of(tx: Tx, call: str) -> list[Change]:
+    return [change_from_row(row) for row in tx.select(CHANGES, {"call": call})]
+
+
+def change_from_row(row: ChangeRow) -> Change:
+    return Change(
+        path=path_from_bytes(row.path),
+        before=entry_from_json(decode(row.before)),
+        after=entry_from_json(decode(row.after)),
+        renamed_from=None if row.origin is None else path_from_bytes(row.origin),
+    )
+
+
+def find_call(desk: Desk, name: str, session: SessionId | None = None) -> CallRow:
+    """The call a person means: its id, the newest with that label, or a unique beginning or end of an id."""
+    with desk.ledger.store.read() as tx:
+        exact = tx.get(CALLS, name)
+        if exact is not None:
+            return exact
+        rows = list(calls_of(tx, desk, session))
+    labelled = [row for row in rows if row.label == name]
+    if labelled:
+        return labelled[0]
+    short = [row for row in rows if len(name) >= _SHORT_ID_MIN and (row.id.endswith(name) or row.id.startswith(name))]
+    if len(short) == 1:
+        return short[0]
+    words = "is not a call here" if not short else f"could be any of {len(short)} calls; write more of it"
+    raise fault("unknown_call", f"{name!r} {words}. `mulligan log` lists the calls.", call=name)
+
+
+def verb_of(row: CallRow) -> str | None:
+    """The way back a call is, if it is one."""
+    return decode(row.cause).get("verb") if row.cause else None
+
+
+def can_be_undone(row: CallRow) -> bool:
+    """What `undo` without a name looks for: work of a call that still stands."""
+    stands = row.status == "committed" and row.undone_by is None and row.wseq is not None
+    return stands and not row.external and verb_of(row) not in (*WAYS_BACK, "redo")
+
+
+def is_open_turn(tx: Tx, session: str, turn: str) -> bool:
+    """Opened by hand and not ended, or with a call still in progress."""
+    row: TurnRow | None = tx.get(TURNS, session, turn)
+    if row is not None and row.opened and row.ended_at is None:
+        return True
+    rows = tx.select(CALLS, {"session": session, "turn": turn}, order=("id",))
+    return any(call.status == "open" for call in rows)
+
+
+def status_shown(row: CallRow) -> str:
+    if row.evicted:
+        return "evicted"
+    return "undone" if row.undone_by is not None and row.status == "committed" else row.status

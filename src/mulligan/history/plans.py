@@ -1,0 +1,177 @@
+"""Plans to go back. Pure: from changes to undo and what is there now, to what each path shall become.
+
+A plan never touches a path that the undone calls did not change. A path that cannot be merged is left byte for byte as
+it is; with `refuse`, one such path empties the whole plan; with `overwrite`, the earlier state wins and the caller is
+told whose work it replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from mulligan.history.merge import Conflict, KeepOurs, TakeTheirs, WriteMerged, merge_entry
+from mulligan.values.digest import Digest, digest_of
+from mulligan.values.entries import Absent, Change, DirEntry, Entry, FileEntry, same_state
+from mulligan.values.faults import MulliganError
+from mulligan.values.paths import RepoPath, is_below, path_bytes, to_wire
+
+OnConflict = Literal["merge", "overwrite", "refuse"]
+OutcomeName = Literal["restored", "merged", "conflicted", "skipped", "failed"]
+
+_UNDONE_IN_PART = frozenset({"evicted", "not_captured", "ambiguous"})
+
+
+@dataclass(slots=True, frozen=True)
+class Outcome:
+    path: RepoPath
+    outcome: OutcomeName
+    reason: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        body = {"path": to_wire(self.path), "outcome": self.outcome}
+        return body if self.reason is None else body | {"reason": self.reason}
+
+    @property
+    def is_fine(self) -> bool:
+        return self.outcome in ("restored", "merged") or (
+            self.outcome == "skipped" and self.reason not in _UNDONE_IN_PART
+        )
+
+
+@dataclass(slots=True, frozen=True)
+class Move:
+    """One path from what it holds now to what it shall hold. `content` is there only if no blob has it yet."""
+
+    path: RepoPath
+    now: Entry
+    target: Entry
+    content: bytes | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class RestorePlan:
+    moves: tuple[Move, ...]
+    outcomes: tuple[Outcome, ...]
+    overwrote_external: tuple[RepoPath, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return all(outcome.is_fine for outcome in self.outcomes)
+
+
+@dataclass(slots=True)
+class Planner:
+    """Undoes layers of changes on a virtual tree, newest first."""
+
+    now: Callable[[RepoPath], Entry]
+    read: Callable[[Digest], bytes]
+    children: Callable[[RepoPath], Iterable[RepoPath]]
+    on_conflict: OnConflict = "merge"
+    keep_mtimes: bool = False
+    _seen: dict[RepoPath, Entry] = field(default_factory=dict)
+    _tree: dict[RepoPath, Entry] = field(default_factory=dict)
+    _outcomes: dict[RepoPath, Outcome] = field(default_factory=dict)
+    _fresh: dict[Digest, bytes] = field(default_factory=dict)
+    _overwrote: list[RepoPath] = field(default_factory=list)
+
+    def plan(self, layers: Iterable[Sequence[Change]]) -> RestorePlan:
+        for layer in layers:
+            for change in layer:
+                self._step_back(change)
+        self._keep_full_directories()
+        outcomes = tuple(self._outcomes[path] for path in sorted(self._outcomes, key=path_bytes))
+        if self.on_conflict == "refuse" and any(one.outcome == "conflicted" for one in outcomes):
+            return RestorePlan((), outcomes)
+        return RestorePlan(self._moves(), outcomes, tuple(sorted(self._overwrote, key=path_bytes)))
+
+    def _step_back(self, change: Change) -> None:
+        path = change.path
+        if path not in self._seen:
+            self._seen[path] = self._tree[path] = self.now(path)
+        if path in self._outcomes and self._outcomes[path].outcome == "conflicted":
+            return
+        ours, base, theirs = self._tree[path], change.after, change.before
+        if self.on_conflict == "overwrite":
+            self._overwrite(path, ours, base, theirs)
+            return
+        try:
+            merged = merge_entry(base, ours, theirs, self._content)
+        except MulliganError as error:
+            self._outcomes[path] = Outcome(path, "skipped", "evicted" if error.code == "evicted" else "not_captured")
+            return
+        self._take(path, merged)
+
+    def _take(self, path: RepoPath, merged: KeepOurs | TakeTheirs | WriteMerged | Conflict) -> None:
+        before = self._outcomes.get(path)
+        if isinstance(merged, Conflict):
+            self._tree[path] = self._seen[path]
+            self._outcomes[path] = Outcome(path, "conflicted", merged.reason)
+        elif isinstance(merged, KeepOurs):
+            self._outcomes.setdefault(path, Outcome(path, "skipped"))
+        elif isinstance(merged, TakeTheirs):
+            self._tree[path] = merged.entry
+            self._outcomes[path] = before if before and before.outcome == "merged" else Outcome(path, "restored")
+        else:
+            if merged.content is not None:
+                self._fresh[digest_of(merged.content)] = merged.content
+            self._tree[path] = merged.entry
+            self._outcomes[path] = Outcome(path, "merged")
+
+    def _overwrite(self, path: RepoPath, ours: Entry, base: Entry, theirs: Entry) -> None:
+        if not same_state(ours, base) and not same_state(ours, theirs) and path not in self._overwrote:
+            self._overwrote.append(path)
+        self._tree[path] = theirs
+        self._outcomes[path] = Outcome(path, "skipped" if same_state(ours, theirs) else "restored")
+
+    def _content(self, digest: Digest) -> bytes:
+        return self._fresh[digest] if digest in self._fresh else self.read(digest)
+
+    def _keep_full_directories(self) -> None:
+        """A directory that holds something the undone calls did not make stays."""
+        doomed = [
+            p for p, entry in self._tree.items() if isinstance(self._seen[p], DirEntry) and isinstance(entry, Absent)
+        ]
+        for path in sorted(doomed, key=path_bytes, reverse=True):
+            if any(not isinstance(self._tree.get(child, _KEPT), Absent) for child in self.children(path)):
+                self._tree[path] = self._seen[path]
+                self._outcomes[path] = Outcome(path, "skipped")
+
+    def _moves(self) -> tuple[Move, ...]:
+        moves = [
+            Move(path, self._seen[path], self._timed(target), self._fresh_bytes(target))
+            for path, target in self._tree.items()
+            if not same_state(self._seen[path], target)
+        ]
+        return tuple(in_order(moves))
+
+    def _fresh_bytes(self, entry: Entry) -> bytes | None:
+        return self._fresh.get(entry.digest) if isinstance(entry, FileEntry) else None
+
+    def _timed(self, entry: Entry) -> Entry:
+        """Old times only where nothing else moved since; else a build tool would believe stale outputs."""
+        return entry if self.keep_mtimes or not isinstance(entry, FileEntry | DirEntry) else replace(entry, mtime_ns=0)
+
+
+_KEPT = DirEntry(0)
+
+
+def in_order(moves: Iterable[Move]) -> list[Move]:
+    """What goes away first, deepest first, so that directories are empty by then; then what comes, parents first."""
+    leaving = [move for move in moves if _leaves(move)]
+    coming = [move for move in moves if not _leaves(move)]
+    leaving.sort(key=lambda move: path_bytes(move.path), reverse=True)
+    coming.sort(key=lambda move: path_bytes(move.path))
+    return leaving + coming
+
+
+def _leaves(move: Move) -> bool:
+    return isinstance(move.target, Absent) or (isinstance(move.now, DirEntry) and not isinstance(move.target, DirEntry))
+
+
+def restricted(changes: Iterable[Change], paths: Sequence[RepoPath] | None) -> list[Change]:
+    """Only the changes at or below the given paths."""
+    if paths is None:
+        return list(changes)
+    return [one for one in changes if any(one.path == path or is_below(one.path, path) for path in paths)]

@@ -1,0 +1,197 @@
+"""How each kind of record folds into the tables. Pure rules: the same records always give the same rows.
+
+`root.opened`     a root and the workspace it belongs to
+`turn.opened`, `turn.ended`
+`call.begun`      exactly one per call
+`call.changed`    a part of its changes, at most a few hundred a record, before its end
+`call.ended`      exactly one per call: how it ended, and what of the past it took back
+`call.evicted`    its bodies were dropped
+`external`        a change that no call of ours made
+`committed`       in the workspace's journal: a call's place among everybody's
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from mulligan.history.tables import (
+    CALLS,
+    CHANGES,
+    REDO,
+    ROOTS,
+    TURNS,
+    CallRow,
+    ChangeRow,
+    RedoRow,
+    RootRow,
+    TurnRow,
+)
+from mulligan.session.tables import project_session_opened
+from mulligan.store.journal import Projector, Record
+from mulligan.store.protocol import Tx
+from mulligan.values.canonical import decode, encode
+from mulligan.values.paths import from_wire, path_bytes
+
+WAYS_BACK = frozenset({"undo", "restore", "rollback", "rewind"})
+"""Verbs whose calls can be taken back by `redo`, and are themselves never what `undo` looks for."""
+
+
+def place_of(root: RootRow, path: bytes) -> bytes:
+    return root.place if path == b"." else root.place + b"/" + path
+
+
+def _root_opened(tx: Tx, record: Record) -> None:
+    body = record.payload
+    for joined in body.get("joins", ()):
+        for root in tx.select(ROOTS, {"workspace": joined}):
+            tx.put(ROOTS, replace(root, workspace=body["workspace"]))
+    place = path_bytes(from_wire(body["place"].lstrip("/") or "."))
+    tx.put(ROOTS, RootRow(body["root"], body["workspace"], b"/" + place if place != b"." else b"", body["identity"]))
+
+
+def _turn_opened(tx: Tx, record: Record) -> None:
+    body = record.payload
+    tx.put(TURNS, TurnRow(body["session"], body["turn"], body["prompt"], 1, record.at, None))
+
+
+def _turn_ended(tx: Tx, record: Record) -> None:
+    turn = tx.get(TURNS, record.payload["session"], record.payload["turn"])
+    if turn is not None:
+        tx.put(TURNS, replace(turn, ended_at=record.at))
+
+
+def _call_begun(tx: Tx, record: Record) -> None:
+    body = record.payload
+    tx.put(
+        CALLS,
+        CallRow(
+            id=body["call"],
+            session=body["session"],
+            turn=body["turn"],
+            label=body.get("label"),
+            tool=body.get("tool"),
+            status="open",
+            cause=_text(body.get("cause")),
+            observed=int(body.get("observed", False)),
+            external=0,
+            root=body["root"],
+            workspace=body["workspace"],
+            started_at=record.at,
+        ),
+    )
+    if body["turn"] != body["call"] and tx.get(TURNS, body["session"], body["turn"]) is None:
+        tx.put(TURNS, TurnRow(body["session"], body["turn"], None, 0, record.at, None))
+
+
+def _call_changed(tx: Tx, record: Record) -> None:
+    _put_changes(tx, record.payload["call"], record.payload)
+
+
+def _put_changes(tx: Tx, call: str, body: Mapping[str, Any]) -> None:
+    root = tx.get(ROOTS, body["root"])
+    assert root is not None, "a root is recorded before anything in it changes"
+    for change in body["changes"]:
+        path = path_bytes(from_wire(change["path"]))
+        origin = change.get("from")
+        before, after = encode(change["before"]), encode(change["after"])
+        from_path = None if origin is None else path_bytes(from_wire(origin))
+        tx.put(CHANGES, ChangeRow(call, path, place_of(root, path), body["wseq"], before, after, from_path))
+
+
+def _call_ended(tx: Tx, record: Record) -> None:
+    body = record.payload
+    call = tx.get(CALLS, body["call"])
+    assert call is not None, "a call begins before it ends"
+    if body["changes"]:
+        _put_changes(tx, call.id, body)
+    ended = replace(
+        call,
+        status=body["status"],
+        ended_at=record.at,
+        wseq=body.get("wseq"),
+        reason=body.get("reason"),
+        coverage=_text(body.get("coverage", [])) or "[]",
+    )
+    tx.put(CALLS, ended)
+    if ended.status == "committed" and ended.session is not None:
+        _follow_cause(tx, ended, changed=body.get("wseq") is not None)
+
+
+def _follow_cause(tx: Tx, call: CallRow, *, changed: bool) -> None:
+    """What a committed call means for the calls it took back, and for the redo stack of its session."""
+    cause = decode(call.cause) if call.cause else {}
+    verb, targets = cause.get("verb"), cause.get("of", ())
+    if verb in WAYS_BACK:
+        _mark_undone(tx, targets, by=call.id)
+        tx.put(REDO, RedoRow(_session_of(call), call.id))
+    elif verb == "redo":
+        for target in targets:
+            tx.delete(REDO, _session_of(call), target)
+        _mark_undone(tx, cause.get("again", ()), by=None)
+    elif changed:
+        for row in tx.select(REDO, {"session": _session_of(call)}):
+            tx.delete(REDO, row.session, row.call)
+
+
+def _session_of(call: CallRow) -> str:
+    assert call.session is not None
+    return call.session
+
+
+def _mark_undone(tx: Tx, targets: tuple[str, ...], *, by: str | None) -> None:
+    for target in targets:
+        row = tx.get(CALLS, target)
+        if row is not None:
+            tx.put(CALLS, replace(row, undone_by=by))
+
+
+def _call_evicted(tx: Tx, record: Record) -> None:
+    row = tx.get(CALLS, record.payload["call"])
+    if row is not None:
+        tx.put(CALLS, replace(row, evicted=1))
+
+
+def _external(tx: Tx, record: Record) -> None:
+    body = record.payload
+    tx.put(
+        CALLS,
+        CallRow(
+            id=body["id"],
+            session=None,
+            turn=body["id"],
+            label=None,
+            tool=None,
+            status="committed",
+            cause=None,
+            observed=0,
+            external=1,
+            root=body["root"],
+            workspace=body["workspace"],
+            started_at=record.at,
+            ended_at=record.at,
+            wseq=record.seq,
+        ),
+    )
+    _put_changes(tx, body["id"], {**body, "wseq": record.seq})
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else encode(value).decode("utf-8")
+
+
+PROJECTORS: Mapping[str, Projector] = MappingProxyType(
+    {
+        "session.opened": project_session_opened,
+        "root.opened": _root_opened,
+        "turn.opened": _turn_opened,
+        "turn.ended": _turn_ended,
+        "call.begun": _call_begun,
+        "call.changed": _call_changed,
+        "call.ended": _call_ended,
+        "call.evicted": _call_evicted,
+        "external": _external,
+    }
+)

@@ -1,0 +1,20 @@
+"""Everything a Mulligan store holds, in one value."""
+
+from __future__ import annotations
+
+from mulligan.history.projection import PROJECTORS
+from mulligan.history.tables import CALLS, CHANGES, OPEN, REDO, ROOTS, TOUCHES, TURNS
+from mulligan.session.tables import SESSIONS
+from mulligan.store.blobs import BLOBS, BODIES
+from mulligan.store.claims import CLAIMS
+from mulligan.store.journal import HEADS, RECORDS, REFS, Schema
+from mulligan.store.protocol import OWNERS
+
+SCHEMA = Schema(
+    tables=(
+        *(RECORDS, HEADS, REFS, BLOBS, BODIES, OWNERS, CLAIMS),
+        *(SESSIONS, ROOTS, TURNS, CALLS, CHANGES, REDO),
+        *(OPEN, TOUCHES),
+    ),
+    projectors=PROJECTORS,
+)

@@ -1,0 +1,126 @@
+"""History in the store. Projected tables are folds of the journals (see `projection`); the others are coordination:
+what open calls are about to do, so that anyone can put it back if they die."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mulligan.store.tables import Table
+
+
+@dataclass(slots=True, frozen=True)
+class RootRow:
+    """A directory somebody opened. Roots that overlap belong to one workspace. `identity` is device and inode."""
+
+    id: str
+    workspace: str
+    place: bytes
+    identity: str
+
+
+@dataclass(slots=True, frozen=True)
+class TurnRow:
+    """A prompt and what followed. `opened` by hand, or only by its calls naming it."""
+
+    session: str
+    id: str
+    prompt: str | None
+    opened: int
+    started_at: str
+    ended_at: str | None
+
+
+@dataclass(slots=True, frozen=True)
+class CallRow:
+    """One call, or (`external`) a change that nobody's call made. `cause` is JSON: a way back's verb and calls."""
+
+    id: str
+    session: str | None
+    turn: str
+    label: str | None
+    tool: str | None
+    status: str
+    cause: str | None
+    observed: int
+    external: int
+    root: str
+    workspace: str
+    started_at: str
+    ended_at: str | None = None
+    wseq: int | None = None
+    undone_by: str | None = None
+    evicted: int = 0
+    reason: str | None = None
+    coverage: str = "[]"
+
+
+@dataclass(slots=True, frozen=True)
+class ChangeRow:
+    """One path's step in one call. `place` and `wseq` give it its position among everybody's changes of that file."""
+
+    call: str
+    path: bytes
+    place: bytes
+    wseq: int
+    before: bytes
+    after: bytes
+    origin: bytes | None
+
+
+@dataclass(slots=True, frozen=True)
+class RedoRow:
+    """A way back that can be taken back, newest last."""
+
+    session: str
+    call: str
+
+
+@dataclass(slots=True, frozen=True)
+class OpenRow:
+    """A call in progress and the process that owns it."""
+
+    call: str
+    owner: int
+    session: str
+    root: str
+    observed: int
+
+
+@dataclass(slots=True, frozen=True)
+class TouchRow:
+    """What an open call is about to do to a path, written before it does.
+
+    `intended` lists every entry it ever meant to put there; `drafts` every draft name it may have left beside it.
+    """
+
+    call: str
+    path: bytes
+    ordinal: int
+    place: bytes
+    before: bytes
+    intended: bytes
+    drafts: bytes
+    in_place: int
+
+
+ROOTS: Table[RootRow] = Table("roots", RootRow, key=("id",), indexes=(("workspace",), ("place",)), projected=True)
+TURNS: Table[TurnRow] = Table("turns", TurnRow, key=("session", "id"), projected=True)
+CALLS: Table[CallRow] = Table(
+    "calls",
+    CallRow,
+    key=("id",),
+    indexes=(
+        ("session", "id"),
+        ("workspace", "id"),
+        ("session", "turn", "id"),
+        ("status",),
+        ("session", "label", "id"),
+    ),
+    projected=True,
+)
+CHANGES: Table[ChangeRow] = Table(
+    "changes", ChangeRow, key=("call", "path"), indexes=(("place", "wseq"),), projected=True
+)
+REDO: Table[RedoRow] = Table("redo", RedoRow, key=("session", "call"), projected=True)
+OPEN: Table[OpenRow] = Table("open_calls", OpenRow, key=("call",))
+TOUCHES: Table[TouchRow] = Table("touches", TouchRow, key=("call", "path"))

@@ -1,0 +1,365 @@
+"""The one door to the file system. Nothing else in the product changes a file.
+
+Every change is made of named steps on a `Spot`, whose parent directory is already open. Before a step happens its name
+is announced to `Steps`; a fault plan there can fail it or stop the process at that very point, and
+`mulligan.testing.SimulatedDisk` is the same door over a disk in memory that can also lose power.
+
+New content is staged under a draft name beside its target and then takes the target's place in one step that can be
+undone: exchanged with what was there, or renamed to a free name. What was there stays under the draft name until
+whoever asked has looked at it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from base64 import b64decode, b64encode
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from mulligan.values.digest import digest_of
+from mulligan.values.entries import ABSENT, DirEntry, Entry, FileEntry, SymlinkEntry, Xattrs, same_state
+from mulligan.values.faults import fault
+from mulligan.values.paths import RepoPath
+from mulligan.workspace import kernel
+from mulligan.workspace.places import Follow, Root, Spot, open_root, resolve, resolve_exactly
+
+DRAFT_PREFIX = b".mulligan-"
+PERMISSION_BITS = 0o7777
+
+_READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+_STABLE_READ_TRIES = 5
+_UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
+
+
+class Steps(Protocol):
+    """Told the name of each step as it is about to happen. May raise, and then it does not."""
+
+    def reach(self, step: str, path: RepoPath) -> None: ...
+
+
+class FreeSteps:
+    """No plan: every step happens."""
+
+    def reach(self, step: str, path: RepoPath) -> None:
+        return None
+
+
+@dataclass(slots=True, frozen=True)
+class Image:
+    """What a spot holds: its entry, the bytes of a file, and what replacing it would have to take care of.
+
+    A `special` file (device, FIFO, socket) has no content that could be captured, and no entry.
+    """
+
+    entry: Entry
+    content: bytes | None = None
+    links: int = 1
+    owner: int = -1
+    special: bool = False
+
+    def holds(self, entry: Entry) -> bool:
+        """Whether this is what `entry` says, times aside."""
+        return not self.special and same_state(self.entry, entry)
+
+    @property
+    def replaceable(self) -> bool:
+        """A file or link: its bytes can be kept, so something else may take its place."""
+        return not self.special and isinstance(self.entry, FileEntry | SymlinkEntry)
+
+
+NOTHING = Image(ABSENT)
+SPECIAL = Image(ABSENT, special=True)
+
+
+class Disk(Protocol):
+    """The door, real or simulated. Each mutating method is one step and is named in its docstring."""
+
+    root: Root
+
+    def resolve(self, path: RepoPath, *, follow: Follow = "within_root_only", final: bool = True) -> Spot: ...
+    def resolve_exactly(self, path: RepoPath) -> Spot: ...
+    def image(self, spot: Spot, *, draft: bytes | None = None) -> Image: ...
+    def children(self, spot: Spot) -> list[bytes]: ...
+    def mtime_ns(self, spot: Spot) -> int: ...
+    def stage_file(self, spot: Spot, draft: bytes, content: bytes, *, like: FileEntry) -> None: ...
+    def stage_link(self, spot: Spot, draft: bytes, target: str) -> None: ...
+    def exchange(self, spot: Spot, draft: bytes) -> None: ...
+    def place(self, spot: Spot, draft: bytes) -> None: ...
+    def set_aside(self, spot: Spot, draft: bytes) -> None: ...
+    def discard(self, spot: Spot, draft: bytes) -> None: ...
+    def settled(self, spot: Spot, draft: bytes) -> bool | None: ...
+    def make_dir(self, spot: Spot, mode: int) -> None: ...
+    def remove_dir(self, spot: Spot) -> None: ...
+    def write_in_place(self, spot: Spot, content: bytes) -> None: ...
+    def set_metadata(self, spot: Spot, entry: FileEntry | DirEntry) -> None: ...
+    def set_mtime(self, spot: Spot, mtime_ns: int) -> None: ...
+    def sync_file(self, spot: Spot) -> None: ...
+    def sync_dir(self, spot: Spot) -> None: ...
+    def close(self) -> None: ...
+
+
+class HostDisk:
+    """The real file system below one root."""
+
+    def __init__(self, root: str | bytes, *, steps: Steps | None = None) -> None:
+        try:
+            self.root: Root = open_root(root)
+        except OSError as error:
+            shown = os.fsdecode(root)
+            raise fault("unknown_root", f"{shown} cannot be opened as a root: {error.strerror}.", root=shown) from error
+        self._steps: Steps = steps or FreeSteps()
+
+    def close(self) -> None:
+        os.close(self.root.handle)
+
+    # Looking.
+
+    def resolve(self, path: RepoPath, *, follow: Follow = "within_root_only", final: bool = True) -> Spot:
+        return resolve(self.root, path, follow=follow, final=final)
+
+    def resolve_exactly(self, path: RepoPath) -> Spot:
+        return resolve_exactly(self.root, path)
+
+    def image(self, spot: Spot, *, draft: bytes | None = None) -> Image:
+        """What is there now, or under a draft name beside it. A file changing under our eyes is read again."""
+        name = spot.name if draft is None else draft
+        try:
+            status = os.lstat(name, dir_fd=spot.parent)
+            if stat.S_ISREG(status.st_mode):
+                return self._file_image(spot, name)
+            if stat.S_ISLNK(status.st_mode):
+                target = os.readlink(name, dir_fd=spot.parent)
+                return Image(SymlinkEntry(os.fsdecode(target)), None, status.st_nlink, status.st_uid)
+        except FileNotFoundError:
+            return NOTHING
+        if not stat.S_ISDIR(status.st_mode):
+            return SPECIAL
+        mode = stat.S_IMODE(status.st_mode)
+        return Image(DirEntry(mode, status.st_mtime_ns, self._dir_xattrs(spot, name)), None, 1, status.st_uid)
+
+    def _dir_xattrs(self, spot: Spot, name: bytes) -> Xattrs:
+        try:
+            handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=spot.parent)
+        except OSError:
+            return ()
+        try:
+            return read_xattrs(handle)
+        finally:
+            os.close(handle)
+
+    def _file_image(self, spot: Spot, name: bytes) -> Image:
+        handle = os.open(name, _READ_FLAGS, dir_fd=spot.parent)
+        try:
+            before = os.fstat(handle)
+            for _ in range(_STABLE_READ_TRIES):
+                content = _read_all(handle, before.st_size)
+                after = os.fstat(handle)
+                if _stamp(before) == _stamp(after) and len(content) == after.st_size:
+                    break
+                before = after
+            entry = FileEntry(
+                digest=digest_of(content),
+                size=len(content),
+                mode=stat.S_IMODE(after.st_mode),
+                mtime_ns=after.st_mtime_ns,
+                xattrs=read_xattrs(handle),
+            )
+            return Image(entry, content, after.st_nlink, after.st_uid)
+        finally:
+            os.close(handle)
+
+    def children(self, spot: Spot) -> list[bytes]:
+        """Names in the directory at the spot, in byte order."""
+        handle = os.open(spot.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=spot.parent)
+        try:
+            return sorted(os.fsencode(name) for name in os.listdir(handle))
+        finally:
+            os.close(handle)
+
+    def mtime_ns(self, spot: Spot) -> int:
+        return os.lstat(spot.name, dir_fd=spot.parent).st_mtime_ns
+
+    # Changing.
+
+    def stage_file(self, spot: Spot, draft: bytes, content: bytes, *, like: FileEntry) -> None:
+        """`stage.create`, `stage.half`, `stage.write`: a whole file beside its target, with the mode and attributes
+        of `like`, and its time of change unless that is 0."""
+        self._steps.reach("stage.create", spot.path)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        handle = os.open(draft, flags, 0o600, dir_fd=spot.parent)
+        try:
+            half = len(content) // 2
+            _write_all(handle, content[:half])
+            self._steps.reach("stage.half", spot.path)
+            _write_all(handle, content[half:])
+            self._steps.reach("stage.write", spot.path)
+            write_xattrs(handle, like.xattrs)
+            os.fchmod(handle, like.mode)
+            if like.mtime_ns:
+                os.utime(handle, ns=(like.mtime_ns, like.mtime_ns))
+        except OSError:
+            with suppress(OSError):
+                os.unlink(draft, dir_fd=spot.parent)
+            raise
+        finally:
+            os.close(handle)
+
+    def stage_link(self, spot: Spot, draft: bytes, target: str) -> None:
+        """`stage.link`: a symbolic link beside its target."""
+        self._steps.reach("stage.link", spot.path)
+        os.symlink(os.fsencode(target), draft, dir_fd=spot.parent)
+
+    def exchange(self, spot: Spot, draft: bytes) -> None:
+        """`exchange`: what was at the spot is now under the draft name, and the other way round."""
+        self._steps.reach("exchange", spot.path)
+        kernel.exchange(spot.parent, draft, spot.name)
+
+    def place(self, spot: Spot, draft: bytes) -> None:
+        """`place`: give the draft its name, if the name is free (else FileExistsError)."""
+        self._steps.reach("place", spot.path)
+        try:
+            kernel.rename_to_free(spot.parent, draft, spot.name)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            os.link(draft, spot.name, src_dir_fd=spot.parent, dst_dir_fd=spot.parent, follow_symlinks=False)
+            os.unlink(draft, dir_fd=spot.parent)
+
+    def set_aside(self, spot: Spot, draft: bytes) -> None:
+        """`set_aside`: what is at the spot goes under the draft name; the spot is free."""
+        self._steps.reach("set_aside", spot.path)
+        try:
+            kernel.rename_to_free(spot.parent, spot.name, draft)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            os.rename(spot.name, draft, src_dir_fd=spot.parent, dst_dir_fd=spot.parent)
+
+    def discard(self, spot: Spot, draft: bytes) -> None:
+        """`discard`: remove the draft; one that is not there is fine."""
+        self._steps.reach("discard", spot.path)
+        with suppress(FileNotFoundError):
+            try:
+                os.unlink(draft, dir_fd=spot.parent)
+            except (IsADirectoryError, PermissionError):
+                os.rmdir(draft, dir_fd=spot.parent)
+
+    def settled(self, spot: Spot, draft: bytes) -> bool | None:
+        """Whether nobody still writes into what was set aside. None: this system cannot say."""
+        try:
+            handle = os.open(draft, _READ_FLAGS, dir_fd=spot.parent)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EACCES):
+                raise
+            return None
+        try:
+            return kernel.nobody_writes(handle)
+        finally:
+            os.close(handle)
+
+    def make_dir(self, spot: Spot, mode: int) -> None:
+        """`make_dir`"""
+        self._steps.reach("make_dir", spot.path)
+        os.mkdir(spot.name, 0o700, dir_fd=spot.parent)
+        handle = os.open(spot.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=spot.parent)
+        try:
+            os.fchmod(handle, mode)
+        finally:
+            os.close(handle)
+
+    def remove_dir(self, spot: Spot) -> None:
+        """`remove_dir`: an empty one (else OSError ENOTEMPTY)."""
+        self._steps.reach("remove_dir", spot.path)
+        os.rmdir(spot.name, dir_fd=spot.parent)
+
+    def write_in_place(self, spot: Spot, content: bytes) -> None:
+        """`in_place.open`, `in_place.half`, `in_place.write`: the same file, the same inode, other bytes."""
+        self._steps.reach("in_place.open", spot.path)
+        handle = os.open(spot.name, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=spot.parent)
+        try:
+            half = len(content) // 2
+            _write_all(handle, content[:half])
+            self._steps.reach("in_place.half", spot.path)
+            _write_all(handle, content[half:])
+            os.ftruncate(handle, len(content))
+            self._steps.reach("in_place.write", spot.path)
+        finally:
+            os.close(handle)
+
+    def set_metadata(self, spot: Spot, entry: FileEntry | DirEntry) -> None:
+        """`metadata`: mode and extended attributes of what is at the spot."""
+        self._steps.reach("metadata", spot.path)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        try:
+            handle = os.open(spot.name, flags, dir_fd=spot.parent)
+        except PermissionError:
+            # A file its owner may not read can still be given another mode, by name.
+            os.chmod(spot.name, entry.mode, dir_fd=spot.parent)
+            return
+        try:
+            write_xattrs(handle, entry.xattrs, replace=True)
+            os.fchmod(handle, entry.mode)
+        finally:
+            os.close(handle)
+
+    def set_mtime(self, spot: Spot, mtime_ns: int) -> None:
+        """`mtime`"""
+        self._steps.reach("mtime", spot.path)
+        access = os.stat(spot.name, dir_fd=spot.parent, follow_symlinks=False).st_atime_ns
+        os.utime(spot.name, ns=(access, mtime_ns), dir_fd=spot.parent, follow_symlinks=False)
+
+    def sync_file(self, spot: Spot) -> None:
+        """`sync.file`: its bytes survive a power cut. An error here is never retried: the handle lies afterwards."""
+        self._steps.reach("sync.file", spot.path)
+        handle = os.open(spot.name, _READ_FLAGS, dir_fd=spot.parent)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def sync_dir(self, spot: Spot) -> None:
+        """`sync.dir`: the names in its directory survive a power cut."""
+        self._steps.reach("sync.dir", spot.path)
+        os.fsync(spot.parent)
+
+
+def _stamp(status: os.stat_result) -> tuple[int, int, int, int]:
+    return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _read_all(handle: int, size: int) -> bytes:
+    os.lseek(handle, 0, os.SEEK_SET)
+    pieces = []
+    while piece := os.read(handle, max(size + 1, 65_536)):
+        pieces.append(piece)
+    return b"".join(pieces) if len(pieces) != 1 else pieces[0]
+
+
+def _write_all(handle: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(handle, view) :]
+
+
+def read_xattrs(handle: int) -> Xattrs:
+    """The user's extended attributes. Other name spaces belong to the system and are not ours to set."""
+    if not hasattr(os, "listxattr"):
+        return ()
+    try:
+        names = sorted(name for name in os.listxattr(handle) if name.startswith("user."))
+    except OSError:
+        return ()
+    return tuple((name, b64encode(os.getxattr(handle, name)).decode("ascii")) for name in names)
+
+
+def write_xattrs(handle: int, xattrs: Xattrs, *, replace: bool = False) -> None:
+    if replace and hasattr(os, "removexattr"):
+        kept = {name for name, _ in xattrs}
+        for name, _ in read_xattrs(handle):
+            if name not in kept:
+                os.removexattr(handle, name)
+    for name, value in xattrs:
+        os.setxattr(handle, name, b64decode(value))

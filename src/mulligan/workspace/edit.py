@@ -1,0 +1,206 @@
+"""Replacing one piece of text by another: where `old` is, and what the file's text becomes.
+
+The first rule that finds anything decides, and everything it finds is a candidate:
+
+1. `exact`: the very characters, never half of a CRLF;
+2. `fuzzy`: the same but for CRLF against LF;
+3. `fuzzy`: the same by the table of `normal`, unless `old` is nothing but white space.
+
+Text outside the replaced spans is not touched, and the new lines end as the lines around them do. All of it takes time
+linear in the text: the searches are `str.find`, which is, and offsets are mapped back by a merge.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Literal, TypeAlias
+
+from mulligan.values.refusal import Refused
+from mulligan.workspace.normal import SPACES, WHITE_SPACE, fold, is_blank
+
+_CRLF = re.compile("\r\n")
+_PIECES = re.compile("\r\n|\n|\r|[^\r\n]+")
+_LINES_NAMED = 5
+
+Span: TypeAlias = tuple[int, int]
+
+
+@dataclass(slots=True, frozen=True)
+class Edited:
+    """The text after the edit, how many places changed, and how they were found."""
+
+    text: str
+    replacements: int
+    match: Literal["exact", "fuzzy"]
+
+
+def edit_text(text: str, old: str, new: str, *, replace_all: bool = False) -> Edited:
+    """Replace the one place where `old` is, or every place. Refuses with the statuses and codes of `edit_file`."""
+    if not old:
+        raise Refused("error", "invalid_input_empty_old_string", "old_string is empty; give the text to replace.")
+    if not _is_unicode(new):
+        raise Refused("error", "invalid_params", "new_string holds half of a surrogate pair, which no file can.")
+    spans = _exact(text, old)
+    match: Literal["exact", "fuzzy"] = "exact" if spans else "fuzzy"
+    spans = spans or _same_but_for_crlf(text, old) or _same_by_table(text, old)
+    _require_one(text, spans, replace_all=replace_all)
+    return Edited(_replaced(text, spans, new), len(spans), match)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _require_one(text: str, spans: Sequence[Span], *, replace_all: bool) -> None:
+    if not spans:
+        message = "old_string is not in the file, not even with other white space, quotes or dashes. Read it again."
+        raise Refused("not_found", "edit_target_not_found", message, replacements=0, applied=False)
+    if len(spans) > 1 and not replace_all:
+        message = (
+            f"old_string is in the file {len(spans)} times ({_lines_of(text, spans)}). "
+            "Add lines around it until it is unique, or set replace_all."
+        )
+        raise Refused("ambiguous", "ambiguous_matches", message, replacements=len(spans), applied=False)
+
+
+def _lines_of(text: str, spans: Sequence[Span]) -> str:
+    named = [str(text.count("\n", 0, start) + 1) for start, _ in spans[:_LINES_NAMED]]
+    return "lines " + ", ".join(named) + (", …" if len(spans) > _LINES_NAMED else "")
+
+
+def _exact(text: str, old: str) -> list[Span]:
+    return [*_occurrences(text, old, can_cut=old.startswith("\n") or old.endswith("\r"))]
+
+
+def _occurrences(text: str, old: str, *, can_cut: bool = False) -> Iterator[Span]:
+    """Without overlaps, left to right. Those that would cut a CRLF in two are no occurrences."""
+    at = text.find(old)
+    while at >= 0:
+        end = at + len(old)
+        cut = can_cut and (_is_inside_crlf(text, at) or _is_inside_crlf(text, end))
+        if not cut:
+            yield at, end
+        at = text.find(old, at + 1 if cut else end)
+
+
+def _is_inside_crlf(text: str, at: int) -> bool:
+    return at > 0 and text[at - 1 : at + 1] == "\r\n"
+
+
+def _same_but_for_crlf(text: str, old: str) -> list[Span]:
+    if "\r\n" not in text and "\r\n" not in old:
+        return []
+    view = _squeezed(text, _CRLF, "\n")
+    return [view.origin(span) for span in _occurrences(view.text, old.replace("\r\n", "\n"))]
+
+
+def _same_by_table(text: str, old: str) -> list[Span]:
+    if is_blank(old):
+        return []
+    view = _squeezed(fold(text), SPACES, " ")
+    wanted = SPACES.sub(" ", fold(old))
+    head = _edge(_pieces(old[: len(old) - len(old.lstrip(WHITE_SPACE))])[::-1])
+    tail = _edge(_pieces(old[len(old.rstrip(WHITE_SPACE)) :]))
+    return [_fitted(text, view, span, head=head, tail=tail) for span in _occurrences(view.text, wanted)]
+
+
+@dataclass(slots=True, frozen=True)
+class _View:
+    """A text with some runs squeezed to one character, and the way back to the offsets of the original."""
+
+    text: str
+    squeezed_at: list[int]
+    removed: list[int]  # by the first n squeezed runs together
+
+    def origin(self, span: Span) -> Span:
+        """The original of a span; a run it begins or ends with is there as a whole."""
+        return self.offset(span[0]), self.offset(span[1])
+
+    def offset(self, at: int) -> int:
+        return at + self.removed[bisect_left(self.squeezed_at, at)]
+
+
+def _squeezed(text: str, runs: re.Pattern[str], mark: str) -> _View:
+    squeezed_at: list[int] = []
+    removed = [0]
+    for run in runs.finditer(text):
+        squeezed_at.append(run.start() - removed[-1])
+        removed.append(removed[-1] + run.end() - run.start() - 1)
+    return _View(runs.sub(mark, text), squeezed_at, removed)
+
+
+@dataclass(slots=True, frozen=True)
+class _Edge:
+    """The white space at one end of `old`, read outwards: its line breaks, and whether it goes on beyond the last."""
+
+    breaks: int
+    goes_on: bool
+
+    def taken_of(self, run: Sequence[str]) -> int:
+        """How many characters of a run in the text stand for this: never a line break more than there are here."""
+        breaks = self.breaks
+        taken = 0
+        for piece in run:
+            if not (breaks or (self.goes_on and not _is_break(piece))):
+                break
+            breaks -= _is_break(piece)
+            taken += len(piece)
+        return taken
+
+
+def _edge(run: Sequence[str]) -> _Edge | None:
+    return _Edge(sum(map(_is_break, run)), not _is_break(run[-1])) if run else None
+
+
+def _fitted(text: str, view: _View, span: Span, *, head: _Edge | None, tail: _Edge | None) -> Span:
+    """The original of a span without the line breaks that `old` does not have at that end."""
+    start, end = view.origin(span)
+    if head:
+        inner = view.offset(span[0] + 1)
+        start = inner - head.taken_of(_pieces(text[start:inner])[::-1])
+    if tail:
+        inner = view.offset(span[1] - 1)
+        end = inner + tail.taken_of(_pieces(text[inner:end]))
+    return start, end
+
+
+def _pieces(run: str) -> list[str]:
+    """A run of white space as line breaks and what is between them."""
+    return _PIECES.findall(run)
+
+
+def _is_break(piece: str) -> bool:
+    return piece[0] in "\r\n"
+
+
+def _replaced(text: str, spans: Sequence[Span], new: str) -> str:
+    lines = new.replace("\r\n", "\n")
+    by_ending = {None: new} | {ending: lines.replace("\n", ending) for ending in ("\r\n", "\n", "\r")}
+    pieces = []
+    done = 0
+    for (start, end), ending in zip(spans, _endings(text, spans) if "\n" in new else repeat(None), strict=False):
+        pieces += [text[done:start], by_ending[ending]]
+        done = end
+    return "".join([*pieces, text[done:]])
+
+
+def _endings(text: str, spans: Sequence[Span]) -> Iterator[str | None]:
+    """For each span how its line ends: by the next line break, else by one before it; None in a text of one line."""
+    pattern = re.compile("\r?\n" if "\n" in text else "\r")
+    breaks = pattern.finditer(text)
+    found = next(breaks, None)
+    for start, _ in spans:
+        while found is not None and found.start() < start:
+            later = next(breaks, None)
+            if later is None:
+                break
+            found = later
+        yield found.group() if found is not None else None

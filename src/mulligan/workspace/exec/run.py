@@ -1,0 +1,108 @@
+"""Run one command and know what it touched. The door of this room."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from mulligan.values.faults import fault
+from mulligan.values.refusal import Refused
+from mulligan.workspace.exec import sandbox
+from mulligan.workspace.exec.capture import Attribution, Capture, Coverage, StrategyName
+from mulligan.workspace.exec.command import Command
+from mulligan.workspace.exec.output import Sink
+from mulligan.workspace.exec.pump import Ending, Handle, Pump
+from mulligan.workspace.exec.spawn import LAUNCHER, spawn
+
+
+@dataclass(slots=True, frozen=True)
+class Ran:
+    """What a command did. `exit_code` is -1 when a signal ended it (S1); `touched` are absolute real paths.
+
+    `attribution` is `call` when only the command can have touched them, `window` when anybody may have.
+    """
+
+    exit_code: int
+    signal: int | None
+    timed_out: bool
+    cancelled: bool
+    survivors_killed: int
+    touched: frozenset[bytes]
+    attribution: Attribution
+    strategy: StrategyName
+    strategy_reason: str
+    sandbox: str
+    coverage: Coverage
+    stops: int
+
+
+def run(
+    command: Command,
+    *,
+    capture: Capture,
+    sink: Sink,
+    reason: str = "asked for",
+    handle: Handle | None = None,
+    deadline: float | None = None,
+) -> Ran:
+    """Run to the end of the last descendant. `deadline` is on the monotonic clock and covers input and output too.
+
+    Raises Refused when it cannot be run so (`spawn_failed`, `unsupported_strategy`, `sandbox_unavailable`): nothing was
+    run then. A command that fails, is killed or runs out of time is an ordinary answer.
+    """
+    extras = sandbox.confined(command, capture.begin(command))
+    own = Handle() if handle is None else handle
+    try:
+        pump = Pump(
+            spawn(command, extras),
+            sink,
+            stdin=command.stdin or b"",
+            deadline=deadline,
+            handle=own,
+            received=capture.received,
+        )
+        ending = pump.run()
+    finally:
+        if handle is None:
+            own.close()
+        LAUNCHER.replenish()
+    caught = capture.end()
+    if ending.failed is not None:
+        raise _refusal(command, capture.name, *ending.failed)
+    return Ran(
+        exit_code=-1 if os.WIFSIGNALED(ending.status) else os.WEXITSTATUS(ending.status),
+        signal=os.WTERMSIG(ending.status) if os.WIFSIGNALED(ending.status) else None,
+        timed_out=ending.timed_out,
+        cancelled=ending.cancelled,
+        survivors_killed=ending.survivors,
+        touched=caught.touched,
+        attribution=caught.attribution,
+        strategy=capture.name,
+        strategy_reason=reason,
+        sandbox=sandbox.describe(command),
+        coverage=caught.coverage,
+        stops=caught.stops,
+    )
+
+
+_SANDBOX_STEPS = frozenset({"sandbox", "network"})
+_STRATEGY_STEPS = frozenset({"seccomp", "overlay", "namespace"})
+
+
+def _refusal(command: Command, strategy: str, step: str, number: int) -> Exception:
+    why = os.strerror(number)
+    if step == "exec":
+        return Refused("error", "spawn_failed", f"{os.fsdecode(command.argv[0])}: {why}", errno=number)
+    if step == "cwd":
+        return Refused("error", "not_a_directory", f"{os.fsdecode(command.cwd)}: {why}", errno=number)
+    if step in _SANDBOX_STEPS:
+        return Refused(
+            "error", "sandbox_unavailable", f"This machine refuses the {step}: {why}", step=step, errno=number
+        )
+    if step in _STRATEGY_STEPS:
+        message = f"This machine refuses {strategy} ({step}): {why}"
+        return Refused("error", "unsupported_strategy", message, strategy=strategy, step=step, errno=number)
+    return fault("internal", f"The command could not be started ({step}): {why}", errno=number)
+
+
+__all__ = ["Ending", "Ran", "run"]

@@ -1,0 +1,188 @@
+"""Our end of the launcher: start it once, ask it for a warden, start it again if it was killed."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+import sys
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from mulligan.values.faults import MulliganError, fault
+from mulligan.workspace.exec import wire
+from mulligan.workspace.exec.command import Command
+
+_TRIES_MAX = 3
+_SOURCES = os.path.abspath(__file__).rsplit("/mulligan/", 1)[0]
+
+
+@dataclass(slots=True)
+class Extras:
+    """What a way of catching changes adds to a command: a system call filter, namespaces, a sandbox."""
+
+    program: bytes | None = None
+    listens: bool = False
+    confinement: dict[str, Any] = field(default_factory=dict)
+
+
+class Launcher:
+    """One launcher process and the warden it keeps ready. For any thread; a fork of ours must not share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._channel: socket.socket | None = None
+        self._pid = 0
+        self._on_the_way = False
+
+    def warm_up(self) -> None:
+        """Start the process now, so that the first command does not wait for an interpreter (10 to 20 ms)."""
+        with self._lock:
+            if self._channel is None:
+                self._start()
+
+    def order(self, order: dict[str, Any], stdio: tuple[int, ...]) -> socket.socket:
+        """Give an order to a warden: the channel on which it answers. One that was killed while waiting is replaced."""
+        for _ in range(_TRIES_MAX):
+            channel = self._take()
+            if channel is None:
+                continue
+            try:
+                wire.send(channel, order, stdio)
+            except (BrokenPipeError, ConnectionResetError):
+                channel.close()
+            else:
+                return channel
+        raise fault("internal", "The helper process that starts commands does not stay alive.")
+
+    def close(self) -> None:
+        with self._lock:
+            self._stop()
+
+    def forget(self) -> None:
+        """In a forked child: the process belongs to the parent."""
+        self._lock = threading.Lock()
+        if self._channel is not None:
+            self._channel.close()
+        self._channel, self._pid, self._on_the_way = None, 0, False
+
+    def replenish(self) -> None:
+        """Have the next warden made while nobody waits for it."""
+        with self._lock:
+            if self._channel is not None and not self._on_the_way:
+                self._ask()
+
+    def _take(self) -> socket.socket | None:
+        """A warden, the one kept ready if there is one."""
+        with self._lock:
+            if self._channel is None:
+                self._start()
+            assert self._channel is not None
+            if not self._on_the_way:
+                self._ask()
+            self._on_the_way = False
+            ready = wire.receive(self._channel)
+            if ready is None:
+                self._stop()
+                return None
+            return socket.socket(fileno=ready[1][0])
+
+    def _ask(self) -> None:
+        assert self._channel is not None
+        try:
+            wire.send(self._channel, "more")
+        except (BrokenPipeError, ConnectionResetError):
+            return  # it was killed; whoever receives next will find out
+        self._on_the_way = True
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._pid = _start_launcher(theirs.fileno())
+        self._channel = ours
+        self._ask()
+
+    def _stop(self) -> None:
+        if self._channel is None:
+            return
+        self._channel.close()
+        self._channel, self._on_the_way = None, False
+        try:
+            os.waitpid(self._pid, 0)
+        except ChildProcessError:
+            return  # the embedding program collects all children itself
+
+
+def _start_launcher(channel_fd: int) -> int:
+    from mulligan.workspace.exec.launcher import BOOT
+
+    if not sys.executable:
+        raise fault("internal", "Commands are started by a helper interpreter, and sys.executable is empty.")
+    nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0)
+    return os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-I", "-S", "-c", BOOT, _SOURCES],
+        {"PATH": os.environ.get("PATH", os.defpath)},
+        file_actions=[nothing, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, channel_fd, 3)],
+        setsigmask=[],
+        setsigdef=[signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE],
+    )
+
+
+LAUNCHER = Launcher()
+os.register_at_fork(after_in_child=LAUNCHER.forget)
+atexit.register(LAUNCHER.close)
+
+
+@dataclass(slots=True)
+class Spawned:
+    """A command on its way: the warden's channel, and our ends of its streams (-1 where it has ours)."""
+
+    channel: socket.socket
+    stdin: int
+    stdout: int
+    stderr: int
+
+
+def spawn(command: Command, extras: Extras) -> Spawned:
+    """Have the command started. Whether it did start is the first thing the channel says."""
+    order = _order(command, extras)
+    if command.terminal:
+        return Spawned(LAUNCHER.order(order, (0, 1, 2)), -1, -1, -1)
+    given, kept = _streams(command.stdin)
+    try:
+        channel = LAUNCHER.order(order, given)
+    except MulliganError:
+        wire.close_all([fd for fd in kept if fd >= 0])
+        raise
+    finally:
+        wire.close_all(given)
+    return Spawned(channel, *kept)
+
+
+def _streams(stdin: bytes | None) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    if stdin:
+        given_in, kept_in = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(kept_in, False)
+    else:
+        given_in, kept_in = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), -1
+    kept_out, given_out = os.pipe2(os.O_CLOEXEC)
+    kept_err, given_err = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(kept_out, False)
+    os.set_blocking(kept_err, False)
+    return (given_in, given_out, given_err), (kept_in, kept_out, kept_err)
+
+
+def _order(command: Command, extras: Extras) -> dict[str, Any]:
+    return {
+        "argv": list(command.argv),
+        "env": dict(command.env),
+        "cwd": command.cwd,
+        "program": extras.program,
+        "listens": extras.listens,
+        "new_session": not command.terminal,
+        "linger_s": None if command.background else command.linger_s,
+        "confinement": extras.confinement,
+    }

@@ -1,0 +1,272 @@
+"""The warden of one command: its parent, the reaper of all its descendants, and the one who kills them.
+
+It is a process of its own so that adopting orphans (PR_SET_CHILD_SUBREAPER) never changes the program that embeds us,
+and so that the command is killed even when that program dies by `kill -9`: the channel closes, the warden ends it all.
+It runs in the launcher's bare interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import socket
+import time
+from typing import Any, NoReturn
+
+from mulligan.workspace.exec import confine, kernel, wire
+
+_DEFAULTED = (
+    *(signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGHUP, signal.SIGTERM),
+    *(signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2),
+)
+_FREEZE_ROUNDS_MAX = 1000
+_KILL_RETRY_S = 0.02
+
+
+class Order:
+    """What to run and how, as it came over the wire."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        self.argv: list[bytes] = body["argv"]
+        self.env: dict[bytes, bytes] = body["env"]
+        self.cwd: bytes = body["cwd"]
+        self.program: bytes | None = body["program"]
+        self.listens: bool = body["listens"]
+        self.new_session: bool = body["new_session"]
+        self.linger_s: float | None = body["linger_s"]
+        self.confinement: dict[str, Any] = body["confinement"]
+
+
+def serve(channel: socket.socket) -> None:
+    """Wait for an order, run it to the end of its last descendant, and say what happens on the channel."""
+    signal.signal(signal.SIGCHLD, _ignore)
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    standby = Standby(channel, confine.Rules())
+    received = wire.receive(channel)
+    if received is None:
+        standby.dismiss()
+        return
+    order, stdio = Order(received[0]), received[1]
+    try:
+        if order.confinement:
+            standby.dismiss()
+            standby = Standby(channel, confine.enter(order.confinement, channel))
+        standby.become(received[0], stdio)
+    except confine.StepFailed as failure:
+        wire.send(channel, ("failed", failure.step, failure.errno))
+        return
+    wire.send(channel, ("started", standby.pid))
+    Watch(channel, standby.pid, order.linger_s).until_all_are_gone()
+
+
+def _ignore(_signal: int, _frame: object) -> None:
+    """A handler, not SIG_IGN: the wake-up descriptor needs one, and children must stay waitable."""
+
+
+class Standby:
+    """The command's process before it is the command: forked ahead of time, waiting to be told what to become."""
+
+    def __init__(self, channel: socket.socket, rules: confine.Rules) -> None:
+        self._ours, theirs = socket.socketpair()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._ours.close()
+            _become_command(theirs, channel, rules)
+        theirs.close()
+
+    def become(self, order: dict[str, Any], stdio: list[int]) -> None:
+        """It answers only if it cannot become the program: silence and a closed channel are success."""
+        wire.send(self._ours, order, tuple(stdio))
+        wire.close_all(stdio)
+        answer = wire.receive(self._ours)
+        self._ours.close()
+        if answer is not None:
+            os.waitpid(self.pid, 0)
+            raise confine.StepFailed(*answer[0])
+
+    def dismiss(self) -> None:
+        self._ours.close()
+        os.waitpid(self.pid, 0)
+
+
+def _become_command(orders: socket.socket, channel: socket.socket, rules: confine.Rules) -> NoReturn:
+    step = "start"
+    try:
+        for number in _DEFAULTED:
+            signal.signal(number, signal.SIG_DFL)
+        received = wire.receive(orders)
+        if received is None:
+            os._exit(0)
+        order, stdio = Order(received[0]), received[1]
+        if order.new_session:
+            os.setsid()
+        for target, fd in enumerate(stdio):
+            os.dup2(fd, target)
+        step = "cwd"
+        os.chdir(order.cwd)
+        step = "sandbox"
+        rules.apply_to_self()
+        step = "seccomp"
+        _filter_self(order, channel)
+        step = "exec"
+        _execute(order)
+    except OSError as error:
+        wire.send(orders, (step, error.errno or 0))
+    finally:
+        os._exit(127)
+
+
+def _execute(order: Order) -> None:
+    """As execvp: the first that can be executed on the command's own PATH; the most telling error otherwise."""
+    program = order.argv[0]
+    if b"/" in program:
+        os.execve(program, order.argv, order.env)
+    failure = OSError(2, os.strerror(2))
+    for folder in order.env.get(b"PATH", os.defpath.encode()).split(b":"):
+        try:
+            os.execve((folder or b".") + b"/" + program, order.argv, order.env)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            failure = error
+    raise failure
+
+
+def _filter_self(order: Order, channel: socket.socket) -> None:
+    """Install the system call filter, last of all: what we did before it is not the command's doing."""
+    if order.program is None:
+        return
+    if not order.listens:
+        _install(order.program, 0)
+        return
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # the kernel's own file
+    flags = kernel.SECCOMP_FILTER_FLAG_NEW_LISTENER
+    try:
+        listener = _install(order.program, flags | kernel.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV)
+    except OSError as error:
+        if error.errno != 22:  # EINVAL: before Linux 5.19 a signal may restart a stopped call; the stop comes twice
+            raise
+        listener = _install(order.program, flags)
+    wire.send(channel, ("listener",), (listener,))
+    os.close(listener)
+
+
+def _install(program: bytes, flags: int) -> int:
+    """Without no_new_privs where we may (root), so that setuid programs keep working there."""
+    try:
+        return kernel.install_filter(program, flags)
+    except PermissionError:
+        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+        return kernel.install_filter(program, flags)
+
+
+class Watch:
+    """Waits for the command and all its descendants, passing on orders from the channel."""
+
+    def __init__(self, channel: socket.socket, main_pid: int, linger_s: float | None) -> None:
+        self._channel = channel
+        self._main_pid = main_pid
+        self._linger_s = linger_s
+        self._main_running = True
+        self._kill_at: float | None = None
+        self._killing = False
+        self._survivors = 0
+        self._woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(waker)
+        self._poller = select.poll()
+        self._poller.register(channel, select.POLLIN)
+        self._poller.register(self._woken, select.POLLIN)
+
+    def until_all_are_gone(self) -> None:
+        while self._reap():
+            for fd, _ in self._poller.poll(self._patience_ms()):
+                if fd == self._woken:
+                    os.read(self._woken, 4096)
+                else:
+                    self._obey()
+            if self._killing or (self._kill_at is not None and time.monotonic() >= self._kill_at):
+                self._kill()
+        wire.send(self._channel, ("gone", self._survivors))
+
+    def _reap(self) -> bool:
+        """Collect everyone who ended; False when nobody is left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self._main_pid and self._main_running:
+                self._main_ended(status)
+
+    def _main_ended(self, status: int) -> None:
+        self._main_running = False
+        wire.send(self._channel, ("ended", status))
+        if self._linger_s is not None:
+            self._kill_at = time.monotonic() + self._linger_s
+
+    def _patience_ms(self) -> float | None:
+        if self._killing:
+            return _KILL_RETRY_S * 1000
+        if self._kill_at is None:
+            return None
+        return max(0.0, self._kill_at - time.monotonic()) * 1000 + 1
+
+    def _obey(self) -> None:
+        received = wire.receive(self._channel)
+        if received is None:
+            self._poller.unregister(self._channel)
+            self._killing = True
+            return
+        order = received[0]
+        if order[0] == "kill":
+            self._killing = True
+        elif order[0] == "signal":
+            _signal_each(_descendants(), order[1])
+
+    def _kill(self) -> None:
+        """Freeze, then kill: a process that is stopped cannot fork away from the list it is on."""
+        self._killing = True
+        frozen: set[int] = set()
+        for _ in range(_FREEZE_ROUNDS_MAX):
+            fresh = _descendants() - frozen
+            if not fresh:
+                break
+            _signal_each(fresh, signal.SIGSTOP)
+            frozen |= fresh
+        self._survivors = max(self._survivors, len(frozen) - self._main_running)
+        _signal_each(frozen, signal.SIGKILL)
+
+
+def _signal_each(pids: set[int], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except (ProcessLookupError, PermissionError):
+            continue
+
+
+def _descendants() -> set[int]:
+    """Everyone below this process who still lives, whatever session or group they moved to."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            children.setdefault(_parent_of(name), []).append(int(name))
+    found: set[int] = set()
+    queue = [os.getpid()]
+    while queue:
+        for child in children.get(queue.pop(), ()):
+            found.add(child)
+            queue.append(child)
+    return found
+
+
+def _parent_of(pid: str) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return int(stat.read().rpartition(b") ")[2].split(b" ", 2)[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0

@@ -1,0 +1,114 @@
+"""What the kernel offers beyond Python's `os`: resolving beneath a handle, exchanging names, asking who writes.
+
+Each function says with an OSError what went wrong; `ENOSYS` and `EINVAL` mean that this system does not have it, and
+callers know another way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import sys
+
+LINUX = sys.platform == "linux"
+
+RESOLVE_NO_MAGICLINKS = 0x02
+RESOLVE_NO_SYMLINKS = 0x04
+RESOLVE_BENEATH = 0x08
+
+_RENAME_NOREPLACE = 1
+_RENAME_EXCHANGE = 2
+_RENAME_SWAP_MAC = 2
+_RENAME_EXCL_MAC = 4
+
+_SYS_OPENAT2 = 437
+_FS_IOC_GETFLAGS = 0x80086601
+_FS_CASEFOLD_FLAG = 0x40000000
+_PC_CASE_SENSITIVE_MAC = 11
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+def _failed(path: bytes) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number), os.fsdecode(path))
+
+
+def open_beneath(directory: int, path: bytes, flags: int, *, resolve: int) -> int:
+    """`openat2`: open `path` so that resolution never leaves `directory`, whatever anybody renames meanwhile."""
+    if not LINUX:
+        raise OSError(errno.ENOSYS, "openat2 is a Linux system call")
+    how = _OpenHow(flags=flags | os.O_CLOEXEC, mode=0, resolve=resolve)
+    handle: int = _libc.syscall(_SYS_OPENAT2, directory, path, ctypes.byref(how), ctypes.sizeof(how))
+    if handle < 0:
+        raise _failed(path)
+    return handle
+
+
+def exchange(directory: int, one: bytes, other: bytes) -> None:
+    """Swap what two names in a directory stand for, in one step that nobody can see half done."""
+    _rename(directory, one, other, flags=_RENAME_EXCHANGE if LINUX else _RENAME_SWAP_MAC)
+
+
+def rename_to_free(directory: int, old: bytes, new: bytes, *, to_directory: int | None = None) -> None:
+    """Rename, unless something already has the new name (EEXIST)."""
+    _rename(directory, old, new, flags=_RENAME_NOREPLACE if LINUX else _RENAME_EXCL_MAC, to_directory=to_directory)
+
+
+def _rename(directory: int, old: bytes, new: bytes, *, flags: int, to_directory: int | None = None) -> None:
+    target = directory if to_directory is None else to_directory
+    function = _libc.renameat2 if LINUX else _libc.renameatx_np
+    if function(directory, old, target, new, ctypes.c_uint(flags)) != 0:
+        raise _failed(old)
+
+
+def nobody_writes(handle: int) -> bool | None:
+    """Whether no process has this file open for writing. None: the system cannot say.
+
+    A read lease is granted only then. It is given back at once; a writer who opened the file by a name it still had
+    makes the kernel break the lease first, which the second look sees.
+    """
+    if not LINUX:
+        return None
+    try:
+        fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except OSError as error:
+        return False if error.errno == errno.EAGAIN else None
+    quiet: bool = fcntl.fcntl(handle, fcntl.F_GETLEASE) == fcntl.F_RDLCK
+    fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return quiet
+
+
+def folds_case(directory: int) -> bool:
+    """Whether names in this directory differ only up to case."""
+    if not LINUX:
+        return os.fpathconf(directory, _PC_CASE_SENSITIVE_MAC) == 0
+    try:
+        flags = fcntl.ioctl(directory, _FS_IOC_GETFLAGS, bytes(8))
+    except OSError:
+        return False
+    return bool(int.from_bytes(flags[:4], sys.byteorder) & _FS_CASEFOLD_FLAG)
+
+
+def real_path_of(handle: int) -> bytes:
+    """The present absolute path of an open directory."""
+    if LINUX:
+        return os.readlink(b"/proc/self/fd/%d" % handle)
+    buffer = fcntl.fcntl(handle, 50, bytes(1024))  # F_GETPATH
+    return buffer.split(b"\0", 1)[0]
+
+
+def kernel_release() -> tuple[int, int]:
+    """Major and minor number of the running kernel, for behaviour that cannot be probed."""
+    numbers = platform.release().split(".")
+    try:
+        return int(numbers[0]), int("".join(c for c in numbers[1] if c.isdigit()) or 0)
+    except (IndexError, ValueError):
+        return (0, 0)

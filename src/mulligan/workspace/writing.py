@@ -1,0 +1,250 @@
+"""Putting one entry in the place of another so that nobody's bytes are lost between the look and the write.
+
+`swap` acts first and looks after: it takes the place in one step, then compares what came out with what was expected.
+What differs is somebody's save. It is handed to `rescue`, which returns only when those bytes are safe; then either
+ours stays (`insist`), or theirs goes back to where it was and the caller learns what it found.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from mulligan.values.clock import monotonic_s
+from mulligan.values.entries import ABSENT, Absent, DirEntry, Entry, FileEntry, SymlinkEntry, same_content
+from mulligan.workspace.disk import Disk, Image
+from mulligan.workspace.places import Spot
+
+Rescue = Callable[[Image], None]
+
+SETTLE_LIMIT_S = 0.25
+_SETTLE_NAP_S = 0.0002
+_NO_EXCHANGE = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
+
+
+@dataclass(slots=True, frozen=True)
+class Wanted:
+    """What a spot shall hold. A file's bytes come with it; `mtime_ns` 0 in the entry means the present."""
+
+    entry: Entry
+    content: bytes | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Swapped:
+    """Done. `entry` is what the spot holds now; `race_window`: this disk could not exclude a lost save."""
+
+    entry: Entry
+    race_window: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class Found:
+    """Not done: something else than expected was there, and is there still."""
+
+    image: Image
+
+
+@dataclass(slots=True, frozen=True)
+class Swap:
+    """One replacement in progress: the spot, the draft name beside it, what should be there and what shall be."""
+
+    disk: Disk
+    spot: Spot
+    draft: bytes
+    expected: Entry
+    wanted: Wanted
+    rescue: Rescue
+    insist: bool = False
+    seen: Image | None = None
+
+    def run(self) -> Swapped | Found:
+        if isinstance(self.expected, DirEntry):
+            return self._from_directory()
+        if isinstance(self.wanted.entry, DirEntry):
+            return self._to_directory()
+        if isinstance(self.wanted.entry, Absent):
+            return self._remove()
+        if isinstance(self.expected, Absent):
+            return self._create()
+        if self._is_metadata_only():
+            return self._set_metadata()
+        return self._replace()
+
+    # From nothing, and to nothing.
+
+    def _create(self) -> Swapped | Found:
+        self._stage()
+        try:
+            self.disk.place(self.spot, self.draft)
+        except FileExistsError:
+            found = self.disk.image(self.spot)
+            if self.insist and found.replaceable:
+                return self._exchange_staged()
+            self.disk.discard(self.spot, self.draft)
+            return Found(found)
+        return self._done()
+
+    def _remove(self) -> Swapped | Found:
+        if isinstance(self.expected, Absent):
+            found = self.disk.image(self.spot)
+            return Swapped(ABSENT) if found.holds(ABSENT) else Found(found)
+        try:
+            self.disk.set_aside(self.spot, self.draft)
+        except FileNotFoundError:
+            return Found(self.disk.image(self.spot))
+        theirs = self._look_at_draft()
+        if theirs is None:
+            self.disk.discard(self.spot, self.draft)
+            return Swapped(ABSENT)
+        self.rescue(theirs)
+        if self.insist and theirs.replaceable:
+            self.disk.discard(self.spot, self.draft)
+            return Swapped(ABSENT)
+        return self._return_draft(theirs)
+
+    def _return_draft(self, theirs: Image) -> Found:
+        """Put what was set aside back, unless somebody made something new there: then that stays, this is rescued."""
+        try:
+            self.disk.place(self.spot, self.draft)
+        except FileExistsError:
+            if theirs.replaceable:
+                self.disk.discard(self.spot, self.draft)
+            return Found(self.disk.image(self.spot))
+        return Found(theirs)
+
+    # Over a file or link.
+
+    def _replace(self) -> Swapped | Found:
+        now = self.seen or self.disk.image(self.spot)
+        if must_stay_one_file(now, self.wanted.entry):
+            return self._write_in_place()
+        try:
+            self._stage()
+        except PermissionError:
+            return self._write_in_place()
+        return self._exchange_staged()
+
+    def _exchange_staged(self) -> Swapped | Found:
+        try:
+            self.disk.exchange(self.spot, self.draft)
+        except FileNotFoundError:
+            self.disk.discard(self.spot, self.draft)
+            return Found(self.disk.image(self.spot))
+        except OSError as error:
+            if error.errno not in _NO_EXCHANGE:
+                raise
+            self.disk.discard(self.spot, self.draft)
+            return self._write_in_place()
+        theirs = self._look_at_draft()
+        if theirs is None:
+            self.disk.discard(self.spot, self.draft)
+            return self._done()
+        self.rescue(theirs)
+        if self.insist and theirs.replaceable:
+            self.disk.discard(self.spot, self.draft)
+            return self._done()
+        return self._exchange_back(theirs)
+
+    def _exchange_back(self, theirs: Image) -> Found:
+        """Theirs returns. If meanwhile somebody saved over ours, that save is the newest and keeps the place."""
+        self.disk.exchange(self.spot, self.draft)
+        if not same_content(self.disk.image(self.spot, draft=self.draft).entry, self.wanted.entry):
+            self.disk.exchange(self.spot, self.draft)
+        self.disk.discard(self.spot, self.draft)
+        return Found(theirs)
+
+    def _look_at_draft(self) -> Image | None:
+        """What came out, once nobody writes into it any more; None if it is what we expected."""
+        limit = monotonic_s() + SETTLE_LIMIT_S
+        while self.disk.settled(self.spot, self.draft) is False and monotonic_s() < limit:
+            time.sleep(_SETTLE_NAP_S)
+        image = self.disk.image(self.spot, draft=self.draft)
+        return None if image.holds(self.expected) else image
+
+    def _write_in_place(self) -> Swapped | Found:
+        """For a file that must stay one inode. A save between look and write cannot be excluded, and we say so."""
+        wanted = self.wanted
+        now = self.disk.image(self.spot)
+        if not now.holds(self.expected):
+            self.rescue(now)
+            if not self.insist:
+                return Found(now)
+        if not isinstance(now.entry, FileEntry) or not isinstance(wanted.entry, FileEntry):
+            return Found(now)
+        assert wanted.content is not None
+        self.disk.write_in_place(self.spot, wanted.content)
+        if (now.entry.mode, now.entry.xattrs) != (wanted.entry.mode, wanted.entry.xattrs):
+            self.disk.set_metadata(self.spot, wanted.entry)
+        if wanted.entry.mtime_ns:
+            self.disk.set_mtime(self.spot, wanted.entry.mtime_ns)
+        return replace(self._done(), race_window=True)
+
+    # Directories and metadata.
+
+    def _to_directory(self) -> Swapped | Found:
+        assert isinstance(self.wanted.entry, DirEntry)
+        if not isinstance(self.expected, Absent):
+            removed = replace(self, wanted=Wanted(ABSENT)).run()
+            if isinstance(removed, Found):
+                return removed
+        try:
+            self.disk.make_dir(self.spot, self.wanted.entry.mode)
+        except FileExistsError:
+            return Found(self.disk.image(self.spot))
+        return self._done()
+
+    def _from_directory(self) -> Swapped | Found:
+        assert isinstance(self.expected, DirEntry)
+        found = self.disk.image(self.spot)
+        if not isinstance(found.entry, DirEntry):
+            return Found(found)
+        if isinstance(self.wanted.entry, DirEntry):
+            return self._set_metadata()
+        try:
+            self.disk.remove_dir(self.spot)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            return Found(found)
+        return Swapped(ABSENT) if isinstance(self.wanted.entry, Absent) else replace(self, expected=ABSENT).run()
+
+    def _is_metadata_only(self) -> bool:
+        both_files = isinstance(self.expected, FileEntry) and isinstance(self.wanted.entry, FileEntry)
+        return both_files and same_content(self.expected, self.wanted.entry)
+
+    def _set_metadata(self) -> Swapped | Found:
+        assert isinstance(self.wanted.entry, FileEntry | DirEntry)
+        found = self.disk.image(self.spot)
+        same = self.insist and not found.special and same_content(found.entry, self.expected)
+        if not same and not found.holds(self.expected):
+            return Found(found)
+        if not found.holds(self.wanted.entry):
+            self.disk.set_metadata(self.spot, self.wanted.entry)
+        if self.wanted.entry.mtime_ns:
+            self.disk.set_mtime(self.spot, self.wanted.entry.mtime_ns)
+        return self._done()
+
+    def _stage(self) -> None:
+        entry = self.wanted.entry
+        if isinstance(entry, SymlinkEntry):
+            self.disk.stage_link(self.spot, self.draft, entry.target)
+        else:
+            assert isinstance(entry, FileEntry) and self.wanted.content is not None
+            self.disk.stage_file(self.spot, self.draft, self.wanted.content, like=entry)
+
+    def _done(self) -> Swapped:
+        entry = self.wanted.entry
+        if isinstance(entry, FileEntry | DirEntry):
+            entry = replace(entry, mtime_ns=self.disk.mtime_ns(self.spot))
+        return Swapped(entry)
+
+
+def must_stay_one_file(now: Image, wanted: Entry) -> bool:
+    """Other hard links, or somebody else's file: a replacement would break the link or take the ownership away."""
+    if not isinstance(now.entry, FileEntry) or not isinstance(wanted, FileEntry):
+        return False
+    return now.links > 1 or now.owner not in (os.geteuid(), -1)

@@ -1,0 +1,1 @@
+"""Programs that nobody here wrote, and the inputs they judge us by."""

@@ -1,0 +1,238 @@
+"""The house rules of our own code, as tests: sizes, names, exports, imports and links.
+
+An exception to a rule is a line in `house_allowances.txt`: `rule | place | reason`. One that is no longer needed fails
+too, so the list only ever shrinks back.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mulligan
+from gauges import (
+    FunctionSize,
+    broad_excepts_in,
+    dead_links_in,
+    exceptions_in,
+    functions_in,
+    is_vague,
+    percentile,
+    unfinished_in,
+)
+
+ROOT = Path(__file__).parent.parent
+SRC = ROOT / "src"
+TESTS = ROOT / "tests"
+GOLDEN_EXPORTS = TESTS / "golden" / "exports.txt"
+
+FUNCTION_MEDIAN_LINES = 8
+FUNCTION_P90_LINES = 30
+FUNCTION_STOP_LINES = 70
+FILE_P90_LINES = 400
+FILE_STOP_LINES = 600
+POSITIONAL_MAX = 4
+ARGUMENTS_MAX = 8
+EXPORTS_MAX = 90
+
+HEAVY_PROTOCOLS = frozenset({"acp", "anyio", "asyncio", "httpx", "mcp", "starlette", "uvicorn"})
+HEAVY_AGENTS = frozenset({"claude_agent_sdk", "litellm", "openai"})
+HEAVY_DATA = frozenset({"apsw", "obstore", "orjson", "psycopg", "pydantic", "pydantic_core", "re2", "watchfiles"})
+HEAVY = HEAVY_PROTOCOLS | HEAVY_AGENTS | HEAVY_DATA
+
+
+def modules(folder: Path) -> list[tuple[str, str]]:
+    """Name and text of every Python file below a folder of the repository."""
+    return [(str(file.relative_to(ROOT)), file.read_text("utf-8")) for file in sorted(folder.rglob("*.py"))]
+
+
+def functions(folder: Path) -> list[FunctionSize]:
+    return [size for name, text in modules(folder) for size in functions_in(text, name)]
+
+
+def file_lines(folder: Path) -> dict[str, int]:
+    return {name: len(text.splitlines()) for name, text in modules(folder)}
+
+
+def allowed(rule: str) -> set[str]:
+    """The places that are excused from a rule."""
+    rows = [line.split(" | ") for line in (TESTS / "house_allowances.txt").read_text("utf-8").splitlines()]
+    return {place for named, place, reason in rows if named == rule and reason.strip()}
+
+
+class TestSizes:
+    def test_the_median_function_is_short(self) -> None:
+        assert percentile([size.lines for size in functions(SRC)], 50) <= FUNCTION_MEDIAN_LINES
+
+    def test_nine_functions_in_ten_fit_half_a_screen(self) -> None:
+        assert percentile([size.lines for size in functions(SRC)], 90) <= FUNCTION_P90_LINES
+
+    @pytest.mark.parametrize("folder", [SRC, TESTS], ids=["src", "tests"])
+    def test_no_function_passes_the_stop(self, folder: Path) -> None:
+        assert [size for size in functions(folder) if size.lines > FUNCTION_STOP_LINES] == []
+
+    def test_nine_files_in_ten_are_short(self) -> None:
+        assert percentile(list(file_lines(SRC).values()), 90) <= FILE_P90_LINES
+
+    @pytest.mark.parametrize("folder", [SRC, TESTS], ids=["src", "tests"])
+    def test_no_file_passes_the_stop(self, folder: Path) -> None:
+        assert {name: lines for name, lines in file_lines(folder).items() if lines > FILE_STOP_LINES} == {}
+
+    def test_arguments_are_few_and_named(self) -> None:
+        wide = {s.where for s in functions(SRC) if s.positional > POSITIONAL_MAX or s.arguments > ARGUMENTS_MAX}
+        assert wide == allowed("arguments")
+
+
+class TestNames:
+    @pytest.mark.req("D3.no_vague_modules")
+    def test_no_module_has_a_vague_name(self) -> None:
+        parts = {part for name, _ in modules(SRC) for part in Path(name).with_suffix("").parts}
+        assert [part for part in sorted(parts) if is_vague(part)] == []
+
+    @pytest.mark.req("W32.one_class_per_error_name")
+    def test_no_two_classes_of_exceptions_share_a_name(self) -> None:
+        places = exceptions_in(modules(SRC))
+        assert "src/mulligan/values/faults.py:MulliganError" in places
+        counted = Counter(re.split(r"[:.]", place)[-1] for place in places)
+        assert [name for name, count in counted.items() if count > 1] == []
+
+    def test_nothing_in_the_source_is_left_to_do(self) -> None:
+        assert [place for name, text in modules(SRC) for place in unfinished_in(text, name)] == []
+
+
+def test_everything_is_caught_only_where_a_reason_is_given() -> None:
+    found = {place for name, text in modules(SRC) for place in broad_excepts_in(text, name)}
+    assert found == allowed("broad_except")
+
+
+def test_every_allowance_names_a_known_rule_and_a_reason() -> None:
+    rows = [line.split(" | ") for line in (TESTS / "house_allowances.txt").read_text("utf-8").splitlines()]
+    assert [row for row in rows if len(row) != 3 or row[0] not in ("broad_except", "arguments") or not row[2]] == []
+
+
+class TestExports:
+    def test_they_are_exactly_the_golden_list(self) -> None:
+        assert sorted(getattr(mulligan, "__all__", ())) == GOLDEN_EXPORTS.read_text("utf-8").splitlines()
+
+    def test_they_are_few_and_sorted_without_repeats(self) -> None:
+        names = GOLDEN_EXPORTS.read_text("utf-8").splitlines()
+        assert len(names) <= EXPORTS_MAX
+        assert names == sorted(set(names))
+
+    def test_each_can_be_had(self) -> None:
+        exported = list(getattr(mulligan, "__all__", ()))
+        assert [name for name in exported if not hasattr(mulligan, name)] == []
+
+
+class TestImports:
+    @pytest.mark.req("D3.lazy_reexports")
+    def test_import_mulligan_opens_no_room(self) -> None:
+        assert {name for name in _modules_after("import mulligan") if name.startswith("mulligan")} == {"mulligan"}
+
+    @pytest.mark.req("D17.import_is_light")
+    def test_import_mulligan_loads_only_itself_and_the_standard_library(self) -> None:
+        foreign = _loaded_by("import mulligan") - _loaded_by("") - set(sys.stdlib_module_names) - {"mulligan"}
+        assert foreign == set()
+
+    @pytest.mark.req("D17.import_is_light", "D17.heavy_imports_local")
+    @pytest.mark.parametrize("statement", ["import mulligan", "import mulligan.cli"])
+    def test_heavy_packages_wait_for_the_verb_that_needs_them(self, statement: str) -> None:
+        assert _loaded_by(statement) & HEAVY - _loaded_by("") == set()
+
+
+def _loaded_by(statement: str) -> set[str]:
+    """Top-level names of the modules that a fresh interpreter has loaded after the statement."""
+    return {name.partition(".")[0] for name in _modules_after(statement)}
+
+
+def _modules_after(statement: str) -> set[str]:
+    script = f"{statement}\nimport sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_links_in_the_documents_lead_somewhere() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    assert [dead for page in sorted(pages) for dead in dead_links_in(page, ROOT)] == []
+
+
+class TestGauges:
+    """The measures themselves, on code where the answer is known: a rule that cannot fail is no rule."""
+
+    def test_a_function_is_measured_without_its_docstring(self) -> None:
+        source = 'def f(a, b, /, c, *, d, e=1, **rest):\n    """One.\n\n    Two.\n    """\n    return a\n'
+        assert list(functions_in(source, "m.py")) == [FunctionSize("m.py:f", 2, 3, 5)]
+
+    def test_methods_and_inner_functions_are_measured_without_self(self) -> None:
+        source = "class A:\n    def f(self, a):\n        def g(cls, b):\n            return 1\n        return g\n"
+        assert list(functions_in(source, "m")) == [FunctionSize("m:A.f", 4, 1, 1), FunctionSize("m:A.f.g", 2, 1, 1)]
+
+    @pytest.mark.parametrize("caught", ["", " Exception", " BaseException as e", " (OSError, Exception)"])
+    def test_a_broad_except_is_found_with_its_function(self, caught: str) -> None:
+        source = (
+            f"class A:\n    def f(self):\n        try:\n            pass\n        except{caught}:\n            pass\n"
+        )
+        assert list(broad_excepts_in(source, "m.py")) == ["m.py:A.f"]
+
+    def test_a_broad_except_of_a_module_is_found(self) -> None:
+        assert list(broad_excepts_in("try:\n    pass\nexcept Exception:\n    pass\n", "m.py")) == ["m.py:"]
+
+    def test_exceptions_are_known_by_their_bases(self) -> None:
+        one = "class A(B): ...\nclass C: ...\nclass D(faults.E, Generic[T]): ...\n"
+        two = "class B(OSError): ...\nclass E(A):\n    class F(ValueError): ...\n"
+        assert exceptions_in([("1", one), ("2", two)]) == ["1:A", "1:D", "2:B", "2:E", "2:E.F"]
+
+    def test_a_narrow_except_is_not_broad(self) -> None:
+        assert list(broad_excepts_in("try:\n    pass\nexcept (OSError, KeyError):\n    pass\n", "m.py")) == []
+
+    @pytest.mark.parametrize(
+        ("numbers", "percent", "expected"), [([], 50, 0), ([7], 90, 7), ([1, 2, 3, 4], 50, 2), ([*range(1, 11)], 90, 9)]
+    )
+    def test_percentiles(self, numbers: list[int], percent: int, expected: int) -> None:
+        assert percentile(numbers, percent) == expected
+
+    @given(st.lists(st.integers(), min_size=1), st.integers(1, 100))
+    def test_a_percentile_is_the_least_number_that_covers_its_share(self, numbers: list[int], percent: int) -> None:
+        found = percentile(numbers, percent)
+        assert found in numbers
+        assert sum(n <= found for n in numbers) * 100 >= percent * len(numbers)
+        assert sum(n < found for n in numbers) * 100 < percent * len(numbers)
+
+    @pytest.mark.parametrize("name", ["utils", "base", "core", "session_helpers", "path_utils", "manager"])
+    def test_vague_names_are_vague(self, name: str) -> None:
+        assert is_vague(name)
+
+    @pytest.mark.parametrize("name", ["paths", "base64_names", "stale_base", "score", "disk"])
+    def test_other_names_are_not(self, name: str) -> None:
+        assert not is_vague(name)
+
+    def test_unfinished_lines_are_found(self) -> None:
+        assert list(unfinished_in("x = 1\n# TODO: y\nfixme_later = 2\nz = 'FIXME'\n", "m.py")) == ["m.py:2", "m.py:4"]
+
+    def test_dead_links_are_found_and_living_ones_are_not(self, tmp_path: Path) -> None:
+        (tmp_path / "b.md").write_text("# The `one` thing\n", "utf-8")
+        page = tmp_path / "a.md"
+        page.write_text(LINKS, "utf-8")
+        assert list(dead_links_in(page, tmp_path)) == ["a.md: c.md", "a.md: b.md#two", "a.md: ../x.md", "a.md: d.md"]
+
+    def test_importing_a_heavy_package_would_be_seen(self) -> None:
+        assert {"pydantic", "orjson"} <= _loaded_by("import pydantic, orjson") & HEAVY - _loaded_by("")
+
+
+LINKS = """# Here
+[good](b.md) [dead](c.md "title") [heading](b.md#the-one-thing) [no heading](b.md#two) [self](#here) [web](https://x.y/z)
+[outside](../x.md) `[code](e.md)`
+
+```
+[fenced](f.md)
+```
+
+[reference]: d.md
+"""

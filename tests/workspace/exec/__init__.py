@@ -1,0 +1,1 @@
+"""Tests of running commands and catching what they change."""

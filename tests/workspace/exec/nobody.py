@@ -1,0 +1,51 @@
+"""Run a module of these tests as a user without any privilege, from a copy of the sources that such a user can read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import mulligan
+
+NOBODY = 65534
+_IGNORED = shutil.ignore_patterns("__pycache__")
+
+
+def run_as_nobody(module: str, *arguments: str) -> str:
+    """What the module prints when run as a program; the test fails with its errors if it fails."""
+    home = Path(tempfile.mkdtemp())
+    try:
+        shutil.copytree(Path(mulligan.__file__).parent, home / "mulligan", ignore=_IGNORED)
+        shutil.copytree(Path(__file__).parent.parent, home / "workspace", ignore=_IGNORED)
+        home.chmod(0o755)
+        found = subprocess.run(
+            [_interpreter(), "-B", "-m", module, *arguments],
+            cwd="/",
+            env={"PATH": os.defpath, "PYTHONPATH": str(home)},
+            capture_output=True,
+            text=True,
+            **_identity(),
+        )
+        assert found.returncode == 0, found.stderr
+        return found.stdout
+    finally:
+        shutil.rmtree(home)
+
+
+def _identity() -> dict[str, int]:
+    return {"user": NOBODY, "group": NOBODY} if os.geteuid() == 0 else {}
+
+
+def _interpreter() -> str:
+    """This interpreter, or the system's where ours is in a folder that only its owner may enter."""
+    for candidate in (sys.executable, os.path.realpath(sys.executable), "/usr/bin/python3"):
+        try:
+            subprocess.run([candidate, "-c", ""], check=True, capture_output=True, **_identity())
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return candidate
+    raise AssertionError("no Python interpreter that an unprivileged user may run; install python3")
