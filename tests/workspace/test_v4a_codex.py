@@ -14,8 +14,9 @@ import pytest
 from mulligan.values.paths import RepoPath
 from mulligan.values.refusal import Refused
 from mulligan.workspace.normal import line_key
-from mulligan.workspace.patch.v4a import Update, parse_v4a, stage_v4a
+from mulligan.workspace.patch.v4a import Update, parse_v4a
 from oracles.codex import Tree, codex_apply
+from oracles.v4a_files import patch_of, stage
 from oracles.v4a_patches import Case, make_case
 
 BATCHES = 8
@@ -25,17 +26,12 @@ BATCH_AGREED_MIN = 60
 
 def ours(tree: Mapping[str, bytes], patch: str) -> Tree | Refused:
     """The tree after the patch by our own rules, or why not."""
-    files = {RepoPath(name): content for name, content in tree.items()}
     try:
-        staged = stage_v4a(parse_v4a(patch), files.get)
+        files = stage(tree, patch).files
     except Refused as refused:
         return refused
-    after = {**tree, **staged.files}
+    after = {**{RepoPath(name): content for name, content in tree.items()}, **files}
     return {name: content for name, content in after.items() if content is not None}
-
-
-def patch_of(body: str) -> str:
-    return f"*** Begin Patch\n{body}\n*** End Patch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +131,7 @@ SAME: dict[str, tuple[Tree, str]] = {
     "insert into an empty file": ({"a": b""}, "*** Update File: a\n@@\n+x"),
     "insert behind a blank last line": ({"a": b"x\n\n"}, "*** Update File: a\n@@\n+y"),
     "the end of the file": ({"a": b"x\ny\nx\n"}, "*** Update File: a\n@@\n-x\n+z\n*** End of File"),
-    "the end of the file, then a blank line": (
+    "the end of the file, then a blank": (
         {"a": b"x\ny\nx\n"},
         "*** Update File: a\n@@\n-x\n+z\n*** End of File\n",
     ),
@@ -190,7 +186,7 @@ def test_wrappers_that_codex_takes_off_we_take_off(wrapper: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Exception_:
+class Difference:
     """A patch that Codex applies in another way, what we do, and why."""
 
     tree: Tree
@@ -199,44 +195,44 @@ class Exception_:
     reason: str
 
 
-EXCEPTIONS: dict[str, Exception_] = {
-    "several equally good places": Exception_(
+EXCEPTIONS: dict[str, Difference] = {
+    "several equally good places": Difference(
         tree={"a": b"x\ny\nx\n"},
         body="*** Update File: a\n@@\n-x\n+z",
         ours=("reject", "ambiguous_matches"),
         reason="Codex takes the first; the contract refuses to guess.",
     ),
-    "several equally good places below several anchors": Exception_(
+    "several equally good places below several anchors": Difference(
         tree={"a": b"f\nx\nf\nx\n"},
         body="*** Update File: a\n@@ f\n-x\n+z",
         ours=("reject", "ambiguous_matches"),
         reason="The same, one level up.",
     ),
-    "several equally good places for a later hunk": Exception_(
+    "several equally good places for a later hunk": Difference(
         tree={"a": b"h\nx\nx\n"},
         body="*** Update File: a\n@@\n-h\n@@\n-x\n+z",
         ours=("reject", "ambiguous_matches"),
         reason="The same for hunks that follow others.",
     ),
-    "an insertion beside a blank line that is nowhere": Exception_(
+    "an insertion beside a blank line that is nowhere": Difference(
         tree={"a": WORDS},
         body="*** Update File: a\n@@\n+four\n",
         ours={"a": WORDS + b"four\n"},
         reason="Codex inserts at the top; the contract puts an insertion without context at the end.",
     ),
-    "a move onto itself": Exception_(
+    "a move onto itself": Difference(
         tree={"a": WORDS},
         body="*** Update File: a\n*** Move to: a\n@@\n-two\n+2",
         ours={"a": b"one\n2\nthree\n"},
         reason="Codex writes the file and then removes it as the origin: all of it is lost.",
     ),
-    "a path that climbs": Exception_(
+    "a path that climbs": Difference(
         tree={"a": WORDS},
         body="*** Update File: b/../a\n@@\n-two\n+2",
         ours=("reject", "invalid_path"),
         reason="One parser of paths for all, and it takes no '..'.",
     ),
-    "an update of nothing but blank lines": Exception_(
+    "an update of nothing but blank lines": Difference(
         tree={"a": WORDS},
         body="*** Update File: a\n\n*** Add File: b\n+x",
         ours=("parse_error", "patch_parse_error"),

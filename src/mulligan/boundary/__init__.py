@@ -1,1 +1,1 @@
-"""TBD."""
+"""May this resolved path be touched so: capability, policy, verdict. Pure."""

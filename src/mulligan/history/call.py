@@ -12,19 +12,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
-from mulligan.history.ledger import Claimed, Facts, Ledger, intending, touch_row
+from mulligan.history.ledger import Claimed, Ending, Facts, Ledger, intending, touch_row
 from mulligan.history.tables import RootRow, TouchRow
+from mulligan.session.tables import session_journal
 from mulligan.store.blobs import Prepared, Vanished
 from mulligan.store.claims import Wanted as Claim
+from mulligan.store.journal import REFS
 from mulligan.store.protocol import Tx
 from mulligan.values.clock import monotonic_s
+from mulligan.values.digest import Digest, raw_digest
 from mulligan.values.entries import Change, Entry, FileEntry, same_state
-from mulligan.values.faults import fault, fault_of_os_error
+from mulligan.values.faults import Broken, MulliganError, fault, fault_of_os_error
 from mulligan.values.limits import CLAIM_WAIT_S
 from mulligan.values.paths import RepoPath, path_bytes, to_wire
 from mulligan.values.refusal import Refused
@@ -89,6 +92,8 @@ class Call:
         self.conflicts: list[RepoPath] = []
         self.coverage: list[dict[str, str]] = []
         self._owner = ledger.store.owner()
+        self._effects: list[dict[str, Any]] = []
+        self._handed_out: set[Digest] = set()
         self._begun = False
         self._touched: dict[RepoPath, Touched] = {}
         self._done: list[tuple[RepoPath, Entry]] = []
@@ -233,6 +238,24 @@ class Call:
                 touched.before = touched.after = theirs.entry
                 self.ledger.touch(tx, touched.row, ())
 
+    # What the record says besides files.
+
+    def note_effect(self, name: str, params: Mapping[str, Any], receipt: Mapping[str, Any]) -> None:
+        """Put an effect and its receipt on the call's record, for replay and for people."""
+        self._effects.append({"effect": name, "params": params, "receipt": receipt})
+
+    def hand_out(self, digest: Digest) -> None:
+        """A blob this call answers with: the session may read it from now on, and its record keeps it reachable."""
+        self._handed_out.add(digest)
+
+    def may_read_blob(self, digest: Digest) -> bool:
+        """Only what this session has been handed, or has itself changed: a digest is not a key to others' work."""
+        if digest in self._handed_out:
+            return True
+        with self.ledger.store.read() as tx:
+            journal = session_journal(self.facts.session)
+            return bool(tx.select(REFS, {"digest": raw_digest(digest), "journal": journal}, limit=1))
+
     # Ending.
 
     def changes(self) -> list[Change]:
@@ -250,16 +273,24 @@ class Call:
             changes = self.changes()
             if self.ledger.store.durability == "power":
                 self._sync(changes)
-            with self.ledger.store.write() as tx:
-                if self._begun:
-                    self.ledger.check_ours(tx, self.facts.id, self._owner)
-                else:
-                    self.ledger.begin(tx, self.facts, self._owner)
-                self.ledger.end(
-                    tx, self.facts, status="committed", changes=changes, reason=reason, coverage=self.coverage
-                )
+            ending = Ending("committed", changes, reason, self.coverage, self._effects, self._handed_out)
+            try:
+                with self.ledger.store.write() as tx:
+                    self._end(tx, ending)
+            except Broken as broken:
+                self._resolve_doubt(broken)
             self.status = "committed"
             return changes
+
+    def _resolve_doubt(self, broken: Broken) -> None:
+        """The store failed while we published. Files stay as they are until it says whether we did."""
+        try:
+            published = self.ledger.has_ended(self.facts.id)
+        except MulliganError:
+            words = f"It is not known whether call {self.facts.id} was committed: the store cannot be read."
+            raise fault("in_doubt", words, call=self.facts.id) from broken
+        if not published:
+            raise broken
 
     def abort(self, reason: str) -> list[RepoPath]:
         """Put everything back and say so on record. The paths somebody else changed meanwhile, left as they are."""
@@ -269,13 +300,16 @@ class Call:
             self._put_back_to(0)
             notes = [{"path": to_wire(path), "reason": "conflicted"} for path in self.conflicts]
             with self.ledger.store.write() as tx:
-                if self._begun:
-                    self.ledger.check_ours(tx, self.facts.id, self._owner)
-                else:
-                    self.ledger.begin(tx, self.facts, self._owner)
-                self.ledger.end(tx, self.facts, status="aborted", reason=reason, coverage=[*self.coverage, *notes])
+                self._end(tx, Ending("aborted", (), reason, [*self.coverage, *notes], self._effects, self._handed_out))
             self.status = "aborted"
             return self.conflicts
+
+    def _end(self, tx: Tx, ending: Ending) -> None:
+        if self._begun:
+            self.ledger.check_ours(tx, self.facts.id, self._owner)
+        else:
+            self.ledger.begin(tx, self.facts, self._owner)
+        self.ledger.end(tx, self.facts, ending)
 
     def _put_back_to(self, mark: int) -> None:
         while len(self._done) > mark:

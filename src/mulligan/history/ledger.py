@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from mulligan.history.projection import place_of
 from mulligan.history.tables import CALLS, CHANGES, OPEN, ROOTS, TOUCHES, CallRow, OpenRow, RootRow, TouchRow
@@ -49,6 +49,23 @@ class Facts:
         }
         optional = {"label": self.label, "tool": self.tool, "cause": self.cause, "observed": self.observed or None}
         return body | {name: value for name, value in optional.items() if value is not None}
+
+
+@dataclass(slots=True, frozen=True)
+class Ending:
+    """How a call ended: what it changed, what it could not capture, and what it did and answered on the way."""
+
+    status: Literal["committed", "aborted"]
+    changes: Sequence[Change] = ()
+    reason: str | None = None
+    coverage: Sequence[Mapping[str, str]] = ()
+    effects: Sequence[Mapping[str, Any]] = ()
+    handed_out: Iterable[Digest] = ()
+
+    def notes(self) -> dict[str, Any]:
+        """The parts of the record that are not changes, without the empty ones."""
+        body = {"reason": self.reason, "coverage": list(self.coverage), "effects": list(self.effects)}
+        return {name: value for name, value in body.items() if value}
 
 
 class Claimed(Exception):
@@ -141,32 +158,23 @@ class Ledger:
             self.blobs.put(tx, prepared)
         tx.put(TOUCHES, row)
 
-    def end(
-        self,
-        tx: Tx,
-        facts: Facts,
-        *,
-        status: str,
-        changes: Sequence[Change] = (),
-        reason: str | None = None,
-        coverage: Sequence[Mapping[str, str]] = (),
-    ) -> Record:
+    def end(self, tx: Tx, facts: Facts, ending: Ending) -> Record:
         """The one end of a call: its changes get their place in the workspace, its claims are free."""
-        body: dict[str, Any] = {"call": facts.id, "status": status, "root": facts.root, "changes": []}
+        body: dict[str, Any] = {"call": facts.id, "status": ending.status, "root": facts.root}
         at = self.now()
-        if changes:
+        if ending.changes:
             committed = {"call": facts.id, "session": facts.session}
             place = self.journal.append(tx, workspace_journal(facts.workspace), "committed", committed, at=at)
             body["wseq"], at = place.seq, place.at
-        body |= {"reason": reason} if reason is not None else {}
-        body |= {"coverage": list(coverage)} if coverage else {}
+        body |= ending.notes()
         journal = session_journal(facts.session)
-        *early, last = _chunks(changes)
+        *early, last = _chunks(ending.changes)
         for chunk in early:
             part = {"call": facts.id, "root": facts.root, "wseq": body["wseq"], "changes": _as_json(chunk)}
             self.journal.append(tx, journal, "call.changed", part, at=at, refs=digests_of(chunk))
         body["changes"] = _as_json(last)
-        record = self.journal.append(tx, journal, "call.ended", body, at=at, refs=digests_of(last))
+        refs = digests_of(last) | set(ending.handed_out)
+        record = self.journal.append(tx, journal, "call.ended", body, at=at, refs=refs)
         self._let_go(tx, facts.id)
         return record
 
@@ -181,6 +189,11 @@ class Ledger:
         row = tx.get(OPEN, call)
         if row is None or row.owner != owner:
             raise fault("call_lost", f"Call {call} was ended by another process; nothing was committed.", call=call)
+
+    def has_ended(self, call: CallId) -> bool:
+        with self.store.read() as tx:
+            row = tx.get(CALLS, call)
+        return row is not None and row.status != "open"
 
     def call_row(self, call: CallId) -> CallRow:
         with self.store.read() as tx:

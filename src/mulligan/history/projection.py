@@ -29,7 +29,7 @@ from mulligan.history.tables import (
     RootRow,
     TurnRow,
 )
-from mulligan.session.tables import project_session_opened
+from mulligan.session.tables import project_boundary_attached, project_boundary_ended, project_session_opened
 from mulligan.store.journal import Projector, Record
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode, encode
@@ -185,6 +185,8 @@ def _text(value: object) -> str | None:
 PROJECTORS: Mapping[str, Projector] = MappingProxyType(
     {
         "session.opened": project_session_opened,
+        "boundary.attached": project_boundary_attached,
+        "boundary.ended": project_boundary_ended,
         "root.opened": _root_opened,
         "turn.opened": _turn_opened,
         "turn.ended": _turn_ended,

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from mulligan.history.desk import Desk
-from mulligan.history.ledger import Facts
+from mulligan.history.ledger import Ending, Facts
 from mulligan.history.tables import CALLS, OPEN, ROOTS, TOUCHES, OpenRow, TouchRow
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
@@ -87,7 +87,7 @@ def _put_back_all(desk: Desk, facts: Facts, touches: list[TouchRow]) -> Recovere
         _PutBack(desk, touch, found).run()
     notes = [{"path": to_wire(path), "reason": "conflicted"} for path in found.conflicts]
     with desk.ledger.store.write() as tx:
-        desk.ledger.end(tx, facts, status="aborted", reason="process_died", coverage=notes)
+        desk.ledger.end(tx, facts, Ending("aborted", reason="process_died", coverage=notes))
     return found
 
 
@@ -102,7 +102,7 @@ def _observe(desk: Desk, facts: Facts, touches: list[TouchRow]) -> Recovered:
         if not image.special and not same_state(before, image.entry):
             changes.append(Change(path, before, image.entry))
     with desk.ledger.store.write() as tx:
-        desk.ledger.end(tx, facts, status="committed", changes=changes, reason="process_died")
+        desk.ledger.end(tx, facts, Ending("committed", changes, reason="process_died"))
     return Recovered(facts.id)
 
 

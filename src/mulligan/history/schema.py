@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mulligan.history.projection import PROJECTORS
 from mulligan.history.tables import CALLS, CHANGES, OPEN, REDO, ROOTS, TOUCHES, TURNS
-from mulligan.session.tables import SESSIONS
+from mulligan.session.tables import BOUNDARIES, SESSIONS
 from mulligan.store.blobs import BLOBS, BODIES
 from mulligan.store.claims import CLAIMS
 from mulligan.store.journal import HEADS, RECORDS, REFS, Schema
@@ -13,7 +13,7 @@ from mulligan.store.protocol import OWNERS
 SCHEMA = Schema(
     tables=(
         *(RECORDS, HEADS, REFS, BLOBS, BODIES, OWNERS, CLAIMS),
-        *(SESSIONS, ROOTS, TURNS, CALLS, CHANGES, REDO),
+        *(SESSIONS, BOUNDARIES, ROOTS, TURNS, CALLS, CHANGES, REDO),
         *(OPEN, TOUCHES),
     ),
     projectors=PROJECTORS,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mulligan.store.journal import Record
 from mulligan.store.protocol import Tx
 from mulligan.store.tables import Table
+from mulligan.values.canonical import encode
 from mulligan.values.ids import SessionId
 
 
@@ -24,6 +25,20 @@ SESSIONS: Table[SessionRow] = Table(
 )
 
 
+@dataclass(slots=True, frozen=True)
+class BoundaryRow:
+    """What a session may do, as it was opened: `body` is JSON with capability, policy, workdir and environment."""
+
+    session: str
+    body: str
+    started_at_ns: int
+    expires_at_ns: int | None
+    ended_at_ns: int | None
+
+
+BOUNDARIES: Table[BoundaryRow] = Table("boundaries", BoundaryRow, key=("session",), projected=True)
+
+
 def session_journal(session: SessionId) -> str:
     return f"s:{session}"
 
@@ -31,3 +46,15 @@ def session_journal(session: SessionId) -> str:
 def project_session_opened(tx: Tx, record: Record) -> None:
     body = record.payload
     tx.put(SESSIONS, SessionRow(body["session"], body["root"], record.at, None, body.get("parent")))
+
+
+def project_boundary_attached(tx: Tx, record: Record) -> None:
+    body = record.payload
+    text = encode(body["boundary"]).decode("utf-8")
+    tx.put(BOUNDARIES, BoundaryRow(body["session"], text, body["started_at_ns"], body.get("expires_at_ns"), None))
+
+
+def project_boundary_ended(tx: Tx, record: Record) -> None:
+    row = tx.get(BOUNDARIES, record.payload["session"])
+    if row is not None:
+        tx.put(BOUNDARIES, replace(row, ended_at_ns=record.payload["ended_at_ns"]))

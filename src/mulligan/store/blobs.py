@@ -113,9 +113,11 @@ class Blobs:
         known = tx.get(BLOBS, raw)
         if known is not None and known.place in READABLE:
             tx.put(BLOBS, BlobRow(raw, known.size, known.stored, known.place, known.base, known.depth, self._now_ms()))
+            self._catch_up(tx, known)
             return prepared.digest
-        base, depth, body = prepared.base, prepared.depth, prepared.body
-        if body is None or (base is not None and not tx.has(BLOBS, base)):
+        base, body = prepared.base, prepared.body
+        depth = 0 if base is None else _depth_on(tx, base)
+        if body is None or depth >= BLOB_CHAIN_MAX:
             raise Vanished(prepared.digest)
         tx.put(BLOBS, BlobRow(raw, prepared.size, len(body), prepared.place, base, depth, self._now_ms()))
         if prepared.place == IN_DATABASE:
@@ -123,6 +125,11 @@ class Blobs:
         elif self._store.durability == "process":
             tx.put(UNSYNCED, UnsyncedRow(raw))
         return prepared.digest
+
+    def _catch_up(self, tx: Tx, known: BlobRow) -> None:
+        """A body that somebody put without waiting for the disk, now needed by one who must wait."""
+        if known.place == BESIDE and self._store.durability == "power" and tx.delete(UNSYNCED, known.digest):
+            self._store.bodies.sync([digest_from_raw(known.digest)])
 
     def store(self, data: bytes) -> Digest:
         """Prepare and publish one blob in a transaction of its own."""
@@ -200,6 +207,12 @@ class Blobs:
 class _Base:
     digest: bytes
     depth: int
+
+
+def _depth_on(tx: Tx, base: bytes) -> int:
+    """How deep a change of that blob stands; too deep if there is nothing to stand on any more."""
+    row = tx.get(BLOBS, base)
+    return row.depth + 1 if row is not None and row.place in READABLE else BLOB_CHAIN_MAX
 
 
 def _changed(data: bytes, after: bytes, base: _Base) -> Prepared:

@@ -21,7 +21,7 @@ from mulligan.store.protocol import META, OWNERS, Tx
 from mulligan.store.tables import Table
 from mulligan.values.canonical import decode, encode
 from mulligan.values.digest import Digest, raw_digest
-from mulligan.values.faults import fault
+from mulligan.values.faults import MulliganError, fault
 
 GENESIS = "0" * 64
 PAGE_RECORDS = 1_000
@@ -173,7 +173,7 @@ def parse_record(row: RecordRow) -> Record:
             refs=tuple(body.get("refs", ())),
             hash=row.hash.hex(),
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, MulliganError) as error:
         raise fault("journal_broken", f"Record {row.seq} of {row.journal} cannot be read: {error!r}") from None
 
 

@@ -1,6 +1,8 @@
 """The memory engine: the contract in its plainest form, and stricter than the real ones.
 
 It refuses what the others only happen to survive: rows of the wrong type, values of the wrong kind, use after the end.
+What is published is never changed: a writer copies a table before its first change and publishes all its copies at
+once, so a reader keeps the past it began with and nobody waits for it.
 """
 
 from __future__ import annotations
@@ -26,9 +28,12 @@ _Sorted = tuple[tuple[int, Any], ...]
 class _Rows:
     """One table: rows by key, and the keys in order."""
 
-    def __init__(self) -> None:
-        self.by_key: dict[_Key, Any] = {}
-        self.ordered: list[tuple[_Sorted, _Key]] = []
+    def __init__(self, by_key: dict[_Key, Any], ordered: list[tuple[_Sorted, _Key]]) -> None:
+        self.by_key = by_key
+        self.ordered = ordered
+
+    def copy(self) -> _Rows:
+        return _Rows(self.by_key.copy(), self.ordered.copy())
 
     def put(self, key: _Key, row: object) -> None:
         if key not in self.by_key:
@@ -50,8 +55,8 @@ class MemoryStore:
     def __init__(self, schema: Schema, *, bodies: BlobStore | None = None, durability: Durability = "process") -> None:
         self.bodies: BlobStore = bodies if bodies is not None else MemoryBodies()
         self.durability: Durability = durability
-        self._rows: dict[str, _Rows] = {table.name: _Rows() for table in schema.tables}
-        self._lock = threading.RLock()
+        self._rows: dict[str, _Rows] = {table.name: _Rows({}, []) for table in schema.tables}
+        self._writing = threading.Lock()
         self._writer: int | None = None
         self._closing: list[Callable[[], None]] = []
 
@@ -60,26 +65,23 @@ class MemoryStore:
         me = threading.get_ident()
         if self._writer == me:
             raise fault("nested_transaction", "A write transaction is already open on this thread.")
-        with self._lock:
+        with self._writing:
             self._writer = me
-            tx = _MemoryTx(self._rows, writable=True)
+            tx = _MemoryTx(self._rows.copy(), writable=True)
             try:
                 yield tx
-            except BaseException:
-                tx.revert()
-                raise
+                self._rows = tx.rows
             finally:
                 tx.ended = True
                 self._writer = None
 
     @contextmanager
     def read(self) -> Iterator[_MemoryTx]:
-        with self._lock:
-            tx = _MemoryTx(self._rows, writable=False)
-            try:
-                yield tx
-            finally:
-                tx.ended = True
+        tx = _MemoryTx(self._rows, writable=False)
+        try:
+            yield tx
+        finally:
+            tx.ended = True
 
     def owner(self) -> OwnerId:
         return OwnerId(1)
@@ -111,9 +113,9 @@ class MemoryStore:
 
 class _MemoryTx:
     def __init__(self, rows: dict[str, _Rows], *, writable: bool) -> None:
-        self._rows = rows
+        self.rows = rows
         self._writable = writable
-        self._undo: list[tuple[str, _Key, Any]] = []
+        self._ours: set[str] = set()
         self.ended = False
 
     def get(self, table: Table[R], *key: Value) -> R | None:
@@ -123,16 +125,13 @@ class _MemoryTx:
     def put(self, table: Table[R], row: R) -> None:
         rows = self._of(table, writing=True)
         _check_row(table, row)
-        key = table.key_of(row)
-        self._undo.append((table.name, key, rows.by_key.get(key)))
-        rows.put(key, row)
+        rows.put(table.key_of(row), row)
 
     def delete(self, table: Table[R], *key: Value) -> bool:
         rows = self._of(table, writing=True)
         key = _checked_key(table, key)
         if key not in rows.by_key:
             return False
-        self._undo.append((table.name, key, rows.by_key[key]))
         rows.remove(key)
         return True
 
@@ -161,22 +160,17 @@ class _MemoryTx:
     def count(self, table: Table[R], where: Mapping[str, Value] | None = None) -> int:
         return len(self.select(table, where))
 
-    def revert(self) -> None:
-        for name, key, row in reversed(self._undo):
-            rows = self._rows[name]
-            if row is not None:
-                rows.put(key, row)
-            elif key in rows.by_key:
-                rows.remove(key)
-
     def _of(self, table: Table[R], *, writing: bool = False) -> _Rows:
         if self.ended:
             raise fault("internal", "A transaction was used after its end.")
         if writing and not self._writable:
             raise fault("internal", "A read transaction cannot write.")
-        if table.name not in self._rows:
+        if table.name not in self.rows:
             raise fault("internal", f"The store has no table {table.name}.")
-        return self._rows[table.name]
+        if writing and table.name not in self._ours:
+            self._ours.add(table.name)
+            self.rows[table.name] = self.rows[table.name].copy()
+        return self.rows[table.name]
 
 
 def _matches(row: object, where: Mapping[str, Value] | None, between: tuple[str, Value, Value] | None) -> bool:
@@ -195,8 +189,17 @@ def _check_row(table: Table[R], row: R) -> None:
     if type(row) is not table.row:
         raise fault("internal", f"{table.name} holds {table.row.__name__}, not {type(row).__name__}.")
     for column, value in zip(table.columns, table.values_of(row), strict=True):
-        if value is not None and type(value) is not _KINDS[table.column_types[column]]:
-            raise fault("internal", f"{table.name}.{column} cannot hold a {type(value).__name__}.")
+        if value is None and column in table.key:
+            raise fault("internal", f"{table.name}.{column} is part of the key and cannot be None.")
+        if value is not None and not _is_storable(value, _KINDS[table.column_types[column]]):
+            raise fault("internal", f"{table.name}.{column} cannot hold {value!r:.40}.")
+
+
+def _is_storable(value: Value, kind: type) -> bool:
+    """Of exactly that kind, and within what every engine can keep."""
+    if isinstance(value, int):
+        return type(value) is kind and -(2**63) <= value < 2**63
+    return type(value) is kind and not (isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value))
 
 
 def _checked_key(table: Table[R], key: _Key) -> _Key:

@@ -149,7 +149,7 @@ def _alone_in(directory: str) -> Iterator[None]:
 
 
 def check_directory(directory: str, database: str, *, create: bool) -> None:
-    """The directory exists, is on a disk of this machine, and what we make there is ours alone. Looks before it makes."""
+    """The directory is on a disk of this machine, and what we make there is ours alone. Looks before it makes."""
     path = os.path.join(directory, database)
     try:
         if not create and not os.path.exists(path):

@@ -182,9 +182,13 @@ class TransactionContract(StoreBench):
                 tx.put(THINGS, Thing("bad", 1))
                 raise LookupError
 
+        def succeed(number: int) -> None:
+            self.fill(store, Thing("good", number))
+
         with ThreadPoolExecutor(4) as pool:
-            for each in [pool.submit(fail if n % 2 else lambda n=n: self.fill(store, Thing("good", n))) for n in range(20)]:
-                each.result(PATIENCE_S)
+            jobs = [pool.submit(fail) if n % 2 else pool.submit(succeed, n) for n in range(20)]
+            for job in jobs:
+                job.result(PATIENCE_S)
         assert {row.shelf for row in self.things(store)} == {"good"}
         assert len(self.things(store)) == 10
 
@@ -209,7 +213,11 @@ class TableContract(StoreBench):
     def test_delete_says_whether_there_was_one(self, store: Store) -> None:
         self.fill(store, BOX)
         with store.write() as tx:
-            assert (tx.delete(THINGS, "a", 1), tx.delete(THINGS, "a", 1), tx.has(THINGS, "a", 1)) == (True, False, False)
+            assert (tx.delete(THINGS, "a", 1), tx.delete(THINGS, "a", 1), tx.has(THINGS, "a", 1)) == (
+                True,
+                False,
+                False,
+            )
 
     def test_every_value_comes_back_as_it_was(self, store: Store) -> None:
         rows = [
@@ -345,9 +353,7 @@ def _wheres(rows: list[Thing]) -> st.SearchStrategy[dict[str, Value] | None]:
 
 def _ranges(rows: list[Thing]) -> st.SearchStrategy[tuple[str, Value, Value] | None]:
     low_high: dict[str, st.SearchStrategy[Any]] = {"number": numbers, "label": texts, "print": st.binary(max_size=3)}
-    return st.none() | st.one_of(
-        *(st.tuples(st.just(column), values, values) for column, values in low_high.items())
-    )
+    return st.none() | st.one_of(*(st.tuples(st.just(column), values, values) for column, values in low_high.items()))
 
 
 def _plain_select(
@@ -426,9 +432,7 @@ class LifeContract(StoreBench):
             yield directory
 
 
-class StoreContract(
-    TransactionContract, TableContract, LifeContract, JournalContract, BlobContract, ClaimContract
-):
+class StoreContract(TransactionContract, TableContract, LifeContract, JournalContract, BlobContract, ClaimContract):
     """Everything a store promises. Implement `open_store`; set `lasts` to False if nothing survives closing."""
 
 

@@ -122,7 +122,7 @@ def _forbidden_link(path: str) -> Refused:
 
 
 def _escapes(path: str) -> Refused:
-    return Refused("forbidden", "path_not_allowed", f"{path!r} leads out of the root.")
+    return Refused("forbidden", "symlink_not_allowed", f"{path!r} leads out of the root through a symbolic link.")
 
 
 def resolve(root: Root, path: RepoPath, *, follow: Follow = "within_root_only", final: bool = True) -> Spot:

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from mulligan.values.clock import monotonic_s
 from mulligan.values.entries import ABSENT, Absent, DirEntry, Entry, FileEntry, SymlinkEntry, same_content
@@ -248,3 +249,20 @@ def must_stay_one_file(now: Image, wanted: Entry) -> bool:
     if not isinstance(now.entry, FileEntry) or not isinstance(wanted, FileEntry):
         return False
     return now.links > 1 or now.owner not in (os.geteuid(), -1)
+
+
+def creation_mode(wanted: int) -> int:
+    """The mode a new file or directory gets here: what was wanted, less the process's mask."""
+    return wanted & ~_umask(os.getpid())
+
+
+@lru_cache(maxsize=1)
+def _umask(pid: int) -> int:
+    """Read without changing it, where the system lets us: `os.umask` is seen by every thread."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
+            return next(int(line.split()[1], 8) for line in status if line.startswith("Umask:"))
+    except (OSError, StopIteration):
+        mask = os.umask(0o077)
+        os.umask(mask)
+        return mask

@@ -28,7 +28,8 @@ def run_as_nobody(module: str, *arguments: str) -> str:
             env={"PATH": os.defpath, "PYTHONPATH": str(home)},
             capture_output=True,
             text=True,
-            **_identity(),
+            user=_user(),
+            group=_user(),
         )
         assert found.returncode == 0, found.stderr
         return found.stdout
@@ -36,15 +37,15 @@ def run_as_nobody(module: str, *arguments: str) -> str:
         shutil.rmtree(home)
 
 
-def _identity() -> dict[str, int]:
-    return {"user": NOBODY, "group": NOBODY} if os.geteuid() == 0 else {}
+def _user() -> int | None:
+    return NOBODY if os.geteuid() == 0 else None
 
 
 def _interpreter() -> str:
     """This interpreter, or the system's where ours is in a folder that only its owner may enter."""
     for candidate in (sys.executable, os.path.realpath(sys.executable), "/usr/bin/python3"):
         try:
-            subprocess.run([candidate, "-c", ""], check=True, capture_output=True, **_identity())
+            subprocess.run([candidate, "-c", ""], check=True, capture_output=True, user=_user(), group=_user())
         except (OSError, subprocess.CalledProcessError):
             continue
         return candidate

@@ -11,12 +11,95 @@ import pytest
 
 from mulligan.workspace.search.ignore import is_ignored
 
-NAMES = [b"a", b"b", b"ab", b"foo", b"bar", b"foo.o", b"a.c", b"b.py", b"x y", b"end ", b"#h", b"!n", b"[z]", b"\\s", b"*", b"-"]
+NAMES = [
+    b"a",
+    b"b",
+    b"ab",
+    b"foo",
+    b"bar",
+    b"foo.o",
+    b"a.c",
+    b"b.py",
+    b"x y",
+    b"end ",
+    b"#h",
+    b"!n",
+    b"[z]",
+    b"\\s",
+    b"*",
+    b"-",
+]
 ODD_NAMES = [b"caf\xc3\xa9", b"caf\xe9", b"A", b"a-c", b"t\tt", b"{a,b}", b"a]", b"q?", b"..."]
-PIECES = [b"*", b"**", b"?", b"/", b"/", b"[a-c]", b"[!a]", b"[^f]*", b"[[:alpha:]]", b"\\", b"\\*", b"[", b"]", b"***", b"{a,b}", b" "]
-PIECES += [b"[]a]", b"[a-]", b"[\\]]", b"[[:foo:]]", b"[z-a]", b"[[:digit:][:upper:]]", b"\\/", b"[/]", b"**/", b"/**", b".", b"[[:a]", b"[\\a-c]"]
-LINES = [b"", b"#comment", b"\\#h", b"\\!n", b"foo/", b"*.o", b"!*.o", b"/a", b"a/b", b"a/**/b", b"**/foo", b"foo/**", b"end\\ ", b"x y   ", b"/", b"!", b"**"]
-LINES += [b"foo**/bar", b"a/f**", b"!foo/", b"*", b"!*/", b"a//b", b"//a", b"b\0hidden", b"caf\xe9", b"bar\r", b"\\", b"a\\", b"!/a/b/", b"/*", b"!/ab", b"foo.o  \\ "]
+PIECES = [
+    b"*",
+    b"**",
+    b"?",
+    b"/",
+    b"/",
+    b"[a-c]",
+    b"[!a]",
+    b"[^f]*",
+    b"[[:alpha:]]",
+    b"\\",
+    b"\\*",
+    b"[",
+    b"]",
+    b"***",
+    b"{a,b}",
+    b" ",
+]
+PIECES += [
+    b"[]a]",
+    b"[a-]",
+    b"[\\]]",
+    b"[[:foo:]]",
+    b"[z-a]",
+    b"[[:digit:][:upper:]]",
+    b"\\/",
+    b"[/]",
+    b"**/",
+    b"/**",
+    b".",
+    b"[[:a]",
+    b"[\\a-c]",
+]
+LINES = [
+    b"",
+    b"#comment",
+    b"\\#h",
+    b"\\!n",
+    b"foo/",
+    b"*.o",
+    b"!*.o",
+    b"/a",
+    b"a/b",
+    b"a/**/b",
+    b"**/foo",
+    b"foo/**",
+    b"end\\ ",
+    b"x y   ",
+    b"/",
+    b"!",
+    b"**",
+]
+LINES += [
+    b"foo**/bar",
+    b"a/f**",
+    b"!foo/",
+    b"*",
+    b"!*/",
+    b"a//b",
+    b"//a",
+    b"b\0hidden",
+    b"caf\xe9",
+    b"bar\r",
+    b"\\",
+    b"a\\",
+    b"!/a/b/",
+    b"/*",
+    b"!/ab",
+    b"foo.o  \\ ",
+]
 
 
 def rule_line(rng: random.Random) -> bytes:
@@ -59,7 +142,19 @@ def make_tree(root: bytes, rng: random.Random) -> list[tuple[bytes, bool]]:
 
 def verdicts_of_git(root: bytes, paths: list[bytes]) -> list[bool]:
     """One verdict a path: ignored when the last pattern that matches does not begin with `!`."""
-    command = ["git", "-c", "core.excludesFile=", "-c", "core.ignoreCase=false", "check-ignore", "--no-index", "--stdin", "-z", "-v", "-n"]
+    command = [
+        "git",
+        "-c",
+        "core.excludesFile=",
+        "-c",
+        "core.ignoreCase=false",
+        "check-ignore",
+        "--no-index",
+        "--stdin",
+        "-z",
+        "-v",
+        "-n",
+    ]
     env = {"PATH": os.environ["PATH"], "GIT_CONFIG_NOSYSTEM": "1", "HOME": os.fsdecode(root)}
     done = subprocess.run(command, input=b"\0".join(paths), cwd=root, env=env, capture_output=True, check=False)
     fields = done.stdout.split(b"\0")[:-1]

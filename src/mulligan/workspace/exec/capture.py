@@ -25,6 +25,8 @@ class Caught:
     coverage: Coverage = ()
     stops: int = 0
     attribution: Attribution = "call"
+    moved_away: frozenset[bytes] = frozenset()
+    """folders that the watcher saw leave: whatever the baseline knows below them is touched too"""
 
 
 class Capture(Protocol):
@@ -48,6 +50,13 @@ class Baseline(Protocol):
 
     def before_of(self, path: bytes) -> Entry | None:
         """The entry before the command, with its bytes in the store; None if it was never captured."""
+
+
+def without_baseline(touched: frozenset[bytes], baseline: Baseline | None) -> Coverage:
+    """What was touched and cannot be put back, because nobody kept how it was."""
+    if baseline is None:
+        return ()
+    return tuple((path, "no_baseline") for path in sorted(touched) if baseline.before_of(path) is None)
 
 
 class Notify:

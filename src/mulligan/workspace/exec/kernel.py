@@ -138,3 +138,15 @@ class MemoryReader:
         self._second.base, self._second.length = address + in_page, size - in_page
         self._local.length = size
         return _checked(self._read(pid, self._local_ref, self._one, self._remote_ref, self._two, self._none))
+
+
+def inotify_init() -> int:
+    return _checked(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
+
+
+def inotify_add_watch(fd: int, path: bytes, mask: int) -> int:
+    return _checked(_libc.inotify_add_watch(fd, path, ctypes.c_uint32(mask)))
+
+
+def inotify_rm_watch(fd: int, watch: int) -> None:
+    _checked(_libc.inotify_rm_watch(fd, watch))

@@ -25,6 +25,7 @@ def main(channel_fd: int) -> None:
     """For each request, one ready warden's channel. The terminal's signals are for the command: ignored here."""
     channel = socket.socket(fileno=channel_fd)
     channel.set_inheritable(False)
+    os.closerange(channel_fd + 1, os.sysconf("SC_OPEN_MAX"))  # what our program left inheritable is not for commands
     os.chdir("/")
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)

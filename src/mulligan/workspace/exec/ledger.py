@@ -85,8 +85,9 @@ class Ledger:
 
     def linked(self, old: bytes | None, new: bytes | None) -> None:
         """`old` is told too: from now on its bytes can change under the new name."""
-        names = [path for path in (old, new) if path is not None and path not in self.touched]
-        self._tell(names)
+        if old == new or (new is not None and new not in self.touched and look(new) is not None):
+            return
+        self._tell([path for path in (old, new) if path is not None and path not in self.touched])
 
     def renamed(self, old: bytes, new: bytes, *, inside: tuple[bool, bool]) -> None:
         """Both names change (or change places), and with a folder everything below it.

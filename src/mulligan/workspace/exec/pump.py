@@ -38,7 +38,7 @@ class Handle:
 
     def signal(self, number: int) -> None:
         """Send a signal to it and all its descendants."""
-        self._give("signal", number)
+        self._give("signal", int(number))
 
     def fileno(self) -> int:
         return self._woken

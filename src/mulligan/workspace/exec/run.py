@@ -19,7 +19,8 @@ from mulligan.workspace.exec.spawn import LAUNCHER, spawn
 class Ran:
     """What a command did. `exit_code` is -1 when a signal ended it (S1); `touched` are absolute real paths.
 
-    `attribution` is `call` when only the command can have touched them, `window` when anybody may have.
+    `attribution` is `call` when only the command can have touched them, `window` when anybody may have. `moved_away` is
+    only for `watch`: folders below which everything that was known is touched.
     """
 
     exit_code: int
@@ -28,6 +29,7 @@ class Ran:
     cancelled: bool
     survivors_killed: int
     touched: frozenset[bytes]
+    moved_away: frozenset[bytes]
     attribution: Attribution
     strategy: StrategyName
     strategy_reason: str
@@ -76,6 +78,7 @@ def run(
         cancelled=ending.cancelled,
         survivors_killed=ending.survivors,
         touched=caught.touched,
+        moved_away=caught.moved_away,
         attribution=caught.attribution,
         strategy=capture.name,
         strategy_reason=reason,

@@ -1,7 +1,7 @@
 """Sets of code points, as sorted, disjoint ranges. Surrogates are never members: no file in UTF-8 holds one.
 
-Regular-expression engines disagree on what `\\w`, `\\p{Lu}` or "the same letter in the other case" are, by design and by
-the Unicode version they were built with. So we decide it here, once, and hand every engine plain ranges.
+Regular-expression engines disagree on what `\\w`, `\\p{Lu}` or "the same letter in the other case" are, by design and
+by the Unicode version they were built with. So we decide it here, once, and hand every engine plain ranges.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
  * Nothing outside the root counts: no global ignore file, no configuration, no directory above. No repository is
    needed. A nested repository is a directory like any other, its own `info/exclude` included.
 
-Matching is by bytes and by case. An ignore file that is a symlink, unreadable or over a size limit is as good as absent.
+Matching is by bytes and by case. An ignore file that is a symlink, unreadable or over a size limit counts as absent.
 """
 
 from __future__ import annotations

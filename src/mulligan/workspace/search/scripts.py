@@ -1,6 +1,6 @@
 """Ranges of the scripts that `\\p{Name}` may name. Facts of the Unicode Character Database, version 15.
 
-Only the scripts people search source trees for; Python carries no such table, and engines' own tables differ by version.
+Only scripts that people search for in source trees. Python carries no such table, and those of engines differ.
 """
 
 from __future__ import annotations

@@ -1,0 +1,87 @@
+"""Capabilities: what a session may do, at most. An absent field does not limit; an empty list denies all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from mulligan.values.faults import fault
+
+FsOp = Literal["read", "write", "edit", "patch", "search", "list", "stat", "exec"]
+FollowSymlinks = Literal["deny", "within_root_only", "allow"]
+
+FS_OPS: tuple[FsOp, ...] = ("read", "write", "edit", "patch", "search", "list", "stat", "exec")
+FOLLOW: tuple[FollowSymlinks, ...] = ("deny", "within_root_only", "allow")
+PATCH_FORMATS = ("v4a", "unified")
+
+
+@dataclass(slots=True, frozen=True)
+class Capability:
+    allowed_fs_ops: tuple[FsOp, ...] | None = None
+    fs_roots: tuple[str, ...] | None = None
+    max_read_bytes: int | None = None
+    max_write_bytes: int | None = None
+    max_patch_bytes: int | None = None
+    max_inline_bytes: int | None = None
+    max_grep_results: int | None = None
+    max_glob_results: int | None = None
+    max_scan_files: int | None = None
+    max_scan_bytes: int | None = None
+    allowed_patch_formats: tuple[str, ...] | None = None
+    max_changed_files: int | None = None
+    max_edit_replacements: int | None = None
+    follow_symlinks: FollowSymlinks = "within_root_only"
+
+    def to_json(self) -> dict[str, Any]:
+        """Only what limits."""
+        found: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                found[field.name] = list(value) if isinstance(value, tuple) else value
+        return found
+
+
+UNLIMITED = Capability()
+
+
+def parse_capability(body: object) -> Capability:
+    """The one parser. An unknown field or a value of the wrong kind is `invalid_params`, never a silent pass."""
+    if not isinstance(body, Mapping):
+        raise fault("invalid_params", "A capability is a JSON object.")
+    unknown = sorted(set(body) - set(_READERS))
+    if unknown:
+        raise fault("invalid_params", f"A capability has no field {unknown[0]!r}.", field=unknown[0])
+    return Capability(**{name: _READERS[name](name, value) for name, value in body.items() if value is not None})
+
+
+def _count(name: str, value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise fault("invalid_params", f"{name} is a number of at least 0.", field=name)
+    return value
+
+
+def _choices(name: str, value: object, allowed: tuple[str, ...] | None) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+        raise fault("invalid_params", f"{name} is a list of strings.", field=name)
+    wrong = [item for item in value if allowed is not None and item not in allowed]
+    if wrong:
+        raise fault("invalid_params", f"{name} cannot hold {wrong[0]!r}.", field=name)
+    return tuple(value)
+
+
+def _follow(name: str, value: object) -> FollowSymlinks:
+    for known in FOLLOW:
+        if value == known:
+            return known
+    raise fault("invalid_params", f"{name} is one of {', '.join(FOLLOW)}.", field=name)
+
+
+_READERS: dict[str, Any] = {
+    "allowed_fs_ops": lambda name, value: _choices(name, value, FS_OPS),
+    "fs_roots": lambda name, value: _choices(name, value, None),
+    "allowed_patch_formats": lambda name, value: _choices(name, value, PATCH_FORMATS),
+    "follow_symlinks": _follow,
+    **{field.name: _count for field in fields(Capability) if field.name.startswith("max_")},
+}

@@ -1,0 +1,202 @@
+"""The Python face of calls: `with session.call() as call: call.write_file(…)`.
+
+Leaving the block normally commits; leaving it any other way, or after `call.fail()`, puts everything back. A call made
+inside another one of the same session is a savepoint of it: it can fail alone, and it commits with the outer one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+
+from mulligan.boundary.verdict import Boundary
+from mulligan.effects.perform import perform
+from mulligan.effects.receipt import Receipt
+from mulligan.history.call import Call
+from mulligan.history.current import current_call, making
+from mulligan.history.desk import Desk
+from mulligan.values.entries import Change
+from mulligan.values.faults import fault
+from mulligan.values.paths import RepoPath
+
+
+class _Failed(Exception):
+    """`call.fail()` was called: leave as if by an exception that nobody sees."""
+
+
+class CallHandle(AbstractContextManager["CallHandle"]):
+    """One call. Each method performs one effect and answers with its Receipt."""
+
+    def __init__(self, desk: Desk, call: Call, boundary: Boundary, *, deadline: datetime | None = None) -> None:
+        outer = current_call()
+        self._joins = outer is not None and outer.facts.session == call.facts.session and outer.root == call.root
+        self._call = outer if outer is not None and self._joins else call
+        self._desk = desk
+        self._boundary = boundary
+        self._deadline = deadline
+        self._failed: str | None = None
+        self._stack = ExitStack()
+
+    # The transaction.
+
+    @property
+    def id(self) -> str:
+        return self._call.id
+
+    @property
+    def status(self) -> str:
+        return self._call.status
+
+    @property
+    def changes(self) -> list[Change]:
+        """What the call has changed so far."""
+        return self._call.changes()
+
+    @property
+    def conflicts(self) -> list[RepoPath]:
+        """After an abort: the paths somebody else had changed, left as they are."""
+        return self._call.conflicts
+
+    def __enter__(self) -> Self:
+        if self._joins:
+            self._stack.enter_context(self._call.savepoint())
+        self._stack.enter_context(making(self._call))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        if kind is None and self._failed is None:
+            try:
+                self._check_deadline()
+            except BaseException as late:
+                self._leave(type(late), late, late.__traceback__)
+                raise
+            self._leave(None, None, None)
+            return None
+        if kind is None:
+            failed = _Failed(self._failed)
+            self._leave(_Failed, failed, None)
+            return None
+        self._leave(kind, error, trace)
+        return None
+
+    def _leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._joins:
+            try:
+                self._stack.__exit__(kind, error, trace)
+            except _Failed:
+                return
+            return
+        with self._stack:
+            if kind is None:
+                commit_or_abort(self._call)
+            else:
+                self._call.abort(self._failed or kind.__name__)
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self.__exit__(kind, error, trace)
+
+    def fail(self, reason: str) -> None:
+        """This call shall not stand: when its block ends, everything in it is put back."""
+        self._failed = reason
+
+    def _check_deadline(self) -> None:
+        if self._deadline is not None and self._desk.ledger.clock.now() > self._deadline:
+            raise fault("deadline_exceeded", f"Call {self.id} ran past its deadline.")
+
+    def perform(self, effect: str, /, **params: Any) -> Receipt:
+        """Any effect or tool by its name."""
+        self._check_deadline()
+        given = {name: value for name, value in params.items() if value is not None}
+        return perform(self._desk, self._call, effect, given, boundary=self._boundary)
+
+    # The effects.
+
+    def read_file(self, path: str, **params: Any) -> Receipt:
+        return self.perform("read_file", path=path, **params)
+
+    def write_file(
+        self,
+        path: str,
+        content: str | bytes,
+        *,
+        create_parents: bool = False,
+        mode: str = "overwrite",
+        expected_digest: str | None = None,
+    ) -> Receipt:
+        return self.perform(
+            "write_file",
+            path=path,
+            content=_payload(content),
+            create_parents=create_parents,
+            mode=mode,
+            expected_digest=expected_digest,
+        )
+
+    def edit_file(self, path: str, old_string: str, new_string: str, *, replace_all: bool = False) -> Receipt:
+        return self.perform(
+            "edit_file", path=path, old_string=old_string, new_string=new_string, replace_all=replace_all
+        )
+
+    def apply_patch(self, patch: str | bytes, *, patch_format: str = "v4a", dry_run: bool = False) -> Receipt:
+        return self.perform("apply_patch", patch=_payload(patch), patch_format=patch_format, dry_run=dry_run)
+
+    def grep(self, pattern: str, **params: Any) -> Receipt:
+        return self.perform("grep", pattern=pattern, **params)
+
+    def glob(self, pattern: str, **params: Any) -> Receipt:
+        return self.perform("glob", pattern=pattern, **params)
+
+    def stat(self, path: str) -> Receipt:
+        return self.perform("stat", path=path)
+
+    def exists(self, path: str) -> Receipt:
+        return self.perform("exists", path=path)
+
+    def list_dir(self, path: str = ".", **params: Any) -> Receipt:
+        return self.perform("list_dir", path=path, **params)
+
+    def delete(self, path: str, *, recursive: bool = False) -> Receipt:
+        return self.perform("delete", path=path, recursive=recursive)
+
+    def move(self, path: str, to: str, *, overwrite: bool = False) -> Receipt:
+        return self.perform("move", path=path, to=to, overwrite=overwrite)
+
+    def mkdir(self, path: str, *, parents: bool = False) -> Receipt:
+        return self.perform("mkdir", path=path, parents=parents)
+
+    def read_blob(self, blob_ref: str, *, offset_bytes: int = 0, max_bytes: int | None = None) -> Receipt:
+        return self.perform("blob.read", blob_ref=blob_ref, offset_bytes=offset_bytes, max_bytes=max_bytes)
+
+
+def commit_or_abort(call: Call) -> None:
+    """Commit; if that fails for sure, put everything back. In doubt, the files stay and recovery will know."""
+    try:
+        call.commit()
+    except BaseException as error:
+        if getattr(error, "code", None) != "in_doubt":
+            call.abort(type(error).__name__)
+        raise
+
+
+def _payload(content: str | bytes) -> str | dict[str, Any]:
+    from mulligan.effects.receipt import inline_bytes
+
+    return content if isinstance(content, str) else inline_bytes(content)
+
+
+def paths_of(paths: Sequence[str] | None) -> list[RepoPath] | None:
+    from mulligan.values.paths import from_wire
+
+    return None if paths is None else [from_wire(path) for path in paths]

@@ -1,0 +1,63 @@
+"""Receipts: the recorded outcome of one effect."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping
+from typing import Any
+
+from mulligan.values.digest import Digest
+from mulligan.values.limits import PREVIEW_BYTES
+from mulligan.values.refusal import Refused
+
+
+class Receipt:
+    """`status`, and whatever else the effect answers, as attributes. Fields that do not apply are left out.
+
+    A failure always has an `error_code` and an `error_message`.
+    """
+
+    __slots__ = ("_fields", "effect", "status")
+
+    def __init__(self, effect: str, status: str, fields: Mapping[str, Any]) -> None:
+        self.effect = effect
+        self.status = status
+        self._fields = {name: value for name, value in fields.items() if value is not None}
+
+    @property
+    def ok(self) -> bool:
+        return self.status in ("ok", "ready", "signaled")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self._fields.get(name)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"status": self.status, **self._fields}
+
+    def __repr__(self) -> str:
+        return f"Receipt({self.effect}, {self.to_dict()})"
+
+
+def refusal_receipt(effect: str, refused: Refused) -> Receipt:
+    fields = {**refused.fields, "error_code": refused.code, "error_message": refused.message}
+    return Receipt(effect, refused.status, fields)
+
+
+def inline_text(text: str) -> dict[str, Any]:
+    return {"inline_text": {"text": text}}
+
+
+def inline_bytes(data: bytes) -> dict[str, Any]:
+    return {"inline_bytes": {"bytes": "base64:" + b64encode(data).decode("ascii")}}
+
+
+def blob_payload(digest: Digest, data: bytes) -> dict[str, Any]:
+    preview = "base64:" + b64encode(data[:PREVIEW_BYTES]).decode("ascii")
+    return {"blob": {"blob_ref": digest, "size_bytes": len(data), "preview_bytes": preview}}
+
+
+def text_of(payload: Mapping[str, Any] | None) -> str | None:
+    """The text of an inline payload, for people and tests."""
+    return None if not payload or "inline_text" not in payload else str(payload["inline_text"]["text"])

@@ -1,0 +1,193 @@
+"""What keeps a store in order without being asked: the sync mark, and the look back after a power cut.
+
+In `process` mode nothing waits for the disk. Instead a thread syncs every few seconds what was written, and then says
+so: the bodies that were waiting (UNSYNCED) are taken off the list and the mark moves on. Any process may sync for all,
+so a body whose writer was killed is not forgotten. When a store is opened under another boot than its last one, the
+bodies still on the list are what a power cut may have taken: they are checked once, and the missing ones become one
+`store.lost` record. SQLite itself never keeps half a transaction, so rows need no such check.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Iterable
+
+from mulligan.store.blobs import BLOBS, LOST, READABLE, UNSYNCED, BlobRow, Blobs
+from mulligan.store.journal import Journal
+from mulligan.store.protocol import META, MetaRow, Store, Tx
+from mulligan.store.sqlite import SqliteStore
+from mulligan.values.clock import Clock, parse_timestamp, timestamp
+from mulligan.values.digest import Digest, digest_from_raw, raw_digest
+from mulligan.values.faults import MulliganError
+from mulligan.values.limits import MIB_BYTES, SYNC_MARK_INTERVAL_S
+
+STORE_JOURNAL = "store"
+LOST_KIND = "store.lost"
+BOOT, MARK = "boot", "mark"
+
+_FREE_KEPT_BYTES = 64 * MIB_BYTES
+_VACUUM_PAGES = 2_048
+_DIGESTS_A_RECORD = 500
+_TAKEN = frozenset({"missing_cas_dependency", "blob_corrupt", "evicted"})
+_FINAL = frozenset({"sync_failed", "io_error"})
+"""After these the disk cannot be trusted to tell the truth about the same bytes again, so the mark stays for good."""
+
+
+def boot_id() -> str:
+    """Names this run of the machine; "" where the system does not say."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return _boot_time()
+
+
+def _boot_time() -> str:
+    """The start of the machine on systems that keep it as a `kern.boottime` value."""
+    ask = getattr(ctypes.CDLL(None), "sysctlbyname", None)
+    answer, size = (ctypes.c_int64 * 2)(), ctypes.c_size_t(16)
+    if ask is None or ask(b"kern.boottime", ctypes.byref(answer), ctypes.byref(size), None, 0) != 0:
+        return ""
+    return f"boottime:{answer[0]}"
+
+
+class SyncMark:
+    """The background thread of one store. It starts with the first write, in a forked child with that child's first."""
+
+    def __init__(self, store: SqliteStore, clock: Clock, *, interval_s: float = SYNC_MARK_INTERVAL_S) -> None:
+        self.failure: MulliganError | None = None
+        self._store = store
+        self._clock = clock
+        self._interval_s = interval_s
+        self._written = False
+        self._marking = 0
+        self._threads: dict[int, tuple[threading.Thread, threading.Event]] = {}
+        store.after_write = self.notice
+        store.on_close(self.close)
+
+    def notice(self) -> None:
+        """Something was written. On the way of every commit, so it does next to nothing."""
+        if threading.get_ident() != self._marking:
+            self._written = True
+            if os.getpid() not in self._threads:
+                self._start()
+
+    def _start(self) -> None:
+        stop = threading.Event()
+        thread = threading.Thread(target=self._run, args=(stop,), name="mulligan-sync-mark", daemon=True)
+        if self._threads.setdefault(os.getpid(), (thread, stop))[0] is thread:
+            thread.start()
+
+    def _run(self, stop: threading.Event) -> None:
+        while not stop.wait(self._interval_s) and self._try():
+            pass
+
+    def _try(self) -> bool:
+        """Move the mark if something was written; False once that cannot work any more."""
+        if self._written and not self._given_up():
+            self._written = False
+            try:
+                self.move()
+                self.failure = None
+            except MulliganError as error:
+                self.failure, self._written = error, True
+        return not self._given_up()
+
+    def _given_up(self) -> bool:
+        return self.failure is not None and self.failure.code in _FINAL
+
+    def move(self) -> None:
+        """Sync everything acknowledged before now, by whichever process, then say so. Gives some free space back."""
+        self._marking = threading.get_ident()
+        try:
+            at = timestamp(self._clock)
+            with self._store.read() as tx:
+                waiting = tx.select(UNSYNCED)
+            self._store.bodies.sync([digest_from_raw(row.digest) for row in waiting])
+            self._store.sync()
+            with self._store.write() as tx:
+                for row in waiting:
+                    tx.delete(UNSYNCED, row.digest)
+                tx.put(META, MetaRow(MARK, at))
+            if self._store.free_bytes() > _FREE_KEPT_BYTES:
+                self._store.give_back_space(_VACUUM_PAGES)
+        finally:
+            self._marking = 0
+
+    def close(self) -> None:
+        """Stop the thread. The last words of a short process move the mark only if nobody has done so lately."""
+        thread, stop = self._threads.pop(os.getpid(), (None, None))
+        if thread is None or stop is None:
+            return
+        stop.set()
+        thread.join()
+        if self._written and self._is_due():
+            self._try()
+
+    def _is_due(self) -> bool:
+        with self._store.read() as tx:
+            mark = tx.get(META, MARK)
+        if mark is None:
+            return True
+        age = self._clock.now() - parse_timestamp(mark.value)
+        return abs(age.total_seconds()) >= self._interval_s
+
+
+def look_back(store: Store, journal: Journal, clock: Clock, *, boot: str) -> tuple[Digest, ...]:
+    """Under another boot than the store's last one, check once what a power cut could have taken; name what it took."""
+    with store.read() as tx:
+        known = tx.get(META, BOOT)
+        waiting = [digest_from_raw(row.digest) for row in tx.select(UNSYNCED)]
+    if known is not None and known.value == boot and boot:
+        return ()
+    if not boot and known is not None and not waiting:
+        return ()
+    taken = _taken(store, clock, waiting)
+    store.bodies.sync(digest for digest in waiting if digest not in taken)
+    with store.write() as tx:
+        if tx.get(META, BOOT) != known:
+            return ()
+        lost = sorted(_lose(tx, taken))
+        mark = tx.get(META, MARK)
+        for start in range(0, len(lost), _DIGESTS_A_RECORD):
+            payload = {"digests": lost[start : start + _DIGESTS_A_RECORD], "mark": mark.value if mark else None}
+            journal.append(tx, STORE_JOURNAL, LOST_KIND, payload, at=timestamp(clock))
+        for digest in taken:
+            # What is left of it must not be taken for the body when the same bytes are put again.
+            store.bodies.delete(digest)
+        for digest in waiting:
+            tx.delete(UNSYNCED, raw_digest(digest))
+        tx.put(META, MetaRow(BOOT, boot))
+    return tuple(lost)
+
+
+def _taken(store: Store, clock: Clock, waiting: Iterable[Digest]) -> set[Digest]:
+    blobs = Blobs(store, clock)
+    found = set()
+    for digest in waiting:
+        try:
+            blobs.read(digest)
+        except MulliganError as error:
+            if error.code in _TAKEN:
+                found.add(digest)
+            elif error.code != "unknown_blob":
+                raise
+    return found
+
+
+def _lose(tx: Tx, taken: Iterable[Digest]) -> set[Digest]:
+    """Mark them lost, and with them every later version that was packed as a change of one."""
+    lost: set[Digest] = set()
+    rows = [row for digest in taken if (row := tx.get(BLOBS, raw_digest(digest))) is not None]
+    while rows:
+        row = rows.pop()
+        if row.place in READABLE:
+            tx.put(BLOBS, BlobRow(row.digest, row.size, row.stored, LOST, row.base, row.depth, row.touched_ms))
+            lost.add(digest_from_raw(row.digest))
+        rows += [later for later in tx.select(BLOBS, {"base": row.digest}) if later.place in READABLE]
+    return lost
+
+
+__all__ = ["LOST_KIND", "STORE_JOURNAL", "SyncMark", "boot_id", "look_back"]

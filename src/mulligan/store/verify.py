@@ -1,0 +1,358 @@
+"""Is every stored byte what was written? Looks at everything, changes nothing, and goes on after each thing it finds.
+
+What must hold:
+1. The engine has no complaint about its medium.
+2. Each journal is contiguous, its hashes chain, and its head names its last record; the head of the store counts all
+   records and chains their hashes in the order they came.
+3. Each blob a record names has a row, and the edges between them (REFS) are those the records name.
+4. Each blob unpacks to the bytes of its name. One without a body is named by a record that says so.
+5. Projected tables are what folding the journals from their start gives.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import islice
+from operator import attrgetter
+from typing import Any, Literal, TypeAlias
+
+from mulligan.store.blobs import BESIDE, BLOBS, BODIES, EVICTED, IN_DATABASE, LOST, READABLE, BlobRow, Blobs
+from mulligan.store.journal import (
+    HEADS,
+    RECORDS,
+    REFS,
+    STORE_HEAD,
+    HeadRow,
+    Record,
+    RecordRow,
+    Schema,
+    break_in_chain,
+    parse_record,
+)
+from mulligan.store.memory import MemoryStore
+from mulligan.store.protocol import Store, Tx
+from mulligan.store.tables import Table, Value
+from mulligan.values.clock import SystemClock
+from mulligan.values.digest import digest_from_raw, raw_digest
+from mulligan.values.faults import INTEGRITY_CODES, MulliganError
+
+Kind = Literal["engine", "journal", "ref", "blob", "orphan", "projection"]
+Severity = Literal["broken", "harmless"]
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called with what is being checked, how much of it is done, and how much there is."""
+
+PAGE_ROWS = 500
+
+
+@dataclass(slots=True, frozen=True)
+class Problem:
+    """One thing found. `broken` means stored bytes are not what was written; `harmless` needs nobody to act."""
+
+    kind: Kind
+    where: str
+    message: str
+    severity: Severity = "broken"
+
+
+def verify(
+    store: Store,
+    schema: Schema,
+    *,
+    deep: bool = True,
+    progress: Progress | None = None,
+    rebuilt: Store | None = None,
+) -> Iterator[Problem]:
+    """Every problem of the store. Without `deep`, bodies of blobs are not read.
+
+    Projections are rebuilt in `rebuilt`, an empty store of the same schema (default: in memory).
+    """
+    with store.read() as tx:
+        check = _Check(store, tx, progress or _silent)
+        yield from check.guarded("engine", "the database file", check.engine)
+        yield from check.guarded("journal", "the journals", check.journals)
+        yield from check.guarded("blob", "the list of blobs", check.blob_rows)
+        if deep:
+            yield from check.guarded("blob", "the blobs", check.bodies)
+        yield from check.guarded("orphan", "bodies beside the database", check.orphans)
+        fresh = rebuilt if rebuilt is not None else MemoryStore(schema)
+        yield from check.guarded("projection", "the projections", lambda: check.projections(schema, fresh))
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    return None
+
+
+@dataclass(slots=True)
+class _Check:
+    """One view of one moment of the store, and what was learned from it so far."""
+
+    store: Store
+    tx: Tx
+    progress: Progress
+    gone: dict[str, set[str]] = field(default_factory=lambda: {EVICTED: set(), LOST: set()})
+    """Digests that records say were evicted, and lost."""
+    broken_journals: bool = False
+    records: int = 0
+    edges: int = 0
+
+    def guarded(self, kind: Kind, where: str, step: Callable[[], Iterable[Problem]]) -> Iterator[Problem]:
+        """A step that cannot even read what it checks has found its problem."""
+        try:
+            for problem in step():
+                self.broken_journals = self.broken_journals or kind == "journal"
+                yield problem
+        except MulliganError as error:
+            if error.code not in INTEGRITY_CODES:
+                raise
+            self.broken_journals = self.broken_journals or kind == "journal"
+            yield Problem(kind, where, error.message)
+
+    def engine(self) -> Iterator[Problem]:
+        self.progress("database file", 0, 1)
+        for complaint in self.store.check():
+            yield Problem("engine", "the database file", complaint)
+        self.progress("database file", 1, 1)
+
+    def journals(self) -> Iterator[Problem]:
+        heads = {head.journal: head for head in self.tx.select(HEADS)}
+        whole = heads.pop(STORE_HEAD, HeadRow(STORE_HEAD, 0, bytes(32), ""))
+        total = self.tx.count(RECORDS)
+        sound = True
+        for head in heads.values():
+            missing: list[Problem] = []
+            problem = break_in_chain(self._noted(head.journal, total, missing), head)
+            yield from missing
+            if problem is not None:
+                sound = False
+                yield Problem("journal", head.journal, problem)
+        if sound:
+            yield from self._whole(whole, total, list(heads))
+        if sound and self.edges != self.tx.count(REFS):
+            listed = self.tx.count(REFS)
+            yield Problem("ref", "all journals", f"{listed} needs of blobs are listed, records name {self.edges}")
+
+    def _noted(self, journal: str, total: int, missing: list[Problem]) -> Iterator[RecordRow]:
+        """The rows of a journal; what a record says is noted once its chain has held."""
+        for row in _rows_of(self.tx, journal):
+            if _misfit(RECORDS, row):
+                return
+            yield row
+            self.records += 1
+            record = parse_record(row)
+            for ref in record.refs:
+                self.edges += 1
+                if not self.tx.has(REFS, raw_digest(ref), journal, row.seq):
+                    missing.append(Problem("ref", f"record {row.seq} of {journal}", f"its need of {ref} is not listed"))
+            for place, ending in _SAYS_GONE.items():
+                if record.kind.endswith(ending):
+                    self.gone[place].update(record.payload.get("digests", ()))
+            self.progress("records", self.records, total)
+
+    def _whole(self, whole: HeadRow, total: int, journals: list[str]) -> Iterator[Problem]:
+        """The head of the store against the records that were found."""
+        if not total == self.records == whole.seq:
+            counted = f"{whole.seq} were written, {total} are there, {self.records} stand in a journal"
+            yield Problem("journal", "all journals", f"records are missing or too many: {counted}")
+            return
+        line = bytes(32)
+        for ordinal, row in enumerate(_in_order(self.tx, journals), start=1):
+            if row.ordinal != ordinal:
+                break
+            line = sha256(line + row.hash).digest()
+        if line != whole.hash:
+            yield Problem("journal", "all journals", "the records did not come in the order the store says")
+
+    def blob_rows(self) -> Iterator[Problem]:
+        for digest in _distinct(row.digest for row in _pages(self.tx, REFS, "digest")):
+            if not self.tx.has(BLOBS, digest):
+                yield Problem("ref", digest_from_raw(digest), "a record needs this blob, and it is not there")
+        bodies = 0
+        for row in _pages(self.tx, BLOBS, "digest"):
+            bodies += row.place == IN_DATABASE
+            yield from self._blob_row(row)
+        if bodies != self.tx.count(BODIES):
+            yield Problem("blob", "bodies", f"{self.tx.count(BODIES)} bodies are kept for {bodies} blobs")
+
+    def _blob_row(self, row: BlobRow) -> Iterator[Problem]:
+        where = digest_from_raw(row.digest)
+        if row.place in self.gone and where not in self.gone[row.place]:
+            yield Problem("blob", where, f"its body is {row.place}, and no record says so")
+        elif row.place not in (*READABLE, *self.gone):
+            yield Problem("blob", where, f"it is kept nowhere known: {row.place!r}")
+        if row.base is None:
+            return
+        base = self.tx.get(BLOBS, row.base)
+        if base is None:
+            yield Problem("blob", where, f"the earlier version it builds on, {digest_from_raw(row.base)}, is not there")
+        elif base.depth + 1 != row.depth:
+            yield Problem("blob", where, "it stands at the wrong place of its chain of versions")
+
+    def bodies(self) -> Iterator[Problem]:
+        blobs = Blobs(self.store, SystemClock())
+        total = self.tx.count(BLOBS)
+        for done, row in enumerate(_pages(self.tx, BLOBS, "digest"), start=1):
+            if row.place in READABLE:
+                yield from self._body(blobs, row)
+            self.progress("blobs", done, total)
+
+    def _body(self, blobs: Blobs, row: BlobRow) -> Iterator[Problem]:
+        digest = digest_from_raw(row.digest)
+        try:
+            blobs.read_in(self.tx, digest)
+            stored = self._stored(row)
+        except MulliganError as error:
+            if error.code not in INTEGRITY_CODES | {"evicted"}:
+                raise
+            if self._still(row):
+                yield Problem("blob", digest, error.message)
+        else:
+            if stored != row.stored:
+                yield Problem("blob", digest, f"it takes {stored} bytes and is said to take {row.stored}")
+
+    def _stored(self, row: BlobRow) -> int:
+        body = self.tx.get(BODIES, row.digest)
+        if row.place == BESIDE or body is None:
+            return len(self.store.bodies.get(digest_from_raw(row.digest)))
+        return len(body.body)
+
+    def _still(self, row: BlobRow) -> bool:
+        """Bodies beside the database are outside our view of one moment: one may have been collected meanwhile."""
+        with self.store.read() as now:
+            return now.get(BLOBS, row.digest) == row
+
+    def orphans(self) -> Iterator[Problem]:
+        for digest in self.store.bodies.digests():
+            with self.store.read() as now:
+                row = now.get(BLOBS, raw_digest(digest))
+            if row is None or row.place != BESIDE:
+                yield Problem("orphan", digest, "a body that no row names; `mulligan gc` removes it", "harmless")
+        for kept in _pages(self.tx, BODIES, "digest"):
+            blob = self.tx.get(BLOBS, kept.digest)
+            if blob is None or blob.place != IN_DATABASE:
+                yield Problem("blob", digest_from_raw(kept.digest), "a body in the database that no blob names")
+
+    def projections(self, schema: Schema, rebuilt: Store) -> Iterator[Problem]:
+        tables = [table for table in schema.tables if table.projected]
+        if not tables:
+            return
+        if self.broken_journals:
+            yield Problem("projection", "all tables", "not compared, because a journal is broken", "harmless")
+            return
+        refused = _fold(self.tx, schema, rebuilt, self.progress)
+        if refused is not None:
+            yield refused
+            return
+        for table in tables:
+            yield from _differences(self.tx, rebuilt, table)
+
+
+_SAYS_GONE = {EVICTED: ".evicted", LOST: ".lost"}
+"""Kinds of records that account for bodies without bytes; their payload names them in `digests`."""
+
+
+def _distinct(ordered: Iterable[bytes]) -> Iterator[bytes]:
+    last = None
+    for one in ordered:
+        if one != last:
+            yield one
+        last = one
+
+
+def _rows_of(tx: Tx, journal: str, page_rows: int = PAGE_ROWS) -> Iterator[RecordRow]:
+    after = 0
+    while rows := tx.select(RECORDS, {"journal": journal}, between=("seq", after + 1, 2**62), limit=page_rows):
+        yield from rows
+        after = rows[-1].seq
+
+
+def _pages(tx: Tx, table: Table[Any], column: str) -> Iterator[Any]:
+    """All rows in order of a column of bytes, a page at a time. Rows that fit no row are left out.
+
+    A page ends before its last value, because the rows of that value may go on; unless it is the only value there.
+    """
+    low, limit = b"", PAGE_ROWS
+    while rows := tx.select(table, between=(column, low, b"\xff" * 33), limit=limit):
+        last = getattr(rows[-1], column)
+        whole = [row for row in rows if getattr(row, column) != last] if len(rows) == limit else rows
+        if not whole:
+            limit *= 2
+            continue
+        yield from (row for row in whole if not _misfit(table, row))
+        low, limit = getattr(whole[-1], column) + b"\0", PAGE_ROWS
+
+
+_KINDS: dict[str, type] = {"str": str, "int": int, "bytes": bytes}
+
+
+def _misfit(table: Table[Any], row: object) -> bool:
+    """A damaged cell can change its type; what reads it would then fail in a way that says nothing."""
+    return any(
+        type(getattr(row, column)) is not _KINDS[kind]
+        and not (getattr(row, column) is None and table.is_nullable(column))
+        for column, kind in table.column_types.items()
+    )
+
+
+def _fold(tx: Tx, schema: Schema, rebuilt: Store, progress: Progress) -> Problem | None:
+    """All records in the order they came, into an empty store."""
+    total, done = tx.count(RECORDS), 0
+    journals = [head.journal for head in tx.select(HEADS) if head.journal != STORE_HEAD]
+    rows = _in_order(tx, journals)
+    while batch := [parse_record(row) for row in islice(rows, PAGE_ROWS)]:
+        with rebuilt.write() as fresh:
+            for record in batch:
+                refused = _project(schema, fresh, record)
+                if refused is not None:
+                    return refused
+        done += len(batch)
+        progress("projections", done, total)
+    return None
+
+
+def _project(schema: Schema, fresh: Tx, record: Record) -> Problem | None:
+    try:
+        schema.project(fresh, record)
+    except (
+        AssertionError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        MulliganError,
+    ) as error:
+        where = f"record {record.seq} of {record.journal}"
+        return Problem("projection", where, f"it does not fold: {error!r}")
+    return None
+
+
+def _in_order(tx: Tx, journals: list[str]) -> Iterator[RecordRow]:
+    """All records in the order they came, with a little of each journal in memory."""
+    page_rows = max(8, PAGE_ROWS // max(1, len(journals)))
+    return heapq.merge(*(_rows_of(tx, journal, page_rows) for journal in journals), key=attrgetter("ordinal"))
+
+
+def _differences(tx: Tx, rebuilt: Store, table: Table[Any]) -> Iterator[Problem]:
+    kept = {table.key_of(row): row for row in tx.select(table)}
+    with rebuilt.read() as fresh:
+        folded = {table.key_of(row): row for row in fresh.select(table)}
+    for key in kept.keys() | folded.keys():
+        if kept.get(key) != folded.get(key):
+            where = f"{table.name} {' '.join(_shown(value) for value in key)}"
+            yield Problem("projection", where, _difference(kept.get(key), folded.get(key), table))
+
+
+def _difference(kept: object, folded: object, table: Table[Any]) -> str:
+    if kept is None:
+        return "the journals give this row, and it is not there"
+    if folded is None:
+        return "this row is there, and the journals do not give it"
+    columns = [column for column in table.columns if getattr(kept, column) != getattr(folded, column)]
+    return f"it differs from what the journals give in {', '.join(columns)}"
+
+
+def _shown(value: Value) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,151 @@
+"""The `scan` way, correct everywhere: what every path's stamp was before, what it is after, and the difference.
+
+A stamp is (ctime, mtime, size, inode, mode): ctime cannot be put back, so an edit that restores the mtime is seen. A
+path changed so shortly before the first look that a second change could carry the same stamp counts as touched.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterator
+
+from mulligan.workspace.exec.capture import Baseline, Caught, Coverage, StrategyName, without_baseline
+from mulligan.workspace.exec.command import Command
+from mulligan.workspace.exec.spawn import Extras
+
+Stamp = tuple[int, int, int, int, int]
+
+_RACY_NS = 20_000_000
+"""Two ticks of the slowest kernel clock, and some: Linux before 6.13 stamps with the tick, not the time."""
+
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+class Folder:
+    """One folder's names and their stamps, good for as long as the folder's own stamp is the same."""
+
+    __slots__ = ("entries", "stamp")
+
+    def __init__(self, stamp: tuple[int, int, int], entries: dict[bytes, Stamp]) -> None:
+        self.stamp = stamp
+        self.entries = entries
+
+
+class StatIndex:
+    """Every stamp below a root at one moment. Never changes; `again` gives a new one."""
+
+    def __init__(self, root: bytes, skip: frozenset[bytes], folders: dict[bytes, Folder], taken_ns: int) -> None:
+        self.root = root
+        self.unreadable: set[bytes] = set()
+        self._skip = skip
+        self._folders = folders
+        self._taken_ns = taken_ns
+
+    @classmethod
+    def take(cls, root: bytes, skip: frozenset[bytes] = frozenset()) -> StatIndex:
+        """Look at everything below `root` but the folders in `skip` (absolute paths)."""
+        return cls(root, skip, {}, 0).again()
+
+    def again(self) -> StatIndex:
+        """Look once more. Folders whose own stamp is the same are not listed again: 2 us a path instead of 5."""
+        fresh = StatIndex(self.root, self._skip, {}, time.clock_gettime_ns(time.CLOCK_REALTIME))
+        queue = [self.root]
+        while queue:
+            path = queue.pop()
+            folder = self._look_into(path, fresh.unreadable)
+            if folder is None:
+                continue
+            fresh._folders[path] = folder
+            for name, stamp in folder.entries.items():
+                if stat.S_ISDIR(stamp[4]):
+                    inner = path + b"/" + name
+                    if inner not in self._skip:
+                        queue.append(inner)
+        return fresh
+
+    def touched_since(self, before: StatIndex) -> frozenset[bytes]:
+        """What is not as it was, or may not be."""
+        found: set[bytes] = set()
+        for path in self._folders.keys() | before._folders.keys():
+            new, old = self._folders.get(path), before._folders.get(path)
+            now, then = new.entries if new else {}, old.entries if old else {}
+            if path == self.root and new and old and new.stamp != old.stamp:
+                found.add(path)
+            if now != then:
+                names = now.keys() | then.keys()
+                found.update(path + b"/" + name for name in names if now.get(name) != then.get(name))
+        found.update(before._racy())
+        return frozenset(found)
+
+    def paths(self) -> Iterator[bytes]:
+        for path, folder in self._folders.items():
+            yield from (path + b"/" + name for name in folder.entries)
+
+    def _racy(self) -> Iterator[bytes]:
+        horizon = self._taken_ns - _RACY_NS
+        for path, folder in self._folders.items():
+            for name, stamp in folder.entries.items():
+                if stamp[0] >= horizon and not stat.S_ISDIR(stamp[4]):
+                    yield path + b"/" + name
+
+    def _look_into(self, path: bytes, unreadable: set[bytes]) -> Folder | None:
+        try:
+            fd = os.open(path, _OPEN_FOLDER)
+        except PermissionError:
+            unreadable.add(path)
+            return self._folders.get(path)  # what cannot be seen is not taken for gone
+        except OSError:
+            return None  # gone, or no folder any more
+        try:
+            return self._read(fd, self._folders.get(path))
+        finally:
+            os.close(fd)
+
+    def _read(self, fd: int, known: Folder | None) -> Folder:
+        own = os.fstat(fd)
+        stamp = (own.st_ctime_ns, own.st_mtime_ns, own.st_ino)
+        if known is not None and known.stamp == stamp and stamp[0] < self._taken_ns - _RACY_NS:
+            names = list(known.entries)
+        else:
+            names = [os.fsencode(name) for name in os.listdir(fd)]
+        return Folder(stamp, _stamps(fd, names))
+
+
+def _stamps(fd: int, names: list[bytes]) -> dict[bytes, Stamp]:
+    found: dict[bytes, Stamp] = {}
+    look = os.stat
+    for name in names:
+        try:
+            s = look(name, dir_fd=fd, follow_symlinks=False)
+        except FileNotFoundError:
+            continue
+        found[name] = (s.st_ctime_ns, s.st_mtime_ns, s.st_size, s.st_ino, s.st_mode)
+    return found
+
+
+class Scan:
+    """Two looks around the command. `before` may be an earlier one that is still trusted; `after` is for the next."""
+
+    name: StrategyName = "scan"
+
+    def __init__(self, baseline: Baseline | None = None, before: StatIndex | None = None) -> None:
+        self._baseline = baseline
+        self._before = before
+        self.after: StatIndex | None = None
+
+    def begin(self, command: Command) -> Extras:
+        if self._before is None:
+            self._before = StatIndex.take(command.root)
+        return Extras()
+
+    def received(self, word: str, fds: list[int]) -> None:
+        raise AssertionError(word)
+
+    def end(self) -> Caught:
+        assert self._before is not None
+        self.after = self._before.again()
+        touched = self.after.touched_since(self._before)
+        unread: Coverage = tuple((path, "unreadable") for path in sorted(self.after.unreadable))
+        return Caught(touched, unread + without_baseline(touched, self._baseline), attribution="window")

@@ -1,0 +1,212 @@
+"""The `watch` way: the kernel's own list of what changed in a window of time, by inotify.
+
+A watch per folder, set once and kept between commands. A folder that appears is watched from then on and everything in
+it counts as touched, because it may have been filled before the watch was there. When the kernel's queue runs over,
+only a scan can tell. The other names of a hard-linked file and late mmap stores are not seen: the scan is the audit.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+import threading
+from dataclasses import dataclass
+
+from mulligan.values.faults import fault_of_os_error
+from mulligan.workspace.exec import kernel
+from mulligan.workspace.exec.capture import Baseline, Caught, StrategyName, without_baseline
+from mulligan.workspace.exec.command import Command
+from mulligan.workspace.exec.ledger import below
+from mulligan.workspace.exec.scan import StatIndex
+from mulligan.workspace.exec.spawn import Extras
+
+_MODIFY, _ATTRIB, _CLOSE_WRITE, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x2, 0x4, 0x8, 0x40, 0x80, 0x100, 0x200
+_OVERFLOW, _IGNORED, _IS_FOLDER = 0x4000, 0x8000, 0x40000000
+_ONLY_FOLDERS, _DO_NOT_FOLLOW, _EXCLUDE_UNLINKED = 0x01000000, 0x02000000, 0x04000000
+_MASK = _MODIFY | _ATTRIB | _CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE
+_HOW = _ONLY_FOLDERS | _DO_NOT_FOLLOW | _EXCLUDE_UNLINKED
+
+_EVENT = struct.Struct("=iIII")
+_READ_BYTES = 1 << 18
+
+
+@dataclass(slots=True, frozen=True)
+class Dirty:
+    """Paths that changed since the last time. With `overflowed` there may be more."""
+
+    paths: frozenset[bytes] = frozenset()
+    moved_away: frozenset[bytes] = frozenset()
+    """folders that were moved: everything that was below them is touched, though the kernel does not list it"""
+    overflowed: bool = False
+
+
+class Watcher:
+    """Watches a whole tree. For any thread; close it. Raises a fault when the kernel gives no more watches."""
+
+    def __init__(self, root: bytes, skip: frozenset[bytes] = frozenset()) -> None:
+        self._root = root
+        self._skip = skip
+        self._lock = threading.Lock()
+        self._fd = kernel.inotify_init()
+        self._paths: dict[int, bytes] = {}
+        self._watches: dict[bytes, int] = {}
+        self._dirty: set[bytes] = set()
+        self._moved_away: set[bytes] = set()
+        self._overflowed = False
+        try:
+            self._add_tree(root)
+        except OSError as error:
+            os.close(self._fd)
+            raise fault_of_os_error(error, "Watching the workspace") from error
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def take(self) -> Dirty:
+        """Everything since the last `take`."""
+        with self._lock:
+            self._drain()
+            found = Dirty(frozenset(self._dirty), frozenset(self._moved_away), self._overflowed)
+            self._dirty, self._moved_away, self._overflowed = set(), set(), False
+            return found
+
+    def drain(self) -> None:
+        """Empty the kernel's queue, so that it does not run over; `take` still gives it all."""
+        with self._lock:
+            self._drain()
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _drain(self) -> None:
+        while True:
+            try:
+                data = os.read(self._fd, _READ_BYTES)
+            except BlockingIOError:
+                return
+            self._read_events(data)
+
+    def _read_events(self, data: bytes) -> None:
+        at = 0
+        while at < len(data):
+            watch, mask, _, length = _EVENT.unpack_from(data, at)
+            at += _EVENT.size
+            self._note(watch, mask, data[at : at + length].rstrip(b"\0"))
+            at += length
+
+    def _note(self, watch: int, mask: int, name: bytes) -> None:
+        if mask & _OVERFLOW:
+            self._overflowed = True
+            return
+        folder = self._paths.get(watch)
+        if folder is None:
+            return  # of a folder that moved away; its new place was read whole
+        if mask & _IGNORED:
+            self._forget(watch, folder)
+            return
+        path = folder + b"/" + name if name else folder
+        self._dirty.add(path)
+        if mask & _IS_FOLDER and name:
+            self._note_folder(path, mask)
+
+    def _note_folder(self, path: bytes, mask: int) -> None:
+        if mask & _MOVED_FROM:
+            self._moved_away.add(path)
+            self._drop_tree(path)
+        elif mask & (_CREATE | _MOVED_TO) and path not in self._skip:
+            try:
+                self._add_tree(path)
+            except OSError:
+                self._overflowed = True  # no more watches to be had
+            self._dirty.update(below(path))
+
+    def _add_tree(self, top: bytes) -> None:
+        queue = [top]
+        while queue:
+            folder = queue.pop()
+            if folder in self._skip or not self._add(folder):
+                continue
+            try:
+                with os.scandir(folder) as entries:
+                    queue.extend(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
+            except (FileNotFoundError, NotADirectoryError, PermissionError):
+                continue
+
+    def _add(self, folder: bytes) -> bool:
+        try:
+            watch = kernel.inotify_add_watch(self._fd, folder, _MASK | _HOW)
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            return False
+        self._paths[watch] = folder
+        self._watches[folder] = watch
+        return True
+
+    def _forget(self, watch: int, folder: bytes) -> None:
+        self._paths.pop(watch, None)
+        if self._watches.get(folder) == watch:
+            del self._watches[folder]
+
+    def _drop_tree(self, top: bytes) -> None:
+        """A folder that moved keeps its watches under a name that is no longer its own: let them go."""
+        gone = [path for path in self._watches if path == top or path.startswith(top + b"/")]
+        for path in gone:
+            watch = self._watches.pop(path)
+            self._paths.pop(watch, None)
+            self._dirty.add(path)
+            try:
+                kernel.inotify_rm_watch(self._fd, watch)
+            except OSError:
+                continue  # the kernel dropped it already
+
+
+class Watch:
+    """Takes what a kept watcher saw between start and end; on overflow falls back to the index, if there is one."""
+
+    name: StrategyName = "watch"
+
+    def __init__(self, watcher: Watcher, *, baseline: Baseline | None = None, index: StatIndex | None = None) -> None:
+        self._watcher = watcher
+        self._baseline = baseline
+        self._index = index
+        self._stop, self._stopper = -1, -1
+        self._drainer: threading.Thread | None = None
+        self.changed_before = Dirty()
+        """what changed before the command began: not its doing"""
+
+    def begin(self, command: Command) -> Extras:
+        self.changed_before = self._watcher.take()
+        self._stop, self._stopper = os.pipe2(os.O_CLOEXEC)
+        self._drainer = threading.Thread(target=self._keep_draining, name="mulligan-watch", daemon=True)
+        self._drainer.start()
+        return Extras()
+
+    def received(self, word: str, fds: list[int]) -> None:
+        raise AssertionError(word)
+
+    def end(self) -> Caught:
+        assert self._drainer is not None
+        os.close(self._stopper)
+        self._drainer.join()
+        os.close(self._stop)
+        dirty = self._watcher.take()
+        if not dirty.overflowed:
+            return self._caught(dirty.paths, dirty.moved_away)
+        return self._by_scanning(dirty)
+
+    def _caught(self, touched: frozenset[bytes], moved_away: frozenset[bytes]) -> Caught:
+        coverage = without_baseline(touched, self._baseline)
+        return Caught(touched, coverage, attribution="window", moved_away=moved_away)
+
+    def _by_scanning(self, dirty: Dirty) -> Caught:
+        root = self._watcher._root
+        if self._index is None:
+            return Caught(dirty.paths, ((root, "watch_overflow"),), attribution="window")
+        return self._caught(dirty.paths | self._index.again().touched_since(self._index), dirty.moved_away)
+
+    def _keep_draining(self) -> None:
+        poller = select.poll()
+        poller.register(self._watcher, select.POLLIN)
+        poller.register(self._stop, select.POLLHUP)
+        while all(fd != self._stop for fd, _ in poller.poll()):
+            self._watcher.drain()

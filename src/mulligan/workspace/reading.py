@@ -1,0 +1,162 @@
+"""Reading parts of files, never more than is returned."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from mulligan.values.refusal import Refused
+from mulligan.workspace.places import Spot
+
+_CHUNK_BYTES = 64 * 1024
+_UTF8_TAIL_MAX = 3
+_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+
+
+@dataclass(slots=True, frozen=True)
+class Slice:
+    """Some bytes of a file and where they lie. `lines`: first line and number of lines, for a read by lines."""
+
+    data: bytes
+    offset: int
+    size_bytes: int
+    mtime_ns: int
+    truncated: bool
+    lines: tuple[int, int] | None = None
+
+
+@contextmanager
+def opened(spot: Spot) -> Iterator[int]:
+    """A handle on the regular file at the spot. Refuses everything else without waiting for it."""
+    try:
+        handle = os.open(spot.name, _OPEN_FLAGS, dir_fd=spot.parent)
+    except OSError as error:
+        raise refusal_of(error, spot.path) from None
+    try:
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISDIR(mode):
+            raise Refused("is_directory", "is_directory", f"{spot.path} is a directory.")
+        if not stat.S_ISREG(mode):
+            raise Refused("error", "special_file", f"{spot.path} is a device, FIFO or socket.")
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def refusal_of(error: OSError, path: str) -> Refused:
+    """What the operating system refused, as the outcome of an effect."""
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return Refused("not_found", "path_not_found", f"{path} does not exist.")
+    if error.errno == errno.ELOOP:
+        return Refused("forbidden", "symlink_not_allowed", f"{path} goes through too many symbolic links.")
+    if error.errno == errno.EISDIR:
+        return Refused("is_directory", "is_directory", f"{path} is a directory.")
+    if error.errno == errno.ENXIO:
+        return Refused("error", "special_file", f"{path} is a device, FIFO or socket.")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return Refused("error", "permission_denied", f"The system does not let us touch {path}.")
+    if error.errno == errno.ENAMETOOLONG:
+        return Refused("error", "invalid_path", f"{path[:80]}… is longer than this file system allows.")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Refused("error", "no_space", f"There is no space left to write {path}.")
+    return Refused("error", "io_error", f"{path}: {error.strerror}.")
+
+
+def read_bytes(handle: int, offset: int, limit: int | None, *, whole_characters: bool) -> Slice:
+    """The bytes at `offset`; with `whole_characters`, widened so that no UTF-8 character is cut."""
+    status = os.fstat(handle)
+    start = min(offset, status.st_size)
+    end = status.st_size if limit is None else min(start + limit, status.st_size)
+    data = _pread(handle, start, end)
+    if whole_characters and data:
+        start, data = _widened(handle, start, data)
+    end = start + len(data)
+    return Slice(data, start, status.st_size, status.st_mtime_ns, truncated=end < status.st_size)
+
+
+def _pread(handle: int, start: int, end: int) -> bytes:
+    pieces = []
+    while start < end and (piece := os.pread(handle, end - start, start)):
+        pieces.append(piece)
+        start += len(piece)
+    return b"".join(pieces)
+
+
+def _widened(handle: int, start: int, data: bytes) -> tuple[int, bytes]:
+    """Grown at both ends to whole characters, if that makes it text; else as it was."""
+    before = (
+        os.pread(handle, min(start, _UTF8_TAIL_MAX), max(0, start - _UTF8_TAIL_MAX)) if _continues(data[0]) else b""
+    )
+    back = next((n for n in range(1, len(before) + 1) if not _continues(before[-n])), 0)
+    after = os.pread(handle, _UTF8_TAIL_MAX, start + len(data))
+    grown = (before[-back:] if back else b"") + data
+    for extra in range(len(after) + 1):
+        candidate = grown + after[:extra]
+        if _is_utf8(candidate):
+            return start - back, candidate
+        if extra < len(after) and not _continues(after[extra]):
+            break
+    return start, data
+
+
+def _continues(byte: int) -> bool:
+    return 0x80 <= byte < 0xC0
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def read_lines(handle: int, first: int, count: int | None, limit: int | None) -> Slice:
+    """`count` lines from line `first` (from 0), at most `limit` bytes of them."""
+    status = os.fstat(handle)
+    start = _line_start(handle, first)
+    data, found = _lines_at(handle, start, count, limit)
+    truncated = start + len(data) < status.st_size
+    return Slice(data, start, status.st_size, status.st_mtime_ns, truncated, lines=(first, found))
+
+
+def _line_start(handle: int, line: int) -> int:
+    at = 0
+    while line > 0 and (chunk := os.pread(handle, _CHUNK_BYTES, at)):
+        newlines = chunk.count(b"\n")
+        if newlines < line:
+            line -= newlines
+            at += len(chunk)
+            continue
+        cut = -1
+        for _ in range(line):
+            cut = chunk.index(b"\n", cut + 1)
+        return at + cut + 1
+    return at
+
+
+def _lines_at(handle: int, start: int, count: int | None, limit: int | None) -> tuple[bytes, int]:
+    pieces: list[bytes] = []
+    size, found = 0, 0
+    while (count is None or found < count) and (limit is None or size < limit):
+        chunk = os.pread(handle, _CHUNK_BYTES, start + size)
+        if not chunk:
+            break
+        if limit is not None:
+            chunk = chunk[: limit - size]
+        if count is not None and found + chunk.count(b"\n") >= count:
+            cut = -1
+            for _ in range(count - found):
+                cut = chunk.index(b"\n", cut + 1)
+            chunk = chunk[: cut + 1]
+        found += chunk.count(b"\n")
+        size += len(chunk)
+        pieces.append(chunk)
+        if count is not None and found >= count:
+            break
+    data = b"".join(pieces)
+    return data, found + (1 if data and not data.endswith(b"\n") else 0)

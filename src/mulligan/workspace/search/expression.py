@@ -1,0 +1,70 @@
+"""The tree of a regular expression: what is left when every way of writing it is gone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from mulligan.workspace.search.charset import CharSet
+
+
+@dataclass(slots=True, frozen=True)
+class Chars:
+    """One code point out of a set."""
+
+    members: CharSet
+
+
+@dataclass(slots=True, frozen=True)
+class Anchor:
+    """A place between two characters: `start` or `end` of the line, `word` boundary, `not_word` boundary."""
+
+    kind: str
+
+
+@dataclass(slots=True, frozen=True)
+class Seq:
+    items: tuple[Node, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class Alt:
+    branches: tuple[Node, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class Repeat:
+    item: Node
+    low: int
+    high: int | None
+
+
+Node: TypeAlias = "Chars | Anchor | Seq | Alt | Repeat"
+
+EMPTY = Seq(())
+
+
+def cost_of(node: Node) -> int:
+    """About how many states an engine needs."""
+    if isinstance(node, Chars):
+        return sum(1 if high < 0x80 else 4 for _, high in node.members)
+    if isinstance(node, Repeat):
+        return cost_of(node.item) * max(1, node.low, node.high or 0) + 1
+    return 1 + sum(map(cost_of, parts(node)))
+
+
+def steps_of(node: Node) -> int:
+    """About how many places of the pattern a search can be in at once."""
+    if isinstance(node, Chars | Anchor):
+        return 1
+    if isinstance(node, Repeat):
+        return steps_of(node.item) * max(1, node.low, node.high or 0)
+    return sum(map(steps_of, parts(node)))
+
+
+def parts(node: Node) -> tuple[Node, ...]:
+    if isinstance(node, Seq):
+        return node.items
+    if isinstance(node, Alt):
+        return node.branches
+    return (node.item,) if isinstance(node, Repeat) else ()

@@ -1,0 +1,84 @@
+"""What grep is asked and what it finds, the same for every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from mulligan.values.clock import monotonic_s
+from mulligan.values.limits import BINARY_PROBE_BYTES
+from mulligan.values.paths import RepoPath
+from mulligan.values.refusal import Refused
+from mulligan.workspace.search.expression import Node
+
+TEXT_MAX_BYTES = 2_000
+READ_AHEAD_BYTES = TEXT_MAX_BYTES + 5
+"""How much of a line is enough to know what is shown of it: room for a byte order mark, a `\\r` and one byte more."""
+
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(slots=True, frozen=True)
+class Line:
+    """A line that matches. `text` is without line ending and byte order mark; `cut` when its end is not shown."""
+
+    path: RepoPath
+    line_no: int
+    text: bytes
+    cut: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class Job:
+    """Find the first `limit` lines that match `tree`, in order, before `deadline_s` of the monotonic clock."""
+
+    root_fd: int
+    tree: Node
+    limit: int
+    deadline_s: float
+
+    def left_s(self) -> float:
+        """Raises Refused `regex_timeout` when there is none."""
+        left = self.deadline_s - monotonic_s()
+        if left <= 0:
+            raise too_slow()
+        return left
+
+
+@dataclass(slots=True)
+class Selection:
+    """The files to search, in order, drawn one by one and remembered. `truncated` when a limit kept files out."""
+
+    source: Iterable[RepoPath]
+    drawn: list[RepoPath] = field(default_factory=list)
+    truncated: bool = False
+    _rest: Iterator[RepoPath] | None = None
+
+    def __iter__(self) -> Iterator[RepoPath]:
+        """Each file once, whoever asks: a second loop goes on where the first stopped."""
+        if self._rest is None:
+            self._rest = iter(self.source)
+        for path in self._rest:
+            self.drawn.append(path)
+            yield path
+
+
+def too_slow() -> Refused:
+    return Refused("error", "regex_timeout", "The search did not end in time; narrow the path or simplify the pattern.")
+
+
+def is_binary(head: bytes) -> bool:
+    """Decided by the first bytes of a file."""
+    return head.find(b"\0", 0, BINARY_PROBE_BYTES) >= 0
+
+
+def shown_text(raw: bytes, offset: int) -> tuple[bytes, bool]:
+    """What is shown of a line that starts at `offset`, and whether it is cut, given its first READ_AHEAD_BYTES."""
+    text = raw.removesuffix(b"\r") if len(raw) < READ_AHEAD_BYTES else raw
+    text = text.removeprefix(_BOM) if offset == 0 else text
+    if len(text) <= TEXT_MAX_BYTES:
+        return text, False
+    for end in range(TEXT_MAX_BYTES, TEXT_MAX_BYTES - 4, -1):
+        if text[end] & 0xC0 != 0x80:
+            return text[:end], True
+    return text[:TEXT_MAX_BYTES], True

@@ -1,0 +1,135 @@
+"""`scan` and `watch`: what changed in a window of time, found afterwards."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mulligan.values.entries import ABSENT, Entry
+from mulligan.workspace.exec.capture import Bare, Capture
+from mulligan.workspace.exec.command import command
+from mulligan.workspace.exec.output import Spools
+from mulligan.workspace.exec.run import Ran, run
+from mulligan.workspace.exec.scan import Scan, StatIndex
+from mulligan.workspace.exec.watch import Watch, Watcher
+from workspace.exec.kinds import KINDS, Kind, make, perform, wrong_after_putting_back
+
+MISSED_BY_WATCH = {"another hard link, then removed", "new hard link, changed through it"}
+"""An inotify event names the path that was used; the other name of the inode changes unseen."""
+
+
+def real(path: Path) -> bytes:
+    return os.fsencode(os.path.realpath(path))
+
+
+def sh(text: str, root: Path, capture: Capture) -> Ran:
+    return run(command(["sh", "-c", text], str(root)), capture=capture, sink=Spools())
+
+
+def names(ran: Ran, root: Path) -> set[bytes]:
+    return {os.path.relpath(path, real(root)) for path in ran.touched}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_everything_a_scan_finds_comes_back(kind: Kind, tmp_path: Path) -> None:
+    root = real(tmp_path)
+    before = make(kind, root)
+    ran = perform(kind, root, Scan())
+    assert wrong_after_putting_back(root, before, ran) == {}
+    assert ran.attribution == "window"
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_everything_a_watcher_sees_comes_back(kind: Kind, tmp_path: Path) -> None:
+    root = real(tmp_path)
+    before = make(kind, root)
+    watcher = Watcher(root)
+    try:
+        ran = perform(kind, root, Watch(watcher))
+    finally:
+        watcher.close()
+    assert bool(wrong_after_putting_back(root, before, ran)) == (kind.name in MISSED_BY_WATCH)
+
+
+class TestScan:
+    def test_an_unchanged_tree_is_untouched(self, tmp_path: Path) -> None:
+        (tmp_path / "d").mkdir()
+        (tmp_path / "d" / "a").write_text("a")
+        old = 1_000_000_000
+        before = StatIndex.take(real(tmp_path))
+        before._taken_ns += old  # as if looked at long after the last change
+        assert before.again().touched_since(before) == frozenset()
+
+    def test_what_changed_just_before_the_first_look_counts(self, tmp_path: Path) -> None:
+        (tmp_path / "a").write_text("a")
+        before = StatIndex.take(real(tmp_path))
+        assert before.again().touched_since(before) == {real(tmp_path / "a")}
+
+    def test_skipped_folders_are_not_looked_into(self, tmp_path: Path) -> None:
+        (tmp_path / "d").mkdir()
+        index = StatIndex.take(real(tmp_path), skip=frozenset({real(tmp_path / "d")}))
+        (tmp_path / "d" / "a").write_text("a")
+        assert real(tmp_path / "d" / "a") not in index.again().touched_since(index)
+
+    def test_a_later_command_may_trust_the_last_look(self, tmp_path: Path) -> None:
+        first = Scan()
+        sh("echo a > a", tmp_path, first)
+        second = Scan(before=first.after)
+        assert names(sh("echo b > b", tmp_path, second), tmp_path) >= {b"b"}
+
+    def test_what_has_no_baseline_is_named(self, tmp_path: Path) -> None:
+        class OnlyNew:
+            def before_of(self, path: bytes) -> Entry | None:
+                return ABSENT if path.endswith(b"/new") else None
+
+        (tmp_path / "old").write_text("x")
+        ran = sh("echo a > new; echo b > old", tmp_path, Scan(OnlyNew()))
+        assert (real(tmp_path / "old"), "no_baseline") in ran.coverage
+        assert (real(tmp_path / "new"), "no_baseline") not in ran.coverage
+
+
+class TestWatch:
+    def test_it_is_kept_between_commands(self, tmp_path: Path) -> None:
+        watcher = Watcher(real(tmp_path))
+        assert names(sh("mkdir d; echo a > d/a", tmp_path, Watch(watcher)), tmp_path) == {b"d", b"d/a"}
+        assert names(sh("echo b > d/b", tmp_path, Watch(watcher)), tmp_path) == {b"d/b"}
+        assert names(sh("mv d e; echo c > e/c", tmp_path, Watch(watcher)), tmp_path) >= {
+            b"d",
+            b"e",
+            b"e/a",
+            b"e/b",
+            b"e/c",
+        }
+        assert names(sh("echo c >> e/c", tmp_path, Watch(watcher)), tmp_path) == {b"e/c"}
+        watcher.close()
+
+    def test_what_changed_before_is_told_apart(self, tmp_path: Path) -> None:
+        watcher = Watcher(real(tmp_path))
+        (tmp_path / "person").write_text("mine")
+        capture = Watch(watcher)
+        ran = sh("echo a > agent", tmp_path, capture)
+        assert names(ran, tmp_path) == {b"agent"}
+        assert capture.changed_before.paths == {real(tmp_path / "person")}
+        watcher.close()
+
+    def test_reading_dirties_nothing(self, tmp_path: Path) -> None:
+        (tmp_path / "a").write_text("a")
+        watcher = Watcher(real(tmp_path))
+        assert names(sh("cat a; ls -R", tmp_path, Watch(watcher)), tmp_path) == set()
+        watcher.close()
+
+    def test_when_the_queue_runs_over_a_scan_finds_it(self, tmp_path: Path) -> None:
+        watcher = Watcher(real(tmp_path))
+        index = StatIndex.take(real(tmp_path))
+        many = f"i=0; while [ $i -lt {_queue_length() + 10} ]; do : >> a; : >> b; i=$((i+1)); done; echo z > last"
+        sh(many, tmp_path, Bare())
+        dirty = watcher.take()
+        assert dirty.overflowed
+        assert real(tmp_path / "last") in index.again().touched_since(index)
+        watcher.close()
+
+
+def _queue_length() -> int:
+    return int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
