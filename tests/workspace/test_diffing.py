@@ -66,6 +66,7 @@ class TestMatchBlocks:
             ("xx", "xxx", [(0, 0, 2)]),
             ("xxx", "xx", [(0, 0, 2)]),
             ("abcd", "dcba", [(0, 3, 1)]),
+            ("ab", "XaabX", [(0, 2, 2)]),
             ("", "a", []),
         ],
     )

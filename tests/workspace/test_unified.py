@@ -173,6 +173,19 @@ class TestMalformedHunks:
     def test_a_hunk_that_is_not_well_formed_is_told_as_such(self, hunk: bytes) -> None:
         assert reasons(edit_of(b"k", hunk), {"k": TEN}) == [("k", 0, "malformed_hunk")]
 
+    @pytest.mark.parametrize(
+        "header",
+        [
+            pytest.param(b"diff --git a/k b/k\n", id="nothing said"),
+            pytest.param(b"diff --git a/k b/k\nold mode 100644\n", id="only the old mode"),
+            pytest.param(b"diff --git a/k b/k\nold mode 100644\nnew mode 100644\n", id="the same mode"),
+            pytest.param(b"diff --git a/k b/k\nnew file mode 100644\n--- /dev/null\n+++ b/k\n", id="cut off"),
+        ],
+    )
+    def test_a_header_that_changes_nothing_or_lost_its_hunks_is_malformed(self, header: bytes) -> None:
+        tree = {} if b"new file" in header else {"k": TEN}
+        assert reasons(header, tree) == [("k", 0, "malformed_hunk")]
+
     def test_the_hunks_after_it_are_still_judged(self) -> None:
         hunks = b"@@ -1,9 +1 @@\n-x\n@@ -5 +5 @@\n-nope\n+x\n@@ -6 +6 @@\n-line 6\n+6\n"
         patch = edit_of(b"k", hunks) + edit_of(b"missing", SECOND_LINE)
@@ -527,7 +540,15 @@ class TestAnyBytes:
         path = named(name, strip).path
         assert path is None or not {"..", ".git", "", "."} & set(path.split("/"))
 
-    def test_a_hostile_header_line_is_read_in_bounded_time(self) -> None:
-        patch = (b"diff --git a/" + b" /" * 8000 + b"\nold mode 100644\nnew mode 100755\n") * 3
+    @pytest.mark.parametrize(
+        "patch",
+        [
+            (b"diff --git a/" + b" /" * 8000 + b"\nold mode 100644\nnew mode 100755\n") * 3,
+            b"Binary files " + b" and " * 100_000 + b" differ in\n",
+            b'--- "' + b"\\303" * 200_000 + b'\n+++ "\n',
+        ],
+        ids=["names", "notice", "quotes"],
+    )
+    def test_hostile_header_lines_are_read_in_bounded_time(self, patch: bytes) -> None:
         with pytest.raises(Refused):
             parse_unified(patch)

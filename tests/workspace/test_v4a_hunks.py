@@ -213,9 +213,8 @@ class TestRoundTrip:
 
 
 FILLER = st.lists(st.sampled_from("abf"), max_size=2)
-MARKED = st.tuples(
-    st.lists(st.sampled_from("abf"), max_size=2), st.lists(st.sampled_from("ab"), min_size=1, max_size=2)
-)
+BLOCK = st.lists(st.sampled_from("ab"), min_size=1, max_size=2)
+MARKED = st.tuples(FILLER, BLOCK)
 PLACEABLE = st.lists(st.tuples(MARKED, FILLER, FILLER), min_size=1, max_size=3)
 """Hunks, and what lies above their anchors and above their lines in a text where they can be placed."""
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mulligan.history.ledger import Claimed, Ending, Facts, Ledger, intending, touch_row
+from mulligan.history.plans import Move, in_order
 from mulligan.history.tables import RootRow, TouchRow
 from mulligan.session.tables import session_journal
 from mulligan.store.blobs import Prepared, Vanished
@@ -26,7 +27,7 @@ from mulligan.store.journal import REFS
 from mulligan.store.protocol import Tx
 from mulligan.values.clock import monotonic_s
 from mulligan.values.digest import Digest, raw_digest
-from mulligan.values.entries import Change, Entry, FileEntry, same_state
+from mulligan.values.entries import ABSENT, Change, Entry, FileEntry, same_state
 from mulligan.values.faults import Broken, MulliganError, fault, fault_of_os_error
 from mulligan.values.limits import CLAIM_WAIT_S
 from mulligan.values.paths import RepoPath, path_bytes, to_wire
@@ -73,6 +74,14 @@ class _Step:
     image: Image
     wanted: Wanted
     bodies: list[Prepared] = field(default_factory=list)
+
+
+_NOTHING = Wanted(ABSENT)
+
+
+def _as_it_is(image: Image) -> Wanted:
+    """No plan of ours: somebody else decides what becomes of the path."""
+    return Wanted(image.entry, image.content)
 
 
 class _LookAgain(Exception):
@@ -122,7 +131,7 @@ class Call:
             self._put_back_to(mark)
             raise
 
-    def _prepare(self, intents: Sequence[Intent]) -> list[_Step]:
+    def _prepare(self, intents: Sequence[Intent], *, live: bool = False) -> list[_Step]:
         """Claim every path; make its preimage and our intention durable. One transaction, if all is as last seen."""
         deadline = monotonic_s() + CLAIM_WAIT_S
         careful = False
@@ -131,7 +140,7 @@ class Call:
             try:
                 with self.ledger.store.write() as tx:
                     self._claim(tx, intents)
-                    self._note(tx, steps, careful=careful)
+                    self._note(tx, steps, careful=careful, live=live)
                 self._begun = True
                 return steps
             except Vanished:
@@ -166,7 +175,7 @@ class Call:
             step.bodies.append(self.ledger.blobs.prepare(wanted.content, after=image.content))
         return step
 
-    def _note(self, tx: Tx, steps: Sequence[_Step], *, careful: bool) -> None:
+    def _note(self, tx: Tx, steps: Sequence[_Step], *, careful: bool, live: bool = False) -> None:
         """Durable before the act: what was there, whose it was, and what we mean to put there."""
         for step in steps:
             path, before = step.intent.path, step.image.entry
@@ -178,7 +187,7 @@ class Call:
                 self._record_external(tx, step, seen)
             touched = known or self._first_touch(step)
             draft = self._draft(touched.row)
-            stays = must_stay_one_file(step.image, step.wanted.entry)
+            stays = live or must_stay_one_file(step.image, step.wanted.entry)
             touched.row = intending(touched.row, step.wanted.entry, draft, in_place=stays)
             self.ledger.touch(tx, touched.row, step.bodies)
             self._touched[path] = touched
@@ -237,6 +246,42 @@ class Call:
                 touched.row = replace(touched.row, before=fresh.before)
                 touched.before = touched.after = theirs.entry
                 self.ledger.touch(tx, touched.row, ())
+
+    # Watching a command that changes files by itself.
+
+    def about_to_change(self, paths: Sequence[RepoPath]) -> None:
+        """A running command is about to change these paths: their preimages are durable when this returns."""
+        with self._lock:
+            self._check_open()
+            fresh = [path for path in paths if path not in self._touched and not self._is_special(path)]
+            self._prepare([Intent(path, _as_it_is) for path in fresh], live=True)
+
+    def _is_special(self, path: RepoPath) -> bool:
+        """A device, FIFO or socket cannot be kept: said so, and left to the command."""
+        special = self._image(path).special
+        if special:
+            self.coverage.append({"path": to_wire(path), "reason": "special_file"})
+        return special
+
+    def absorb(self, paths: Sequence[RepoPath]) -> None:
+        """The command is over: what it left at these paths is what this call has done there."""
+        with self._lock:
+            images = {path: self._image(path) for path in paths}
+            self.ledger.blobs.store_all(image.content for image in images.values() if image.content is not None)
+            for path, image in images.items():
+                if image.special:
+                    self.coverage.append({"path": to_wire(path), "reason": "special_file"})
+                    continue
+                touched = self._touched.get(path) or self._first_touch(
+                    _Step(Intent(path, _as_it_is), NOTHING, _NOTHING)
+                )
+                self._touched[path] = touched
+                self._done.append((path, touched.after))
+                touched.after, touched.acted = image.entry, True
+
+    def _image(self, path: RepoPath) -> Image:
+        with self._spot(path) as spot:
+            return NOTHING if spot is None else self.disk.image(spot)
 
     # What the record says besides files.
 
@@ -312,10 +357,12 @@ class Call:
         self.ledger.end(tx, self.facts, ending)
 
     def _put_back_to(self, mark: int) -> None:
-        while len(self._done) > mark:
-            path, before = self._done.pop()
-            touched = self._touched[path]
-            touched.after = self._put_back(touched, before)
+        """Everything this call changed since the mark, as it was then."""
+        earlier = dict(reversed(self._done[mark:]))
+        del self._done[mark:]
+        for move in in_order(Move(path, self._touched[path].after, before) for path, before in earlier.items()):
+            touched = self._touched[move.path]
+            touched.after = self._put_back(touched, move.target)
 
     def _put_back(self, touched: Touched, before: Entry) -> Entry:
         content = self.ledger.blobs.read(before.digest) if isinstance(before, FileEntry) else None

@@ -23,10 +23,10 @@ OpenDisk = Callable[[bytes], Disk]
 class Desk:
     """A root with its disk and its ledger; overlapping roots are reached through `at`."""
 
-    def __init__(self, ledger: Ledger, disk: Disk, *, open_disk: OpenDisk = HostDisk) -> None:
+    def __init__(self, ledger: Ledger, disk: Disk, *, open_disk: OpenDisk = HostDisk, record: bool = True) -> None:
         self.ledger = ledger
         self.disk = disk
-        self.root = ledger.root(disk.root, identity_of(disk))
+        self.root = ledger.root(disk.root, identity_of(disk), record=record)
         self._open_disk = open_disk
         self._others: dict[str, Desk] = {}
         self._lock = threading.Lock()

@@ -92,12 +92,15 @@ class Ledger:
 
     # Roots and sessions.
 
-    def root(self, root: Root, identity: str) -> RootRow:
-        """The row of a root, recorded on first sight. Roots that overlap share a workspace."""
+    def root(self, root: Root, identity: str, *, record: bool = True) -> RootRow:
+        """The row of a root, recorded on first sight. Roots that overlap share a workspace.
+
+        With `record` off, a root nobody has worked in yet gets a row that belongs to no workspace.
+        """
         with self.store.read() as tx:
             known = _known_root(tx, root.place, identity)
-        if known is not None:
-            return known
+        if known is not None or not record:
+            return known or RootRow("", "", root.place, identity)
         with self.store.write() as tx:
             return _known_root(tx, root.place, identity) or self._record_root(tx, root.place, identity)
 

@@ -4,8 +4,8 @@ Undo asks it with base = the entry after the call, theirs = the entry before it,
 to the path since stays, unless it happened in the same place.
 
 Two sides merge where their changes are at least one unchanged line apart, or leave the very same lines; everything else
-is a conflict. This is where `git merge-file` merges cleanly too. It would go on to shrink a conflict to the lines that
-really differ, which only helps somebody who reads markers.
+is a conflict. `git merge-file` has the same rule; the two can still differ where equal lines may be aligned in several
+ways. It would go on to shrink a conflict to the lines that really differ, which only helps somebody who reads markers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mulligan.values.entries import Absent, DirEntry, Entry, FileEntry, Xattrs, 
 from mulligan.workspace.diffing import Edit, edits
 from mulligan.workspace.lines import looks_binary, split_lines
 
-ConflictReason = Literal["same_lines", "binary", "mode", "type_changed", "deleted_externally"]
+ConflictReason = Literal["same_lines", "binary", "mode", "type_changed", "deleted_externally", "not_captured"]
 Read: TypeAlias = Callable[[Digest], bytes]
 T = TypeVar("T")
 

@@ -6,6 +6,9 @@
 `call.changed`    a part of its changes, at most a few hundred a record, before its end
 `call.ended`      exactly one per call: how it ended, and what of the past it took back
 `call.evicted`    its bodies were dropped
+`call.pinned`, `call.unpinned`
+`branch.opened`   a fork with files of its own
+`branch.ended`    it was merged or dropped
 `external`        a change that no call of ours made
 `committed`       in the workspace's journal: a call's place among everybody's
 """
@@ -18,13 +21,17 @@ from types import MappingProxyType
 from typing import Any
 
 from mulligan.history.tables import (
+    BRANCHES,
     CALLS,
     CHANGES,
+    PINS,
     REDO,
     ROOTS,
     TURNS,
+    BranchRow,
     CallRow,
     ChangeRow,
+    PinRow,
     RedoRow,
     RootRow,
     TurnRow,
@@ -154,6 +161,36 @@ def _call_evicted(tx: Tx, record: Record) -> None:
         tx.put(CALLS, replace(row, evicted=1))
 
 
+def _call_pinned(tx: Tx, record: Record) -> None:
+    tx.put(PINS, PinRow(record.payload["call"]))
+
+
+def _call_unpinned(tx: Tx, record: Record) -> None:
+    tx.delete(PINS, record.payload["call"])
+
+
+def _branch_opened(tx: Tx, record: Record) -> None:
+    body = record.payload
+    directory = path_bytes(from_wire(body["directory"].lstrip("/")))
+    row = BranchRow(
+        session=body["session"],
+        parent=body["parent"],
+        source=body["source"],
+        root=body["root"],
+        directory=b"/" + directory,
+        manifest=body["manifest"],
+        created_at=record.at,
+        status="open",
+    )
+    tx.put(BRANCHES, row)
+
+
+def _branch_ended(tx: Tx, record: Record) -> None:
+    row = tx.get(BRANCHES, record.payload["session"])
+    if row is not None:
+        tx.put(BRANCHES, replace(row, status=record.payload["status"]))
+
+
 def _external(tx: Tx, record: Record) -> None:
     body = record.payload
     tx.put(
@@ -194,6 +231,10 @@ PROJECTORS: Mapping[str, Projector] = MappingProxyType(
         "call.changed": _call_changed,
         "call.ended": _call_ended,
         "call.evicted": _call_evicted,
+        "call.pinned": _call_pinned,
+        "call.unpinned": _call_unpinned,
+        "branch.opened": _branch_opened,
+        "branch.ended": _branch_ended,
         "external": _external,
     }
 )

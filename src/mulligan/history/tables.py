@@ -76,6 +76,27 @@ class RedoRow:
 
 
 @dataclass(slots=True, frozen=True)
+class PinRow:
+    """A call whose bodies are never evicted."""
+
+    call: str
+
+
+@dataclass(slots=True, frozen=True)
+class BranchRow:
+    """A forked session with files of its own. `manifest` is the blob that says what the files were when it began."""
+
+    session: str
+    parent: str
+    source: str
+    root: str
+    directory: bytes
+    manifest: str
+    created_at: str
+    status: str
+
+
+@dataclass(slots=True, frozen=True)
 class OpenRow:
     """A call in progress and the process that owns it."""
 
@@ -122,5 +143,7 @@ CHANGES: Table[ChangeRow] = Table(
     "changes", ChangeRow, key=("call", "path"), indexes=(("place", "wseq"),), projected=True
 )
 REDO: Table[RedoRow] = Table("redo", RedoRow, key=("session", "call"), projected=True)
+PINS: Table[PinRow] = Table("pins", PinRow, key=("call",), projected=True)
+BRANCHES: Table[BranchRow] = Table("branches", BranchRow, key=("session",), indexes=(("source",),), projected=True)
 OPEN: Table[OpenRow] = Table("open_calls", OpenRow, key=("call",))
 TOUCHES: Table[TouchRow] = Table("touches", TouchRow, key=("call", "path"))

@@ -174,6 +174,9 @@ class Blobs:
             if earlier is None:
                 digest = digest_from_raw(base)
                 raise fault("missing_cas_dependency", f"Blob {digest}, which others build on, is gone.", digest=digest)
+            if len(chain) == BLOB_CHAIN_MAX:
+                digest = digest_from_raw(row.digest)
+                raise fault("blob_corrupt", f"Blob {digest} builds on more versions than there can be.", digest=digest)
             chain.append(earlier)
         data: bytes | None = None
         for link in reversed(chain):

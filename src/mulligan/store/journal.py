@@ -187,7 +187,11 @@ def break_in_chain(rows: Iterable[RecordRow], head: HeadRow) -> str | None:
             return f"{where}: expected record {seq}"
         if chain_hash(prev, row.body) != row.hash:
             return f"{where}: its bytes do not have its hash"
-        if (parsed := parse_record(row)).seq != seq or parsed.prev != prev:
+        try:
+            parsed = parse_record(row)
+        except MulliganError as broken:
+            return broken.message
+        if parsed.seq != seq or parsed.prev != prev:
             return f"{where}: it names another place in the chain"
         prev = row.hash.hex()
     if (head.seq, head.hash.hex()) != (seq, prev):

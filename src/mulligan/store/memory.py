@@ -103,6 +103,9 @@ class MemoryStore:
             for value in key
         )
 
+    def give_back_space(self) -> None:
+        return None
+
     def check(self) -> list[str]:
         return []
 

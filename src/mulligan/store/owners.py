@@ -31,11 +31,14 @@ class OwnerBytes:
         self._mine.add(number)
 
     def is_held(self, number: int) -> bool:
-        """Does any living process hold that byte? Asking leaves nothing locked."""
+        """Does any living process hold that byte? Asking leaves nothing locked.
+
+        Asked with a shared lock, so that two who ask at once do not take each other for the owner.
+        """
         if number in self._mine:
             return True
         try:
-            fcntl.lockf(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+            fcntl.lockf(self._handle, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, number)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 return True

@@ -44,10 +44,10 @@ class Tx(Protocol):
         descending: bool = False,
         limit: int | None = None,
     ) -> list[R]:
-        """Rows whose columns equal `where`, in `order` (default: the key).
+        """Rows whose columns equal `where`, in `order` (then by the key; `descending` turns all of it round).
 
-        `between` is (column, low, high) and keeps low ≤ x < high. Without an index that begins with the columns of
-        `where`, this is a scan of the table.
+        `between` is (column, low, high) and keeps low ≤ x < high, never None. Without an index that begins with
+        the columns of `where`, this is a scan of the table.
         """
         ...
 
@@ -142,6 +142,10 @@ class Store(Protocol):
 
     def size_bytes(self) -> int:
         """What the store takes on its medium."""
+        ...
+
+    def give_back_space(self) -> None:
+        """Return what deletions freed to the medium, as far as the engine can."""
         ...
 
     def check(self) -> list[str]:

@@ -16,13 +16,17 @@ def create_statements(tables: Iterable[Table[Any]]) -> list[str]:
 
 
 def _create(table: Table[Any]) -> list[str]:
-    columns = ", ".join(f'"{name}" {_TYPES[table.column_types[name]]}' for name in table.columns)
+    columns = ", ".join(f'"{name}" {_type_of(table, name)}' for name in table.columns)
     kept = "STRICT" if _is_wide(table) else "STRICT, WITHOUT ROWID"
     made = [f'CREATE TABLE IF NOT EXISTS "{table.name}" ({columns}, PRIMARY KEY ({_names(table.key)})) {kept}']
     for index in table.indexes:
         label = f"{table.name}_by_{'_'.join(index)}"
         made.append(f'CREATE INDEX IF NOT EXISTS "{label}" ON "{table.name}" ({_names(index)}){_partly(table, index)}')
     return made
+
+
+def _type_of(table: Table[Any], column: str) -> str:
+    return _TYPES[table.column_types[column]] + (" NOT NULL" if column in table.key else "")
 
 
 def _partly(table: Table[Any], index: tuple[str, ...]) -> str:
@@ -97,5 +101,5 @@ def _select(
     if counting:
         return f'SELECT count(*) FROM "{table.name}"{condition} LIMIT ?'
     direction = " DESC" if descending else ""
-    ordered = ", ".join(f'"{name}"{direction}' for name in order)
+    ordered = ", ".join(f'"{name}"{direction}' for name in dict.fromkeys((*order, *table.key)))
     return f'SELECT {_names(table.columns)} FROM "{table.name}"{condition} ORDER BY {ordered} LIMIT ?'

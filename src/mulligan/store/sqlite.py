@@ -280,6 +280,8 @@ class _SqliteTx:
             return self._execute(sql, values)
         except apsw.Error as error:
             raise fault_of_sqlite(error, "Writing the store") from error
+        except (OverflowError, UnicodeEncodeError, TypeError) as error:
+            raise fault("internal", f"Writing the store: a value that no column can hold. ({error})") from error
 
 
 def _commit(connection: apsw.Connection) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import islice
 from operator import attrgetter
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from mulligan.store.blobs import BESIDE, BLOBS, BODIES, EVICTED, IN_DATABASE, LOST, READABLE, BlobRow, Blobs
 from mulligan.store.journal import (
@@ -33,6 +33,7 @@ from mulligan.store.journal import (
     parse_record,
 )
 from mulligan.store.memory import MemoryStore
+from mulligan.store.paging import PAGE_ROWS, rows_by, rows_of_journal
 from mulligan.store.protocol import Store, Tx
 from mulligan.store.tables import Table, Value
 from mulligan.values.clock import SystemClock
@@ -44,7 +45,7 @@ Severity = Literal["broken", "harmless"]
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with what is being checked, how much of it is done, and how much there is."""
 
-PAGE_ROWS = 500
+R = TypeVar("R")
 
 
 @dataclass(slots=True, frozen=True)
@@ -79,6 +80,15 @@ def verify(
         yield from check.guarded("orphan", "bodies beside the database", check.orphans)
         fresh = rebuilt if rebuilt is not None else MemoryStore(schema)
         yield from check.guarded("projection", "the projections", lambda: check.projections(schema, fresh))
+
+
+def verify_journal(store: Store, journal: str, *, deep: bool = True) -> Iterator[Problem]:
+    """Only one journal: its chain, and the blobs its records need."""
+    with store.read() as tx:
+        check = _Check(store, tx, _silent)
+        yield from check.guarded("journal", journal, lambda: check.one(journal))
+        if deep and not check.broken_journals:
+            yield from check.guarded("blob", journal, lambda: check.needs(journal))
 
 
 def _silent(what: str, done: int, total: int) -> None:
@@ -136,7 +146,7 @@ class _Check:
 
     def _noted(self, journal: str, total: int, missing: list[Problem]) -> Iterator[RecordRow]:
         """The rows of a journal; what a record says is noted once its chain has held."""
-        for row in _rows_of(self.tx, journal):
+        for row in rows_of_journal(self.tx, journal):
             if _misfit(RECORDS, row):
                 return
             yield row
@@ -164,6 +174,27 @@ class _Check:
             line = sha256(line + row.hash).digest()
         if line != whole.hash:
             yield Problem("journal", "all journals", "the records did not come in the order the store says")
+
+    def one(self, journal: str) -> Iterator[Problem]:
+        head = self.tx.get(HEADS, journal)
+        if head is None:
+            yield Problem("journal", journal, "there is no such journal")
+            return
+        missing: list[Problem] = []
+        problem = break_in_chain(self._noted(journal, head.seq, missing), head)
+        yield from missing
+        if problem is not None:
+            yield Problem("journal", journal, problem)
+
+    def needs(self, journal: str) -> Iterator[Problem]:
+        blobs = Blobs(self.store, SystemClock())
+        wanted = {ref for row in rows_of_journal(self.tx, journal) for ref in parse_record(row).refs}
+        for digest in sorted(wanted):
+            row = self.tx.get(BLOBS, raw_digest(digest))
+            if row is None:
+                yield Problem("ref", digest, "a record needs this blob, and it is not there")
+            elif row.place in READABLE:
+                yield from self._body(blobs, row)
 
     def blob_rows(self) -> Iterator[Problem]:
         for digest in _distinct(row.digest for row in _pages(self.tx, REFS, "digest")):
@@ -261,27 +292,9 @@ def _distinct(ordered: Iterable[bytes]) -> Iterator[bytes]:
         last = one
 
 
-def _rows_of(tx: Tx, journal: str, page_rows: int = PAGE_ROWS) -> Iterator[RecordRow]:
-    after = 0
-    while rows := tx.select(RECORDS, {"journal": journal}, between=("seq", after + 1, 2**62), limit=page_rows):
-        yield from rows
-        after = rows[-1].seq
-
-
-def _pages(tx: Tx, table: Table[Any], column: str) -> Iterator[Any]:
-    """All rows in order of a column of bytes, a page at a time. Rows that fit no row are left out.
-
-    A page ends before its last value, because the rows of that value may go on; unless it is the only value there.
-    """
-    low, limit = b"", PAGE_ROWS
-    while rows := tx.select(table, between=(column, low, b"\xff" * 33), limit=limit):
-        last = getattr(rows[-1], column)
-        whole = [row for row in rows if getattr(row, column) != last] if len(rows) == limit else rows
-        if not whole:
-            limit *= 2
-            continue
-        yield from (row for row in whole if not _misfit(table, row))
-        low, limit = getattr(whole[-1], column) + b"\0", PAGE_ROWS
+def _pages(tx: Tx, table: Table[R], column: str) -> Iterator[R]:
+    """All rows but those that a damaged cell has made into no row."""
+    return (row for row in rows_by(tx, table, column) if not _misfit(table, row))
 
 
 _KINDS: dict[str, type] = {"str": str, "int": int, "bytes": bytes}
@@ -332,7 +345,7 @@ def _project(schema: Schema, fresh: Tx, record: Record) -> Problem | None:
 def _in_order(tx: Tx, journals: list[str]) -> Iterator[RecordRow]:
     """All records in the order they came, with a little of each journal in memory."""
     page_rows = max(8, PAGE_ROWS // max(1, len(journals)))
-    return heapq.merge(*(_rows_of(tx, journal, page_rows) for journal in journals), key=attrgetter("ordinal"))
+    return heapq.merge(*(rows_of_journal(tx, journal, page_rows) for journal in journals), key=attrgetter("ordinal"))
 
 
 def _differences(tx: Tx, rebuilt: Store, table: Table[Any]) -> Iterator[Problem]:

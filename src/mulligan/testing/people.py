@@ -6,6 +6,12 @@ import os
 from typing import Protocol
 
 
+class Writing(Protocol):
+    def write(self, content: bytes, /) -> object: ...
+
+    def close(self) -> None: ...
+
+
 class Person(Protocol):
     """Paths are relative to the root. Whatever is in the way of a save gives way, as it does to an editor's."""
 
@@ -15,6 +21,10 @@ class Person(Protocol):
 
     def save_in_place(self, path: str, content: bytes) -> None:
         """As the others do: the same file, emptied and written anew; made if it is not there."""
+        ...
+
+    def open_for_writing(self, path: str) -> Writing:
+        """A file somebody has emptied and is still busy with."""
         ...
 
     def read(self, path: str) -> bytes | None:
@@ -55,6 +65,9 @@ class HostPerson:
     def save_in_place(self, path: str, content: bytes) -> None:
         with open(self._at(path), "wb") as file:
             file.write(content)
+
+    def open_for_writing(self, path: str) -> Writing:
+        return open(self._at(path), "wb", buffering=0)
 
     def read(self, path: str) -> bytes | None:
         try:

@@ -154,6 +154,21 @@ class SimulatedTree:
         return found
 
 
+class _Writing:
+    """A file open for writing."""
+
+    def __init__(self, tree: SimulatedTree, inode: Inode) -> None:
+        self._tree, self._inode = tree, inode
+        inode.writers += 1
+        tree.write(inode, b"")
+
+    def write(self, content: bytes, /) -> None:
+        self._tree.write(self._inode, self._inode.content + content)
+
+    def close(self) -> None:
+        self._inode.writers -= 1
+
+
 class SimulatedPerson:
     """A `Person` on a simulated tree."""
 
@@ -171,8 +186,16 @@ class SimulatedPerson:
             self.save(path, content)
         elif there.kind == "dir":
             raise os_error(errno.EISDIR, path)
+        elif there.kind == "link":
+            self.save_in_place(os.path.join(os.path.dirname(path), os.fsdecode(there.target)), content)
         else:
             self._tree.write(there, content)
+
+    def open_for_writing(self, path: str) -> _Writing:
+        there = self._tree.at(path)
+        if there is None or there.kind != "file":
+            raise os_error(errno.ENOENT, path)
+        return _Writing(self._tree, there)
 
     def read(self, path: str) -> bytes | None:
         there = self._tree.at(path)

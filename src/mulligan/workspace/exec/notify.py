@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from mulligan.values.faults import MulliganError
+from mulligan.values.faults import MulliganError, fault
 from mulligan.values.refusal import Refused
 from mulligan.workspace.exec import kernel
 from mulligan.workspace.exec.ledger import Ledger, Witness, look
@@ -43,6 +43,7 @@ _RENAME_NOREPLACE = 1
 _OPEN_HOW = struct.Struct("=QQQ")
 _SOCKADDR_MAX_BYTES = 110
 _AF_UNIX = 1
+_JOIN_S = 10.0
 _O_TMPFILE = getattr(os, "O_TMPFILE", 0)
 
 Arguments = tuple[int, ...]
@@ -78,7 +79,9 @@ class Supervisor:
     def join(self) -> None:
         """Wait for the last answer. Raises what broke the supervisor, if anything did."""
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_JOIN_S)
+            if self._thread.is_alive():
+                raise fault("internal", "The command still waits for an answer after all its processes ended.")
         if self._failure is not None:
             raise self._failure
 

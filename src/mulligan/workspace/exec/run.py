@@ -12,7 +12,7 @@ from mulligan.workspace.exec.capture import Attribution, Capture, Coverage, Stra
 from mulligan.workspace.exec.command import Command
 from mulligan.workspace.exec.output import Sink
 from mulligan.workspace.exec.pump import Ending, Handle, Pump
-from mulligan.workspace.exec.spawn import LAUNCHER, spawn
+from mulligan.workspace.exec.spawn import LAUNCHER, Extras, spawn
 
 
 @dataclass(slots=True, frozen=True)
@@ -55,20 +55,12 @@ def run(
     extras = sandbox.confined(command, capture.begin(command))
     own = Handle() if handle is None else handle
     try:
-        pump = Pump(
-            spawn(command, extras),
-            sink,
-            stdin=command.stdin or b"",
-            deadline=deadline,
-            handle=own,
-            received=capture.received,
-        )
-        ending = pump.run()
+        ending = _pump(command, extras, capture, sink=sink, handle=own, deadline=deadline)
     finally:
+        caught = capture.end()
         if handle is None:
             own.close()
         LAUNCHER.replenish()
-    caught = capture.end()
     if ending.failed is not None:
         raise _refusal(command, capture.name, *ending.failed)
     return Ran(
@@ -86,6 +78,14 @@ def run(
         coverage=caught.coverage,
         stops=caught.stops,
     )
+
+
+def _pump(
+    command: Command, extras: Extras, capture: Capture, *, sink: Sink, handle: Handle, deadline: float | None
+) -> Ending:
+    spawned = spawn(command, extras)
+    fed = command.stdin or b""
+    return Pump(spawned, sink, stdin=fed, deadline=deadline, handle=handle, received=capture.received).run()
 
 
 _SANDBOX_STEPS = frozenset({"sandbox", "network"})
@@ -106,6 +106,3 @@ def _refusal(command: Command, strategy: str, step: str, number: int) -> Excepti
         message = f"This machine refuses {strategy} ({step}): {why}"
         return Refused("error", "unsupported_strategy", message, strategy=strategy, step=step, errno=number)
     return fault("internal", f"The command could not be started ({step}): {why}", errno=number)
-
-
-__all__ = ["Ending", "Ran", "run"]

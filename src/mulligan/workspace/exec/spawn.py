@@ -24,6 +24,8 @@ class Extras:
     """What a way of catching changes adds to a command: a system call filter, namespaces, a sandbox."""
 
     program: bytes | None = None
+    program_without_sockets: bytes | None = None
+    """in place of `program` where the machine gives no network namespace"""
     listens: bool = False
     confinement: dict[str, Any] = field(default_factory=dict)
 
@@ -181,6 +183,7 @@ def _order(command: Command, extras: Extras) -> dict[str, Any]:
         "env": dict(command.env),
         "cwd": command.cwd,
         "program": extras.program,
+        "program_without_sockets": extras.program_without_sockets,
         "listens": extras.listens,
         "new_session": not command.terminal,
         "linger_s": None if command.background else command.linger_s,

@@ -33,6 +33,7 @@ class Order:
         self.env: dict[bytes, bytes] = body["env"]
         self.cwd: bytes = body["cwd"]
         self.program: bytes | None = body["program"]
+        self.program_without_sockets: bytes | None = body["program_without_sockets"]
         self.listens: bool = body["listens"]
         self.new_session: bool = body["new_session"]
         self.linger_s: float | None = body["linger_s"]
@@ -109,7 +110,7 @@ def _become_command(orders: socket.socket, channel: socket.socket, rules: confin
         step = "sandbox"
         rules.apply_to_self()
         step = "seccomp"
-        _filter_self(order, channel)
+        _filter_self(order, channel, rules)
         step = "exec"
         _execute(order)
     except OSError as error:
@@ -134,21 +135,24 @@ def _execute(order: Order) -> None:
     raise failure
 
 
-def _filter_self(order: Order, channel: socket.socket) -> None:
+def _filter_self(order: Order, channel: socket.socket, rules: confine.Rules) -> None:
     """Install the system call filter, last of all: what we did before it is not the command's doing."""
-    if order.program is None:
+    program = order.program if rules.has_own_network else order.program_without_sockets or order.program
+    if program is None:
+        if order.listens or order.confinement.get("no_network"):
+            raise OSError(38, "no filter for this machine")
         return
     if not order.listens:
-        _install(order.program, 0)
+        _install(program, 0)
         return
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # the kernel's own file
     flags = kernel.SECCOMP_FILTER_FLAG_NEW_LISTENER
     try:
-        listener = _install(order.program, flags | kernel.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV)
+        listener = _install(program, flags | kernel.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV)
     except OSError as error:
         if error.errno != 22:  # EINVAL: before Linux 5.19 a signal may restart a stopped call; the stop comes twice
             raise
-        listener = _install(order.program, flags)
+        listener = _install(program, flags)
     wire.send(channel, ("listener",), (listener,))
     os.close(listener)
 

@@ -73,9 +73,6 @@ def _split(text: str) -> list[tuple[str, str]]:
     return found[:-1] if found and found[-1] == ("", "") else found
 
 
-# Placing
-
-
 Seek: TypeAlias = "Callable[[int, int], int | None]"
 """The first line from `start` on where something is, wholly before `stop`."""
 
@@ -264,9 +261,6 @@ def _advance(steps: Sequence[Seek], at: list[int], limit: int) -> bool:
     return True
 
 
-# Blank lines at the end of a hunk
-
-
 def _variants(hunk: Hunk) -> Iterator[tuple[Hunk, bool]]:
     """The hunk, then without blank lines at its end; first all of that at the end of the text if it says so."""
     shorter = [hunk]
@@ -296,9 +290,6 @@ def _drop_last_blank(lines: list[HunkLine], *, of: Op, other: Op) -> None:
         lines[at] = HunkLine(other, lines[at].text)
 
 
-# Rewriting
-
-
 def _rewritten(lines: Sequence[tuple[str, str]], placings: Sequence[_Placing]) -> Iterator[str]:
     ending = next((end for _, end in lines if end), "\n")
     removed, added = _changes(placings)
@@ -324,9 +315,6 @@ def _changes(placings: Sequence[_Placing]) -> tuple[set[int], defaultdict[int, l
             cursor += 1
             run = run if line.op == "-" else cursor
     return removed, added
-
-
-# Refusing
 
 
 def _rejected(message: str) -> Refused:

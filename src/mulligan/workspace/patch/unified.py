@@ -30,7 +30,7 @@ Reason = Literal[
 ]
 
 _HUNK = re.compile(rb"@@ -([0-9]{1,19})(?:,([0-9]{1,19}))? \+([0-9]{1,19})(?:,([0-9]{1,19}))? @@")
-_BINARY_NOTICE = re.compile(rb"Binary files (.+) and (.+) differ\s*\Z")
+_NOTICE, _NOTICE_END = b"Binary files ", b" differ"
 _SIGNATURE = re.compile(rb"-- ?\r?\n")
 _VERSION = re.compile(rb"[0-9]+\.")
 
@@ -102,7 +102,7 @@ class _Reader:
                 yield self._git_section()
             elif self._at_plain_header():
                 yield self._plain_section()
-            elif _BINARY_NOTICE.match(line):
+            elif line.startswith(_NOTICE) and line.rstrip().endswith(_NOTICE_END):
                 yield self._binary_notice()
             elif _HUNK.match(line):
                 raise unreadable(f"Line {self.at + 1} begins a hunk, but no file header comes before it.")
@@ -116,11 +116,11 @@ class _Reader:
         names = _rest(self._take(), b"diff --git ")
         facts = self._git_facts()
         header = git_header(names, facts, self.strip)
-        if self._peek().startswith((b"GIT binary patch", b"Binary files ")):
+        if self._peek().startswith((b"GIT binary patch", _NOTICE)):
             return self._binary_section(header)
         hunks = self._hunks()
-        changed = header.action != "modify" or header.mode_before != header.mode_after
-        return _section(header, hunks or (() if changed else (MalformedHunk(),)))
+        complete = hunks or (b"--- " not in facts and _changes_alone(header))
+        return _section(header, hunks if complete else (MalformedHunk(),))
 
     def _git_facts(self) -> dict[bytes, bytes]:
         facts: dict[bytes, bytes] = {}
@@ -144,9 +144,9 @@ class _Reader:
 
     def _binary_notice(self) -> FilePatch:
         """`diff -r` has one line for a binary file. Skipping it would call a half-applied diff applied."""
-        found = _BINARY_NOTICE.match(self._take())
-        assert found is not None
-        header = plain_header(found[1], found[2], self.strip, grows=False, shrinks=False)
+        names = self._take().rstrip()[len(_NOTICE) : -len(_NOTICE_END)]
+        old, _, new = names.partition(b" and ")
+        header = plain_header(old, new, self.strip, grows=False, shrinks=False)
         return _section(header, (), refusal="binary_unsupported")
 
     def _hunks(self) -> tuple[AnyHunk, ...]:
@@ -203,17 +203,19 @@ class _Body:
         self.old: list[bytes] = []
         self.new: list[bytes] = []
         self.changes = False
+        both = (self.old, self.new)
+        self._sides: dict[bytes, tuple[list[bytes], ...]] = {b" ": both, b"\n": both, b"-": both[:1], b"+": both[1:]}
         self._last: tuple[list[bytes], ...] = ()
 
     def add(self, line: bytes) -> bool:
         """Whether the line has a place in a hunk. An empty one is an empty context line whose blank was lost."""
-        sides = {b" ": (self.old, self.new), b"-": (self.old,), b"+": (self.new,), b"\n": (self.old, self.new)}
-        self._last = sides.get(line[:1], ())
-        self.changes |= len(self._last) == 1
-        follows_end = any(side and not side[-1].endswith(b"\n") for side in self._last)
+        self._last = self._sides.get(line[:1], ())
+        self.changes = self.changes or len(self._last) == 1
         for side in self._last:
+            if side and not side[-1].endswith(b"\n"):
+                return False
             side.append(line[1:] or b"\n")
-        return bool(self._last) and not follows_end
+        return bool(self._last)
 
     def end_without_newline(self) -> None:
         for side in self._last:
@@ -223,6 +225,11 @@ class _Body:
 def _rest(line: bytes, key: bytes) -> bytes:
     """A header line's value. A CR before its end comes from a patch converted to CRLF; a real one would be quoted."""
     return line[len(key) :].removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _changes_alone(header: Header) -> bool:
+    """Whether the lines of a git header say all there is to do: come, go, move, or change the mode."""
+    return header.action != "modify" or header.mode_after not in (None, header.mode_before)
 
 
 def _section(header: Header, hunks: Sequence[AnyHunk], refusal: Reason | None = None) -> FilePatch:

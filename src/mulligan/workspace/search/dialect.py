@@ -33,12 +33,15 @@ from mulligan.workspace.search.charset import (
     union,
 )
 from mulligan.workspace.search.expression import EMPTY, Alt, Anchor, Chars, Node, Repeat, Seq, cost_of, parts
+from mulligan.workspace.search.spelling import for_rust
 
 REPEAT_MAX = 1000
 """RE2's bound, on each count and on the product of nested ones."""
 DEPTH_MAX = 100
 COST_MAX = 60_000
 PATTERN_MAX_CHARACTERS = 10_000
+SPELLING_MAX_CHARACTERS = 100_000
+"""What fits into one argument of a command, with room to spare."""
 
 
 _NEWLINE = single("\n")
@@ -69,7 +72,7 @@ def parse(pattern: str, *, case_insensitive: bool = False) -> Node:
         _refuse(f"it has more than {PATTERN_MAX_CHARACTERS} characters")
     tree = _Parser(pattern, case_insensitive).whole()
     _check_repeats(tree, REPEAT_MAX)
-    if cost_of(tree) > COST_MAX:
+    if cost_of(tree) > COST_MAX or len(for_rust(tree)) > SPELLING_MAX_CHARACTERS:
         _refuse("it is too large")
     return tree
 
@@ -252,7 +255,7 @@ class _Parser:
             members = self.class_escape()
             return self.literal(self.character_escape()) if members is None else Chars(members)
         self.at += 1
-        if character in "bB" and self.peek("{"):
+        if character in "bB" and self.peek("{") and not self.text[self.at + 1 : self.at + 2].isdigit():
             _refuse("\\b{ is not part of the language that all engines share")
         return Anchor(_ANCHOR_ESCAPES[character])
 
@@ -283,7 +286,7 @@ class _Parser:
             return _CONTROL_ESCAPES[character]
         if character.isdigit():
             _refuse("back-references and octal escapes are not part of the language that all engines share")
-        if character.isalnum() or character in "<>_" or not character.isascii():
+        if character.isalnum() or character in "<>" or not character.isascii():
             _refuse(f"\\{character} is not part of the language that all engines share")
         return character
 

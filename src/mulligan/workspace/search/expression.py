@@ -14,6 +14,10 @@ class Chars:
 
     members: CharSet
 
+    @property
+    def is_single(self) -> bool:
+        return len(self.members) == 1 and self.members[0][0] == self.members[0][1]
+
 
 @dataclass(slots=True, frozen=True)
 class Anchor:

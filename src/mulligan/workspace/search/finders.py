@@ -53,11 +53,7 @@ def make_finder(recipe: Recipe) -> Finder:
 def _is_plain(tree: Node) -> bool:
     """Whether the pattern is nothing but its characters."""
     items = tree.items if isinstance(tree, Seq) else (tree,)
-    return bool(items) and all(isinstance(item, Chars) and _is_one(item) for item in items)
-
-
-def _is_one(node: Chars) -> bool:
-    return len(node.members) == 1 and node.members[0][0] == node.members[0][1]
+    return bool(items) and all(isinstance(item, Chars) and item.is_single for item in items)
 
 
 class LiteralFinder:

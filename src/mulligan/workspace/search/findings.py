@@ -47,11 +47,10 @@ class Job:
 
 @dataclass(slots=True)
 class Selection:
-    """The files to search, in order, drawn one by one and remembered. `truncated` when a limit kept files out."""
+    """The files to search, in order, drawn one by one and remembered."""
 
     source: Iterable[RepoPath]
     drawn: list[RepoPath] = field(default_factory=list)
-    truncated: bool = False
     _rest: Iterator[RepoPath] | None = None
 
     def __iter__(self) -> Iterator[RepoPath]:

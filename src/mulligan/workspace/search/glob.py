@@ -44,10 +44,9 @@ def glob(
     shape = required_glob(pattern)
     below = 0 if base == ROOT else len(base) + 1
     admits = None if shape.starts_anywhere else lambda path: shape.may_match_below(path[below:])
-    with (
-        refusing_bad_base(base),
-        cache.walk(root_fd, base, include_ignored=include_ignored, admits=admits) as walk,
-    ):
+    with refusing_bad_base(base):
+        walk = cache.walk(root_fd, base, include_ignored=include_ignored, admits=admits)
+    with walk:
         cut = _go(walk, max_scan_files)
         if walk.complete and admits is None:
             cache.remember(root_fd, walk)

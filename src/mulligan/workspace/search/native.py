@@ -17,6 +17,7 @@ from mulligan.values.faults import fault
 from mulligan.values.limits import MIB_BYTES
 from mulligan.values.paths import ROOT, RepoPath
 from mulligan.workspace.search.expression import steps_of
+from mulligan.workspace.search.finders import Finder, Recipe, make_finder, recipe_for
 from mulligan.workspace.search.findings import (
     READ_AHEAD_BYTES,
     Job,
@@ -26,7 +27,6 @@ from mulligan.workspace.search.findings import (
     shown_text,
     too_slow,
 )
-from mulligan.workspace.search.finders import Finder, Recipe, make_finder, recipe_for
 from mulligan.workspace.search.handles import Handles, open_regular
 
 BLOCK_BYTES = 4 * MIB_BYTES

@@ -69,7 +69,10 @@ def find_ripgrep() -> str | None:
 
 
 def search(job: Job, selection: Selection, program: str, walk: Walk | None) -> list[Line]:
-    """The first `job.limit` matching lines. `walk`: where the selection comes from when nothing was left out of it."""
+    """The first `job.limit` matching lines. `walk`: where the selection comes from, if it went everywhere.
+
+    Raises Refused `regex_timeout`.
+    """
     return _Search(job, program).run(selection, walk)
 
 
@@ -84,7 +87,7 @@ class _Search:
         if not rest:
             return found
         wanted = self.job.limit - len(found)
-        if walk is not None and len(walk.pruned) <= PRUNED_MAX and walk.ignored_files <= len(walk.files):
+        if walk is not None and _is_worth_walking(walk, len(rest)):
             try:
                 return found + self._by_walking(walk, rest, wanted)
             except _TooMuchOutput:
@@ -142,9 +145,12 @@ class _Search:
         hits = self._hits([], [b"-"], stdin=fd).get("<stdin>", [])
         return [Line(path, hit.line_no, *shown_text(_raw_line(fd, hit.offset), hit.offset)) for hit in hits]
 
-    def _hits(self, options: Sequence[str], paths: Sequence[bytes], stdin: int = subprocess.DEVNULL) -> dict[str, list[Hit]]:
+    def _hits(
+        self, options: Sequence[str], paths: Sequence[bytes], stdin: int = subprocess.DEVNULL
+    ) -> dict[str, list[Hit]]:
         pattern = f"--regexp={for_rust(self.job.tree)}"
-        command = [self.program, *_OPTIONS, f"--max-count={self.job.limit}", *options, pattern, "--", *paths]
+        settings = [*_OPTIONS, f"--max-count={self.job.limit}", *options]
+        command: list[str | bytes] = [self.program, *settings, pattern, "--", *paths]
         with self._start(command, stdin) as process:
             try:
                 output = self._read(process)
@@ -195,6 +201,11 @@ class _Search:
             raise Refused("invalid_regex", "invalid_regex", "This pattern is too large to be searched for.")
         if returncode != 2:
             raise fault("internal", "ripgrep ended without an answer.", returncode=returncode)
+
+
+def _is_worth_walking(walk: Walk, wanted: int) -> bool:
+    """Whether most of what ripgrep would come across by itself is wanted."""
+    return walk.complete and len(walk.pruned) <= PRUNED_MAX and 2 * wanted >= len(walk.files) + walk.ignored_files
 
 
 def _batches(paths: list[RepoPath]) -> Iterator[list[RepoPath]]:

@@ -68,15 +68,11 @@ def _literal_runs(node: Node) -> list[str]:
     items = node.items if isinstance(node, Seq) else (node,)
     runs = [""]
     for item in items:
-        if isinstance(item, Chars) and _is_single(item):
+        if isinstance(item, Chars) and item.is_single:
             runs[-1] += chr(item.members[0][0])
         else:
             runs += [*(_literal_runs(item) if isinstance(item, Seq | Repeat) else []), ""]
     return runs
-
-
-def _is_single(node: Chars) -> bool:
-    return len(node.members) == 1 and node.members[0][0] == node.members[0][1]
 
 
 def _spell(node: Node, style: _Style) -> str:
@@ -97,7 +93,7 @@ def _grouped(node: Node, style: _Style) -> str:
 
 
 def _spell_chars(node: Chars, style: _Style) -> str:
-    if _is_single(node):
+    if node.is_single:
         return style.character(node.members[0][0])
     if not node.members:
         return f"[^{style.character(0)}-{style.character(0x10FFFF)}]"

@@ -153,9 +153,13 @@ def start_walk(
     known: Mapping[str, Place] = MappingProxyType({}),
     admits: Admits | None = None,
 ) -> Walk:
-    """A walk that has looked at nothing yet. `known` are the places of an earlier walk with the same plan."""
+    """A walk that has entered its base. `known` are the places of an earlier walk with the same plan.
+
+    Raises OSError when the base is no directory that can be opened.
+    """
     walk = Walk(plan)
     walk._steps = _Walker(root_fd, walk, known, int(clock.now().timestamp() * 1e9), admits).steps()
+    next(walk._steps)
     return walk
 
 
@@ -204,6 +208,7 @@ class _Walker:
         frames: list[_Frame] = []
         try:
             frames.append(self._enter_base())
+            yield
             while frames:
                 child = self._go_on(frames[-1], len(frames))
                 if child is not None:

@@ -1,0 +1,150 @@
+"""Forks: fork, branches, merge, drop; and pin, gc for what is kept."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from mulligan.cli.doors import DEFAULT_SESSION, look, work
+from mulligan.cli.options import Common, common_options
+from mulligan.cli.output import paint, print_json, visible
+from mulligan.cli.returning import report
+from mulligan.cli.words import ago, short
+from mulligan.values.ids import SessionId
+
+
+@click.command()
+@click.option("--at", metavar="CALL", help="As the files were before this call (with --files copy).")
+@click.option("--files", type=click.Choice(["share", "copy"]), default="share", show_default=True)
+@click.option("--to", metavar="DIR", help="Where the copy goes. Default: beside the store.")
+@click.option("--name", metavar="ID", help="The new session's id.")
+@common_options
+def fork(common: Common, at: str | None, files: str, to: str | None, name: str | None) -> None:
+    """A child session; with --files copy it gets every file, uncommitted and ignored ones too."""
+    from mulligan.history import branches as forks
+    from mulligan.opening import state_directory
+
+    with work(common) as opened:
+        parent = SessionId(common.session or DEFAULT_SESSION)
+        if files == "share":
+            made = forks.fork(opened.desk, parent, child=name)
+        else:
+            base = os.path.join(state_directory(os.environ), "forks", opened.desk.ledger.ids.new())
+            place = to or os.path.join(base, os.path.basename(opened.root) or "root")
+            made = forks.fork_files(opened.desk, parent, place, at=at, child=name)
+    if common.as_json:
+        body = {"session_id": made.session, "parent_id": made.parent, "directory": made.directory}
+        print_json({**body, "coverage": list(made.coverage)})
+        return
+    click.echo(f"session {visible(made.session)}, forked from {visible(made.parent)}")
+    if made.directory is not None:
+        click.echo(f"its files are in {visible(made.directory)}")
+        click.echo(paint(f"(`mulligan merge {visible(made.session)}` brings its changes back)", "dim"))
+
+
+@click.command()
+@common_options
+def branches(common: Common) -> None:
+    """Forks of this root that have files of their own."""
+    from mulligan.history import branches as forks
+
+    with look(common) as opened:
+        rows = forks.branches(opened.desk)
+    if common.as_json:
+        print_json(
+            [
+                {
+                    "session_id": row.session,
+                    "parent_id": row.parent,
+                    "directory": os.fsdecode(row.directory),
+                    "created_at": row.created_at,
+                    "status": row.status,
+                }
+                for row in rows
+            ]
+        )
+        return
+    for row in rows:
+        click.echo(f"{visible(row.session)}  {row.status:<8} {ago(row.created_at):>12}  {os.fsdecode(row.directory)}")
+    if not rows:
+        click.echo("No forks with files of their own.")
+
+
+@click.command()
+@click.argument("fork_session", metavar="FORK")
+@click.option("--dry-run", is_flag=True, help="Show what would happen, and do nothing.")
+@click.option("--on-conflict", type=click.Choice(["merge", "overwrite", "refuse"]), default="merge", show_default=True)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@common_options
+def merge(common: Common, fork_session: str, dry_run: bool, on_conflict: str, yes: bool) -> None:
+    """Bring what a fork changed back into the files it was forked from. One call, so it can be undone."""
+    from mulligan.history import branches as forks
+
+    if on_conflict == "overwrite" and not yes and not dry_run:
+        raise click.UsageError("--on-conflict overwrite replaces somebody's work; say --yes if you mean it.")
+    with work(common) as opened:
+        done = forks.merge_branch(opened.desk, fork_session, on_conflict=on_conflict, dry_run=dry_run)  # type: ignore[arg-type]
+    report(common, done, dry_run=dry_run)
+
+
+@click.command()
+@click.argument("fork_session", metavar="FORK")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@common_options
+def drop(common: Common, fork_session: str, yes: bool) -> None:
+    """Delete a fork's files."""
+    from mulligan.history import branches as forks
+
+    if not yes and not (sys.stdin.isatty() and click.confirm(f"Delete the files of {fork_session}?")):
+        raise click.UsageError("drop deletes files; say --yes if you mean it.")
+    with work(common) as opened:
+        directory = forks.drop_branch(opened.desk, fork_session)
+    if common.as_json:
+        print_json({"session_id": fork_session, "dropped": directory})
+    else:
+        click.echo(f"deleted {visible(directory)}")
+
+
+@click.command()
+@click.argument("call")
+@click.option("--off", is_flag=True, help="Unpin it.")
+@common_options
+def pin(common: Common, call: str, off: bool) -> None:
+    """Never evict what a call needs to be undone."""
+    from mulligan.history.log import find_call
+    from mulligan.session.tables import session_journal
+
+    with work(common) as opened:
+        ledger = opened.desk.ledger
+        row = find_call(opened.desk, call, None if common.session is None else SessionId(common.session))
+        with ledger.store.write() as tx:
+            journal = session_journal(SessionId(row.session)) if row.session else f"w:{row.workspace}"
+            kind = "call.unpinned" if off else "call.pinned"
+            ledger.journal.append(tx, journal, kind, {"call": row.id}, at=ledger.now())
+    if common.as_json:
+        print_json({"id": row.id, "pinned": not off})
+    else:
+        click.echo(f"{'unpinned' if off else 'pinned'} {short(row.id)}")
+
+
+@click.command()
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@common_options
+def gc(common: Common, yes: bool) -> None:
+    """Delete stored bytes that nothing needs any more, and give the space back."""
+    from mulligan.history.bounds import collect_garbage
+
+    if not yes and not (sys.stdin.isatty() and click.confirm("Delete what nothing needs any more?")):
+        raise click.UsageError("gc deletes stored bytes; say --yes if you mean it.")
+    with work(common) as opened:
+        store = opened.desk.ledger.store
+        before = store.size_bytes()
+        blobs, size = collect_garbage(opened.desk.ledger)
+        store.give_back_space()
+        freed = max(0, before - store.size_bytes())
+    if common.as_json:
+        print_json({"blobs": blobs, "bytes": size, "freed_bytes": freed})
+    else:
+        click.echo(f"deleted {blobs} blobs ({size} bytes)")

@@ -1,0 +1,232 @@
+"""Verbs that only look: status, log, show, diff, coverage, cat, blame."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from mulligan.cli.doors import look
+from mulligan.cli.options import Common, common_options
+from mulligan.cli.output import paint, print_json, visible
+from mulligan.cli.words import ago, change_line, change_words, short
+from mulligan.history.log import LOG_LIMIT
+from mulligan.values.ids import SessionId
+
+_MARKS = {"committed": ("✓", "green"), "undone": ("↩", "yellow"), "aborted": ("✗", "red"), "open": ("…", "cyan")}
+
+
+def _session(common: Common) -> SessionId | None:
+    return None if common.session is None else SessionId(common.session)
+
+
+@click.command()
+@common_options
+def status(common: Common) -> None:
+    """Where things stand: the newest call, what is open, what can be undone and redone."""
+    from mulligan.history.log import calls_of, can_be_undone
+    from mulligan.history.tables import CALLS, OPEN, REDO
+
+    with look(common) as opened, opened.desk.ledger.store.read() as tx:
+        rows = list(calls_of(tx, opened.desk, _session(common)))
+        working = [one.call for one in tx.select(OPEN)]
+        redo = [one.call for one in tx.select(REDO) if (row := tx.get(CALLS, one.call)) and row in rows]
+        body: dict[str, Any] = {
+            "root": opened.root,
+            "calls": len(rows),
+            "open": working,
+            "undo": next((row.id for row in rows if can_be_undone(row)), None),
+            "redo": max(redo, default=None),
+            "recovered": [one.call for one in opened.recovered],
+        }
+    if common.as_json:
+        print_json(body)
+        return
+    click.echo(f"{visible(str(body['root']))}: {body['calls']} calls on record")
+    click.echo(f"  undo would take back {short(body['undo'])}" if body["undo"] else "  nothing to undo")
+    if body["redo"]:
+        click.echo(f"  redo would bring back what {short(body['redo'])} took back")
+    for call in working:
+        click.echo(f"  {short(call)} is still running")
+    for one in body["recovered"]:
+        click.echo(f"  {short(one)} had died half-way; its changes were put back")
+
+
+@click.command()
+@click.option("--limit", type=click.IntRange(min=1), default=LOG_LIMIT, show_default=True, help="How many at most.")
+@common_options
+def log(common: Common, limit: int) -> None:
+    """Calls and outside edits, newest first."""
+    from mulligan.history.views import log_view
+
+    with look(common) as opened:
+        rows = log_view(opened.desk, _session(common), limit=limit)
+    if common.as_json:
+        print_json(rows)
+        return
+    if not rows:
+        click.echo("Nothing has happened here yet.")
+    for row in rows:
+        click.echo(_log_line(row))
+
+
+def _log_line(row: dict[str, Any]) -> str:
+    mark, colour = ("~", "magenta") if row["external"] else _MARKS.get(row["status"], ("·", "white"))
+    who = "edited outside" if row["external"] else visible(row["label"] or row["tool"] or "call")
+    when = ago(row["started_at"])
+    changed = ", ".join(change_words(change) for change in row["changes"][:4])
+    more = len(row["changes"]) - 4
+    tail = f"{changed} and {more} more" if more > 0 else changed
+    return f"{paint(mark, colour)} {paint(short(row['id']), 'bold')}  {when:>12}  {who:<18} {tail}".rstrip()
+
+
+@click.command()
+@click.argument("call")
+@common_options
+def show(common: Common, call: str) -> None:
+    """One call: what caused it, what it changed, what could not be captured."""
+    from mulligan.history.log import find_call
+    from mulligan.history.views import call_view, diff_view, turn_of
+
+    with look(common) as opened:
+        row = find_call(opened.desk, call, _session(common))
+        with opened.desk.ledger.store.read() as tx:
+            view, turn = call_view(opened.desk, tx, row), turn_of(tx, row)
+        view["prompt"] = turn.prompt if turn else None
+        view["reason"] = row.reason
+        view["cause"] = row.cause
+        diff = diff_view(opened.desk, row)
+    if common.as_json:
+        print_json(view)
+        return
+    click.echo(_log_line(view | {"changes": []}))
+    click.echo(f"  id       {view['id']}")
+    click.echo(f"  session  {visible(view['session_id'] or '(none: edited outside)')}")
+    if view["prompt"]:
+        click.echo(f"  prompt   {visible(view['prompt'])}")
+    if view["reason"]:
+        click.echo(f"  reason   {visible(view['reason'])}")
+    for change in view["changes"]:
+        click.echo("  " + change_line(change))
+    for gap in view["coverage"]:
+        click.echo(paint(f"  not captured: {visible(gap['path'])} ({gap['reason']})", "yellow"))
+    _print_diff(diff)
+
+
+def _print_diff(diff: str) -> None:
+    if diff:
+        click.echo()
+    for line in diff.splitlines():
+        colour = {"+": "green", "-": "red", "@": "cyan", "d": "bold"}.get(line[:1])
+        click.echo(paint(visible(line), colour) if colour else visible(line))
+
+
+@click.command()
+@click.argument("call", required=False)
+@click.argument("other", required=False)
+@common_options
+def diff(common: Common, call: str | None, other: str | None) -> None:
+    """What a call changed (default: the newest), as a diff that `git apply` takes."""
+    from mulligan.history.log import calls_of, find_call
+    from mulligan.history.views import diff_view
+
+    with look(common) as opened:
+        desk, session = opened.desk, _session(common)
+        with desk.ledger.store.read() as tx:
+            rows = [row for row in calls_of(tx, desk, session) if row.wseq is not None]
+        chosen = rows[:1] if call is None else [find_call(desk, call, session)]
+        if call is not None and other is not None:
+            last = find_call(desk, other, session)
+            low, high = sorted((chosen[0].id, last.id))
+            chosen = [row for row in reversed(rows) if low <= row.id <= high]
+        text = "".join(diff_view(desk, row) for row in chosen)
+    if common.as_json:
+        print_json({"calls": [row.id for row in chosen], "diff": text})
+    elif sys.stdout.isatty():
+        _print_diff(text)
+    else:
+        click.echo(text, nl=False)
+
+
+@click.command()
+@click.argument("call", required=False)
+@common_options
+def coverage(common: Common, call: str | None) -> None:
+    """What could not be captured, of one call or of all."""
+    from mulligan.history.log import find_call
+    from mulligan.history.views import call_view, log_view
+
+    with look(common) as opened:
+        if call is None:
+            rows = [row for row in log_view(opened.desk, _session(common), limit=1000) if row["coverage"]]
+        else:
+            found = find_call(opened.desk, call, _session(common))
+            with opened.desk.ledger.store.read() as tx:
+                rows = [call_view(opened.desk, tx, found)]
+    if common.as_json:
+        print_json([{"id": row["id"], "coverage": row["coverage"]} for row in rows])
+        return
+    for row in rows:
+        for gap in row["coverage"]:
+            click.echo(f"{short(row['id'])}  {visible(gap['path'])}  {gap['reason']}")
+    if not any(row["coverage"] for row in rows):
+        click.echo("Everything was captured.")
+
+
+@click.command()
+@click.argument("call")
+@click.argument("path")
+@click.option("--after", is_flag=True, help="As the call left it, instead of as it found it.")
+@common_options
+def cat(common: Common, call: str, path: str, after: bool) -> None:
+    """Print a file as it was before a call, or with --after as the call left it."""
+    from mulligan.history.log import changes_of, find_call
+    from mulligan.values.entries import FileEntry
+    from mulligan.values.faults import fault
+    from mulligan.values.paths import from_wire
+
+    with look(common) as opened:
+        row = find_call(opened.desk, call, _session(common))
+        with opened.desk.ledger.store.read() as tx:
+            changes = {change.path: change for change in changes_of(tx, row.id)}
+        change = changes.get(from_wire(path))
+        entry = None if change is None else (change.after if after else change.before)
+        if not isinstance(entry, FileEntry):
+            raise fault("path_not_found", f"{path} was not a file {'after' if after else 'before'} that call.")
+        data = opened.desk.ledger.blobs.read(entry.digest)
+    sys.stdout.buffer.write(data)
+
+
+@click.command()
+@click.argument("file")
+@common_options
+def blame(common: Common, file: str) -> None:
+    """Which call, turn and prompt wrote each line of a file."""
+    import os
+
+    from mulligan.history.blame import blame as blamed
+    from mulligan.values.paths import from_wire
+
+    with look(common) as opened:
+        inside = os.path.relpath(os.path.realpath(file), opened.root) if os.path.exists(file) else file
+        lines = blamed(opened.desk, from_wire(inside))
+    if common.as_json:
+        print_json([_blame_view(number, line) for number, line in enumerate(lines, 1)])
+        return
+    for number, line in enumerate(lines, 1):
+        who = short(line.origin) if line.call is not None and not line.call.external else line.origin
+        prompt = (line.turn.prompt if line.turn else None) or (line.call.label if line.call else None) or ""
+        text = line.line.decode("utf-8", "replace").rstrip("\r\n")
+        click.echo(f"{paint(f'{who:<8}', 'bold')} {visible(prompt)[:24]:<24} {number:>5}  {visible(text)}")
+
+
+def _blame_view(number: int, line: Any) -> dict[str, Any]:
+    return {
+        "line": number,
+        "text": line.line.decode("utf-8", "replace"),
+        "origin": line.origin,
+        "call_id": line.call.id if line.call else None,
+        "turn_id": line.call.turn if line.call else None,
+        "prompt": line.turn.prompt if line.turn else None,
+    }

@@ -1,0 +1,130 @@
+"""The ways back: undo, redo, restore, rollback, rewind."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from mulligan.cli.doors import work
+from mulligan.cli.options import Common, common_options
+from mulligan.cli.output import paint, print_json
+from mulligan.cli.words import outcome_lines, short
+
+if TYPE_CHECKING:
+    from mulligan.history.going_back import How, WayBack
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def way_back_options(function: F) -> F:
+    for option in (
+        click.option("--dry-run", is_flag=True, help="Show what would happen, and do nothing."),
+        click.option(
+            "--on-conflict",
+            type=click.Choice(["merge", "overwrite", "refuse"]),
+            default="merge",
+            show_default=True,
+            help="When somebody changed the same file: merge, overwrite, or refuse.",
+        ),
+        click.option("--yes", is_flag=True, help="Do not ask."),
+    ):
+        function = option(function)
+    return function
+
+
+def go(common: Common, act: Callable[[Any, How], WayBack], *, dry_run: bool, on_conflict: str, yes: bool) -> None:
+    """Plan, ask where a person is there to answer, apply, and say what happened."""
+    from mulligan.history.going_back import How
+    from mulligan.values.ids import SessionId
+
+    if on_conflict == "overwrite" and not yes and not dry_run and not sys.stdin.isatty():
+        raise click.UsageError("--on-conflict overwrite replaces somebody's work; say --yes if you mean it.")
+    session = None if common.session is None else SessionId(common.session)
+    with work(common) as opened:
+        ask = not (dry_run or yes or common.as_json) and sys.stdin.isatty() and sys.stdout.isatty()
+        if ask:
+            planned = act(opened, How(on_conflict, True, session))  # type: ignore[arg-type]  # click checked the choice
+            for line in outcome_lines(planned.outcomes, dry_run=True):
+                click.echo(f"  {line}")
+            if not click.confirm("Go ahead?", default=True):
+                raise click.exceptions.Exit(1)
+        done = act(opened, How(on_conflict, dry_run, session))  # type: ignore[arg-type]  # click checked the choice
+    report(common, done, dry_run=dry_run)
+
+
+def report(common: Common, done: WayBack, *, dry_run: bool) -> None:
+    if common.as_json:
+        print_json(done.to_json())
+    else:
+        lines = outcome_lines(done.outcomes, dry_run=dry_run)
+        for line in lines or ["Nothing had to change."]:
+            click.echo(paint(line, "yellow") if line.startswith("left") else line)
+        for path in done.overwrote_external:
+            click.echo(paint(f"replaced your version of {path}; it is kept", "yellow"))
+        if done.call_id is not None:
+            click.echo(paint(f"(`mulligan undo {short(done.call_id)}` takes this back)", "dim"))
+    if not done.ok:
+        raise click.exceptions.Exit(1)
+
+
+@click.command()
+@click.argument("call", required=False)
+@click.option("--path", "paths", multiple=True, metavar="P", help="Only this path; can be given again.")
+@way_back_options
+@common_options
+def undo(common: Common, call: str | None, paths: tuple[str, ...], **options: Any) -> None:
+    """Take back one call (default: the newest that stands), keeping everything that came after it."""
+    from mulligan.effects.handle import paths_of
+    from mulligan.history.going_back import undo as going
+
+    go(common, lambda opened, how: going(opened.desk, call, paths=paths_of(paths or None), how=how), **options)
+
+
+@click.command()
+@way_back_options
+@common_options
+def redo(common: Common, **options: Any) -> None:
+    """Bring back what the last undo, restore, rollback or rewind took away."""
+    from mulligan.history.going_back import redo as going
+
+    go(common, lambda opened, how: going(opened.desk, how=how), **options)
+
+
+@click.command()
+@click.argument("call")
+@click.argument("paths", nargs=-1)
+@way_back_options
+@common_options
+def restore(common: Common, call: str, paths: tuple[str, ...], **options: Any) -> None:
+    """Put a call's files back to what they were before it."""
+    from mulligan.effects.handle import paths_of
+    from mulligan.history.going_back import restore as going
+
+    go(common, lambda opened, how: going(opened.desk, call, paths=paths_of(paths or None), how=how), **options)
+
+
+@click.command()
+@click.option("--cancel-open", is_flag=True, help="Even if the newest turn is still running.")
+@way_back_options
+@common_options
+def rollback(common: Common, cancel_open: bool, **options: Any) -> None:
+    """Take back the last completed turn."""
+    from mulligan.history.going_back import rollback as going
+
+    go(common, lambda opened, how: going(opened.desk, how=how, cancel_open=cancel_open), **options)
+
+
+@click.command()
+@click.argument("point")
+@click.option("--before", "side", flag_value="before", default=True, help="To just before that call (default).")
+@click.option("--after", "side", flag_value="after", help="To just after that call.")
+@way_back_options
+@common_options
+def rewind(common: Common, point: str, side: str, **options: Any) -> None:
+    """Take back everything of a session from a call on."""
+    from mulligan.history.going_back import rewind as going
+
+    go(common, lambda opened, how: going(opened.desk, point, side=side, how=how), **options)

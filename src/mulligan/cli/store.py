@@ -1,0 +1,153 @@
+"""Verbs about the store as a whole: `verify` and `du`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+
+import click
+
+from mulligan.cli.errors import INTEGRITY
+from mulligan.cli.options import Common, common_options
+from mulligan.cli.output import ProgressLine, paint, print_json, print_rows, size_words, visible
+from mulligan.history.schema import SCHEMA
+from mulligan.history.tables import ROOTS
+from mulligan.opening import open_store, store_directory
+from mulligan.session.tables import SESSIONS, SessionRow, session_journal
+from mulligan.store.protocol import Store
+from mulligan.store.usage import JournalUsage, Usage, usage_of
+from mulligan.store.verify import Problem, verify, verify_journal
+from mulligan.values.clock import SystemClock
+from mulligan.values.faults import fault
+from mulligan.values.ids import SessionId
+
+
+@contextmanager
+def opened(common: Common) -> Iterator[Store]:
+    """The store as it is; a store that is not there is not made."""
+    store = open_store(common.store, SCHEMA, durability="process", clock=SystemClock(), create=False)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+@click.command("verify")
+@click.option("--quick", is_flag=True, help="Do not read the bodies of blobs.")
+@common_options
+def verify_verb(common: Common, quick: bool) -> int:
+    """Check that every stored byte is what was written. Exit code 3 if one is not."""
+    line = ProgressLine()
+    with opened(common) as store:
+        found = list(_problems(store, common, deep=not quick, line=line))
+    line.clear()
+    broken = [problem for problem in found if problem.severity == "broken"]
+    if common.as_json:
+        print_json({"ok": not broken, "problems": [asdict(problem) for problem in found]})
+    else:
+        _print_problems(found, broken)
+    return INTEGRITY if broken else 0
+
+
+def _problems(store: Store, common: Common, *, deep: bool, line: ProgressLine) -> Iterator[Problem]:
+    if common.session is None:
+        return verify(store, SCHEMA, deep=deep, progress=line)
+    return verify_journal(store, session_journal(_known(store, common.session)), deep=deep)
+
+
+def _known(store: Store, session: str) -> SessionId:
+    with store.read() as tx:
+        if not tx.has(SESSIONS, session):
+            raise fault("unknown_session", f"This store has no session {session!r}.")
+    return SessionId(session)
+
+
+def _print_problems(found: list[Problem], broken: list[Problem]) -> None:
+    for problem in found:
+        mark = paint("broken", "red") if problem.severity == "broken" else paint("harmless", "yellow")
+        click.echo(f"{mark}  {problem.kind}  {visible(problem.where)}: {visible(problem.message)}")
+    if broken:
+        click.echo(f"{len(broken)} broken. Restore the store from a backup; what is named above cannot be trusted.")
+    else:
+        click.echo("Every stored byte is what was written.")
+
+
+@click.command("du")
+@common_options
+def du_verb(common: Common) -> int:
+    """Show what the store takes, and what for."""
+    with opened(common) as store:
+        usage = usage_of(store)
+        sessions = _sessions(store, common)
+    directory = store_directory(common.store, os.environ) or "memory:"
+    if common.as_json:
+        print_json(_document(directory, usage, sessions))
+    else:
+        _print_usage(directory, usage, sessions)
+    return 0
+
+
+def _sessions(store: Store, common: Common) -> list[SessionRow]:
+    """Those asked for: one by its id, those of a root, or all."""
+    with store.read() as tx:
+        rows = tx.select(SESSIONS)
+        if common.root is not None:
+            place = os.fsencode(os.path.realpath(common.root)).rstrip(b"/")
+            roots = {root.id for root in tx.select(ROOTS, {"place": place})}
+            rows = [row for row in rows if row.root in roots]
+    if common.session is None:
+        return rows
+    found = [row for row in rows if row.id == common.session]
+    if not found:
+        raise fault("unknown_session", f"This store has no session {common.session!r}.")
+    return found
+
+
+def _by_session(usage: Usage, sessions: list[SessionRow]) -> list[tuple[SessionRow, JournalUsage]]:
+    journals = {journal.journal: journal for journal in usage.journals}
+    return [
+        (session, journals.get(name, JournalUsage(name, 0, 0, 0, 0)))
+        for session in sessions
+        for name in (session_journal(SessionId(session.id)),)
+    ]
+
+
+def _document(directory: str, usage: Usage, sessions: list[SessionRow]) -> dict[str, object]:
+    return {
+        "store": directory,
+        "total_bytes": usage.total_bytes,
+        "journal": {
+            "records": sum(journal.records for journal in usage.journals),
+            "bytes": sum(journal.record_bytes for journal in usage.journals),
+        },
+        "blobs": [asdict(place) for place in usage.blobs],
+        "sessions": [
+            {
+                "id": session.id,
+                "records": journal.records,
+                "record_bytes": journal.record_bytes,
+                "blobs": journal.blobs,
+                "blob_bytes": journal.blob_bytes,
+            }
+            for session, journal in _by_session(usage, sessions)
+        ],
+    }
+
+
+_PLACES = {"db": "in the database", "out": "beside it", "evicted": "evicted", "lost": "lost in a power cut"}
+
+
+def _print_usage(directory: str, usage: Usage, sessions: list[SessionRow]) -> None:
+    records = sum(journal.records for journal in usage.journals)
+    journal_bytes = sum(journal.record_bytes for journal in usage.journals)
+    click.echo(f"{visible(directory)}: {size_words(usage.total_bytes)}")
+    rows = [("journal", f"{records} records", size_words(journal_bytes))]
+    for place in usage.blobs:
+        rows.append(
+            (f"blobs {_PLACES.get(place.place, place.place)}", f"{place.blobs}", size_words(place.stored_bytes))
+        )
+    for session, journal in _by_session(usage, sessions):
+        rows.append((f"session {session.id}", f"{journal.blobs} blobs", size_words(journal.blob_bytes)))
+    print_rows(rows)

@@ -1,0 +1,67 @@
+"""History in words a person understands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from mulligan.cli.output import visible
+from mulligan.history.plans import Outcome
+from mulligan.values.clock import Clock, SystemClock, parse_timestamp
+
+_LETTERS = {"created": "A", "modified": "M", "deleted": "D", "renamed": "R", "mode": "m"}
+
+_REASONS = {
+    "same_lines": "you changed the same lines",
+    "binary": "it is not text, and you changed it too",
+    "mode": "you changed its permissions",
+    "type_changed": "it is another kind of thing now",
+    "deleted_externally": "you deleted it meanwhile",
+    "ambiguous": "it is not certain who changed it",
+    "evicted": "its earlier content was dropped to stay under the cap",
+    "not_captured": "its earlier content was never captured",
+    "io_error": "the disk refused",
+}
+
+
+def short(call: object) -> str:
+    """The end of an id: the part in which neighbours differ."""
+    return str(call)[-8:]
+
+
+def change_words(change: dict[str, Any]) -> str:
+    counts = f" +{change['added']} -{change['removed']}" if change["added"] or change["removed"] else ""
+    return f"{_LETTERS.get(change['kind'], '?')} {visible(change['path'])}{counts}"
+
+
+def change_line(change: dict[str, Any]) -> str:
+    origin = f" (from {visible(change['from'])})" if "from" in change else ""
+    return f"{change['kind']:<9} {visible(change['path'])}{origin}  +{change['added']} -{change['removed']}"
+
+
+def ago(text: str, clock: Clock | None = None) -> str:
+    seconds = max(0, int(((clock or SystemClock()).now() - parse_timestamp(text)).total_seconds()))
+    for size, name in ((86_400, "day"), (3_600, "hour"), (60, "min"), (1, "sec")):
+        if seconds >= size:
+            count = seconds // size
+            return f"{count} {name}{'s' if count > 1 and name in ('day', 'hour') else ''} ago"
+    return "just now"
+
+
+def outcome_lines(outcomes: Iterable[Outcome], *, dry_run: bool = False) -> list[str]:
+    """One line per path that mattered."""
+    return [line for one in outcomes if (line := _outcome_line(one, dry_run=dry_run))]
+
+
+def _outcome_line(one: Outcome, *, dry_run: bool) -> str:
+    path, why = visible(one.path), _REASONS.get(one.reason or "", one.reason or "")
+    would = "would " if dry_run else ""
+    if one.outcome == "restored":
+        return f"{would}restore {path}" if dry_run else f"restored {path}"
+    if one.outcome == "merged":
+        return f"{would}keep your edit in {path}" if dry_run else f"merged your edit in {path}"
+    if one.outcome == "conflicted":
+        return f"{would}leave {path} alone: {why}" if dry_run else f"left {path} alone: {why}"
+    if one.outcome == "failed":
+        return f"{path} could not be changed: {why}"
+    return f"skipped {path}: {why}" if why else ""

@@ -1,0 +1,165 @@
+"""Bounds: how much is kept, what goes first, and how space comes back.
+
+Eviction drops the bodies of whole calls, oldest first, and leaves a record. It never takes the open call, the newest
+turn of a session, a pin, or a body that something kept still needs. `gc` deletes blobs that no record names, unless a
+call that was open when it began could still be about to name them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from mulligan.history.ledger import Ledger, digests_of
+from mulligan.history.log import changes_of
+from mulligan.history.tables import CALLS, OPEN, PINS, CallRow
+from mulligan.session.tables import SESSIONS, session_journal
+from mulligan.store.blobs import BESIDE, BLOBS, BODIES, EVICTED, IN_DATABASE, READABLE, BlobRow
+from mulligan.store.journal import REFS
+from mulligan.store.protocol import Tx
+from mulligan.values.clock import parse_timestamp
+from mulligan.values.digest import Digest, digest_from_raw, raw_digest
+from mulligan.values.ids import SessionId
+
+_GC_GRACE = timedelta(minutes=15)
+_GC_BATCH = 500
+
+
+@dataclass(slots=True, frozen=True)
+class Usage:
+    """What one session keeps: stored bytes of the distinct blobs its calls name."""
+
+    session: str
+    calls: int
+    blobs: int
+    bytes: int
+
+
+def usage_of(tx: Tx, session: SessionId) -> Usage:
+    rows = tx.select(CALLS, {"session": session}, order=("id",))
+    named = {digest for row in rows for digest in _bodies_of(tx, row)}
+    blobs = [blob for digest in named if (blob := tx.get(BLOBS, raw_digest(digest))) and blob.place in READABLE]
+    return Usage(session, len(rows), len(blobs), sum(blob.stored for blob in blobs))
+
+
+def usages(tx: Tx) -> Iterator[Usage]:
+    for session in tx.select(SESSIONS):
+        yield usage_of(tx, SessionId(session.id))
+
+
+def _bodies_of(tx: Tx, call: CallRow) -> set[Digest]:
+    return digests_of(changes_of(tx, call.id))
+
+
+def evict_over(ledger: Ledger, session: SessionId, cap_bytes: int) -> list[str]:
+    """Drop the oldest calls' bodies until the session keeps at most `cap_bytes`. The calls evicted."""
+    evicted: list[str] = []
+    with ledger.store.write() as tx:
+        kept = usage_of(tx, session).bytes
+        for call in _evictable(tx, session):
+            if kept <= cap_bytes:
+                break
+            kept -= _evict(ledger, tx, call)
+            evicted.append(call.id)
+    return evicted
+
+
+def drop_session(ledger: Ledger, session: SessionId) -> list[str]:
+    """Drop every body of a session's calls, the newest turn's too: it is closed and asked to be forgotten."""
+    dropped: list[str] = []
+    with ledger.store.write() as tx:
+        for call in tx.select(CALLS, {"session": session}, order=("id",)):
+            if call.status != "open" and not call.evicted and not tx.has(PINS, call.id):
+                _evict(ledger, tx, call)
+                dropped.append(call.id)
+    return dropped
+
+
+def _evictable(tx: Tx, session: SessionId) -> list[CallRow]:
+    rows = tx.select(CALLS, {"session": session}, order=("id",))
+    last_turn = next((row.turn for row in reversed(rows)), None)
+    return [
+        row
+        for row in rows
+        if row.status == "committed" and not row.evicted and row.turn != last_turn and not tx.has(PINS, row.id)
+    ]
+
+
+def _evict(ledger: Ledger, tx: Tx, call: CallRow) -> int:
+    """Record it, then drop the bodies that no call that is kept still needs. Bytes given back."""
+    assert call.session is not None
+    ledger.journal.append(
+        tx, session_journal(SessionId(call.session)), "call.evicted", {"call": call.id}, at=ledger.now()
+    )
+    return sum(_drop_body(ledger, tx, digest) for digest in _bodies_of(tx, call) if not _is_needed(tx, digest))
+
+
+def _is_needed(tx: Tx, digest: Digest) -> bool:
+    """Named by a record of something kept, or the base that a kept version is packed against."""
+    raw = raw_digest(digest)
+    if any(child.place in READABLE for child in tx.select(BLOBS, {"base": raw})):
+        return True
+    return any(not _is_evicted_record(tx, ref.journal, ref.seq) for ref in tx.select(REFS, {"digest": raw}))
+
+
+def _is_evicted_record(tx: Tx, journal: str, seq: int) -> bool:
+    from mulligan.store.journal import RECORDS, parse_record
+
+    row = tx.get(RECORDS, journal, seq)
+    call = parse_record(row).payload.get("call") if row is not None else None
+    found = tx.get(CALLS, call) if isinstance(call, str) else None
+    return found is not None and bool(found.evicted)
+
+
+def _drop_body(ledger: Ledger, tx: Tx, digest: Digest) -> int:
+    row = tx.get(BLOBS, raw_digest(digest))
+    if row is None or row.place not in READABLE:
+        return 0
+    _delete_body(ledger, tx, row)
+    tx.put(BLOBS, replace(row, place=EVICTED, stored=0, base=None, depth=0))
+    return row.stored
+
+
+def _delete_body(ledger: Ledger, tx: Tx, row: BlobRow) -> None:
+    if row.place == IN_DATABASE:
+        tx.delete(BODIES, row.digest)
+    elif row.place == BESIDE:
+        ledger.store.bodies.delete(digest_from_raw(row.digest))
+
+
+def collect_garbage(ledger: Ledger) -> tuple[int, int]:
+    """Delete what nothing names. Safe beside writers. Blobs and bytes given back."""
+    with ledger.store.read() as tx:
+        cutoff = _cutoff_ms(ledger, tx)
+        doomed = [row.digest for row in tx.select(BLOBS) if _is_garbage(tx, row, cutoff)]
+    blobs = size = 0
+    for start in range(0, len(doomed), _GC_BATCH):
+        with ledger.store.write() as tx:
+            for row in _rows(tx, doomed[start : start + _GC_BATCH]):
+                # Looked at again inside the transaction: somebody may have named or touched it since.
+                if _is_garbage(tx, row, cutoff):
+                    _delete_body(ledger, tx, row)
+                    tx.delete(BLOBS, row.digest)
+                    blobs, size = blobs + 1, size + row.stored
+    return blobs, size
+
+
+def _rows(tx: Tx, digests: Iterable[bytes]) -> Iterator[BlobRow]:
+    return (row for digest in digests if (row := tx.get(BLOBS, digest)) is not None)
+
+
+def _cutoff_ms(ledger: Ledger, tx: Tx) -> int:
+    """Younger than this, a blob may belong to a call that has not named it yet."""
+    oldest = ledger.clock.now() - _GC_GRACE
+    for open_call in tx.select(OPEN):
+        row = tx.get(CALLS, open_call.call)
+        if row is not None:
+            oldest = min(oldest, parse_timestamp(row.started_at))
+    return int(oldest.timestamp() * 1000)
+
+
+def _is_garbage(tx: Tx, row: BlobRow, cutoff_ms: int) -> bool:
+    if row.touched_ms >= cutoff_ms or tx.select(REFS, {"digest": row.digest}, limit=1):
+        return False
+    return not tx.select(BLOBS, {"base": row.digest}, limit=1)

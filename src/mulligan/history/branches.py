@@ -1,0 +1,300 @@
+"""Forks with files of their own: made, listed, merged back, dropped.
+
+A fork remembers, for every path, stamps of the original and of the copy. What the copy changed is what has another
+stamp now; where the original has changed too, the two are merged over what the path was when the fork began, as either
+side's history recorded it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mulligan.history.call import Intent
+from mulligan.history.desk import Desk
+from mulligan.history.going_back import WayBack
+from mulligan.history.log import calls_of, can_be_undone, change_from_row, changes_of, find_call
+from mulligan.history.merge import Conflict, KeepOurs, MergedEntry, WriteMerged, merge_entry
+from mulligan.history.plans import Move, OnConflict, Outcome, Planner, RestorePlan, in_order
+from mulligan.history.tables import BRANCHES, CHANGES, BranchRow
+from mulligan.session.tables import SESSIONS, session_journal
+from mulligan.values.canonical import decode, encode
+from mulligan.values.digest import Digest, parse_digest
+from mulligan.values.entries import ABSENT, Entry, FileEntry, same_state
+from mulligan.values.faults import fault
+from mulligan.values.ids import SessionId, parse_user_id
+from mulligan.values.paths import RepoPath, from_wire, path_bytes, path_from_bytes, to_wire
+from mulligan.values.refusal import Refused
+from mulligan.workspace.copies import Copied, Skipped, copy_tree, remove_copy, stamp
+from mulligan.workspace.disk import HostDisk, Image
+from mulligan.workspace.writing import Wanted
+
+
+@dataclass(slots=True, frozen=True)
+class Fork:
+    session: str
+    parent: str
+    directory: str | None = None
+    coverage: tuple[dict[str, str], ...] = ()
+
+
+def fork(desk: Desk, parent: SessionId, *, child: str | None = None) -> Fork:
+    """A child session that shares the files."""
+    session = _fresh(desk, child)
+    desk.ledger.session(parent, desk.root)
+    _open_child(desk, session, parent, desk.root.id)
+    return Fork(session, parent)
+
+
+def fork_files(
+    desk: Desk, parent: SessionId, directory: str, *, at: str | None = None, child: str | None = None
+) -> Fork:
+    """A child session with a copy of every file in `directory`, as of now or before a call."""
+    session = _fresh(desk, child)
+    desk.ledger.session(parent, desk.root)
+    target = os.fsencode(os.path.abspath(directory))
+    told = list(copy_tree(desk.disk.root.path, target))
+    there = Desk(desk.ledger, HostDisk(target))
+    manifest = desk.ledger.blobs.store(encode([_told(one) for one in told if isinstance(one, Copied)]))
+    _open_child(desk, session, parent, there.root.id)
+    body = {
+        "session": session,
+        "parent": parent,
+        "source": desk.root.id,
+        "root": there.root.id,
+        "directory": "/" + to_wire(path_from_bytes(target.lstrip(b"/"))),
+        "manifest": manifest,
+    }
+    with desk.ledger.store.write() as tx:
+        journal = session_journal(session)
+        desk.ledger.journal.append(tx, journal, "branch.opened", body, at=desk.ledger.now(), refs=[manifest])
+    if at is not None:
+        _take_back(desk, there, session, at, parent)
+    there.close()
+    skipped = [{"path": to_wire(path_from_bytes(s.path)), "reason": s.reason} for s in told if isinstance(s, Skipped)]
+    return Fork(session, parent, os.fsdecode(target), tuple(skipped))
+
+
+def _told(one: Copied) -> list[Any]:
+    return [to_wire(path_from_bytes(one.path)), one.mode, one.source_stamp, one.copy_stamp]
+
+
+def _fresh(desk: Desk, child: str | None) -> SessionId:
+    session = SessionId(parse_user_id(child, "session") if child is not None else desk.ledger.ids.new())
+    with desk.ledger.store.read() as tx:
+        if tx.has(SESSIONS, session):
+            raise fault("session_exists", f"There is a session {session!r} already.")
+    return session
+
+
+def _open_child(desk: Desk, session: SessionId, parent: SessionId, root: str) -> None:
+    with desk.ledger.store.write() as tx:
+        body = {"session": session, "root": root, "parent": parent}
+        desk.ledger.journal.append(tx, session_journal(session), "session.opened", body, at=desk.ledger.now())
+
+
+def _take_back(desk: Desk, there: Desk, session: SessionId, at: str, parent: SessionId) -> None:
+    """In the copy, undo what the parent did from a call on."""
+    row = find_call(desk, at, parent)
+    with desk.ledger.store.read() as tx:
+        later = [one for one in calls_of(tx, desk, parent) if one.id >= row.id and can_be_undone(one)]
+        layers = [sorted(changes_of(tx, one.id), key=lambda c: path_bytes(c.path)) for one in later]
+    planner = Planner(there.entry, _reader(there), lambda path: _below(there, path))
+    _carry_out(there, session, planner.plan(layers).moves, {"verb": "fork", "at": row.id})
+
+
+def _below(desk: Desk, path: RepoPath) -> list[RepoPath]:
+    with desk.disk.resolve_exactly(path) as spot:
+        names = desk.disk.children(spot)
+    return [path_from_bytes(path_bytes(path) + b"/" + name) for name in names]
+
+
+def _reader(desk: Desk) -> Any:
+    return desk.ledger.blobs.read
+
+
+def branches(desk: Desk) -> list[BranchRow]:
+    """Forks of this root that have files of their own, oldest first."""
+    with desk.ledger.store.read() as tx:
+        return sorted(tx.select(BRANCHES, {"source": desk.root.id}), key=lambda row: row.created_at)
+
+
+def _branch(desk: Desk, session: str) -> BranchRow:
+    with desk.ledger.store.read() as tx:
+        row = tx.get(BRANCHES, session)
+    if row is None or row.status == "dropped":
+        raise fault("unknown_session", f"{session!r} is not a fork with files of its own; see `mulligan branches`.")
+    return row
+
+
+@dataclass(slots=True)
+class _Merge:
+    """What a fork's files mean for the original's, path by path."""
+
+    desk: Desk
+    there: Desk
+    branch: BranchRow
+    on_conflict: OnConflict
+    _manifest: dict[RepoPath, list[Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        told = decode(self.desk.ledger.blobs.read(parse_digest(self.branch.manifest)))
+        self._manifest = {from_wire(one[0]): one for one in told}
+
+    def plan(self) -> RestorePlan:
+        outcomes: list[Outcome] = []
+        moves: list[Move] = []
+        for path in self._changed():
+            outcome, move = self._one(path)
+            outcomes.append(outcome)
+            if move is not None:
+                moves.append(move)
+        if self.on_conflict == "refuse" and any(one.outcome == "conflicted" for one in outcomes):
+            moves = []
+        return RestorePlan(tuple(in_order(moves)), tuple(outcomes))
+
+    def _changed(self) -> list[RepoPath]:
+        """Paths of the copy that are not as they were copied, git's own files aside."""
+        found = {path for path, told in self._manifest.items() if stamp(self._file(path)) != told[3]}
+        found |= {path for path in _walk(self.branch.directory) if path not in self._manifest}
+        return sorted((path for path in found if ".git" not in path.split("/")), key=path_bytes)
+
+    def _file(self, path: RepoPath) -> bytes:
+        return os.path.join(self.branch.directory, path_bytes(path))
+
+    def _one(self, path: RepoPath) -> tuple[Outcome, Move | None]:
+        ours, theirs = self.desk.image(path), self.there.image(path)
+        if theirs.special or ours.special:
+            return Outcome(path, "skipped", "not_captured"), None
+        if same_state(ours.entry, theirs.entry):
+            return Outcome(path, "skipped"), None
+        base = self._base(path, ours)
+        merged = Conflict("not_captured") if base is None else self._merged(base, ours, theirs)
+        if isinstance(merged, Conflict) and self.on_conflict != "overwrite":
+            return Outcome(path, "conflicted", merged.reason), None
+        if isinstance(merged, KeepOurs):
+            return Outcome(path, "skipped"), None
+        if isinstance(merged, WriteMerged):
+            content = merged.content or _content_of(merged.entry, ours, theirs)
+            return Outcome(path, "merged"), Move(path, ours.entry, _now(merged.entry), content)
+        return Outcome(path, "restored"), Move(path, ours.entry, _now(theirs.entry), theirs.content)
+
+    def _merged(self, base: Entry, ours: Image, theirs: Image) -> MergedEntry:
+        def read(digest: Digest) -> bytes:
+            known = [i for i in (ours, theirs) if isinstance(i.entry, FileEntry) and i.entry.digest == digest]
+            return (known[0].content or b"") if known else self.desk.ledger.blobs.read(digest)
+
+        return merge_entry(base, ours.entry, theirs.entry, read)
+
+    def _base(self, path: RepoPath, ours: Image) -> Entry | None:
+        """What the path was when the fork began; None if nobody knows any more."""
+        told = self._manifest.get(path)
+        if told is None:
+            return ABSENT
+        original = os.path.join(self.desk.disk.root.path, path_bytes(path))
+        if stamp(original) == told[2]:
+            return ours.entry
+        for desk in (self.there, self.desk):
+            first = self._first_before(desk, path)
+            if first is not None:
+                return first
+        return None
+
+    def _first_before(self, desk: Desk, path: RepoPath) -> Entry | None:
+        """What a side's first recorded change of the path since the fork replaced."""
+        with desk.ledger.store.read() as tx:
+            rows = tx.select(CHANGES, {"place": desk.disk.root.place_of(path)}, order=("wseq",))
+            since = [row for row in rows if row.call > self._began(desk)]
+        with suppress(IndexError):
+            return change_from_row(since[0]).before
+        return None
+
+    def _began(self, desk: Desk) -> str:
+        """Ids sort by birth: calls with a greater id came after the fork."""
+        return self.branch.root
+
+
+def _content_of(entry: Entry, *images: Image) -> bytes | None:
+    """The bytes of a file entry that one of the images holds."""
+    wanted = entry.digest if isinstance(entry, FileEntry) else None
+    return next((i.content for i in images if isinstance(i.entry, FileEntry) and i.entry.digest == wanted), None)
+
+
+def _now(entry: Entry) -> Entry:
+    return replace(entry, mtime_ns=0) if isinstance(entry, FileEntry) else entry
+
+
+def _walk(directory: bytes) -> Iterator[RepoPath]:
+    for folder, names, files in os.walk(directory):
+        names[:] = [name for name in names if name != b".git"]
+        below = os.path.relpath(folder, directory)
+        for name in [*names, *files]:
+            yield path_from_bytes(name if below == b"." else os.path.join(below, name))
+
+
+def merge_branch(desk: Desk, session: str, *, on_conflict: OnConflict = "merge", dry_run: bool = False) -> WayBack:
+    """Bring what a fork changed into the files it was forked from, as one call that can be undone."""
+    branch = _branch(desk, session)
+    source = desk.at(branch.source)
+    there = Desk(desk.ledger, HostDisk(branch.directory))
+    try:
+        plan = _Merge(source, there, branch, on_conflict).plan()
+        if dry_run or (not plan.moves and not plan.ok) or (on_conflict == "refuse" and not plan.ok):
+            return WayBack(plan.ok, None, plan.outcomes, plan=plan)
+        cause = {"verb": "merge", "session": session}
+        call = _carry_out(source, SessionId(branch.parent), plan.moves, cause)
+    finally:
+        there.close()
+    if plan.ok:
+        _end_branch(desk, branch, "merged")
+    return WayBack(plan.ok, call, plan.outcomes, plan=plan)
+
+
+def _carry_out(desk: Desk, session: SessionId, moves: Sequence[Move], cause: dict[str, Any]) -> str:
+    call = desk.call(session, tool=str(cause["verb"]), cause=cause)
+    try:
+        call.change([Intent(move.path, _expecting(desk, move)) for move in moves])
+        call.commit()
+    except Refused as refused:
+        call.abort(refused.code)
+        raise fault("path_busy", refused.message) from None
+    except BaseException as error:
+        call.abort(type(error).__name__)
+        raise
+    return call.id
+
+
+def _expecting(desk: Desk, move: Move) -> Any:
+    def plan(image: Image) -> Wanted:
+        if image.special or not same_state(image.entry, move.now):
+            raise Refused("conflict", "path_busy", f"{move.path} changed while it was being merged; try again.")
+        content = move.content
+        if content is None and isinstance(move.target, FileEntry):
+            content = desk.ledger.blobs.read(move.target.digest)
+        return Wanted(move.target, content)
+
+    return plan
+
+
+def drop_branch(desk: Desk, session: str) -> str:
+    """Delete a fork's files. What it changed through calls stays in the store like any history."""
+    branch = _branch(desk, session)
+    try:
+        remove_copy(branch.directory)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        shown = os.fsdecode(branch.directory)
+        raise fault("io_error", f"{shown} could not be deleted: {error.strerror}.") from error
+    _end_branch(desk, branch, "dropped")
+    return os.fsdecode(branch.directory)
+
+
+def _end_branch(desk: Desk, branch: BranchRow, status: str) -> None:
+    with desk.ledger.store.write() as tx:
+        journal = session_journal(SessionId(branch.session))
+        body = {"session": branch.session, "status": status}
+        desk.ledger.journal.append(tx, journal, "branch.ended", body, at=desk.ledger.now())

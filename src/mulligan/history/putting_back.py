@@ -1,0 +1,272 @@
+"""Putting back what an open call did, from what it wrote down before it acted. Abort, savepoints and recovery share it.
+
+For every path the call meant to touch, from what is there now:
+| there is | then |
+| --- | --- |
+| what was there before | nothing: it never happened, or was put back already |
+| something the call meant to put there | what was there before goes back |
+| that content under a mode of somebody's, or that mode over somebody's content | only our half of it goes back |
+| a torn file that was being written in place | kept in the store, then what was there before goes back |
+| anything else | somebody's work: it stays, is kept in the store too, and is reported |
+What lies under a draft name is ours to throw away, unless it is somebody's save that had just been displaced: then it
+is that, not the preimage, which goes back. All of it can be done again from the start, so it may itself die anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol, TypeVar
+
+from mulligan.history.ledger import Ledger
+from mulligan.history.tables import RootRow, TouchRow
+from mulligan.values.canonical import decode
+from mulligan.values.entries import (
+    ABSENT,
+    Absent,
+    Change,
+    DirEntry,
+    Entry,
+    FileEntry,
+    entry_from_json,
+    same_content,
+    same_state,
+)
+from mulligan.values.paths import RepoPath, path_bytes, path_from_bytes
+from mulligan.values.refusal import Refused
+from mulligan.workspace.disk import NOTHING, SPECIAL, Disk, Image
+from mulligan.workspace.places import Spot
+from mulligan.workspace.writing import Found, Swap, Wanted
+
+_STAGED_MODE = 0o600
+_TRIES = 5
+_BACK = b"-back"
+
+
+class Site(Protocol):
+    """Where files are put back."""
+
+    @property
+    def ledger(self) -> Ledger: ...
+    @property
+    def disk(self) -> Disk: ...
+    @property
+    def root(self) -> RootRow: ...
+
+
+@dataclass(slots=True, frozen=True)
+class Trace:
+    """One path an open call may have changed: what belongs there, and all the call ever meant to put there."""
+
+    path: RepoPath
+    before: Entry
+    meant: tuple[Entry, ...]
+    drafts: tuple[bytes, ...]
+    in_place: bool
+
+
+def trace_of(row: TouchRow, *, before: Entry | None = None) -> Trace:
+    drafts = [name.encode("ascii") for name in decode(row.drafts)]
+    return Trace(
+        path=path_from_bytes(row.path),
+        before=before if before is not None else entry_from_json(decode(row.before)),
+        meant=tuple(entry_from_json(body) for body in decode(row.intended)),
+        drafts=(*drafts, *(draft + _BACK for draft in drafts)),
+        in_place=bool(row.in_place),
+    )
+
+
+@dataclass(slots=True)
+class Report:
+    """The paths that were put back, and the ones somebody else had changed, left as they are."""
+
+    put_back: list[RepoPath] = field(default_factory=list)
+    conflicts: list[RepoPath] = field(default_factory=list)
+
+
+def put_back(site: Site, traces: Iterable[Trace]) -> Report:
+    """Every path, whatever happens to the others; the first OSError is raised when all have been tried."""
+    report, errors = Report(), list[OSError]()
+    ways = [_Way(site, trace) for trace in traces]
+    for way in ways:
+        _try(way.look, errors)
+    ordered = in_order(ways)
+    for way in ordered:
+        _try(partial(way.go, report), errors)
+    for way in reversed(ordered):
+        _try(way.set_time, errors)
+    if errors:
+        raise errors[0]
+    return report
+
+
+def _try(act: Callable[[], None], errors: list[OSError]) -> None:
+    try:
+        act()
+    except OSError as error:
+        errors.append(error)
+
+
+class Step(Protocol):
+    """A path on its way from what it holds to what it shall hold."""
+
+    @property
+    def path(self) -> RepoPath: ...
+    @property
+    def now(self) -> Entry: ...
+    @property
+    def target(self) -> Entry: ...
+
+
+AnyStep = TypeVar("AnyStep", bound=Step)
+
+
+def in_order(steps: Iterable[AnyStep]) -> list[AnyStep]:
+    """What goes away first, deepest first, so that directories are empty by then; then what comes, parents first."""
+    steps = list(steps)
+    leaving = sorted((step for step in steps if _leaves(step)), key=lambda step: path_bytes(step.path), reverse=True)
+    return leaving + sorted((step for step in steps if not _leaves(step)), key=lambda step: path_bytes(step.path))
+
+
+def _leaves(step: Step) -> bool:
+    return isinstance(step.target, Absent) or (isinstance(step.now, DirEntry) and not isinstance(step.target, DirEntry))
+
+
+@dataclass(slots=True)
+class _Way:
+    """One path on its way back."""
+
+    site: Site
+    trace: Trace
+    now: Entry = ABSENT
+    target: Entry = ABSENT
+    _made: bool = False
+
+    @property
+    def path(self) -> RepoPath:
+        return self.trace.path
+
+    def look(self) -> None:
+        """What is there, and what belongs there: the preimage, or somebody's save that we had just displaced."""
+        self.target = self.trace.before
+        spot = self._spot()
+        if isinstance(spot, Image):
+            return
+        with spot:
+            now = self.site.disk.image(spot)
+            self.now = now.entry
+            for draft in self.trace.drafts:
+                image = self.site.disk.image(spot, draft=draft)
+                if image.replaceable and not self._is_known(image):
+                    self._keep(Change(self.path, self.trace.before, image.entry), image)
+                    self.target = image.entry if self._is_ours(now) else self.target
+
+    def go(self, report: Report) -> None:
+        spot = self._spot()
+        if isinstance(spot, Image):
+            if spot.special or not isinstance(self.target, Absent):
+                report.conflicts.append(self.path)
+            return
+        with spot:
+            self._settle(spot, report)
+            for draft in self.trace.drafts:
+                self.site.disk.discard(spot, draft)
+
+    def _settle(self, spot: Spot, report: Report) -> None:
+        for _ in range(_TRIES):
+            now = self.site.disk.image(spot)
+            if now.holds(self.target):
+                return
+            target = self._half(now)
+            if target is None:
+                self._keep(Change(self.path, self.target, now.entry), now)
+                break
+            if now.holds(target):
+                return
+            if not isinstance(self._swap(spot, now, target), Found):
+                report.put_back.append(self.path)
+                self._made = isinstance(target, DirEntry)
+                return
+            if isinstance(target, Absent) and isinstance(now.entry, DirEntry):
+                break
+        report.conflicts.append(self.path)
+
+    def _swap(self, spot: Spot, now: Image, target: Entry) -> object:
+        content = self.site.ledger.blobs.read(target.digest) if isinstance(target, FileEntry) else None
+        draft = self.trace.drafts[-1]
+        self.site.disk.discard(spot, draft)
+        return Swap(self.site.disk, spot, draft, now.entry, Wanted(target, content), rescue=self._store).run()
+
+    def _half(self, now: Image) -> Entry | None:
+        """What the path shall become: ours taken out of what is there. None: it is somebody's and stays."""
+        if self._is_ours(now):
+            return self.target
+        for ours in () if now.special else reversed(self.trace.meant):
+            half = without(ours, now.entry, self.target)
+            if half is not None:
+                return half
+        if self.trace.in_place and now.replaceable:
+            self._keep(Change(self.path, self.target, now.entry), now)
+            return self.target
+        return None
+
+    def set_time(self) -> None:
+        """A directory that was made again gets its time when all is in it."""
+        if self._made and isinstance(self.target, DirEntry) and self.target.mtime_ns:
+            spot = self._spot()
+            if not isinstance(spot, Image):
+                with spot:
+                    self.site.disk.set_mtime(spot, self.target.mtime_ns)
+
+    def _spot(self) -> Spot | Image:
+        """Where it is; nothing, if its directory is not there; something special, if a link leads elsewhere now."""
+        try:
+            return self.site.disk.resolve_exactly(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return NOTHING
+        except Refused:
+            return SPECIAL
+
+    def _is_ours(self, image: Image) -> bool:
+        return not image.special and any(same_state(image.entry, entry) for entry in self.trace.meant)
+
+    def _is_known(self, image: Image) -> bool:
+        """Whether a draft is ours: what we meant, what was there before, or a torn beginning of either."""
+        known = (self.trace.before, *self.trace.meant)
+        if any(same_content(image.entry, entry) for entry in known):
+            return True
+        if not isinstance(image.entry, FileEntry) or image.entry.mode != _STAGED_MODE:
+            return False
+        content = image.content or b""
+        return any(self._begins(entry, content) for entry in known if isinstance(entry, FileEntry))
+
+    def _begins(self, entry: FileEntry, content: bytes) -> bool:
+        return entry.size >= len(content) and self.site.ledger.blobs.read(entry.digest).startswith(content)
+
+    def _store(self, theirs: Image) -> None:
+        if theirs.content is not None:
+            self.site.ledger.blobs.store(theirs.content)
+
+    def _keep(self, change: Change, theirs: Image) -> None:
+        """Somebody's work goes on record, so that it can be found again whatever happens to the file."""
+        if theirs.special or same_state(change.before, change.after):
+            return
+        self._store(theirs)
+        with self.site.ledger.store.write() as tx:
+            seen = self.site.ledger.last_seen(tx, self.site.disk.root.place_of(self.path))
+            if seen is None or not same_state(seen, theirs.entry):
+                self.site.ledger.external(tx, self.site.root, [change])
+
+
+def without(ours: Entry, now: Entry, before: Entry) -> Entry | None:
+    """Content and mode apart: `now` with what `ours` made of `before` taken out; None if both changed the content."""
+    is_our_content = same_content(now, ours) and not isinstance(ours, Absent)
+    if not is_our_content and not same_content(ours, before):
+        return None
+    for kind in (FileEntry, DirEntry):
+        if isinstance(ours, kind) and isinstance(now, kind) and isinstance(before, kind):
+            mode = before.mode if now.mode == ours.mode else now.mode
+            xattrs = before.xattrs if now.xattrs == ours.xattrs else now.xattrs
+            return replace(before if is_our_content else now, mode=mode, xattrs=xattrs)
+    return before if is_our_content else None

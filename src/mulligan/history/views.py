@@ -1,0 +1,100 @@
+"""History as it is shown: calls and changes as plain values, diffs as text."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+from mulligan.history.desk import Desk
+from mulligan.history.log import LOG_LIMIT, calls_of, changes_of, status_shown
+from mulligan.history.tables import ROOTS, TURNS, CallRow, RootRow, TurnRow
+from mulligan.store.protocol import Tx
+from mulligan.values.canonical import decode
+from mulligan.values.entries import Change, Entry, FileEntry, SymlinkEntry, kind_of_change
+from mulligan.values.faults import MulliganError
+from mulligan.values.ids import SessionId
+from mulligan.values.paths import RepoPath, to_wire
+from mulligan.workspace.diffing import line_counts, unified_diff
+
+
+def log_view(desk: Desk, session: SessionId | None = None, *, limit: int = LOG_LIMIT) -> list[dict[str, Any]]:
+    """The newest calls and external changes, newest first."""
+    with desk.ledger.store.read() as tx:
+        return [call_view(desk, tx, row) for row in islice(calls_of(tx, desk, session), limit)]
+
+
+def call_view(desk: Desk, tx: Tx, row: CallRow) -> dict[str, Any]:
+    root = tx.get(ROOTS, row.root) or desk.root
+    return {
+        "id": row.id,
+        "label": row.label,
+        "session_id": row.session,
+        "turn_id": row.turn,
+        "tool": row.tool,
+        "status": status_shown(row),
+        "external": bool(row.external),
+        "started_at": row.started_at,
+        "ended_at": row.ended_at,
+        "changes": [_change_view(desk, tx, root, change) for change in changes_of(tx, row.id)],
+        "coverage": decode(row.coverage),
+    }
+
+
+def _change_view(desk: Desk, tx: Tx, root: RootRow, change: Change) -> dict[str, Any]:
+    added, removed = _counts(desk, tx, change)
+    body: dict[str, Any] = {
+        "path": to_wire(RepoPath(desk.shown(root, change.path))),
+        "kind": kind_of_change(change),
+        "added": added,
+        "removed": removed,
+    }
+    if change.renamed_from is not None:
+        body["from"] = to_wire(RepoPath(desk.shown(root, change.renamed_from)))
+    return body
+
+
+def _counts(desk: Desk, tx: Tx, change: Change) -> tuple[int, int]:
+    try:
+        return line_counts(_content(desk, tx, change.before), _content(desk, tx, change.after))
+    except MulliganError:
+        return (0, 0)
+
+
+def _content(desk: Desk, tx: Tx, entry: Entry) -> bytes:
+    """A file's bytes, a link's target; nothing for the rest."""
+    if isinstance(entry, FileEntry):
+        return desk.ledger.blobs.read_in(tx, entry.digest)
+    return entry.target.encode("utf-8", "surrogateescape") if isinstance(entry, SymlinkEntry) else b""
+
+
+def diff_view(desk: Desk, row: CallRow) -> str:
+    """What a call changed, as a diff that `git apply` takes."""
+    with desk.ledger.store.read() as tx:
+        return "".join(change_diff(desk, tx, change) for change in changes_of(tx, row.id))
+
+
+def change_diff(desk: Desk, tx: Tx, change: Change) -> str:
+    try:
+        before, after = _content(desk, tx, change.before), _content(desk, tx, change.after)
+    except MulliganError as error:
+        return f"# {change.path}: {error.message}\n"
+    had, has = _git_mode(change.before), _git_mode(change.after)
+    return unified_diff(
+        before,
+        after,
+        path_before=None if had is None else change.path,
+        path_after=None if has is None else change.path,
+        mode_before=had or 0o644,
+        mode_after=has or 0o644,
+    )
+
+
+def _git_mode(entry: Entry) -> int | None:
+    """None for what a diff does not show: nothing, or a directory."""
+    if isinstance(entry, FileEntry):
+        return entry.mode
+    return 0o120000 if isinstance(entry, SymlinkEntry) else None
+
+
+def turn_of(tx: Tx, row: CallRow) -> TurnRow | None:
+    return tx.get(TURNS, row.session, row.turn) if row.session is not None else None

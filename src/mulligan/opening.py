@@ -1,0 +1,198 @@
+"""The composition root: which engine, in which directory, kept in order by whom."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from mulligan.values.clock import Clock, SystemClock
+from mulligan.values.faults import MulliganError, fault, fault_of_os_error
+
+if TYPE_CHECKING:
+    from mulligan.boundary.verdict import Boundary
+    from mulligan.effects.session import Session
+    from mulligan.history.desk import Desk
+    from mulligan.history.recovery import Recovered
+    from mulligan.store.journal import Schema
+    from mulligan.store.protocol import Durability, Store
+    from mulligan.values.ids import IdSource
+
+_ENGINES = "a directory, sqlite:///absolute/directory, or memory:"
+
+
+def state_directory(environ: Mapping[str, str]) -> str:
+    """Where a store lives unless told otherwise: $MULLIGAN_HOME, else below $XDG_STATE_HOME, else below the home."""
+    chosen = environ.get("MULLIGAN_HOME")
+    if chosen:
+        return os.path.abspath(chosen)
+    state = environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(state):
+        # The rule for XDG variables: a relative one is to be ignored.
+        state = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".local", "state")
+    return os.path.join(state, "mulligan")
+
+
+def store_directory(url: str | None, environ: Mapping[str, str]) -> str | None:
+    """The directory a store URL means; None for a store that is not on a disk. Raises `invalid_store_url`."""
+    if url is None:
+        return state_directory(environ)
+    scheme, colon, rest = url.partition(":")
+    reader = _SCHEMES.get(scheme) if colon and "/" not in scheme else None
+    if reader is not None:
+        return reader(rest)
+    if not url.strip() or "\0" in url or (colon and rest.startswith("//")):
+        raise fault("invalid_store_url", f"{url!r} is no store. Give {_ENGINES}.")
+    return os.path.abspath(url)
+
+
+def _sqlite(rest: str) -> str:
+    if not rest.startswith("///") or rest.startswith("////") or not rest.strip("/"):
+        raise fault("invalid_store_url", "A SQLite store is named sqlite:///absolute/directory, with three slashes.")
+    return os.path.abspath(rest[2:])
+
+
+def _memory(rest: str) -> None:
+    if rest.strip("/"):
+        raise fault("invalid_store_url", "A store in memory is named memory: and nothing more.")
+
+
+def _postgres(rest: str) -> None:
+    words = f"PostgreSQL stores are not part of this version yet. Give {_ENGINES}."
+    raise fault("invalid_store_url", words, missing_extra="postgres")
+
+
+_SCHEMES: Mapping[str, Callable[[str], str | None]] = {
+    "sqlite": _sqlite,
+    "memory": _memory,
+    "postgresql": _postgres,
+    "postgres": _postgres,
+}
+
+
+def open_store(
+    url: str | None,
+    schema: Schema,
+    *,
+    durability: Durability,
+    clock: Clock,
+    root: str | None = None,
+    create: bool = True,
+    environ: Mapping[str, str] | None = None,
+) -> Store:
+    """The store of that URL, checked after a power cut and tended in the background. Refusals change nothing.
+
+    With `create=False` a store that is not there is `store_unreadable` instead of made.
+    """
+    directory = store_directory(url, os.environ if environ is None else environ)
+    if directory is None:
+        from mulligan.store.memory import MemoryStore
+
+        return MemoryStore(schema, durability=durability)
+    _refuse_inside(directory, root)
+    try:
+        return _open_sqlite(directory, schema, durability=durability, clock=clock, create=create)
+    except MulliganError as error:
+        if directory in error.message:
+            raise
+        raise fault(error.code, f"{error.message} The store is in {directory}.", **error.details) from error
+    except OSError as error:
+        raise fault_of_os_error(error, f"Opening the store in {directory}") from error
+
+
+def _open_sqlite(directory: str, schema: Schema, *, durability: Durability, clock: Clock, create: bool) -> Store:
+    # Loaded only when a store is opened: `mulligan --help` needs none.
+    from mulligan.store.housekeeping import SyncMark, boot_id, look_back
+    from mulligan.store.journal import Journal
+    from mulligan.store.sqlite import SqliteStore
+
+    store = SqliteStore(directory, schema, durability=durability, clock=clock, create=create)
+    look_back(store, Journal(schema), clock, boot=boot_id())
+    if durability == "process":
+        SyncMark(store, clock)
+    return store
+
+
+def _refuse_inside(directory: str, root: str | None) -> None:
+    """A store inside the workspace would record itself, and an agent could edit it."""
+    if root is None:
+        return
+    inner, outer = os.path.realpath(directory), os.path.realpath(root)
+    if inner == outer or inner.startswith(outer.rstrip("/") + "/"):
+        raise fault(
+            "store_inside_workspace",
+            f"The store {directory} is inside the workspace {root}. Choose one outside, with MULLIGAN_HOME or --store.",
+        )
+
+
+class Mulligan:
+    """An open workspace: a root, its store, and the sessions on it. Close it, or use it in a `with`."""
+
+    def __init__(self, desk: Desk, boundary: Boundary, recovered: Sequence[Recovered]) -> None:
+        self.desk = desk
+        self.boundary = boundary
+        self.recovered = tuple(recovered)
+
+    @property
+    def root(self) -> str:
+        return os.fsdecode(self.desk.disk.root.path)
+
+    def session(self, id: str | None = None) -> Session:
+        """A new session, or the one with this id, which is opened or resumed."""
+        from mulligan.effects.session import Session
+        from mulligan.values.ids import SessionId, parse_user_id
+
+        name = self.desk.ledger.ids.new() if id is None else parse_user_id(id, "session")
+        self.desk.ledger.session(SessionId(name), self.desk.root)
+        return Session(self.desk, SessionId(name), self.boundary)
+
+    def close(self) -> None:
+        self.desk.close()
+        self.desk.ledger.store.close()
+
+    def __enter__(self) -> Mulligan:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open(
+    root: str = ".",
+    *,
+    store: str | None = None,
+    blobs: str | None = None,
+    durability: Durability = "process",
+    capability: Mapping[str, object] | None = None,
+    policy: Sequence[Mapping[str, object]] | None = None,
+    clock: Clock | None = None,
+    ids: IdSource | None = None,
+    create: bool = True,
+) -> Mulligan:
+    """Open a folder as a workspace. What processes that died left half done is put back first.
+
+    With `create=False`, for looking only: a store that is not there is refused, and a new root is not recorded.
+    """
+    # Loaded here, so that `import mulligan` stays quick.
+    from mulligan.boundary.capability import parse_capability
+    from mulligan.boundary.policy import parse_policy
+    from mulligan.boundary.verdict import Boundary
+    from mulligan.history.desk import Desk
+    from mulligan.history.ledger import Ledger
+    from mulligan.history.recovery import recover
+    from mulligan.history.schema import SCHEMA
+    from mulligan.store.journal import Journal
+    from mulligan.values.ids import SystemIds
+    from mulligan.workspace.disk import HostDisk
+
+    if blobs is not None:
+        raise fault("invalid_store_url", "Object stores for blobs are not part of this version yet; leave `blobs` out.")
+    limits = parse_capability({} if capability is None else capability)
+    rules = parse_policy([] if policy is None else policy)
+    now = clock or SystemClock()
+    disk = HostDisk(root)
+    place = os.fsdecode(disk.root.path)
+    opened = open_store(store, SCHEMA, durability=durability, clock=now, root=place, create=create)
+    desk = Desk(Ledger(opened, Journal(SCHEMA), clock=now, ids=ids or SystemIds()), disk, record=create)
+    boundary = Boundary(os.path.abspath(root), limits, rules)
+    return Mulligan(desk, boundary, recover(desk))

@@ -1,0 +1,268 @@
+"""The judge of `workspace.writing.Swap` on every disk: nobody's bytes are lost, whoever acts between any two steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import product
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mulligan.testing.builders import Dir, File, Link, Node, Sketch, as_tree
+from mulligan.testing.disk_bench import DRAFT, DiskBench, Scene, file_entry
+from mulligan.testing.faults import Crash, FaultPlan, steps_of
+from mulligan.values.entries import ABSENT, DirEntry, Entry, FileEntry, SymlinkEntry, kind_of
+from mulligan.values.paths import RepoPath
+from mulligan.workspace.disk import Image
+from mulligan.workspace.writing import Found, Swap, Swapped, Wanted
+
+EXPECTED: dict[str, Node | None] = {"absent": None, "file": File(b"old"), "symlink": Link("old"), "dir": Dir()}
+THEIRS: dict[str, Node | None] = {
+    "absent": None,
+    "file": File(b"theirs"),
+    "symlink": Link("theirs"),
+    "dir": Dir(0o700),
+    "full dir": Dir(),
+}
+WANTED: dict[str, Node | None] = {
+    "absent": None,
+    "file": File(b"new", 0o755),
+    "symlink": Link("new"),
+    "dir": Dir(0o711),
+    "mode": File(b"old", 0o600),
+}
+
+KINDS = ["absent", "file", "symlink", "dir"]
+
+
+def entry_of(node: Node | None) -> Entry:
+    if node is None:
+        return ABSENT
+    if isinstance(node, Link):
+        return SymlinkEntry(node.target)
+    return DirEntry(node.mode) if isinstance(node, Dir) else file_entry(node.content, node.mode)
+
+
+def sketch_of(node: Node | None, name: str = "x") -> Sketch:
+    return {} if node is None else {name: node}
+
+
+@dataclass(slots=True)
+class Rescues:
+    """Everything handed over for safe keeping."""
+
+    images: list[Image] = field(default_factory=list)
+
+    def __call__(self, image: Image) -> None:
+        self.images.append(image)
+
+    @property
+    def contents(self) -> set[bytes]:
+        return {image.content for image in self.images if image.content is not None}
+
+
+def swap(scene: Scene, expected: Node | None, wanted: Node | None, *, insist: bool = False) -> tuple[object, Rescues]:
+    rescues = Rescues()
+    content = wanted.content if isinstance(wanted, File) else None
+    with scene.spot("x") as spot:
+        aim = Wanted(entry_of(wanted), content)
+        outcome = Swap(scene.disk, spot, DRAFT, entry_of(expected), aim, rescues, insist=insist).run()
+    return outcome, rescues
+
+
+class UndisturbedContract(DiskBench):
+    """Nobody else acts while we do."""
+
+    @pytest.mark.parametrize("wanted", WANTED)
+    @pytest.mark.parametrize("expected", KINDS)
+    def test_what_is_as_expected_becomes_what_is_wanted(self, expected: str, wanted: str) -> None:
+        before, after = EXPECTED[expected], WANTED[wanted]
+        with self.scene(sketch_of(before)) as scene:
+            outcome, rescues = swap(scene, before, after)
+            assert isinstance(outcome, Swapped)
+            assert scene.tree() == as_tree(sketch_of(after))
+            assert (kind_of(outcome.entry), rescues.images) == (kind_of(entry_of(after)), [])
+            assert outcome.race_window is False
+
+    @pytest.mark.parametrize("insist", [False, True])
+    @pytest.mark.parametrize(("expected", "found", "wanted"), list(product(KINDS, THEIRS, WANTED)))
+    def test_what_is_not_as_expected_is_kept_or_safe(
+        self, expected: str, found: str, wanted: str, insist: bool
+    ) -> None:
+        if expected == found == "absent" or (expected == "dir" and found == "dir"):
+            return
+        there = THEIRS[found]
+        before = dict(sketch_of(there)) | ({"x/inner": "deep"} if found == "full dir" else {})
+        with self.scene(before) as scene:
+            outcome, rescues = swap(scene, EXPECTED[expected], WANTED[wanted], insist=insist)
+            if isinstance(outcome, Found):
+                assert scene.tree() == as_tree(before)
+                assert outcome.image.entry == scene.disk.image(scene.spot("x")).entry
+            else:
+                assert insist and found in ("file", "symlink")
+                assert scene.tree() == as_tree(sketch_of(WANTED[wanted]))
+                assert [image.entry for image in rescues.images] == [replace_time(entry_of(there), rescues)]
+
+    @pytest.mark.parametrize("found", ["file", "symlink"])
+    @pytest.mark.parametrize("wanted", ["file", "symlink", "absent"])
+    @pytest.mark.parametrize("expected", ["file", "symlink"])
+    def test_insisting_replaces_what_can_be_kept(self, expected: str, wanted: str, found: str) -> None:
+        with self.scene(sketch_of(THEIRS[found])) as scene:
+            outcome, rescues = swap(scene, EXPECTED[expected], WANTED[wanted], insist=True)
+            assert isinstance(outcome, Swapped)
+            assert len(rescues.images) == 1
+
+    def test_a_wanted_time_is_set_and_the_present_is_reported(self) -> None:
+        with self.scene({"x": "old"}) as scene:
+            outcome, _ = swap(scene, File(b"old"), File(b"new"))
+            assert isinstance(outcome, Swapped) and isinstance(outcome.entry, FileEntry)
+            assert outcome.entry.mtime_ns == scene.disk.mtime_ns(scene.spot("x")) > 0
+            aim = Wanted(file_entry(b"3", mtime_ns=5_000), b"3")
+            Swap(scene.disk, scene.spot("x"), DRAFT, file_entry(b"new"), aim, Rescues()).run()
+            assert scene.disk.mtime_ns(scene.spot("x")) == 5_000
+
+    def test_a_directory_gets_its_attributes_and_time_too(self) -> None:
+        wanted = DirEntry(0o750, 6_000, (("user.color", "cmVk"),))
+        with self.scene({}) as scene, scene.spot("x") as spot:
+            outcome = Swap(scene.disk, spot, DRAFT, ABSENT, Wanted(wanted), Rescues()).run()
+            assert (outcome, scene.disk.image(spot).entry) == (Swapped(wanted), wanted)
+
+    def test_a_file_with_other_names_stays_one_file_and_the_risk_is_told(self) -> None:
+        with self.scene({"x": "old"}) as scene:
+            scene.person.hard_link("x", "y")
+            outcome, _ = swap(scene, File(b"old"), File(b"new", 0o755))
+            assert isinstance(outcome, Swapped) and outcome.race_window
+            assert scene.tree() == as_tree({"x": File(b"new", 0o755), "y": File(b"new", 0o755)})
+
+    @pytest.mark.parametrize("insist", [False, True])
+    def test_a_changed_file_with_other_names_is_rescued_before_it_is_written(self, insist: bool) -> None:
+        with self.scene({"x": "theirs"}) as scene:
+            scene.person.hard_link("x", "y")
+            outcome, rescues = swap(scene, File(b"old"), File(b"new"), insist=insist)
+            assert isinstance(outcome, Swapped if insist else Found)
+            assert rescues.contents == {b"theirs"}
+            assert scene.person.read("y") == (b"new" if insist else b"theirs")
+
+    @pytest.mark.parametrize("wanted", WANTED)
+    @pytest.mark.parametrize("expected", KINDS)
+    def test_a_crash_after_any_step_loses_nothing(self, expected: str, wanted: str) -> None:
+        before, after = EXPECTED[expected], WANTED[wanted]
+
+        def run(plan: FaultPlan) -> None:
+            with self.scene(sketch_of(before), plan) as scene:
+                swap(scene, before, after)
+
+        for at in range(1, len(steps_of(run)) + 1):
+            with self.scene(sketch_of(before), FaultPlan().crash_before(at=at)) as scene:
+                with pytest.raises(Crash):
+                    swap(scene, before, after)
+                left = scene.tree()
+                whole = [sketch_of(before).get("x"), sketch_of(after).get("x")]
+                assert left.get("x") in [*whole, None]
+                if left.get("x") is None and before is not None and not isinstance(before, Dir):
+                    assert before in (left.get(DRAFT.decode()), *([before] if expected == "absent" else []))
+
+
+def replace_time(entry: Entry, rescues: Rescues) -> Entry:
+    """The entry with the time that was rescued: times are remembered, never compared."""
+    found = rescues.images[0].entry
+    if isinstance(entry, FileEntry) and isinstance(found, FileEntry):
+        return file_entry(rescues.images[0].content or b"", entry.mode, found.mtime_ns)
+    return entry
+
+
+ACTS = st.sampled_from(["save", "save_in_place", "remove", "make_dir", "fill_dir", "make_link"])
+SCRIPTS = st.dictionaries(st.integers(1, 12), ACTS, max_size=5)
+
+
+@dataclass(slots=True)
+class Bystander:
+    """A person who acts on `x` just before chosen steps, and what of theirs must not be lost.
+
+    What they overwrite or remove themselves is their own doing; what only we took out of its place is ours to keep.
+    """
+
+    scene: Scene
+    script: dict[int, str]
+    at_stake: set[bytes]
+    steps: int = 0
+    saves: int = 0
+
+    def at_step(self, _: str, __: RepoPath) -> None:
+        self.steps += 1
+        act = self.script.get(self.steps)
+        if act is not None:
+            self.do(act)
+
+    def do(self, act: str) -> None:
+        person = self.scene.person
+        self.saves += 1
+        content = b"save %d" % self.saves
+        image = self.scene.disk.image(self.scene.spot("x"))
+        if act == "fill_dir" and isinstance(image.entry, DirEntry):
+            person.save(f"x/inner-{self.saves}", content)
+            self.at_stake.add(content)
+        if isinstance(image.entry, DirEntry):
+            return
+        self.at_stake.discard(image.content or b"")
+        if act == "save" or (act == "save_in_place" and isinstance(image.entry, FileEntry)):
+            person.save("x", content) if act == "save" else person.save_in_place("x", content)
+            self.at_stake.add(content)
+            return
+        person.remove("x")
+        if act in ("make_dir", "fill_dir"):
+            person.make_dir("x")
+        elif act == "make_link":
+            person.make_link("x", f"link {self.saves}")
+
+
+class BystanderContract(DiskBench):
+    """Somebody else acts between our steps."""
+
+    @settings(
+        max_examples=150,
+        deadline=None,
+        suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
+    )
+    @given(
+        found=st.sampled_from([*KINDS, "theirs"]),
+        expected=st.sampled_from(KINDS),
+        wanted=st.sampled_from(sorted(WANTED)),
+        insist=st.booleans(),
+        script=SCRIPTS,
+    )
+    def test_no_save_is_lost_whatever_happens_between_the_steps(
+        self, found: str, expected: str, wanted: str, insist: bool, script: dict[int, str]
+    ) -> None:
+        there = File(b"theirs") if found == "theirs" else EXPECTED[found]
+        plan = FaultPlan()
+        with self.scene(sketch_of(there), plan) as scene:
+            stake = {there.content} if isinstance(there, File) else set[bytes]()
+            bystander = Bystander(scene, script, stake)
+            plan.act(bystander.at_step, lasting=True)
+            outcome, rescues = swap(scene, EXPECTED[expected], WANTED[wanted], insist=insist)
+            left = scene.tree()
+            on_disk = {node.content for node in left.values() if isinstance(node, File)}
+            assert bystander.at_stake <= on_disk | rescues.contents | {b"old"}
+            drafts = [path for path in left if path.startswith(DRAFT.decode())]
+            assert all(isinstance(left[path], Dir) or "/" in path for path in drafts)
+            if isinstance(outcome, Swapped) and not script:
+                assert left.get("x") == WANTED[wanted]
+
+    @pytest.mark.parametrize("act", ["save", "save_in_place"])
+    @pytest.mark.parametrize("insist", [False, True])
+    @pytest.mark.parametrize("at", range(1, 12))
+    def test_two_saves_in_a_row_at_every_point_are_both_kept(self, at: int, insist: bool, act: str) -> None:
+        for gap in range(1, 5):
+            plan = FaultPlan()
+            with self.scene({"x": "theirs"}, plan) as scene:
+                bystander = Bystander(scene, {at: act, at + gap: act, at + 2 * gap: "save"}, {b"theirs"})
+                plan.act(bystander.at_step, lasting=True)
+                _, rescues = swap(scene, File(b"old"), File(b"new"), insist=insist)
+                on_disk = {node.content for node in scene.tree().values() if isinstance(node, File)}
+                assert bystander.at_stake <= on_disk | rescues.contents
+
+
+class SwapContract(UndisturbedContract, BystanderContract):
+    """All of it."""

@@ -1,0 +1,166 @@
+"""A whole tree again, in a fresh directory of ours: every file, uncommitted and ignored ones too.
+
+Bytes are shared with the original where the file system can (reflink), else copied. Modes, times, links, empty
+directories and the user's extended attributes come along. A `.git` that is only a pointer (a worktree's or submodule's)
+becomes a git directory of its own, so that nothing done in the copy reaches the original repository.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from mulligan.values.faults import fault, fault_of_os_error
+from mulligan.workspace.disk import DRAFT_PREFIX, read_xattrs, write_xattrs
+
+_FICLONE = 0x40049409
+_NO_CLONE = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ETXTBSY)
+_GIT_OWN_FILES = (b"HEAD", b"index", b"ORIG_HEAD", b"logs")
+
+
+@dataclass(slots=True, frozen=True)
+class Copied:
+    """One path of the copy. The stamps say later whether either side has been touched since."""
+
+    path: bytes
+    mode: int
+    source_stamp: str
+    copy_stamp: str
+
+
+@dataclass(slots=True, frozen=True)
+class Skipped:
+    """A path that has no copy: a device, FIFO or socket, or one that cannot be read."""
+
+    path: bytes
+    reason: str
+
+
+def stamp(path: bytes) -> str:
+    """Changes whenever content, mode or identity of a path changes; "" when it is not there."""
+    try:
+        status = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    kind = stat.S_IFMT(status.st_mode)
+    if kind == stat.S_IFDIR:
+        return f"d:{status.st_mode:o}"
+    return f"{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_mode:o}"
+
+
+def copy_tree(source: bytes, target: bytes) -> Iterator[Copied | Skipped]:
+    """Copy into a directory that must not exist yet, telling each path, parents first."""
+    try:
+        os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
+        os.mkdir(target, 0o700)
+    except FileExistsError:
+        shown = os.fsdecode(target)
+        raise fault("file_exists", f"{shown} exists already; choose another place for the copy.") from None
+    yield from _copy_directory(source, target, b"")
+    shutil.copystat(source, target, follow_symlinks=False)
+
+
+def _copy_directory(source: bytes, target: bytes, below: bytes) -> Iterator[Copied | Skipped]:
+    try:
+        names = sorted(os.listdir(os.path.join(source, below) if below else source))
+    except PermissionError:
+        yield Skipped(below, "not_captured")
+        return
+    for name in names:
+        if not name.startswith(DRAFT_PREFIX):
+            yield from _copy_one(source, target, os.path.join(below, name) if below else name)
+
+
+def _copy_one(source: bytes, target: bytes, path: bytes) -> Iterator[Copied | Skipped]:
+    here, there = os.path.join(source, path), os.path.join(target, path)
+    try:
+        status = os.lstat(here)
+        before = stamp(here)
+        if stat.S_ISDIR(status.st_mode):
+            os.mkdir(there, 0o700)
+            yield from _copy_directory(source, target, path)
+            shutil.copystat(here, there, follow_symlinks=False)
+        elif stat.S_ISLNK(status.st_mode):
+            os.symlink(os.readlink(here), there)
+        elif stat.S_ISREG(status.st_mode):
+            _copy_file(here, there)
+        else:
+            yield Skipped(path, "special_file")
+            return
+    except FileNotFoundError:
+        return
+    except PermissionError:
+        yield Skipped(path, "not_captured")
+        return
+    except OSError as error:
+        raise fault_of_os_error(error, f"Copying {os.fsdecode(path)}") from error
+    if os.path.basename(path) == b".git" and stat.S_ISREG(status.st_mode):
+        own_git_directory(here, there)
+    yield Copied(path, stat.S_IMODE(status.st_mode), before, stamp(there))
+
+
+def _copy_file(here: bytes, there: bytes) -> None:
+    with open(here, "rb") as source, open(there, "xb") as target:
+        try:
+            fcntl.ioctl(target.fileno(), _FICLONE, source.fileno())
+        except OSError as error:
+            if error.errno not in _NO_CLONE:
+                raise
+            shutil.copyfileobj(source, target, 1024 * 1024)
+        with suppress(OSError):
+            write_xattrs(target.fileno(), read_xattrs(source.fileno()))
+        status = os.fstat(source.fileno())
+        os.fchmod(target.fileno(), stat.S_IMODE(status.st_mode))
+    os.utime(there, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def own_git_directory(pointer: bytes, target: bytes) -> None:
+    """Replace a copied `.git` pointer by a private copy of the git directory it points to."""
+    with open(pointer, "rb") as file:
+        word, _, named = file.read().strip().partition(b": ")
+    git = os.path.normpath(os.path.join(os.path.dirname(pointer), named))
+    if word != b"gitdir" or not os.path.isdir(git):
+        return
+    common = git
+    with suppress(FileNotFoundError), open(os.path.join(git, b"commondir"), "rb") as file:
+        common = os.path.normpath(os.path.join(git, file.read().strip()))
+    os.unlink(target)
+    shutil.copytree(common, target, symlinks=True, ignore=lambda _, names: [n for n in names if n == b"worktrees"])
+    if common != git:
+        for name in _GIT_OWN_FILES:
+            _take_over(os.path.join(git, name), os.path.join(target, name))
+    _forget_worktree(os.path.join(target, b"config"))
+
+
+def _take_over(here: bytes, there: bytes) -> None:
+    if os.path.isdir(here):
+        shutil.rmtree(there, ignore_errors=True)
+        shutil.copytree(here, there, symlinks=True)
+    elif os.path.exists(here):
+        shutil.copy2(here, there)
+
+
+def _forget_worktree(config: bytes) -> None:
+    """`core.worktree` would send git back to the original's files."""
+    with suppress(FileNotFoundError):
+        with open(config, "rb") as file:
+            lines = file.readlines()
+        kept = [line for line in lines if not line.strip().lower().startswith((b"worktree", b"bare"))]
+        with open(config, "wb") as file:
+            file.writelines(kept)
+
+
+def remove_copy(directory: bytes) -> None:
+    """Delete a copy that `copy_tree` made, read-only directories in it included."""
+    for folder, names, _ in os.walk(directory):
+        for name in names:
+            child = os.path.join(folder, name)
+            if not os.path.islink(child):
+                os.chmod(child, stat.S_IMODE(os.lstat(child).st_mode) | 0o700)
+    shutil.rmtree(directory)

@@ -1,0 +1,78 @@
+"""Which way of catching changes, and why. The reason goes into the receipt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mulligan.values.refusal import Refused
+from mulligan.workspace.exec.capture import Baseline, Capture, Notify, StrategyName
+from mulligan.workspace.exec.command import Command
+from mulligan.workspace.exec.ledger import Witness
+from mulligan.workspace.exec.output import Sink
+from mulligan.workspace.exec.overlay import Overlay
+from mulligan.workspace.exec.pump import Handle
+from mulligan.workspace.exec.run import Ran, run
+from mulligan.workspace.exec.scan import Scan, StatIndex
+from mulligan.workspace.exec.watch import Watch, Watcher
+
+
+@dataclass(slots=True)
+class Means:
+    """What there is to catch changes with. A watcher and an index are kept between commands by the root's owner."""
+
+    witness: Witness
+    baseline: Baseline | None = None
+    watcher: Watcher | None = None
+    index: StatIndex | None = None
+
+
+def run_caught(
+    command: Command,
+    means: Means,
+    *,
+    strategy: StrategyName | None = None,
+    isolate: bool = False,
+    sink: Sink,
+    handle: Handle | None = None,
+    deadline: float | None = None,
+) -> tuple[Ran, Capture]:
+    """Run by the way asked for, else the best this machine has: `notify`, `watch`, `scan`; to isolate, `overlay`.
+
+    A way that was asked for and cannot be had is `unsupported_strategy`; otherwise the next is tried, with the reason.
+    The capture holds what is particular to it (`Overlay.changes`, `Scan.after`).
+    """
+    refused = ""
+    for name, why in _candidates(means, strategy, isolate=isolate):
+        capture = _capture(name, means)
+        try:
+            return run(
+                command, capture=capture, sink=sink, reason=why + refused, handle=handle, deadline=deadline
+            ), capture
+        except Refused as refusal:
+            if refusal.code != "unsupported_strategy" or strategy is not None or isolate:
+                raise
+            refused = f"; {refusal.message}"
+    raise Refused("error", "unsupported_strategy", "No way of catching changes works here.")
+
+
+def _candidates(means: Means, strategy: StrategyName | None, *, isolate: bool) -> list[tuple[StrategyName, str]]:
+    if strategy is not None:
+        return [(strategy, "asked for")]
+    if isolate:
+        return [("overlay", "isolation asked for")]
+    found: list[tuple[StrategyName, str]] = [("notify", "default on Linux")]
+    if means.watcher is not None:
+        found.append(("watch", "a watcher is running"))
+    return [*found, ("scan", "works everywhere")]
+
+
+def _capture(name: StrategyName, means: Means) -> Capture:
+    if name == "notify":
+        return Notify(means.witness)
+    if name == "overlay":
+        return Overlay()
+    if name == "watch" and means.watcher is not None:
+        return Watch(means.watcher, baseline=means.baseline, index=means.index)
+    if name == "scan":
+        return Scan(means.baseline, means.index)
+    raise Refused("error", "unsupported_strategy", f"There is nothing to catch changes by {name} with.", strategy=name)

@@ -1,0 +1,208 @@
+"""The `overlay` way: the command works on an overlay over the root, and the real tree never sees it.
+
+What it did is the upper layer, read here through a descriptor and expanded to plain entries: whiteouts and opaque
+folders become absences, renamed folders become copies of the lower paths they came from. Nothing is applied here.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from mulligan.values.limits import GIB_BYTES
+from mulligan.values.refusal import Refused
+from mulligan.workspace.exec.capture import Caught, StrategyName
+from mulligan.workspace.exec.command import Command, is_inside
+from mulligan.workspace.exec.ledger import below, look
+from mulligan.workspace.exec.spawn import Extras
+
+UPPER_MAX_BYTES = 4 * GIB_BYTES
+
+_PREFIXES = (b"trusted.overlay.", b"user.overlay.")
+
+
+@dataclass(slots=True, frozen=True)
+class IsolatedChange:
+    """What a path is after the command. `source` is where bytes, target and attributes can be read until `close`."""
+
+    path: bytes
+    kind: Literal["absent", "file", "symlink", "dir", "special"]
+    mode: int = 0
+    source: bytes | None = None
+
+
+class Overlay:
+    """Isolates one command. `changes` after it ended, parents first; close it when they are applied or dropped."""
+
+    name: StrategyName = "overlay"
+
+    def __init__(self, size_bytes: int = UPPER_MAX_BYTES) -> None:
+        self._size_bytes = size_bytes
+        self._root = b""
+        self._upper = -1
+        self.changes: tuple[IsolatedChange, ...] = ()
+
+    def begin(self, command: Command) -> Extras:
+        _refuse_unsuitable(command.root)
+        self._root = command.root
+        return Extras(confinement={"overlay": {"root": command.root, "size_bytes": self._size_bytes}})
+
+    def received(self, word: str, fds: list[int]) -> None:
+        self._upper = fds[0]
+
+    def end(self) -> Caught:
+        if self._upper < 0:
+            return Caught(frozenset())
+        self.changes = tuple(Expansion(b"/proc/self/fd/%d" % self._upper, self._root).changes())
+        return Caught(frozenset(change.path for change in self.changes))
+
+    def close(self) -> None:
+        """Let the upper layer go, with every byte of it that was not copied."""
+        if self._upper >= 0:
+            os.close(self._upper)
+            self._upper = -1
+
+
+class Expansion:
+    """Reads an upper layer against the lower one it was made over."""
+
+    def __init__(self, upper: bytes, root: bytes) -> None:
+        self._upper = upper
+        self._root = root
+
+    def changes(self) -> Iterator[IsolatedChange]:
+        own = os.stat(self._upper)
+        if self._is_changed(self._upper, own, self._root):
+            yield IsolatedChange(self._root, "dir", stat.S_IMODE(own.st_mode), self._upper)
+        yield from self._inside(b"", self._root)
+
+    def _inside(self, folder: bytes, base: bytes | None) -> Iterator[IsolatedChange]:
+        """`folder` of the upper layer; `base` is the lower folder it is merged with, if any."""
+        names = os.listdir(_readable(self._upper + folder))
+        if base is not None and base != self._root + folder:
+            yield from self._brought_along(folder, base, frozenset(names))
+        for name in sorted(names):
+            yield from self._one(folder + b"/" + name, None if base is None else base + b"/" + name)
+
+    def _one(self, path: bytes, base: bytes | None) -> Iterator[IsolatedChange]:
+        source, real = self._upper + path, self._root + path
+        status = os.lstat(source)
+        if _is_whiteout(status):
+            yield from _absences(real)
+        elif stat.S_ISDIR(status.st_mode):
+            yield from self._folder(path, base, status)
+        else:
+            yield IsolatedChange(real, _kind_of(status), stat.S_IMODE(status.st_mode), source)
+            yield from (IsolatedChange(path, "absent") for path in below(real))
+
+    def _folder(self, path: bytes, base: bytes | None, status: os.stat_result) -> Iterator[IsolatedChange]:
+        source, real = self._upper + path, self._root + path
+        merged = self._merged_with(source, path, base)
+        before = look(real)
+        was_folder = before is not None and stat.S_ISDIR(before.st_mode)
+        if merged != real or not was_folder or self._is_changed(source, status, real):
+            yield IsolatedChange(real, "dir", stat.S_IMODE(status.st_mode), source)
+        if was_folder and merged != real:
+            kept = set(os.listdir(_readable(source)))
+            yield from (gone for name in _names(real) - kept for gone in _absences(real + b"/" + name))
+        yield from self._inside(path, merged)
+
+    def _is_changed(self, source: bytes, status: os.stat_result, real: bytes) -> bool:
+        """A folder in the upper layer is there for its content, unless its own metadata changed."""
+        before = os.lstat(real)
+        same_owner = (status.st_uid, status.st_gid) == (before.st_uid, before.st_gid)
+        return status.st_mode != before.st_mode or not same_owner or attributes_of(source) != attributes_of(real)
+
+    def _merged_with(self, source: bytes, path: bytes, base: bytes | None) -> bytes | None:
+        """The lower folder whose content shows through: its own, the one it was renamed from, or none."""
+        marks = _marks(source)
+        if marks.get(b"opaque") == b"y":
+            return None
+        redirect = marks.get(b"redirect")
+        if redirect is not None:
+            parent = (self._root + path).rpartition(b"/")[0]
+            return self._root + redirect if redirect.startswith(b"/") else _sibling(base, parent, redirect)
+        status = look(base) if base is not None else None
+        return base if status is not None and stat.S_ISDIR(status.st_mode) else None
+
+    def _brought_along(self, folder: bytes, base: bytes, hidden: frozenset[bytes]) -> Iterator[IsolatedChange]:
+        """What a renamed folder took with it unchanged; its bytes are still in the lower layer."""
+        for name in sorted(_names(base) - hidden):
+            for path in (base + b"/" + name, *below(base + b"/" + name)):
+                status = os.lstat(path)
+                moved = self._root + folder + path[len(base) :]
+                yield IsolatedChange(moved, _kind_of(status), stat.S_IMODE(status.st_mode), path)
+
+
+def _sibling(base: bytes | None, parent: bytes, name: bytes) -> bytes:
+    return (base.rpartition(b"/")[0] if base is not None else parent) + b"/" + name
+
+
+def _absences(real: bytes) -> Iterator[IsolatedChange]:
+    """A removed path and everything that was below it."""
+    if look(real) is not None:
+        yield IsolatedChange(real, "absent")
+        for path in below(real):
+            yield IsolatedChange(path, "absent")
+
+
+def _is_whiteout(status: os.stat_result) -> bool:
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
+
+
+def _kind_of(status: os.stat_result) -> Literal["file", "symlink", "dir", "special"]:
+    if stat.S_ISREG(status.st_mode):
+        return "file"
+    if stat.S_ISLNK(status.st_mode):
+        return "symlink"
+    return "dir" if stat.S_ISDIR(status.st_mode) else "special"
+
+
+def _marks(path: bytes) -> dict[bytes, bytes]:
+    found = {}
+    for name in os.listxattr(path, follow_symlinks=False):
+        raw = os.fsencode(name)
+        for prefix in _PREFIXES:
+            if raw.startswith(prefix):
+                found[raw[len(prefix) :]] = os.getxattr(path, name, follow_symlinks=False)
+    return found
+
+
+def attributes_of(source: bytes) -> dict[str, bytes]:
+    """A source's extended attributes without the overlay's own marks."""
+    own = tuple(os.fsdecode(prefix) for prefix in _PREFIXES)
+    names = [name for name in os.listxattr(source, follow_symlinks=False) if not name.startswith(own)]
+    return {name: os.getxattr(source, name, follow_symlinks=False) for name in names}
+
+
+def _readable(folder: bytes) -> bytes:
+    """A folder that the command closed is opened up in the upper layer, after its mode was noted."""
+    if not os.access(folder, os.R_OK | os.X_OK):
+        os.chmod(folder, 0o700)
+    return folder
+
+
+def _names(folder: bytes) -> set[bytes]:
+    status = look(folder)
+    return set(os.listdir(folder)) if status is not None and stat.S_ISDIR(status.st_mode) else set()
+
+
+def _refuse_unsuitable(root: bytes) -> None:
+    mounts = [path for path in _mount_points() if path != root and is_inside(path, root)]
+    if root == b"/" or mounts:
+        raise _unsupported("submounts", "Other file systems are mounted inside the root; an overlay would hide them.")
+    if os.geteuid() != 0 and os.stat(root).st_uid != os.geteuid():
+        raise _unsupported("foreign_owner", "The root belongs to somebody else; an overlay cannot copy its files up.")
+
+
+def _unsupported(reason: str, message: str) -> Refused:
+    return Refused("error", "unsupported_strategy", message, strategy="overlay", reason=reason)
+
+
+def _mount_points() -> list[bytes]:
+    with open("/proc/self/mountinfo", "rb") as table:
+        fields = [line.split(b" ", 5)[4] for line in table]
+    return [field.decode("unicode_escape").encode("latin-1") for field in fields]

@@ -1,0 +1,286 @@
+"""Ripgrep and the native engine give the same answer, on real trees and on one built to be difficult."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import hypothesis
+import pydantic
+import pytest
+
+from mulligan.values.paths import ROOT, RepoPath
+from mulligan.workspace.search import GrepLimits, GrepResult, grep
+from mulligan.workspace.search.tree_cache import TreeCache
+
+Opens = Callable[[Path], int]
+
+PATTERNS = [
+    "import os",
+    r"^import \w+$",
+    r"def __init__\(self",
+    r"class \w+\(.*Error\):",
+    r"\bTODO\b",
+    r"(?i)deprecat",
+    r"return None$",
+    r"^\s*$",
+    r"#.*[^\x00-\x7f]",
+    r"[^\x00-\x7f]",
+    r"0x[0-9a-fA-F]{8}",
+    r"\"[^\"]{70,}\"",
+    r"^(from|import) (typing|collections)",
+    r"raise (Value|Type)Error",
+    r"\.join\(",
+    r"lambda \w+: \w+\[",
+    r"self\.\w+ = \w+$",
+    r"@(static|class)method",
+    r"\d{4}-\d{2}-\d{2}",
+    r"https?://[^\s\"')>]+",
+    r"\t",
+    r"\s+$",
+    r"async def",
+    r"(foo|bar|baz)+\d*",
+    r"\\x[0-9a-f]{2}",
+    r"^.{120,}$",
+    r"__\w+__",
+    r"\p{Greek}",
+    r"\bé|é\b",
+    r"zzz_not_there_zzz",
+    r"(?i)UTF-?8",
+    r"[[:upper:]]{12,}",
+    r"if .* is not None and .* is None",
+    r"->",
+]
+TREES = {
+    "stdlib": Path(sysconfig.get_paths()["stdlib"]),
+    "hypothesis": Path(hypothesis.__file__).parent,
+    "pydantic": Path(pydantic.__file__).parent,
+}
+
+
+@pytest.fixture
+def opens() -> Iterator[Opens]:
+    opened: list[int] = []
+
+    def opens(path: Path) -> int:
+        opened.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
+        return opened[-1]
+
+    yield opens
+    for fd in opened:
+        os.close(fd)
+
+
+def both(
+    fd: int, pattern: str, *, base: RepoPath = ROOT, limits: GrepLimits | None = None, glob_filter: str | None = None
+) -> tuple[GrepResult, GrepResult]:
+    limits = limits or GrepLimits(max_results=500, timeout_s=60)
+    cache = TreeCache()
+    one = grep(fd, base, pattern, engine="ripgrep", limits=limits, glob_filter=glob_filter, cache=cache)
+    two = grep(fd, base, pattern, engine="native", limits=limits, glob_filter=glob_filter, cache=cache)
+    assert (one.engine, two.engine) == ("ripgrep", "native")
+    return one, two
+
+
+@pytest.mark.req("D9.grep_engines_agree", "A7.rg_equals_native")
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES.keys())
+def test_on_real_trees(tree: Path, pattern: str, opens: Opens) -> None:
+    by_ripgrep, by_native = both(opens(tree), pattern, glob_filter="*.{py,txt,pyi,rst,toml,cfg,json}")
+    assert by_ripgrep.lines == by_native.lines
+    assert by_ripgrep.truncated == by_native.truncated
+
+
+@pytest.fixture
+def odd_tree(tmp_path: Path) -> Path:
+    """One of everything that could make two engines differ."""
+    files = {
+        b"plain.txt": b"needle one\nother\nneedle two\n",
+        b"no-newline": b"first\nneedle at the end",
+        b"empty": b"",
+        b"only-newlines": b"\n\n\n",
+        b"crlf.txt": b"needle\r\n\r\nneedle end\r\n",
+        b"mixed.txt": b"a\r\nneedle\nneedle\r\n\rneedle\r",
+        b"bom.txt": b"\xef\xbb\xbfneedle after bom\r\nneedle\n",
+        b"utf16.txt": "needle utf16\n".encode("utf-16"),
+        b"latin1.txt": b"caf\xe9 needle\nna\xefve\n",
+        b"binary-early": b"needle\n" + b"\0" + b"needle\n",
+        b"binary-edge": b"needle\n" + b"x" * 7991 + b"\0",
+        b"text-edge": b"needle\n" + b"x" * 7993 + b"\0\nneedle late\n",
+        b"huge-line": b"x" * 3_000_000 + b"needle" + b"y" * 3_000_000 + b"\nneedle\n",
+        b"cut-in-a-character": "é".encode() * 1500 + b"needle\n",
+        b"exactly-as-shown": b"needle" + b"z" * 1994 + b"\r\n",
+        b"one-more": b"needle" + b"z" * 1995 + b"\n",
+        b".hidden": b"needle\n",
+        b".config/deep/.x": b"needle\n",
+        b"-e": b"needle in a file named like an option\n",
+        b"-": b"needle in a file named like stdin\n",
+        b"--pre=sh": b"needle\n",
+        b"new\nline": b"needle behind a newline\n",
+        b"colon:12:x": b"needle\n",
+        b"tab\there": b"needle\n",
+        b"caf\xe9": b"needle in a name that is not UTF-8\n",
+        "日本/語.txt".encode(): b"needle\n",
+        b"a b/c d.txt": b"needle\n",
+        b"a-b/x": b"needle\n",
+        b"a/x": b"needle\n",
+        b"a.b": b"needle\n",
+        b"a0": b"needle\n",
+        b"[z]/{y}.py": b"needle\n",
+        b"back\\slash": b"needle\n",
+        b".gitignore": b"*.log\nbuild/\n!keep.log\n/node_modules\nneedle-ignored\n",
+        b".ignore": b"own-ignored\n!taken-back.log\n",
+        b"a.log": b"needle ignored\n",
+        b"keep.log": b"needle kept\n",
+        b"taken-back.log": b"needle taken back\n",
+        b"own-ignored": b"needle ignored\n",
+        b"needle-ignored": b"needle ignored\n",
+        b"build/out.txt": b"needle ignored\n",
+        b"node_modules/p/index.js": b"needle ignored\n",
+        b"odd {dir}/build/x": b"needle ignored\n",
+        b"sub/.gitignore": b"secret*\n",
+        b"sub/secret.txt": b"needle ignored\n",
+        b"sub/open.txt": b"needle\n",
+        b"sub/.git/config": b"needle in git\n",
+        b".git/config": b"needle in git\n",
+        b".git/info/exclude": b"excluded*\n",
+        b"excluded.txt": b"needle ignored\n",
+        b"worktree/.git": b"gitdir: needle\n",
+        b"worktree/file": b"needle\n",
+        b"many.txt": b"".join(b"needle %d\n" % n for n in range(300)),
+        b"spoof\n./plain.txt": b"needle\n",
+    }
+    for name, data in files.items():
+        path = os.path.join(os.fsencode(tmp_path), name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(data)
+    outside = tmp_path.parent / f"{tmp_path.name}-outside"
+    outside.mkdir()
+    (outside / "secret.txt").write_text("needle outside\n")
+    (tmp_path / "link-to-file").symlink_to("plain.txt")
+    (tmp_path / "link-to-dir").symlink_to("sub")
+    (tmp_path / "link-out").symlink_to(outside)
+    (tmp_path / "dangling").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    return tmp_path
+
+
+ODD_PATTERNS = [
+    "needle",
+    r"needle$",
+    r"^needle",
+    r"needle\s*$",
+    r"é|\xe9",
+    r"^$",
+    "",
+    r".",
+    r"x{1000}needle",
+    r"needle[^\x00]*$",
+    r"\r",
+    r"(?i)NEEDLE (IN|AT)",
+]
+
+
+@pytest.mark.req("D9.grep_engines_agree", "C9.grep_is_tolerant")
+@pytest.mark.parametrize("limit", [1, 7, 100, 10_000])
+@pytest.mark.parametrize("pattern", [*ODD_PATTERNS, "-e", "--pre=sh", "(?i)ÉÉ", r"z\b", r"\bneedle\b"])
+def test_on_a_tree_of_oddities(odd_tree: Path, pattern: str, limit: int, opens: Opens) -> None:
+    by_ripgrep, by_native = both(opens(odd_tree), pattern, limits=GrepLimits(max_results=limit))
+    assert by_ripgrep.lines == by_native.lines
+    assert (by_ripgrep.truncated, by_ripgrep.files_searched) == (by_native.truncated, by_native.files_searched)
+
+
+@pytest.mark.parametrize("glob_filter", ["*.txt", "!*.txt", "sub/**", "a*", "/a/x", "{a,sub}/*", "日本/"])
+def test_with_a_filter(odd_tree: Path, glob_filter: str, opens: Opens) -> None:
+    by_ripgrep, by_native = both(opens(odd_tree), "needle", glob_filter=glob_filter)
+    assert by_ripgrep.lines == by_native.lines != ()
+    assert by_ripgrep.files_searched == by_native.files_searched
+
+
+@pytest.mark.parametrize(
+    "limits", [GrepLimits(max_scan_files=9), GrepLimits(max_scan_bytes=20_000), GrepLimits(max_scan_files=0)]
+)
+def test_with_scan_limits(odd_tree: Path, limits: GrepLimits, opens: Opens) -> None:
+    by_ripgrep, by_native = both(opens(odd_tree), "needle", limits=limits)
+    assert by_ripgrep.lines == by_native.lines
+    assert by_ripgrep.truncated
+    assert by_native.truncated
+
+
+@pytest.mark.parametrize("base", ["sub", "a b/c d.txt", "node_modules", "build/out.txt", "日本", "-", "new\nline"])
+def test_below_a_base(odd_tree: Path, base: str, opens: Opens) -> None:
+    by_ripgrep, by_native = both(opens(odd_tree), "needle", base=RepoPath(base))
+    assert by_ripgrep.lines == by_native.lines != ()
+
+
+@pytest.mark.req("D9.grep_ignore_files", "D9.grep_hidden", "D9.grep_excludes", "D9.grep_order")
+@pytest.mark.parametrize("engine", ["ripgrep", "native"])
+def test_exactly_these_files_are_searched(odd_tree: Path, engine: str, opens: Opens) -> None:
+    result = grep(opens(odd_tree), ROOT, "needle", engine=engine, limits=GrepLimits(max_results=10_000))  # type: ignore[arg-type]  # parametrised
+    names = list(dict.fromkeys(os.fsencode(line.path) for line in result.lines))
+    assert names == sorted(names)
+    assert names == [
+        *(
+            b"-",
+            b"--pre=sh",
+            b"-e",
+            b".config/deep/.x",
+            b".gitignore",
+            b".hidden",
+            b"[z]/{y}.py",
+            b"a b/c d.txt",
+            b"a-b/x",
+            b"a.b",
+            b"a/x",
+            b"a0",
+        ),
+        *(
+            b"back\\slash",
+            b"bom.txt",
+            b"caf\xe9",
+            b"colon:12:x",
+            b"crlf.txt",
+            b"cut-in-a-character",
+            b"exactly-as-shown",
+            b"huge-line",
+            b"keep.log",
+        ),
+        *(
+            b"latin1.txt",
+            b"many.txt",
+            b"mixed.txt",
+            b"new\nline",
+            b"no-newline",
+            b"one-more",
+            b"plain.txt",
+            b"spoof\n./plain.txt",
+            b"sub/open.txt",
+        ),
+        *(b"tab\there", b"taken-back.log", b"text-edge", b"worktree/file", "日本/語.txt".encode()),
+    ]
+    assert result.files_searched > len(names)
+
+
+@pytest.mark.parametrize("engine", ["ripgrep", "native"])
+def test_what_may_not_be_read_is_skipped(tmp_path: Path, engine: str, opens: Opens) -> None:
+    (tmp_path / "closed").mkdir()
+    for name in ("a.txt", "b.txt", "closed/c.txt", "d.txt"):
+        (tmp_path / name).write_text("needle\n")
+    (tmp_path / "b.txt").chmod(0)
+    (tmp_path / "closed").chmod(0)
+    tmp_path.chmod(0o755)
+    fd = opens(tmp_path)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    try:
+        result = grep(fd, ROOT, "needle", engine=engine)  # type: ignore[arg-type]  # parametrised
+    finally:
+        if is_root:
+            os.seteuid(0)
+        (tmp_path / "closed").chmod(0o755)
+    assert [line.path for line in result.lines] == ["a.txt", "d.txt"]
+    assert result.unreadable == (RepoPath("closed"),)
