@@ -180,7 +180,7 @@ class TestAgainstGit:
             assert ours_merge(*case) == git_merge(tmp_path, *case), seed
 
     def test_in_programs_we_merge_as_git_does(self, tmp_path: Path) -> None:
-        """True of these cases, not a law: equal lines can be aligned in two ways, and then either may see a conflict."""
+        """True of these cases, not a law: where equal lines can be aligned in two ways, either may see a conflict."""
         cases = [Writer(seed, unique_share=0.7).case() for seed in range(250)]
         answers = [(ours_merge(*case), git_merge(tmp_path, *case)) for case in cases]
         clean = [(ours, git) for ours, git in answers if git is not None]

@@ -44,10 +44,10 @@ def fill(store: Store, *, journals: tuple[str, ...] = ("a", "b"), rounds: int = 
     blobs.put_all([blobs.prepare(data[2], after=data[1])])
     digests += [digest_of(data[2]), blobs.store(data[3])]
     for number in range(rounds):
-        for journal in journals:
+        for place, journal in enumerate(journals):
             with store.write() as tx:
                 refs = [digests[number % len(digests)]]
-                JOURNAL.append(tx, journal, "added", {"amount": number}, at=AT, refs=refs)
+                JOURNAL.append(tx, journal, "added", {"amount": 10 * number + place}, at=AT, refs=refs)
     return digests
 
 
@@ -187,7 +187,7 @@ class TestDamagedRows:
     def test_a_projection_that_the_journals_do_not_give_is_found(self, store: Store) -> None:
         fill(store)
         with store.write() as tx:
-            tx.put(SUMS, Sum("a", 4))
+            tx.put(SUMS, Sum("a", -1))
             tx.put(SUMS, Sum("z", 1))
             tx.delete(SUMS, "b")
         found = [problem for problem in found_in(store) if problem.kind == "projection"]

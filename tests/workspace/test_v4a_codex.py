@@ -141,6 +141,9 @@ SAME: dict[str, tuple[Tree, str]] = {
     "a blank line too many, added and kept": ({"a": b"x\n"}, "*** Update File: a\n@@\n x\n\n+y\n+"),
     "a removed blank line too many": ({"a": b"x\ny\n"}, "*** Update File: a\n@@\n y\n-"),
     "two blank lines where there is one": ({"a": b"x\n\n"}, "*** Update File: a\n@@\n x\n \n-"),
+    "only blank lines": ({"a": b"x\n\ny\n"}, "*** Update File: a\n\n*** Add File: b\n+x"),
+    "only blank lines, and none in the file": ({"a": b"x\ny"}, "*** Update File: a\n@@\n\n"),
+    "only blank lines below a marker": ({"a": b"x\n\ny\n"}, "*** Update File: a\n@@ x\n \n"),
     "only kept lines": ({"a": b"x\ny"}, "*** Update File: a\n@@\n y"),
     "remove the only line": ({"a": b"x\n"}, "*** Update File: a\n@@\n-x"),
     "remove the only, unfinished line": ({"a": b"x"}, "*** Update File: a\n@@\n-x"),
@@ -232,11 +235,17 @@ EXCEPTIONS: dict[str, Difference] = {
         ours=("reject", "invalid_path"),
         reason="One parser of paths for all, and it takes no '..'.",
     ),
-    "an update of nothing but blank lines": Difference(
+    "a move and a blank line": Difference(
+        tree={"a": b"unfinished"},
+        body="*** Update File: a\n*** Move to: b\n",
+        ours={"b": b"unfinished"},
+        reason="Codex takes the blank line for a hunk and ends the last line; here a move alone keeps every byte.",
+    ),
+    "an end before a move": Difference(
         tree={"a": WORDS},
-        body="*** Update File: a\n\n*** Add File: b\n+x",
+        body="*** Update File: a\n*** End of File\n*** Move to: b\n-two\n+2",
         ours=("parse_error", "patch_parse_error"),
-        reason="Blank lines are between operations; what is left is an update without hunks, which Codex refuses too.",
+        reason="The move is the first line of an update or it is none.",
     ),
 }
 

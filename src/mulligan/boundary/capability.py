@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from mulligan.values.faults import fault
+
+_T = TypeVar("_T")
 
 FsOp = Literal["read", "write", "edit", "patch", "search", "list", "stat", "exec"]
 FollowSymlinks = Literal["deny", "within_root_only", "allow"]
@@ -14,6 +16,8 @@ FollowSymlinks = Literal["deny", "within_root_only", "allow"]
 FS_OPS: tuple[FsOp, ...] = ("read", "write", "edit", "patch", "search", "list", "stat", "exec")
 FOLLOW: tuple[FollowSymlinks, ...] = ("deny", "within_root_only", "allow")
 PATCH_FORMATS = ("v4a", "unified")
+COUNT_MAX = 2**63 - 1
+"""The largest number a record can hold."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -46,6 +50,32 @@ class Capability:
 UNLIMITED = Capability()
 
 
+def both(one: Capability, other: Capability) -> Capability:
+    """What both allow, but for `fs_roots`: those are names only a boundary can compare."""
+    limits: dict[str, Any] = {
+        field.name: _smaller(getattr(one, field.name), getattr(other, field.name))
+        for field in fields(Capability)
+        if field.name.startswith("max_")
+    }
+    return Capability(
+        allowed_fs_ops=_common(one.allowed_fs_ops, other.allowed_fs_ops),
+        allowed_patch_formats=_common(one.allowed_patch_formats, other.allowed_patch_formats),
+        follow_symlinks=min(one.follow_symlinks, other.follow_symlinks, key=FOLLOW.index),
+        **limits,
+    )
+
+
+def _smaller(one: int | None, other: int | None) -> int | None:
+    given = [limit for limit in (one, other) if limit is not None]
+    return min(given, default=None)
+
+
+def _common(one: tuple[_T, ...] | None, other: tuple[_T, ...] | None) -> tuple[_T, ...] | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return tuple(item for item in one if item in other)
+
+
 def parse_capability(body: object) -> Capability:
     """The one parser. An unknown field or a value of the wrong kind is `invalid_params`, never a silent pass."""
     if not isinstance(body, Mapping):
@@ -57,8 +87,8 @@ def parse_capability(body: object) -> Capability:
 
 
 def _count(name: str, value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise fault("invalid_params", f"{name} is a number of at least 0.", field=name)
+    if type(value) is not int or not 0 <= value <= COUNT_MAX:
+        raise fault("invalid_params", f"{name} is a whole number of at least 0.", field=name)
     return value
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
 from mulligan.boundary.capability import FS_OPS
-from mulligan.boundary.globs import compile_glob
 from mulligan.values.faults import fault
-from mulligan.values.paths import RepoPath
+from mulligan.values.globs import GlobError, parse_glob
+
+Fold = Callable[[str], str]
+"""What makes two spellings of one name equal, where a file system takes them for one."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -22,31 +24,49 @@ class Rule:
     paths: tuple[str, ...] | None = None
     output: Literal["blob"] | None = None
 
-    def matches(self, op: str, path: RepoPath) -> bool:
+    def matches(self, op: str, names: Sequence[str], fold: Fold) -> bool:
         if self.ops is not None and op not in self.ops:
             return False
-        return self.paths is None or any(_pattern(pattern)(path) for pattern in self.paths)
+        return self.paths is None or any(_matches(fold(pattern), names) for pattern in self.paths)
+
+
+def _matches(pattern: str, names: Sequence[str]) -> bool:
+    matcher = _matcher(pattern)
+    return any(matcher(name) for name in names if pattern.startswith("/") or not name.startswith("/"))
 
 
 @lru_cache(maxsize=512)
-def _pattern(pattern: str) -> Any:
-    """A pattern matches the paths it describes, and everything below a directory it describes."""
-    matcher = compile_glob(pattern.strip("/"))
+def _matcher(pattern: str) -> Callable[[str], bool]:
+    """A pattern matches the paths it describes, and everything below a directory it describes.
 
-    def matches(path: RepoPath) -> bool:
-        parts = path.split("/")
-        return any(matcher("/".join(parts[: end + 1])) for end in range(len(parts)))
+    One that begins with a slash is anchored at the root of the workspace or that of the file system, as it happens.
+    """
+    bare = _bare(pattern)
+    if not bare:
+        return lambda path: not path.startswith("/")
+    matches = parse_glob(bare).matches
 
-    return matches
+    def found(path: str) -> bool:
+        parts = path.lstrip("/").split("/")
+        return any(matches("/".join(parts[: end + 1])) for end in range(len(parts)))
+
+    return found
+
+
+def _bare(pattern: str) -> str:
+    return "/".join(name for name in pattern.split("/") if name not in ("", "."))
 
 
 @dataclass(slots=True, frozen=True)
 class Policy:
     rules: tuple[Rule, ...] = ()
 
-    def decide(self, op: str, path: RepoPath) -> Rule | None:
-        """The rule that decides, or None when no rule speaks of this."""
-        return next((rule for rule in reversed(self.rules) if rule.matches(op, path)), None)
+    def decide(self, op: str, *names: str, fold: Fold = str) -> Rule | None:
+        """The rule that decides, or None when no rule speaks of this path.
+
+        `names` are what it is called below the root and from the top of the file system, both already folded.
+        """
+        return next((rule for rule in reversed(self.rules) if rule.matches(op, names, fold)), None)
 
     def to_json(self) -> list[dict[str, Any]]:
         return [_rule_to_json(rule) for rule in self.rules]
@@ -77,16 +97,29 @@ def _rule(body: object) -> Rule:
         raise fault("invalid_params", "A rule's verdict is 'allow' or 'deny'.")
     if output not in (None, "blob"):
         raise fault("invalid_params", "A rule's output can only be 'blob'.")
-    return Rule(verdict, _strings(body, "ops", FS_OPS), _strings(body, "paths", None), output)
+    ops, paths = _strings(body, "ops"), _strings(body, "paths")
+    for op in ops or ():
+        if op not in FS_OPS:
+            raise fault("invalid_params", f"There is no operation {op!r}.")
+    for pattern in paths or ():
+        _check_pattern(pattern)
+    return Rule(verdict, ops, paths, output)
 
 
-def _strings(body: Mapping[str, object], name: str, allowed: tuple[str, ...] | None) -> tuple[str, ...] | None:
+def _strings(body: Mapping[str, object], name: str) -> tuple[str, ...] | None:
     value = body.get(name)
     if value is None:
         return None
     if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
         raise fault("invalid_params", f"A rule's {name} are a list of strings.")
-    wrong = [item for item in value if allowed is not None and item not in allowed]
-    if wrong:
-        raise fault("invalid_params", f"There is no operation {wrong[0]!r}.")
     return tuple(value)
+
+
+def _check_pattern(pattern: str) -> None:
+    """A pattern that can never match is a rule that does not do what somebody thinks it does."""
+    try:
+        if not pattern.strip():
+            raise GlobError("it is empty")
+        parse_glob(_bare(pattern) or "*")
+    except GlobError as error:
+        raise fault("invalid_params", f"{pattern!r} is not a pattern for paths: {error}.") from None

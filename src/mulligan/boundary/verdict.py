@@ -2,44 +2,87 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
+from unicodedata import normalize
 
-from mulligan.boundary.capability import UNLIMITED, Capability, FsOp
-from mulligan.boundary.policy import NO_POLICY, Policy
+from mulligan.boundary.capability import UNLIMITED, Capability, FsOp, both
+from mulligan.boundary.policy import NO_POLICY, Policy, Rule
 from mulligan.values.faults import MulliganError
 from mulligan.values.limits import INLINE_LIMIT_BYTES
 from mulligan.values.paths import ROOT, RepoPath, is_below, parse_repo_path
 from mulligan.values.refusal import Refused
 
-GIT_NAME = ".git"
+_UNSEEN = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
+"""Characters that HFS+ leaves out of a name."""
+_GIT_ELSEWHERE = re.compile(r"(\.git|git~1)[ .]*(:.*)?\Z", re.DOTALL)
+"""What file systems that fold names take for `.git`; git itself refuses the same ones everywhere."""
 
 
 @dataclass(slots=True, frozen=True)
 class Boundary:
-    """What one session may do below one root. `root` is the root's absolute path, for absolute `fs_roots`."""
+    """What one session may do below one root. `root` is the root's absolute path, for absolute `fs_roots` and patterns.
+
+    `policies` are further ones, each of which must allow too. `folds_case`: names differ only up to case here.
+    """
 
     root: str
     capability: Capability = UNLIMITED
     policy: Policy = NO_POLICY
+    policies: tuple[Policy, ...] = ()
+    folds_case: bool = False
+
+    def narrowed(self, capability: Capability, policy: Policy) -> Boundary:
+        """What both this boundary and another one over the same root allow."""
+        other = replace(self, capability=capability)
+        roots = None if self._admits_all and other._admits_all else tuple(_overlap(self._bases(), other._bases()))
+        limits = replace(both(self.capability, capability), fs_roots=roots)
+        return replace(self, capability=limits, policies=(*self.policies, policy))
+
+    @property
+    def _admits_all(self) -> bool:
+        return self.capability.fs_roots is None
 
     def check_op(self, op: FsOp) -> None:
         allowed = self.capability.allowed_fs_ops
         if allowed is not None and op not in allowed:
             raise Refused("forbidden", "fs_op_not_allowed", f"This session may not {op}.")
 
-    def check_path(self, op: FsOp, path: RepoPath) -> None:
+    def admits(self, op: FsOp, path: RepoPath) -> bool:
         """`path` is resolved: real names, no links left to follow."""
-        if not any(path == base or is_below(path, base) for base in self._bases()):
+        return self._within_roots(path) and all(rule.verdict == "allow" for rule in self._rules(op, path))
+
+    def check_path(self, op: FsOp, path: RepoPath) -> None:
+        if not self._within_roots(path):
             raise Refused("forbidden", "path_not_allowed", f"{path} is outside what this session may touch.")
-        rule = self.policy.decide(op, path)
-        if rule is not None and rule.verdict == "deny":
+        if not self.admits(op, path):
             raise Refused("forbidden", "path_not_allowed", f"The policy does not let this session {op} {path}.")
 
     def check_write(self, op: FsOp, path: RepoPath) -> None:
         """File tools never write into git's own directory, whoever asks."""
         self.check_path(op, path)
-        if path == ROOT or any(name.casefold() == GIT_NAME for name in path.split("/")):
+        if path == ROOT or any(_is_git(name) for name in path.split("/")):
             raise Refused("forbidden", "path_not_allowed", f"{path} is not for file tools to change.")
+
+    def _within_roots(self, path: RepoPath) -> bool:
+        if self._admits_all:
+            return True
+        folded = RepoPath(self._folded(path))
+        bases = [RepoPath(self._folded(base)) for base in self._bases()]
+        return any(folded == base or is_below(folded, base) for base in bases)
+
+    def _folded(self, name: str) -> str:
+        return normalize("NFC", name.casefold()) if self.folds_case else name
+
+    def _rules(self, op: FsOp, path: RepoPath) -> list[Rule]:
+        """The deciding rule of each policy that has one."""
+        policies = [policy for policy in (self.policy, *self.policies) if policy.rules]
+        if not policies:
+            return []
+        whole = self.root.rstrip("/") + ("" if path == ROOT else f"/{path}")
+        names = [self._folded(path), self._folded(whole)]
+        found = [policy.decide(op, *names, fold=self._folded) for policy in policies]
+        return [rule for rule in found if rule is not None]
 
     def _bases(self) -> tuple[RepoPath, ...]:
         roots = self.capability.fs_roots
@@ -55,17 +98,34 @@ class Boundary:
                 return None
             one = one[len(own) + 1 :]
         try:
-            return parse_repo_path(one or ".")
+            return parse_repo_path(one)
         except MulliganError:
             return None
 
-    def inline_limit(self, op: FsOp, path: RepoPath) -> int:
-        """How many bytes may be answered inline; 0 when the policy keeps this content out of answers."""
-        rule = self.policy.decide(op, path)
-        if rule is not None and rule.output == "blob":
-            return 0
+    def keeps_out_of_answers(self, op: FsOp, path: RepoPath) -> bool:
+        """Whether a policy wants this content only as a blob."""
+        return any(rule.output == "blob" for rule in self._rules(op, path))
+
+    @property
+    def inline_limit(self) -> int:
+        """How many bytes may be answered inline."""
         cap = self.capability.max_inline_bytes
         return INLINE_LIMIT_BYTES if cap is None else min(INLINE_LIMIT_BYTES, cap)
+
+
+def _is_git(name: str) -> bool:
+    return _GIT_ELSEWHERE.match(_UNSEEN.sub("", name).casefold()) is not None
+
+
+def _overlap(ones: tuple[RepoPath, ...], others: tuple[RepoPath, ...]) -> list[RepoPath]:
+    """The parts of the tree that lie in both."""
+    pairs = [(one, other) for one in ones for other in others]
+    inner = [one if one == other or is_below(one, other) else other for one, other in pairs if _nested(one, other)]
+    return list(dict.fromkeys(inner))
+
+
+def _nested(one: RepoPath, other: RepoPath) -> bool:
+    return one == other or is_below(one, other) or is_below(other, one)
 
 
 def clamped(asked: int | None, ceiling: int | None) -> int | None:

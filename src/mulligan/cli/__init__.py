@@ -37,6 +37,8 @@ VERBS: dict[str, Verb] = {
     "blame": Verb("mulligan.cli.looking", "blame", "Say which call and prompt wrote each line."),
     "cat": Verb("mulligan.cli.looking", "cat", "Print a file as it was before or after a call."),
     "coverage": Verb("mulligan.cli.looking", "coverage", "List what could not be captured."),
+    "exec": Verb("mulligan.cli.executing", "exec_verb", "Run a command as a call; undo takes back what it did."),
+    "run": Verb("mulligan.cli.executing", "run_verb", "Run any program; what it changes is one undoable call."),
     "call": Verb("mulligan.cli.calling", "call", "Perform any tool or effect as a transaction."),
     "gc": Verb("mulligan.cli.forking", "gc", "Delete stored bytes that nothing needs."),
     "verify": Verb("mulligan.cli.store", "verify_verb", "Check that every stored byte is what was written."),

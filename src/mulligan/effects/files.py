@@ -8,36 +8,48 @@ from typing import Any
 
 from mulligan.boundary.verdict import clamped
 from mulligan.effects import params
-from mulligan.effects.scene import Scene
+from mulligan.effects.scene import Scene, too_large
 from mulligan.values.limits import LIST_RESULTS_DEFAULT
-from mulligan.values.paths import RepoPath, to_wire
+from mulligan.values.paths import ROOT, RepoPath, join
 from mulligan.values.refusal import Refused
-from mulligan.workspace.reading import Slice, opened, read_bytes, read_lines, refusal_of
+from mulligan.workspace.places import Spot
+from mulligan.workspace.reading import Slice, opened, read_bytes, read_lines, refusal_of, whole_page
 
 Fields = dict[str, Any]
 
+_CHARACTER_SLACK_BYTES = 8
+"""How much longer than asked a read can get by not cutting characters, and a little more."""
+
 
 def read_file(scene: Scene, asked: params.ReadFile) -> Fields:
-    if asked.encoding not in (None, "utf8", "bytes"):
-        raise Refused("error", "invalid_encoding", "encoding is 'utf8' or 'bytes'.")
-    by_lines = asked.offset_lines is not None or asked.max_lines is not None
-    if by_lines and asked.offset_bytes is not None:
-        raise Refused("error", "invalid_params", "Read by bytes or by lines, not both.")
-    limit = clamped(asked.max_bytes, scene.capability.max_read_bytes)
     with scene.spot("read", asked.path) as spot, opened(spot) as handle:
-        if by_lines:
-            found = read_lines(handle, asked.offset_lines or 0, asked.max_lines, limit)
-        else:
-            found = read_bytes(handle, asked.offset_bytes or 0, limit, whole_characters=asked.encoding != "bytes")
-        return _read_answer(scene, asked, spot.path, found)
+        return _read_answer(scene, asked, spot.path, _read(scene, asked, handle))
+
+
+def _read(scene: Scene, asked: params.ReadFile, handle: int) -> Slice:
+    """No more than is returned: what must be inline is not read beyond the limit that would refuse it anyway."""
+    inline, cap = scene.boundary.inline_limit, scene.capability.max_read_bytes
+    limit = clamped(asked.max_bytes, cap)
+    if asked.output_mode == "require_inline":
+        limit = clamped(limit, inline + _CHARACTER_SLACK_BYTES)
+    whole = asked.encoding != "bytes"
+    if asked.by_lines:
+        return read_lines(handle, asked.offset_lines or 0, asked.max_lines, limit, whole_characters=whole)
+    # Whoever asks for no more than fits inline gets it inline, a character less rather than one more.
+    ceiling = clamped(cap, inline) if limit is not None and limit <= inline else cap
+    return read_bytes(handle, asked.offset_bytes or 0, limit, whole_characters=whole, ceiling=ceiling)
 
 
 def _read_answer(scene: Scene, asked: params.ReadFile, path: RepoPath, found: Slice) -> Fields:
     _check_encoding(asked, found)
     text = False if asked.encoding == "bytes" else None
-    limit = scene.boundary.inline_limit("read", path)
+    try:
+        content = scene.answer(found.data, op="read", path=path, mode=asked.output_mode, text=text)
+    except Refused as refused:
+        refused.fields["size_bytes"] = found.size_bytes
+        raise
     return {
-        "content": scene.answer(found.data, limit=limit, mode=asked.output_mode, text=text),
+        "content": content,
         "truncated": found.truncated,
         "size_bytes": found.size_bytes,
         "mtime_ns": found.mtime_ns,
@@ -60,8 +72,10 @@ def _range(asked: params.ReadFile, found: Slice) -> Fields | None:
     if found.lines is not None:
         return {"offset_lines": found.lines[0], "lines": found.lines[1]}
     start = min(asked.offset_bytes or 0, found.size_bytes)
-    widened = found.offset != start or (asked.max_bytes is not None and len(found.data) > asked.max_bytes)
-    return {"offset_bytes": found.offset, "length_bytes": len(found.data)} if widened else None
+    left = found.size_bytes - start
+    length = left if asked.max_bytes is None else min(asked.max_bytes, left)
+    as_asked = found.offset == start and len(found.data) == length
+    return None if as_asked else {"offset_bytes": found.offset, "length_bytes": len(found.data)}
 
 
 def stat_path(scene: Scene, asked: params.Stat) -> Fields:
@@ -69,7 +83,7 @@ def stat_path(scene: Scene, asked: params.Stat) -> Fields:
         try:
             status = os.stat(spot.name, dir_fd=spot.parent, follow_symlinks=False)
         except OSError as error:
-            raise _absent(error, asked.path) from None
+            raise refusal_of(error, scene.shown(spot.path)) from None
     is_dir = stat.S_ISDIR(status.st_mode)
     return {
         "exists": True,
@@ -80,11 +94,13 @@ def stat_path(scene: Scene, asked: params.Stat) -> Fields:
     }
 
 
-def _absent(error: OSError, path: str) -> Refused:
-    refused = refusal_of(error, path)
-    if refused.status == "not_found":
-        refused.fields["exists"] = False
-    return refused
+def stat_answer(scene: Scene, asked: params.Stat) -> Fields:
+    try:
+        return stat_path(scene, asked)
+    except Refused as refused:
+        if refused.status == "not_found":
+            refused.fields["exists"] = False
+        raise
 
 
 def exists(scene: Scene, asked: params.Exists) -> Fields:
@@ -98,47 +114,52 @@ def exists(scene: Scene, asked: params.Exists) -> Fields:
 
 
 def list_dir(scene: Scene, asked: params.ListDir) -> Fields:
-    most = asked.max_results if asked.max_results is not None else LIST_RESULTS_DEFAULT
-    with scene.spot("list", asked.path or ".") as spot:
-        try:
-            handle = os.open(spot.name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=spot.parent)
-        except NotADirectoryError:
-            raise Refused("error", "not_directory", f"{spot.path} is not a directory.") from None
-        except OSError as error:
-            raise refusal_of(error, spot.path) from None
-        try:
-            names = _names(handle)
-        finally:
-            os.close(handle)
+    most = LIST_RESULTS_DEFAULT if asked.max_results is None else asked.max_results
+    with scene.spot("list", "." if asked.path is None else asked.path) as spot:
+        names = _names(scene, spot)
         shown = names[:most]
-        limit = scene.boundary.inline_limit("list", spot.path)
-    text = "\n".join(shown)
-    return {
-        "entries": scene.answer(text.encode("utf-8"), limit=limit, mode=asked.output_mode),
-        "count": len(shown),
-        "truncated": len(names) > most,
-        "summary_text": f"{len(shown)} {'entry' if len(shown) == 1 else 'entries'}",
-    }
+        text = "\n".join(shown).encode("utf-8")
+        return {
+            "entries": scene.answer(text, op="list", path=spot.path, mode=asked.output_mode),
+            "count": len(shown),
+            "truncated": len(names) > most,
+            "summary_text": f"{len(shown)} {'entry' if len(shown) == 1 else 'entries'}",
+        }
 
 
-def _names(handle: int) -> list[str]:
-    """Names in byte order, directories with a trailing slash; a bad link is just a name."""
-    with os.scandir(handle) as found:
-        raw = [(os.fsencode(entry.name), entry.is_dir(follow_symlinks=False)) for entry in found]
+def _names(scene: Scene, spot: Spot) -> list[str]:
+    """Names in byte order, directories with a trailing slash. A bad link is just a name; a hidden path is none."""
+    try:
+        handle = os.open(spot.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=spot.parent)
+    except NotADirectoryError:
+        raise Refused("error", "not_directory", f"{scene.shown(spot.path)} is not a directory.") from None
+    except OSError as error:
+        raise refusal_of(error, scene.shown(spot.path)) from None
+    try:
+        with os.scandir(handle) as found:
+            raw = sorted((os.fsencode(entry.name), entry.is_dir(follow_symlinks=False)) for entry in found)
+    finally:
+        os.close(handle)
+    names = [(RepoPath(name.decode("utf-8", "surrogateescape")), is_dir) for name, is_dir in raw]
     return [
-        to_wire(RepoPath(name.decode("utf-8", "surrogateescape"))) + ("/" if is_dir else "")
-        for name, is_dir in sorted(raw)
+        scene.one_line(name) + ("/" if is_dir else "")
+        for name, is_dir in names
+        if scene.boundary.admits("list", join(spot.path, name))
     ]
 
 
 def read_blob(scene: Scene, asked: params.ReadBlob) -> Fields:
+    """A page of a blob, always inline: the way to what was too large to be."""
     data = scene.blob(asked.blob_ref, "unknown_blob")
-    limit = clamped(asked.max_bytes, scene.capability.max_read_bytes)
-    inline = scene.boundary.inline_limit("read", RepoPath("."))
-    most = inline if limit is None else min(limit, inline)
-    part = data[asked.offset_bytes : asked.offset_bytes + most]
+    inline = scene.boundary.inline_limit
+    most = clamped(clamped(asked.max_bytes, scene.capability.max_read_bytes), inline)
+    if most == 0 and asked.max_bytes != 0 and asked.offset_bytes < len(data):
+        raise too_large(len(data) - asked.offset_bytes, 0)
+    start, page = whole_page(data, asked.offset_bytes, most or 0)
+    as_asked = start == min(asked.offset_bytes, len(data)) and len(page) in (asked.max_bytes, len(data) - start)
     return {
-        "content": scene.answer(part, limit=max(inline, len(part)), mode="require_inline"),
+        "content": scene.answer(page, op="read", path=ROOT, mode="auto"),
         "size_bytes": len(data),
-        "truncated": asked.offset_bytes + len(part) < len(data),
+        "truncated": start + len(page) < len(data),
+        "range": None if as_asked else {"offset_bytes": start, "length_bytes": len(page)},
     }

@@ -6,7 +6,7 @@ inside another one of the same session is a savepoint of it: it can fail alone, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from datetime import datetime
 from types import TracebackType
@@ -175,6 +175,20 @@ class CallHandle(AbstractContextManager["CallHandle"]):
 
     def mkdir(self, path: str, *, parents: bool = False) -> Receipt:
         return self.perform("mkdir", path=path, parents=parents)
+
+    def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        timeout_ms: int | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+        **how: Any,
+    ) -> Receipt:
+        """Run a program; `how` takes rollback_on, isolate, sandbox, network and strategy."""
+        given = {"cwd": cwd, "timeout_ms": timeout_ms, "env": None if env is None else dict(env), "stdin": stdin}
+        return self.perform("host.exec", argv=list(argv), **given, **how)
 
     def read_blob(self, blob_ref: str, *, offset_bytes: int = 0, max_bytes: int | None = None) -> Receipt:
         return self.perform("blob.read", blob_ref=blob_ref, offset_bytes=offset_bytes, max_bytes=max_bytes)

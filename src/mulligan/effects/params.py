@@ -8,9 +8,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
+from mulligan.boundary.capability import COUNT_MAX, PATCH_FORMATS
+from mulligan.values.digest import parse_digest
+from mulligan.values.faults import MulliganError
 from mulligan.values.refusal import Refused
 
-Count = Annotated[int, Field(ge=0, strict=True)]
+OUTPUT_MODES = ("auto", "require_inline")
+ENCODINGS = ("utf8", "bytes")
+WRITE_MODES = ("overwrite", "create_new")
+TTL_MAX_NS = 2**62
+
+Count = Annotated[int, Field(ge=0, le=COUNT_MAX, strict=True)]
 PathText = Annotated[
     str,
     Field(
@@ -24,6 +32,14 @@ class Params(BaseModel):
     model_config = ConfigDict(extra="forbid", populate_by_name=True, strict=True)
 
     session_id: str | None = Field(default=None, description="The session whose boundary applies.")
+
+    def check(self) -> None:
+        """Refuse values of the right type that mean nothing, each with a code of its own."""
+
+
+def _require(value: str, known: tuple[str, ...], code: str, name: str) -> None:
+    if value not in known:
+        raise Refused("error", code, f"{name} is {' or '.join(map(repr, known))}.")
 
 
 class InlineText(BaseModel):
@@ -53,6 +69,9 @@ class Payload(BaseModel):
 class Outputting(Params):
     output_mode: str = Field(default="auto", description="'auto' or 'require_inline'.")
 
+    def check(self) -> None:
+        _require(self.output_mode, OUTPUT_MODES, "invalid_output_mode", "output_mode")
+
 
 class ReadFile(Outputting):
     path: PathText
@@ -62,6 +81,17 @@ class ReadFile(Outputting):
     max_lines: Count | None = None
     encoding: str | None = Field(default=None, description="'utf8' or 'bytes'; by default text where it is UTF-8.")
 
+    def check(self) -> None:
+        super().check()
+        if self.encoding is not None:
+            _require(self.encoding, ENCODINGS, "invalid_encoding", "encoding")
+        if self.by_lines and self.offset_bytes is not None:
+            raise Refused("error", "invalid_params", "Read from a byte or from a line, not both.")
+
+    @property
+    def by_lines(self) -> bool:
+        return self.offset_lines is not None or self.max_lines is not None
+
 
 class WriteFile(Params):
     path: PathText
@@ -70,6 +100,14 @@ class WriteFile(Params):
     mode: str = Field(default="overwrite", description="'overwrite' or 'create_new'.")
     expected_digest: str | None = Field(default=None, description="Write only if the file still has this digest.")
 
+    def check(self) -> None:
+        _require(self.mode, WRITE_MODES, "invalid_mode", "mode")
+        if self.expected_digest is not None:
+            try:
+                parse_digest(self.expected_digest)
+            except MulliganError as error:
+                raise Refused("error", "invalid_params", f"expected_digest: {error.message}") from None
+
 
 class EditFile(Params):
     path: PathText
@@ -77,11 +115,18 @@ class EditFile(Params):
     new_string: str
     replace_all: bool = False
 
+    def check(self) -> None:
+        if not self.old_string:
+            raise Refused("error", "invalid_input_empty_old_string", "old_string must not be empty.")
+
 
 class ApplyPatch(Params):
     patch: str | Payload
-    patch_format: str = "v4a"
-    dry_run: bool = False
+    patch_format: str = Field(default="v4a", description="'v4a' ('*** Begin Patch') or 'unified'.")
+    dry_run: bool = Field(default=False, description="Only say what would change.")
+
+    def check(self) -> None:
+        _require(self.patch_format, PATCH_FORMATS, "unsupported_patch_format", "patch_format")
 
 
 class Grep(Outputting):
@@ -128,6 +173,26 @@ class MakeDir(Params):
     parents: bool = False
 
 
+class Exec(Outputting):
+    argv: list[str] = Field(description="The program and its arguments.")
+    cwd: str | None = Field(default=None, description="Where to run, below the root.")
+    timeout_ms: Annotated[int, Field(gt=0)] | None = None
+    env: dict[str, str] | None = Field(default=None, validation_alias=AliasChoices("env", "env_patch"))
+    stdin: str | None = None
+    stdin_ref: str | None = None
+    rollback_on: Literal["nonzero"] | None = None
+    isolate: bool = False
+    sandbox: Literal["none", "workspace"] = "none"
+    network: Literal["none", "full"] = "full"
+    strategy: Literal["notify", "watch", "scan", "overlay"] | None = None
+
+
+class Shell(Params):
+    command: str = Field(description="Runs with sh -c.")
+    cwd: str | None = None
+    timeout_ms: Annotated[int, Field(gt=0)] | None = None
+
+
 class ReadBlob(Params):
     blob_ref: str
     offset_bytes: Count = 0
@@ -150,7 +215,7 @@ class Target(BaseModel):
 
 class OpenSession(Params):
     target: Target = Field(default_factory=lambda: Target(local=LocalTarget()))
-    session_ttl_ns: Annotated[int, Field(gt=0)] | None = None
+    session_ttl_ns: Annotated[int, Field(gt=0, le=TTL_MAX_NS)] | None = None
     labels: dict[str, str] | None = None
     capability: dict[str, Any] | None = None
     policy: list[dict[str, Any]] | None = None

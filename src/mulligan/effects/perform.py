@@ -22,6 +22,7 @@ from mulligan.values.digest import digest_of
 from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId
 from mulligan.values.refusal import Refused
+from mulligan.workspace.exec.output import Sink
 from mulligan.workspace.reading import refusal_of
 
 RECORDED_TEXT_BYTES = 2_048
@@ -34,12 +35,15 @@ def effect_named(name: str) -> Effect:
     return effect
 
 
-def perform(desk: Desk, call: Call, name: str, given: Mapping[str, Any], *, boundary: Boundary) -> Receipt:
+def perform(
+    desk: Desk, call: Call, name: str, given: Mapping[str, Any], *, boundary: Boundary, sink: Sink | None = None
+) -> Receipt:
     """Perform one effect inside a call. Expected outcomes are receipts; only broken things raise."""
     effect = effect_named(name)
     try:
         with call.savepoint():
-            receipt = Receipt(effect.name, "ok", _act(desk, call, effect, given, boundary))
+            fields = _act(desk, call, effect, given, boundary, sink=sink)
+            receipt = Receipt(effect.name, fields.pop("status", "ok"), fields)
     except Refused as refused:
         receipt = refusal_receipt(effect.name, _as_claimed(effect, refused))
     except OSError as error:
@@ -57,12 +61,14 @@ def _as_claimed(effect: Effect, refused: Refused) -> Refused:
     return refused
 
 
-def _act(desk: Desk, call: Call, effect: Effect, given: Mapping[str, Any], boundary: Boundary) -> dict[str, Any]:
+def _act(
+    desk: Desk, call: Call, effect: Effect, given: Mapping[str, Any], boundary: Boundary, *, sink: Sink | None
+) -> dict[str, Any]:
     asked = _parsed(effect.params, given)
     session = SessionId(asked.session_id) if asked.session_id is not None else call.facts.session
     found = hosted(desk, session, default=boundary, must_exist=asked.session_id is not None)
     found.boundary.check_op(effect.op)
-    return effect.act(Scene(desk, session, found.boundary, call, found.workdir), asked)
+    return effect.act(Scene(desk, session, found.boundary, call, found.workdir, sink), asked)
 
 
 def _parsed(model: type[Params], given: Mapping[str, Any]) -> Any:

@@ -41,8 +41,13 @@ class Receipt:
 
 
 def refusal_receipt(effect: str, refused: Refused) -> Receipt:
-    fields = {**refused.fields, "error_code": refused.code, "error_message": refused.message}
+    fields = {**refused.fields, "error_code": refused.code, "error_message": legible(refused.message)}
     return Receipt(effect, refused.status, fields)
+
+
+def legible(message: str) -> str:
+    """Names that are not UTF-8 come into messages as lone surrogates, which no JSON text can hold."""
+    return message.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def inline_text(text: str) -> dict[str, Any]:
@@ -53,9 +58,11 @@ def inline_bytes(data: bytes) -> dict[str, Any]:
     return {"inline_bytes": {"bytes": "base64:" + b64encode(data).decode("ascii")}}
 
 
-def blob_payload(digest: Digest, data: bytes) -> dict[str, Any]:
-    preview = "base64:" + b64encode(data[:PREVIEW_BYTES]).decode("ascii")
-    return {"blob": {"blob_ref": digest, "size_bytes": len(data), "preview_bytes": preview}}
+def blob_payload(digest: Digest, data: bytes, *, preview: bool = True) -> dict[str, Any]:
+    body: dict[str, Any] = {"blob_ref": digest, "size_bytes": len(data)}
+    if preview:
+        body["preview_bytes"] = "base64:" + b64encode(data[:PREVIEW_BYTES]).decode("ascii")
+    return {"blob": body}
 
 
 def text_of(payload: Mapping[str, Any] | None) -> str | None:

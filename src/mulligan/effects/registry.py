@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mulligan.boundary.capability import FsOp
-from mulligan.effects import changes, files, params, patching, searching
+from mulligan.effects import changes, executing, files, params, patching, searching
 from mulligan.effects.scene import Scene
 
 Act = Callable[[Scene, Any], dict[str, Any]]
@@ -55,6 +55,8 @@ EFFECTS: tuple[Effect, ...] = (
     Effect("host.fs.delete", "delete", params.Delete, "write", changes.delete, False, "Delete a file or directory."),
     Effect("host.fs.move", "move", params.Move, "write", changes.move, False, "Move a file or directory."),
     Effect("host.fs.mkdir", "mkdir", params.MakeDir, "write", changes.make_dir, False, "Make a directory."),
+    Effect("host.exec", "exec", params.Exec, "exec", executing.execute, False, "Run a program."),
+    Effect("host.shell", "shell", params.Shell, "exec", executing.shell, False, "Run a shell command."),
     Effect("blob.read", "read_blob", params.ReadBlob, "read", files.read_blob, True, "Page through a large answer."),
 )
 

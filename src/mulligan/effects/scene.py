@@ -5,7 +5,9 @@ Paths enter here as text and leave as spots: resolved, judged, and held by the h
 
 from __future__ import annotations
 
+import binascii
 import os
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,14 +19,16 @@ from mulligan.effects.receipt import blob_payload, inline_bytes, inline_text
 from mulligan.history.call import Call
 from mulligan.history.desk import Desk
 from mulligan.values.digest import Digest, parse_digest
+from mulligan.values.entries import DirEntry
 from mulligan.values.faults import MulliganError
 from mulligan.values.ids import SessionId
-from mulligan.values.paths import ROOT, RepoPath, ancestors_of, from_wire, is_below, parse_repo_path
+from mulligan.values.paths import ROOT, RepoPath, ancestors_of, is_below, parse_repo_path, path_bytes, to_wire
 from mulligan.values.refusal import Refused
+from mulligan.workspace.exec.output import Sink
 from mulligan.workspace.places import Spot
 from mulligan.workspace.reading import refusal_of
 
-OUTPUT_MODES = ("auto", "require_inline")
+_WIRE_PREFIX = "base64:"
 
 
 @dataclass(slots=True)
@@ -34,6 +38,7 @@ class Scene:
     boundary: Boundary
     call: Call
     workdir: RepoPath = ROOT
+    sink: Sink | None = None
 
     @property
     def capability(self) -> Capability:
@@ -43,12 +48,11 @@ class Scene:
 
     def path(self, text: str) -> RepoPath:
         """The path a text means: relative to the working directory, or absolute inside the root."""
-        if not isinstance(text, str) or not text.strip() or "\0" in text:
+        plain = _from_wire(text)
+        if not plain.strip() or "\0" in plain:
             raise Refused("error", "invalid_path", "A path is non-empty text without NUL.")
         try:
-            if text.startswith("base64:"):
-                return from_wire(text)
-            return self._normal(text)
+            return self._normal(plain)
         except MulliganError as error:
             raise Refused("error", "invalid_path", error.message) from None
 
@@ -66,58 +70,82 @@ class Scene:
 
     def _below_root(self, text: str) -> str:
         """An absolute path relative to the root, by whole names: `/repo-evil` is not in `/repo`."""
-        clean = os.path.normpath(text)
-        for root in {os.fsdecode(self.desk.disk.root.path), self.boundary.root.rstrip("/")}:
-            if clean == root:
-                return "."
-            if clean.startswith(root + "/"):
-                return clean[len(root) + 1 :]
+        clean = os.path.normpath("/" + text.lstrip("/"))
+        for root in (os.fsdecode(self.desk.disk.root.path), self.boundary.root):
+            own = root.rstrip("/")
+            if clean == own or clean.startswith(own + "/"):
+                return clean[len(own) + 1 :]
         raise Refused("forbidden", "path_not_allowed", f"{text!r} is outside the root.")
 
+    def shown(self, path: RepoPath) -> str:
+        """The text by which this session would name a path: from its working directory, and always one line."""
+        return self.one_line(path if self.workdir == ROOT else RepoPath(os.path.relpath(path, self.workdir)))
+
+    @staticmethod
+    def one_line(path: RepoPath) -> str:
+        """A path on the wire; one with a line break in it as base64, so that lists of paths can be read back."""
+        return _WIRE_PREFIX + b64encode(path_bytes(path)).decode("ascii") if "\n" in path else to_wire(path)
+
+    def judge(self, text: str) -> None:
+        """Refuse a path that cannot be one, or that leads out of the root. Nothing is asked about what is there."""
+        spot = self._found(self.path(text), final=True)
+        if spot is not None:
+            spot.close()
+
     @contextmanager
-    def spot(self, op: FsOp, text: str, *, final: bool = True, writing: bool = False) -> Iterator[Spot]:
-        """The judged spot of a path. `final`: a link at its end is followed too."""
-        spot = self._resolved(self.path(text), final=final)
+    def spot(self, op: FsOp, text: str) -> Iterator[Spot]:
+        """The judged spot of a path to look at; a link at its end is followed."""
+        path = self.path(text)
+        try:
+            spot = self.desk.disk.resolve(path, follow=self.capability.follow_symlinks)
+        except OSError as error:
+            self.boundary.check_path(op, path)
+            raise refusal_of(error, self.shown(path)) from None
         with spot:
-            (self.boundary.check_write if writing else self.boundary.check_path)(op, spot.path)
+            self.boundary.check_path(op, spot.path)
             yield spot
 
-    def _resolved(self, path: RepoPath, *, final: bool) -> Spot:
+    def _found(self, path: RepoPath, *, final: bool) -> Spot | None:
+        """The spot, or None when a directory on the way is not there."""
         try:
             return self.desk.disk.resolve(path, follow=self.capability.follow_symlinks, final=final)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
         except OSError as error:
-            raise refusal_of(error, path) from None
+            raise refusal_of(error, self.shown(path)) from None
 
     def real(self, op: FsOp, text: str, *, final: bool = True) -> tuple[RepoPath, list[RepoPath]]:
         """The real path a write to `text` would go to, and the directories above it that do not exist yet."""
         asked = self.path(text)
-        try:
-            with self.spot(op, text, final=final, writing=True) as spot:
+        spot = self._found(asked, final=final)
+        if spot is not None:
+            with spot:
+                self._check_write(op, spot)
                 return spot.path, []
-        except Refused as refused:
-            if refused.code != "path_not_found":
-                raise
-        for base in ancestors_of(asked):
-            with self._resolved(base, final=True) as spot:
-                if not self._is_directory(spot):
-                    continue
-                return self._beyond(op, asked, base, spot.path)
-        raise Refused("error", "parent_not_found", f"The directory of {asked} does not exist.")
-
-    def _is_directory(self, spot: Spot) -> bool:
-        from stat import S_ISDIR
-
-        try:
-            return S_ISDIR(os.lstat(spot.name, dir_fd=spot.parent).st_mode)
-        except OSError:
-            return False
-
-    def _beyond(self, op: FsOp, asked: RepoPath, base: RepoPath, real: RepoPath) -> tuple[RepoPath, list[RepoPath]]:
+        base, real = self._nearest_directory(asked)
         rest = asked if base == ROOT else asked[len(base) + 1 :]
         target = parse_repo_path(f"{real}/{rest}")
         self.boundary.check_write(op, target)
-        missing = [path for path in reversed(ancestors_of(target)) if path != ROOT and is_below(path, real)]
-        return target, missing
+        return target, [path for path in reversed(ancestors_of(target)) if path != ROOT and is_below(path, real)]
+
+    def _check_write(self, op: FsOp, spot: Spot) -> None:
+        if spot.outside:
+            raise Refused("forbidden", "path_not_allowed", f"{spot.path} leads out of the root, where nothing changes.")
+        self.boundary.check_write(op, spot.path)
+
+    def _nearest_directory(self, path: RepoPath) -> tuple[RepoPath, RepoPath]:
+        """The lowest directory above a path that is there: by the name that was given, and by its real one."""
+        for base in ancestors_of(path):
+            spot = self._found(base, final=True)
+            if spot is None:
+                continue
+            with spot:
+                if spot.outside:
+                    words = f"{path} leads out of the root, where nothing changes."
+                    raise Refused("forbidden", "path_not_allowed", words)
+                if isinstance(self.desk.disk.image(spot).entry, DirEntry):
+                    return base, spot.path
+        raise Refused("error", "parent_not_found", f"The directory of {self.shown(path)} does not exist.")
 
     # Blobs and answers.
 
@@ -134,15 +162,17 @@ class Scene:
         except MulliganError as error:
             raise Refused("error", error.code, error.message) from None
 
-    def answer(self, data: bytes, *, limit: int, mode: str, text: bool | None = None) -> dict[str, Any]:
-        """Inline when it is small enough; else a blob, or with `require_inline` a refusal. `text` None: find out."""
-        if mode not in OUTPUT_MODES:
-            raise Refused("error", "invalid_output_mode", "output_mode is 'auto' or 'require_inline'.")
+    def answer(self, data: bytes, *, op: FsOp, path: RepoPath, mode: str, text: bool | None = None) -> dict[str, Any]:
+        """Inline when it is small enough; else a blob, or with `require_inline` a refusal. `text` None: find out.
+
+        What a policy keeps out of answers is a blob without even a preview.
+        """
+        hidden = self.boundary.keeps_out_of_answers(op, path)
+        limit = 0 if hidden else self.boundary.inline_limit
         if len(data) > limit:
             if mode == "require_inline":
-                words = f"{len(data)} bytes do not fit inline (limit {limit})."
-                raise Refused("error", "inline_required_too_large", words, size_bytes=len(data))
-            return blob_payload(self.keep(data), data)
+                raise too_large(len(data), limit)
+            return blob_payload(self.keep(data), data, preview=not hidden)
         if text is False:
             return inline_bytes(data)
         try:
@@ -157,3 +187,16 @@ class Scene:
             raise Refused("error", "output_store_failed", error.message) from None
         self.call.hand_out(digest)
         return digest
+
+
+def too_large(size_bytes: int, limit: int) -> Refused:
+    return Refused("error", "inline_required_too_large", f"{size_bytes} bytes do not fit inline (limit {limit}).")
+
+
+def _from_wire(text: str) -> str:
+    if not text.startswith(_WIRE_PREFIX):
+        return text
+    try:
+        return b64decode(text[len(_WIRE_PREFIX) :], validate=True).decode("utf-8", "surrogateescape")
+    except (binascii.Error, ValueError):
+        raise Refused("error", "invalid_path", "A path that begins with 'base64:' must be base64.") from None

@@ -18,6 +18,7 @@ from mulligan.history.going_back import How, WayBack
 from mulligan.history.plans import OnConflict
 from mulligan.session.tables import session_journal
 from mulligan.values.ids import SessionId, TurnId, parse_user_id
+from mulligan.workspace.exec.output import Sink
 
 
 class Session:
@@ -49,12 +50,16 @@ class Session:
         *,
         label: str | None = None,
         turn: str | None = None,
+        sink: Sink | None = None,
     ) -> tuple[Receipt, str]:
-        """One effect as a call of its own: not ok means it never happened. Its receipt and the call's id."""
+        """One effect as a call of its own: not ok means it never happened. Its receipt and the call's id.
+
+        `sink` is told a command's output as it comes, besides the receipt.
+        """
         found = TurnId(parse_user_id(turn, "turn")) if turn is not None else current_turn()
         call = self._desk.call(self.id, turn=found, label=label, tool=effect.rpartition(".")[2])
         try:
-            receipt = perform(self._desk, call, effect, params, boundary=self._boundary)
+            receipt = perform(self._desk, call, effect, params, boundary=self._boundary, sink=sink)
             if receipt.ok:
                 commit_or_abort(call)
             else:

@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from mulligan.history.ledger import Claimed, Ending, Facts, Ledger, intending, touch_row
-from mulligan.history.plans import Move, in_order
+from mulligan.history.ledger import Claimed, Ending, Facts, Ledger, entry_bytes, intending, touch_row
+from mulligan.history.merge import Conflict, KeepOurs, WriteMerged, merge_entry
+from mulligan.history.putting_back import Trace, put_back, trace_of
 from mulligan.history.tables import RootRow, TouchRow
 from mulligan.session.tables import session_journal
 from mulligan.store.blobs import Prepared, Vanished
@@ -27,7 +28,7 @@ from mulligan.store.journal import REFS
 from mulligan.store.protocol import Tx
 from mulligan.values.clock import monotonic_s
 from mulligan.values.digest import Digest, raw_digest
-from mulligan.values.entries import ABSENT, Change, Entry, FileEntry, same_state
+from mulligan.values.entries import ABSENT, Change, DirEntry, Entry, FileEntry, same_state
 from mulligan.values.faults import Broken, MulliganError, fault, fault_of_os_error
 from mulligan.values.limits import CLAIM_WAIT_S
 from mulligan.values.paths import RepoPath, path_bytes, to_wire
@@ -38,6 +39,9 @@ from mulligan.workspace.writing import Found, Swap, Swapped, Wanted, must_stay_o
 
 Plan = Callable[[Image], Wanted]
 """From what a path holds now to what it shall hold. May raise Refused."""
+
+Heal = Callable[[], bool]
+"""Ends calls that dead processes left open; whether there were any."""
 
 _CLAIM_NAP_S = 0.002
 _BUSY_TRIES = 25
@@ -56,13 +60,17 @@ class Intent:
 
 @dataclass(slots=True)
 class Touched:
-    """A path this call has changed: what it was before the call, and what we last put there."""
+    """A path this call has changed: what it was before the call, and what we last put there.
+
+    `unsure`: it is being changed right now, or whoever did could not say how far it came.
+    """
 
     row: TouchRow
     path: RepoPath
     before: Entry
     after: Entry
     acted: bool = False
+    unsure: bool = False
     origin: RepoPath | None = None
 
 
@@ -75,8 +83,11 @@ class _Step:
     wanted: Wanted
     bodies: list[Prepared] = field(default_factory=list)
 
-
-_NOTHING = Wanted(ABSENT)
+    @property
+    def deep(self) -> bool:
+        """A directory that goes away takes everything below it along, so nobody else may be at work there."""
+        leaves = isinstance(self.image.entry, DirEntry) and not isinstance(self.wanted.entry, DirEntry)
+        return self.intent.deep or leaves
 
 
 def _as_it_is(image: Image) -> Wanted:
@@ -91,19 +102,20 @@ class _LookAgain(Exception):
 class Call:
     """Open until `commit` or `abort`. One thread at a time acts in it; the lock makes that so."""
 
-    def __init__(self, ledger: Ledger, disk: Disk, root: RootRow, facts: Facts) -> None:
+    def __init__(self, ledger: Ledger, disk: Disk, root: RootRow, facts: Facts, *, heal: Heal = bool) -> None:
         self.ledger = ledger
         self.disk = disk
         self.root = root
         self.facts = facts
-        self.status: Literal["open", "committed", "aborted"] = "open"
+        self.status: Literal["open", "committed", "aborted", "in_doubt"] = "open"
         self.race_window = False
         self.conflicts: list[RepoPath] = []
         self.coverage: list[dict[str, str]] = []
         self._owner = ledger.store.owner()
         self._effects: list[dict[str, Any]] = []
         self._handed_out: set[Digest] = set()
-        self._begun = False
+        self._begun = self._stuck = False
+        self._heal = heal
         self._touched: dict[RepoPath, Touched] = {}
         self._done: list[tuple[RepoPath, Entry]] = []
         self._lock = threading.RLock()
@@ -137,30 +149,34 @@ class Call:
         careful = False
         while True:
             steps = [self._captured(intent) for intent in intents]
+            self._notice(steps)
             try:
                 with self.ledger.store.write() as tx:
-                    self._claim(tx, intents)
-                    self._note(tx, steps, careful=careful, live=live)
+                    self._claim(tx, steps)
+                    noted = self._note(tx, steps, careful=careful, live=live)
                 self._begun = True
+                self._touched |= noted
                 return steps
             except Vanished:
                 continue
             except _LookAgain:
                 with self.ledger.store.write() as tx:
-                    self._claim(tx, intents)
+                    self._claim(tx, steps)
                 self._begun = careful = True
             except Claimed as claimed:
+                if self.ledger.any_dead(claimed.by) and self._heal():
+                    continue
                 if not claimed.worth_waiting or monotonic_s() > deadline:
                     words = f"Another call is changing the same files: {', '.join(claimed.by)}."
                     raise Refused("error", "path_claimed", words, claimed_by=list(claimed.by)) from None
                 time.sleep(_CLAIM_NAP_S)
 
-    def _claim(self, tx: Tx, intents: Sequence[Intent]) -> None:
+    def _claim(self, tx: Tx, steps: Sequence[_Step]) -> None:
         if not self._begun:
             self.ledger.begin(tx, self.facts, self._owner)
         else:
             self.ledger.check_ours(tx, self.facts.id, self._owner)
-        self.ledger.claim(tx, self.facts.id, [Claim(self._place(one.path), one.deep) for one in intents])
+        self.ledger.claim(tx, self.facts.id, [Claim(self._place(step.intent.path), step.deep) for step in steps])
 
     def _captured(self, intent: Intent) -> _Step:
         with self._spot(intent.path) as spot:
@@ -175,42 +191,42 @@ class Call:
             step.bodies.append(self.ledger.blobs.prepare(wanted.content, after=image.content))
         return step
 
-    def _note(self, tx: Tx, steps: Sequence[_Step], *, careful: bool, live: bool = False) -> None:
+    def _note(self, tx: Tx, steps: Sequence[_Step], *, careful: bool, live: bool) -> dict[RepoPath, Touched]:
         """Durable before the act: what was there, whose it was, and what we mean to put there."""
+        noted: dict[RepoPath, Touched] = {}
         for step in steps:
-            path, before = step.intent.path, step.image.entry
-            known = self._touched.get(path)
-            seen = known.after if known is not None else self.ledger.last_seen(tx, self._place(path))
-            if seen is not None and not same_state(seen, before):
-                if not careful:
-                    raise _LookAgain
-                self._record_external(tx, step, seen)
-            touched = known or self._first_touch(step)
-            draft = self._draft(touched.row)
+            path = step.intent.path
+            known = noted.get(path) or self._touched.get(path) or self._first_touch(tx, step, len(noted), careful)
             stays = live or must_stay_one_file(step.image, step.wanted.entry)
-            touched.row = intending(touched.row, step.wanted.entry, draft, in_place=stays)
-            self.ledger.touch(tx, touched.row, step.bodies)
-            self._touched[path] = touched
+            row = intending(known.row, step.wanted.entry, self._draft(known.row), in_place=stays)
+            self.ledger.touch(tx, row, step.bodies)
+            noted[path] = replace(known, row=row)
+        return noted
 
-    def _first_touch(self, step: _Step) -> Touched:
+    def _first_touch(self, tx: Tx, step: _Step, noted: int, careful: bool) -> Touched:
         path, before = step.intent.path, step.image.entry
-        row = touch_row(self.facts.id, path_bytes(path), self.root, ordinal=len(self._touched), before=before)
+        seen = self.ledger.last_seen(tx, self._place(path))
+        if seen is not None and not same_state(seen, before):
+            if not careful:
+                raise _LookAgain
+            self.ledger.external(tx, self.root, [Change(path, seen, before)], bodies=step.bodies)
+        # An ordinal once used may be on disk in a draft's name, so it is never used again for another path.
+        row = touch_row(self.facts.id, path_bytes(path), self.root, ordinal=len(self._touched) + noted, before=before)
         return Touched(row, path, before, before, origin=step.intent.origin)
-
-    def _record_external(self, tx: Tx, step: _Step, seen: Entry) -> None:
-        for prepared in step.bodies:
-            self.ledger.blobs.put(tx, prepared)
-        self.ledger.external(tx, self.root, [Change(step.intent.path, seen, step.image.entry)])
 
     def _act(self, step: _Step) -> Entry:
         for _ in range(_BUSY_TRIES):
+            touched = self._touched[step.intent.path]
+            # On the list before it happens: an interrupt in the middle of it is put back too.
+            self._done.append((touched.path, step.image.entry))
+            touched.unsure = True
             outcome = self._swap(step)
+            touched.unsure = False
             if isinstance(outcome, Swapped):
-                touched = self._touched[step.intent.path]
-                self._done.append((touched.path, touched.after))
                 touched.after, touched.acted = outcome.entry, True
                 self.race_window |= outcome.race_window
                 return outcome.entry
+            self._done.pop()
             (step,) = self._prepare([step.intent])
         words = f"{step.intent.path} is being written so fast by somebody else that no moment was found to change it."
         raise Refused("conflict", "path_busy", words)
@@ -227,25 +243,47 @@ class Call:
                 self._draft(touched.row),
                 expected,
                 step.wanted,
-                rescue=lambda theirs: self._rescue(touched, expected, theirs),
+                rescue=lambda theirs: self._rescue(touched, theirs),
                 insist=step.intent.blind,
                 seen=step.image,
             ).run()
 
-    def _rescue(self, touched: Touched, expected: Entry, theirs: Image) -> None:
-        """Somebody saved between our look and our write: theirs is on record before ours may stay."""
-        prepared = [] if theirs.content is None else [self.ledger.blobs.prepare(theirs.content)]
+    def _notice(self, steps: Sequence[_Step]) -> None:
+        """Somebody changed a path between two of our changes of it."""
+        for step in steps:
+            touched = self._touched.get(step.intent.path)
+            if touched is not None and not same_state(touched.after, step.image.entry):
+                self._rescue(touched, step.image)
+
+    def _rescue(self, touched: Touched, theirs: Image) -> None:
+        """Theirs is on record before ours may take its place."""
+        if theirs.content is not None:
+            self.ledger.blobs.store(theirs.content)
+        if theirs.special:
+            return
+        change = Change(touched.path, touched.after, theirs.entry)
+        self._make_room_for(touched, theirs.entry)
         with self.ledger.store.write() as tx:
-            for body in prepared:
-                self.ledger.blobs.put(tx, body)
-            self.ledger.external(tx, self.root, [Change(touched.path, expected, theirs.entry)])
-            if not touched.acted:
-                fresh = touch_row(
-                    self.facts.id, touched.row.path, self.root, ordinal=touched.row.ordinal, before=theirs.entry
-                )
-                touched.row = replace(touched.row, before=fresh.before)
-                touched.before = touched.after = theirs.entry
-                self.ledger.touch(tx, touched.row, ())
+            self.ledger.external(tx, self.root, [change])
+            self.ledger.touch(tx, touched.row, ())
+
+    def _make_room_for(self, touched: Touched, theirs: Entry) -> None:
+        """Whatever we put back from now on has their change in it."""
+        touched.before = self._without_us(touched, theirs, touched.before)
+        for i, (path, was) in enumerate(self._done):
+            if path == touched.path:
+                self._done[i] = (path, self._without_us(touched, theirs, was))
+        touched.row = replace(touched.row, before=entry_bytes(touched.before))
+        touched.after = theirs
+
+    def _without_us(self, touched: Touched, theirs: Entry, before: Entry) -> Entry:
+        """What somebody made of our work, had we never touched it; theirs as it is, if that cannot be told."""
+        merged = merge_entry(touched.after, theirs, before, self.ledger.blobs.read) if touched.acted else None
+        if merged is None or isinstance(merged, Conflict | KeepOurs):
+            return theirs
+        if isinstance(merged, WriteMerged) and merged.content is not None:
+            self.ledger.blobs.store(merged.content)
+        return merged.entry
 
     # Watching a command that changes files by itself.
 
@@ -254,7 +292,9 @@ class Call:
         with self._lock:
             self._check_open()
             fresh = [path for path in paths if path not in self._touched and not self._is_special(path)]
-            self._prepare([Intent(path, _as_it_is) for path in fresh], live=True)
+            for step in self._prepare([Intent(path, _as_it_is) for path in fresh], live=True):
+                self._done.append((step.intent.path, step.image.entry))
+                self._touched[step.intent.path].unsure = True
 
     def _is_special(self, path: RepoPath) -> bool:
         """A device, FIFO or socket cannot be kept: said so, and left to the command."""
@@ -272,12 +312,33 @@ class Call:
                 if image.special:
                     self.coverage.append({"path": to_wire(path), "reason": "special_file"})
                     continue
-                touched = self._touched.get(path) or self._first_touch(
-                    _Step(Intent(path, _as_it_is), NOTHING, _NOTHING)
-                )
+                touched = self._touched.get(path) or self._unannounced(path)
                 self._touched[path] = touched
                 self._done.append((path, touched.after))
-                touched.after, touched.acted = image.entry, True
+                touched.after, touched.acted, touched.unsure = image.entry, True, False
+
+    def _unannounced(self, path: RepoPath) -> Touched:
+        """A path the command made without our knowing: nothing can have been there before."""
+        row = touch_row(self.facts.id, path_bytes(path), self.root, ordinal=len(self._touched), before=ABSENT)
+        return Touched(intending(row, ABSENT, self._draft(row), in_place=False), path, ABSENT, ABSENT)
+
+    def live_paths(self) -> list[RepoPath]:
+        """Paths a command was about to change and that have not been absorbed yet."""
+        return [path for path, touched in self._touched.items() if touched.row.in_place and not touched.acted]
+
+    def adopt(self, path: RepoPath, before: Entry) -> None:
+        """What a path was before a command, as a baseline knows it; its bytes are in the store."""
+        if path not in self._touched:
+            row = touch_row(self.facts.id, path_bytes(path), self.root, ordinal=len(self._touched), before=before)
+            self._touched[path] = Touched(row, path, before, before)
+
+    def seen_at_start(self, path: RepoPath) -> Entry | None:
+        """What the record says of a path; None if it says nothing."""
+        known = self._touched.get(path)
+        if known is not None:
+            return known.after
+        with self.ledger.store.read() as tx:
+            return self.ledger.last_seen(tx, self._place(path))
 
     def _image(self, path: RepoPath) -> Image:
         with self._spot(path) as spot:
@@ -315,6 +376,8 @@ class Call:
         """Publish. If somebody ended this call for us (`call_lost`), nothing is; putting back was theirs to do."""
         with self._lock:
             self._check_open()
+            if self._stuck:
+                raise fault("restore_failed", f"Call {self.id} could not put back a part that failed.", call=self.id)
             changes = self.changes()
             if self.ledger.store.durability == "power":
                 self._sync(changes)
@@ -332,6 +395,7 @@ class Call:
         try:
             published = self.ledger.has_ended(self.facts.id)
         except MulliganError:
+            self.status = "in_doubt"
             words = f"It is not known whether call {self.facts.id} was committed: the store cannot be read."
             raise fault("in_doubt", words, call=self.facts.id) from broken
         if not published:
@@ -341,6 +405,9 @@ class Call:
         """Put everything back and say so on record. The paths somebody else changed meanwhile, left as they are."""
         with self._lock:
             if self.status != "open":
+                return []
+            if self._begun and not self.ledger.is_ours(self.facts.id, self._owner):
+                self.status = "aborted"
                 return []
             self._put_back_to(0)
             notes = [{"path": to_wire(path), "reason": "conflicted"} for path in self.conflicts]
@@ -358,32 +425,24 @@ class Call:
 
     def _put_back_to(self, mark: int) -> None:
         """Everything this call changed since the mark, as it was then."""
-        earlier = dict(reversed(self._done[mark:]))
-        del self._done[mark:]
-        for move in in_order(Move(path, self._touched[path].after, before) for path, before in earlier.items()):
-            touched = self._touched[move.path]
-            touched.after = self._put_back(touched, move.target)
+        with self._lock:
+            earlier = dict(reversed(self._done[mark:]))
+            try:
+                report = put_back(self, [self._trace(path, before) for path, before in earlier.items()])
+            except OSError as error:
+                self._stuck = True
+                words = f"Not everything could be put back: {error.strerror}. Opening the store again tries once more."
+                raise fault("restore_failed", words, call=self.id) from error
+            del self._done[mark:]
+            self._handed_out |= report.rescued
+            self.conflicts += [path for path in report.conflicts if path not in self.conflicts]
+            for path in earlier.keys() - set(report.conflicts):
+                self._touched[path].after, self._touched[path].unsure = earlier[path], False
 
-    def _put_back(self, touched: Touched, before: Entry) -> Entry:
-        content = self.ledger.blobs.read(before.digest) if isinstance(before, FileEntry) else None
-        try:
-            with self._spot(touched.path) as spot:
-                if spot is None:
-                    self.conflicts.append(touched.path)
-                    return touched.after
-                draft, wanted = self._draft(touched.row), Wanted(before, content)
-                outcome = Swap(self.disk, spot, draft, touched.after, wanted, rescue=self._keep).run()
-        except OSError as error:
-            raise fault("restore_failed", f"{touched.path} could not be put back: {error.strerror}.") from error
-        if isinstance(outcome, Found):
-            self.conflicts.append(touched.path)
-            return touched.after
-        return before
-
-    def _keep(self, theirs: Image) -> None:
-        """Somebody's save that came out while we were putting back goes into the store, whatever happens next."""
-        if theirs.content is not None:
-            self.ledger.blobs.store(theirs.content)
+    def _trace(self, path: RepoPath, before: Entry) -> Trace:
+        touched = self._touched[path]
+        trace = trace_of(touched.row, before=before)
+        return replace(trace, meant=(*trace.meant, touched.after), in_place=trace.in_place and touched.unsure)
 
     def _sync(self, changes: Sequence[Change]) -> None:
         synced: set[str] = set()

@@ -7,15 +7,18 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
+from weakref import WeakValueDictionary
 
 from mulligan.history.call import Call
 from mulligan.history.ledger import Facts, Ledger
+from mulligan.history.recovery import recover
 from mulligan.history.tables import ROOTS, RootRow
 from mulligan.values.entries import ABSENT, Entry
 from mulligan.values.faults import fault
 from mulligan.values.ids import CallId, RootId, SessionId, TurnId, WorkspaceId
 from mulligan.values.paths import RepoPath
-from mulligan.workspace.disk import NOTHING, Disk, HostDisk, Image
+from mulligan.values.refusal import Refused
+from mulligan.workspace.disk import NOTHING, SPECIAL, Disk, HostDisk, Image
 
 OpenDisk = Callable[[bytes], Disk]
 
@@ -29,6 +32,7 @@ class Desk:
         self.root = ledger.root(disk.root, identity_of(disk), record=record)
         self._open_disk = open_disk
         self._others: dict[str, Desk] = {}
+        self._calls: WeakValueDictionary[str, Call] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def at(self, root: str) -> Desk:
@@ -73,7 +77,16 @@ class Desk:
             cause=cause,
             observed=observed,
         )
-        return Call(self.ledger, self.disk, self.root, facts)
+        call = Call(self.ledger, self.disk, self.root, facts, heal=lambda: bool(recover(self)))
+        self._calls[identifier] = call
+        return call
+
+    def cancel(self, call: str) -> bool:
+        """Abort a call that is open on this desk, whoever is working in it. False: it is somebody else's."""
+        found = self._calls.get(call)
+        if found is not None:
+            found.abort("cancelled")
+        return found is not None
 
     def image(self, path: RepoPath) -> Image:
         """What a real path holds now; nothing, if its directory is not there."""
@@ -82,6 +95,9 @@ class Desk:
                 return self.disk.image(spot)
         except (FileNotFoundError, NotADirectoryError):
             return NOTHING
+        except Refused:
+            # A directory on the way is a link now: what is behind it is not what was recorded.
+            return SPECIAL
 
     def entry(self, path: RepoPath) -> Entry:
         image = self.image(path)

@@ -11,7 +11,7 @@ from mulligan.history.tables import CALLS, CHANGES, OPEN, ROOTS, TOUCHES, CallRo
 from mulligan.session.tables import SESSIONS, session_journal
 from mulligan.store.blobs import Blobs, Prepared
 from mulligan.store.claims import CLAIMS, Wanted, blockers, claim, release
-from mulligan.store.journal import Journal, Record
+from mulligan.store.journal import HEADS, Journal, Record
 from mulligan.store.protocol import Store, Tx
 from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import Clock, timestamp
@@ -105,7 +105,9 @@ class Ledger:
             return _known_root(tx, root.place, identity) or self._record_root(tx, root.place, identity)
 
     def _record_root(self, tx: Tx, place: bytes, identity: str) -> RootRow:
-        overlapping = sorted({row.workspace for row in tx.select(ROOTS) if _overlap(row.place, place)})
+        joined = {row.workspace for row in tx.select(ROOTS) if _overlap(row.place, place)}
+        # The one with the most history goes on: places in its order come after all that any of them gave before.
+        overlapping = sorted(joined, key=lambda one: (-_length(tx, workspace_journal(one)), one))
         moved = [row for row in tx.select(ROOTS) if row.identity == identity and row.place != place]
         workspace = overlapping[0] if overlapping else self.ids.new()
         row = RootRow(moved[0].id if moved else self.ids.new(), workspace, place, identity)
@@ -143,17 +145,19 @@ class Ledger:
         rows = tx.select(CHANGES, {"place": place}, order=("wseq",), descending=True, limit=1)
         return entry_from_json(decode(rows[0].after)) if rows else None
 
-    def external(self, tx: Tx, root: RootRow, changes: Sequence[Change]) -> str:
+    def external(self, tx: Tx, root: RootRow, changes: Sequence[Change], *, bodies: Iterable[Prepared] = ()) -> str:
         """Record changes that no call of ours made. They get their place among everybody's, before ours."""
-        identifier = self.ids.new()
+        for prepared in bodies:
+            self.blobs.put(tx, prepared)
+        identifier, workspace = self.ids.new(), _workspace_now(tx, root.id)
         body = {
             "id": identifier,
             "root": root.id,
-            "workspace": root.workspace,
+            "workspace": workspace,
             "changes": [change_to_json(change) for change in changes],
         }
         refs = digests_of(changes)
-        self.journal.append(tx, workspace_journal(root.workspace), "external", body, at=self.now(), refs=refs)
+        self.journal.append(tx, workspace_journal(workspace), "external", body, at=self.now(), refs=refs)
         return identifier
 
     def touch(self, tx: Tx, row: TouchRow, bodies: Iterable[Prepared]) -> None:
@@ -167,7 +171,9 @@ class Ledger:
         at = self.now()
         if ending.changes:
             committed = {"call": facts.id, "session": facts.session}
-            place = self.journal.append(tx, workspace_journal(facts.workspace), "committed", committed, at=at)
+            place = self.journal.append(
+                tx, workspace_journal(_workspace_now(tx, facts.root)), "committed", committed, at=at
+            )
             body["wseq"], at = place.seq, place.at
         body |= ending.notes()
         journal = session_journal(facts.session)
@@ -193,6 +199,17 @@ class Ledger:
         if row is None or row.owner != owner:
             raise fault("call_lost", f"Call {call} was ended by another process; nothing was committed.", call=call)
 
+    def is_ours(self, call: CallId, owner: OwnerId) -> bool:
+        with self.store.read() as tx:
+            row = tx.get(OPEN, call)
+        return row is not None and row.owner == owner
+
+    def any_dead(self, calls: Iterable[CallId]) -> bool:
+        """Whether a call is still open though its process is gone."""
+        with self.store.read() as tx:
+            owners = {row.owner for call in calls if (row := tx.get(OPEN, call)) is not None}
+        return any(self.store.is_alive(OwnerId(owner)) is False for owner in owners)
+
     def has_ended(self, call: CallId) -> bool:
         with self.store.read() as tx:
             row = tx.get(CALLS, call)
@@ -208,6 +225,13 @@ class Ledger:
     def is_claimed(self, place: bytes) -> bool:
         with self.store.read() as tx:
             return tx.get(CLAIMS, place) is not None
+
+
+def _workspace_now(tx: Tx, root: str) -> str:
+    """Where a root belongs: opening a root around it may have moved it since we looked."""
+    row = tx.get(ROOTS, root)
+    assert row is not None, "a root is recorded before anything in it changes"
+    return row.workspace
 
 
 def workspace_journal(workspace: str) -> str:
@@ -240,12 +264,21 @@ def _known_root(tx: Tx, place: bytes, identity: str) -> RootRow | None:
     return next((row for row in rows if row.identity == identity), rows[0] if rows else None)
 
 
+def _length(tx: Tx, journal: str) -> int:
+    head = tx.get(HEADS, journal)
+    return 0 if head is None else head.seq
+
+
 def _overlap(one: bytes, other: bytes) -> bool:
     return one == other or one.startswith(other + b"/") or other.startswith(one + b"/")
 
 
 def touch_row(call: CallId, path: bytes, root: RootRow, *, ordinal: int, before: Entry) -> TouchRow:
-    return TouchRow(call, path, ordinal, place_of(root, path), encode(entry_to_json(before)), b"[]", b"[]", 0)
+    return TouchRow(call, path, ordinal, place_of(root, path), entry_bytes(before), b"[]", b"[]", 0)
+
+
+def entry_bytes(entry: Entry) -> bytes:
+    return encode(entry_to_json(entry))
 
 
 def intending(row: TouchRow, entry: Entry, draft: bytes, *, in_place: bool) -> TouchRow:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mulligan.history.desk import Desk
 from mulligan.history.projection import WAYS_BACK
-from mulligan.history.tables import CALLS, CHANGES, TURNS, CallRow, ChangeRow, TurnRow
+from mulligan.history.tables import CALLS, CHANGES, OPEN, ROOTS, TURNS, CallRow, ChangeRow, TurnRow
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
 from mulligan.values.entries import Change, entry_from_json
@@ -19,16 +19,29 @@ _PAGE = 200
 _SHORT_ID_MIN = 4
 
 
-def calls_of(tx: Tx, desk: Desk, session: SessionId | None, *, before: str | None = None) -> Iterator[CallRow]:
+def workspace_of(tx: Tx, desk: Desk) -> str:
+    """The workspace a root belongs to now: somebody may have opened a root around it meanwhile."""
+    row = tx.get(ROOTS, desk.root.id)
+    return desk.root.workspace if row is None else row.workspace
+
+
+def calls_of(
+    tx: Tx, desk: Desk, session: SessionId | None, *, before: str | None = None, after: str = ""
+) -> Iterator[CallRow]:
     """Calls and external changes of a session, or of the whole workspace, newest first, read in pages."""
-    where = {"session": session} if session is not None else {"workspace": desk.root.workspace}
-    upper = before or "\U0010ffff"
+    where = {"session": session} if session is not None else {"workspace": workspace_of(tx, desk)}
+    upper, lower = before or "\U0010ffff", after + "\0" if after else ""
     while True:
-        page = tx.select(CALLS, where, between=("id", "", upper), order=("id",), descending=True, limit=_PAGE)
+        page = tx.select(CALLS, where, between=("id", lower, upper), order=("id",), descending=True, limit=_PAGE)
         yield from page
         if len(page) < _PAGE:
             return
         upper = page[-1].id
+
+
+def open_calls_of(tx: Tx, session: SessionId) -> list[CallRow]:
+    rows = [tx.get(CALLS, row.call) for row in tx.select(OPEN) if row.session == session]
+    return [row for row in rows if row is not None]
 
 
 def changes_of(tx: Tx, call: str) -> list[Change]:
@@ -50,11 +63,11 @@ def find_call(desk: Desk, name: str, session: SessionId | None = None) -> CallRo
         exact = tx.get(CALLS, name)
         if exact is not None:
             return exact
-        rows = list(calls_of(tx, desk, session))
-    labelled = [row for row in rows if row.label == name]
-    if labelled:
-        return labelled[0]
-    short = [row for row in rows if len(name) >= _SHORT_ID_MIN and (row.id.endswith(name) or row.id.startswith(name))]
+        labelled = next((row for row in calls_of(tx, desk, session) if row.label == name), None)
+        if labelled is not None:
+            return labelled
+        ends = len(name) >= _SHORT_ID_MIN
+        short = [r for r in calls_of(tx, desk, session) if ends and (r.id.endswith(name) or r.id.startswith(name))]
     if len(short) == 1:
         return short[0]
     words = "is not a call here" if not short else f"could be any of {len(short)} calls; write more of it"

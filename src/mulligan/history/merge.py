@@ -1,4 +1,4 @@
-"""Three-way merge: of texts, of modes, of entries. Pure but for reading blobs; never a marker, never a guess.
+"""Three-way merge: of texts, of modes, of entries. Pure but for reading blobs; never a marker.
 
 Undo asks it with base = the entry after the call, theirs = the entry before it, ours = the entry now; whatever happened
 to the path since stays, unless it happened in the same place.

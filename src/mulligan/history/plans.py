@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 from mulligan.history.merge import Conflict, KeepOurs, TakeTheirs, WriteMerged, merge_entry
 from mulligan.values.digest import Digest, digest_of
@@ -157,17 +157,28 @@ class Planner:
 _KEPT = DirEntry(0)
 
 
-def in_order(moves: Iterable[Move]) -> list[Move]:
+class Step(Protocol):
+    """A path on its way from what it holds to what it shall hold."""
+
+    @property
+    def path(self) -> RepoPath: ...
+    @property
+    def now(self) -> Entry: ...
+    @property
+    def target(self) -> Entry: ...
+
+
+AnyStep = TypeVar("AnyStep", bound=Step)
+
+
+def in_order(steps: Iterable[AnyStep]) -> list[AnyStep]:
     """What goes away first, deepest first, so that directories are empty by then; then what comes, parents first."""
-    leaving = [move for move in moves if _leaves(move)]
-    coming = [move for move in moves if not _leaves(move)]
-    leaving.sort(key=lambda move: path_bytes(move.path), reverse=True)
-    coming.sort(key=lambda move: path_bytes(move.path))
-    return leaving + coming
+    by_path = sorted(steps, key=lambda step: path_bytes(step.path))
+    return [s for s in reversed(by_path) if _leaves(s)] + [s for s in by_path if not _leaves(s)]
 
 
-def _leaves(move: Move) -> bool:
-    return isinstance(move.target, Absent) or (isinstance(move.now, DirEntry) and not isinstance(move.target, DirEntry))
+def _leaves(step: Step) -> bool:
+    return isinstance(step.target, Absent) or (isinstance(step.now, DirEntry) and not isinstance(step.target, DirEntry))
 
 
 def restricted(changes: Iterable[Change], paths: Sequence[RepoPath] | None) -> list[Change]:

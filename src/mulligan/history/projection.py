@@ -15,7 +15,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -55,6 +55,8 @@ def _root_opened(tx: Tx, record: Record) -> None:
     for joined in body.get("joins", ()):
         for root in tx.select(ROOTS, {"workspace": joined}):
             tx.put(ROOTS, replace(root, workspace=body["workspace"]))
+        for call in tx.select(CALLS, {"workspace": joined}):
+            tx.put(CALLS, replace(call, workspace=body["workspace"]))
     place = path_bytes(from_wire(body["place"].lstrip("/") or "."))
     tx.put(ROOTS, RootRow(body["root"], body["workspace"], b"/" + place if place != b"." else b"", body["identity"]))
 
@@ -137,7 +139,7 @@ def _follow_cause(tx: Tx, call: CallRow, *, changed: bool) -> None:
     elif verb == "redo":
         for target in targets:
             tx.delete(REDO, _session_of(call), target)
-        _mark_undone(tx, cause.get("again", ()), by=None)
+        _mark_undone(tx, targets, by=call.id)
     elif changed:
         for row in tx.select(REDO, {"session": _session_of(call)}):
             tx.delete(REDO, row.session, row.call)
@@ -148,11 +150,15 @@ def _session_of(call: CallRow) -> str:
     return call.session
 
 
-def _mark_undone(tx: Tx, targets: tuple[str, ...], *, by: str | None) -> None:
-    for target in targets:
+def _mark_undone(tx: Tx, targets: Sequence[str], *, by: str | None) -> None:
+    """With `by` None the calls stand again. What a way back took back stands exactly while the way back does not."""
+    for target in targets if by is not None else reversed(targets):
         row = tx.get(CALLS, target)
-        if row is not None:
-            tx.put(CALLS, replace(row, undone_by=by))
+        if row is None or (row.undone_by is None) == (by is None):
+            continue
+        tx.put(CALLS, replace(row, undone_by=by))
+        cause = decode(row.cause) if row.cause else {}
+        _mark_undone(tx, cause.get("of", ()), by=row.id if by is None else None)
 
 
 def _call_evicted(tx: Tx, record: Record) -> None:

@@ -17,11 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from mulligan.history.ledger import Ledger
+from mulligan.history.plans import in_order
 from mulligan.history.tables import RootRow, TouchRow
 from mulligan.values.canonical import decode
+from mulligan.values.digest import Digest
 from mulligan.values.entries import (
     ABSENT,
     Absent,
@@ -33,7 +35,7 @@ from mulligan.values.entries import (
     same_content,
     same_state,
 )
-from mulligan.values.paths import RepoPath, path_bytes, path_from_bytes
+from mulligan.values.paths import RepoPath, path_from_bytes
 from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import NOTHING, SPECIAL, Disk, Image
 from mulligan.workspace.places import Spot
@@ -79,10 +81,14 @@ def trace_of(row: TouchRow, *, before: Entry | None = None) -> Trace:
 
 @dataclass(slots=True)
 class Report:
-    """The paths that were put back, and the ones somebody else had changed, left as they are."""
+    """The paths that were put back, and the ones somebody else had changed, left as they are.
+
+    `rescued`: bytes of nobody in particular that had to give way; the record of the call's end shall keep them.
+    """
 
     put_back: list[RepoPath] = field(default_factory=list)
     conflicts: list[RepoPath] = field(default_factory=list)
+    rescued: set[Digest] = field(default_factory=set)
 
 
 def put_back(site: Site, traces: Iterable[Trace]) -> Report:
@@ -106,31 +112,6 @@ def _try(act: Callable[[], None], errors: list[OSError]) -> None:
         act()
     except OSError as error:
         errors.append(error)
-
-
-class Step(Protocol):
-    """A path on its way from what it holds to what it shall hold."""
-
-    @property
-    def path(self) -> RepoPath: ...
-    @property
-    def now(self) -> Entry: ...
-    @property
-    def target(self) -> Entry: ...
-
-
-AnyStep = TypeVar("AnyStep", bound=Step)
-
-
-def in_order(steps: Iterable[AnyStep]) -> list[AnyStep]:
-    """What goes away first, deepest first, so that directories are empty by then; then what comes, parents first."""
-    steps = list(steps)
-    leaving = sorted((step for step in steps if _leaves(step)), key=lambda step: path_bytes(step.path), reverse=True)
-    return leaving + sorted((step for step in steps if not _leaves(step)), key=lambda step: path_bytes(step.path))
-
-
-def _leaves(step: Step) -> bool:
-    return isinstance(step.target, Absent) or (isinstance(step.now, DirEntry) and not isinstance(step.target, DirEntry))
 
 
 @dataclass(slots=True)
@@ -178,7 +159,7 @@ class _Way:
             now = self.site.disk.image(spot)
             if now.holds(self.target):
                 return
-            target = self._half(now)
+            target = self._half(now, report)
             if target is None:
                 self._keep(Change(self.path, self.target, now.entry), now)
                 break
@@ -198,18 +179,20 @@ class _Way:
         self.site.disk.discard(spot, draft)
         return Swap(self.site.disk, spot, draft, now.entry, Wanted(target, content), rescue=self._store).run()
 
-    def _half(self, now: Image) -> Entry | None:
+    def _half(self, now: Image, report: Report) -> Entry | None:
         """What the path shall become: ours taken out of what is there. None: it is somebody's and stays."""
         if self._is_ours(now):
             return self.target
         for ours in () if now.special else reversed(self.trace.meant):
-            half = without(ours, now.entry, self.target)
+            half = None if same_state(ours, self.target) else without(ours, now.entry, self.target)
             if half is not None:
                 return half
-        if self.trace.in_place and now.replaceable:
-            self._keep(Change(self.path, self.target, now.entry), now)
-            return self.target
-        return None
+        if not self.trace.in_place or now.special:
+            return None
+        if isinstance(now.entry, FileEntry):
+            self._store(now)
+            report.rescued.add(now.entry.digest)
+        return self.target
 
     def set_time(self) -> None:
         """A directory that was made again gets its time when all is in it."""

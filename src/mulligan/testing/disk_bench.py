@@ -1,4 +1,4 @@
-"""What the disk contracts stand on: a disk with a sketch on it, a person at the same files, a plan that hears the steps."""
+"""What the disk contracts stand on: a disk that holds a sketch, a person at the same files, a plan that hears all."""
 
 from __future__ import annotations
 

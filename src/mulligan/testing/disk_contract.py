@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeAlias
 
 import pytest
 
-from mulligan.testing.builders import Dir, File, Link, Sketch, as_tree
+from mulligan.testing.builders import Dir, File, Link, Node, Sketch, as_tree
 from mulligan.testing.disk_bench import DRAFT, DiskBench, Scene, file_entry
 from mulligan.testing.faults import Crash, FaultPlan
 from mulligan.testing.swap_contract import SwapContract
@@ -16,7 +17,7 @@ from mulligan.values.entries import ABSENT, DirEntry, FileEntry, SymlinkEntry
 from mulligan.values.paths import RepoPath
 from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import NOTHING
-from mulligan.workspace.places import Follow, Spot
+from mulligan.workspace.places import Spot
 
 WOOD: Sketch = {
     "a": "A",
@@ -96,13 +97,11 @@ class ResolvingContract(DiskBench):
             scene.disk.resolve(RepoPath(path))
         assert error.value.errno == errno.ELOOP
 
-    @pytest.mark.parametrize("path", ["out", "out/x", "far", "far/x", "round", "to-d/../out"])
-    @pytest.mark.parametrize("follow", ["within_root_only", "allow"])
-    def test_no_link_leads_out_of_the_root(self, path: str, follow: Follow) -> None:
-        path = path.replace("to-d/../", "")
+    @pytest.mark.parametrize("path", ["out", "out/x", "far", "far/x", "round"])
+    def test_no_link_leads_out_of_the_root(self, path: str) -> None:
         with self.scene(WOOD) as scene, pytest.raises(Refused) as refused:
-            scene.disk.resolve(RepoPath(path), follow=follow)
-        assert (refused.value.status, refused.value.code) == ("forbidden", "path_not_allowed")
+            scene.disk.resolve(RepoPath(path))
+        assert (refused.value.status, refused.value.code) == ("forbidden", "symlink_not_allowed")
 
     @pytest.mark.parametrize("path", ["to-a", "to-d/f", "here/a"])
     def test_where_links_are_denied_none_is_followed(self, path: str) -> None:
@@ -193,8 +192,11 @@ DOING: dict[str, tuple[list[str], Doing]] = {
 }
 """Every way to change the disk: the steps it announces, and a call of it on a spot."""
 
-F, D, N = {"x": "old"}, {"x": None}, dict[str, str]()
-DRAFTED = {DRAFT.decode(): "new"}
+Nodes: TypeAlias = dict[str, Node | str | bytes | None]
+F: Nodes = {"x": "old"}
+D: Nodes = {"x": None}
+N: Nodes = {}
+DRAFTED: Nodes = {DRAFT.decode(): "new"}
 
 OUTCOMES: list[tuple[str, Sketch, Sketch | type[OSError]]] = [
     ("stage_file", F, {"x": "old", DRAFT.decode(): "1234"}),
@@ -202,14 +204,14 @@ OUTCOMES: list[tuple[str, Sketch, Sketch | type[OSError]]] = [
     ("stage_link", N, {DRAFT.decode(): Link("to")}),
     ("stage_link", DRAFTED, FileExistsError),
     ("exchange", F | DRAFTED, {"x": "new", DRAFT.decode(): "old"}),
-    ("exchange", {"x/in": "side"} | DRAFTED, {"x": "new", f"{DRAFT.decode()}/in": "side"}),
-    ("exchange", {"x": Link("y")} | DRAFTED, {"x": "new", DRAFT.decode(): Link("y")}),
+    ("exchange", {"x/in": "side", **DRAFTED}, {"x": "new", f"{DRAFT.decode()}/in": "side"}),
+    ("exchange", {"x": Link("y"), **DRAFTED}, {"x": "new", DRAFT.decode(): Link("y")}),
     ("exchange", DRAFTED, FileNotFoundError),
     ("exchange", F, FileNotFoundError),
     ("place", DRAFTED, {"x": "new"}),
     ("place", F | DRAFTED, FileExistsError),
     ("place", D | DRAFTED, FileExistsError),
-    ("place", {"x": Link("nowhere")} | DRAFTED, FileExistsError),
+    ("place", {"x": Link("nowhere"), **DRAFTED}, FileExistsError),
     ("place", N, FileNotFoundError),
     ("set_aside", F, {DRAFT.decode(): "old"}),
     ("set_aside", {"x/in": "side"}, {f"{DRAFT.decode()}/in": "side"}),
@@ -336,7 +338,8 @@ def _scene_for(method: str) -> Sketch:
         return F
     if method == "exchange":
         return {**F, **DRAFTED}
-    return {"place": DRAFTED, "discard": DRAFTED, "make_dir": N, "remove_dir": D}[method]
+    scenes: dict[str, Nodes] = {"place": DRAFTED, "discard": DRAFTED, "make_dir": N, "remove_dir": D}
+    return scenes[method]
 
 
 class DiskContract(ResolvingContract, LookingContract, ChangingContract, SwapContract):

@@ -257,4 +257,4 @@ def _directory(inode: Inode | None, name: bytes) -> Inode:
 
 
 def _escapes(asked: RepoPath) -> Refused:
-    return Refused("forbidden", "path_not_allowed", f"{asked!r} leads out of the root")
+    return Refused("forbidden", "symlink_not_allowed", f"{asked!r} leads out of the root through a link")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,16 +22,22 @@ Follow = Literal["deny", "within_root_only", "allow"]
 
 _LINK_HOPS_MAX = 40
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+_MUST_WALK = frozenset({errno.ELOOP, errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.EAGAIN})
 
 
 @dataclass(slots=True)
 class Spot:
-    """A name in an open directory. `path` is the real path below the root; `place` identifies it across roots."""
+    """A name in an open directory. `path` is the real path below the root; `place` identifies it across roots.
+
+    One that is `outside` was reached through a link that leads out of the root; its `path` is that of the link, with
+    what came after it.
+    """
 
     path: RepoPath
     place: bytes
     parent: int
     name: bytes
+    outside: bool = False
 
     def close(self) -> None:
         if self.parent >= 0:
@@ -128,74 +133,55 @@ def _escapes(path: str) -> Refused:
 def resolve(root: Root, path: RepoPath, *, follow: Follow = "within_root_only", final: bool = True) -> Spot:
     """The spot a path names. With `final`, a symbolic link at its end is followed too.
 
-    Raises FileNotFoundError or NotADirectoryError if a directory on the way is missing or not one, Refused if the way
-    leads where it may not.
+    A link that leads out of the root is refused, or with `allow` gives a spot that is `outside`. Raises
+    FileNotFoundError or NotADirectoryError if a directory on the way is missing or not one, Refused if the way leads
+    where it may not.
     """
-    hops = 0
-    while True:
-        spot = _resolve_parent(root, path, follow)
-        target = _link_target(spot) if final and path != ROOT else None
-        if target is None:
+    spot = _straight(root, path)
+    if spot is not None:
+        if not final or path == ROOT or _link_target(spot.parent, spot.name) is None:
             return spot
         spot.close()
-        hops += 1
-        if follow == "deny":
-            raise _forbidden_link(path)
-        if hops > _LINK_HOPS_MAX:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-        path = _joined(root, spot.path, target, path)
+    with _Way(root, follow, path) as way:
+        return way.go(final=final)
 
 
 def resolve_exactly(root: Root, path: RepoPath) -> Spot:
     """The spot at a path recorded earlier, through no symbolic link at all."""
-    return _resolve_parent(root, path, "deny")
+    spot = _straight(root, path)
+    if spot is not None:
+        return spot
+    with _Way(root, "deny", path) as way:
+        return way.go(final=False)
 
 
-def _link_target(spot: Spot) -> bytes | None:
+def _straight(root: Root, path: RepoPath) -> Spot | None:
+    """The spot, if no link is on the way to it and the kernel can promise that; None if it has to be walked."""
+    if path == ROOT:
+        return Spot(ROOT, root.place_of(ROOT), os.dup(root.handle), b".")
+    folder, _, name = path_bytes(path).rpartition(b"/")
+    if not folder:
+        return Spot(path, root.place_of(path), os.dup(root.handle), name)
+    if not root.resolves_beneath:
+        return None
+    flags = kernel.RESOLVE_BENEATH | kernel.RESOLVE_NO_SYMLINKS | kernel.RESOLVE_NO_MAGICLINKS
     try:
-        return os.readlink(spot.name, dir_fd=spot.parent)
+        handle = kernel.open_beneath(root.handle, folder, os.O_RDONLY | os.O_DIRECTORY, resolve=flags)
+    except OSError as error:
+        if error.errno not in _MUST_WALK:
+            raise
+        return None
+    return _spot_at(root, path, handle, name)
+
+
+def _link_target(directory: int, name: bytes) -> bytes | None:
+    """Where a link leads; None for anything else, and for nothing."""
+    try:
+        return os.readlink(name, dir_fd=directory)
     except OSError as error:
         if error.errno in (errno.EINVAL, errno.ENOENT):
             return None
         raise
-
-
-def _joined(root: Root, link: RepoPath, target: bytes, asked: str) -> RepoPath:
-    """Where a link leads, as a path below the root, by names only; the next resolution judges it for real."""
-    names = [] if target.startswith(b"/") else path_bytes(link).split(b"/")[:-1]
-    if target.startswith(b"/"):
-        prefix = root.path.rstrip(b"/") + b"/"
-        if target.rstrip(b"/") != root.path.rstrip(b"/") and not target.startswith(prefix):
-            raise _escapes(asked)
-        target = target[len(prefix) :]
-    for name in target.split(b"/"):
-        if name == b"..":
-            if not names:
-                raise _escapes(asked)
-            names.pop()
-        elif name not in (b"", b"."):
-            names.append(name)
-    return parse_repo_path(b"/".join(names).decode("utf-8", "surrogateescape") or ".")
-
-
-def _resolve_parent(root: Root, path: RepoPath, follow: Follow) -> Spot:
-    if path == ROOT:
-        return Spot(ROOT, root.place_of(ROOT), os.dup(root.handle), b".")
-    raw = path_bytes(path)
-    folder, _, name = raw.rpartition(b"/")
-    if not folder:
-        return Spot(path, root.place_of(path), os.dup(root.handle), name)
-    if root.resolves_beneath:
-        try:
-            resolve_flags = kernel.RESOLVE_BENEATH | kernel.RESOLVE_NO_SYMLINKS | kernel.RESOLVE_NO_MAGICLINKS
-            handle = kernel.open_beneath(root.handle, folder, os.O_RDONLY | os.O_DIRECTORY, resolve=resolve_flags)
-            return _spot_at(root, path, handle, name)
-        except OSError as error:
-            if error.errno not in (errno.ELOOP, errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EPERM):
-                raise
-    handle, real = _walk(root, folder.split(b"/"), follow=follow, asked=path)
-    real_path = parse_repo_path(b"/".join([*real, name]).decode("utf-8", "surrogateescape"))
-    return _spot_at(root, real_path, handle, name)
 
 
 def _spot_at(root: Root, path: RepoPath, handle: int, name: bytes) -> Spot:
@@ -205,45 +191,130 @@ def _spot_at(root: Root, path: RepoPath, handle: int, name: bytes) -> Spot:
     return Spot(path, place_prefix(kernel.real_path_of(handle), device) + b"/" + name, handle, name)
 
 
-def _walk(root: Root, names: list[bytes], *, follow: Follow, asked: str) -> tuple[int, list[bytes]]:
-    """Open directory by directory without following links; follow each link by hand, as the policy says."""
-    pending, real, hops = list(reversed(names)), list[bytes](), 0
-    handle = os.dup(root.handle)
-    try:
-        while pending:
-            name = pending.pop()
+def _as_path(names: list[bytes]) -> RepoPath:
+    return parse_repo_path(b"/".join(names).decode("utf-8", "surrogateescape") or ".")
+
+
+def _names_of(target: bytes) -> list[bytes]:
+    return [name for name in target.split(b"/") if name not in (b"", b".")]
+
+
+class _Way:
+    """A walk from the root, one name at a time and never through a link; links are followed by hand, as allowed.
+
+    `real` are the names behind us, none of them a link; `pending` those ahead, the next one last.
+    """
+
+    def __init__(self, root: Root, follow: Follow, asked: RepoPath) -> None:
+        self._root = root
+        self._follow = follow
+        self._asked = asked
+        self._handle = os.dup(root.handle)
+        self._real: list[bytes] = []
+        self._pending = _names_of(path_bytes(asked))[::-1]
+        self._left_at: list[bytes] = []
+        self._hops = 0
+
+    def __enter__(self) -> _Way:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+
+    def go(self, *, final: bool) -> Spot:
+        while self._pending:
+            spot = self._step(self._pending.pop(), final=final)
+            if spot is not None:
+                return spot
+        return self._here()
+
+    def _step(self, name: bytes, *, final: bool) -> Spot | None:
+        is_last = not self._pending
+        if name == b"..":
+            return self._up(final=final)
+        target = None if is_last and not final else _link_target(self._handle, name)
+        if target is not None:
+            return self._follow_link(name, target, final=final)
+        if is_last:
+            return self._spot(name)
+        self._enter(name)
+        return None
+
+    def _enter(self, name: bytes) -> None:
+        try:
+            below = os.open(name, _OPEN_DIRECTORY, dir_fd=self._handle)
+        except OSError:
+            if _link_target(self._handle, name) is None:
+                raise
+            # It was no link a moment ago. Look at it again, but not for ever.
+            self._count_hop()
+            self._pending.append(name)
+            return
+        self._stand_at(below, [*self._real, name])
+
+    def _stand_at(self, handle: int, real: list[bytes]) -> None:
+        os.close(self._handle)
+        self._handle, self._real = handle, real
+
+    def _up(self, *, final: bool) -> Spot | None:
+        if not self._real:
+            return self._jump(self._root.path + b"/..", final=final)
+        self._stand_at(self._open_real(self._real[:-1]), self._real[:-1])
+        return None
+
+    def _open_real(self, names: list[bytes]) -> int:
+        handle = os.dup(self._root.handle)
+        for name in names:
+            above = handle
             try:
-                below = os.open(name, _OPEN_DIRECTORY, dir_fd=handle)
-            except OSError as error:
-                target = _as_link(handle, name, error)
-                hops += 1
-                if follow == "deny":
-                    raise _forbidden_link(asked) from None
-                if hops > _LINK_HOPS_MAX:
-                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), asked) from None
-                here = "/".join([*(part.decode("utf-8", "surrogateescape") for part in real), "x"])
-                goal = path_bytes(_joined(root, parse_repo_path(here), target, asked))
-                pending += reversed([] if goal == b"." else goal.split(b"/"))
-                real = []
-                os.close(handle)
-                handle = os.dup(root.handle)
-                continue
-            os.close(handle)
-            handle = below
-            real.append(name)
-        return handle, real
-    except BaseException:
-        os.close(handle)
-        raise
+                handle = os.open(name, _OPEN_DIRECTORY, dir_fd=above)
+            finally:
+                os.close(above)
+        return handle
 
+    def _count_hop(self) -> None:
+        self._hops += 1
+        if self._hops > _LINK_HOPS_MAX:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), self._asked)
 
-def _as_link(directory: int, name: bytes, error: OSError) -> bytes:
-    """The target if opening failed because the name is a link; else the error goes on."""
-    if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.EMLINK):
-        raise error
-    if not stat.S_ISLNK(os.lstat(name, dir_fd=directory).st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fsdecode(name)) from None
-    return os.readlink(name, dir_fd=directory)
+    def _follow_link(self, name: bytes, target: bytes, *, final: bool) -> Spot | None:
+        if self._follow == "deny":
+            raise _forbidden_link(self._asked)
+        self._count_hop()
+        self._left_at = [*self._real, name, *reversed(self._pending)]
+        if target.startswith(b"/"):
+            return self._jump(target, final=final)
+        self._pending += reversed(_names_of(target))
+        return None
+
+    def _jump(self, target: bytes, *, final: bool) -> Spot | None:
+        """To an absolute path and what is pending after it. Inside the root the walk begins anew; what is said to lie
+        there is only a hint, and each name of it is judged again."""
+        rest = self._pending[::-1]
+        last = [] if final or not rest or rest[-1] == b".." else [rest.pop()]
+        real = os.path.join(os.path.realpath(b"/".join([target, *rest])), *last)
+        inside = self._root.path.rstrip(b"/") + b"/"
+        if real == self._root.path or real.startswith(inside):
+            self._pending = _names_of(real[len(inside) :])[::-1]
+            self._stand_at(os.dup(self._root.handle), [])
+            return None
+        if self._follow != "allow":
+            raise _escapes(self._asked)
+        folder, name = os.path.split(real)
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return Spot(_as_path(self._left_at), real, handle, name or b".", outside=True)
+
+    def _spot(self, name: bytes) -> Spot:
+        handle, self._handle = self._handle, -1
+        return _spot_at(self._root, _as_path([*self._real, name]), handle, name)
+
+    def _here(self) -> Spot:
+        """The way ended at a directory without naming it, as a link to `..` does."""
+        if not self._real:
+            return Spot(ROOT, self._root.place_of(ROOT), os.dup(self._root.handle), b".")
+        *above, name = self._real
+        return _spot_at(self._root, _as_path(self._real), self._open_real(above), name)
 
 
 @contextmanager

@@ -31,20 +31,27 @@ class Slice:
 
 @contextmanager
 def opened(spot: Spot) -> Iterator[int]:
-    """A handle on the regular file at the spot. Refuses everything else without waiting for it."""
+    """A handle on the regular file at the spot. Refuses everything else, and does not open what it can see is not one:
+    opening a FIFO wakes its writer, opening a device may do anything."""
     try:
+        _require_regular(os.stat(spot.name, dir_fd=spot.parent, follow_symlinks=False), spot.path)
         handle = os.open(spot.name, _OPEN_FLAGS, dir_fd=spot.parent)
     except OSError as error:
         raise refusal_of(error, spot.path) from None
     try:
-        mode = os.fstat(handle).st_mode
-        if stat.S_ISDIR(mode):
-            raise Refused("is_directory", "is_directory", f"{spot.path} is a directory.")
-        if not stat.S_ISREG(mode):
-            raise Refused("error", "special_file", f"{spot.path} is a device, FIFO or socket.")
+        _require_regular(os.fstat(handle), spot.path)
         yield handle
     finally:
         os.close(handle)
+
+
+def _require_regular(status: os.stat_result, path: str) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise Refused("is_directory", "is_directory", f"{path} is a directory.")
+    if stat.S_ISLNK(status.st_mode):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+    if not stat.S_ISREG(status.st_mode):
+        raise Refused("error", "special_file", f"{path} is a device, FIFO or socket.")
 
 
 def refusal_of(error: OSError, path: str) -> Refused:
@@ -66,16 +73,50 @@ def refusal_of(error: OSError, path: str) -> Refused:
     return Refused("error", "io_error", f"{path}: {error.strerror}.")
 
 
-def read_bytes(handle: int, offset: int, limit: int | None, *, whole_characters: bool) -> Slice:
-    """The bytes at `offset`; with `whole_characters`, widened so that no UTF-8 character is cut."""
+def read_bytes(
+    handle: int, offset: int, limit: int | None, *, whole_characters: bool, ceiling: int | None = None
+) -> Slice:
+    """The bytes at `offset`; with `whole_characters`, widened so that no UTF-8 character is cut.
+
+    Never more than `ceiling`: where widening would pass it, the last character is left out instead.
+    """
     status = os.fstat(handle)
     start = min(offset, status.st_size)
     end = status.st_size if limit is None else min(start + limit, status.st_size)
     data = _pread(handle, start, end)
-    if whole_characters and data:
-        start, data = _widened(handle, start, data)
+    if whole_characters and data and len(data) < status.st_size:
+        start, data = _fitting(_widened(handle, start, data), (start, data), ceiling)
     end = start + len(data)
     return Slice(data, start, status.st_size, status.st_mtime_ns, truncated=end < status.st_size)
+
+
+def _fitting(wide: tuple[int, bytes], narrow: tuple[int, bytes], ceiling: int | None) -> tuple[int, bytes]:
+    start, data = wide
+    if ceiling is None or len(data) <= ceiling:
+        return wide
+    whole = without_half_character(data[:ceiling])
+    return (start, whole) if whole else narrow
+
+
+def without_half_character(data: bytes) -> bytes:
+    """The data without the beginning of a character at its end, if what is left is text; else as it is."""
+    for cut in range(min(_UTF8_TAIL_MAX, len(data)) + 1):
+        if _is_utf8(data[: len(data) - cut]):
+            return data[: len(data) - cut]
+    return data
+
+
+def whole_page(data: bytes, offset: int, limit: int) -> tuple[int, bytes]:
+    """At most `limit` bytes from `offset` on and where they really begin: no character is cut, if they are text."""
+    start = min(offset, len(data))
+    page = data[start : start + limit]
+    back = next((n for n in range(min(start, _UTF8_TAIL_MAX) + 1) if not _continues_at(data, start - n)), 0)
+    whole = without_half_character(data[start - back : start - back + limit])
+    return (start - back, whole) if whole and _is_utf8(whole) else (start, page)
+
+
+def _continues_at(data: bytes, at: int) -> bool:
+    return at < len(data) and _continues(data[at])
 
 
 def _pread(handle: int, start: int, end: int) -> bytes:
@@ -115,11 +156,16 @@ def _is_utf8(data: bytes) -> bool:
     return True
 
 
-def read_lines(handle: int, first: int, count: int | None, limit: int | None) -> Slice:
-    """`count` lines from line `first` (from 0), at most `limit` bytes of them."""
+def read_lines(
+    handle: int, first: int, count: int | None, limit: int | None, *, whole_characters: bool = True
+) -> Slice:
+    """`count` lines from line `first` (from 0), at most `limit` bytes of them and no half character."""
     status = os.fstat(handle)
     start = _line_start(handle, first)
-    data, found = _lines_at(handle, start, count, limit)
+    data = _lines_at(handle, start, count, limit)
+    if whole_characters and len(data) == limit:
+        data = without_half_character(data)
+    found = data.count(b"\n") + (1 if data and not data.endswith(b"\n") else 0)
     truncated = start + len(data) < status.st_size
     return Slice(data, start, status.st_size, status.st_mtime_ns, truncated, lines=(first, found))
 
@@ -139,7 +185,7 @@ def _line_start(handle: int, line: int) -> int:
     return at
 
 
-def _lines_at(handle: int, start: int, count: int | None, limit: int | None) -> tuple[bytes, int]:
+def _lines_at(handle: int, start: int, count: int | None, limit: int | None) -> bytes:
     pieces: list[bytes] = []
     size, found = 0, 0
     while (count is None or found < count) and (limit is None or size < limit):
@@ -158,5 +204,4 @@ def _lines_at(handle: int, start: int, count: int | None, limit: int | None) -> 
         pieces.append(chunk)
         if count is not None and found >= count:
             break
-    data = b"".join(pieces)
-    return data, found + (1 if data and not data.endswith(b"\n") else 0)
+    return b"".join(pieces)

@@ -11,11 +11,12 @@ import errno
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from mulligan.values.clock import monotonic_s
-from mulligan.values.entries import ABSENT, Absent, DirEntry, Entry, FileEntry, SymlinkEntry, same_content
+from mulligan.values.entries import ABSENT, Absent, DirEntry, Entry, FileEntry, SymlinkEntry, same_content, same_state
 from mulligan.workspace.disk import Disk, Image
 from mulligan.workspace.places import Spot
 
@@ -23,6 +24,7 @@ Rescue = Callable[[Image], None]
 
 SETTLE_LIMIT_S = 0.25
 _SETTLE_NAP_S = 0.0002
+_RETURNS_MAX = 8
 _NO_EXCHANGE = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
 
 
@@ -151,20 +153,35 @@ class Swap:
         return self._exchange_back(theirs)
 
     def _exchange_back(self, theirs: Image) -> Found:
-        """Theirs returns. If meanwhile somebody saved over ours, that save is the newest and keeps the place."""
-        self.disk.exchange(self.spot, self.draft)
-        if not same_content(self.disk.image(self.spot, draft=self.draft).entry, self.wanted.entry):
-            self.disk.exchange(self.spot, self.draft)
-        self.disk.discard(self.spot, self.draft)
-        return Found(theirs)
+        """Theirs returns. If meanwhile somebody saved over ours, that save is newer and takes the place instead.
+
+        What lies under the draft name is safe at every turn: it was rescued before, or it is ours.
+        """
+        held, below = theirs, self.wanted.entry
+        for _ in range(_RETURNS_MAX):
+            try:
+                self.disk.exchange(self.spot, self.draft)
+            except FileNotFoundError:
+                return self._return_draft(held)
+            returned, held = held, self._draft_image()
+            if same_content(held.entry, below) and not held.special:
+                break
+            self.rescue(held)
+            below = returned.entry
+        if held.replaceable:
+            self.disk.discard(self.spot, self.draft)
+        return Found(self.disk.image(self.spot))
 
     def _look_at_draft(self) -> Image | None:
         """What came out, once nobody writes into it any more; None if it is what we expected."""
+        image = self._draft_image()
+        return None if image.holds(self.expected) else image
+
+    def _draft_image(self) -> Image:
         limit = monotonic_s() + SETTLE_LIMIT_S
         while self.disk.settled(self.spot, self.draft) is False and monotonic_s() < limit:
             time.sleep(_SETTLE_NAP_S)
-        image = self.disk.image(self.spot, draft=self.draft)
-        return None if image.holds(self.expected) else image
+        return self.disk.image(self.spot, draft=self.draft)
 
     def _write_in_place(self) -> Swapped | Found:
         """For a file that must stay one inode. A save between look and write cannot be excluded, and we say so."""
@@ -175,7 +192,7 @@ class Swap:
             if not self.insist:
                 return Found(now)
         if not isinstance(now.entry, FileEntry) or not isinstance(wanted.entry, FileEntry):
-            return Found(now)
+            return self._remove_and_create()
         assert wanted.content is not None
         self.disk.write_in_place(self.spot, wanted.content)
         if (now.entry.mode, now.entry.xattrs) != (wanted.entry.mode, wanted.entry.xattrs):
@@ -183,6 +200,14 @@ class Swap:
         if wanted.entry.mtime_ns:
             self.disk.set_mtime(self.spot, wanted.entry.mtime_ns)
         return replace(self._done(), race_window=True)
+
+    def _remove_and_create(self) -> Swapped | Found:
+        """Where names cannot be exchanged and one of the two is no file: for a moment, nothing is there."""
+        removed = replace(self, wanted=Wanted(ABSENT)).run()
+        if isinstance(removed, Found):
+            return removed
+        made = replace(self, expected=ABSENT).run()
+        return replace(made, race_window=True) if isinstance(made, Swapped) else made
 
     # Directories and metadata.
 
@@ -196,7 +221,7 @@ class Swap:
             self.disk.make_dir(self.spot, self.wanted.entry.mode)
         except FileExistsError:
             return Found(self.disk.image(self.spot))
-        return self._done()
+        return self._set_metadata_of(self.wanted.entry, now=DirEntry(self.wanted.entry.mode))
 
     def _from_directory(self) -> Swapped | Found:
         assert isinstance(self.expected, DirEntry)
@@ -208,9 +233,9 @@ class Swap:
         try:
             self.disk.remove_dir(self.spot)
         except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR):
                 raise
-            return Found(found)
+            return Found(self.disk.image(self.spot))
         return Swapped(ABSENT) if isinstance(self.wanted.entry, Absent) else replace(self, expected=ABSENT).run()
 
     def _is_metadata_only(self) -> bool:
@@ -223,10 +248,19 @@ class Swap:
         same = self.insist and not found.special and same_content(found.entry, self.expected)
         if not same and not found.holds(self.expected):
             return Found(found)
-        if not found.holds(self.wanted.entry):
-            self.disk.set_metadata(self.spot, self.wanted.entry)
-        if self.wanted.entry.mtime_ns:
-            self.disk.set_mtime(self.spot, self.wanted.entry.mtime_ns)
+        return self._set_metadata_of(self.wanted.entry, now=found.entry)
+
+    def _set_metadata_of(self, wanted: FileEntry | DirEntry, *, now: Entry) -> Swapped | Found:
+        """Mode, attributes and time. Somebody may take away what they belong to; then there is nothing to set."""
+        try:
+            if not same_state(now, wanted):
+                self.disk.set_metadata(self.spot, wanted)
+            if wanted.mtime_ns:
+                self.disk.set_mtime(self.spot, wanted.mtime_ns)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ELOOP):
+                raise
+            return Found(self.disk.image(self.spot))
         return self._done()
 
     def _stage(self) -> None:
@@ -240,7 +274,9 @@ class Swap:
     def _done(self) -> Swapped:
         entry = self.wanted.entry
         if isinstance(entry, FileEntry | DirEntry):
-            entry = replace(entry, mtime_ns=self.disk.mtime_ns(self.spot))
+            # Somebody may have removed it already; it was there, and what they do after us is theirs.
+            with suppress(FileNotFoundError):
+                entry = replace(entry, mtime_ns=self.disk.mtime_ns(self.spot))
         return Swapped(entry)
 
 

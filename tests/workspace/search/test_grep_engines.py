@@ -12,7 +12,7 @@ import pydantic
 import pytest
 
 from mulligan.values.paths import ROOT, RepoPath
-from mulligan.workspace.search import GrepLimits, GrepResult, grep
+from mulligan.workspace.search import GrepLimits, GrepResult, grep, ripgrep
 from mulligan.workspace.search.tree_cache import TreeCache
 
 Opens = Callable[[Path], int]
@@ -53,10 +53,13 @@ PATTERNS = [
     r"if .* is not None and .* is None",
     r"->",
 ]
+STDLIB_MODULES = (
+    "/{*.py,{asyncio,concurrent,email,encodings,html,http,importlib,json,logging,sqlite3,unittest,xml}/**/*.py}"
+)
 TREES = {
-    "stdlib": Path(sysconfig.get_paths()["stdlib"]),
-    "hypothesis": Path(hypothesis.__file__).parent,
-    "pydantic": Path(pydantic.__file__).parent,
+    "stdlib": (Path(sysconfig.get_paths()["stdlib"]), STDLIB_MODULES),
+    "hypothesis": (Path(hypothesis.__file__).parent, "*.{py,pyi,txt,typed}"),
+    "pydantic": (Path(pydantic.__file__).parent, "!*.pyc"),
 }
 
 
@@ -87,8 +90,9 @@ def both(
 @pytest.mark.req("D9.grep_engines_agree", "A7.rg_equals_native")
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES.keys())
-def test_on_real_trees(tree: Path, pattern: str, opens: Opens) -> None:
-    by_ripgrep, by_native = both(opens(tree), pattern, glob_filter="*.{py,txt,pyi,rst,toml,cfg,json}")
+def test_on_real_trees(tree: tuple[Path, str], pattern: str, opens: Opens) -> None:
+    folder, glob_filter = tree
+    by_ripgrep, by_native = both(opens(folder), pattern, glob_filter=glob_filter)
     assert by_ripgrep.lines == by_native.lines
     assert by_ripgrep.truncated == by_native.truncated
 
@@ -191,6 +195,25 @@ def test_on_a_tree_of_oddities(odd_tree: Path, pattern: str, limit: int, opens: 
     by_ripgrep, by_native = both(opens(odd_tree), pattern, limits=GrepLimits(max_results=limit))
     assert by_ripgrep.lines == by_native.lines
     assert (by_ripgrep.truncated, by_ripgrep.files_searched) == (by_native.truncated, by_native.files_searched)
+
+
+@pytest.mark.parametrize("pattern", ODD_PATTERNS)
+@pytest.mark.parametrize("way", ["walking", "batches", "too much output"])
+def test_however_ripgrep_is_led_to_the_files(
+    odd_tree: Path, pattern: str, way: str, opens: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tree is too small for all but the first step, so the steps are made smaller."""
+    monkeypatch.setattr(ripgrep, "FIRST_FILES", 3)
+    monkeypatch.setattr(ripgrep, "BATCH_FILES", 4)
+    if way == "batches":
+        monkeypatch.setattr(ripgrep, "PRUNED_MAX", 0)
+    if way == "too much output":
+        monkeypatch.setattr(ripgrep, "OUTPUT_MAX_BYTES", 100)
+    for limit in (2, 20, 10_000):
+        limits = GrepLimits(max_results=limit)
+        by_ripgrep, by_native = both(opens(odd_tree), pattern, limits=limits)
+        assert by_ripgrep.lines == by_native.lines
+        assert by_ripgrep.files_searched == by_native.files_searched
 
 
 @pytest.mark.parametrize("glob_filter", ["*.txt", "!*.txt", "sub/**", "a*", "/a/x", "{a,sub}/*", "日本/"])

@@ -45,6 +45,7 @@ class Rules:
 
     def __init__(self) -> None:
         self.ruleset: int | None = None
+        self.without_network = False
         self.has_own_network = False
 
     def apply_to_self(self) -> None:
@@ -61,7 +62,7 @@ def enter(confinement: dict[str, Any], channel: socket.socket) -> Rules:
     """Move this process where the command shall live."""
     rules = Rules()
     overlay, cage = confinement.get("overlay"), confinement.get("cage")
-    wants_network_gone: bool = confinement.get("no_network", False)
+    rules.without_network = wants_network_gone = confinement.get("no_network", False)
     if overlay or cage:
         with step("namespace" if overlay else "sandbox"):
             rules.has_own_network = _leave_namespaces(kernel.CLONE_NEWNS, network=wants_network_gone)

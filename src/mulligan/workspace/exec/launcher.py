@@ -22,7 +22,10 @@ _IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGHUP, signal
 
 
 def main(channel_fd: int) -> None:
-    """For each request, one ready warden's channel. The terminal's signals are for the command: ignored here."""
+    """For each request, one ready warden: its channel, and that of the process which will be the command.
+
+    The terminal's signals are for the command: ignored here.
+    """
     channel = socket.socket(fileno=channel_fd)
     channel.set_inheritable(False)
     os.closerange(channel_fd + 1, os.sysconf("SC_OPEN_MAX"))  # what our program left inheritable is not for commands
@@ -34,26 +37,29 @@ def main(channel_fd: int) -> None:
     gc.freeze()  # nothing is written to the pages that a fork shares
     while wire.receive(channel) is not None:
         given, kept = socket.socketpair()
+        orders, ordered = socket.socketpair()
         if os.fork() == 0:
             channel.close()
             given.close()
-            _become_warden(kept)
+            orders.close()
+            _become_warden(kept, ordered)
         kept.close()
-        _hand_over(channel, given)
+        ordered.close()
+        _hand_over(channel, given, orders)
 
 
-def _hand_over(channel: socket.socket, given: socket.socket) -> None:
-    with given:
+def _hand_over(channel: socket.socket, given: socket.socket, orders: socket.socket) -> None:
+    with given, orders:
         try:
-            wire.send(channel, ("ready",), (given.fileno(),))
+            wire.send(channel, ("ready",), (given.fileno(), orders.fileno()))
         except BrokenPipeError:
             return  # they ended meanwhile; the warden sees its channel close
 
 
-def _become_warden(channel: socket.socket) -> None:
+def _become_warden(channel: socket.socket, ordered: socket.socket) -> None:
     status = 1
     try:
-        warden.serve(channel)
+        warden.serve(channel, ordered)
         status = 0
     finally:
         os._exit(status)

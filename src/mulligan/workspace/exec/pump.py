@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
 from mulligan.values.clock import monotonic_s
 from mulligan.values.faults import fault
@@ -86,6 +86,7 @@ class Pump:
     def __init__(
         self, spawned: Spawned, sink: Sink, *, stdin: bytes, deadline: float | None, handle: Handle, received: Received
     ) -> None:
+        self._spawned = spawned
         self._channel = spawned.channel
         self._sink = sink
         self._input = memoryview(stdin)
@@ -121,6 +122,8 @@ class Pump:
     def _listen(self, spawned: Spawned) -> None:
         self._poller.register(self._channel, select.POLLIN)
         self._poller.register(self._handle, select.POLLIN)
+        if spawned.ordered is not None:
+            self._poller.register(spawned.ordered, select.POLLIN)
         if spawned.stdin >= 0:
             self._poller.register(spawned.stdin, select.POLLOUT)
         named: tuple[tuple[int, Stream], ...] = ((spawned.stdout, "stdout"), (spawned.stderr, "stderr"))
@@ -144,8 +147,10 @@ class Pump:
             self._feed()
         elif fd == self._channel.fileno():
             self._hear()
-        else:
+        elif fd == self._handle.fileno():
             self._obey()
+        else:
+            self._hear_from_itself()
 
     def _pass_on(self, fd: int) -> bool:
         """One read; False when there is nothing more for now."""
@@ -186,20 +191,32 @@ class Pump:
         if message is None:
             raise fault("internal", "The process that watches over the command was killed; the command may still run.")
         (word, *rest), fds = message
-        if word in ("listener", "upper"):
+        if word == "upper":
             self._received(word, fds)
+        elif word == "standby":
+            ordered = socket.socket(fileno=fds[0])
+            self._spawned.give_order(ordered)
+            self._poller.register(ordered, select.POLLIN)
         else:
-            self._note(word, rest)
+            self._all_gone = True
+            if word == "failed":
+                self.ending.failed = (rest[0], rest[1])
+            else:
+                self.ending.status, self.ending.survivors = rest
 
-    def _note(self, word: str, rest: list[Any]) -> None:
-        if word == "failed":
-            self.ending.failed = (rest[0], rest[1])
-            self._all_gone = True
-        elif word == "ended":
-            self.ending.status = rest[0]
-        elif word == "gone":
-            self.ending.survivors = rest[0]
-            self._all_gone = True
+    def _hear_from_itself(self) -> None:
+        """The process that becomes the command: its listener, its failure, or silence when it is the command."""
+        ordered = self._spawned.ordered
+        assert ordered is not None
+        message = wire.receive(ordered)
+        if message is None:
+            self._poller.unregister(ordered)
+            ordered.close()
+            self._spawned.ordered = None
+        elif message[0][0] == "listener":
+            self._received("listener", message[1])
+        else:
+            self.ending.failed = (message[0][1], message[0][2])
 
     def _obey(self) -> None:
         for order, number in self._handle.take():
@@ -233,6 +250,9 @@ class Pump:
 
     def _close(self) -> None:
         self._channel.close()
+        if self._spawned.ordered is not None:
+            self._spawned.ordered.close()
+        self._spawned.let_go()
         for fd in (*self._streams, self._stdin):
             if fd >= 0:
                 os.close(fd)

@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from mulligan.values.faults import MulliganError, fault
+from mulligan.values.faults import fault
 from mulligan.workspace.exec import wire
 from mulligan.workspace.exec.command import Command
 
@@ -45,18 +45,12 @@ class Launcher:
             if self._channel is None:
                 self._start()
 
-    def order(self, order: dict[str, Any], stdio: tuple[int, ...]) -> socket.socket:
-        """Give an order to a warden: the channel on which it answers. One that was killed while waiting is replaced."""
+    def take(self) -> tuple[socket.socket, socket.socket]:
+        """A warden's channel, and that of the process which waits to become a command."""
         for _ in range(_TRIES_MAX):
-            channel = self._take()
-            if channel is None:
-                continue
-            try:
-                wire.send(channel, order, stdio)
-            except (BrokenPipeError, ConnectionResetError):
-                channel.close()
-            else:
-                return channel
+            ready = self._receive()
+            if ready is not None:
+                return socket.socket(fileno=ready[0]), socket.socket(fileno=ready[1])
         raise fault("internal", "The helper process that starts commands does not stay alive.")
 
     def close(self) -> None:
@@ -76,8 +70,8 @@ class Launcher:
             if self._channel is not None and not self._on_the_way:
                 self._ask()
 
-    def _take(self) -> socket.socket | None:
-        """A warden, the one kept ready if there is one."""
+    def _receive(self) -> list[int] | None:
+        """The descriptors of a warden, the one kept ready if there is one. A launcher that was killed is started again."""
         with self._lock:
             if self._channel is None:
                 self._start()
@@ -89,7 +83,7 @@ class Launcher:
             if ready is None:
                 self._stop()
                 return None
-            return socket.socket(fileno=ready[1][0])
+            return ready[1]
 
     def _ask(self) -> None:
         assert self._channel is not None
@@ -140,28 +134,46 @@ atexit.register(LAUNCHER.close)
 
 @dataclass(slots=True)
 class Spawned:
-    """A command on its way: the warden's channel, and our ends of its streams (-1 where it has ours)."""
+    """A command on its way: the channels of its warden and of itself until it starts, and our ends of its streams."""
 
     channel: socket.socket
-    stdin: int
-    stdout: int
-    stderr: int
+    ordered: socket.socket | None
+    order: dict[str, Any]
+    given: tuple[int, ...]
+    stdin: int = -1
+    stdout: int = -1
+    stderr: int = -1
+
+    def give_order(self, ordered: socket.socket) -> None:
+        """Tell the waiting process what to become. It has its streams then, and we keep only our ends."""
+        self.ordered = ordered
+        wire.send(ordered, self.order, self.given)
+        self.let_go()
+
+    def let_go(self) -> None:
+        if self.given != (0, 1, 2):
+            wire.close_all(self.given)
+        self.given = ()
 
 
 def spawn(command: Command, extras: Extras) -> Spawned:
-    """Have the command started. Whether it did start is the first thing the channel says."""
+    """Have the command started. Whether it did start is what the channels say.
+
+    One that is to be confined gets its order later: its warden moves first and then sends the channel of a new process.
+    """
+    channel, ordered = LAUNCHER.take()
     order = _order(command, extras)
     if command.terminal:
-        return Spawned(LAUNCHER.order(order, (0, 1, 2)), -1, -1, -1)
-    given, kept = _streams(command.stdin)
-    try:
-        channel = LAUNCHER.order(order, given)
-    except MulliganError:
-        wire.close_all([fd for fd in kept if fd >= 0])
-        raise
-    finally:
-        wire.close_all(given)
-    return Spawned(channel, *kept)
+        spawned = Spawned(channel, None, order, (0, 1, 2))
+    else:
+        given, kept = _streams(command.stdin)
+        spawned = Spawned(channel, None, order, given, *kept)
+    wire.send(channel, (None if command.background else command.linger_s, extras.confinement))
+    if extras.confinement:
+        ordered.close()
+    else:
+        spawned.give_order(ordered)
+    return spawned
 
 
 def _streams(stdin: bytes | None) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
@@ -186,6 +198,4 @@ def _order(command: Command, extras: Extras) -> dict[str, Any]:
         "program_without_sockets": extras.program_without_sockets,
         "listens": extras.listens,
         "new_session": not command.terminal,
-        "linger_s": None if command.background else command.linger_s,
-        "confinement": extras.confinement,
     }

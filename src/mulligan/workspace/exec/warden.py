@@ -26,7 +26,7 @@ _KILL_RETRY_S = 0.02
 
 
 class Order:
-    """What to run and how, as it came over the wire."""
+    """What to become and how, as it came over the wire."""
 
     def __init__(self, body: dict[str, Any]) -> None:
         self.argv: list[bytes] = body["argv"]
@@ -36,68 +36,65 @@ class Order:
         self.program_without_sockets: bytes | None = body["program_without_sockets"]
         self.listens: bool = body["listens"]
         self.new_session: bool = body["new_session"]
-        self.linger_s: float | None = body["linger_s"]
-        self.confinement: dict[str, Any] = body["confinement"]
 
 
-def serve(channel: socket.socket) -> None:
-    """Wait for an order, run it to the end of its last descendant, and say what happens on the channel."""
+def serve(channel: socket.socket, ordered: socket.socket) -> None:
+    """Keep a process ready to become the command, and watch over it until its last descendant is gone.
+
+    Its order goes straight to it. We are told only how to watch (`linger_s`) and whether to move somewhere first; then
+    the waiting process is of no use, and the channel of another one is sent back.
+    """
     signal.signal(signal.SIGCHLD, _ignore)
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-    standby = Standby(channel, confine.Rules())
+    pid = _stand_by(ordered, confine.Rules())
     received = wire.receive(channel)
     if received is None:
-        standby.dismiss()
-        return
-    order, stdio = Order(received[0]), received[1]
-    try:
-        if order.confinement:
-            standby.dismiss()
-            standby = Standby(channel, confine.enter(order.confinement, channel))
-        standby.become(received[0], stdio)
-    except confine.StepFailed as failure:
-        wire.send(channel, ("failed", failure.step, failure.errno))
-        return
-    wire.send(channel, ("started", standby.pid))
-    Watch(channel, standby.pid, order.linger_s).until_all_are_gone()
+        return  # nobody wants it any more; the waiting process sees its own channel close
+    linger_s, confinement = received[0]
+    if confinement:
+        _end(pid)
+        try:
+            pid = _stand_by_confined(confinement, channel)
+        except confine.StepFailed as failure:
+            wire.send(channel, ("failed", failure.step, failure.errno))
+            return
+    Watch(channel, pid, linger_s).until_all_are_gone()
 
 
 def _ignore(_signal: int, _frame: object) -> None:
     """A handler, not SIG_IGN: the wake-up descriptor needs one, and children must stay waitable."""
 
 
-class Standby:
-    """The command's process before it is the command: forked ahead of time, waiting to be told what to become."""
-
-    def __init__(self, channel: socket.socket, rules: confine.Rules) -> None:
-        self._ours, theirs = socket.socketpair()
-        self.pid = os.fork()
-        if self.pid == 0:
-            self._ours.close()
-            _become_command(theirs, channel, rules)
-        theirs.close()
-
-    def become(self, order: dict[str, Any], stdio: list[int]) -> None:
-        """It answers only if it cannot become the program: silence and a closed channel are success."""
-        wire.send(self._ours, order, tuple(stdio))
-        wire.close_all(stdio)
-        answer = wire.receive(self._ours)
-        self._ours.close()
-        if answer is not None:
-            os.waitpid(self.pid, 0)
-            raise confine.StepFailed(*answer[0])
-
-    def dismiss(self) -> None:
-        self._ours.close()
-        os.waitpid(self.pid, 0)
+def _end(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
-def _become_command(orders: socket.socket, channel: socket.socket, rules: confine.Rules) -> NoReturn:
+def _stand_by_confined(confinement: dict[str, Any], channel: socket.socket) -> int:
+    rules = confine.enter(confinement, channel)
+    orders, ordered = socket.socketpair()
+    pid = _stand_by(ordered, rules)
+    wire.send(channel, ("standby",), (orders.fileno(),))
+    orders.close()
+    return pid
+
+
+def _stand_by(ordered: socket.socket, rules: confine.Rules) -> int:
+    """Fork the command's process before it is the command. It waits to be told what to become."""
+    pid = os.fork()
+    if pid == 0:
+        _become_command(ordered, rules)
+    ordered.close()
+    return pid
+
+
+def _become_command(ordered: socket.socket, rules: confine.Rules) -> NoReturn:
+    """Silence and a closed channel are success; otherwise the step that failed is the answer."""
     step = "start"
     try:
         for number in _DEFAULTED:
             signal.signal(number, signal.SIG_DFL)
-        received = wire.receive(orders)
+        received = wire.receive(ordered)
         if received is None:
             os._exit(0)
         order, stdio = Order(received[0]), received[1]
@@ -110,11 +107,11 @@ def _become_command(orders: socket.socket, channel: socket.socket, rules: confin
         step = "sandbox"
         rules.apply_to_self()
         step = "seccomp"
-        _filter_self(order, channel, rules)
+        _filter_self(order, ordered, rules)
         step = "exec"
         _execute(order)
     except OSError as error:
-        wire.send(orders, (step, error.errno or 0))
+        wire.send(ordered, ("failed", step, error.errno or 0))
     finally:
         os._exit(127)
 
@@ -139,7 +136,7 @@ def _filter_self(order: Order, channel: socket.socket, rules: confine.Rules) -> 
     """Install the system call filter, last of all: what we did before it is not the command's doing."""
     program = order.program if rules.has_own_network else order.program_without_sockets or order.program
     if program is None:
-        if order.listens or order.confinement.get("no_network"):
+        if order.listens or rules.without_network:
             raise OSError(38, "no filter for this machine")
         return
     if not order.listens:
@@ -174,6 +171,7 @@ class Watch:
         self._main_pid = main_pid
         self._linger_s = linger_s
         self._main_running = True
+        self._status = 0
         self._kill_at: float | None = None
         self._killing = False
         self._survivors = 0
@@ -192,7 +190,7 @@ class Watch:
                     self._obey()
             if self._killing or (self._kill_at is not None and time.monotonic() >= self._kill_at):
                 self._kill()
-        wire.send(self._channel, ("gone", self._survivors))
+        wire.send(self._channel, ("gone", self._status, self._survivors))
 
     def _reap(self) -> bool:
         """Collect everyone who ended; False when nobody is left."""
@@ -208,7 +206,7 @@ class Watch:
 
     def _main_ended(self, status: int) -> None:
         self._main_running = False
-        wire.send(self._channel, ("ended", status))
+        self._status = status
         if self._linger_s is not None:
             self._kill_at = time.monotonic() + self._linger_s
 

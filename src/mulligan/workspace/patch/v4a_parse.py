@@ -150,7 +150,9 @@ def _update(section: _Section) -> Update:
         lines = lines[1:]
     hunks = _hunks(lines)
     if not hunks and move_to is None:
-        _fail(f"the update of {_shown(section.path)} has no hunks.", section.number)
+        if not any(is_blank(line) for _, line in lines):
+            _fail(f"the update of {_shown(section.path)} has no hunks.", section.number)
+        hunks = (Hunk((HunkLine(" ", ""),)),)  # a blank kept line, and nothing that changes
     return Update(section.path, move_to, hunks)
 
 
@@ -194,10 +196,10 @@ def _hunks(lines: Sequence[tuple[int, str]]) -> tuple[Hunk, ...]:
             hunks.append(draft.finished())
         draft = _Draft(draft.anchors if draft.is_empty else [], opened=True)
         draft.anchors += _anchors(line)
-    if not draft.is_empty:
-        hunks.append(draft.finished())
-    elif draft.opened:
+    if draft.opened and not draft.lines:
         _fail("a hunk has no lines.", lines[-1][0])
+    if draft.opened or not draft.is_empty:
+        hunks.append(draft.finished())
     return tuple(hunks)
 
 

@@ -1,0 +1,255 @@
+"""What grep promises, whichever engine answers."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from mulligan.values.paths import ROOT, RepoPath
+from mulligan.values.refusal import Refused
+from mulligan.workspace.search import GrepLimits, grep, render
+from mulligan.workspace.search.findings import READ_AHEAD_BYTES, TEXT_MAX_BYTES, Line, shown_text
+from mulligan.workspace.search.ripgrep import find_ripgrep
+
+Engine = Literal["ripgrep", "native"]
+
+ENGINES = pytest.mark.parametrize("engine", ["ripgrep", "native"])
+
+
+@pytest.fixture
+def root_fd(tmp_path: Path) -> Iterator[int]:
+    (tmp_path / "root").mkdir()
+    fd = os.open(tmp_path / "root", os.O_RDONLY | os.O_DIRECTORY)
+    yield fd
+    os.close(fd)
+
+
+@pytest.fixture
+def root(tmp_path: Path, root_fd: int) -> Path:
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def without_re2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "re2", None)
+
+
+@pytest.fixture
+def without_ripgrep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setenv("PATH", "relative:/nowhere")
+
+
+def refusal(
+    root_fd: int,
+    base: str,
+    pattern: str,
+    engine: Engine,
+    limits: GrepLimits | None = None,
+    glob_filter: str | None = None,
+) -> tuple[str, str]:
+    with pytest.raises(Refused) as refused:
+        grep(root_fd, RepoPath(base), pattern, engine=engine, limits=limits or GrepLimits(), glob_filter=glob_filter)
+    return refused.value.status, refused.value.code
+
+
+@pytest.mark.req("D9.grep_order", "D9.grep_count", "S1.grep.truncated")
+@ENGINES
+def test_lines_come_with_path_and_number_in_byte_order(root: Path, root_fd: int, engine: Engine) -> None:
+    (root / "b").mkdir()
+    (root / "b" / "x").write_text("hit\nno\nhit\n")
+    (root / "b-c").write_text("hit\n")
+    result = grep(root_fd, ROOT, "hit", engine=engine)
+    assert render(result) == "b-c:1:hit\nb/x:1:hit\nb/x:3:hit"
+    assert (result.match_count, result.truncated, result.files_searched) == (3, False, 2)
+    cut = grep(root_fd, ROOT, "hit", engine=engine, limits=GrepLimits(max_results=2))
+    assert (cut.lines, cut.match_count, cut.truncated) == (result.lines[:2], 2, True)
+    exact = grep(root_fd, ROOT, "hit", engine=engine, limits=GrepLimits(max_results=3))
+    assert not exact.truncated
+
+
+@pytest.mark.req("S1.grep.max_results_default_100")
+@ENGINES
+def test_a_hundred_lines_unless_said_otherwise(root: Path, root_fd: int, engine: Engine) -> None:
+    (root / "a").write_text("hit\n" * 101)
+    result = grep(root_fd, ROOT, "hit", engine=engine)
+    assert (result.match_count, result.truncated) == (100, True)
+
+
+@pytest.mark.req("D9.grep_rg_hardened")
+@ENGINES
+@pytest.mark.parametrize("pattern", ["-e", "--files", "--pre=./evil", "-f/etc/passwd", "--", "-"])
+def test_a_pattern_is_never_an_option(root: Path, root_fd: int, engine: Engine, pattern: str) -> None:
+    evil = root / "evil"
+    evil.write_text("#!/bin/sh\ntouch ran\n")
+    evil.chmod(0o755)
+    (root / "text").write_text(f"say {pattern} please\n")
+    result = grep(root_fd, ROOT, pattern, engine=engine, glob_filter="text")
+    assert result.lines == (Line(RepoPath("text"), 1, f"say {pattern} please".encode()),)
+    assert not (root / "ran").exists()
+
+
+@pytest.mark.req("D9.grep_rg_hardened")
+def test_the_users_configuration_changes_nothing(root: Path, root_fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "rc").write_text("--ignore-case\n--max-count=1\n")
+    (root / "text").write_text("hit\nHIT\nhit\n")
+    monkeypatch.setenv("RIPGREP_CONFIG_PATH", str(root / "rc"))
+    assert [line.line_no for line in grep(root_fd, RepoPath("text"), "hit", engine="ripgrep").lines] == [1, 3]
+
+
+@pytest.mark.req("W27.grep_on_a_file", "S1.grep.not_found")
+@ENGINES
+def test_a_base_is_a_file_a_directory_or_refused(root: Path, root_fd: int, engine: Engine) -> None:
+    (root / "d").mkdir()
+    (root / "d" / "f").write_text("hit\n")
+    (root / ".gitignore").write_text("f\n")
+    (root / "link").symlink_to("d")
+    os.mkfifo(root / "pipe")
+    assert render(grep(root_fd, RepoPath("d/f"), "hit", engine=engine)) == "d/f:1:hit"
+    assert grep(root_fd, RepoPath("d"), "hit", engine=engine).lines == ()
+    assert refusal(root_fd, "gone", "hit", engine) == ("not_found", "path_not_found")
+    assert refusal(root_fd, "gone/deeper", "hit", engine) == ("not_found", "path_not_found")
+    assert refusal(root_fd, "link", "hit", engine) == ("forbidden", "symlink_not_allowed")
+    assert refusal(root_fd, "link/f", "hit", engine)[0] in ("forbidden", "error")
+    assert refusal(root_fd, "pipe", "hit", engine) == ("error", "not_a_directory")
+
+
+@ENGINES
+def test_a_bad_pattern_and_a_bad_filter_have_their_own_codes(root_fd: int, engine: Engine) -> None:
+    assert refusal(root_fd, ".", "(", engine) == ("invalid_regex", "invalid_regex")
+    assert refusal(root_fd, ".", "a", engine, glob_filter="[") == ("error", "invalid_glob_filter")
+    assert refusal(root_fd, ".", "a", engine, glob_filter="{a") == ("error", "invalid_glob_filter")
+
+
+@ENGINES
+def test_case_is_heeded_unless_said_otherwise(root: Path, root_fd: int, engine: Engine) -> None:
+    (root / "a").write_text("Straße\nSTRASSE\nSTRAẞE\n")
+    numbers = [line.line_no for line in grep(root_fd, ROOT, "straße", engine=engine, case_insensitive=True).lines]
+    assert numbers == [1, 3]
+    assert grep(root_fd, ROOT, "straße", engine=engine).lines == ()
+
+
+@pytest.mark.req("S1.grep.glob_filter")
+@ENGINES
+def test_a_filter_is_about_names_or_paths_from_the_base(root: Path, root_fd: int, engine: Engine) -> None:
+    for name in ("a.py", "a.txt", "src/b.py", "src/deep/c.py", "lib/src/d.py"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("hit\n")
+
+    def found(glob_filter: str, base: str = ".") -> list[str]:
+        result = grep(root_fd, RepoPath(base), "hit", engine=engine, glob_filter=glob_filter)
+        return [line.path for line in result.lines]
+
+    assert found("*.py") == ["a.py", "lib/src/d.py", "src/b.py", "src/deep/c.py"]
+    assert found("src/*.py") == ["src/b.py"]
+    assert found("/src/**") == found("src/") == ["src/b.py", "src/deep/c.py"]
+    assert found("!*.py") == ["a.txt"]
+    assert found("*.{txt,md}") == ["a.txt"]
+    assert found("src/*.py", base="lib") == ["lib/src/d.py"]
+
+
+@pytest.mark.req("D9.grep_linear")
+class TestTime:
+    def test_a_bomb_is_killed_where_only_re_is_there(self, root: Path, root_fd: int, without_re2: None) -> None:
+        (root / "a").write_text("x" * 64 + "\n")
+        answer = refusal(root_fd, ".", "(x+x+)+y", "native", GrepLimits(timeout_s=1.0))
+        assert answer == ("error", "regex_timeout")
+
+    @ENGINES
+    def test_a_bomb_is_none_to_the_linear_engines(self, root: Path, root_fd: int, engine: Engine) -> None:
+        (root / "a").write_text("x" * 5_000 + "\n")
+        assert grep(root_fd, ROOT, "(x+x+)+y", engine=engine).lines == ()
+        assert grep(root_fd, ROOT, "(?:x?){500}x{500}$", engine=engine).match_count == 1
+
+    @ENGINES
+    def test_no_time_is_too_little(self, root: Path, root_fd: int, engine: Engine) -> None:
+        (root / "a").write_text("x\n")
+        assert refusal(root_fd, ".", "x", engine, GrepLimits(timeout_s=0.0)) == ("error", "regex_timeout")
+
+    def test_a_wide_pattern_on_a_huge_line_ends_in_time(self, root: Path, root_fd: int) -> None:
+        (root / "a").write_text("ab" * 4_000_000)
+        answer = refusal(root_fd, ".", "[ab]*a[ab]{900}[^ab]", "native", GrepLimits(timeout_s=0.5))
+        assert answer == ("error", "regex_timeout")
+
+
+@pytest.mark.req("S1.grep.native_fallback", "S1.grep.ripgrep_when_present")
+class TestWhichEngine:
+    def test_ripgrep_when_it_is_there(self, root_fd: int) -> None:
+        assert grep(root_fd, ROOT, "x").engine == "ripgrep"
+
+    def test_native_when_it_is_not(self, root: Path, root_fd: int, without_ripgrep: None) -> None:
+        (root / "a").write_text("x\n")
+        result = grep(root_fd, ROOT, "x")
+        assert (result.engine, result.match_count) == ("native", 1)
+        assert refusal(root_fd, ".", "x", "ripgrep") == ("error", "ripgrep_not_found")
+
+    def test_re_in_a_child_when_nothing_else_is(
+        self, root: Path, root_fd: int, without_ripgrep: None, without_re2: None
+    ) -> None:
+        (root / "a\udce9").write_bytes("näher\r\nno\nn\xe4her\n".encode("latin-1") + "näher\n".encode())
+        (root / "re2.py").write_text("raise SystemExit(3)\n")
+        result = grep(root_fd, ROOT, r"n.her$")
+        assert result.engine == "native"
+        assert result.lines == (Line(RepoPath("a\udce9"), 4, "näher".encode()),)
+
+
+def test_what_is_shown_is_read_through_our_own_descriptors(
+    root: Path, root_fd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that becomes a symlink after the walk, just before ripgrep reads it, gives nothing away."""
+    (tmp_path / "secret").write_text("password hit\n")
+    (root / "a").write_text("nothing\n")
+    (root / "b").write_text("one hit\n")
+    (tmp_path / "bin").mkdir()
+    swapping = tmp_path / "bin" / "rg"
+    swapping.write_text(f'#!/bin/sh\n/bin/ln -sf {tmp_path}/secret {root}/a\nexec {find_ripgrep()} "$@"\n')
+    swapping.chmod(0o755)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert render(grep(root_fd, ROOT, "hit", engine="ripgrep")) == "b:1:one hit"
+    assert (root / "a").is_symlink()
+
+
+def test_a_file_that_changes_after_ripgrep_read_it_is_searched_again(
+    root: Path, root_fd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "a").write_text("hit old\nhit\n")
+    (tmp_path / "bin").mkdir()
+    changing = tmp_path / "bin" / "rg"
+    script = f"#!/bin/sh\n{find_ripgrep()} \"$@\"\ncode=$?\nprintf 'new\\nhit new\\n' > {root}/a\nexit $code\n"
+    changing.write_text(script)
+    changing.chmod(0o755)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert render(grep(root_fd, ROOT, "hit", engine="ripgrep")) == "a:2:hit new"
+
+
+@ENGINES
+class TestShownText:
+    def test_long_lines_are_cut_between_characters(self, root: Path, root_fd: int, engine: Engine) -> None:
+        (root / "a").write_text("x" + "é" * 5_000 + " hit\n")
+        (line,) = grep(root_fd, ROOT, "hit", engine=engine).lines
+        assert line == Line(RepoPath("a"), 1, ("x" + "é" * 999).encode(), cut=True)
+
+    def test_line_ends_and_byte_order_marks_are_not_shown(self, root: Path, root_fd: int, engine: Engine) -> None:
+        (root / "a").write_bytes(b"\xef\xbb\xbfhit\r\n\xef\xbb\xbfhit\r\r\nhit")
+        texts = [line.text for line in grep(root_fd, ROOT, "hit", engine=engine).lines]
+        assert texts == [b"hit", b"\xef\xbb\xbfhit\r", b"hit"]
+
+    def test_bytes_that_are_no_text_are_rendered_as_such(self, root: Path, root_fd: int, engine: Engine) -> None:
+        (root / "n\udcff").write_bytes(b"hit \xff\n")
+        assert render(grep(root_fd, ROOT, "hit", engine=engine)) == "base64:bv8=:1:hit �"
+
+
+@pytest.mark.parametrize("extra", range(-6, 8))
+@pytest.mark.parametrize("ending", [b"", b"\r"])
+def test_the_cut_does_not_depend_on_how_much_was_read(extra: int, ending: bytes) -> None:
+    line = b"\xef\xbb\xbf" + b"x" * (TEXT_MAX_BYTES + extra) + ending
+    text, cut = shown_text(line[:READ_AHEAD_BYTES], 0)
+    visible = TEXT_MAX_BYTES + extra
+    if cut:
+        assert visible > TEXT_MAX_BYTES or (ending and visible == TEXT_MAX_BYTES)
+    assert len(text) == min(visible, TEXT_MAX_BYTES)

@@ -1,0 +1,65 @@
+"""`Swap` against a real person in another process. What it does step by step is in the disk contract."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mulligan.testing import HostPerson, contents_of, plant
+from mulligan.testing.disk_bench import file_entry
+from mulligan.values.paths import RepoPath
+from mulligan.workspace.disk import HostDisk, Image
+from mulligan.workspace.writing import Found, Swap, Swapped, Wanted, creation_mode
+from workspace.hot_saver import content_of, number_of
+
+HOT_SAVER = str(Path(__file__).with_name("hot_saver.py"))
+FILE = RepoPath("f")
+
+
+@contextmanager
+def saving(path: str, how: str) -> Iterator[subprocess.Popen[str]]:
+    """A person at work until the block ends."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, HOT_SAVER, path, how], text=True, **pipes) as saver:
+        assert saver.stdout is not None and saver.stdout.readline() == "ready\n"
+        yield saver
+
+
+def swap_once(disk: HostDisk, turn: int, captured: set[bytes], *, insist: bool) -> Swapped | Found:
+    """As a call does: look, capture what is there, replace it; what came out instead is captured too."""
+
+    def rescue(image: Image) -> None:
+        assert image.content is not None
+        captured.add(image.content)
+
+    ours = b"agent %d\n" % turn * 40
+    with disk.resolve(FILE) as spot:
+        seen = disk.image(spot)
+        rescue(seen)
+        aim = Wanted(file_entry(ours), ours)
+        return Swap(disk, spot, b".mulligan-%d" % turn, seen.entry, aim, rescue, insist=insist).run()
+
+
+@pytest.mark.parametrize("insist", [True, False], ids=["ours stays", "theirs goes back"])
+@pytest.mark.parametrize("how", ["rename", "in_place"])
+def test_not_one_save_of_a_person_is_lost_while_their_file_is_replaced(tmp_path: Path, how: str, insist: bool) -> None:
+    root = plant(tmp_path, {"f": "start"})
+    disk = HostDisk(root)
+    captured: set[bytes] = set()
+    with saving(os.path.join(root, "f"), how) as saver:
+        turns = 4_000 if insist else 1_000
+        done = [isinstance(swap_once(disk, turn, captured, insist=insist), Swapped) for turn in range(turns)]
+        printed, _ = saver.communicate("")
+    disk.close()
+    total, *kept = map(int, printed.split())
+    safe = {number_of(content) for content in captured | set(contents_of(root).values())}
+    assert [number for number in kept if number not in safe] == []
+    assert all(done) if insist else any(done)
+    assert total > 100
+    assert {name for name in os.listdir(root) if name.startswith(".mulligan-")} == set()
