@@ -2,8 +2,9 @@
 
     python benchmarks/exec_capture.py [--files 1000,10000] [--rounds 15]
 
-Prints milliseconds (p50, minimum in brackets) and the ratio to the bare run of the same rounds. The witness reads and hashes
-every preimage, as a store would before it writes; nothing is written. `scan` looks twice, `watch` keeps its watcher.
+Prints milliseconds (p50, minimum in brackets) and the ratio to `subprocess.run` in the same rounds. The witness reads
+and hashes every preimage, as a store would before it writes; nothing is written. `scan` looks twice, `watch` keeps its
+watcher, `overlay` reads its upper layer and applies nothing.
 """
 
 from __future__ import annotations

@@ -125,6 +125,14 @@ def _refuse_inside(directory: str, root: str | None) -> None:
         )
 
 
+_open: list[Mulligan] = []
+
+
+def innermost() -> Mulligan:
+    """The workspace opened last and not closed yet; the current folder, if there is none."""
+    return _open[-1] if _open else open(".")
+
+
 class Mulligan:
     """An open workspace: a root, its store, and the sessions on it. Close it, or use it in a `with`."""
 
@@ -132,6 +140,7 @@ class Mulligan:
         self.desk = desk
         self.boundary = boundary
         self.recovered = tuple(recovered)
+        _open.append(self)
 
     @property
     def root(self) -> str:
@@ -147,6 +156,8 @@ class Mulligan:
         return Session(self.desk, SessionId(name), self.boundary)
 
     def close(self) -> None:
+        if self in _open:
+            _open.remove(self)
         self.desk.close()
         self.desk.ledger.store.close()
 
@@ -167,32 +178,56 @@ def open(
     policy: Sequence[Mapping[str, object]] | None = None,
     clock: Clock | None = None,
     ids: IdSource | None = None,
-    create: bool = True,
 ) -> Mulligan:
-    """Open a folder as a workspace. What processes that died left half done is put back first.
-
-    With `create=False`, for looking only: a store that is not there is refused, and a new root is not recorded.
-    """
+    """Open a folder as a workspace. What processes that died left half done is put back first."""
     # Loaded here, so that `import mulligan` stays quick.
     from mulligan.boundary.capability import parse_capability
     from mulligan.boundary.policy import parse_policy
     from mulligan.boundary.verdict import Boundary
-    from mulligan.history.desk import Desk
-    from mulligan.history.ledger import Ledger
-    from mulligan.history.recovery import recover
-    from mulligan.history.schema import SCHEMA
-    from mulligan.store.journal import Journal
-    from mulligan.values.ids import SystemIds
-    from mulligan.workspace.disk import HostDisk
 
     if blobs is not None:
         raise fault("invalid_store_url", "Object stores for blobs are not part of this version yet; leave `blobs` out.")
     limits = parse_capability({} if capability is None else capability)
     rules = parse_policy([] if policy is None else policy)
-    now = clock or SystemClock()
+    desk = _desk(root, store, durability=durability, clock=clock or SystemClock(), ids=ids)
+    return _recovered(desk, Boundary(os.path.abspath(root), limits, rules))
+
+
+def look(root: str = ".", *, store: str | None = None) -> Mulligan:
+    """Open only to look: a store that is not there is refused, and a new root is not recorded."""
+    from mulligan.boundary.verdict import Boundary
+
+    desk = _desk(root, store, durability="process", clock=SystemClock(), create=False)
+    return _recovered(desk, Boundary(os.path.abspath(root)))
+
+
+def _desk(
+    root: str,
+    store: str | None,
+    *,
+    durability: Durability,
+    clock: Clock,
+    ids: IdSource | None = None,
+    create: bool = True,
+) -> Desk:
+    from mulligan.history.desk import Desk
+    from mulligan.history.ledger import Ledger
+    from mulligan.history.schema import SCHEMA
+    from mulligan.store.journal import Journal
+    from mulligan.values.ids import SystemIds
+    from mulligan.workspace.disk import HostDisk
+
     disk = HostDisk(root)
     place = os.fsdecode(disk.root.path)
-    opened = open_store(store, SCHEMA, durability=durability, clock=now, root=place, create=create)
-    desk = Desk(Ledger(opened, Journal(SCHEMA), clock=now, ids=ids or SystemIds()), disk, record=create)
-    boundary = Boundary(os.path.abspath(root), limits, rules)
+    try:
+        opened = open_store(store, SCHEMA, durability=durability, clock=clock, root=place, create=create)
+        return Desk(Ledger(opened, Journal(SCHEMA), clock=clock, ids=ids or SystemIds()), disk, record=create)
+    except BaseException:
+        disk.close()
+        raise
+
+
+def _recovered(desk: Desk, boundary: Boundary) -> Mulligan:
+    from mulligan.history.recovery import recover
+
     return Mulligan(desk, boundary, recover(desk))

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from mulligan.testing import HostPerson, contents_of, plant
+from mulligan.testing import contents_of, plant
 from mulligan.testing.disk_bench import file_entry
 from mulligan.values.paths import RepoPath
 from mulligan.workspace.disk import HostDisk, Image
-from mulligan.workspace.writing import Found, Swap, Swapped, Wanted, creation_mode
-from workspace.hot_saver import content_of, number_of
+from mulligan.workspace.writing import Found, Swap, Swapped, Wanted
+from workspace.hot_saver import number_of
 
 HOT_SAVER = str(Path(__file__).with_name("hot_saver.py"))
 FILE = RepoPath("f")
@@ -25,8 +25,8 @@ FILE = RepoPath("f")
 @contextmanager
 def saving(path: str, how: str) -> Iterator[subprocess.Popen[str]]:
     """A person at work until the block ends."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, HOT_SAVER, path, how], text=True, **pipes) as saver:
+    command = [sys.executable, HOT_SAVER, path, how]
+    with subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as saver:
         assert saver.stdout is not None and saver.stdout.readline() == "ready\n"
         yield saver
 
@@ -53,7 +53,7 @@ def test_not_one_save_of_a_person_is_lost_while_their_file_is_replaced(tmp_path:
     disk = HostDisk(root)
     captured: set[bytes] = set()
     with saving(os.path.join(root, "f"), how) as saver:
-        turns = 4_000 if insist else 1_000
+        turns = 4_000 if insist else 400
         done = [isinstance(swap_once(disk, turn, captured, insist=insist), Swapped) for turn in range(turns)]
         printed, _ = saver.communicate("")
     disk.close()

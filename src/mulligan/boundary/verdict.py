@@ -64,6 +64,11 @@ class Boundary:
         if path == ROOT or any(_is_git(name) for name in path.split("/")):
             raise Refused("forbidden", "path_not_allowed", f"{path} is not for file tools to change.")
 
+    @property
+    def has_policy(self) -> bool:
+        """Whether paths below an admitted one may still be denied."""
+        return any(policy.rules for policy in (self.policy, *self.policies))
+
     def _within_roots(self, path: RepoPath) -> bool:
         if self._admits_all:
             return True

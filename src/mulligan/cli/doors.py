@@ -25,7 +25,7 @@ def look(common: Common) -> Mulligan:
     """Open for looking: nothing is made. A store that is not there yet is a clear refusal."""
     import mulligan.opening as opening
 
-    return opening.open(root_folder(common), store=common.store, create=False)
+    return opening.look(root_folder(common), store=common.store)
 
 
 def root_folder(common: Common) -> str:

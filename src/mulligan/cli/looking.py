@@ -68,10 +68,10 @@ def log(common: Common, limit: int) -> None:
     if not rows:
         click.echo("Nothing has happened here yet.")
     for row in rows:
-        click.echo(_log_line(row))
+        click.echo(log_line(row))
 
 
-def _log_line(row: dict[str, Any]) -> str:
+def log_line(row: dict[str, Any]) -> str:
     mark, colour = ("~", "magenta") if row["external"] else _MARKS.get(row["status"], ("·", "white"))
     who = "edited outside" if row["external"] else visible(row["label"] or row["tool"] or "call")
     when = ago(row["started_at"])
@@ -100,7 +100,7 @@ def show(common: Common, call: str) -> None:
     if common.as_json:
         print_json(view)
         return
-    click.echo(_log_line(view | {"changes": []}))
+    click.echo(log_line(view | {"changes": []}))
     click.echo(f"  id       {view['id']}")
     click.echo(f"  session  {visible(view['session_id'] or '(none: edited outside)')}")
     if view["prompt"]:
@@ -111,10 +111,10 @@ def show(common: Common, call: str) -> None:
         click.echo("  " + change_line(change))
     for gap in view["coverage"]:
         click.echo(paint(f"  not captured: {visible(gap['path'])} ({gap['reason']})", "yellow"))
-    _print_diff(diff)
+    print_diff(diff)
 
 
-def _print_diff(diff: str) -> None:
+def print_diff(diff: str) -> None:
     if diff:
         click.echo()
     for line in diff.splitlines():
@@ -144,7 +144,7 @@ def diff(common: Common, call: str | None, other: str | None) -> None:
     if common.as_json:
         print_json({"calls": [row.id for row in chosen], "diff": text})
     elif sys.stdout.isatty():
-        _print_diff(text)
+        print_diff(text)
     else:
         click.echo(text, nl=False)
 

@@ -47,7 +47,7 @@ def go(common: Common, act: Callable[[Any, How], WayBack], *, dry_run: bool, on_
         ask = not (dry_run or yes or common.as_json) and sys.stdin.isatty() and sys.stdout.isatty()
         if ask:
             planned = act(opened, How(on_conflict, True, session))  # type: ignore[arg-type]  # click checked the choice
-            for line in outcome_lines(planned.outcomes, dry_run=True):
+            for line in outcome_lines(planned, dry_run=True):
                 click.echo(f"  {line}")
             if not click.confirm("Go ahead?", default=True):
                 raise click.exceptions.Exit(1)
@@ -59,7 +59,7 @@ def report(common: Common, done: WayBack, *, dry_run: bool) -> None:
     if common.as_json:
         print_json(done.to_json())
     else:
-        lines = outcome_lines(done.outcomes, dry_run=dry_run)
+        lines = outcome_lines(done, dry_run=dry_run)
         for line in lines or ["Nothing had to change."]:
             click.echo(paint(line, "yellow") if line.startswith("left") else line)
         for path in done.overwrote_external:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mulligan.cli.output import visible
 from mulligan.history.plans import Outcome
 from mulligan.values.clock import Clock, SystemClock, parse_timestamp
+from mulligan.values.entries import Absent
+
+if TYPE_CHECKING:
+    from mulligan.history.going_back import WayBack
 
 _LETTERS = {"created": "A", "modified": "M", "deleted": "D", "renamed": "R", "mode": "m"}
 
@@ -48,20 +51,21 @@ def ago(text: str, clock: Clock | None = None) -> str:
     return "just now"
 
 
-def outcome_lines(outcomes: Iterable[Outcome], *, dry_run: bool = False) -> list[str]:
+def outcome_lines(way: WayBack, *, dry_run: bool = False) -> list[str]:
     """One line per path that mattered."""
-    return [line for one in outcomes if (line := _outcome_line(one, dry_run=dry_run))]
+    gone = {move.path for move in way.plan.moves if isinstance(move.target, Absent)} if way.plan is not None else set()
+    would = "would have " if dry_run else ""
+    return [would + line for one in way.outcomes if (line := _outcome_line(one, gone=one.path in gone))]
 
 
-def _outcome_line(one: Outcome, *, dry_run: bool) -> str:
+def _outcome_line(one: Outcome, *, gone: bool) -> str:
     path, why = visible(one.path), _REASONS.get(one.reason or "", one.reason or "")
-    would = "would " if dry_run else ""
     if one.outcome == "restored":
-        return f"{would}restore {path}" if dry_run else f"restored {path}"
+        return f"removed {path}" if gone else f"restored {path}"
     if one.outcome == "merged":
-        return f"{would}keep your edit in {path}" if dry_run else f"merged your edit in {path}"
+        return f"merged your edit in {path}"
     if one.outcome == "conflicted":
-        return f"{would}leave {path} alone: {why}" if dry_run else f"left {path} alone: {why}"
+        return f"left {path} alone: {why}"
     if one.outcome == "failed":
-        return f"{path} could not be changed: {why}"
+        return f"not changed {path}: {why}"
     return f"skipped {path}: {why}" if why else ""

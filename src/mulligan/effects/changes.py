@@ -1,13 +1,13 @@
-"""Changing single paths: write_file, edit_file, delete, move, mkdir."""
+"""Changing paths: write_file, edit_file, delete, move, mkdir. Each is one `call.change`, wholly or not at all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from mulligan.effects import params
 from mulligan.effects.scene import Scene
-from mulligan.history.call import Intent
+from mulligan.history.call import Intent, Plan
 from mulligan.values.digest import digest_of
 from mulligan.values.entries import ABSENT, Absent, DirEntry, Entry, FileEntry
 from mulligan.values.paths import RepoPath, is_below, join
@@ -18,21 +18,46 @@ from mulligan.workspace.writing import Wanted, creation_mode
 
 Fields = dict[str, Any]
 
+_LOOKS = 10
+
+
+class LookAgain(Exception):
+    """A file changed between looking at it and writing."""
+
+
+def until_still(act: Callable[[], Fields]) -> Fields:
+    """Look and act again while somebody else is quicker than we are."""
+    for _ in range(_LOOKS):
+        try:
+            return act()
+        except LookAgain:
+            continue
+    raise Refused("error", "path_busy", "The files keep changing; try again when they are quiet.")
+
+
+def expecting(seen: Image, wanted: Wanted) -> Plan:
+    """Only over what was looked at; anything else means somebody was quicker."""
+
+    def plan(image: Image) -> Wanted:
+        if not image.holds(seen.entry):
+            raise LookAgain
+        return wanted
+
+    return plan
+
 
 def write_file(scene: Scene, asked: params.WriteFile) -> Fields:
-    if asked.mode not in ("overwrite", "create_new"):
-        raise Refused("error", "invalid_mode", "mode is 'overwrite' or 'create_new'.")
     given = params.inline_data(asked.content, code="invalid_content")
+    path, missing = scene.real("write", asked.path, final=asked.mode != "create_new")
     data = scene.blob(given) if isinstance(given, str) else given
     check_size(scene, data)
-    path, missing = scene.real("write", asked.path)
     if missing and not asked.create_parents:
         raise Refused("error", "parent_not_found", f"The directory of {asked.path} does not exist.")
     seen: list[Image] = []
 
     def plan(image: Image) -> Wanted:
         seen.append(image)
-        _check_write(asked, path, image.entry)
+        _check_write(asked, scene.shown(path), image.entry)
         return file_like(image.entry, data)
 
     blind = asked.expected_digest is None and asked.mode == "overwrite"
@@ -46,15 +71,15 @@ def write_file(scene: Scene, asked: params.WriteFile) -> Fields:
     }
 
 
-def _check_write(asked: params.WriteFile, path: RepoPath, entry: Entry) -> None:
-    if isinstance(entry, DirEntry):
-        raise Refused("error", "is_directory", f"{path} is a directory.")
+def _check_write(asked: params.WriteFile, shown: str, entry: Entry) -> None:
     if asked.mode == "create_new" and not isinstance(entry, Absent):
-        raise Refused("conflict", "file_exists", f"{path} exists already.")
+        raise Refused("conflict", "file_exists", f"{shown} exists already.")
+    if isinstance(entry, DirEntry):
+        raise Refused("error", "is_directory", f"{shown} is a directory.")
     if asked.expected_digest is not None:
         current = entry.digest if isinstance(entry, FileEntry) else None
         if current != asked.expected_digest:
-            words = f"{path} is not what you saw any more."
+            words = f"{shown} is not what you saw any more."
             raise Refused("conflict", "stale_base", words, current_digest=current)
 
 
@@ -65,36 +90,39 @@ def check_size(scene: Scene, data: bytes) -> None:
         raise Refused("forbidden", "max_write_bytes_exceeded", words)
 
 
-def file_like(entry: Entry, data: bytes, *, executable: bool | None = None) -> Wanted:
+def file_like(entry: Entry, data: bytes) -> Wanted:
     """The data in the shape of what is there: mode and attributes kept, or a new file's."""
     if isinstance(entry, FileEntry):
         return Wanted(FileEntry(digest_of(data), len(data), entry.mode, xattrs=entry.xattrs), data)
-    return Wanted(FileEntry(digest_of(data), len(data), creation_mode(0o777 if executable else 0o666)), data)
+    return Wanted(FileEntry(digest_of(data), len(data), creation_mode(0o666)), data)
 
 
-def directories(paths: Iterable[RepoPath]) -> list[Intent]:
-    """Parents that have to be made first; one that somebody makes meanwhile is fine."""
+def directories(paths: Iterable[RepoPath], *, leaving: frozenset[RepoPath] = frozenset()) -> list[Intent]:
+    """Parents that have to be made first; one that somebody makes meanwhile is fine, and so is a file in the way that
+    is `leaving` before its turn comes."""
 
-    def plan(image: Image) -> Wanted:
-        if isinstance(image.entry, DirEntry):
-            return Wanted(image.entry)
-        if not isinstance(image.entry, Absent):
-            raise Refused("error", "not_directory", "A file is in the way of a directory.")
-        return Wanted(DirEntry(creation_mode(0o777)))
+    def intent(path: RepoPath) -> Intent:
+        def plan(image: Image) -> Wanted:
+            if isinstance(image.entry, DirEntry):
+                return Wanted(image.entry)
+            if not isinstance(image.entry, Absent) and path not in leaving:
+                raise Refused("error", "not_directory", f"{path} is in the way of a directory.")
+            return Wanted(DirEntry(creation_mode(0o777)))
 
-    return [Intent(path, plan) for path in paths]
+        return Intent(path, plan)
+
+    return [intent(path) for path in paths]
 
 
 def edit_file(scene: Scene, asked: params.EditFile) -> Fields:
-    if not asked.old_string:
-        raise Refused("error", "invalid_input_empty_old_string", "old_string must not be empty.")
     path, missing = scene.real("edit", asked.path)
     if missing:
-        raise Refused("not_found", "path_not_found", f"{asked.path} does not exist.")
+        raise _nothing_at(asked.path)
     made: list[Edited] = []
 
     def plan(image: Image) -> Wanted:
-        edited = edit_text(_text(image, path), asked.old_string, asked.new_string, replace_all=asked.replace_all)
+        text = _text(image, scene.shown(path))
+        edited = edit_text(text, asked.old_string, asked.new_string, replace_all=asked.replace_all)
         _check_replacements(scene, edited.replacements)
         data = edited.text.encode("utf-8")
         check_size(scene, data)
@@ -107,20 +135,20 @@ def edit_file(scene: Scene, asked: params.EditFile) -> Fields:
         "replacements": count,
         "applied": True,
         "match": made[-1].match,
-        "summary_text": f"Updated {path} ({count} replacement{'' if count == 1 else 's'})",
+        "summary_text": f"Updated {scene.shown(path)} ({count} replacement{'' if count == 1 else 's'})",
         "race_window": True if scene.call.race_window else None,
     }
 
 
-def _text(image: Image, path: RepoPath) -> str:
+def _text(image: Image, shown: str) -> str:
     if isinstance(image.entry, Absent):
-        raise Refused("not_found", "path_not_found", f"{path} does not exist.")
+        raise _nothing_at(shown)
     if image.content is None:
-        raise Refused("error", "is_directory", f"{path} is a directory.")
+        raise Refused("error", "is_directory", f"{shown} is a directory.")
     try:
         return image.content.decode("utf-8")
     except UnicodeDecodeError:
-        raise Refused("error", "invalid_utf8", f"{path} is not UTF-8 text.") from None
+        raise Refused("error", "invalid_utf8", f"{shown} is not UTF-8 text.") from None
 
 
 def _check_replacements(scene: Scene, count: int) -> None:
@@ -134,35 +162,46 @@ def delete(scene: Scene, asked: params.Delete) -> Fields:
     path, missing = scene.real("write", asked.path, final=False)
     found = [] if missing else _tree(scene, path)
     if not found:
-        raise Refused("not_found", "path_not_found", f"{asked.path} does not exist.")
+        raise _nothing_at(asked.path)
     if len(found) > 1 and not asked.recursive:
-        words = f"{path} is not empty; ask with recursive to delete what is in it."
+        words = f"{scene.shown(path)} is not empty; ask with recursive to delete what is in it."
         raise Refused("error", "directory_not_empty", words)
-    _check_changed(scene, len(found))
+    check_changed(scene, len(found))
     scene.call.change([Intent(one, _gone, deep=one == path and len(found) > 1) for one in reversed(found)])
-    return {"deleted": True, "removed_paths": len(found), "summary_text": f"Deleted {path}"}
+    return {"deleted": True, "removed_paths": len(found), "summary_text": f"Deleted {scene.shown(path)}"}
 
 
 def _gone(image: Image) -> Wanted:
     return Wanted(ABSENT)
 
 
-def _tree(scene: Scene, path: RepoPath) -> list[RepoPath]:
-    """The path and everything below it, parents first; empty if there is nothing."""
-    with scene.desk.disk.resolve_exactly(path) as spot:
-        image = scene.desk.disk.image(spot)
-        if image.special:
-            raise Refused("error", "special_file", f"{path} is a device, FIFO or socket.")
-        if isinstance(image.entry, Absent):
-            return []
-        names = scene.desk.disk.children(spot) if isinstance(image.entry, DirEntry) else []
-    found = [path]
-    for name in names:
-        found += _tree(scene, join(path, name.decode("utf-8", "surrogateescape")))
+def _tree(scene: Scene, top: RepoPath) -> list[RepoPath]:
+    """The path and everything below it, parents first, each of them judged; empty if there is nothing."""
+    found: list[RepoPath] = []
+    ahead = [top]
+    while ahead:
+        path = ahead.pop()
+        scene.boundary.check_write("write", path)
+        names = _names_in(scene, path)
+        if names is None:
+            continue
+        found.append(path)
+        ahead += reversed([join(path, name.decode("utf-8", "surrogateescape")) for name in names])
     return found
 
 
-def _check_changed(scene: Scene, count: int) -> None:
+def _names_in(scene: Scene, path: RepoPath) -> list[bytes] | None:
+    """What a directory holds, nothing for a file or link; None when there is nothing at the path."""
+    with scene.desk.disk.resolve_exactly(path) as spot:
+        image = scene.desk.disk.image(spot)
+        if image.special:
+            raise Refused("error", "special_file", f"{scene.shown(path)} is a device, FIFO or socket.")
+        if isinstance(image.entry, Absent):
+            return None
+        return scene.desk.disk.children(spot) if isinstance(image.entry, DirEntry) else []
+
+
+def check_changed(scene: Scene, count: int) -> None:
     limit = scene.capability.max_changed_files
     if limit is not None and count > limit:
         words = f"{count} changed files are more than the {limit} this session may change at once."
@@ -172,42 +211,63 @@ def _check_changed(scene: Scene, count: int) -> None:
 def move(scene: Scene, asked: params.Move) -> Fields:
     source, missing = scene.real("write", asked.path, final=False)
     target, missing_above = scene.real("write", asked.to, final=False)
-    found = [] if missing else _tree(scene, source)
-    if not found:
-        raise Refused("not_found", "path_not_found", f"{asked.path} does not exist.")
+    if is_below(target, source):
+        raise Refused("error", "invalid_path", f"{scene.shown(source)} cannot move into itself.")
+
+    def act() -> Fields:
+        return _moved(scene, source, target, overwrite=asked.overwrite)
+
+    if missing or not _exists(scene, source):
+        raise _nothing_at(asked.path)
     if missing_above:
         raise Refused("error", "parent_not_found", f"The directory of {asked.to} does not exist.")
-    if is_below(target, source):
-        raise Refused("error", "invalid_path", f"{source} cannot move into itself.")
     if target == source:
-        return {"moved": False, "summary_text": f"{source} stays where it is"}
-    _check_changed(scene, 2 * len(found))
-    scene.call.change([*_arrivals(scene, source, target, found, asked), *_departures(source, found)])
-    return {"moved": True, "moved_paths": len(found), "summary_text": f"Moved {source} to {target}"}
+        return {"moved": False, "summary_text": f"{scene.shown(source)} stays where it is"}
+    return until_still(act)
 
 
-def _departures(source: RepoPath, found: list[RepoPath]) -> list[Intent]:
-    return [Intent(one, _gone, deep=one == source and len(found) > 1) for one in reversed(found)]
+def _nothing_at(shown: str) -> Refused:
+    return Refused("not_found", "path_not_found", f"{shown} does not exist.")
 
 
-def _arrivals(
-    scene: Scene, source: RepoPath, target: RepoPath, found: list[RepoPath], asked: params.Move
-) -> list[Intent]:
-    return [
-        Intent(there, _arrival(scene.desk.image(one), there, asked), origin=one)
-        for one in found
-        for there in [RepoPath(target + one[len(source) :])]
+def _exists(scene: Scene, path: RepoPath) -> bool:
+    image = scene.desk.image(path)
+    return image.special or not isinstance(image.entry, Absent)
+
+
+def _moved(scene: Scene, source: RepoPath, target: RepoPath, *, overwrite: bool) -> Fields:
+    images = {path: scene.desk.image(path) for path in _tree(scene, source)}
+    if not images:
+        raise _nothing_at(scene.shown(source))
+    places = {path: RepoPath(target + path[len(source) :]) for path in images}
+    for place in places.values():
+        scene.boundary.check_write("write", place)
+    check_changed(scene, 2 * len(images))
+    arriving = [
+        Intent(place, _arrival(images[path], scene.shown(place), overwrite=overwrite), origin=path)
+        for path, place in places.items()
     ]
+    leaving = [
+        Intent(path, _departure(images[path]), deep=path == source and len(images) > 1) for path in reversed(images)
+    ]
+    scene.call.change([*arriving, *leaving])
+    words = f"Moved {scene.shown(source)} to {scene.shown(target)}"
+    return {"moved": True, "moved_paths": len(images), "summary_text": words}
 
 
-def _arrival(image: Image, there: RepoPath, asked: params.Move) -> Any:
+def _departure(seen: Image) -> Plan:
+    """Directories lose their content one by one before they go; files must be what arrived elsewhere."""
+    return _gone if isinstance(seen.entry, DirEntry) else expecting(seen, Wanted(ABSENT))
+
+
+def _arrival(image: Image, shown: str, *, overwrite: bool) -> Plan:
     """What was at the source, times and all, at a place that must be free or may be overwritten."""
 
     def plan(now: Image) -> Wanted:
-        if not isinstance(now.entry, Absent) and not asked.overwrite:
-            raise Refused("conflict", "file_exists", f"{there} exists already.")
+        if not isinstance(now.entry, Absent) and not overwrite:
+            raise Refused("conflict", "file_exists", f"{shown} exists already.")
         if isinstance(now.entry, DirEntry):
-            raise Refused("conflict", "file_exists", f"{there} is a directory.")
+            raise Refused("conflict", "file_exists", f"{shown} is a directory.")
         return Wanted(image.entry, image.content)
 
     return plan
@@ -224,9 +284,9 @@ def make_dir(scene: Scene, asked: params.MakeDir) -> Fields:
             created.append(False)
             return Wanted(image.entry)
         if not isinstance(image.entry, Absent):
-            raise Refused("conflict", "file_exists", f"{path} exists already.")
+            raise Refused("conflict", "file_exists", f"{scene.shown(path)} exists already.")
         created.append(True)
         return Wanted(DirEntry(creation_mode(0o777)))
 
     scene.call.change([*directories(missing), Intent(path, plan)])
-    return {"created": created[-1], "summary_text": f"Made directory {path}"}
+    return {"created": created[-1], "summary_text": f"Made directory {scene.shown(path)}"}

@@ -8,9 +8,10 @@ from typing import Any
 
 from mulligan.boundary.verdict import clamped
 from mulligan.effects import params
+from mulligan.effects.receipt import inline
 from mulligan.effects.scene import Scene, too_large
 from mulligan.values.limits import LIST_RESULTS_DEFAULT
-from mulligan.values.paths import ROOT, RepoPath, join
+from mulligan.values.paths import RepoPath, join
 from mulligan.values.refusal import Refused
 from mulligan.workspace.places import Spot
 from mulligan.workspace.reading import Slice, opened, read_bytes, read_lines, refusal_of, whole_page
@@ -28,15 +29,15 @@ def read_file(scene: Scene, asked: params.ReadFile) -> Fields:
 
 def _read(scene: Scene, asked: params.ReadFile, handle: int) -> Slice:
     """No more than is returned: what must be inline is not read beyond the limit that would refuse it anyway."""
-    inline, cap = scene.boundary.inline_limit, scene.capability.max_read_bytes
+    fits, cap = scene.boundary.inline_limit, scene.capability.max_read_bytes
     limit = clamped(asked.max_bytes, cap)
     if asked.output_mode == "require_inline":
-        limit = clamped(limit, inline + _CHARACTER_SLACK_BYTES)
+        limit = clamped(limit, fits + _CHARACTER_SLACK_BYTES)
     whole = asked.encoding != "bytes"
     if asked.by_lines:
         return read_lines(handle, asked.offset_lines or 0, asked.max_lines, limit, whole_characters=whole)
     # Whoever asks for no more than fits inline gets it inline, a character less rather than one more.
-    ceiling = clamped(cap, inline) if limit is not None and limit <= inline else cap
+    ceiling = clamped(cap, fits) if limit is not None and limit <= fits else cap
     return read_bytes(handle, asked.offset_bytes or 0, limit, whole_characters=whole, ceiling=ceiling)
 
 
@@ -151,14 +152,13 @@ def _names(scene: Scene, spot: Spot) -> list[str]:
 def read_blob(scene: Scene, asked: params.ReadBlob) -> Fields:
     """A page of a blob, always inline: the way to what was too large to be."""
     data = scene.blob(asked.blob_ref, "unknown_blob")
-    inline = scene.boundary.inline_limit
-    most = clamped(clamped(asked.max_bytes, scene.capability.max_read_bytes), inline)
+    most = clamped(clamped(asked.max_bytes, scene.capability.max_read_bytes), scene.boundary.inline_limit)
     if most == 0 and asked.max_bytes != 0 and asked.offset_bytes < len(data):
         raise too_large(len(data) - asked.offset_bytes, 0)
     start, page = whole_page(data, asked.offset_bytes, most or 0)
     as_asked = start == min(asked.offset_bytes, len(data)) and len(page) in (asked.max_bytes, len(data) - start)
     return {
-        "content": scene.answer(page, op="read", path=ROOT, mode="auto"),
+        "content": inline(page),
         "size_bytes": len(data),
         "truncated": start + len(page) < len(data),
         "range": None if as_asked else {"offset_bytes": start, "length_bytes": len(page)},

@@ -14,13 +14,13 @@ from typing import Any, Self
 
 from mulligan.boundary.verdict import Boundary
 from mulligan.effects.perform import perform
-from mulligan.effects.receipt import Receipt
+from mulligan.effects.receipt import Receipt, inline_bytes
 from mulligan.history.call import Call
 from mulligan.history.current import current_call, making
 from mulligan.history.desk import Desk
 from mulligan.values.entries import Change
-from mulligan.values.faults import fault
-from mulligan.values.paths import RepoPath
+from mulligan.values.faults import MulliganError, fault
+from mulligan.values.paths import RepoPath, from_wire
 
 
 class _Failed(Exception):
@@ -195,22 +195,24 @@ class CallHandle(AbstractContextManager["CallHandle"]):
 
 
 def commit_or_abort(call: Call) -> None:
-    """Commit; if that fails for sure, put everything back. In doubt, the files stay and recovery will know."""
+    """Commit; if that fails for sure, put everything back.
+
+    In doubt the files stay, and recovery will know. Whoever ended a lost call for us has put it back, too.
+    """
     try:
         call.commit()
+    except MulliganError as error:
+        if error.code not in ("in_doubt", "call_lost"):
+            call.abort(error.code)
+        raise
     except BaseException as error:
-        if getattr(error, "code", None) != "in_doubt":
-            call.abort(type(error).__name__)
+        call.abort(type(error).__name__)
         raise
 
 
 def _payload(content: str | bytes) -> str | dict[str, Any]:
-    from mulligan.effects.receipt import inline_bytes
-
     return content if isinstance(content, str) else inline_bytes(content)
 
 
 def paths_of(paths: Sequence[str] | None) -> list[RepoPath] | None:
-    from mulligan.values.paths import from_wire
-
     return None if paths is None else [from_wire(path) for path in paths]

@@ -13,9 +13,10 @@ from mulligan.effects import params
 from mulligan.history.desk import Desk
 from mulligan.session.tables import BOUNDARIES, SESSIONS, BoundaryRow, session_journal
 from mulligan.values.canonical import decode
+from mulligan.values.entries import DirEntry
 from mulligan.values.faults import MulliganError
-from mulligan.values.ids import SessionId
-from mulligan.values.paths import ROOT, RepoPath
+from mulligan.values.ids import SessionId, parse_user_id
+from mulligan.values.paths import ROOT, RepoPath, from_wire, parse_repo_path, to_wire
 from mulligan.values.refusal import Refused
 
 SIGNALS = ("term", "kill", "int", "hup")
@@ -42,13 +43,13 @@ def open_session(desk: Desk, asked: params.OpenSession, *, default: Boundary) ->
     capability = default.capability if asked.capability is None else _parsed(parse_capability, asked.capability)
     policy = default.policy if asked.policy is None else _parsed(parse_policy, asked.policy)
     workdir = _workdir(desk, asked.target.local.workdir)
-    session = SessionId(asked.session_id or desk.ledger.ids.new())
+    session = _session(desk, asked.session_id)
     started = now_ns(desk)
     expires = None if asked.session_ttl_ns is None else started + asked.session_ttl_ns
     boundary = {
         "capability": capability.to_json(),
         "policy": policy.to_json(),
-        "workdir": workdir,
+        "workdir": to_wire(workdir),
         "env": asked.target.local.env or {},
         "network_mode": asked.target.local.network_mode or "full",
         "labels": asked.labels or {},
@@ -68,45 +69,73 @@ def _parsed(parse: Any, body: object) -> Any:
         raise Refused("error", "invalid_params", error.message) from None
 
 
+def _session(desk: Desk, asked: str | None) -> SessionId:
+    """A new session, or one whose boundary has not been set or has ended: nobody is given another one while at work."""
+    if asked is None:
+        return SessionId(desk.ledger.ids.new())
+    session = SessionId(_parsed(parse_user_id, asked))
+    with desk.ledger.store.read() as tx:
+        row = tx.get(BOUNDARIES, session)
+    if row is not None and row.ended_at_ns is None and not _has_expired(desk, row):
+        raise Refused("error", "session_exists", f"Session {session!r} is open already.")
+    return session
+
+
 def _workdir(desk: Desk, text: str | None) -> RepoPath:
+    """Where relative paths begin: a directory below the root, by its real name."""
     if text is None:
         return ROOT
-    own = os.fsdecode(desk.disk.root.path)
-    real = os.path.realpath(os.path.join(own, text))
-    if not os.path.isdir(real) or not (real == own or real.startswith(own.rstrip("/") + "/")):
-        raise Refused("error", "invalid_workdir", f"{text!r} is not a directory below the root.")
-    return RepoPath(os.path.relpath(real, own))
+    own = os.fsdecode(desk.disk.root.path).rstrip("/")
+    clean = os.path.normpath(text) if text else text
+    relative = os.path.relpath(clean, own) if clean.startswith(own + "/") or clean == own else clean
+    try:
+        with desk.disk.resolve(parse_repo_path(relative)) as spot:
+            if isinstance(desk.disk.image(spot).entry, DirEntry):
+                return spot.path
+    except (OSError, MulliganError, Refused):
+        pass
+    raise Refused("error", "invalid_workdir", f"{text!r} is not a directory below the root.")
 
 
-def hosted(desk: Desk, session: SessionId, *, default: Boundary, must_exist: bool) -> Hosted:
-    """The boundary in force. Refuses an unknown, closed or expired session, in that order of words."""
+def is_known(desk: Desk, session: SessionId) -> bool:
+    with desk.ledger.store.read() as tx:
+        return tx.has(SESSIONS, session)
+
+
+def hosted(desk: Desk, session: SessionId, *, default: Boundary) -> Hosted:
+    """The boundary in force: what was attached to the session, within what whoever asks may do anyway.
+
+    Refuses a closed or expired session.
+    """
     with desk.ledger.store.read() as tx:
         row, known = tx.get(BOUNDARIES, session), tx.get(SESSIONS, session)
-    if row is None:
-        if known is None and must_exist:
-            raise Refused("error", "session_not_found", f"There is no session {session!r}.")
-        if known is not None and known.closed_at is not None:
-            raise Refused("error", "session_closed", f"Session {session!r} is closed.")
-        return Hosted(default)
-    if row.ended_at_ns is not None:
+    if (row is not None and row.ended_at_ns is not None) or (known is not None and known.closed_at is not None):
         raise Refused("error", "session_closed", f"Session {session!r} is closed.")
-    if row.expires_at_ns is not None and now_ns(desk) > row.expires_at_ns:
+    if row is None:
+        return Hosted(default)
+    if _has_expired(desk, row):
         _end(desk, session)
         raise Refused("error", "session_expired", f"Session {session!r} has expired.")
     return _as_hosted(row, default)
+
+
+def _has_expired(desk: Desk, row: BoundaryRow) -> bool:
+    return row.expires_at_ns is not None and now_ns(desk) > row.expires_at_ns
 
 
 def _as_hosted(row: BoundaryRow, default: Boundary) -> Hosted:
     body = decode(row.body)
     capability = parse_capability(body["capability"]) if body["capability"] else UNLIMITED
     policy = parse_policy(body["policy"]) if body["policy"] else NO_POLICY
-    return Hosted(Boundary(default.root, capability, policy), RepoPath(body["workdir"]))
+    return Hosted(default.narrowed(capability, policy), from_wire(body["workdir"]))
 
 
 def signal_session(desk: Desk, asked: params.SignalSession) -> Fields:
     if asked.signal not in SIGNALS:
         raise Refused("error", "invalid_params", f"signal is one of {', '.join(SIGNALS)}.")
-    session = SessionId(asked.session_id or "")
+    if asked.session_id is None:
+        raise Refused("error", "invalid_params", "session_id: name the session to signal.")
+    session = SessionId(asked.session_id)
     with desk.ledger.store.read() as tx:
         row = tx.get(BOUNDARIES, session)
     if row is None:

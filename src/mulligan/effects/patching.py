@@ -2,48 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mulligan.effects import params
-from mulligan.effects.changes import check_size, directories, file_like
+from mulligan.effects.changes import check_changed, check_size, directories, expecting, file_like, until_still
 from mulligan.effects.scene import Scene
 from mulligan.history.call import Intent
-from mulligan.values.entries import ABSENT, DirEntry, Entry, FileEntry, SymlinkEntry
-from mulligan.values.paths import RepoPath, ancestors_of, path_bytes, to_wire
+from mulligan.values.entries import ABSENT, DirEntry, FileEntry, SymlinkEntry
+from mulligan.values.paths import RepoPath, ancestors_of, join, path_bytes, to_wire
 from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import Image
 from mulligan.workspace.patch.strict import Present, UnifiedStaged, stage_unified
-from mulligan.workspace.patch.unified import parse_unified
+from mulligan.workspace.patch.unified import FilePatch, parse_unified
 from mulligan.workspace.patch.v4a import Staged, stage_v4a
-from mulligan.workspace.patch.v4a_parse import Delete, parse_v4a
-from mulligan.workspace.writing import Wanted
+from mulligan.workspace.patch.v4a_parse import Delete, Operation, Update, parse_v4a
+from mulligan.workspace.writing import Wanted, creation_mode
 
-FORMATS = ("v4a", "unified")
-_RESTAGE_TRIES = 10
+ERRORS_MAX = 20
 
 Fields = dict[str, Any]
 
 
-class _Restage(Exception):
-    """A file changed between staging and writing."""
-
-
 def apply_patch(scene: Scene, asked: params.ApplyPatch) -> Fields:
-    if asked.patch_format not in FORMATS:
-        raise Refused("error", "unsupported_patch_format", f"patch_format is one of {', '.join(FORMATS)}.")
     allowed = scene.capability.allowed_patch_formats
     if allowed is not None and asked.patch_format not in allowed:
         words = f"This session may not apply {asked.patch_format} patches."
         raise Refused("forbidden", "patch_format_not_allowed", words)
     patch = _patch_bytes(scene, asked)
     apply = _apply_v4a if asked.patch_format == "v4a" else _apply_unified
-    for _ in range(_RESTAGE_TRIES):
-        try:
-            return apply(scene, patch, dry_run=asked.dry_run)
-        except _Restage:
-            continue
-    raise Refused("error", "path_busy", "The patched files keep changing; try again when they are quiet.")
+    return until_still(lambda: apply(scene, patch, dry_run=asked.dry_run))
 
 
 def _patch_bytes(scene: Scene, asked: params.ApplyPatch) -> bytes:
@@ -58,6 +48,33 @@ def _patch_bytes(scene: Scene, asked: params.ApplyPatch) -> bytes:
     return patch
 
 
+@dataclass(slots=True)
+class _Looking:
+    """The real paths of the names in a patch, and what was there when we looked."""
+
+    scene: Scene
+    paths: dict[tuple[str, bool], RepoPath] = field(default_factory=dict)
+    images: dict[RepoPath, Image] = field(default_factory=dict)
+
+    def real(self, name: str, *, final: bool) -> RepoPath:
+        known = self.paths.get((name, final))
+        return self._judged(name, final=final) if known is None else known
+
+    def _judged(self, name: str, *, final: bool) -> RepoPath:
+        try:
+            path, _ = self.scene.real("patch", name, final=final)
+        except Refused as refused:
+            status = "reject" if refused.code == "invalid_path" else refused.status
+            raise Refused(status, refused.code, refused.message, errors=[refused.message]) from None
+        self.paths[name, final] = path
+        return path
+
+    def image(self, path: RepoPath) -> Image:
+        if path not in self.images:
+            self.images[path] = self.scene.desk.image(path)
+        return self.images[path]
+
+
 # V4A.
 
 
@@ -67,45 +84,59 @@ def _apply_v4a(scene: Scene, patch: bytes, *, dry_run: bool) -> Fields:
     except UnicodeDecodeError:
         raise Refused("error", "invalid_patch", "A V4A patch is UTF-8 text.") from None
     operations = parse_v4a(text)
-    deleted = {operation.path for operation in operations if isinstance(operation, Delete)}
-    images: dict[RepoPath, Image] = {}
-
-    def path_of(name: str) -> RepoPath:
-        return _real(scene, name, final=name not in deleted)
+    looking = _Looking(scene)
+    links = _links(looking, operations)
 
     def read(path: RepoPath) -> bytes | None:
-        image = images[path] = scene.desk.image(path)
-        _check_patchable(path, image)
-        return image.content
+        return _content(path, looking.image(path), links)
 
+    def path_of(name: str) -> RepoPath:
+        return links.get(name) or looking.real(name, final=True)
+
+    check_changed(scene, len(set(map(path_of, _names(operations)))))
     staged = stage_v4a(operations, read, path_of=path_of)
-    wanted = {path: _wanted(scene, images, staged, path) for path in staged.changed_paths}
-    _commit(scene, wanted, {path: images.get(path) for path in wanted}, dry_run=dry_run)
-    counts = " ".join(f"{name}={staged.ops[name]}" for name in ("add", "update", "delete", "move"))
-    return _answer(list(wanted), ops=dict(staged.ops), note=f" ({counts})", dry_run=dry_run)
+    wanted = {path: _wanted(scene, looking, staged, path) for path in staged.changed_paths}
+    _commit(scene, looking, wanted, dry_run=dry_run)
+    return _answer(scene, list(wanted), ops=dict(staged.ops), dry_run=dry_run)
 
 
-def _real(scene: Scene, name: str, *, final: bool) -> RepoPath:
-    try:
-        return scene.real("patch", name, final=final)[0]
-    except Refused as refused:
-        if refused.code == "invalid_path":
-            raise Refused("reject", "invalid_path", refused.message) from None
-        raise
+def _names(operations: Iterable[Operation]) -> list[str]:
+    moves = [one.move_to for one in operations if isinstance(one, Update) and one.move_to is not None]
+    return [*(one.path for one in operations), *moves]
 
 
-def _check_patchable(path: RepoPath, image: Image) -> None:
-    if image.special or isinstance(image.entry, DirEntry):
-        raise Refused("reject", "not_a_file", f"{path} is not a file.")
+def _links(looking: _Looking, operations: Sequence[Operation]) -> dict[str, RepoPath]:
+    """Names of links that the patch deletes: the link itself is meant, not what it leads to."""
+    found = {}
+    counted = Counter(_names(operations))
+    for operation in operations:
+        path = looking.real(operation.path, final=False)
+        if not isinstance(looking.image(path).entry, SymlinkEntry):
+            continue
+        moves = isinstance(operation, Update) and operation.move_to is not None
+        if moves or (isinstance(operation, Delete) and counted[operation.path] > 1):
+            words = f"{operation.path} is a symbolic link; a patch can only delete it, or change what it leads to."
+            raise Refused("reject", "not_a_file", words, errors=[words])
+        if isinstance(operation, Delete):
+            found[operation.path] = path
+    return found
 
 
-def _wanted(scene: Scene, images: Mapping[RepoPath, Image], staged: Staged, path: RepoPath) -> Wanted:
+def _content(path: RepoPath, image: Image, links: Mapping[str, RepoPath]) -> bytes | None:
+    if image.special:
+        words = f"{path} is a device, FIFO or socket."
+        raise Refused("reject", "not_a_file", words, errors=[words])
+    if isinstance(image.entry, SymlinkEntry) and path in links.values():
+        return image.entry.target.encode("utf-8", "surrogateescape")
+    return image.content
+
+
+def _wanted(scene: Scene, looking: _Looking, staged: Staged, path: RepoPath) -> Wanted:
     data = staged.files[path]
     if data is None:
         return Wanted(ABSENT)
     check_size(scene, data)
-    origin = staged.moves.get(path, path)
-    return file_like((images[origin] if origin in images else scene.desk.image(origin)).entry, data)
+    return file_like(looking.image(staged.moves.get(path, path)).entry, data)
 
 
 # Unified.
@@ -113,25 +144,43 @@ def _wanted(scene: Scene, images: Mapping[RepoPath, Image], staged: Staged, path
 
 def _apply_unified(scene: Scene, patch: bytes, *, dry_run: bool) -> Fields:
     patches = parse_unified(patch)
-    images: dict[RepoPath, Image] = {}
+    looking = _Looking(scene)
+    reals = {path: looking.real(to_wire(path), final=False) for path in _paths(patches)}
+    check_changed(scene, len(reals))
 
     def look(path: RepoPath) -> Present | None:
-        real = _real(scene, to_wire(path), final=False)
-        image = images[path] = scene.desk.image(real)
-        return present_of(image)
+        return _present(looking.image(reals[path])) if path in reals else _above(scene, path)
 
     staged = stage_unified(patches, look)
     if staged.rejects:
         raise _rejected(staged)
-    wanted = {path: wanted_of(present, images.get(path)) for path, present in staged.files.items()}
+    sections = {one.target: one for one in patches if one.target is not None}
+    wanted = {
+        reals[path]: _wanted_of(present, sections.get(path), looking, reals) for path, present in staged.files.items()
+    }
     for one in wanted.values():
         check_size(scene, one.content or b"")
-    _commit(scene, wanted, {path: images.get(path) for path in wanted}, dry_run=dry_run)
-    return _answer(sorted(wanted, key=path_bytes), ops=None, note="", dry_run=dry_run)
+    _commit(scene, looking, wanted, dry_run=dry_run)
+    return _answer(scene, sorted(wanted, key=path_bytes), ops=_counts(patches), dry_run=dry_run)
 
 
-def present_of(image: Image) -> Present | None:
+def _paths(patches: Iterable[FilePatch]) -> dict[RepoPath, None]:
+    """Every path a section reads or writes, once; those that no file may have are told as rejects later."""
+    return {path: None for one in patches if one.refusal is None for path in (one.source, one.target) if path}
+
+
+def _above(scene: Scene, path: RepoPath) -> Present | None:
+    """What is at a directory above a file of the patch. It is not judged: nothing changes there."""
+    try:
+        return _present(scene.desk.image(join(scene.workdir, path)))
+    except Refused:
+        return None
+
+
+def _present(image: Image) -> Present | None:
     """What the applier sees: files, and links as files that hold their target."""
+    if image.special:
+        raise Refused("reject", "not_a_file", "The patch names a device, FIFO or socket.")
     if isinstance(image.entry, FileEntry):
         return Present(image.content or b"", image.entry.mode)
     if isinstance(image.entry, SymlinkEntry):
@@ -139,25 +188,33 @@ def present_of(image: Image) -> Present | None:
     return None
 
 
-def wanted_of(present: Present | None, image: Image | None) -> Wanted:
+def _wanted_of(
+    present: Present | None, section: FilePatch | None, looking: _Looking, reals: Mapping[RepoPath, RepoPath]
+) -> Wanted:
     if present is None:
         return Wanted(ABSENT)
     if present.kind == "symlink":
         return Wanted(SymlinkEntry(present.content.decode("utf-8", "surrogateescape")))
-    before: Entry = image.entry if image is not None else ABSENT
-    wanted = file_like(before, present.content)
-    return Wanted(_with_mode(wanted.entry, before, present.mode), present.content)
+    source = section.source if section is not None else None
+    if source is None:
+        executable = bool(present.mode & 0o100)
+        wanted = file_like(ABSENT, present.content)
+        mode = creation_mode(0o777 if executable else 0o666)
+    else:
+        wanted, mode = file_like(looking.image(reals[source]).entry, present.content), present.mode
+    assert isinstance(wanted.entry, FileEntry)
+    return Wanted(replace(wanted.entry, mode=mode), present.content)
 
 
-def _with_mode(entry: Entry, before: Entry, mode: int) -> Entry:
-    """A patch only speaks of the executable bit; the rest of the mode is the file's own."""
-    from dataclasses import replace
-
-    assert isinstance(entry, FileEntry)
-    if isinstance(before, FileEntry) and bool(before.mode & 0o100) == bool(mode & 0o100):
-        return entry
-    readable = (entry.mode & 0o444) >> 2
-    return replace(entry, mode=entry.mode | readable if mode & 0o100 else entry.mode & ~0o111)
+def _counts(patches: Iterable[FilePatch]) -> dict[str, int]:
+    """As for V4A: a move is an update too."""
+    kinds = Counter(one.action for one in patches)
+    return {
+        "add": kinds["create"] + kinds["copy"],
+        "update": kinds["modify"] + kinds["rename"],
+        "delete": kinds["delete"],
+        "move": kinds["rename"],
+    }
 
 
 def _rejected(staged: UnifiedStaged) -> Refused:
@@ -168,59 +225,75 @@ def _rejected(staged: UnifiedStaged) -> Refused:
         }
         for one in staged.rejects
     ]
-    errors = [f"{one['path']}: {hunk['reason']}" for one in rejects for hunk in one["hunks"]][:20]  # type: ignore[index]
-    words = f"The patch does not apply: {errors[0]}." if errors else "The patch does not apply."
-    return Refused("reject", "hunk_rejected", words, rejects=rejects, errors=errors)
+    errors = [f"{to_wire(RepoPath(one.path))}: {hunk.reason}" for one in staged.rejects for hunk in one.hunks]
+    words = f"The patch does not apply: {errors[0]}."
+    return Refused("reject", "hunk_rejected", words, rejects=rejects, errors=errors[:ERRORS_MAX])
 
 
 # Both.
 
 
-def _commit(
-    scene: Scene, wanted: Mapping[RepoPath, Wanted], images: Mapping[RepoPath, Image | None], *, dry_run: bool
-) -> None:
-    limit = scene.capability.max_changed_files
-    if limit is not None and len(wanted) > limit:
-        words = f"{len(wanted)} changed files are more than the {limit} this session may change at once."
-        raise Refused("forbidden", "max_changed_files_exceeded", words)
-    if dry_run or not wanted:
-        return
+def _commit(scene: Scene, looking: _Looking, wanted: Mapping[RepoPath, Wanted], *, dry_run: bool) -> None:
+    """What leaves, deepest first; then the directories that are needed; then what comes."""
     paths = sorted(wanted, key=path_bytes)
     leaving = [path for path in reversed(paths) if wanted[path].entry == ABSENT]
     coming = [path for path in paths if wanted[path].entry != ABSENT]
-    parents = directories(_parents(scene, coming))
+    emptied = [folder for path in coming for folder in _emptied(scene, looking, path, leaving)]
+    parents = _parents(scene, coming, leaving)
+    if dry_run or not paths:
+        return
     scene.call.change(
         [
-            *(Intent(path, _expecting(images.get(path), wanted[path])) for path in leaving),
-            *parents,
-            *(Intent(path, _expecting(images.get(path), wanted[path])) for path in coming),
+            *(Intent(path, expecting(looking.image(path), wanted[path])) for path in leaving),
+            *(Intent(path, _gone) for path in emptied),
+            *directories(parents, leaving=frozenset(leaving)),
+            *(Intent(path, expecting(looking.image(path), wanted[path])) for path in coming),
         ]
     )
 
 
-def _parents(scene: Scene, paths: list[RepoPath]) -> list[RepoPath]:
+def _gone(image: Image) -> Wanted:
+    return Wanted(ABSENT)
+
+
+def _emptied(scene: Scene, looking: _Looking, path: RepoPath, leaving: Sequence[RepoPath]) -> list[RepoPath]:
+    """The directories below a directory that a file replaces, deepest first. Everything else in it must be leaving."""
+    if not isinstance(looking.image(path).entry, DirEntry):
+        return []
+    found: list[RepoPath] = []
+    ahead = [path]
+    while ahead:
+        folder = ahead.pop()
+        for below in _children(scene, folder):
+            if isinstance(scene.desk.entry(below), DirEntry):
+                scene.boundary.check_write("patch", below)
+                ahead.append(below)
+                found.append(below)
+            elif below not in leaving:
+                words = f"{path} is a directory that is not empty."
+                raise Refused("reject", "not_a_file", words, errors=[words])
+    return sorted(found, key=path_bytes, reverse=True)
+
+
+def _children(scene: Scene, folder: RepoPath) -> list[RepoPath]:
+    with scene.desk.disk.resolve_exactly(folder) as spot:
+        names = scene.desk.disk.children(spot)
+    return [join(folder, name.decode("utf-8", "surrogateescape")) for name in names]
+
+
+def _parents(scene: Scene, paths: Sequence[RepoPath], leaving: Sequence[RepoPath]) -> list[RepoPath]:
     above = {parent for path in paths for parent in ancestors_of(path) if parent != "."}
-    return [path for path in sorted(above, key=path_bytes) if scene.desk.entry(path) == ABSENT]
+    return [path for path in sorted(above, key=path_bytes) if path in leaving or scene.desk.entry(path) == ABSENT]
 
 
-def _expecting(seen: Image | None, wanted: Wanted) -> Any:
-    """Write only over what was staged on; anything else means somebody was quicker."""
-
-    def plan(image: Image) -> Wanted:
-        if seen is not None and not image.holds(seen.entry):
-            raise _Restage
-        return wanted
-
-    return plan
-
-
-def _answer(paths: list[RepoPath], *, ops: dict[str, int] | None, note: str, dry_run: bool) -> Fields:
+def _answer(scene: Scene, paths: Sequence[RepoPath], *, ops: Mapping[str, int], dry_run: bool) -> Fields:
     count = len(paths)
     files = f"{count} file{'' if count == 1 else 's'}"
     done = f"Patch dry-run: {files} would change" if dry_run else f"Applied patch: {files} changed"
+    counts = " ".join(f"{name}={ops[name]}" for name in ("add", "update", "delete", "move"))
     return {
         "files_changed": count,
-        "changed_paths": [to_wire(path) for path in paths],
-        "ops": ops,
-        "summary_text": done + note,
+        "changed_paths": [scene.shown(path) for path in paths],
+        "ops": dict(ops),
+        "summary_text": f"{done} ({counts})",
     }

@@ -1,17 +1,20 @@
 """The one way of every request: parameters, session, boundary, act in a call, receipt, record.
 
-An effect that does not end well leaves nothing behind, whatever the call around it goes on to do.
+An effect that does not end well leaves nothing behind, whatever the call around it goes on to do: a tool changes files
+by one `call.change`, which is all or nothing, and a command is put back by its savepoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
 
 from mulligan.boundary.verdict import Boundary
-from mulligan.effects.hosting import hosted, open_session, signal_session
+from mulligan.effects.hosting import hosted, is_known, open_session, signal_session
 from mulligan.effects.params import OpenSession, Params, SignalSession
 from mulligan.effects.receipt import Receipt, refusal_receipt
 from mulligan.effects.registry import BY_NAME, Effect
@@ -25,7 +28,12 @@ from mulligan.values.refusal import Refused
 from mulligan.workspace.exec.output import Sink
 from mulligan.workspace.reading import refusal_of
 
+SESSION_EFFECTS = frozenset({"host.session.open", "host.session.signal"})
 RECORDED_TEXT_BYTES = 2_048
+RECORDED_DEPTH_MAX = 16
+
+_COMMON_STATUSES = ("forbidden", "error")
+_PATH_FIELDS = ("path", "to", "cwd")
 
 
 def effect_named(name: str) -> Effect:
@@ -41,43 +49,72 @@ def perform(
     """Perform one effect inside a call. Expected outcomes are receipts; only broken things raise."""
     effect = effect_named(name)
     try:
-        with call.savepoint():
-            fields = _act(desk, call, effect, given, boundary, sink=sink)
-            receipt = Receipt(effect.name, fields.pop("status", "ok"), fields)
+        asked = _parsed(effect.params, given)
+        _check_session(desk, call, name, asked)
+        with call.savepoint() if effect.op == "exec" else nullcontext():
+            fields = _act(_scene(desk, call, boundary, sink), effect, asked)
+        receipt = Receipt(effect.name, fields.pop("status", "ok"), fields)
     except Refused as refused:
-        receipt = refusal_receipt(effect.name, _as_claimed(effect, refused))
+        receipt = refusal_receipt(effect.name, _as_told(effect, refused))
     except OSError as error:
-        receipt = refusal_receipt(effect.name, refusal_of(error, str(given.get("path", ""))))
+        receipt = refusal_receipt(effect.name, _as_told(effect, refusal_of(error, str(given.get("path", "it")))))
     call.note_effect(effect.name, _recorded(given), _recorded(receipt.to_dict()))
     return receipt
 
 
-def _as_claimed(effect: Effect, refused: Refused) -> Refused:
-    """A place somebody else is changing is a conflict for write_file, and an error for everything else."""
-    if refused.code == "path_claimed" and effect.tool == "write_file":
-        return Refused("conflict", refused.code, refused.message, **refused.fields)
-    if refused.code == "path_busy" and effect.tool != "write_file":
-        return Refused("error", refused.code, refused.message, **refused.fields)
-    return refused
+def _as_told(effect: Effect, refused: Refused) -> Refused:
+    """Under a status that the effect has. A path somebody else is changing is a conflict for write_file only."""
+    status = refused.status
+    if refused.code in ("path_claimed", "path_busy"):
+        status = "conflict" if effect.tool == "write_file" else "error"
+    elif status not in _COMMON_STATUSES and status not in effect.statuses:
+        status = "error"
+    return Refused(status, refused.code, refused.message, **refused.fields)
 
 
-def _act(
-    desk: Desk, call: Call, effect: Effect, given: Mapping[str, Any], boundary: Boundary, *, sink: Sink | None
-) -> dict[str, Any]:
-    asked = _parsed(effect.params, given)
-    session = SessionId(asked.session_id) if asked.session_id is not None else call.facts.session
-    found = hosted(desk, session, default=boundary, must_exist=asked.session_id is not None)
-    found.boundary.check_op(effect.op)
-    return effect.act(Scene(desk, session, found.boundary, call, found.workdir, sink), asked)
+def _scene(desk: Desk, call: Call, boundary: Boundary, sink: Sink | None) -> Scene:
+    found = hosted(desk, call.facts.session, default=boundary)
+    within = replace(found.boundary, folds_case=desk.disk.root.folds_case)
+    return Scene(desk, call.facts.session, within, call, found.workdir, sink)
+
+
+def _act(scene: Scene, effect: Effect, asked: Params) -> dict[str, Any]:
+    _check_op(scene, effect, asked)
+    return effect.act(scene, asked)
+
+
+def _check_session(desk: Desk, call: Call, name: str, asked: Params) -> None:
+    """A call belongs to one session, and a tool to the session it was given to: a model does not choose its own."""
+    session = asked.session_id
+    if session is None or session == call.facts.session:
+        return
+    if name == effect_named(name).tool:
+        raise Refused("error", "invalid_params", "session_id: tools act in the session they were given to.")
+    if not is_known(desk, SessionId(session)):
+        raise Refused("error", "session_not_found", f"There is no session {session!r}.")
+    raise Refused("error", "invalid_params", f"session_id: this call belongs to session {call.facts.session!r}.")
+
+
+def _check_op(scene: Scene, effect: Effect, asked: Params) -> None:
+    """The verdict on the operation; a path that means nothing or leads out of the root is told first."""
+    try:
+        scene.boundary.check_op(effect.op)
+    except Refused:
+        for text in (getattr(asked, name, None) for name in _PATH_FIELDS):
+            if text is not None:
+                scene.judge(text)
+        raise
 
 
 def _parsed(model: type[Params], given: Mapping[str, Any]) -> Any:
     try:
-        return model.model_validate(given)
+        asked = model.model_validate(dict(given))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "parameters"
         raise Refused("error", "invalid_params", f"{where}: {first['msg']}") from None
+    asked.check()
+    return asked
 
 
 def perform_session_effect(desk: Desk, name: str, given: Mapping[str, Any], *, boundary: Boundary) -> Receipt:
@@ -91,19 +128,25 @@ def perform_session_effect(desk: Desk, name: str, given: Mapping[str, Any], *, b
         return refusal_receipt(name, refused)
 
 
-SESSION_EFFECTS = frozenset({"host.session.open", "host.session.signal"})
-
-
-def _recorded(value: Any) -> Any:
-    """What goes on record: everything, but long texts by their digest."""
+def _recorded(value: Any, depth: int = RECORDED_DEPTH_MAX) -> Any:
+    """What goes on record: everything, but long texts by their digest and what no record can hold by its type."""
+    if value is None or isinstance(value, bool):
+        return value
     if isinstance(value, str):
         data = value.encode("utf-8", "surrogatepass")
         return value if _storable(value, data) else _short(data)
-    if isinstance(value, Mapping):
-        return {str(name): _recorded(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_recorded(item) for item in value]
-    return value
+    if isinstance(value, int) and -(2**63) <= value < 2**63:
+        return int(value)
+    if depth > 0 and isinstance(value, Mapping):
+        return {_recorded_key(name): _recorded(item, depth - 1) for name, item in value.items()}
+    if depth > 0 and isinstance(value, list | tuple):
+        return [_recorded(item, depth - 1) for item in value]
+    return {"unrecorded": type(value).__name__}
+
+
+def _recorded_key(name: object) -> str:
+    text = str(name)
+    return text if _storable(text, text.encode("utf-8", "surrogatepass")) else "unrecorded"
 
 
 def _storable(text: str, data: bytes) -> bool:

@@ -58,6 +58,16 @@ def inline_bytes(data: bytes) -> dict[str, Any]:
     return {"inline_bytes": {"bytes": "base64:" + b64encode(data).decode("ascii")}}
 
 
+def inline(data: bytes, *, text: bool | None = None) -> dict[str, Any]:
+    """As text if it is UTF-8, unless bytes are wanted."""
+    if text is False:
+        return inline_bytes(data)
+    try:
+        return inline_text(data.decode("utf-8"))
+    except UnicodeDecodeError:
+        return inline_bytes(data)
+
+
 def blob_payload(digest: Digest, data: bytes, *, preview: bool = True) -> dict[str, Any]:
     body: dict[str, Any] = {"blob_ref": digest, "size_bytes": len(data)}
     if preview:

@@ -13,51 +13,161 @@ from mulligan.effects.scene import Scene
 Act = Callable[[Scene, Any], dict[str, Any]]
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True, frozen=True, kw_only=True)
 class Effect:
+    """`statuses` are its outcomes besides ok, forbidden and error; one of any other name is told as an error."""
+
     name: str
     tool: str
     params: type[params.Params]
     op: FsOp
     act: Act
-    read_only: bool
     about: str
+    read_only: bool = False
+    statuses: tuple[str, ...] = ()
 
 
 EFFECTS: tuple[Effect, ...] = (
-    Effect("host.fs.read_file", "read_file", params.ReadFile, "read", files.read_file, True, "Read a file, or a part."),
-    Effect("host.fs.write_file", "write_file", params.WriteFile, "write", changes.write_file, False, "Write a file."),
     Effect(
-        "host.fs.edit_file",
-        "edit_file",
-        params.EditFile,
-        "edit",
-        changes.edit_file,
-        False,
-        "Replace text in a file. old_string must be found exactly once, unless replace_all is set.",
+        name="host.fs.read_file",
+        tool="read_file",
+        params=params.ReadFile,
+        op="read",
+        act=files.read_file,
+        read_only=True,
+        statuses=("not_found", "is_directory"),
+        about="Read a file or a part of it, by bytes or by lines.",
     ),
     Effect(
-        "host.fs.apply_patch",
-        "apply_patch",
-        params.ApplyPatch,
-        "patch",
-        patching.apply_patch,
-        False,
-        "Apply a patch to one or more files, all or nothing ('*** Begin Patch' format, or patch_format 'unified').",
+        name="host.fs.write_file",
+        tool="write_file",
+        params=params.WriteFile,
+        op="write",
+        act=changes.write_file,
+        statuses=("conflict",),
+        about="Write a whole file.",
     ),
-    Effect("host.fs.grep", "grep", params.Grep, "search", searching.grep_files, True, "Search file contents by regex."),
     Effect(
-        "host.fs.glob", "glob", params.Glob, "list", searching.glob_files, True, "Find files by name, newest first."
+        name="host.fs.edit_file",
+        tool="edit_file",
+        params=params.EditFile,
+        op="edit",
+        act=changes.edit_file,
+        statuses=("not_found", "ambiguous"),
+        about="Replace text in a file. old_string must be found exactly once, unless replace_all is set.",
     ),
-    Effect("host.fs.stat", "stat", params.Stat, "stat", files.stat_path, True, "What a path is."),
-    Effect("host.fs.exists", "exists", params.Exists, "stat", files.exists, True, "Whether a path exists."),
-    Effect("host.fs.list_dir", "list_dir", params.ListDir, "list", files.list_dir, True, "The names in a directory."),
-    Effect("host.fs.delete", "delete", params.Delete, "write", changes.delete, False, "Delete a file or directory."),
-    Effect("host.fs.move", "move", params.Move, "write", changes.move, False, "Move a file or directory."),
-    Effect("host.fs.mkdir", "mkdir", params.MakeDir, "write", changes.make_dir, False, "Make a directory."),
-    Effect("host.exec", "exec", params.Exec, "exec", executing.execute, False, "Run a program."),
-    Effect("host.shell", "shell", params.Shell, "exec", executing.shell, False, "Run a shell command."),
-    Effect("blob.read", "read_blob", params.ReadBlob, "read", files.read_blob, True, "Page through a large answer."),
+    Effect(
+        name="host.fs.apply_patch",
+        tool="apply_patch",
+        params=params.ApplyPatch,
+        op="patch",
+        act=patching.apply_patch,
+        statuses=("parse_error", "reject", "not_found"),
+        about="Apply a patch to one or more files, all or nothing: '*** Begin Patch' format, or patch_format unified.",
+    ),
+    Effect(
+        name="host.fs.grep",
+        tool="grep",
+        params=params.Grep,
+        op="search",
+        act=searching.grep_files,
+        read_only=True,
+        statuses=("not_found", "invalid_regex"),
+        about="Search the contents of files by regular expression. Answers with lines of path:line:text.",
+    ),
+    Effect(
+        name="host.fs.glob",
+        tool="glob",
+        params=params.Glob,
+        op="list",
+        act=searching.glob_files,
+        read_only=True,
+        statuses=("not_found", "invalid_pattern"),
+        about="Find files by a pattern such as **/*.py, newest first.",
+    ),
+    Effect(
+        name="host.fs.stat",
+        tool="stat",
+        params=params.Stat,
+        op="stat",
+        act=files.stat_answer,
+        read_only=True,
+        statuses=("not_found",),
+        about="Whether a path is a file or a directory, its size and its time.",
+    ),
+    Effect(
+        name="host.fs.exists",
+        tool="exists",
+        params=params.Exists,
+        op="stat",
+        act=files.exists,
+        read_only=True,
+        about="Whether a path exists.",
+    ),
+    Effect(
+        name="host.fs.list_dir",
+        tool="list_dir",
+        params=params.ListDir,
+        op="list",
+        act=files.list_dir,
+        read_only=True,
+        statuses=("not_found",),
+        about="The names in a directory, directories with a trailing slash.",
+    ),
+    Effect(
+        name="host.fs.delete",
+        tool="delete",
+        params=params.Delete,
+        op="write",
+        act=changes.delete,
+        statuses=("not_found", "conflict"),
+        about="Delete a file, a link or a directory.",
+    ),
+    Effect(
+        name="host.fs.move",
+        tool="move",
+        params=params.Move,
+        op="write",
+        act=changes.move,
+        statuses=("not_found", "conflict"),
+        about="Move a file, a link or a directory.",
+    ),
+    Effect(
+        name="host.fs.mkdir",
+        tool="mkdir",
+        params=params.MakeDir,
+        op="write",
+        act=changes.make_dir,
+        statuses=("conflict",),
+        about="Make a directory.",
+    ),
+    Effect(
+        name="host.exec",
+        tool="exec",
+        params=params.Exec,
+        op="exec",
+        act=executing.execute,
+        statuses=("timeout", "signaled"),
+        about="Run a program.",
+    ),
+    Effect(
+        name="host.shell",
+        tool="shell",
+        params=params.Shell,
+        op="exec",
+        act=executing.shell,
+        statuses=("timeout", "signaled"),
+        about="Run a shell command with sh -c.",
+    ),
+    Effect(
+        name="blob.read",
+        tool="read_blob",
+        params=params.ReadBlob,
+        op="read",
+        act=files.read_blob,
+        read_only=True,
+        about="Page through an answer that was too large to be given inline.",
+    ),
 )
 
 BY_NAME: dict[str, Effect] = {name: effect for effect in EFFECTS for name in (effect.name, effect.tool)}

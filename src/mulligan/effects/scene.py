@@ -15,7 +15,7 @@ from typing import Any
 
 from mulligan.boundary.capability import Capability, FsOp
 from mulligan.boundary.verdict import Boundary
-from mulligan.effects.receipt import blob_payload, inline_bytes, inline_text
+from mulligan.effects.receipt import blob_payload, inline
 from mulligan.history.call import Call
 from mulligan.history.desk import Desk
 from mulligan.values.digest import Digest, parse_digest
@@ -173,12 +173,7 @@ class Scene:
             if mode == "require_inline":
                 raise too_large(len(data), limit)
             return blob_payload(self.keep(data), data, preview=not hidden)
-        if text is False:
-            return inline_bytes(data)
-        try:
-            return inline_text(data.decode("utf-8"))
-        except UnicodeDecodeError:
-            return inline_bytes(data)
+        return inline(data, text=text)
 
     def keep(self, data: bytes) -> Digest:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from typing import Any
 
 from mulligan.boundary.capability import FsOp
@@ -10,21 +10,27 @@ from mulligan.boundary.verdict import clamped
 from mulligan.effects import params
 from mulligan.effects.scene import Scene
 from mulligan.values.limits import GLOB_RESULTS_DEFAULT, GREP_RESULTS_DEFAULT
-from mulligan.values.paths import RepoPath, to_wire
+from mulligan.values.paths import RepoPath
 from mulligan.values.refusal import Refused
+from mulligan.workspace.search.bases import admit_all
+from mulligan.workspace.search.findings import Line
 from mulligan.workspace.search.glob import glob
-from mulligan.workspace.search.grep import grep, render
+from mulligan.workspace.search.grep import grep
 
 Fields = dict[str, Any]
 
 
 def _base(scene: Scene, op: FsOp, text: str | None) -> RepoPath:
-    with scene.spot(op, text or ".") as spot:
-        try:
-            os.lstat(spot.name, dir_fd=spot.parent)
-        except FileNotFoundError:
-            raise Refused("not_found", "path_not_found", f"{text} does not exist.") from None
+    with scene.spot(op, "." if text is None else text) as spot:
+        if spot.outside:
+            words = f"{spot.path!r} leads out of the root; a search stays inside it."
+            raise Refused("forbidden", "symlink_not_allowed", words)
         return spot.path
+
+
+def _admitting(scene: Scene, op: FsOp) -> Callable[[RepoPath], bool]:
+    """Files this session may not see are not there for it."""
+    return (lambda path: scene.boundary.admits(op, path)) if scene.boundary.has_policy else admit_all
 
 
 def grep_files(scene: Scene, asked: params.Grep) -> Fields:
@@ -39,17 +45,21 @@ def grep_files(scene: Scene, asked: params.Grep) -> Fields:
         max_results=clamped(wanted, scene.capability.max_grep_results) or 0,
         max_scan_files=scene.capability.max_scan_files,
         max_scan_bytes=scene.capability.max_scan_bytes,
-        admits=lambda path: _admits(scene, "search", path),
+        admits=_admitting(scene, "search"),
     )
+    text = "\n".join(_shown_line(scene, line) for line in found.lines).encode("utf-8")
     count = found.match_count
-    limit = scene.boundary.inline_limit("search", base)
     return {
-        "matches": scene.answer(render(found).encode("utf-8", "surrogateescape"), limit=limit, mode=asked.output_mode),
+        "matches": scene.answer(text, op="search", path=base, mode=asked.output_mode),
         "match_count": count,
         "truncated": found.truncated,
         "engine": found.engine,
         "summary_text": f"{count} match{'' if count == 1 else 'es'}" if count else "No matches found",
     }
+
+
+def _shown_line(scene: Scene, line: Line) -> str:
+    return f"{scene.shown(line.path)}:{line.line_no}:{line.text.decode('utf-8', 'replace')}"
 
 
 def glob_files(scene: Scene, asked: params.Glob) -> Fields:
@@ -62,23 +72,13 @@ def glob_files(scene: Scene, asked: params.Glob) -> Fields:
         include_ignored=asked.include_ignored,
         max_results=clamped(wanted, scene.capability.max_glob_results) or 0,
         max_scan_files=scene.capability.max_scan_files,
-        admits=lambda path: _admits(scene, "list", path),
+        admits=_admitting(scene, "list"),
     )
-    count = len(found.paths)
-    text = "\n".join(to_wire(path) for path in found.paths)
-    limit = scene.boundary.inline_limit("list", base)
+    count = found.count
+    text = "\n".join(scene.shown(path) for path in found.paths).encode("utf-8")
     return {
-        "paths": scene.answer(text.encode("utf-8"), limit=limit, mode=asked.output_mode),
+        "paths": scene.answer(text, op="list", path=base, mode=asked.output_mode),
         "count": count,
         "truncated": found.truncated,
         "summary_text": f"{count} path{'' if count == 1 else 's'} matched" if count else "No files matched",
     }
-
-
-def _admits(scene: Scene, op: FsOp, path: RepoPath) -> bool:
-    """Files this session may not see are not there for it."""
-    try:
-        scene.boundary.check_path(op, path)
-    except Refused:
-        return False
-    return True

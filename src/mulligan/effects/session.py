@@ -9,7 +9,8 @@ from typing import Any
 
 from mulligan.boundary.verdict import Boundary
 from mulligan.effects.handle import CallHandle, commit_or_abort, paths_of
-from mulligan.effects.perform import perform
+from mulligan.effects.hosting import is_known
+from mulligan.effects.perform import SESSION_EFFECTS, effect_named, perform, perform_session_effect
 from mulligan.effects.receipt import Receipt
 from mulligan.history import going_back
 from mulligan.history.current import current_turn, during
@@ -54,20 +55,31 @@ class Session:
     ) -> tuple[Receipt, str]:
         """One effect as a call of its own: not ok means it never happened. Its receipt and the call's id.
 
+        host.session.open and host.session.signal are no calls and have an empty id.
         `sink` is told a command's output as it comes, besides the receipt.
         """
+        if effect in SESSION_EFFECTS:
+            return perform_session_effect(self._desk, effect, params, boundary=self._boundary), ""
         found = TurnId(parse_user_id(turn, "turn")) if turn is not None else current_turn()
-        call = self._desk.call(self.id, turn=found, label=label, tool=effect.rpartition(".")[2])
+        session = self._meant(effect, params)
+        call = self._desk.call(session, turn=found, label=label, tool=effect.rpartition(".")[2])
         try:
             receipt = perform(self._desk, call, effect, params, boundary=self._boundary, sink=sink)
-            if receipt.ok:
-                commit_or_abort(call)
-            else:
-                call.abort(receipt.error_code or receipt.status)
         except BaseException as error:
             call.abort(type(error).__name__)
             raise
+        if receipt.ok:
+            commit_or_abort(call)
+        else:
+            call.abort(receipt.error_code or receipt.status)
         return receipt, call.id
+
+    def _meant(self, effect: str, params: Mapping[str, Any]) -> SessionId:
+        """The session an effect names by `session_id`, if there is one; tools always act in this one."""
+        named = params.get("session_id")
+        if not isinstance(named, str) or effect != effect_named(effect).name:
+            return self.id
+        return SessionId(named) if is_known(self._desk, SessionId(named)) else self.id
 
     @contextmanager
     def turn(self, prompt: str | None = None, id: str | None = None) -> Iterator[str]:

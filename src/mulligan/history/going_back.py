@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from mulligan.history.call import Intent
 from mulligan.history.desk import Desk
@@ -160,7 +160,7 @@ def _close_open_turns(desk: Desk, session: SessionId, *, cancel: bool) -> None:
         turns |= {row.turn for row in running}
     if not turns:
         return
-    if not cancel or not all([desk.cancel(row.id) for row in running]):
+    if not cancel or not all(desk.cancel(row.id) for row in running):
         raise fault("turn_open", "The newest turn is still running; stop it first, or ask to cancel it.")
     ledger = desk.ledger
     with ledger.store.write() as tx:

@@ -15,7 +15,7 @@ from mulligan.history.merge import Conflict, KeepOurs, TakeTheirs, WriteMerged, 
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.entries import Absent, Change, DirEntry, Entry, FileEntry, same_state
 from mulligan.values.faults import MulliganError
-from mulligan.values.paths import RepoPath, is_below, path_bytes, to_wire
+from mulligan.values.paths import RepoPath, is_below, parent_of, path_bytes, to_wire
 
 OnConflict = Literal["merge", "overwrite", "refuse"]
 OutcomeName = Literal["restored", "merged", "conflicted", "skipped", "failed"]
@@ -61,26 +61,39 @@ class RestorePlan:
         return all(outcome.is_fine for outcome in self.outcomes)
 
 
+def _always(_: Digest) -> bool:
+    return True
+
+
 @dataclass(slots=True)
 class Planner:
-    """Undoes layers of changes on a virtual tree, newest first."""
+    """Undoes layers of changes on a virtual tree, newest first.
 
-    now: Callable[[RepoPath], Entry]
+    `now` says None of what cannot be looked at: a device, or a way there that is a link by now. `has` says whether a
+    body can be read, so that nothing is promised that cannot be done.
+    """
+
+    now: Callable[[RepoPath], Entry | None]
     read: Callable[[Digest], bytes]
     children: Callable[[RepoPath], Iterable[RepoPath]]
     on_conflict: OnConflict = "merge"
     keep_mtimes: bool = False
+    has: Callable[[Digest], bool] = _always
     _seen: dict[RepoPath, Entry] = field(default_factory=dict)
     _tree: dict[RepoPath, Entry] = field(default_factory=dict)
     _outcomes: dict[RepoPath, Outcome] = field(default_factory=dict)
     _fresh: dict[Digest, bytes] = field(default_factory=dict)
     _overwrote: list[RepoPath] = field(default_factory=list)
 
-    def plan(self, layers: Iterable[Sequence[Change]]) -> RestorePlan:
+    def plan(self, layers: Iterable[Sequence[Change]], *, not_captured: Iterable[RepoPath] = ()) -> RestorePlan:
+        """`not_captured`: paths somebody asked for that no layer knows."""
         for layer in layers:
             for change in layer:
                 self._step_back(change)
         self._keep_full_directories()
+        self._leave_what_has_no_directory()
+        for path in not_captured:
+            self._outcomes[path] = Outcome(path, "skipped", "not_captured")
         outcomes = tuple(self._outcomes[path] for path in sorted(self._outcomes, key=path_bytes))
         if self.on_conflict == "refuse" and any(one.outcome == "conflicted" for one in outcomes):
             return RestorePlan((), outcomes)
@@ -88,26 +101,42 @@ class Planner:
 
     def _step_back(self, change: Change) -> None:
         path = change.path
+        if path in self._outcomes and self._outcomes[path].reason is not None:
+            return
         if path not in self._seen:
-            self._seen[path] = self._tree[path] = self.now(path)
-        if path in self._outcomes and self._outcomes[path].outcome == "conflicted":
-            return
+            now = self.now(path)
+            if now is None:
+                self._outcomes[path] = Outcome(path, "conflicted", "type_changed")
+                return
+            self._seen[path] = self._tree[path] = now
         ours, base, theirs = self._tree[path], change.after, change.before
-        if self.on_conflict == "overwrite":
+        if not self._can_have(theirs):
+            self._leave(path, Outcome(path, "skipped", "evicted"))
+        elif self.on_conflict == "overwrite":
             self._overwrite(path, ours, base, theirs)
-            return
+        else:
+            self._merge(path, ours, base, theirs)
+
+    def _can_have(self, entry: Entry) -> bool:
+        return not isinstance(entry, FileEntry) or entry.digest in self._fresh or self.has(entry.digest)
+
+    def _leave(self, path: RepoPath, outcome: Outcome) -> None:
+        """The path stays as it is on disk, whatever newer layers had planned for it."""
+        self._tree[path] = self._seen[path]
+        self._outcomes[path] = outcome
+
+    def _merge(self, path: RepoPath, ours: Entry, base: Entry, theirs: Entry) -> None:
         try:
             merged = merge_entry(base, ours, theirs, self._content)
         except MulliganError as error:
-            self._outcomes[path] = Outcome(path, "skipped", "evicted" if error.code == "evicted" else "not_captured")
+            self._leave(path, Outcome(path, "skipped", "evicted" if error.code == "evicted" else "not_captured"))
             return
         self._take(path, merged)
 
     def _take(self, path: RepoPath, merged: KeepOurs | TakeTheirs | WriteMerged | Conflict) -> None:
         before = self._outcomes.get(path)
         if isinstance(merged, Conflict):
-            self._tree[path] = self._seen[path]
-            self._outcomes[path] = Outcome(path, "conflicted", merged.reason)
+            self._leave(path, Outcome(path, "conflicted", merged.reason))
         elif isinstance(merged, KeepOurs):
             self._outcomes.setdefault(path, Outcome(path, "skipped"))
         elif isinstance(merged, TakeTheirs):
@@ -131,12 +160,26 @@ class Planner:
     def _keep_full_directories(self) -> None:
         """A directory that holds something the undone calls did not make stays."""
         doomed = [
-            p for p, entry in self._tree.items() if isinstance(self._seen[p], DirEntry) and isinstance(entry, Absent)
+            path
+            for path, entry in self._tree.items()
+            if isinstance(self._seen[path], DirEntry) and not isinstance(entry, DirEntry)
         ]
         for path in sorted(doomed, key=path_bytes, reverse=True):
             if any(not isinstance(self._tree.get(child, _KEPT), Absent) for child in self.children(path)):
-                self._tree[path] = self._seen[path]
-                self._outcomes[path] = Outcome(path, "skipped")
+                gone = isinstance(self._tree[path], Absent)
+                outcome = Outcome(path, "skipped") if gone else Outcome(path, "conflicted", "type_changed")
+                self._leave(path, outcome)
+
+    def _leave_what_has_no_directory(self) -> None:
+        """What somebody removed the directory of cannot come back: making that directory is not ours to decide."""
+        for path in sorted(self._tree, key=path_bytes):
+            if isinstance(self._tree[path], Absent) or same_state(self._seen[path], self._tree[path]):
+                continue
+            folder = parent_of(path)
+            above = self._tree[folder] if folder in self._tree else self.now(folder)
+            if not isinstance(above, DirEntry):
+                reason = "deleted_externally" if isinstance(above, Absent) else "type_changed"
+                self._leave(path, Outcome(path, "conflicted", reason))
 
     def _moves(self) -> tuple[Move, ...]:
         moves = [

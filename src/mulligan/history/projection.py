@@ -7,6 +7,7 @@
 `call.ended`      exactly one per call: how it ended, and what of the past it took back
 `call.evicted`    its bodies were dropped
 `call.pinned`, `call.unpinned`
+`scope.captured`, `scope.dropped`   preimages kept under somebody's own id
 `branch.opened`   a fork with files of its own
 `branch.ended`    it was merged or dropped
 `external`        a change that no call of ours made
@@ -23,17 +24,21 @@ from typing import Any
 from mulligan.history.tables import (
     BRANCHES,
     CALLS,
+    CAPTURES,
     CHANGES,
     PINS,
     REDO,
     ROOTS,
+    SCOPES,
     TURNS,
     BranchRow,
     CallRow,
+    CaptureRow,
     ChangeRow,
     PinRow,
     RedoRow,
     RootRow,
+    ScopeRow,
     TurnRow,
 )
 from mulligan.session.tables import project_boundary_attached, project_boundary_ended, project_session_opened
@@ -197,6 +202,24 @@ def _branch_ended(tx: Tx, record: Record) -> None:
         tx.put(BRANCHES, replace(row, status=record.payload["status"]))
 
 
+def _scope_captured(tx: Tx, record: Record) -> None:
+    body = record.payload
+    session, scope = body["session"], body["scope"]
+    if tx.get(SCOPES, session, scope) is None:
+        tx.put(SCOPES, ScopeRow(session, scope, body["taken_at_ms"], record.seq, body["root"]))
+    for one in body["captured"]:
+        path = path_bytes(from_wire(one["path"]))
+        if not tx.has(CAPTURES, session, scope, path):
+            tx.put(CAPTURES, CaptureRow(session, scope, path, encode(one["before"])))
+
+
+def _scope_dropped(tx: Tx, record: Record) -> None:
+    session, scope = record.payload["session"], record.payload["scope"]
+    tx.delete(SCOPES, session, scope)
+    for row in tx.select(CAPTURES, {"session": session, "scope": scope}):
+        tx.delete(CAPTURES, session, scope, row.path)
+
+
 def _external(tx: Tx, record: Record) -> None:
     body = record.payload
     tx.put(
@@ -239,6 +262,8 @@ PROJECTORS: Mapping[str, Projector] = MappingProxyType(
         "call.evicted": _call_evicted,
         "call.pinned": _call_pinned,
         "call.unpinned": _call_unpinned,
+        "scope.captured": _scope_captured,
+        "scope.dropped": _scope_dropped,
         "branch.opened": _branch_opened,
         "branch.ended": _branch_ended,
         "external": _external,

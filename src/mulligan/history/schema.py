@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mulligan.history.projection import PROJECTORS
-from mulligan.history.tables import BRANCHES, CALLS, CHANGES, OPEN, PINS, REDO, ROOTS, TOUCHES, TURNS
+from mulligan.history.tables import BRANCHES, CALLS, CAPTURES, CHANGES, OPEN, PINS, REDO, ROOTS, SCOPES, TOUCHES, TURNS
 from mulligan.session.tables import BOUNDARIES, SESSIONS
 from mulligan.store.blobs import BLOBS, BODIES
 from mulligan.store.claims import CLAIMS
@@ -13,7 +13,7 @@ from mulligan.store.protocol import OWNERS
 SCHEMA = Schema(
     tables=(
         *(RECORDS, HEADS, REFS, BLOBS, BODIES, OWNERS, CLAIMS),
-        *(SESSIONS, BOUNDARIES, ROOTS, TURNS, CALLS, CHANGES, REDO, PINS, BRANCHES),
+        *(SESSIONS, BOUNDARIES, ROOTS, TURNS, CALLS, CHANGES, REDO, PINS, BRANCHES, SCOPES, CAPTURES),
         *(OPEN, TOUCHES),
     ),
     projectors=PROJECTORS,

@@ -76,6 +76,25 @@ class RedoRow:
 
 
 @dataclass(slots=True, frozen=True)
+class ScopeRow:
+    """A snapshot in S0's sense: preimages kept under an id somebody chose. `seq` is its place of insertion."""
+
+    session: str
+    scope: str
+    taken_at_ms: int
+    seq: int
+    root: str
+
+
+@dataclass(slots=True, frozen=True)
+class CaptureRow:
+    session: str
+    scope: str
+    path: bytes
+    before: bytes
+
+
+@dataclass(slots=True, frozen=True)
 class PinRow:
     """A call whose bodies are never evicted."""
 
@@ -143,6 +162,8 @@ CHANGES: Table[ChangeRow] = Table(
     "changes", ChangeRow, key=("call", "path"), indexes=(("place", "wseq"),), projected=True
 )
 REDO: Table[RedoRow] = Table("redo", RedoRow, key=("session", "call"), projected=True)
+SCOPES: Table[ScopeRow] = Table("scopes", ScopeRow, key=("session", "scope"), projected=True)
+CAPTURES: Table[CaptureRow] = Table("captures", CaptureRow, key=("session", "scope", "path"), projected=True)
 PINS: Table[PinRow] = Table("pins", PinRow, key=("call",), projected=True)
 BRANCHES: Table[BranchRow] = Table("branches", BranchRow, key=("session",), indexes=(("source",),), projected=True)
 OPEN: Table[OpenRow] = Table("open_calls", OpenRow, key=("call",))

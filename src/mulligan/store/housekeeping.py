@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Iterable
 
-from mulligan.store.blobs import BLOBS, LOST, READABLE, UNSYNCED, BlobRow, Blobs
+from mulligan.store.blobs import BLOBS, BODIES, LOST, READABLE, UNSYNCED, BlobRow, Blobs
 from mulligan.store.journal import Journal
 from mulligan.store.protocol import META, MetaRow, Store, Tx
 from mulligan.store.sqlite import SqliteStore
@@ -154,7 +154,7 @@ def look_back(store: Store, journal: Journal, clock: Clock, *, boot: str) -> tup
         for start in range(0, len(lost), _DIGESTS_A_RECORD):
             payload = {"digests": lost[start : start + _DIGESTS_A_RECORD], "mark": mark.value if mark else None}
             journal.append(tx, STORE_JOURNAL, LOST_KIND, payload, at=timestamp(clock))
-        for digest in taken:
+        for digest in taken.union(lost):
             # What is left of it must not be taken for the body when the same bytes are put again.
             store.bodies.delete(digest)
         for digest in waiting:
@@ -185,6 +185,7 @@ def _lose(tx: Tx, taken: Iterable[Digest]) -> set[Digest]:
         row = rows.pop()
         if row.place in READABLE:
             tx.put(BLOBS, BlobRow(row.digest, row.size, row.stored, LOST, row.base, row.depth, row.touched_ms))
+            tx.delete(BODIES, row.digest)
             lost.add(digest_from_raw(row.digest))
         rows += [later for later in tx.select(BLOBS, {"base": row.digest}) if later.place in READABLE]
     return lost

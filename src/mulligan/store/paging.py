@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mulligan.store.journal import RECORDS, RecordRow
 from mulligan.store.protocol import Tx
 from mulligan.store.tables import Table
+from mulligan.values.faults import fault
 
 R = TypeVar("R")
 
@@ -28,6 +29,7 @@ def rows_by(tx: Tx, table: Table[R], column: str) -> Iterator[R]:
             limit *= 2
             continue
         yield from whole
+        _check_order(table, low, getattr(whole[-1], column))
         low, limit = getattr(whole[-1], column) + b"\0", PAGE_ROWS
 
 
@@ -36,4 +38,11 @@ def rows_of_journal(tx: Tx, journal: str, page_rows: int = PAGE_ROWS) -> Iterato
     after = 0
     while rows := tx.select(RECORDS, {"journal": journal}, between=("seq", after + 1, 2**62), limit=page_rows):
         yield from rows
+        _check_order(RECORDS, after + 1, rows[-1].seq)
         after = rows[-1].seq
+
+
+def _check_order(table: Table[R], low: Any, last: Any) -> None:
+    """In a damaged table a search can come back with what it has passed, for ever."""
+    if type(last) is not type(low) or last < low:
+        raise fault("store_corrupt", f"The rows of {table.name} are out of order.")

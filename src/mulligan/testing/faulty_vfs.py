@@ -50,6 +50,7 @@ class FaultyVfs(apsw.VFS):
         self.operations: list[tuple[Operation, str]] = []
         self.powered = True
         self._remember = remember
+        self._off_at = 0
         self._platters: dict[str, _Platter] = {}
         self._faults: list[_Fault] = []
         self._lock = threading.Lock()
@@ -77,6 +78,10 @@ class FaultyVfs(apsw.VFS):
     def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> apsw.VFSFile:
         return _FaultyFile(self, name, flags)
 
+    def xDelete(self, filename: str, syncdir: bool) -> None:
+        super().xDelete(filename, syncdir)
+        self.synced(filename)
+
     def reach(self, operation: Operation, file: str) -> Injury | None:
         """What shall happen to the operation about to be done. Raises if it shall fail outright."""
         with self._lock:
@@ -84,6 +89,9 @@ class FaultyVfs(apsw.VFS):
                 raise apsw.IOError("the power is out")
             self.operations.append((operation, file))
             position = len(self.operations)
+            if position == self._off_at:
+                self.powered = False
+                raise apsw.IOError("the power goes out")
             struck = [fault.injury for fault in self._faults if fault.strikes(position, operation)]
         if "no_space" in struck:
             raise apsw.FullError("no space, by plan")
@@ -99,6 +107,10 @@ class FaultyVfs(apsw.VFS):
     def synced(self, file: str) -> None:
         with self._lock:
             self._platters.pop(file, None)
+
+    def power_off_at(self, at: int) -> None:
+        """Cut the power as the `at`-th operation from now is about to happen."""
+        self._off_at = len(self.operations) + at
 
     def cut_power(self) -> None:
         """From now on nothing works. `restore` then gives the files as the next boot finds them."""

@@ -199,7 +199,7 @@ NAMES = st.sampled_from(["a", "b", "d", "d/a", "d/b", "d/e", "d/e/a", "f"])
 STEPS = st.one_of(
     st.builds("echo {0} >> {1} 2>/dev/null".format, st.integers(0, 9), NAMES),
     st.builds("mv -T {0} {1} 2>/dev/null".format, NAMES, NAMES),
-    st.builds("rm -rf {0}".format, NAMES),
+    st.builds("rm -rf {0} 2>/dev/null".format, NAMES),
     st.builds("mkdir -p {0} 2>/dev/null".format, NAMES),
     st.builds("rmdir {0} 2>/dev/null".format, NAMES),
     st.builds("ln {0} {1} 2>/dev/null".format, NAMES, NAMES),

@@ -6,15 +6,16 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Unpack
 
 import pytest
 
 from mulligan.values.paths import ROOT, RepoPath
 from mulligan.values.refusal import Refused
-from mulligan.workspace.search import GrepLimits, grep, render
+from mulligan.workspace.search import GrepOptions, grep, render
 from mulligan.workspace.search.findings import READ_AHEAD_BYTES, TEXT_MAX_BYTES, Line, shown_text
 from mulligan.workspace.search.ripgrep import find_ripgrep
+from mulligan.workspace.search.tree_cache import TreeCache
 
 Engine = Literal["ripgrep", "native"]
 
@@ -35,6 +36,11 @@ def root(tmp_path: Path, root_fd: int) -> Path:
 
 
 @pytest.fixture
+def without_cache() -> TreeCache:
+    return TreeCache()
+
+
+@pytest.fixture
 def without_re2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "re2", None)
 
@@ -45,16 +51,9 @@ def without_ripgrep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", "relative:/nowhere")
 
 
-def refusal(
-    root_fd: int,
-    base: str,
-    pattern: str,
-    engine: Engine,
-    limits: GrepLimits | None = None,
-    glob_filter: str | None = None,
-) -> tuple[str, str]:
+def refusal(root_fd: int, base: str, pattern: str, **options: Unpack[GrepOptions]) -> tuple[str, str]:
     with pytest.raises(Refused) as refused:
-        grep(root_fd, RepoPath(base), pattern, engine=engine, limits=limits or GrepLimits(), glob_filter=glob_filter)
+        grep(root_fd, RepoPath(base), pattern, **options)
     return refused.value.status, refused.value.code
 
 
@@ -67,9 +66,9 @@ def test_lines_come_with_path_and_number_in_byte_order(root: Path, root_fd: int,
     result = grep(root_fd, ROOT, "hit", engine=engine)
     assert render(result) == "b-c:1:hit\nb/x:1:hit\nb/x:3:hit"
     assert (result.match_count, result.truncated, result.files_searched) == (3, False, 2)
-    cut = grep(root_fd, ROOT, "hit", engine=engine, limits=GrepLimits(max_results=2))
+    cut = grep(root_fd, ROOT, "hit", engine=engine, max_results=2)
     assert (cut.lines, cut.match_count, cut.truncated) == (result.lines[:2], 2, True)
-    exact = grep(root_fd, ROOT, "hit", engine=engine, limits=GrepLimits(max_results=3))
+    exact = grep(root_fd, ROOT, "hit", engine=engine, max_results=3)
     assert not exact.truncated
 
 
@@ -112,18 +111,18 @@ def test_a_base_is_a_file_a_directory_or_refused(root: Path, root_fd: int, engin
     os.mkfifo(root / "pipe")
     assert render(grep(root_fd, RepoPath("d/f"), "hit", engine=engine)) == "d/f:1:hit"
     assert grep(root_fd, RepoPath("d"), "hit", engine=engine).lines == ()
-    assert refusal(root_fd, "gone", "hit", engine) == ("not_found", "path_not_found")
-    assert refusal(root_fd, "gone/deeper", "hit", engine) == ("not_found", "path_not_found")
-    assert refusal(root_fd, "link", "hit", engine) == ("forbidden", "symlink_not_allowed")
-    assert refusal(root_fd, "link/f", "hit", engine)[0] in ("forbidden", "error")
-    assert refusal(root_fd, "pipe", "hit", engine) == ("error", "not_a_directory")
+    assert refusal(root_fd, "gone", "hit", engine=engine) == ("not_found", "path_not_found")
+    assert refusal(root_fd, "gone/deeper", "hit", engine=engine) == ("not_found", "path_not_found")
+    assert refusal(root_fd, "link", "hit", engine=engine) == ("forbidden", "symlink_not_allowed")
+    assert refusal(root_fd, "link/f", "hit", engine=engine)[0] in ("forbidden", "error")
+    assert refusal(root_fd, "pipe", "hit", engine=engine) == ("error", "not_a_directory")
 
 
 @ENGINES
 def test_a_bad_pattern_and_a_bad_filter_have_their_own_codes(root_fd: int, engine: Engine) -> None:
-    assert refusal(root_fd, ".", "(", engine) == ("invalid_regex", "invalid_regex")
-    assert refusal(root_fd, ".", "a", engine, glob_filter="[") == ("error", "invalid_glob_filter")
-    assert refusal(root_fd, ".", "a", engine, glob_filter="{a") == ("error", "invalid_glob_filter")
+    assert refusal(root_fd, ".", "(", engine=engine) == ("invalid_regex", "invalid_regex")
+    assert refusal(root_fd, ".", "a", engine=engine, glob_filter="[") == ("error", "invalid_glob_filter")
+    assert refusal(root_fd, ".", "a", engine=engine, glob_filter="{a") == ("error", "invalid_glob_filter")
 
 
 @ENGINES
@@ -153,11 +152,28 @@ def test_a_filter_is_about_names_or_paths_from_the_base(root: Path, root_fd: int
     assert found("src/*.py", base="lib") == ["lib/src/d.py"]
 
 
+@ENGINES
+def test_what_is_not_admitted_is_not_there(root: Path, root_fd: int, engine: Engine, without_cache: TreeCache) -> None:
+    for name in ("a", "b", "c", "d"):
+        (root / name).write_text("hit\nhit\n")
+    (root / "e").write_text("miss\n")
+    asked: list[str] = []
+
+    def admits(path: RepoPath) -> bool:
+        asked.append(path)
+        return path not in ("a", "c")
+
+    result = grep(root_fd, ROOT, "hit", engine=engine, admits=admits, max_results=3, cache=without_cache)
+    assert render(result) == "b:1:hit\nb:2:hit\nd:1:hit"
+    assert result.truncated
+    assert asked == ["a", "b", "c", "d"]
+
+
 @pytest.mark.req("D9.grep_linear")
 class TestTime:
     def test_a_bomb_is_killed_where_only_re_is_there(self, root: Path, root_fd: int, without_re2: None) -> None:
         (root / "a").write_text("x" * 64 + "\n")
-        answer = refusal(root_fd, ".", "(x+x+)+y", "native", GrepLimits(timeout_s=1.0))
+        answer = refusal(root_fd, ".", "(x+x+)+y", engine="native", timeout_s=1.0)
         assert answer == ("error", "regex_timeout")
 
     @ENGINES
@@ -169,12 +185,15 @@ class TestTime:
     @ENGINES
     def test_no_time_is_too_little(self, root: Path, root_fd: int, engine: Engine) -> None:
         (root / "a").write_text("x\n")
-        assert refusal(root_fd, ".", "x", engine, GrepLimits(timeout_s=0.0)) == ("error", "regex_timeout")
+        assert refusal(root_fd, ".", "x", engine=engine, timeout_s=0.0) == ("error", "regex_timeout")
 
-    def test_a_wide_pattern_on_a_huge_line_ends_in_time(self, root: Path, root_fd: int) -> None:
-        (root / "a").write_text("ab" * 4_000_000)
-        answer = refusal(root_fd, ".", "[ab]*a[ab]{900}[^ab]", "native", GrepLimits(timeout_s=0.5))
-        assert answer == ("error", "regex_timeout")
+    @ENGINES
+    def test_a_pattern_too_wide_for_this_process_is_searched_all_the_same(
+        self, root: Path, root_fd: int, engine: Engine
+    ) -> None:
+        (root / "a").write_text("b" + "a" * 899 + "\nb" + "a" * 901 + "c\n")
+        result = grep(root_fd, ROOT, "[ab]*b[ab]{900}[^ab]?", engine=engine)
+        assert [line.line_no for line in result.lines] == [2]
 
 
 @pytest.mark.req("S1.grep.native_fallback", "S1.grep.ripgrep_when_present")
@@ -186,7 +205,7 @@ class TestWhichEngine:
         (root / "a").write_text("x\n")
         result = grep(root_fd, ROOT, "x")
         assert (result.engine, result.match_count) == ("native", 1)
-        assert refusal(root_fd, ".", "x", "ripgrep") == ("error", "ripgrep_not_found")
+        assert refusal(root_fd, ".", "x", engine="ripgrep") == ("error", "ripgrep_not_found")
 
     def test_re_in_a_child_when_nothing_else_is(
         self, root: Path, root_fd: int, without_ripgrep: None, without_re2: None
@@ -250,6 +269,4 @@ def test_the_cut_does_not_depend_on_how_much_was_read(extra: int, ending: bytes)
     line = b"\xef\xbb\xbf" + b"x" * (TEXT_MAX_BYTES + extra) + ending
     text, cut = shown_text(line[:READ_AHEAD_BYTES], 0)
     visible = TEXT_MAX_BYTES + extra
-    if cut:
-        assert visible > TEXT_MAX_BYTES or (ending and visible == TEXT_MAX_BYTES)
-    assert len(text) == min(visible, TEXT_MAX_BYTES)
+    assert (len(text), cut) == (min(visible, TEXT_MAX_BYTES), visible > TEXT_MAX_BYTES)

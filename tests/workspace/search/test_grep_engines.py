@@ -6,16 +6,18 @@ import os
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal, Unpack
 
 import hypothesis
 import pydantic
 import pytest
 
 from mulligan.values.paths import ROOT, RepoPath
-from mulligan.workspace.search import GrepLimits, GrepResult, grep, ripgrep
+from mulligan.workspace.search import GrepOptions, GrepResult, grep, ripgrep
 from mulligan.workspace.search.tree_cache import TreeCache
 
 Opens = Callable[[Path], int]
+Engine = Literal["ripgrep", "native"]
 
 PATTERNS = [
     "import os",
@@ -76,13 +78,10 @@ def opens() -> Iterator[Opens]:
         os.close(fd)
 
 
-def both(
-    fd: int, pattern: str, *, base: RepoPath = ROOT, limits: GrepLimits | None = None, glob_filter: str | None = None
-) -> tuple[GrepResult, GrepResult]:
-    limits = limits or GrepLimits(max_results=500, timeout_s=60)
-    cache = TreeCache()
-    one = grep(fd, base, pattern, engine="ripgrep", limits=limits, glob_filter=glob_filter, cache=cache)
-    two = grep(fd, base, pattern, engine="native", limits=limits, glob_filter=glob_filter, cache=cache)
+def both(fd: int, pattern: str, base: RepoPath = ROOT, **options: Unpack[GrepOptions]) -> tuple[GrepResult, GrepResult]:
+    common: GrepOptions = {"max_results": 500, "timeout_s": 60.0, "cache": TreeCache(), **options}
+    one = grep(fd, base, pattern, **(common | {"engine": "ripgrep"}))
+    two = grep(fd, base, pattern, **(common | {"engine": "native"}))
     assert (one.engine, two.engine) == ("ripgrep", "native")
     return one, two
 
@@ -97,66 +96,68 @@ def test_on_real_trees(tree: tuple[Path, str], pattern: str, opens: Opens) -> No
     assert by_ripgrep.truncated == by_native.truncated
 
 
+ODD_FILES = {
+    b"plain.txt": b"needle one\nother\nneedle two\n",
+    b"no-newline": b"first\nneedle at the end",
+    b"empty": b"",
+    b"only-newlines": b"\n\n\n",
+    b"crlf.txt": b"needle\r\n\r\nneedle end\r\n",
+    b"mixed.txt": b"a\r\nneedle\nneedle\r\n\rneedle\r",
+    b"bom.txt": b"\xef\xbb\xbfneedle after bom\r\nneedle\n",
+    b"utf16.txt": "needle utf16\n".encode("utf-16"),
+    b"latin1.txt": b"caf\xe9 needle\nna\xefve\n",
+    b"binary-early": b"needle\n" + b"\0" + b"needle\n",
+    b"binary-edge": b"needle\n" + b"x" * 7991 + b"\0",
+    b"text-edge": b"needle\n" + b"x" * 7993 + b"\0\nneedle late\n",
+    b"huge-line": b"x" * 3_000_000 + b"needle" + b"y" * 3_000_000 + b"\nneedle\n",
+    b"cut-in-a-character": "é".encode() * 1500 + b"needle\n",
+    b"exactly-as-shown": b"needle" + b"z" * 1994 + b"\r\n",
+    b"one-more": b"needle" + b"z" * 1995 + b"\n",
+    b".hidden": b"needle\n",
+    b".config/deep/.x": b"needle\n",
+    b"-e": b"needle in a file named like an option\n",
+    b"-": b"needle in a file named like stdin\n",
+    b"--pre=sh": b"needle\n",
+    b"new\nline": b"needle behind a newline\n",
+    b"colon:12:x": b"needle\n",
+    b"tab\there": b"needle\n",
+    b"caf\xe9": b"needle in a name that is not UTF-8\n",
+    "日本/語.txt".encode(): b"needle\n",
+    b"a b/c d.txt": b"needle\n",
+    b"a-b/x": b"needle\n",
+    b"a/x": b"needle\n",
+    b"a.b": b"needle\n",
+    b"a0": b"needle\n",
+    b"[z]/{y}.py": b"needle\n",
+    b"back\\slash": b"needle\n",
+    b".gitignore": b"*.log\nbuild/\n!keep.log\n/node_modules\nneedle-ignored\n",
+    b".ignore": b"own-ignored\n!taken-back.log\n",
+    b"a.log": b"needle ignored\n",
+    b"keep.log": b"needle kept\n",
+    b"taken-back.log": b"needle taken back\n",
+    b"own-ignored": b"needle ignored\n",
+    b"needle-ignored": b"needle ignored\n",
+    b"build/out.txt": b"needle ignored\n",
+    b"node_modules/p/index.js": b"needle ignored\n",
+    b"odd {dir}/build/x": b"needle ignored\n",
+    b"sub/.gitignore": b"secret*\n",
+    b"sub/secret.txt": b"needle ignored\n",
+    b"sub/open.txt": b"needle\n",
+    b"sub/.git/config": b"needle in git\n",
+    b".git/config": b"needle in git\n",
+    b".git/info/exclude": b"excluded*\n",
+    b"excluded.txt": b"needle ignored\n",
+    b"worktree/.git": b"gitdir: needle\n",
+    b"worktree/file": b"needle\n",
+    b"many.txt": b"".join(b"needle %d\n" % n for n in range(300)),
+    b"spoof\n./plain.txt": b"needle\n",
+}
+
+
 @pytest.fixture
 def odd_tree(tmp_path: Path) -> Path:
     """One of everything that could make two engines differ."""
-    files = {
-        b"plain.txt": b"needle one\nother\nneedle two\n",
-        b"no-newline": b"first\nneedle at the end",
-        b"empty": b"",
-        b"only-newlines": b"\n\n\n",
-        b"crlf.txt": b"needle\r\n\r\nneedle end\r\n",
-        b"mixed.txt": b"a\r\nneedle\nneedle\r\n\rneedle\r",
-        b"bom.txt": b"\xef\xbb\xbfneedle after bom\r\nneedle\n",
-        b"utf16.txt": "needle utf16\n".encode("utf-16"),
-        b"latin1.txt": b"caf\xe9 needle\nna\xefve\n",
-        b"binary-early": b"needle\n" + b"\0" + b"needle\n",
-        b"binary-edge": b"needle\n" + b"x" * 7991 + b"\0",
-        b"text-edge": b"needle\n" + b"x" * 7993 + b"\0\nneedle late\n",
-        b"huge-line": b"x" * 3_000_000 + b"needle" + b"y" * 3_000_000 + b"\nneedle\n",
-        b"cut-in-a-character": "é".encode() * 1500 + b"needle\n",
-        b"exactly-as-shown": b"needle" + b"z" * 1994 + b"\r\n",
-        b"one-more": b"needle" + b"z" * 1995 + b"\n",
-        b".hidden": b"needle\n",
-        b".config/deep/.x": b"needle\n",
-        b"-e": b"needle in a file named like an option\n",
-        b"-": b"needle in a file named like stdin\n",
-        b"--pre=sh": b"needle\n",
-        b"new\nline": b"needle behind a newline\n",
-        b"colon:12:x": b"needle\n",
-        b"tab\there": b"needle\n",
-        b"caf\xe9": b"needle in a name that is not UTF-8\n",
-        "日本/語.txt".encode(): b"needle\n",
-        b"a b/c d.txt": b"needle\n",
-        b"a-b/x": b"needle\n",
-        b"a/x": b"needle\n",
-        b"a.b": b"needle\n",
-        b"a0": b"needle\n",
-        b"[z]/{y}.py": b"needle\n",
-        b"back\\slash": b"needle\n",
-        b".gitignore": b"*.log\nbuild/\n!keep.log\n/node_modules\nneedle-ignored\n",
-        b".ignore": b"own-ignored\n!taken-back.log\n",
-        b"a.log": b"needle ignored\n",
-        b"keep.log": b"needle kept\n",
-        b"taken-back.log": b"needle taken back\n",
-        b"own-ignored": b"needle ignored\n",
-        b"needle-ignored": b"needle ignored\n",
-        b"build/out.txt": b"needle ignored\n",
-        b"node_modules/p/index.js": b"needle ignored\n",
-        b"odd {dir}/build/x": b"needle ignored\n",
-        b"sub/.gitignore": b"secret*\n",
-        b"sub/secret.txt": b"needle ignored\n",
-        b"sub/open.txt": b"needle\n",
-        b"sub/.git/config": b"needle in git\n",
-        b".git/config": b"needle in git\n",
-        b".git/info/exclude": b"excluded*\n",
-        b"excluded.txt": b"needle ignored\n",
-        b"worktree/.git": b"gitdir: needle\n",
-        b"worktree/file": b"needle\n",
-        b"many.txt": b"".join(b"needle %d\n" % n for n in range(300)),
-        b"spoof\n./plain.txt": b"needle\n",
-    }
-    for name, data in files.items():
+    for name, data in ODD_FILES.items():
         path = os.path.join(os.fsencode(tmp_path), name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "wb") as file:
@@ -192,7 +193,7 @@ ODD_PATTERNS = [
 @pytest.mark.parametrize("limit", [1, 7, 100, 10_000])
 @pytest.mark.parametrize("pattern", [*ODD_PATTERNS, "-e", "--pre=sh", "(?i)ÉÉ", r"z\b", r"\bneedle\b"])
 def test_on_a_tree_of_oddities(odd_tree: Path, pattern: str, limit: int, opens: Opens) -> None:
-    by_ripgrep, by_native = both(opens(odd_tree), pattern, limits=GrepLimits(max_results=limit))
+    by_ripgrep, by_native = both(opens(odd_tree), pattern, max_results=limit)
     assert by_ripgrep.lines == by_native.lines
     assert (by_ripgrep.truncated, by_ripgrep.files_searched) == (by_native.truncated, by_native.files_searched)
 
@@ -210,8 +211,7 @@ def test_however_ripgrep_is_led_to_the_files(
     if way == "too much output":
         monkeypatch.setattr(ripgrep, "OUTPUT_MAX_BYTES", 100)
     for limit in (2, 20, 10_000):
-        limits = GrepLimits(max_results=limit)
-        by_ripgrep, by_native = both(opens(odd_tree), pattern, limits=limits)
+        by_ripgrep, by_native = both(opens(odd_tree), pattern, max_results=limit)
         assert by_ripgrep.lines == by_native.lines
         assert by_ripgrep.files_searched == by_native.files_searched
 
@@ -223,11 +223,9 @@ def test_with_a_filter(odd_tree: Path, glob_filter: str, opens: Opens) -> None:
     assert by_ripgrep.files_searched == by_native.files_searched
 
 
-@pytest.mark.parametrize(
-    "limits", [GrepLimits(max_scan_files=9), GrepLimits(max_scan_bytes=20_000), GrepLimits(max_scan_files=0)]
-)
-def test_with_scan_limits(odd_tree: Path, limits: GrepLimits, opens: Opens) -> None:
-    by_ripgrep, by_native = both(opens(odd_tree), "needle", limits=limits)
+@pytest.mark.parametrize("limits", [{"max_scan_files": 9}, {"max_scan_bytes": 20_000}, {"max_scan_files": 0}])
+def test_with_scan_limits(odd_tree: Path, limits: GrepOptions, opens: Opens) -> None:
+    by_ripgrep, by_native = both(opens(odd_tree), "needle", **limits)
     assert by_ripgrep.lines == by_native.lines
     assert by_ripgrep.truncated
     assert by_native.truncated
@@ -241,8 +239,8 @@ def test_below_a_base(odd_tree: Path, base: str, opens: Opens) -> None:
 
 @pytest.mark.req("D9.grep_ignore_files", "D9.grep_hidden", "D9.grep_excludes", "D9.grep_order")
 @pytest.mark.parametrize("engine", ["ripgrep", "native"])
-def test_exactly_these_files_are_searched(odd_tree: Path, engine: str, opens: Opens) -> None:
-    result = grep(opens(odd_tree), ROOT, "needle", engine=engine, limits=GrepLimits(max_results=10_000))  # type: ignore[arg-type]  # parametrised
+def test_exactly_these_files_are_searched(odd_tree: Path, engine: Engine, opens: Opens) -> None:
+    result = grep(opens(odd_tree), ROOT, "needle", engine=engine, max_results=10_000)
     names = list(dict.fromkeys(os.fsencode(line.path) for line in result.lines))
     assert names == sorted(names)
     assert names == [
@@ -288,7 +286,7 @@ def test_exactly_these_files_are_searched(odd_tree: Path, engine: str, opens: Op
 
 
 @pytest.mark.parametrize("engine", ["ripgrep", "native"])
-def test_what_may_not_be_read_is_skipped(tmp_path: Path, engine: str, opens: Opens) -> None:
+def test_what_may_not_be_read_is_skipped(tmp_path: Path, engine: Engine, opens: Opens) -> None:
     (tmp_path / "closed").mkdir()
     for name in ("a.txt", "b.txt", "closed/c.txt", "d.txt"):
         (tmp_path / name).write_text("needle\n")
@@ -300,7 +298,7 @@ def test_what_may_not_be_read_is_skipped(tmp_path: Path, engine: str, opens: Ope
     if is_root:
         os.seteuid(65534)
     try:
-        result = grep(fd, ROOT, "needle", engine=engine)  # type: ignore[arg-type]  # parametrised
+        result = grep(fd, ROOT, "needle", engine=engine)
     finally:
         if is_root:
             os.seteuid(0)

@@ -107,19 +107,20 @@ class Supervisor:
             self._answer(listener, request)
 
     def _answer(self, listener: int, request: bytearray) -> None:
-        identity, pid, _, number, _, _, *arguments = _REQUEST.unpack(request)
+        stop = _REQUEST.unpack(request)
         self.stops += 1
-        refusal = self._judge(listener, identity, pid, number, arguments)
+        refusal = self._judge(listener, stop)
         flags = 0 if refusal else _CONTINUE
         try:
-            fcntl.ioctl(listener, _SEND, _ANSWER.pack(identity, 0, -refusal, flags))
+            fcntl.ioctl(listener, _SEND, _ANSWER.pack(stop[0], 0, -refusal, flags))
         except FileNotFoundError:
             return  # it died while waiting
 
-    def _judge(self, listener: int, identity: int, pid: int, number: int, arguments: list[int]) -> int:
+    def _judge(self, listener: int, stop: tuple[int, ...]) -> int:
         """0 to let the call go on, else the error number it fails with."""
+        identity, pid, _, number, _, _, *_ = stop
         try:
-            act = self._handlers[number](pid, tuple(arguments))
+            act = self._handlers[number](pid, stop[6:])
             if act is None or not _still_there(listener, identity):
                 return 0
             act()

@@ -71,7 +71,7 @@ class Launcher:
                 self._ask()
 
     def _receive(self) -> list[int] | None:
-        """The descriptors of a warden, the one kept ready if there is one. A launcher that was killed is started again."""
+        """The descriptors of a warden, the one kept ready if there is one. None if the launcher was killed."""
         with self._lock:
             if self._channel is None:
                 self._start()
@@ -161,19 +161,24 @@ def spawn(command: Command, extras: Extras) -> Spawned:
 
     One that is to be confined gets its order later: its warden moves first and then sends the channel of a new process.
     """
-    channel, ordered = LAUNCHER.take()
-    order = _order(command, extras)
-    if command.terminal:
-        spawned = Spawned(channel, None, order, (0, 1, 2))
-    else:
-        given, kept = _streams(command.stdin)
-        spawned = Spawned(channel, None, order, given, *kept)
-    wire.send(channel, (None if command.background else command.linger_s, extras.confinement))
-    if extras.confinement:
-        ordered.close()
-    else:
-        spawned.give_order(ordered)
-    return spawned
+    given, kept = ((0, 1, 2), (-1, -1, -1)) if command.terminal else _streams(command.stdin)
+    linger_s = None if command.background else command.linger_s
+    for _ in range(_TRIES_MAX):
+        channel, ordered = LAUNCHER.take()
+        spawned = Spawned(channel, None, _order(command, extras), given, *kept)
+        try:
+            wire.send(channel, (linger_s, extras.confinement))
+            if extras.confinement:
+                ordered.close()
+            else:
+                spawned.give_order(ordered)
+        except (BrokenPipeError, ConnectionResetError):
+            channel.close()  # killed while it waited; there are others
+            ordered.close()
+        else:
+            return spawned
+    wire.close_all([fd for fd in (*given, *kept) if fd > 2])
+    raise fault("internal", "The processes that wait to start commands do not stay alive.")
 
 
 def _streams(stdin: bytes | None) -> tuple[tuple[int, int, int], tuple[int, int, int]]:

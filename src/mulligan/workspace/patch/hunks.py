@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -84,52 +85,56 @@ _GRADES: tuple[Callable[[str], str], ...] = (
 )
 
 
-class _Page:
-    """The lines of a text, searchable by grade.
+@dataclass(slots=True, frozen=True)
+class _Script:
+    """Lines as numbers, equal lines as equal ones, and as text with one character for each number.
 
-    A grade numbers the distinct lines and writes the text as one character for each, so that `str.find` does the
-    searching, in linear time. Beyond the number of characters there are, numbers share one, hence the second look.
+    So `str.find` searches for lines, in linear time. Beyond the number of characters there are, numbers share one,
+    hence the second look.
     """
+
+    numbers: dict[str, int]
+    lines: list[int]
+    text: str
+
+    def find(self, wanted: list[int], start: int, stop: int) -> int | None:
+        word = _letters(wanted)
+        at = self.text.find(word, start, stop)
+        while at >= 0 and self.lines[at : at + len(wanted)] != wanted:
+            at = self.text.find(word, at + 1, stop)
+        return at if at >= 0 else None
+
+
+def _letters(numbers: Sequence[int]) -> str:
+    return "".join(chr(number % (sys.maxunicode + 1)) for number in numbers)
+
+
+class _Page:
+    """The lines of a text, searchable by grade."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         self._lines = lines
-        self._written: dict[int, tuple[dict[str, int], list[int], str]] = {}
+        self._scripts: dict[int, _Script] = {}
 
     def __len__(self) -> int:
         return len(self._lines)
 
     def first(self, block: Sequence[str], start: int) -> tuple[Seek, int] | None:
         """The best grade that finds the block from `start` on, as a way to look for more, and the first place."""
-        for grade in range(len(_GRADES)):
-            seek = self._seek(block, grade)
-            at = seek(start, len(self)) if seek else None
-            if seek and at is not None:
-                return seek, at
+        for grade, key in enumerate(_GRADES):
+            script = self._script(grade)
+            wanted = [script.numbers.get(key(line), -1) for line in block]
+            at = None if -1 in wanted else script.find(wanted, start, len(self))
+            if at is not None:
+                return partial(script.find, wanted), at
         return None
 
-    def _seek(self, block: Sequence[str], grade: int) -> Seek | None:
-        numbers, page, letters = self._by_grade(grade)
-        wanted = [numbers.get(_GRADES[grade](line), -1) for line in block]
-        return None if -1 in wanted else partial(_find, page, letters, wanted)
-
-    def _by_grade(self, grade: int) -> tuple[dict[str, int], list[int], str]:
-        if grade not in self._written:
+    def _script(self, grade: int) -> _Script:
+        if grade not in self._scripts:
             numbers: dict[str, int] = {}
-            page = [numbers.setdefault(_GRADES[grade](line), len(numbers)) for line in self._lines]
-            self._written[grade] = numbers, page, _letters(page)
-        return self._written[grade]
-
-
-def _letters(numbers: Sequence[int]) -> str:
-    return "".join(chr(number % 0x110000) for number in numbers)
-
-
-def _find(page: Sequence[int], letters: str, wanted: list[int], start: int, stop: int) -> int | None:
-    word = _letters(wanted)
-    at = letters.find(word, start, stop)
-    while at >= 0 and page[at : at + len(wanted)] != wanted:
-        at = letters.find(word, at + 1, stop)
-    return at if at >= 0 else None
+            lines = [numbers.setdefault(_GRADES[grade](line), len(numbers)) for line in self._lines]
+            self._scripts[grade] = _Script(numbers, lines, _letters(lines))
+        return self._scripts[grade]
 
 
 def _only_at(place: int, start: int, _stop: int) -> int | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import marshal
 import sys
 
+from mulligan.workspace.search.bases import admit_all
 from mulligan.workspace.search.finders import Recipe, make_finder
-from mulligan.workspace.search.native import search_files
+from mulligan.workspace.search.native import FileSearch
 
 
 def main() -> None:
     root_fd, recipe, paths, limit = marshal.loads(sys.stdin.buffer.read())
-    found = search_files(root_fd, paths, make_finder(Recipe(*recipe)), limit=limit, still_time=lambda: None)
+    found = FileSearch(root_fd, make_finder(Recipe(*recipe)), limit, admit_all, lambda: None).among(paths)
     rows = [(line.path, line.line_no, line.text, line.cut) for line in found]
     sys.stdout.buffer.write(marshal.dumps(rows))
 

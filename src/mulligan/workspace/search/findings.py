@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from mulligan.values.clock import monotonic_s
@@ -30,12 +30,16 @@ class Line:
 
 @dataclass(slots=True, frozen=True)
 class Job:
-    """Find the first `limit` lines that match `tree`, in order, before `deadline_s` of the monotonic clock."""
+    """Find the first `limit` lines that match `tree`, in order, before `deadline_s` of the monotonic clock.
+
+    `admits` is asked only about files in which something was found: it may be slow.
+    """
 
     root_fd: int
     tree: Node
     limit: int
     deadline_s: float
+    admits: Callable[[RepoPath], bool]
 
     def left_s(self) -> float:
         """Raises Refused `regex_timeout` when there is none."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
+from mulligan.values.globs import Glob, GlobError, parse_glob
 from mulligan.values.limits import GLOB_RESULTS_DEFAULT
 from mulligan.values.paths import ROOT, RepoPath
-from mulligan.workspace.search.bases import SHARED_CACHE, refusing_bad_base
-from mulligan.workspace.search.glob_pattern import Glob, required_glob
+from mulligan.values.refusal import Refused
+from mulligan.workspace.search.bases import SHARED_CACHE, admit_all, base_is_directory, refusing_bad_base
 from mulligan.workspace.search.handles import Handles
 from mulligan.workspace.search.tree_cache import TreeCache
 from mulligan.workspace.search.walk import Walk
@@ -19,12 +21,15 @@ from mulligan.workspace.search.walk import Walk
 
 @dataclass(slots=True, frozen=True)
 class GlobResult:
-    """`count` is how many files matched, of which `paths` are the newest. `truncated`: there is or may be more."""
+    """The files that match, newest first. `truncated`: there are more, or a limit kept the walk from its end."""
 
     paths: tuple[RepoPath, ...]
-    count: int
     truncated: bool
     unreadable: tuple[RepoPath, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return len(self.paths)
 
 
 def glob(
@@ -33,26 +38,37 @@ def glob(
     pattern: str,
     *,
     include_ignored: bool = False,
-    limit: int = GLOB_RESULTS_DEFAULT,
+    max_results: int = GLOB_RESULTS_DEFAULT,
     max_scan_files: int | None = None,
+    admits: Callable[[RepoPath], bool] = admit_all,
     cache: TreeCache = SHARED_CACHE,
 ) -> GlobResult:
     """The regular files below `base` whose path from there matches, by modification time descending, then path bytes.
 
-    Symlinks are not listed. Raises Refused: `invalid_pattern`, or what `refusing_bad_base` says.
+    Symlinks are not listed, nor what `admits` denies. Raises Refused: `invalid_pattern`, or for a base that is no
+    directory what `refusing_bad_base` says.
     """
-    shape = required_glob(pattern)
+    shape = _parse(pattern)
     below = 0 if base == ROOT else len(base) + 1
-    admits = None if shape.starts_anywhere else lambda path: shape.may_match_below(path[below:])
+    enters = None if shape.starts_anywhere else lambda path: shape.may_match_below(path[below:])
     with refusing_bad_base(base):
-        walk = cache.walk(root_fd, base, include_ignored=include_ignored, admits=admits)
+        if not base_is_directory(root_fd, base):
+            raise OSError(errno.ENOTDIR, "a file", base)
+        walk = cache.walk(root_fd, base, include_ignored=include_ignored, enters=enters)
     with walk:
         cut = _go(walk, max_scan_files)
-        if walk.complete and admits is None:
+        if walk.complete and enters is None:
             cache.remember(root_fd, walk)
-        matching = _select(walk, shape, below, max_scan_files)
-        newest = _newest_first(root_fd, matching)
-    return GlobResult(tuple(newest[:limit]), len(newest), cut or len(newest) > limit, tuple(walk.unreadable))
+        newest = _newest_first(root_fd, _select(walk, shape, below, max_scan_files))
+    chosen = list(islice(filter(admits, newest), max_results + 1))
+    return GlobResult(tuple(chosen[:max_results]), cut or len(chosen) > max_results, tuple(walk.unreadable))
+
+
+def _parse(pattern: str) -> Glob:
+    try:
+        return parse_glob(pattern)
+    except GlobError as error:
+        raise Refused("invalid_pattern", "invalid_pattern", f"Not a glob pattern: {error}.") from None
 
 
 def _go(walk: Walk, max_files: int | None) -> bool:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import stat
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 from mulligan.values.clock import monotonic_s
+from mulligan.values.globs import Glob, GlobError, parse_glob
 from mulligan.values.limits import GREP_RESULTS_DEFAULT, REGEX_TIMEOUT_S
 from mulligan.values.paths import ROOT, RepoPath, name_of, parent_of, to_wire
 from mulligan.values.refusal import Refused
 from mulligan.workspace.search import native, ripgrep
-from mulligan.workspace.search.bases import SHARED_CACHE, refusing_bad_base
+from mulligan.workspace.search.bases import SHARED_CACHE, admit_all, base_is_directory, refusing_bad_base
 from mulligan.workspace.search.dialect import parse
 from mulligan.workspace.search.findings import Job, Line, Selection
-from mulligan.workspace.search.glob_pattern import Glob, GlobError, parse_glob
 from mulligan.workspace.search.handles import Handles
 from mulligan.workspace.search.tree_cache import TreeCache
 from mulligan.workspace.search.walk import Walk
@@ -25,14 +23,31 @@ from mulligan.workspace.search.walk import Walk
 Engine = Literal["ripgrep", "native"]
 
 
-@dataclass(slots=True, frozen=True)
-class GrepLimits:
-    """How much a search may return, take and read. Files beyond a scan limit are not searched, in order of paths."""
+class GrepOptions(TypedDict, total=False):
+    """What else can be asked of grep; see `_Asked` for what holds when it is not."""
 
+    glob_filter: str | None
+    case_insensitive: bool
+    max_results: int
+    engine: Engine | None
+    timeout_s: float
+    max_scan_files: int | None
+    max_scan_bytes: int | None
+    admits: Callable[[RepoPath], bool]
+    cache: TreeCache
+
+
+@dataclass(slots=True, frozen=True)
+class _Asked:
+    glob_filter: str | None = None
+    case_insensitive: bool = False
     max_results: int = GREP_RESULTS_DEFAULT
+    engine: Engine | None = None
     timeout_s: float = REGEX_TIMEOUT_S
     max_scan_files: int | None = None
     max_scan_bytes: int | None = None
+    admits: Callable[[RepoPath], bool] = admit_all
+    cache: TreeCache = SHARED_CACHE
 
 
 @dataclass(slots=True, frozen=True)
@@ -53,40 +68,37 @@ class GrepResult:
         return len(self.lines)
 
 
-def grep(
-    root_fd: int,
-    base: RepoPath,
-    pattern: str,
-    *,
-    glob_filter: str | None = None,
-    case_insensitive: bool = False,
-    limits: GrepLimits = GrepLimits(),  # noqa: B008  # immutable
-    engine: Engine | None = None,
-    cache: TreeCache = SHARED_CACHE,
-) -> GrepResult:
+def grep(root_fd: int, base: RepoPath, pattern: str, **options: Unpack[GrepOptions]) -> GrepResult:
     """Search the text files below `base`, or the one file that it is, for lines that match.
 
     Without an `engine`, ripgrep if it is there. A `glob_filter` with a slash is matched against the path from the base,
-    one without against the name; `!` before it turns it round. Raises Refused: `invalid_regex`, `invalid_glob_filter`,
-    `regex_timeout`, or what `refusing_bad_base` says.
+    one without against the name; `!` before it turns it round. Files beyond a scan limit, in order of paths, are not
+    searched; lines of files that `admits` denies are not found. Raises Refused: `invalid_regex`,
+    `invalid_glob_filter`, `regex_timeout`, or what `refusing_bad_base` says.
     """
-    job = Job(
-        root_fd=root_fd,
-        tree=parse(pattern, case_insensitive=case_insensitive),
-        limit=limits.max_results + 1,
-        deadline_s=monotonic_s() + limits.timeout_s,
-    )
-    keeps = FileFilter.parse(glob_filter)
+    asked = _Asked(**options)
+    searching = _Searching(asked, _job(root_fd, pattern, asked))
+    keeps = FileFilter.parse(asked.glob_filter)
     with refusing_bad_base(base):
-        if not _is_directory(root_fd, base):
-            return _Searching(job, limits, engine).among([base] if keeps.keeps(name_of(base)) else [], None)
+        if not base_is_directory(root_fd, base):
+            return searching.among([base] if keeps.keeps(name_of(base)) else [], None)
         keeps = keeps.below(base)
-        walk = cache.walk(root_fd, base, admits=keeps.admits)
+        walk = asked.cache.walk(root_fd, base, enters=keeps.enters)
     with walk:
-        result = _Searching(job, limits, engine).among(filter(keeps.keeps, walk), None if keeps.admits else walk)
-        if walk.complete and keeps.admits is None:
-            cache.remember(root_fd, walk)
+        result = searching.among(filter(keeps.keeps, walk), None if keeps.enters else walk)
+        if walk.complete and keeps.enters is None:
+            asked.cache.remember(root_fd, walk)
     return result
+
+
+def _job(root_fd: int, pattern: str, asked: _Asked) -> Job:
+    return Job(
+        root_fd=root_fd,
+        tree=parse(pattern, case_insensitive=asked.case_insensitive),
+        limit=asked.max_results + 1,
+        deadline_s=monotonic_s() + asked.timeout_s,
+        admits=asked.admits,
+    )
 
 
 def render(result: GrepResult) -> str:
@@ -121,7 +133,7 @@ class FileFilter:
         return self.shape is None or self.shape.matches(path[self.prefix :]) is not self.negated
 
     @property
-    def admits(self) -> Callable[[str], bool] | None:
+    def enters(self) -> Callable[[str], bool] | None:
         """Where a walk need go, when that is not everywhere."""
         shape, prefix = self.shape, self.prefix
         if shape is None or self.negated or shape.starts_anywhere:
@@ -131,18 +143,17 @@ class FileFilter:
 
 @dataclass(slots=True, frozen=True)
 class _Searching:
+    asked: _Asked
     job: Job
-    limits: GrepLimits
-    engine: Engine | None
 
     def among(self, paths: Iterable[RepoPath], walk: Walk | None) -> GrepResult:
-        budget = _Budget(self.job.root_fd, self.limits)
+        budget = _Budget(self.job.root_fd, self.asked)
         selection = Selection(budget.spend_on(paths))
         engine, found = self._run(selection, walk)
-        more = len(found) > self.limits.max_results
+        more = len(found) > self.asked.max_results
         searched = selection.drawn.index(found[-1].path) + 1 if more else len(selection.drawn)
         return GrepResult(
-            lines=tuple(found[: self.limits.max_results]),
+            lines=tuple(found[: self.asked.max_results]),
             truncated=more or budget.exhausted,
             engine=engine,
             files_searched=searched,
@@ -150,10 +161,10 @@ class _Searching:
         )
 
     def _run(self, selection: Selection, walk: Walk | None) -> tuple[Engine, list[Line]]:
-        program = ripgrep.find_ripgrep() if self.engine != "native" else None
+        program = ripgrep.find_ripgrep() if self.asked.engine != "native" else None
         if program is not None:
             return "ripgrep", ripgrep.search(self.job, selection, program, walk)
-        if self.engine == "ripgrep":
+        if self.asked.engine == "ripgrep":
             raise Refused("error", "ripgrep_not_found", "ripgrep is not installed.")
         return "native", native.search(self.job, selection)
 
@@ -161,10 +172,10 @@ class _Searching:
 class _Budget:
     """How many files and bytes may still be searched."""
 
-    def __init__(self, root_fd: int, limits: GrepLimits) -> None:
+    def __init__(self, root_fd: int, asked: _Asked) -> None:
         self._root_fd = root_fd
-        self._files = limits.max_scan_files
-        self._bytes = limits.max_scan_bytes
+        self._files = asked.max_scan_files
+        self._bytes = asked.max_scan_bytes
         self.exhausted = False
 
     def spend_on(self, paths: Iterable[RepoPath]) -> Iterator[RepoPath]:
@@ -192,16 +203,3 @@ def _size_bytes(handles: Handles, path: RepoPath) -> int:
         return os.stat(name_of(path), dir_fd=handles.directory(parent_of(path)), follow_symlinks=False).st_size
     except OSError:
         return 0
-
-
-def _is_directory(root_fd: int, base: RepoPath) -> bool:
-    """Raises OSError when there is neither a directory nor a regular file by that name."""
-    if base == ROOT:
-        return True
-    with Handles(root_fd) as handles:
-        mode = os.stat(name_of(base), dir_fd=handles.directory(parent_of(base)), follow_symlinks=False).st_mode
-    if stat.S_ISLNK(mode):
-        raise OSError(errno.ELOOP, "a symlink", base)
-    if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
-        raise OSError(errno.ENOTDIR, "a special file", base)
-    return stat.S_ISDIR(mode)

@@ -12,6 +12,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
 
 from mulligan.values.faults import fault
 from mulligan.values.limits import MIB_BYTES
@@ -38,60 +40,69 @@ def search(job: Job, selection: Selection) -> list[Line]:
     recipe = recipe_for(job.tree)
     if recipe.kind == "re" or steps_of(job.tree) > STEPS_IN_PROCESS_MAX:
         return _search_in_child(job, recipe, list(selection))
-    return search_files(job.root_fd, selection, make_finder(recipe), limit=job.limit, still_time=job.left_s)
+    return FileSearch(job.root_fd, make_finder(recipe), job.limit, job.admits, job.left_s).among(selection)
 
 
-def search_files(
-    root_fd: int, paths: Iterable[RepoPath], finder: Finder, *, limit: int, still_time: Callable[[], object]
-) -> list[Line]:
+@dataclass(slots=True)
+class FileSearch:
     """The search itself. `still_time` is called often and raises when there is none left."""
-    found: list[Line] = []
-    with Handles(root_fd) as handles:
-        for path in paths:
-            still_time()
-            try:
-                _search_file(handles, path, finder, found=found, limit=limit, still_time=still_time)
-            except OSError:
-                continue  # gone, unreadable or no longer a file: as if it were not there
-            if len(found) >= limit:
-                break
-    return found
+
+    root_fd: int
+    finder: Finder
+    limit: int
+    admits: Callable[[RepoPath], bool]
+    still_time: Callable[[], object]
+    found: list[Line] = field(default_factory=list)
+
+    def among(self, paths: Iterable[RepoPath]) -> list[Line]:
+        with Handles(self.root_fd) as handles:
+            for path in paths:
+                self.still_time()
+                try:
+                    self._search_file(handles, path)
+                except OSError:
+                    continue  # gone, unreadable or no longer a file: as if it were not there
+                if len(self.found) >= self.limit:
+                    break
+        return self.found
+
+    def _search_file(self, handles: Handles, path: RepoPath) -> None:
+        parent, _, name = path.rpartition("/")
+        fd, status = open_regular(handles.directory(parent or ROOT), name)
+        try:
+            line_no, offset = 1, 0
+            for block in _blocks(fd, status.st_size):
+                if offset == 0 and is_binary(block):
+                    break
+                self.still_time()
+                if not self._search_block(block, path, line_no, offset):
+                    break
+                line_no += block.count(b"\n")
+                offset += len(block)
+        finally:
+            os.close(fd)
+
+    def _search_block(self, block: bytes, path: RepoPath, line_no: int, offset: int) -> bool:
+        """Whether to go on with the file."""
+        starts = self.finder.starts(block)
+        first = next(starts, None)
+        if first is None:
+            return True
+        if not self.admits(path):
+            return False
+        counted = 0
+        for begin in chain((first,), starts):
+            line_no += block.count(b"\n", counted, begin)
+            counted = begin
+            self.found.append(Line(path, line_no, *shown_text(_raw_line(block, begin), offset + begin)))
+            if len(self.found) >= self.limit:
+                return False
+        return True
 
 
-def _search_file(
-    handles: Handles,
-    path: RepoPath,
-    finder: Finder,
-    *,
-    found: list[Line],
-    limit: int,
-    still_time: Callable[[], object],
-) -> None:
-    parent, _, name = path.rpartition("/")
-    fd, status = open_regular(handles.directory(parent or ROOT), name)
-    try:
-        line_no, offset = 1, 0
-        for block in _blocks(fd, status.st_size):
-            if offset == 0 and is_binary(block):
-                return
-            still_time()
-            counted = 0
-            for begin in finder.starts(block):
-                line_no += block.count(b"\n", counted, begin)
-                counted = begin
-                found.append(_line(path, line_no, block, begin, offset + begin))
-                if len(found) >= limit:
-                    return
-            line_no += block.count(b"\n", counted)
-            offset += len(block)
-    finally:
-        os.close(fd)
-
-
-def _line(path: RepoPath, line_no: int, block: bytes, begin: int, offset: int) -> Line:
+def _raw_line(block: bytes, begin: int) -> bytes:
     end = block.find(b"\n", begin, begin + READ_AHEAD_BYTES)
-    raw = block[begin : begin + READ_AHEAD_BYTES] if end < 0 else block[begin:end]
-    return Line(path, line_no, *shown_text(raw, offset))
+    return block[begin : begin + READ_AHEAD_BYTES] if end < 0 else block[begin:end]
 
 
 def _blocks(fd: int, size: int) -> Iterator[bytes]:
@@ -113,8 +124,9 @@ def _blocks(fd: int, size: int) -> Iterator[bytes]:
 
 
 def _search_in_child(job: Job, recipe: Recipe, paths: list[RepoPath]) -> list[Line]:
+    """It cannot ask `admits`, so only what is admitted is sent."""
     command = [sys.executable, "-P", "-m", "mulligan.workspace.search.child"]
-    request = marshal.dumps((job.root_fd, tuple(recipe), paths, job.limit))
+    request = marshal.dumps((job.root_fd, tuple(recipe), [path for path in paths if job.admits(path)], job.limit))
     child = subprocess.Popen(
         command,
         cwd="/",

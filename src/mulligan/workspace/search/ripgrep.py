@@ -117,7 +117,7 @@ class _Search:
         found: list[Line] = []
         with Handles(self.job.root_fd) as handles:
             for path in paths:
-                if path in hits or "\n" in path:
+                if (path in hits or "\n" in path) and self.job.admits(path):
                     found += self._lines_of(handles, path, hits.get(path))
                     if len(found) >= wanted:
                         break

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from mulligan.values.clock import Clock, SystemClock
 from mulligan.values.paths import RepoPath
-from mulligan.workspace.search.walk import Admits, Place, Walk, plan_walk, start_walk, still_holds
+from mulligan.workspace.search.walk import Enters, Place, Walk, plan_walk, start_walk, still_holds
 
 CACHED_FILES_MAX = 1_000_000
 CACHED_WALKS_MAX = 8
@@ -28,20 +28,20 @@ class TreeCache:
         self._walks: OrderedDict[_Key, Walk] = OrderedDict()
 
     def walk(
-        self, root_fd: int, base: RepoPath, *, include_ignored: bool = False, admits: Admits | None = None
+        self, root_fd: int, base: RepoPath, *, include_ignored: bool = False, enters: Enters | None = None
     ) -> Walk:
         """The walk of the files below `base`: complete when nothing changed since the last one, else still to be gone.
 
-        `admits` keeps it out of directories. Raises OSError when the base cannot be opened as a directory.
+        `enters` keeps it out of directories. Raises OSError when the base cannot be opened as a directory.
         """
         key = _key(root_fd, base, include_ignored)
         old = self._find(key)
         plan = plan_walk(root_fd, base, include_ignored=include_ignored)
         if old is not None and old.plan.chain == plan.chain:
-            if admits is None and still_holds(root_fd, old):
+            if enters is None and still_holds(root_fd, old):
                 return old
-            return start_walk(root_fd, old.plan, self._clock, known=old.places, admits=admits)
-        return start_walk(root_fd, plan, self._clock, admits=admits)
+            return start_walk(root_fd, old.plan, self._clock, known=old.places, enters=enters)
+        return start_walk(root_fd, plan, self._clock, enters=enters)
 
     def remember(self, root_fd: int, walk: Walk) -> None:
         """Keep a complete walk that was not kept out of anywhere."""

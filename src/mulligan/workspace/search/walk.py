@@ -37,7 +37,7 @@ _MARKS = frozenset({_GIT, GIT_IGNORE, OWN_IGNORE})
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
-Admits = Callable[[str], bool]
+Enters = Callable[[str], bool]
 """Whether a walk has any business inside a directory, given its path from the root."""
 
 
@@ -151,14 +151,15 @@ def start_walk(
     clock: Clock,
     *,
     known: Mapping[str, Place] = MappingProxyType({}),
-    admits: Admits | None = None,
+    enters: Enters | None = None,
 ) -> Walk:
     """A walk that has entered its base. `known` are the places of an earlier walk with the same plan.
 
     Raises OSError when the base is no directory that can be opened.
     """
     walk = Walk(plan)
-    walk._steps = _Walker(root_fd, walk, known, int(clock.now().timestamp() * 1e9), admits).steps()
+    now_ns = int(clock.now().timestamp() * 1e9)
+    walk._steps = _Walker(root_fd, walk, known=known, now_ns=now_ns, enters=enters).steps()
     next(walk._steps)
     return walk
 
@@ -194,13 +195,13 @@ def _same_sources(root_fd: int, walk: Walk) -> bool:
 
 class _Walker:
     def __init__(
-        self, root_fd: int, walk: Walk, known: Mapping[str, Place], now_ns: int, admits: Admits | None
+        self, root_fd: int, walk: Walk, *, known: Mapping[str, Place], now_ns: int, enters: Enters | None
     ) -> None:
         self.root_fd = root_fd
         self.walk = walk
         self.known = known
         self.now_ns = now_ns
-        self.admits = admits
+        self.enters = enters
         self.local_devices: dict[int, bool] = {}
 
     def steps(self) -> Generator[None]:
@@ -241,7 +242,7 @@ class _Walker:
 
     def _try_child(self, frame: _Frame, name: str, depth: int) -> _Frame | None:
         path = RepoPath(frame.prefix + name)
-        if self.admits is not None and not self.admits(path):
+        if self.enters is not None and not self.enters(path):
             return None
         try:
             if depth >= DEPTH_MAX:

@@ -1,0 +1,188 @@
+"""The documents' own function names, letter for letter, over the public API.
+
+They act on the innermost `mulligan.open`, else on the current folder. Requests may be given as one mapping, as the
+documents write them, or as keywords.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mulligan.history import captures
+from mulligan.history.current import current_call
+from mulligan.history.desk import Desk
+from mulligan.opening import Mulligan, innermost
+from mulligan.values.faults import fault
+from mulligan.values.ids import SessionId
+from mulligan.values.limits import SESSION_CAP_BYTES
+from mulligan.values.paths import RepoPath, parse_repo_path
+
+DEFAULT_SESSION_BYTE_CAP = SESSION_CAP_BYTES
+
+Request = Mapping[str, Any]
+
+
+def _fields(request: Request | None, given: Request, allowed: str) -> dict[str, Any]:
+    fields = {name: value for name, value in {**(request or {}), **given}.items() if value is not None}
+    unknown = sorted(set(fields) - set(allowed.split()))
+    if unknown:
+        raise fault("invalid_params", f"There is no parameter {unknown[0]!r}.", field=unknown[0])
+    return fields
+
+
+def _required(fields: Request, name: str) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str) or not value.strip():
+        raise fault("invalid_params", f"{name} must not be empty.", field=name)
+    return value
+
+
+def _path(opened: Mulligan, text: str) -> RepoPath:
+    """An absolute path, or one relative to the process's folder, as a path below the root, through no link."""
+    whole = os.path.normpath(os.path.join(os.getcwd(), text))
+    for root in {opened.root, opened.boundary.root}:
+        if whole.startswith(root.rstrip("/") + "/"):
+            return parse_repo_path(whole[len(root.rstrip("/")) + 1 :])
+    raise fault("forbidden", f"{text} is outside the workspace {opened.root}.")
+
+
+def _paths(opened: Mulligan, paths: Sequence[str] | None) -> list[RepoPath] | None:
+    return [_path(opened, path) for path in paths] if paths else None
+
+
+def _shown(desk: Desk, paths: Sequence[RepoPath]) -> list[str]:
+    return [captures.absolute(desk, path) for path in paths]
+
+
+def hostlib_fs_snapshot(request: Request | None = None, /, **given: Any) -> dict[str, Any]:
+    """Register a snapshot under `scope_id` and capture `paths`. Without paths it stays open for what is written."""
+    fields = _fields(request, given, "session_id scope_id paths root")
+    session, scope = SessionId(_required(fields, "session_id")), _required(fields, "scope_id")
+    opened = innermost()
+    found = captures.register(opened.desk, session, scope, _paths(opened, fields.get("paths")))
+    return {
+        "snapshot_id": scope,
+        "captured_paths": _shown(opened.desk, found.paths),
+        "byte_count": found.byte_count,
+    }
+
+
+def hostlib_fs_restore(request: Request | None = None, /, **given: Any) -> dict[str, Any]:
+    """Write captured preimages back; delete what was absent. What is replaced is kept and can be undone."""
+    fields = _fields(request, given, "session_id snapshot_id paths")
+    session, scope = SessionId(_required(fields, "session_id")), _required(fields, "snapshot_id")
+    opened = innermost()
+    done = captures.restore_scope(opened.desk, session, scope, _paths(opened, fields.get("paths")))
+    return {
+        "snapshot_id": scope,
+        "restored_paths": _shown(opened.desk, done.restored),
+        "skipped_paths_with_reasons": [
+            {"path": captures.absolute(opened.desk, path), "reason": reason} for path, reason in done.skipped
+        ],
+        "overwrote_external": _shown(opened.desk, done.overwrote_external),
+    }
+
+
+def hostlib_fs_list_snapshots(request: Request | None = None, /, **given: Any) -> dict[str, Any]:
+    """The session's snapshots by capture time; none for an unknown session."""
+    fields = _fields(request, given, "session_id")
+    session = SessionId(_required(fields, "session_id"))
+    opened = innermost()
+    return {
+        "snapshots": [
+            {
+                "snapshot_id": row.scope,
+                "scope_id": row.scope,
+                "taken_at_ms": row.taken_at_ms,
+                "captured_paths": [captures.absolute(opened.desk, _decoded(one.path)) for one in found],
+                "byte_count": captures.size_of(found),
+            }
+            for row, found in captures.scopes_of(opened.desk, session)
+        ]
+    }
+
+
+def _decoded(path: bytes) -> RepoPath:
+    return RepoPath(path.decode("utf-8", "surrogateescape"))
+
+
+def hostlib_fs_drop_snapshot(request: Request | None = None, /, **given: Any) -> dict[str, Any]:
+    """Forget a snapshot; `dropped` is false if there was none."""
+    fields = _fields(request, given, "session_id snapshot_id")
+    session, scope = SessionId(_required(fields, "session_id")), _required(fields, "snapshot_id")
+    return {"snapshot_id": scope, "dropped": captures.drop_scope(innermost().desk, session, scope)}
+
+
+def drop_session_snapshots(session_id: str) -> list[str]:
+    """Forget every snapshot of a session, as closing it does."""
+    return captures.drop_scopes(innermost().desk, SessionId(session_id))
+
+
+def configure_session_byte_cap(session_id: str, cap_bytes: int) -> int:
+    """How many bytes a session's snapshots may hold; the oldest go at once if they hold more. The previous cap."""
+    return captures.set_cap(innermost().desk, SessionId(session_id), cap_bytes)
+
+
+def hostlib_tools_write_file(request: Request | None = None, /, **given: Any) -> dict[str, Any]:
+    """Write a file as a call. Its preimage also goes into the open snapshot of the current tool call."""
+    fields = _fields(request, given, "path content encoding create_parents overwrite session_id")
+    opened, session = innermost(), _session(fields)
+    path = _path(opened, _required(fields, "path"))
+    _capture_for_current(opened, session, path)
+    params = {
+        "path": path,
+        "content": _content(fields),
+        "create_parents": fields.get("create_parents", True),
+        "mode": "overwrite" if fields.get("overwrite", True) else "create_new",
+    }
+    receipt = _perform(opened, session, "write_file", params)
+    return {
+        "path": captures.absolute(opened.desk, path),
+        "bytes_written": receipt["written_bytes"],
+        "created": receipt["created"],
+    }
+
+
+def hostlib_tools_delete_file(request: Request | None = None, /, **given: Any) -> dict[str, Any]:
+    """Delete a path as a call. Its preimage also goes into the open snapshot of the current tool call."""
+    fields = _fields(request, given, "path recursive session_id")
+    opened, session = innermost(), _session(fields)
+    path = _path(opened, _required(fields, "path"))
+    _capture_for_current(opened, session, path)
+    receipt = _perform(
+        opened, session, "delete", {"path": path, "recursive": fields.get("recursive", False)}, absent_is_fine=True
+    )
+    return {"path": captures.absolute(opened.desk, path), "removed": receipt is not None}
+
+
+def _session(fields: Request) -> SessionId:
+    call = current_call()
+    return SessionId(fields.get("session_id") or (call.facts.session if call is not None else "default"))
+
+
+def _content(fields: Request) -> Any:
+    text = fields.get("content", "")
+    if fields.get("encoding", "utf-8") == "base64":
+        return {"inline_bytes": {"bytes": f"base64:{text}"}}
+    return text
+
+
+def _capture_for_current(opened: Mulligan, session: SessionId, path: RepoPath) -> None:
+    """The current tool call's open snapshot takes what is about to be overwritten."""
+    call = current_call()
+    label = call.facts.label if call is not None else None
+    if label and captures.is_registered(opened.desk, session, label):
+        captures.register(opened.desk, session, label, [path])
+
+
+def _perform(opened: Mulligan, session: SessionId, tool: str, params: Request, *, absent_is_fine: bool = False) -> Any:
+    with opened.session(session).call(tool) as call:
+        receipt = call.perform(tool, **params)
+        if receipt.status == "not_found" and absent_is_fine:
+            return None
+        if not receipt.ok:
+            code = receipt.error_code if receipt.error_code in ("forbidden", "path_not_allowed") else "conflict"
+            raise fault(code, receipt.error_message, receipt=receipt.to_dict())
+        return receipt.to_dict()

@@ -1,0 +1,1 @@
+"""Capability, policy and verdict by example."""

@@ -1,0 +1,330 @@
+"""read_file, stat, exists, list_dir, blob.read: what they answer, to the field."""
+
+from __future__ import annotations
+
+import os
+from base64 import b64encode
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from effects.stage import Fields, Stage, failed, text
+from mulligan.testing import Dir, File, Link
+from mulligan.values.digest import digest_of
+
+LIMIT = 16_384
+
+
+def base64(data: bytes) -> str:
+    return "base64:" + b64encode(data).decode()
+
+
+def blob(data: bytes) -> Fields:
+    body = {"blob_ref": digest_of(data), "size_bytes": len(data), "preview_bytes": base64(data[:512])}
+    return {"blob": body}
+
+
+def read(stage: Stage, path: str, content: Fields, *, truncated: bool = False, **more: Any) -> Fields:
+    """The whole receipt of a good read."""
+    status = (stage.root / path).stat()
+    body = {"status": "ok", "content": content, "truncated": truncated}
+    return {**body, "size_bytes": status.st_size, "mtime_ns": status.st_mtime_ns, **more}
+
+
+@pytest.mark.req("S1.effects.read_file", "S1.verify.read_file_paths", "D12.receipt_attributes")
+class TestReadFile:
+    @pytest.mark.req(
+        "S1.read_file.ok",
+        "S1.read_file.path",
+        "S1.read_file.content_text",
+        "S1.read_file.size_bytes",
+        "S1.output.small_utf8_is_text",
+        "S1.output.inline_text_shape",
+        "S1.output.default_auto",
+        "S1.output.auto_small_inline",
+        "D9.payload_shapes",
+        "D9.receipts_canonical",
+    )
+    def test_small_text_comes_inline(self, stage: Stage) -> None:
+        stage.plant({"a.txt": "één\n"})
+        assert stage.perform("host.fs.read_file", path="a.txt") == read(stage, "a.txt", text("één\n"))
+
+    @pytest.mark.req("D9.tool_aliases", "D9.tool_params")
+    @pytest.mark.parametrize("name", ["path", "file_path"])
+    def test_a_tool_takes_file_path_for_path(self, stage: Stage, name: str) -> None:
+        stage.plant({"a.txt": "x"})
+        assert stage.perform("read_file", **{name: "a.txt"}) == read(stage, "a.txt", text("x"))
+
+    def test_an_absolute_path_inside_the_root_is_fine(self, stage: Stage) -> None:
+        stage.plant({"d/a.txt": "x"})
+        for path in (str(stage.root / "d/a.txt"), f"/{stage.root}/d/./../d//a.txt"):
+            assert stage.perform("read_file", path=path) == read(stage, "d/a.txt", text("x"))
+
+    @pytest.mark.req("D9.empty_file_text")
+    def test_an_empty_file_is_empty_text(self, stage: Stage) -> None:
+        stage.plant({"a": ""})
+        assert stage.perform("read_file", path="a") == read(stage, "a", text(""))
+
+    @pytest.mark.req("W27.read_keeps_crlf")
+    def test_crlf_and_byte_order_mark_are_kept(self, stage: Stage) -> None:
+        stage.plant({"a": b"\xef\xbb\xbfa\r\nb\r\n"})
+        assert stage.perform("read_file", path="a") == read(stage, "a", text("\ufeffa\r\nb\r\n"))
+
+    @pytest.mark.req("S1.read_file.content_bytes", "S1.output.inline_bytes_shape", "D9.read_no_encoding")
+    def test_what_is_not_utf8_comes_as_bytes(self, stage: Stage) -> None:
+        stage.plant({"a": b"\xff\x00"})
+        content = {"inline_bytes": {"bytes": base64(b"\xff\x00")}}
+        assert stage.perform("read_file", path="a") == read(stage, "a", content)
+
+    @pytest.mark.req("S1.read_file.encoding")
+    def test_bytes_can_be_asked_for(self, stage: Stage) -> None:
+        stage.plant({"a": "é"})
+        content = {"inline_bytes": {"bytes": base64("é".encode()[1:])}}
+        expected = read(stage, "a", content)
+        assert stage.perform("read_file", path="a", encoding="bytes", offset_bytes=1) == expected
+
+    @pytest.mark.req("D9.read_invalid_utf8", "S1.read_file.error", "S1.read_file.error_code", "D9.error_message_always")
+    def test_utf8_on_other_bytes_is_an_error(self, stage: Stage) -> None:
+        stage.plant({"a": b"ab\xff"})
+        assert stage.refused("read_file", path="a", encoding="utf8") == failed("invalid_utf8", size_bytes=3)
+
+    @pytest.mark.req("S1.read_file.offset_bytes", "S1.read_file.max_bytes", "S1.read_file.truncated")
+    def test_a_range_of_bytes(self, stage: Stage) -> None:
+        stage.plant({"a": "0123456789"})
+        assert stage.perform("read_file", path="a", offset_bytes=2, max_bytes=3) == read(
+            stage, "a", text("234"), truncated=True
+        )
+        assert stage.perform("read_file", path="a", offset_bytes=7, max_bytes=3) == read(stage, "a", text("789"))
+        assert stage.perform("read_file", path="a", offset_bytes=99) == read(stage, "a", text(""))
+        assert stage.perform("read_file", path="a", max_bytes=0) == read(stage, "a", text(""), truncated=True)
+
+    @pytest.mark.req("D9.read_widened_range")
+    def test_a_range_that_cuts_characters_is_widened_and_says_so(self, stage: Stage) -> None:
+        stage.plant({"a": "aé€b"})
+        expected = read(stage, "a", text("é€"), truncated=True, range={"offset_bytes": 1, "length_bytes": 5})
+        assert stage.perform("read_file", path="a", offset_bytes=2, max_bytes=2) == expected
+        assert stage.perform("read_file", path="a", offset_bytes=2, max_bytes=2, encoding="utf8") == expected
+
+    def test_a_page_that_fits_inline_stays_inline_whatever_it_cuts(self, stage: Stage) -> None:
+        data = ("ab" + "€" * 20_000).encode()
+        stage.plant({"a": data})
+        wanted = data[:LIMIT].decode(errors="ignore")
+        expected = read(
+            stage, "a", text(wanted), truncated=True, range={"offset_bytes": 0, "length_bytes": len(wanted.encode())}
+        )
+        assert stage.perform("read_file", path="a", max_bytes=LIMIT) == expected
+        assert stage.perform("read_file", path="a", max_bytes=LIMIT, output_mode="require_inline") == expected
+
+    @pytest.mark.req("D9.read_lines")
+    def test_lines_are_counted_from_0(self, stage: Stage) -> None:
+        stage.plant({"a": "0\n1\r\n2\n3"})
+        found = stage.perform("read_file", path="a", offset_lines=1, max_lines=2)
+        assert found == read(stage, "a", text("1\r\n2\n"), truncated=True, range={"offset_lines": 1, "lines": 2})
+        found = stage.perform("read_file", path="a", offset_lines=3)
+        assert found == read(stage, "a", text("3"), range={"offset_lines": 3, "lines": 1})
+        found = stage.perform("read_file", path="a", offset_lines=9)
+        assert found == read(stage, "a", text(""), range={"offset_lines": 9, "lines": 0})
+
+    def test_lines_cut_by_a_limit_hold_no_half_character(self, stage: Stage) -> None:
+        stage.plant({"a": "é" * 10})
+        found = stage.perform("read_file", path="a", max_lines=1, max_bytes=5)
+        assert found == read(stage, "a", text("éé"), truncated=True, range={"offset_lines": 0, "lines": 1})
+
+    @pytest.mark.req("W27.negative_offset", "D9.invalid_params", "D18.bad_input_changes_nothing")
+    @pytest.mark.parametrize(
+        "params",
+        [
+            {},
+            {"path": 3},
+            {"path": "a", "offset_bytes": -1},
+            {"path": "a", "max_bytes": True},
+            {"path": "a", "max_bytes": "3"},
+            {"path": "a", "max_bytes": 2**63},
+            {"path": "a", "offset_lines": -1},
+            {"path": "a", "offset_lines": 0, "offset_bytes": 0},
+            {"path": "a", "file_path": "a"},
+            {"path": "a", "colour": "red"},
+            {"path": "a", "session_id": "other"},
+        ],
+    )
+    def test_bad_params(self, stage: Stage, params: Fields) -> None:
+        stage.plant({"a": "x"})
+        assert stage.refused("read_file", **params) == failed("invalid_params")
+
+    def test_words_it_does_not_know_have_codes_of_their_own(self, stage: Stage) -> None:
+        stage.plant({"a": "x"})
+        assert stage.refused("read_file", path="a", encoding="latin-1") == failed("invalid_encoding")
+        assert stage.refused("read_file", path="a", output_mode="blob") == failed("invalid_output_mode")
+
+    @pytest.mark.req("S1.read_file.not_found")
+    @pytest.mark.parametrize("path", ["no", "no/such", "a/below-a-file", "dangling"])
+    def test_a_missing_file(self, stage: Stage, path: str) -> None:
+        stage.plant({"a": "x", "dangling": Link("nowhere")})
+        assert stage.refused("read_file", path=path) == failed("path_not_found", "not_found")
+
+    @pytest.mark.req("S1.read_file.is_directory")
+    def test_a_directory(self, stage: Stage) -> None:
+        stage.plant({"d": None})
+        for path in ("d", ".", "d/"):
+            assert stage.refused("read_file", path=path) == failed("is_directory", "is_directory")
+
+    @pytest.mark.req(
+        "S1.read_file.content_blob",
+        "S1.output.auto_large_blob",
+        "S1.output.blob_shape",
+        "S1.output.blob_deterministic",
+        "S1.adapter.large_as_blob",
+        "D9.inline_limit",
+        "D9.preview_512",
+    )
+    def test_more_than_the_inline_limit_is_a_blob(self, stage: Stage) -> None:
+        data = os.urandom(LIMIT + 1)
+        stage.plant({"fits": data[:LIMIT], "large": data})
+        assert "inline_bytes" in stage.perform("read_file", path="fits")["content"]
+        for _ in range(2):
+            assert stage.perform("read_file", path="large") == read(stage, "large", blob(data))
+
+    @pytest.mark.req("S1.output.require_inline_fails", "S1.output.modes", "S1.read_file.output_mode")
+    def test_require_inline_over_the_limit_fails(self, stage: Stage) -> None:
+        stage.plant({"fits": "x" * LIMIT, "large": "x" * (LIMIT + 1)})
+        assert stage.perform("read_file", path="fits", output_mode="require_inline")["status"] == "ok"
+        expected = failed("inline_required_too_large", size_bytes=LIMIT + 1)
+        assert stage.refused("read_file", path="large", output_mode="require_inline") == expected
+        assert stage.refused("read_file", path="large", output_mode="require_inline", max_lines=1) == expected
+
+    @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+    @given(st.text(max_size=12), st.integers(0, 40), st.integers(0, 40))
+    def test_a_read_is_the_bytes_asked_for_widened_to_characters(
+        self, stage: Stage, content: str, offset: int, length: int
+    ) -> None:
+        data = content.encode()
+        (stage.root / "a").write_bytes(data)
+        found = stage.perform("read_file", path="a", offset_bytes=offset, max_bytes=length)
+        got = found["content"]["inline_text"]["text"].encode()
+        place = found.get("range", {"offset_bytes": min(offset, len(data)), "length_bytes": len(got)})
+        start, end = place["offset_bytes"], place["offset_bytes"] + place["length_bytes"]
+        assert data[start:end] == got and found["truncated"] == (end < len(data))
+        assert start <= min(offset, len(data)) and end >= min(offset + length, len(data))
+
+
+@pytest.mark.req("S1.effects.stat", "S1.effects.exists")
+class TestStat:
+    def test_a_file_and_a_directory(self, stage: Stage) -> None:
+        stage.plant({"f": File(b"abc", 0o640), "d": Dir(0o750), "link": Link("f")})
+        status = (stage.root / "f").stat()
+        body = {"status": "ok", "exists": True, "is_dir": False, "size_bytes": 3, "mode": 0o640}
+        for path in ("f", "link"):
+            assert stage.perform("stat", path=path) == {**body, "mtime_ns": status.st_mtime_ns}
+        mtime_ns = (stage.root / "d").stat().st_mtime_ns
+        body = {"status": "ok", "exists": True, "is_dir": True, "size_bytes": 0, "mode": 0o750, "mtime_ns": mtime_ns}
+        assert stage.perform("host.fs.stat", path="d") == body
+
+    def test_nothing(self, stage: Stage) -> None:
+        stage.plant({"f": "", "dangling": Link("gone")})
+        for path in ("no", "no/no", "f/no", "dangling"):
+            assert stage.refused("stat", path=path) == failed("path_not_found", "not_found", exists=False)
+            assert stage.perform("host.fs.exists", path=path) == {"status": "ok", "exists": False}
+
+    def test_something(self, stage: Stage) -> None:
+        stage.plant({"f": "", "d": None, "link": Link("d")})
+        for path in ("f", "d", "link", "."):
+            assert stage.perform("exists", path=path) == {"status": "ok", "exists": True}
+
+
+@pytest.mark.req("S1.effects.list_dir", "S1.output.all_large_effects")
+class TestListDir:
+    @pytest.mark.req("AR.list_dir_bad_symlink")
+    def test_names_in_byte_order_with_directories_marked(self, stage: Stage) -> None:
+        stage.plant({"b": "", "a/x": "", "B": "", "é": "", ".h": "", "bad": Link("gone"), "to-a": Link("a")})
+        expected = {"status": "ok", "entries": text(".h\nB\na/\nb\nbad\nto-a\né"), "count": 7, "truncated": False}
+        assert stage.perform("list_dir") == {**expected, "summary_text": "7 entries"}
+        expected = {"status": "ok", "entries": text("x"), "count": 1, "truncated": False, "summary_text": "1 entry"}
+        assert stage.perform("host.fs.list_dir", path="to-a") == expected
+
+    def test_an_empty_directory(self, stage: Stage) -> None:
+        expected = {"status": "ok", "entries": text(""), "count": 0, "truncated": False, "summary_text": "0 entries"}
+        assert stage.perform("list_dir") == expected
+
+    def test_names_that_are_not_one_line_of_utf8_can_be_read_back(self, stage: Stage) -> None:
+        stage.plant({"\udcff": "1", "a\nb": "2", "base64:x": "3"})
+        names = stage.perform("list_dir")["entries"]["inline_text"]["text"].split("\n")
+        assert names == [base64(b"a\nb"), base64(b"base64:x"), base64(b"\xff")]
+        found = [stage.perform("read_file", path=name)["content"] for name in names]
+        assert found == [text("2"), text("3"), text("1")]
+
+    def test_the_limit_cuts(self, stage: Stage) -> None:
+        stage.plant({f"{number:03}": "" for number in range(101)})
+        found = stage.perform("list_dir")
+        assert (found["count"], found["truncated"]) == (100, True)
+        found = stage.perform("list_dir", max_results=101)
+        assert (found["count"], found["truncated"]) == (101, False)
+        assert stage.perform("list_dir", max_results=0)["entries"] == text("")
+
+    def test_large_listings_are_blobs(self, stage: Stage) -> None:
+        names = [f"{number:03}" + "n" * 200 for number in range(90)]
+        stage.plant(dict.fromkeys(names, ""))
+        data = "\n".join(names).encode()
+        assert stage.perform("list_dir")["entries"] == blob(data)
+        refusal = stage.refused("list_dir", output_mode="require_inline")
+        assert refusal == failed("inline_required_too_large")
+
+    def test_what_is_no_directory(self, stage: Stage) -> None:
+        stage.plant({"f": ""})
+        assert stage.refused("list_dir", path="f") == failed("not_directory")
+        assert stage.refused("list_dir", path="no") == failed("path_not_found", "not_found")
+        assert stage.refused("list_dir", output_mode="x") == failed("invalid_output_mode")
+
+
+@pytest.mark.req("D9.blob_read")
+class TestBlobRead:
+    def test_pages_put_together_are_the_blob(self, stage: Stage) -> None:
+        data = ("€uro\n" * 8_000).encode()
+        stage.plant({"a": data})
+        ref = stage.perform("read_file", path="a")["content"]["blob"]["blob_ref"]
+        found, at = "", 0
+        while True:
+            page = stage.perform("blob.read", blob_ref=ref, offset_bytes=at)
+            assert page["size_bytes"] == len(data)
+            found += page["content"]["inline_text"]["text"]
+            at = len(found.encode())
+            if not page["truncated"]:
+                break
+        assert found.encode() == data
+
+    def test_a_page_is_what_was_asked_for(self, stage: Stage) -> None:
+        stage.plant({"a": "x" * 20_000 + "é!"})
+        ref = stage.perform("read_file", path="a")["content"]["blob"]["blob_ref"]
+        body = {"status": "ok", "size_bytes": 20_003}
+        page = stage.perform("blob.read", blob_ref=ref, offset_bytes=19_999, max_bytes=1)
+        assert page == {**body, "content": text("x"), "truncated": True}
+        page = stage.perform("blob.read", blob_ref=ref, offset_bytes=20_001, max_bytes=99)
+        shown = {"offset_bytes": 20_000, "length_bytes": 3}
+        assert page == {**body, "content": text("é!"), "truncated": False, "range": shown}
+        page = stage.perform("blob.read", blob_ref=ref, offset_bytes=99_999)
+        assert page == {**body, "content": text(""), "truncated": False}
+
+    @pytest.mark.req("D18.foreign_blobs")
+    def test_only_blobs_handed_to_this_session_exist(self, stage: Stage) -> None:
+        data = b"secret" * 5_000
+        stage.plant({"a": data})
+        other = Stage(stage.bench, stage.bench.session("other"))
+        ref = other.perform("read_file", path="a")["content"]["blob"]["blob_ref"]
+        assert other.perform("blob.read", blob_ref=ref)["status"] == "ok"
+        assert stage.refused("blob.read", blob_ref=ref) == failed("unknown_blob")
+        content = {"blob_ref": {"blob_ref": ref}}
+        assert stage.refused("write_file", path="b", content=content) == failed("invalid_content")
+        assert stage.refused("apply_patch", patch=content) == failed("invalid_patch")
+        assert stage.perform("read_file", path="a")["status"] == "ok"
+        assert stage.perform("blob.read", blob_ref=ref)["status"] == "ok"
+
+    @pytest.mark.parametrize("ref", ["", "x", "sha256:", "sha256:" + "0" * 64, "SHA256:" + "0" * 64, "../../etc/passwd"])
+    def test_a_ref_that_is_none(self, stage: Stage, ref: str) -> None:
+        assert stage.refused("blob.read", blob_ref=ref) == failed("unknown_blob")
+
+    def test_inside_one_call_a_blob_can_be_read_at_once(self, stage: Stage) -> None:
+        stage.plant({"a": "x" * 20_000})
+        with stage.session.call() as call:
+            ref = call.read_file("a").content["blob"]["blob_ref"]
+            assert call.read_blob(ref, max_bytes=3).content == text("xxx")

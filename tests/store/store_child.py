@@ -1,0 +1,185 @@
+"""Other processes on a store, as real as they come: started by tests with what to do and where.
+
+`python store_child.py write DIRECTORY NAME COUNT`    commit so many times, once told to
+`python store_child.py own DIRECTORY`                 become an owner, say which, live until told
+`python store_child.py fork DIRECTORY`                what a forked child sees of its parent's store, as JSON
+`python store_child.py ask DIRECTORY OWNER`           many at once ask whether an owner lives, as JSON
+`python store_child.py kill DIRECTORY MODE COUNT SEED` kill a writing child again and again, as JSON
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from random import Random
+
+from mulligan.store.blobs import Blobs
+from mulligan.store.journal import Journal, records_of
+from mulligan.store.protocol import Durability, Store
+from mulligan.store.sqlite import SqliteStore
+from mulligan.testing.contract_tables import CONTRACT_SCHEMA, THINGS, Thing
+from mulligan.testing.store_rules_contract import AT, broken_journals
+from mulligan.testing.world import SteppingClock
+from mulligan.values.ids import OwnerId
+
+
+def commit(store: Store, name: str, number: int) -> None:
+    """One acknowledged act: a blob, then a record in two journals and a row, all in one transaction."""
+    digest = Blobs(store, SteppingClock()).store(f"{name} {number}\n".encode() * 50)
+    with store.write() as tx:
+        for journal in ("shared", name):
+            payload = {"amount": number, "by": name}
+            Journal(CONTRACT_SCHEMA).append(tx, journal, "added", payload, at=AT, refs=[digest])
+        tx.put(THINGS, Thing(name, number))
+
+
+def write(directory: str, name: str, count: str) -> None:
+    store = SqliteStore(directory, CONTRACT_SCHEMA)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for number in range(int(count)):
+        commit(store, name, number)
+    store.close()
+
+
+def own(directory: str) -> None:
+    store = SqliteStore(directory, CONTRACT_SCHEMA)
+    print(store.owner(), flush=True)
+    sys.stdin.readline()
+    store.close()
+
+
+def in_child(act: Callable[[], object]) -> str:
+    """What `act` gives in a forked child, or how the child ended."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        signal.alarm(60)
+        os.write(writing, json.dumps(act()).encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading, encoding="ascii") as answer:
+        said = answer.read()
+    _, status = os.waitpid(pid, 0)
+    return said if status == 0 else f"ended with {status}"
+
+
+def fork(directory: str) -> None:
+    store = SqliteStore(directory, CONTRACT_SCHEMA)
+    mine = store.owner()
+    commit(store, "parent", 1)
+
+    def child() -> object:
+        commit(store, "child", 1)
+        return [store.owner() != mine, store.is_alive(mine), store.is_alive(store.owner())]
+
+    seen = [in_child(child), store.is_alive(mine), store.is_alive(OwnerId(mine + 1))]
+    with store.write():
+        # The child inherits a lock that its owner, the parent's thread, will never open in the child.
+        seen.append(in_child(child))
+    other = threading.Thread(target=_hold, args=(store, done := threading.Event(), held := threading.Event()))
+    other.start()
+    held.wait(60)
+    inside = in_child(lambda: [row.shelf for row in _things(store)])
+    done.set()
+    other.join()
+    print(json.dumps([*seen, inside, len(_things(store)), _complaints(store)]))
+
+
+def _hold(store: Store, done: threading.Event, held: threading.Event) -> None:
+    with store.write():
+        held.set()
+        done.wait(60)
+
+
+def _things(store: Store) -> list[Thing]:
+    with store.read() as tx:
+        return tx.select(THINGS)
+
+
+def _complaints(store: Store) -> list[str]:
+    with store.read() as tx:
+        return [*store.check(), *broken_journals(tx)]
+
+
+def ask(directory: str, owner: str) -> None:
+    store = SqliteStore(directory, CONTRACT_SCHEMA)
+    store.close()
+
+    def many() -> list[bool | None]:
+        return sorted({store.is_alive(OwnerId(int(owner))) for _ in range(3_000)}, key=str)
+
+    asking = [threading.Thread(target=lambda: answers.append(in_child(many))) for _ in range(4)]
+    answers: list[str] = []
+    for one in asking:
+        one.start()
+    for one in asking:
+        one.join()
+    print(json.dumps(answers))
+
+
+def kill(directory: str, mode: Durability, count: str, seed: str) -> None:
+    random = Random(int(seed))
+    acknowledged: list[int] = []
+    for point in range(int(count)):
+        acknowledged += _killed(
+            directory, mode, first=point * 100, after=random.randrange(6), spin=random.randrange(20_000)
+        )
+        missing, extra, complaints = _judged(directory, acknowledged)
+        if missing or complaints or len(extra) > 1:
+            print(json.dumps({"point": point, "missing": missing, "extra": sorted(extra), "complaints": complaints}))
+            return
+        acknowledged += extra
+    print(json.dumps({"points": int(count), "acknowledged": len(acknowledged)}))
+
+
+def _killed(directory: str, mode: Durability, *, first: int, after: int, spin: int) -> list[int]:
+    """A child that commits and acknowledges until it is killed: a while after so many acknowledgements."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        signal.alarm(60)
+        store = SqliteStore(directory, CONTRACT_SCHEMA, durability=mode)
+        for number in range(first, first + 100):
+            os.write(writing, b"%d\n" % number if number > first else b"start\n")
+            commit(store, "c", number)
+        os._exit(0)
+    os.close(writing)
+    with open(reading, "rb", buffering=0) as lines:
+        said = b""
+        while said.count(b"\n") <= after:
+            said += lines.read(64)
+        for _ in range(spin):
+            pass
+        os.kill(pid, signal.SIGKILL)
+        while more := lines.read(4096):
+            said += more
+    os.waitpid(pid, 0)
+    # "start" and every number say that the one before it was committed.
+    return [first + n for n in range(said.count(b"\n") - 1)]
+
+
+def _judged(directory: str, acknowledged: list[int]) -> tuple[list[int], set[int], list[str]]:
+    """Acknowledged and gone; there without having been acknowledged; and all that is wrong."""
+    store = SqliteStore(directory, CONTRACT_SCHEMA)
+    complaints = _complaints(store)
+    with store.read() as tx:
+        seen = [{int(record.payload["amount"]) for record in records_of(tx, journal)} for journal in ("c", "shared")]
+        seen.append({row.number for row in tx.select(THINGS)})
+        for record in records_of(tx, "c", after=max(0, len(seen[0]) - 20)):
+            Blobs(store, SteppingClock()).read_in(tx, record.refs[0])
+    if not seen[0] == seen[1] == seen[2]:
+        complaints.append("half a transaction is visible")
+    store.close()
+    return sorted(set(acknowledged) - seen[0]), seen[0] - set(acknowledged), complaints
+
+
+if __name__ == "__main__":
+    act = {"write": write, "own": own, "fork": fork, "ask": ask, "kill": kill}[sys.argv[1]]
+    act(*sys.argv[2:])  # type: ignore[operator]

@@ -1,0 +1,349 @@
+"""The sync mark, the look back after a power cut, the format's steps forward, and space given back."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import apsw
+import pytest
+
+from mulligan.store.blobs import BLOBS, LOST, UNSYNCED, Blobs
+from mulligan.store.housekeeping import LOST_KIND, STORE_JOURNAL, SyncMark, boot_id, look_back
+from mulligan.store.journal import Journal, records_of
+from mulligan.store.migrations import SCHEMA_VERSION, Step, migrate
+from mulligan.store.protocol import META, MetaRow, Store
+from mulligan.store.sql import create_statements
+from mulligan.store.sqlite import SqliteStore
+from mulligan.store.sqlite_file import APPLICATION_ID, connect, prepare_file
+from mulligan.store.verify import verify
+from mulligan.testing.contract_tables import CONTRACT_SCHEMA, THINGS, Thing
+from mulligan.values.clock import FixedClock
+from mulligan.values.digest import Digest, digest_of, raw_digest
+from mulligan.values.faults import MulliganError
+
+NOON = FixedClock(datetime(2026, 1, 1, 12, tzinfo=UTC))
+LATER = FixedClock(datetime(2026, 1, 1, 13, tzinfo=UTC))
+JOURNAL = Journal(CONTRACT_SCHEMA)
+NEVER_S = 3_600.0
+
+
+def big(number: int) -> bytes:
+    """A body that stays beside the database: it does not pack."""
+    return random.Random(number).randbytes(80_000)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    made = SqliteStore(str(tmp_path / "store"), CONTRACT_SCHEMA, clock=NOON)
+    yield made
+    made.close()
+
+
+def put(store: Store, data: bytes) -> Digest:
+    return Blobs(store, NOON).store(data)
+
+
+def waiting(store: Store) -> int:
+    with store.read() as tx:
+        return tx.count(UNSYNCED)
+
+
+def meta(store: Store) -> dict[str, str]:
+    with store.read() as tx:
+        return {row.key: row.value for row in tx.select(META)}
+
+
+def body_path(store: SqliteStore, digest: Digest) -> Path:
+    return Path(store.directory, "blobs", digest[7:9], digest[9:])
+
+
+def reboot(store: Store, boot: str = "second") -> tuple[Digest, ...]:
+    return look_back(store, JOURNAL, LATER, boot=boot)
+
+
+class TestTheMark:
+    def test_bodies_beside_the_database_wait_for_it(self, store: SqliteStore) -> None:
+        put(store, b"small")
+        assert waiting(store) == 0
+        put(store, big(1))
+        assert waiting(store) == 1
+
+    def test_moving_it_syncs_what_waits_and_says_when(self, store: SqliteStore) -> None:
+        put(store, big(1))
+        SyncMark(store, NOON, interval_s=NEVER_S).move()
+        assert (waiting(store), meta(store)) == (0, {"mark": "2026-01-01T12:00:00.000000Z"})
+
+    def test_it_syncs_for_a_process_that_is_gone(self, tmp_path: Path) -> None:
+        writer = SqliteStore(str(tmp_path), CONTRACT_SCHEMA, clock=NOON)
+        put(writer, big(1))
+        other = SqliteStore(str(tmp_path), CONTRACT_SCHEMA, clock=NOON)
+        SyncMark(other, NOON, interval_s=NEVER_S).move()
+        assert waiting(writer) == 0
+
+    def test_power_mode_waits_for_nothing(self, tmp_path: Path) -> None:
+        store = SqliteStore(str(tmp_path), CONTRACT_SCHEMA, durability="power", clock=NOON)
+        put(store, big(1))
+        assert waiting(store) == 0
+
+    def test_power_mode_does_not_rely_on_a_body_that_another_has_not_synced(self, tmp_path: Path) -> None:
+        put(SqliteStore(str(tmp_path), CONTRACT_SCHEMA, clock=NOON), big(1))
+        careful = SqliteStore(str(tmp_path), CONTRACT_SCHEMA, durability="power", clock=NOON)
+        put(careful, big(1))
+        assert waiting(careful) == 0
+
+    def test_its_thread_starts_with_the_first_write_and_moves_it(self, store: SqliteStore) -> None:
+        moved = threading.Event()
+        mark = SyncMark(store, NOON, interval_s=0.001)
+        assert threads() == []
+        told = store.after_write
+
+        def watched() -> None:
+            told()
+            if "mark" in meta(store):
+                moved.set()
+
+        store.after_write = watched
+        put(store, big(1))
+        assert moved.wait(30)
+        store.close()
+        assert (threads(), mark.failure) == ([], None)
+
+    def test_its_own_writing_does_not_start_it_again(self, store: SqliteStore) -> None:
+        mark = SyncMark(store, NOON, interval_s=NEVER_S)
+        mark.move()
+        assert threads() == []
+
+    def test_closing_moves_it_unless_that_was_done_lately(self, tmp_path: Path) -> None:
+        def once(clock: FixedClock) -> dict[str, str]:
+            store = SqliteStore(str(tmp_path), CONTRACT_SCHEMA, clock=clock)
+            SyncMark(store, clock, interval_s=NEVER_S)
+            put(store, big(clock.now().hour))
+            store.close()
+            return meta(store)
+
+        assert once(NOON) == {"mark": "2026-01-01T12:00:00.000000Z"}
+        assert once(FixedClock(datetime(2026, 1, 1, 12, 30, tzinfo=UTC)))["mark"] == "2026-01-01T12:00:00.000000Z"
+        assert once(LATER)["mark"] == "2026-01-01T13:00:00.000000Z"
+
+    def test_a_reader_who_only_reads_starts_and_moves_nothing(self, store: SqliteStore) -> None:
+        SyncMark(store, LATER, interval_s=0.001)
+        assert meta(store) == {}
+        store.close()
+        assert (threads(), meta(store)) == ([], {})
+
+    def test_after_a_failed_sync_it_stays_for_good(self, store: SqliteStore, tmp_path: Path) -> None:
+        digest = put(store, big(1))
+        mark = SyncMark(store, NOON, interval_s=NEVER_S)
+        put(store, b"more")
+        # A name that loops cannot be opened, which is as good as a disk that does not answer.
+        body_path(store, digest).unlink()
+        body_path(store, digest).symlink_to(body_path(store, digest))
+        store.close()
+        assert mark.failure is not None and mark.failure.code == "sync_failed"
+        assert (waiting(store), meta(store)) == (1, {})
+
+    def test_a_process_that_forgets_to_close_still_ends(self, tmp_path: Path) -> None:
+        done = subprocess.run([sys.executable, "-c", FORGETFUL, str(tmp_path)], timeout=60, check=False)
+        assert done.returncode == 0
+
+    def test_a_forked_child_has_no_thread_until_it_writes(self, tmp_path: Path) -> None:
+        done = subprocess.run(
+            [sys.executable, "-c", FORKING, str(tmp_path)], timeout=60, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout.split()) == (0, ["1", "2", "parent"])
+
+
+FORGETFUL = """
+import sys
+from mulligan.opening import open_store
+from mulligan.store.blobs import Blobs
+from mulligan.testing.contract_tables import CONTRACT_SCHEMA
+from mulligan.values.clock import SystemClock
+store = open_store(sys.argv[1], CONTRACT_SCHEMA, durability="process", clock=SystemClock())
+Blobs(store, SystemClock()).store(b"x")
+"""
+
+FORKING = (
+    FORGETFUL
+    + """
+import os, threading
+child = os.fork()
+if child == 0:
+    print(threading.active_count())
+    Blobs(store, SystemClock()).store(b"y")
+    print(threading.active_count(), flush=True)
+    store.close()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+store.close()
+print("parent")
+"""
+)
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "mulligan-sync-mark"]
+
+
+class TestAfterAPowerCut:
+    def test_this_boot_has_a_name_that_stays(self) -> None:
+        assert boot_id() == boot_id() != ""
+
+    def test_a_new_store_remembers_its_boot(self, store: SqliteStore) -> None:
+        assert reboot(store, "first") == ()
+        assert meta(store) == {"boot": "first"}
+
+    def test_the_same_boot_is_not_looked_into(self, store: SqliteStore) -> None:
+        reboot(store, "first")
+        digest = put(store, big(1))
+        body_path(store, digest).unlink()
+        assert reboot(store, "first") == ()
+        assert waiting(store) == 1
+
+    def test_bodies_that_survived_are_no_longer_waited_for(self, store: SqliteStore) -> None:
+        reboot(store, "first")
+        digest = put(store, big(1))
+        assert reboot(store) == ()
+        assert (waiting(store), Blobs(store, NOON).read(digest)) == (0, big(1))
+
+    @pytest.mark.req("D5.lost_not_corrupt")
+    @pytest.mark.parametrize("harm", ["gone", "empty", "torn", "zeros"])
+    def test_bodies_it_took_become_one_record_and_no_corruption(self, store: SqliteStore, harm: str) -> None:
+        reboot(store, "first")
+        kept, lost = put(store, big(1)), put(store, big(2))
+        body = body_path(store, lost)
+        raw = body.read_bytes()
+        body.write_bytes({"gone": raw, "empty": b"", "torn": raw[:4096], "zeros": bytes(len(raw))}[harm])
+        if harm == "gone":
+            body.unlink()
+        assert reboot(store) == (lost,)
+        with store.read() as tx:
+            records = list(records_of(tx, STORE_JOURNAL))
+        assert [(record.kind, record.payload) for record in records] == [(LOST_KIND, {"digests": [lost], "mark": None})]
+        assert list(verify(store, CONTRACT_SCHEMA)) == []
+        assert Blobs(store, NOON).read(kept) == big(1)
+        with pytest.raises(MulliganError) as caught:
+            Blobs(store, NOON).read(lost)
+        assert caught.value.code == "evicted"
+
+    def test_what_was_lost_can_be_put_again(self, store: SqliteStore) -> None:
+        lost = put(store, big(2))
+        body_path(store, lost).write_bytes(bytes(100))
+        assert reboot(store) == (lost,)
+        assert put(store, big(2)) == lost
+        assert Blobs(store, NOON).read(lost) == big(2)
+        assert list(verify(store, CONTRACT_SCHEMA)) == []
+
+    def test_later_versions_of_what_was_lost_are_lost_with_it(self, store: SqliteStore) -> None:
+        blobs = Blobs(store, NOON)
+        first = put(store, big(1))
+        blobs.put_all([blobs.prepare(big(1) + b"more", after=big(1))])
+        body_path(store, first).unlink()
+        later = digest_of(big(1) + b"more")
+        assert reboot(store) == tuple(sorted([first, later]))
+        with store.read() as tx:
+            rows = [tx.get(BLOBS, raw_digest(digest)) for digest in (first, later)]
+        assert [row.place for row in rows if row is not None] == [LOST, LOST]
+        assert list(verify(store, CONTRACT_SCHEMA)) == []
+
+    def test_what_was_marked_before_is_not_excused(self, store: SqliteStore) -> None:
+        reboot(store, "first")
+        digest = put(store, big(1))
+        SyncMark(store, NOON, interval_s=NEVER_S).move()
+        body_path(store, digest).unlink()
+        assert reboot(store) == ()
+        assert [problem.kind for problem in verify(store, CONTRACT_SCHEMA)] == ["blob"]
+
+    def test_a_body_collected_meanwhile_is_not_lost(self, store: SqliteStore) -> None:
+        digest = put(store, big(1))
+        store.bodies.delete(digest)
+        with store.write() as tx:
+            tx.delete(BLOBS, raw_digest(digest))
+        assert (reboot(store), waiting(store)) == ((), 0)
+
+
+class TestSpace:
+    def test_a_store_gives_back_what_it_no_longer_needs(self, store: SqliteStore) -> None:
+        with store.write() as tx:
+            for number in range(4_000):
+                tx.put(THINGS, Thing("s", number, label="x" * 400))
+        store.give_back_space()
+        full = store.size_bytes()
+        with store.write() as tx:
+            for number in range(4_000):
+                tx.delete(THINGS, "s", number)
+        assert store.free_bytes() > 1_000_000
+        store.give_back_space(10)
+        assert store.free_bytes() > 1_000_000
+        store.give_back_space()
+        assert (store.free_bytes(), store.size_bytes() < full / 4) == (0, True)
+
+    def test_its_log_shrinks_again(self, store: SqliteStore) -> None:
+        with store.write() as tx:
+            for number in range(4_000):
+                tx.put(THINGS, Thing("s", number, label="x" * 400))
+        store.give_back_space()
+        assert os.path.getsize(os.path.join(store.directory, "store.db-wal")) == 0
+
+
+def _add_colour(connection: apsw.Connection) -> None:
+    connection.execute('ALTER TABLE "things" ADD COLUMN "colour" TEXT')
+
+
+def _fail(connection: apsw.Connection) -> None:
+    connection.execute('DROP TABLE "things"')
+    raise MulliganError("internal", "this step fails")
+
+
+class TestMigrations:
+    def file(self, tmp_path: Path) -> tuple[apsw.Connection, str]:
+        SqliteStore(str(tmp_path), CONTRACT_SCHEMA).close()
+        return connect(str(tmp_path / "store.db"), durability="process"), str(tmp_path)
+
+    def prepare(self, connection: apsw.Connection, directory: str, version: int, steps: Mapping[int, Step]) -> None:
+        create = create_statements(CONTRACT_SCHEMA.tables)
+        prepare_file(connection, create, directory=directory, version=version, steps=steps)
+
+    def test_an_older_store_is_brought_forward_step_by_step(self, tmp_path: Path) -> None:
+        connection, directory = self.file(tmp_path)
+        ran: list[int] = []
+        steps = {SCHEMA_VERSION + n: lambda _, n=n: ran.append(n) for n in range(3)}
+        self.prepare(connection, directory, SCHEMA_VERSION + 3, steps)
+        assert (ran, connection.pragma("user_version")) == ([0, 1, 2], SCHEMA_VERSION + 3)
+        self.prepare(connection, directory, SCHEMA_VERSION + 3, {})
+        assert ran == [0, 1, 2]
+
+    def test_a_step_that_fails_leaves_the_store_as_it_was(self, tmp_path: Path) -> None:
+        connection, directory = self.file(tmp_path)
+        before = connection.execute("SELECT sql FROM sqlite_schema ORDER BY name").fetchall()
+        with pytest.raises(MulliganError):
+            self.prepare(
+                connection, directory, SCHEMA_VERSION + 2, {SCHEMA_VERSION: _add_colour, SCHEMA_VERSION + 1: _fail}
+            )
+        assert connection.pragma("user_version") == SCHEMA_VERSION
+        assert connection.execute("SELECT sql FROM sqlite_schema ORDER BY name").fetchall() == before
+
+    def test_a_step_that_is_no_longer_known_is_refused(self, tmp_path: Path) -> None:
+        connection, _ = self.file(tmp_path)
+        with pytest.raises(MulliganError) as caught:
+            migrate(connection, to=SCHEMA_VERSION + 1, steps={})
+        assert caught.value.code == "store_unreadable"
+
+    def test_a_new_file_gets_the_newest_format_without_any_step(self, tmp_path: Path) -> None:
+        connection = connect(str(tmp_path / "new.db"), durability="process")
+        self.prepare(connection, str(tmp_path), SCHEMA_VERSION + 5, {})
+        assert connection.pragma("application_id") == APPLICATION_ID
+        assert connection.pragma("user_version") == SCHEMA_VERSION + 5
+
+
+def test_meta_rows_are_plain_text(store: SqliteStore) -> None:
+    with store.write() as tx:
+        tx.put(META, MetaRow("key", "value"))
+    assert meta(store) == {"key": "value"}

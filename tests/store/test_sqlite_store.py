@@ -1,0 +1,132 @@
+"""What is particular to the SQLite engine."""
+
+from __future__ import annotations
+
+import os
+from hashlib import sha256
+from pathlib import Path
+
+import apsw
+import pytest
+
+from mulligan.store import sqlite_file
+from mulligan.store.sqlite import SqliteStore
+from mulligan.testing import CONTRACT_SCHEMA
+from mulligan.testing.contract_tables import THINGS, Thing
+from mulligan.values.faults import MulliganError
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SqliteStore:
+    return SqliteStore(str(tmp_path / "store"), CONTRACT_SCHEMA)
+
+
+def hashes(store: SqliteStore) -> dict[str, str]:
+    """Every file of the store but the shared memory, in which readers note where they stand."""
+    names = [name for name in os.listdir(store.directory) if not name.endswith("-shm")]
+    return {name: sha256(Path(store.directory, name).read_bytes()).hexdigest() for name in names if "." in name}
+
+
+def test_reading_changes_no_byte(store: SqliteStore) -> None:
+    with store.write() as tx:
+        tx.put(THINGS, Thing("a", 1))
+    before = hashes(store)
+    again = SqliteStore(store.directory, CONTRACT_SCHEMA, create=False)
+    with again.read() as tx:
+        assert tx.select(THINGS) == [Thing("a", 1)]
+    assert again.check() == []
+    again.close()
+    assert hashes(store) == before
+
+
+def test_a_writer_who_waits_too_long_is_told(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_file, "BUSY_LIMIT_S", 0.0)
+    other = apsw.Connection(os.path.join(store.directory, "store.db"))
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(MulliganError) as busy, store.write():
+        pass
+    assert busy.value.code == "store_busy"
+    other.execute("ROLLBACK")
+    with store.write() as tx:
+        tx.put(THINGS, Thing("a", 1))
+
+
+def test_nobody_else_may_look_into_a_store(store: SqliteStore) -> None:
+    assert [os.stat(store.directory).st_mode & 0o777, os.stat(store.directory + "/store.db").st_mode & 0o777] == [
+        0o700,
+        0o600,
+    ]
+
+
+def test_a_store_that_must_exist_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(MulliganError) as missing:
+        SqliteStore(str(tmp_path / "none"), CONTRACT_SCHEMA, create=False)
+    assert (missing.value.code, list(tmp_path.iterdir())) == ("store_unreadable", [])
+
+
+@pytest.mark.parametrize("content", [b"not a database at all, but long enough to look like one" * 20, b"\0" * 4096])
+def test_a_file_that_is_no_store_is_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "store.db").write_bytes(content)
+    with pytest.raises(MulliganError) as refused:
+        SqliteStore(str(tmp_path), CONTRACT_SCHEMA)
+    assert refused.value.code == "store_corrupt"
+    assert (tmp_path / "store.db").read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "statement", ["CREATE TABLE theirs (a)", "PRAGMA user_version = 7", "PRAGMA application_id = 9"]
+)
+def test_another_programs_database_is_refused(tmp_path: Path, statement: str) -> None:
+    connection = apsw.Connection(str(tmp_path / "store.db"))
+    connection.execute(statement)
+    connection.close()
+    before = (tmp_path / "store.db").read_bytes()
+    with pytest.raises(MulliganError) as refused:
+        SqliteStore(str(tmp_path), CONTRACT_SCHEMA)
+    assert refused.value.code == "store_corrupt"
+    assert (tmp_path / "store.db").read_bytes() == before
+
+
+def test_a_newer_store_is_refused_and_unchanged(store: SqliteStore) -> None:
+    store.close()
+    connection = apsw.Connection(os.path.join(store.directory, "store.db"))
+    connection.pragma("user_version", 1_000)
+    connection.close()
+    before = hashes(store)
+    with pytest.raises(MulliganError) as refused:
+        SqliteStore(store.directory, CONTRACT_SCHEMA)
+    assert refused.value.code == "store_newer"
+    assert hashes(store) == before
+
+
+def test_a_file_in_the_way_of_the_directory_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(MulliganError) as refused:
+        SqliteStore(str(tmp_path / "file"), CONTRACT_SCHEMA)
+    assert refused.value.code == "store_unreadable"
+
+
+def test_damage_in_the_file_is_a_typed_fault(store: SqliteStore) -> None:
+    with store.write() as tx:
+        for number in range(500):
+            tx.put(THINGS, Thing("a", number, "label" * 20))
+    store.sync()
+    store.close()
+    path = Path(store.directory, "store.db")
+    damaged = bytearray(path.read_bytes())
+    for page in range(4096, len(damaged), 4096):
+        damaged[page : page + 64] = b"\xff" * 64
+    path.write_bytes(bytes(damaged))
+    with pytest.raises(MulliganError) as fault:
+        _read_everything(store.directory)
+    assert fault.value.code == "store_corrupt"
+
+
+def _read_everything(directory: str) -> None:
+    store = SqliteStore(directory, CONTRACT_SCHEMA)
+    try:
+        with store.read() as tx:
+            for table in CONTRACT_SCHEMA.tables:
+                tx.select(table)
+    finally:
+        store.close()

@@ -1,0 +1,90 @@
+"""Many processes on one SQLite store, and processes that die."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from mulligan.store.journal import records_of
+from mulligan.store.sqlite import SqliteStore
+from mulligan.testing import CONTRACT_SCHEMA
+from mulligan.testing.contract_tables import SUMS
+from mulligan.testing.store_rules_contract import broken_journals
+from mulligan.values.ids import OwnerId
+
+CHILD = str(Path(__file__).with_name("store_child.py"))
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, CHILD, *arguments]
+    return subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def said_by(*arguments: str) -> object:
+    done = subprocess.run([sys.executable, CHILD, *arguments], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def line_of(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    return child.stdout.readline().strip()
+
+
+def test_eight_processes_write_one_store_at_once(tmp_path: Path) -> None:
+    names, count = [f"p{n}" for n in range(8)], 30
+    children = [start("write", str(tmp_path), name, str(count)) for name in names]
+    assert {line_of(child) for child in children} == {"ready"}
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    assert [child.communicate()[0] and child.wait() for child in children] == [""] * 8
+    assert {child.returncode for child in children} == {0}
+    store = SqliteStore(str(tmp_path), CONTRACT_SCHEMA)
+    with store.read() as tx:
+        assert (store.check(), broken_journals(tx)) == ([], [])
+        shared = list(records_of(tx, "shared"))
+        assert Counter(record.payload["by"] for record in shared) == dict.fromkeys(names, count)
+        for name in names:
+            own = [record.payload["amount"] for record in records_of(tx, name)]
+            assert own == [r.payload["amount"] for r in shared if r.payload["by"] == name] == list(range(count))
+        assert sum(row.total for row in tx.select(SUMS)) == 2 * 8 * sum(range(count))
+    store.close()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("durability", ["process", "power"])
+def test_what_was_acknowledged_survives_kill_9_at_any_moment(tmp_path: Path, durability: str, seed: int) -> None:
+    outcome = said_by("kill", str(tmp_path), durability, "100", str(seed))
+    assert isinstance(outcome, dict) and outcome.pop("acknowledged") > 100
+    assert outcome == {"points": 100}
+
+
+def test_an_owner_is_alive_until_its_process_ends_however_it_ends(tmp_path: Path) -> None:
+    children = [start("own", str(tmp_path)) for _ in range(4)]
+    owners = [OwnerId(int(line_of(child))) for child in children]
+    store = SqliteStore(str(tmp_path), CONTRACT_SCHEMA)
+    assert len({*owners, store.owner()}) == 5
+    assert [store.is_alive(owner) for owner in owners] == [True] * 4
+    children[0].kill()
+    children[1].communicate("\n")
+    children[0].communicate()
+    assert [store.is_alive(owner) for owner in owners] == [False, False, True, True]
+    # Opening and closing the store again in this process must not let go of our own byte.
+    SqliteStore(str(tmp_path), CONTRACT_SCHEMA).close()
+    assert said_by("ask", str(tmp_path), str(store.owner())) == ["[true]"] * 4
+    assert said_by("ask", str(tmp_path), str(owners[0])) == ["[false]"] * 4
+    for child in children[2:]:
+        child.communicate("\n")
+    store.close()
+
+
+def test_a_forked_child_is_another_owner_and_can_use_the_store_at_once(tmp_path: Path) -> None:
+    own = json.dumps([True, True, True])
+    shelves = json.dumps(["child", "parent"])
+    assert said_by("fork", str(tmp_path)) == [own, True, False, own, shelves, 2, []]

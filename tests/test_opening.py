@@ -1,0 +1,232 @@
+"""Which store a URL means, and what refuses to be one: one clear fault, and nothing changed."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import apsw
+import pytest
+
+from mulligan.opening import open_store, state_directory, store_directory
+from mulligan.store.journal import HEADS
+from mulligan.store.memory import MemoryStore
+from mulligan.store.protocol import Store
+from mulligan.store.sqlite import SqliteStore
+from mulligan.store.sqlite_file import APPLICATION_ID
+from mulligan.testing.contract_tables import CONTRACT_SCHEMA, THINGS, Thing
+from mulligan.values.clock import SystemClock
+from mulligan.values.faults import MulliganError
+
+
+def opened(url: str | None, *, root: str | None = None, environ: Mapping[str, str] | None = None) -> Store:
+    return open_store(url, CONTRACT_SCHEMA, durability="process", clock=SystemClock(), root=root, environ=environ)
+
+
+def refused(url: str | None, *, root: str | None = None) -> MulliganError:
+    with pytest.raises(MulliganError) as caught:
+        opened(url, root=root)
+    return caught.value
+
+
+class TestTheStateDirectory:
+    @pytest.mark.parametrize(
+        ("environ", "expected"),
+        [
+            ({"MULLIGAN_HOME": "/m", "XDG_STATE_HOME": "/x", "HOME": "/h"}, "/m"),
+            ({"MULLIGAN_HOME": "", "XDG_STATE_HOME": "/x", "HOME": "/h"}, "/x/mulligan"),
+            ({"XDG_STATE_HOME": "/x", "HOME": "/h"}, "/x/mulligan"),
+            ({"XDG_STATE_HOME": "relative", "HOME": "/h"}, "/h/.local/state/mulligan"),
+            ({"XDG_STATE_HOME": "", "HOME": "/h"}, "/h/.local/state/mulligan"),
+            ({"HOME": "/h"}, "/h/.local/state/mulligan"),
+        ],
+    )
+    def test_is_chosen_by_the_environment(self, environ: Mapping[str, str], expected: str) -> None:
+        assert state_directory(environ) == expected
+
+    def test_and_what_is_in_it_belong_to_one_person(self, tmp_path: Path) -> None:
+        home = tmp_path / "deep" / "home"
+        with opened(None, environ={"MULLIGAN_HOME": str(home)}).write() as tx:
+            tx.put(THINGS, Thing("s", 1))
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) & 0o077 for path in [home, *home.iterdir()]}
+        assert set(modes.values()) == {0}
+
+
+class TestUrls:
+    @pytest.mark.parametrize(
+        ("url", "directory"),
+        [
+            ("sqlite:///abs/dir", "/abs/dir"),
+            ("sqlite:///abs/dir/", "/abs/dir"),
+            ("/abs/dir", "/abs/dir"),
+            ("/odd:name/dir", "/odd:name/dir"),
+            ("odd:name", os.path.abspath("odd:name")),
+            ("memory:", None),
+            ("memory://", None),
+        ],
+    )
+    def test_name_a_directory_or_memory(self, url: str, directory: str | None) -> None:
+        assert store_directory(url, {}) == directory
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            *("", " ", "a\0b", "mysql://host/db", "foo://x", "http://h/p"),
+            *("sqlite:", "sqlite:relative", "sqlite://host/dir", "sqlite:///", "memory:x"),
+            *("postgresql://host/db", "postgres://host/db"),
+        ],
+    )
+    def test_that_name_nothing_are_refused(self, url: str) -> None:
+        assert refused(url).code == "invalid_store_url"
+
+    def test_open_the_engine_they_name(self, tmp_path: Path) -> None:
+        stores = [opened("memory:"), opened(f"sqlite://{tmp_path}/a"), opened(str(tmp_path / "b"))]
+        assert [type(store) for store in stores] == [MemoryStore, SqliteStore, SqliteStore]
+        for store in stores:
+            store.close()
+
+    def test_a_store_that_must_be_there_is_not_made(self, tmp_path: Path) -> None:
+        with pytest.raises(MulliganError) as caught:
+            open_store(str(tmp_path / "none"), CONTRACT_SCHEMA, durability="process", clock=SystemClock(), create=False)
+        assert (caught.value.code, list(tmp_path.iterdir())) == ("store_unreadable", [])
+
+
+class TestTheWorkspace:
+    @pytest.mark.parametrize("inside", [".", "state", "a/b", "link"])
+    def test_never_holds_the_store(self, tmp_path: Path, inside: str) -> None:
+        root = tmp_path / "root"
+        (root / "a").mkdir(parents=True)
+        (tmp_path / "way").symlink_to(root)
+        (root / "link").symlink_to(root / "a")
+        for view in (root, tmp_path / "way"):
+            assert refused(str(root / inside), root=str(view)).code == "store_inside_workspace"
+        assert sorted(path.name for path in root.rglob("*")) == ["a", "link"]
+
+    def test_may_stand_beside_a_store_with_a_longer_name(self, tmp_path: Path) -> None:
+        opened(str(tmp_path / "root-store"), root=str(tmp_path / "root")).close()
+
+
+def _not_a_database(directory: Path) -> None:
+    (directory / "store.db").write_bytes(b"this is a letter to my aunt\n" * 300)
+
+
+def _foreign(directory: Path) -> None:
+    connection = apsw.Connection(str(directory / "store.db"))
+    connection.execute("CREATE TABLE recipes (name TEXT)")
+    connection.close()
+
+
+def _foreign_with_a_name(directory: Path) -> None:
+    connection = apsw.Connection(str(directory / "store.db"))
+    connection.pragma("application_id", 7)
+    connection.close()
+
+
+def _newer(directory: Path) -> None:
+    SqliteStore(str(directory), CONTRACT_SCHEMA).close()
+    connection = apsw.Connection(str(directory / "store.db"))
+    assert connection.pragma("application_id") == APPLICATION_ID
+    connection.pragma("user_version", 99)
+    connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    connection.close()
+
+
+def _cut_short(directory: Path) -> None:
+    store = SqliteStore(str(directory), CONTRACT_SCHEMA)
+    store.give_back_space()
+    store.close()
+    for leftover in ("store.db-wal", "store.db-shm"):
+        (directory / leftover).unlink(missing_ok=True)
+    os.truncate(directory / "store.db", 5_000)
+
+
+def _a_directory_in_its_place(directory: Path) -> None:
+    (directory / "store.db").mkdir()
+
+
+class TestBadStores:
+    @pytest.mark.parametrize(
+        ("make", "codes"),
+        [
+            (_not_a_database, {"store_corrupt"}),
+            (_foreign, {"store_corrupt"}),
+            (_foreign_with_a_name, {"store_corrupt"}),
+            (_newer, {"store_newer"}),
+            (_cut_short, {"store_corrupt"}),
+            (_a_directory_in_its_place, {"store_unreadable"}),
+        ],
+        ids=lambda value: getattr(value, "__name__", ""),
+    )
+    def test_are_refused_by_name_and_left_as_they_are(
+        self, tmp_path: Path, make: Callable[[Path], None], codes: set[str]
+    ) -> None:
+        make(tmp_path)
+        before = (tmp_path / "store.db").is_dir() or (tmp_path / "store.db").read_bytes()
+        fault = refused(str(tmp_path))
+        assert fault.code in codes
+        assert str(tmp_path) in fault.message
+        assert "\n" not in fault.message
+        assert ((tmp_path / "store.db").is_dir() or (tmp_path / "store.db").read_bytes()) == before
+
+    def test_a_file_where_a_directory_should_be_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("mine")
+        for path in ("file", "file/below"):
+            assert refused(str(tmp_path / path)).code == "store_unreadable"
+        assert (tmp_path / "file").read_text() == "mine"
+
+    def test_a_directory_one_may_not_enter_is_refused(self, tmp_path: Path) -> None:
+        directory = tmp_path / "store"
+        SqliteStore(str(directory), CONTRACT_SCHEMA).close()
+        directory.chmod(0)
+        try:
+            assert as_nobody(str(directory)) == "store_unreadable"
+        finally:
+            directory.chmod(0o700)
+
+    def test_a_directory_one_may_only_read_is_refused(self, tmp_path: Path) -> None:
+        directory = tmp_path / "store"
+        directory.mkdir(mode=0o755)
+        directory.chmod(0o555)
+        assert as_nobody(str(directory)) == "store_unreadable"
+        assert list(directory.iterdir()) == []
+
+    def test_a_reader_of_a_good_store_sees_what_is_in_it(self, tmp_path: Path) -> None:
+        store = opened(str(tmp_path))
+        with store.read() as tx:
+            assert tx.select(HEADS) == []
+        store.close()
+
+
+def as_nobody(directory: str) -> str:
+    """The code that opening gives to a person without any rights of their own; the path to it is open to all."""
+    for parent in Path(directory).parents:
+        if parent.stat().st_uid == os.getuid() and parent != Path("/"):
+            parent.chmod(parent.stat().st_mode | 0o055)
+        if parent.name.startswith("pytest-of-"):
+            break
+    done = subprocess.run(
+        [sys.executable, "-c", AS_NOBODY, directory], capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout.strip()
+
+
+AS_NOBODY = """
+import os, sys
+from mulligan.opening import open_store
+import mulligan.store.housekeeping, mulligan.store.sqlite, mulligan.store.memory
+from mulligan.testing.contract_tables import CONTRACT_SCHEMA
+from mulligan.values.clock import SystemClock
+from mulligan.values.faults import MulliganError
+if os.getuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+try:
+    open_store(sys.argv[1], CONTRACT_SCHEMA, durability="process", clock=SystemClock())
+except MulliganError as error:
+    print(error.code)
+"""

@@ -1,0 +1,89 @@
+"""Which way is taken, and how the receipt says why."""
+
+from __future__ import annotations
+
+import os
+import pty
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mulligan.values.refusal import Refused
+from mulligan.workspace.exec.capture import Notify, StrategyName
+from mulligan.workspace.exec.choose import Means, run_caught
+from mulligan.workspace.exec.command import command
+from mulligan.workspace.exec.output import Spools
+from mulligan.workspace.exec.overlay import Overlay
+from mulligan.workspace.exec.run import Ran, run
+from workspace.exec.trees import Recorder
+
+
+def taken(root: Path, means: Means, *, strategy: StrategyName | None = None, isolate: bool = False) -> Ran:
+    asked = command(["sh", "-c", "echo x > a"], str(root))
+    ran, capture = run_caught(asked, means, strategy=strategy, isolate=isolate, sink=Spools())
+    if isinstance(capture, Overlay):
+        capture.close()
+    return ran
+
+
+def test_notify_is_the_default(tmp_path: Path) -> None:
+    ran = taken(tmp_path, Means(Recorder()))
+    assert (ran.strategy, ran.strategy_reason, ran.attribution) == ("notify", "default on Linux", "call")
+
+
+def test_isolation_is_an_overlay(tmp_path: Path) -> None:
+    ran = taken(tmp_path, Means(Recorder()), isolate=True)
+    assert (ran.strategy, ran.strategy_reason) == ("overlay", "isolation asked for")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("strategy", ["notify", "scan", "overlay"])
+def test_what_is_asked_for_is_taken(tmp_path: Path, strategy: StrategyName) -> None:
+    ran = taken(tmp_path, Means(Recorder()), strategy=strategy)
+    assert (ran.strategy, ran.strategy_reason) == (strategy, "asked for")
+    assert ran.touched >= {os.fsencode(os.path.realpath(tmp_path)) + b"/a"}
+
+
+def test_a_watcher_that_is_not_there_cannot_be_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(Refused) as refused:
+        taken(tmp_path, Means(Recorder()), strategy="watch")
+    assert refused.value.code == "unsupported_strategy"
+
+
+def test_where_notify_cannot_be_had_the_next_is_taken_and_the_reason_kept(tmp_path: Path) -> None:
+    """Inside a command that is itself caught by notify, the kernel allows no second listener."""
+    code = (
+        "import sys; sys.path[:0] = sys.argv[1:]\n"
+        "from workspace.exec.test_choose import *\n"
+        "ran = taken(Path('.'), Means(Recorder()))\n"
+        "print(ran.strategy, ran.attribution, ran.strategy_reason, sep='|')\n"
+    )
+    spools = Spools()
+    asked = command([sys.executable, "-c", code, *sys.path], str(tmp_path))
+    outer = run(asked, capture=Notify(Recorder()), sink=spools)
+    strategy, attribution, reason = (spools.stdout.inline() or b"").decode().split("|")
+    assert (strategy, attribution) == ("scan", "window")
+    assert reason.startswith("works everywhere; ")
+    assert os.fsencode(os.path.realpath(tmp_path)) + b"/a" in outer.touched
+
+
+def test_a_command_with_our_terminal_has_it_and_is_caught(tmp_path: Path) -> None:
+    """In a child with a terminal of its own, so that the test's own streams stay out of it."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        try:
+            asked = command([sys.executable, "-S", "-c", "open('a','w'); print(input('? ') * 2)"], str(tmp_path))
+            ran = run(replace(asked, terminal=True), capture=Notify(Recorder()), sink=Spools())
+            os._exit(0 if ran.exit_code == 0 and len(ran.touched) == 1 else 1)
+        finally:
+            os._exit(2)
+    seen = b""
+    while b"? " not in seen:
+        seen += os.read(terminal, 4096)
+    os.write(terminal, b"ab\n")
+    while b"abab" not in seen:
+        seen += os.read(terminal, 4096)
+    assert os.waitpid(pid, 0)[1] == 0
+    os.close(terminal)
