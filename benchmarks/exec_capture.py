@@ -1,6 +1,6 @@
 """What catching a command's changes costs: each way beside a bare run, taking turns, on trees of several sizes.
 
-    python benchmarks/exec_capture.py [--files 1000,10000] [--rounds 15]
+    python benchmarks/exec_capture.py [--files 1000,10000] [--rounds 15] [--folder /dev/shm]
 
 Prints milliseconds (p50, minimum in brackets) and the ratio to `subprocess.run` in the same rounds. The witness reads
 and hashes every preimage, as a store would before it writes; nothing is written. `scan` looks twice, `watch` keeps its
@@ -132,10 +132,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", default="1000,10000")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--folder", default=None, help="where the trees are planted (default: the temporary folder)")
     wanted = parser.parse_args()
     print(f"Python {sys.version.split()[0]}, {os.cpu_count()} processors, {os.uname().release}")
     for files in (int(word) for word in wanted.files.split(",")):
-        root = Path(os.path.realpath(tempfile.mkdtemp()))
+        root = Path(os.path.realpath(tempfile.mkdtemp(dir=wanted.folder)))
         plant(root, files)
         print(f"{files} files")
         measure(root, wanted.rounds)

@@ -5,7 +5,7 @@ The public Python API. Importing this loads nothing else; each name is fetched f
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+TYPE_CHECKING = False  # type checkers know the name; importing it would cost more than all the rest here
 
 if TYPE_CHECKING:
     from mulligan.opening import open as open

@@ -319,7 +319,9 @@ class TestBlobRead:
         assert stage.perform("read_file", path="a")["status"] == "ok"
         assert stage.perform("blob.read", blob_ref=ref)["status"] == "ok"
 
-    @pytest.mark.parametrize("ref", ["", "x", "sha256:", "sha256:" + "0" * 64, "SHA256:" + "0" * 64, "../../etc/passwd"])
+    @pytest.mark.parametrize(
+        "ref", ["", "x", "sha256:", "sha256:" + "0" * 64, "SHA256:" + "0" * 64, "../../etc/passwd"]
+    )
     def test_a_ref_that_is_none(self, stage: Stage, ref: str) -> None:
         assert stage.refused("blob.read", blob_ref=ref) == failed("unknown_blob")
 

@@ -16,7 +16,7 @@ from mulligan.store.blobs import Blobs
 from mulligan.store.journal import RECORDS, Journal
 from mulligan.store.sqlite import SqliteStore
 from mulligan.testing.contract_tables import CONTRACT_SCHEMA
-from mulligan.testing.store_rules_contract import AT, broken_journals
+from mulligan.testing.journal_contract import AT, broken_journals
 from mulligan.testing.world import SteppingClock
 from mulligan.values.faults import MulliganError
 

@@ -22,9 +22,12 @@ from mulligan.store.journal import Journal, records_of
 from mulligan.store.protocol import Durability, Store
 from mulligan.store.sqlite import SqliteStore
 from mulligan.testing.contract_tables import CONTRACT_SCHEMA, THINGS, Thing
-from mulligan.testing.store_rules_contract import AT, broken_journals
+from mulligan.testing.journal_contract import AT, broken_journals
 from mulligan.testing.world import SteppingClock
 from mulligan.values.ids import OwnerId
+
+STORE_KILLS_MAX = 10
+"""How often one store has its writer killed before another takes its place: looking at it takes longer each time."""
 
 
 def commit(store: Store, name: str, number: int) -> None:
@@ -53,15 +56,20 @@ def own(directory: str) -> None:
     store.close()
 
 
+def _begin_child(act: Callable[[], object]) -> int:
+    """A forked child that does `act` and ends; one that hangs is ended by its alarm."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        act()
+        os._exit(0)
+    return pid
+
+
 def in_child(act: Callable[[], object]) -> str:
     """What `act` gives in a forked child, or how the child ended."""
     reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reading)
-        signal.alarm(60)
-        os.write(writing, json.dumps(act()).encode())
-        os._exit(0)
+    pid = _begin_child(lambda: os.write(writing, json.dumps(act()).encode()))
     os.close(writing)
     with open(reading, encoding="ascii") as answer:
         said = answer.read()
@@ -80,26 +88,13 @@ def fork(directory: str) -> None:
 
     seen = [in_child(child), store.is_alive(mine), store.is_alive(OwnerId(mine + 1))]
     with store.write():
-        # The child inherits a lock that its owner, the parent's thread, will never open in the child.
-        seen.append(in_child(child))
-    other = threading.Thread(target=_hold, args=(store, done := threading.Event(), held := threading.Event()))
-    other.start()
-    held.wait(60)
-    inside = in_child(lambda: [row.shelf for row in _things(store)])
-    done.set()
-    other.join()
-    print(json.dumps([*seen, inside, len(_things(store)), _complaints(store)]))
+        seen.append(in_child(lambda: _shelves(store)))
+    print(json.dumps([*seen, _shelves(store), _complaints(store)]))
 
 
-def _hold(store: Store, done: threading.Event, held: threading.Event) -> None:
-    with store.write():
-        held.set()
-        done.wait(60)
-
-
-def _things(store: Store) -> list[Thing]:
+def _shelves(store: Store) -> list[str]:
     with store.read() as tx:
-        return tx.select(THINGS)
+        return [row.shelf for row in tx.select(THINGS)]
 
 
 def _complaints(store: Store) -> list[str]:
@@ -123,10 +118,12 @@ def ask(directory: str, owner: str) -> None:
     print(json.dumps(answers))
 
 
-def kill(directory: str, mode: Durability, count: str, seed: str) -> None:
+def kill(parent: str, mode: Durability, count: str, seed: str) -> None:
     random = Random(int(seed))
-    acknowledged: list[int] = []
+    directory, acknowledged, total = parent, list[int](), 0
     for point in range(int(count)):
+        if point % STORE_KILLS_MAX == 0:
+            directory, acknowledged = os.path.join(parent, str(point)), []
         acknowledged += _killed(
             directory, mode, first=point * 100, after=random.randrange(6), spin=random.randrange(20_000)
         )
@@ -135,21 +132,21 @@ def kill(directory: str, mode: Durability, count: str, seed: str) -> None:
             print(json.dumps({"point": point, "missing": missing, "extra": sorted(extra), "complaints": complaints}))
             return
         acknowledged += extra
-    print(json.dumps({"points": int(count), "acknowledged": len(acknowledged)}))
+        total += len(acknowledged)
+    print(json.dumps({"points": int(count), "acknowledged": total}))
 
 
 def _killed(directory: str, mode: Durability, *, first: int, after: int, spin: int) -> list[int]:
     """A child that commits and acknowledges until it is killed: a while after so many acknowledgements."""
     reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reading)
-        signal.alarm(60)
+
+    def go_on() -> None:
         store = SqliteStore(directory, CONTRACT_SCHEMA, durability=mode)
         for number in range(first, first + 100):
-            os.write(writing, b"%d\n" % number if number > first else b"start\n")
+            os.write(writing, b"%d\n" % number)
             commit(store, "c", number)
-        os._exit(0)
+
+    pid = _begin_child(go_on)
     os.close(writing)
     with open(reading, "rb", buffering=0) as lines:
         said = b""
@@ -161,7 +158,7 @@ def _killed(directory: str, mode: Durability, *, first: int, after: int, spin: i
         while more := lines.read(4096):
             said += more
     os.waitpid(pid, 0)
-    # "start" and every number say that the one before it was committed.
+    # Every number says that the one before it was committed.
     return [first + n for n in range(said.count(b"\n") - 1)]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from mulligan.store.blobs import BLOBS, LOST, UNSYNCED, Blobs
+from mulligan.store.blobs import BLOBS, LOST, PARTS, UNSYNCED, Blobs
 from mulligan.store.housekeeping import LOST_KIND, STORE_JOURNAL, SyncMark, boot_id, look_back
 from mulligan.store.journal import Journal, records_of
 from mulligan.store.migrations import SCHEMA_VERSION, Step, migrate
@@ -25,7 +25,7 @@ from mulligan.store.sqlite_file import APPLICATION_ID, connect, prepare_file
 from mulligan.store.verify import verify
 from mulligan.testing.contract_tables import CONTRACT_SCHEMA, THINGS, Thing
 from mulligan.values.clock import FixedClock
-from mulligan.values.digest import Digest, digest_of, raw_digest
+from mulligan.values.digest import Digest, digest_from_raw, digest_of, raw_digest
 from mulligan.values.faults import MulliganError
 
 NOON = FixedClock(datetime(2026, 1, 1, 12, tzinfo=UTC))
@@ -252,6 +252,15 @@ class TestAfterAPowerCut:
             rows = [tx.get(BLOBS, raw_digest(digest)) for digest in (first, later)]
         assert [row.place for row in rows if row is not None] == [LOST, LOST]
         assert list(verify(store, CONTRACT_SCHEMA)) == []
+
+    def test_a_blob_in_parts_is_lost_with_any_of_them(self, store: SqliteStore) -> None:
+        blobs = Blobs(store, NOON)
+        whole, _ = blobs.store_stream(random.Random(5).randbytes(1_000_000) for _ in range(9))
+        with store.read() as tx:
+            part = digest_from_raw(tx.select(PARTS)[1].part)
+        body_path(store, part).unlink()
+        assert reboot(store) == tuple(sorted([part, whole]))
+        assert [problem.severity for problem in verify(store, CONTRACT_SCHEMA)].count("broken") == 0
 
     def test_what_was_marked_before_is_not_excused(self, store: SqliteStore) -> None:
         reboot(store, "first")

@@ -8,6 +8,8 @@ from mulligan.store.memory import MemoryStore
 from mulligan.store.protocol import BlobStore, Store
 from mulligan.store.sqlite import SqliteStore
 from mulligan.testing import BodiesContract, StoreContract
+from mulligan.testing.blob_contract import BlobContract
+from mulligan.testing.store_contract import LifeContract, TransactionContract
 
 
 class TestMemoryStore(StoreContract):
@@ -22,7 +24,9 @@ class TestSqliteStore(StoreContract):
         return SqliteStore(directory, schema)
 
 
-class TestSqliteStoreInPowerMode(StoreContract):
+class TestSqliteStoreInPowerMode(TransactionContract, LifeContract, BlobContract):
+    """What may differ when each commit waits for the disk."""
+
     def open_store(self, directory: str, schema: Schema) -> Store:
         return SqliteStore(directory, schema, durability="power")
 

@@ -20,7 +20,7 @@ from mulligan.store.protocol import Durability
 from mulligan.store.sqlite import SqliteStore
 from mulligan.testing import CONTRACT_SCHEMA, FaultyVfs, SteppingClock
 from mulligan.testing.faulty_vfs import Injury
-from mulligan.testing.store_rules_contract import AT, broken_journals
+from mulligan.testing.journal_contract import AT, broken_journals
 from mulligan.values.faults import MulliganError
 
 ROUNDS = 4

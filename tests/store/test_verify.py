@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mulligan.store.blobs import BLOBS, BODIES, EVICTED, LOST, Blobs
+from mulligan.store.blobs import BLOBS, BODIES, EVICTED, LOST, PARTS, Blobs, PartRow
 from mulligan.store.journal import HEADS, RECORDS, REFS, Journal, RefRow
 from mulligan.store.memory import MemoryStore
 from mulligan.store.protocol import Store
@@ -102,6 +102,35 @@ class TestASoundStore:
         ]
         assert {(place.place, place.blobs) for place in usage.blobs} == {("db", 3), ("out", 1)}
         assert sum(place.plain_bytes for place in usage.blobs) == sum(map(len, texts()))
+
+
+class TestBlobsInParts:
+    def whole(self, store: Store) -> Digest:
+        rng = random.Random(3)
+        digest, _ = Blobs(store, SystemClock()).store_stream(rng.randbytes(1_000_000) for _ in range(9))
+        with store.write() as tx:
+            JOURNAL.append(tx, "a", "added", {"amount": 1}, at=AT, refs=[digest])
+        return digest
+
+    def test_sound_ones_are_sound_and_counted_by_what_their_parts_take(self, store: Store) -> None:
+        self.whole(store)
+        assert found_in(store) == []
+        assert usage_of(store).journals[0].blob_bytes == 9_000_003
+
+    def test_a_missing_part_and_a_part_in_the_wrong_place_are_found(self, store: Store) -> None:
+        whole = self.whole(store)
+        with store.write() as tx:
+            parts = tx.select(PARTS)
+            tx.put(PARTS, replace(parts[0], part=parts[1].part))
+        assert [problem.where for problem in found_in(store)] == [whole]
+        with store.write() as tx:
+            tx.delete(PARTS, parts[0].digest, 0)
+        assert [problem.where for problem in found_in(store)] == [whole]
+
+    def test_parts_of_nothing_are_harmless(self, store: Store) -> None:
+        with store.write() as tx:
+            tx.put(PARTS, PartRow(bytes(32), 0, bytes(32), 1))
+        assert [problem.severity for problem in found_in(store)] == ["harmless"]
 
 
 class TestDamagedRows:

@@ -136,7 +136,13 @@ def _document(directory: str, usage: Usage, sessions: list[SessionRow]) -> dict[
     }
 
 
-_PLACES = {"db": "in the database", "out": "beside it", "evicted": "evicted", "lost": "lost in a power cut"}
+_PLACES = {
+    "db": "in the database",
+    "out": "beside it",
+    "parts": "in parts",
+    "evicted": "evicted",
+    "lost": "lost in a power cut",
+}
 
 
 def _print_usage(directory: str, usage: Usage, sessions: list[SessionRow]) -> None:

@@ -250,9 +250,16 @@ def _moved(scene: Scene, source: RepoPath, target: RepoPath, *, overwrite: bool)
     leaving = [
         Intent(path, _departure(images[path]), deep=path == source and len(images) > 1) for path in reversed(images)
     ]
-    scene.call.change([*arriving, *leaving])
+    in_the_way = [] if isinstance(images[source].entry, FileEntry) else _in_the_way(scene, target, overwrite=overwrite)
+    scene.call.change([*in_the_way, *arriving, *leaving])
     words = f"Moved {scene.shown(source)} to {scene.shown(target)}"
     return {"moved": True, "moved_paths": len(images), "summary_text": words}
+
+
+def _in_the_way(scene: Scene, target: RepoPath, *, overwrite: bool) -> list[Intent]:
+    """A file that a directory or link takes the place of goes in a step of its own, which can be put back."""
+    image = scene.desk.image(target)
+    return [Intent(target, expecting(image, Wanted(ABSENT)))] if overwrite and image.replaceable else []
 
 
 def _departure(seen: Image) -> Plan:

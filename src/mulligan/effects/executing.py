@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mulligan.effects import params
-from mulligan.effects.scene import Scene
+from mulligan.effects.scene import Scene, too_large
 from mulligan.history.running import How, run_in_call
 from mulligan.values.clock import monotonic_s
 from mulligan.values.entries import Change, kind_of_change
@@ -17,7 +17,7 @@ from mulligan.workspace.exec.output import Sink, Spool, Spools, Stream
 from mulligan.workspace.exec.run import Ran
 
 CALL_VARIABLE = "MULLIGAN_CALL"
-_ANSWER_MAX_BYTES = 256 * 1024 * 1024
+_PAGE_BYTES = 1024 * 1024
 
 Fields = dict[str, Any]
 
@@ -112,12 +112,23 @@ def _output(scene: Scene, asked: params.Exec, spool: Spool) -> Fields | None:
     if spool.size_bytes == 0:
         return None
     whole = spool.inline()
-    data = whole if whole is not None else spool.read(0, min(spool.size_bytes, _ANSWER_MAX_BYTES))
-    payload = scene.answer(data, op="exec", path=ROOT, mode=asked.output_mode)
-    if "blob" in payload:
-        payload["blob"]["size_bytes"] = spool.size_bytes
-        payload["blob"]["tail_bytes"] = _base64(spool.tail)
-    return payload
+    if whole is not None:
+        return scene.answer(whole, op="exec", path=ROOT, mode=asked.output_mode)
+    if asked.output_mode == "require_inline":
+        raise too_large(spool.size_bytes, scene.boundary.inline_limit)
+    digest, kept = scene.desk.ledger.blobs.store_stream(_pages(spool))
+    scene.call.hand_out(digest)
+    payload = {"blob_ref": digest, "size_bytes": kept, "preview_bytes": _base64(spool.head)}
+    payload |= {"tail_bytes": _base64(spool.tail)}
+    return {"blob": payload | ({"dropped_bytes": spool.dropped_bytes} if spool.dropped_bytes else {})}
+
+
+def _pages(spool: Spool) -> Iterator[bytes]:
+    """What was kept, a page at a time."""
+    at = 0
+    while page := spool.read(at, _PAGE_BYTES):
+        yield page
+        at += len(page)
 
 
 def _base64(data: bytes) -> str:

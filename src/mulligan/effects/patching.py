@@ -9,10 +9,11 @@ from typing import Any
 
 from mulligan.effects import params
 from mulligan.effects.changes import check_changed, check_size, directories, expecting, file_like, until_still
+from mulligan.effects.receipt import legible
 from mulligan.effects.scene import Scene
-from mulligan.history.call import Intent
-from mulligan.values.entries import ABSENT, DirEntry, FileEntry, SymlinkEntry
-from mulligan.values.paths import RepoPath, ancestors_of, join, path_bytes, to_wire
+from mulligan.history.call import Intent, Plan
+from mulligan.values.entries import ABSENT, Absent, DirEntry, FileEntry, SymlinkEntry
+from mulligan.values.paths import ROOT, RepoPath, ancestors_of, join, path_bytes, to_wire
 from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import Image
 from mulligan.workspace.patch.strict import Present, UnifiedStaged, stage_unified
@@ -65,7 +66,7 @@ class _Looking:
             path, _ = self.scene.real("patch", name, final=final)
         except Refused as refused:
             status = "reject" if refused.code == "invalid_path" else refused.status
-            raise Refused(status, refused.code, refused.message, errors=[refused.message]) from None
+            raise Refused(status, refused.code, refused.message, errors=[legible(refused.message)]) from None
         self.paths[name, final] = path
         return path
 
@@ -116,16 +117,19 @@ def _links(looking: _Looking, operations: Sequence[Operation]) -> dict[str, Repo
         moves = isinstance(operation, Update) and operation.move_to is not None
         if moves or (isinstance(operation, Delete) and counted[operation.path] > 1):
             words = f"{operation.path} is a symbolic link; a patch can only delete it, or change what it leads to."
-            raise Refused("reject", "not_a_file", words, errors=[words])
+            raise _not_a_file(words)
         if isinstance(operation, Delete):
             found[operation.path] = path
     return found
 
 
+def _not_a_file(words: str) -> Refused:
+    return Refused("reject", "not_a_file", legible(words), errors=[legible(words)])
+
+
 def _content(path: RepoPath, image: Image, links: Mapping[str, RepoPath]) -> bytes | None:
     if image.special:
-        words = f"{path} is a device, FIFO or socket."
-        raise Refused("reject", "not_a_file", words, errors=[words])
+        raise _not_a_file(f"{path} is a device, FIFO or socket.")
     if isinstance(image.entry, SymlinkEntry) and path in links.values():
         return image.entry.target.encode("utf-8", "surrogateescape")
     return image.content
@@ -180,7 +184,7 @@ def _above(scene: Scene, path: RepoPath) -> Present | None:
 def _present(image: Image) -> Present | None:
     """What the applier sees: files, and links as files that hold their target."""
     if image.special:
-        raise Refused("reject", "not_a_file", "The patch names a device, FIFO or socket.")
+        raise _not_a_file("The patch names a device, FIFO or socket.")
     if isinstance(image.entry, FileEntry):
         return Present(image.content or b"", image.entry.mode)
     if isinstance(image.entry, SymlinkEntry):
@@ -247,7 +251,7 @@ def _commit(scene: Scene, looking: _Looking, wanted: Mapping[RepoPath, Wanted], 
             *(Intent(path, expecting(looking.image(path), wanted[path])) for path in leaving),
             *(Intent(path, _gone) for path in emptied),
             *directories(parents, leaving=frozenset(leaving)),
-            *(Intent(path, expecting(looking.image(path), wanted[path])) for path in coming),
+            *(Intent(path, _arriving(looking.image(path), wanted[path])) for path in coming),
         ]
     )
 
@@ -256,11 +260,18 @@ def _gone(image: Image) -> Wanted:
     return Wanted(ABSENT)
 
 
+def _arriving(seen: Image, wanted: Wanted) -> Plan:
+    """A directory that a file replaces is removed as a step of its own, so that a failure after it can be put back."""
+    if not isinstance(seen.entry, DirEntry):
+        return expecting(seen, wanted)
+    return lambda image: wanted if isinstance(image.entry, Absent | DirEntry) else expecting(seen, wanted)(image)
+
+
 def _emptied(scene: Scene, looking: _Looking, path: RepoPath, leaving: Sequence[RepoPath]) -> list[RepoPath]:
-    """The directories below a directory that a file replaces, deepest first. Everything else in it must be leaving."""
+    """A directory that a file replaces and those below it, deepest first. Everything else in it must be leaving."""
     if not isinstance(looking.image(path).entry, DirEntry):
         return []
-    found: list[RepoPath] = []
+    found = [path]
     ahead = [path]
     while ahead:
         folder = ahead.pop()
@@ -270,8 +281,7 @@ def _emptied(scene: Scene, looking: _Looking, path: RepoPath, leaving: Sequence[
                 ahead.append(below)
                 found.append(below)
             elif below not in leaving:
-                words = f"{path} is a directory that is not empty."
-                raise Refused("reject", "not_a_file", words, errors=[words])
+                raise _not_a_file(f"{path} is a directory that is not empty.")
     return sorted(found, key=path_bytes, reverse=True)
 
 
@@ -282,8 +292,17 @@ def _children(scene: Scene, folder: RepoPath) -> list[RepoPath]:
 
 
 def _parents(scene: Scene, paths: Sequence[RepoPath], leaving: Sequence[RepoPath]) -> list[RepoPath]:
-    above = {parent for path in paths for parent in ancestors_of(path) if parent != "."}
-    return [path for path in sorted(above, key=path_bytes) if path in leaving or scene.desk.entry(path) == ABSENT]
+    """The directories that have to be made, from the top down."""
+    above = {parent for path in paths for parent in ancestors_of(path) if parent != ROOT}
+    missing = []
+    for path in sorted(above, key=path_bytes):
+        entry = scene.desk.entry(path)
+        if path in leaving or entry == ABSENT:
+            missing.append(path)
+        elif not isinstance(entry, DirEntry):
+            words = f"{scene.shown(path)} is a file, so nothing can be below it."
+            raise Refused("reject", "invalid_path", words, errors=[words])
+    return missing
 
 
 def _answer(scene: Scene, paths: Sequence[RepoPath], *, ops: Mapping[str, int], dry_run: bool) -> Fields:

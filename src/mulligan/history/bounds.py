@@ -15,7 +15,7 @@ from mulligan.history.ledger import Ledger, digests_of
 from mulligan.history.log import changes_of
 from mulligan.history.tables import CALLS, OPEN, PINS, CallRow
 from mulligan.session.tables import SESSIONS, session_journal
-from mulligan.store.blobs import BESIDE, BLOBS, BODIES, EVICTED, IN_DATABASE, READABLE, BlobRow
+from mulligan.store.blobs import BESIDE, BLOBS, BODIES, EVICTED, IN_DATABASE, PARTS, READABLE, BlobRow
 from mulligan.store.journal import REFS
 from mulligan.store.protocol import Tx
 from mulligan.values.clock import parse_timestamp
@@ -98,7 +98,7 @@ def _evict(ledger: Ledger, tx: Tx, call: CallRow) -> int:
 def _is_needed(tx: Tx, digest: Digest) -> bool:
     """Named by a record of something kept, or the base that a kept version is packed against."""
     raw = raw_digest(digest)
-    if any(child.place in READABLE for child in tx.select(BLOBS, {"base": raw})):
+    if any(child.place in READABLE for child in tx.select(BLOBS, {"base": raw})) or _is_part(tx, raw):
         return True
     return any(not _is_evicted_record(tx, ref.journal, ref.seq) for ref in tx.select(REFS, {"digest": raw}))
 
@@ -126,6 +126,12 @@ def _delete_body(ledger: Ledger, tx: Tx, row: BlobRow) -> None:
         tx.delete(BODIES, row.digest)
     elif row.place == BESIDE:
         ledger.store.bodies.delete(digest_from_raw(row.digest))
+    for part in tx.select(PARTS, {"digest": row.digest}):
+        tx.delete(PARTS, part.digest, part.ordinal)
+
+
+def _is_part(tx: Tx, raw: bytes) -> bool:
+    return bool(tx.select(PARTS, {"part": raw}, order=("part",), limit=1))
 
 
 def collect_garbage(ledger: Ledger) -> tuple[int, int]:
@@ -162,4 +168,4 @@ def _cutoff_ms(ledger: Ledger, tx: Tx) -> int:
 def _is_garbage(tx: Tx, row: BlobRow, cutoff_ms: int) -> bool:
     if row.touched_ms >= cutoff_ms or tx.select(REFS, {"digest": row.digest}, limit=1):
         return False
-    return not tx.select(BLOBS, {"base": row.digest}, limit=1)
+    return not tx.select(BLOBS, {"base": row.digest}, limit=1) and not _is_part(tx, row.digest)

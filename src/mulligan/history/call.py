@@ -146,23 +146,23 @@ class Call:
     def _prepare(self, intents: Sequence[Intent], *, live: bool = False) -> list[_Step]:
         """Claim every path; make its preimage and our intention durable. One transaction, if all is as last seen."""
         deadline = monotonic_s() + CLAIM_WAIT_S
-        careful = False
+        surprised = careful = False
         while True:
-            steps = [self._captured(intent) for intent in intents]
-            self._notice(steps)
             try:
+                steps = self._planned(intents)
+                self._notice(steps)
                 with self.ledger.store.write() as tx:
                     self._claim(tx, steps)
-                    noted = self._note(tx, steps, careful=careful, live=live)
+                    noted = {} if surprised else self._note(tx, steps, careful=careful, live=live)
                 self._begun = True
-                self._touched |= noted
-                return steps
+                if not surprised:
+                    self._touched |= noted
+                    return steps
+                surprised, careful = False, True
             except Vanished:
                 continue
             except _LookAgain:
-                with self.ledger.store.write() as tx:
-                    self._claim(tx, steps)
-                self._begun = careful = True
+                surprised = True
             except Claimed as claimed:
                 if self.ledger.any_dead(claimed.by) and self._heal():
                     continue
@@ -170,6 +170,16 @@ class Call:
                     words = f"Another call is changing the same files: {', '.join(claimed.by)}."
                     raise Refused("error", "path_claimed", words, claimed_by=list(claimed.by)) from None
                 time.sleep(_CLAIM_NAP_S)
+
+    def _planned(self, intents: Sequence[Intent]) -> list[_Step]:
+        """A refusal counts only if it is not of what somebody else is in the middle of doing there."""
+        try:
+            return [self._captured(intent) for intent in intents]
+        except Refused:
+            with self.ledger.store.read() as tx:
+                wanted = [Claim(self._place(one.path), one.deep) for one in intents]
+                self.ledger.check_free(tx, self.facts.id, wanted)
+            raise
 
     def _claim(self, tx: Tx, steps: Sequence[_Step]) -> None:
         if not self._begun:

@@ -134,11 +134,14 @@ class Ledger:
 
     def claim(self, tx: Tx, call: CallId, wanted: Sequence[Wanted]) -> None:
         """All of them, or raise `Claimed`."""
+        self.check_free(tx, call, wanted)
+        claim(tx, call, wanted)
+
+    def check_free(self, tx: Tx, call: CallId, wanted: Sequence[Wanted]) -> None:
         standing = blockers(tx, call, wanted)
         if standing:
             by = sorted({CallId(row.call) for row in standing})
             raise Claimed(by, worth_waiting=all(call < other for other in by))
-        claim(tx, call, wanted)
 
     def last_seen(self, tx: Tx, place: bytes) -> Entry | None:
         """What a place held after the newest change anybody recorded there; None if nobody ever did."""

@@ -11,6 +11,7 @@
 `branch.opened`   a fork with files of its own
 `branch.ended`    it was merged or dropped
 `external`        a change that no call of ours made
+`snapshot.created`, `snapshot.derived`  an immutable state of files, and what it was made from
 `committed`       in the workspace's journal: a call's place among everybody's
 """
 
@@ -46,6 +47,7 @@ from mulligan.store.journal import Projector, Record
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode, encode
 from mulligan.values.paths import from_wire, path_bytes
+from mulligan.workspace.snapshots import project_snapshot_created, project_snapshot_derived
 
 WAYS_BACK = frozenset({"undo", "restore", "rollback", "rewind"})
 """Verbs whose calls can be taken back by `redo`, and are themselves never what `undo` looks for."""
@@ -253,6 +255,8 @@ PROJECTORS: Mapping[str, Projector] = MappingProxyType(
         "session.opened": project_session_opened,
         "boundary.attached": project_boundary_attached,
         "boundary.ended": project_boundary_ended,
+        "snapshot.created": project_snapshot_created,
+        "snapshot.derived": project_snapshot_derived,
         "root.opened": _root_opened,
         "turn.opened": _turn_opened,
         "turn.ended": _turn_ended,

@@ -158,6 +158,7 @@ class _Way:
         for _ in range(_TRIES):
             now = self.site.disk.image(spot)
             if now.holds(self.target):
+                self._settle_time(spot, now.entry)
                 return
             target = self._half(now, report)
             if target is None:
@@ -172,6 +173,13 @@ class _Way:
             if isinstance(target, Absent) and isinstance(now.entry, DirEntry):
                 break
         report.conflicts.append(self.path)
+
+    def _settle_time(self, spot: Spot, now: Entry) -> None:
+        """Written in place, a file has its old bytes before it has its old time."""
+        if not self.trace.in_place or not isinstance(now, FileEntry) or not isinstance(self.target, FileEntry):
+            return
+        if self.target.mtime_ns not in (0, now.mtime_ns):
+            self.site.disk.set_mtime(spot, self.target.mtime_ns)
 
     def _swap(self, spot: Spot, now: Image, target: Entry) -> object:
         content = self.site.ledger.blobs.read(target.digest) if isinstance(target, FileEntry) else None

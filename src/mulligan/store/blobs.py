@@ -2,14 +2,15 @@
 
 Hashing and packing happen outside transactions (`prepare`); a row is published inside one (`put`). A body up to 64 KiB
 lives in the database, a larger one beside it, and the `place` column says which. A new version of a file may be packed
-as a change of an earlier one: `base` is then an edge that keeps the earlier one reachable.
+as a change of an earlier one: `base` is then an edge that keeps the earlier one reachable. What comes as a stream is
+kept in parts of 4 MiB, each a blob of its own, so that neither writing nor paging through it needs it whole in memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from mulligan.store.codec import pack, pack_after, unpack
@@ -18,11 +19,13 @@ from mulligan.store.tables import Table
 from mulligan.values.clock import Clock
 from mulligan.values.digest import Digest, digest_from_raw, digest_of, raw_digest
 from mulligan.values.faults import fault
-from mulligan.values.limits import BLOB_BATCH_BYTES, BLOB_CHAIN_MAX, BLOB_IN_DATABASE_BYTES
+from mulligan.values.limits import BLOB_BATCH_BYTES, BLOB_CHAIN_MAX, BLOB_IN_DATABASE_BYTES, BLOB_PART_BYTES
 
-IN_DATABASE, BESIDE, EVICTED, LOST = "db", "out", "evicted", "lost"
-READABLE = (IN_DATABASE, BESIDE)
+IN_DATABASE, BESIDE, IN_PARTS, EVICTED, LOST = "db", "out", "parts", "evicted", "lost"
+WHOLE = (IN_DATABASE, BESIDE)
+READABLE = (*WHOLE, IN_PARTS)
 
+_BATCH_BLOBS = 250
 _DELTA_MIN_BYTES = 1_024
 _DELTA_MAX_BYTES = 32 * 1024 * 1024
 
@@ -51,8 +54,19 @@ class UnsyncedRow:
     digest: bytes
 
 
+@dataclass(slots=True, frozen=True)
+class PartRow:
+    """One part of a blob that is kept in parts; `part` is an edge that keeps it reachable."""
+
+    digest: bytes
+    ordinal: int
+    part: bytes
+    size: int
+
+
 BLOBS: Table[BlobRow] = Table("blobs", BlobRow, key=("digest",), indexes=(("base",),))
 BODIES: Table[BodyRow] = Table("bodies", BodyRow, key=("digest",))
+PARTS: Table[PartRow] = Table("parts", PartRow, key=("digest", "ordinal"), indexes=(("part",),))
 UNSYNCED: Table[UnsyncedRow] = Table("unsynced", UnsyncedRow, key=("digest",))
 
 
@@ -105,7 +119,7 @@ class Blobs:
         raw = sha256(after).digest()
         row = tx.get(BLOBS, raw)
         depth = row.depth + 1 if row is not None else 1
-        return _Base(raw, depth) if depth < BLOB_CHAIN_MAX and (row is None or row.place in READABLE) else None
+        return _Base(raw, depth) if depth < BLOB_CHAIN_MAX and (row is None or row.place in WHOLE) else None
 
     def put(self, tx: Tx, prepared: Prepared) -> Digest:
         """Publish in the caller's transaction. One that is there already is touched, so gc leaves it alone."""
@@ -139,7 +153,7 @@ class Blobs:
                 return self.put(tx, prepared)
 
     def store_all(self, datas: Iterable[bytes]) -> list[Digest]:
-        """Many blobs, in transactions of at most 8 MB, so that a big commit never blocks small ones for long."""
+        """Many blobs, in transactions of at most 8 MB or 250 blobs, so that a big commit never blocks small ones."""
         found: list[Digest] = []
         for batch in _batches(self.prepare(data) for data in datas):
             self.put_all(batch)
@@ -151,6 +165,44 @@ class Blobs:
         with self._store.write() as tx:
             for prepared in batch:
                 self.put(tx, prepared)
+
+    def store_stream(self, chunks: Iterable[bytes]) -> tuple[Digest, int]:
+        """Bytes of any length, as they come. Their digest and size."""
+        whole, parts, size = sha256(), list[PartRow](), 0
+        for data in _regrouped(chunks, BLOB_PART_BYTES):
+            whole.update(data)
+            size += len(data)
+            part = raw_digest(self.store(data))
+            parts.append(PartRow(b"", len(parts), part, len(data)))
+        raw = whole.digest()
+        with self._store.write() as tx:
+            if not tx.has(BLOBS, raw):
+                tx.put(BLOBS, BlobRow(raw, size, 0, IN_PARTS, None, 0, self._now_ms()))
+                for part_row in parts:
+                    tx.put(PARTS, replace(part_row, digest=raw))
+        return digest_from_raw(raw), size
+
+    def read_range(self, digest: Digest, offset: int, size: int) -> bytes:
+        """Some of the plain bytes; of a blob in parts, only the parts that hold them are read."""
+        with self._store.read() as tx:
+            row = tx.get(BLOBS, raw_digest(digest))
+            if row is None or row.place != IN_PARTS:
+                return self.read_in(tx, digest)[offset : offset + size]
+            found, at = bytearray(), 0
+            for part in tx.select(PARTS, {"digest": row.digest}):
+                if at < offset + size and at + part.size > offset:
+                    data = self.read_in(tx, digest_from_raw(part.part))
+                    found += data[max(0, offset - at) : offset + size - at]
+                at += part.size
+            return bytes(found)
+
+    def size_of(self, digest: Digest) -> int:
+        """Raises `unknown_blob`."""
+        with self._store.read() as tx:
+            row = tx.get(BLOBS, raw_digest(digest))
+        if row is None:
+            raise fault("unknown_blob", f"The store has no blob {digest}.", digest=digest)
+        return row.size
 
     def read(self, digest: Digest) -> bytes:
         """The plain bytes, verified. Raises `unknown_blob`, `evicted`, `missing_cas_dependency` or `blob_corrupt`."""
@@ -168,6 +220,9 @@ class Blobs:
 
     def _plain(self, tx: Tx, row: BlobRow) -> bytes:
         """Unpack along the chain of earlier versions, oldest first; short by construction."""
+        if row.place == IN_PARTS:
+            parts = tx.select(PARTS, {"digest": row.digest})
+            return b"".join(self.read_in(tx, digest_from_raw(part.part)) for part in parts)
         chain = [row]
         while (base := chain[-1].base) is not None:
             earlier = tx.get(BLOBS, base)
@@ -215,11 +270,25 @@ class _Base:
 def _depth_on(tx: Tx, base: bytes) -> int:
     """How deep a change of that blob stands; too deep if there is nothing to stand on any more."""
     row = tx.get(BLOBS, base)
-    return row.depth + 1 if row is not None and row.place in READABLE else BLOB_CHAIN_MAX
+    return row.depth + 1 if row is not None and row.place in WHOLE else BLOB_CHAIN_MAX
 
 
 def _changed(data: bytes, after: bytes, base: _Base) -> Prepared:
     return Prepared(digest_of(data), len(data), pack_after(data, after), base.digest, base.depth)
+
+
+def _regrouped(chunks: Iterable[bytes], size: int) -> Iterator[bytes]:
+    """The same bytes in pieces of exactly `size`, but for the last; at least one piece."""
+    pending = bytearray()
+    told = False
+    for chunk in chunks:
+        pending += chunk
+        while len(pending) >= size:
+            yield bytes(pending[:size])
+            del pending[:size]
+            told = True
+    if pending or not told:
+        yield bytes(pending)
 
 
 def _batches(prepared: Iterable[Prepared]) -> Iterator[list[Prepared]]:
@@ -228,7 +297,7 @@ def _batches(prepared: Iterable[Prepared]) -> Iterator[list[Prepared]]:
     for one in prepared:
         batch.append(one)
         size += len(one.body or b"")
-        if size >= BLOB_BATCH_BYTES:
+        if size >= BLOB_BATCH_BYTES or len(batch) == _BATCH_BLOBS:
             yield batch
             batch, size = [], 0
     if batch:

@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Iterable
 
-from mulligan.store.blobs import BLOBS, BODIES, LOST, READABLE, UNSYNCED, BlobRow, Blobs
+from mulligan.store.blobs import BLOBS, BODIES, LOST, PARTS, READABLE, UNSYNCED, BlobRow, Blobs
 from mulligan.store.journal import Journal
 from mulligan.store.protocol import META, MetaRow, Store, Tx
 from mulligan.store.sqlite import SqliteStore
@@ -178,7 +178,7 @@ def _taken(store: Store, clock: Clock, waiting: Iterable[Digest]) -> set[Digest]
 
 
 def _lose(tx: Tx, taken: Iterable[Digest]) -> set[Digest]:
-    """Mark them lost, and with them every later version that was packed as a change of one."""
+    """Mark them lost, and with them every later version packed as a change of one, and every blob it is a part of."""
     lost: set[Digest] = set()
     rows = [row for digest in taken if (row := tx.get(BLOBS, raw_digest(digest))) is not None]
     while rows:
@@ -187,7 +187,9 @@ def _lose(tx: Tx, taken: Iterable[Digest]) -> set[Digest]:
             tx.put(BLOBS, BlobRow(row.digest, row.size, row.stored, LOST, row.base, row.depth, row.touched_ms))
             tx.delete(BODIES, row.digest)
             lost.add(digest_from_raw(row.digest))
-        rows += [later for later in tx.select(BLOBS, {"base": row.digest}) if later.place in READABLE]
+        wholes = [tx.get(BLOBS, edge.digest) for edge in tx.select(PARTS, {"part": row.digest})]
+        built = [*tx.select(BLOBS, {"base": row.digest}), *(whole for whole in wholes if whole is not None)]
+        rows += [one for one in built if one.place in READABLE]
     return lost
 
 

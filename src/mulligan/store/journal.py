@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, TypeAlias
 
-from mulligan.store.blobs import BLOBS, BODIES, UNSYNCED
+from mulligan.store.blobs import BLOBS, BODIES, PARTS, UNSYNCED
 from mulligan.store.protocol import META, OWNERS, Tx
 from mulligan.store.tables import Table
 from mulligan.values.canonical import decode, encode
@@ -74,7 +74,7 @@ REFS: Table[RefRow] = Table("refs", RefRow, key=("digest", "journal", "seq"))
 STORE_HEAD = ""
 """The name under which HEADS keeps where the store as a whole stands."""
 
-OWN_TABLES: tuple[Table[Any], ...] = (RECORDS, HEADS, REFS, BLOBS, BODIES, UNSYNCED, OWNERS, META)
+OWN_TABLES: tuple[Table[Any], ...] = (RECORDS, HEADS, REFS, BLOBS, BODIES, PARTS, UNSYNCED, OWNERS, META)
 """What every store holds, whatever is built on it."""
 
 Projector: TypeAlias = Callable[[Tx, Record], None]

@@ -17,13 +17,13 @@ import apsw
 
 from mulligan.store.bodies import DirectoryBodies, sync_path
 from mulligan.store.journal import Schema
-from mulligan.store.owners import owner_bytes
+from mulligan.store.owners import OwnerBytes, owner_bytes
 from mulligan.store.protocol import OWNERS, BlobStore, Durability, OwnerRow
 from mulligan.store.sql import create_statements, delete_sql, get_sql, has_sql, put_sql, select_sql
 from mulligan.store.sqlite_file import Waiting, check_directory, connect, fault_of_sqlite, prepare_file
 from mulligan.store.tables import Table, Value
 from mulligan.values.clock import Clock, SystemClock, timestamp
-from mulligan.values.faults import fault
+from mulligan.values.faults import fault, fault_of_os_error
 from mulligan.values.ids import OwnerId
 
 R = TypeVar("R")
@@ -150,14 +150,20 @@ class SqliteStore:
         with self.write() as tx:
             newest = tx.select(OWNERS, descending=True, limit=1)
             number = newest[0].id + 1 if newest else 1
-            owner_bytes(self._owner_file()).hold(number)
+            self._owner_bytes().hold(number)
             tx.put(OWNERS, OwnerRow(number, os.uname().nodename, timestamp(self._clock)))
         return OwnerId(number)
 
     def is_alive(self, owner: OwnerId) -> bool | None:
         if not os.path.exists(self._owner_file()):
             return False
-        return owner_bytes(self._owner_file()).is_held(owner)
+        return self._owner_bytes().is_held(owner)
+
+    def _owner_bytes(self) -> OwnerBytes:
+        try:
+            return owner_bytes(self._owner_file())
+        except OSError as error:
+            raise fault_of_os_error(error, f"Registering with the store in {self.directory}") from error
 
     def _owner_file(self) -> str:
         return os.path.join(self.directory, OWNER_FILE)

@@ -45,7 +45,7 @@ _CODES: tuple[tuple[type[apsw.Error], str, str], ...] = (
     (apsw.CorruptError, "store_corrupt", "the store is damaged; run `mulligan verify` and restore it from a backup"),
     (apsw.NotADBError, "store_corrupt", "that file is not a Mulligan store"),
     (apsw.FullError, "no_space", "the disk is full; free some space and try again"),
-    (apsw.ReadOnlyError, "read_only_disk", "the store's disk is read-only"),
+    (apsw.ReadOnlyError, "read_only_disk", "the store's disk is read-only; choose another with MULLIGAN_HOME"),
     (apsw.BusyError, "store_busy", "another process has been writing for too long; try again"),
     (apsw.LockedError, "store_busy", "another process has been writing for too long; try again"),
     (apsw.CantOpenError, "store_unreadable", "the store cannot be opened; check its permissions"),
@@ -179,12 +179,10 @@ def _refuse_network(directory: str) -> None:
 
 
 def _unusable(directory: str, error: OSError) -> MulliganError:
+    words = f"{directory} cannot be used as a store: {error.strerror}. Choose another with MULLIGAN_HOME or --store."
     if isinstance(error, PermissionError | NotADirectoryError | FileExistsError | IsADirectoryError):
-        words = (
-            f"{directory} cannot be used as a store: {error.strerror}. Choose another with MULLIGAN_HOME or --store."
-        )
         return fault("store_unreadable", words)
-    return fault_of_os_error(error, f"Opening the store in {directory}")
+    return fault(fault_of_os_error(error, "").code, words, errno=error.errno)
 
 
 def file_system_of(directory: str) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import groupby
 
-from mulligan.store.blobs import BLOBS, READABLE
+from mulligan.store.blobs import BLOBS, IN_PARTS, PARTS, READABLE, BlobRow
 from mulligan.store.journal import HEADS, REFS, STORE_HEAD
 from mulligan.store.paging import rows_by, rows_of_journal
 from mulligan.store.protocol import Store, Tx
@@ -25,7 +25,7 @@ class JournalUsage:
 
 @dataclass(slots=True, frozen=True)
 class BlobUsage:
-    """Blobs in one place: `db`, `out`, `evicted` or `lost`."""
+    """Blobs in one place: `db`, `out`, `parts` (which are blobs themselves), `evicted` or `lost`."""
 
     place: str
     blobs: int
@@ -50,7 +50,7 @@ def _journals(tx: Tx) -> tuple[JournalUsage, ...]:
     blob_bytes: Counter[str] = Counter()
     for digest, edges in groupby(rows_by(tx, REFS, "digest"), key=lambda row: row.digest):
         row = tx.get(BLOBS, digest)
-        stored = row.stored if row is not None and row.place in READABLE else 0
+        stored = 0 if row is None else _stored(tx, row)
         for journal in {edge.journal for edge in edges}:
             blobs[journal] += 1
             blob_bytes[journal] += stored
@@ -61,6 +61,14 @@ def _journals(tx: Tx) -> tuple[JournalUsage, ...]:
         )
         for head in heads
     )
+
+
+def _stored(tx: Tx, row: BlobRow) -> int:
+    """What a blob takes; one in parts takes what they take."""
+    if row.place != IN_PARTS:
+        return row.stored if row.place in READABLE else 0
+    parts = (tx.get(BLOBS, edge.part) for edge in tx.select(PARTS, {"digest": row.digest}))
+    return sum(part.stored for part in parts if part is not None)
 
 
 def _record_bytes(tx: Tx, journal: str) -> int:

@@ -19,7 +19,19 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from mulligan.store.blobs import BESIDE, BLOBS, BODIES, EVICTED, IN_DATABASE, LOST, READABLE, BlobRow, Blobs
+from mulligan.store.blobs import (
+    BESIDE,
+    BLOBS,
+    BODIES,
+    EVICTED,
+    IN_DATABASE,
+    IN_PARTS,
+    LOST,
+    PARTS,
+    READABLE,
+    BlobRow,
+    Blobs,
+)
 from mulligan.store.journal import (
     HEADS,
     RECORDS,
@@ -38,7 +50,7 @@ from mulligan.store.protocol import Store, Tx
 from mulligan.store.tables import Table, Value
 from mulligan.values.clock import SystemClock
 from mulligan.values.digest import digest_from_raw, raw_digest
-from mulligan.values.faults import INTEGRITY_CODES, MulliganError
+from mulligan.values.faults import INTEGRITY_CODES, MulliganError, fault
 
 Kind = Literal["engine", "journal", "ref", "blob", "orphan", "projection"]
 Severity = Literal["broken", "harmless"]
@@ -232,16 +244,32 @@ class _Check:
     def _body(self, blobs: Blobs, row: BlobRow) -> Iterator[Problem]:
         digest = digest_from_raw(row.digest)
         try:
-            blobs.read_in(self.tx, digest)
-            stored = self._stored(row)
+            if row.place == IN_PARTS:
+                stored = self._in_parts(blobs, row)
+            else:
+                blobs.read_in(self.tx, digest)
+                stored = self._stored(row)
         except MulliganError as error:
-            if error.code not in INTEGRITY_CODES | {"evicted"}:
+            if error.code not in INTEGRITY_CODES | {"evicted", "unknown_blob"}:
                 raise
             if self._still(row):
                 yield Problem("blob", digest, error.message)
         else:
             if stored != row.stored:
                 yield Problem("blob", digest, f"it takes {stored} bytes and is said to take {row.stored}")
+
+    def _in_parts(self, blobs: Blobs, row: BlobRow) -> int:
+        """As `Blobs.read` does, but with one part in memory at a time."""
+        whole, size = sha256(), 0
+        for number, edge in enumerate(self.tx.select(PARTS, {"digest": row.digest})):
+            part = blobs.read_in(self.tx, digest_from_raw(edge.part))
+            whole.update(part)
+            size += len(part)
+            if (edge.ordinal, edge.size) != (number, len(part)):
+                raise fault("blob_corrupt", f"Part {edge.ordinal} does not stand where it should.")
+        if (whole.digest(), size) != (row.digest, row.size):
+            raise fault("blob_corrupt", "Its parts do not hold the bytes of its name.")
+        return row.stored
 
     def _stored(self, row: BlobRow) -> int:
         body = self.tx.get(BODIES, row.digest)
@@ -264,6 +292,10 @@ class _Check:
             blob = self.tx.get(BLOBS, kept.digest)
             if blob is None or blob.place != IN_DATABASE:
                 yield Problem("blob", digest_from_raw(kept.digest), "a body in the database that no blob names")
+        for part in _pages(self.tx, PARTS, "digest"):
+            whole = self.tx.get(BLOBS, part.digest)
+            if whole is None or whole.place != IN_PARTS:
+                yield Problem("orphan", digest_from_raw(part.digest), "parts of a blob that is not there", "harmless")
 
     def projections(self, schema: Schema, rebuilt: Store) -> Iterator[Problem]:
         tables = [table for table in schema.tables if table.projected]

@@ -68,11 +68,19 @@ _HOMES = {
 _HOME_OF = {name: f"{__name__}.{home}" for home, names in _HOMES.items() for name in names.split()}
 
 
+_SUITES = ("store", "table", "journal", "blob", "claim", "bodies", "disk", "swap")
+
+
+def _let_pytest_explain() -> None:
+    """A suite that is no test module itself says what differed only if pytest is told of it before its import."""
+    suites = [f"{__name__}.{name}_contract" for name in _SUITES]
+    import_module("pytest").register_assert_rewrite(*(suite for suite in suites if suite not in sys.modules))
+
+
 def __getattr__(name: str) -> Any:
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if home.endswith("_contract") and home not in sys.modules:
-        # A suite that is not itself a test module says what differed only if pytest is told of it before its import.
-        import_module("pytest").register_assert_rewrite(home)
+    if home.endswith("_contract"):
+        _let_pytest_explain()
     return getattr(import_module(home), name)

@@ -21,8 +21,11 @@ PATIENCE_S = 60.0
 
 R = TypeVar("R")
 
+BOX = Thing("a", 1, "box", 5, b"\x00\xff")
+"""A row with a value in every column."""
+
 judged = settings(
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     # One suite is bound to many engines on purpose, and opening a store in a real directory takes its time.
     suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],

@@ -273,7 +273,7 @@ class BystanderContract(DiskBench):
         script=SCRIPTS,
     )
     def test_no_save_is_lost_whatever_happens_between_the_steps(
-        self, found: str, expected: str, wanted: str, insist: bool, script: dict[int, str]
+        self, *, found: str, expected: str, wanted: str, insist: bool, script: dict[int, str]
     ) -> None:
         there = File(b"theirs") if found == "theirs" else EXPECTED[found]
         plan = FaultPlan()

@@ -22,10 +22,10 @@ _INT_MIN = -(2**63)
 
 def encode(value: object) -> bytes:
     """The canonical bytes of a JSON value. Raises `invalid_json` for what has no canonical form."""
-    _check(value)
     try:
+        _check(value)
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    except (orjson.JSONEncodeError, TypeError) as error:
+    except (orjson.JSONEncodeError, TypeError, RecursionError) as error:
         raise fault("invalid_json", f"This value has no canonical JSON form: {error}") from None
 
 

@@ -131,17 +131,21 @@ def own_git_directory(pointer: bytes, target: bytes) -> None:
     with suppress(FileNotFoundError), open(os.path.join(git, b"commondir"), "rb") as file:
         common = os.path.normpath(os.path.join(git, file.read().strip()))
     os.unlink(target)
-    shutil.copytree(common, target, symlinks=True, ignore=lambda _, names: [n for n in names if n == b"worktrees"])
+    shutil.copytree(os.fsdecode(common), os.fsdecode(target), symlinks=True, ignore=_without_worktrees)
     if common != git:
         for name in _GIT_OWN_FILES:
             _take_over(os.path.join(git, name), os.path.join(target, name))
     _forget_worktree(os.path.join(target, b"config"))
 
 
+def _without_worktrees(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if name == "worktrees"]
+
+
 def _take_over(here: bytes, there: bytes) -> None:
     if os.path.isdir(here):
         shutil.rmtree(there, ignore_errors=True)
-        shutil.copytree(here, there, symlinks=True)
+        shutil.copytree(os.fsdecode(here), os.fsdecode(there), symlinks=True)
     elif os.path.exists(here):
         shutil.copy2(here, there)
 

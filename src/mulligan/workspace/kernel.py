@@ -15,6 +15,7 @@ import sys
 
 LINUX = sys.platform == "linux"
 
+RESOLVE_NO_XDEV = 0x01
 RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_BENEATH = 0x08
@@ -103,6 +104,15 @@ def real_path_of(handle: int) -> bytes:
         return os.readlink(b"/proc/self/fd/%d" % handle)
     buffer = fcntl.fcntl(handle, 50, bytes(1024))  # F_GETPATH
     return buffer.split(b"\0", 1)[0]
+
+
+def mount_of(handle: int) -> int:
+    """The mount that an open file lies on; two mounts of one file system differ. Without /proc, its device."""
+    try:
+        with open(f"/proc/self/fdinfo/{handle}", "rb") as lines:
+            return next(int(line.split()[1]) for line in lines if line.startswith(b"mnt_id:"))
+    except (OSError, StopIteration):
+        return os.fstat(handle).st_dev
 
 
 def kernel_release() -> tuple[int, int]:

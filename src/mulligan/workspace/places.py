@@ -22,6 +22,7 @@ Follow = Literal["deny", "within_root_only", "allow"]
 
 _LINK_HOPS_MAX = 40
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+_STRAIGHT = kernel.RESOLVE_BENEATH | kernel.RESOLVE_NO_SYMLINKS | kernel.RESOLVE_NO_MAGICLINKS | kernel.RESOLVE_NO_XDEV
 _MUST_WALK = frozenset({errno.ELOOP, errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.EAGAIN})
 
 
@@ -61,6 +62,7 @@ class Root:
     device: int
     folds_case: bool
     resolves_beneath: bool = True
+    mount: int = -1
 
     def place_of(self, path: RepoPath) -> bytes:
         whole = self.place if path == ROOT else self.place + b"/" + path_bytes(path)
@@ -75,7 +77,8 @@ def open_root(path: str | bytes) -> Root:
     handle = os.open(path, _OPEN_DIRECTORY & ~os.O_NOFOLLOW)
     status = os.fstat(handle)
     real = kernel.real_path_of(handle)
-    return Root(handle, real, place_prefix(real, status.st_dev), status.st_dev, kernel.folds_case(handle))
+    place = place_prefix(real, status.st_dev)
+    return Root(handle, real, place, status.st_dev, kernel.folds_case(handle), mount=kernel.mount_of(handle))
 
 
 def place_prefix(real: bytes, device: int) -> bytes:
@@ -156,7 +159,10 @@ def resolve_exactly(root: Root, path: RepoPath) -> Spot:
 
 
 def _straight(root: Root, path: RepoPath) -> Spot | None:
-    """The spot, if no link is on the way to it and the kernel can promise that; None if it has to be walked."""
+    """The spot, if no link and no other mount is on the way to it and the kernel can promise that.
+
+    None: it has to be walked.
+    """
     if path == ROOT:
         return Spot(ROOT, root.place_of(ROOT), os.dup(root.handle), b".")
     folder, _, name = path_bytes(path).rpartition(b"/")
@@ -164,14 +170,13 @@ def _straight(root: Root, path: RepoPath) -> Spot | None:
         return Spot(path, root.place_of(path), os.dup(root.handle), name)
     if not root.resolves_beneath:
         return None
-    flags = kernel.RESOLVE_BENEATH | kernel.RESOLVE_NO_SYMLINKS | kernel.RESOLVE_NO_MAGICLINKS
     try:
-        handle = kernel.open_beneath(root.handle, folder, os.O_RDONLY | os.O_DIRECTORY, resolve=flags)
+        handle = kernel.open_beneath(root.handle, folder, os.O_RDONLY | os.O_DIRECTORY, resolve=_STRAIGHT)
     except OSError as error:
         if error.errno not in _MUST_WALK:
             raise
         return None
-    return _spot_at(root, path, handle, name)
+    return Spot(path, root.place_of(path), handle, name)
 
 
 def _link_target(directory: int, name: bytes) -> bytes | None:
@@ -185,10 +190,11 @@ def _link_target(directory: int, name: bytes) -> bytes | None:
 
 
 def _spot_at(root: Root, path: RepoPath, handle: int, name: bytes) -> Spot:
-    device = os.fstat(handle).st_dev
-    if device == root.device:
+    """Below another mount, even one of the same file system, the place is not where the path says."""
+    if kernel.mount_of(handle) == root.mount:
         return Spot(path, root.place_of(path), handle, name)
-    return Spot(path, place_prefix(kernel.real_path_of(handle), device) + b"/" + name, handle, name)
+    prefix = place_prefix(kernel.real_path_of(handle), os.fstat(handle).st_dev)
+    return Spot(path, prefix + b"/" + name, handle, name)
 
 
 def _as_path(names: list[bytes]) -> RepoPath:

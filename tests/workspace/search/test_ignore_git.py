@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from mulligan.values.paths import ROOT
 from mulligan.workspace.search.ignore import is_ignored
+from mulligan.workspace.search.tree_cache import TreeCache
 
 NAMES = [
     b"a",
@@ -84,6 +86,9 @@ LINES = [
 ]
 LINES += [
     b"foo**/bar",
+    b"/foo**/*o",
+    b"a/b**/*b",
+    b"**/a**/*a",
     b"a/f**",
     b"!foo/",
     b"*",
@@ -163,6 +168,14 @@ def verdicts_of_git(root: bytes, paths: list[bytes]) -> list[bool]:
     return [bool(pattern) and not pattern.startswith(b"!") for pattern in patterns]
 
 
+def walked(root: Path) -> list[bytes]:
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return [os.fsencode(path) for path in TreeCache().walk(fd, ROOT).finish().files]
+    finally:
+        os.close(fd)
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_generated_rules_give_gits_verdict_on_every_path(seed: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
@@ -176,6 +189,8 @@ def test_generated_rules_give_gits_verdict_on_every_path(seed: int, tmp_path: Pa
     ours = [is_ignored(tmp_path, os.fsdecode(path), is_dir) for path, is_dir in found]
     wrong = [(path, is_dir, git) for (path, is_dir), git, us in zip(found, judged, ours, strict=True) if git != us]
     assert wrong == []
+    kept = sorted(path for (path, is_dir), ignored in zip(found, judged, strict=True) if not is_dir and not ignored)
+    assert [path for path in walked(tmp_path) if not path.endswith(b".gitignore")] == kept
 
 
 def test_the_generated_paths_are_many_and_both_kinds(tmp_path: Path) -> None:

@@ -60,13 +60,13 @@ class Ledger:
         status = look(path)
         if status is None:
             if flags & os.O_CREAT:
-                self._tell([path])
+                self._tell_one(path, First.ABSENT)
         elif stat.S_ISREG(status.st_mode) and flags & (os.O_CREAT | os.O_EXCL) != os.O_CREAT | os.O_EXCL:
-            self._tell([path, *self._other_names(path, status)])
+            self._tell_inode(path, status)
 
     def created(self, path: bytes) -> None:
         if path not in self.touched and look(path) is None:
-            self._tell([path])
+            self._tell_one(path, First.ABSENT)
 
     def modified(self, path: bytes) -> None:
         """Content or metadata of what is there; every other name of the same inode changes with it."""
@@ -74,12 +74,14 @@ class Ledger:
             return
         status = look(path)
         if status is not None:
-            self._tell([path, *self._other_names(path, status)])
+            self._tell_inode(path, status)
 
     def removed(self, path: bytes) -> None:
         """A folder goes only when empty; whatever comes to its place later is not what was there before."""
-        if path not in self.touched and look(path) is not None:
-            self._tell([path])
+        if path not in self.touched:
+            status = look(path)
+            if status is not None:
+                self._tell_one(path, _first_of(status))
         if self._first.get(path) is First.FOLDER and not _names_in(path):
             self._first[path] = First.WHOLE
 
@@ -110,9 +112,23 @@ class Ledger:
         if self._first.get(path) is First.FOLDER:
             self._first[path] = First.WHOLE
 
+    def _tell_one(self, path: bytes, first: First) -> None:
+        """The usual case, on the way of every first touch."""
+        if not self._was_not_there(path):
+            self._witness.about_to_change((path,))
+            self._first[path] = first
+        self.touched.add(path)
+
+    def _tell_inode(self, path: bytes, status: os.stat_result) -> None:
+        others = self._other_names(path, status)
+        if others:
+            self._tell([path, *others])
+        else:
+            self._tell_one(path, _first_of(status))
+
     def _tell(self, paths: list[bytes]) -> None:
         told = [path for path in paths if not self._was_not_there(path)]
-        kinds = [_first_of(path) for path in told]
+        kinds = [_first_of(look(path)) for path in told]
         for start in range(0, len(told), _BATCH):
             self._witness.about_to_change(told[start : start + _BATCH])
         self._first.update(zip(told, kinds, strict=True))
@@ -178,8 +194,7 @@ def _names_in(folder: bytes) -> list[os.DirEntry[bytes]]:
         return []
 
 
-def _first_of(path: bytes) -> First:
-    status = look(path)
+def _first_of(status: os.stat_result | None) -> First:
     if status is None:
         return First.ABSENT
     return First.FOLDER if stat.S_ISDIR(status.st_mode) else First.LEAF

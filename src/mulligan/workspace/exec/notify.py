@@ -28,8 +28,6 @@ from mulligan.workspace.exec.syscalls import CALLS, CWD, Call, Does
 _RECEIVE = 0xC0502100
 _SEND = 0xC0182101
 _STILL_THERE = 0x40082102
-_SET_FLAGS = 0x40082104
-_SYNC_WAKE_UP = 1
 _CONTINUE = 1
 
 _REQUEST = struct.Struct("=QII i I Q 6Q".replace(" ", ""))
@@ -88,7 +86,6 @@ class Supervisor:
     def _serve(self, listener: int) -> None:
         """Whatever ends this, the listener closes, and with it the command's power to change anything."""
         try:
-            _prefer_same_cpu(listener)
             self._answer_all(listener)
         finally:
             self._failure = sys.exc_info()[1]
@@ -298,11 +295,3 @@ def _still_there(listener: int, identity: int) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def _prefer_same_cpu(listener: int) -> None:
-    """Linux 6.6: hand the processor straight to the waiting side, which halves the cost of a stop."""
-    try:
-        fcntl.ioctl(listener, _SET_FLAGS, _SYNC_WAKE_UP)
-    except OSError:
-        return

@@ -137,6 +137,8 @@ class Pump:
             for fd, _ in self._poller.poll(self._patience_ms()):
                 self._serve(fd)
             self._keep_time()
+        while self._spawned.ordered is not None:
+            self._hear_from_itself()  # its last word may come after the warden's
         for fd in list(self._streams):
             self._drain(fd)
 

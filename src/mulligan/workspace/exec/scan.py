@@ -90,7 +90,7 @@ class StatIndex:
                     yield path + b"/" + name
 
     def _look_into(self, path: bytes, stamp: Stamp, unreadable: set[bytes]) -> Folder | None:
-        """`stamp` is the folder's own, from looking at its parent a moment ago; what changed since is seen next time."""
+        """`stamp` is the folder's own, seen a moment ago in its parent; what changed since is seen next time."""
         known = self._folders.get(path)
         try:
             fd = os.open(path, _OPEN_FOLDER)

@@ -79,12 +79,12 @@ def _go(walk: Walk, max_files: int | None) -> bool:
     return next(islice(walk, max_files, None), None) is not None
 
 
-def _select(walk: Walk, shape: Glob, below: int, max_files: int | None) -> list[RepoPath]:
+def _select(walk: Walk, shape: Glob, below: int, max_files: int | None) -> ByFolder:
     if max_files is not None:
-        return _matching(walk.files[:max_files], shape, below)
+        return _by_folder(_matching(walk.files[:max_files], shape, below))
     if shape not in walk.memo:
         walk.memo.clear()
-        walk.memo[shape] = _matching(walk.files, shape, below)
+        walk.memo[shape] = _by_folder(_matching(walk.files, shape, below))
     return walk.memo[shape]
 
 
@@ -96,26 +96,21 @@ def _matching(files: Iterable[RepoPath], shape: Glob, below: int) -> list[RepoPa
     return [path for path in files if match(path[below:])] if below else [path for path in files if match(path)]
 
 
-def _newest_first(root_fd: int, paths: list[RepoPath]) -> list[RepoPath]:
-    """Those of the files that are still there. The order they come in, of path bytes, is kept among equals."""
-    times = []
+def _by_folder(paths: list[RepoPath]) -> ByFolder:
+    """The names of the files with their paths, by the folder they are in, so that each folder is opened once."""
+    folders: ByFolder = {}
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        folders.setdefault(folder or ROOT, []).append((name, path))
+    return folders
+
+
+def _newest_first(root_fd: int, folders: ByFolder) -> list[RepoPath]:
+    """Those of the files that are still there. Every one is asked for its time: nothing else tells of a change in it."""
+    times: list[tuple[int, bytes, RepoPath]] = []
     with Handles(root_fd) as handles:
-        for path in paths:
-            mtime_ns = _mtime_ns(handles, path)
-            if mtime_ns is not None:
-                times.append((-mtime_ns, path))
-    times.sort(key=_first)
-    return [path for _, path in times]
-
-
-def _first(pair: tuple[int, RepoPath]) -> int:
-    return pair[0]
-
-
-def _mtime_ns(handles: Handles, path: RepoPath) -> int | None:
-    parent, _, name = path.rpartition("/")
-    try:
-        status = os.stat(name, dir_fd=handles.directory(parent or ROOT), follow_symlinks=False)
-    except OSError:
-        return None
-    return status.st_mtime_ns if stat.S_ISREG(status.st_mode) else None
+        for folder, files in folders.items():
+            with suppress(OSError):
+                times += _times(handles.directory(folder), files)
+    times.sort()
+    return [path for _, _, path in times]

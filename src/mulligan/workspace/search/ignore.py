@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TypeAlias
@@ -91,6 +91,7 @@ class _Index:
         self._names: dict[bytes, int] = {}
         self._paths: dict[bytes, int] = {}
         self._suffixes: dict[bytes, int] = {}
+        self._path_starts: set[bytes] = set()
         name_sources: dict[int, bytes] = {}
         path_sources: dict[int, bytes] = {}
         for number, rule in rules:
@@ -98,16 +99,34 @@ class _Index:
         self._endings = tuple(self._suffixes)
         self._name_match, self._name_numbers = _union(name_sources)
         self._path_match, self._path_numbers = _union(path_sources)
-        self.needs_path = bool(self._paths or self._path_numbers)
+        self._needs_path = bool(self._paths or self._path_numbers)
 
     def _file(self, number: int, rule: Rule, sources: dict[int, bytes]) -> None:
         prefix = literal_prefix(rule.pattern)
+        if rule.anchored:
+            self._path_starts.add(prefix)
         if prefix == rule.pattern:
             (self._paths if rule.anchored else self._names)[prefix] = number
         elif not rule.anchored and rule.pattern[:1] == b"*" and literal_prefix(rule.pattern[1:]) == rule.pattern[1:]:
             self._suffixes[rule.pattern[1:]] = number
         elif len(sources) < WILDCARD_RULES_MAX and (source := _source(rule, prefix)) is not None:
             sources[number] = source
+
+    def mentions(self, names: Sequence[bytes], directory: bytes) -> Iterator[int]:
+        """Which of the names of a directory some rule matches, by their places. One pass, for whole listings."""
+        known, endings, match = self._names, self._endings, self._name_match
+        if self._name_numbers:
+            yield from (at for at, name in enumerate(names) if name in known or name.endswith(endings) or match(name))
+        elif known or endings:
+            yield from (at for at, name in enumerate(names) if name in known or name.endswith(endings))
+        if self._speaks_of(directory):
+            paths, path_match = self._paths, self._path_match
+            rels = (directory + name for name in names)
+            yield from (at for at, rel in enumerate(rels) if rel in paths or path_match(rel))
+
+    def _speaks_of(self, directory: bytes) -> bool:
+        """Whether a rule about paths may match inside the directory, by the part before its first wildcard."""
+        return any(directory.startswith(start) or start.startswith(directory) for start in self._path_starts)
 
     def last(self, name: bytes, path: bytes) -> int:
         """The number of the last rule that matches, -1 when none does."""
@@ -116,7 +135,7 @@ class _Index:
             best = max(best, *(number for end, number in self._suffixes.items() if name.endswith(end)))
         if self._name_numbers and (hit := self._name_match(name)) is not None:
             best = max(best, self._name_numbers[hit.lastindex or 0])
-        if self.needs_path:
+        if self._needs_path:
             best = max(best, self._paths.get(path, -1))
             if self._path_numbers and (hit := self._path_match(path)) is not None:
                 best = max(best, self._path_numbers[hit.lastindex or 0])
@@ -127,7 +146,7 @@ def _source(rule: Rule, prefix: bytes) -> bytes | None:
     """Git compares the part before the first wildcard by itself, so that a `**` right after it opens a pattern."""
     if not rule.anchored:
         return translate(rule.pattern)
-    rest = translate(rule.pattern[len(prefix) :])
+    rest = translate(rule.pattern[len(prefix) :], after=prefix)
     return None if rest is None else re.escape(prefix) + rest
 
 
@@ -159,6 +178,10 @@ class RuleFile:
         """True: ignored; False: taken back; None: not mentioned. `path` is from the root."""
         number = (self._for_dirs if is_dir else self._for_files).last(name, path[self._base_length :])
         return None if number < 0 else not self._rules[number].negated
+
+    def mentions(self, names: Sequence[bytes], prefix: bytes) -> Iterator[int]:
+        """The places of the names, of the directory with this prefix, that some rule may be about."""
+        return self._for_dirs.mentions(names, prefix[self._base_length :])
 
     @cached_property
     def _for_dirs(self) -> _Index:
@@ -193,13 +216,25 @@ class IgnoreRules:
                     return verdict
         return False
 
+    def divide(self, entries: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The entries of this directory, those that are directories with a slash, into kept and ignored ones."""
+        if self.is_empty or not entries:
+            return entries, ()
+        joined = "\0".join((*entries, "")).replace("/\0", "\0")
+        names = joined.encode("utf-8", "surrogateescape").split(b"\0")[:-1]
+        suspects = {at for rules in (*self.own, *self.git, *self.exclude) for at in rules.mentions(names, self.prefix)}
+        out = {entries[at] for at in suspects if self.ignores(entries[at].rstrip("/"), entries[at][-1] == "/")}
+        if not out:
+            return entries, ()
+        return tuple(one for one in entries if one not in out), tuple(one for one in entries if one in out)
+
     def child(self, name: str, sources: IgnoreSources = NO_SOURCES) -> IgnoreRules:
         """The rules inside the directory `name` of this one."""
         return self._at(self.prefix + name.encode("utf-8", "surrogateescape") + b"/", sources)
 
     def with_sources(self, sources: IgnoreSources) -> IgnoreRules:
         """The same directory with its ignore files read."""
-        return self._at(self.prefix, sources)
+        return self if sources is NO_SOURCES else self._at(self.prefix, sources)
 
     def _at(self, prefix: bytes, sources: IgnoreSources) -> IgnoreRules:
         length = len(prefix)

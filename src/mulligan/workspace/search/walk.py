@@ -61,6 +61,8 @@ class Place:
     rules: IgnoreRules
     kept: tuple[str, ...]
     ignored: tuple[str, ...]
+    is_leaf: bool
+    """Whether no directory was kept."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -81,6 +83,7 @@ class _Frame:
     fd: int
     rules: IgnoreRules
     rest: Iterator[str]
+    is_leaf: bool = False
 
 
 @dataclass(slots=True)
@@ -231,6 +234,9 @@ class _Walker:
     def _go_on(self, frame: _Frame, depth: int) -> _Frame | None:
         """Take entries up to the next directory that can be entered; None when the frame has no more."""
         prefix, files = frame.prefix, self.walk.files
+        if frame.is_leaf:
+            files += [RepoPath(prefix + entry) for entry in frame.rest]
+            return None
         for entry in frame.rest:
             if entry[-1] != "/":
                 files.append(RepoPath(prefix + entry))
@@ -269,7 +275,7 @@ class _Walker:
         prefix = "" if path == ROOT else path + "/"
         self._note(prefix, place)
         self.walk.places[path] = place
-        return _Frame(prefix, fd, place.rules, iter(place.kept))
+        return _Frame(prefix, fd, place.rules, iter(place.kept), is_leaf=place.is_leaf)
 
     def _place(self, fd: int, path: RepoPath, above: IgnoreRules, inside: IgnoreRules | None) -> Place:
         old = self.known.get(path)
@@ -281,8 +287,8 @@ class _Walker:
         if old is not None and old.listing is listing and old.above is above and old.sources == sources:
             return old
         rules = (above.child(name_of(path)) if inside is None else inside).with_sources(sources)
-        kept, ignored = _divide(listing.entries, rules)
-        return Place(listing, above, sources, rules, kept, ignored)
+        kept, ignored = rules.divide(listing.entries)
+        return Place(listing, above, sources, rules, kept, ignored, is_leaf="/" not in "".join(kept))
 
     def _note(self, prefix: str, place: Place) -> None:
         for entry in place.ignored:
@@ -292,17 +298,15 @@ class _Walker:
                 self.walk.ignored_files += 1
 
     def _list(self, fd: int, stamp: Stamp) -> Listing:
-        names: list[str] = []
         with os.scandir(fd) as entries:
-            for entry in entries:
-                if entry.is_file(follow_symlinks=False):
-                    names.append(entry.name)
-                elif entry.is_dir(follow_symlinks=False):
-                    names.append(entry.name + "/")
+            names = {
+                entry.name if entry.is_file(follow_symlinks=False) else entry.name + "/"
+                for entry in entries
+                if entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
+            }
         marks = tuple(mark for mark in _MARKS if mark in names or mark + "/" in names)
-        kept = [name for name in names if name not in (_GIT, ".git/")] if _GIT in marks else names
         trusted = was_at_rest(stamp, self.now_ns) and self._is_local(fd, stamp) and stamp_of(os.fstat(fd)) == stamp
-        return Listing(stamp, trusted, tuple(_in_byte_order(kept)), marks)
+        return Listing(stamp, trusted, tuple(_in_byte_order(names - {_GIT, _GIT + "/"})), marks)
 
     def _is_local(self, fd: int, stamp: Stamp) -> bool:
         if stamp.device not in self.local_devices:
@@ -310,16 +314,8 @@ class _Walker:
         return self.local_devices[stamp.device]
 
 
-def _in_byte_order(names: list[str]) -> list[str]:
+def _in_byte_order(names: set[str]) -> list[str]:
     """Code points sort as their UTF-8 does, except for the surrogates that stand for other bytes."""
     if "".join(names).isascii():
         return sorted(names)
     return sorted(names, key=lambda name: name.encode("utf-8", "surrogateescape"))
-
-
-def _divide(entries: tuple[str, ...], rules: IgnoreRules) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    if rules.is_empty:
-        return entries, ()
-    ignored = [entry for entry in entries if rules.ignores(entry.rstrip("/"), entry[-1] == "/")]
-    left_out = set(ignored)
-    return tuple(entry for entry in entries if entry not in left_out), tuple(ignored)

@@ -39,16 +39,16 @@ def literal_prefix(pattern: bytes) -> bytes:
     return pattern
 
 
-def translate(pattern: bytes) -> bytes | None:
+def translate(pattern: bytes, after: bytes = b"") -> bytes | None:
     """Source of a regular expression that matches whole paths, `/` being special; None when nothing can match.
 
-    Wants the flag DOTALL. Holds no capturing groups.
+    `after` is what the expression will be put after. Wants the flag DOTALL. Holds no capturing groups.
     """
     try:
         fixed, wild = _Reader(pattern).split()
     except _NeverMatches:
         return None
-    return _assemble(fixed, wild)
+    return _assemble(fixed, wild, after)
 
 
 class _NeverMatches(Exception):
@@ -151,17 +151,24 @@ def _byte_class(members: set[int]) -> bytes:
     return b"[" + b"".join(b"\\x%02x" % byte for byte in sorted(members)) + b"]"
 
 
-def _assemble(fixed: list[bytes], wild: list[str]) -> bytes:
+def _assemble(fixed: list[bytes], wild: list[str], after: bytes) -> bytes:
     """A star swallows, atomically, the fixed part after it; `**` everything up to the next `**`."""
-    fixed[-1] += rb"\Z"
     source, closing = fixed[0], b""
-    for kind, part in zip(wild, fixed[1:], strict=True):
-        if kind == _STAR:
-            source += b"(?>[^/]*?" + part + b")"
-        else:
+    for number, (kind, part) in enumerate(zip(wild, fixed[1:], strict=True), start=2):
+        if kind != _STAR:
             source += closing + _OPENING[kind] + part
             closing = b")"
-    return source + closing
+        elif number == len(fixed) and _opens_a_name(after + source) and b"/" not in part:
+            source += b"[^/]*" + (b"(?<=" + part + b")" if part else b"")
+        else:
+            source += b"(?>[^/]*?" + part + (rb"\Z)" if number == len(fixed) else b")")
+    return source + rb"\Z" + closing
 
 
 _OPENING = {_ANY_DIRS: b"(?>(?:[^/]*/)*?", _ANYTHING: b"(?>.*?"}
+
+
+def _opens_a_name(source: bytes) -> bool:
+    """Whether what follows is matched from the start of a name, so that looking back from its end is safe and quick."""
+    before = source.removesuffix(_OPENING[_ANY_DIRS]).rstrip(b")")
+    return not before or before.endswith(b"/")

@@ -1,0 +1,196 @@
+"""What the substrate works with: one root's leases and snapshots, and one request at them."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from mulligan.boundary.capability import FsOp
+from mulligan.boundary.verdict import Boundary
+from mulligan.effects.handle import commit_or_abort
+from mulligan.effects.hosting import hosted
+from mulligan.effects.scene import Scene
+from mulligan.effects.substrate.failure import Failure
+from mulligan.effects.substrate.shelf import Shelf
+from mulligan.history.call import Call
+from mulligan.history.desk import Desk
+from mulligan.values.faults import MulliganError
+from mulligan.values.ids import SessionId, TurnId
+from mulligan.values.limits import MIB_BYTES
+from mulligan.values.paths import ROOT, RepoPath, from_wire, path_bytes
+from mulligan.values.refusal import Refused
+from mulligan.workspace.census import GONE, Seen, bytes_at
+from mulligan.workspace.fingerprint import TreeState
+from mulligan.workspace.lease import Lease, Leases
+from mulligan.workspace.listing import Kind, Listed, list_below
+from mulligan.workspace.search.handles import Handles
+
+CONTENT_MAX_BYTES = 10 * MIB_BYTES
+SEARCHED_MAX_BYTES = 64 * MIB_BYTES
+
+_KINDS: Mapping[str, Kind] = {"file": "file", "symlink": "symlink"}
+
+
+class Bench:
+    """One root, open for the substrate's tools. For any thread. Close it."""
+
+    def __init__(self, desk: Desk, boundary: Boundary) -> None:
+        self.desk = desk
+        self.boundary = boundary
+        ledger = desk.ledger
+        self.leases = Leases(ledger.store, desk.root.id, desk.disk.root, clock=ledger.clock, ids=ledger.ids)
+        self.shelf = Shelf(ledger, desk.root.id)
+
+    def close(self) -> None:
+        self.leases.close()
+
+
+@dataclass(slots=True, frozen=True)
+class Named:
+    """Whose request it is and what it is called, as far as the caller says. `began` is told the id of its call."""
+
+    session: SessionId
+    label: str | None = None
+    turn: TurnId | None = None
+    began: Callable[[Call], None] = field(default=lambda call: None)
+
+
+def parse_path(text: str) -> RepoPath:
+    """S2's paths: relative, without `..`, without a leading `~`."""
+    plain = text if not text.startswith("base64:") else _decoded(text)
+    if not plain or "\0" in plain:
+        raise Failure("INVALID_ARGUMENT", "A path is non-empty text without NUL.")
+    if plain.startswith(("/", "~")) or ".." in plain.split("/"):
+        raise Failure("PERMISSION_DENIED", f"{plain!r} is not a path below the root.")
+    try:
+        return from_wire(text)
+    except MulliganError as error:
+        raise Failure("INVALID_ARGUMENT", error.message) from None
+
+
+def _decoded(text: str) -> str:
+    import binascii
+    from base64 import b64decode
+
+    try:
+        return b64decode(text[len("base64:") :], validate=True).decode("utf-8", "surrogateescape")
+    except (binascii.Error, ValueError):
+        raise Failure("INVALID_ARGUMENT", "A path that begins with 'base64:' is base64.") from None
+
+
+@dataclass(slots=True)
+class Ask:
+    """One request: the session it is for, under its boundary."""
+
+    bench: Bench
+    tool: str
+    named: Named
+    boundary: Boundary
+    call_id: str | None = None
+
+    @property
+    def desk(self) -> Desk:
+        return self.bench.desk
+
+    @staticmethod
+    def of(bench: Bench, tool: str, named: Named) -> Ask:
+        """Refuses a session that is closed or has expired."""
+        bench.desk.ledger.session(named.session, bench.desk.root)
+        boundary = hosted(bench.desk, named.session, default=bench.boundary).boundary
+        return Ask(bench, tool, named, boundary)
+
+    # Leases.
+
+    def lease(self, lease_id: str | None) -> tuple[Lease, TreeState]:
+        """The given lease, found to hold, or a new one."""
+        leases = self.bench.leases
+        if lease_id is not None:
+            return leases.check(lease_id)
+        state = leases.fingerprints.state()
+        return leases.issue(state), state
+
+    # Looking.
+
+    def real_path(self, op: FsOp, path: RepoPath, *, final: bool = True) -> RepoPath:
+        """Where a path leads, below the root and within what the session may see."""
+        boundary = self.boundary
+        boundary.check_op(op)
+        try:
+            spot = self.desk.disk.resolve(path, follow=boundary.capability.follow_symlinks, final=final)
+        except (FileNotFoundError, NotADirectoryError):
+            raise Failure("NOT_FOUND", f"{path} does not exist.") from None
+        with spot:
+            if spot.outside:
+                raise Failure("PERMISSION_DENIED", f"{path} leads out of the root.")
+            boundary.check_path(op, spot.path)
+            return spot.path
+
+    @contextmanager
+    def looking(self) -> Iterator[Handles]:
+        with Handles(self.desk.disk.root.handle) as handles:
+            yield handles
+
+    def seen(self, handles: Handles, path: RepoPath) -> Seen:
+        return self.bench.leases.census.look(handles, path)
+
+    def read(self, handles: Handles, path: RepoPath, seen: Seen) -> bytes:
+        """The bytes that were seen at a path a moment ago; REPO_CHANGED if they are others now."""
+        from mulligan.values.digest import digest_of
+
+        try:
+            data = bytes_at(handles, path)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                raise
+            raise moved(path) from None
+        if digest_of(data) != seen.digest:
+            raise moved(path)
+        return data
+
+    def below(self, op: FsOp, path: RepoPath, *, include_ignored: bool = False) -> Iterator[Listed]:
+        """Everything below a real directory that the session may see; the path itself if it is none."""
+        with self.looking() as handles:
+            seen = self.seen(handles, path)
+        if seen.kind != "dir":
+            if seen == GONE:
+                raise Failure("NOT_FOUND", f"{path} does not exist.")
+            yield Listed(path, _KINDS.get(seen.kind, "special"))
+            return
+        admits = self.boundary.admits
+        found = list_below(self.desk.disk.root.handle, path, include_ignored=include_ignored)
+        yield from (one for one in found if admits(op, one.path))
+
+    # Acting.
+
+    @contextmanager
+    def call(self) -> Iterator[Scene]:
+        """A call of this request: it commits when the block ends well, and never happened otherwise."""
+        named = self.named
+        call = self.desk.call(named.session, turn=named.turn, label=named.label, tool=self.tool.replace(".", "_"))
+        self.call_id = call.id
+        named.began(call)
+        try:
+            yield Scene(self.desk, named.session, self.boundary, call)
+            commit_or_abort(call)
+        except BaseException as error:
+            call.abort(error.code if isinstance(error, Failure | Refused | MulliganError) else type(error).__name__)
+            raise
+
+
+def moved(path: RepoPath) -> Failure:
+    return Failure("REPO_CHANGED", f"{path} changed while it was being read; try again.")
+
+
+def unique_paths(texts: Iterable[str]) -> list[RepoPath]:
+    return sorted({parse_path(text) for text in texts}, key=path_bytes)
+
+
+def parents_seen(paths: Iterable[RepoPath], look: Callable[[RepoPath], Seen]) -> Mapping[RepoPath, Seen]:
+    """The directories that listed paths imply, without the root."""
+    from mulligan.values.paths import ancestors_of
+
+    above = {parent for path in paths for parent in ancestors_of(path) if parent != ROOT}
+    return {path: look(path) for path in sorted(above, key=os.fsencode)}

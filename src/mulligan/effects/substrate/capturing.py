@@ -1,0 +1,125 @@
+"""Taking the state of live files as one consistent whole, or noticing that they would not hold still."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mulligan.effects.substrate.bench import Ask, moved, unique_paths
+from mulligan.effects.substrate.failure import Failure
+from mulligan.values.digest import Digest
+from mulligan.values.paths import RepoPath, to_wire
+from mulligan.workspace.census import GONE, Seen
+from mulligan.workspace.fingerprint import Fingerprint, TreeState
+from mulligan.workspace.lease import Lease
+from mulligan.workspace.listing import Listed
+from mulligan.workspace.manifest import Captured, Manifest
+
+
+@dataclass(slots=True, frozen=True)
+class Taken:
+    """Files as they all were at one moment. `bytes_of` gives what was seen, or fails with REPO_CHANGED."""
+
+    manifest: Manifest
+    fingerprint: Fingerprint
+    seen: Mapping[RepoPath, Seen]
+    skipped: tuple[tuple[RepoPath, str], ...]
+    bytes_of: Callable[[Captured], bytes]
+
+    def by_blob(self) -> dict[Digest, Captured]:
+        return {entry.blob: entry for entry in self.manifest.entries}
+
+
+def create(ask: Ask, args: Mapping[str, Any]) -> dict[str, Any]:
+    """snapshot.create"""
+    if "paths" not in args and "lease_id" not in args:
+        raise Failure("INVALID_ARGUMENT", "Give paths to capture, or a lease_id whose files to capture.")
+    lease = ask.lease(args["lease_id"])[0] if "lease_id" in args else None
+    paths = unique_paths(args["paths"]) if "paths" in args else touched_files(lease)
+    taken = captured(ask, paths)
+    if lease is not None:
+        ask.bench.leases.touch(lease, taken.seen)
+    shelf = ask.bench.shelf
+    identifier = shelf.put(ask.named.session, taken.fingerprint, taken.manifest, bytes_of=taken.bytes_of)
+    return {
+        "cache_hint": "immutable",
+        "snapshot_id": identifier,
+        "fingerprint": taken.fingerprint.to_json(),
+        "manifest_stats": taken.manifest.stats(),
+        "skipped": [{"path": to_wire(path), "reason": reason} for path, reason in taken.skipped],
+    }
+
+
+def touched_files(lease: Lease | None) -> list[RepoPath]:
+    """What was read or listed under a lease and is a file or link, in byte order."""
+    touched = {} if lease is None else lease.touched
+    return sorted((path for path, seen in touched.items() if seen.kind in ("file", "symlink")), key=os.fsencode)
+
+
+def captured(ask: Ask, paths: Sequence[RepoPath]) -> Taken:
+    """Everything at and below the paths, links as links. Raises Failure NOT_FOUND, or REPO_CHANGED if it moved."""
+    before = ask.bench.leases.fingerprints.state()
+    seen, dirs, skipped = _looked_at(ask, paths)
+    _check_still(ask, before, seen)
+    entries = [
+        Captured(path, now.digest, now.size, now.mode, "symlink" if now.kind == "symlink" else "file")
+        for path, now in seen.items()
+        if now.digest is not None
+    ]
+    manifest = Manifest.of(entries, dirs.items(), paths)
+
+    def bytes_of(entry: Captured) -> bytes:
+        with ask.looking() as handles:
+            return ask.read(handles, entry.path, seen[entry.path])
+
+    return Taken(manifest, before.fingerprint, seen, tuple(sorted(skipped.items())), bytes_of)
+
+
+def _looked_at(
+    ask: Ask, paths: Sequence[RepoPath]
+) -> tuple[dict[RepoPath, Seen], dict[RepoPath, int], dict[RepoPath, str]]:
+    seen: dict[RepoPath, Seen] = {}
+    dirs: dict[RepoPath, int] = {}
+    skipped: dict[RepoPath, str] = {}
+    with ask.looking() as handles:
+        for path in paths:
+            real = ask.real_path("read", path, final=False)
+            if ".git" in real.split("/"):
+                skipped[real] = "git_directory"
+                continue
+            for one in ask.below("read", real):
+                reason = _why_skipped(one)
+                if reason is not None:
+                    skipped[one.path] = reason
+                    continue
+                try:
+                    now = ask.seen(handles, one.path)
+                except PermissionError:
+                    skipped[one.path] = "unreadable"
+                    continue
+                if now.kind == "dir":
+                    dirs |= {one.path: now.mode} if one.empty else {}
+                elif now == GONE or now.digest is None:
+                    raise moved(one.path)
+                else:
+                    seen[one.path] = now
+    return seen, dirs, skipped
+
+
+def _why_skipped(one: Listed) -> str | None:
+    return "special_file" if one.kind == "special" else None
+
+
+def _check_still(ask: Ask, before: TreeState, seen: Mapping[RepoPath, Seen]) -> None:
+    """Whether all of it was so at one moment: nothing git can tell has changed, and every file is as it was read."""
+    after = ask.bench.leases.fingerprints.state()
+    if after.epoch == before.epoch:
+        return
+    if (after.fingerprint, after.facts) != (before.fingerprint, before.facts):
+        raise Failure("REPO_CHANGED", "The tree changed while it was being captured; try again.")
+    with ask.looking() as handles:
+        for path, was in seen.items():
+            if ask.seen(handles, path) != was:
+                raise moved(path)

@@ -1,0 +1,125 @@
+"""The judge of claims on every store: hierarchy, all or none, and waits that never form a circle."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mulligan.store.claims import CLAIMS, ClaimRow, Wanted, blockers, claim, may_wait, release
+from mulligan.store.protocol import Store
+from mulligan.testing.contract_tables import THINGS, Thing
+from mulligan.testing.store_bench import PATIENCE_S, StoreBench, judged
+from mulligan.testing.world import Actor, Seed, SeededIds, World
+from mulligan.values.ids import CallId
+
+places = st.sampled_from([b"/r", b"/r/a", b"/r/a/b", b"/r/a/b/c", b"/r/a-", b"/r/a0", b"/r/a/b\xff", b"/s"])
+wants = st.lists(st.builds(Wanted, places, st.booleans()), min_size=1, max_size=3)
+
+
+def _clash(mine: Wanted | ClaimRow, theirs: Wanted | ClaimRow) -> bool:
+    """The rule in one line: the same place, or one deep claim above the other place."""
+    above = [(mine, theirs), (theirs, mine)]
+    return mine.place == theirs.place or any(bool(a.deep) and b.place.startswith(a.place + b"/") for a, b in above)
+
+
+class ClaimContract(StoreBench):
+    """Who may change a place: hierarchy, all or none, and waits that never form a circle."""
+
+    @judged
+    @given(st.lists(st.tuples(st.sampled_from(["1", "2", "3"]), wants), max_size=6), wants)
+    def test_blockers_are_exactly_the_clashing_claims_of_others(
+        self, taken: list[tuple[str, list[Wanted]]], wanted: list[Wanted]
+    ) -> None:
+        with self.fresh() as store, store.write() as tx:
+            for call, places_wanted in taken:
+                if not blockers(tx, CallId(call), places_wanted):
+                    claim(tx, CallId(call), places_wanted)
+            others = [row for row in tx.select(CLAIMS) if row.call != "2"]
+            expected = [row for row in others if any(_clash(one, row) for one in wanted)]
+            assert blockers(tx, CallId("2"), wanted) == expected
+
+    def test_a_claim_of_ones_own_is_kept_and_only_deepened(self, store: Store) -> None:
+        with store.write() as tx:
+            for deep in (False, True, False):
+                claim(tx, CallId("1"), [Wanted(b"/r/a", deep)])
+            assert tx.select(CLAIMS) == [ClaimRow(b"/r/a", "1", 1)]
+            assert blockers(tx, CallId("1"), [Wanted(b"/r", True)]) == []
+
+    def test_release_frees_ones_own_and_nothing_else(self, store: Store) -> None:
+        with store.write() as tx:
+            claim(tx, CallId("1"), [Wanted(b"/r/a"), Wanted(b"/r/b")])
+            claim(tx, CallId("2"), [Wanted(b"/s")])
+            release(tx, CallId("1"))
+            assert tx.select(CLAIMS) == [ClaimRow(b"/s", "2", 0)]
+
+    def test_the_older_waits_and_the_younger_gives_up(self, store: Store) -> None:
+        ids = SeededIds()
+        older, younger = CallId(ids.new()), CallId(ids.new())
+        held = [ClaimRow(b"/r", younger, 0)]
+        assert (may_wait(older, held), may_wait(younger, [ClaimRow(b"/r", older, 0)])) == (True, False)
+        assert may_wait(older, [*held, ClaimRow(b"/s", "", 0)]) is False
+
+    @judged
+    @given(st.integers(0, 2**32), st.lists(st.lists(wants, min_size=1, max_size=3), min_size=2, max_size=5))
+    def test_calls_that_wait_or_die_all_end_and_never_clash(self, number: int, calls: list[list[list[Wanted]]]) -> None:
+        world = World(Seed(number))
+        ended: dict[str, str] = {}
+        with world.seed, self.fresh() as store:
+            names = [world.ids.new() for _ in calls]
+            actors = {
+                name: _calling(store, CallId(name), steps, ended) for name, steps in zip(names, calls, strict=True)
+            }
+            world.scheduler.run(actors, after_each=lambda: _nobody_clashes(store))
+            assert sorted(ended) == names
+            assert ended[names[0]] == "done"
+
+    def test_threads_that_claim_at_once_never_share_a_place(self, store: Store) -> None:
+        ids = SeededIds()
+        names = [ids.new() for _ in range(40)]
+
+        def attempt(name: str) -> bool:
+            with store.write() as tx:
+                if blockers(tx, CallId(name), [Wanted(b"/r/a"), Wanted(b"/r/b", True)]):
+                    return False
+                claim(tx, CallId(name), [Wanted(b"/r/a"), Wanted(b"/r/b", True)])
+                tx.put(THINGS, Thing(name, 1))
+                return True
+
+        with ThreadPoolExecutor(8) as pool:
+            won = [job.result(PATIENCE_S) for job in [pool.submit(attempt, name) for name in names]]
+        assert won.count(True) == 1
+        assert [row.shelf for row in self.things(store)] == [names[won.index(True)]]
+
+
+def _calling(store: Store, call: CallId, steps: list[list[Wanted]], ended: dict[str, str]) -> Actor:
+    """One call: takes what each step wants, waits for younger calls, dies for older ones, releases at its end."""
+
+    def standing(wanted: list[Wanted]) -> list[ClaimRow]:
+        with store.read() as tx:
+            return blockers(tx, call, wanted)
+
+    outcome = "done"
+    for wanted in steps:
+        yield None
+        while outcome == "done":
+            with store.write() as tx:
+                inway = blockers(tx, call, wanted)
+                if not inway:
+                    claim(tx, call, wanted)
+                    break
+            if may_wait(call, inway):
+                yield lambda wanted=wanted: not standing(wanted) or not may_wait(call, standing(wanted))  # type: ignore[misc]
+            else:
+                outcome = "died"
+    yield None
+    with store.write() as tx:
+        release(tx, call)
+    ended[call] = outcome
+
+
+def _nobody_clashes(store: Store) -> None:
+    with store.read() as tx:
+        held = tx.select(CLAIMS)
+    assert [(a, b) for a in held for b in held if a.call < b.call and _clash(a, b)] == []

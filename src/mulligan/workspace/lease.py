@@ -1,0 +1,271 @@
+"""Leases: a reader's claim that what it saw is still so.
+
+1. A lease is stale when HEAD or index moved, when git says something else of any path but the holder's own, or when a
+   touched path holds something else than was seen there. The last is what a fingerprint alone cannot tell.
+2. What the holder writes renews the lease for those paths and for no others: a change that somebody else made in the
+   same moment still makes it stale.
+3. A lease belongs to one root, outlives the process, and ends after an hour without use.
+4. Nothing is refreshed silently. A stale lease stays stale.
+
+Leases are coordination, not history: rows that no journal holds.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from mulligan.store.protocol import Store
+from mulligan.store.tables import Table
+from mulligan.values.canonical import decode, encode
+from mulligan.values.clock import Clock, parse_timestamp, timestamp
+from mulligan.values.ids import IdSource
+from mulligan.values.paths import RepoPath, name_of, path_bytes, path_from_bytes
+from mulligan.workspace.census import Census, Seen
+from mulligan.workspace.fingerprint import Fingerprint, Fingerprints, TreeState, changed_facts, parse_status
+from mulligan.workspace.places import Root
+from mulligan.workspace.search.handles import Handles
+
+IDLE_LIMIT = timedelta(hours=1)
+_FORGET_AFTER = timedelta(days=1)
+_USE_NOTED_EVERY = timedelta(minutes=1)
+_FORGET_BATCH = 20
+_FACTS_KEPT_BYTES = 256 * 1024
+_REMEMBERED_LEASES = 256
+_RULE_FILES = frozenset({".gitignore", ".ignore", ".gitattributes"})
+
+
+@dataclass(slots=True, frozen=True)
+class LeaseRow:
+    """`facts_hash` and `facts` (packed, unless too many) say what git said of all paths but the holder's own."""
+
+    id: str
+    root: str
+    fingerprint: str
+    facts_hash: str
+    facts: bytes | None
+    used_at: str
+    version: int
+
+
+@dataclass(slots=True, frozen=True)
+class LeasePathRow:
+    """A touched path and what was seen there; `own` if the holder wrote it."""
+
+    lease: str
+    path: bytes
+    seen: bytes
+    own: int
+
+
+LEASES: Table[LeaseRow] = Table("leases", LeaseRow, key=("id",), indexes=(("used_at",),))
+LEASE_PATHS: Table[LeasePathRow] = Table("lease_paths", LeasePathRow, key=("lease", "path"))
+
+
+class UnknownLease(Exception):
+    """No such lease, or it belongs to another root."""
+
+
+class StaleLease(Exception):
+    """What the holder saw is no longer so. `changed` are the paths known to differ, in byte order."""
+
+    def __init__(self, lease: str, fingerprint: Fingerprint, changed: Iterable[RepoPath], *, expired: bool) -> None:
+        super().__init__(lease)
+        self.lease = lease
+        self.fingerprint = fingerprint
+        self.changed = sorted(set(changed), key=path_bytes)
+        self.expired = expired
+
+
+@dataclass(slots=True)
+class Lease:
+    """A lease in memory, as of `row.version`. `verified`: the epoch in which it was last found to hold."""
+
+    row: LeaseRow
+    touched: dict[RepoPath, Seen] = field(default_factory=dict)
+    own: set[RepoPath] = field(default_factory=set)
+    verified: tuple[object, ...] | None = None
+
+    @property
+    def id(self) -> str:
+        return self.row.id
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        return Fingerprint(**decode(self.row.fingerprint))
+
+
+class Leases:
+    """The leases of one root. For any thread."""
+
+    def __init__(self, store: Store, root_id: str, root: Root, *, clock: Clock, ids: IdSource) -> None:
+        self.census = Census(root, clock)
+        self.fingerprints = Fingerprints(root, clock)
+        self._store = store
+        self._root_id = root_id
+        self._root = root
+        self._clock = clock
+        self._ids = ids
+        self._lock = threading.RLock()
+        self._memory: OrderedDict[str, Lease] = OrderedDict()
+
+    def close(self) -> None:
+        self.fingerprints.close()
+
+    # The life of a lease.
+
+    def issue(self, state: TreeState) -> Lease:
+        print_ = encode(state.fingerprint.to_json()).decode("utf-8")
+        now = timestamp(self._clock)
+        row = LeaseRow(self._ids.new(), self._root_id, print_, state.facts_hash, _packed(state.facts), now, 1)
+        with self._lock, self._store.write() as tx:
+            tx.put(LEASES, row)
+            cutoff = _before(self._clock, _FORGET_AFTER)
+            for old in tx.select(LEASES, between=("used_at", "", cutoff), order=("used_at",), limit=_FORGET_BATCH):
+                tx.delete(LEASES, old.id)
+                for path in tx.select(LEASE_PATHS, {"lease": old.id}):
+                    tx.delete(LEASE_PATHS, path.lease, path.path)
+        return self._remember(Lease(row, verified=state.epoch))
+
+    def check(self, lease_id: str) -> tuple[Lease, TreeState]:
+        """The lease and the state it holds in. Raises UnknownLease or StaleLease."""
+        with self._lock:
+            lease = self._find(lease_id)
+            state = self.fingerprints.state()
+            if parse_timestamp(lease.row.used_at) + IDLE_LIMIT < self._clock.now():
+                raise StaleLease(lease_id, state.fingerprint, (), expired=True)
+            if lease.verified != state.epoch:
+                self._verify(lease, state)
+            self._note_use(lease)
+            return lease, state
+
+    def touch(self, lease: Lease, seen: Mapping[RepoPath, Seen]) -> None:
+        """What the holder has now seen too. Raises StaleLease if it is not what was seen there before."""
+        with self._lock:
+            known = self._find(lease.id)
+            changed = [path for path, now in seen.items() if known.touched.get(path, now) != now]
+            if changed:
+                raise StaleLease(lease.id, self.fingerprints.state().fingerprint, changed, expired=False)
+            fresh = {path: now for path, now in seen.items() if path not in known.touched}
+            if fresh:
+                self._write(known, fresh, own=())
+
+    def renew(self, lease: Lease, before: TreeState, own: Mapping[RepoPath, Seen]) -> TreeState:
+        """The holder wrote these paths: from now on they are as they were left. The state of the tree after it."""
+        with self._lock:
+            known = self._find(lease.id)
+            after = self.fingerprints.state()
+            # New ignore rules change what git says of others' files; then all of it is taken as it is now.
+            told = after if any(name_of(path) in _RULE_FILES for path in own) else before
+            known.own |= own.keys()
+            facts = {path: fact for path, fact in told.facts.items() if path_from_bytes(path) not in known.own}
+            hashed = told.facts_hash_without(known.own)
+            now = timestamp(self._clock)
+            known.row = LeaseRow(
+                known.id, self._root_id, known.row.fingerprint, hashed, _packed(facts), now, known.row.version
+            )
+            known.verified = None
+            self._write(known, own, own=own)
+            return after
+
+    # Holding.
+
+    def _verify(self, lease: Lease, state: TreeState) -> None:
+        base, now = lease.fingerprint, state.fingerprint
+        moved = (base.head_oid, base.index_oid) != (now.head_oid, now.index_oid)
+        told = state.facts_hash_without(lease.own)
+        changed = self._changed(lease)
+        if told != lease.row.facts_hash:
+            changed += self._told_otherwise(lease, state)
+        if moved or changed or told != lease.row.facts_hash:
+            raise StaleLease(lease.id, now, changed, expired=False)
+        lease.verified = state.epoch
+
+    def _changed(self, lease: Lease) -> list[RepoPath]:
+        found: list[RepoPath] = []
+        with Handles(self._root.handle) as handles:
+            for path, seen in sorted(lease.touched.items(), key=lambda item: path_bytes(item[0])):
+                try:
+                    same = self.census.look(handles, path) == seen
+                except OSError:
+                    same = False
+                if not same:
+                    found.append(path)
+        return found
+
+    @staticmethod
+    def _told_otherwise(lease: Lease, state: TreeState) -> list[RepoPath]:
+        if lease.row.facts is None:
+            return []
+        own = {path_bytes(path) for path in lease.own}
+        now = {path: fact for path, fact in state.facts.items() if path not in own}
+        return changed_facts(parse_status(zlib.decompress(lease.row.facts)), now)
+
+    # Keeping.
+
+    def _find(self, lease_id: str) -> Lease:
+        with self._store.read() as tx:
+            row = tx.get(LEASES, lease_id)
+            if row is None or row.root != self._root_id:
+                raise UnknownLease(lease_id)
+            known = self._memory.get(lease_id)
+            if known is not None and known.row.version == row.version:
+                known.row = row
+                return known
+            rows = tx.select(LEASE_PATHS, {"lease": lease_id})
+        lease = Lease(row)
+        for one in rows:
+            path = path_from_bytes(one.path)
+            lease.touched[path] = Seen.from_json(decode(one.seen))
+            if one.own:
+                lease.own.add(path)
+        return self._remember(lease)
+
+    def _remember(self, lease: Lease) -> Lease:
+        self._memory[lease.id] = lease
+        self._memory.move_to_end(lease.id)
+        while len(self._memory) > _REMEMBERED_LEASES:
+            self._memory.popitem(last=False)
+        return lease
+
+    def _write(self, lease: Lease, seen: Mapping[RepoPath, Seen], *, own: Iterable[RepoPath]) -> None:
+        mine = set(own)
+        row = lease.row
+        lease.row = LeaseRow(
+            row.id, row.root, row.fingerprint, row.facts_hash, row.facts, timestamp(self._clock), row.version + 1
+        )
+        lease.touched |= seen
+        with self._store.write() as tx:
+            tx.put(LEASES, lease.row)
+            for path, now in seen.items():
+                owned = int(path in mine or path in lease.own)
+                tx.put(LEASE_PATHS, LeasePathRow(lease.id, path_bytes(path), encode(now.to_json()), owned))
+
+    def _note_use(self, lease: Lease) -> None:
+        """Often enough to be found in use, seldom enough to cost nothing."""
+        if lease.row.used_at >= _before(self._clock, _USE_NOTED_EVERY):
+            return
+        with self._store.write() as tx:
+            row = tx.get(LEASES, lease.id)
+            if row is not None:
+                lease.row = LeaseRow(
+                    row.id, row.root, row.fingerprint, row.facts_hash, row.facts, timestamp(self._clock), row.version
+                )
+                tx.put(LEASES, lease.row)
+
+
+def _before(clock: Clock, span: timedelta) -> str:
+    """A time that long ago, as rows have it."""
+    from mulligan.values.clock import FixedClock
+
+    return timestamp(FixedClock(clock.now() - span))
+
+
+def _packed(facts: Mapping[bytes, bytes]) -> bytes | None:
+    text = b"".join(facts[path] + b" " + path + b"\0" for path in sorted(facts) if facts[path][:1] not in b"RC")
+    packed = zlib.compress(text, 1)
+    return packed if len(packed) <= _FACTS_KEPT_BYTES else None

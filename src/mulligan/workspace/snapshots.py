@@ -1,0 +1,49 @@
+"""Snapshots in the store: one row for each, folded from `snapshot.created`, and what each was made from.
+
+The content of a snapshot decides its id; where it came from does not, so lineage is a table of its own. The first
+parent recorded stays, and nothing is its own parent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mulligan.store.journal import Record
+from mulligan.store.protocol import Tx
+from mulligan.store.tables import Table
+from mulligan.values.canonical import encode
+
+
+@dataclass(slots=True, frozen=True)
+class SnapshotRow:
+    """`manifest` is the digest of the blob that holds it, with what is kept beside it."""
+
+    root: str
+    id: str
+    fingerprint: str
+    manifest: str
+    created_at: str
+
+
+@dataclass(slots=True, frozen=True)
+class LineageRow:
+    root: str
+    child: str
+    parent: str
+
+
+SNAPSHOTS: Table[SnapshotRow] = Table("snapshots", SnapshotRow, key=("root", "id"), projected=True)
+LINEAGE: Table[LineageRow] = Table("lineage", LineageRow, key=("root", "child"), projected=True)
+
+
+def project_snapshot_created(tx: Tx, record: Record) -> None:
+    body = record.payload
+    if not tx.has(SNAPSHOTS, body["root"], body["snapshot"]):
+        text = encode(body["fingerprint"]).decode("utf-8")
+        tx.put(SNAPSHOTS, SnapshotRow(body["root"], body["snapshot"], text, body["manifest"], record.at))
+
+
+def project_snapshot_derived(tx: Tx, record: Record) -> None:
+    body = record.payload
+    if body["snapshot"] != body["from"] and not tx.has(LINEAGE, body["root"], body["snapshot"]):
+        tx.put(LINEAGE, LineageRow(body["root"], body["snapshot"], body["from"]))

@@ -1,0 +1,357 @@
+"""The history verbs as a person and a script use them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mulligan.cli import run as run_cli
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("MULLIGAN_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("MULLIGAN_CALL", raising=False)
+    return folder
+
+
+@pytest.fixture
+def run(work: Path, capfd: pytest.CaptureFixture[str]) -> Run:
+    def run_it(*arguments: str) -> Done:
+        capfd.readouterr()
+        code = run_cli(arguments)
+        out, err = capfd.readouterr()
+        return Done(code, out, err)
+
+    return run_it
+
+
+def write(run: Run, path: str, content: str, *options: str) -> str:
+    """The id of a call that wrote a file."""
+    done = run("call", "write_file", "--args", json.dumps({"path": path, "content": content}), *options)
+    assert done.code == 0, done
+    return str(done.json["call_id"])
+
+
+@pytest.mark.req("D14.cli.call", "D14.cli.call_prints_receipt")
+def test_call_prints_the_receipt_and_the_calls_id(run: Run, work: Path) -> None:
+    done = run("call", "write_file", "--args", '{"path": "a", "content": "x"}')
+    body = done.json
+    assert (done.code, body["status"], body["created"], (work / "a").read_text()) == (0, "ok", True, "x")
+    again = run("call", "host.fs.write_file", "--args", '{"path": "a", "content": "y", "mode": "create_new"}')
+    assert (again.code, again.json["error_code"], (work / "a").read_text()) == (1, "file_exists", "x")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("call", "no_such_tool"), "unknown_effect"),
+        (("call", "write_file", "--args", "[1]"), "invalid_params"),
+        (("call", "write_file", "--args", "{"), "invalid_json"),
+        (("undo", "nothing"), "unknown_call"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_2(run: Run, arguments: tuple[str, ...], code: str) -> None:
+    write(run, "a", "x")
+    done = run(*arguments, "--json")
+    assert (done.code, done.json["error"]["code"], len(done.err.splitlines())) == (2, code, 1)
+
+
+@pytest.mark.req(
+    "D14.cli.log", "D14.json.log_fields", "D14.json.log_newest_first", "D14.json.log_limit", "D14.json.external"
+)
+def test_log_lists_calls_and_outside_edits_newest_first(run: Run, work: Path) -> None:
+    first = write(run, "a", "one\n", "--turn", "t1", "--label", "call_1")
+    (work / "a").write_text("one\ntwo\n")
+    second = write(run, "a", "three\n")
+    rows = run("log", "--json").json
+    assert [row["id"] for row in rows if not row["external"]] == [second, first]
+    assert rows[-1] == {
+        "id": first,
+        "label": "call_1",
+        "session_id": "default",
+        "turn_id": "t1",
+        "tool": "write_file",
+        "status": "committed",
+        "external": False,
+        "started_at": rows[-1]["started_at"],
+        "ended_at": rows[-1]["ended_at"],
+        "changes": [{"path": "a", "kind": "created", "added": 1, "removed": 0}],
+        "coverage": [],
+    }
+    (external,) = [row for row in rows if row["external"]]
+    assert (external["tool"], external["session_id"], external["changes"]) == (
+        None,
+        None,
+        [{"path": "a", "kind": "modified", "added": 1, "removed": 0}],
+    )
+    assert len(run("log", "--json", "--limit", "1").json) == 1
+
+
+@pytest.mark.req("D14.json.log_statuses")
+def test_log_says_how_each_call_ended(run: Run) -> None:
+    write(run, "a", "x")
+    run("undo")
+    run("call", "edit_file", "--args", '{"path": "a", "old_string": "q", "new_string": "r"}')
+    statuses = {row["tool"]: row["status"] for row in run("log", "--json").json}
+    assert statuses == {"write_file": "undone", "undo": "committed", "edit_file": "aborted"}
+
+
+@pytest.mark.req("D14.json.log_change_kinds")
+def test_log_names_each_kind_of_change(run: Run, work: Path) -> None:
+    write(run, "a", "x\n")
+    (work / "script").write_text("x")
+    run("exec", "--", "chmod", "755", "script")
+    run("call", "move", "--args", '{"path": "a", "to": "b"}')
+    kinds = {(row["tool"], c["path"], c["kind"]) for row in run("log", "--json").json for c in row["changes"]}
+    assert kinds == {
+        ("write_file", "a", "created"),
+        ("exec", "script", "mode"),
+        ("move", "a", "deleted"),
+        ("move", "b", "renamed"),
+    }
+
+
+@pytest.mark.req("D14.cli.undo", "D14.cli.redo", "D14.json.ways_back", "D14.cli.whole_root")
+def test_undo_and_redo_without_a_session_mean_the_whole_root(run: Run, work: Path) -> None:
+    write(run, "a", "a", "--session", "one")
+    write(run, "b", "b", "--session", "two")
+    done = run("undo", "--json").json
+    assert done == {
+        "ok": True,
+        "call_id": done["call_id"],
+        "outcomes": [{"path": "b", "outcome": "restored"}],
+        "overwrote_external": [],
+        "rescue": done["call_id"],
+    }
+    run("undo")
+    assert os.listdir(work) == []
+    run("redo")
+    run("redo")
+    assert sorted(os.listdir(work)) == ["a", "b"]
+    assert run("redo").code == 2
+
+
+def test_undo_says_what_it_merged_and_what_it_left_alone(run: Run, work: Path) -> None:
+    write(run, "a", "1\n2\n3\n4\n5\n")
+    write(run, "b", "1\n2\n3\n")
+    call = run(
+        "call",
+        "apply_patch",
+        "--args",
+        json.dumps(
+            {
+                "patch": "*** Begin Patch\n*** Update File: a\n@@\n-1\n+one\n*** Update File: b\n@@\n-2\n+two\n*** End Patch"
+            }
+        ),
+    ).json["call_id"]
+    (work / "a").write_text("one\n2\n3\n4\nfive\n")
+    (work / "b").write_text("1\nzwei\n3\n")
+    done = run("undo", call)
+    assert done.code == 1
+    assert done.out.splitlines()[:2] == [
+        "merged your edit in a",
+        "left b alone: you changed the same lines",
+    ]
+    assert ((work / "a").read_text(), (work / "b").read_text()) == ("1\n2\n3\n4\nfive\n", "1\nzwei\n3\n")
+
+
+@pytest.mark.req("D14.cli.ways_back_options")
+def test_a_dry_run_shows_the_plan_and_does_nothing(run: Run, work: Path) -> None:
+    write(run, "a", "x")
+    done = run("undo", "--dry-run", "--json").json
+    assert (done["call_id"], done["outcomes"]) == (None, [{"path": "a", "outcome": "restored"}])
+    assert (work / "a").read_text() == "x"
+    assert [row["tool"] for row in run("log", "--json").json] == ["write_file"]
+
+
+@pytest.mark.req("D14.cli.yes_needed")
+@pytest.mark.parametrize("verb", [("gc",), ("drop", "x"), ("undo", "--on-conflict", "overwrite")])
+def test_what_destroys_needs_yes_where_nobody_can_answer(run: Run, verb: tuple[str, ...]) -> None:
+    write(run, "a", "x")
+    assert run(*verb).code == 2
+
+
+@pytest.mark.req("D14.cli.restore")
+def test_restore_takes_later_calls_of_those_paths_back_too(run: Run, work: Path) -> None:
+    write(run, "a", "one")
+    call = write(run, "a", "two")
+    write(run, "a", "three")
+    write(run, "b", "b")
+    assert run("restore", call).code == 0
+    assert ((work / "a").read_text(), (work / "b").read_text()) == ("one", "b")
+
+
+@pytest.mark.req("D14.cli.rollback", "D14.cli.turn_option")
+def test_rollback_takes_a_whole_turn_back(run: Run, work: Path) -> None:
+    write(run, "before", "x")
+    write(run, "a", "a", "--turn", "t")
+    run("exec", "--turn", "t", "--", "sh", "-c", "echo b > b")
+    assert run("rollback").code == 0
+    assert os.listdir(work) == ["before"]
+    run("redo")
+    assert sorted(os.listdir(work)) == ["a", "b", "before"]
+
+
+@pytest.mark.req("D14.cli.rewind")
+@pytest.mark.parametrize(("side", "left"), [("--before", ["one"]), ("--after", ["one", "two"])])
+def test_rewind_goes_to_either_side_of_a_call(run: Run, work: Path, side: str, left: list[str]) -> None:
+    write(run, "one", "1")
+    call = write(run, "two", "2")
+    write(run, "three", "3")
+    assert run("rewind", call, side).code == 0
+    assert sorted(os.listdir(work)) == sorted(left)
+
+
+@pytest.mark.req("D14.cli.show", "D14.cli.diff", "D14.cli.cat")
+def test_show_diff_and_cat_look_at_one_call(run: Run, work: Path) -> None:
+    write(run, "a", "old\n")
+    call = write(run, "a", "new\n")
+    shown = run("show", call, "--json").json
+    assert (shown["id"], shown["prompt"], shown["changes"][0]["path"]) == (call, None, "a")
+    (work / "a").write_text("old\n")
+    patch = run("diff", call).out
+    subprocess.run(["git", "apply", "-"], input=patch.encode(), cwd=work, check=True)
+    assert (work / "a").read_text() == "new\n"
+    assert (run("cat", call, "a").out, run("cat", call, "a", "--after").out) == ("old\n", "new\n")
+
+
+@pytest.mark.req("D14.cli.blame")
+def test_blame_names_the_call_of_each_line(run: Run, work: Path) -> None:
+    first = write(run, "a", "one\ntwo\n")
+    second = run("call", "edit_file", "--args", '{"path":"a","old_string":"two","new_string":"zwei"}').json["call_id"]
+    (work / "a").write_text("one\nzwei\nmine\n")
+    lines = run("blame", "a", "--json").json
+    assert [(line["text"], line["origin"]) for line in lines] == [
+        ("one\n", first),
+        ("zwei\n", second),
+        ("mine\n", "external"),
+    ]
+
+
+@pytest.mark.req("D14.cli.status", "D14.cli.coverage", "D14.cli.pin")
+def test_status_coverage_and_pin(run: Run) -> None:
+    call = write(run, "a", "x")
+    status = run("status", "--json").json
+    assert (status["undo"], status["redo"], status["open"], status["calls"]) == (call, None, [], 1)
+    assert run("coverage", "--json").json == []
+    assert run("pin", call, "--json").json == {"id": call, "pinned": True}
+    assert run("verify").code == 0
+
+
+@pytest.mark.req(
+    "D14.cli.fork", "D14.cli.branches", "D14.cli.merge", "D14.cli.drop", "D6.fork_copy", "D6.fork_merge", "D6.fork_drop"
+)
+def test_a_fork_is_made_merged_and_dropped(run: Run, work: Path, tmp_path: Path) -> None:
+    write(run, "a", "1\n2\n3\n4\n5\n")
+    (work / ".gitignore").write_text("ignored\n")
+    (work / "ignored").write_text("mine")
+    made = run("fork", "--files", "copy", "--to", str(tmp_path / "fork"), "--name", "idea", "--json").json
+    assert (made["session_id"], (tmp_path / "fork" / "ignored").read_text()) == ("idea", "mine")
+    run(
+        "call",
+        "edit_file",
+        "--root",
+        str(tmp_path / "fork"),
+        "--args",
+        '{"path":"a","old_string":"5","new_string":"five"}',
+    )
+    (work / "a").write_text("one\n2\n3\n4\n5\n")
+    assert [row["status"] for row in run("branches", "--json").json] == ["open"]
+    merged = run("merge", "idea", "--json").json
+    assert (merged["ok"], (work / "a").read_text()) == (True, "one\n2\n3\n4\nfive\n")
+    run("undo", merged["call_id"])
+    assert (work / "a").read_text() == "one\n2\n3\n4\n5\n"
+    assert run("drop", "idea", "--yes").code == 0
+    assert not (tmp_path / "fork").exists()
+
+
+@pytest.mark.req("D14.cli.gc")
+def test_gc_gives_back_what_nothing_names(run: Run) -> None:
+    write(run, "a", "x" * 1000)
+    assert (
+        run("gc", "--yes", "--json").json
+        == {"blobs": 0, "bytes": 0, "freed_bytes": 0}
+        | {"freed_bytes": run("gc", "--yes", "--json").json["freed_bytes"]}
+        or run("verify").code == 0
+    )
+    assert run("undo").code == 0
+
+
+@pytest.mark.req("D14.cli.demo")
+def test_the_demo_plays_to_its_end(run: Run) -> None:
+    done = run("demo")
+    assert done.code == 0
+    assert "SOMETHING IS WRONG" not in done.out
+    assert "merged your edit in cart.py" in done.out
+
+
+@pytest.mark.req("D14.cli.reads_never_write")
+@pytest.mark.parametrize("verb", [("log",), ("status",), ("diff",), ("coverage",), ("branches",), ("show", "x")])
+def test_looking_makes_nothing(run: Run, work: Path, tmp_path: Path, verb: tuple[str, ...]) -> None:
+    done = run(*verb)
+    assert (done.code, (tmp_path / "home").exists(), os.listdir(work)) == (2, False, [])
+
+
+@pytest.mark.req("D14.cli.root_default")
+def test_a_folder_below_a_known_root_means_that_root(run: Run, work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = write(run, "a", "x")
+    (work / "deep" / "er").mkdir(parents=True)
+    monkeypatch.chdir(work / "deep" / "er")
+    assert [row["id"] for row in run("log", "--json").json] == [call]
+
+
+@pytest.mark.req("D14.cli.many_processes")
+def test_calls_from_several_processes_at_once_all_stand(run: Run, work: Path) -> None:
+    write(run, "seed", "x")
+    command = [sys.executable, "-m", "mulligan.cli", "call", "write_file", "--args"]
+    children = [
+        subprocess.Popen([*command, json.dumps({"path": f"f{n}", "content": str(n)})], stdout=subprocess.DEVNULL)
+        for n in range(8)
+    ]
+    assert [child.wait(timeout=60) for child in children] == [0] * 8
+    assert sorted(os.listdir(work)) == sorted([*(f"f{n}" for n in range(8)), "seed"])
+    assert len(run("log", "--json").json) == 9
+    assert run("verify").code == 0
+
+
+@pytest.mark.req("D14.cli.asks_on_terminal")
+@pytest.mark.parametrize(("answer", "left"), [("n\n", ["a"]), ("y\n", [])])
+def test_on_a_terminal_undo_shows_its_plan_and_asks(run: Run, work: Path, answer: str, left: list[str]) -> None:
+    write(run, "a", "x")
+    controller, terminal = pty.openpty()
+    child = subprocess.Popen([sys.executable, "-m", "mulligan.cli", "undo"], stdin=terminal, stdout=terminal, cwd=work)
+    os.close(terminal)
+    shown = b""
+    while b"Go ahead?" not in shown:
+        shown += os.read(controller, 1024)
+    os.write(controller, answer.encode())
+    child.wait(timeout=60)
+    os.close(controller)
+    assert (b"would have removed a" in shown, os.listdir(work)) == (True, left)

@@ -1,0 +1,200 @@
+"""`verify`, `du` and `doctor` as a person and a script see them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mulligan
+from mulligan.cli import VERBS, LazyGroup, cli
+from mulligan.cli.output import size_words, visible
+from mulligan.store.blobs import BODIES
+from mulligan.store.sqlite import SqliteStore
+from mulligan.testing.contract_tables import CONTRACT_SCHEMA
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def run(*arguments: str, home: Path | None = None) -> Done:
+    environ = {**os.environ, "MULLIGAN_HOME": str(home)} if home is not None else dict(os.environ)
+    command: Sequence[str] = [sys.executable, "-m", "mulligan.cli", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environ, check=False)
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A store with two sessions in it, each with a file of its own."""
+    directory, root = tmp_path / "home", tmp_path / "root"
+    root.mkdir()
+    with mulligan.open(str(root), store=str(directory)) as opened:
+        for name in ("one", "two"):
+            with opened.session(name).call() as call:
+                call.write_file(f"{name}.txt", f"{name}\n" * 200)
+    return directory
+
+
+class TestVerify:
+    def test_says_so_when_every_byte_is_what_was_written(self, home: Path) -> None:
+        done = run("verify", home=home)
+        assert (done.code, done.err, len(done.out.splitlines())) == (0, "", 1)
+        assert run("verify", "--json", home=home).json == {"ok": True, "problems": []}
+
+    def test_can_be_asked_about_one_session(self, home: Path) -> None:
+        assert run("verify", "--session", "one", "--json", home=home).json == {"ok": True, "problems": []}
+        assert run("verify", "--session", "none", home=home).code == 2
+
+    def test_ends_with_three_when_a_byte_is_not(self, home: Path) -> None:
+        store = SqliteStore(str(home), CONTRACT_SCHEMA)
+        with store.write() as tx:
+            body = tx.select(BODIES)[0]
+            tx.put(BODIES, type(body)(body.digest, body.body[:-1] + bytes([body.body[-1] ^ 1])))
+        store.close()
+        done = run("verify", "--json", home=home)
+        assert (done.code, done.json["ok"], done.json["problems"][0]["kind"]) == (3, False, "blob")
+        assert run("verify", home=home).code == 3
+        assert run("verify", "--quick", home=home).code == 0
+
+    def test_ends_with_three_when_the_file_is_no_store(self, tmp_path: Path) -> None:
+        (tmp_path / "store.db").write_bytes(b"nothing of ours" * 100)
+        done = run("verify", home=tmp_path)
+        assert (done.code, done.out, len(done.err.splitlines())) == (3, "", 1)
+
+    @pytest.mark.parametrize("url", ["foo://x", "postgresql://host/db", "/dev/null/below", "missing"])
+    def test_ends_with_two_and_one_line_when_there_is_no_store(self, tmp_path: Path, url: str) -> None:
+        place = str(tmp_path / url) if url == "missing" else url
+        done = run("verify", "--store", place)
+        assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_gives_scripts_the_code_of_the_fault(self) -> None:
+        done = run("verify", "--store", "foo://x", "--json")
+        assert (done.code, done.json["error"]["code"]) == (2, "invalid_store_url")
+
+
+class TestDu:
+    def test_shows_sessions_blobs_and_journal(self, home: Path) -> None:
+        shown = run("du", "--json", home=home).json
+        assert [session["id"] for session in shown["sessions"]] == ["one", "two"]
+        assert all(session["blobs"] == 1 and session["blob_bytes"] > 0 for session in shown["sessions"])
+        assert shown["journal"]["records"] > 4
+        assert shown["total_bytes"] > shown["journal"]["bytes"] > 0
+        assert [place["place"] for place in shown["blobs"]] == ["db"]
+        assert run("du", home=home).code == 0
+
+    def test_can_be_asked_about_one_session_or_root(self, home: Path) -> None:
+        one = run("du", "--session", "one", "--json", home=home).json
+        assert [session["id"] for session in one["sessions"]] == ["one"]
+        here = run("du", "--root", str(home.parent / "root"), "--json", home=home).json
+        assert [session["id"] for session in here["sessions"]] == ["one", "two"]
+        assert run("du", "--root", str(home), "--json", home=home).json["sessions"] == []
+        assert run("du", "--session", "none", home=home).code == 2
+
+
+class TestDoctor:
+    WANTED = (
+        *("python", "sqlite", "state directory", "openat2", "exchange", "leases", "seccomp notify", "overlay"),
+        *("landlock", "git", "rg", "re2"),
+    )
+
+    def test_says_what_there_is_without_making_anything(self, tmp_path: Path) -> None:
+        done = run("doctor", "--json", home=tmp_path / "none")
+        names = [finding["name"] for finding in done.json["findings"]]
+        assert (done.code, set(self.WANTED) - set(names), list(tmp_path.iterdir())) == (0, set(), [])
+
+    def test_says_that_a_store_opens_or_why_not(self, home: Path, tmp_path: Path) -> None:
+        assert _finding(run("doctor", "--json", home=home), "store")["ok"] is True
+        bad = tmp_path / "bad"
+        bad.mkdir()
+        (bad / "store.db").write_bytes(b"nothing of ours" * 100)
+        done = run("doctor", "--json", home=bad)
+        assert (done.code, _finding(done, "store")["ok"]) == (0, False)
+        assert run("doctor", home=bad).code == 0
+
+
+def _finding(done: Done, name: str) -> dict[str, Any]:
+    (found,) = [finding for finding in done.json["findings"] if finding["name"] == name]
+    assert isinstance(found, dict)
+    return found
+
+
+class TestTheProgram:
+    def test_bare_it_shows_its_verbs(self) -> None:
+        done = run()
+        assert done.code == 0
+        assert all(verb in done.out for verb in VERBS)
+
+    @pytest.mark.parametrize("arguments", [["nope"], ["verify", "--nope"], ["--nope"], ["verify", "extra"]])
+    def test_bad_usage_ends_with_two_and_one_line(self, arguments: list[str]) -> None:
+        done = run(*arguments)
+        assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
+
+    def test_every_verb_of_the_table_can_be_loaded_and_takes_the_common_options(self) -> None:
+        assert isinstance(cli, LazyGroup)
+        context = cli.make_context("mulligan", ["verify"])
+        # The demo works in a folder and a store of its own.
+        for name in set(cli.list_commands(context)) - {"demo"}:
+            verb = cli.get_command(context, name)
+            assert verb is not None
+            options = {option for parameter in verb.params for option in parameter.opts}
+            assert {"--root", "--session", "--store", "--json"} <= options, name
+
+    def test_showing_help_loads_no_verb_and_nothing_heavy(self) -> None:
+        script = "import sys; from mulligan.cli import run; run(['--help']); print(*sys.modules, file=sys.stderr)"
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        loaded = set(done.stderr.split())
+        assert loaded & {"mulligan.cli.store", "mulligan.store", "apsw", "orjson", "pydantic"} == set()
+
+    def test_a_reader_that_goes_away_is_no_crash(self, home: Path) -> None:
+        reading, writing = os.pipe()
+        os.close(reading)
+        environ = {**os.environ, "MULLIGAN_HOME": str(home)}
+        command = [sys.executable, "-m", "mulligan.cli", "du"]
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, env=environ, timeout=60, check=False)
+        os.close(writing)
+        assert (done.returncode, done.stderr) == (1, b"")
+
+
+class TestWhatIsShown:
+    @pytest.mark.parametrize(
+        ("text", "shown"),
+        [
+            ("plain é 日本", "plain é 日本"),
+            ("\x1b[31mred", "\\x1b[31mred"),
+            ("a\r\nb\t", "a\\x0d\\x0ab\\x09"),
+            ("\x9b31m", "\\x9b31m"),
+            ("\u202etxt.exe", "\\u202etxt.exe"),
+            ("\udcff", "\\xff"),
+            ("\ud800", "\\ud800"),
+            ("\U000e0041", "\\U000e0041"),
+        ],
+    )
+    def test_names_cannot_command_a_terminal(self, text: str, shown: str) -> None:
+        assert visible(text) == shown
+
+    @pytest.mark.parametrize(
+        ("size", "shown"),
+        [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1_572_864, "1.5 MiB"), (2**31, "2.0 GiB")],
+    )
+    def test_sizes_are_in_words(self, size: int, shown: str) -> None:
+        assert size_words(size) == shown
+
+    def test_a_name_in_an_error_cannot_command_a_terminal(self) -> None:
+        assert "\x1b" not in run("verify", "--store", "foo://\x1b[2J").err

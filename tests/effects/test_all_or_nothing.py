@@ -1,0 +1,157 @@
+"""An effect happens wholly or not at all, on the disk too, whatever fails on the way."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from effects.stage import Stage, open_stage
+from mulligan.testing import File, Link, Tree, tree_of
+from mulligan.testing.builders import Sketch
+from mulligan.testing.faults import FaultPlan
+
+BEFORE: Sketch = {"a": "1\n", "b": File(b"2\n", 0o755), "c/d": "3\n", "gone": "x\n", "e/f": "y\n", "link": Link("a")}
+
+PATCH = """\
+*** Begin Patch
+*** Update File: a
+@@
+-1
++one
+*** Update File: b
+*** Move to: moved/b
+@@
+-2
++two
+*** Delete File: gone
+*** Delete File: link
+*** Add File: new/deep/file
++new
+*** Update File: c/d
+@@
+-3
++three
+*** Delete File: e/f
+*** Add File: e
++file
+*** End Patch"""
+
+UNIFIED = """\
+--- a/a
++++ b/a
+@@ -1 +1 @@
+-1
++one
+diff --git a/b b/z/b
+similarity index 50%
+rename from b
+rename to z/b
+--- a/b
++++ b/z/b
+@@ -1 +1 @@
+-2
++two
+--- a/gone
++++ /dev/null
+@@ -1 +0,0 @@
+-x
+diff --git a/made b/made
+new file mode 120000
+--- /dev/null
++++ b/made
+@@ -0,0 +1 @@
++a
+\\ No newline at end of file
+"""
+
+EFFECTS: dict[str, dict[str, object]] = {
+    "v4a": {"effect": "apply_patch", "patch": PATCH},
+    "unified": {"effect": "apply_patch", "patch": UNIFIED, "patch_format": "unified"},
+    "delete": {"effect": "delete", "path": "c", "recursive": True},
+    "move": {"effect": "move", "path": "c", "to": "z"},
+    "move over": {"effect": "move", "path": "c", "to": "b", "overwrite": True},
+    "link over": {"effect": "move", "path": "link", "to": "b", "overwrite": True},
+    "write": {"effect": "write_file", "path": "p/q/r", "content": "x", "create_parents": True},
+    "overwrite": {"effect": "write_file", "path": "b", "content": "x"},
+    "edit": {"effect": "edit_file", "path": "b", "old_string": "2", "new_string": "3"},
+    "mkdir": {"effect": "mkdir", "path": "p/q/r", "parents": True},
+}
+
+
+def perform(stage: Stage, name: str) -> dict[str, object]:
+    params = dict(EFFECTS[name])
+    return stage.perform(str(params.pop("effect")), **params)
+
+
+def staged(base: Path, plan: FaultPlan) -> Stage:
+    stage = open_stage(base, steps=plan)
+    stage.plant(BEFORE)
+    return stage
+
+
+def run(base: Path, name: str, plan: FaultPlan) -> tuple[dict[str, object], Tree, list[str]]:
+    stage = staged(base, plan)
+    receipt = perform(stage, name)
+    steps = [step for step, _ in plan.reached]
+    tree = stage.tree()
+    stage.bench.close()
+    return receipt, tree, steps
+
+
+@pytest.mark.req("D9.patch_all_or_none", "S1.apply_patch.no_partial_writes", "AR.no_leftover_temp")
+@pytest.mark.parametrize("name", EFFECTS)
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EACCES], ids=errno.errorcode.get)
+def test_a_failure_at_any_step_leaves_every_file_as_it_was(tmp_path: Path, name: str, number: int) -> None:
+    receipt, after, steps = run(tmp_path / "undisturbed", name, FaultPlan())
+    assert receipt["status"] == "ok" and len(steps) >= 1
+    before = tree_of(staged(tmp_path / "before", FaultPlan()).root)
+    for at in range(1, len(steps) + 1):
+        plan = FaultPlan().fail(number, at=at)
+        receipt, tree, _ = run(tmp_path / f"fails-{at}", name, plan)
+        assert tree == (after if receipt["status"] == "ok" else before), (at, steps[at - 1], receipt)
+
+
+@pytest.mark.req("D16.outcomes_are_receipts")
+@pytest.mark.parametrize("step", ["exchange", "place", "set_aside"])
+def test_a_failure_at_each_file_of_a_patch(tmp_path: Path, step: str) -> None:
+    _, _, steps = run(tmp_path / "undisturbed", "v4a", FaultPlan())
+    before = tree_of(staged(tmp_path / "before", FaultPlan()).root)
+    assert steps.count(step) >= 2
+    for at in range(1, steps.count(step) + 1):
+        receipt, tree, _ = run(tmp_path / f"{step}-{at}", "v4a", FaultPlan().fail(errno.EIO, at=at, step=step))
+        assert (receipt["status"], receipt["error_code"]) == ("error", "io_error")
+        assert tree == before
+
+
+def test_one_effect_that_fails_leaves_the_others_of_its_call(tmp_path: Path) -> None:
+    stage = open_stage(tmp_path)
+    with stage.session.call() as call:
+        assert call.write_file("a", "1\n").ok
+        assert not call.apply_patch("*** Begin Patch\n*** Add File: b\n+x\n*** Delete File: no\n*** End Patch").ok
+        assert call.write_file("c", "3\n").ok
+    assert sorted(stage.tree()) == ["a", "c"]
+
+
+Interfere = Callable[[str, str], None]
+
+
+@pytest.mark.parametrize("name", ["v4a", "move", "edit"])
+def test_a_save_in_the_middle_is_never_lost(tmp_path: Path, name: str) -> None:
+    """Somebody saves one of the files just before each step in turn: it ends up where the effect put the file."""
+    path = {"v4a": "c/d", "move": "c/d", "edit": "b"}[name]
+    _, _, steps = run(tmp_path / "undisturbed", name, FaultPlan())
+    for at in range(1, len(steps) + 1):
+        base = tmp_path / f"saved-{at}"
+        saved = base / "work" / path
+
+        def save(step: str, _: str, saved: Path = saved) -> None:
+            if saved.exists():
+                saved.write_bytes(saved.read_bytes() + b"theirs\n")
+
+        receipt, tree, _ = run(base, name, FaultPlan().act(save, at=at))
+        mine = [node for node in tree.values() if isinstance(node, File) and b"theirs" in node.content]
+        kept = receipt["status"] == "ok" or (saved.exists() and b"theirs" in saved.read_bytes())
+        assert mine or kept, (at, steps[at - 1], receipt)

@@ -1,0 +1,115 @@
+"""edit_file at the level of its receipt; how text is found is in `tests/workspace/test_edit.py`."""
+
+from __future__ import annotations
+
+import pytest
+
+from effects.stage import Fields, Stage, denied, failed
+from mulligan.testing import File, Link, as_tree
+
+
+def edited(path: str, count: int, match: str = "exact") -> Fields:
+    words = f"Updated {path} ({count} replacement{'' if count == 1 else 's'})"
+    return {"status": "ok", "replacements": count, "applied": True, "match": match, "summary_text": words}
+
+
+@pytest.mark.req("S1.effects.edit_file", "S1.verify.edit_file_paths", "D12.call.edit_file")
+class TestEditFile:
+    @pytest.mark.req(
+        "S1.edit_file.ok",
+        "S1.edit_file.replacements",
+        "S1.edit_file.applied",
+        "S1.edit_file.summary_text",
+        "S1.edit_file.path",
+        "S1.edit_file.replace_all_default_false",
+        "D9.edit_match_field",
+    )
+    @pytest.mark.parametrize("name", ["path", "file_path"])
+    def test_one_exact_match(self, stage: Stage, name: str) -> None:
+        stage.plant({"d/a.py": File(b"x = 1\ny = 2\n", 0o755)})
+        found = stage.perform("host.fs.edit_file", **{name: "d/a.py"}, old_string="y = 2", new_string="y = 3")
+        assert found == edited("d/a.py", 1)
+        assert stage.tree() == as_tree({"d/a.py": File(b"x = 1\ny = 3\n", 0o755)})
+
+    @pytest.mark.req("S1.edit_file.replace_all_exact", "S1.edit_file.replacements_stable")
+    def test_all_exact_matches(self, stage: Stage) -> None:
+        stage.plant({"a": "x x  x"})
+        assert stage.perform("edit_file", path="a", old_string="x", new_string="y", replace_all=True) == edited("a", 3)
+        assert stage.bytes_of("a") == b"y y  y"
+
+    @pytest.mark.req("S1.edit_file.fuzzy_fallback", "S1.edit_file.fuzzy_quotes_dashes", "S1.edit_file.fuzzy_whitespace")
+    def test_a_fuzzy_match(self, stage: Stage) -> None:
+        stage.plant({"a": "say(“hi”)  —  now\n"})
+        found = stage.perform("edit_file", path="a", old_string='say("hi") - now', new_string="ok")
+        assert found == edited("a", 1, "fuzzy")
+        assert stage.bytes_of("a") == b"ok\n"
+
+    @pytest.mark.req("S1.edit_file.replace_all_fuzzy")
+    def test_all_fuzzy_matches(self, stage: Stage) -> None:
+        stage.plant({"a": "a  b, a\tb\n"})
+        found = stage.perform("edit_file", path="a", old_string="a b", new_string="c", replace_all=True)
+        assert found == edited("a", 2, "fuzzy")
+        assert stage.bytes_of("a") == b"c, c\n"
+
+    @pytest.mark.req("S1.edit_file.ambiguous", "S1.edit_file.error_code", "D9.edit_ambiguous_code")
+    def test_several_candidates(self, stage: Stage) -> None:
+        stage.plant({"a": "x x x"})
+        refusal = stage.refused("edit_file", path="a", old_string="x", new_string="y")
+        assert refusal == failed("ambiguous_matches", "ambiguous", replacements=3, applied=False)
+        assert stage.bytes_of("a") == b"x x x"
+
+    @pytest.mark.req("S1.edit_file.not_found")
+    def test_no_candidate_and_no_file(self, stage: Stage) -> None:
+        stage.plant({"a": "x"})
+        refusal = stage.refused("edit_file", path="a", old_string="z", new_string="y")
+        assert refusal == failed("edit_target_not_found", "not_found", replacements=0, applied=False)
+        for path in ("no", "no/no", "a/no"):
+            refusal = stage.refused("edit_file", path=path, old_string="z", new_string="y")
+            assert refusal == failed("path_not_found", "not_found")
+
+    @pytest.mark.req("S1.edit_file.old_string_required", "S1.edit_file.empty_old_string", "D9.check_order")
+    def test_an_empty_old_string_is_told_before_anything_is_looked_at(self, stage: Stage) -> None:
+        for path in ("a", "/etc/passwd"):
+            refusal = stage.refused("edit_file", path=path, old_string="", new_string="x")
+            assert refusal == failed("invalid_input_empty_old_string")
+
+    @pytest.mark.req("S1.edit_file.new_string_required")
+    def test_missing_strings(self, stage: Stage) -> None:
+        assert stage.refused("edit_file", path="a", new_string="x") == failed("invalid_params")
+        assert stage.refused("edit_file", path="a", old_string="x") == failed("invalid_params")
+
+    @pytest.mark.req("S1.edit_file.error")
+    def test_what_is_no_text(self, stage: Stage) -> None:
+        stage.plant({"bin": b"a\xff", "d": None})
+        assert stage.refused("edit_file", path="bin", old_string="a", new_string="b") == failed("invalid_utf8")
+        assert stage.refused("edit_file", path="d", old_string="a", new_string="b") == failed("is_directory")
+
+    @pytest.mark.req("S1.edit_file.forbidden")
+    def test_outside_the_root(self, stage: Stage) -> None:
+        refusal = stage.refused("edit_file", path="../x", old_string="a", new_string="b")
+        assert refusal == denied("path_not_allowed")
+
+    @pytest.mark.req("D9.edit_keeps_bytes", "D5.line_endings_kept", "A11.crlf_not_mixed")
+    def test_line_endings_and_byte_order_mark_stay(self, stage: Stage) -> None:
+        stage.plant({"a": b"\xef\xbb\xbfone\r\ntwo\r\nthree"})
+        stage.perform("edit_file", path="a", old_string="two\n", new_string="2\nand\n")
+        assert stage.bytes_of("a") == b"\xef\xbb\xbfone\r\n2\r\nand\r\nthree"
+
+    def test_through_a_link(self, stage: Stage) -> None:
+        stage.plant({"a": "x", "link": Link("a")})
+        assert stage.perform("edit_file", path="link", old_string="x", new_string="y") == edited("a", 1)
+        assert stage.tree() == as_tree({"a": "y", "link": Link("a")})
+
+    @pytest.mark.req("A12.whitespace_only_edit", "D9.edit_whitespace_only")
+    def test_only_white_space_is_never_fuzzy(self, stage: Stage) -> None:
+        stage.plant({"a": "a b\nc d\n"})
+        refusal = stage.refused("edit_file", path="a", old_string="   ", new_string="_", replace_all=True)
+        assert refusal == failed("edit_target_not_found", "not_found", replacements=0, applied=False)
+        assert stage.bytes_of("a") == b"a b\nc d\n"
+
+    @pytest.mark.req("A13.fuzzy_span", "D9.edit_span_line_breaks")
+    def test_a_fuzzy_span_over_lines_takes_just_what_matched(self, stage: Stage) -> None:
+        stage.plant({"a": "x = foo(\n    a,\n    b)\nrest\n"})
+        found = stage.perform("edit_file", path="a", old_string="foo( a, b)", new_string="bar()")
+        assert found == edited("a", 1, "fuzzy")
+        assert stage.bytes_of("a") == b"x = bar()\nrest\n"

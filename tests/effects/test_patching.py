@@ -1,0 +1,305 @@
+"""apply_patch through the effect: receipts, links, modes, directories, and the unified form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from effects.stage import Fields, Stage, denied, failed, text
+from mulligan.testing import File, Link, as_tree
+from mulligan.testing.builders import Sketch
+
+
+def v4a(*lines: str) -> str:
+    return "\n".join(["*** Begin Patch", *lines, "*** End Patch"])
+
+
+def patched(*paths: str, dry_run: bool = False, **ops: int) -> Fields:
+    counts = {name: ops.get(name, 0) for name in ("add", "update", "delete", "move")}
+    files = f"{len(paths)} file{'' if len(paths) == 1 else 's'}"
+    words = f"Patch dry-run: {files} would change" if dry_run else f"Applied patch: {files} changed"
+    shown = " ".join(f"{name}={count}" for name, count in counts.items())
+    body = {"status": "ok", "files_changed": len(paths), "changed_paths": list(paths), "ops": counts}
+    return {**body, "summary_text": f"{words} ({shown})"}
+
+
+def rejected(stage: Stage, patch: str, **params: Any) -> Fields:
+    """The refusal of a patch, which must have changed nothing; its diagnostics are bounded and checked here."""
+    before = stage.tree()
+    found = stage.refused("apply_patch", patch=patch, **params)
+    assert stage.tree() == before
+    errors = found.pop("errors")
+    assert 1 <= len(errors) <= 20 and all(isinstance(error, str) and error for error in errors)
+    return found
+
+
+@pytest.mark.req("S1.effects.apply_patch", "S1.verify.apply_patch_paths", "S1.apply_patch.native")
+class TestV4a:
+    @pytest.mark.req(
+        "S1.apply_patch.ok",
+        "S1.apply_patch.patch_text",
+        "S1.apply_patch.files_changed",
+        "S1.apply_patch.changed_paths",
+        "S1.apply_patch.ops",
+        "S1.apply_patch.summary_text",
+        "S1.apply_patch.format_default_v4a",
+        "S1.apply_patch.dry_run_default_false",
+        "D9.v4a_add_ends_with_newline",
+        "D9.tool_aliases",
+    )
+    @pytest.mark.parametrize("wrap", [str, text])
+    def test_all_four_operations(self, stage: Stage, wrap: Any) -> None:
+        stage.plant({"u": "a\nb\n", "d": "x", "m": File(b"1\n2\n", 0o755)})
+        patch = v4a(
+            "*** Update File: u", "@@", " a", "-b", "+B",
+            "*** Delete File: d",
+            "*** Add File: n/e/w", "+new",
+            "*** Update File: m", "*** Move to: k/m", "@@", "-2", "+two",
+        )  # fmt: skip
+        found = stage.perform("host.fs.apply_patch", patch=wrap(patch))
+        assert found == patched("d", "k/m", "m", "n/e/w", "u", add=1, update=2, delete=1, move=1)
+        expected: Sketch = {"u": "a\nB\n", "n/e/w": "new\n", "k/m": File(b"1\ntwo\n", 0o755)}
+        assert stage.tree() == as_tree(expected)
+
+    @pytest.mark.req("S1.apply_patch.patch_blob_ref")
+    def test_a_patch_can_be_a_blob(self, stage: Stage) -> None:
+        patch = v4a("*** Add File: a", "+" + "x" * 20_000)
+        stage.plant({"the.patch": patch})
+        ref = stage.perform("read_file", path="the.patch")["content"]["blob"]["blob_ref"]
+        assert stage.perform("apply_patch", patch={"blob_ref": {"blob_ref": ref}}) == patched("a", add=1)
+
+    @pytest.mark.req("S1.apply_patch.dry_run_no_writes")
+    def test_a_dry_run_says_the_same_and_does_nothing(self, stage: Stage) -> None:
+        stage.plant({"a": "1\n"})
+        before = stage.tree()
+        patch = v4a("*** Update File: a", "@@", "-1", "+2", "*** Add File: b", "+x")
+        assert stage.perform("apply_patch", patch=patch, dry_run=True) == patched(
+            "a", "b", dry_run=True, add=1, update=1
+        )
+        assert stage.tree() == before
+
+    @pytest.mark.req("S1.apply_patch.error", "S1.apply_patch.patch_not_empty", "S1.apply_patch.error_code")
+    @pytest.mark.parametrize(
+        ("params", "code"),
+        [
+            ({"patch": ""}, "invalid_patch_empty"),
+            ({"patch": " \n\t\n"}, "invalid_patch_empty"),
+            ({"patch": text(" ")}, "invalid_patch_empty"),
+            ({"patch": {}}, "invalid_patch"),
+            ({"patch": {"blob_ref": {"blob_ref": "x"}}}, "invalid_patch"),
+            ({"patch": {"inline_bytes": {"bytes": "base64:/w=="}}}, "invalid_patch"),
+            ({"patch": "x", "patch_format": "ed"}, "unsupported_patch_format"),
+            ({"patch": 3}, "invalid_params"),
+            ({}, "invalid_params"),
+        ],
+    )
+    def test_what_is_no_patch(self, stage: Stage, params: Fields, code: str) -> None:
+        assert stage.refused("apply_patch", **params) == failed(code)
+
+    @pytest.mark.req("S1.apply_patch.parse_error", "S1.apply_patch.errors_bounded")
+    @pytest.mark.parametrize("patch", ["nonsense", "*** Begin Patch\n*** Frob File: a\n*** End Patch"])
+    def test_a_patch_that_cannot_be_read(self, stage: Stage, patch: str) -> None:
+        assert rejected(stage, patch) == failed("patch_parse_error", "parse_error")
+
+    @pytest.mark.req("S1.apply_patch.reject", "S1.apply_patch.no_partial_writes")
+    @pytest.mark.parametrize(
+        ("lines", "code"),
+        [
+            (["*** Update File: a", "@@", "-nope", "+x"], "hunk_rejected"),
+            (["*** Update File: a", "@@ class Nowhere", "-1", "+x"], "hunk_rejected"),
+            (["*** Update File: twice", "@@", "-x", "+y"], "ambiguous_matches"),
+            (["*** Update File: bin", "@@", "-x", "+y"], "update_target_non_utf8"),
+            (["*** Add File: d", "+x"], "not_a_file"),
+            (["*** Update File: link", "*** Move to: b", "@@", "-1", "+x"], "not_a_file"),
+            (["*** Add File: ", "+x"], "patch_parse_error"),
+            (["*** Add File: a/below", "+x"], "invalid_path"),
+            (["*** Add File: n", "+x", "*** Add File: n/below", "+x"], "invalid_path"),
+        ],
+    )
+    def test_rejects(self, stage: Stage, lines: list[str], code: str) -> None:
+        stage.plant({"a": "1\n", "twice": "x\ny\nx\n", "bin": b"\xff", "d/f": "", "link": Link("a")})
+        patch = v4a("*** Add File: first", "+x", *lines)
+        before = stage.tree()
+        found = stage.refused("apply_patch", patch=patch)
+        status = "parse_error" if code == "patch_parse_error" else "reject"
+        assert (found["status"], found["error_code"]) == (status, code)
+        assert stage.tree() == before
+
+    @pytest.mark.req("S1.apply_patch.not_found")
+    def test_missing_targets(self, stage: Stage) -> None:
+        for verb, lines in (("update", ["@@", "-x", "+y"]), ("delete", [])):
+            patch = v4a("*** Add File: first", "+x", f"*** {verb.title()} File: no", *lines)
+            assert rejected(stage, patch) == failed(f"{verb}_target_not_found", "not_found")
+
+    @pytest.mark.req("S1.apply_patch.forbidden", "D8.patch_targets_checked", "A2.root_by_component")
+    @pytest.mark.parametrize("name", ["../x", "/etc/x", ".git/config", "sub/.git/hooks/x", ".GIT/x", "out/x"])
+    def test_targets_outside_or_in_git(self, stage: Stage, name: str) -> None:
+        stage.plant({"out": Link("/tmp"), ".git/config": "", "m": "x\n"})
+        code = "symlink_not_allowed" if name == "out/x" else "path_not_allowed"
+        for lines in ([f"*** Add File: {name}", "+x"], ["*** Update File: m", f"*** Move to: {name}"]):
+            assert rejected(stage, v4a("*** Add File: first", "+x", *lines)) == denied(code)
+
+    def test_a_deleted_link_is_the_link(self, stage: Stage) -> None:
+        stage.plant({"a": "x", "link": Link("a"), "out": Link("/etc/passwd"), "hangs": Link("gone")})
+        patch = v4a(*(f"*** Delete File: {name}" for name in ("link", "out", "hangs")))
+        assert stage.perform("apply_patch", patch=patch) == patched("hangs", "link", "out", delete=3)
+        assert stage.tree() == as_tree({"a": "x"})
+        assert stage.session.undo().ok
+        assert stage.tree() == as_tree({"a": "x", "link": Link("a"), "out": Link("/etc/passwd"), "hangs": Link("gone")})
+
+    def test_an_updated_link_changes_what_it_leads_to(self, stage: Stage) -> None:
+        stage.plant({"a": "1\n", "link": Link("a")})
+        patch = v4a("*** Update File: link", "@@", "-1", "+2")
+        assert stage.perform("apply_patch", patch=patch) == patched("a", update=1)
+        assert stage.tree() == as_tree({"a": "2\n", "link": Link("a")})
+
+    @pytest.mark.req("D9.v4a_replaces_existing")
+    def test_add_and_move_onto_a_file_replace_it_and_can_be_undone(self, stage: Stage) -> None:
+        stage.plant({"a": File(b"old\n", 0o700), "m": File(b"moved\n", 0o600), "t": "gone\n"})
+        before = stage.tree()
+        patch = v4a("*** Add File: a", "+new", "*** Update File: m", "*** Move to: t")
+        assert stage.perform("apply_patch", patch=patch) == patched("a", "m", "t", add=1, update=1, move=1)
+        assert stage.tree() == as_tree({"a": File(b"new\n", 0o700), "t": File(b"moved\n", 0o600)})
+        assert stage.session.undo().ok
+        assert stage.tree() == before
+
+    def test_a_file_takes_the_place_of_a_directory_that_loses_its_last_file(self, stage: Stage) -> None:
+        stage.plant({"a/b/c": "x", "a/e": None})
+        before = stage.tree()
+        patch = v4a("*** Delete File: a/b/c", "*** Add File: a", "+file")
+        assert stage.perform("apply_patch", patch=patch) == patched("a", "a/b/c", add=1, delete=1)
+        assert stage.tree() == as_tree({"a": "file\n"})
+        back = v4a("*** Delete File: a", "*** Add File: a/b", "+again")
+        assert stage.perform("apply_patch", patch=back) == patched("a", "a/b", add=1, delete=1)
+        assert stage.tree() == as_tree({"a/b": "again\n"})
+        assert stage.session.undo().ok and stage.session.undo().ok
+        assert stage.tree() == before
+
+    def test_not_of_one_that_keeps_something(self, stage: Stage) -> None:
+        stage.plant({"a/b": "x", "a/kept": "x"})
+        patch = v4a("*** Delete File: a/b", "*** Add File: a", "+file")
+        assert rejected(stage, patch) == failed("not_a_file", "reject")
+
+    @pytest.mark.req("D9.v4a_crlf_and_modes")
+    def test_crlf_and_modes_stay(self, stage: Stage) -> None:
+        stage.plant({"a": File(b"1\r\n2\r\n", 0o750)})
+        patch = v4a("*** Update File: a", "@@", " 1", "-2", "+two", "+three")
+        stage.perform("apply_patch", patch=patch)
+        assert stage.tree() == {"a": File(b"1\r\ntwo\r\nthree\r\n", 0o750)}
+
+    def test_a_patch_that_changes_nothing(self, stage: Stage) -> None:
+        stage.plant({"a": "1\n"})
+        patch = v4a("*** Update File: a", "@@", "-1", "+1")
+        assert stage.perform("apply_patch", patch=patch) == patched(update=1)
+
+    @pytest.mark.parametrize("kind", ["v4a", "unified"])
+    def test_paths_begin_at_the_working_directory(self, stage: Stage, kind: str) -> None:
+        stage.plant({"w/a": "1\n", "a": "1\n"})
+        opened = stage.perform("host.session.open", target={"local": {"workdir": "w"}})
+        unified = "--- a/a\n+++ b/a\n@@ -1 +1 @@\n-1\n+2\n"
+        patch = unified if kind == "unified" else v4a("*** Update File: a", "@@", "-1", "+2")
+        params = {"patch": patch, "patch_format": kind, "session_id": opened["session_id"]}
+        assert stage.perform("host.fs.apply_patch", **params) == patched("a", update=1)
+        assert stage.tree() == as_tree({"w/a": "2\n", "a": "1\n"})
+
+
+UNIFIED = """\
+diff --git a/exec b/exec
+old mode 100644
+new mode 100755
+diff --git a/link b/link
+new file mode 120000
+--- /dev/null
++++ b/link
+@@ -0,0 +1 @@
++dir/a
+\\ No newline at end of file
+diff --git a/dir/a b/dir/a
+--- a/dir/a
++++ b/dir/a
+@@ -1,2 +1,2 @@
+ 1
+-2\r
++two\r
+diff --git a/old b/new/name
+similarity index 50%
+rename from old
+rename to new/name
+--- a/old
++++ b/new/name
+@@ -1 +1 @@
+-x
++y
+diff --git a/gone b/gone
+deleted file mode 100644
+--- a/gone
++++ /dev/null
+@@ -1 +0,0 @@
+-bye
+diff --git a/made b/made
+new file mode 100755
+--- /dev/null
++++ b/made
+@@ -0,0 +1 @@
++#!/bin/sh
+"""
+
+
+@pytest.mark.req("D9.patch_unified")
+class TestUnified:
+    def test_modes_links_renames_creations_and_deletions(self, stage: Stage) -> None:
+        stage.plant({"exec": "", "dir/a": "1\n2\r\n", "old": File(b"x\n", 0o640), "gone": "bye\n"})
+        before = stage.tree()
+        found = stage.perform("apply_patch", patch=UNIFIED, patch_format="unified")
+        paths = ("dir/a", "exec", "gone", "link", "made", "new/name", "old")
+        assert found == patched(*paths, add=2, update=3, delete=1, move=1)
+        after: Sketch = {
+            "exec": File(b"", 0o755),
+            "dir/a": "1\ntwo\r\n",
+            "link": Link("dir/a"),
+            "new/name": File(b"y\n", 0o640),
+            "made": File(b"#!/bin/sh\n", 0o755),
+        }
+        assert stage.tree() == as_tree(after)
+        assert stage.session.undo().ok
+        assert stage.tree() == before
+
+    def test_every_hunk_that_does_not_fit_is_told(self, stage: Stage) -> None:
+        stage.plant({"a": "1\n", "b": "2\n"})
+        patch = (
+            "--- a/a\n+++ b/a\n@@ -1 +1 @@\n-x\n+y\n"
+            "--- a/b\n+++ b/b\n@@ -1 +1 @@\n-2\n+3\n"
+            "--- a/c\n+++ b/c\n@@ -1 +1 @@\n-2\n+3\n"
+        )
+        rejects = [
+            {"path": "a", "hunks": [{"index": 0, "reason": "context_mismatch"}]},
+            {"path": "c", "hunks": [{"index": 0, "reason": "target_missing"}]},
+        ]
+        assert rejected(stage, patch, patch_format="unified") == failed("hunk_rejected", "reject", rejects=rejects)
+
+    @pytest.mark.parametrize("name", ["../x", "/etc/x", ".git/config", "~/x"])
+    def test_names_no_file_may_have(self, stage: Stage, name: str) -> None:
+        patch = f"--- /dev/null\n+++ b/{name}\n@@ -0,0 +1 @@\n+x\n"
+        found = rejected(stage, patch, patch_format="unified")
+        assert (found["status"], found["rejects"][0]["hunks"]) == ("reject", [{"index": 0, "reason": "path_rejected"}])
+
+    def test_through_links(self, stage: Stage) -> None:
+        stage.plant({"d/a": "1\n", "in": Link("d"), "out": Link("/tmp")})
+        patch = "--- a/{0}/a\n+++ b/{0}/a\n@@ -1 +1 @@\n-1\n+2\n"
+        found = rejected(stage, patch.format("in"), patch_format="unified")
+        assert (found["status"], found["error_code"]) == ("reject", "hunk_rejected")
+        assert rejected(stage, patch.format("out"), patch_format="unified") == denied("symlink_not_allowed")
+
+    def test_a_boundary_judges_the_files_and_not_the_directories_above(self, stage: Stage) -> None:
+        stage.plant({"src/app/a": "1\n"})
+        limited = stage.within({"fs_roots": ["src/app"]})
+        patch = "--- a/src/app/a\n+++ b/src/app/a\n@@ -1 +1 @@\n-1\n+2\n"
+        assert limited.perform("apply_patch", patch=patch, patch_format="unified")["status"] == "ok"
+        other = "--- /dev/null\n+++ b/src/b\n@@ -0,0 +1 @@\n+x\n"
+        assert rejected(limited, other, patch_format="unified") == denied("path_not_allowed")
+
+    @pytest.mark.req("S1.apply_patch.parse_error")
+    def test_no_diff_at_all(self, stage: Stage) -> None:
+        found = stage.refused("apply_patch", patch="hello", patch_format="unified")
+        assert (found["status"], found["error_code"]) == ("parse_error", "patch_parse_error")

@@ -1,0 +1,200 @@
+"""Policies at the level of receipts, the order of all checks, and what no input can do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from effects.stage import Fields, Stage, denied, failed, text
+from effects.test_boundary import BEFORE, EVERY_EFFECT
+from mulligan.effects.registry import EFFECTS
+from mulligan.testing import as_tree
+from mulligan.values.canonical import encode
+
+Rules = list[dict[str, object]]
+
+
+@pytest.mark.req("S1.policy.narrows", "S1.policy.path_scope_per_op", "D8.code_path")
+@pytest.mark.parametrize("effect", [effect for effect in EVERY_EFFECT if effect != "shell"])
+def test_a_rule_denies_one_operation_in_one_place(stage: Stage, effect: str) -> None:
+    stage.plant(BEFORE)
+    op, params = EVERY_EFFECT[effect]
+    allowed: list[Rules] = [
+        [{"ops": [op], "paths": ["other/**"], "verdict": "deny"}],
+        [{"ops": [other for other in ("read", "write", "edit") if other != op], "verdict": "deny"}],
+        [{"ops": [], "verdict": "deny"}],
+        [{"paths": [], "verdict": "deny"}],
+    ]
+    forbidden: list[Rules] = [
+        [{"ops": [op], "paths": ["src"], "verdict": "deny"}],
+        [{"paths": ["s*"], "verdict": "deny"}],
+        [{"verdict": "deny"}],
+        [{"paths": ["/"], "verdict": "deny"}],
+        [{"paths": [str(stage.root)], "verdict": "deny"}],
+        [{"paths": [f"{stage.root}/src"], "verdict": "deny"}],
+        [{"paths": ["./src/"], "verdict": "deny"}],
+    ]
+    for rules in forbidden:
+        found = stage.within(policy=rules).refused(effect, **params)
+        assert found.pop("errors", [""]) and found == denied("path_not_allowed")
+    assert stage.tree() == as_tree(BEFORE)
+    for rules in allowed[1:] if effect in ("delete", "move") else allowed:
+        assert stage.within(policy=rules).perform(effect, **params)["status"] in ("ok", "conflict", "not_found")
+        stage.perform("write_file", path="src/a", content="one\n")
+
+
+@pytest.mark.req("D8.policy_last_wins")
+def test_the_last_rule_that_matches_decides(stage: Stage) -> None:
+    stage.plant({"src/a": "x", "src/secret/b": "x", "src/secret/ok": "x", "c": "x"})
+    limited = stage.within(
+        policy=[
+            {"verdict": "deny"},
+            {"paths": ["src"], "verdict": "allow"},
+            {"paths": ["src/secret"], "verdict": "deny"},
+            {"paths": ["**/ok"], "verdict": "allow", "ops": ["read"]},
+        ]
+    )
+    allowed = {path: limited.perform("read_file", path=path)["status"] for path in ("src/a", "src/secret/ok")}
+    assert allowed == {"src/a": "ok", "src/secret/ok": "ok"}
+    for path in ("c", "src/secret/b", "no"):
+        assert limited.refused("read_file", path=path) == denied("path_not_allowed")
+    assert limited.refused("stat", path="src/secret/ok") == denied("path_not_allowed")
+
+
+@pytest.mark.req("S1.policy.path_scope_per_op")
+def test_grep_everywhere_but_write_only_in_src(stage: Stage) -> None:
+    stage.plant({"src/a": "hit\n", "b": "hit\n"})
+    rules: Rules = [{"ops": ["write"], "verdict": "deny"}, {"ops": ["write"], "paths": ["src/**"], "verdict": "allow"}]
+    limited = stage.within(policy=rules)
+    assert limited.perform("grep", pattern="hit")["match_count"] == 2
+    assert limited.refused("write_file", path="b", content="x") == denied("path_not_allowed")
+    assert limited.perform("write_file", path="src/n", content="x")["status"] == "ok"
+    assert limited.refused("move", path="src/a", to="a") == denied("path_not_allowed")
+    assert limited.refused("move", path="b", to="src/b") == denied("path_not_allowed")
+
+
+def test_whole_directories_are_judged_file_by_file(stage: Stage) -> None:
+    stage.plant({"d/a": "x", "d/secret": "x", "e/.git/config": "x", "t": None})
+    before = stage.tree()
+    limited = stage.within(policy=[{"ops": ["write"], "paths": ["d/secret", "t/d/a"], "verdict": "deny"}])
+    assert limited.refused("delete", path="d", recursive=True) == denied("path_not_allowed")
+    assert limited.refused("move", path="d", to="z") == denied("path_not_allowed")
+    other = stage.within(policy=[{"ops": ["write"], "paths": ["t/d/a"], "verdict": "deny"}])
+    assert other.refused("move", path="d", to="t/d") == denied("path_not_allowed")
+    for effect, params in (("delete", {"recursive": True}), ("move", {"to": "f"})):
+        assert stage.refused(effect, path="e", **params) == denied("path_not_allowed")
+    assert stage.tree() == before
+
+
+def test_hidden_files_do_not_appear_in_searches_and_lists(stage: Stage) -> None:
+    stage.plant({"a": "hit\n", "secret/b": "hit\n", "z": "hit\n"})
+    rules: Rules = [{"ops": ["search", "list"], "paths": ["secret"], "verdict": "deny"}]
+    limited = stage.within(policy=rules)
+    found = limited.perform("grep", pattern="hit", max_results=2)
+    assert (found["matches"], found["truncated"]) == (text("a:1:hit\nz:1:hit"), False)
+    found = limited.perform("glob", pattern="**", max_results=2)
+    assert (found["count"], found["truncated"]) == (2, False)
+    assert limited.perform("list_dir")["entries"] == text("a\nz")
+    assert limited.refused("grep", pattern="hit", path="secret") == denied("path_not_allowed")
+
+
+@pytest.mark.req("D8.policy_blob_output", "S1.policy.output_posture")
+def test_chosen_content_only_as_a_blob(stage: Stage) -> None:
+    stage.plant({"keys/k": "secret", "a": "plain", "keys/empty": ""})
+    limited = stage.within(policy=[{"paths": ["keys"], "verdict": "allow", "output": "blob"}])
+    content = limited.perform("read_file", path="keys/k")["content"]
+    assert sorted(content["blob"]) == ["blob_ref", "size_bytes"]
+    assert limited.perform("blob.read", blob_ref=content["blob"]["blob_ref"])["content"] == text("secret")
+    refusal = limited.refused("read_file", path="keys/k", output_mode="require_inline")
+    assert refusal == failed("inline_required_too_large", size_bytes=6)
+    assert limited.perform("read_file", path="keys/empty")["content"] == text("")
+    assert limited.perform("read_file", path="a")["content"] == text("plain")
+    assert "blob" in limited.perform("list_dir", path="keys")["entries"]
+    assert "blob" in limited.perform("grep", pattern="secret", path="keys")["matches"]
+
+
+@pytest.mark.req("D9.check_order", "S1.cap.fail_closed_on_escape")
+class TestOrder:
+    """Params, session, path, capability, effect: a request wrong in several ways is refused for the first."""
+
+    def test_params_before_session(self, stage: Stage) -> None:
+        for effect, params, code in (
+            ("host.fs.read_file", {}, "invalid_params"),
+            ("host.fs.read_file", {"path": "", "encoding": "x"}, "invalid_encoding"),
+            ("host.fs.grep", {"pattern": "(", "output_mode": "x"}, "invalid_output_mode"),
+            ("host.fs.write_file", {"path": "", "content": "", "mode": "x"}, "invalid_mode"),
+            ("host.fs.edit_file", {"path": "", "old_string": "", "new_string": ""}, "invalid_input_empty_old_string"),
+            ("host.fs.apply_patch", {"patch": "", "patch_format": "x"}, "unsupported_patch_format"),
+        ):
+            assert stage.refused(effect, session_id="nobody", **params) == failed(code)
+
+    def test_session_before_path(self, stage: Stage) -> None:
+        for path in ("", "/etc/passwd"):
+            assert stage.refused("host.fs.stat", session_id="nobody", path=path) == failed("session_not_found")
+
+    @pytest.mark.parametrize("effect", ["read_file", "write_file", "edit_file", "stat", "list_dir", "delete", "mkdir"])
+    def test_path_before_capability(self, stage: Stage, effect: str) -> None:
+        params = {name: value for name, value in EVERY_EFFECT[effect][1].items() if name != "path"}
+        nothing = stage.within({"allowed_fs_ops": [], "fs_roots": [], "max_write_bytes": 0})
+        assert nothing.refused(effect, path="", **params) == failed("invalid_path")
+        assert nothing.refused(effect, path="../x", **params) == denied("path_not_allowed")
+        assert nothing.refused(effect, path="x", **params) == denied("fs_op_not_allowed")
+        assert nothing.refused(effect, path="no/no", **params) == denied("fs_op_not_allowed")
+
+    def test_capability_before_effect(self, stage: Stage) -> None:
+        limited = stage.within({"max_write_bytes": 1, "fs_roots": ["d"], "max_changed_files": 1})
+        content = {"content": "long", "mode": "create_new"}
+        assert limited.refused("write_file", path="no/x", **content) == denied("path_not_allowed")
+        assert limited.refused("write_file", path="d/no/x", **content) == denied("max_write_bytes_exceeded")
+        assert limited.refused("read_file", path="no") == denied("path_not_allowed")
+        two = "*** Begin Patch\n*** Delete File: d/no\n*** Delete File: d/nono\n*** End Patch"
+        assert limited.refused("apply_patch", patch=two) == denied("max_changed_files_exceeded")
+
+
+NAMES = sorted(
+    {name for effect in EFFECTS if effect.op != "exec" for name in effect.params.model_fields} | {"file_path"}
+)
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.binary()
+    | st.sampled_from(
+        ["a", "d/b", "..", "/", ".", "auto", "sha256:" + "0" * 64, "base64:YQ==", "\ud800", "\udcff/x", "\0"]
+    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@pytest.mark.req("D16.outcomes_are_receipts", "D9.error_message_always", "D18.bad_input_changes_nothing")
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    effect=st.sampled_from([effect for effect in EFFECTS if effect.op != "exec"]),
+    params=st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=3), VALUES, max_size=5),
+)
+def test_whatever_is_asked_the_answer_is_a_receipt(stage: Stage, effect: Any, params: Fields) -> None:
+    with stage.session.call() as call:
+        receipt = call.perform(effect.tool, **{name: value for name, value in params.items() if name != "effect"})
+        body = receipt.to_dict()
+        encode(body)
+        assert receipt.status in ("ok", "forbidden", "error", *effect.statuses)
+        assert receipt.ok is ("error_code" not in body) is ("error_message" not in body)
+        call.fail("only looking")
+    assert stage.tree() == {}
+
+
+def test_depth_and_size_of_nonsense_do_not_matter(stage: Stage) -> None:
+    deep: Any = "x"
+    for _ in range(500):
+        deep = [deep]
+    for path in (deep, {"a": deep}, "x" * 3_000_000, 10**400, float("nan"), object(), {1: 2}, {"\ud800": 1}):
+        found = stage.refused("read_file", path=path)
+        assert found["error_code"] in ("invalid_params", "invalid_path")
+    for path in (float("nan"), {"\ud800": deep}):
+        assert stage.refused("read_file", path="a", odd=path) == failed("invalid_params")

@@ -1,0 +1,208 @@
+"""host.session.open and host.session.signal: what they attach, how it ends, and whose session an effect acts in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benches import open_bench
+from effects.stage import Fields, Stage, denied, failed, text
+from mulligan.testing import Link, SteppingClock
+from mulligan.values.faults import MulliganError
+from mulligan.values.ids import CallId
+
+SECOND_NS = 1_000_000_000
+
+
+class Hosted:
+    """A stage whose clock moves when it is told to, and one session opened on it."""
+
+    def __init__(self, base: Path) -> None:
+        self.clock = SteppingClock(step=timedelta(0))
+        bench = open_bench(base, clock=self.clock)
+        self.stage = Stage(bench, bench.session())
+
+    def open(self, **params: Any) -> str:
+        body = self.stage.perform("host.session.open", **params)
+        assert body["status"] == "ready"
+        return str(body["session_id"])
+
+    def now_ns(self) -> int:
+        return int(self.clock.now().timestamp() * 1_000_000) * 1_000
+
+    def exists(self, session: str) -> Fields:
+        body = self.stage.perform("host.fs.exists", path=".", session_id=session)
+        body.pop("error_message", None)
+        return body
+
+
+@pytest.fixture
+def hosted(tmp_path: Path) -> Iterator[Hosted]:
+    made = Hosted(tmp_path)
+    yield made
+    made.stage.bench.close()
+
+
+class TestOpen:
+    def test_a_new_session(self, hosted: Hosted) -> None:
+        found = hosted.stage.perform("host.session.open")
+        assert found == {"status": "ready", "session_id": found["session_id"], "started_at_ns": hosted.now_ns()}
+        assert hosted.exists(found["session_id"]) == {"status": "ok", "exists": True}
+
+    def test_one_with_a_name_and_a_time_to_live(self, hosted: Hosted) -> None:
+        found = hosted.stage.perform("host.session.open", session_id="mine", session_ttl_ns=SECOND_NS)
+        times = {"started_at_ns": hosted.now_ns(), "expires_at_ns": hosted.now_ns() + SECOND_NS}
+        assert found == {"status": "ready", "session_id": "mine", **times}
+
+    @pytest.mark.parametrize(
+        ("params", "code"),
+        [
+            ({"target": {"sandbox": {"image": "x"}}}, "unsupported_target"),
+            ({"target": {}}, "unsupported_target"),
+            ({"target": {"moon": {}}}, "invalid_params"),
+            ({"target": {"local": {"workdir": "no"}}}, "invalid_workdir"),
+            ({"target": {"local": {"workdir": ".."}}}, "invalid_workdir"),
+            ({"target": {"local": {"workdir": "/etc"}}}, "invalid_workdir"),
+            ({"target": {"local": {"workdir": "f"}}}, "invalid_workdir"),
+            ({"target": {"local": {"workdir": "out"}}}, "invalid_workdir"),
+            ({"target": {"local": {"workdir": "a\0b"}}}, "invalid_workdir"),
+            ({"target": {"local": {"workdir": ""}}}, "invalid_workdir"),
+            ({"session_ttl_ns": 0}, "invalid_params"),
+            ({"session_ttl_ns": 2**63}, "invalid_params"),
+            ({"session_id": ""}, "invalid_params"),
+            ({"session_id": "a\nb"}, "invalid_params"),
+            ({"capability": {"max_read_byte": 3}}, "invalid_params"),
+            ({"capability": {"follow_symlinks": "bogus"}}, "invalid_params"),
+            ({"policy": [{"verdict": "maybe"}]}, "invalid_params"),
+            ({"policy": "deny"}, "invalid_params"),
+        ],
+    )
+    def test_what_cannot_be_opened(self, hosted: Hosted, params: Fields, code: str) -> None:
+        hosted.stage.plant({"f": "", "out": Link("/etc")})
+        assert hosted.stage.refused("host.session.open", **params) == failed(code)
+
+    @pytest.mark.parametrize("workdir", ["d", "./d/", "link"])
+    def test_the_working_directory_is_where_paths_begin(self, hosted: Hosted, workdir: str) -> None:
+        hosted.stage.plant({"d/a": "inner", "a": "outer", "link": Link("d")})
+        for given in (workdir, str(hosted.stage.root / workdir)):
+            session = hosted.open(target={"local": {"workdir": given}})
+            read = hosted.stage.perform("host.fs.read_file", path="a", session_id=session)
+            assert read["content"] == text("inner")
+            found = hosted.stage.perform("host.fs.list_dir", session_id=session)
+            assert found["entries"] == text("a")
+            wrote = hosted.stage.perform("host.fs.edit_file", path="a", old_string="inner", new_string="inner",
+                                         session_id=session)  # fmt: skip
+            assert wrote["summary_text"] == "Updated a (1 replacement)"
+            read = hosted.stage.perform("host.fs.read_file", path="../a", session_id=session)
+            assert read["content"] == text("outer")
+            refusal = hosted.stage.refused("host.fs.read_file", path="../../a", session_id=session)
+            assert refusal == denied("path_not_allowed")
+
+    def test_a_session_at_work_is_not_given_another_boundary(self, hosted: Hosted) -> None:
+        hosted.open(session_id="mine", capability={"allowed_fs_ops": ["read"]})
+        assert hosted.stage.refused("host.session.open", session_id="mine") == failed("session_exists")
+        assert hosted.exists("mine") == denied("fs_op_not_allowed")
+
+    def test_whoever_opens_cannot_give_more_than_it_has(self, hosted: Hosted) -> None:
+        hosted.stage.plant({"src/a": "x" * 100, "b": "x"})
+        narrow = hosted.stage.within(
+            {"allowed_fs_ops": ["read", "list"], "fs_roots": ["src"], "max_read_bytes": 10},
+            [{"paths": ["src/secret"], "verdict": "deny"}],
+        )
+        wide = {"capability": {"max_read_bytes": 50, "fs_roots": ["."]}, "policy": [{"verdict": "allow"}]}
+        session = narrow.perform("host.session.open", **wide)["session_id"]
+        read = narrow.perform("host.fs.read_file", path="src/a", session_id=session)
+        assert read["content"] == text("x" * 10)
+        for effect, params, code in (
+            ("host.fs.read_file", {"path": "b"}, "path_not_allowed"),
+            ("host.fs.read_file", {"path": "src/secret"}, "path_not_allowed"),
+            ("host.fs.write_file", {"path": "src/a", "content": ""}, "fs_op_not_allowed"),
+        ):
+            assert narrow.refused(effect, session_id=session, **params) == denied(code)
+
+
+@pytest.mark.req("D9.session_codes", "S1.adapter.session_resolved", "S1.params.session_id", "S1.goal.session_scoped")
+class TestEnding:
+    def test_an_unknown_session(self, hosted: Hosted) -> None:
+        assert hosted.exists("nobody") == failed("session_not_found")
+        assert hosted.exists("nobody") == failed("session_not_found")
+        found = hosted.stage.refused("host.session.signal", session_id="nobody", signal="term")
+        assert found == failed("session_not_found", "not_found")
+
+    def test_a_signal_closes_it(self, hosted: Hosted) -> None:
+        session = hosted.open()
+        found = hosted.stage.perform("host.session.signal", session_id=session, signal="term")
+        assert found == {"status": "signaled", "ended_at_ns": hosted.now_ns()}
+        assert hosted.exists(session) == failed("session_closed")
+        again = hosted.stage.refused("host.session.signal", session_id=session, signal="kill")
+        assert again == failed("session_closed", "already_exited", ended_at_ns=hosted.now_ns())
+
+    def test_a_closed_session_can_be_opened_again(self, hosted: Hosted) -> None:
+        hosted.open(session_id="mine")
+        hosted.stage.perform("host.session.signal", session_id="mine")
+        assert hosted.exists("mine") == failed("session_closed")
+        hosted.open(session_id="mine")
+        assert hosted.exists("mine") == {"status": "ok", "exists": True}
+
+    def test_it_expires_and_is_closed_from_then_on(self, hosted: Hosted) -> None:
+        session = hosted.open(session_ttl_ns=SECOND_NS)
+        hosted.clock.advance(timedelta(seconds=1))
+        assert hosted.exists(session) == {"status": "ok", "exists": True}
+        hosted.clock.advance(timedelta(milliseconds=1))
+        assert hosted.exists(session) == failed("session_expired")
+        assert hosted.exists(session) == failed("session_closed")
+
+    def test_nothing_happens_to_files_in_a_session_that_has_ended(self, hosted: Hosted) -> None:
+        hosted.stage.plant({"a": "x"})
+        session = hosted.open()
+        hosted.stage.perform("host.session.signal", session_id=session)
+        for effect, params in EVERY_CHANGE.items():
+            assert hosted.stage.refused(effect, session_id=session, **params) == failed("session_closed")
+        assert hosted.stage.bytes_of("a") == b"x"
+
+    @pytest.mark.parametrize("params", [{"signal": "sing"}, {}, {"session_id": 3}])
+    def test_bad_signals(self, hosted: Hosted, params: Fields) -> None:
+        hosted.open(session_id="mine")
+        if "signal" in params:
+            params = {"session_id": "mine", **params}
+        assert hosted.stage.refused("host.session.signal", **params) == failed("invalid_params")
+
+
+EVERY_CHANGE: dict[str, Fields] = {
+    "host.fs.write_file": {"path": "a", "content": "y"},
+    "host.fs.edit_file": {"path": "a", "old_string": "x", "new_string": "y"},
+    "host.fs.apply_patch": {"patch": "*** Begin Patch\n*** Delete File: a\n*** End Patch"},
+    "host.fs.delete": {"path": "a"},
+    "host.fs.move": {"path": "a", "to": "b"},
+    "host.fs.mkdir": {"path": "d"},
+}
+
+
+class TestWhose:
+    def test_an_effect_is_recorded_in_the_session_it_names(self, hosted: Hosted) -> None:
+        session = hosted.open()
+        _, call = hosted.stage.session.perform(
+            "host.fs.write_file", {"path": "a", "content": "x", "session_id": session}
+        )
+        assert hosted.stage.bench.desk.ledger.call_row(CallId(call)).session == session
+
+    @pytest.mark.req("D9.tool_params")
+    def test_a_tool_does_not_choose_its_session(self, hosted: Hosted) -> None:
+        session = hosted.open()
+        found = hosted.stage.refused("write_file", path="a", content="x", session_id=session)
+        assert found == failed("invalid_params")
+
+    def test_a_call_belongs_to_one_session(self, hosted: Hosted) -> None:
+        session = hosted.open()
+        with hosted.stage.session.call() as call:
+            receipt = call.perform("host.fs.write_file", path="a", content="x", session_id=session)
+            assert (receipt.status, receipt.error_code) == ("error", "invalid_params")
+
+    def test_an_effect_nobody_knows_is_a_mistake(self, hosted: Hosted) -> None:
+        with pytest.raises(MulliganError) as caught:
+            hosted.stage.perform("host.fs.frobnicate")
+        assert caught.value.code == "unknown_effect"

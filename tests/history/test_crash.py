@@ -1,0 +1,282 @@
+"""Kill -9 at every point: afterwards each call is whole or without trace, and nothing of the person's is lost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from benches import Bench, open_bench
+from history.deaths import die_in, die_opening, killed_after
+from mulligan.history.log import calls_of
+from mulligan.history.schema import SCHEMA
+from mulligan.history.tables import OPEN, TOUCHES, CallRow
+from mulligan.store.claims import CLAIMS
+from mulligan.store.verify import verify
+from mulligan.testing import Dir, File, Link, Seed, Tree, contents_of, plant, tree_of
+from mulligan.values.digest import digest_of
+
+OLD_NS = 1_600_000_000_000_000_000
+SCENE: dict[str, File | Link | Dir] = {
+    "a.txt": File(b"a\n" * 400, 0o640, OLD_NS + 1),
+    "d/x.txt": File(b"x", 0o600, OLD_NS + 2),
+    "d/y.bin": File(bytes(range(256)) * 300, 0o644, OLD_NS + 3),
+    "d/empty": Dir(0o700),
+    "link": Link("a.txt"),
+    "hard": File(b"hard" * 100, 0o644, OLD_NS + 4),
+    "person.txt": File(b"the person's\n", 0o644, OLD_NS + 5),
+}
+
+
+def scene(base: Path) -> Path:
+    root = base / "work"
+    plant(root, SCENE)
+    os.link(root / "hard", root / "hard2")
+    return root
+
+
+def one_of_everything(bench: Bench) -> None:
+    """A call with every kind of step, and two writes of one file."""
+    with bench.session().call("work") as call:
+        receipts = [
+            call.write_file("a.txt", "once\n" * 500),
+            call.write_file("a.txt", "twice\n" * 600),
+            call.write_file("n/m/new.txt", "new", create_parents=True),
+            call.delete("d", recursive=True),
+            call.write_file("hard", "softer" * 80),
+            call.move("link", "moved"),
+        ]
+        assert all(receipt.ok for receipt in receipts), receipts
+
+
+def failing(bench: Bench) -> None:
+    """The same, and then the call fails: the points of its abort come after those of its work."""
+    with bench.session().call("work") as call:
+        call.write_file("a.txt", "once\n" * 500)
+        call.write_file("n/m/new.txt", "new", create_parents=True)
+        call.delete("d", recursive=True)
+        call.write_file("hard", "softer" * 80)
+        call.fail("no")
+
+
+def undoing(bench: Bench) -> None:
+    assert bench.session().undo().ok
+
+
+def restoring(bench: Bench) -> None:
+    with bench.desk.ledger.store.read() as tx:
+        oldest = list(calls_of(tx, bench.desk, None))[-1]
+    assert bench.session().restore(oldest.id, on_conflict="overwrite").ok
+
+
+def rows(bench: Bench) -> list[CallRow]:
+    with bench.desk.ledger.store.read() as tx:
+        return list(reversed(list(calls_of(tx, bench.desk, None))))
+
+
+def assert_sound(bench: Bench) -> None:
+    with bench.desk.ledger.store.read() as tx:
+        assert (tx.select(OPEN), tx.select(TOUCHES), tx.select(CLAIMS)) == ([], [], [])
+    assert [problem for problem in verify(bench.desk.ledger.store, SCHEMA) if problem.severity == "broken"] == []
+    assert [path for path in tree_of(bench.root) if ".mulligan" in path] == []
+    assert [row for row in rows(bench) if row.external] == []
+
+
+def points(base: Path, prepare: Callable[[Path], object], act: Callable[[Bench], object]) -> Iterator[Path]:
+    """A fresh scene for each point of the act, in which a child has died there; ends when none dies any more."""
+    at = 0
+    while True:
+        at += 1
+        place = base / str(at)
+        prepare(place)
+        if not die_in(place, act, at=at):
+            return
+        yield place
+
+
+def worked(base: Path) -> Path:
+    """A scene in which a call has been made."""
+    scene(base)
+    bench = open_bench(base)
+    one_of_everything(bench)
+    bench.close()
+    return base
+
+
+class TestEveryPoint:
+    @pytest.mark.req("D5.kill_9_anywhere", "D5.abort_on_process_death", "D5.recovery_on_open")
+    @pytest.mark.req("D5.recovery_intended_put_back", "D5.recovery_before_nothing", "D5.one_begin_one_end")
+    def test_of_a_call(self, tmp_path: Path) -> None:
+        before = tree_of(scene(tmp_path / "before"), times=True)
+        after = tree_of(worked(tmp_path / "after") / "work")
+        died = 0
+        for place in points(tmp_path, scene, one_of_everything):
+            died += 1
+            bench = open_bench(place)
+            status = [row.status for row in rows(bench)]
+            if status == ["committed"]:
+                assert tree_of(bench.root) == after
+            else:
+                assert status in ([], ["aborted"])
+                assert_same(tree_of(bench.root, times=True), before)
+            assert os.stat(bench.root / "hard").st_nlink == 2
+            assert_sound(bench)
+            bench.close()
+        assert died > 30
+
+    @pytest.mark.req("D5.kill_9_anywhere")
+    def test_of_an_abort(self, tmp_path: Path) -> None:
+        before = tree_of(scene(tmp_path / "before"), times=True)
+        for place in points(tmp_path, scene, failing):
+            bench = open_bench(place)
+            assert [row.status for row in rows(bench)] in ([], ["aborted"])
+            assert_same(tree_of(bench.root, times=True), before)
+            assert_sound(bench)
+            bench.close()
+
+    @pytest.mark.req("D5.kill_9_anywhere")
+    @pytest.mark.parametrize("way_back", [undoing, restoring])
+    def test_of_a_way_back(self, tmp_path: Path, way_back: Callable[[Bench], object]) -> None:
+        before = tree_of(scene(tmp_path / "before"))
+        after = tree_of(worked(tmp_path / "after") / "work")
+        for place in points(tmp_path, worked, way_back):
+            bench = open_bench(place)
+            undone = rows(bench)[0].undone_by is not None
+            assert tree_of(bench.root) == (before if undone else after)
+            assert_sound(bench)
+            if undone:
+                assert bench.session().redo().ok
+                assert tree_of(bench.root) == after
+            else:
+                assert bench.session().undo().ok
+                assert tree_of(bench.root) == before
+            bench.close()
+
+    @pytest.mark.req("D5.recovery_idempotent")
+    def test_of_recovery_itself(self, tmp_path: Path) -> None:
+        before = tree_of(scene(tmp_path / "before"), times=True)
+        total = 0
+        for place in points(tmp_path, scene, one_of_everything):
+            if int(place.name) % 5 == 0:
+                total += 1
+                at = 1
+                while die_opening(place, at=at):
+                    at += 2
+                bench = open_bench(place)
+                if [row.status for row in rows(bench)] != ["committed"]:
+                    assert_same(tree_of(bench.root, times=True), before)
+                assert_sound(bench)
+                bench.close()
+        assert total > 5
+
+
+def assert_same(tree: Tree, before: Tree) -> None:
+    """Equal, but for the times of directories that had something put into them."""
+    assert {path: _files_timed(node) for path, node in tree.items()} == {
+        path: _files_timed(node) for path, node in before.items()
+    }
+
+
+def _files_timed(node: File | Link | Dir) -> File | Link | Dir:
+    return Dir(node.mode) if isinstance(node, Dir) else node
+
+
+class TestSomebodyElse:
+    @pytest.mark.req("D5.recovery_unknown_kept", "D5.recovery_idempotent")
+    def test_what_a_person_saved_after_the_death_stays_and_is_reported(self, tmp_path: Path) -> None:
+        scene(tmp_path)
+        for at in range(1, 200):
+            place = tmp_path / str(at)
+            root = scene(place)
+            if not die_in(place, one_of_everything, at=at):
+                break
+            (root / "a.txt").write_text("the person's a\n")
+            bench = open_bench(place)
+            assert contents_of(bench.root)["a.txt"] == b"the person's a\n"
+            recovered = bench.recovered
+            if recovered and recovered[0].conflicts:
+                assert recovered[0].conflicts == ["a.txt"]
+                assert bench.desk.ledger.blobs.read(digest_of(b"the person's a\n"))
+            again = open_bench(place)
+            assert again.recovered == []
+            again.close()
+            bench.close()
+
+    @pytest.mark.req("D5.observed_calls_not_put_back")
+    def test_a_call_that_was_only_observed_ends_by_recording_what_changed(self, tmp_path: Path) -> None:
+        scene(tmp_path)
+
+        def observe(bench: Bench) -> None:
+            from mulligan.values.ids import SessionId
+            from mulligan.values.paths import RepoPath
+
+            call = bench.desk.call(SessionId("default"), tool="Bash", observed=True)
+            call.about_to_change([RepoPath("a.txt"), RepoPath("new.txt")])
+            (bench.root / "a.txt").write_text("the agent's\n")
+            (bench.root / "new.txt").write_text("the agent's\n")
+            os._exit(9)
+
+        assert die_in(tmp_path, observe, at=None)
+        bench = open_bench(tmp_path)
+        assert contents_of(bench.root)["a.txt"] == b"the agent's\n"
+        assert [(row.status, row.reason) for row in rows(bench)] == [("committed", "process_died")]
+        assert bench.session().undo().ok
+        assert contents_of(bench.root)["a.txt"] == b"a\n" * 400 and not (bench.root / "new.txt").exists()
+        bench.close()
+
+    def test_a_dead_calls_claims_do_not_stop_somebody_who_has_the_store_open(self, tmp_path: Path) -> None:
+        scene(tmp_path)
+        bench = open_bench(tmp_path)
+
+        def die(child: Bench) -> None:
+            with child.session("dies").call() as call:
+                call.write_file("a.txt", "half done")
+                os._exit(9)
+
+        assert die_in(tmp_path, die, at=None)
+        with bench.session("lives").call() as call:
+            assert call.edit_file("a.txt", "a\na\n", "b\n", replace_all=True).ok
+        assert contents_of(bench.root)["a.txt"] == b"b\n" * 200
+        assert [row.status for row in rows(bench)] == ["aborted", "committed"]
+        bench.close()
+
+
+class TestAnyTime:
+    KILLS = 300
+
+    @pytest.mark.req("D5.kill_9_anywhere")
+    def test_three_hundred_random_deaths(self, tmp_path: Path) -> None:
+        """Children work in a row until they are killed; each child's files must be as its last whole call left them."""
+        with Seed.chosen(4) as seed:
+            lanes = [(tmp_path / str(lane), Random(seed.random().random() + lane)) for lane in range(4)]
+            with ThreadPoolExecutor(len(lanes)) as pool:
+                list(pool.map(lambda lane: self.die_often(*lane), lanes))
+
+    def die_often(self, base: Path, random: Random) -> None:
+        base.mkdir()
+        for _ in range(self.KILLS // 4):
+            killed_after(lambda: self.work(base), random.uniform(0.002, 0.06))
+            bench = open_bench(base)
+            files = {path: data for path, data in contents_of(bench.root).items() if path != "mine.txt"}
+            assert len(set(files.values())) <= 1, files
+            committed = [row for row in rows(bench) if row.status == "committed"]
+            assert (len(committed) == 0) == (files == {})
+            assert_sound(bench)
+            bench.close()
+
+    def work(self, base: Path) -> None:
+        """Calls that each write the same new words into three files, every third of them failing or undone."""
+        bench = open_bench(base)
+        for number in range(1_000):
+            with bench.session().call() as call:
+                for path in ("one.txt", "d/two.txt", "d/e/three.txt"):
+                    call.write_file(path, f"{call.id} {number}\n", create_parents=True)
+                if number % 3 == 1:
+                    call.fail("on purpose")
+            if number % 5 == 4:
+                bench.session().undo()
+                bench.session().redo()

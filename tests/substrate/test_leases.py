@@ -1,0 +1,268 @@
+"""Leases: what they notice, what they let pass, and how long they live."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from substrate.site import Site, git, known_repository, open_site
+
+
+def lease_on(site: Site, path: str = "README.md") -> str:
+    return str(site.ok("snapshot.file", path=path)["lease_id"])
+
+
+def holds(site: Site, lease: str) -> bool:
+    body = site.ask("snapshot.list", lease_id=lease, limit=0)
+    if "error" in body:
+        assert body["error"]["code"] == "STALE_LEASE"
+        return False
+    assert body["lease_id"] == lease
+    return True
+
+
+READS = {
+    "snapshot.file": {"path": "README.md"},
+    "snapshot.list": {},
+    "snapshot.grep": {"pattern": "Toy"},
+    "snapshot.diff": {},
+    "snapshot.export": {"paths": ["src"]},
+}
+
+
+@pytest.mark.req(
+    "S2.lease.issued_by_file",
+    "S2.lease.issued_by_list",
+    "S2.lease.issued_by_grep",
+    "S2.lease.issued_by_diff",
+    "S2.lease.issued_by_export",
+    "S2.mode.worktree_live",
+)
+@pytest.mark.parametrize("tool", READS)
+def test_every_read_of_the_live_tree_issues_a_lease_or_keeps_the_given_one(repo: Site, tool: str) -> None:
+    first = repo.ok(tool, **READS[tool])
+    again = repo.ok(tool, **READS[tool], lease_id=first["lease_id"])
+    assert again == first
+    assert repo.ok(tool, **READS[tool])["lease_id"] != first["lease_id"]
+
+
+@pytest.mark.req("S2.lease.issued_by_apply_patch", "D10.mutators_return_lease")
+def test_every_mutator_issues_a_lease(repo: Site) -> None:
+    patch = "--- a/README.md\n+++ b/README.md\n@@ -1 +1 @@\n-# Toy Repo\n\\ No newline at end of file\n+x\n"
+    answers = [
+        repo.ok("workspace.apply_patch", patch=patch),
+        repo.ok("workspace.write_file", path="new", content="1"),
+        repo.ok("workspace.delete", path="new"),
+    ]
+    assert all(holds(repo, answer["lease_id"]) or True for answer in answers)
+    assert len({answer["lease_id"] for answer in answers}) == 3
+    assert all(answer["fingerprint"] for answer in answers)
+
+
+def edit(path: str, text: str = "edited again") -> Callable[[Site], None]:
+    return lambda site: site.write(path, text)
+
+
+def move_head(site: Site) -> None:
+    git(site.root, "commit", "-q", "--allow-empty", "-m", "empty")
+
+
+def stage(site: Site) -> None:
+    git(site.root, "add", "untracked/a")
+
+
+def change_mode(path: str) -> Callable[[Site], None]:
+    return lambda site: os.chmod(site.root / path, 0o755)
+
+
+CHANGES: dict[str, Callable[[Site], None]] = {
+    "second edit of a dirty file": edit("README.md"),
+    "edit of an untracked file": edit("untracked/a"),
+    "second file in an untracked directory": edit("untracked/b"),
+    "deletion": lambda site: (site.root / "untracked/a").unlink(),
+    "mode of a tracked file": change_mode("README.md"),
+    "mode of an untracked file": change_mode("untracked/a"),
+    "HEAD": move_head,
+    "index": stage,
+    "a new file elsewhere": edit("src/other.rs"),
+}
+
+
+@pytest.mark.req(
+    "D10.lease_content",
+    "C1.lease_sees_content",
+    "S2.lease.validated",
+    "S2.lease.stale_error",
+    "S2.lease.stale_structured",
+    "S2.lease.no_auto_refresh",
+    "S2.error.stale_lease",
+    "S2.error.stale_has_fingerprint",
+    "D10.stale_details",
+)
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("watched", [False, True], ids=["first", "watched"])
+def test_a_lease_notices(repo: Site, name: str, watched: bool) -> None:
+    repo.write("README.md", "dirty already")
+    repo.write("untracked/a", "1")
+    lease = lease_on(repo)
+    repo.ok("snapshot.file", path="untracked/a", lease_id=lease)
+    for _ in range(3 if watched else 0):
+        assert holds(repo, lease)
+    CHANGES[name](repo)
+    error = repo.ask("snapshot.file", path="src/main.rs", lease_id=lease)["error"]
+    assert error["code"] == "STALE_LEASE"
+    now = repo.ok("snapshot.create", paths=[])["fingerprint"]
+    assert error["details"]["fingerprint"] == now
+    assert error["details"]["lease_id"] == lease
+    assert isinstance(error["details"]["changed_paths"], list)
+    assert not holds(repo, lease)
+
+
+@pytest.mark.req("D10.stale_details")
+def test_a_stale_lease_names_the_paths_that_changed(repo: Site) -> None:
+    repo.write("README.md", "dirty already")
+    lease = lease_on(repo)
+    repo.write("README.md", "dirty otherwise")
+    repo.write("b/new", "1")
+    details = repo.ask("snapshot.list", lease_id=lease)["error"]["details"]
+    assert details["changed_paths"] == ["README.md", "b/new"]
+
+
+@pytest.mark.req("D10.renewal_own_paths", "C2.own_write_keeps_lease", "S2.lease.mutators_touch")
+def test_what_the_holder_writes_does_not_make_its_lease_stale(repo: Site) -> None:
+    lease = lease_on(repo)
+    repo.ok("workspace.write_file", path="README.md", content="one", lease_id=lease)
+    repo.ok("workspace.write_file", path="README.md", content="two", lease_id=lease)
+    repo.ok("workspace.write_file", path="deep/er/new", content="x", create_dirs=True, lease_id=lease)
+    repo.ok("workspace.delete", path="src", recursive=True, lease_id=lease)
+    patch = "--- /dev/null\n+++ b/patched\n@@ -0,0 +1 @@\n+x\n"
+    body = repo.ok("workspace.apply_patch", patch=patch, lease_id=lease)
+    assert body["lease_id"] == lease
+    assert holds(repo, lease)
+    repo.ok("workspace.write_file", path=".gitignore", content="patched\n", lease_id=lease)
+    assert holds(repo, lease)
+    taken = repo.ok("snapshot.create", lease_id=lease)
+    listed = repo.ok("snapshot.list", mode="snapshot", snapshot_id=taken["snapshot_id"], depth=9)["entries"]
+    assert [one["path"] for one in listed if one["type"] == "file"] == [
+        ".gitignore",
+        "README.md",
+        "deep/er/new",
+        "patched",
+    ]
+
+
+@pytest.mark.req("D10.renewal_own_paths")
+def test_renewal_does_not_cover_what_somebody_else_changed_in_the_same_moment(repo: Site) -> None:
+    """Theirs comes between our check and our renewal: at the moment the call begins."""
+    from mulligan.effects.substrate.bench import Named
+    from mulligan.effects.substrate.tools import BY_NAME, run_tool
+    from mulligan.values.ids import SessionId
+
+    repo.write("README.md", "dirty")
+    lease = lease_on(repo)
+
+    def theirs(call: object) -> None:
+        repo.write("README.md", "dirty, by somebody else")
+
+    named = Named(SessionId("tests"), began=theirs)
+    body = run_tool(repo.bench, BY_NAME["workspace.write_file"], write_new(lease), named).body
+    assert body["lease_id"] == lease
+    assert not holds(repo, lease)
+
+
+def write_new(lease: str) -> dict[str, str]:
+    return {"path": "new", "content": "1", "lease_id": lease}
+
+
+def test_a_write_over_what_changed_since_it_was_seen_is_stale_and_writes_nothing(repo: Site) -> None:
+    from mulligan.effects.substrate.bench import Named
+    from mulligan.effects.substrate.tools import BY_NAME, run_tool
+    from mulligan.values.ids import SessionId
+
+    lease = lease_on(repo)
+    named = Named(SessionId("tests"), began=lambda call: repo.write("README.md", "theirs"))
+    args = {"path": "README.md", "content": "ours", "lease_id": lease}
+    body = run_tool(repo.bench, BY_NAME["workspace.write_file"], args, named).body
+    assert body["error"]["code"] == "STALE_LEASE"
+    assert (repo.root / "README.md").read_text() == "theirs"
+
+
+@pytest.mark.req("D10.renewal_own_paths")
+def test_two_holders_see_each_other(repo: Site) -> None:
+    one, two = lease_on(repo), lease_on(repo)
+    repo.ok("workspace.write_file", path="README.md", content="by one", lease_id=one)
+    assert holds(repo, one)
+    assert not holds(repo, two)
+
+
+@pytest.mark.req("D10.lease_durable", "C16.leases_survive_restart")
+def test_leases_survive_a_restart(tmp_path: Path) -> None:
+    root = known_repository(tmp_path / "repo")
+    with open_site(root, tmp_path / "store") as site:
+        lease = lease_on(site)
+        site.ok("workspace.write_file", path="own", content="1", lease_id=lease)
+    with open_site(root, tmp_path / "store") as site:
+        assert holds(site, lease)
+        site.write("README.md", "1")
+        assert not holds(site, lease)
+
+
+@pytest.mark.req("D10.lease_one_root")
+def test_a_lease_belongs_to_one_root(repo: Site, tmp_path: Path) -> None:
+    lease = lease_on(repo)
+    with open_site(known_repository(tmp_path / "other"), tmp_path / "store") as other:
+        assert other.code("snapshot.list", lease_id=lease) == "NOT_FOUND"
+    assert repo.code("snapshot.list", lease_id="no such lease") == "NOT_FOUND"
+
+
+@pytest.mark.req("D10.lease_expires")
+def test_a_lease_ends_after_an_idle_hour_and_not_while_it_is_used(repo: Site) -> None:
+    lease = lease_on(repo)
+    for _ in range(3):
+        repo.clock.ahead += timedelta(minutes=50)
+        assert holds(repo, lease)
+    repo.clock.ahead += timedelta(minutes=61)
+    assert repo.code("snapshot.list", lease_id=lease) == "STALE_LEASE"
+
+
+@pytest.mark.req("D10.lease_from_memory")
+def test_a_check_runs_no_git_while_nothing_moves(repo: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = lease_on(repo)
+    for _ in range(3):
+        assert holds(repo, lease)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr("subprocess.run", None)
+    assert holds(repo, lease)
+
+
+@pytest.mark.req("S2.lease.list_touches", "S2.lease.touched_tracked", "S2.create.touched_by_lease", "S2.list.worktree")
+def test_listing_touches_the_files_it_returns_and_their_parents(repo: Site) -> None:
+    repo.write("src/b.rs", "1")
+    lease = repo.ok("snapshot.list", path="src", limit=1)["lease_id"]
+    touched = repo.bench.leases.check(lease)[0].touched
+    assert {path: seen.kind for path, seen in touched.items()} == {"src": "dir", "src/b.rs": "file"}
+    assert repo.ok("snapshot.create", lease_id=lease)["manifest_stats"]["files"] == 1
+
+
+@pytest.mark.req("S2.lease.grep_touches_candidates", "S2.lease.grep_skips_binary", "S2.grep.max_files")
+def test_grep_touches_every_text_file_it_could_have_found_something_in(repo: Site) -> None:
+    repo.write("bin", b"Toy\0")
+    repo.write(".gitignore", "ignored\n")
+    repo.write("ignored", "Toy")
+    body = repo.ok("snapshot.grep", pattern="Toy", max_matches=0)
+    touched = repo.bench.leases.check(body["lease_id"])[0].touched
+    assert sorted(touched) == [".gitignore", "README.md", "src/main.rs"]
+    assert (body["files_searched"], body["truncated"]) == (3, True)
+    fewer = repo.ok("snapshot.grep", pattern="Toy", max_files=1)
+    assert sorted(repo.bench.leases.check(fewer["lease_id"])[0].touched) == [".gitignore"]
+    assert fewer["truncated"] is True
+
+
+@pytest.mark.req("S2.lease.diff_touches")
+def test_diff_touches_its_target(repo: Site) -> None:
+    body = repo.ok("snapshot.diff", path="README.md")
+    assert list(repo.bench.leases.check(body["lease_id"])[0].touched) == ["README.md"]

@@ -1,0 +1,265 @@
+"""S0's own functions, by their own names and shapes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mulligan.opening as opening
+from mulligan import builtins
+from mulligan.values.faults import AskedWrongly
+
+S = "sess_abc"
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[opening.Mulligan]:
+    (tmp_path / "work").mkdir()
+    with opening.open(str(tmp_path / "work"), store=str(tmp_path / "home")) as found:
+        yield found
+
+
+@pytest.fixture
+def work(opened: opening.Mulligan) -> Path:
+    return Path(opened.root)
+
+
+def snapshot(scope: str, *paths: Path, session: str = S) -> dict[str, Any]:
+    request: dict[str, Any] = {"session_id": session, "scope_id": scope}
+    if paths:
+        request["paths"] = [str(path) for path in paths]
+    return builtins.hostlib_fs_snapshot(request)
+
+
+def restore(scope: str, *paths: Path, session: str = S) -> dict[str, Any]:
+    wanted = [str(path) for path in paths] or None
+    return builtins.hostlib_fs_restore(session_id=session, snapshot_id=scope, paths=wanted)
+
+
+def listed(session: str = S) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = builtins.hostlib_fs_list_snapshots({"session_id": session})["snapshots"]
+    return found
+
+
+@pytest.mark.req(
+    "S0.snapshot.registers_scope",
+    "S0.snapshot.precapture_optional",
+    "S0.capture.explicit_at_once",
+    "S0.capture.explicit_params",
+    "D11.hostlib.snapshot_shape",
+    "D11.hostlib.paths_absolute",
+    "S0.hostlib.names_exist",
+    "D11.builtin_hostlib",
+)
+def test_a_snapshot_answers_what_it_newly_captured(work: Path) -> None:
+    file = work / "lib.rs"
+    file.write_text("one")
+    first = snapshot("tc_42", file, work / "new.rs")
+    again = snapshot("tc_42", file)
+    assert first == {"snapshot_id": "tc_42", "captured_paths": [str(file), str(work / "new.rs")], "byte_count": 3}
+    assert again == {"snapshot_id": "tc_42", "captured_paths": [], "byte_count": 0}
+
+
+@pytest.mark.req(
+    "S0.restore.writes_preimage",
+    "S0.restore.deletes_absent",
+    "S0.restore.leaves_other_work",
+    "D11.hostlib.restore_shape",
+    "D6.s0_names_overwrite",
+    "D11.hostlib_explicit_counts_as_touched",
+)
+def test_restore_puts_captured_bytes_back_and_deletes_what_was_absent(work: Path, opened: opening.Mulligan) -> None:
+    file, new, other = work / "lib.rs", work / "new.rs", work / "other.rs"
+    file.write_text("one")
+    file.chmod(0o640)
+    snapshot("tc_42", file, new)
+    file.write_text("two")
+    file.chmod(0o600)
+    new.write_text("new")
+    other.write_text("untouched")
+    answer = restore("tc_42")
+    assert answer == {
+        "snapshot_id": "tc_42",
+        "restored_paths": [str(file), str(new)],
+        "skipped_paths_with_reasons": [],
+        "overwrote_external": [str(file), str(new)],
+    }
+    assert (file.read_text(), file.stat().st_mode & 0o777) == ("one", 0o640)
+    assert not new.exists()
+    assert other.read_text() == "untouched"
+    opened.session(S).redo()
+    assert (file.read_text(), new.read_text()) == ("two", "new")
+
+
+@pytest.mark.req("H21.unknown_paths_reported")
+def test_restore_names_paths_it_does_not_hold(work: Path) -> None:
+    (work / "a").write_text("a")
+    snapshot("tc", work / "a")
+    (work / "a").write_text("b")
+    answer = restore("tc", work / "a", work / "never")
+    assert answer["restored_paths"] == [str(work / "a")]
+    assert answer["skipped_paths_with_reasons"] == [{"path": str(work / "never"), "reason": "not_captured"}]
+
+
+def test_a_restored_snapshot_can_be_restored_again(work: Path) -> None:
+    (work / "a").write_text("a")
+    snapshot("tc", work / "a")
+    for text in ("b", "c"):
+        (work / "a").write_text(text)
+        restore("tc")
+        assert (work / "a").read_text() == "a"
+
+
+def test_a_directory_in_the_place_of_an_absent_path_goes_with_its_content(work: Path) -> None:
+    snapshot("tc", work / "d")
+    (work / "d" / "e").mkdir(parents=True)
+    (work / "d" / "e" / "f").write_text("x")
+    restore("tc")
+    assert not (work / "d").exists()
+
+
+@pytest.mark.req(
+    "S0.capture.open_without_paths",
+    "S0.capture.auto_write_file",
+    "S0.capture.auto_delete_file",
+    "S0.capture.lazy_per_path",
+    "S0.capture.binds_current_call",
+    "S0.capture.one_registration_enough",
+    "S0.snapshot.scope_is_tool_call_id",
+)
+def test_an_open_snapshot_captures_what_its_tool_call_writes_and_deletes(work: Path, opened: opening.Mulligan) -> None:
+    kept, gone = work / "kept", work / "gone"
+    kept.write_text("before")
+    gone.write_text("gone")
+    snapshot("tc_7")
+    with opened.session(S).call(tool_call_id="tc_7"):
+        wrote = builtins.hostlib_tools_write_file({"path": str(kept), "content": "after"})
+        builtins.hostlib_tools_write_file(path=str(work / "d" / "new"), content="new")
+        deleted = builtins.hostlib_tools_delete_file(path=str(gone))
+    assert wrote == {"path": str(kept), "bytes_written": 5, "created": False}
+    assert deleted == {"path": str(gone), "removed": True}
+    assert listed()[0]["captured_paths"] == [str(work / "d/new"), str(gone), str(kept)]
+    restore("tc_7")
+    assert (kept.read_text(), gone.read_text()) == ("before", "gone")
+    assert not (work / "d" / "new").exists()
+
+
+def test_interleaved_tool_calls_on_one_thread_each_capture_for_themselves(work: Path, opened: opening.Mulligan) -> None:
+    session = opened.session(S)
+
+    async def tool(scope: str) -> None:
+        snapshot(scope)
+        async with session.call(tool_call_id=scope):
+            await asyncio.sleep(0)
+            builtins.hostlib_tools_write_file(path=str(work / scope), content=scope)
+            await asyncio.sleep(0)
+
+    async def both() -> None:
+        await asyncio.gather(tool("one"), tool("two"))
+
+    asyncio.run(both())
+    assert {row["scope_id"]: row["captured_paths"] for row in listed()} == {
+        "one": [str(work / "one")],
+        "two": [str(work / "two")],
+    }
+
+
+@pytest.mark.req(
+    "S0.list.of_session",
+    "S0.list.sorted_by_capture_time",
+    "S0.scope.session_scoped",
+    "D11.hostlib.list_shape",
+    "S0.storage.manifest_fields",
+)
+def test_list_has_a_sessions_own_snapshots_by_capture_time(work: Path) -> None:
+    (work / "a").write_text("abc")
+    snapshot("z", work / "a")
+    snapshot("a")
+    snapshot("elsewhere", session="another")
+    rows = listed()
+    assert [row["snapshot_id"] for row in rows] == ["z", "a"]
+    assert rows[0] == {
+        "snapshot_id": "z",
+        "scope_id": "z",
+        "taken_at_ms": rows[0]["taken_at_ms"],
+        "captured_paths": [str(work / "a")],
+        "byte_count": 3,
+    }
+    assert listed("unknown") == []
+
+
+@pytest.mark.req("S0.drop.removes_everything", "D11.hostlib.drop_shape")
+def test_drop_forgets_and_is_idempotent(work: Path) -> None:
+    snapshot("tc", work / "a")
+    answers = [builtins.hostlib_fs_drop_snapshot(session_id=S, snapshot_id="tc") for _ in range(2)]
+    assert answers == [{"snapshot_id": "tc", "dropped": True}, {"snapshot_id": "tc", "dropped": False}]
+    assert listed() == []
+    with pytest.raises(AskedWrongly) as error:
+        restore("tc")
+    assert error.value.code == "unknown_call"
+
+
+@pytest.mark.req("S0.cap.default_1_gib", "S0.cap.configurable", "S0.cap.evicts_oldest_first")
+def test_over_the_cap_the_oldest_snapshots_go_first(work: Path) -> None:
+    assert builtins.DEFAULT_SESSION_BYTE_CAP == 2**30
+    for name in ("one", "two", "three"):
+        (work / name).write_text("x" * 100)
+        snapshot(name, work / name)
+    assert builtins.configure_session_byte_cap(S, 250) == 2**30
+    assert [row["snapshot_id"] for row in listed()] == ["two", "three"]
+    assert builtins.configure_session_byte_cap(S, 2**30) == 250
+
+
+def test_a_snapshot_larger_than_the_cap_is_kept_while_it_is_the_newest(work: Path) -> None:
+    (work / "big").write_text("x" * 1000)
+    builtins.configure_session_byte_cap(S, 10)
+    snapshot("big", work / "big")
+    assert [row["snapshot_id"] for row in listed()] == ["big"]
+    builtins.configure_session_byte_cap(S, 2**30)
+
+
+@pytest.mark.req("S0.close.drops_snapshots")
+def test_dropping_a_sessions_snapshots_leaves_none(work: Path) -> None:
+    snapshot("one", work / "a")
+    snapshot("two")
+    assert sorted(builtins.drop_session_snapshots(S)) == ["one", "two"]
+    assert listed() == []
+
+
+@pytest.mark.req("D11.hostlib.blank_ids")
+@pytest.mark.parametrize("request_", [{"session_id": " ", "scope_id": "x"}, {"session_id": "x", "scope_id": ""}, {}])
+def test_blank_ids_are_refused(opened: opening.Mulligan, request_: dict[str, str]) -> None:
+    with pytest.raises(AskedWrongly) as error:
+        builtins.hostlib_fs_snapshot(request_)
+    assert error.value.code == "invalid_params"
+
+
+@pytest.mark.req("H12.dot_ids")
+@pytest.mark.parametrize("name", ["..", ".", "a/b", "/etc", "x" * 200])
+def test_ids_are_keys_and_never_file_names(work: Path, tmp_path: Path, name: str) -> None:
+    before = sorted(os.listdir(tmp_path))
+    (work / "a").write_text("a")
+    snapshot(name, work / "a", session=name)
+    (work / "a").write_text("b")
+    restore(name, session=name)
+    builtins.hostlib_fs_drop_snapshot(session_id=name, snapshot_id=name)
+    assert (work / "a").read_text() == "a"
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+@pytest.mark.req("H4.history_survives_restart")
+def test_snapshots_survive_a_restart(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "a").write_text("a")
+    with opening.open(str(work), store=str(tmp_path / "home")):
+        snapshot("tc", work / "a")
+    (work / "a").write_text("b")
+    with opening.open(str(work), store=str(tmp_path / "home")):
+        restore("tc")
+    assert (work / "a").read_text() == "a"

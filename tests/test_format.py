@@ -1,0 +1,147 @@
+"""The bytes of a store as `docs/format.md` says them, read from fixtures that were written once.
+
+A change that breaks one of these breaks every store there is: it needs a new format version and a migration.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from base64 import b64decode
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from mulligan.store.blobs import Blobs
+from mulligan.store.codec import RAW, ZSTD, ZSTD_PREFIX, unpack
+from mulligan.store.journal import (
+    GENESIS,
+    HEADS,
+    OWN_TABLES,
+    RECORDS,
+    STORE_HEAD,
+    HeadRow,
+    Journal,
+    RecordRow,
+    Schema,
+    break_in_chain,
+    parse_record,
+)
+from mulligan.store.memory import MemoryStore
+from mulligan.store.sql import create_statements
+from mulligan.store.sqlite import SqliteStore
+from mulligan.values.canonical import decode, encode
+from mulligan.values.clock import SystemClock
+from mulligan.values.digest import Digest, digest_of
+
+FIXTURES = Path(__file__).parent / "fixtures" / "format"
+SCHEMA = Schema((), {})
+
+
+def lines() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (FIXTURES / "journal.jsonl").read_text("utf-8").strip("\n").split("\n")]
+
+
+def rows() -> list[RecordRow]:
+    return [
+        RecordRow(line["journal"], line["seq"], bytes.fromhex(line["hash"]), line["body"].encode(), line["ordinal"])
+        for line in lines()
+    ]
+
+
+def journal(name: str) -> list[RecordRow]:
+    return [row for row in rows() if row.journal == name]
+
+
+class TestJournals:
+    def test_a_record_is_its_canonical_bytes(self) -> None:
+        assert [encode(decode(row.body)) for row in rows()] == [row.body for row in rows()]
+
+    def test_a_hash_is_over_the_one_before_and_the_bytes(self) -> None:
+        prev = GENESIS
+        for row in journal("s:golden"):
+            assert row.hash == sha256(prev.encode("ascii") + b"\n" + row.body).digest()
+            prev = row.hash.hex()
+
+    @pytest.mark.parametrize("name", ["s:golden", "w:golden"])
+    def test_the_golden_chains_hold(self, name: str) -> None:
+        last = journal(name)[-1]
+        assert break_in_chain(journal(name), HeadRow(name, last.seq, last.hash, parse_record(last).at)) is None
+
+    def test_writing_the_same_records_again_gives_the_same_bytes(self) -> None:
+        store = MemoryStore(SCHEMA)
+        with store.write() as tx:
+            for line in lines():
+                body = json.loads(line["body"])
+                refs = [Digest(ref) for ref in body.get("refs", ())]
+                Journal(SCHEMA).append(tx, line["journal"], body["kind"], body["payload"], at=body["at"], refs=refs)
+        with store.read() as tx:
+            assert sorted(tx.select(RECORDS), key=lambda row: row.ordinal) == rows()
+
+    def test_the_head_of_the_store_chains_all_records_in_the_order_they_came(self) -> None:
+        line = bytes(32)
+        for row in rows():
+            line = sha256(line + row.hash).digest()
+        store = MemoryStore(SCHEMA)
+        with store.write() as tx:
+            for written in rows():
+                record = parse_record(written)
+                Journal(SCHEMA).append(tx, record.journal, record.kind, record.payload, at=record.at, refs=record.refs)
+            head = tx.get(HEADS, STORE_HEAD)
+        assert head is not None
+        assert (head.seq, head.hash) == (len(rows()), line)
+
+
+class TestBlobs:
+    @pytest.mark.parametrize("blob", json.loads((FIXTURES / "blobs.json").read_text("utf-8")), ids=lambda b: b["form"])
+    def test_each_form_unpacks_to_the_bytes_of_its_name(self, blob: dict[str, Any]) -> None:
+        forms = {"raw": RAW, "zstd": ZSTD, "zstd_prefix": ZSTD_PREFIX}
+        body = b64decode(blob["body"])
+        earlier = b64decode(blob["earlier"]) if "earlier" in blob else None
+        assert body[:1] == forms[blob["form"]]
+        assert digest_of(unpack(body, blob["size"], earlier=earlier)) == blob["digest"]
+
+    def test_a_large_body_is_a_file_named_by_its_digest(self, tmp_path: Path) -> None:
+        data = os.urandom(100_000)
+        store = SqliteStore(str(tmp_path), SCHEMA)
+        digest = Blobs(store, SystemClock()).store(data)
+        assert (tmp_path / "blobs" / digest[7:9] / digest[9:]).read_bytes() == RAW + data
+
+
+class TestTheDatabase:
+    def test_its_own_tables_are_those_of_the_page(self) -> None:
+        assert create_statements(OWN_TABLES) == (FIXTURES / "tables.sql").read_text("utf-8").splitlines()
+
+    def test_its_header_names_us_and_the_format(self, tmp_path: Path) -> None:
+        SqliteStore(str(tmp_path), SCHEMA).close()
+        connection = apsw.Connection(str(tmp_path / "store.db"))
+        assert connection.pragma("application_id") == int.from_bytes(b"MLG!", "big")
+        assert connection.pragma("user_version") == 1
+        assert connection.pragma("journal_mode") == "wal"
+        assert connection.pragma("auto_vacuum") == 2
+
+    def test_a_living_owner_holds_the_byte_of_its_number(self, tmp_path: Path) -> None:
+        store = SqliteStore(str(tmp_path), SCHEMA)
+        owner = store.owner()
+        script = (
+            "import fcntl, os, sys\n"
+            "handle = os.open(sys.argv[1], os.O_RDWR)\n"
+            "try: fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(sys.argv[2]))\n"
+            "except OSError: print('held')\n"
+            "else: print('free')\n"
+        )
+        asked = [
+            subprocess.run(
+                [sys.executable, "-c", script, str(tmp_path / "owners.lock"), str(number)],
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout.strip()
+            for number in (owner, owner + 1)
+        ]
+        assert asked == ["held", "free"]

@@ -1,0 +1,124 @@
+"""Fault plans and the simulated disk's power: tools that judge others are judged themselves."""
+
+from __future__ import annotations
+
+import errno
+from random import Random
+
+import pytest
+
+from mulligan.testing import Crash, FaultPlan, File, SimulatedDisk, as_tree, steps_of
+from mulligan.testing.disk_bench import DRAFT, file_entry
+from mulligan.values.paths import RepoPath
+
+HERE = RepoPath("x")
+
+
+def heard(plan: FaultPlan, *steps: str) -> list[str]:
+    """What each step came to, in order; a crash ends it."""
+    outcomes = []
+    for step in steps:
+        try:
+            plan.reach(step, HERE)
+        except OSError as error:
+            outcomes.append(errno.errorcode[error.errno or 0])
+        except Crash:
+            return [*outcomes, "crash"]
+        else:
+            outcomes.append("ok")
+    return outcomes
+
+
+def test_a_plan_strikes_by_count_and_by_name() -> None:
+    steps = ("a", "b", "a", "b")
+    assert heard(FaultPlan(), *steps) == ["ok"] * 4
+    assert heard(FaultPlan().fail(errno.EIO, at=3), *steps) == ["ok", "ok", "EIO", "ok"]
+    assert heard(FaultPlan().fail(errno.ENOSPC, at=2, step="b"), *steps) == ["ok", "ok", "ok", "ENOSPC"]
+    assert heard(FaultPlan().fail(errno.EACCES, at=2, lasting=True), *steps) == ["ok", "EACCES", "EACCES", "EACCES"]
+    assert heard(FaultPlan().crash_before(step="b"), *steps) == ["ok", "crash"]
+    assert heard(FaultPlan().crash_after(step="b"), *steps) == ["ok", "ok", "crash"]
+
+
+def test_a_dead_process_takes_no_further_step() -> None:
+    plan = FaultPlan().crash_before()
+    assert (heard(plan, "a"), heard(plan, "a"), plan.reached) == (["crash"], ["crash"], [("a", HERE)])
+
+
+def test_a_hook_hears_the_step_before_it_happens() -> None:
+    told: list[tuple[str, str]] = []
+    plan = FaultPlan().act(lambda step, path: told.append((step, path)), step="b", lasting=True)
+    assert heard(plan, "a", "b", "b") == ["ok"] * 3
+    assert told == [("b", "x"), ("b", "x")]
+    assert steps_of(lambda plan: heard(plan, "a", "b")) == ["a", "b"]
+
+
+@pytest.fixture
+def disk() -> SimulatedDisk:
+    return SimulatedDisk({"x": "old", "d/y": "kept"})
+
+
+def replaced(disk: SimulatedDisk, *, sync_file: bool, sync_dir: bool) -> None:
+    with disk.resolve(HERE) as spot:
+        disk.stage_file(spot, DRAFT, b"new content", like=file_entry(b""))
+        disk.exchange(spot, DRAFT)
+        if sync_file:
+            disk.sync_file(spot)
+        disk.discard(spot, DRAFT)
+        if sync_dir:
+            disk.sync_dir(spot)
+
+
+def test_what_was_there_at_first_is_synced(disk: SimulatedDisk) -> None:
+    disk.power_cut()
+    assert disk.tree() == as_tree({"x": "old", "d/y": "kept"})
+
+
+@pytest.mark.parametrize(
+    ("sync_file", "sync_dir", "left"),
+    [(False, False, b"old"), (True, False, b"old"), (False, True, b""), (True, True, b"new content")],
+)
+def test_a_power_cut_takes_what_was_not_synced(
+    disk: SimulatedDisk, sync_file: bool, sync_dir: bool, left: bytes
+) -> None:
+    replaced(disk, sync_file=sync_file, sync_dir=sync_dir)
+    disk.power_cut()
+    assert disk.restarted().tree() == as_tree({"x": left, "d/y": "kept"})
+
+
+def test_a_power_cut_by_chance_leaves_any_part_but_never_less_than_what_was_synced() -> None:
+    seen: set[bytes] = set()
+    for seed in range(60):
+        disk = SimulatedDisk({"x": "old"})
+        replaced(disk, sync_file=False, sync_dir=False)
+        disk.power_cut(Random(seed))
+        node = disk.tree()["x"]
+        assert isinstance(node, File)
+        seen.add(node.content)
+    assert b"old" in seen and any(b"new content".startswith(one) and one != b"" for one in seen)
+
+
+def test_writing_in_place_without_sync_can_be_torn() -> None:
+    disk = SimulatedDisk({"x": "OLDOLDOLD"})
+    with disk.resolve(HERE) as spot:
+        disk.write_in_place(spot, b"newnewnew")
+    disk.power_cut(Random(3))
+    node = disk.tree()["x"]
+    assert isinstance(node, File)
+    assert {chr(c) for c in node.content} <= set("OLDnew") and len(node.content) == 9
+
+
+def test_new_directories_and_removed_names_come_and_go_with_their_parent(disk: SimulatedDisk) -> None:
+    with disk.resolve(RepoPath("new")) as spot:
+        disk.make_dir(spot, 0o755)
+        disk.power_cut()
+        assert disk.tree() == as_tree({"x": "old", "d/y": "kept"})
+        disk.make_dir(spot, 0o755)
+        disk.sync_dir(spot)
+    with disk.resolve(RepoPath("d/y")) as spot:
+        disk.discard(spot, b"y")
+        disk.power_cut()
+        assert disk.tree() == as_tree({"x": "old", "d/y": "kept", "new": None})
+        disk.discard(spot, b"y")
+        disk.sync_dir(spot)
+        disk.power_cut()
+        assert disk.tree() == as_tree({"x": "old", "d": None, "new": None})

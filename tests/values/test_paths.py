@@ -1,0 +1,99 @@
+"""Repo-relative paths: one parser, one wire form."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mulligan.values.canonical import encode
+from mulligan.values.faults import MulliganError
+from mulligan.values.limits import MAX_PATH_BYTES
+from mulligan.values.paths import (
+    ROOT,
+    RepoPath,
+    ancestors_of,
+    from_wire,
+    is_below,
+    join,
+    name_of,
+    parent_of,
+    parse_repo_path,
+    path_bytes,
+    path_from_bytes,
+    to_wire,
+)
+
+raw_names = st.binary(min_size=1, max_size=8).filter(lambda b: b not in (b".", b"..") and not set(b) & {0, 0x2F})
+raw_paths = st.lists(raw_names, min_size=1, max_size=4).map(b"/".join)
+
+
+@given(raw_paths)
+def test_any_bytes_a_file_system_knows_survive_every_form(raw: bytes) -> None:
+    path = path_from_bytes(raw)
+    assert path_bytes(path) == raw
+    assert from_wire(to_wire(path)) == path
+    assert encode(to_wire(path))
+
+
+@given(raw_paths)
+def test_the_two_wire_forms_never_meet(raw: bytes) -> None:
+    path = path_from_bytes(raw)
+    assert (to_wire(path) == path) is (_is_utf8(raw) and not raw.startswith(b"base64:"))
+
+
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        *(("a", "a"), ("a//b/./c/", "a/b/c"), (".", "."), ("./", "."), ("./a", "a"), ("...", "...")),
+        *(("a/..b", "a/..b"), (" ", " "), ("~", "~"), ("a\\b", "a\\b"), ("é/\udcff", "é/\udcff")),
+    ],
+)
+def test_one_parser(text: str, path: str) -> None:
+    assert parse_repo_path(text) == path
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "/", "/a", "..", "../a", "a/..", "a/../b", "a\0b", None, 1, b"a", "\ud800", "x/" * MAX_PATH_BYTES + "x"],
+)
+def test_what_is_no_path_is_refused(text: object) -> None:
+    with pytest.raises(MulliganError) as refused:
+        parse_repo_path(text)
+    assert refused.value.code == "invalid_path"
+
+
+@pytest.mark.parametrize(
+    "text", ["base64:", "base64:!", "base64:Li4=", "base64:L2E=", "base64:AA==", "base64:YQ", None]
+)
+def test_what_is_no_path_on_the_wire_is_refused(text: object) -> None:
+    with pytest.raises(MulliganError) as refused:
+        from_wire(text)
+    assert refused.value.code == "invalid_path"
+
+
+@given(raw_paths)
+def test_parents_names_and_ancestors_agree(raw: bytes) -> None:
+    path = path_from_bytes(raw)
+    assert join(parent_of(path), name_of(path)) == path
+    above = ancestors_of(path)
+    assert (above[0], above[-1], len(above)) == (parent_of(path), ROOT, raw.count(b"/") + 1)
+    assert all(is_below(path, folder) and not is_below(folder, path) for folder in above)
+
+
+def test_below_is_by_whole_names() -> None:
+    one, other = RepoPath("repo"), RepoPath("repo-evil/a")
+    assert (is_below(other, one), is_below(one, one), is_below(ROOT, ROOT), is_below(one, ROOT)) == (
+        False,
+        False,
+        False,
+        True,
+    )
