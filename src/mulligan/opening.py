@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from mulligan.values.clock import Clock, SystemClock
@@ -217,14 +218,14 @@ def _desk(
     from mulligan.values.ids import SystemIds
     from mulligan.workspace.disk import HostDisk
 
-    disk = HostDisk(root)
-    place = os.fsdecode(disk.root.path)
-    try:
+    with ExitStack() as closing:
+        disk = HostDisk(root)
+        closing.callback(disk.close)
+        place = os.fsdecode(disk.root.path)
         opened = open_store(store, SCHEMA, durability=durability, clock=clock, root=place, create=create)
-        return Desk(Ledger(opened, Journal(SCHEMA), clock=clock, ids=ids or SystemIds()), disk, record=create)
-    except BaseException:
-        disk.close()
-        raise
+        desk = Desk(Ledger(opened, Journal(SCHEMA), clock=clock, ids=ids or SystemIds()), disk, record=create)
+        closing.pop_all()
+        return desk
 
 
 def _recovered(desk: Desk, boundary: Boundary) -> Mulligan:

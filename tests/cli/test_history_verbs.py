@@ -59,7 +59,7 @@ def write(run: Run, path: str, content: str, *options: str) -> str:
     return str(done.json["call_id"])
 
 
-@pytest.mark.req("D14.cli.call", "D14.cli.call_prints_receipt")
+@pytest.mark.req("D14.cli.call")
 def test_call_prints_the_receipt_and_the_calls_id(run: Run, work: Path) -> None:
     done = run("call", "write_file", "--args", '{"path": "a", "content": "x"}')
     body = done.json
@@ -167,7 +167,8 @@ def test_undo_says_what_it_merged_and_what_it_left_alone(run: Run, work: Path) -
         "--args",
         json.dumps(
             {
-                "patch": "*** Begin Patch\n*** Update File: a\n@@\n-1\n+one\n*** Update File: b\n@@\n-2\n+two\n*** End Patch"
+                "patch": "*** Begin Patch\n*** Update File: a\n@@\n-1\n+one\n"
+                "*** Update File: b\n@@\n-2\n+two\n*** End Patch"
             }
         ),
     ).json["call_id"]
@@ -295,12 +296,8 @@ def test_a_fork_is_made_merged_and_dropped(run: Run, work: Path, tmp_path: Path)
 @pytest.mark.req("D14.cli.gc")
 def test_gc_gives_back_what_nothing_names(run: Run) -> None:
     write(run, "a", "x" * 1000)
-    assert (
-        run("gc", "--yes", "--json").json
-        == {"blobs": 0, "bytes": 0, "freed_bytes": 0}
-        | {"freed_bytes": run("gc", "--yes", "--json").json["freed_bytes"]}
-        or run("verify").code == 0
-    )
+    done = run("gc", "--yes", "--json").json
+    assert (done["blobs"], done["bytes"]) == (0, 0)
     assert run("undo").code == 0
 
 
@@ -346,7 +343,8 @@ def test_calls_from_several_processes_at_once_all_stand(run: Run, work: Path) ->
 def test_on_a_terminal_undo_shows_its_plan_and_asks(run: Run, work: Path, answer: str, left: list[str]) -> None:
     write(run, "a", "x")
     controller, terminal = pty.openpty()
-    child = subprocess.Popen([sys.executable, "-m", "mulligan.cli", "undo"], stdin=terminal, stdout=terminal, cwd=work)
+    command = [sys.executable, "-m", "mulligan.cli", "undo"]
+    child = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, cwd=work)
     os.close(terminal)
     shown = b""
     while b"Go ahead?" not in shown:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from base64 import b64encode
 from typing import Any
 
@@ -193,6 +194,20 @@ class TestReadFile:
         expected = failed("inline_required_too_large", size_bytes=LIMIT + 1)
         assert stage.refused("read_file", path="large", output_mode="require_inline") == expected
         assert stage.refused("read_file", path="large", output_mode="require_inline", max_lines=1) == expected
+
+    @pytest.mark.req("D9.read_bounded_memory")
+    @pytest.mark.parametrize("more", [{}, {"offset_bytes": 2**29}, {"max_lines": 3}, {"encoding": "bytes"}])
+    def test_a_part_of_a_huge_file_takes_little_memory(self, stage: Stage, more: Fields) -> None:
+        with open(stage.root / "huge", "wb") as file:
+            file.truncate(2**30)
+        with stage.session.call() as call:
+            tracemalloc.start()
+            found = call.read_file("huge", max_bytes=LIMIT, **more)
+            refused = call.read_file("huge", output_mode="require_inline")
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+        assert found.ok and peak < 2**20
+        assert (refused.error_code, refused.size_bytes) == ("inline_required_too_large", 2**30)
 
     @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
     @given(st.text(max_size=12), st.integers(0, 40), st.integers(0, 40))

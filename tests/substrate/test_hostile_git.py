@@ -53,9 +53,13 @@ def look_at_everything(site: Site) -> None:
 @pytest.mark.req("D10.git_hardened", "D18.hostile_git")
 def test_programs_a_repository_configures_do_not_run(repo: Site) -> None:
     program, mark = trap(repo)
-    append_config(repo, f"[core]\n fsmonitor = {program}\n sshCommand = {program}\n pager = {program}\n editor = {program}\n")
-    append_config(repo, f"[diff]\n external = {program}\n[credential]\n helper = !{program}\n[gpg]\n program = {program}\n")
-    append_config(repo, f'[alias]\n status = !{program}\n[core]\n hooksPath = {repo.root.parent / "hooks"}\n')
+    append_config(
+        repo, f"[core]\n fsmonitor = {program}\n sshCommand = {program}\n pager = {program}\n editor = {program}\n"
+    )
+    append_config(
+        repo, f"[diff]\n external = {program}\n[credential]\n helper = !{program}\n[gpg]\n program = {program}\n"
+    )
+    append_config(repo, f"[alias]\n status = !{program}\n[core]\n hooksPath = {repo.root.parent / 'hooks'}\n")
     attributes = []
     for name in HOSTILE_NAMES:
         quoted = name.replace('"', '\\"')
@@ -86,7 +90,7 @@ def test_hooks_do_not_run(repo: Site, folder: str) -> None:
 def test_a_missing_object_is_not_fetched_from_a_remote_that_is_a_program(repo: Site) -> None:
     program, mark = trap(repo)
     append_config(repo, f'[extensions]\n partialClone = o\n[remote "o"]\n url = ext::{program}\n promisor = true\n')
-    append_config(repo, "[protocol]\n allow = always\n[protocol \"ext\"]\n allow = always\n")
+    append_config(repo, '[protocol]\n allow = always\n[protocol "ext"]\n allow = always\n')
     for found in (repo.root / ".git/objects").rglob("*"):
         if found.is_file() and stat.S_ISREG(found.lstat().st_mode):
             found.chmod(0o600)
@@ -170,9 +174,7 @@ def state_of(site: Site) -> tuple[object, ...]:
 
 
 @pytest.mark.req("D10.git_config_pinned", "C4.git_config_independent", "S2.export.deterministic")
-def test_no_setting_of_anybody_changes_an_answer(
-    repo: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_setting_of_anybody_changes_an_answer(repo: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = state_of(repo)
     home = tmp_path / "home"
     (home / ".config/git").mkdir(parents=True)

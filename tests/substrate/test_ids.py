@@ -23,7 +23,8 @@ NAMES = ["a", "b-c", "d.e", "F", "ä", "日本", "x y", "z~", "🦀", '"q"', "ta
 def independent_id(fingerprint: dict[str, str], files: dict[str, bytes]) -> str:
     rows = [{"blob": f"sha256:{sha256(files[p]).hexdigest()}", "path": p} for p in sorted(files, key=str.encode)]
     one, two = (
-        json.dumps(v, sort_keys=True, separators=(",", ":"), ensure_ascii=False) for v in (fingerprint, {"entries": rows})
+        json.dumps(v, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        for v in (fingerprint, {"entries": rows})
     )
     return "sha256:" + sha256(f"{one}\n{two}".encode()).hexdigest()
 
@@ -57,7 +58,9 @@ def test_ids_agree_with_an_independent_implementation_on_a_thousand_manifests() 
             "/".join(rng.choices(NAMES, k=rng.randint(1, 4))): rng.randbytes(rng.randint(0, 40))
             for _ in range(rng.randint(0, 12))
         }
-        print_ = Fingerprint(rng.randbytes(20).hex(), rng.choice(["", rng.randbytes(20).hex()]), rng.randbytes(32).hex())
+        print_ = Fingerprint(
+            rng.randbytes(20).hex(), rng.choice(["", rng.randbytes(20).hex()]), rng.randbytes(32).hex()
+        )
         entries = [Captured(RepoPath(p), digest_of(d), len(d), rng.choice([0o644, 0o755])) for p, d in files.items()]
         rng.shuffle(entries)
         assert snapshot_id(print_, Manifest.of(entries)) == independent_id(print_.to_json(), files)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ def holds(site: Site, lease: str) -> bool:
     return True
 
 
-READS = {
+READS: dict[str, dict[str, Any]] = {
     "snapshot.file": {"path": "README.md"},
     "snapshot.list": {},
     "snapshot.grep": {"pattern": "Toy"},

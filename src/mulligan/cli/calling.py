@@ -21,7 +21,7 @@ from mulligan.cli.output import print_json
 @click.option("--policy", type=click.File("rb"), help="A JSON file with rules that narrow it further.")
 @common_options
 def call(
-    common: Common, tool: str, arguments: str, turn: str | None, label: str | None, capability: Any, policy: Any
+    common: Common, *, tool: str, arguments: str, turn: str | None, label: str | None, capability: Any, policy: Any
 ) -> None:
     """Perform a tool (edit_file) or effect (host.fs.edit_file) and print its receipt. Not ok: nothing happened."""
     from mulligan.effects.perform import SESSION_EFFECTS, effect_named, perform_session_effect

@@ -78,7 +78,7 @@ def branches(common: Common) -> None:
 @click.option("--on-conflict", type=click.Choice(["merge", "overwrite", "refuse"]), default="merge", show_default=True)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @common_options
-def merge(common: Common, fork_session: str, dry_run: bool, on_conflict: str, yes: bool) -> None:
+def merge(common: Common, *, fork_session: str, dry_run: bool, on_conflict: str, yes: bool) -> None:
     """Bring what a fork changed back into the files it was forked from. One call, so it can be undone."""
     from mulligan.history import branches as forks
 

@@ -7,9 +7,8 @@ inside another one of the same session is a savepoint of it: it can fail alone, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Self
 
 from mulligan.boundary.verdict import Boundary
@@ -21,10 +20,14 @@ from mulligan.history.desk import Desk
 from mulligan.values.entries import Change
 from mulligan.values.faults import MulliganError, fault
 from mulligan.values.paths import RepoPath, from_wire
+from mulligan.values.refusal import Refused
 
 
-class _Failed(Exception):
+class _Failed(Refused):
     """`call.fail()` was called: leave as if by an exception that nobody sees."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("error", reason, reason)
 
 
 class CallHandle(AbstractContextManager["CallHandle"]):
@@ -66,46 +69,31 @@ class CallHandle(AbstractContextManager["CallHandle"]):
         self._stack.enter_context(making(self._call))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        if kind is None and self._failed is None:
-            try:
-                self._check_deadline()
-            except BaseException as late:
-                self._leave(type(late), late, late.__traceback__)
-                raise
-            self._leave(None, None, None)
-            return None
-        if kind is None:
-            failed = _Failed(self._failed)
-            self._leave(_Failed, failed, None)
-            return None
-        self._leave(kind, error, trace)
-        return None
-
-    def _leave(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._joins:
-            try:
-                self._stack.__exit__(kind, error, trace)
-            except _Failed:
-                return
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is None and self._failed is not None:
+            self._leave(_Failed(self._failed))
             return
-        with self._stack:
-            if kind is None:
-                commit_or_abort(self._call)
-            else:
-                self._call.abort(self._failed or kind.__name__)
+        try:
+            if error is None:
+                self._check_deadline()
+        except MulliganError as late:
+            self._leave(late)
+            raise
+        self._leave(error)
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Out of the block: a savepoint of the outer call goes back or stays, a call of its own ends."""
+        with suppress(_Failed), self._stack:
+            if not self._joins:
+                self._call.__exit__(None, error, None)
+            elif error is not None:
+                raise error
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return self.__exit__(kind, error, trace)
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self.__exit__(None, error, None)
 
     def fail(self, reason: str) -> None:
         """This call shall not stand: when its block ends, everything in it is put back."""
@@ -192,22 +180,6 @@ class CallHandle(AbstractContextManager["CallHandle"]):
 
     def read_blob(self, blob_ref: str, *, offset_bytes: int = 0, max_bytes: int | None = None) -> Receipt:
         return self.perform("blob.read", blob_ref=blob_ref, offset_bytes=offset_bytes, max_bytes=max_bytes)
-
-
-def commit_or_abort(call: Call) -> None:
-    """Commit; if that fails for sure, put everything back.
-
-    In doubt the files stay, and recovery will know. Whoever ended a lost call for us has put it back, too.
-    """
-    try:
-        call.commit()
-    except MulliganError as error:
-        if error.code not in ("in_doubt", "call_lost"):
-            call.abort(error.code)
-        raise
-    except BaseException as error:
-        call.abort(type(error).__name__)
-        raise
 
 
 def _payload(content: str | bytes) -> str | dict[str, Any]:

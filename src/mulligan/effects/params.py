@@ -23,9 +23,14 @@ PathText = Annotated[
     str,
     Field(
         validation_alias=AliasChoices("path", "file_path"),
-        description="Path relative to the workspace root, or absolute inside it.",
+        description="Relative to the working directory, or absolute inside the workspace.",
     ),
 ]
+
+
+def one_of(known: tuple[str, ...]) -> dict[str, Any]:
+    """For schemas only: a value that is none of them has an error code of its own."""
+    return {"enum": list(known)}
 
 
 class Params(BaseModel):
@@ -67,7 +72,9 @@ class Payload(BaseModel):
 
 
 class Outputting(Params):
-    output_mode: str = Field(default="auto", description="'auto' or 'require_inline'.")
+    output_mode: str = Field(
+        default="auto", description="Whether a blob is a good answer.", json_schema_extra=one_of(OUTPUT_MODES)
+    )
 
     def check(self) -> None:
         _require(self.output_mode, OUTPUT_MODES, "invalid_output_mode", "output_mode")
@@ -75,11 +82,13 @@ class Outputting(Params):
 
 class ReadFile(Outputting):
     path: PathText
-    offset_bytes: Count | None = None
-    max_bytes: Count | None = None
+    offset_bytes: Count | None = Field(default=None, description="First byte to return, counted from 0.")
+    max_bytes: Count | None = Field(default=None, description="Return at most this many bytes.")
     offset_lines: Count | None = Field(default=None, description="First line to return, counted from 0.")
-    max_lines: Count | None = None
-    encoding: str | None = Field(default=None, description="'utf8' or 'bytes'; by default text where it is UTF-8.")
+    max_lines: Count | None = Field(default=None, description="Return at most this many lines.")
+    encoding: str | None = Field(
+        default=None, description="By default text where it is UTF-8.", json_schema_extra=one_of(ENCODINGS)
+    )
 
     def check(self) -> None:
         super().check()
@@ -95,9 +104,11 @@ class ReadFile(Outputting):
 
 class WriteFile(Params):
     path: PathText
-    content: str | Payload
-    create_parents: bool = False
-    mode: str = Field(default="overwrite", description="'overwrite' or 'create_new'.")
+    content: str | Payload = Field(description="All of the file.")
+    create_parents: bool = Field(default=False, description="Make directories that are missing.")
+    mode: str = Field(
+        default="overwrite", description="What to do with a file that is there.", json_schema_extra=one_of(WRITE_MODES)
+    )
     expected_digest: str | None = Field(default=None, description="Write only if the file still has this digest.")
 
     def check(self) -> None:
@@ -111,9 +122,9 @@ class WriteFile(Params):
 
 class EditFile(Params):
     path: PathText
-    old_string: str
-    new_string: str
-    replace_all: bool = False
+    old_string: str = Field(description="The text to replace, with enough around it to be unique.")
+    new_string: str = Field(description="What to put in its place.")
+    replace_all: bool = Field(default=False, description="Replace every occurrence.")
 
     def check(self) -> None:
         if not self.old_string:
@@ -121,27 +132,34 @@ class EditFile(Params):
 
 
 class ApplyPatch(Params):
-    patch: str | Payload
-    patch_format: str = Field(default="v4a", description="'v4a' ('*** Begin Patch') or 'unified'.")
+    patch: str | Payload = Field(description="The whole patch, from '*** Begin Patch' to '*** End Patch'.")
+    patch_format: str = Field(
+        default="v4a", description="v4a is the '*** Begin Patch' form.", json_schema_extra=one_of(PATCH_FORMATS)
+    )
     dry_run: bool = Field(default=False, description="Only say what would change.")
 
     def check(self) -> None:
         _require(self.patch_format, PATCH_FORMATS, "unsupported_patch_format", "patch_format")
 
 
-class Grep(Outputting):
-    pattern: str
-    path: str | None = Field(default=None, validation_alias=AliasChoices("path", "file_path"))
-    glob_filter: str | None = None
+class Searching(Outputting):
+    path: str | None = Field(
+        default=None,
+        validation_alias=AliasChoices("path", "file_path"),
+        description="Where to look; by default the working directory.",
+    )
+    max_results: Count | None = Field(default=None, description="By default 100.")
+
+
+class Grep(Searching):
+    pattern: str = Field(description="A regular expression, without look-around and back-references.")
+    glob_filter: str | None = Field(default=None, description="Search only files that match this, such as *.rs.")
     case_insensitive: bool = False
-    max_results: Count | None = None
 
 
-class Glob(Outputting):
-    pattern: str
-    path: str | None = Field(default=None, validation_alias=AliasChoices("path", "file_path"))
-    max_results: Count | None = None
-    include_ignored: bool = False
+class Glob(Searching):
+    pattern: str = Field(description="Such as **/*.ts: * stays within a name, ** crosses directories.")
+    include_ignored: bool = Field(default=False, description="Also files that .gitignore leaves out.")
 
 
 class Stat(Params):
@@ -152,9 +170,8 @@ class Exists(Params):
     path: PathText
 
 
-class ListDir(Outputting):
-    path: str | None = Field(default=None, validation_alias=AliasChoices("path", "file_path"))
-    max_results: Count | None = None
+class ListDir(Searching):
+    """The names in one directory."""
 
 
 class Delete(Params):
@@ -194,7 +211,7 @@ class Shell(Params):
 
 
 class ReadBlob(Params):
-    blob_ref: str
+    blob_ref: str = Field(description="The blob_ref of an answer given to this session.")
     offset_bytes: Count = 0
     max_bytes: Count | None = None
 

@@ -74,7 +74,7 @@ def _as_told(effect: Effect, refused: Refused) -> Refused:
 
 def _scene(desk: Desk, call: Call, boundary: Boundary, sink: Sink | None) -> Scene:
     found = hosted(desk, call.facts.session, default=boundary)
-    within = replace(found.boundary, folds_case=desk.disk.root.folds_case)
+    within = replace(found.boundary, folds_case=True) if desk.disk.root.folds_case else found.boundary
     return Scene(desk, call.facts.session, within, call, found.workdir, sink)
 
 
@@ -133,8 +133,7 @@ def _recorded(value: Any, depth: int = RECORDED_DEPTH_MAX) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        data = value.encode("utf-8", "surrogatepass")
-        return value if _storable(value, data) else _short(data)
+        return value if _is_storable(value) else _short(value.encode("utf-8", "surrogatepass"))
     if isinstance(value, int) and -(2**63) <= value < 2**63:
         return int(value)
     if depth > 0 and isinstance(value, Mapping):
@@ -146,11 +145,16 @@ def _recorded(value: Any, depth: int = RECORDED_DEPTH_MAX) -> Any:
 
 def _recorded_key(name: object) -> str:
     text = str(name)
-    return text if _storable(text, text.encode("utf-8", "surrogatepass")) else "unrecorded"
+    return text if _is_storable(text) else "unrecorded"
 
 
-def _storable(text: str, data: bytes) -> bool:
-    return len(data) <= RECORDED_TEXT_BYTES and not any("\ud800" <= char <= "\udfff" for char in text)
+def _is_storable(text: str) -> bool:
+    if text.isascii():
+        return len(text) <= RECORDED_TEXT_BYTES
+    try:
+        return len(text.encode("utf-8")) <= RECORDED_TEXT_BYTES
+    except UnicodeEncodeError:
+        return False
 
 
 def _short(data: bytes) -> dict[str, Any]:

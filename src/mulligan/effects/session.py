@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from mulligan.boundary.verdict import Boundary
-from mulligan.effects.handle import CallHandle, commit_or_abort, paths_of
+from mulligan.effects.handle import CallHandle, paths_of
 from mulligan.effects.hosting import is_known
 from mulligan.effects.perform import SESSION_EFFECTS, effect_named, perform, perform_session_effect
 from mulligan.effects.receipt import Receipt
@@ -63,15 +63,10 @@ class Session:
         found = TurnId(parse_user_id(turn, "turn")) if turn is not None else current_turn()
         session = self._meant(effect, params)
         call = self._desk.call(session, turn=found, label=label, tool=effect.rpartition(".")[2])
-        try:
+        with call:
             receipt = perform(self._desk, call, effect, params, boundary=self._boundary, sink=sink)
-        except BaseException as error:
-            call.abort(type(error).__name__)
-            raise
-        if receipt.ok:
-            commit_or_abort(call)
-        else:
-            call.abort(receipt.error_code or receipt.status)
+            if not receipt.ok:
+                call.abort(receipt.error_code or receipt.status)
         return receipt, call.id
 
     def _meant(self, effect: str, params: Mapping[str, Any]) -> SessionId:

@@ -72,7 +72,7 @@ def fork_files(
         journal = session_journal(session)
         desk.ledger.journal.append(tx, journal, "branch.opened", body, at=desk.ledger.now(), refs=[manifest])
     if at is not None:
-        _take_back(desk, there, session, at, parent)
+        _take_back(desk, there, session, at=at, parent=parent)
     there.close()
     skipped = [{"path": to_wire(path_from_bytes(s.path)), "reason": s.reason} for s in told if isinstance(s, Skipped)]
     return Fork(session, parent, os.fsdecode(target), tuple(skipped))
@@ -96,7 +96,7 @@ def _open_child(desk: Desk, session: SessionId, parent: SessionId, root: str) ->
         desk.ledger.journal.append(tx, session_journal(session), "session.opened", body, at=desk.ledger.now())
 
 
-def _take_back(desk: Desk, there: Desk, session: SessionId, at: str, parent: SessionId) -> None:
+def _take_back(desk: Desk, there: Desk, session: SessionId, *, at: str, parent: SessionId) -> None:
     """In the copy, undo what the parent did from a call on."""
     row = find_call(desk, at, parent)
     with desk.ledger.store.read() as tx:
@@ -256,14 +256,10 @@ def merge_branch(desk: Desk, session: str, *, on_conflict: OnConflict = "merge",
 def _carry_out(desk: Desk, session: SessionId, moves: Sequence[Move], cause: dict[str, Any]) -> str:
     call = desk.call(session, tool=str(cause["verb"]), cause=cause)
     try:
-        call.change([Intent(move.path, _expecting(desk, move)) for move in moves])
-        call.commit()
+        with call:
+            call.change([Intent(move.path, _expecting(desk, move)) for move in moves])
     except Refused as refused:
-        call.abort(refused.code)
         raise fault("path_busy", refused.message) from None
-    except BaseException as error:
-        call.abort(type(error).__name__)
-        raise
     return call.id
 
 

@@ -29,7 +29,7 @@ from mulligan.store.protocol import Tx
 from mulligan.values.clock import monotonic_s
 from mulligan.values.digest import Digest, raw_digest
 from mulligan.values.entries import ABSENT, Change, DirEntry, Entry, FileEntry, same_state
-from mulligan.values.faults import Broken, MulliganError, fault, fault_of_os_error
+from mulligan.values.faults import Broken, MulliganError, WorldChanged, fault, fault_of_os_error
 from mulligan.values.limits import CLAIM_WAIT_S
 from mulligan.values.paths import RepoPath, path_bytes, to_wire
 from mulligan.values.refusal import Refused
@@ -136,12 +136,13 @@ class Call:
     @contextmanager
     def savepoint(self) -> Iterator[None]:
         """What happens inside is put back if it does not end well. The call goes on."""
-        mark = len(self._done)
+        mark, well = len(self._done), False
         try:
             yield
-        except BaseException:
-            self._put_back_to(mark)
-            raise
+            well = True
+        finally:
+            if not well:
+                self._put_back_to(mark)
 
     def _prepare(self, intents: Sequence[Intent], *, live: bool = False) -> list[_Step]:
         """Claim every path; make its preimage and our intention durable. One transaction, if all is as last seen."""
@@ -400,6 +401,25 @@ class Call:
             self.status = "committed"
             return changes
 
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Left normally, commit, unless aborted inside. Left any other way, or if the commit fails, put all back.
+
+        A commit in doubt leaves the files; whoever ended a lost call for us has put it back.
+        """
+        lost = False
+        try:
+            if error is None and self.status == "open":
+                self.commit()
+        except WorldChanged:
+            lost = True
+            raise
+        finally:
+            if self.status == "open" and not lost:
+                self.abort(reason_of(error))
+
     def _resolve_doubt(self, broken: Broken) -> None:
         """The store failed while we published. Files stay as they are until it says whether we did."""
         try:
@@ -492,3 +512,10 @@ class Call:
     def _check_open(self) -> None:
         if self.status != "open":
             raise fault("call_not_open", f"Call {self.facts.id} is {self.status}.")
+
+
+def reason_of(error: BaseException | None) -> str:
+    """What the record says of a call that was left by an exception."""
+    if error is None:
+        return "commit_failed"
+    return error.code if isinstance(error, MulliganError | Refused) else type(error).__name__

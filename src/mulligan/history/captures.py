@@ -107,14 +107,10 @@ def restore_scope(desk: Desk, session: SessionId, scope: str, paths: Sequence[Re
     theirs = _changed_by_others(there, moves)
     call = there.call(session, tool="restore", label=None, cause={"verb": "restore", "of": [], "scope": scope})
     try:
-        call.change([Intent(move.path, _put(there, move)) for move in in_order(_with_contents(there, moves))])
-        call.commit()
+        with call:
+            call.change([Intent(move.path, _put(there, move)) for move in in_order(_with_contents(there, moves))])
     except Refused as refused:
-        call.abort(refused.code)
         raise fault("path_claimed", refused.message) from None
-    except BaseException as error:
-        call.abort(type(error).__name__)
-        raise
     done = tuple(sorted(chosen, key=path_bytes))
     return Restored(done, tuple(unknown), theirs, call.id)
 
@@ -162,7 +158,7 @@ def drop_scope(desk: Desk, session: SessionId, scope: str) -> bool:
     with desk.ledger.store.write() as tx:
         if tx.get(SCOPES, session, scope) is None:
             return False
-        _drop(desk, tx, session, scope, "dropped")
+        _drop(desk, tx, session, scope, why="dropped")
     return True
 
 
@@ -171,11 +167,11 @@ def drop_scopes(desk: Desk, session: SessionId) -> list[str]:
     with desk.ledger.store.write() as tx:
         scopes = [row.scope for row in tx.select(SCOPES, {"session": session})]
         for scope in scopes:
-            _drop(desk, tx, session, scope, "dropped")
+            _drop(desk, tx, session, scope, why="dropped")
     return scopes
 
 
-def _drop(desk: Desk, tx: Tx, session: SessionId, scope: str, why: str) -> None:
+def _drop(desk: Desk, tx: Tx, session: SessionId, scope: str, *, why: str) -> None:
     body = {"session": session, "scope": scope, "why": why}
     desk.ledger.journal.append(tx, session_journal(session), "scope.dropped", body, at=desk.ledger.now())
 
@@ -203,7 +199,7 @@ def _evict_over_cap(desk: Desk, tx: Tx, session: SessionId, *, keep: str | None)
         if total <= cap:
             return
         if row.scope != keep:
-            _drop(desk, tx, session, row.scope, "evicted")
+            _drop(desk, tx, session, row.scope, why="evicted")
             total -= sizes[row.scope]
 
 

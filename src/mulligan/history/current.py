@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 
 from mulligan.history.call import Call
 from mulligan.values.ids import TurnId
@@ -27,13 +27,19 @@ def current_turn() -> TurnId | None:
     return _turn.get()
 
 
-@contextmanager
-def making(call: Call) -> Iterator[None]:
-    token = _call.set(call)
-    try:
-        yield
-    finally:
-        _call.reset(token)
+class making:
+    """The block is part of the call."""
+
+    __slots__ = ("_call", "_token")
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def __enter__(self) -> None:
+        self._token: Token[Call | None] = _call.set(self._call)
+
+    def __exit__(self, *_: object) -> None:
+        _call.reset(self._token)
 
 
 @contextmanager

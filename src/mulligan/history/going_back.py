@@ -294,20 +294,15 @@ def _apply(desk: Desk, target: _Target, plan: RestorePlan, how: How) -> WayBack:
     session = SessionId(how.session or target.session or target.calls[0].session or "default")
     call = desk.call(session, tool=target.verb, cause=_cause(desk, target))
     try:
-        for start in range(0, len(plan.moves), _MOVES_PER_EFFECT):
-            call.change([_intent(desk, move) for move in plan.moves[start : start + _MOVES_PER_EFFECT]])
-        call.commit()
+        with call:
+            for start in range(0, len(plan.moves), _MOVES_PER_EFFECT):
+                call.change([_intent(desk, move) for move in plan.moves[start : start + _MOVES_PER_EFFECT]])
     except OSError:
-        call.abort("io_error")
         return WayBack(False, None, _failed(plan), of=_ids(target), plan=plan)
     except Refused as refused:
-        call.abort(refused.code)
         if refused.code == "path_claimed":
             raise fault("path_claimed", refused.message) from None
         raise _WorldMoved from None
-    except BaseException as error:
-        call.abort("world_moved" if isinstance(error, _WorldMoved) else "interrupted")
-        raise
     return WayBack(plan.ok, call.id, plan.outcomes, plan.overwrote_external, _ids(target), plan)
 
 

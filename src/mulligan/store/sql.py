@@ -79,7 +79,15 @@ def select_sql(
 ) -> tuple[str, tuple[Value, ...]]:
     """The statement and its values, without the value of LIMIT."""
     nulls = frozenset(name for name, value in where.items() if value is None)
-    sql = _select(table, tuple(where), nulls, between and between[0], order or table.key, descending, counting)
+    sql = _select(
+        table,
+        tuple(where),
+        nulls=nulls,
+        ranged=between and between[0],
+        order=order or table.key,
+        descending=descending,
+        counting=counting,
+    )
     values = tuple(value for value in where.values() if value is not None)
     return sql, values if between is None else (*values, between[1], between[2])
 
@@ -88,6 +96,7 @@ def select_sql(
 def _select(
     table: Table[Any],
     equal: tuple[str, ...],
+    *,
     nulls: frozenset[str],
     ranged: str | None,
     order: tuple[str, ...],

@@ -190,8 +190,9 @@ class GitReader:
             # With its times: git takes a file that is as old as the index for one that may have changed since.
             shutil.copy2(os.path.join(self.repository.git_dir, b"index"), copy)
         # In sight of the real objects git would set the times of those it wants to write and finds there.
-        with tempfile.TemporaryDirectory(dir=self._shadow) as scratch:
-            env = {b"GIT_INDEX_FILE": copy, b"GIT_OBJECT_DIRECTORY": scratch, b"GIT_ALTERNATE_OBJECT_DIRECTORIES": b""}
+        with tempfile.TemporaryDirectory(dir=os.fsdecode(self._shadow)) as scratch:
+            objects = os.fsencode(scratch)
+            env = {b"GIT_INDEX_FILE": copy, b"GIT_OBJECT_DIRECTORY": objects, b"GIT_ALTERNATE_OBJECT_DIRECTORIES": b""}
             return self._line("write-tree", "--missing-ok", env=env)
 
     def status(self, *, exact: bool = False) -> bytes:
@@ -201,10 +202,10 @@ class GitReader:
 
     def tree(self, paths: Sequence[RepoPath] = (), *, commit: str | None = None) -> Iterator[Tracked]:
         """The files of a commit, HEAD by default: all, or those at and below the paths; none before the first one."""
-        oid = self.head_oid() if commit is None else commit
-        if not oid:
+        chosen = self.head_oid() if commit is None else commit
+        if not chosen:
             return
-        for row in self.run("ls-tree", "-r", "-z", "--full-tree", oid, *_pathspecs(paths)).split(b"\0")[:-1]:
+        for row in self.run("ls-tree", "-r", "-z", "--full-tree", chosen, *_pathspecs(paths)).split(b"\0")[:-1]:
             facts, _, name = row.partition(b"\t")
             mode, _, oid = facts.split(b" ")
             yield Tracked(path_from_bytes(name), int(mode, 8), oid.decode("ascii"))

@@ -298,18 +298,26 @@ class _Way:
         """To an absolute path and what is pending after it. Inside the root the walk begins anew; what is said to lie
         there is only a hint, and each name of it is judged again."""
         rest = self._pending[::-1]
+        if self._begin_anew(target, rest):
+            return None
         last = [] if final or not rest or rest[-1] == b".." else [rest.pop()]
         real = os.path.join(os.path.realpath(b"/".join([target, *rest])), *last)
-        inside = self._root.path.rstrip(b"/") + b"/"
-        if real == self._root.path or real.startswith(inside):
-            self._pending = _names_of(real[len(inside) :])[::-1]
-            self._stand_at(os.dup(self._root.handle), [])
+        if self._begin_anew(real, []):
             return None
         if self._follow != "allow":
             raise _escapes(self._asked)
         folder, name = os.path.split(real)
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         return Spot(_as_path(self._left_at), real, handle, name or b".", outside=True)
+
+    def _begin_anew(self, target: bytes, rest: list[bytes]) -> bool:
+        """Stand at the root with a path below it ahead; False if by its words it is not below."""
+        inside = self._root.path.rstrip(b"/") + b"/"
+        if not (target + b"/").startswith(inside) or target == self._root.path + b"/..":
+            return False
+        self._pending = [*_names_of(target[len(inside) :]), *rest][::-1]
+        self._stand_at(os.dup(self._root.handle), [])
+        return True
 
     def _spot(self, name: bytes) -> Spot:
         handle, self._handle = self._handle, -1

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from mulligan.boundary.capability import FsOp
 from mulligan.boundary.verdict import Boundary
-from mulligan.effects.handle import commit_or_abort
 from mulligan.effects.hosting import hosted
 from mulligan.effects.scene import Scene
 from mulligan.effects.substrate.failure import Failure
@@ -21,7 +20,6 @@ from mulligan.values.faults import MulliganError
 from mulligan.values.ids import SessionId, TurnId
 from mulligan.values.limits import MIB_BYTES
 from mulligan.values.paths import ROOT, RepoPath, from_wire, path_bytes
-from mulligan.values.refusal import Refused
 from mulligan.workspace.census import GONE, Seen, bytes_at
 from mulligan.workspace.fingerprint import TreeState
 from mulligan.workspace.lease import Lease, Leases
@@ -50,12 +48,16 @@ class Bench:
 
 @dataclass(slots=True, frozen=True)
 class Named:
-    """Whose request it is and what it is called, as far as the caller says. `began` is told the id of its call."""
+    """Whose request it is and what it is called, as far as the caller says.
+
+    `began` is told of its call as soon as there is one; `may_commit` is asked last, and False means nothing happened.
+    """
 
     session: SessionId
     label: str | None = None
     turn: TurnId | None = None
     began: Callable[[Call], None] = field(default=lambda call: None)
+    may_commit: Callable[[], bool] = field(default=lambda: True)
 
 
 def parse_path(text: str) -> RepoPath:
@@ -172,12 +174,10 @@ class Ask:
         call = self.desk.call(named.session, turn=named.turn, label=named.label, tool=self.tool.replace(".", "_"))
         self.call_id = call.id
         named.began(call)
-        try:
+        with call:
             yield Scene(self.desk, named.session, self.boundary, call)
-            commit_or_abort(call)
-        except BaseException as error:
-            call.abort(error.code if isinstance(error, Failure | Refused | MulliganError) else type(error).__name__)
-            raise
+            if not named.may_commit():
+                raise Failure("CONFLICT", "The request was cancelled; nothing was changed.", reason="cancelled")
 
 
 def moved(path: RepoPath) -> Failure:

@@ -80,7 +80,9 @@ def _entry_of(entry: Captured) -> Body:
 def _list_live(ask: Ask, path: RepoPath, args: Args) -> Body:
     lease, state = ask.lease(args.get("lease_id"))
     real = ask.real_path("list", path)
-    rows = [one for one in _rows_live(ask, real, args) if one.kind != "special"]
+    rows = sorted(
+        (one for one in _rows_live(ask, real, args) if one.kind != "special"), key=lambda one: path_bytes(one.path)
+    )
     shown: list[Body] = []
     seen: dict[RepoPath, Seen] = {}
     with ask.looking() as handles:

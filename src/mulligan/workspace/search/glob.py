@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
@@ -79,38 +80,56 @@ def _go(walk: Walk, max_files: int | None) -> bool:
     return next(islice(walk, max_files, None), None) is not None
 
 
-def _select(walk: Walk, shape: Glob, below: int, max_files: int | None) -> ByFolder:
+@dataclass(slots=True, frozen=True)
+class _Matched:
+    """The files that match, in order of path bytes; and their places in that list by folder, with their names."""
+
+    paths: list[RepoPath]
+    folders: dict[str, list[tuple[int, str]]]
+
+
+def _select(walk: Walk, shape: Glob, below: int, max_files: int | None) -> _Matched:
     if max_files is not None:
-        return _by_folder(_matching(walk.files[:max_files], shape, below))
-    if shape not in walk.memo:
+        return _matching(walk.files[:max_files], shape, below)
+    known = walk.memo.get(shape)
+    if not isinstance(known, _Matched):
         walk.memo.clear()
-        walk.memo[shape] = _by_folder(_matching(walk.files, shape, below))
-    return walk.memo[shape]
+        known = walk.memo[shape] = _matching(walk.files, shape, below)
+    return known
 
 
-def _matching(files: Iterable[RepoPath], shape: Glob, below: int) -> list[RepoPath]:
-    if shape.suffix is not None:
-        suffix = shape.suffix
-        return [path for path in files if path.endswith(suffix)]
-    match = shape.regex.match
-    return [path for path in files if match(path[below:])] if below else [path for path in files if match(path)]
-
-
-def _by_folder(paths: list[RepoPath]) -> ByFolder:
-    """The names of the files with their paths, by the folder they are in, so that each folder is opened once."""
-    folders: ByFolder = {}
-    for path in paths:
+def _matching(files: list[RepoPath], shape: Glob, below: int) -> _Matched:
+    suffix, match = shape.suffix, shape.regex.match
+    if suffix is not None:
+        paths = [path for path in files if path.endswith(suffix)]
+    else:
+        paths = [path for path in files if match(path, below)]
+    folders: dict[str, list[tuple[int, str]]] = {}
+    for place, path in enumerate(paths):
         folder, _, name = path.rpartition("/")
-        folders.setdefault(folder or ROOT, []).append((name, path))
-    return folders
+        folders.setdefault(folder or ROOT, []).append((place, name))
+    return _Matched(paths, folders)
 
 
-def _newest_first(root_fd: int, folders: ByFolder) -> list[RepoPath]:
-    """Those of the files that are still there. Every one is asked for its time: nothing else tells of a change in it."""
-    times: list[tuple[int, bytes, RepoPath]] = []
+def _newest_first(root_fd: int, matched: _Matched) -> list[RepoPath]:
+    """Those of the files that are still there. Each is asked for its time: nothing else tells of a change in it."""
+    times: list[tuple[int, int]] = []
     with Handles(root_fd) as handles:
-        for folder, files in folders.items():
+        for folder, files in matched.folders.items():
             with suppress(OSError):
                 times += _times(handles.directory(folder), files)
     times.sort()
-    return [path for _, _, path in times]
+    return [matched.paths[place] for _, place in times]
+
+
+def _times(dir_fd: int, files: list[tuple[int, str]]) -> list[tuple[int, int]]:
+    """For each file that is there its time, negative so that the newest sorts first, and its place."""
+    times = []
+    for place, name in files:
+        try:
+            status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+        except OSError:
+            continue
+        if stat.S_ISREG(status.st_mode):
+            times.append((-status.st_mtime_ns, place))
+    return times

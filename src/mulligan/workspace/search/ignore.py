@@ -107,8 +107,8 @@ class _Index:
             self._path_starts.add(prefix)
         if prefix == rule.pattern:
             (self._paths if rule.anchored else self._names)[prefix] = number
-        elif not rule.anchored and rule.pattern[:1] == b"*" and literal_prefix(rule.pattern[1:]) == rule.pattern[1:]:
-            self._suffixes[rule.pattern[1:]] = number
+        elif not rule.anchored and (endings := _endings(rule.pattern)):
+            self._suffixes.update(dict.fromkeys(endings, number))
         elif len(sources) < WILDCARD_RULES_MAX and (source := _source(rule, prefix)) is not None:
             sources[number] = source
 
@@ -140,6 +140,19 @@ class _Index:
             if self._path_numbers and (hit := self._path_match(path)) is not None:
                 best = max(best, self._path_numbers[hit.lastindex or 0])
         return best
+
+
+_ENDING = re.compile(rb"\*([^*?\[\\]+)|\*([^*?\[\\]*)\[([a-zA-Z0-9]+)\]([^*?\[\\]*)", re.DOTALL)
+
+
+def _endings(pattern: bytes) -> list[bytes]:
+    """What a name must end in, for the commonest wildcards of all: `*.o` and `*.py[co]`."""
+    found = _ENDING.fullmatch(pattern)
+    if found is None:
+        return []
+    if found[1]:
+        return [found[1]]
+    return [found[2] + bytes([letter]) + found[4] for letter in found[3]]
 
 
 def _source(rule: Rule, prefix: bytes) -> bytes | None:

@@ -24,7 +24,7 @@ from mulligan.values.faults import fault
 from mulligan.values.limits import BINARY_PROBE_BYTES, KIB_BYTES, MIB_BYTES
 from mulligan.values.paths import ROOT, RepoPath, path_bytes
 from mulligan.values.refusal import Refused
-from mulligan.workspace.search.findings import READ_AHEAD_BYTES, Job, Line, Selection, is_binary, shown_text
+from mulligan.workspace.search.findings import READ_AHEAD_BYTES, Job, Line, Selection, is_binary, shown_text, too_slow
 from mulligan.workspace.search.handles import Handles
 from mulligan.workspace.search.spelling import for_rust
 from mulligan.workspace.search.walk import Walk
@@ -154,6 +154,8 @@ class _Search:
         with self._start(command, stdin) as process:
             try:
                 output = self._read(process)
+            except subprocess.TimeoutExpired:
+                raise too_slow() from None
             finally:
                 process.kill()
         self._check(process.returncode)
@@ -196,7 +198,13 @@ class _Search:
         if returncode in (0, 1):
             return
         probe = [self.program, *_OPTIONS, f"--regexp={for_rust(self.job.tree)}", "-"]
-        code = subprocess.run(probe, env={}, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode
+        with self._start(probe, subprocess.DEVNULL) as process:
+            try:
+                code = process.wait(self.job.left_s())
+            except subprocess.TimeoutExpired:
+                raise too_slow() from None
+            finally:
+                process.kill()
         if code not in (0, 1) and returncode == 2:
             raise Refused("invalid_regex", "invalid_regex", "This pattern is too large to be searched for.")
         if returncode != 2:
@@ -205,7 +213,8 @@ class _Search:
 
 def _is_worth_walking(walk: Walk, wanted: int) -> bool:
     """Whether most of what ripgrep would come across by itself is wanted."""
-    return walk.complete and len(walk.pruned) <= PRUNED_MAX and 2 * wanted >= len(walk.files) + walk.ignored_files
+    excludable = len(walk.pruned) <= PRUNED_MAX and sum(map(len, walk.pruned)) <= BATCH_BYTES
+    return walk.complete and excludable and 2 * wanted >= len(walk.files) + walk.ignored_files
 
 
 def _batches(paths: list[RepoPath]) -> Iterator[list[RepoPath]]:

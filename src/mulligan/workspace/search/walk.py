@@ -97,8 +97,8 @@ class Walk:
     """Directories left out as ignored."""
     ignored_files: int = 0
     places: dict[str, Place] = field(default_factory=dict)
-    memo: dict[object, list[RepoPath]] = field(default_factory=dict)
-    """Selections from the files of a complete walk that somebody may ask for again."""
+    memo: dict[object, object] = field(default_factory=dict)
+    """What somebody made of the files of a complete walk and may ask for again."""
     complete: bool = False
     _steps: Generator[None] | None = None
 

@@ -1,0 +1,1 @@
+"""Agents: profiles, runner, loop, providers."""

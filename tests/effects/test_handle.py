@@ -1,0 +1,139 @@
+"""The Python face: every method is its effect, and one flow over a real checkout under one session."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benches import open_bench
+from effects.stage import Stage, denied, text
+from mulligan.effects.handle import CallHandle
+from mulligan.testing import SteppingClock, as_tree
+from mulligan.values.faults import MulliganError
+
+SIGNATURES = {
+    "write_file": "(path, content, *, create_parents=False, mode='overwrite', expected_digest=None)",
+    "edit_file": "(path, old_string, new_string, *, replace_all=False)",
+    "apply_patch": "(patch, *, patch_format='v4a', dry_run=False)",
+    "stat": "(path)",
+    "exists": "(path)",
+    "delete": "(path, *, recursive=False)",
+    "move": "(path, to, *, overwrite=False)",
+    "mkdir": "(path, *, parents=False)",
+    "read_file": "(path, **params)",
+    "grep": "(pattern, **params)",
+    "glob": "(pattern, **params)",
+    "list_dir": "(path='.', **params)",
+}
+
+
+@pytest.mark.req(
+    "D12.call.read_file",
+    "D12.call.write_file",
+    "D12.call.edit_file",
+    "D12.call.apply_patch",
+    "D12.call.grep",
+    "D12.call.glob",
+    "D12.call.stat",
+    "D12.call.exists",
+    "D12.call.list_dir",
+    "D12.call.delete",
+    "D12.call.move",
+    "D12.call.mkdir",
+)
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_methods_have_the_signatures_of_the_design(name: str) -> None:
+    signature = inspect.signature(getattr(CallHandle, name))
+    bare = [one.replace(annotation=inspect.Parameter.empty) for one in list(signature.parameters.values())[1:]]
+    assert str(inspect.Signature(bare)) == SIGNATURES[name]
+
+
+@pytest.mark.req("D12.receipt_attributes")
+def test_each_method_performs_its_effect(stage: Stage) -> None:
+    with stage.session.call("all of them") as call:
+        assert call.mkdir("d/e", parents=True).created is True
+        assert call.write_file("d/a", "one\n").written_bytes == 4
+        assert call.write_file("d/bin", b"\xff").ok
+        assert call.edit_file("d/a", "one", "two").replacements == 1
+        assert call.apply_patch("*** Begin Patch\n*** Add File: n\n+x\n*** End Patch").changed_paths == ["n"]
+        assert call.read_file("d/a", max_bytes=3).content == text("two")
+        assert call.grep("two").matches == text("d/a:1:two")
+        assert call.glob("*").paths == text("n")
+        assert call.stat("d").is_dir is True
+        assert call.exists("no").exists is False
+        assert call.list_dir("d").entries == text("a\nbin\ne/")
+        assert call.move("n", "m").moved is True
+        assert call.delete("d/e").deleted is True
+        missing = call.read_file("no")
+        assert (missing.status, missing.error_code, missing.content) == ("not_found", "path_not_found", None)
+        assert missing.error_message and missing.to_dict()["status"] == "not_found"
+    assert stage.tree() == as_tree({"d/a": "two\n", "d/bin": b"\xff", "m": "x\n"})
+
+
+def test_a_failing_block_leaves_nothing(stage: Stage) -> None:
+    stage.plant({"a": "1"})
+    with pytest.raises(ZeroDivisionError), stage.session.call() as call:
+        call.write_file("a", "2")
+        call.mkdir("d")
+        raise ZeroDivisionError
+    with stage.session.call() as call:
+        call.write_file("a", "3")
+        call.fail("no good")
+    assert stage.tree() == as_tree({"a": "1"})
+
+
+def test_a_nested_call_fails_alone(stage: Stage) -> None:
+    with stage.session.call() as outer:
+        outer.write_file("a", "1")
+        with stage.session.call() as inner:
+            inner.write_file("a", "2")
+            inner.write_file("b", "2")
+            inner.fail("no good")
+        assert outer.read_file("a").content == text("1")
+    assert stage.tree() == as_tree({"a": "1"})
+
+
+def test_a_call_past_its_deadline_is_put_back(tmp_path: Path) -> None:
+    clock = SteppingClock(step=timedelta(0))
+    bench = open_bench(tmp_path, clock=clock)
+    with pytest.raises(MulliganError) as caught, bench.session().call(deadline=clock.now()) as call:
+        call.write_file("a", "1")
+        clock.advance(timedelta(seconds=1))
+    assert caught.value.code == "deadline_exceeded"
+    assert not (bench.root / "a").exists()
+    bench.close()
+
+
+@pytest.mark.req("S1.goal.seven_tools", "S1.done.core_tools_exist", "S1.goal.session_scoped", "D3.request_path")
+def test_one_session_does_all_its_work_on_a_real_checkout(stage: Stage) -> None:
+    git = ["git", "-c", "user.name=A", "-c", "user.email=a@example.com", "-C", str(stage.root)]
+    stage.plant({"src/app.py": "def hello():\n    return 'hi'\n", ".gitignore": "*.pyc\n", "README.md": "# App\n"})
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-qm", "one"], check=True)
+    limits = {"fs_roots": ["src", "README.md"], "max_inline_bytes": 200}
+    session = stage.perform("host.session.open", capability=limits)["session_id"]
+
+    def act(effect: str, **params: Any) -> dict[str, Any]:
+        return stage.perform(effect, session_id=session, **params)
+
+    assert act("host.fs.read_file", path="src/app.py")["content"] == text("def hello():\n    return 'hi'\n")
+    assert act("host.fs.edit_file", path="src/app.py", old_string="'hi'", new_string="'ho'")["replacements"] == 1
+    assert act("host.fs.write_file", path="src/new.py", content="NEW = 1\n")["created"] is True
+    patch = "*** Begin Patch\n*** Update File: README.md\n@@\n-# App\n+# The App\n*** End Patch"
+    assert act("host.fs.apply_patch", patch=patch)["changed_paths"] == ["README.md"]
+    assert act("host.fs.grep", pattern="ho'", path="src")["matches"] == text("src/app.py:2:    return 'ho'")
+    assert act("host.fs.glob", pattern="*.py", path="src")["count"] == 2
+    assert act("host.exec", argv=["git", "status", "--porcelain"])["exit_code"] == 0
+    for path in ("setup.py", ".git/config", "../x"):
+        found = act("host.fs.write_file", path=path, content="x")
+        assert {name: found[name] for name in ("status", "error_code")} == denied("path_not_allowed")
+    large = act("host.fs.write_file", path="src/big", content="x" * 500)
+    assert large["status"] == "ok" and "blob" in act("host.fs.read_file", path="src/big")["content"]
+    inline = act("host.fs.read_file", path="src/big", output_mode="require_inline")
+    assert (inline["status"], inline["error_code"]) == ("error", "inline_required_too_large")
