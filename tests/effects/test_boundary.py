@@ -33,7 +33,9 @@ LINKS: Sketch = {"d/a": "one\n", "link": Link("d/a"), "to-d": Link("d"), "back":
 BEFORE: Sketch = {"src/a": "one\n", "src-evil/a": "one\n", "other/a": "one\n"}
 
 
-@pytest.mark.req("D8.zero_ceremony", "S1.cap.omitted_is_unbounded", "S1.cap.limits_only_when_set")
+@pytest.mark.req(
+    "S1.verify.limits_set_and_omitted", "D8.zero_ceremony", "S1.cap.omitted_is_unbounded", "S1.cap.limits_only_when_set"
+)
 @pytest.mark.parametrize("effect", EVERY_EFFECT)
 def test_without_a_capability_everything_is_allowed(stage: Stage, effect: str) -> None:
     stage.plant(BEFORE)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from effects.stage import Fields, Stage, denied, failed
+from effects.stage import Fields, Stage, denied, failed, open_stage
 from mulligan.testing import File, Link, as_tree
+from mulligan.testing.faults import FaultPlan
 
 
 def edited(path: str, count: int, match: str = "exact") -> Fields:
@@ -113,3 +116,41 @@ class TestEditFile:
         found = stage.perform("edit_file", path="a", old_string="foo( a, b)", new_string="bar()")
         assert found == edited("a", 1, "fuzzy")
         assert stage.bytes_of("a") == b"x = bar()\nrest\n"
+
+
+@pytest.mark.req("S1.edit_file.whole_file_rewrite", "S1.edit_file.deterministic")
+class TestWholeFile:
+    def test_an_edit_that_does_not_apply_does_not_touch_the_file(self, stage: Stage) -> None:
+        stage.plant({"a": "x x\n"})
+        before = (stage.root / "a").stat()
+        for old in ("x", "nope"):
+            stage.refused("edit_file", path="a", old_string=old, new_string="y")
+        after = (stage.root / "a").stat()
+        assert (after.st_ino, after.st_mtime_ns, after.st_ctime_ns) == (
+            before.st_ino,
+            before.st_mtime_ns,
+            before.st_ctime_ns,
+        )
+
+    def test_the_same_file_and_params_give_the_same_result(self, stage: Stage) -> None:
+        results = set()
+        for path in ("one", "two"):
+            stage.plant({path: "a  b\na\tb\nc\n"})
+            found = stage.perform("edit_file", path=path, old_string="a b", new_string="d", replace_all=True)
+            results.add((found["replacements"], found["match"], stage.bytes_of(path)))
+        assert results == {(2, "fuzzy", b"d\nd\nc\n")}
+
+    @pytest.mark.req("S1.edit_file.atomic_write")
+    def test_a_reader_never_sees_half_of_an_edit(self, tmp_path: Path) -> None:
+        """Somebody looks just before every step of an edit: it is the old file or the new one, whole."""
+        old, new = b"old" * 50_000, b"new" * 90_000
+        seen: list[bytes] = []
+
+        def look(step: str, path: str) -> None:
+            seen.append((tmp_path / "work" / "a").read_bytes())
+
+        stage = open_stage(tmp_path, steps=FaultPlan().act(look, lasting=True))
+        stage.plant({"a": old})
+        stage.perform("edit_file", path="a", old_string=old.decode(), new_string=new.decode())
+        assert set(seen) == {old, new}
+        stage.bench.close()

@@ -129,7 +129,7 @@ def test_one_session_does_all_its_work_on_a_real_checkout(stage: Stage) -> None:
     assert act("host.fs.apply_patch", patch=patch)["changed_paths"] == ["README.md"]
     assert act("host.fs.grep", pattern="ho'", path="src")["matches"] == text("src/app.py:2:    return 'ho'")
     assert act("host.fs.glob", pattern="*.py", path="src")["count"] == 2
-    assert act("host.exec", argv=["git", "status", "--porcelain"])["exit_code"] == 0
+    assert act("host.exec", argv=["git", "status", "--porcelain"], cwd="src")["exit_code"] == 0
     for path in ("setup.py", ".git/config", "../x"):
         found = act("host.fs.write_file", path=path, content="x")
         assert {name: found[name] for name in ("status", "error_code")} == denied("path_not_allowed")

@@ -11,6 +11,7 @@ import pytest
 from benches import open_bench
 from effects.stage import Fields, Stage, denied, failed, text
 from mulligan.testing import File, Link, plant
+from mulligan.values.canonical import encode
 from mulligan.workspace.search.ripgrep import find_ripgrep
 
 
@@ -111,6 +112,20 @@ class TestGrep:
         assert one == two and one["matches"]["blob"]["size_bytes"] > 16_384
         refusal = stage.refused("grep", pattern="x", output_mode="require_inline")
         assert refusal == failed("inline_required_too_large")
+
+    @pytest.mark.req("D18.regex_bomb")
+    @pytest.mark.parametrize("pattern", ["(a+)+$", "(a|aa)+$", "(a*)*b", "^(a|a?)+$", "(.*)(.*)(.*)(.*)(.*)[^a]$"])
+    def test_a_bomb_does_not_go_off(self, stage: Stage, engine: str, pattern: str) -> None:
+        stage.plant({"a": "a" * 5_000 + "b\n"})
+        found = stage.perform("grep", pattern=pattern)
+        assert found["status"] == "ok" or found["error_code"] == "regex_timeout"
+
+    @pytest.mark.req("S1.adapter.receipt_encoding")
+    def test_the_same_question_is_answered_with_the_same_bytes(self, stage: Stage, engine: str) -> None:
+        stage.plant({"a": "hit", "b/c": "hit"})
+        for effect, params in (("grep", {"pattern": "hit"}), ("glob", {"pattern": "**"}), ("read_file", {"path": "a"})):
+            one, two = (encode(stage.perform(effect, **params)) for _ in range(2))
+            assert one == two
 
     def test_odd_names_are_one_line_each(self, stage: Stage, engine: str) -> None:
         stage.plant({"a\nb": "hit", "\udcff": "hit"})

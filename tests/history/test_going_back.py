@@ -391,8 +391,7 @@ class TestFailingDisk:
 
 
 class TestRestore:
-    @pytest.mark.req("D6.restore", "S0.restore.writes_preimage", "S0.restore.deletes_absent")
-    @pytest.mark.req("S0.restore.leaves_other_work")
+    @pytest.mark.req("D6.restore")
     def test_preimages_come_back_from_under_later_calls_and_what_was_absent_goes(self, bench: Bench) -> None:
         session, other = bench.session("one"), bench.session("two")
         plant(bench.root, {"a.txt": "a", "b.txt": "b"})

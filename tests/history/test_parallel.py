@@ -121,6 +121,15 @@ class TestClaims:
             older.fail("changed its mind")
         assert contents_of(bench.root) == {"d/x.txt": b"x"}
 
+    def test_what_was_claimed_with_all_below_it_stays_claimed_so(self, bench: Bench) -> None:
+        plant(bench.root, {"d/x.txt": "x"})
+        older, younger = open_two(bench)
+        with older:
+            older.delete("d", recursive=True)
+            older.mkdir("d")
+            with younger:
+                assert younger.write_file("d/y.txt", "y").error_code == "path_claimed"
+
     @pytest.mark.req("D5.claims_sorted_one_transaction")
     def test_an_effect_gets_all_its_places_or_none(self, bench: Bench) -> None:
         plant(bench.root, {"s/a": "a", "s/b": "b"})

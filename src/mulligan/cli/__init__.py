@@ -41,6 +41,7 @@ VERBS: dict[str, Verb] = {
     "run": Verb("mulligan.cli.executing", "run_verb", "Run any program; what it changes is one undoable call."),
     "call": Verb("mulligan.cli.calling", "call", "Perform any tool or effect as a transaction."),
     "demo": Verb("mulligan.cli.demo", "demo_verb", "Watch a scripted agent be undone, merged, redone and forked."),
+    "mcp": Verb("mulligan.cli.mcp", "mcp", "Serve the tools to an agent host over MCP."),
     "gc": Verb("mulligan.cli.forking", "gc", "Delete stored bytes that nothing needs."),
     "verify": Verb("mulligan.cli.store", "verify_verb", "Check that every stored byte is what was written."),
     "doctor": Verb("mulligan.cli.doctor", "doctor_verb", "Say what this machine offers and what is missing."),

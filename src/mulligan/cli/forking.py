@@ -21,7 +21,7 @@ from mulligan.values.ids import SessionId
 @click.option("--to", metavar="DIR", help="Where the copy goes. Default: beside the store.")
 @click.option("--name", metavar="ID", help="The new session's id.")
 @common_options
-def fork(common: Common, at: str | None, files: str, to: str | None, name: str | None) -> None:
+def fork(common: Common, *, at: str | None, files: str, to: str | None, name: str | None) -> None:
     """A child session; with --files copy it gets every file, uncommitted and ignored ones too."""
     from mulligan.history import branches as forks
     from mulligan.opening import state_directory

@@ -29,13 +29,22 @@ def way_back_options(function: F) -> F:
             show_default=True,
             help="When somebody changed the same file: merge, overwrite, or refuse.",
         ),
+        click.option(
+            "--git",
+            type=click.Choice(["leave", "restore"]),
+            default="leave",
+            show_default=True,
+            help="Whether commits, branches and the index go back too.",
+        ),
         click.option("--yes", is_flag=True, help="Do not ask."),
     ):
         function = option(function)
     return function
 
 
-def go(common: Common, act: Callable[[Any, How], WayBack], *, dry_run: bool, on_conflict: str, yes: bool) -> None:
+def go(
+    common: Common, act: Callable[[Any, How], WayBack], *, dry_run: bool, on_conflict: str, git: str, yes: bool
+) -> None:
     """Plan, ask where a person is there to answer, apply, and say what happened."""
     from mulligan.history.going_back import How
     from mulligan.values.ids import SessionId
@@ -46,12 +55,12 @@ def go(common: Common, act: Callable[[Any, How], WayBack], *, dry_run: bool, on_
     with work(common) as opened:
         ask = not (dry_run or yes or common.as_json) and sys.stdin.isatty() and sys.stdout.isatty()
         if ask:
-            planned = act(opened, How(on_conflict, True, session))  # type: ignore[arg-type]  # click checked the choice
+            planned = act(opened, How(on_conflict, True, session, git))  # type: ignore[arg-type]  # click checked both
             for line in outcome_lines(planned, dry_run=True):
                 click.echo(f"  {line}")
             if not click.confirm("Go ahead?", default=True):
                 raise click.exceptions.Exit(1)
-        done = act(opened, How(on_conflict, dry_run, session))  # type: ignore[arg-type]  # click checked the choice
+        done = act(opened, How(on_conflict, dry_run, session, git))  # type: ignore[arg-type]  # click checked both
     report(common, done, dry_run=dry_run)
 
 

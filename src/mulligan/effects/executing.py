@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+from mulligan.boundary.verdict import clamped
 from mulligan.effects import params
+from mulligan.effects.board import SIGNALS, Posted, board_of
+from mulligan.effects.receipt import inline, refusal_receipt
 from mulligan.effects.scene import Scene, too_large
 from mulligan.history.running import How, run_in_call
 from mulligan.values.clock import monotonic_s
@@ -14,6 +20,7 @@ from mulligan.values.paths import ROOT, to_wire
 from mulligan.values.refusal import Refused
 from mulligan.workspace.exec.command import Command, command
 from mulligan.workspace.exec.output import Sink, Spool, Spools, Stream
+from mulligan.workspace.exec.pump import Handle
 from mulligan.workspace.exec.run import Ran
 
 CALL_VARIABLE = "MULLIGAN_CALL"
@@ -24,6 +31,8 @@ Fields = dict[str, Any]
 
 def execute(scene: Scene, asked: params.Exec) -> Fields:
     """Run to the end of the last descendant. A non-zero exit is `ok`, unless `rollback_on` says otherwise."""
+    if asked.background:
+        return _start(scene, asked)
     asked_command = _command(scene, asked)
     spools = _Told(scene)
     try:
@@ -45,14 +54,82 @@ class _Told(Spools):
             self._listener.write(stream, data)
 
 
+def _start(scene: Scene, asked: params.Exec) -> Fields:
+    """A call of its own, which ends when the last of the command's processes does."""
+    facts = scene.call.facts
+    call = scene.desk.call(scene.session, turn=facts.turn, label=facts.label, tool="exec")
+    own = replace(scene, call=call)
+    what = replace(_command(own, asked), background=True)
+    spools = _Told(own)
+    posted = Posted(scene.session, Handle(), spools)
+
+    def work(handle: Handle) -> Fields:
+        return _to_the_end(own, lambda: _run(own, what, asked, sink=spools, handle=handle, answer=dict))
+
+    board_of(scene.desk).start(call.id, posted, work)
+    return {"exec_id": call.id, "started_at_ns": _now_ns(scene)}
+
+
+def _to_the_end(scene: Scene, run_it: Callable[[], Fields]) -> Fields:
+    with scene.call:
+        try:
+            fields = run_it()
+            answer = {"status": fields.pop("status", "ok"), **fields}
+        except Refused as refused:
+            answer = refusal_receipt("host.exec", refused).to_dict()
+            scene.call.note_effect("host.exec", {"background": True}, answer)
+            scene.call.abort(refused.code)
+            return answer
+        scene.call.note_effect("host.exec", {"background": True}, answer)
+        return answer
+
+
+def output(scene: Scene, asked: params.ExecOutput) -> Fields:
+    """A page of what a command in the background has printed so far, and how it ended, if it did."""
+    posted = _posted(scene, asked.exec_id)
+    assert posted.spools is not None
+    ended, spool = posted.receipt, posted.spools.stdout if asked.stream == "stdout" else posted.spools.stderr
+    most = clamped(clamped(asked.max_bytes, scene.capability.max_read_bytes), scene.boundary.inline_limit) or 0
+    page = spool.read(asked.offset_bytes, most)
+    return {
+        "content": inline(page),
+        "offset_bytes": asked.offset_bytes,
+        "size_bytes": spool.size_bytes,
+        "running": ended is None,
+        "result": ended,
+    }
+
+
+def send_signal(scene: Scene, asked: params.ExecSignal) -> Fields:
+    if asked.signal not in SIGNALS:
+        raise Refused("error", "invalid_params", f"signal is one of {', '.join(SIGNALS)}.")
+    posted = _posted(scene, asked.exec_id)
+    if not board_of(scene.desk).signal(posted, SIGNALS[asked.signal]):
+        raise Refused("already_exited", "already_exited", f"Command {asked.exec_id} has ended.")
+    return {"status": "signaled"}
+
+
+def _posted(scene: Scene, exec_id: str) -> Posted:
+    posted = board_of(scene.desk).find(exec_id)
+    if posted is None or posted.session != scene.session or posted.spools is None:
+        raise Refused("not_found", "exec_not_found", f"This session has no command {exec_id!r} in the background.")
+    return posted
+
+
 def shell(scene: Scene, asked: params.Shell) -> Fields:
     words = ["sh", "-c", asked.command]
     return execute(scene, params.Exec(argv=words, cwd=asked.cwd, timeout_ms=asked.timeout_ms))
 
 
 def run(scene: Scene, what: Command, asked: params.Exec, *, sink: Sink, answer: Callable[[], Fields]) -> Fields:
-    deadline = None if asked.timeout_ms is None else monotonic_s() + asked.timeout_ms / 1000
-    how = How(asked.strategy, asked.isolate, deadline)
+    with board_of(scene.desk).running(scene.call.id, scene.session) as handle:
+        return _run(scene, what, asked, sink=sink, handle=handle, answer=answer)
+
+
+def _run(
+    scene: Scene, what: Command, asked: params.Exec, *, sink: Sink, handle: Handle, answer: Callable[[], Fields]
+) -> Fields:
+    how = _how(asked, handle)
     before = {change.path: change for change in scene.call.changes()}
     started = _now_ns(scene)
     ran = run_in_call(scene.desk, scene.call, what, sink=sink, how=how)
@@ -63,13 +140,23 @@ def run(scene: Scene, what: Command, asked: params.Exec, *, sink: Sink, answer: 
         "ended_at_ns": _now_ns(scene),
         "strategy": ran.strategy,
         "strategy_reason": ran.strategy_reason,
+        "attribution": ran.attribution,
         "sandbox": ran.sandbox,
         "changes": [_change(change) for change in changes],
         "coverage": list(scene.call.coverage),
-        **answer(),
     }
+    try:
+        fields |= answer()
+    except Refused as refused:
+        refused.fields.update(fields)
+        raise
     _judge(asked, ran, fields)
     return fields
+
+
+def _how(asked: params.Exec, handle: Handle) -> How:
+    deadline = None if asked.timeout_ms is None else monotonic_s() + asked.timeout_ms / 1000
+    return How(asked.strategy, asked.isolate, deadline, handle, only_success=asked.rollback_on == "nonzero")
 
 
 def _change(change: Change) -> Fields:
@@ -90,29 +177,59 @@ def _judge(asked: params.Exec, ran: Ran, fields: Fields) -> None:
 
 
 def _command(scene: Scene, asked: params.Exec) -> Command:
-    from dataclasses import replace
+    """The session's environment and network rule hold for its commands as its boundary does for its files."""
+    if not asked.argv:
+        raise Refused("error", "argv_empty", "A command needs at least a program name.")
+    cwd = scene.workdir
+    if asked.cwd is not None:
+        cwd = scene.path(asked.cwd)
+        scene.boundary.check_path("exec", cwd)
+    env = {**scene.env, **(asked.env or {}), CALL_VARIABLE: scene.call.id}
+    _check_words(asked.argv, env)
+    made = command(asked.argv, scene.desk.disk.root.path, cwd=cwd, env=env, stdin=_stdin(scene, asked))
+    return replace(made, sandbox=asked.sandbox, network="none" if scene.network == "none" else asked.network)
 
-    stdin = asked.stdin.encode("utf-8") if asked.stdin is not None else None
+
+def _check_words(argv: list[str], env: Mapping[str, str]) -> None:
+    """What the kernel could not be given."""
+    for word in (*argv, *env, *env.values()):
+        try:
+            data = os.fsencode(word)
+        except UnicodeEncodeError:
+            raise Refused("error", "invalid_params", "A word holds surrogates that are no byte.") from None
+        if b"\0" in data:
+            raise Refused("error", "invalid_params", "A command's words and variables cannot contain NUL.")
+    if any(not name or "=" in name for name in env):
+        raise Refused("error", "invalid_params", "env: a variable has a name, without '='.")
+
+
+def _stdin(scene: Scene, asked: params.Exec) -> bytes | None:
+    if asked.stdin is not None and asked.stdin_ref is not None:
+        raise Refused("error", "invalid_params", "Give stdin or stdin_ref, not both.")
     if asked.stdin_ref is not None:
-        stdin = scene.blob(asked.stdin_ref, "stdin_ref_not_found")
-    env = {**(asked.env or {}), CALL_VARIABLE: scene.call.id}
-    cwd = asked.cwd if asked.cwd is not None else str(scene.workdir)
-    made = command(asked.argv, scene.desk.disk.root.path, cwd=cwd, env=env, stdin=stdin)
-    return replace(made, sandbox=asked.sandbox, network=asked.network)
+        return scene.blob(asked.stdin_ref, "stdin_ref_not_found")
+    try:
+        return None if asked.stdin is None else asked.stdin.encode("utf-8")
+    except UnicodeEncodeError:
+        raise Refused("error", "invalid_params", "stdin holds lone surrogates, which no UTF-8 text can.") from None
 
 
 def _outputs(scene: Scene, asked: params.Exec, spools: Spools) -> Fields:
-    return {
-        "stdout": _output(scene, asked, spools.stdout),
-        "stderr": _output(scene, asked, spools.stderr),
-    }
+    """What fits is answered even if the other stream does not."""
+    stdout = _output(scene, asked, spools.stdout)
+    try:
+        return {"stdout": stdout, "stderr": _output(scene, asked, spools.stderr)}
+    except Refused as refused:
+        refused.fields["stdout"] = stdout
+        raise
 
 
 def _output(scene: Scene, asked: params.Exec, spool: Spool) -> Fields | None:
     if spool.size_bytes == 0:
         return None
     whole = spool.inline()
-    if whole is not None:
+    if whole is not None or scene.boundary.keeps_out_of_answers("exec", ROOT):
+        whole = b"".join(_pages(spool)) if whole is None else whole
         return scene.answer(whole, op="exec", path=ROOT, mode=asked.output_mode)
     if asked.output_mode == "require_inline":
         raise too_large(spool.size_bytes, scene.boundary.inline_limit)
@@ -132,8 +249,6 @@ def _pages(spool: Spool) -> Iterator[bytes]:
 
 
 def _base64(data: bytes) -> str:
-    from base64 import b64encode
-
     return "base64:" + b64encode(data).decode("ascii")
 
 

@@ -151,15 +151,20 @@ def _names(scene: Scene, spot: Spot) -> list[str]:
 
 def read_blob(scene: Scene, asked: params.ReadBlob) -> Fields:
     """A page of a blob, always inline: the way to what was too large to be."""
-    data = scene.blob(asked.blob_ref, "unknown_blob")
-    most = clamped(clamped(asked.max_bytes, scene.capability.max_read_bytes), scene.boundary.inline_limit)
-    if most == 0 and asked.max_bytes != 0 and asked.offset_bytes < len(data):
-        raise too_large(len(data) - asked.offset_bytes, 0)
-    start, page = whole_page(data, asked.offset_bytes, most or 0)
-    as_asked = start == min(asked.offset_bytes, len(data)) and len(page) in (asked.max_bytes, len(data) - start)
+    most = clamped(clamped(asked.max_bytes, scene.capability.max_read_bytes), scene.boundary.inline_limit) or 0
+    digest = scene.blob_named(asked.blob_ref, "unknown_blob")
+    size = scene.desk.ledger.blobs.size_of(digest)
+    wanted = min(asked.offset_bytes, size)
+    window = max(0, wanted - _CHARACTER_SLACK_BYTES)
+    data = scene.blob_page(digest, window, most + 2 * _CHARACTER_SLACK_BYTES)
+    if most == 0 and asked.max_bytes != 0 and asked.offset_bytes < size:
+        raise too_large(size - asked.offset_bytes, 0)
+    begin, page = whole_page(data, wanted - window, most)
+    start = window + begin
+    as_asked = start == wanted and len(page) in (asked.max_bytes, size - start)
     return {
         "content": inline(page),
-        "size_bytes": len(data),
-        "truncated": start + len(page) < len(data),
+        "size_bytes": size,
+        "truncated": start + len(page) < size,
         "range": None if as_asked else {"offset_bytes": start, "length_bytes": len(page)},
     }

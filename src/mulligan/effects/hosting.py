@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from mulligan.boundary.capability import UNLIMITED, parse_capability
 from mulligan.boundary.policy import NO_POLICY, parse_policy
 from mulligan.boundary.verdict import Boundary
 from mulligan.effects import params
+from mulligan.effects.board import SIGNALS, board_of
 from mulligan.history.desk import Desk
 from mulligan.session.tables import BOUNDARIES, SESSIONS, BoundaryRow, session_journal
 from mulligan.values.canonical import decode
@@ -19,17 +21,17 @@ from mulligan.values.ids import SessionId, parse_user_id
 from mulligan.values.paths import ROOT, RepoPath, from_wire, parse_repo_path, to_wire
 from mulligan.values.refusal import Refused
 
-SIGNALS = ("term", "kill", "int", "hup")
-
 Fields = dict[str, Any]
 
 
 @dataclass(slots=True, frozen=True)
 class Hosted:
-    """A session as effects find it: its boundary and where relative paths begin."""
+    """A session as effects find it: its boundary, where relative paths begin, and what its commands are given."""
 
     boundary: Boundary
     workdir: RepoPath = ROOT
+    env: Mapping[str, str] = field(default_factory=dict)
+    network: str = "full"
 
 
 def now_ns(desk: Desk) -> int:
@@ -127,7 +129,8 @@ def _as_hosted(row: BoundaryRow, default: Boundary) -> Hosted:
     body = decode(row.body)
     capability = parse_capability(body["capability"]) if body["capability"] else UNLIMITED
     policy = parse_policy(body["policy"]) if body["policy"] else NO_POLICY
-    return Hosted(default.narrowed(capability, policy), from_wire(body["workdir"]))
+    workdir = from_wire(body["workdir"])
+    return Hosted(default.narrowed(capability, policy), workdir, body["env"], body["network_mode"])
 
 
 def signal_session(desk: Desk, asked: params.SignalSession) -> Fields:
@@ -143,6 +146,7 @@ def signal_session(desk: Desk, asked: params.SignalSession) -> Fields:
     if row.ended_at_ns is not None:
         words = f"Session {session!r} has ended already."
         raise Refused("already_exited", "session_closed", words, ended_at_ns=row.ended_at_ns)
+    board_of(desk).signal_session(session, SIGNALS[asked.signal])
     return {"ended_at_ns": _end(desk, session)}
 
 

@@ -202,6 +202,19 @@ class Exec(Outputting):
     sandbox: Literal["none", "workspace"] = "none"
     network: Literal["none", "full"] = "full"
     strategy: Literal["notify", "watch", "scan", "overlay"] | None = None
+    background: bool = Field(default=False, description="Answer at once with an exec_id; the command goes on.")
+
+
+class ExecOutput(Params):
+    exec_id: str = Field(description="The exec_id of a command in the background.")
+    stream: Literal["stdout", "stderr"] = "stdout"
+    offset_bytes: Count = 0
+    max_bytes: Count | None = None
+
+
+class ExecSignal(Params):
+    exec_id: str = Field(description="The exec_id of a command in the background.")
+    signal: str = Field(default="term", description="term, kill, int or hup.")
 
 
 class Shell(Params):

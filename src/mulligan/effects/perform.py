@@ -75,7 +75,7 @@ def _as_told(effect: Effect, refused: Refused) -> Refused:
 def _scene(desk: Desk, call: Call, boundary: Boundary, sink: Sink | None) -> Scene:
     found = hosted(desk, call.facts.session, default=boundary)
     within = replace(found.boundary, folds_case=True) if desk.disk.root.folds_case else found.boundary
-    return Scene(desk, call.facts.session, within, call, found.workdir, sink)
+    return Scene(desk, call.facts.session, within, call, found.workdir, sink, env=found.env, network=found.network)
 
 
 def _act(scene: Scene, effect: Effect, asked: Params) -> dict[str, Any]:

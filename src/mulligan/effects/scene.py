@@ -8,9 +8,9 @@ from __future__ import annotations
 import binascii
 import os
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mulligan.boundary.capability import Capability, FsOp
@@ -39,6 +39,8 @@ class Scene:
     call: Call
     workdir: RepoPath = ROOT
     sink: Sink | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    network: str = "full"
 
     @property
     def capability(self) -> Capability:
@@ -151,16 +153,28 @@ class Scene:
 
     def blob(self, reference: str, code: str = "invalid_content") -> bytes:
         """The bytes of a blob this session has been handed; others' blobs do not exist for it."""
+        digest = self.blob_named(reference, code)
+        try:
+            return self.desk.ledger.blobs.read(digest)
+        except MulliganError as error:
+            raise Refused("error", error.code, error.message) from None
+
+    def blob_page(self, digest: Digest, offset: int, most: int) -> bytes:
+        """Some bytes of a blob, without reading what is not asked for."""
+        try:
+            return self.desk.ledger.blobs.read_range(digest, offset, most)
+        except MulliganError as error:
+            raise Refused("error", error.code, error.message) from None
+
+    def blob_named(self, reference: str, code: str) -> Digest:
+        """The digest, if this session has been handed it."""
         try:
             digest = parse_digest(reference)
         except MulliganError as error:
             raise Refused("error", code, error.message) from None
         if not self.call.may_read_blob(digest):
             raise Refused("error", code, f"This session has no blob {digest}.")
-        try:
-            return self.desk.ledger.blobs.read(digest)
-        except MulliganError as error:
-            raise Refused("error", error.code, error.message) from None
+        return digest
 
     def answer(self, data: bytes, *, op: FsOp, path: RepoPath, mode: str, text: bool | None = None) -> dict[str, Any]:
         """Inline when it is small enough; else a blob, or with `require_inline` a refusal. `text` None: find out.

@@ -15,7 +15,7 @@ from mulligan.effects.receipt import Receipt
 from mulligan.history import going_back
 from mulligan.history.current import current_turn, during
 from mulligan.history.desk import Desk
-from mulligan.history.going_back import How, WayBack
+from mulligan.history.going_back import Git, How, WayBack
 from mulligan.history.plans import OnConflict
 from mulligan.session.tables import session_journal
 from mulligan.values.ids import SessionId, TurnId, parse_user_id
@@ -100,8 +100,9 @@ class Session:
         *,
         on_conflict: OnConflict = "merge",
         dry_run: bool = False,
+        git: Git = "leave",
     ) -> WayBack:
-        how = How(on_conflict, dry_run, self.id)
+        how = How(on_conflict, dry_run, self.id, git)
         return going_back.undo(self._desk, call, paths=paths_of(paths), how=how)
 
     def redo(self, *, on_conflict: OnConflict = "merge", dry_run: bool = False) -> WayBack:
@@ -114,16 +115,28 @@ class Session:
         *,
         on_conflict: OnConflict = "merge",
         dry_run: bool = False,
+        git: Git = "leave",
     ) -> WayBack:
-        how = How(on_conflict, dry_run, self.id)
+        how = How(on_conflict, dry_run, self.id, git)
         return going_back.restore(self._desk, call, paths=paths_of(paths), how=how)
 
     def rollback(
-        self, *, on_conflict: OnConflict = "merge", dry_run: bool = False, cancel_open: bool = False
+        self,
+        *,
+        on_conflict: OnConflict = "merge",
+        dry_run: bool = False,
+        cancel_open: bool = False,
+        git: Git = "leave",
     ) -> WayBack:
-        return going_back.rollback(self._desk, how=How(on_conflict, dry_run, self.id), cancel_open=cancel_open)
+        return going_back.rollback(self._desk, how=How(on_conflict, dry_run, self.id, git), cancel_open=cancel_open)
 
     def rewind(
-        self, to: str, side: str = "before", *, on_conflict: OnConflict = "merge", dry_run: bool = False
+        self,
+        to: str,
+        side: str = "before",
+        *,
+        on_conflict: OnConflict = "merge",
+        dry_run: bool = False,
+        git: Git = "leave",
     ) -> WayBack:
-        return going_back.rewind(self._desk, to, side=side, how=How(on_conflict, dry_run, self.id))
+        return going_back.rewind(self._desk, to, side=side, how=How(on_conflict, dry_run, self.id, git))

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from mulligan.history.ledger import Claimed, Ending, Facts, Ledger, entry_bytes, intending, touch_row
+from mulligan.history.ledger import Claimed, Ending, Facts, Held, Ledger, entry_bytes, intending, touch_row
 from mulligan.history.merge import Conflict, KeepOurs, WriteMerged, merge_entry
 from mulligan.history.putting_back import Trace, put_back, trace_of
 from mulligan.history.tables import RootRow, TouchRow
@@ -116,6 +116,7 @@ class Call:
         self._handed_out: set[Digest] = set()
         self._begun = self._stuck = False
         self._heal = heal
+        self._claimed: set[Claim] = set()
         self._touched: dict[RepoPath, Touched] = {}
         self._done: list[tuple[RepoPath, Entry]] = []
         self._lock = threading.RLock()
@@ -133,16 +134,9 @@ class Call:
             steps = self._prepare(intents)
             return [self._act(step) for step in steps]
 
-    @contextmanager
-    def savepoint(self) -> Iterator[None]:
+    def savepoint(self) -> Savepoint:
         """What happens inside is put back if it does not end well. The call goes on."""
-        mark, well = len(self._done), False
-        try:
-            yield
-            well = True
-        finally:
-            if not well:
-                self._put_back_to(mark)
+        return Savepoint(self)
 
     def _prepare(self, intents: Sequence[Intent], *, live: bool = False) -> list[_Step]:
         """Claim every path; make its preimage and our intention durable. One transaction, if all is as last seen."""
@@ -153,9 +147,10 @@ class Call:
                 steps = self._planned(intents)
                 self._notice(steps)
                 with self.ledger.store.write() as tx:
-                    self._claim(tx, steps)
+                    claimed = self._claim(tx, steps)
                     noted = {} if surprised else self._note(tx, steps, careful=careful, live=live)
                 self._begun = True
+                self._claimed |= claimed
                 if not surprised:
                     self._touched |= noted
                     return steps
@@ -182,12 +177,17 @@ class Call:
                 self.ledger.check_free(tx, self.facts.id, wanted)
             raise
 
-    def _claim(self, tx: Tx, steps: Sequence[_Step]) -> None:
+    def _claim(self, tx: Tx, steps: Sequence[_Step]) -> set[Claim]:
+        """The new ones: whoever holds a place holds it to the end."""
         if not self._begun:
             self.ledger.begin(tx, self.facts, self._owner)
         else:
             self.ledger.check_ours(tx, self.facts.id, self._owner)
-        self.ledger.claim(tx, self.facts.id, [Claim(self._place(step.intent.path), step.deep) for step in steps])
+        asked = {Claim(self._place(step.intent.path), step.deep) for step in steps} - self._claimed
+        wanted = {one for one in asked if one.deep or Claim(one.place, deep=True) not in self._claimed | asked}
+        if wanted:
+            self.ledger.claim(tx, self.facts.id, list(wanted))
+        return wanted
 
     def _captured(self, intent: Intent) -> _Step:
         with self._spot(intent.path) as spot:
@@ -228,6 +228,10 @@ class Call:
     def _act(self, step: _Step) -> Entry:
         for _ in range(_BUSY_TRIES):
             touched = self._touched[step.intent.path]
+            if self._came_with_another_name(step):
+                self._done.append((touched.path, step.image.entry))
+                touched.after, touched.acted = step.wanted.entry, True
+                return touched.after
             # On the list before it happens: an interrupt in the middle of it is put back too.
             self._done.append((touched.path, step.image.entry))
             touched.unsure = True
@@ -241,6 +245,12 @@ class Call:
             (step,) = self._prepare([step.intent])
         words = f"{step.intent.path} is being written so fast by somebody else that no moment was found to change it."
         raise Refused("conflict", "path_busy", words)
+
+    def _came_with_another_name(self, step: _Step) -> bool:
+        """A file with several names has changed under all of them when it was written under one."""
+        if step.image.links < 2 or step.image.holds(step.wanted.entry):
+            return False
+        return self._image(step.intent.path).holds(step.wanted.entry)
 
     def _swap(self, step: _Step) -> Swapped | Found:
         touched = self._touched[step.intent.path]
@@ -342,6 +352,11 @@ class Call:
         if path not in self._touched:
             row = touch_row(self.facts.id, path_bytes(path), self.root, ordinal=len(self._touched), before=before)
             self._touched[path] = Touched(row, path, before, before)
+
+    def before_of(self, path: RepoPath) -> Entry | None:
+        """What a path was before this call; None if the call has nothing to do with it."""
+        known = self._touched.get(path)
+        return None if known is None else known.before
 
     def seen_at_start(self, path: RepoPath) -> Entry | None:
         """What the record says of a path; None if it says nothing."""
@@ -451,7 +466,8 @@ class Call:
             self.ledger.check_ours(tx, self.facts.id, self._owner)
         else:
             self.ledger.begin(tx, self.facts, self._owner)
-        self.ledger.end(tx, self.facts, ending)
+        held = Held([one.row.path for one in self._touched.values()], [claim.place for claim in self._claimed])
+        self.ledger.end(tx, self.facts, ending, held=held)
 
     def _put_back_to(self, mark: int) -> None:
         """Everything this call changed since the mark, as it was then."""
@@ -492,16 +508,12 @@ class Call:
 
     # Finding.
 
-    @contextmanager
-    def _spot(self, path: RepoPath) -> Iterator[Spot | None]:
+    def _spot(self, path: RepoPath) -> Spot | nullcontext[None]:
         """The spot at a real path, or None while its directory is not there."""
         try:
-            spot = self.disk.resolve_exactly(path)
+            return self.disk.resolve_exactly(path)
         except (FileNotFoundError, NotADirectoryError):
-            yield None
-            return
-        with spot:
-            yield spot
+            return nullcontext()
 
     def _place(self, path: RepoPath) -> bytes:
         return self.disk.root.place_of(path)
@@ -512,6 +524,22 @@ class Call:
     def _check_open(self) -> None:
         if self.status != "open":
             raise fault("call_not_open", f"Call {self.facts.id} is {self.status}.")
+
+
+class Savepoint:
+    """A mark in an open call, as a block."""
+
+    __slots__ = ("_call", "_mark")
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def __enter__(self) -> None:
+        self._mark = len(self._call._done)
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is not None:
+            self._call._put_back_to(self._mark)
 
 
 def reason_of(error: BaseException | None) -> str:

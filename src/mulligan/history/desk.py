@@ -32,6 +32,7 @@ class Desk:
         self.root = ledger.root(disk.root, identity_of(disk), record=record)
         self._open_disk = open_disk
         self._others: dict[str, Desk] = {}
+        self._closing: list[Callable[[], None]] = []
         self._calls: WeakValueDictionary[str, Call] = WeakValueDictionary()
         self._lock = threading.Lock()
 
@@ -111,7 +112,13 @@ class Desk:
         own = os.fsdecode(self.root.place) + "/"
         return whole[len(own) :] if whole.startswith(own) else whole
 
+    def at_close(self, act: Callable[[], None]) -> None:
+        """Something to be done before this desk closes."""
+        self._closing.append(act)
+
     def close(self) -> None:
+        while self._closing:
+            self._closing.pop()()
         for other in self._others.values():
             other.close()
         with suppress(OSError):

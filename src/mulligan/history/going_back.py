@@ -23,6 +23,7 @@ from mulligan.history.log import (
     workspace_of,
 )
 from mulligan.history.plans import Move, OnConflict, Outcome, Planner, RestorePlan, restricted
+from mulligan.history.repositories import left_alone, split_off
 from mulligan.history.tables import CALLS, CHANGES, REDO, ROOTS, TURNS, CallRow, ChangeRow, RootRow
 from mulligan.session.tables import session_journal
 from mulligan.store.journal import HEADS
@@ -41,6 +42,10 @@ _MOVES_PER_EFFECT = 500
 _WSEQ_END = 2**62
 
 
+Git = Literal["leave", "restore"]
+"""Whether a repository that was there before a call and after it goes back too."""
+
+
 @dataclass(slots=True, frozen=True)
 class WayBack:
     """What a way back came to. `call_id` is None for a dry run, and if there was nothing it could do."""
@@ -53,13 +58,14 @@ class WayBack:
     plan: RestorePlan | None = None
 
     def to_json(self) -> dict[str, Any]:
+        left = [one.to_json() for one in self.plan.left_alone] if self.plan is not None else []
         return {
             "ok": self.ok,
             "call_id": self.call_id,
             "outcomes": [outcome.to_json() for outcome in self.outcomes],
             "overwrote_external": [to_wire(path) for path in self.overwrote_external],
             "rescue": self.call_id,
-        }
+        } | ({"git": left} if left else {})
 
 
 @dataclass(slots=True, frozen=True)
@@ -69,7 +75,7 @@ class How:
     on_conflict: OnConflict = "merge"
     dry_run: bool = False
     session: SessionId | None = None
-    git: Literal["leave", "restore"] = "leave"
+    git: Git = "leave"
 
 
 @dataclass(slots=True, frozen=True)
@@ -244,7 +250,8 @@ def _plan(desk: Desk, target: _Target, how: How) -> RestorePlan:
         return contents[digest] if digest in contents else desk.ledger.blobs.read(digest)
 
     with desk.ledger.store.read() as tx:
-        layers = [_layer(tx, desk, call, target.paths) for call in target.calls]
+        split = [_split(_layer(tx, desk, call, target.paths), target, how) for call in target.calls]
+        layers = [ordinary for ordinary, _ in split]
         quiet = _is_quiet_since(tx, desk, target.calls)
         planner = Planner(
             now,
@@ -254,8 +261,14 @@ def _plan(desk: Desk, target: _Target, how: How) -> RestorePlan:
             keep_mtimes=quiet,
             has=lambda digest: digest in contents or desk.ledger.blobs.has(tx, digest),
         )
-        named = _unknown([change.path for layer in layers for change in layer], target.paths)
-        return planner.plan(layers, not_captured=named)
+        named = _unknown([change.path for both in split for part in both for change in part], target.paths)
+        kept = [change for _, part in split for change in part]
+        return planner.plan(layers, not_captured=named).leaving(left_alone(kept, read))
+
+
+def _split(layer: list[Change], target: _Target, how: How) -> tuple[list[Change], list[Change]]:
+    """What to go back on, and what in repositories stays. A redo takes back whatever its way back did."""
+    return (layer, []) if how.git == "restore" or target.verb == "redo" else split_off(layer)
 
 
 def _layer(tx: Tx, desk: Desk, call: CallRow, paths: Sequence[RepoPath] | None) -> list[Change]:
@@ -325,7 +338,7 @@ def _cause(desk: Desk, target: _Target) -> dict[str, Any]:
 
 def _intent(desk: Desk, move: Move) -> Intent:
     def plan(image: Image) -> Wanted:
-        if image.special or not same_state(image.entry, move.now):
+        if image.special or not (same_state(image.entry, move.now) or same_state(image.entry, move.target)):
             raise _WorldMoved
         content = move.content
         if content is None and isinstance(move.target, FileEntry):

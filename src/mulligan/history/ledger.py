@@ -10,7 +10,7 @@ from mulligan.history.projection import place_of
 from mulligan.history.tables import CALLS, CHANGES, OPEN, ROOTS, TOUCHES, CallRow, OpenRow, RootRow, TouchRow
 from mulligan.session.tables import SESSIONS, session_journal
 from mulligan.store.blobs import Blobs, Prepared
-from mulligan.store.claims import CLAIMS, Wanted, blockers, claim, release
+from mulligan.store.claims import CLAIMS, ClaimRow, Wanted, blockers, release
 from mulligan.store.journal import HEADS, Journal, Record
 from mulligan.store.protocol import Store, Tx
 from mulligan.values.canonical import decode, encode
@@ -68,6 +68,14 @@ class Ending:
         return {name: value for name, value in body.items() if value}
 
 
+@dataclass(slots=True, frozen=True)
+class Held:
+    """What an open call has in the store besides its record: paths it touched, places it claimed."""
+
+    paths: Sequence[bytes]
+    places: Sequence[bytes]
+
+
 class Claimed(Exception):
     """Somebody else's open calls are in the way."""
 
@@ -86,6 +94,7 @@ class Ledger:
         self.journal = journal
         self.clock = clock
         self.ids = ids
+        self._sessions: set[SessionId] = set()
 
     def now(self) -> str:
         return timestamp(self.clock)
@@ -117,9 +126,12 @@ class Ledger:
         return row
 
     def session(self, session: SessionId, root: RootRow) -> None:
-        """Make sure the session is on record."""
+        """Make sure the session is on record. Once it is, it stays: nobody takes a session off the record."""
+        if session in self._sessions:
+            return
         with self.store.read() as tx:
             if tx.has(SESSIONS, session):
+                self._sessions.add(session)
                 return
         with self.store.write() as tx:
             if not tx.has(SESSIONS, session):
@@ -133,9 +145,10 @@ class Ledger:
         tx.put(OPEN, OpenRow(facts.id, owner, facts.session, facts.root, int(facts.observed)))
 
     def claim(self, tx: Tx, call: CallId, wanted: Sequence[Wanted]) -> None:
-        """All of them, or raise `Claimed`."""
+        """All of them, in order, or raise `Claimed`. The call holds none of them yet, or not as deep."""
         self.check_free(tx, call, wanted)
-        claim(tx, call, wanted)
+        for one in sorted(wanted):
+            tx.put(CLAIMS, ClaimRow(one.place, call, int(one.deep)))
 
     def check_free(self, tx: Tx, call: CallId, wanted: Sequence[Wanted]) -> None:
         standing = blockers(tx, call, wanted)
@@ -168,8 +181,11 @@ class Ledger:
             self.blobs.put(tx, prepared)
         tx.put(TOUCHES, row)
 
-    def end(self, tx: Tx, facts: Facts, ending: Ending) -> Record:
-        """The one end of a call: its changes get their place in the workspace, its claims are free."""
+    def end(self, tx: Tx, facts: Facts, ending: Ending, *, held: Held | None = None) -> Record:
+        """The one end of a call: its changes get their place in the workspace, its claims are free.
+
+        `held`: what the call knows it has in the store; without it, that is looked up.
+        """
         body: dict[str, Any] = {"call": facts.id, "status": ending.status, "root": facts.root}
         at = self.now()
         if ending.changes:
@@ -187,14 +203,18 @@ class Ledger:
         body["changes"] = _as_json(last)
         refs = digests_of(last) | set(ending.handed_out)
         record = self.journal.append(tx, journal, "call.ended", body, at=at, refs=refs)
-        self._let_go(tx, facts.id)
+        self._let_go(tx, facts.id, held)
         return record
 
-    def _let_go(self, tx: Tx, call: CallId) -> None:
+    def _let_go(self, tx: Tx, call: CallId, held: Held | None = None) -> None:
         tx.delete(OPEN, call)
-        for touched in tx.select(TOUCHES, {"call": call}):
-            tx.delete(TOUCHES, touched.call, touched.path)
-        release(tx, call)
+        if held is None:
+            release(tx, call)
+        paths = [touch.path for touch in tx.select(TOUCHES, {"call": call})] if held is None else held.paths
+        for path in paths:
+            tx.delete(TOUCHES, call, path)
+        for place in () if held is None else held.places:
+            tx.delete(CLAIMS, place)
 
     def check_ours(self, tx: Tx, call: CallId, owner: OwnerId) -> None:
         """Refuse to end a call that somebody else has ended for us."""
@@ -286,16 +306,19 @@ def entry_bytes(entry: Entry) -> bytes:
 
 def intending(row: TouchRow, entry: Entry, draft: bytes, *, in_place: bool) -> TouchRow:
     """The row with one more thing the call means to put there. Nothing it ever meant is forgotten."""
-    intended = decode(row.intended)
-    body = entry_to_json(entry)
-    drafts = decode(row.drafts)
-    name = draft.decode("ascii")
     return replace(
         row,
-        intended=encode(intended if body in intended else [*intended, body]),
-        drafts=encode(drafts if name in drafts else [*drafts, name]),
+        intended=_with(row.intended, entry_bytes(entry)),
+        drafts=_with(row.drafts, b'"' + draft + b'"'),
         in_place=int(in_place or row.in_place),
     )
+
+
+def _with(listed: bytes, item: bytes) -> bytes:
+    """A JSON list with an item added to its end, unless it is in it already. Both are canonical, so bytes will do."""
+    if item in listed:
+        return listed
+    return listed[:-1] + (b"," if len(listed) > 2 else b"") + item + b"]"
 
 
 def path_key(path: str) -> bytes:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 from mulligan.history.merge import Conflict, KeepOurs, TakeTheirs, WriteMerged, merge_entry
+from mulligan.history.repositories import LeftAlone
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.entries import Absent, Change, DirEntry, Entry, FileEntry, same_state
 from mulligan.values.faults import MulliganError
@@ -55,6 +56,13 @@ class RestorePlan:
     moves: tuple[Move, ...]
     outcomes: tuple[Outcome, ...]
     overwrote_external: tuple[RepoPath, ...] = ()
+    left_alone: tuple[LeftAlone, ...] = ()
+
+    def leaving(self, repositories: Sequence[LeftAlone]) -> RestorePlan:
+        """The same plan, saying which repositories it does not touch."""
+        told = [Outcome(one.repository, "skipped", "git") for one in repositories]
+        outcomes = tuple(sorted((*self.outcomes, *told), key=lambda one: path_bytes(one.path)))
+        return replace(self, outcomes=outcomes, left_alone=tuple(repositories))
 
     @property
     def ok(self) -> bool:
@@ -92,6 +100,7 @@ class Planner:
                 self._step_back(change)
         self._keep_full_directories()
         self._leave_what_has_no_directory()
+        self._say_what_comes_of_it()
         for path in not_captured:
             self._outcomes[path] = Outcome(path, "skipped", "not_captured")
         outcomes = tuple(self._outcomes[path] for path in sorted(self._outcomes, key=path_bytes))
@@ -180,6 +189,14 @@ class Planner:
             if not isinstance(above, DirEntry):
                 reason = "deleted_externally" if isinstance(above, Absent) else "type_changed"
                 self._leave(path, Outcome(path, "conflicted", reason))
+
+    def _say_what_comes_of_it(self) -> None:
+        """Layers may cancel each other out, so only the end says what happens to a path."""
+        for path, outcome in self._outcomes.items():
+            if outcome.reason is None:
+                stays = same_state(self._seen[path], self._tree[path])
+                told: OutcomeName = "merged" if outcome.outcome == "merged" else "restored"
+                self._outcomes[path] = Outcome(path, "skipped" if stays else told)
 
     def _moves(self) -> tuple[Move, ...]:
         moves = [

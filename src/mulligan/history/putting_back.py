@@ -14,16 +14,20 @@ is that, not the preimage, which goes back. All of it can be done again from the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
 from mulligan.history.ledger import Ledger
 from mulligan.history.plans import in_order
+from mulligan.history.repositories import is_locked_by_git
 from mulligan.history.tables import RootRow, TouchRow
 from mulligan.values.canonical import decode
-from mulligan.values.digest import Digest
+from mulligan.values.clock import monotonic_s
+from mulligan.values.digest import Digest, digest_of
 from mulligan.values.entries import (
     ABSENT,
     Absent,
@@ -35,7 +39,7 @@ from mulligan.values.entries import (
     same_content,
     same_state,
 )
-from mulligan.values.paths import RepoPath, path_from_bytes
+from mulligan.values.paths import RepoPath, join, path_from_bytes
 from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import NOTHING, SPECIAL, Disk, Image
 from mulligan.workspace.places import Spot
@@ -44,6 +48,10 @@ from mulligan.workspace.writing import Found, Swap, Wanted
 _STAGED_MODE = 0o600
 _TRIES = 5
 _BACK = b"-back"
+_GIT_LOCK = b".lock"
+_GIT_LOCK_FILE = FileEntry(digest_of(b""), 0, 0o644)
+_GIT_LOCK_WAIT_S = 2.0
+_GIT_LOCK_NAP_S = 0.005
 
 
 class Site(Protocol):
@@ -77,6 +85,28 @@ def trace_of(row: TouchRow, *, before: Entry | None = None) -> Trace:
         drafts=(*drafts, *(draft + _BACK for draft in drafts)),
         in_place=bool(row.in_place),
     )
+
+
+def everything_below(site: Site, traces: Sequence[Trace]) -> list[Trace]:
+    """What a command that nobody watched to its end put below the folders it made, where nothing had been before."""
+    made = [one for one in traces if one.in_place and not isinstance(one.before, DirEntry)]
+    known = {one.path for one in traces}
+    queue, found = list(made), list[Trace]()
+    while queue:
+        above = queue.pop()
+        inner = [path for path in _children(site, above.path) if path not in known]
+        fresh = [Trace(path, ABSENT, (), above.drafts, in_place=True) for path in inner]
+        found += fresh
+        queue += fresh
+    return found
+
+
+def _children(site: Site, path: RepoPath) -> list[RepoPath]:
+    try:
+        with site.disk.resolve_exactly(path) as spot:
+            return [join(path, name.decode("utf-8", "surrogateescape")) for name in site.disk.children(spot)]
+    except (OSError, Refused):
+        return []
 
 
 @dataclass(slots=True)
@@ -185,7 +215,31 @@ class _Way:
         content = self.site.ledger.blobs.read(target.digest) if isinstance(target, FileEntry) else None
         draft = self.trace.drafts[-1]
         self.site.disk.discard(spot, draft)
-        return Swap(self.site.disk, spot, draft, now.entry, Wanted(target, content), rescue=self._store).run()
+        with self._as_git_would(spot, now.entry, target):
+            return Swap(self.site.disk, spot, draft, now.entry, Wanted(target, content), rescue=self._store).run()
+
+    @contextmanager
+    def _as_git_would(self, spot: Spot, now: Entry, target: Entry) -> Iterator[None]:
+        """Git's own files change only under git's own lock, so that a git that runs right now never sees half of it."""
+        if isinstance(now, DirEntry) or isinstance(target, DirEntry) or not is_locked_by_git(self.path):
+            yield
+            return
+        lock = spot.name + _GIT_LOCK
+        self._take_lock(spot, lock)
+        try:
+            yield
+        finally:
+            self.site.disk.discard(spot, lock)
+
+    def _take_lock(self, spot: Spot, lock: bytes) -> None:
+        deadline = monotonic_s() + _GIT_LOCK_WAIT_S
+        while True:
+            try:
+                return self.site.disk.stage_file(spot, lock, b"", like=_GIT_LOCK_FILE)
+            except FileExistsError:
+                if monotonic_s() > deadline:
+                    raise
+                time.sleep(_GIT_LOCK_NAP_S)
 
     def _half(self, now: Image, report: Report) -> Entry | None:
         """What the path shall become: ours taken out of what is there. None: it is somebody's and stays."""

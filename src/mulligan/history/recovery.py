@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from mulligan.history.ledger import Ending, Facts
-from mulligan.history.putting_back import Site, put_back, trace_of
+from mulligan.history.putting_back import Site, everything_below, put_back, trace_of
 from mulligan.history.tables import CALLS, OPEN, ROOTS, TOUCHES, OpenRow, TouchRow
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
@@ -84,7 +84,8 @@ def _facts(tx: Tx, row: OpenRow) -> Facts:
 
 
 def _put_back_all(desk: Reach, facts: Facts, touches: list[TouchRow]) -> Recovered:
-    report = put_back(desk, [trace_of(touch) for touch in touches])
+    traces = [trace_of(touch) for touch in touches]
+    report = put_back(desk, [*traces, *everything_below(desk, traces)])
     notes = [{"path": to_wire(path), "reason": "conflicted"} for path in report.conflicts]
     with desk.ledger.store.write() as tx:
         ending = Ending("aborted", reason="process_died", coverage=notes, handed_out=report.rescued)

@@ -1,48 +1,46 @@
 """A command inside a call: what it changes is captured before or after it does, and is the call's own change.
 
 The command's changes are observed, not made by us, so they are put back by the rules of recovery: what is there
-when the call is aborted is kept in the store, then the preimage returns. New objects in git's store are never captured
-and never removed: they are content-addressed and harmless, and a commit made inside a command is never lost.
+when the call is aborted is kept in the store, then the preimage returns. New objects in git's store are not captured
+and not removed where the repository was there before: a commit made inside a command is never lost.
 """
 
 from __future__ import annotations
 
 import os
-import stat
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 from mulligan.history.baseline import WorkspaceBaseline
-from mulligan.history.call import Call, Intent
+from mulligan.history.call import Call
 from mulligan.history.desk import Desk
-from mulligan.history.merge import Conflict, TakeTheirs, WriteMerged, merge_entry
-from mulligan.values.digest import Digest, digest_of
-from mulligan.values.entries import ABSENT, DirEntry, Entry, FileEntry, SymlinkEntry
+from mulligan.history.repositories import is_object, repository_of
+from mulligan.history.taking_over import take_over
+from mulligan.values.entries import ABSENT, Absent, Entry
 from mulligan.values.paths import RepoPath, path_bytes, path_from_bytes, to_wire
-from mulligan.workspace.disk import Image
 from mulligan.workspace.exec.choose import Means, run_caught
-from mulligan.workspace.exec.command import Command
+from mulligan.workspace.exec.command import Command, is_inside
+from mulligan.workspace.exec.ledger import below
 from mulligan.workspace.exec.output import Sink
-from mulligan.workspace.exec.overlay import IsolatedChange, Overlay, attributes_of
+from mulligan.workspace.exec.overlay import Overlay
 from mulligan.workspace.exec.pump import Handle
 from mulligan.workspace.exec.run import Ran
-from mulligan.workspace.exec.scan import Scan
-from mulligan.workspace.writing import Wanted
+from mulligan.workspace.exec.watch import Watcher
 
 Strategy = Literal["notify", "watch", "scan", "overlay", "bare"]
 
 
 @dataclass(slots=True, frozen=True)
 class How:
-    """How a command is to be run."""
+    """How a command is to be run. `only_success`: what an isolated command did is dropped unless it exits with 0."""
 
     strategy: Strategy | None = None
     isolate: bool = False
     deadline: float | None = None
     handle: Handle | None = None
+    only_success: bool = False
 
 
 class CallWitness:
@@ -53,29 +51,29 @@ class CallWitness:
         self._root = root
 
     def about_to_change(self, paths: Sequence[bytes]) -> None:
-        self._call.about_to_change(captured_paths(self._root, paths))
+        """A new object of git's is not kept: nobody will want it gone."""
+        below_root = paths_below(self._root, paths)
+        self._call.about_to_change([path for path in below_root if not is_object(path) or self._is_there(path)])
+
+    def _is_there(self, path: RepoPath) -> bool:
+        return os.path.lexists(os.path.join(self._root, path_bytes(path)))
 
 
-def captured_paths(root: bytes, paths: Iterable[bytes]) -> list[RepoPath]:
-    """Absolute paths as paths below the root, without the root itself and git's objects, in byte order."""
-    below = sorted(path[len(root) :].lstrip(b"/") for path in paths)
-    return [path_from_bytes(path) for path in below if path and not is_git_object(path)]
-
-
-def is_git_object(path: bytes) -> bool:
-    names = path.split(b"/")
-    return any(one == b".git" and two == b"objects" for one, two in pairwise(names))
+def paths_below(root: bytes, paths: Iterable[bytes]) -> list[RepoPath]:
+    """Absolute paths as paths below the root, without the root itself, in byte order."""
+    inner = sorted(path[len(root) :].lstrip(b"/") for path in paths)
+    return [path_from_bytes(path) for path in inner if path]
 
 
 def run_in_call(desk: Desk, call: Call, command: Command, *, sink: Sink, how: How) -> Ran:
     """Run to the end. What it changed is then part of the call; nothing is committed or put back here."""
-    baseline = WorkspaceBaseline(desk) if how.strategy in ("scan", "watch") else None
     started_ns = time.clock_gettime_ns(time.CLOCK_REALTIME)
-    means = Means(CallWitness(call, command.root), baseline=baseline, index=baseline.take() if baseline else None)
+    watcher = Watcher(command.root) if how.strategy == "watch" else None
+    baseline = WorkspaceBaseline(desk)
     try:
         ran, capture = run_caught(
             command,
-            means,
+            Means(CallWitness(call, command.root), baseline, watcher, take_index=baseline.take),
             strategy=how.strategy,
             isolate=how.isolate,
             sink=sink,
@@ -83,128 +81,63 @@ def run_in_call(desk: Desk, call: Call, command: Command, *, sink: Sink, how: Ho
             deadline=how.deadline,
         )
     except BaseException:
-        call.absorb(call.live_paths())
+        call.absorb(_left_behind(call, command.root))
         raise
+    finally:
+        if watcher is not None:
+            watcher.close()
     if isinstance(capture, Overlay):
-        if not (ran.timed_out or ran.cancelled):
-            _take_over(desk, call, capture, started_ns)
-        capture.close()
+        try:
+            if _stands(ran, how):
+                take_over(desk, call, capture.changes, started_ns=started_ns)
+        finally:
+            capture.close()
         return ran
-    if isinstance(capture, Scan) and baseline is not None:
-        _adopt(call, command.root, ran, baseline)
-    call.absorb(captured_paths(command.root, {*ran.touched}))
+    _absorb(call, command.root, ran, baseline if ran.attribution == "window" else None)
     _cover(call, command.root, ran)
     return ran
 
 
-def _adopt(call: Call, root: bytes, ran: Ran, baseline: WorkspaceBaseline) -> None:
-    """For the ways that see a change only afterwards: the baseline says what was there."""
-    for path in captured_paths(root, ran.touched):
-        before = baseline.before_of(os.path.join(root, path_bytes(path)))
-        if before is not None:
-            call.adopt(path, before)
+def _stands(ran: Ran, how: How) -> bool:
+    return not (ran.timed_out or ran.cancelled or (how.only_success and ran.exit_code != 0))
+
+
+def _left_behind(call: Call, root: bytes) -> list[RepoPath]:
+    """What a command nobody watched to its end may have changed: all it was about to, and all that is new below."""
+    found = dict.fromkeys(call.live_paths())
+    for path in list(found):
+        if isinstance(call.before_of(path), Absent):
+            found |= dict.fromkeys(paths_below(root, below(os.path.join(root, path_bytes(path)))))
+    return list(found)
+
+
+def _absorb(call: Call, root: bytes, ran: Ran, baseline: WorkspaceBaseline | None) -> None:
+    touched = ran.touched if baseline is None else baseline.with_inner(ran.touched, ran.moved_away)
+    paths = paths_below(root, touched)
+    if baseline is not None:
+        paths = [path for path in paths if _adopt(call, path, baseline.before_of(os.path.join(root, path_bytes(path))))]
+    every = frozenset(paths)
+    call.absorb([path for path in paths if not _is_new_object(call, path, every)])
+
+
+def _adopt(call: Call, path: RepoPath, before: Entry | None) -> bool:
+    """For the ways that see a change only afterwards: the baseline says what was there. False: it does not know."""
+    if before is not None:
+        call.adopt(path, before)
+    return before is not None
+
+
+def _is_new_object(call: Call, path: RepoPath, touched: frozenset[RepoPath]) -> bool:
+    """An object that a command added to a repository that was there before it."""
+    repository = repository_of(path)
+    if repository is None or not is_object(path) or not isinstance(call.before_of(path) or ABSENT, Absent):
+        return False
+    made = repository in touched and isinstance(call.before_of(repository) or ABSENT, Absent)
+    return not made
 
 
 def _cover(call: Call, root: bytes, ran: Ran) -> None:
     for path, reason in ran.coverage:
-        below = path[len(root) :].lstrip(b"/")
-        if below and not is_git_object(below):
-            call.coverage.append({"path": to_wire(path_from_bytes(below)), "reason": reason})
-
-
-def _take_over(desk: Desk, call: Call, overlay: Overlay, started_ns: int) -> None:
-    """Apply what an isolated command did, as one effect. Until here the real tree has not seen any of it."""
-    intents = [_intent(desk, call, change, started_ns) for change in overlay.changes]
-    leaving = [one for one, change in zip(intents, overlay.changes, strict=True) if one and change.kind == "absent"]
-    coming = [one for one, change in zip(intents, overlay.changes, strict=True) if one and change.kind != "absent"]
-    call.change([*reversed(leaving), *coming])
-
-
-def _intent(desk: Desk, call: Call, change: IsolatedChange, started_ns: int) -> Intent | None:
-    (path,) = captured_paths(desk.disk.root.path, [change.path]) or (None,)
-    if path is None:
-        return None
-    if change.kind == "special":
-        call.coverage.append({"path": to_wire(path), "reason": "special_file"})
-        return None
-    wanted = _wanted(change)
-    return Intent(path, lambda image: _merged(desk, call, path, _Sides(image, wanted, started_ns)))
-
-
-def _wanted(change: IsolatedChange) -> Wanted:
-    if change.kind == "absent" or change.source is None:
-        return Wanted(ABSENT)
-    if change.kind == "symlink":
-        return Wanted(SymlinkEntry(os.fsdecode(os.readlink(change.source))))
-    if change.kind == "dir":
-        return Wanted(DirEntry(change.mode, xattrs=_xattrs(change.source)))
-    with open(change.source, "rb") as file:
-        data = file.read()
-    mtime = os.stat(change.source).st_mtime_ns
-    entry = FileEntry(digest_of(data), len(data), change.mode, mtime_ns=mtime, xattrs=_xattrs(change.source))
-    return Wanted(entry, data)
-
-
-def _xattrs(source: bytes) -> tuple[tuple[str, str], ...]:
-    from base64 import b64encode
-
-    own = {name: value for name, value in attributes_of(source).items() if name.startswith("user.")}
-    return tuple((name, b64encode(own[name]).decode("ascii")) for name in sorted(own))
-
-
-@dataclass(slots=True, frozen=True)
-class _Sides:
-    """What a path holds now, what an isolated command made of it, and when that command began."""
-
-    now: Image
-    wanted: Wanted
-    started_ns: int
-
-    def content(self, entry: Entry) -> bytes | None:
-        """The bytes of an entry that is one of the two sides."""
-        for side, data in ((self.now.entry, self.now.content), (self.wanted.entry, self.wanted.content)):
-            if side == entry or (
-                isinstance(side, FileEntry) and isinstance(entry, FileEntry) and side.digest == entry.digest
-            ):
-                return data
-        return None
-
-    @property
-    def kept(self) -> Wanted:
-        return Wanted(self.now.entry, self.now.content)
-
-
-def _merged(desk: Desk, call: Call, path: RepoPath, sides: _Sides) -> Wanted:
-    """A path that somebody changed while the command ran is merged, or stays theirs and is reported."""
-    before = call.seen_at_start(path)
-    if before is None:
-        if not _changed_since(desk, path, sides.started_ns):
-            return sides.wanted
-        call.coverage.append({"path": to_wire(path), "reason": "conflicted"})
-        return sides.kept
-    if sides.now.holds(before):
-        return sides.wanted
-    merged = merge_entry(before, sides.now.entry, sides.wanted.entry, _reader(desk, sides))
-    if isinstance(merged, Conflict):
-        call.coverage.append({"path": to_wire(path), "reason": "conflicted"})
-        return sides.kept
-    if isinstance(merged, WriteMerged):
-        return Wanted(merged.entry, merged.content or sides.content(merged.entry))
-    return sides.wanted if isinstance(merged, TakeTheirs) else sides.kept
-
-
-def _reader(desk: Desk, sides: _Sides) -> Callable[[Digest], bytes]:
-    known = {
-        entry.digest: data
-        for entry, data in ((sides.now.entry, sides.now.content), (sides.wanted.entry, sides.wanted.content))
-        if isinstance(entry, FileEntry) and data is not None
-    }
-    return lambda digest: known[digest] if digest in known else desk.ledger.blobs.read(digest)
-
-
-def _changed_since(desk: Desk, path: RepoPath, moment_ns: int) -> bool:
-    try:
-        status = os.lstat(os.path.join(desk.disk.root.path, path_bytes(path)))
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return status.st_ctime_ns >= moment_ns and not stat.S_ISDIR(status.st_mode)
+        inner = is_inside(path, root) and path != root
+        shown = path_from_bytes(path[len(root) :].lstrip(b"/")) if inner else RepoPath(os.fsdecode(path))
+        call.coverage.append({"path": to_wire(shown), "reason": reason})

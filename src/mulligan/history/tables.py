@@ -153,7 +153,6 @@ CALLS: Table[CallRow] = Table(
         ("session", "id"),
         ("workspace", "id"),
         ("session", "turn", "id"),
-        ("status",),
         ("session", "label", "id"),
     ),
     projected=True,

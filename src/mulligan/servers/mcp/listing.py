@@ -7,25 +7,37 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 TOOLSETS = ("substrate", "coding", "history")
-TABLE = os.path.join(os.path.dirname(__file__), "tools.json")
+FILE = os.path.join(os.path.dirname(__file__), "tools.json")
+
+Tools = list[dict[str, Any]]
 
 
-def read_table(path: str = TABLE) -> dict[str, list[dict[str, Any]]]:
-    """Tools by set, each as `tools/list` shows it."""
+class Table(NamedTuple):
+    """Who we are, and tools by set, each as `tools/list` shows it."""
+
+    server: dict[str, str]
+    tools: dict[str, Tools]
+
+
+def read_table(path: str = FILE) -> Table:
     with open(path, encoding="utf-8") as file:
         found = json.load(file)
-    assert isinstance(found, dict)
-    return found
+    return Table(found["server"], found["tools"])
 
 
-def listed_tools(sets: tuple[str, ...]) -> list[dict[str, Any]]:
-    table = read_table()
-    return [tool for name in TOOLSETS if name in sets for tool in table[name]]
+def tools_in(table: Table, sets: tuple[str, ...]) -> Tools:
+    return [tool for name in TOOLSETS if name in sets for tool in table.tools[name]]
 
 
-def names_of(tools: list[dict[str, Any]]) -> dict[str, str]:
+def names_of(tools: Tools) -> dict[str, str]:
     """Listed and dotted spellings, to the listed one."""
     return {spelling: tool["name"] for tool in tools for spelling in (tool["name"], tool["title"])}
+
+
+def parse_sets(text: str) -> tuple[str, ...] | None:
+    """The sets a list with commas names; None if one of them is no set."""
+    sets = tuple(part.strip() for part in text.split(",") if part.strip())
+    return sets if sets and all(one in TOOLSETS for one in sets) else None

@@ -7,7 +7,7 @@ from typing import Any
 
 from mulligan.effects.registry import EFFECTS, Effect
 from mulligan.effects.substrate.tools import TOOLS, Tool
-from mulligan.servers.mcp.listing import TABLE
+from mulligan.servers.mcp.listing import FILE
 from mulligan.values.canonical import encode
 
 Schema = dict[str, Any]
@@ -37,10 +37,10 @@ _WAY_BACK: Schema = {
     "type": "object",
     "properties": {
         "ok": {"type": "boolean"},
-        "call_id": {"type": "string"},
+        "call_id": {"description": "The call that went back; null if there is none."},
         "outcomes": {"type": "array", "items": {"type": "object"}},
         "overwrote_external": {"type": "array", "items": {"type": "string"}},
-        "rescue": {"type": "string"},
+        "rescue": {"description": "The call that undoes it, or null."},
         "error": {"type": "object"},
     },
 }
@@ -201,7 +201,7 @@ _HISTORY: tuple[tuple[str, str, Mapping[str, Schema], list[str], Schema], ...] =
             "properties": {
                 "session_id": {"type": "string"},
                 "parent_id": {"type": "string"},
-                "directory": {"type": "string"},
+                "directory": {"description": "Where its files are; null if they are shared."},
                 "coverage": {"type": "array", "items": _OPEN_OBJECT},
                 "error": {"type": "object"},
             },
@@ -210,9 +210,16 @@ _HISTORY: tuple[tuple[str, str, Mapping[str, Schema], list[str], Schema], ...] =
 )
 
 
+def whole() -> Schema:
+    """What `tools.json` holds."""
+    from importlib.metadata import version
+
+    return {"server": {"name": "mulligan", "title": "Mulligan", "version": version("mulligan")}, "tools": table()}
+
+
 def main() -> None:
-    with open(TABLE, "wb") as file:
-        file.write(encode(table()) + b"\n")
+    with open(FILE, "wb") as file:
+        file.write(encode(whole()) + b"\n")
 
 
 if __name__ == "__main__":

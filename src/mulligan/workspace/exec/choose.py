@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mulligan.values.refusal import Refused
@@ -24,6 +25,13 @@ class Means:
     baseline: Baseline | None = None
     watcher: Watcher | None = None
     index: StatIndex | None = None
+    take_index: Callable[[], StatIndex] | None = None
+    """looks at everything, the baseline with it; asked only by a way that needs it"""
+
+    def indexed(self) -> StatIndex | None:
+        if self.index is None and self.take_index is not None:
+            self.index = self.take_index()
+        return self.index
 
 
 def run_caught(
@@ -72,7 +80,7 @@ def _capture(name: StrategyName, means: Means) -> Capture:
     if name == "overlay":
         return Overlay()
     if name == "watch" and means.watcher is not None:
-        return Watch(means.watcher, baseline=means.baseline, index=means.index)
+        return Watch(means.watcher, baseline=means.baseline, index=means.indexed())
     if name == "scan":
-        return Scan(means.baseline, means.index)
+        return Scan(means.baseline, means.indexed())
     raise Refused("error", "unsupported_strategy", f"There is nothing to catch changes by {name} with.", strategy=name)

@@ -3,8 +3,10 @@
 Invariants:
 1. A path is told once, before the first change to it, and only if it can have been there before the command.
 2. What lies below a path that was absent, or no folder, when first touched did not exist before: touched, never told.
-3. What lies below a folder that was moved or removed was told when it went: the same.
-So whoever keeps what was told has every preimage, and a touched path that was never told was absent.
+3. What lies below a folder that was moved or removed was told when it went. What comes into its place later is told
+   too, though it cannot have been there: else nobody could tell it from what was there all along, should we die.
+So whoever keeps what was told has every preimage, and a touched path that was never told was absent, and lies below a
+path that was told and was no folder then.
 """
 
 from __future__ import annotations
@@ -102,10 +104,11 @@ class Ledger:
         moved_out, moved_in = list(below(old)), list(below(new))
         if inside[0]:
             self._whole(old, moved_out)
-            self.touched.update(old + path[len(new) :] for path in moved_in)
         if inside[1]:
             self._whole(new, moved_in)
-            self.touched.update(new + path[len(old) :] for path in moved_out)
+        arriving = [old + path[len(new) :] for path in moved_in] if inside[0] else []
+        arriving += [new + path[len(old) :] for path in moved_out] if inside[1] else []
+        self._tell([path for path in arriving if path not in self.touched])
 
     def _whole(self, path: bytes, inner: list[bytes]) -> None:
         self._tell([each for each in (path, *inner) if each not in self.touched])
@@ -135,12 +138,12 @@ class Ledger:
         self.touched.update(paths)
 
     def _was_not_there(self, path: bytes) -> bool:
-        """Below something that was no folder, or whose content is told already."""
+        """Below something that was no folder when it was first touched."""
         first = self._first
         while len(path) > len(self._root):
             path = path[: path.rfind(b"/")]
             kind = first.get(path)
-            if kind is not None and kind is not First.FOLDER:
+            if kind is First.ABSENT or kind is First.LEAF:
                 return True
         return False
 

@@ -95,7 +95,7 @@ class Expansion:
         elif stat.S_ISDIR(status.st_mode):
             yield from self._folder(path, base, status)
         else:
-            yield IsolatedChange(real, _kind_of(status), stat.S_IMODE(status.st_mode), source)
+            yield IsolatedChange(real, kind_of_status(status), stat.S_IMODE(status.st_mode), source)
             yield from (IsolatedChange(path, "absent") for path in below(real))
 
     def _folder(self, path: bytes, base: bytes | None, status: os.stat_result) -> Iterator[IsolatedChange]:
@@ -134,7 +134,7 @@ class Expansion:
             for path in (base + b"/" + name, *below(base + b"/" + name)):
                 status = os.lstat(path)
                 moved = self._root + folder + path[len(base) :]
-                yield IsolatedChange(moved, _kind_of(status), stat.S_IMODE(status.st_mode), path)
+                yield IsolatedChange(moved, kind_of_status(status), stat.S_IMODE(status.st_mode), path)
 
 
 def _sibling(base: bytes | None, parent: bytes, name: bytes) -> bytes:
@@ -153,7 +153,7 @@ def _is_whiteout(status: os.stat_result) -> bool:
     return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
 
 
-def _kind_of(status: os.stat_result) -> Literal["file", "symlink", "dir", "special"]:
+def kind_of_status(status: os.stat_result) -> Literal["file", "symlink", "dir", "special"]:
     if stat.S_ISREG(status.st_mode):
         return "file"
     if stat.S_ISLNK(status.st_mode):

@@ -1,0 +1,34 @@
+"""`python -m mulligan`: the command line, with a short way to the one verb that other programs wait for."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mulligan.opening import Mulligan
+    from mulligan.servers.mcp.door import Asked
+
+
+def open_asked(asked: Asked) -> Mulligan:
+    from mulligan.cli.doors import work
+    from mulligan.cli.options import Common
+
+    return work(Common(asked.root, asked.session, asked.store, as_json=False))
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["mcp"]:
+        from mulligan.servers.mcp.door import parse_plain, serve_plain
+
+        asked = parse_plain(sys.argv[2:])
+        if asked is not None:
+            serve_plain(asked, open_asked)
+            return
+    from mulligan.cli import main as command_line
+
+    command_line()
+
+
+if __name__ == "__main__":
+    main()

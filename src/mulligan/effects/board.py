@@ -1,0 +1,127 @@
+"""The commands that run right now on a desk, so that others can page through their output and send them signals."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from mulligan.history.desk import Desk
+from mulligan.values.ids import SessionId
+from mulligan.workspace.exec.output import Spools
+from mulligan.workspace.exec.pump import Handle
+
+SIGNALS: dict[str, int] = {
+    "term": signal.SIGTERM,
+    "kill": signal.SIGKILL,
+    "int": signal.SIGINT,
+    "hup": signal.SIGHUP,
+}
+ENDED_KEPT = 64
+"""How many background commands that have ended can still be asked for their output."""
+
+
+@dataclass(slots=True)
+class Posted:
+    """One command. Those in the background keep their output, and have a receipt when they have ended."""
+
+    session: SessionId
+    handle: Handle
+    spools: Spools | None = None
+    receipt: dict[str, Any] | None = None
+    thread: threading.Thread | None = None
+    ended: threading.Event = field(default_factory=threading.Event)
+
+
+class Board:
+    """For any thread. Closing it stops what still runs; what that has changed is put back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._posted: dict[str, Posted] = {}
+
+    def find(self, exec_id: str) -> Posted | None:
+        with self._lock:
+            return self._posted.get(exec_id)
+
+    @contextmanager
+    def running(self, exec_id: str, session: SessionId) -> Iterator[Handle]:
+        """A command in the foreground, for as long as the block lasts."""
+        with Handle() as handle:
+            posted = Posted(session, handle)
+            with self._lock:
+                self._posted[exec_id] = posted
+            try:
+                yield handle
+            finally:
+                with self._lock:
+                    posted.ended.set()
+                    self._posted.pop(exec_id, None)
+
+    def start(self, exec_id: str, posted: Posted, work: Callable[[Handle], dict[str, Any]]) -> None:
+        """Run in the background; what `work` answers is the receipt."""
+
+        def run() -> None:
+            receipt: dict[str, Any] = {"status": "error", "error_code": "internal"}
+            try:
+                receipt = work(posted.handle)
+            finally:
+                with self._lock:
+                    posted.receipt = receipt
+                    posted.ended.set()
+                    posted.handle.close()
+
+        posted.thread = threading.Thread(target=run, name=f"mulligan-exec-{exec_id[-8:]}", daemon=True)
+        with self._lock:
+            self._posted[exec_id] = posted
+            self._forget_oldest()
+        posted.thread.start()
+
+    def _forget_oldest(self) -> None:
+        over = [name for name, one in self._posted.items() if one.ended.is_set()][:-ENDED_KEPT]
+        for name in over:
+            spools = self._posted.pop(name).spools
+            if spools is not None:
+                spools.close()
+
+    def signal(self, posted: Posted, number: int) -> bool:
+        """False: it has ended already."""
+        with self._lock:
+            if posted.ended.is_set():
+                return False
+            posted.handle.signal(number)
+            return True
+
+    def signal_session(self, session: SessionId, number: int) -> int:
+        """To every running command of a session; how many there were."""
+        with self._lock:
+            found = [one for one in self._posted.values() if one.session == session and not one.ended.is_set()]
+        return sum(self.signal(one, number) for one in found)
+
+    def close(self) -> None:
+        with self._lock:
+            left = list(self._posted.values())
+            for posted in left:
+                if posted.thread is not None and not posted.ended.is_set():
+                    posted.handle.cancel()
+        for posted in left:
+            if posted.thread is not None:
+                posted.thread.join()
+            if posted.spools is not None:
+                posted.spools.close()
+
+
+_BOARDS: WeakKeyDictionary[Desk, Board] = WeakKeyDictionary()
+_BOARDS_LOCK = threading.Lock()
+
+
+def board_of(desk: Desk) -> Board:
+    with _BOARDS_LOCK:
+        if desk not in _BOARDS:
+            _BOARDS[desk] = board = Board()
+            desk.at_close(board.close)
+        return _BOARDS[desk]

@@ -1,0 +1,130 @@
+"""Applying what an isolated command did to the real tree, over whatever somebody else did there meanwhile."""
+
+from __future__ import annotations
+
+import os
+import stat
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mulligan.history.call import Call, Intent
+from mulligan.history.desk import Desk
+from mulligan.history.merge import Conflict, TakeTheirs, WriteMerged, merge_entry
+from mulligan.values.digest import Digest, digest_of
+from mulligan.values.entries import ABSENT, DirEntry, Entry, FileEntry, SymlinkEntry
+from mulligan.values.paths import RepoPath, path_bytes, path_from_bytes, to_wire
+from mulligan.workspace.disk import Image
+from mulligan.workspace.exec.ledger import look
+from mulligan.workspace.exec.overlay import IsolatedChange, attributes_of, kind_of_status
+from mulligan.workspace.writing import Wanted
+
+_CHANGES_PER_EFFECT = 500
+
+
+def take_over(desk: Desk, call: Call, changes: Sequence[IsolatedChange], *, started_ns: int) -> None:
+    """Apply what an isolated command did, wholly or not at all. Until here the real tree has not seen any of it."""
+    root = desk.disk.root.path
+    inner = [one for one in changes if one.path != root and not _is_special(call, root, one)]
+    leaving = [one for one in reversed(inner) if one.kind == "absent"]
+    coming = [one for one in inner if one.kind != "absent"]
+    ordered = [*leaving, *coming]
+    with call.savepoint():
+        for start in range(0, len(ordered), _CHANGES_PER_EFFECT):
+            part = ordered[start : start + _CHANGES_PER_EFFECT]
+            call.change([_intent(desk, call, change, started_ns) for change in part])
+
+
+def _is_special(call: Call, root: bytes, change: IsolatedChange) -> bool:
+    """A device, FIFO or socket that the command made or removed stays as it is in the real tree, which is said."""
+    status = look(change.path)
+    kinds = {change.kind, "file" if status is None else kind_of_status(status)}
+    if "special" in kinds:
+        call.coverage.append({"path": to_wire(_path(root, change)), "reason": "special_file"})
+    return "special" in kinds
+
+
+def _path(root: bytes, change: IsolatedChange) -> RepoPath:
+    return path_from_bytes(change.path[len(root) :].lstrip(b"/"))
+
+
+def _intent(desk: Desk, call: Call, change: IsolatedChange, started_ns: int) -> Intent:
+    path = _path(desk.disk.root.path, change)
+    return Intent(path, lambda image: _merged(desk, call, path, _Sides(image, _wanted(change), started_ns)))
+
+
+def _wanted(change: IsolatedChange) -> Wanted:
+    if change.kind == "absent" or change.source is None:
+        return Wanted(ABSENT)
+    if change.kind == "symlink":
+        return Wanted(SymlinkEntry(os.fsdecode(os.readlink(change.source))))
+    if change.kind == "dir":
+        return Wanted(DirEntry(change.mode, xattrs=_xattrs(change.source)))
+    with open(change.source, "rb") as file:
+        data = file.read()
+    mtime = os.stat(change.source).st_mtime_ns
+    entry = FileEntry(digest_of(data), len(data), change.mode, mtime_ns=mtime, xattrs=_xattrs(change.source))
+    return Wanted(entry, data)
+
+
+def _xattrs(source: bytes) -> tuple[tuple[str, str], ...]:
+    own = {name: value for name, value in attributes_of(source).items() if name.startswith("user.")}
+    return tuple((name, b64encode(own[name]).decode("ascii")) for name in sorted(own))
+
+
+@dataclass(slots=True, frozen=True)
+class _Sides:
+    """What a path holds now, what an isolated command made of it, and when that command began."""
+
+    now: Image
+    wanted: Wanted
+    started_ns: int
+
+    def content(self, entry: Entry) -> bytes | None:
+        """The bytes of an entry that is one of the two sides."""
+        for side, data in ((self.now.entry, self.now.content), (self.wanted.entry, self.wanted.content)):
+            if side == entry or (
+                isinstance(side, FileEntry) and isinstance(entry, FileEntry) and side.digest == entry.digest
+            ):
+                return data
+        return None
+
+    @property
+    def kept(self) -> Wanted:
+        return Wanted(self.now.entry, self.now.content)
+
+
+def _merged(desk: Desk, call: Call, path: RepoPath, sides: _Sides) -> Wanted:
+    """A path that somebody changed while the command ran is merged, or stays theirs and is reported."""
+    before = call.seen_at_start(path)
+    if before is None:
+        if not _changed_since(desk, path, sides.started_ns):
+            return sides.wanted
+        call.coverage.append({"path": to_wire(path), "reason": "conflicted"})
+        return sides.kept
+    if sides.now.holds(before):
+        return sides.wanted
+    merged = merge_entry(before, sides.now.entry, sides.wanted.entry, _reader(desk, sides))
+    if isinstance(merged, Conflict):
+        call.coverage.append({"path": to_wire(path), "reason": "conflicted"})
+        return sides.kept
+    if isinstance(merged, WriteMerged):
+        return Wanted(merged.entry, merged.content or sides.content(merged.entry))
+    return sides.wanted if isinstance(merged, TakeTheirs) else sides.kept
+
+
+def _reader(desk: Desk, sides: _Sides) -> Callable[[Digest], bytes]:
+    known = {
+        entry.digest: data
+        for entry, data in ((sides.now.entry, sides.now.content), (sides.wanted.entry, sides.wanted.content))
+        if isinstance(entry, FileEntry) and data is not None
+    }
+    return lambda digest: known[digest] if digest in known else desk.ledger.blobs.read(digest)
+
+
+def _changed_since(desk: Desk, path: RepoPath, moment_ns: int) -> bool:
+    try:
+        status = os.lstat(os.path.join(desk.disk.root.path, path_bytes(path)))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return status.st_ctime_ns >= moment_ns and not stat.S_ISDIR(status.st_mode)

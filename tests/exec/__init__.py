@@ -1,0 +1,1 @@
+"""Commands inside calls, from the highest door that sees them."""

@@ -1,0 +1,57 @@
+"""Short ways to run a command on a bench and to say what it should answer."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from pathlib import Path
+from typing import Any
+
+from benches import Bench
+from mulligan.effects.receipt import Receipt
+
+
+def execute(bench: Bench, *argv: str, **params: Any) -> Receipt:
+    """host.exec as a call of its own."""
+    receipt, _ = bench.session().perform("host.exec", {"argv": list(argv), **params})
+    return receipt
+
+
+def sh(bench: Bench, text: str, **params: Any) -> Receipt:
+    return execute(bench, "sh", "-c", text, **params)
+
+
+def told(receipt: Receipt) -> tuple[str, str | None]:
+    return receipt.status, receipt.error_code
+
+
+def text(content: str) -> dict[str, Any]:
+    return {"inline_text": {"text": content}}
+
+
+def bytes_of(text: str) -> bytes:
+    return b64decode(text.removeprefix("base64:"))
+
+
+def plant(root: Path, files: dict[str, str]) -> None:
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+
+
+def repository(root: Path, files: dict[str, str]) -> None:
+    """A git repository with one commit of these files."""
+    import subprocess
+
+    plant(root, files)
+    for words in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*GIT, *words], cwd=root, check=True)
+
+
+GIT = ["git", "-c", "user.name=A", "-c", "user.email=a@example.com", "-c", "commit.gpgsign=false"]
+
+
+def git(root: Path, *words: str) -> str:
+    import subprocess
+
+    return subprocess.run([*GIT, *words], cwd=root, check=True, capture_output=True, text=True).stdout.strip()

@@ -1,0 +1,327 @@
+"""The lean loop on stdio, spoken to as hosts do and as nobody should."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mulligan
+from mcp_server.wire import MODERN, Body, Peer, on_stdio
+from mulligan.servers.mcp.listing import FILE, TOOLSETS, read_table
+from mulligan.servers.mcp.table import whole
+from mulligan.values.canonical import encode
+
+
+def status(root: Path, home: Path) -> list[Body]:
+    """What the history of the root says, newest first."""
+    from mulligan.history.views import log_view
+
+    with mulligan.open(str(root), store=str(home)) as opened:
+        return log_view(opened.desk)
+
+
+class TestRevisions:
+    @pytest.mark.req(
+        "D14.mcp.revision_2025_11_25",
+        "D14.mcp.revision_2025_06_18",
+        "D14.mcp.revision_2025_03_26",
+        "D1.hosts_reach_mcp",
+    )
+    @pytest.mark.parametrize("revision", ["2025-03-26", "2025-06-18", "2025-11-25"])
+    def test_a_handshake_gives_the_revision_asked_for(self, root: Path, tmp_path: Path, revision: str) -> None:
+        with on_stdio(root, tmp_path / "home") as peer:
+            assert peer.greet(revision)["protocolVersion"] == revision
+            tools = peer.result("tools/list")["tools"]
+            assert ("outputSchema" in tools[0]) == (revision != "2025-03-26")
+            result = peer.call("snapshot_file", path="README.md")
+            assert ("structuredContent" in result) == (revision != "2025-03-26")
+            assert json.loads(result["content"][0]["text"])["content"] == "# Toy Repo"
+
+    def test_an_unknown_revision_gets_the_newest_handshake(self, root: Path, tmp_path: Path) -> None:
+        with on_stdio(root, tmp_path / "home") as peer:
+            assert peer.greet("1999-01-01")["protocolVersion"] == "2025-11-25"
+
+    @pytest.mark.req("D14.mcp.revision_2026_07_28")
+    def test_the_newest_revision_needs_no_handshake(self, root: Path, tmp_path: Path) -> None:
+        with on_stdio(root, tmp_path / "home") as peer:
+            found = peer.result("server/discover", {"_meta": MODERN})
+            assert found["supportedVersions"] == ["2026-07-28"]
+            assert found["resultType"] == "complete"
+            assert found["_meta"]["io.modelcontextprotocol/serverInfo"]["name"] == "mulligan"
+            tools = peer.result("tools/list", {"_meta": MODERN})
+            assert (tools["resultType"], tools["cacheScope"]) == ("complete", "public")
+            assert tools["ttlMs"] > 0
+            result = peer.call("snapshot_file", meta=MODERN, path="README.md")
+            assert result["resultType"] == "complete"
+            assert result["structuredContent"]["content"] == "# Toy Repo"
+
+    def test_an_envelope_of_an_unknown_revision_is_told_which_there_are(self, root: Path, tmp_path: Path) -> None:
+        with on_stdio(root, tmp_path / "home") as peer:
+            meta = {**MODERN, "io.modelcontextprotocol/protocolVersion": "2099-01-01"}
+            error = peer.request("tools/list", {"_meta": meta})["error"]
+            assert (error["code"], error["data"]) == (-32022, {"supported": ["2026-07-28"], "requested": "2099-01-01"})
+            half = {"io.modelcontextprotocol/protocolVersion": "2026-07-28"}
+            assert peer.request("tools/list", {"_meta": half})["error"]["code"] == -32602
+            assert peer.request("ping", {"_meta": MODERN})["error"]["code"] == -32601
+
+    def test_methods_of_things_we_do_not_have_are_not_found(self, peer: Peer) -> None:
+        for method in ("resources/list", "prompts/list", "logging/setLevel", "nonsense", "server/discover"):
+            assert peer.request(method)["error"]["code"] == -32601
+        assert peer.result("ping") == {}
+
+
+class TestTable:
+    @pytest.mark.req("D14.mcp.names_without_dots", "D14.mcp.schemas_and_annotations")
+    def test_every_tool_is_listed_in_words_every_host_takes(self, peer: Peer) -> None:
+        tools = peer.result("tools/list")["tools"]
+        assert len({tool["name"] for tool in tools}) == len(tools)
+        for tool in tools:
+            assert tool["name"].replace("_", "").isalnum()
+            assert len(tool["name"]) <= 40
+            assert "." in tool["title"]
+            assert tool["inputSchema"]["type"] == tool["outputSchema"]["type"] == "object"
+            assert set(tool["annotations"]) == {"readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint"}
+
+    @pytest.mark.req("D14.mcp.session_id_param")
+    def test_every_tool_takes_a_session(self, peer: Peer) -> None:
+        assert all("session_id" in tool["inputSchema"]["properties"] for tool in peer.result("tools/list")["tools"])
+
+    @pytest.mark.req("D14.mcp.tool_sets")
+    @pytest.mark.parametrize("sets", [*TOOLSETS, "history,substrate"])
+    def test_sets_can_be_chosen(self, root: Path, tmp_path: Path, sets: str) -> None:
+        with on_stdio(root, tmp_path / "home", "--tools", sets) as peer:
+            peer.greet()
+            listed = {tool["name"] for tool in peer.result("tools/list")["tools"]}
+        assert listed == {tool["name"] for one in sets.split(",") for tool in read_table().tools[one]}
+
+    def test_the_file_beside_the_program_is_what_the_tools_say(self) -> None:
+        assert Path(FILE).read_bytes() == encode(whole()) + b"\n", "run python -m mulligan.servers.mcp.table"
+
+    @pytest.mark.req("D14.mcp.dotted_accepted")
+    def test_a_tool_answers_to_its_dotted_name(self, peer: Peer) -> None:
+        for name in ("snapshot.file", "snapshot_file", "host.fs.read_file"):
+            assert peer.call(name, path="README.md")["isError"] is False
+
+    @pytest.mark.req("D14.mcp.lean_stdio")
+    def test_listing_loads_neither_the_sdk_nor_anything_heavy(self) -> None:
+        script = (
+            "import io, sys\n"
+            "from mulligan.servers.mcp.stdio import StdioServer\n"
+            'frames = b\'{"jsonrpc":"2.0","id":1,"method":"tools/list"}\\n\'\n'
+            "out = io.BytesIO()\n"
+            "server = StdioServer(lambda: None, ('coding',), (io.BytesIO(frames), out))\n"
+            "server._start_workers = lambda: None\n"
+            "server.serve()\n"
+            "assert b'read_file' in out.getvalue()\n"
+            "print(*sys.modules)\n"
+        )
+        loaded = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        ).stdout.split()
+        heavy = {
+            "mcp",
+            "pydantic",
+            "click",
+            "orjson",
+            "apsw",
+            "asyncio",
+            "anyio",
+            "mulligan.effects",
+            "mulligan.history",
+        }
+        assert heavy & set(loaded) == set()
+
+
+class TestCalls:
+    @pytest.mark.req("D14.mcp.complete_twice", "C15.typed_mcp_errors")
+    def test_a_result_is_complete_as_structure_and_as_text(self, peer: Peer) -> None:
+        result = peer.call("snapshot_list", depth=3)
+        assert json.loads(result["content"][0]["text"]) == result["structuredContent"]
+        assert [block["type"] for block in result["content"]] == ["text"]
+
+    @pytest.mark.req("D14.mcp.failure_is_error", "D10.rejects_shape")
+    def test_what_did_not_work_is_an_error_result(self, peer: Peer) -> None:
+        missing = peer.call("snapshot_file", path="nope")
+        assert (missing["isError"], missing["structuredContent"]["error"]["code"]) == (True, "NOT_FOUND")
+        receipt = peer.call("read_file", path="nope")
+        assert (receipt["isError"], receipt["structuredContent"]["status"]) == (True, "not_found")
+        patch = "--- a/README.md\n+++ b/README.md\n@@ -1 +1 @@\n-other\n+x\n"
+        rejected = peer.call("workspace_apply_patch", patch=patch)
+        assert (rejected["isError"], rejected["structuredContent"]["applied"]) == (True, [])
+        nothing = peer.call("history_undo")
+        assert (nothing["isError"], nothing["structuredContent"]["error"]["code"]) == (True, "nothing_to_undo")
+
+    @pytest.mark.req(
+        "D14.mcp.history_log",
+        "D14.mcp.history_show",
+        "D14.mcp.history_diff",
+        "D14.mcp.history_undo",
+        "D14.mcp.history_redo",
+        "D14.mcp.history_restore",
+        "D14.mcp.history_rollback",
+        "D14.mcp.history_rewind",
+        "D14.mcp.history_fork",
+    )
+    def test_history_goes_back_and_forth(self, peer: Peer, root: Path) -> None:
+        readme = root / "README.md"
+        written = peer.call("workspace_write_file", path="README.md", content="one\n")
+        call = written["_meta"]["mulligan/callId"]
+        assert peer.call("history_log", limit=1)["structuredContent"]["calls"][0]["id"] == call
+        assert peer.call("history_show", call=call)["structuredContent"]["tool"] == "workspace_write_file"
+        assert "+one" in peer.call("history_diff", call=call)["structuredContent"]["diff"]
+        for verb, arguments, expected in [
+            ("undo", {}, "# Toy Repo"),
+            ("redo", {}, "one\n"),
+            ("restore", {"call": call}, "# Toy Repo"),
+            ("redo", {}, "one\n"),
+            ("rollback", {}, "# Toy Repo"),
+            ("redo", {}, "one\n"),
+            ("rewind", {"to": call}, "# Toy Repo"),
+        ]:
+            result = peer.call(f"history_{verb}", **arguments)
+            assert result["isError"] is False, result
+            assert readme.read_text() == expected
+        assert peer.call("history_fork")["structuredContent"]["parent_id"].startswith("mcp:tests:")
+
+    @pytest.mark.req("D14.mcp.label_from_meta")
+    def test_the_label_and_turn_come_from_the_host(self, peer: Peer, root: Path, tmp_path: Path) -> None:
+        peer.call("write_file", meta={"claudecode/toolUseId": "toolu_1"}, path="a", content="1")
+        codex = {"callId": "call_2", "x-codex-turn-metadata": {"turn_id": "turn-7"}}
+        peer.call("write_file", meta=codex, path="b", content="2")
+        peer.leave()
+        newest, before = status(root, tmp_path / "home")[:2]
+        assert (newest["label"], newest["turn_id"]) == ("call_2", "turn-7")
+        assert before["label"] == "toolu_1"
+
+    @pytest.mark.req("D14.mcp.session_id_param")
+    def test_sessions_are_by_client_unless_named(self, peer: Peer) -> None:
+        peer.call("write_file", path="a", content="1")
+        peer.call("write_file", path="a", content="2", session_id="other")
+        calls = peer.call("history_log")["structuredContent"]["calls"]
+        assert calls[0]["session_id"] == "other"
+        assert calls[1]["session_id"].startswith("mcp:tests:")
+        assert peer.call("write_file", path="x", content="1", session_id="other")["isError"] is False
+
+    def test_a_shell_command_is_undone_as_a_whole(self, peer: Peer, root: Path) -> None:
+        result = peer.call("shell", command="rm -r src; echo new > made; echo done")
+        assert result["structuredContent"]["stdout"]["inline_text"]["text"] == "done\n"
+        assert peer.call("history_undo")["isError"] is False
+        assert (root / "src/main.rs").exists()
+        assert not (root / "made").exists()
+
+
+class TestCancelAndProgress:
+    @pytest.mark.req("D14.mcp.cancel_open", "D14.mcp.progress")
+    def test_cancelling_an_open_call_puts_everything_back(self, peer: Peer, root: Path, tmp_path: Path) -> None:
+        command = "echo half > half; echo begun; exec sleep 600"
+        params = {"name": "shell", "arguments": {"command": command}, "_meta": {"progressToken": "p"}}
+        identifier = peer.ask("tools/call", params)
+        begun = peer.read()
+        assert begun["method"] == "notifications/progress"
+        assert (begun["params"]["progressToken"], begun["params"]["message"]) == ("p", "begun")
+        peer.send({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": identifier}})
+        assert peer.leave() == 0
+        assert not (root / "half").exists()
+        assert [call["status"] for call in status(root, tmp_path / "home")] == ["aborted"]
+
+    @pytest.mark.req("D14.mcp.cancel_committed")
+    def test_a_cancel_after_the_commit_changes_nothing(self, peer: Peer, root: Path, tmp_path: Path) -> None:
+        identifier = peer.ask("tools/call", {"name": "write_file", "arguments": {"path": "a", "content": "kept"}})
+        assert "result" in peer.answer(identifier)
+        peer.send({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": identifier}})
+        peer.send({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": "never was"}})
+        peer.send({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": ["x"]}})
+        assert peer.result("ping") == {}
+        assert (root / "a").read_text() == "kept"
+        peer.leave()
+        assert [call["status"] for call in status(root, tmp_path / "home")] == ["committed"]
+
+
+class TestBadClients:
+    @pytest.mark.parametrize(
+        ("line", "code"),
+        [
+            (b"{", -32700),
+            (b"\xff\xfe\x00", -32700),
+            (b"[" * 100_000, -32700),
+            (b"[]", -32600),
+            (b"1", -32600),
+            (b"{}", -32600),
+            (b'{"jsonrpc":"1.0","id":1,"method":"ping"}', -32600),
+            (b'{"jsonrpc":"2.0","id":null,"method":"ping"}', -32600),
+            (b'{"jsonrpc":"2.0","id":true,"method":"ping"}', -32600),
+            (b'{"jsonrpc":"2.0","id":{},"method":"ping"}', -32600),
+            (b'{"jsonrpc":"2.0","id":1,"method":7}', -32600),
+        ],
+    )
+    def test_a_malformed_frame_gets_a_typed_answer_and_the_loop_goes_on(
+        self, peer: Peer, line: bytes, code: int
+    ) -> None:
+        peer.send_bytes(line)
+        frame = peer.read()
+        assert (frame["id"], frame["error"]["code"]) == (None, code)
+        assert peer.result("ping") == {}
+
+    def test_frames_that_ask_nothing_are_passed_over(self, peer: Peer) -> None:
+        for frame in (
+            {"jsonrpc": "2.0", "id": 99, "result": {}},
+            {"jsonrpc": "2.0", "method": "notifications/unknown"},
+            {"jsonrpc": "2.0", "method": "notifications/cancelled"},
+            {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": []},
+        ):
+            peer.send(frame)
+        peer.send_bytes(b"   ")
+        assert peer.result("ping") == {}
+
+    @pytest.mark.parametrize(
+        "params",
+        [
+            {"name": "no_such_tool"},
+            {},
+            {"name": 7},
+            {"name": ["snapshot_file"]},
+            {"name": "read_file", "arguments": []},
+            {"name": "read_file", "arguments": "text"},
+            {"name": "read_file", "arguments": {"path": "README.md", "session_id": 7}},
+            [],
+            "text",
+        ],
+    )
+    def test_what_is_no_tool_call_is_invalid_params(self, peer: Peer, params: object) -> None:
+        assert peer.request("tools/call", params)["error"]["code"] == -32602
+
+    def test_wrong_types_of_arguments_are_answers_of_the_tool(self, peer: Peer) -> None:
+        assert peer.call("snapshot_file", path=7)["structuredContent"]["error"]["code"] == "INVALID_ARGUMENT"
+        assert peer.call("read_file", path=7)["structuredContent"]["error_code"] == "invalid_params"
+        assert peer.call("history_log", limit="x")["structuredContent"]["error"]["code"] == "invalid_params"
+
+    def test_ten_megabytes_of_arguments(self, peer: Peer, root: Path) -> None:
+        content = "x" * (10 * 1024 * 1024)
+        assert peer.call("workspace_write_file", path="big", content=content)["isError"] is False
+        assert (root / "big").stat().st_size == len(content)
+        over = peer.call("workspace_write_file", path="big", content=content + "x")
+        assert over["structuredContent"]["error"]["code"] == "TOO_LARGE"
+
+    def test_lone_surrogates_are_answered(self, peer: Peer) -> None:
+        result = peer.call("snapshot_file", path="\ud800")
+        assert result["isError"] is True
+
+    def test_a_client_that_leaves_in_the_middle_loses_nothing(self, peer: Peer, root: Path, tmp_path: Path) -> None:
+        for number in range(20):
+            peer.ask("tools/call", {"name": "write_file", "arguments": {"path": f"f{number}", "content": "1"}})
+        assert peer.process.stdout is not None
+        peer.process.stdout.close()
+        assert peer.leave() == 0
+        assert len([call for call in status(root, tmp_path / "home") if call["status"] == "committed"]) == 20
+        assert all((root / f"f{number}").exists() for number in range(20))
+
+    def test_no_traceback_reaches_the_client(self, tmp_path: Path) -> None:
+        with on_stdio(tmp_path / "nowhere", tmp_path / "home") as peer:
+            peer.greet()
+            error = peer.request("tools/call", {"name": "read_file", "arguments": {"path": "a"}})["error"]
+        assert error["code"] == -32603
+        assert "Traceback" not in json.dumps(error)
