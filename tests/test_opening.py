@@ -43,6 +43,7 @@ def refused(url: str | None, *, root: str | None = None) -> MulliganError:
 
 
 class TestTheStateDirectory:
+    @pytest.mark.req("D4.state_dir_order")
     @pytest.mark.parametrize(
         ("environ", "expected"),
         [
@@ -57,6 +58,7 @@ class TestTheStateDirectory:
     def test_is_chosen_by_the_environment(self, environ: Mapping[str, str], expected: str) -> None:
         assert state_directory(environ) == expected
 
+    @pytest.mark.req("D4.state_mode_0700")
     def test_and_what_is_in_it_belong_to_one_person(self, tmp_path: Path) -> None:
         home = tmp_path / "deep" / "home"
         with opened(None, environ={"MULLIGAN_HOME": str(home)}).write() as tx:
@@ -105,6 +107,7 @@ class TestUrls:
 
 
 class TestTheWorkspace:
+    @pytest.mark.req("D4.state_never_in_workspace", "H19.state_outside_tree")
     @pytest.mark.parametrize("inside", [".", "state", "a/b", "link"])
     def test_never_holds_the_store(self, tmp_path: Path, inside: str) -> None:
         root = tmp_path / "root"
@@ -158,6 +161,7 @@ def _a_directory_in_its_place(directory: Path) -> None:
 
 
 class TestBadStores:
+    @pytest.mark.req("D4.newer_store_refused")
     @pytest.mark.parametrize(
         ("make", "codes"),
         [

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mulligan.history import captures
+from mulligan.history.bounds import set_cap
 from mulligan.history.current import current_call
 from mulligan.history.desk import Desk
 from mulligan.opening import Mulligan, innermost
@@ -122,7 +123,10 @@ def drop_session_snapshots(session_id: str) -> list[str]:
 
 def configure_session_byte_cap(session_id: str, cap_bytes: int) -> int:
     """How many bytes a session's snapshots may hold; the oldest go at once if they hold more. The previous cap."""
-    return captures.set_cap(innermost().desk, SessionId(session_id), cap_bytes)
+    desk = innermost().desk
+    previous = set_cap(desk.ledger, SessionId(session_id), cap_bytes)
+    captures.apply_cap(desk, SessionId(session_id))
+    return previous
 
 
 def hostlib_tools_write_file(request: Request | None = None, /, **given: Any) -> dict[str, Any]:

@@ -211,6 +211,7 @@ def _desk(
     ids: IdSource | None = None,
     create: bool = True,
 ) -> Desk:
+    from mulligan.history.bounds import keep_bounds
     from mulligan.history.desk import Desk
     from mulligan.history.ledger import Ledger
     from mulligan.history.schema import SCHEMA
@@ -223,7 +224,9 @@ def _desk(
         closing.callback(disk.close)
         place = os.fsdecode(disk.root.path)
         opened = open_store(store, SCHEMA, durability=durability, clock=clock, root=place, create=create)
-        desk = Desk(Ledger(opened, Journal(SCHEMA), clock=clock, ids=ids or SystemIds()), disk, record=create)
+        ledger = Ledger(opened, Journal(SCHEMA), clock=clock, ids=ids or SystemIds())
+        ledger.keep_bounds = lambda session: keep_bounds(ledger, session)
+        desk = Desk(ledger, disk, record=create)
         closing.pop_all()
         return desk
 

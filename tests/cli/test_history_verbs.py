@@ -158,6 +158,7 @@ def test_undo_and_redo_without_a_session_mean_the_whole_root(run: Run, work: Pat
     assert run("redo").code == 2
 
 
+@pytest.mark.req("D14.cli.exit_1")
 def test_undo_says_what_it_merged_and_what_it_left_alone(run: Run, work: Path) -> None:
     write(run, "a", "1\n2\n3\n4\n5\n")
     write(run, "b", "1\n2\n3\n")

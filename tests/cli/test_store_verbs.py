@@ -52,6 +52,7 @@ def home(tmp_path: Path) -> Path:
 
 
 class TestVerify:
+    @pytest.mark.req("D14.cli.verify", "D14.cli.exit_0")
     def test_says_so_when_every_byte_is_what_was_written(self, home: Path) -> None:
         done = run("verify", home=home)
         assert (done.code, done.err, len(done.out.splitlines())) == (0, "", 1)
@@ -61,6 +62,7 @@ class TestVerify:
         assert run("verify", "--session", "one", "--json", home=home).json == {"ok": True, "problems": []}
         assert run("verify", "--session", "none", home=home).code == 2
 
+    @pytest.mark.req("D14.cli.verify", "D14.cli.exit_3", "D4.blob_verified_on_read")
     def test_ends_with_three_when_a_byte_is_not(self, home: Path) -> None:
         store = SqliteStore(str(home), CONTRACT_SCHEMA)
         with store.write() as tx:
@@ -72,6 +74,7 @@ class TestVerify:
         assert run("verify", home=home).code == 3
         assert run("verify", "--quick", home=home).code == 0
 
+    @pytest.mark.req("D14.cli.exit_3")
     def test_ends_with_three_when_the_file_is_no_store(self, tmp_path: Path) -> None:
         (tmp_path / "store.db").write_bytes(b"nothing of ours" * 100)
         done = run("verify", home=tmp_path)
@@ -90,6 +93,7 @@ class TestVerify:
 
 
 class TestDu:
+    @pytest.mark.req("D14.cli.du", "D6.du")
     def test_shows_sessions_blobs_and_journal(self, home: Path) -> None:
         shown = run("du", "--json", home=home).json
         assert [session["id"] for session in shown["sessions"]] == ["one", "two"]
@@ -108,6 +112,7 @@ class TestDu:
         assert run("du", "--session", "none", home=home).code == 2
 
 
+@pytest.mark.req("D14.cli.doctor")
 class TestDoctor:
     WANTED = (
         *("python", "sqlite", "state directory", "openat2", "exchange", "leases", "seccomp notify", "overlay"),
@@ -141,11 +146,13 @@ class TestTheProgram:
         assert done.code == 0
         assert all(verb in done.out for verb in VERBS)
 
+    @pytest.mark.req("D14.cli.exit_2")
     @pytest.mark.parametrize("arguments", [["nope"], ["verify", "--nope"], ["--nope"], ["verify", "extra"]])
     def test_bad_usage_ends_with_two_and_one_line(self, arguments: list[str]) -> None:
         done = run(*arguments)
         assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
 
+    @pytest.mark.req("D14.cli.root_option", "D14.cli.session_option", "D14.cli.store_option", "D14.cli.json_option")
     def test_every_verb_of_the_table_can_be_loaded_and_takes_the_common_options(self) -> None:
         assert isinstance(cli, LazyGroup)
         context = cli.make_context("mulligan", ["verify"])
@@ -173,6 +180,7 @@ class TestTheProgram:
 
 
 class TestWhatIsShown:
+    @pytest.mark.req("D18.terminal_escapes")
     @pytest.mark.parametrize(
         ("text", "shown"),
         [
@@ -196,5 +204,6 @@ class TestWhatIsShown:
     def test_sizes_are_in_words(self, size: int, shown: str) -> None:
         assert size_words(size) == shown
 
+    @pytest.mark.req("D18.terminal_escapes")
     def test_a_name_in_an_error_cannot_command_a_terminal(self) -> None:
         assert "\x1b" not in run("verify", "--store", "foo://\x1b[2J").err

@@ -49,6 +49,7 @@ def one_of_everything(bench: Bench) -> None:
             call.delete("d", recursive=True),
             call.write_file("hard", "softer" * 80),
             call.move("link", "moved"),
+            call.write_file("d", "a file where a directory was"),
         ]
         assert all(receipt.ok for receipt in receipts), receipts
 

@@ -75,6 +75,7 @@ class TestTheMark:
         put(store, big(1))
         assert waiting(store) == 1
 
+    @pytest.mark.req("D5.sync_mark")
     def test_moving_it_syncs_what_waits_and_says_when(self, store: SqliteStore) -> None:
         put(store, big(1))
         SyncMark(store, NOON, interval_s=NEVER_S).move()
@@ -98,6 +99,7 @@ class TestTheMark:
         put(careful, big(1))
         assert waiting(careful) == 0
 
+    @pytest.mark.req("D5.sync_mark")
     def test_its_thread_starts_with_the_first_write_and_moves_it(self, store: SqliteStore) -> None:
         moved = threading.Event()
         mark = SyncMark(store, NOON, interval_s=0.001)
@@ -138,6 +140,7 @@ class TestTheMark:
         store.close()
         assert (threads(), meta(store)) == ([], {})
 
+    @pytest.mark.req("D5.fsync_error_is_fault")
     def test_after_a_failed_sync_it_stays_for_good(self, store: SqliteStore, tmp_path: Path) -> None:
         digest = put(store, big(1))
         mark = SyncMark(store, NOON, interval_s=NEVER_S)
@@ -213,7 +216,7 @@ class TestAfterAPowerCut:
         assert reboot(store) == ()
         assert (waiting(store), Blobs(store, NOON).read(digest)) == (0, big(1))
 
-    @pytest.mark.req("D5.lost_not_corrupt")
+    @pytest.mark.req("D5.power_cut_is_lost_record")
     @pytest.mark.parametrize("harm", ["gone", "empty", "torn", "zeros"])
     def test_bodies_it_took_become_one_record_and_no_corruption(self, store: SqliteStore, harm: str) -> None:
         reboot(store, "first")
@@ -278,6 +281,7 @@ class TestAfterAPowerCut:
         assert (reboot(store), waiting(store)) == ((), 0)
 
 
+@pytest.mark.req("D6.database_gives_space_back")
 class TestSpace:
     def test_a_store_gives_back_what_it_no_longer_needs(self, store: SqliteStore) -> None:
         with store.write() as tx:
@@ -311,6 +315,7 @@ def _fail(connection: apsw.Connection) -> None:
     raise MulliganError("internal", "this step fails")
 
 
+@pytest.mark.req("D4.schema_version")
 class TestMigrations:
     def file(self, tmp_path: Path) -> tuple[apsw.Connection, str]:
         SqliteStore(str(tmp_path), CONTRACT_SCHEMA).close()

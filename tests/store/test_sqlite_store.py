@@ -51,6 +51,7 @@ def test_a_writer_who_waits_too_long_is_told(store: SqliteStore, monkeypatch: py
         tx.put(THINGS, Thing("a", 1))
 
 
+@pytest.mark.req("D4.state_mode_0700")
 def test_nobody_else_may_look_into_a_store(store: SqliteStore) -> None:
     assert [os.stat(store.directory).st_mode & 0o777, os.stat(store.directory + "/store.db").st_mode & 0o777] == [
         0o700,
@@ -87,6 +88,7 @@ def test_another_programs_database_is_refused(tmp_path: Path, statement: str) ->
     assert (tmp_path / "store.db").read_bytes() == before
 
 
+@pytest.mark.req("D4.newer_store_refused")
 def test_a_newer_store_is_refused_and_unchanged(store: SqliteStore) -> None:
     store.close()
     connection = apsw.Connection(os.path.join(store.directory, "store.db"))

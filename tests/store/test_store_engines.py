@@ -12,6 +12,7 @@ from mulligan.testing.blob_contract import BlobContract
 from mulligan.testing.store_contract import LifeContract, TransactionContract
 
 
+@pytest.mark.req("D15.one_protocol_one_suite", "D15.memory_strict", "D19.contract_suites", "D3.sync_inside")
 class TestMemoryStore(StoreContract):
     lasts = False
 
@@ -19,6 +20,20 @@ class TestMemoryStore(StoreContract):
         return MemoryStore(schema)
 
 
+@pytest.mark.req(
+    "D15.one_protocol_one_suite",
+    "D19.contract_suites",
+    "D3.sync_inside",
+    "D4.projections_same_transaction",
+    "D4.record_shape",
+    "D4.record_seq_contiguous",
+    "D4.blob_address",
+    "D4.blob_verified_on_read",
+    "D4.blob_prefix_chain",
+    "D18.journal_tampering",
+    "S0.storage.bodies_by_sha256",
+    "S0.storage.dedup_across_snapshots",
+)
 class TestSqliteStore(StoreContract):
     def open_store(self, directory: str, schema: Schema) -> Store:
         return SqliteStore(directory, schema)
@@ -31,6 +46,7 @@ class TestSqliteStoreInPowerMode(TransactionContract, LifeContract, BlobContract
         return SqliteStore(directory, schema, durability="power")
 
 
+@pytest.mark.req("D19.contract_suites")
 class TestMemoryBodies(BodiesContract):
     lasts = False
 
@@ -38,6 +54,7 @@ class TestMemoryBodies(BodiesContract):
         return MemoryBodies()
 
 
+@pytest.mark.req("D19.contract_suites")
 class TestDirectoryBodies(BodiesContract):
     def open_bodies(self, directory: str) -> BlobStore:
         return DirectoryBodies(directory + "/blobs")

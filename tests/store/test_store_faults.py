@@ -123,6 +123,7 @@ def judge_refusal(directory: str, at: int, injury: Injury, durability: Durabilit
     assert len(found) <= len(acknowledged) + 1
 
 
+@pytest.mark.req("D5.fsync_error_is_fault")
 @pytest.mark.parametrize("injury", ["no_space", "io_error", "short"])
 @pytest.mark.parametrize("durability", ["process", "power"])
 def test_a_refusal_at_any_position_is_a_typed_fault_and_the_store_stays_sound(
@@ -170,6 +171,7 @@ def test_a_disk_that_lies_is_found_out_or_did_no_harm(ready: str, injury: Injury
         assert found.complaints or found.amounts == list(range(len(found.amounts)))
 
 
+@pytest.mark.req("D5.durability_power")
 def test_after_a_power_cut_at_any_position_power_mode_has_all_it_acknowledged(ready: str) -> None:
     for at, directory in copies(ready, "power"):
         acknowledged, found = cut_at(directory, at, "power")

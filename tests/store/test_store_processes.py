@@ -35,6 +35,7 @@ def line_of(child: subprocess.Popen[str]) -> str:
     return child.stdout.readline().strip()
 
 
+@pytest.mark.req("D15.sqlite_many_processes")
 def test_eight_processes_write_one_store_at_once(tmp_path: Path) -> None:
     names, count = [f"p{n}" for n in range(8)], 30
     children = [start("write", str(tmp_path), name, str(count)) for name in names]
@@ -57,6 +58,7 @@ def test_eight_processes_write_one_store_at_once(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.req("D5.durability_process", "D15.sqlite_many_processes")
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("durability", ["process", "power"])
 def test_what_was_acknowledged_survives_kill_9_at_any_moment(tmp_path: Path, durability: str, seed: int) -> None:
@@ -65,6 +67,7 @@ def test_what_was_acknowledged_survives_kill_9_at_any_moment(tmp_path: Path, dur
     assert outcome == {"points": 100}
 
 
+@pytest.mark.req("D5.owner_lock_per_process")
 def test_an_owner_is_alive_until_its_process_ends_however_it_ends(tmp_path: Path) -> None:
     children = [start("own", str(tmp_path)) for _ in range(4)]
     owners = [OwnerId(int(line_of(child))) for child in children]
@@ -84,6 +87,7 @@ def test_an_owner_is_alive_until_its_process_ends_however_it_ends(tmp_path: Path
     store.close()
 
 
+@pytest.mark.req("D5.owner_after_fork")
 def test_a_forked_child_is_another_owner_and_can_use_the_store_at_once(tmp_path: Path) -> None:
     own = json.dumps([True, True, True])
     shelves = json.dumps(["child", "parent"])

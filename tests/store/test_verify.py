@@ -134,6 +134,7 @@ class TestBlobsInParts:
 
 
 class TestDamagedRows:
+    @pytest.mark.req("D18.journal_tampering", "D4.record_seq_contiguous")
     def test_a_missing_record_is_found(self, store: Store) -> None:
         fill(store)
         with store.write() as tx:
@@ -213,6 +214,7 @@ class TestDamagedRows:
             JOURNAL.append(tx, "store", f"store.{place}", {"digests": [digest]}, at=AT)
         assert found_in(store) == []
 
+    @pytest.mark.req("D4.verify_rebuilds")
     def test_a_projection_that_the_journals_do_not_give_is_found(self, store: Store) -> None:
         fill(store)
         with store.write() as tx:
@@ -311,7 +313,7 @@ def payload_spans(directory: str) -> list[tuple[int, int]]:
 
 
 class TestFlippedBits:
-    @pytest.mark.req("D4.verified_on_read")
+    @pytest.mark.req("D4.blob_verified_on_read")
     @settings(max_examples=60, deadline=None)
     @given(data=st.data())
     def test_one_in_any_record_or_blob_is_found(

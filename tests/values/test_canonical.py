@@ -26,12 +26,20 @@ def judged(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
 
 
+@pytest.mark.req(
+    "S2.canonical.utf8",
+    "S2.canonical.compact",
+    "S2.canonical.arrays_keep_order",
+    "S2.canonical.no_trailing_newline",
+    "D4.canonical_integers",
+)
 @given(exact)
 def test_the_bytes_are_the_standard_librarys(value: object) -> None:
     assert encode(value) == judged(value)
     assert decode(encode(value)) == value
 
 
+@pytest.mark.req("D4.canonical_floats")
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_floats_are_finite_shortest_and_round_trip(value: float) -> None:
     again = decode(encode(value))
@@ -39,16 +47,19 @@ def test_floats_are_finite_shortest_and_round_trip(value: float) -> None:
     assert Decimal(encode(value).decode()) == Decimal(repr(value))
 
 
+@pytest.mark.req("S2.canonical.keys_sorted_by_bytes")
 @given(st.dictionaries(texts, st.none(), max_size=8))
 def test_keys_are_in_order_of_their_bytes(value: dict[str, None]) -> None:
     keys = [key.encode() for key in decode(encode(value))]
     assert keys == sorted(keys)
 
 
+@pytest.mark.req("S2.canonical.keys_sorted_by_bytes")
 def test_key_order_is_by_bytes_where_utf_16_would_differ() -> None:
     assert encode({"\U0001f600": 1, "\uffff": 2}) == '{"\uffff":2,"\U0001f600":1}'.encode()
 
 
+@pytest.mark.req("S2.canonical.standard_escapes")
 def test_escapes_are_the_shortest_standard_ones() -> None:
     assert (
         encode('"\\/\b\f\n\r\t\x00\x1f\x7fé\u2028')
@@ -71,6 +82,7 @@ class Shouting(str):
     __slots__ = ()
 
 
+@pytest.mark.req("D4.canonical_integers", "D4.canonical_floats")
 @pytest.mark.parametrize(
     "value",
     [

@@ -55,6 +55,7 @@ entries: st.SearchStrategy[Entry] = (
 paths = st.sampled_from([b"a", b"d/\xff", b"base64:x"]).map(path_from_bytes)
 
 
+@pytest.mark.req("D2.entry_kinds", "D2.entry_file_fields")
 @given(entries)
 def test_an_entry_survives_canonical_json(entry: Entry) -> None:
     assert entry_from_json(decode(encode(entry_to_json(entry)))) == entry
@@ -107,6 +108,7 @@ def test_kinds_of_changes(before: Entry, after: Entry, origin: RepoPath | None, 
     assert kind_of_change(Change(RepoPath("p"), before, after, origin)) == kind
 
 
+@pytest.mark.req("D2.entry_kinds")
 @pytest.mark.parametrize(
     "body",
     [

@@ -28,6 +28,7 @@ raw_names = st.binary(min_size=1, max_size=8).filter(lambda b: b not in (b".", b
 raw_paths = st.lists(raw_names, min_size=1, max_size=4).map(b"/".join)
 
 
+@pytest.mark.req("D4.paths_surrogateescape", "D4.paths_on_the_wire")
 @given(raw_paths)
 def test_any_bytes_a_file_system_knows_survive_every_form(raw: bytes) -> None:
     path = path_from_bytes(raw)
@@ -36,6 +37,7 @@ def test_any_bytes_a_file_system_knows_survive_every_form(raw: bytes) -> None:
     assert encode(to_wire(path))
 
 
+@pytest.mark.req("D4.paths_on_the_wire")
 @given(raw_paths)
 def test_the_two_wire_forms_never_meet(raw: bytes) -> None:
     path = path_from_bytes(raw)
@@ -50,6 +52,7 @@ def _is_utf8(raw: bytes) -> bool:
     return True
 
 
+@pytest.mark.req("S2.paths.repo_relative_posix", "S2.paths.trailing_slash_same", "S2.paths.dot_is_root")
 @pytest.mark.parametrize(
     ("text", "path"),
     [
@@ -61,6 +64,7 @@ def test_one_parser(text: str, path: str) -> None:
     assert parse_repo_path(text) == path
 
 
+@pytest.mark.req("S2.paths.no_dotdot", "S2.paths.no_absolute")
 @pytest.mark.parametrize(
     "text",
     ["", "/", "/a", "..", "../a", "a/..", "a/../b", "a\0b", None, 1, b"a", "\ud800", "x/" * MAX_PATH_BYTES + "x"],

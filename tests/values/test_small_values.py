@@ -29,6 +29,7 @@ from mulligan.values.faults import (
 from mulligan.values.ids import SystemIds, parse_user_id
 
 
+@pytest.mark.req("D2.digest_of_plain_bytes")
 @given(st.binary(max_size=64))
 def test_a_digest_is_the_sha_256_of_plain_bytes(data: bytes) -> None:
     digest = digest_of(data)
@@ -49,6 +50,7 @@ def test_what_is_no_digest_is_refused(text: object) -> None:
     assert refused.value.code == "invalid_digest"
 
 
+@pytest.mark.req("D4.ids_uuid7")
 def test_our_ids_are_uuid_7_and_sort_by_birth() -> None:
     ids = SystemIds()
     born = [ids.new() for _ in range(2_000)]
@@ -70,6 +72,7 @@ def test_an_id_that_cannot_be_shown_is_refused(text: object) -> None:
     assert refused.value.code == "invalid_id"
 
 
+@pytest.mark.req("S4.clock.fixed")
 @given(st.datetimes(datetime(1970, 1, 1), datetime(2200, 1, 1)), st.integers(-12, 12))
 def test_timestamps_are_utc_sort_as_text_and_round_trip(moment: datetime, offset: int) -> None:
     here = moment.replace(tzinfo=timezone(timedelta(hours=offset)))
@@ -79,12 +82,14 @@ def test_timestamps_are_utc_sort_as_text_and_round_trip(moment: datetime, offset
     assert text < timestamp(FixedClock(here + timedelta(microseconds=1)))
 
 
+@pytest.mark.req("S4.clock.protocol")
 def test_the_system_clock_is_aware_and_in_utc() -> None:
     clock = SystemClock()
     assert isinstance(clock, Clock)
     assert clock.now().tzinfo is UTC
 
 
+@pytest.mark.req("D16.four_families")
 def test_every_code_has_one_family_and_every_family_its_class() -> None:
     assert {kind.family for kind in FAMILY_OF.values()} == set(Family)
     assert set(FAMILY_OF.values()) == {AskedWrongly, MayNot, WorldChanged, Broken}

@@ -24,11 +24,13 @@ def host_scene(sketch: Sketch, plan: FaultPlan | None = None) -> Iterator[Scene]
             disk.close()
 
 
+@pytest.mark.req("D3.disk_steps_named", "D19.contract_suites")
 class TestHostDisk(DiskContract):
     def scene(self, sketch: Sketch, plan: FaultPlan | None = None) -> AbstractContextManager[Scene]:
         return host_scene(sketch, plan)
 
 
+@pytest.mark.req("D3.simulated_disk", "D3.disk_steps_named", "D19.contract_suites")
 class TestSimulatedDisk(DiskContract):
     @contextmanager
     def scene(self, sketch: Sketch, plan: FaultPlan | None = None) -> Iterator[Scene]:

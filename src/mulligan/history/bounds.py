@@ -16,11 +16,12 @@ from mulligan.history.log import changes_of
 from mulligan.history.tables import CALLS, OPEN, PINS, CallRow
 from mulligan.session.tables import SESSIONS, session_journal
 from mulligan.store.blobs import BESIDE, BLOBS, BODIES, EVICTED, IN_DATABASE, PARTS, READABLE, BlobRow
-from mulligan.store.journal import REFS
-from mulligan.store.protocol import Tx
+from mulligan.store.journal import RECORDS, REFS, RefRow, parse_record
+from mulligan.store.protocol import META, MetaRow, Tx
 from mulligan.values.clock import parse_timestamp
 from mulligan.values.digest import Digest, digest_from_raw, raw_digest
 from mulligan.values.ids import SessionId
+from mulligan.values.limits import SESSION_CAP_BYTES, STORE_CAP_BYTES
 
 _GC_GRACE = timedelta(minutes=15)
 _GC_BATCH = 500
@@ -50,6 +51,45 @@ def usages(tx: Tx) -> Iterator[Usage]:
 
 def _bodies_of(tx: Tx, call: CallRow) -> set[Digest]:
     return digests_of(changes_of(tx, call.id))
+
+
+def cap_of(tx: Tx, session: SessionId) -> int:
+    row = tx.get(META, f"cap:{session}")
+    return int(row.value) if row is not None else SESSION_CAP_BYTES
+
+
+def set_cap(ledger: Ledger, session: SessionId, cap_bytes: int) -> int:
+    """A session's cap, at least one byte, in force at once and for every process. The previous one."""
+    with ledger.store.write() as tx:
+        previous = cap_of(tx, session)
+        tx.put(META, MetaRow(f"cap:{session}", str(max(1, cap_bytes))))
+    keep_bounds(ledger, session)
+    return previous
+
+
+def keep_bounds(ledger: Ledger, session: SessionId) -> list[str]:
+    """Evict until the session is under its cap and the store under its own. The calls evicted."""
+    with ledger.store.read() as tx:
+        cap = cap_of(tx, session)
+    evicted = evict_over(ledger, session, cap)
+    if ledger.store.size_bytes() > STORE_CAP_BYTES:
+        evicted += _evict_everywhere(ledger)
+    return evicted
+
+
+def _evict_everywhere(ledger: Ledger) -> list[str]:
+    """The store is over its cap: every session gives up its oldest calls until the sum fits; closed sessions first."""
+    with ledger.store.read() as tx:
+        rows = sorted(tx.select(SESSIONS), key=lambda row: (row.closed_at is None, row.created_at))
+        sizes = {SessionId(row.id): usage_of(tx, SessionId(row.id)).bytes for row in rows}
+    surplus, evicted = sum(sizes.values()) - STORE_CAP_BYTES, []
+    for session, size in sizes.items():
+        if surplus <= 0:
+            break
+        evicted += evict_over(ledger, session, max(0, size - surplus))
+        with ledger.store.read() as tx:
+            surplus -= size - usage_of(tx, session).bytes
+    return evicted
 
 
 def evict_over(ledger: Ledger, session: SessionId, cap_bytes: int) -> list[str]:
@@ -87,27 +127,39 @@ def _evictable(tx: Tx, session: SessionId) -> list[CallRow]:
 
 
 def _evict(ledger: Ledger, tx: Tx, call: CallRow) -> int:
-    """Record it, then drop the bodies that no call that is kept still needs. Bytes given back."""
+    """Record it with what is dropped: the bodies that nothing kept still needs. Bytes given back."""
     assert call.session is not None
-    ledger.journal.append(
-        tx, session_journal(SessionId(call.session)), "call.evicted", {"call": call.id}, at=ledger.now()
-    )
-    return sum(_drop_body(ledger, tx, digest) for digest in _bodies_of(tx, call) if not _is_needed(tx, digest))
+    doomed = _doomed_with(tx, call)
+    body = {"call": call.id, "digests": doomed}
+    journal = session_journal(SessionId(call.session))
+    ledger.journal.append(tx, journal, "call.evicted", body, at=ledger.now())
+    return sum(_drop_body(ledger, tx, digest) for digest in doomed)
 
 
-def _is_needed(tx: Tx, digest: Digest) -> bool:
-    """Named by a record of something kept, or the base that a kept version is packed against."""
+def _doomed_with(tx: Tx, call: CallRow) -> list[Digest]:
+    """The call's bodies that nothing else needs; a version goes before the one it is packed against."""
+    left, doomed = set(_bodies_of(tx, call)), set[Digest]()
+    while more := {digest for digest in left if not _is_needed(tx, digest, doomed, but_for=call.id)}:
+        doomed |= more
+        left -= more
+    return sorted(doomed)
+
+
+def _is_needed(tx: Tx, digest: Digest, doomed: set[Digest], *, but_for: str) -> bool:
+    """Named by a record of something kept, or by a part or a later version that is."""
     raw = raw_digest(digest)
-    if any(child.place in READABLE for child in tx.select(BLOBS, {"base": raw})) or _is_part(tx, raw):
+    later = [row for row in tx.select(BLOBS, {"base": raw}) if digest_from_raw(row.digest) not in doomed]
+    if any(row.place in READABLE for row in later) or _is_part(tx, raw):
         return True
-    return any(not _is_evicted_record(tx, ref.journal, ref.seq) for ref in tx.select(REFS, {"digest": raw}))
+    return any(not _is_given_up(tx, ref, but_for) for ref in tx.select(REFS, {"digest": raw}))
 
 
-def _is_evicted_record(tx: Tx, journal: str, seq: int) -> bool:
-    from mulligan.store.journal import RECORDS, parse_record
-
-    row = tx.get(RECORDS, journal, seq)
+def _is_given_up(tx: Tx, ref: RefRow, but_for: str) -> bool:
+    """Whether a reference is of a call that is evicted, or about to be."""
+    row = tx.get(RECORDS, ref.journal, ref.seq)
     call = parse_record(row).payload.get("call") if row is not None else None
+    if call == but_for:
+        return True
     found = tx.get(CALLS, call) if isinstance(call, str) else None
     return found is not None and bool(found.evicted)
 

@@ -89,6 +89,12 @@ class _Step:
         leaves = isinstance(self.image.entry, DirEntry) and not isinstance(self.wanted.entry, DirEntry)
         return self.intent.deep or leaves
 
+    def passing(self) -> tuple[Entry, ...]:
+        """What the path will hold on its way: a directory and a file cannot change places, so one goes first."""
+        entries = (self.image.entry, self.wanted.entry)
+        changes_kind = isinstance(entries[0], DirEntry) != isinstance(entries[1], DirEntry)
+        return (ABSENT, entries[1]) if changes_kind and ABSENT not in entries else entries[1:]
+
 
 def _as_it_is(image: Image) -> Wanted:
     """No plan of ours: somebody else decides what becomes of the path."""
@@ -209,7 +215,9 @@ class Call:
             path = step.intent.path
             known = noted.get(path) or self._touched.get(path) or self._first_touch(tx, step, len(noted), careful)
             stays = live or must_stay_one_file(step.image, step.wanted.entry)
-            row = intending(known.row, step.wanted.entry, self._draft(known.row), in_place=stays)
+            row = known.row
+            for entry in step.passing():
+                row = intending(row, entry, self._draft(row), in_place=stays)
             self.ledger.touch(tx, row, step.bodies)
             noted[path] = replace(known, row=row)
         return noted
@@ -351,6 +359,7 @@ class Call:
         """What a path was before a command, as a baseline knows it; its bytes are in the store."""
         if path not in self._touched:
             row = touch_row(self.facts.id, path_bytes(path), self.root, ordinal=len(self._touched), before=before)
+            row = intending(row, before, self._draft(row), in_place=False)
             self._touched[path] = Touched(row, path, before, before)
 
     def before_of(self, path: RepoPath) -> Entry | None:
@@ -414,6 +423,7 @@ class Call:
             except Broken as broken:
                 self._resolve_doubt(broken)
             self.status = "committed"
+            self.ledger.note_growth(self.facts.session, sum(_size(change.after) for change in changes))
             return changes
 
     def __enter__(self) -> Call:
@@ -547,3 +557,7 @@ def reason_of(error: BaseException | None) -> str:
     if error is None:
         return "commit_failed"
     return error.code if isinstance(error, MulliganError | Refused) else type(error).__name__
+
+
+def _size(entry: Entry) -> int:
+    return entry.size if isinstance(entry, FileEntry) else 0

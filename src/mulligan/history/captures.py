@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mulligan.history.bounds import cap_of
 from mulligan.history.call import Intent
 from mulligan.history.desk import Desk
 from mulligan.history.plans import Move, in_order
@@ -21,7 +22,6 @@ from mulligan.values.canonical import decode
 from mulligan.values.entries import ABSENT, DirEntry, Entry, FileEntry, entry_from_json, entry_to_json, same_state
 from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId
-from mulligan.values.limits import SESSION_CAP_BYTES
 from mulligan.values.paths import RepoPath, path_bytes, path_from_bytes, to_wire
 from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import Image
@@ -176,22 +176,15 @@ def _drop(desk: Desk, tx: Tx, session: SessionId, scope: str, *, why: str) -> No
     desk.ledger.journal.append(tx, session_journal(session), "scope.dropped", body, at=desk.ledger.now())
 
 
-_caps: dict[tuple[str, str], int] = {}
-
-
-def set_cap(desk: Desk, session: SessionId, cap_bytes: int) -> int:
-    """A session's cap, at least one byte, in force at once. The previous one."""
-    key = (desk.root.workspace, session)
-    previous = _caps.get(key, SESSION_CAP_BYTES)
-    _caps[key] = max(1, cap_bytes)
+def apply_cap(desk: Desk, session: SessionId) -> None:
+    """After the cap was changed: the oldest scopes go at once if they hold more."""
     with desk.ledger.store.write() as tx:
         _evict_over_cap(desk, tx, session, keep=None)
-    return previous
 
 
 def _evict_over_cap(desk: Desk, tx: Tx, session: SessionId, *, keep: str | None) -> None:
     """Oldest first, in order of insertion, never the one being written."""
-    cap = _caps.get((desk.root.workspace, session), SESSION_CAP_BYTES)
+    cap = cap_of(tx, session)
     rows = sorted(tx.select(SCOPES, {"session": session}), key=lambda row: row.seq)
     sizes = {row.scope: size_of(tx.select(CAPTURES, {"session": session, "scope": row.scope})) for row in rows}
     total = sum(sizes.values())

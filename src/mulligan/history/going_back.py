@@ -326,6 +326,8 @@ def _failed(plan: RestorePlan) -> tuple[Outcome, ...]:
 
 def _cause(desk: Desk, target: _Target) -> dict[str, Any]:
     """On record: which calls are taken back wholly (`of`), and which only in some paths (`part`)."""
+    if target.paths is None:
+        return {"verb": target.verb, "of": list(_ids(target))}
     with desk.ledger.store.read() as tx:
         layers = {
             call.id: (_layer(tx, desk, call, None), _layer(tx, desk, call, target.paths)) for call in target.calls

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -19,10 +19,12 @@ from mulligan.values.digest import Digest
 from mulligan.values.entries import Change, Entry, FileEntry, change_to_json, entry_from_json, entry_to_json
 from mulligan.values.faults import fault
 from mulligan.values.ids import CallId, IdSource, OwnerId, RootId, SessionId, TurnId, WorkspaceId
+from mulligan.values.limits import MIB_BYTES
 from mulligan.values.paths import path_bytes, to_wire
 from mulligan.workspace.places import Root
 
 CHANGES_PER_RECORD = 200
+GROWTH_CHECK_BYTES = 32 * MIB_BYTES
 
 
 @dataclass(slots=True, frozen=True)
@@ -94,7 +96,16 @@ class Ledger:
         self.journal = journal
         self.clock = clock
         self.ids = ids
+        self.keep_bounds: Callable[[SessionId], object] | None = None
+        self._grown: dict[SessionId, int] = {}
         self._sessions: set[SessionId] = set()
+
+    def note_growth(self, session: SessionId, size_bytes: int) -> None:
+        """Counted after commits, outside transactions; every so often the bounds are looked at."""
+        grown = self._grown[session] = self._grown.get(session, 0) + size_bytes
+        if grown >= GROWTH_CHECK_BYTES and self.keep_bounds is not None:
+            self._grown[session] = 0
+            self.keep_bounds(session)
 
     def now(self) -> str:
         return timestamp(self.clock)

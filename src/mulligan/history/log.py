@@ -15,7 +15,7 @@ from mulligan.values.ids import SessionId
 from mulligan.values.paths import path_from_bytes
 
 LOG_LIMIT = 100
-_PAGE = 200
+_FIRST_PAGE, _PAGE = 8, 200
 _SHORT_ID_MIN = 4
 
 
@@ -31,12 +31,13 @@ def calls_of(
     """Calls and external changes of a session, or of the whole workspace, newest first, read in pages."""
     where = {"session": session} if session is not None else {"workspace": workspace_of(tx, desk)}
     upper, lower = before or "\U0010ffff", after + "\0" if after else ""
+    limit = _FIRST_PAGE
     while True:
-        page = tx.select(CALLS, where, between=("id", lower, upper), order=("id",), descending=True, limit=_PAGE)
+        page = tx.select(CALLS, where, between=("id", lower, upper), order=("id",), descending=True, limit=limit)
         yield from page
-        if len(page) < _PAGE:
+        if len(page) < limit:
             return
-        upper = page[-1].id
+        upper, limit = page[-1].id, _PAGE
 
 
 def open_calls_of(tx: Tx, session: SessionId) -> list[CallRow]:

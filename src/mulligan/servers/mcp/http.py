@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 import anyio.from_thread
@@ -25,7 +25,7 @@ from mcp.shared.exceptions import MCPError
 from starlette.applications import Starlette
 
 from mulligan.servers.mcp.door import Asked, Workspace, toolbox_of
-from mulligan.servers.mcp.listing import names_of, read_table, tools_in
+from mulligan.servers.mcp.listing import Table, names_of, read_table, tools_in
 from mulligan.servers.mcp.revisions import (
     CLIENT_KEY,
     INSTRUCTIONS,
@@ -37,7 +37,6 @@ from mulligan.servers.mcp.revisions import (
     client_name,
 )
 from mulligan.servers.mcp.running import Cancelled, Running
-from mulligan.servers.mcp.toolbox import Toolbox
 from mulligan.values.faults import fault
 
 BODY_MAX_BYTES = 64 * 1024 * 1024
@@ -62,20 +61,29 @@ def parse_address(text: str) -> tuple[str, int] | None:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+class Caller(Protocol):
+    """Whoever carries a tool call out: a Toolbox."""
+
+    def call(
+        self, name: str, arguments: object, meta: Mapping[str, Any], *, peer: Peer, running: Running
+    ) -> dict[str, Any]: ...
+
+
 class HttpTools:
     """The SDK's server over our table."""
 
-    def __init__(self, toolbox: Toolbox, sets: tuple[str, ...]) -> None:
-        table = read_table()
+    def __init__(self, toolbox: Caller, sets: tuple[str, ...], table: Table) -> None:
         self._toolbox = toolbox
         self._tools = tools_in(table, sets)
         self._names = names_of(self._tools)
+        schemas = {tool["name"]: tool["inputSchema"] for tool in self._tools}
         self._limiter: anyio.CapacityLimiter | None = None
         self.server: Server[Any] = Server(
             table.server["name"],
             title=table.server["title"],
             version=table.server["version"],
             instructions=INSTRUCTIONS,
+            get_tool_input_schema=lambda name: schemas.get(self._names.get(name, "")),
             cache_hints={"tools/list": CacheHint(TOOLS_TTL_MS, "public")},
             on_list_tools=self._list,
             on_call_tool=self._call,
@@ -173,11 +181,18 @@ def one_of(tokens: frozenset[str]) -> Verify:
     return verify
 
 
-def make_app(toolbox: Toolbox, sets: tuple[str, ...], *, host: str = "127.0.0.1", verify: Verify | None = None) -> Asgi:
+def make_app(
+    toolbox: Caller,
+    sets: tuple[str, ...],
+    *,
+    host: str = "127.0.0.1",
+    verify: Verify | None = None,
+    table: Table | None = None,
+) -> Asgi:
     """The ASGI application, with MCP at /mcp. Refuses a public address without tokens."""
     if host not in LOOPBACK and verify is None:
         raise fault("bad_usage", f"{host} can be reached by others; give --token-file, or a loopback address.")
-    app: Starlette = HttpTools(toolbox, sets).server.streamable_http_app(
+    app: Starlette = HttpTools(toolbox, sets, table or read_table()).server.streamable_http_app(
         streamable_http_path="/mcp",
         max_request_body_size=BODY_MAX_BYTES,
         transport_security=_security(host),

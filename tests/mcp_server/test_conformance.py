@@ -1,0 +1,45 @@
+"""The official conformance suite against our HTTP stack. It needs Node and the suite in `.tools/mcp`."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mcp_server.wire import _address
+
+HERE = Path(__file__).parent
+BINARIES = HERE.parent.parent / ".tools/mcp/node_modules/.bin"
+INSTALL = "npm i --prefix .tools/mcp node@24 @modelcontextprotocol/conformance@0.2.0-alpha.12"
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("conformance")
+    (folder / "root").mkdir()
+    command = [sys.executable, "-m", "mcp_server.fixture_server", str(folder / "root"), str(folder / "store")]
+    env = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=env) as process:
+        try:
+            yield f"{_address(process)}/mcp"
+        finally:
+            process.terminate()
+
+
+@pytest.mark.req("D19.foreign_programs")
+@pytest.mark.parametrize("revision", ["2025-11-25", "2026-07-28"])
+def test_every_scenario_for_a_server_of_tools_passes(address: str, revision: str, tmp_path: Path) -> None:
+    assert (BINARIES / "conformance").exists(), f"the suite is missing: {INSTALL}"
+    command = [
+        *(str(BINARIES / "conformance"), "server", "--url", address, "--suite", "all", "--spec-version", revision),
+        *("--expected-failures", str(HERE / "expected_failures.yml"), "--output-dir", str(tmp_path)),
+    ]
+    env = {**os.environ, "PATH": f"{BINARIES}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    failed = re.findall(r"^✗ .*$", done.stdout, re.MULTILINE)
+    assert done.returncode == 0, "\n".join([*failed, done.stdout[-2000:], done.stderr[-2000:]])
