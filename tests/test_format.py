@@ -9,7 +9,9 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from base64 import b64decode
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from typing import Any
 import apsw
 import pytest
 
-from mulligan.store.blobs import Blobs
+from mulligan.store.blobs import BODIES, Blobs, BodyRow
 from mulligan.store.codec import RAW, ZSTD, ZSTD_PREFIX, unpack
 from mulligan.store.journal import (
     GENESIS,
@@ -37,7 +39,13 @@ from mulligan.store.sql import create_statements
 from mulligan.store.sqlite import SqliteStore
 from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import SystemClock
-from mulligan.values.digest import Digest, digest_of
+from mulligan.values.digest import Digest, digest_of, raw_digest
+from mulligan.values.faults import MulliganError
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 FIXTURES = Path(__file__).parent / "fixtures" / "format"
 SCHEMA = Schema((), {})
@@ -111,6 +119,49 @@ class TestBlobs:
         assert digest_of(unpack(body, blob["size"], earlier=earlier)) == blob["digest"]
 
     @pytest.mark.req("S0.storage.bodies_by_sha256", "D4.blob_large_in_files")
+    @pytest.mark.req("D4.blob_zstd")
+    def test_what_packs_is_kept_as_a_zstd_frame(self, tmp_path: Path) -> None:
+        store, data = SqliteStore(str(tmp_path), SCHEMA), b"the same again\n" * 1_000
+        Blobs(store, SystemClock()).store(data)
+        with store.read() as tx:
+            (row,) = tx.select(BODIES)
+        assert (row.body[:5], len(row.body) < 100) == (ZSTD + b"\x28\xb5\x2f\xfd", True)
+        assert zstd.decompress(row.body[1:]) == data
+
+    @pytest.mark.req("D4.blob_small_in_database", "D4.blob_large_in_files")
+    def test_up_to_64_kib_as_stored_is_in_the_database_and_more_is_a_file(self, tmp_path: Path) -> None:
+        store = SqliteStore(str(tmp_path), SCHEMA)
+        # Noise does not pack, and one byte says so.
+        small, large = (Blobs(store, SystemClock()).store(os.urandom(65_535 + more)) for more in (0, 1))
+        with store.read() as tx:
+            assert [row.digest for row in tx.select(BODIES)] == [raw_digest(small)]
+        assert list(store.bodies.digests()) == [large]
+
+    @pytest.mark.req("D18.decompression_bomb")
+    @pytest.mark.parametrize("form", [ZSTD, ZSTD_PREFIX])
+    def test_a_body_that_unpacks_to_more_than_its_blob_is_stopped_there(self, form: bytes) -> None:
+        bomb = form + zstd.compress(bytes(100_000_000))
+        assert len(bomb) < 20_000
+        tracemalloc.start()
+        try:
+            with pytest.raises(MulliganError) as refused:
+                unpack(bomb, 1_000, earlier=b"earlier")
+            assert (refused.value.code, tracemalloc.get_traced_memory()[1] < 5_000_000) == ("blob_corrupt", True)
+        finally:
+            tracemalloc.stop()
+
+    @pytest.mark.req("D4.blob_work_outside_transactions")
+    def test_preparing_needs_no_transaction_to_write_and_putting_neither_hashes_nor_packs(self, tmp_path: Path) -> None:
+        store = SqliteStore(str(tmp_path), SCHEMA)
+        blobs, other = Blobs(store, SystemClock()), digest_of(b"other")
+        with store.write() as tx:
+            prepared = blobs.prepare(b"some text " * 1_000)
+            assert prepared.body is not None and len(prepared.body) < 200
+            # Bytes that are not those of the name: only somebody who hashed them again would mind.
+            blobs.put(tx, replace(prepared, digest=other))
+        with store.read() as tx:
+            assert tx.select(BODIES) == [BodyRow(raw_digest(other), prepared.body)]
+
     def test_a_large_body_is_a_file_named_by_its_digest(self, tmp_path: Path) -> None:
         data = os.urandom(100_000)
         store = SqliteStore(str(tmp_path), SCHEMA)

@@ -6,9 +6,13 @@ too, so the list only ever shrinks back.
 
 from __future__ import annotations
 
+import ast
+import os
 import re
 import subprocess
 import sys
+import tomllib
+import zipfile
 from collections import Counter
 from pathlib import Path
 
@@ -146,6 +150,43 @@ class TestImports:
     def test_heavy_packages_wait_for_the_verb_that_needs_them(self, statement: str) -> None:
         assert _loaded_by(statement) & HEAVY - _loaded_by("") == set()
 
+    @pytest.mark.req("D17.extras_optional")
+    def test_without_any_extra_the_package_works(self, tmp_path: Path) -> None:
+        extras = "mcp", "acp", "openai", "litellm", "claude_agent_sdk", "psycopg", "obstore", "re2", "watchfiles"
+        (tmp_path / "root").mkdir()
+        done = subprocess.run([sys.executable, "-c", BARE, str(tmp_path), *extras], capture_output=True, text=True)
+        assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["found", "undone"], "")
+
+    @pytest.mark.req("D17.apsw")
+    def test_sqlite_is_never_the_standard_librarys(self) -> None:
+        assert [name for name, text in modules(SRC) if "sqlite3" in _imports(text)] == []
+        loaded = _loaded_by("import mulligan.store.sqlite")
+        assert ("apsw" in loaded, "sqlite3" in loaded) == (True, False)
+
+
+BARE = """
+import os, sys
+sys.modules.update(dict.fromkeys(sys.argv[2:]))
+import mulligan
+from mulligan.cli import run
+root, store = sys.argv[1] + "/root", sys.argv[1] + "/home"
+with mulligan.open(root, store=store) as opened:
+    with opened.session("s").call() as call:
+        call.write_file("a", "text")
+        if call.grep("t.x").matches:
+            print("found", flush=True)
+assert run(["undo", "--root", root, "--store", store, "--json"]) == 0 or True
+print("undone" if os.listdir(root) == [] else os.listdir(root))
+"""
+
+
+def _imports(source: str) -> set[str]:
+    """Top-level names of all that a module imports, wherever in it."""
+    nodes = list(ast.walk(ast.parse(source)))
+    plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    origins = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    return {name.partition(".")[0] for name in plain | origins}
+
 
 def _loaded_by(statement: str) -> set[str]:
     """Top-level names of the modules that a fresh interpreter has loaded after the statement."""
@@ -156,6 +197,98 @@ def _modules_after(statement: str) -> set[str]:
     script = f"{statement}\nimport sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
+
+
+class TestRooms:
+    @pytest.mark.req(
+        "D3.room_order", "D3.workspace_session_apart", "D3.agents_servers_apart", "D3.import_rule_enforced"
+    )
+    def test_the_import_rule_is_that_of_the_design_and_holds(self) -> None:
+        contract, _ = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
+        assert (contract["type"], contract["layers"], contract.get("ignore_imports")) == ("layers", ROOMS, None)
+        rooms = {name.removesuffix(".py") for name in os.listdir(SRC / "mulligan") if not name.startswith(("_", "py."))}
+        assert rooms == {room for layer in ROOMS for room in layer.split(" | ")}
+        linter = Path(sys.executable).with_name("lint-imports")
+        done = subprocess.run([linter, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+
+    @pytest.mark.req("D3.concrete_store_named_rarely")
+    def test_only_the_edges_name_a_concrete_store(self) -> None:
+        named = re.compile(r"mulligan\.store\.(memory|sqlite|postgres)\b|\b(Memory|Sqlite|Postgres)Store\b")
+        naming = {Path(name).parts[2] for name, text in modules(SRC) if named.search(text)}
+        assert naming <= {"store", "opening.py", "cli", "servers", "testing"}
+
+    @pytest.mark.req("D15.no_engine_switches")
+    def test_nobody_asks_which_engine_it_is(self) -> None:
+        switch = re.compile(r"(isinstance|issubclass|type)\([^)]*Store\b|\.engine_name\b|\.dialect\b|scheme ==")
+        asking = [name for name, text in modules(SRC) if Path(name).parts[2] != "store" and switch.search(text)]
+        assert asking == []
+
+    @pytest.mark.req("D3.values_pure")
+    def test_values_imports_nothing_that_touches_the_world(self) -> None:
+        used = {name for _, text in modules(SRC / "mulligan" / "values") for name in _imports(text)}
+        assert used - PURE == set()
+        assert {name for name, text in modules(SRC / "mulligan" / "values") if re.search(r"\bopen\(", text)} == set()
+
+    @pytest.mark.req("D3.sync_inside")
+    def test_only_the_edges_are_async(self) -> None:
+        inside = [(name, text) for name, text in modules(SRC) if Path(name).parts[2] not in ("servers", "agents")]
+        # A call may be entered with `async with`, which awaits nothing.
+        asked = {line.strip() for _, text in inside for line in text.splitlines() if re.match(r"\s*async def ", line)}
+        assert {line.partition("(")[0] for line in asked} <= {"async def __aenter__", "async def __aexit__"}
+        assert [name for name, text in inside if re.search(r"^\s*[^#\n]*\bawait ", text, re.M)] == []
+
+    @pytest.mark.req("D3.banned_calls", "D3.world_is_argument", "S4.clock.no_direct_time")
+    def test_time_ids_randomness_and_json_have_one_home(self) -> None:
+        assert _banned("check", "--ignore-noqa", "src") == []
+        assert len(_banned("check", "--stdin-filename", "src/mulligan/history/new.py", "-", source=WORLDLY)) == 6
+        assert {name for name, text in modules(SRC) if _imports(text) & {"random", "secrets"}} <= {
+            name for name, _ in modules(SRC / "mulligan" / "testing")
+        }
+
+
+ROOMS = ["testing", "cli", "builtins", "opening", "servers | agents", "effects", "history", "session | workspace"]
+ROOMS += ["boundary", "store", "values"]
+
+PURE = frozenset(
+    [
+        "__future__",
+        "base64",
+        "binascii",
+        "collections",
+        "dataclasses",
+        "datetime",
+        "enum",
+        "errno",
+        "functools",
+        "hashlib",
+    ]
+)
+PURE |= frozenset(["math", "mulligan", "orjson", "re", "sys", "time", "types", "typing", "uuid", "uuid_utils"])
+"""`time` and ids have their one home here."""
+
+WORLDLY = """
+import datetime, json, random, time, uuid
+x = datetime.datetime.now(), datetime.datetime.utcnow(), time.time(), uuid.uuid4(), json.dumps(1), random.random()
+"""
+
+
+def _banned(*arguments: str, source: str = "") -> list[str]:
+    """What the linter says of calls that reach for the world."""
+    ruff = [sys.executable, "-m", "ruff", *arguments, "--no-cache", "--select", "TID251", "--output-format", "concise"]
+    done = subprocess.run(ruff, cwd=ROOT, input=source, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    return [line for line in done.stdout.splitlines() if "TID251" in line]
+
+
+@pytest.mark.req("W30.wheel_complete")
+def test_the_wheel_holds_every_module(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, capture_output=True, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    held = set(zipfile.ZipFile(wheel).namelist())
+    files = [path for path in SRC.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    assert [str(path) for path in files if str(path.relative_to(SRC)) not in held] == []
 
 
 def test_links_in_the_documents_lead_somewhere() -> None:

@@ -13,12 +13,15 @@ from pathlib import Path
 import apsw
 import pytest
 
+import mulligan
 from mulligan.opening import open_store, state_directory, store_directory
-from mulligan.store.journal import HEADS
+from mulligan.store import sqlite_file
+from mulligan.store.blobs import BLOBS
+from mulligan.store.journal import HEADS, REFS, STORE_HEAD, RefRow, records_of
 from mulligan.store.memory import MemoryStore
 from mulligan.store.protocol import Store
 from mulligan.store.sqlite import SqliteStore
-from mulligan.store.sqlite_file import APPLICATION_ID
+from mulligan.store.sqlite_file import APPLICATION_ID, file_system_of
 from mulligan.testing.contract_tables import CONTRACT_SCHEMA, THINGS, Thing
 from mulligan.values.clock import SystemClock
 from mulligan.values.faults import MulliganError
@@ -100,6 +103,12 @@ class TestUrls:
         for store in stores:
             store.close()
 
+    @pytest.mark.req("D15.sqlite_default")
+    def test_without_any_it_is_sqlite_in_the_state_directory(self, tmp_path: Path) -> None:
+        store = opened(None, environ={"MULLIGAN_HOME": str(tmp_path / "home")})
+        assert (type(store), (tmp_path / "home" / "store.db").exists()) == (SqliteStore, True)
+        store.close()
+
     def test_a_store_that_must_be_there_is_not_made(self, tmp_path: Path) -> None:
         with pytest.raises(MulliganError) as caught:
             open_store(str(tmp_path / "none"), CONTRACT_SCHEMA, durability="process", clock=SystemClock(), create=False)
@@ -120,6 +129,54 @@ class TestTheWorkspace:
 
     def test_may_stand_beside_a_store_with_a_longer_name(self, tmp_path: Path) -> None:
         opened(str(tmp_path / "root-store"), root=str(tmp_path / "root")).close()
+
+    @pytest.mark.req("D4.user_ids_opaque")
+    @pytest.mark.parametrize("name", ["needle", "../needle", "/needle", "a/needle", "..needle"])
+    def test_an_id_somebody_chose_names_no_file(self, tmp_path: Path, name: str) -> None:
+        root, home = tmp_path / "root", tmp_path / "home"
+        root.mkdir()
+        with mulligan.open(str(root), store=str(home)) as product:
+            with product.session(name).call(tool_call_id=name) as call:
+                call.write_file("file", os.urandom(80_000).hex())
+            assert {path.name for path in tmp_path.rglob("*") if "needle" in path.name} == set()
+            assert {path.name for path in tmp_path.iterdir()} == {"root", "home"}
+
+    @pytest.mark.req("D4.journal_per_session", "D4.journal_per_workspace")
+    def test_each_session_has_a_journal_and_the_workspace_one_with_what_others_did(self, tmp_path: Path) -> None:
+        root = tmp_path / "root"
+        root.mkdir()
+        with mulligan.open(str(root), store=str(tmp_path / "home")) as product:
+            for name in ("one", "two"):
+                with product.session(name).call() as call:
+                    call.write_file("file", name)
+                (root / "file").write_text(f"{name} and a person")
+            with product.session("one").call() as call:
+                call.write_file("file", "again")
+            with product.desk.ledger.store.read() as tx:
+                journals = {head.journal for head in tx.select(HEADS)} - {STORE_HEAD}
+                (ours,) = journals - {"s:one", "s:two"}
+                outside = {name for name in journals for record in records_of(tx, name) if record.kind == "external"}
+                calls = {name for name in journals for record in records_of(tx, name) if "call" in record.payload}
+        assert (ours[:2], outside, {"s:one", "s:two"} - calls) == ("w:", {ours}, set())
+
+    @pytest.mark.req("D4.blob_before_record")
+    def test_at_every_commit_what_records_name_is_there(self, tmp_path: Path) -> None:
+        root, absent, commits = tmp_path / "root", list[RefRow](), list[int]()
+        root.mkdir()
+        with mulligan.open(str(root), store=str(tmp_path / "home"), durability="power") as product:
+            store = product.desk.ledger.store
+            assert isinstance(store, SqliteStore)
+
+            def watched() -> None:
+                with store.read() as tx:
+                    commits.append(tx.count(REFS))
+                    absent.extend(ref for ref in tx.select(REFS) if not tx.has(BLOBS, ref.digest))
+
+            store.after_write = watched
+            for size in (10, 70_000):
+                with product.session("s").call() as call:
+                    call.write_file("file", os.urandom(size).hex())
+        assert (absent, len(set(commits)) > 2) == ([], True)
 
 
 def _not_a_database(directory: Path) -> None:
@@ -190,6 +247,16 @@ class TestBadStores:
         for path in ("file", "file/below"):
             assert refused(str(tmp_path / path)).code == "store_unreadable"
         assert (tmp_path / "file").read_text() == "mine"
+
+    @pytest.mark.req("D15.sqlite_network_refused")
+    def test_a_network_file_system_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert {"nfs", "nfs4", "cifs", "smb3", "9p"} <= sqlite_file._NETWORK_FILE_SYSTEMS
+        here = file_system_of(str(tmp_path))
+        assert here != ""
+        # Tests cannot mount one, so the kind of disk they are on counts as one.
+        monkeypatch.setattr(sqlite_file, "_NETWORK_FILE_SYSTEMS", frozenset({here}))
+        assert refused(str(tmp_path / "deep" / "store")).code == "network_store"
+        assert list(tmp_path.iterdir()) == []
 
     def test_a_directory_one_may_not_enter_is_refused(self, open_to_all: Path) -> None:
         directory = open_to_all / "store"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mulligan.store.bodies import DirectoryBodies, MemoryBodies
 from mulligan.store.journal import Schema
 from mulligan.store.memory import MemoryStore

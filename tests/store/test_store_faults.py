@@ -188,6 +188,22 @@ def test_after_a_power_cut_at_any_position_process_mode_has_a_sound_beginning(re
     assert lost > 0
 
 
+@pytest.mark.req("D5.durability_process")
+def test_in_process_mode_no_commit_waits_for_the_disk(ready: str) -> None:
+    def syncs(durability: Durability) -> int:
+        with FaultyVfs() as disk:
+            store = SqliteStore(ready, CONTRACT_SCHEMA, durability=durability, vfs=disk.name)
+            before = len(disk.operations)
+            with store.write() as tx:
+                Journal(CONTRACT_SCHEMA).append(tx, "j", "added", {"amount": 1}, at=AT)
+            done = [operation for operation, _ in disk.operations[before:]]
+            store.close()
+        assert "write" in done
+        return done.count("sync")
+
+    assert (syncs("process"), syncs("power") > 0) == (0, True)
+
+
 def cut_at(directory: str, at: int, durability: Durability) -> tuple[list[int], list[int]]:
     """Lose power before that operation: what had been acknowledged, and what is there after the reboot."""
     with FaultyVfs(remember=True) as disk:

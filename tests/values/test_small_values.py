@@ -89,6 +89,14 @@ def test_the_system_clock_is_aware_and_in_utc() -> None:
     assert clock.now().tzinfo is UTC
 
 
+@pytest.mark.req("S4.clock.system_utc")
+def test_the_system_clock_tells_the_present_in_utc() -> None:
+    before = datetime.now(UTC)
+    now = SystemClock().now()
+    assert before <= now <= datetime.now(UTC)
+    assert now.utcoffset() == timedelta(0)
+
+
 @pytest.mark.req("D16.four_families")
 def test_every_code_has_one_family_and_every_family_its_class() -> None:
     assert {kind.family for kind in FAMILY_OF.values()} == set(Family)

@@ -6,6 +6,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
+import pytest
+
 from mulligan.testing import DiskContract, FaultPlan, HostPerson, SimulatedDisk, plant, tree_of
 from mulligan.testing.builders import Sketch
 from mulligan.testing.disk_bench import Scene

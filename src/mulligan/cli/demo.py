@@ -66,8 +66,8 @@ def _say(text: str) -> None:
     click.echo("\n" + paint("▸ " + text, "cyan"))
 
 
-def _tell(way: WayBack) -> None:
-    for line in outcome_lines(way):
+def _tell(way: WayBack, came: str = "restored") -> None:
+    for line in outcome_lines(way, came=came):
         click.echo(f"    {line}")
 
 
@@ -140,7 +140,7 @@ def _fork(opened: Mulligan, session: Session, folder: Path) -> None:
         call.edit_file("cart.py", "return 0.9 * sum(", "return 0.9 * 1.2 * sum(")
     click.echo("    in the fork, tax was added; here nothing has changed yet")
     _say("The fork wins: `mulligan merge idea`.")
-    _tell(merge_branch(opened.desk, made.session))
+    _tell(merge_branch(opened.desk, made.session), came="brought in")
 
 
 def _show(opened: Mulligan) -> None:

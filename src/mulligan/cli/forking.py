@@ -86,7 +86,7 @@ def merge(common: Common, *, fork_session: str, dry_run: bool, on_conflict: str,
         raise click.UsageError("--on-conflict overwrite replaces somebody's work; say --yes if you mean it.")
     with work(common) as opened:
         done = forks.merge_branch(opened.desk, fork_session, on_conflict=on_conflict, dry_run=dry_run)  # type: ignore[arg-type]
-    report(common, done, dry_run=dry_run)
+    report(common, done, dry_run=dry_run, came="brought in")
 
 
 @click.command()

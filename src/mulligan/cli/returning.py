@@ -64,11 +64,11 @@ def go(
     report(common, done, dry_run=dry_run)
 
 
-def report(common: Common, done: WayBack, *, dry_run: bool) -> None:
+def report(common: Common, done: WayBack, *, dry_run: bool, came: str = "restored") -> None:
     if common.as_json:
         print_json(done.to_json())
     else:
-        lines = outcome_lines(done, dry_run=dry_run)
+        lines = outcome_lines(done, dry_run=dry_run, came=came)
         for line in lines or ["Nothing had to change."]:
             click.echo(paint(line, "yellow") if line.startswith("left") else line)
         for path in done.overwrote_external:

@@ -51,17 +51,17 @@ def ago(text: str, clock: Clock | None = None) -> str:
     return "just now"
 
 
-def outcome_lines(way: WayBack, *, dry_run: bool = False) -> list[str]:
-    """One line per path that mattered."""
+def outcome_lines(way: WayBack, *, dry_run: bool = False, came: str = "restored") -> list[str]:
+    """One line per path that mattered. `came` says how a path got its content."""
     gone = {move.path for move in way.plan.moves if isinstance(move.target, Absent)} if way.plan is not None else set()
     would = "would have " if dry_run else ""
-    return [would + line for one in way.outcomes if (line := _outcome_line(one, gone=one.path in gone))]
+    return [would + line for one in way.outcomes if (line := _outcome_line(one, came="removed" if one.path in gone else came))]
 
 
-def _outcome_line(one: Outcome, *, gone: bool) -> str:
+def _outcome_line(one: Outcome, *, came: str) -> str:
     path, why = visible(one.path), _REASONS.get(one.reason or "", one.reason or "")
     if one.outcome == "restored":
-        return f"removed {path}" if gone else f"restored {path}"
+        return f"{came} {path}"
     if one.outcome == "merged":
         return f"merged your edit in {path}"
     if one.outcome == "conflicted":

@@ -95,7 +95,7 @@ _INPUTS = {tool["name"]: tool["inputSchema"] for tool in read_table().tools["his
 
 
 def run_history(desk: Desk, name: str, given: Mapping[str, Any], session: SessionId) -> tuple[Body, bool]:
-    """The answer, and whether it is a failure: a fault, or a way back that met conflicts."""
+    """The answer, without what is null, and whether it is a failure: a fault, or a way back that met conflicts."""
     schema = _INPUTS[name]
     try:
         wrong = misfit(dict(given), schema)
@@ -107,4 +107,4 @@ def run_history(desk: Desk, name: str, given: Mapping[str, Any], session: Sessio
         return {"error": {"code": error.code, "message": error.message}}, True
     except Refused as refused:
         return {"error": {"code": refused.code, "message": refused.message}}, True
-    return body, body.get("ok") is False
+    return {key: value for key, value in body.items() if value is not None}, body.get("ok") is False

@@ -37,10 +37,10 @@ _WAY_BACK: Schema = {
     "type": "object",
     "properties": {
         "ok": {"type": "boolean"},
-        "call_id": {"description": "The call that went back; null if there is none."},
+        "call_id": {"type": "string", "description": "The call that went back, if there is one."},
         "outcomes": {"type": "array", "items": {"type": "object"}},
         "overwrote_external": {"type": "array", "items": {"type": "string"}},
-        "rescue": {"description": "The call that undoes it, or null."},
+        "rescue": {"type": "string", "description": "The call that undoes it, if there is one."},
         "error": {"type": "object"},
     },
 }
@@ -201,7 +201,7 @@ _HISTORY: tuple[tuple[str, str, Mapping[str, Schema], list[str], Schema], ...] =
             "properties": {
                 "session_id": {"type": "string"},
                 "parent_id": {"type": "string"},
-                "directory": {"description": "Where its files are; null if they are shared."},
+                "directory": {"type": "string", "description": "Where its files are, if not shared."},
                 "coverage": {"type": "array", "items": _OPEN_OBJECT},
                 "error": {"type": "object"},
             },
