@@ -1,20 +1,24 @@
 """Every demand on the product, in one table, and which of them a test shows to hold.
 
 The rows are in `requirement_tables/*.txt`: a `[source]` line, then `id | issue | sentence` for each demand of that
-source. What holds is in `requirements_met.txt`, one id a line, sorted, so that parallel work merges line by line. A
-test names what it shows with `@pytest.mark.req(id, ...)`; `test_requirements.py` checks both directions.
+source. A test names what it shows with `@pytest.mark.req(id, ...)`. What holds is in `requirements_met.txt`, one id a
+line, sorted, so that parallel work merges line by line; it is written from the marks and never by hand.
+`test_requirements.py` checks both directions.
 
     python tests/requirements.py [--issue N] [--open | --met]
+    python tests/requirements.py --write-met
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from requirement_marks import Mark, marks_under
 
 HERE = Path(__file__).parent
 TABLES = HERE / "requirement_tables"
@@ -77,6 +81,23 @@ def summary(rows: Sequence[Requirement] = REQUIREMENTS) -> str:
     return f"requirements: {met} met, {len(rows) - met} open"
 
 
+def shown_ids(marks: Iterable[Mark]) -> list[str]:
+    """The ids of the table that marks on tests name, sorted. What is skipped or expected to fail shows nothing."""
+    return sorted({id_ for mark in marks if not mark.astray for id_ in mark.ids} & IDS)
+
+
+def met_text(marks: Iterable[Mark]) -> str:
+    """The met file as the marks give it."""
+    return "".join(f"{id_}\n" for id_ in shown_ids(marks))
+
+
+def _write_met() -> int:
+    marks = marks_under(HERE)
+    MET_FILE.write_text(met_text(marks), encoding="utf-8")
+    print(f"{MET_FILE.name}: {len(shown_ids(marks))} of {len(IDS)}")
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Print what was asked for. Exit code 1 when the met file names an id that does not exist."""
     parser = argparse.ArgumentParser(description="List the requirements.")
@@ -84,7 +105,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--open", dest="status", action="store_const", const="open", help="only those still open")
     which.add_argument("--met", dest="status", action="store_const", const="met", help="only those met")
+    which.add_argument("--write-met", action="store_true", help="write the met file anew from the marks on tests")
     asked = parser.parse_args(argv)
+    if asked.write_met:
+        return _write_met()
     rows = [row for row in REQUIREMENTS if asked.issue in (None, row.issue) and asked.status in (None, row.status)]
     for row in rows:
         print(f"{row.status:4}  {row.issue}  {row.id}  [{row.source}]  {row.sentence}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import stat
 import subprocess
@@ -9,12 +10,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from uuid import UUID
 
 import apsw
 import pytest
 
 import mulligan
-from mulligan.opening import open_store, state_directory, store_directory
+from mulligan.history.tables import CHANGES
+from mulligan.opening import Mulligan, open_store, state_directory, store_directory
 from mulligan.store import sqlite_file
 from mulligan.store.blobs import BLOBS
 from mulligan.store.journal import HEADS, REFS, STORE_HEAD, RefRow, records_of
@@ -159,6 +162,28 @@ class TestTheWorkspace:
                 calls = {name for name in journals for record in records_of(tx, name) if "call" in record.payload}
         assert (ours[:2], outside, {"s:one", "s:two"} - calls) == ("w:", {ours}, set())
 
+    @pytest.mark.req("D4.wseq")
+    def test_every_change_has_a_place_among_all_sessions(self, tmp_path: Path) -> None:
+        (tmp_path / "root").mkdir()
+        with mulligan.open(str(tmp_path / "root"), store=str(tmp_path / "home")) as product:
+            sessions = [product.session(name) for name in ("one", "two", "three")]
+            for number in range(9):
+                with sessions[number % 3].call() as call:
+                    call.write_file("file", str(number))
+            with product.desk.ledger.store.read() as tx:
+                by_birth = [row.wseq for row in sorted(tx.select(CHANGES), key=lambda row: row.call)]
+        assert (by_birth, len(set(by_birth))) == (sorted(by_birth), 9)
+
+    @pytest.mark.req("D4.roots_overlap_share")
+    def test_roots_that_overlap_share_one(self, tmp_path: Path) -> None:
+        for folder in ("real/inner", "shown", "other"):
+            (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / "link").symlink_to("real")
+        command = ["unshare", "--mount", "--map-root-user", sys.executable, "-c", OVERLAPPING, str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        *same, other = done.stdout.split()
+        assert (len(same), len(set(same)), other in same) == (4, 1, False)
+
     @pytest.mark.req("D4.blob_before_record")
     def test_at_every_commit_what_records_name_is_there(self, tmp_path: Path) -> None:
         root, absent, commits = tmp_path / "root", list[RefRow](), list[int]()
@@ -215,6 +240,52 @@ def _cut_short(directory: Path) -> None:
 
 def _a_directory_in_its_place(directory: Path) -> None:
     (directory / "store.db").mkdir()
+
+
+OVERLAPPING = """
+import subprocess, sys
+import mulligan
+base = sys.argv[1]
+subprocess.run(["mount", "--bind", base + "/real/inner", base + "/shown"], check=True)
+for root in ("/real", "/real/inner", "/link", "/shown", "/other"):
+    with mulligan.open(base + root, store=base + "/home") as opened:
+        print(opened.desk.root.workspace)
+"""
+
+
+class TestOpen:
+    @pytest.mark.req("D12.open_signature")
+    def test_has_the_arguments_of_the_design_and_is_a_context(self, tmp_path: Path) -> None:
+        root, *named = inspect.signature(mulligan.open).parameters.values()
+        assert (root.name, root.default, {one.kind for one in named}) == ("root", ".", {inspect.Parameter.KEYWORD_ONLY})
+        assert [(one.name, one.default) for one in named] == [
+            *(("store", None), ("blobs", None), ("durability", "process"), ("capability", None)),
+            *(("policy", None), ("clock", None), ("ids", None)),
+        ]
+        with mulligan.open(str(tmp_path), store="memory:") as product:
+            assert isinstance(product, Mulligan)
+
+    @pytest.mark.req("D12.session_new_or_resume")
+    def test_a_session_is_new_or_the_one_of_that_name(self, tmp_path: Path) -> None:
+        root, home = tmp_path / "root", str(tmp_path / "home")
+        root.mkdir()
+        with mulligan.open(str(root), store=home) as product:
+            assert product.session().id != product.session().id
+            with product.session("mine").call() as call:
+                call.write_file("file", "x")
+        with mulligan.open(str(root), store=home) as product:
+            product.session("mine").undo()
+        assert list(root.iterdir()) == []
+
+    @pytest.mark.req("D2.call_id_uuid7")
+    def test_a_calls_id_is_ours_and_the_providers_a_label(self, tmp_path: Path) -> None:
+        with mulligan.open(str(tmp_path), store="memory:") as product:
+            calls = []
+            for _ in range(2):
+                with product.session("s").call(tool_call_id="toolu_1") as call:
+                    call.write_file("file", "x")
+                calls.append(call.id)
+        assert ([UUID(one).version for one in calls], len(set(calls))) == ([7, 7], 2)
 
 
 class TestBadStores:
@@ -291,7 +362,7 @@ def as_nobody(directory: str) -> str:
 
 AS_NOBODY = """
 import os, sys
-from mulligan.opening import open_store
+from mulligan.opening import Mulligan, open_store
 import mulligan.store.housekeeping, mulligan.store.sqlite, mulligan.store.memory
 from mulligan.testing.contract_tables import CONTRACT_SCHEMA
 from mulligan.values.clock import SystemClock

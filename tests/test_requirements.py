@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from requirement_marks import Mark, marks_in, marks_under
-from requirements import IDS, REQUIREMENTS, UNKNOWN_MET, Requirement, main, met_lines, parse_table, summary
+from requirements import IDS, REQUIREMENTS, UNKNOWN_MET, Requirement, main, met_lines, met_text, parse_table, summary
 
 TESTS = Path(__file__).parent
 
@@ -66,6 +66,15 @@ class TestMetFile:
 
     def test_it_is_sorted_without_repeats(self) -> None:
         assert met_lines() == sorted(set(met_lines()))
+
+    def test_it_is_what_the_marks_give(self, marks: list[Mark]) -> None:
+        """If not: `python tests/requirements.py --write-met`."""
+        assert met_lines() == met_text(marks).splitlines()
+
+    def test_what_is_written_leaves_out_strangers_and_what_shows_nothing(self) -> None:
+        one, other, third = sorted(IDS)[:3]
+        given = [Mark((other, "D1.no_such_id"), "x"), Mark((one, other), "y"), Mark((third,), "z", "skipped")]
+        assert met_text(given) == f"{one}\n{other}\n"
 
 
 @pytest.mark.req("D19.requirements_table")

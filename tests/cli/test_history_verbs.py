@@ -158,7 +158,7 @@ def test_undo_and_redo_without_a_session_mean_the_whole_root(run: Run, work: Pat
     assert run("redo").code == 2
 
 
-@pytest.mark.req("D14.cli.exit_1")
+@pytest.mark.req("D14.cli.exit_1", "D6.on_conflict.merge")
 def test_undo_says_what_it_merged_and_what_it_left_alone(run: Run, work: Path) -> None:
     write(run, "a", "1\n2\n3\n4\n5\n")
     write(run, "b", "1\n2\n3\n")
@@ -268,7 +268,14 @@ def test_status_coverage_and_pin(run: Run) -> None:
 
 
 @pytest.mark.req(
-    "D14.cli.fork", "D14.cli.branches", "D14.cli.merge", "D14.cli.drop", "D6.fork_copy", "D6.fork_merge", "D6.fork_drop"
+    "D14.cli.fork",
+    "D14.cli.branches",
+    "D14.cli.merge",
+    "D14.cli.drop",
+    "D6.fork_copy",
+    "D6.fork_merge",
+    "D6.fork_drop",
+    "HS6.fork_with_files",
 )
 def test_a_fork_is_made_merged_and_dropped(run: Run, work: Path, tmp_path: Path) -> None:
     write(run, "a", "1\n2\n3\n4\n5\n")
@@ -292,6 +299,14 @@ def test_a_fork_is_made_merged_and_dropped(run: Run, work: Path, tmp_path: Path)
     assert (work / "a").read_text() == "one\n2\n3\n4\n5\n"
     assert run("drop", "idea", "--yes").code == 0
     assert not (tmp_path / "fork").exists()
+
+
+@pytest.mark.req("D14.cli.default_session")
+def test_call_exec_and_run_use_the_session_default(run: Run) -> None:
+    write(run, "a", "x")
+    for verb in ("exec", "run"):
+        assert run(verb, "--", "sh", "-c", f"echo {verb} > {verb}").code == 0
+    assert [(row["session_id"], row["external"]) for row in run("log", "--json").json] == [("default", False)] * 3
 
 
 @pytest.mark.req("D14.cli.gc")

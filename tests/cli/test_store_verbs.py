@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,17 @@ import pytest
 import mulligan
 from mulligan.cli import VERBS, LazyGroup, cli
 from mulligan.cli.output import size_words, visible
+from mulligan.history.schema import SCHEMA
+from mulligan.history.tables import CALLS, CHANGES
+from mulligan.session.tables import SESSIONS
 from mulligan.store.blobs import BODIES
+from mulligan.store.claims import CLAIMS, ClaimRow
+from mulligan.store.protocol import OWNERS, OwnerRow, Tx
 from mulligan.store.sqlite import SqliteStore
+from mulligan.store.tables import Table
 from mulligan.testing.contract_tables import CONTRACT_SCHEMA
+from mulligan.workspace.lease import LEASES, LeaseRow
+from mulligan.workspace.snapshots import SNAPSHOTS, SnapshotRow
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,20 @@ def home(tmp_path: Path) -> Path:
     return directory
 
 
+def _change_rows(home: Path, act: Callable[[Tx], object]) -> None:
+    store = SqliteStore(str(home), SCHEMA)
+    with store.write() as tx:
+        act(tx)
+    store.close()
+
+
+def _one_too_many_or_too_few(tx: Tx, table: Table[Any]) -> None:
+    if table is SNAPSHOTS:
+        tx.put(SNAPSHOTS, SnapshotRow("root", "id", "", "", ""))
+    else:
+        tx.delete(table, *table.key_of(tx.select(table)[0]))
+
+
 class TestVerify:
     @pytest.mark.req("D14.cli.verify", "D14.cli.exit_0")
     def test_says_so_when_every_byte_is_what_was_written(self, home: Path) -> None:
@@ -75,6 +98,20 @@ class TestVerify:
         assert run("verify", "--quick", home=home).code == 0
 
     @pytest.mark.req("D14.cli.exit_3")
+    @pytest.mark.req("D4.verify_rebuilds", "D4.projections_same_transaction")
+    @pytest.mark.parametrize("table", [SESSIONS, CALLS, CHANGES, SNAPSHOTS], ids=lambda table: table.name)
+    def test_ends_with_three_when_a_row_is_not_what_the_records_give(self, home: Path, table: Table[Any]) -> None:
+        _change_rows(home, lambda tx: _one_too_many_or_too_few(tx, table))
+        done = run("verify", "--quick", "--json", home=home)
+        assert (done.code, {problem["kind"] for problem in done.json["problems"]}) == (3, {"projection"})
+
+    @pytest.mark.req("D4.coordination_not_projection")
+    def test_does_not_compare_what_only_coordinates(self, home: Path) -> None:
+        _change_rows(home, lambda tx: tx.put(OWNERS, OwnerRow(1_000, "elsewhere", "")))
+        _change_rows(home, lambda tx: tx.put(CLAIMS, ClaimRow(b"/somewhere", "call", 1)))
+        _change_rows(home, lambda tx: tx.put(LEASES, LeaseRow("l", "r", "f", "h", None, "", 1)))
+        assert run("verify", "--json", home=home).json == {"ok": True, "problems": []}
+
     def test_ends_with_three_when_the_file_is_no_store(self, tmp_path: Path) -> None:
         (tmp_path / "store.db").write_bytes(b"nothing of ours" * 100)
         done = run("verify", home=tmp_path)
@@ -102,6 +139,21 @@ class TestDu:
         assert shown["total_bytes"] > shown["journal"]["bytes"] > 0
         assert [place["place"] for place in shown["blobs"]] == ["db"]
         assert run("du", home=home).code == 0
+
+    @pytest.mark.req("H18.dedup_is_real", "S0.storage.dedup_across_snapshots")
+    def test_counts_equal_bytes_once(self, home: Path) -> None:
+        before = run("du", "--json", home=home).json["blobs"]
+        with mulligan.open(str(home.parent / "root"), store=str(home)) as opened:
+            for name in ("three", "four"):
+                with opened.session(name).call() as call:
+                    call.write_file(f"{name}.txt", "one\n" * 200)
+        after = run("du", "--json", home=home).json
+        assert after["blobs"] == before
+        assert [(session["id"], session["blobs"]) for session in after["sessions"]][:2] == [("four", 1), ("one", 1)]
+
+    @pytest.mark.req("H19.state_outside_tree")
+    def test_nothing_of_it_is_in_the_workspace(self, home: Path) -> None:
+        assert sorted(path.name for path in (home.parent / "root").rglob("*")) == ["one.txt", "two.txt"]
 
     def test_can_be_asked_about_one_session_or_root(self, home: Path) -> None:
         one = run("du", "--session", "one", "--json", home=home).json
@@ -180,6 +232,21 @@ class TestTheProgram:
 
 
 class TestWhatIsShown:
+    @pytest.mark.req("D14.cli.progress_and_colour")
+    @pytest.mark.parametrize(("verb", "sign"), [("verify", " %"), ("log", "\x1b[")], ids=["progress", "colour"])
+    def test_progress_and_colour_are_for_terminals(self, home: Path, verb: str, sign: str) -> None:
+        options = ["--store", str(home), "--root", str(home.parent / "root")]
+        piped = run(verb, *options)
+        assert (piped.code, "\x1b" in piped.out + piped.err, piped.err) == (0, False, "")
+        controller, terminal = pty.openpty()
+        environ = {**os.environ, "TERM": "xterm", "NO_COLOR": ""}
+        command = [sys.executable, "-m", "mulligan.cli", verb, *options]
+        subprocess.run(command, stdout=terminal, stderr=terminal, env=environ, timeout=60, check=True)
+        shown = os.read(controller, 100_000).decode()
+        os.close(controller)
+        os.close(terminal)
+        assert sign in shown
+
     @pytest.mark.req("D18.terminal_escapes")
     @pytest.mark.parametrize(
         ("text", "shown"),

@@ -54,4 +54,6 @@ GIT = ["git", "-c", "user.name=A", "-c", "user.email=a@example.com", "-c", "comm
 def git(root: Path, *words: str) -> str:
     import subprocess
 
-    return subprocess.run([*GIT, *words], cwd=root, check=True, capture_output=True, text=True).stdout.strip()
+    # Without taking the chance to rewrite the index.
+    command = [*GIT, "--no-optional-locks", *words]
+    return subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout.strip()

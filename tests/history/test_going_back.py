@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benches import Bench, open_bench
+from mulligan.boundary.verdict import Boundary
 from mulligan.effects.session import Session
 from mulligan.history.desk import Desk
 from mulligan.history.going_back import WayBack
@@ -20,6 +22,8 @@ from mulligan.store.blobs import EVICTED
 from mulligan.store.verify import verify
 from mulligan.testing import FaultPlan, Link, contents_of, plant, tree_of
 from mulligan.values.faults import MulliganError
+from mulligan.values.ids import SessionId
+from mulligan.workspace.disk import HostDisk
 
 LINES = [f"line {i}\n" for i in range(12)]
 TEXT = "".join(LINES)
@@ -442,10 +446,6 @@ class TestRestore:
 
 class TestRoots:
     def test_nested_and_symlinked_roots_are_one_workspace(self, tmp_path: Path) -> None:
-        from mulligan.boundary.verdict import Boundary
-        from mulligan.values.ids import SessionId
-        from mulligan.workspace.disk import HostDisk
-
         bench = open_bench(tmp_path)
         plant(bench.root, {"sub/a.txt": TEXT, "link": Link("sub")})
         inner = Desk(bench.desk.ledger, HostDisk(str(bench.root / "link")))
@@ -463,10 +463,6 @@ class TestRoots:
         bench.close()
 
     def test_a_root_opened_around_two_others_joins_their_histories(self, tmp_path: Path) -> None:
-        from mulligan.boundary.verdict import Boundary
-        from mulligan.values.ids import SessionId
-        from mulligan.workspace.disk import HostDisk
-
         bench = open_bench(tmp_path)
         plant(tmp_path / "work", {"one/a.txt": "a", "two/b.txt": "b"})
         ledger = bench.desk.ledger
@@ -487,6 +483,22 @@ class TestRoots:
         for desk in (*desks, around):
             desk.close()
         ledger.store.close()
+
+    def test_a_root_that_was_moved_keeps_its_history_and_one_with_its_old_inode_does_not(self, tmp_path: Path) -> None:
+        bench = open_bench(tmp_path)
+        write(bench.session(), "a.txt", "1")
+        bench.desk.close()
+        os.rename(bench.root, tmp_path / "moved")
+        moved = Desk(bench.desk.ledger, HostDisk(str(tmp_path / "moved")))
+        assert moved.root.id == bench.desk.root.id
+        moved.close()
+        shutil.rmtree(tmp_path / "moved")
+        for number in range(20):
+            os.mkdir(tmp_path / f"new{number}")
+            fresh = Desk(bench.desk.ledger, HostDisk(str(tmp_path / f"new{number}")))
+            assert fresh.root.id != moved.root.id
+            fresh.close()
+        bench.desk.ledger.store.close()
 
     def rows(self, desk: Desk) -> list[CallRow]:
         with desk.ledger.store.read() as tx:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import apsw
 import pytest
 
+import mulligan
+from mulligan.history.bounds import collect_garbage
+from mulligan.opening import Mulligan
 from mulligan.store.blobs import BLOBS, LOST, PARTS, UNSYNCED, Blobs
 from mulligan.store.housekeeping import LOST_KIND, STORE_JOURNAL, SyncMark, boot_id, look_back
 from mulligan.store.journal import Journal, records_of
@@ -24,6 +28,7 @@ from mulligan.store.sqlite import SqliteStore
 from mulligan.store.sqlite_file import APPLICATION_ID, connect, prepare_file
 from mulligan.store.verify import verify
 from mulligan.testing.contract_tables import CONTRACT_SCHEMA, THINGS, Thing
+from mulligan.testing.world import SteppingClock
 from mulligan.values.clock import FixedClock
 from mulligan.values.digest import Digest, digest_from_raw, digest_of, raw_digest
 from mulligan.values.faults import MulliganError
@@ -81,6 +86,10 @@ class TestTheMark:
         SyncMark(store, NOON, interval_s=NEVER_S).move()
         assert (waiting(store), meta(store)) == (0, {"mark": "2026-01-01T12:00:00.000000Z"})
 
+    @pytest.mark.req("D5.sync_mark")
+    def test_it_moves_every_five_seconds_unless_told_otherwise(self) -> None:
+        assert inspect.signature(SyncMark).parameters["interval_s"].default == 5.0
+
     def test_it_syncs_for_a_process_that_is_gone(self, tmp_path: Path) -> None:
         writer = SqliteStore(str(tmp_path), CONTRACT_SCHEMA, clock=NOON)
         put(writer, big(1))
@@ -92,6 +101,22 @@ class TestTheMark:
         store = SqliteStore(str(tmp_path), CONTRACT_SCHEMA, durability="power", clock=NOON)
         put(store, big(1))
         assert waiting(store) == 0
+
+    @pytest.mark.req("D5.durability_power")
+    def test_power_mode_syncs_a_body_and_the_directories_that_name_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        synced, really = list[str](), os.fsync
+
+        def noted(handle: int) -> None:
+            synced.append(os.readlink(f"/proc/self/fd/{handle}"))
+            really(handle)
+
+        monkeypatch.setattr(os, "fsync", noted)
+        store = SqliteStore(str(tmp_path), CONTRACT_SCHEMA, durability="power", clock=NOON)
+        body = body_path(store, Blobs(store, NOON).prepare(big(1)).digest)
+        assert body.exists() and {str(body.parent), str(body.parent.parent), str(tmp_path)} < set(synced)
+        assert synced[0].startswith(str(body))
 
     def test_power_mode_does_not_rely_on_a_body_that_another_has_not_synced(self, tmp_path: Path) -> None:
         put(SqliteStore(str(tmp_path), CONTRACT_SCHEMA, clock=NOON), big(1))
@@ -304,6 +329,55 @@ class TestSpace:
                 tx.put(THINGS, Thing("s", number, label="x" * 400))
         store.give_back_space()
         assert os.path.getsize(os.path.join(store.directory, "store.db-wal")) == 0
+
+
+class TestGarbage:
+    """Through the whole product, because only there is it known which call is alive."""
+
+    @pytest.fixture
+    def clock(self) -> SteppingClock:
+        return SteppingClock()
+
+    @pytest.fixture
+    def opened(self, tmp_path: Path, clock: SteppingClock) -> Iterator[Mulligan]:
+        (tmp_path / "root").mkdir()
+        with mulligan.open(str(tmp_path / "root"), store=str(tmp_path / "home"), clock=clock) as opened:
+            yield opened
+
+    @pytest.mark.req("D4.blob_base_is_edge")
+    def test_what_a_named_version_builds_on_stays(self, opened: Mulligan, clock: SteppingClock) -> None:
+        ledger, page = opened.desk.ledger, random.Random(1).randbytes(1_000).hex().encode()
+        first = ledger.blobs.store(page)
+        ledger.blobs.put_all([ledger.blobs.prepare(page + b"more", after=page)])
+        with ledger.store.write() as tx:
+            later = digest_of(page + b"more")
+            row = tx.get(BLOBS, raw_digest(later))
+            assert row is not None and row.base == raw_digest(first)
+            ledger.journal.append(tx, STORE_JOURNAL, "noted", {}, at=ledger.now(), refs=[later])
+        ledger.blobs.store(b"nobody needs this")
+        clock.advance(timedelta(hours=1))
+        assert collect_garbage(ledger)[0] == 1
+        assert ledger.blobs.read(later) == page + b"more"
+
+    @pytest.mark.req("D4.blob_put_touches")
+    def test_what_was_put_again_lately_stays(self, opened: Mulligan, clock: SteppingClock) -> None:
+        ledger = opened.desk.ledger
+        ledger.blobs.store(b"about to be named")
+        clock.advance(timedelta(hours=1))
+        ledger.blobs.store(b"about to be named")
+        assert collect_garbage(ledger)[0] == 0
+        clock.advance(timedelta(hours=1))
+        assert collect_garbage(ledger)[0] == 1
+
+    @pytest.mark.req("D4.gc_spares_live_calls")
+    def test_what_came_since_a_live_call_began_stays(self, opened: Mulligan, clock: SteppingClock) -> None:
+        ledger = opened.desk.ledger
+        with opened.session("s").call() as call:
+            call.write_file("a", "a")
+            ledger.blobs.store(b"this call may be about to name it")
+            clock.advance(timedelta(hours=5))
+            assert collect_garbage(ledger)[0] == 0
+        assert collect_garbage(ledger)[0] == 1
 
 
 def _add_colour(connection: apsw.Connection) -> None:

@@ -342,7 +342,7 @@ class TestCreate:
         assert made["skipped"] == [{"path": "pipe", "reason": "special_file"}]
         assert made["manifest_stats"]["files"] == 2
 
-    @pytest.mark.req("S2.create.immutable", "C13.ids_of_raw_bytes")
+    @pytest.mark.req("S2.create.immutable")
     def test_is_kept_over_a_restart_and_checked_on_read(self, repo: Site, tmp_path: Path) -> None:
         taken = repo.snapshot(".")
         with open_site(repo.root, tmp_path / "store") as again:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +103,7 @@ def _exit_code(receipt: Receipt) -> int:
         return OUR_FAILURE
     if receipt.error_code == "nonzero_exit":
         click.echo("mulligan: the command failed; what it changed was put back.", err=True)
-    return _SIGNALED if code < 0 else int(code)
+    return _SIGNALED + int(receipt.signal or 0) if code < 0 else int(code)
 
 
 @click.command(context_settings=_SETTINGS)
@@ -130,7 +133,8 @@ def run_verb(common: Common, command: tuple[str, ...], strategy: str | None, tur
             terminal=True,
         )
         try:
-            ran = run_in_call(desk, call, made, sink=_Through(), how=How(strategy))  # type: ignore[arg-type]  # click checked
+            with _interrupts_are_the_programs():
+                ran = run_in_call(desk, call, made, sink=_Through(), how=How(strategy))  # type: ignore[arg-type]  # click checked
         except Refused as refused:
             call.abort(refused.code)
             click.echo(f"mulligan: {refused.message}", err=True)
@@ -141,6 +145,17 @@ def run_verb(common: Common, command: tuple[str, ...], strategy: str | None, tur
         call.commit()
         _summary(common, opened, call.id)
     return _SIGNALED + (ran.signal or 0) if ran.signal else ran.exit_code
+
+
+@contextmanager
+def _interrupts_are_the_programs() -> Iterator[None]:
+    """Ctrl-C reaches the program as it would without us; we go on to see what it makes of it."""
+    # A handler, because the program would inherit that a signal is ignored.
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _summary(common: Common, opened: Mulligan, call: str) -> None:

@@ -55,7 +55,8 @@ def outcome_lines(way: WayBack, *, dry_run: bool = False, came: str = "restored"
     """One line per path that mattered. `came` says how a path got its content."""
     gone = {move.path for move in way.plan.moves if isinstance(move.target, Absent)} if way.plan is not None else set()
     would = "would have " if dry_run else ""
-    return [would + line for one in way.outcomes if (line := _outcome_line(one, came="removed" if one.path in gone else came))]
+    lines = [_outcome_line(one, came="removed" if one.path in gone else came) for one in way.outcomes]
+    return [would + line for line in lines if line]
 
 
 def _outcome_line(one: Outcome, *, came: str) -> str:

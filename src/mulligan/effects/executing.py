@@ -136,6 +136,7 @@ def _run(
     changes = [change for change in scene.call.changes() if before.get(change.path) != change]
     fields = {
         "exit_code": ran.exit_code,
+        "signal": ran.signal,
         "started_at_ns": started,
         "ended_at_ns": _now_ns(scene),
         "strategy": ran.strategy,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,6 +23,8 @@ from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import NOTHING, SPECIAL, Disk, HostDisk, Image
 
 OpenDisk = Callable[[bytes], Disk]
+
+_FS_IOC_GETVERSION = 0x80087601
 
 
 class Desk:
@@ -126,9 +130,20 @@ class Desk:
 
 
 def identity_of(disk: Disk) -> str:
-    """Device and inode of a root, to know it again after it was moved."""
+    """Device, inode and generation of a root, to know it again after it was moved.
+
+    An inode's number is given to the next directory as soon as one is deleted; its generation tells them apart.
+    """
     try:
         status = os.fstat(disk.root.handle)
     except OSError:
         return f"simulated:{os.fsdecode(disk.root.place)}"
-    return f"{status.st_dev}:{status.st_ino}"
+    return f"{status.st_dev}:{status.st_ino}:{_generation(disk.root.handle)}"
+
+
+def _generation(handle: int) -> int:
+    """0 where the file system does not say."""
+    try:
+        return int.from_bytes(fcntl.ioctl(handle, _FS_IOC_GETVERSION, bytes(8))[:4], sys.byteorder)
+    except OSError:
+        return 0

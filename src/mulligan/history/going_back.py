@@ -23,16 +23,17 @@ from mulligan.history.log import (
     workspace_of,
 )
 from mulligan.history.plans import Move, OnConflict, Outcome, Planner, RestorePlan, restricted
-from mulligan.history.repositories import left_alone, split_off
+from mulligan.history.repositories import left_alone, split_off, without_objects
 from mulligan.history.tables import CALLS, CHANGES, REDO, ROOTS, TURNS, CallRow, ChangeRow, RootRow
 from mulligan.session.tables import session_journal
 from mulligan.store.journal import HEADS
 from mulligan.store.protocol import Tx
+from mulligan.values.canonical import decode
 from mulligan.values.digest import Digest
 from mulligan.values.entries import Change, Entry, FileEntry, same_state
 from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId
-from mulligan.values.paths import RepoPath, is_below, join, path_bytes, path_from_bytes, to_wire
+from mulligan.values.paths import RepoPath, from_wire, is_below, join, path_bytes, path_from_bytes, to_wire
 from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import Image
 from mulligan.workspace.writing import Wanted
@@ -263,12 +264,23 @@ def _plan(desk: Desk, target: _Target, how: How) -> RestorePlan:
         )
         named = _unknown([change.path for both in split for part in both for change in part], target.paths)
         kept = [change for _, part in split for change in part]
-        return planner.plan(layers, not_captured=named).leaving(left_alone(kept, read))
+        unclear = [] if how.on_conflict == "overwrite" else _ambiguous(target.calls, layers)
+        return planner.plan(layers, not_captured=named, ambiguous=unclear).leaving(left_alone(kept, read))
+
+
+def _ambiguous(calls: Sequence[CallRow], layers: Sequence[Sequence[Change]]) -> list[RepoPath]:
+    """Paths that somebody else may have changed in the same window as a call."""
+    unclear = {
+        from_wire(note["path"]) for call in calls for note in decode(call.coverage) if note["reason"] == "ambiguous"
+    }
+    return sorted({change.path for layer in layers for change in layer} & unclear, key=path_bytes)
 
 
 def _split(layer: list[Change], target: _Target, how: How) -> tuple[list[Change], list[Change]]:
     """What to go back on, and what in repositories stays. A redo takes back whatever its way back did."""
-    return (layer, []) if how.git == "restore" or target.verb == "redo" else split_off(layer)
+    if how.git == "restore" or target.verb == "redo":
+        return without_objects(layer), []
+    return split_off(layer)
 
 
 def _layer(tx: Tx, desk: Desk, call: CallRow, paths: Sequence[RepoPath] | None) -> list[Change]:

@@ -93,8 +93,16 @@ class Planner:
     _fresh: dict[Digest, bytes] = field(default_factory=dict)
     _overwrote: list[RepoPath] = field(default_factory=list)
 
-    def plan(self, layers: Iterable[Sequence[Change]], *, not_captured: Iterable[RepoPath] = ()) -> RestorePlan:
-        """`not_captured`: paths somebody asked for that no layer knows."""
+    def plan(
+        self,
+        layers: Iterable[Sequence[Change]],
+        *,
+        not_captured: Iterable[RepoPath] = (),
+        ambiguous: Iterable[RepoPath] = (),
+    ) -> RestorePlan:
+        """`not_captured`: asked for, and no layer knows them. `ambiguous`: changed by who knows whom, and left."""
+        for path in ambiguous:
+            self._outcomes[path] = Outcome(path, "conflicted", "ambiguous")
         for layer in layers:
             for change in layer:
                 self._step_back(change)

@@ -56,6 +56,12 @@ def is_locked_by_git(path: RepoPath) -> bool:
     return path[len(repository) + 1 :].startswith(_LOCKED) and not path.endswith(".lock")
 
 
+def without_objects(layer: Sequence[Change]) -> list[Change]:
+    """Everything but what was added to the object store of a repository that was there before."""
+    ordinary, kept = split_off(layer)
+    return [*ordinary, *(one for one in kept if not (is_object(one.path) and isinstance(one.before, Absent)))]
+
+
 def split_off(layer: Sequence[Change]) -> tuple[list[Change], list[Change]]:
     """Changes to go back on, and those inside repositories that were there before and after."""
     moved = {one.path for one in layer if isinstance(one.before, Absent) or isinstance(one.after, Absent)}

@@ -17,7 +17,9 @@ from mulligan.history.baseline import WorkspaceBaseline
 from mulligan.history.call import Call
 from mulligan.history.desk import Desk
 from mulligan.history.repositories import is_object, repository_of
+from mulligan.history.tables import CHANGES
 from mulligan.history.taking_over import take_over
+from mulligan.store.journal import HEADS
 from mulligan.values.entries import ABSENT, Absent, Entry
 from mulligan.values.paths import RepoPath, path_bytes, path_from_bytes, to_wire
 from mulligan.workspace.exec.choose import Means, run_caught
@@ -28,6 +30,8 @@ from mulligan.workspace.exec.overlay import Overlay
 from mulligan.workspace.exec.pump import Handle
 from mulligan.workspace.exec.run import Ran
 from mulligan.workspace.exec.watch import Watcher
+
+_WSEQ_END = 2**62
 
 Strategy = Literal["notify", "watch", "scan", "overlay", "bare"]
 
@@ -68,6 +72,7 @@ def paths_below(root: bytes, paths: Iterable[bytes]) -> list[RepoPath]:
 def run_in_call(desk: Desk, call: Call, command: Command, *, sink: Sink, how: How) -> Ran:
     """Run to the end. What it changed is then part of the call; nothing is committed or put back here."""
     started_ns = time.clock_gettime_ns(time.CLOCK_REALTIME)
+    since = _workspace_seq(desk)
     watcher = Watcher(command.root) if how.strategy == "watch" else None
     baseline = WorkspaceBaseline(desk)
     try:
@@ -94,6 +99,8 @@ def run_in_call(desk: Desk, call: Call, command: Command, *, sink: Sink, how: Ho
             capture.close()
         return ran
     _absorb(call, command.root, ran, baseline if ran.attribution == "window" else None)
+    if ran.attribution == "window":
+        _name_ambiguous(desk, call, since)
     _cover(call, command.root, ran)
     return ran
 
@@ -134,6 +141,21 @@ def _is_new_object(call: Call, path: RepoPath, touched: frozenset[RepoPath]) -> 
         return False
     made = repository in touched and isinstance(call.before_of(repository) or ABSENT, Absent)
     return not made
+
+
+def _workspace_seq(desk: Desk) -> int:
+    with desk.ledger.store.read() as tx:
+        head = tx.get(HEADS, f"w:{desk.root.workspace}")
+    return 0 if head is None else head.seq
+
+
+def _name_ambiguous(desk: Desk, call: Call, since: int) -> None:
+    """A window sees no writer: where somebody else was on record meanwhile, nobody can say whose the change is."""
+    with desk.ledger.store.read() as tx:
+        for change in call.changes():
+            place = desk.disk.root.place_of(change.path)
+            if tx.select(CHANGES, {"place": place}, between=("wseq", since + 1, _WSEQ_END), limit=1):
+                call.coverage.append({"path": to_wire(change.path), "reason": "ambiguous"})
 
 
 def _cover(call: Call, root: bytes, ran: Ran) -> None:

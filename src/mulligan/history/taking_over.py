@@ -100,17 +100,24 @@ def _merged(desk: Desk, call: Call, path: RepoPath, sides: _Sides) -> Wanted:
     if before is None:
         if not _changed_since(desk, path, sides.started_ns):
             return sides.wanted
-        call.coverage.append({"path": to_wire(path), "reason": "conflicted"})
+        _conflicted(call, path)
         return sides.kept
     if sides.now.holds(before):
         return sides.wanted
     merged = merge_entry(before, sides.now.entry, sides.wanted.entry, _reader(desk, sides))
     if isinstance(merged, Conflict):
-        call.coverage.append({"path": to_wire(path), "reason": "conflicted"})
+        _conflicted(call, path)
         return sides.kept
     if isinstance(merged, WriteMerged):
         return Wanted(merged.entry, merged.content or sides.content(merged.entry))
     return sides.wanted if isinstance(merged, TakeTheirs) else sides.kept
+
+
+def _conflicted(call: Call, path: RepoPath) -> None:
+    """Said once, however often it is planned again."""
+    note = {"path": to_wire(path), "reason": "conflicted"}
+    if note not in call.coverage:
+        call.coverage.append(note)
 
 
 def _reader(desk: Desk, sides: _Sides) -> Callable[[Digest], bytes]:

@@ -43,7 +43,7 @@ def list_below(
     with Handles(root_fd) as handles:
         rules = IgnoreRules() if include_ignored else _rules_above(handles, base)
         fd = os.dup(handles.directory(base))
-    yield from _entered(fd, base, rules, 0 if depth is None else depth, include_ignored)
+    yield from _entered(fd, base, rules, depth=0 if depth is None else depth, include_ignored=include_ignored)
 
 
 def _rules_above(handles: Handles, base: RepoPath) -> IgnoreRules:
@@ -55,7 +55,7 @@ def _rules_above(handles: Handles, base: RepoPath) -> IgnoreRules:
     return rules if base == ROOT else rules.child(name_of(base))
 
 
-def _entered(fd: int, base: RepoPath, rules: IgnoreRules, depth: int, include_ignored: bool) -> Iterator[Listed]:
+def _entered(fd: int, base: RepoPath, rules: IgnoreRules, *, depth: int, include_ignored: bool) -> Iterator[Listed]:
     """`fd` is ours to close. A `depth` of 0 has no end."""
     try:
         rules = rules if include_ignored else rules.with_sources(read_sources(fd, _MARKS))
@@ -70,7 +70,7 @@ def _entered(fd: int, base: RepoPath, rules: IgnoreRules, depth: int, include_ig
             yield Listed(path, kind, empty=below is not None and _is_empty(below))
             if below is not None:
                 inside = rules.child(name)
-                yield from _entered(below, path, inside, max(depth - 1, 0), include_ignored)
+                yield from _entered(below, path, inside, depth=max(depth - 1, 0), include_ignored=include_ignored)
     finally:
         os.close(fd)
 

@@ -157,6 +157,7 @@ class TestRefusing:
             under(Raising(ZeroDivisionError), ["sh", "-c", "echo x > a; echo y > b; rm a"], tmp_path)
         assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "before"}
 
+    @pytest.mark.req("D7.notify_io_uring_denied")
     def test_io_uring_is_denied(self, tmp_path: Path) -> None:
         code = (
             "import ctypes, errno\n"

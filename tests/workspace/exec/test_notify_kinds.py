@@ -16,6 +16,7 @@ def test_it_comes_back(kind: Kind, tmp_path: Path) -> None:
     assert not_brought_back(kind, os.fsencode(os.path.realpath(tmp_path))) == {}
 
 
+@pytest.mark.req("D7.notify_unprivileged")
 def test_all_of_them_come_back_for_an_unprivileged_user() -> None:
     last = run_as_nobody("workspace.exec.kinds").splitlines()
     assert last == [f"{len(KINDS)} kinds as {NOBODY if os.geteuid() == 0 else os.geteuid()}"]

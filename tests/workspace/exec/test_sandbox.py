@@ -30,6 +30,7 @@ def outside() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+@pytest.mark.req("D7.sandbox_git_read_only")
 @pytest.mark.parametrize("capture", [Bare, lambda: Notify(Recorder()), Overlay], ids=["bare", "notify", "overlay"])
 def test_nothing_gets_out(capture: type[Bare], tmp_path: Path, outside: Path) -> None:
     assert found_out(tmp_path, outside, capture()) == ["done"]

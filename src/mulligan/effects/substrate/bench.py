@@ -16,20 +16,36 @@ from mulligan.effects.substrate.failure import Failure
 from mulligan.effects.substrate.shelf import Shelf
 from mulligan.history.call import Call
 from mulligan.history.desk import Desk
+from mulligan.values.digest import Digest
 from mulligan.values.faults import MulliganError
 from mulligan.values.ids import SessionId, TurnId
 from mulligan.values.limits import MIB_BYTES
 from mulligan.values.paths import ROOT, RepoPath, from_wire, path_bytes
 from mulligan.workspace.census import GONE, Seen, bytes_at
-from mulligan.workspace.fingerprint import TreeState
+from mulligan.workspace.fingerprint import Fingerprint, TreeState
 from mulligan.workspace.lease import Lease, Leases
 from mulligan.workspace.listing import Kind, Listed, list_below
+from mulligan.workspace.manifest import Captured, Manifest
 from mulligan.workspace.search.handles import Handles
 
 CONTENT_MAX_BYTES = 10 * MIB_BYTES
 SEARCHED_MAX_BYTES = 64 * MIB_BYTES
 
 _KINDS: Mapping[str, Kind] = {"file": "file", "symlink": "symlink"}
+
+
+@dataclass(slots=True, frozen=True)
+class Taken:
+    """Files as they all were at one moment. `bytes_of` gives what was seen, or fails with REPO_CHANGED."""
+
+    manifest: Manifest
+    fingerprint: Fingerprint
+    seen: Mapping[RepoPath, Seen]
+    skipped: tuple[tuple[RepoPath, str], ...]
+    bytes_of: Callable[[Captured], bytes]
+
+    def by_blob(self) -> dict[Digest, Captured]:
+        return {entry.blob: entry for entry in self.manifest.entries}
 
 
 class Bench:
@@ -41,6 +57,7 @@ class Bench:
         ledger = desk.ledger
         self.leases = Leases(ledger.store, desk.root.id, desk.disk.root, clock=ledger.clock, ids=ledger.ids)
         self.shelf = Shelf(ledger, desk.root.id)
+        self.last_capture: tuple[object, Taken] | None = None
 
     def close(self) -> None:
         self.leases.close()

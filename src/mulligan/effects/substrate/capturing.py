@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mulligan.effects.substrate.bench import Ask, moved, unique_paths
+from mulligan.effects.substrate.bench import Ask, Taken, moved, unique_paths
 from mulligan.effects.substrate.failure import Failure
-from mulligan.values.digest import Digest
 from mulligan.values.paths import RepoPath, to_wire
 from mulligan.workspace.census import GONE, Seen
-from mulligan.workspace.fingerprint import Fingerprint, TreeState
+from mulligan.workspace.fingerprint import TreeState
 from mulligan.workspace.lease import Lease
 from mulligan.workspace.listing import Listed
 from mulligan.workspace.manifest import Captured, Manifest
-
-
-@dataclass(slots=True, frozen=True)
-class Taken:
-    """Files as they all were at one moment. `bytes_of` gives what was seen, or fails with REPO_CHANGED."""
-
-    manifest: Manifest
-    fingerprint: Fingerprint
-    seen: Mapping[RepoPath, Seen]
-    skipped: tuple[tuple[RepoPath, str], ...]
-    bytes_of: Callable[[Captured], bytes]
-
-    def by_blob(self) -> dict[Digest, Captured]:
-        return {entry.blob: entry for entry in self.manifest.entries}
 
 
 def create(ask: Ask, args: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,8 +43,20 @@ def touched_files(lease: Lease | None) -> list[RepoPath]:
 
 
 def captured(ask: Ask, paths: Sequence[RepoPath]) -> Taken:
-    """Everything at and below the paths, links as links. Raises Failure NOT_FOUND, or REPO_CHANGED if it moved."""
+    """Everything at and below the paths, links as links. Raises Failure NOT_FOUND, or REPO_CHANGED if it moved.
+
+    Asked again for the same while nothing at all has moved, the answer is the same.
+    """
     before = ask.bench.leases.fingerprints.state()
+    asked = (before.epoch, tuple(paths), ask.boundary)
+    if ask.bench.last_capture is not None and ask.bench.last_capture[0] == asked:
+        return ask.bench.last_capture[1]
+    taken = _captured(ask, paths, before)
+    ask.bench.last_capture = (asked, taken)
+    return taken
+
+
+def _captured(ask: Ask, paths: Sequence[RepoPath], before: TreeState) -> Taken:
     seen, dirs, skipped = _looked_at(ask, paths)
     _check_still(ask, before, seen)
     entries = [

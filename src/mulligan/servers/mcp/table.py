@@ -11,6 +11,8 @@ from mulligan.servers.mcp.listing import FILE
 from mulligan.values.canonical import encode
 
 Schema = dict[str, Any]
+HistoryRow = tuple[str, str, Mapping[str, Any], list[str], Schema]
+"""Verb, what it is about, properties, which of them are required, and the answer."""
 
 SESSION: Schema = {"type": "string", "description": "The session to act in; by default one for this root and client."}
 _OPEN_WORLD = frozenset({"exec", "shell"})
@@ -51,11 +53,11 @@ def table() -> dict[str, list[Schema]]:
     return {
         "substrate": [_substrate(tool) for tool in TOOLS],
         "coding": [_coding(effect) for effect in EFFECTS],
-        "history": [_history(*row) for row in _HISTORY],
+        "history": [_history(row) for row in _HISTORY],
     }
 
 
-def _listed(name: str, title: str, about: str, given: Schema, answered: Schema) -> Schema:
+def _listed(name: str, title: str, about: str, *, given: Schema, answered: Schema) -> Schema:
     properties = {**given["properties"], "session_id": SESSION}
     return {
         "name": name,
@@ -77,7 +79,7 @@ def _annotations(*, read_only: bool, destructive: bool = False, again: bool = Fa
 
 
 def _substrate(tool: Tool) -> Schema:
-    body = _listed(tool.name.replace(".", "_"), tool.name, tool.about, tool.input, tool.output)
+    body = _listed(tool.name.replace(".", "_"), tool.name, tool.about, given=tool.input, answered=tool.output)
     hints = _annotations(
         read_only=tool.read_only, destructive=not tool.read_only, again=tool.name == "workspace.write_file"
     )
@@ -93,7 +95,7 @@ def _coding(effect: Effect) -> Schema:
         again=effect.tool in ("write_file", "mkdir"),
         world=effect.tool in _OPEN_WORLD,
     )
-    return {**_listed(effect.tool, effect.name, effect.about, given, _RECEIPT), "annotations": hints}
+    return {**_listed(effect.tool, effect.name, effect.about, given=given, answered=_RECEIPT), "annotations": hints}
 
 
 def portable(schema: Schema) -> Schema:
@@ -127,7 +129,8 @@ def _plain(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
     return body
 
 
-def _history(verb: str, about: str, properties: Mapping[str, Schema], required: list[str], answered: Schema) -> Schema:
+def _history(row: HistoryRow) -> Schema:
+    verb, about, properties, required, answered = row
     given = {
         "type": "object",
         "properties": dict(properties),
@@ -136,10 +139,13 @@ def _history(verb: str, about: str, properties: Mapping[str, Schema], required: 
     }
     looks = verb in ("log", "show", "diff")
     hints = _annotations(read_only=looks, destructive=not looks and verb != "fork")
-    return {**_listed(f"history_{verb}", f"history.{verb}", about, given, answered), "annotations": hints}
+    return {
+        **_listed(f"history_{verb}", f"history.{verb}", about, given=given, answered=answered),
+        "annotations": hints,
+    }
 
 
-_HISTORY: tuple[tuple[str, str, Mapping[str, Schema], list[str], Schema], ...] = (
+_HISTORY: tuple[HistoryRow, ...] = (
     (
         "log",
         "List recorded calls and outside edits of this root, newest first.",

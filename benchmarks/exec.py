@@ -1,0 +1,133 @@
+"""What it costs that a shell command can be undone: whole calls, store and record included, beside a shadow git.
+
+    python benchmarks/exec.py [--files 1000,10000] [--rounds 15] [--folder DIR] [--ways notify,overlay,scan]
+
+Prints the milliseconds a command takes more than `subprocess.run` of the same command needs (p50, minimum in
+brackets). `shadow git` is what others do: `git add -A` and a commit into a repository beside the tree, before and after.
+`roll back` is a command that changes 100 files and fails under `rollback_on="nonzero"`; `undo` takes 100 changes back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from exec_capture import HUNDRED, plant
+
+import mulligan
+from mulligan.effects.session import Session
+from mulligan.workspace.exec.spawn import LAUNCHER
+
+ONE = "echo x >> p0/d0/f0.py"
+COMMANDS = {
+    "0 changes": ":",
+    "1 change": ONE,
+    "100 changes": HUNDRED,
+    "roll back": f"{HUNDRED}; exit 1",
+    "grep -r": "grep -rc value_77 . > /dev/null",
+}
+PAUSE_S = 0.02
+"""A person's or a model's pause, in which the next warden gets ready."""
+
+
+def bare(root: Path, text: str) -> None:
+    subprocess.run(["sh", "-c", text], cwd=root, capture_output=True, check=False)
+
+
+class ShadowGit:
+    """A checkpoint before and after, in a repository of its own."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self._root = root
+        self._env = {**os.environ, "GIT_DIR": str(folder / "shadow"), "GIT_WORK_TREE": str(root)}
+        self._git("init", "-q")
+        self._checkpoint()
+
+    def run(self, text: str) -> None:
+        self._checkpoint()
+        bare(self._root, text)
+        self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        self._git("add", "-A")
+        self._git("-c", "user.name=u", "-c", "user.email=e", "commit", "-q", "--allow-empty", "--no-verify", "-m", "c")
+
+    def _git(self, *words: str) -> None:
+        subprocess.run(["git", *words], cwd=self._root, env=self._env, check=True, capture_output=True)
+
+
+def ours(session: Session, way: str) -> Callable[[str], None]:
+    def run(text: str) -> None:
+        params = {"argv": ["sh", "-c", text], "strategy": way}
+        rolls_back = text.endswith("exit 1")
+        receipt, _ = session.perform("host.exec", {**params, "rollback_on": "nonzero"} if rolls_back else params)
+        assert receipt.ok or rolls_back, receipt
+
+    return run
+
+
+def timed(act: Callable[[], object]) -> float:
+    LAUNCHER.warm_up()
+    time.sleep(PAUSE_S)
+    started = time.perf_counter()
+    act()
+    return (time.perf_counter() - started) * 1000
+
+
+def measure(root: Path, folder: Path, ways: list[str], rounds: int) -> None:
+    shadow = ShadowGit(root, folder)
+    with mulligan.open(str(root), store=str(folder / "store")) as opened:
+        session = opened.session("bench")
+        runners = {way: ours(session, way) for way in ways} | {"shadow git": shadow.run}
+        for title, text in COMMANDS.items():
+            plain = [timed(lambda text=text: bare(root, text)) for _ in range(rounds)]  # type: ignore[misc]  # bound now
+            times = {
+                name: [timed(lambda run=run, text=text: run(text)) for _ in range(rounds)]  # type: ignore[misc]  # bound now
+                for name, run in runners.items()
+            }
+            show(title, plain, times)
+        undone = {way: [_undo(session, runners[way]) for _ in range(rounds)] for way in ways}
+        show("undo 100", [0.0], undone)
+
+
+def _undo(session: Session, run: Callable[[str], None]) -> float:
+    run(HUNDRED)
+    return timed(session.undo)
+
+
+def show(title: str, plain: list[float], times: dict[str, list[float]]) -> None:
+    base = statistics.median(plain)
+    cells = [
+        f"{name} +{statistics.median(spent) - base:.1f} ({min(spent) - base:.1f})" for name, spent in times.items()
+    ]
+    print(f"  {title:12s} bare {base:6.1f} | " + " | ".join(cells), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--files", default="1000,10000")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--folder", default=None, help="where the trees are planted (default: the temporary folder)")
+    parser.add_argument("--ways", default="notify,overlay,scan")
+    wanted = parser.parse_args()
+    print(f"Python {sys.version.split()[0]}, {os.cpu_count()} processors, {os.uname().release}")
+    for files in (int(word) for word in wanted.files.split(",")):
+        folder = Path(os.path.realpath(tempfile.mkdtemp(dir=wanted.folder)))
+        root = folder / "work"
+        root.mkdir()
+        plant(root, files)
+        print(f"{files} files, milliseconds more than the bare command")
+        measure(root, folder, wanted.ways.split(","), wanted.rounds)
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

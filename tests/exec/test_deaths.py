@@ -1,0 +1,138 @@
+"""Mulligan itself is killed while a command runs: the command dies, and whoever opens the store next puts it back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from benches import open_bench
+from exec.commands import plant, repository, sh
+from workspace.exec.trees import tree
+
+WORKER = """
+import sys
+from pathlib import Path
+from benches import open_bench
+bench = open_bench(Path(sys.argv[1]))
+receipt, _ = bench.session().perform("host.exec", {"argv": ["sh", "-c", sys.argv[2]], **eval(sys.argv[3])})
+print(receipt.to_dict())
+"""
+
+FILES = {
+    "a": "1\n",
+    "d/e/x": "x\n",
+    "d/y": "y\n",
+    "gone/deep/z": "z\n",
+    "swap1/one": "1\n",
+    "swap2/two": "2\n",
+    "again/old": "old\n",
+}
+EVERYTHING = """
+echo 2 > a; mkdir -p n/m/o; echo new > n/m/o/p; ln -s a n/l; mv d f; echo more >> f/e/x; rm -rf gone
+mv swap1 t; mv swap2 swap1; mv t swap2; rm -rf again; mkdir again; echo fresh > again/new; chmod 700 hollow
+mkdir n/q; mv f/y n/q/y
+"""
+
+
+@contextmanager
+def worker(base: Path, script: str, params: str = "{}") -> Iterator[subprocess.Popen[str]]:
+    """A process of its own that runs a command; it is dead at the end."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    words = [sys.executable, "-c", WORKER, str(base), script, params]
+    process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def wait_for_death(pid: int) -> None:
+    """Returns when the process is gone: a pipe end or a process file cannot be waited for, its descriptor can."""
+    import select
+
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([handle], [], [], 10)[0], "the command outlived mulligan"
+    finally:
+        os.close(handle)
+
+
+@pytest.mark.req("D7.notify_supervisor_death")
+@pytest.mark.parametrize("params", ["{'strategy': 'notify'}", "{'isolate': True}"], ids=["notify", "overlay"])
+def test_killed_in_the_middle_of_a_command_the_tree_is_as_before(tmp_path: Path, params: str) -> None:
+    root, gate = tmp_path / "work", tmp_path / "gate"
+    plant(root, FILES)
+    (root / "hollow").mkdir()
+    repository(root, {"tracked": "t\n"})
+    before = tree(os.fsencode(root))
+    os.mkfifo(gate)
+    git = "git -c user.name=u -c user.email=e commit -qm two --allow-empty; git checkout -qb other"
+    script = f"{EVERYTHING}\n{git}\necho $$ > {gate}; sleep 1000; echo late > late"
+    with worker(tmp_path, script, params) as process:
+        shell = int(gate.read_text())
+        os.kill(process.pid, signal.SIGKILL)
+        wait_for_death(shell)
+    bench = open_bench(tmp_path)
+    found = {path: one for path, one in tree(os.fsencode(root)).items() if b".git/objects/" not in path}
+    assert found == {path: one for path, one in before.items() if b".git/objects/" not in path}
+    assert [one.conflicts for one in bench.recovered] in ([[]], [])
+    bench.close()
+
+
+def test_killed_while_an_observed_program_runs_nothing_is_put_back(tmp_path: Path) -> None:
+    root, gate = tmp_path / "work", tmp_path / "gate"
+    plant(root, {"a": "1\n"})
+    os.mkfifo(gate)
+    words = [sys.executable, "-m", "mulligan.cli", "run", "--root", str(root), "--store", str(tmp_path / "home")]
+    script = f"echo 2 > a; echo $$ > {gate}; sleep 1000"
+    process = subprocess.Popen([*words, "--", "sh", "-c", script], cwd=root, stderr=subprocess.DEVNULL)
+    shell = int(gate.read_text())
+    process.kill()
+    process.wait()
+    wait_for_death(shell)
+    bench = open_bench(tmp_path)
+    assert (root / "a").read_text() == "2\n"
+    assert bench.session().undo().ok
+    assert (root / "a").read_text() == "1\n"
+    bench.close()
+
+
+def test_two_processes_run_commands_at_once(tmp_path: Path) -> None:
+    root = tmp_path / "work"
+    plant(root, {"one/a": "1\n", "two/a": "2\n"})
+    before = tree(os.fsencode(root))
+    script = "for i in $(seq 20); do echo $i > NAME/$i; echo $i >> NAME/a; done"
+    with (
+        worker(tmp_path, script.replace("NAME", "one")) as first,
+        worker(tmp_path, script.replace("NAME", "two")) as second,
+    ):
+        answers = [process.communicate()[0] for process in (first, second)]
+    assert all("'status': 'ok'" in answer for answer in answers), answers
+    bench = open_bench(tmp_path)
+    assert bench.session().undo().ok and bench.session().undo().ok
+    assert tree(os.fsencode(root)) == before
+    bench.close()
+
+
+def test_a_path_that_another_call_is_changing_is_refused_to_the_command(tmp_path: Path) -> None:
+    bench = open_bench(tmp_path)
+    plant(bench.root, {"a": "1\n"})
+    with bench.session("one").call() as call:
+        call.write_file("a", "2\n")
+        receipt = sh(bench, "echo 3 > a; echo 4 > b")
+        assert receipt.ok and (bench.root / "a").read_text() == "2\n"
+    assert (bench.root / "b").read_text() == "4\n"
+    bench.close()
