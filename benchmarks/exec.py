@@ -3,7 +3,7 @@
     python benchmarks/exec.py [--files 1000,10000] [--rounds 15] [--folder DIR] [--ways notify,overlay,scan]
 
 Prints the milliseconds a command takes more than `subprocess.run` of the same command needs (p50, minimum in
-brackets). `shadow git` is what others do: `git add -A` and a commit into a repository beside the tree, before and after.
+brackets). `shadow git` is what others do: `git add -A` and a commit into a repository of its own, before and after.
 `roll back` is a command that changes 100 files and fails under `rollback_on="nonzero"`; `undo` takes 100 changes back.
 """
 

@@ -127,3 +127,14 @@ def _anchors(page: Path) -> set[str]:
     """Headings as GitHub makes anchors of them."""
     headings = re.findall(r"^#{1,6}\s+(.+?)\s*#*$", page.read_text("utf-8"), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def codes_in(text: str) -> Iterator[str]:
+    """The literal codes of `Refused(status, code, …)` and `fault(code, …)`."""
+    places = {"Refused": 1, "fault": 0}
+    for node in ast.walk(ast.parse(text)):
+        name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+        if isinstance(node, ast.Call) and name in places and len(node.args) > places[name]:
+            code = node.args[places[name]]
+            if isinstance(code, ast.Constant) and isinstance(code.value, str):
+                yield code.value

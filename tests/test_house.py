@@ -24,6 +24,7 @@ import mulligan
 from gauges import (
     FunctionSize,
     broad_excepts_in,
+    codes_in,
     dead_links_in,
     exceptions_in,
     functions_in,
@@ -31,6 +32,7 @@ from gauges import (
     percentile,
     unfinished_in,
 )
+from mulligan.values.faults import FAMILY_OF
 
 ROOT = Path(__file__).parent.parent
 SRC = ROOT / "src"
@@ -362,3 +364,10 @@ LINKS = """# Here
 
 [reference]: d.md
 """
+
+
+@pytest.mark.req("D16.codes_in_one_table")
+def test_every_code_that_is_written_in_the_source_is_in_the_one_table() -> None:
+    written = {code for _, text in modules(SRC) for code in codes_in(text)}
+    assert {"path_claimed", "ambiguous_matches", "store_newer"} <= written
+    assert sorted(written - set(FAMILY_OF)) == []

@@ -22,7 +22,7 @@ from mulligan.store import sqlite_file
 from mulligan.store.blobs import BLOBS
 from mulligan.store.journal import HEADS, REFS, STORE_HEAD, RefRow, records_of
 from mulligan.store.memory import MemoryStore
-from mulligan.store.protocol import Store
+from mulligan.store.protocol import Durability, Store
 from mulligan.store.sqlite import SqliteStore
 from mulligan.store.sqlite_file import APPLICATION_ID, file_system_of
 from mulligan.testing.contract_tables import CONTRACT_SCHEMA, THINGS, Thing
@@ -276,6 +276,23 @@ class TestOpen:
         with mulligan.open(str(root), store=home) as product:
             product.session("mine").undo()
         assert list(root.iterdir()) == []
+
+    @pytest.mark.req("D5.durability_power")
+    @pytest.mark.parametrize("durability", ["process", "power"])
+    def test_only_in_power_mode_a_call_waits_for_its_files_and_their_names(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: Durability
+    ) -> None:
+        synced, really = set[str](), os.fsync
+
+        def noted(handle: int) -> None:
+            synced.add(os.readlink(f"/proc/self/fd/{handle}"))
+            really(handle)
+
+        monkeypatch.setattr(os, "fsync", noted)
+        with mulligan.open(str(tmp_path), store="memory:", durability=durability) as product:
+            with product.session("s").call() as call:
+                call.write_file("file", "x")
+            assert synced == ({str(tmp_path / "file"), str(tmp_path)} if durability == "power" else set())
 
     @pytest.mark.req("D2.call_id_uuid7")
     def test_a_calls_id_is_ours_and_the_providers_a_label(self, tmp_path: Path) -> None:

@@ -97,9 +97,11 @@ class TestExec:
             (work / "gate").write_text("\n")
             assert process.stdout.readline() == "two\n"
 
-    def test_ctrl_c_ends_it_and_puts_everything_back(self, work: Path) -> None:
+    @pytest.mark.parametrize("way", ["notify", "scan", "overlay"])
+    def test_ctrl_c_ends_it_and_puts_everything_back(self, work: Path, way: str) -> None:
         os.mkfifo(work / "gate")
-        words = [*MULLIGAN, "exec", "--", "sh", "-c", "echo 1 > n; echo $$ > gate; sleep 1000"]
+        script = "echo 1 > n; mkdir d; echo 2 > d/m; echo $$ > gate; sleep 1000"
+        words = [*MULLIGAN, "exec", "--strategy", way, "--", "sh", "-c", script]
         with subprocess.Popen(words, stderr=subprocess.DEVNULL) as process:
             shell = int((work / "gate").read_text())
             process.send_signal(signal.SIGINT)

@@ -132,17 +132,19 @@ def run_verb(common: Common, command: tuple[str, ...], strategy: str | None, tur
             env={**os.environb, _CALL_VARIABLE.encode(): call.id.encode()},
             terminal=True,
         )
+        ended = False
         try:
             with _interrupts_are_the_programs():
                 ran = run_in_call(desk, call, made, sink=_Through(), how=How(strategy))  # type: ignore[arg-type]  # click checked
+            ended = True
         except Refused as refused:
             call.abort(refused.code)
             click.echo(f"mulligan: {refused.message}", err=True)
             return OUR_FAILURE
-        except BaseException:
-            call.commit(reason="interrupted")
-            raise
-        call.commit()
+        finally:
+            # Whatever happened to us, it is the program's own work: it is recorded, never put back.
+            if call.status == "open":
+                call.commit(reason=None if ended else "interrupted")
         _summary(common, opened, call.id)
     return _SIGNALED + (ran.signal or 0) if ran.signal else ran.exit_code
 

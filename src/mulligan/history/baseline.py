@@ -52,6 +52,7 @@ class WorkspaceBaseline:
         self._entries: dict[bytes, Entry] = {}
         self._in_git: dict[bytes, _InGit] = {}
         self._known: set[bytes] = set()
+        self._index: StatIndex | None = None
 
     def take(self) -> StatIndex:
         """Look at everything and keep what fits."""
@@ -66,7 +67,12 @@ class WorkspaceBaseline:
                 self._keep(pending)
                 pending = []
         self._keep(pending)
+        self._index = index
         return index
+
+    def touched_by_now(self) -> frozenset[bytes]:
+        """What is not as it was when the baseline was taken; nothing if it never was."""
+        return frozenset() if self._index is None else self._index.again().touched_since(self._index)
 
     def before_of(self, path: bytes) -> Entry | None:
         """None: it was there and could not be kept."""

@@ -202,10 +202,12 @@ class Call:
             raise Refused("error", "special_file", f"{intent.path} is a device, FIFO or socket.")
         wanted = intent.plan(image)
         step = _Step(intent, image, wanted)
-        if image.content is not None:
-            step.bodies.append(self.ledger.blobs.prepare(image.content))
-        if wanted.content is not None:
-            step.bodies.append(self.ledger.blobs.prepare(wanted.content, after=image.content))
+        blobs = self.ledger.blobs
+        with self.ledger.store.read() as tx:
+            if image.content is not None:
+                step.bodies.append(blobs.prepare_in(tx, image.content))
+            if wanted.content is not None and wanted.content is not image.content:
+                step.bodies.append(blobs.prepare_in(tx, wanted.content, after=image.content))
         return step
 
     def _note(self, tx: Tx, steps: Sequence[_Step], *, careful: bool, live: bool) -> dict[RepoPath, Touched]:

@@ -75,6 +75,7 @@ def run_in_call(desk: Desk, call: Call, command: Command, *, sink: Sink, how: Ho
     since = _workspace_seq(desk)
     watcher = Watcher(command.root) if how.strategy == "watch" else None
     baseline = WorkspaceBaseline(desk)
+    over = False
     try:
         ran, capture = run_caught(
             command,
@@ -85,10 +86,10 @@ def run_in_call(desk: Desk, call: Call, command: Command, *, sink: Sink, how: Ho
             handle=how.handle,
             deadline=how.deadline,
         )
-    except BaseException:
-        call.absorb(_left_behind(call, command.root))
-        raise
+        over = True
     finally:
+        if not over:
+            _absorb_unfinished(call, command.root, baseline)
         if watcher is not None:
             watcher.close()
     if isinstance(capture, Overlay):
@@ -98,8 +99,10 @@ def run_in_call(desk: Desk, call: Call, command: Command, *, sink: Sink, how: Ho
         finally:
             capture.close()
         return ran
-    _absorb(call, command.root, ran, baseline if ran.attribution == "window" else None)
-    if ran.attribution == "window":
+    if ran.attribution == "call":
+        _absorb(call, command.root, ran.touched)
+    else:
+        _absorb(call, command.root, baseline.with_inner(ran.touched, ran.moved_away), baseline)
         _name_ambiguous(desk, call, since)
     _cover(call, command.root, ran)
     return ran
@@ -118,8 +121,13 @@ def _left_behind(call: Call, root: bytes) -> list[RepoPath]:
     return list(found)
 
 
-def _absorb(call: Call, root: bytes, ran: Ran, baseline: WorkspaceBaseline | None) -> None:
-    touched = ran.touched if baseline is None else baseline.with_inner(ran.touched, ran.moved_away)
+def _absorb_unfinished(call: Call, root: bytes, baseline: WorkspaceBaseline) -> None:
+    """It was interrupted or broke: what it has done so far is the call's, which will be put back."""
+    call.absorb(_left_behind(call, root))
+    _absorb(call, root, baseline.touched_by_now(), baseline)
+
+
+def _absorb(call: Call, root: bytes, touched: Iterable[bytes], baseline: WorkspaceBaseline | None = None) -> None:
     paths = paths_below(root, touched)
     if baseline is not None:
         paths = [path for path in paths if _adopt(call, path, baseline.before_of(os.path.join(root, path_bytes(path))))]

@@ -26,6 +26,9 @@ WHOLE = (IN_DATABASE, BESIDE)
 READABLE = (*WHOLE, IN_PARTS)
 
 _BATCH_BLOBS = 250
+_TOUCH_EVERY_MS = 60_000
+"""Far less than the time gc leaves a blob alone after a touch."""
+
 _DELTA_MIN_BYTES = 1_024
 _DELTA_MAX_BYTES = 32 * 1024 * 1024
 
@@ -99,10 +102,14 @@ class Blobs:
 
         `after` is an earlier version of the same file, which the caller has put, or is about to put before this one.
         """
-        digest = digest_of(data)
         with self._store.read() as tx:
-            known = tx.get(BLOBS, raw_digest(digest))
-            base = self._base(tx, data, after)
+            return self.prepare_in(tx, data, after=after)
+
+    def prepare_in(self, tx: Tx, data: bytes, *, after: bytes | None = None) -> Prepared:
+        """`prepare` with somebody's look at the store; only for reading transactions, which nobody waits for."""
+        digest = digest_of(data)
+        known = tx.get(BLOBS, raw_digest(digest))
+        base = self._base(tx, data, after)
         if known is not None and known.place in READABLE:
             return Prepared(digest, len(data), None)
         prepared = (
@@ -126,7 +133,9 @@ class Blobs:
         raw = raw_digest(prepared.digest)
         known = tx.get(BLOBS, raw)
         if known is not None and known.place in READABLE:
-            tx.put(BLOBS, BlobRow(raw, known.size, known.stored, known.place, known.base, known.depth, self._now_ms()))
+            now = self._now_ms()
+            if now - known.touched_ms > _TOUCH_EVERY_MS:
+                tx.put(BLOBS, replace(known, touched_ms=now))
             self._catch_up(tx, known)
             return prepared.digest
         base, body = prepared.base, prepared.body
@@ -295,10 +304,11 @@ def _batches(prepared: Iterable[Prepared]) -> Iterator[list[Prepared]]:
     batch: list[Prepared] = []
     size = 0
     for one in prepared:
-        batch.append(one)
-        size += len(one.body or b"")
-        if size >= BLOB_BATCH_BYTES or len(batch) == _BATCH_BLOBS:
+        more = len(one.body or b"")
+        if batch and (size + more > BLOB_BATCH_BYTES or len(batch) == _BATCH_BLOBS):
             yield batch
             batch, size = [], 0
+        batch.append(one)
+        size += more
     if batch:
         yield batch

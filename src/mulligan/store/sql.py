@@ -55,8 +55,12 @@ def has_sql(table: Table[Any]) -> str:
 
 @cache
 def put_sql(table: Table[Any]) -> str:
+    """An upsert, not a replace: the indexes of columns that stay the same are left alone."""
     marks = ", ".join("?" * len(table.columns))
-    return f'INSERT OR REPLACE INTO "{table.name}" ({_names(table.columns)}) VALUES ({marks})'
+    changed = ", ".join(f'"{name}" = excluded."{name}"' for name in table.columns if name not in table.key)
+    action = f"UPDATE SET {changed}" if changed else "NOTHING"
+    insert = f'INSERT INTO "{table.name}" ({_names(table.columns)}) VALUES ({marks})'
+    return f"{insert} ON CONFLICT ({_names(table.key)}) DO {action}"
 
 
 @cache

@@ -204,7 +204,9 @@ class SqliteStore:
         with self._writing, self._connection() as connection:
             connection.execute(f"PRAGMA incremental_vacuum({max_pages or 0})").fetchall()
             mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if max_pages is None else apsw.SQLITE_CHECKPOINT_PASSIVE
-            connection.wal_checkpoint(mode=mode)
+            # Another thread may be copying the log at this moment; then it does the work.
+            with suppress(apsw.BusyError):
+                connection.wal_checkpoint(mode=mode)
 
     def check(self) -> list[str]:
         with self._connection() as connection:
