@@ -26,9 +26,6 @@ WHOLE = (IN_DATABASE, BESIDE)
 READABLE = (*WHOLE, IN_PARTS)
 
 _BATCH_BLOBS = 250
-_TOUCH_EVERY_MS = 60_000
-"""Far less than the time gc leaves a blob alone after a touch."""
-
 _DELTA_MIN_BYTES = 1_024
 _DELTA_MAX_BYTES = 32 * 1024 * 1024
 
@@ -133,9 +130,7 @@ class Blobs:
         raw = raw_digest(prepared.digest)
         known = tx.get(BLOBS, raw)
         if known is not None and known.place in READABLE:
-            now = self._now_ms()
-            if now - known.touched_ms > _TOUCH_EVERY_MS:
-                tx.put(BLOBS, replace(known, touched_ms=now))
+            tx.put(BLOBS, replace(known, touched_ms=self._now_ms()))
             self._catch_up(tx, known)
             return prepared.digest
         base, body = prepared.base, prepared.body
