@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from hashlib import sha1, sha256
 
 from mulligan.history.desk import Desk
 from mulligan.history.repositories import is_object
@@ -138,9 +139,20 @@ class WorkspaceBaseline:
             contents = {}
         self._desk.ledger.blobs.store_all(contents.values())
         for other, was in facts.items():
-            data = contents.get(was.oid)
+            data = contents[was.oid] if was.oid in contents else _if_it_is_still(other, was.oid)
             if data is not None:
                 self._entries[other] = FileEntry(digest_of(data), len(data), was.mode, was.mtime_ns, was.xattrs)
+
+
+def _if_it_is_still(path: bytes, oid: str) -> bytes | None:
+    """A file's bytes, if they are what git calls by this name."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except OSError:
+        return None
+    named = (sha1 if len(oid) == 40 else sha256)(b"blob %d\0%b" % (len(data), data))
+    return data if named.hexdigest() == oid else None
 
 
 def _sizes(git: GitReader, oids: list[str]) -> dict[str, int]:
