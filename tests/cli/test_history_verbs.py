@@ -327,9 +327,15 @@ def test_the_demo_plays_to_its_end(run: Run) -> None:
 
 @pytest.mark.req("D14.cli.reads_never_write")
 @pytest.mark.parametrize("verb", [("log",), ("status",), ("diff",), ("coverage",), ("branches",), ("show", "x")])
-def test_looking_makes_nothing(run: Run, work: Path, tmp_path: Path, verb: tuple[str, ...]) -> None:
+def test_looking_before_the_first_call_makes_nothing(
+    run: Run, work: Path, tmp_path: Path, verb: tuple[str, ...]
+) -> None:
     done = run(*verb)
-    assert (done.code, (tmp_path / "home").exists(), os.listdir(work)) == (2, False, [])
+    assert (done.code, (tmp_path / "home").exists(), os.listdir(work)) == (2 if "show" in verb else 0, False, [])
+
+
+def test_a_store_that_is_named_and_not_there_is_a_mistake(run: Run, tmp_path: Path) -> None:
+    assert run("log", "--store", str(tmp_path / "nowhere")).code == 2
 
 
 @pytest.mark.req("D14.cli.root_default")

@@ -20,6 +20,11 @@ Run = Callable[..., Done]
 MULLIGAN = [sys.executable, "-m", "mulligan.cli"]
 
 
+def heed_interrupts() -> None:
+    """Whoever runs the tests may ignore interrupts (a background job does), and a child would inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "work"
@@ -102,7 +107,7 @@ class TestExec:
         os.mkfifo(work / "gate")
         script = "echo 1 > n; mkdir d; echo 2 > d/m; echo $$ > gate; sleep 1000"
         words = [*MULLIGAN, "exec", "--strategy", way, "--", "sh", "-c", script]
-        with subprocess.Popen(words, stderr=subprocess.DEVNULL) as process:
+        with subprocess.Popen(words, stderr=subprocess.DEVNULL, preexec_fn=heed_interrupts) as process:
             shell = int((work / "gate").read_text())
             process.send_signal(signal.SIGINT)
             assert process.wait() == 130
@@ -151,7 +156,9 @@ class TestRun:
         os.mkfifo(work / "gate")
         script = "trap 'echo caught > got; exit 9' INT; echo > gate; while :; do sleep 0.01; done"
         words = [*MULLIGAN, "run", "--", "sh", "-c", script]
-        with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, process_group=0) as process:
+        with subprocess.Popen(
+            words, stderr=subprocess.PIPE, text=True, process_group=0, preexec_fn=heed_interrupts
+        ) as process:
             (work / "gate").read_text()
             os.killpg(process.pid, signal.SIGINT)
             assert process.wait() == 9

@@ -22,10 +22,11 @@ def work(common: Common, *, capability: Any = None, policy: Any = None) -> Mulli
 
 
 def look(common: Common) -> Mulligan:
-    """Open for looking: nothing is made. A store that is not there yet is a clear refusal."""
+    """Open for looking: nothing is made. Before the first call there is no store yet, and so nothing to see in it."""
     import mulligan.opening as opening
 
-    return opening.look(root_folder(common), store=common.store)
+    store = common.store if common.store is not None or has_store(None) else "memory:"
+    return opening.look(root_folder(common), store=store)
 
 
 def root_folder(common: Common) -> str:
@@ -37,16 +38,23 @@ def root_folder(common: Common) -> str:
     return max(above, key=len, default=here)
 
 
+def has_store(store: str | None) -> bool:
+    """Whether there is a store on disk under that name."""
+    from mulligan.opening import store_directory
+    from mulligan.store.sqlite import DATABASE
+
+    directory = store_directory(store, os.environ)
+    return directory is not None and os.path.exists(os.path.join(directory, DATABASE))
+
+
 def known_roots(store: str | None) -> list[str]:
     """Every root the store knows; none, if there is no store yet."""
     from mulligan.history.schema import SCHEMA
     from mulligan.history.tables import ROOTS
-    from mulligan.opening import open_store, store_directory
-    from mulligan.store.sqlite import DATABASE
+    from mulligan.opening import open_store
     from mulligan.values.clock import SystemClock
 
-    directory = store_directory(store, os.environ)
-    if directory is None or not os.path.exists(os.path.join(directory, DATABASE)):
+    if not has_store(store):
         return []
     opened = open_store(store, SCHEMA, durability="process", clock=SystemClock(), create=False)
     try:
