@@ -102,8 +102,9 @@ class TestExec:
             (work / "gate").write_text("\n")
             assert process.stdout.readline() == "two\n"
 
-    @pytest.mark.parametrize("way", ["notify", "scan", "overlay"])
+    @pytest.mark.parametrize("way", ["notify", "scan"])
     def test_ctrl_c_ends_it_and_puts_everything_back(self, work: Path, way: str) -> None:
+        # Not with overlay: a FIFO seen through it is another one, and nobody would come to the gate.
         os.mkfifo(work / "gate")
         script = "echo 1 > n; mkdir d; echo 2 > d/m; echo $$ > gate; sleep 1000"
         words = [*MULLIGAN, "exec", "--strategy", way, "--", "sh", "-c", script]
