@@ -101,7 +101,7 @@ def test_the_system_clock_tells_the_present_in_utc() -> None:
 def test_every_code_has_one_family_and_every_family_its_class() -> None:
     assert {kind.family for kind in FAMILY_OF.values()} == set(Family)
     assert set(FAMILY_OF.values()) == {AskedWrongly, MayNot, WorldChanged, Broken}
-    assert all(re.fullmatch(r"[a-z_]+", code) for code in FAMILY_OF)
+    assert all(re.fullmatch(r"[a-z0-9_]+", code) for code in FAMILY_OF)
     assert set(FAMILY_OF) > INTEGRITY_CODES
     assert all(FAMILY_OF[code] is Broken for code in INTEGRITY_CODES)
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -171,6 +171,8 @@ def _kernels_answer(root_path: str, path: str) -> str:
     """`realpath` of the parent says where the kernel goes; opening says why it would not."""
     whole = os.path.join(root_path, path)
     try:
+        with suppress(FileNotFoundError):
+            os.stat(whole)  # `realpath` takes `file/..` for the folder of the file; the kernel does not
         return os.path.relpath(os.path.realpath(whole, strict=True), root_path)
     except FileNotFoundError:
         # Only the last name may be missing, wherever the links before it led.

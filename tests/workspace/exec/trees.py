@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +25,9 @@ ABSENT = Seen("absent")
 def see(path: bytes) -> Seen:
     try:
         status = os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
         return ABSENT
     mode = stat.S_IMODE(status.st_mode)
     if stat.S_ISLNK(status.st_mode):

@@ -11,6 +11,7 @@ path that was told and was no folder then.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -170,9 +171,12 @@ class Ledger:
 
 
 def look(path: bytes) -> os.stat_result | None:
+    """What is at a path; None for nothing, and where a file or a circle of links is in its way."""
     try:
         return os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
         return None
 
 
