@@ -26,6 +26,7 @@ WHOLE = (IN_DATABASE, BESIDE)
 READABLE = (*WHOLE, IN_PARTS)
 
 _BATCH_BLOBS = 250
+_QUICK_BYTES = 8_192
 _DELTA_MIN_BYTES = 1_024
 _DELTA_MAX_BYTES = 32 * 1024 * 1024
 
@@ -99,6 +100,9 @@ class Blobs:
 
         `after` is an earlier version of the same file, which the caller has put, or is about to put before this one.
         """
+        if after is None and len(data) <= _QUICK_BYTES:
+            # Packing so little takes no longer than asking whether the store has it.
+            return Prepared(digest_of(data), len(data), pack(data))
         with self._store.read() as tx:
             return self.prepare_in(tx, data, after=after)
 
