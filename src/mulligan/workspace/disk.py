@@ -31,6 +31,8 @@ PERMISSION_BITS = 0o7777
 
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _STABLE_READ_TRIES = 5
+_KIND_TRIES = 1000
+_OF_ANOTHER_KIND = frozenset({errno.EINVAL, errno.ELOOP, errno.EISDIR, errno.ENXIO})
 _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
 
 
@@ -126,15 +128,24 @@ class HostDisk:
     def image(self, spot: Spot, *, draft: bytes | None = None) -> Image:
         """What is there now, or under a draft name beside it. A file changing under our eyes is read again."""
         name = spot.name if draft is None else draft
-        try:
-            status = os.lstat(name, dir_fd=spot.parent)
-            if stat.S_ISREG(status.st_mode):
-                return self._file_image(spot, name)
-            if stat.S_ISLNK(status.st_mode):
-                target = os.readlink(name, dir_fd=spot.parent)
-                return Image(SymlinkEntry(os.fsdecode(target)), None, status.st_nlink, status.st_uid)
-        except FileNotFoundError:
-            return NOTHING
+        for _ in range(_KIND_TRIES):
+            try:
+                return self._image_of(spot, name)
+            except FileNotFoundError:
+                return NOTHING
+            except OSError as error:
+                # Between the look and the reading somebody put a thing of another kind there.
+                if error.errno not in _OF_ANOTHER_KIND:
+                    raise
+        raise OSError(errno.EBUSY, "It is exchanged for something else all the time", os.fsdecode(spot.place))
+
+    def _image_of(self, spot: Spot, name: bytes) -> Image:
+        status = os.lstat(name, dir_fd=spot.parent)
+        if stat.S_ISREG(status.st_mode):
+            return self._file_image(spot, name)
+        if stat.S_ISLNK(status.st_mode):
+            target = os.readlink(name, dir_fd=spot.parent)
+            return Image(SymlinkEntry(os.fsdecode(target)), None, status.st_nlink, status.st_uid)
         if not stat.S_ISDIR(status.st_mode):
             return SPECIAL
         mode = stat.S_IMODE(status.st_mode)
@@ -154,6 +165,8 @@ class HostDisk:
         handle = os.open(name, _READ_FLAGS, dir_fd=spot.parent)
         try:
             before = os.fstat(handle)
+            if not stat.S_ISREG(before.st_mode):
+                raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
             for _ in range(_STABLE_READ_TRIES):
                 content = _read_all(handle, before.st_size)
                 after = os.fstat(handle)
