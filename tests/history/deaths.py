@@ -7,6 +7,7 @@ a living owner. So the work happens in a child that ends by `os._exit` or SIGKIL
 from __future__ import annotations
 
 import os
+import select
 import signal
 import traceback
 from collections.abc import Callable
@@ -92,9 +93,9 @@ def killed_after(act: Callable[[], None], seconds: float) -> bool:
     # Not a sleep of the test: the alarm clock of the child's life.
     handle = os.pidfd_open(child)
     try:
-        import select
-
-        select.select([handle], [], [], seconds)
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        poll.poll(seconds * 1000)
     finally:
         os.close(handle)
     os.kill(child, signal.SIGKILL)

@@ -75,7 +75,7 @@ class SimulatedDisk:
                 trail.pop()
                 continue
             here = trail[-1][1] if trail else self.simulated.root
-            ends = not any(rest not in (b"", b".") for rest in pending)
+            ends = not pending
             below = here.entries.get(name)
             if below is not None and below.kind == "link" and (final or not ends):
                 hops += 1

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import platform
+import signal
 import sys
 
 LINUX = sys.platform == "linux"
@@ -79,6 +80,8 @@ def nobody_writes(handle: int) -> bool | None:
     if not LINUX:
         return None
     try:
+        # The kernel tells of a broken lease by SIGIO, which ends a process; SIGURG, unless asked for, does nothing.
+        fcntl.fcntl(handle, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except OSError as error:
         return False if error.errno == errno.EAGAIN else None

@@ -202,7 +202,10 @@ def _as_path(names: list[bytes]) -> RepoPath:
 
 
 def _names_of(target: bytes) -> list[bytes]:
-    return [name for name in target.split(b"/") if name not in (b"", b".")]
+    """The names on the way. One `.` is left at the end if what is there has to be a directory."""
+    *way, last = target.split(b"/")
+    names = [name for name in way if name not in (b"", b".")]
+    return [*names, b"." if last == b"" else last] if names or last not in (b"", b".") else []
 
 
 class _Way:
@@ -237,6 +240,8 @@ class _Way:
 
     def _step(self, name: bytes, *, final: bool) -> Spot | None:
         is_last = not self._pending
+        if name == b".":
+            return None
         if name == b"..":
             return self._up(final=final)
         target = None if is_last and not final else _link_target(self._handle, name)

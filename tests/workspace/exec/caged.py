@@ -28,7 +28,8 @@ def found_out(root: Path, outside: Path, capture: Capture, *, free: bool = False
     abstract = f"mulligan-{os.getpid()}"
     with socket.create_server(("127.0.0.1", 0)) as tcp, _listener(str(outside / "socket")), _listener("\0" + abstract):
         before = tree(os.fsencode(outside))
-        words = [sys.executable, "-S", "breakout.py", str(outside), str(tcp.getsockname()[1])]
+        # The real one: a virtual environment may be below /tmp, which the sandbox replaces.
+        words = [os.path.realpath(sys.executable), "-S", "breakout.py", str(outside), str(tcp.getsockname()[1])]
         asked = command([*words, str(outside / "socket"), abstract], str(root), env={"HOME": str(root)})
         spools = Spools()
         locked = replace(asked, sandbox="workspace", network="none")
