@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +38,7 @@ class Bench:
         return Session(self.desk, SessionId(name), Boundary(str(self.root), capability, policy))
 
     def close(self) -> None:
+        """Any number of times."""
         self.desk.close()
         self.desk.ledger.store.close()
 
@@ -54,4 +57,19 @@ def open_bench(
     store = SqliteStore(str(home), SCHEMA, durability=durability)
     ledger = Ledger(store, Journal(SCHEMA), clock=clock or SystemClock(), ids=ids or SystemIds())
     desk = Desk(ledger, HostDisk(str(root), steps=steps))
-    return Bench(root, home, desk, recover(desk))
+    bench = Bench(root, home, desk, recover(desk))
+    _left_open.append(bench)
+    return bench
+
+
+_left_open: list[Bench] = []
+
+
+@contextmanager
+def closing_all() -> Iterator[None]:
+    """Close what is opened inside and not closed: a run of thousands must not end without file descriptors."""
+    before = len(_left_open)
+    yield
+    for bench in _left_open[before:]:
+        bench.close()
+    del _left_open[before:]

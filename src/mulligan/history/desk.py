@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -125,8 +124,7 @@ class Desk:
             self._closing.pop()()
         for other in self._others.values():
             other.close()
-        with suppress(OSError):
-            self.disk.close()
+        self.disk.close()
 
 
 def identity_of(disk: Disk) -> str:

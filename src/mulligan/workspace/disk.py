@@ -113,9 +113,13 @@ class HostDisk:
             shown = os.fsdecode(root)
             raise fault("unknown_root", f"{shown} cannot be opened as a root: {error.strerror}.", root=shown) from error
         self._steps: Steps = steps or FreeSteps()
+        self._is_open = True
 
     def close(self) -> None:
-        os.close(self.root.handle)
+        """Once: a second close would hit whoever was given the number meanwhile."""
+        if self._is_open:
+            self._is_open = False
+            os.close(self.root.handle)
 
     # Looking.
 

@@ -142,7 +142,7 @@ def resolve(root: Root, path: RepoPath, *, follow: Follow = "within_root_only", 
     """
     spot = _straight(root, path)
     if spot is not None:
-        if not final or path == ROOT or _link_target(spot.parent, spot.name) is None:
+        if not final or path == ROOT or not _is_link(spot):
             return spot
         spot.close()
     with _Way(root, follow, path) as way:
@@ -177,6 +177,14 @@ def _straight(root: Root, path: RepoPath) -> Spot | None:
             raise
         return None
     return Spot(path, root.place_of(path), handle, name)
+
+
+def _is_link(spot: Spot) -> bool:
+    try:
+        return _link_target(spot.parent, spot.name) is not None
+    except OSError:
+        spot.close()
+        raise
 
 
 def _link_target(directory: int, name: bytes) -> bytes | None:
