@@ -53,7 +53,7 @@ class TestPaths:
         assert repo.code("workspace.delete", path=path, recursive=True) == "PERMISSION_DENIED"
         assert tree(repo.root) == before
 
-    @pytest.mark.req("D10.denied_absolute", "D10.denied_dotdot", "D10.denied_tilde")
+    @pytest.mark.req("D10.denied_absolute", "D10.denied_dotdot", "D10.denied_tilde", "S2.paths.no_tilde")
     def test_reads_are_as_careful(self, repo: Site) -> None:
         inside = str(repo.root / "README.md")
         for path in ("../x", inside, "~/x"):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import mulligan
 from mulligan.values.canonical import encode
 from mulligan.values.faults import MulliganError
 from mulligan.values.limits import MAX_PATH_BYTES
@@ -18,6 +22,7 @@ from mulligan.values.paths import (
     join,
     name_of,
     parent_of,
+    parse_below,
     parse_repo_path,
     path_bytes,
     path_from_bytes,
@@ -101,3 +106,22 @@ def test_below_is_by_whole_names() -> None:
         False,
         True,
     )
+
+
+@pytest.mark.req("D4.paths_one_parser")
+class TestTypedInADirectory:
+    @given(st.lists(st.sampled_from(["a", "b", "..", ".", ""]), max_size=8))
+    def test_climbs_by_name_as_the_library_does_but_never_out(self, names: list[str]) -> None:
+        text = "/".join(["x", *names])
+        wanted = os.path.normpath("w/" + text)
+        if wanted == ".." or wanted.startswith("../"):
+            with pytest.raises(MulliganError) as caught:
+                parse_below(RepoPath("w"), text)
+            assert caught.value.code == "invalid_path"
+        else:
+            assert parse_below(RepoPath("w"), text) == wanted
+
+    def test_no_other_room_reads_paths_in_base64(self) -> None:
+        sources = Path(mulligan.__file__).parent
+        knowing = [file for file in sources.rglob("*.py") if "begins with 'base64:'" in file.read_text("utf-8")]
+        assert [str(file.relative_to(sources)) for file in knowing] == ["values/paths.py"]

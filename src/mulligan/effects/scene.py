@@ -5,9 +5,7 @@ Paths enter here as text and leave as spots: resolved, judged, and held by the h
 
 from __future__ import annotations
 
-import binascii
 import os
-from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,15 +18,22 @@ from mulligan.history.call import Call
 from mulligan.history.desk import Desk
 from mulligan.values.digest import Digest, parse_digest
 from mulligan.values.entries import DirEntry
-from mulligan.values.faults import MulliganError
+from mulligan.values.faults import MulliganError, fault
 from mulligan.values.ids import SessionId
-from mulligan.values.paths import ROOT, RepoPath, ancestors_of, is_below, parse_repo_path, path_bytes, to_wire
+from mulligan.values.paths import (
+    ROOT,
+    RepoPath,
+    ancestors_of,
+    is_below,
+    parse_below,
+    parse_repo_path,
+    text_from_wire,
+    to_wire,
+)
 from mulligan.values.refusal import Refused
 from mulligan.workspace.exec.output import Sink
 from mulligan.workspace.places import Spot
 from mulligan.workspace.reading import refusal_of
-
-_WIRE_PREFIX = "base64:"
 
 
 @dataclass(slots=True)
@@ -50,25 +55,18 @@ class Scene:
 
     def path(self, text: str) -> RepoPath:
         """The path a text means: relative to the working directory, or absolute inside the root."""
-        plain = _from_wire(text)
-        if not plain.strip() or "\0" in plain:
-            raise Refused("error", "invalid_path", "A path is non-empty text without NUL.")
         try:
+            plain = text_from_wire(text)
+            if not plain.strip():
+                raise fault("invalid_path", "A path is not empty.")
             return self._normal(plain)
         except MulliganError as error:
+            if error.details.get("climbs"):
+                raise Refused("forbidden", "path_not_allowed", error.message) from None
             raise Refused("error", "invalid_path", error.message) from None
 
     def _normal(self, text: str) -> RepoPath:
-        names: list[str] = []
-        relative = self._below_root(text) if text.startswith("/") else f"{self.workdir}/{text}"
-        for name in relative.split("/"):
-            if name == "..":
-                if not names:
-                    raise Refused("forbidden", "path_not_allowed", f"{text!r} leads out of the root.")
-                names.pop()
-            elif name not in ("", "."):
-                names.append(name)
-        return parse_repo_path("/".join(names) or ".")
+        return parse_below(ROOT, self._below_root(text)) if text.startswith("/") else parse_below(self.workdir, text)
 
     def _below_root(self, text: str) -> str:
         """An absolute path relative to the root, by whole names: `/repo-evil` is not in `/repo`."""
@@ -85,8 +83,7 @@ class Scene:
 
     @staticmethod
     def one_line(path: RepoPath) -> str:
-        """A path on the wire; one with a line break in it as base64, so that lists of paths can be read back."""
-        return _WIRE_PREFIX + b64encode(path_bytes(path)).decode("ascii") if "\n" in path else to_wire(path)
+        return to_wire(path, one_line=True)
 
     def judge(self, text: str) -> None:
         """Refuse a path that cannot be one, or that leads out of the root. Nothing is asked about what is there."""
@@ -200,12 +197,3 @@ class Scene:
 
 def too_large(size_bytes: int, limit: int) -> Refused:
     return Refused("error", "inline_required_too_large", f"{size_bytes} bytes do not fit inline (limit {limit}).")
-
-
-def _from_wire(text: str) -> str:
-    if not text.startswith(_WIRE_PREFIX):
-        return text
-    try:
-        return b64decode(text[len(_WIRE_PREFIX) :], validate=True).decode("utf-8", "surrogateescape")
-    except (binascii.Error, ValueError):
-        raise Refused("error", "invalid_path", "A path that begins with 'base64:' must be base64.") from None

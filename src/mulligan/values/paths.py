@@ -24,8 +24,7 @@ def parse_repo_path(text: object) -> RepoPath:
     """The one parser of relative paths. `a//b/./c/` is `a/b/c`; `..` and absolute paths are `invalid_path`."""
     if not isinstance(text, str) or not text:
         raise fault("invalid_path", "A path is a non-empty string.")
-    if "\0" in text:
-        raise fault("invalid_path", "A path cannot contain NUL.")
+    _check_no_nul(text)
     if text.startswith("/"):
         raise fault("invalid_path", f"{text!r} is absolute; paths here are relative to the root.", absolute=True)
     names = [name for name in text.split("/") if name not in ("", ".")]
@@ -37,6 +36,25 @@ def parse_repo_path(text: object) -> RepoPath:
     if len(path_bytes(RepoPath(path))) > MAX_PATH_BYTES:
         raise fault("invalid_path", f"A path has at most {MAX_PATH_BYTES} bytes.")
     return RepoPath(path)
+
+
+def _check_no_nul(text: str) -> None:
+    if "\0" in text:
+        raise fault("invalid_path", "A path cannot contain NUL.")
+
+
+def parse_below(base: RepoPath, text: str) -> RepoPath:
+    """A relative path as typed in the directory `base`: `..` climbs by name, but out of the root is `invalid_path`."""
+    names: list[str] = []
+    _check_no_nul(text)
+    for name in f"{base}/{text}".split("/"):
+        if name != "..":
+            names += [name] if name not in ("", ".") else []
+        elif names:
+            names.pop()
+        else:
+            raise fault("invalid_path", f"{text!r} leads out of the root.", climbs=True)
+    return parse_repo_path("/".join(names) or ".")
 
 
 def path_bytes(path: RepoPath) -> bytes:
@@ -78,20 +96,28 @@ def ancestors_of(path: RepoPath) -> list[RepoPath]:
     return found
 
 
-def to_wire(path: RepoPath) -> str:
+def to_wire(path: RepoPath, *, one_line: bool = False) -> str:
+    """`one_line`: one with a line break in it as base64 too, so that lists of paths can be read back."""
     try:
         path.encode("utf-8")
     except UnicodeEncodeError:
-        return _WIRE_PREFIX + b64encode(path_bytes(path)).decode("ascii")
-    if path.startswith(_WIRE_PREFIX):
-        return _WIRE_PREFIX + b64encode(path_bytes(path)).decode("ascii")
-    return path
+        return _in_base64(path)
+    return _in_base64(path) if path.startswith(_WIRE_PREFIX) or (one_line and "\n" in path) else path
+
+
+def _in_base64(path: RepoPath) -> str:
+    return _WIRE_PREFIX + b64encode(path_bytes(path)).decode("ascii")
 
 
 def from_wire(text: object) -> RepoPath:
-    if isinstance(text, str) and text.startswith(_WIRE_PREFIX):
-        try:
-            return path_from_bytes(b64decode(text[len(_WIRE_PREFIX) :], validate=True))
-        except (binascii.Error, ValueError):
-            raise fault("invalid_path", "A path that begins with 'base64:' must be base64.") from None
-    return parse_repo_path(text)
+    return parse_repo_path(text_from_wire(text) if isinstance(text, str) else text)
+
+
+def text_from_wire(text: str) -> str:
+    """What was written, before anybody asks whether it is a path."""
+    if not text.startswith(_WIRE_PREFIX):
+        return text
+    try:
+        return b64decode(text[len(_WIRE_PREFIX) :], validate=True).decode("utf-8", "surrogateescape")
+    except (binascii.Error, ValueError):
+        raise fault("invalid_path", "A path that begins with 'base64:' must be base64.") from None

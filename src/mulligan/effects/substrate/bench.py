@@ -20,7 +20,7 @@ from mulligan.values.digest import Digest
 from mulligan.values.faults import MulliganError
 from mulligan.values.ids import SessionId, TurnId
 from mulligan.values.limits import MIB_BYTES
-from mulligan.values.paths import ROOT, RepoPath, from_wire, path_bytes
+from mulligan.values.paths import ROOT, RepoPath, parse_repo_path, path_bytes, text_from_wire
 from mulligan.workspace.census import GONE, Seen, bytes_at
 from mulligan.workspace.fingerprint import Fingerprint, TreeState
 from mulligan.workspace.lease import Lease, Leases
@@ -79,25 +79,13 @@ class Named:
 
 def parse_path(text: str) -> RepoPath:
     """S2's paths: relative, without `..`, without a leading `~`."""
-    plain = text if not text.startswith("base64:") else _decoded(text)
-    if not plain or "\0" in plain:
-        raise Failure("INVALID_ARGUMENT", "A path is non-empty text without NUL.")
-    if plain.startswith(("/", "~")) or ".." in plain.split("/"):
-        raise Failure("PERMISSION_DENIED", f"{plain!r} is not a path below the root.")
     try:
-        return from_wire(text)
+        plain = text_from_wire(text)
+        if plain.startswith(("/", "~")) or ".." in plain.split("/"):
+            raise Failure("PERMISSION_DENIED", f"{plain!r} is not a path below the root.")
+        return parse_repo_path(plain)
     except MulliganError as error:
         raise Failure("INVALID_ARGUMENT", error.message) from None
-
-
-def _decoded(text: str) -> str:
-    import binascii
-    from base64 import b64decode
-
-    try:
-        return b64decode(text[len("base64:") :], validate=True).decode("utf-8", "surrogateescape")
-    except (binascii.Error, ValueError):
-        raise Failure("INVALID_ARGUMENT", "A path that begins with 'base64:' is base64.") from None
 
 
 @dataclass(slots=True)
