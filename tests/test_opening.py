@@ -305,6 +305,11 @@ class TestOpen:
         assert ([UUID(one).version for one in calls], len(set(calls))) == ([7, 7], 2)
 
 
+READ_ONLY = """
+mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && exec "$2" -m mulligan.cli log --store "$3"
+"""
+
+
 class TestBadStores:
     @pytest.mark.req("D4.newer_store_refused")
     @pytest.mark.parametrize(
@@ -361,6 +366,20 @@ class TestBadStores:
         directory.chmod(0o555)
         assert as_nobody(str(directory)) == "store_unreadable"
         assert list(directory.iterdir()) == []
+
+    @pytest.mark.req("D14.cli.errors_say_next")
+    def test_a_disk_that_is_read_only_is_refused_and_says_what_to_do(self, tmp_path: Path) -> None:
+        """Seen from a mount namespace of its own, in which the disk really is read-only."""
+        kept, fresh = tmp_path / "disk" / "kept", tmp_path / "disk" / "fresh"
+        SqliteStore(str(kept), CONTRACT_SCHEMA).close()
+        before = sorted(os.listdir(kept))
+        for directory in (kept, fresh):
+            words = ["sh", "-c", READ_ONLY, "sh", str(tmp_path / "disk"), sys.executable, str(directory)]
+            apart = ["unshare", "--user", "--map-root-user", "--mount", *words]
+            done = subprocess.run(apart, capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+            assert "MULLIGAN_HOME" in done.stderr
+        assert (sorted(os.listdir(kept)), fresh.exists()) == (before, False)
 
     def test_a_reader_of_a_good_store_sees_what_is_in_it(self, tmp_path: Path) -> None:
         store = opened(str(tmp_path))

@@ -129,6 +129,30 @@ class TestVerify:
         assert (done.code, done.json["error"]["code"]) == (2, "invalid_store_url")
 
 
+class TestStore:
+    @pytest.mark.req("D14.cli.store")
+    def test_says_where_it_is_and_what_it_holds(self, home: Path) -> None:
+        about = run("store", "--json", home=home).json
+        assert (about["store"], about["sessions"], about["calls"]) == (str(home), 2, 2)
+        assert about["roots"] == [str(home.parent / "root")]
+        assert 0 < about["size_bytes"] < about["cap_bytes"] == 10 * 1024**3
+        assert str(home) in run("store", home=home).out
+
+    @pytest.mark.req("D14.cli.store", "D6.cap_store", "D6.caps_settable")
+    def test_a_new_cap_takes_the_oldest_bodies_at_once(self, home: Path) -> None:
+        root = str(home.parent / "root")
+        with mulligan.open(root, store=str(home)) as opened, opened.session("one").call() as call:
+            call.write_file("one.txt", "newer\n" * 200)
+        assert run("store", "--cap", "0", home=home).code == 2
+        assert run("store", "--cap", "1", "--json", home=home).json["cap_bytes"] == 1
+        status = [call["status"] for call in run("log", "--json", "--root", root, home=home).json]
+        assert status == ["committed", "committed", "evicted"]
+
+    def test_one_that_is_not_there_is_not_made(self, tmp_path: Path) -> None:
+        assert run("store", home=tmp_path / "none").code == 2
+        assert not (tmp_path / "none").exists()
+
+
 class TestDu:
     @pytest.mark.req("D14.cli.du", "D6.du")
     def test_shows_sessions_blobs_and_journal(self, home: Path) -> None:

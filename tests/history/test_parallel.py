@@ -6,6 +6,8 @@ import contextvars
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from datetime import UTC, datetime
 from itertools import combinations, product
 from pathlib import Path
 
@@ -16,10 +18,12 @@ from mulligan.effects.handle import CallHandle
 from mulligan.effects.receipt import Receipt, text_of
 from mulligan.history.log import calls_of
 from mulligan.history.schema import SCHEMA
-from mulligan.history.tables import OPEN
+from mulligan.history.tables import OPEN, TOUCHES
 from mulligan.store.claims import CLAIMS
 from mulligan.store.verify import verify
 from mulligan.testing import contents_of, plant, tree_of
+from mulligan.values.canonical import decode
+from mulligan.values.clock import FixedClock
 from mulligan.values.digest import digest_of
 
 
@@ -262,3 +266,17 @@ def increment(call: CallHandle, counter: str, own: str, refused: list[str]) -> b
             refused.append(receipt.error_code)
             call.fail(receipt.error_code)
         return receipt.ok
+
+
+@pytest.mark.req("H15.unique_temp_names")
+def test_names_of_drafts_never_meet(tmp_path: Path) -> None:
+    """Many calls in one directory at one and the same moment, on files that differ in their ending only."""
+    bench = open_bench(tmp_path, clock=FixedClock(datetime(2026, 1, 1, tzinfo=UTC)))
+    with ExitStack() as open_calls:
+        for number in range(40):
+            call = open_calls.enter_context(bench.session(f"s{number % 3}").call())
+            call.write_file(f"{number}.txt", "x")
+            call.write_file(f"{number}.rs", "y")
+        with bench.desk.ledger.store.read() as tx:
+            drafts = [name for row in tx.select(TOUCHES) for name in decode(row.drafts)]
+    assert len(drafts) == len(set(drafts)) == 80

@@ -32,6 +32,7 @@ class TestMemoryStore(StoreContract):
     "D4.blob_address",
     "D4.blob_verified_on_read",
     "D4.blob_prefix_chain",
+    "D4.blob_batches_8_mb",
     "D18.journal_tampering",
     "S0.storage.bodies_by_sha256",
     "S0.storage.dedup_across_snapshots",

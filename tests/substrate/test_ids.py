@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 from hashlib import sha256
 from pathlib import Path
 
@@ -109,7 +110,7 @@ def conflicted(root: Path) -> None:
         (root / "f").write_text(text)
         git(root, "add", "f")
         git(root, "commit", "-q", "-m", branch)
-    with pytest.raises(Exception, match="merge"):
+    with pytest.raises(subprocess.CalledProcessError):
         git(root, "merge", "one")
 
 

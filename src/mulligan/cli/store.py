@@ -1,27 +1,31 @@
-"""Verbs about the store as a whole: `verify` and `du`."""
+"""Verbs about the store as a whole: `store`, `verify` and `du`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import click
 
 from mulligan.cli.errors import INTEGRITY
 from mulligan.cli.options import Common, common_options
 from mulligan.cli.output import ProgressLine, paint, print_json, print_rows, size_words, visible
+from mulligan.history.bounds import set_store_cap, store_cap_of
+from mulligan.history.ledger import Ledger
 from mulligan.history.schema import SCHEMA
-from mulligan.history.tables import ROOTS
+from mulligan.history.tables import CALLS, ROOTS
 from mulligan.opening import open_store, store_directory
 from mulligan.session.tables import SESSIONS, SessionRow, session_journal
+from mulligan.store.journal import Journal
+from mulligan.store.migrations import SCHEMA_VERSION
 from mulligan.store.protocol import Store
 from mulligan.store.usage import JournalUsage, Usage, usage_of
 from mulligan.store.verify import Problem, verify, verify_journal
 from mulligan.values.clock import SystemClock
 from mulligan.values.faults import fault
-from mulligan.values.ids import SessionId
+from mulligan.values.ids import SessionId, SystemIds
 
 
 @contextmanager
@@ -32,6 +36,59 @@ def opened(common: Common) -> Iterator[Store]:
         yield store
     finally:
         store.close()
+
+
+@click.command("store")
+@click.option("--cap", metavar="BYTES", type=click.IntRange(min=1), help="Set how large the store may grow.")
+@common_options
+def store_verb(common: Common, cap: int | None) -> int:
+    """Say where the store is, what is in it and how large it may grow.
+
+    A new cap is in force at once: the oldest calls' bodies are dropped until the store fits, and undo says so.
+    """
+    with opened(common) as store:
+        if cap is not None:
+            set_store_cap(Ledger(store, Journal(SCHEMA), clock=SystemClock(), ids=SystemIds()), cap)
+        about = _about(store, store_directory(common.store, os.environ) or "memory:")
+    if common.as_json:
+        print_json(asdict(about))
+    else:
+        _print_about(about)
+    return 0
+
+
+@dataclass(frozen=True)
+class _About:
+    store: str
+    schema_version: int
+    size_bytes: int
+    cap_bytes: int
+    sessions: int
+    calls: int
+    roots: list[str]
+
+
+def _about(store: Store, directory: str) -> _About:
+    with store.read() as tx:
+        return _About(
+            directory,
+            SCHEMA_VERSION,
+            store.size_bytes(),
+            store_cap_of(tx),
+            sessions=tx.count(SESSIONS),
+            calls=tx.count(CALLS),
+            roots=sorted(os.fsdecode(root.place) for root in tx.select(ROOTS)),
+        )
+
+
+def _print_about(about: _About) -> None:
+    rows = [
+        ("store", about.store),
+        ("format", str(about.schema_version)),
+        ("size", f"{size_words(about.size_bytes)} of at most {size_words(about.cap_bytes)}"),
+        ("holds", f"{about.sessions} sessions, {about.calls} calls"),
+    ]
+    print_rows([*rows, *(("root", root) for root in about.roots)])
 
 
 @click.command("verify")

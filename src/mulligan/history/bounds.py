@@ -11,20 +11,23 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
+from mulligan.history.kept import forget_unused
 from mulligan.history.ledger import Ledger, digests_of
 from mulligan.history.log import changes_of
-from mulligan.history.tables import CALLS, OPEN, PINS, CallRow
+from mulligan.history.tables import CALLS, KEPT, OPEN, PINS, CallRow
 from mulligan.session.tables import SESSIONS, session_journal
 from mulligan.store.blobs import BESIDE, BLOBS, BODIES, EVICTED, IN_DATABASE, PARTS, READABLE, BlobRow
 from mulligan.store.journal import RECORDS, REFS, RefRow, parse_record
 from mulligan.store.protocol import META, MetaRow, Tx
-from mulligan.values.clock import parse_timestamp
+from mulligan.values.clock import FixedClock, parse_timestamp, timestamp
 from mulligan.values.digest import Digest, digest_from_raw, raw_digest
 from mulligan.values.ids import SessionId
 from mulligan.values.limits import SESSION_CAP_BYTES, STORE_CAP_BYTES
 
 _GC_GRACE = timedelta(minutes=15)
 _GC_BATCH = 500
+_STORE_CAP = "store_cap"
+_KEPT_UNUSED = timedelta(days=30)
 
 
 @dataclass(slots=True, frozen=True)
@@ -67,22 +70,37 @@ def set_cap(ledger: Ledger, session: SessionId, cap_bytes: int) -> int:
     return previous
 
 
+def store_cap_of(tx: Tx) -> int:
+    row = tx.get(META, _STORE_CAP)
+    return int(row.value) if row is not None else STORE_CAP_BYTES
+
+
+def set_store_cap(ledger: Ledger, cap_bytes: int) -> list[str]:
+    """The store's cap, at least one byte, in force at once and for every process. The calls evicted."""
+    with ledger.store.write() as tx:
+        tx.put(META, MetaRow(_STORE_CAP, str(max(1, cap_bytes))))
+    return _keep_store_bound(ledger)
+
+
 def keep_bounds(ledger: Ledger, session: SessionId) -> list[str]:
     """Evict until the session is under its cap and the store under its own. The calls evicted."""
     with ledger.store.read() as tx:
         cap = cap_of(tx, session)
-    evicted = evict_over(ledger, session, cap)
-    if ledger.store.size_bytes() > STORE_CAP_BYTES:
-        evicted += _evict_everywhere(ledger)
-    return evicted
+    return evict_over(ledger, session, cap) + _keep_store_bound(ledger)
 
 
-def _evict_everywhere(ledger: Ledger) -> list[str]:
+def _keep_store_bound(ledger: Ledger) -> list[str]:
+    with ledger.store.read() as tx:
+        cap = store_cap_of(tx)
+    return _evict_everywhere(ledger, cap) if ledger.store.size_bytes() > cap else []
+
+
+def _evict_everywhere(ledger: Ledger, cap_bytes: int) -> list[str]:
     """The store is over its cap: every session gives up its oldest calls until the sum fits; closed sessions first."""
     with ledger.store.read() as tx:
         rows = sorted(tx.select(SESSIONS), key=lambda row: (row.closed_at is None, row.created_at))
         sizes = {SessionId(row.id): usage_of(tx, SessionId(row.id)).bytes for row in rows}
-    surplus, evicted = sum(sizes.values()) - STORE_CAP_BYTES, []
+    surplus, evicted = sum(sizes.values()) - cap_bytes, []
     for session, size in sizes.items():
         if surplus <= 0:
             break
@@ -149,7 +167,7 @@ def _is_needed(tx: Tx, digest: Digest, doomed: set[Digest], *, but_for: str) -> 
     """Named by a record of something kept, or by a part or a later version that is."""
     raw = raw_digest(digest)
     later = [row for row in tx.select(BLOBS, {"base": raw}) if digest_from_raw(row.digest) not in doomed]
-    if any(row.place in READABLE for row in later) or _is_part(tx, raw):
+    if any(row.place in READABLE for row in later) or _is_part(tx, raw) or _is_kept(tx, raw):
         return True
     return any(not _is_given_up(tx, ref, but_for) for ref in tx.select(REFS, {"digest": raw}))
 
@@ -186,8 +204,15 @@ def _is_part(tx: Tx, raw: bytes) -> bool:
     return bool(tx.select(PARTS, {"part": raw}, order=("part",), limit=1))
 
 
+def _is_kept(tx: Tx, raw: bytes) -> bool:
+    """Whether a watched file holds it now, so that the next change of that file will need it."""
+    return bool(tx.select(KEPT, {"digest": raw}, limit=1))
+
+
 def collect_garbage(ledger: Ledger) -> tuple[int, int]:
     """Delete what nothing names. Safe beside writers. Blobs and bytes given back."""
+    with ledger.store.write() as tx:
+        forget_unused(tx, timestamp(FixedClock(ledger.clock.now() - _KEPT_UNUSED)))
     with ledger.store.read() as tx:
         cutoff = _cutoff_ms(ledger, tx)
         doomed = [row.digest for row in tx.select(BLOBS) if _is_garbage(tx, row, cutoff)]
@@ -220,4 +245,5 @@ def _cutoff_ms(ledger: Ledger, tx: Tx) -> int:
 def _is_garbage(tx: Tx, row: BlobRow, cutoff_ms: int) -> bool:
     if row.touched_ms >= cutoff_ms or tx.select(REFS, {"digest": row.digest}, limit=1):
         return False
-    return not tx.select(BLOBS, {"base": row.digest}, limit=1) and not _is_part(tx, row.digest)
+    needed = _is_part(tx, row.digest) or _is_kept(tx, row.digest)
+    return not needed and not tx.select(BLOBS, {"base": row.digest}, limit=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -17,7 +18,7 @@ from mulligan.testing.store_bench import StoreBench, judged
 from mulligan.testing.world import SteppingClock
 from mulligan.values.digest import Digest, digest_of, raw_digest
 from mulligan.values.faults import MulliganError
-from mulligan.values.limits import BLOB_CHAIN_MAX, BLOB_IN_DATABASE_BYTES
+from mulligan.values.limits import BLOB_BATCH_BYTES, BLOB_CHAIN_MAX, BLOB_IN_DATABASE_BYTES
 
 
 class BlobContract(StoreBench):
@@ -41,6 +42,17 @@ class BlobContract(StoreBench):
             assert [row and row.place for row in rows] == [BESIDE, IN_DATABASE]
             assert tx.count(BODIES) == 1
         assert list(store.bodies.digests()) == digests[:1]
+
+    def test_many_are_put_in_batches_so_that_nobody_waits_for_all(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        writes = Counter[str]()
+        write = store.write
+        monkeypatch.setattr(store, "write", lambda: writes.update(["write"]) or write())
+        size = BLOB_BATCH_BYTES // 4
+        datas = [Random(number).randbytes(size) for number in range(12)]
+        assert self.blobs(store).store_all(datas) == [digest_of(data) for data in datas]
+        assert writes["write"] >= len(datas) * size // BLOB_BATCH_BYTES
 
     def test_the_same_bytes_are_kept_once_and_touched(self, store: Store) -> None:
         blobs = self.blobs(store)
