@@ -54,6 +54,7 @@ bench: $(INSTALLED) ## measure; results go into benchmarks/README.md by hand
 	$(PY) benchmarks/search.py
 	$(PY) benchmarks/exec.py
 	$(PY) benchmarks/mcp.py
+	$(PY) benchmarks/sessions.py
 
 lock: $(INSTALLED) ## choose versions anew (needs uv)
 	printf 'hatchling>=1.27\neditables>=0.5\n' | uv pip compile pyproject.toml - $(LOCK_FLAGS) --extra search --extra watch --extra serve \

@@ -14,6 +14,27 @@ SHOWS = {
         "after the crash:  ['milk', 'bread', 'eggs']",
         "after the undo:   ['milk', 'bread', 'eggs', 'my own line']",
     ],
+    "share_session.py": [
+        "shared:    Deploy <root>/app with <redacted:github_token:44>.",
+        "redacted:  <redacted:github_token:44>",
+        "redacted:  <root>",
+        "same again: True",
+        "goes on:   2 messages",
+    ],
+    "transactional_agent.py": [
+        "the file:  print('hello')",
+        "the plan:  ['check hello.py']",
+        "the log:   [True, False]",
+        "rolled back:  [] ()",
+    ],
+    "sessions.py": [
+        "the branch:      5 messages, from plan",
+        "after rollback:  4 messages, ['list.txt']",
+        "after redo:      8 messages, ['budget.txt', 'list.txt']",
+        "a model is sent: ['assistant', 'tool', 'assistant', 'user', 'assistant', 'tool', 'assistant']",
+        "compacted to:    5 messages",
+        "told in order:   ['message', 'message', 'message', 'message'] and 5 more",
+    ],
 }
 
 

@@ -13,8 +13,10 @@ from mulligan.values.faults import MulliganError, fault, fault_of_os_error
 if TYPE_CHECKING:
     from mulligan.boundary.verdict import Boundary
     from mulligan.effects.session import Session
+    from mulligan.effects.sessions import Sessions
     from mulligan.history.desk import Desk
     from mulligan.history.recovery import Recovered
+    from mulligan.session.tokens import Tokens
     from mulligan.store.journal import Schema
     from mulligan.store.protocol import Durability, Store
     from mulligan.values.ids import IdSource
@@ -141,20 +143,37 @@ class Mulligan:
         self.desk = desk
         self.boundary = boundary
         self.recovered = tuple(recovered)
+        self._sessions: Sessions | None = None
         _open.append(self)
 
     @property
     def root(self) -> str:
         return os.fsdecode(self.desk.disk.root.path)
 
+    @property
+    def store(self) -> Store:
+        return self.desk.ledger.store
+
     def session(self, id: str | None = None) -> Session:
         """A new session, or the one with this id, which is opened or resumed."""
-        from mulligan.effects.session import Session
-        from mulligan.values.ids import SessionId, parse_user_id
+        return self.sessions.open(id)
 
-        name = self.desk.ledger.ids.new() if id is None else parse_user_id(id, "session")
-        self.desk.ledger.session(SessionId(name), self.desk.root)
-        return Session(self.desk, SessionId(name), self.boundary)
+    @property
+    def sessions(self) -> Sessions:
+        """All sessions of this workspace."""
+        from mulligan.effects.sessions import Sessions
+
+        if self._sessions is None:
+            self._sessions = Sessions(self.desk, self.boundary)
+        return self._sessions
+
+    @property
+    def tokens(self) -> Tokens:
+        """The bearer tokens of this store."""
+        from mulligan.session.tokens import Tokens
+
+        ledger = self.desk.ledger
+        return Tokens(ledger.store, ledger.journal, clock=ledger.clock)
 
     def close(self) -> None:
         if self in _open:
@@ -232,6 +251,9 @@ def _desk(
 
 
 def _recovered(desk: Desk, boundary: Boundary) -> Mulligan:
+    from mulligan.history.observing import finish_abandoned
     from mulligan.history.recovery import recover
 
-    return Mulligan(desk, boundary, recover(desk))
+    recovered = recover(desk)
+    finish_abandoned(desk)
+    return Mulligan(desk, boundary, recovered)

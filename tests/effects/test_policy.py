@@ -46,6 +46,20 @@ def test_a_rule_denies_one_operation_in_one_place(stage: Stage, effect: str) -> 
         stage.perform("write_file", path="src/a", content="one\n")
 
 
+@pytest.mark.req("S1.policy.narrows")
+def test_files_that_a_policy_hides_use_up_no_scan_limit(stage: Stage) -> None:
+    stage.plant({f"hidden/h{number}": "hit\n" for number in range(9)} | {"s0": "hit\n", "s1": "hit\n", "s2": "hit\n"})
+    rules: Rules = [{"paths": ["hidden"], "verdict": "deny"}]
+    for limit, truncated in ((2, True), (3, False)):
+        limited = stage.within({"max_scan_files": limit, "max_scan_bytes": 4 * limit}, policy=rules)
+        shown = [f"s{number}" for number in range(limit)]
+        found = limited.perform("grep", pattern="hit")
+        assert (found["matches"], found["truncated"]) == (text("\n".join(f"{one}:1:hit" for one in shown)), truncated)
+        found = limited.perform("glob", pattern="**")
+        assert (found["count"], found["truncated"]) == (limit, truncated)
+        assert set(found["paths"]["inline_text"]["text"].split()) == set(shown)
+
+
 @pytest.mark.req("D8.policy_last_wins")
 def test_the_last_rule_that_matches_decides(stage: Stage) -> None:
     stage.plant({"src/a": "x", "src/secret/b": "x", "src/secret/ok": "x", "c": "x"})

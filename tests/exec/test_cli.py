@@ -102,17 +102,18 @@ class TestExec:
             (work / "gate").write_text("\n")
             assert process.stdout.readline() == "two\n"
 
-    @pytest.mark.parametrize("way", ["notify", "scan"])
+    @pytest.mark.parametrize("way", ["notify", "watch", "scan", "overlay"])
     def test_ctrl_c_ends_it_and_puts_everything_back(self, work: Path, way: str) -> None:
-        # Not with overlay: a FIFO seen through it is another one, and nobody would come to the gate.
-        os.mkfifo(work / "gate")
-        script = "echo 1 > n; mkdir d; echo 2 > d/m; echo $$ > gate; sleep 1000"
+        # Outside: a FIFO seen through an overlay is another one, and nobody would come to the gate.
+        gate = work.parent / "gate"
+        os.mkfifo(gate)
+        script = f"echo 1 > n; mkdir d; echo 2 > d/m; echo $$ > {gate}; sleep 1000"
         words = [*MULLIGAN, "exec", "--strategy", way, "--", "sh", "-c", script]
         with subprocess.Popen(words, stderr=subprocess.DEVNULL, preexec_fn=heed_interrupts) as process:
-            shell = int((work / "gate").read_text())
+            shell = int(gate.read_text())
             process.send_signal(signal.SIGINT)
             assert process.wait() == 130
-        assert os.listdir(work) == ["gate"] and not os.path.exists(f"/proc/{shell}")
+        assert os.listdir(work) == [] and not os.path.exists(f"/proc/{shell}")
 
     @pytest.mark.req("D7.mulligan_call_joins")
     def test_inside_another_joins_it(self, run: Run, work: Path) -> None:

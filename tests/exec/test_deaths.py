@@ -71,7 +71,11 @@ def wait_for_death(pid: int) -> None:
 
 
 @pytest.mark.req("D7.notify_supervisor_death")
-@pytest.mark.parametrize("params", ["{'strategy': 'notify'}", "{'isolate': True}"], ids=["notify", "overlay"])
+@pytest.mark.parametrize(
+    "params",
+    ["{'strategy': 'notify'}", "{'isolate': True}", "{'strategy': 'scan'}", "{'strategy': 'watch'}"],
+    ids=["notify", "overlay", "scan", "watch"],
+)
 def test_killed_in_the_middle_of_a_command_the_tree_is_as_before(tmp_path: Path, params: str) -> None:
     root, gate = tmp_path / "work", tmp_path / "gate"
     plant(root, FILES)
@@ -89,6 +93,102 @@ def test_killed_in_the_middle_of_a_command_the_tree_is_as_before(tmp_path: Path,
     found = {path: one for path, one in tree(os.fsencode(root)).items() if b".git/objects/" not in path}
     assert found == {path: one for path, one in before.items() if b".git/objects/" not in path}
     assert [one.conflicts for one in bench.recovered] in ([[]], [])
+    bench.close()
+
+
+@pytest.mark.parametrize("way", ["scan", "watch"])
+class TestWindows:
+    """The ways that see a change only afterwards: the store knows what was there, the warden when it was over."""
+
+    def killed(self, base: Path, script: str, way: str, *, warden_too: bool = False) -> None:
+        gate = base / "gate"
+        os.mkfifo(gate)
+        with worker(base, f"{script}; echo $$ $PPID > {gate}; sleep 1000", f"{{'strategy': {way!r}}}") as process:
+            shell, warden = (int(number) for number in gate.read_text().split())
+            if warden_too:
+                os.kill(warden, signal.SIGKILL)
+                wait_for_death(warden)
+                os.kill(shell, signal.SIGKILL)
+            os.kill(process.pid, signal.SIGKILL)
+            wait_for_death(shell)
+
+    def test_what_a_person_does_after_the_death_stays_and_is_named(self, tmp_path: Path, way: str) -> None:
+        root = tmp_path / "work"
+        plant(root, {"a": "1\n", "both": "1\n", "d/x": "x\n", "persons": "1\n"})
+        self.killed(tmp_path, "echo 2 > a; echo 2 > both; rm d/x; mkdir n; echo n > n/n", way)
+        wait_for_recorder(tmp_path)
+        plant(root, {"both": "person\n", "persons": "2\n", "n/mine": "mine\n", "fresh": "f\n"})
+        bench = open_bench(tmp_path)
+        (ended,) = bench.recovered
+        found = {path: (root / path).read_text() for path in ("a", "both", "d/x", "persons", "n/mine", "fresh")}
+        assert found == {
+            "a": "1\n",
+            "both": "person\n",
+            "d/x": "x\n",
+            "persons": "2\n",
+            "n/mine": "mine\n",
+            "fresh": "f\n",
+        }
+        assert not (root / "n/n").exists()
+        assert {"both", "persons", "fresh", "n/mine"} <= set(ended.conflicts)
+        bench.close()
+
+    def test_if_even_the_warden_was_killed_nothing_is_touched_and_all_is_named(self, tmp_path: Path, way: str) -> None:
+        root = tmp_path / "work"
+        plant(root, {"a": "1\n"})
+        self.killed(tmp_path, "echo 2 > a; echo n > n", way, warden_too=True)
+        bench = open_bench(tmp_path)
+        (ended,) = bench.recovered
+        assert (root / "a").read_text() == "2\n" and (root / "n").exists()
+        assert set(ended.conflicts) == {"a", "n"}
+        bench.close()
+
+    def test_the_next_command_finds_everything_in_order(self, tmp_path: Path, way: str) -> None:
+        root = tmp_path / "work"
+        plant(root, {"a": "1\n"})
+        self.killed(tmp_path, "echo 2 > a; echo n > n", way)
+        bench = open_bench(tmp_path)
+        assert sh(bench, "echo 3 > a", strategy=way).changes == [{"path": "a", "kind": "modified"}]
+        assert bench.session().undo().ok and (root / "a").read_text() == "1\n"
+        assert list((tmp_path / "home" / "windows").iterdir()) != []
+        bench.close()
+        assert list((tmp_path / "home" / "windows").iterdir()) == []
+
+
+def wait_for_recorder(base: Path) -> None:
+    """Returns when the warden has written when it was over, so that what a test does next comes after that."""
+    import fcntl
+
+    for mark in (base / "home" / "windows").iterdir():
+        with mark.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+
+
+def test_every_command_of_a_call_is_put_back_when_it_dies(tmp_path: Path) -> None:
+    root, gate = tmp_path / "work", tmp_path / "gate"
+    plant(root, {"a": "1\n", "b": "1\n", "c": "1\n"})
+    os.mkfifo(gate)
+    code = f"""
+import sys
+from pathlib import Path
+from benches import open_bench
+bench = open_bench(Path(sys.argv[1]))
+with bench.session().call() as call:
+    call.exec(["sh", "-c", "echo 2 > a"], strategy="scan")
+    call.exec(["sh", "-c", "echo 2 > b; echo n > n"], strategy="watch")
+    call.write_file("c", "2")
+    call.exec(["true"], strategy="watch")
+    Path({str(gate)!r}).write_text("here")
+    sys.stdin.read()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    words = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(words, env=environment, stdin=subprocess.PIPE) as process:
+        assert gate.read_text() == "here"
+        process.kill()
+    bench = open_bench(tmp_path)
+    assert [(root / name).read_text() for name in "abc"] == ["1\n"] * 3 and not (root / "n").exists()
+    assert [one.conflicts for one in bench.recovered] == [[]]
     bench.close()
 
 

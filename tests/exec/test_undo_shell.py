@@ -27,7 +27,6 @@ BLIND_SPOTS = {
         "fifo",
         "socket",
         "sparse file",
-        "another hard link, then removed",
         "new hard link, changed through it",
     },
 }
@@ -372,3 +371,47 @@ class TestPeople:
         )
         assert receipt.coverage == [{"path": "f", "reason": "conflicted"}]
         assert (bench.root / "f").read_text() == "person\n" and (bench.root / "other").read_text() == "o\n"
+
+
+class TestSameFile:
+    """With `notify` the command works on the file that a person is saving."""
+
+    @pytest.mark.parametrize("atomic", [False, True])
+    def test_a_save_into_a_file_the_command_changed_is_a_named_conflict_and_stays(
+        self, bench: Bench, atomic: bool
+    ) -> None:
+        plant(bench.root, {"f": "1\n", "own": "1\n"})
+        script = "echo 2 > own; echo agent > f; GATE"
+        receipt = during(bench, script, lambda: save(bench.root / "f", atomic=atomic), strategy="notify")
+        assert receipt.coverage == [{"path": "f", "reason": "ambiguous"}]
+        back = bench.session().undo()
+        assert [one.to_json() for one in back.outcomes] == [
+            {"path": "f", "outcome": "conflicted", "reason": "ambiguous"},
+            {"path": "own", "outcome": "restored"},
+        ]
+        assert (bench.root / "f").read_text() == "person\n" and (bench.root / "own").read_text() == "1\n"
+
+    @pytest.mark.parametrize("atomic", [False, True])
+    def test_a_rollback_leaves_it_and_puts_the_rest_back(self, bench: Bench, atomic: bool) -> None:
+        plant(bench.root, {"f": "1\n", "own": "1\n"})
+        script = "echo 2 > own; echo agent > f; GATE; exit 1"
+        receipt = during(
+            bench, script, lambda: save(bench.root / "f", atomic=atomic), strategy="notify", rollback_on="nonzero"
+        )
+        assert told(receipt) == ("error", "nonzero_exit")
+        assert {"path": "f", "reason": "ambiguous"} in receipt.coverage
+        assert (bench.root / "f").read_text() == "person\n" and (bench.root / "own").read_text() == "1\n"
+
+    def test_what_others_do_to_a_file_that_the_command_left_as_it_was_is_not_the_commands(self, bench: Bench) -> None:
+        plant(bench.root, {"f": "1\n"})
+        receipt = during(bench, "cat f; GATE", lambda: save(bench.root / "f", atomic=False), strategy="notify")
+        assert receipt.coverage == [] and receipt.changes == []
+
+
+def save(path: Path, *, atomic: bool) -> None:
+    if not atomic:
+        path.write_text("person\n")
+        return
+    draft = path.with_name(".draft")
+    draft.write_text("person\n")
+    draft.rename(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from pathlib import Path
@@ -9,12 +10,15 @@ from typing import Any
 
 import pytest
 
-from benches import Bench
+from benches import Bench, open_bench
 from exec.commands import git, plant, repository, sh
-from mulligan.history.baseline import WorkspaceBaseline
+from mulligan.history.kept import KeptTree
+from mulligan.history.windows import lookout_of
 from mulligan.store.blobs import BLOBS
 from mulligan.values.digest import digest_of, raw_digest
 from mulligan.values.entries import ABSENT, FileEntry
+from mulligan.values.paths import RepoPath
+from workspace.exec.trees import tree
 
 
 def path_of(bench: Bench, name: str) -> bytes:
@@ -26,25 +30,33 @@ def is_stored(bench: Bench, data: bytes) -> bool:
         return tx.get(BLOBS, raw_digest(digest_of(data))) is not None
 
 
+def looked_at(bench: Bench, **caps: int) -> KeptTree:
+    """Everything below the root, read and saved."""
+    tree = KeptTree(bench.desk, **caps)
+    tree.look()
+    while not tree.is_settled:
+        tree.go_on(math.inf)
+    return tree
+
+
 @pytest.mark.req("D7.scan_baseline_git")
 class TestGitHasIt:
     def test_a_clean_tracked_file_is_read_from_git_only_when_it_changed(self, bench: Bench) -> None:
         repository(bench.root, {"a": "clean\n", "b": "clean too\n"})
         os.chmod(bench.root / "a", 0o640)
         git(bench.root, "update-index", "-q", "--refresh")
-        baseline = WorkspaceBaseline(bench.desk)
-        baseline.take()
+        tree = looked_at(bench)
         assert not is_stored(bench, b"clean\n")
         mtime = (bench.root / "a").stat().st_mtime_ns
         plant(bench.root, {"a": "changed\n"})
-        entry = FileEntry(digest_of(b"clean\n"), 6, 0o640, mtime)
-        assert baseline.before_of(path_of(bench, "a")) == entry
+        drifts = {one.path: one.before for one in tree.settle([path_of(bench, "a")])}
+        assert drifts == {"a": FileEntry(digest_of(b"clean\n"), 6, 0o640, mtime)}
         assert is_stored(bench, b"clean\n") and not is_stored(bench, b"clean too\n")
 
     def test_a_file_that_is_not_clean_is_copied(self, bench: Bench) -> None:
         repository(bench.root, {"a": "committed\n"})
         plant(bench.root, {"a": "dirty\n", "new": "untracked\n"})
-        WorkspaceBaseline(bench.desk).take()
+        looked_at(bench)
         assert is_stored(bench, b"dirty\n") and is_stored(bench, b"untracked\n")
 
     def test_a_file_that_attributes_made_different_from_gits_bytes_is_copied(self, bench: Bench) -> None:
@@ -68,17 +80,15 @@ class TestGitHasIt:
 class TestCaps:
     def test_keep_large_files_out(self, bench: Bench) -> None:
         plant(bench.root, {"small": "s", "large": "l" * 11, "other": "o" * 6})
-        baseline = WorkspaceBaseline(bench.desk, file_max_bytes=10, workspace_max_bytes=7)
-        baseline.take()
-        known = {name: baseline.before_of(path_of(bench, name)) for name in ("small", "large", "other", "absent")}
+        tree = looked_at(bench, file_max_bytes=10, workspace_max_bytes=7)
+        known = {name: tree.entry(RepoPath(name)) for name in ("small", "large", "other", "absent")}
         assert known["large"] is None and known["absent"] == ABSENT
         assert known["small"] is not None and known["other"] is not None
 
     def test_keep_the_whole_bounded(self, bench: Bench) -> None:
         plant(bench.root, {str(number): "x" * 10 for number in range(5)})
-        baseline = WorkspaceBaseline(bench.desk, workspace_max_bytes=25)
-        baseline.take()
-        kept = [number for number in range(5) if baseline.before_of(path_of(bench, str(number))) is not None]
+        tree = looked_at(bench, workspace_max_bytes=25)
+        kept = [number for number in range(5) if tree.entry(RepoPath(str(number))) is not None]
         assert len(kept) == 2
 
     @pytest.mark.parametrize("way", ["scan", "watch"])
@@ -116,3 +126,74 @@ def test_a_path_somebody_else_changed_in_the_window_is_ambiguous(bench: Bench, t
         {"path": "shared", "outcome": "conflicted", "reason": "ambiguous"},
     ]
     assert (bench.root / "own").read_text() == "1\n" and (bench.root / "shared").read_text() == "person\nagent\n"
+
+
+@pytest.mark.parametrize("way", ["scan", "watch"])
+class TestWarm:
+    """What was looked at stays known between commands."""
+
+    def test_nothing_is_read_twice(self, bench: Bench, way: str) -> None:
+        plant(bench.root, {str(number): f"{number}\n" for number in range(50)})
+        sh(bench, "echo x > new", strategy=way)
+        with bench.desk.ledger.store.read() as tx:
+            touched = {row.digest: row.touched_ms for row in tx.select(BLOBS)}
+        receipt = sh(bench, "echo changed > 7", strategy=way)
+        assert receipt.changes == [{"path": "7", "kind": "modified"}]
+        with bench.desk.ledger.store.read() as tx:
+            again = [row for row in tx.select(BLOBS) if touched.get(row.digest) not in (None, row.touched_ms)]
+        assert len(again) < 10
+
+    def test_what_a_person_changes_in_between_is_theirs(self, bench: Bench, way: str) -> None:
+        plant(bench.root, {"a": "1\n", "b": "1\n"})
+        sh(bench, "echo 2 > a", strategy=way)
+        plant(bench.root, {"a": "person\n", "b": "person\n"})
+        receipt = sh(bench, "echo 3 > a", strategy=way)
+        assert (receipt.changes, receipt.coverage) == ([{"path": "a", "kind": "modified"}], [])
+        assert bench.session().undo().ok
+        assert (bench.root / "a").read_text() == (bench.root / "b").read_text() == "person\n"
+
+    def test_what_an_undo_puts_back_is_known_to_the_next(self, bench: Bench, way: str) -> None:
+        plant(bench.root, {"a": "1\n", "d/x": "x\n"})
+        before = tree(os.fsencode(bench.root))
+        for _ in range(3):
+            assert sh(bench, "echo 2 >> a; rm -r d; mkdir n; echo n > n/n", strategy=way).ok
+            assert bench.session().undo().ok
+            assert tree(os.fsencode(bench.root)) == before
+
+    def test_another_process_goes_on_from_what_this_one_knew(self, bench: Bench, tmp_path: Path, way: str) -> None:
+        plant(bench.root, {"a": "1\n", "b": "1\n"})
+        sh(bench, "echo 2 > a", strategy=way)
+        bench.close()
+        plant(bench.root, {"b": "person\n"})
+        again = open_bench(tmp_path)
+        assert sh(again, "echo 3 > b", strategy=way).changes == [{"path": "b", "kind": "modified"}]
+        assert again.session().undo().ok and (again.root / "b").read_text() == "person\n"
+        again.close()
+
+    def test_two_commands_at_once_each_have_a_window(self, bench: Bench, tmp_path: Path, way: str) -> None:
+        plant(bench.root, {"a": "1\n", "b": "1\n"})
+        reached, go = tmp_path / "reached", tmp_path / "go"
+        os.mkfifo(reached)
+        os.mkfifo(go)
+        found: list[Any] = []
+        script = f"echo 2 > a; echo > {reached}; read x < {go}"
+        work = threading.Thread(target=lambda: found.append(sh(bench, script, strategy=way)))
+        work.start()
+        reached.read_text()
+        inner = sh(bench, "echo 2 > b", strategy=way)
+        go.write_text("\n")
+        work.join()
+        assert inner.changes == [{"path": "b", "kind": "modified"}]
+        assert {"path": "a", "kind": "modified"} in found[0].changes
+        assert {"path": "b", "reason": "ambiguous"} in found[0].coverage
+        bench.session().undo()
+        bench.session().undo()
+        assert (bench.root / "a").read_text() == (bench.root / "b").read_text() == "1\n"
+
+
+def test_a_kept_watcher_is_taken_where_notify_cannot_be_had(bench: Bench) -> None:
+    assert not lookout_of(bench.desk).is_watching
+    sh(bench, "echo 1 > a", strategy="watch")
+    assert lookout_of(bench.desk).is_watching
+    bench.close()
+    assert not lookout_of(bench.desk).is_watching

@@ -11,11 +11,14 @@ import pytest
 from benches import Bench, open_bench
 from mulligan.history.bounds import collect_garbage, drop_session, evict_over, set_cap, usage_of
 from mulligan.history.log import status_shown
+from mulligan.history.over_cap import put_cap
 from mulligan.history.schema import SCHEMA
 from mulligan.history.tables import CALLS, PINS, PinRow
 from mulligan.session.tables import session_journal
 from mulligan.store.verify import verify
+from mulligan.values.canonical import decode
 from mulligan.values.clock import FixedClock, SystemClock
+from mulligan.values.faults import MayNot
 from mulligan.values.ids import SessionId
 
 SESSION = SessionId("default")
@@ -42,6 +45,13 @@ def pin(bench: Bench, call: str) -> None:
     with ledger.store.write() as tx:
         ledger.journal.append(tx, session_journal(SESSION), "call.pinned", {"call": call}, at=ledger.now())
         assert tx.get(PINS, call) == PinRow(call)
+
+
+def coverage(bench: Bench, call: str) -> list[dict[str, str]]:
+    with bench.desk.ledger.store.read() as tx:
+        row = tx.get(CALLS, call)
+    assert row is not None
+    return list(decode(row.coverage))
 
 
 def evicted(bench: Bench) -> list[str]:
@@ -147,3 +157,104 @@ def test_a_part_of_a_stream_is_not_garbage_while_the_whole_is_named(bench: Bench
     ledger.clock = FixedClock(SystemClock().now() + timedelta(hours=1))
     collect_garbage(ledger)
     assert ledger.blobs.read(receipt.stdout["blob"]["blob_ref"]) == b"x" * 9_000_000
+
+
+@pytest.mark.req("D6.gc_beside_writers")
+def test_gc_sweeps_bodies_and_halves_of_writers_that_died(bench: Bench, tmp_path: Path) -> None:
+    ledger = bench.desk.ledger
+    kept = write(bench, "a", Random(1).randbytes(200_000))
+    stray = Random(2).randbytes(200_000)
+    prepared = ledger.blobs.prepare(stray)
+    folder = tmp_path / "home" / "blobs" / prepared.digest[7:9]
+    half = folder / "half.1-2-3.part"
+    half.write_bytes(b"x" * 1000)
+    assert (folder / prepared.digest[9:]).exists()
+    assert collect_garbage(ledger) == (0, 0)
+    ledger.clock = FixedClock(SystemClock().now() + timedelta(hours=1))
+    assert collect_garbage(ledger)[0] == 2
+    assert not half.exists()
+    assert ledger.blobs.read(ledger.blobs.store(stray)) == stray
+    assert bench.session().undo(kept).ok
+    assert problems(bench) == []
+
+
+def pages(seed: int, kilobytes: int) -> bytes:
+    return noise(seed, kilobytes * 1024)
+
+
+class TestACallOverItsCap:
+    """It runs; its largest paths are given up, and said to be."""
+
+    @pytest.fixture
+    def capped(self, bench: Bench) -> Bench:
+        for name, size in (("small", 10), ("large", 200), ("larger", 300)):
+            (bench.root / name).write_bytes(pages(size, size))
+        with bench.desk.ledger.store.write() as tx:
+            put_cap(tx, SESSION, 500 * 1024)
+        return bench
+
+    def rewrite(self, bench: Bench, *, strict: bool = False) -> str:
+        with bench.session().call(strict=strict) as call:
+            for name, size in (("small", 10), ("large", 200), ("larger", 300)):
+                assert call.write_file(name, pages(size + 1, size)).ok
+        return call.id
+
+    @pytest.mark.req("D6.over_cap_not_undoable")
+    def test_runs_and_its_largest_paths_are_not_undoable_in_coverage(self, capped: Bench) -> None:
+        call = self.rewrite(capped)
+        assert coverage(capped, call) == [{"path": "larger", "reason": "not_undoable"}]
+        assert [(capped.root / name).read_bytes() for name in ("small", "larger")] == [pages(11, 10), pages(301, 300)]
+        with capped.desk.ledger.store.read() as tx:
+            assert usage_of(tx, SESSION).bytes <= 500 * 1024
+        assert problems(capped) == []
+
+    @pytest.mark.req("D6.nothing_claimed_uncaptured", "D6.outcome.skipped")
+    def test_undoing_it_brings_the_others_back_and_says_what_it_left(self, capped: Bench) -> None:
+        way = capped.session().undo(self.rewrite(capped))
+        told = [(one.path, one.outcome, one.reason) for one in way.outcomes]
+        assert (way.ok, told) == (
+            False,
+            [("large", "restored", None), ("larger", "skipped", "evicted"), ("small", "restored", None)],
+        )
+        assert (capped.root / "large").read_bytes() == pages(200, 200)
+        assert (capped.root / "larger").read_bytes() == pages(301, 300)
+
+    def test_a_failing_one_is_put_back_whole(self, capped: Bench) -> None:
+        with pytest.raises(LookupError), capped.session().call() as call:
+            call.write_file("larger", pages(1, 300))
+            call.write_file("large", pages(2, 300))
+            raise LookupError
+        assert [(capped.root / name).read_bytes() for name in ("large", "larger")] == [pages(200, 200), pages(300, 300)]
+
+    @pytest.mark.req("D6.strict_refuses")
+    def test_a_strict_one_is_refused_and_leaves_no_trace(self, capped: Bench) -> None:
+        with pytest.raises(MayNot) as refused:
+            self.rewrite(capped, strict=True)
+        assert (refused.value.code, refused.value.details["paths"]) == ("not_undoable", ["larger"])
+        names = ("small", "large", "larger")
+        assert [(capped.root / name).read_bytes() for name in names] == [
+            pages(10, 10),
+            pages(200, 200),
+            pages(300, 300),
+        ]
+        with capped.desk.ledger.store.read() as tx:
+            assert [(row.status, row.reason) for row in tx.select(CALLS) if not row.external] == [
+                ("aborted", "not_undoable")
+            ]
+
+    def test_a_new_large_file_can_still_be_undone(self, capped: Bench) -> None:
+        with capped.session().call() as call:
+            call.write_file("new", pages(9, 600))
+        assert coverage(capped, call.id) == [{"path": "new", "reason": "evicted"}]
+        assert capped.session().undo().ok
+        assert not (capped.root / "new").exists()
+
+
+def test_eviction_spares_what_an_open_call_would_put_back(bench: Bench) -> None:
+    write(bench, "a", noise(1))
+    write(bench, "b", b"another turn")
+    with pytest.raises(LookupError), bench.session("other").call() as call:
+        call.write_file("a", noise(2))
+        evict_over(bench.desk.ledger, SESSION, 0)
+        raise LookupError
+    assert (bench.root / "a").read_bytes() == noise(1)

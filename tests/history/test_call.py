@@ -85,7 +85,7 @@ class TestOpening:
         assert (row.status, row.tool, row.wseq) == ("committed", "nothing", None)
 
     @pytest.mark.req("D5.preimage_before_mutation", "D5.intended_digest_recorded", "D5.temporary_name_recorded")
-    @pytest.mark.req("D5.claim_on_first_touch")
+    @pytest.mark.req("D5.claim_on_first_touch", "D13.intent_before_effect")
     def test_everything_needed_to_go_back_is_in_the_store_before_the_first_step_on_disk(self, tmp_path: Path) -> None:
         told: list[dict[str, Any]] = []
         here: list[Bench] = []
@@ -175,6 +175,7 @@ class TestEnding:
     @pytest.mark.req("D5.abort_on_exception", "D5.abort_on_keyboard_interrupt", "D5.abort_on_cancellation")
     @pytest.mark.req("D5.abort_on_success_false", "D12.fail_aborts", "D12.with_reraises", "W15.cancel_and_interrupt")
     @pytest.mark.req("D5.one_begin_one_end", "S4.principle.call_is_atomic", "D12.call_signature")
+    @pytest.mark.req("D1.failed_calls_leave_no_trace")
     @pytest.mark.parametrize(("leave", "raised", "reason"), BAD_ENDS)
     def test_every_bad_end_leaves_no_trace_on_disk_and_one_on_record(
         self, bench: Bench, leave: Any, raised: type[BaseException] | None, reason: str
@@ -463,7 +464,7 @@ class TestFailingDisk:
 
 
 class TestSomebodyElse:
-    @pytest.mark.req("D5.external_recorded_first", "D5.external_in_history")
+    @pytest.mark.req("D5.external_recorded_first", "D5.external_in_history", "D2.change_has_author")
     def test_an_edit_between_two_calls_is_recorded_as_external_before_ours(self, bench: Bench) -> None:
         session = bench.session()
         with session.call("one") as call:

@@ -11,14 +11,17 @@ from random import Random
 import pytest
 
 from benches import Bench, open_bench
-from history.deaths import die_in, die_opening, killed_after
+from history.deaths import KILLED, die_in, die_opening, killed_after
 from mulligan.history.log import calls_of
 from mulligan.history.schema import SCHEMA
 from mulligan.history.tables import OPEN, TOUCHES, CallRow
 from mulligan.store.claims import CLAIMS
+from mulligan.store.journal import records_of
 from mulligan.store.verify import verify
 from mulligan.testing import Dir, File, Link, Seed, Tree, contents_of, plant, tree_of
 from mulligan.values.digest import digest_of
+from mulligan.values.ids import SessionId
+from mulligan.values.paths import RepoPath
 
 OLD_NS = 1_600_000_000_000_000_000
 SCENE: dict[str, File | Link | Dir] = {
@@ -52,6 +55,21 @@ def one_of_everything(bench: Bench) -> None:
             call.write_file("d", "a file where a directory was"),
         ]
         assert all(receipt.ok for receipt in receipts), receipts
+
+
+def staging(bench: Bench) -> None:
+    """What `git add` does to the index of a repository, under our eyes, and then the call fails."""
+    with pytest.raises(LookupError), bench.desk.call(SessionId("default")) as call:
+        call.about_to_change([RepoPath(".git/index")])
+        (bench.root / ".git" / "index").write_bytes(b"staged")
+        call.absorb([RepoPath(".git/index")])
+        raise LookupError
+
+
+def dying_while_staging(bench: Bench) -> None:
+    bench.desk.call(SessionId("default")).about_to_change([RepoPath(".git/index")])
+    (bench.root / ".git" / "index").write_bytes(b"staged")
+    os._exit(KILLED)
 
 
 def failing(bench: Bench) -> None:
@@ -281,3 +299,60 @@ class TestAnyTime:
             if number % 5 == 4:
                 bench.session().undo()
                 bench.session().redo()
+
+
+class TestTheLockOfGit:
+    """While we put an index back we hold git's lock; dying then must not leave the repository locked."""
+
+    def repository(self, base: Path) -> Path:
+        index = base / "work" / ".git" / "index"
+        index.parent.mkdir(parents=True)
+        index.write_bytes(b"before")
+        return index
+
+    def test_dying_at_any_point_leaves_the_index_as_it_was_and_no_lock(self, tmp_path: Path) -> None:
+        at, died = 0, True
+        while died:
+            at += 1
+            base = tmp_path / str(at)
+            index = self.repository(base)
+            died = die_in(base, staging, at=at)
+            open_bench(base).close()
+            assert (index.read_bytes(), os.listdir(index.parent)) == (b"before", ["index"]), at
+        assert at > 10
+
+    def test_dying_again_while_recovering_does_not_either(self, tmp_path: Path) -> None:
+        at, died = 0, True
+        while died:
+            at += 1
+            base = tmp_path / str(at)
+            index = self.repository(base)
+            assert die_in(base, dying_while_staging, at=None)
+            died = die_opening(base, at=at)
+            open_bench(base).close()
+            assert (index.read_bytes(), os.listdir(index.parent)) == (b"before", ["index"]), at
+
+    @pytest.mark.req("D5.recovery_exec_rescued")
+    def test_what_the_command_had_written_is_rescued_before_the_index_goes_back(self, tmp_path: Path) -> None:
+        index = self.repository(tmp_path)
+        assert die_in(tmp_path, dying_while_staging, at=None)
+        bench = open_bench(tmp_path)
+        (row,) = rows(bench)
+        assert (index.read_bytes(), row.status, row.reason) == (b"before", "aborted", "process_died")
+        with bench.desk.ledger.store.read() as tx:
+            *_, ended = records_of(tx, "s:default")
+        assert ended.refs == (digest_of(b"staged"),)
+        assert bench.desk.ledger.blobs.read(digest_of(b"staged")) == b"staged"
+        bench.close()
+
+    def test_somebody_elses_lock_stays(self, tmp_path: Path) -> None:
+        index = self.repository(tmp_path)
+        assert die_in(tmp_path, dying_while_staging, at=None)
+        (index.parent / "index.lock").write_bytes(b"DIRC somebody's")
+        bench = open_bench(tmp_path)
+        assert ([one.call for one in bench.recovered], index.read_bytes()) == ([], b"staged")
+        bench.close()
+        assert (index.parent / "index.lock").read_bytes() == b"DIRC somebody's"
+        (index.parent / "index.lock").unlink()
+        open_bench(tmp_path).close()
+        assert (index.read_bytes(), os.listdir(index.parent)) == (b"before", ["index"])

@@ -150,7 +150,7 @@ class TestUndo:
         assert session.undo(call.id).ok
         assert contents_of(bench.root) == {"a.txt": b"a", "d/b.txt": b"b", "d/c.txt": b"c"}
 
-    @pytest.mark.req("H9.repeated_call_ids")
+    @pytest.mark.req("H9.repeated_call_ids", "D2.repeated_label_newest")
     def test_a_repeated_label_means_the_newest_call_with_it_in_that_session(self, bench: Bench) -> None:
         one, two = bench.session("one"), bench.session("two")
         for i in range(3):

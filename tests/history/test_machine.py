@@ -16,6 +16,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from benches import Bench, open_bench
+from mulligan.boundary.verdict import Boundary
 from mulligan.effects.handle import CallHandle
 from mulligan.effects.session import Session
+from mulligan.history.branches import drop_branch, fork_files, merge_branch
+from mulligan.history.desk import Desk
 from mulligan.history.going_back import WayBack
 from mulligan.history.log import calls_of
 from mulligan.history.schema import SCHEMA
@@ -36,11 +40,13 @@ from mulligan.store.verify import verify
 from mulligan.testing import Crash, contents_of, tree_of
 from mulligan.values.digest import digest_of
 from mulligan.values.faults import MulliganError
+from mulligan.values.ids import SessionId
 from mulligan.values.paths import RepoPath
+from mulligan.workspace.disk import HostDisk
 
 PATHS = ("a.txt", "b.txt", "d/c.txt", "d/e/f.txt", "g")
 FOLDERS = ("d", "d/e", "g")
-EXPECTED = {"nothing_to_undo", "nothing_to_redo", "path_claimed", "turn_open", "call_open"}
+EXPECTED = {"nothing_to_undo", "nothing_to_redo", "path_claimed", "path_busy", "turn_open", "call_open"}
 
 paths = st.sampled_from(PATHS)
 places = st.sampled_from((*PATHS, *FOLDERS))
@@ -118,6 +124,9 @@ class Machine(RuleBasedStateMachine):
         self.bench: Bench = open_bench(self.base, steps=self.steps)
         self.open: list[OpenCall] = []
         self.unkept: set[bytes] = set()
+        self.forks: dict[str, Path] = {}
+        self.forked = 0
+        (self.base / "forks").mkdir()
 
     @property
     def root(self) -> Path:
@@ -197,6 +206,18 @@ class Machine(RuleBasedStateMachine):
             pass
         assert call.conflicts == []
         assert tree_of(self.root) == before
+
+    @rule(session=sessions, path=paths, other=places, good=st.booleans())
+    def shell(self, session: str, path: str, other: str, good: bool) -> None:
+        """A command that writes one file and removes another; one that fails leaves no trace."""
+        before = tree_of(self.root)
+        script = 'mkdir -p "$(dirname "$0")" && echo shell >> "$0"; rm -rf "$1"'
+        with self.session(session).call() as call:
+            call.exec(["sh", "-c", script, path, other])
+            if not good:
+                call.fail("on purpose")
+        assert call.conflicts == []
+        assert good or tree_of(self.root) == before
 
     @precondition(lambda self: len(self.open) < 3)
     @rule(session=sessions)
@@ -298,6 +319,81 @@ class Machine(RuleBasedStateMachine):
     def rollback(self, session: str, mode: str) -> None:
         self.go_back(self.session(session).rollback, mode=mode)
 
+    # Forks with files of their own.
+
+    @precondition(lambda self: len(self.forks) < 2 and not self.open)
+    @rule(session=sessions)
+    def fork(self, session: str) -> None:
+        directory, self.forked = self.base / "forks" / str(self.forked), self.forked + 1
+        made = fork_files(self.bench.desk, SessionId(session), str(directory))
+        self.forks[made.session] = directory
+        assert contents_of(directory) == self.files()
+
+    @precondition(lambda self: self.forks)
+    @rule(pick=picks, wanted=st.lists(effects, min_size=1, max_size=3), good=st.booleans())
+    def work_in_a_fork(self, pick: int, wanted: list[tuple[str, str, Any]], good: bool) -> None:
+        fork = sorted(self.forks)[pick % len(self.forks)]
+        before, there_before = tree_of(self.root), tree_of(self.forks[fork])
+        there = Desk(self.bench.desk.ledger, HostDisk(str(self.forks[fork])))
+        with Session(there, SessionId(fork), Boundary(str(self.forks[fork]))).call() as call:
+            for effect in wanted:
+                perform(call, effect)
+            if not good:
+                call.fail("on purpose")
+        there.close()
+        assert tree_of(self.root) == before
+        assert good or tree_of(self.forks[fork]) == there_before
+
+    @precondition(lambda self: self.forks)
+    @rule(pick=picks, path=paths, content=contents)
+    def person_saves_in_a_fork(self, pick: int, path: str, content: bytes) -> None:
+        target = self.forks[sorted(self.forks)[pick % len(self.forks)]] / path
+        if not target.is_dir() and not any(parent.is_file() for parent in target.parents):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+
+    @precondition(lambda self: self.forks)
+    @rule(pick=picks, mode=modes)
+    def merge(self, pick: int, mode: str) -> None:
+        fork = sorted(self.forks)[pick % len(self.forks)]
+        theirs = contents_of(self.forks[fork])
+        merged = self.go_back(partial(merge_branch, self.bench.desk), fork, mode=mode)
+        if merged is not None and merged.ok:
+            taken = [one.path for one in merged.outcomes if one.outcome == "restored"]
+            assert {path: self.files().get(path) for path in taken if path in theirs} == {
+                path: theirs[path] for path in taken if path in theirs
+            }
+            del self.forks[fork]
+
+    @precondition(lambda self: self.forks)
+    @rule(pick=picks)
+    def drop(self, pick: int) -> None:
+        fork, before = sorted(self.forks)[pick % len(self.forks)], tree_of(self.root)
+        directory = self.forks.pop(fork)
+        drop_branch(self.bench.desk, fork)
+        assert (directory.exists(), tree_of(self.root)) == (False, before)
+
+    @precondition(lambda self: self.forks)
+    @rule(pick=picks, at=st.integers(1, 10))
+    def die_merging(self, pick: int, at: int) -> None:
+        fork, before = sorted(self.forks)[pick % len(self.forks)], tree_of(self.root)
+        self.steps.left = at
+        died = False
+        try:
+            if merge_branch(self.bench.desk, fork).ok:
+                del self.forks[fork]
+        except Crash:
+            died = True
+        except MulliganError as error:
+            assert error.code in EXPECTED, error
+        self.steps.left = None
+        if died:
+            quiet = not self.open
+            self.reopen()
+            if quiet:
+                assert tree_of(self.root) == before
+            self.after_death()
+
     # Deaths.
 
     @rule(session=sessions, wanted=st.lists(effects, min_size=1, max_size=3), at=st.integers(1, 14))
@@ -393,6 +489,7 @@ def run(base: Path, examples: int, *phases: Phase) -> None:
 
 
 @pytest.mark.req("D6.nobodys_bytes_dropped", "D6.only_changed_paths", "D6.no_git_clean", "D5.parallel_calls")
+@pytest.mark.req("D19.stateful_machine")
 def test_anything_in_any_order(tmp_path: Path) -> None:
     run(tmp_path, 200, Phase.generate)
 

@@ -337,7 +337,7 @@ class TestMixedRepository:
     @pytest.mark.req("D6.untouched_mtimes_kept", "D6.nested_repos_restored", "D6.ignored_restored", "D6.no_git_clean")
     @pytest.mark.req("D6.modes_restored", "D6.symlinks_restored", "D6.empty_dirs_restored", "D6.binary_restored")
     @pytest.mark.req("W1.ignored_files_survive", "W2.ignored_edit_restored", "W4.nested_repo_undone")
-    @pytest.mark.req("W7.crlf_kept_with_attributes", "D6.only_changed_paths")
+    @pytest.mark.req("W7.crlf_kept_with_attributes", "D6.only_changed_paths", "D1.never_destroys_own_edits")
     @pytest.mark.parametrize("way", ["rollback", "one by one", "oldest first"])
     def test_exactly_the_agents_part_goes(self, repository: Bench, way: str) -> None:
         session, root = repository.session(), repository.root

@@ -2,6 +2,7 @@
 
 `python store_child.py write DIRECTORY NAME COUNT`    commit so many times, once told to
 `python store_child.py own DIRECTORY`                 become an owner, say which, live until told
+`python store_child.py beside DIRECTORY`              what children forked while other threads write say, as JSON
 `python store_child.py fork DIRECTORY`                what a forked child sees of its parent's store, as JSON
 `python store_child.py ask DIRECTORY OWNER`           many at once ask whether an owner lives, as JSON
 `python store_child.py kill DIRECTORY MODE COUNT SEED` kill a writing child again and again, as JSON
@@ -14,7 +15,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from random import Random
 
 from mulligan.store.blobs import Blobs
@@ -90,6 +92,30 @@ def fork(directory: str) -> None:
     with store.write():
         seen.append(in_child(lambda: _shelves(store)))
     print(json.dumps([*seen, _shelves(store), _complaints(store)]))
+
+
+def fork_beside(directory: str) -> None:
+    """Forks while another thread writes and a third copies the log, again and again; each child writes."""
+    store = SqliteStore(directory, CONTRACT_SCHEMA)
+    done = threading.Event()
+
+    def until_done(act: Callable[[int], object]) -> threading.Thread:
+        thread = threading.Thread(target=lambda: [act(number) for number in _counting(done)])
+        thread.start()
+        return thread
+
+    beside = [until_done(lambda number: commit(store, "beside", number)), until_done(lambda _: store.sync())]
+    said = [in_child(partial(commit, store, "child", number)) for number in range(30)]
+    done.set()
+    for thread in beside:
+        thread.join()
+    print(json.dumps([sorted(set(said)), _shelves(store).count("child"), _complaints(store)]))
+
+
+def _counting(done: threading.Event) -> Iterator[int]:
+    number = 0
+    while not done.is_set():
+        yield (number := number + 1)
 
 
 def _shelves(store: Store) -> list[str]:
@@ -178,5 +204,5 @@ def _judged(directory: str, acknowledged: list[int]) -> tuple[list[int], set[int
 
 
 if __name__ == "__main__":
-    act = {"write": write, "own": own, "fork": fork, "ask": ask, "kill": kill}[sys.argv[1]]
+    act = {"write": write, "own": own, "fork": fork, "beside": fork_beside, "ask": ask, "kill": kill}[sys.argv[1]]
     act(*sys.argv[2:])  # type: ignore[operator]

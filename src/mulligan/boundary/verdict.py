@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, replace
 from unicodedata import normalize
@@ -23,7 +24,8 @@ _GIT_ELSEWHERE = re.compile(r"(\.git|git~1)[ .]*(:.*)?\Z", re.DOTALL)
 class Boundary:
     """What one session may do below one root. `root` is the root's absolute path, for absolute `fs_roots` and patterns.
 
-    `policies` are further ones, each of which must allow too. `folds_case`: names differ only up to case here.
+    `policies` are further ones, each of which must allow too. `folds_case`: names differ only up to case here. `walls`
+    are directories that may be written only as roots of their own, if at all.
     """
 
     root: str
@@ -31,6 +33,13 @@ class Boundary:
     policy: Policy = NO_POLICY
     policies: tuple[Policy, ...] = ()
     folds_case: bool = False
+    walls: tuple[RepoPath, ...] = ()
+
+    def moved_to(self, root: str, walls: tuple[RepoPath, ...] = ()) -> Boundary:
+        """The same powers over another root: what was named by its whole path stays where it is."""
+        named = self.capability.fs_roots
+        whole = None if named is None else tuple(os.path.normpath(os.path.join(self.root, one)) for one in named)
+        return replace(self, root=root, capability=replace(self.capability, fs_roots=whole), walls=walls)
 
     def narrowed(self, capability: Capability, policy: Policy) -> Boundary:
         """What both this boundary and another one over the same root allow."""
@@ -63,6 +72,8 @@ class Boundary:
         self.check_path(op, path)
         if path == ROOT or any(_is_git(name) for name in path.split("/")):
             raise Refused("forbidden", "path_not_allowed", f"{path} is not for file tools to change.")
+        if any(path == wall or is_below(path, wall) or is_below(wall, path) for wall in self.walls):
+            raise Refused("forbidden", "path_not_allowed", f"{path} is in a root mounted here that says otherwise.")
 
     @property
     def has_policy(self) -> bool:

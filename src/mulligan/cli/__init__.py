@@ -28,7 +28,7 @@ VERBS: dict[str, Verb] = {
     "redo": Verb("mulligan.cli.returning", "redo", "Bring back what the last way back took away."),
     "restore": Verb("mulligan.cli.returning", "restore", "Put a call's files back to what they were before it."),
     "rollback": Verb("mulligan.cli.returning", "rollback", "Take back the last completed turn."),
-    "rewind": Verb("mulligan.cli.returning", "rewind", "Take back everything from a call on."),
+    "rewind": Verb("mulligan.cli.returning", "rewind", "Take back everything from a call or a message on."),
     "fork": Verb("mulligan.cli.forking", "fork", "Start a child session, with a copy of the files if wanted."),
     "merge": Verb("mulligan.cli.forking", "merge", "Bring a fork's changes back."),
     "drop": Verb("mulligan.cli.forking", "drop", "Delete a fork's files."),
@@ -40,11 +40,23 @@ VERBS: dict[str, Verb] = {
     "exec": Verb("mulligan.cli.executing", "exec_verb", "Run a command as a call; undo takes back what it did."),
     "run": Verb("mulligan.cli.executing", "run_verb", "Run any program; what it changes is one undoable call."),
     "call": Verb("mulligan.cli.calling", "call", "Perform any tool or effect as a transaction."),
+    "sessions": Verb("mulligan.cli.sessions", "sessions_verb", "List sessions; show, close or reset one."),
+    "compact": Verb(
+        "mulligan.cli.sessions", "compact_verb", "Replace the older part of a session's talk by a summary."
+    ),
+    "export": Verb("mulligan.cli.bundles", "export_verb", "Write a session as one portable document."),
+    "import": Verb("mulligan.cli.bundles", "import_verb", "Make a session from a bundle or another agent's file."),
     "demo": Verb("mulligan.cli.demo", "demo_verb", "Watch a scripted agent be undone, merged, redone and forked."),
+    "hooks": Verb("mulligan.cli.hooks", "hooks", "Make the tools of Claude Code, Gemini CLI or Codex undoable."),
+    "acp": Verb("mulligan.cli.acp", "acp_verb", "Be an agent for editors, or make another agent undoable."),
     "mcp": Verb("mulligan.cli.mcp", "mcp", "Serve the tools to an agent host over MCP."),
+    "attach": Verb("mulligan.cli.clients", "attach_verb", "Follow a session's events as they happen."),
+    "takeover": Verb("mulligan.cli.clients", "takeover_verb", "Take control of a session."),
+    "token": Verb("mulligan.cli.token", "token_verb", "Make and end bearer tokens for clients."),
     "gc": Verb("mulligan.cli.forking", "gc", "Delete stored bytes that nothing needs."),
     "verify": Verb("mulligan.cli.store", "verify_verb", "Check that every stored byte is what was written."),
     "doctor": Verb("mulligan.cli.doctor", "doctor_verb", "Say what this machine offers and what is missing."),
+    "store": Verb("mulligan.cli.store", "store_verb", "Say where the store is and how large it may grow."),
     "du": Verb("mulligan.cli.store", "du_verb", "Show what the store takes, and what for."),
 }
 

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from mulligan.cli.doors import DEFAULT_SESSION, work
 from mulligan.cli.options import Common, common_options
 from mulligan.cli.output import print_json
+
+if TYPE_CHECKING:
+    from mulligan.opening import Mulligan
+
+_SUBSTRATE = ("snapshot", "workspace")
+_HISTORY = "history"
+
+
+class _Wanted(NamedTuple):
+    tool: str
+    params: dict[str, Any]
+    session: str
+    label: str | None
+    turn: str | None
+
+    @property
+    def family(self) -> str:
+        """What a name begins with: `snapshot` of `snapshot_create`, and of `snapshot.create`."""
+        return self.tool.replace(".", "_").partition("_")[0]
 
 
 @click.command()
@@ -23,26 +42,73 @@ from mulligan.cli.output import print_json
 def call(
     common: Common, *, tool: str, arguments: str, turn: str | None, label: str | None, capability: Any, policy: Any
 ) -> None:
-    """Perform a tool (edit_file) or effect (host.fs.edit_file) and print its receipt. Not ok: nothing happened."""
-    from mulligan.effects.perform import SESSION_EFFECTS, effect_named, perform_session_effect
+    """Perform a tool (edit_file) or effect (host.fs.edit_file) and print its receipt. Not ok: nothing happened.
+
+    The tools of the substrate (snapshot_create) and of history (history_log) are performed too, by either spelling.
+    """
     from mulligan.values.canonical import decode
     from mulligan.values.faults import fault
 
     params = decode(sys.stdin.buffer.read() if arguments == "-" else arguments)
     if not isinstance(params, dict):
         raise fault("invalid_params", "--args takes a JSON object.")
-    if tool not in SESSION_EFFECTS:
-        effect_named(tool)
+    wanted = _Wanted(tool, params, common.session or DEFAULT_SESSION, label, turn)
+    _check_name(wanted)
     limits = None if capability is None else decode(capability.read())
     rules = None if policy is None else decode(policy.read())
     with work(common, capability=limits, policy=rules) as opened:
-        if tool in SESSION_EFFECTS:
-            receipt = perform_session_effect(opened.desk, tool, params, boundary=opened.boundary)
-            body = receipt.to_dict()
-        else:
-            session = opened.session(common.session or DEFAULT_SESSION)
-            receipt, call_id = session.perform(tool, params, label=label, turn=turn)
-            body = {**receipt.to_dict(), "call_id": call_id}
+        body, ok = _performed(opened, wanted)
     print_json(body)
-    if not receipt.ok:
+    if not ok:
         raise click.exceptions.Exit(1)
+
+
+def _check_name(wanted: _Wanted) -> None:
+    """Before anything is opened. Raises for a tool nobody knows."""
+    from mulligan.effects.perform import SESSION_EFFECTS, effect_named
+    from mulligan.effects.substrate.tools import BY_NAME
+    from mulligan.servers.mcp.history_tools import HISTORY
+
+    known = wanted.tool in SESSION_EFFECTS or wanted.tool in BY_NAME or wanted.tool.replace(".", "_") in HISTORY
+    if not known:
+        effect_named(wanted.tool)
+
+
+def _performed(opened: Mulligan, wanted: _Wanted) -> tuple[dict[str, Any], bool]:
+    """What is printed, and whether all went well."""
+    from mulligan.effects.perform import SESSION_EFFECTS, perform_session_effect
+
+    if wanted.tool in SESSION_EFFECTS:
+        receipt = perform_session_effect(opened.desk, wanted.tool, wanted.params, boundary=opened.boundary)
+        return receipt.to_dict(), receipt.ok
+    if wanted.family in _SUBSTRATE:
+        return _substrate(opened, wanted)
+    if wanted.family == _HISTORY:
+        return _history(opened, wanted)
+    session = opened.session(wanted.session)
+    receipt, call_id = session.perform(wanted.tool, wanted.params, label=wanted.label, turn=wanted.turn)
+    return {**receipt.to_dict(), "call_id": call_id}, receipt.ok
+
+
+def _substrate(opened: Mulligan, wanted: _Wanted) -> tuple[dict[str, Any], bool]:
+    from mulligan.effects.substrate.bench import Bench, Named
+    from mulligan.effects.substrate.tools import BY_NAME, run_tool
+    from mulligan.values.ids import SessionId, TurnId, parse_user_id
+
+    turn = None if wanted.turn is None else TurnId(parse_user_id(wanted.turn))
+    named = Named(SessionId(parse_user_id(wanted.session)), label=wanted.label, turn=turn)
+    bench = Bench(opened.desk, opened.boundary)
+    try:
+        outcome = run_tool(bench, BY_NAME[wanted.tool], wanted.params, named)
+    finally:
+        bench.close()
+    return {**outcome.body, "call_id": outcome.call_id}, not outcome.is_error
+
+
+def _history(opened: Mulligan, wanted: _Wanted) -> tuple[dict[str, Any], bool]:
+    from mulligan.servers.mcp.history_tools import run_history
+    from mulligan.values.ids import SessionId, parse_user_id
+
+    session = SessionId(parse_user_id(wanted.session))
+    body, failed = run_history(opened.desk, wanted.tool.replace(".", "_"), wanted.params, session)
+    return body, not failed

@@ -53,6 +53,7 @@ def exec_verb(common: Common, command: tuple[str, ...], **asked: Any) -> int:
     """Run a command as a call and exit with its code (our own failure: 125)."""
     if os.environ.get(_CALL_VARIABLE):
         return _join(command)
+    _get_ready()
     try:
         with work(common) as opened:
             receipt, call_id = _execute(common, opened, command, asked)
@@ -62,6 +63,13 @@ def exec_verb(common: Common, command: tuple[str, ...], **asked: Any) -> int:
     if common.as_json:
         print_json({**receipt.to_dict(), "call_id": call_id})
     return _exit_code(receipt)
+
+
+def _get_ready() -> None:
+    """The process that starts commands loads its modules while we open the store."""
+    from mulligan.workspace.exec.spawn import LAUNCHER
+
+    LAUNCHER.warm_up()
 
 
 def _join(command: tuple[str, ...]) -> int:
@@ -118,6 +126,7 @@ def run_verb(common: Common, command: tuple[str, ...], strategy: str | None, tur
     from mulligan.values.refusal import Refused
     from mulligan.workspace.exec.command import command as make_command
 
+    _get_ready()
     with work(replace(common, root=root_folder(common))) as opened:
         desk = opened.desk
         call = desk.call(

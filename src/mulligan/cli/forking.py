@@ -16,7 +16,7 @@ from mulligan.values.ids import SessionId
 
 
 @click.command()
-@click.option("--at", metavar="CALL", help="As the files were before this call (with --files copy).")
+@click.option("--at", metavar="POINT", help="Before this call, or after this message: talk, and copied files.")
 @click.option("--files", type=click.Choice(["share", "copy"]), default="share", show_default=True)
 @click.option("--to", metavar="DIR", help="Where the copy goes. Default: beside the store.")
 @click.option("--name", metavar="ID", help="The new session's id.")
@@ -29,7 +29,7 @@ def fork(common: Common, *, at: str | None, files: str, to: str | None, name: st
     with work(common) as opened:
         parent = SessionId(common.session or DEFAULT_SESSION)
         if files == "share":
-            made = forks.fork(opened.desk, parent, child=name)
+            made = forks.fork(opened.desk, parent, at=at, child=name)
         else:
             base = os.path.join(state_directory(os.environ), "forks", opened.desk.ledger.ids.new())
             place = to or os.path.join(base, os.path.basename(opened.root) or "root")
@@ -131,9 +131,21 @@ def pin(common: Common, call: str, off: bool) -> None:
 
 @click.command()
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--snapshots",
+    "days",
+    metavar="DAYS",
+    type=click.IntRange(min=1),
+    default=30,
+    show_default=True,
+    help="Give up snapshots not created again for so long, unless another derives from them.",
+)
 @common_options
-def gc(common: Common, yes: bool) -> None:
+def gc(common: Common, yes: bool, days: int) -> None:
     """Delete stored bytes that nothing needs any more, and give the space back."""
+    from datetime import timedelta
+
+    from mulligan.effects.substrate.collecting import collect_snapshots
     from mulligan.history.bounds import collect_garbage
 
     if not yes and not (sys.stdin.isatty() and click.confirm("Delete what nothing needs any more?")):
@@ -141,10 +153,12 @@ def gc(common: Common, yes: bool) -> None:
     with work(common) as opened:
         store = opened.desk.ledger.store
         before = store.size_bytes()
+        given_up = collect_snapshots(opened.desk.ledger, timedelta(days=days))
         blobs, size = collect_garbage(opened.desk.ledger)
         store.give_back_space()
         freed = max(0, before - store.size_bytes())
     if common.as_json:
-        print_json({"blobs": blobs, "bytes": size, "freed_bytes": freed})
+        told = {"snapshots": given_up.snapshots, "blobs": blobs, "bytes": size + given_up.bytes, "freed_bytes": freed}
+        print_json(told)
     else:
-        click.echo(f"deleted {blobs} blobs ({size} bytes)")
+        click.echo(f"deleted {given_up.snapshots} snapshots and {blobs} blobs ({size + given_up.bytes} bytes)")

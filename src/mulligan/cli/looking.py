@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,9 @@ from mulligan.cli.output import paint, print_json, visible
 from mulligan.cli.words import ago, change_line, change_words, short
 from mulligan.history.log import LOG_LIMIT
 from mulligan.values.ids import SessionId
+
+if TYPE_CHECKING:
+    from mulligan.history.tables import CallRow
 
 _MARKS = {"committed": ("✓", "green"), "undone": ("↩", "yellow"), "aborted": ("✗", "red"), "open": ("…", "cyan")}
 
@@ -93,7 +96,8 @@ def show(common: Common, call: str) -> None:
         row = find_call(opened.desk, call, _session(common))
         with opened.desk.ledger.store.read() as tx:
             view, turn = call_view(opened.desk, tx, row), turn_of(tx, row)
-        view["prompt"] = turn.prompt if turn else None
+        view["transcript"], told = _conversation(row)
+        view["prompt"] = (turn.prompt if turn else None) or told
         view["reason"] = row.reason
         view["cause"] = row.cause
         diff = diff_view(opened.desk, row)
@@ -105,6 +109,8 @@ def show(common: Common, call: str) -> None:
     click.echo(f"  session  {visible(view['session_id'] or '(none: edited outside)')}")
     if view["prompt"]:
         click.echo(f"  prompt   {visible(view['prompt'])}")
+    if view["transcript"]:
+        click.echo(f"  talk     {visible(view['transcript'])}")
     if view["reason"]:
         click.echo(f"  reason   {visible(view['reason'])}")
     for change in view["changes"]:
@@ -112,6 +118,17 @@ def show(common: Common, call: str) -> None:
     for gap in view["coverage"]:
         click.echo(paint(f"  not captured: {visible(gap['path'])} ({gap['reason']})", "yellow"))
     print_diff(diff)
+
+
+def _conversation(row: CallRow) -> tuple[str | None, str | None]:
+    """Of an agent's own call: the agent's record of the talk, and the prompt in it that led to the call."""
+    from mulligan.agents.hooks.transcript import prompt_before
+    from mulligan.values.canonical import decode
+
+    transcript = decode(row.cause).get("transcript") if row.cause else None
+    if not isinstance(transcript, str):
+        return None, None
+    return transcript, None if row.label is None else prompt_before(transcript, row.label)
 
 
 def print_diff(diff: str) -> None:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
 from mulligan.cli.doors import work
 from mulligan.cli.options import Common, common_options
 
+if TYPE_CHECKING:
+    from mulligan.servers.auth import StaticKeys
+
 
 @click.command()
 @click.option("--http", "address", metavar="HOST:PORT", help="Serve over HTTP, at /mcp, instead of stdio.")
 @click.option("--tools", "tools", metavar="SETS", default="substrate,coding,history", show_default=True)
-@click.option("--token-file", type=click.File("r"), help="HTTP: clients must bear one of these tokens, one a line.")
+@click.option("--token-file", type=click.File("r"), help="HTTP: also accept these static keys, one a line.")
+@click.option("--require-token", is_flag=True, help="HTTP: clients must bear a token (`mulligan token create`).")
 @common_options
-def mcp(common: Common, address: str | None, tools: str, token_file: TextIO | None) -> None:
-    """Serve the tools to an agent host over MCP."""
+def mcp(common: Common, address: str | None, tools: str, token_file: TextIO | None, require_token: bool) -> None:
+    """Serve the tools to an agent host over MCP.
+
+    Over HTTP with --require-token or --token-file, clients must bear a token made by `mulligan token create`, or one
+    of the static keys.
+    """
     from mulligan.servers.mcp.door import Asked, serve_plain
     from mulligan.servers.mcp.listing import TOOLSETS, parse_sets
 
@@ -32,6 +40,17 @@ def mcp(common: Common, address: str | None, tools: str, token_file: TextIO | No
     where = parse_address(address)
     if where is None:
         raise click.UsageError("--http takes HOST:PORT.")
-    tokens: frozenset[str] = frozenset() if token_file is None else frozenset(token_file.read().split())
+    keys = _keys(token_file) if require_token or token_file is not None else None
     with work(common) as opened:
-        serve_http(opened, asked, where, tokens=tokens)
+        serve_http(opened, asked, where, keys=keys)
+
+
+def _keys(file: TextIO | None) -> StaticKeys:
+    from mulligan.servers.auth import StaticKeys, read_keys
+
+    if file is None:
+        return StaticKeys()
+    keys = read_keys(file.read())
+    if not keys:
+        raise click.UsageError("--token-file holds no key.")
+    return keys

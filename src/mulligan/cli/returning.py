@@ -15,6 +15,7 @@ from mulligan.cli.words import outcome_lines, short
 
 if TYPE_CHECKING:
     from mulligan.history.going_back import How, WayBack
+    from mulligan.opening import Mulligan
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -128,12 +129,17 @@ def rollback(common: Common, cancel_open: bool, **options: Any) -> None:
 
 @click.command()
 @click.argument("point")
-@click.option("--before", "side", flag_value="before", default=True, help="To just before that call (default).")
-@click.option("--after", "side", flag_value="after", help="To just after that call.")
+@click.option("--before", "side", flag_value="before", default=True, help="To just before it (default).")
+@click.option("--after", "side", flag_value="after", help="To just after it.")
+@click.option("--no-files", is_flag=True, help="Leave the files as they are.")
+@click.option("--no-talk", is_flag=True, help="Leave the talk as it is.")
 @way_back_options
 @common_options
-def rewind(common: Common, point: str, side: str, **options: Any) -> None:
-    """Take back everything of a session from a call on."""
+def rewind(common: Common, point: str, side: str, *, no_files: bool, no_talk: bool, **options: Any) -> None:
+    """Take back everything of a session from a call on, or (with --session) from a message on."""
     from mulligan.history.going_back import rewind as going
 
-    go(common, lambda opened, how: going(opened.desk, point, side=side, how=how), **options)
+    def act(opened: Mulligan, how: How) -> WayBack:
+        return going(opened.desk, point, side=side, files=not no_files, talk=not no_talk, how=how)
+
+    go(common, act, **options)

@@ -56,7 +56,14 @@ def outcome_lines(way: WayBack, *, dry_run: bool = False, came: str = "restored"
     gone = {move.path for move in way.plan.moves if isinstance(move.target, Absent)} if way.plan is not None else set()
     would = "would have " if dry_run else ""
     lines = [_outcome_line(one, came="removed" if one.path in gone else came) for one in way.outcomes]
-    return [would + line for line in lines if line]
+    talk = [] if way.talk is None else [_talk_line(way.talk["messages_before"], way.talk["messages"])]
+    return [would + line for line in [*lines, *talk] if line]
+
+
+def _talk_line(before: int, after: int) -> str:
+    change = abs(after - before)
+    words = f"{change} message{'s' if change != 1 else ''}"
+    return f"brought back {words}" if after > before else f"taken back {words}"
 
 
 def _outcome_line(one: Outcome, *, came: str) -> str:

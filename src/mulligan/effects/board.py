@@ -120,6 +120,8 @@ _BOARDS_LOCK = threading.Lock()
 
 
 def board_of(desk: Desk) -> Board:
+    """One for all roots reached through one desk, so that a command is found from any of them."""
+    desk = desk.opener
     with _BOARDS_LOCK:
         if desk not in _BOARDS:
             _BOARDS[desk] = board = Board()

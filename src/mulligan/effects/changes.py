@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from mulligan.boundary.capability import Capability
 from mulligan.effects import params
 from mulligan.effects.scene import Scene
 from mulligan.history.call import Intent, Plan
@@ -50,7 +51,7 @@ def write_file(scene: Scene, asked: params.WriteFile) -> Fields:
     given = params.inline_data(asked.content, code="invalid_content")
     path, missing = scene.real("write", asked.path, final=asked.mode != "create_new")
     data = scene.blob(given) if isinstance(given, str) else given
-    check_size(scene, data)
+    check_size(scene.capability, data)
     if missing and not asked.create_parents:
         raise Refused("error", "parent_not_found", f"The directory of {asked.path} does not exist.")
     seen: list[Image] = []
@@ -83,8 +84,8 @@ def _check_write(asked: params.WriteFile, shown: str, entry: Entry) -> None:
             raise Refused("conflict", "stale_base", words, current_digest=current)
 
 
-def check_size(scene: Scene, data: bytes) -> None:
-    limit = scene.capability.max_write_bytes
+def check_size(capability: Capability, data: bytes) -> None:
+    limit = capability.max_write_bytes
     if limit is not None and len(data) > limit:
         words = f"{len(data)} bytes are more than the {limit} this session may write."
         raise Refused("forbidden", "max_write_bytes_exceeded", words)
@@ -125,7 +126,7 @@ def edit_file(scene: Scene, asked: params.EditFile) -> Fields:
         edited = edit_text(text, asked.old_string, asked.new_string, replace_all=asked.replace_all)
         _check_replacements(scene, edited.replacements)
         data = edited.text.encode("utf-8")
-        check_size(scene, data)
+        check_size(scene.capability, data)
         made.append(edited)
         return file_like(image.entry, data)
 
@@ -166,7 +167,7 @@ def delete(scene: Scene, asked: params.Delete) -> Fields:
     if len(found) > 1 and not asked.recursive:
         words = f"{scene.shown(path)} is not empty; ask with recursive to delete what is in it."
         raise Refused("error", "directory_not_empty", words)
-    check_changed(scene, len(found))
+    check_changed(scene.capability, len(found))
     scene.call.change([Intent(one, _gone, deep=one == path and len(found) > 1) for one in reversed(found)])
     return {"deleted": True, "removed_paths": len(found), "summary_text": f"Deleted {scene.shown(path)}"}
 
@@ -201,8 +202,8 @@ def _names_in(scene: Scene, path: RepoPath) -> list[bytes] | None:
         return scene.desk.disk.children(spot) if isinstance(image.entry, DirEntry) else []
 
 
-def check_changed(scene: Scene, count: int) -> None:
-    limit = scene.capability.max_changed_files
+def check_changed(capability: Capability, count: int) -> None:
+    limit = capability.max_changed_files
     if limit is not None and count > limit:
         words = f"{count} changed files are more than the {limit} this session may change at once."
         raise Refused("forbidden", "max_changed_files_exceeded", words)
@@ -242,7 +243,7 @@ def _moved(scene: Scene, source: RepoPath, target: RepoPath, *, overwrite: bool)
     places = {path: RepoPath(target + path[len(source) :]) for path in images}
     for place in places.values():
         scene.boundary.check_write("write", place)
-    check_changed(scene, 2 * len(images))
+    check_changed(scene.capability, 2 * len(images))
     arriving = [
         Intent(place, _arrival(images[path], scene.shown(place), overwrite=overwrite), origin=path)
         for path, place in places.items()

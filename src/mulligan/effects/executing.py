@@ -143,7 +143,7 @@ def _run(
         "strategy_reason": ran.strategy_reason,
         "attribution": ran.attribution,
         "sandbox": ran.sandbox,
-        "changes": [_change(change) for change in changes],
+        "changes": [_change(scene, change) for change in changes],
         "coverage": list(scene.call.coverage),
     }
     try:
@@ -160,8 +160,9 @@ def _how(asked: params.Exec, handle: Handle) -> How:
     return How(asked.strategy, asked.isolate, deadline, handle, only_success=asked.rollback_on == "nonzero")
 
 
-def _change(change: Change) -> Fields:
-    return {"path": to_wire(change.path), "kind": kind_of_change(change)}
+def _change(scene: Scene, change: Change) -> Fields:
+    path = to_wire(change.path) if scene.mount is None else scene.shown(change.path)
+    return {"path": path, "kind": kind_of_change(change)}
 
 
 def _judge(asked: params.Exec, ran: Ran, fields: Fields) -> None:

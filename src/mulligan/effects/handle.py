@@ -6,7 +6,7 @@ inside another one of the same session is a savepoint of it: it can fail alone, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from datetime import datetime
 from typing import Any, Self
@@ -17,10 +17,14 @@ from mulligan.effects.receipt import Receipt, inline_bytes
 from mulligan.history.call import Call
 from mulligan.history.current import current_call, making
 from mulligan.history.desk import Desk
+from mulligan.session.active import active
 from mulligan.values.entries import Change
 from mulligan.values.faults import MulliganError, fault
 from mulligan.values.paths import RepoPath, from_wire
 from mulligan.values.refusal import Refused
+
+Beside = Callable[[Call, bool], AbstractContextManager[object]]
+"""What goes on around a call's block besides files. Told the call, and whether it is another one's part."""
 
 
 class _Failed(Refused):
@@ -33,14 +37,23 @@ class _Failed(Refused):
 class CallHandle(AbstractContextManager["CallHandle"]):
     """One call. Each method performs one effect and answers with its Receipt."""
 
-    def __init__(self, desk: Desk, call: Call, boundary: Boundary, *, deadline: datetime | None = None) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        call: Call,
+        boundary: Boundary,
+        *,
+        deadline: datetime | None = None,
+        beside: Beside | None = None,
+    ) -> None:
         outer = current_call()
-        self._joins = outer is not None and outer.facts.session == call.facts.session and outer.root == call.root
+        self._joins = outer is not None and outer.facts.session == call.facts.session and outer.home == call.home
         self._call = outer if outer is not None and self._joins else call
         self._desk = desk
         self._boundary = boundary
         self._deadline = deadline
         self._failed: str | None = None
+        self._beside = beside
         self._stack = ExitStack()
 
     # The transaction.
@@ -67,6 +80,9 @@ class CallHandle(AbstractContextManager["CallHandle"]):
         if self._joins:
             self._stack.enter_context(self._call.savepoint())
         self._stack.enter_context(making(self._call))
+        self._stack.enter_context(active(self._call.facts.session))
+        if self._beside is not None:
+            self._stack.enter_context(self._beside(self._call, self._joins))
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mulligan.boundary.capability import UNLIMITED, parse_capability
@@ -13,6 +13,7 @@ from mulligan.boundary.verdict import Boundary
 from mulligan.effects import params
 from mulligan.effects.board import SIGNALS, board_of
 from mulligan.history.desk import Desk
+from mulligan.session.roots import Anchor, anchor_in
 from mulligan.session.tables import BOUNDARIES, SESSIONS, BoundaryRow, session_journal
 from mulligan.values.canonical import decode
 from mulligan.values.entries import DirEntry
@@ -32,6 +33,7 @@ class Hosted:
     workdir: RepoPath = ROOT
     env: Mapping[str, str] = field(default_factory=dict)
     network: str = "full"
+    anchor: Anchor | None = None
 
 
 def now_ns(desk: Desk) -> int:
@@ -110,15 +112,15 @@ def hosted(desk: Desk, session: SessionId, *, default: Boundary) -> Hosted:
     Refuses a closed or expired session.
     """
     with desk.ledger.store.read() as tx:
-        row, known = tx.get(BOUNDARIES, session), tx.get(SESSIONS, session)
+        row, known, anchor = tx.get(BOUNDARIES, session), tx.get(SESSIONS, session), anchor_in(tx, session)
     if (row is not None and row.ended_at_ns is not None) or (known is not None and known.closed_at is not None):
         raise Refused("error", "session_closed", f"Session {session!r} is closed.")
     if row is None:
-        return Hosted(default)
+        return Hosted(default, anchor=anchor)
     if _has_expired(desk, row):
         _end(desk, session)
         raise Refused("error", "session_expired", f"Session {session!r} has expired.")
-    return _as_hosted(row, default)
+    return replace(_as_hosted(row, default), anchor=anchor)
 
 
 def _has_expired(desk: Desk, row: BoundaryRow) -> bool:

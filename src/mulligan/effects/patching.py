@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mulligan.boundary.capability import Capability
 from mulligan.effects import params
 from mulligan.effects.changes import check_changed, check_size, directories, expecting, file_like, until_still
 from mulligan.effects.receipt import legible
@@ -28,10 +29,7 @@ Fields = dict[str, Any]
 
 
 def apply_patch(scene: Scene, asked: params.ApplyPatch) -> Fields:
-    allowed = scene.capability.allowed_patch_formats
-    if allowed is not None and asked.patch_format not in allowed:
-        words = f"This session may not apply {asked.patch_format} patches."
-        raise Refused("forbidden", "patch_format_not_allowed", words)
+    check_format(scene.capability, asked.patch_format)
     patch = _patch_bytes(scene, asked)
     apply = _apply_v4a if asked.patch_format == "v4a" else _apply_unified
     return until_still(lambda: apply(scene, patch, dry_run=asked.dry_run))
@@ -42,11 +40,21 @@ def _patch_bytes(scene: Scene, asked: params.ApplyPatch) -> bytes:
     patch = scene.blob(given, "invalid_patch") if isinstance(given, str) else given
     if not patch.strip():
         raise Refused("error", "invalid_patch_empty", "The patch is empty.")
-    limit = scene.capability.max_patch_bytes
+    check_patch_size(scene.capability, patch)
+    return patch
+
+
+def check_format(capability: Capability, patch_format: str) -> None:
+    allowed = capability.allowed_patch_formats
+    if allowed is not None and patch_format not in allowed:
+        raise Refused("forbidden", "patch_format_not_allowed", f"This session may not apply {patch_format} patches.")
+
+
+def check_patch_size(capability: Capability, patch: bytes) -> None:
+    limit = capability.max_patch_bytes
     if limit is not None and len(patch) > limit:
         words = f"A patch of {len(patch)} bytes is larger than the {limit} this session may apply."
         raise Refused("forbidden", "max_patch_bytes_exceeded", words)
-    return patch
 
 
 @dataclass(slots=True)
@@ -94,7 +102,7 @@ def _apply_v4a(scene: Scene, patch: bytes, *, dry_run: bool) -> Fields:
     def path_of(name: str) -> RepoPath:
         return links.get(name) or looking.real(name, final=True)
 
-    check_changed(scene, len(set(map(path_of, _names(operations)))))
+    check_changed(scene.capability, len(set(map(path_of, _names(operations)))))
     staged = stage_v4a(operations, read, path_of=path_of)
     wanted = {path: _wanted(scene, looking, staged, path) for path in staged.changed_paths}
     _commit(scene, looking, wanted, dry_run=dry_run)
@@ -139,7 +147,7 @@ def _wanted(scene: Scene, looking: _Looking, staged: Staged, path: RepoPath) -> 
     data = staged.files[path]
     if data is None:
         return Wanted(ABSENT)
-    check_size(scene, data)
+    check_size(scene.capability, data)
     return file_like(looking.image(staged.moves.get(path, path)).entry, data)
 
 
@@ -150,7 +158,7 @@ def _apply_unified(scene: Scene, patch: bytes, *, dry_run: bool) -> Fields:
     patches = parse_unified(patch)
     looking = _Looking(scene)
     reals = {path: looking.real(to_wire(path), final=False) for path in _paths(patches)}
-    check_changed(scene, len(reals))
+    check_changed(scene.capability, len(reals))
 
     def look(path: RepoPath) -> Present | None:
         return _present(looking.image(reals[path])) if path in reals else _above(scene, path)
@@ -163,7 +171,7 @@ def _apply_unified(scene: Scene, patch: bytes, *, dry_run: bool) -> Fields:
         reals[path]: _wanted_of(present, sections.get(path), looking, reals) for path, present in staged.files.items()
     }
     for one in wanted.values():
-        check_size(scene, one.content or b"")
+        check_size(scene.capability, one.content or b"")
     _commit(scene, looking, wanted, dry_run=dry_run)
     return _answer(scene, sorted(wanted, key=path_bytes), ops=_counts(patches), dry_run=dry_run)
 
@@ -176,7 +184,8 @@ def _paths(patches: Iterable[FilePatch]) -> dict[RepoPath, None]:
 def _above(scene: Scene, path: RepoPath) -> Present | None:
     """What is at a directory above a file of the patch. It is not judged: nothing changes there."""
     try:
-        return _present(scene.desk.image(join(scene.workdir, path)))
+        here = join(scene.workdir, path) if scene.mount is None else scene.path(path)
+        return _present(scene.desk.image(here))
     except Refused:
         return None
 

@@ -15,10 +15,11 @@ from pydantic import ValidationError
 
 from mulligan.boundary.verdict import Boundary
 from mulligan.effects.hosting import hosted, is_known, open_session, signal_session
+from mulligan.effects.mounts import anchored, mounted
 from mulligan.effects.params import OpenSession, Params, SignalSession
 from mulligan.effects.receipt import Receipt, refusal_receipt
 from mulligan.effects.registry import BY_NAME, Effect
-from mulligan.effects.scene import Scene
+from mulligan.effects.scene import Elsewhere, Scene
 from mulligan.history.call import Call
 from mulligan.history.desk import Desk
 from mulligan.values.digest import digest_of
@@ -52,7 +53,7 @@ def perform(
         asked = _parsed(effect.params, given)
         _check_session(desk, call, name, asked)
         with call.savepoint() if effect.op == "exec" else nullcontext():
-            fields = _act(_scene(desk, call, boundary, sink), effect, asked)
+            fields = _acted(_scene(desk, call, boundary, sink, writes=not effect.read_only), effect, asked)
         receipt = Receipt(effect.name, fields.pop("status", "ok"), fields)
     except Refused as refused:
         receipt = refusal_receipt(effect.name, _as_told(effect, refused))
@@ -72,10 +73,22 @@ def _as_told(effect: Effect, refused: Refused) -> Refused:
     return Refused(status, refused.code, refused.message, **refused.fields)
 
 
-def _scene(desk: Desk, call: Call, boundary: Boundary, sink: Sink | None) -> Scene:
+def _scene(desk: Desk, call: Call, boundary: Boundary, sink: Sink | None, *, writes: bool) -> Scene:
     found = hosted(desk, call.facts.session, default=boundary)
     within = replace(found.boundary, folds_case=True) if desk.disk.root.folds_case else found.boundary
-    return Scene(desk, call.facts.session, within, call, found.workdir, sink, env=found.env, network=found.network)
+    scene = Scene(desk, call.facts.session, within, call, found.workdir, sink, env=found.env, network=found.network)
+    if found.anchor is not None:
+        return anchored(scene, found.anchor, writes=writes)
+    # A call that an earlier effect has taken to another root does the rest of its work here as a part.
+    return scene if call.root.id == desk.root.id or not writes else replace(scene, call=desk.part_of(call))
+
+
+def _acted(scene: Scene, effect: Effect, asked: Params) -> dict[str, Any]:
+    """In the primary root, or in the mounted one that its paths are in."""
+    try:
+        return _act(scene, effect, asked)
+    except Elsewhere as elsewhere:
+        return _act(mounted(scene, elsewhere.mount, writes=not effect.read_only), effect, asked)
 
 
 def _act(scene: Scene, effect: Effect, asked: Params) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from mulligan.boundary.verdict import Boundary
 from mulligan.effects.receipt import blob_payload, inline
 from mulligan.history.call import Call
 from mulligan.history.desk import Desk
+from mulligan.session.roots import Anchor, Mount, is_in, mount_holding
 from mulligan.values.digest import Digest, parse_digest
 from mulligan.values.entries import DirEntry
 from mulligan.values.faults import MulliganError, fault
@@ -36,6 +37,14 @@ from mulligan.workspace.places import Spot
 from mulligan.workspace.reading import refusal_of
 
 
+class Elsewhere(Exception):
+    """The effect is about a path in a mounted root, so it takes place there. Nothing has happened yet."""
+
+    def __init__(self, mount: Mount) -> None:
+        super().__init__(mount.path)
+        self.mount = mount
+
+
 @dataclass(slots=True)
 class Scene:
     desk: Desk
@@ -46,6 +55,8 @@ class Scene:
     sink: Sink | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     network: str = "full"
+    anchor: Anchor | None = None
+    mount: Mount | None = None
 
     @property
     def capability(self) -> Capability:
@@ -66,7 +77,33 @@ class Scene:
             raise Refused("error", "invalid_path", error.message) from None
 
     def _normal(self, text: str) -> RepoPath:
+        if self.anchor is not None and self.anchor.mounts:
+            return self._in_our_root(text, self.anchor)
         return parse_below(ROOT, self._below_root(text)) if text.startswith("/") else parse_below(self.workdir, text)
+
+    def _in_our_root(self, text: str, anchor: Anchor) -> RepoPath:
+        """Where several roots are mounted, a path is in the innermost one that holds it, however it is written."""
+        inner = self._below_primary(text, anchor)
+        whole = os.path.normpath(text) if inner is None else os.path.normpath(f"{anchor.primary}/{inner}")
+        mount = mount_holding(anchor, whole)
+        if mount is not None and inner is not None and len(mount.path) < len(anchor.primary):
+            mount = None
+        if mount is None and inner is None:
+            raise Refused("forbidden", "path_not_allowed", f"{text!r} is outside the roots.")
+        if mount == self.mount:
+            return parse_below(ROOT, whole[len(anchor.primary if mount is None else mount.path) :])
+        if self.mount is None and mount is not None:
+            raise Elsewhere(mount)
+        words = f"{text!r} is in another root than the rest; one effect takes place in one root."
+        raise Refused("forbidden", "path_not_allowed", words)
+
+    def _below_primary(self, text: str, anchor: Anchor) -> RepoPath | None:
+        """The path in the primary root, for one that is there by its name."""
+        if not text.startswith("/"):
+            return parse_below(self.workdir, text)
+        own = (anchor.primary, *(() if self.mount is not None else (self.boundary.root,)))
+        clean = os.path.normpath("/" + text.lstrip("/"))
+        return next((parse_below(ROOT, clean[len(root.rstrip("/")) :]) for root in own if is_in(clean, root)), None)
 
     def _below_root(self, text: str) -> str:
         """An absolute path relative to the root, by whole names: `/repo-evil` is not in `/repo`."""
@@ -78,7 +115,12 @@ class Scene:
         raise Refused("forbidden", "path_not_allowed", f"{text!r} is outside the root.")
 
     def shown(self, path: RepoPath) -> str:
-        """The text by which this session would name a path: from its working directory, and always one line."""
+        """The text by which this session would name a path: from its working directory, and always one line.
+
+        In a mounted root the whole path, even of what is kept aside for now.
+        """
+        if self.mount is not None:
+            return self.one_line(RepoPath(os.path.normpath(f"{self.mount.path}/{path}")))
         return self.one_line(path if self.workdir == ROOT else RepoPath(os.path.relpath(path, self.workdir)))
 
     @staticmethod

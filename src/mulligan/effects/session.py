@@ -2,33 +2,61 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
+from random import Random
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from mulligan.boundary.verdict import Boundary
+from mulligan.effects.bundles import Portable
 from mulligan.effects.handle import CallHandle, paths_of
 from mulligan.effects.hosting import is_known
 from mulligan.effects.perform import SESSION_EFFECTS, effect_named, perform, perform_session_effect
 from mulligan.effects.receipt import Receipt
-from mulligan.history import going_back
+from mulligan.effects.slices import slices_beside
+from mulligan.history import asides, branches, going_back
+from mulligan.history.call import Call
 from mulligan.history.current import current_turn, during
 from mulligan.history.desk import Desk
 from mulligan.history.going_back import Git, How, WayBack
 from mulligan.history.plans import OnConflict
-from mulligan.session.tables import session_journal
-from mulligan.values.ids import SessionId, TurnId, parse_user_id
+from mulligan.history.points import archive_of
+from mulligan.history.tables import REDO, TURNS
+from mulligan.session.clients import Clients, clients_in, controller_in, release_all_in
+from mulligan.session.kept import copy_slices_in, home_of
+from mulligan.session.pending import pending_here
+from mulligan.session.roots import Roots
+from mulligan.session.snapshot import Snapshot, SnapshotMetadata
+from mulligan.session.state import Session as State
+from mulligan.session.tables import SESSIONS, session_journal
+from mulligan.session.talk import Talk
+from mulligan.store.protocol import Tx
+from mulligan.values.faults import fault
+from mulligan.values.ids import SessionId, TurnId, parse_user_id, uuid_of
 from mulligan.workspace.exec.output import Sink
 
+if TYPE_CHECKING:
+    from mulligan.effects.filesystem import SessionFilesystem
+    from mulligan.history.composite import ExecutionState
 
-class Session:
+
+class Session(Talk, Clients, Roots, Portable, State):
     """One agent run on one root. Safe to use from many threads; calls made in parallel do not disturb each other."""
 
     def __init__(self, desk: Desk, session: SessionId, boundary: Boundary) -> None:
-        self.id = session
+        Talk.__init__(self, archive_of(desk.ledger), session, desk.root.id)
+        ledger = desk.ledger
+        self._slices = home_of(ledger.store, ledger.journal, session, ledger.now)
+        State.__init__(self, session_id=uuid_of(session), clock=ledger.clock, home=self._slices)
         self._desk = desk
         self._boundary = boundary
+
+    @property
+    def root(self) -> str:
+        """The folder this session works in."""
+        return os.fsdecode(self._desk.disk.root.path)
 
     def call(
         self,
@@ -38,11 +66,51 @@ class Session:
         turn: str | None = None,
         deadline: datetime | None = None,
         tool: str | None = None,
+        strict: bool = False,
     ) -> CallHandle:
-        """A transaction. `tool_call_id` is the provider's id: a label, and the newest call with it is meant by it."""
+        """A transaction. `tool_call_id` is the provider's id: a label, and the newest call with it is meant by it.
+
+        A `strict` one that changes more bytes than the session may keep is refused with `not_undoable` at its end.
+        """
         found = TurnId(parse_user_id(turn, "turn")) if turn is not None else current_turn()
-        call = self._desk.call(self.id, turn=found, label=tool_call_id or label, tool=tool or label)
-        return CallHandle(self._desk, call, self._boundary, deadline=deadline)
+        call = self._desk.call(self.id, turn=found, label=tool_call_id or label, tool=tool or label, strict=strict)
+        return CallHandle(self._desk, call, self._boundary, deadline=deadline, beside=self._beside)
+
+    def _beside(self, call: Call, joins: bool) -> slices_beside:
+        return slices_beside(self, self._slices, call, joins=joins)
+
+    def attempt(self, tool: str, call_id: str) -> CallHandle:
+        """A tool's transaction is a call: its files and its slices are published, or put back, together."""
+        return self.call(tool, tool_call_id=call_id or None)
+
+    @property
+    def files(self) -> SessionFilesystem:
+        """The workspace as a `Filesystem`: what is written through it belongs to the call it is written in."""
+        from mulligan.effects.filesystem import SessionFilesystem
+
+        return SessionFilesystem(self, self._desk, self._boundary)
+
+    def execution_state(
+        self, resources: Mapping[type[Any], object] | None = None, *, rng: Random | None = None
+    ) -> ExecutionState:
+        """This session as the root of an agent's state, with its files, and checkpoints that outlive the process."""
+        # Loaded here, so that whoever only undoes something need not wait for it.
+        from mulligan.history.checkpoint import CheckpointStore
+        from mulligan.history.checkpoint_archive import StoreArchive
+        from mulligan.history.composite import ExecutionState
+        from mulligan.session.resources import ResourceRegistry
+        from mulligan.workspace.filesystem import Filesystem
+
+        ledger = self._desk.ledger
+        registry = ResourceRegistry.build({Filesystem: self.files, **(resources or {})})
+        checkpoints = CheckpointStore(archive=StoreArchive(ledger, self.id))
+        return ExecutionState(self, registry, ledger.clock, rng, checkpoints)
+
+    def _snapshot_tags(self, tag: str | None, metadata: SnapshotMetadata | None) -> dict[str, str]:
+        """Where the journal stands, unless a call has changed slices that it does not know of yet."""
+        here = pending_here(self._slices)
+        at = {} if here is not None and here.has_changes else {"position": str(self._slices.position())}
+        return {**super()._snapshot_tags(tag, metadata), **at}
 
     def perform(
         self,
@@ -87,7 +155,7 @@ class Session:
             journal = session_journal(self.id)
             ledger.journal.append(tx, journal, "turn.opened", {**body, "prompt": prompt}, at=ledger.now())
         try:
-            with during(turn):
+            with during(turn), self.active():
                 yield turn
         finally:
             with ledger.store.write() as tx:
@@ -120,23 +188,111 @@ class Session:
         how = How(on_conflict, dry_run, self.id, git)
         return going_back.restore(self._desk, call, paths=paths_of(paths), how=how)
 
+    @overload
+    def rollback(self, snapshot: Snapshot, *, preserve_logs: bool = True) -> None: ...
+    @overload
     def rollback(
         self,
+        snapshot: None = None,
         *,
         on_conflict: OnConflict = "merge",
         dry_run: bool = False,
         cancel_open: bool = False,
         git: Git = "leave",
-    ) -> WayBack:
+    ) -> WayBack: ...
+    def rollback(
+        self,
+        snapshot: Snapshot | None = None,
+        *,
+        preserve_logs: bool = True,
+        on_conflict: OnConflict = "merge",
+        dry_run: bool = False,
+        cancel_open: bool = False,
+        git: Git = "leave",
+    ) -> WayBack | None:
+        """Take back the last turn: files, talk and STATE slices. With a snapshot, put the slices back to it."""
+        if snapshot is not None:
+            State.rollback(self, snapshot, preserve_logs=preserve_logs)
+            return None
         return going_back.rollback(self._desk, how=How(on_conflict, dry_run, self.id, git), cancel_open=cancel_open)
 
     def rewind(
         self,
-        to: str,
+        to: str | int,
         side: str = "before",
         *,
+        files: bool = True,
+        talk: bool = True,
         on_conflict: OnConflict = "merge",
         dry_run: bool = False,
         git: Git = "leave",
     ) -> WayBack:
-        return going_back.rewind(self._desk, to, side=side, how=How(on_conflict, dry_run, self.id, git))
+        """Move files, talk or both to a call or a message, by id or by how many messages there are up to it."""
+        how = How(on_conflict, dry_run, self.id, git)
+        return going_back.rewind(self._desk, to, side=side, files=files, talk=talk, how=how)
+
+    def fork(
+        self,
+        at: str | int | None = None,
+        *,
+        files: Literal["share", "copy"] = "share",
+        dst: str | None = None,
+        to: str | None = None,
+    ) -> Session:
+        """A child with this talk, or with it up to a point: before a call, or after a message by id or by count.
+
+        With `copy` it has every file for itself, as of that point, in the new folder `to`.
+        """
+        with self._archive.store.read() as tx:
+            self._check_open(tx, "fork")
+        if files == "share":
+            made = branches.fork(self._desk, self.id, at=at, child=dst)
+            return Session(self._desk, SessionId(made.session), self._boundary)
+        if files != "copy" or to is None:
+            raise fault("invalid_params", "files is 'share', or 'copy' with a folder in `to`.", field="files")
+        made = branches.fork_files(self._desk, self.id, to, at=at, child=dst)
+        return Session(self._desk.at(_root_of(self._desk, made.session)), SessionId(made.session), self._boundary)
+
+    def _more_view(self, tx: Tx, facts: Mapping[str, Any]) -> dict[str, Any]:
+        turns = tx.select(TURNS, {"session": self.id})
+        since = self._check_open(tx, "snapshot").created_at
+        return {
+            **super()._more_view(tx, facts),
+            "workspace_anchor": self._anchor(tx, since).to_json(),
+            "workspace_policy": self._policy(tx),
+            "live_clients": clients_in(tx, self._archive, self.id),
+            "live_controller_id": controller_in(tx, self.id),
+            "completed_turn_checkpoint_count": sum(row.ended_at is not None for row in turns),
+            "redo_checkpoint_count": tx.count(REDO, {"session": self.id}),
+        }
+
+    def _forked_in(self, tx: Tx, child: SessionId) -> None:
+        copy_slices_in(tx, self._archive.journal, self.id, child, at=self._archive.now())
+
+    def _closed_in(self, tx: Tx) -> None:
+        release_all_in(tx, self.id)
+
+    # Roots beside the primary one.
+
+    def merge_root(self, root: str, *, on_conflict: OnConflict = "merge", dry_run: bool = False) -> WayBack:
+        """Bring what was written aside for a sandboxed root into the root itself, as one call."""
+        path = self._mounted_path(root, "merge_root")
+        return asides.merge_aside(self._desk, self.id, path, on_conflict=on_conflict, dry_run=dry_run)
+
+    def drop_root(self, root: str) -> None:
+        """Forget what was written aside for a sandboxed root. It stays mounted."""
+        asides.drop_aside(self._desk, self.id, self._mounted_path(root, "drop_root"))
+
+    def _opened_at(self) -> str:
+        return self.root
+
+    def _state_place(self) -> str | None:
+        place = self._archive.store.directory
+        return None if place is None else os.path.realpath(place)
+
+
+def _root_of(desk: Desk, session: str) -> str:
+    with desk.ledger.store.read() as tx:
+        row = tx.get(SESSIONS, session)
+    assert row is not None, "it was opened a moment ago"
+    return row.root

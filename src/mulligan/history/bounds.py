@@ -8,21 +8,24 @@ call that was open when it began could still be about to name them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
+from mulligan.history.dropping import delete_body, drop_body, droppable, is_part, is_watched
 from mulligan.history.kept import forget_unused
 from mulligan.history.ledger import Ledger, digests_of
 from mulligan.history.log import changes_of
-from mulligan.history.tables import CALLS, KEPT, OPEN, PINS, CallRow
+from mulligan.history.over_cap import cap_of, put_cap
+from mulligan.history.tables import CALLS, OPEN, PINS, CallRow
 from mulligan.session.tables import SESSIONS, session_journal
-from mulligan.store.blobs import BESIDE, BLOBS, BODIES, EVICTED, IN_DATABASE, PARTS, READABLE, BlobRow
-from mulligan.store.journal import RECORDS, REFS, RefRow, parse_record
+from mulligan.store.blobs import BESIDE, BLOBS, READABLE, BlobRow
+from mulligan.store.journal import REFS
 from mulligan.store.protocol import META, MetaRow, Tx
 from mulligan.values.clock import FixedClock, parse_timestamp, timestamp
-from mulligan.values.digest import Digest, digest_from_raw, raw_digest
+from mulligan.values.digest import Digest, raw_digest
 from mulligan.values.ids import SessionId
-from mulligan.values.limits import SESSION_CAP_BYTES, STORE_CAP_BYTES
+from mulligan.values.limits import STORE_CAP_BYTES
 
 _GC_GRACE = timedelta(minutes=15)
 _GC_BATCH = 500
@@ -56,16 +59,11 @@ def _bodies_of(tx: Tx, call: CallRow) -> set[Digest]:
     return digests_of(changes_of(tx, call.id))
 
 
-def cap_of(tx: Tx, session: SessionId) -> int:
-    row = tx.get(META, f"cap:{session}")
-    return int(row.value) if row is not None else SESSION_CAP_BYTES
-
-
 def set_cap(ledger: Ledger, session: SessionId, cap_bytes: int) -> int:
     """A session's cap, at least one byte, in force at once and for every process. The previous one."""
     with ledger.store.write() as tx:
         previous = cap_of(tx, session)
-        tx.put(META, MetaRow(f"cap:{session}", str(max(1, cap_bytes))))
+        put_cap(tx, session, cap_bytes)
     keep_bounds(ledger, session)
     return previous
 
@@ -147,66 +145,11 @@ def _evictable(tx: Tx, session: SessionId) -> list[CallRow]:
 def _evict(ledger: Ledger, tx: Tx, call: CallRow) -> int:
     """Record it with what is dropped: the bodies that nothing kept still needs. Bytes given back."""
     assert call.session is not None
-    doomed = _doomed_with(tx, call)
+    doomed = droppable(tx, _bodies_of(tx, call), but_for=call.id)
     body = {"call": call.id, "digests": doomed}
     journal = session_journal(SessionId(call.session))
     ledger.journal.append(tx, journal, "call.evicted", body, at=ledger.now())
-    return sum(_drop_body(ledger, tx, digest) for digest in doomed)
-
-
-def _doomed_with(tx: Tx, call: CallRow) -> list[Digest]:
-    """The call's bodies that nothing else needs; a version goes before the one it is packed against."""
-    left, doomed = set(_bodies_of(tx, call)), set[Digest]()
-    while more := {digest for digest in left if not _is_needed(tx, digest, doomed, but_for=call.id)}:
-        doomed |= more
-        left -= more
-    return sorted(doomed)
-
-
-def _is_needed(tx: Tx, digest: Digest, doomed: set[Digest], *, but_for: str) -> bool:
-    """Named by a record of something kept, or by a part or a later version that is."""
-    raw = raw_digest(digest)
-    later = [row for row in tx.select(BLOBS, {"base": raw}) if digest_from_raw(row.digest) not in doomed]
-    if any(row.place in READABLE for row in later) or _is_part(tx, raw) or _is_kept(tx, raw):
-        return True
-    return any(not _is_given_up(tx, ref, but_for) for ref in tx.select(REFS, {"digest": raw}))
-
-
-def _is_given_up(tx: Tx, ref: RefRow, but_for: str) -> bool:
-    """Whether a reference is of a call that is evicted, or about to be."""
-    row = tx.get(RECORDS, ref.journal, ref.seq)
-    call = parse_record(row).payload.get("call") if row is not None else None
-    if call == but_for:
-        return True
-    found = tx.get(CALLS, call) if isinstance(call, str) else None
-    return found is not None and bool(found.evicted)
-
-
-def _drop_body(ledger: Ledger, tx: Tx, digest: Digest) -> int:
-    row = tx.get(BLOBS, raw_digest(digest))
-    if row is None or row.place not in READABLE:
-        return 0
-    _delete_body(ledger, tx, row)
-    tx.put(BLOBS, replace(row, place=EVICTED, stored=0, base=None, depth=0))
-    return row.stored
-
-
-def _delete_body(ledger: Ledger, tx: Tx, row: BlobRow) -> None:
-    if row.place == IN_DATABASE:
-        tx.delete(BODIES, row.digest)
-    elif row.place == BESIDE:
-        ledger.store.bodies.delete(digest_from_raw(row.digest))
-    for part in tx.select(PARTS, {"digest": row.digest}):
-        tx.delete(PARTS, part.digest, part.ordinal)
-
-
-def _is_part(tx: Tx, raw: bytes) -> bool:
-    return bool(tx.select(PARTS, {"part": raw}, order=("part",), limit=1))
-
-
-def _is_kept(tx: Tx, raw: bytes) -> bool:
-    """Whether a watched file holds it now, so that the next change of that file will need it."""
-    return bool(tx.select(KEPT, {"digest": raw}, limit=1))
+    return sum(drop_body(tx, ledger.store.bodies, digest) for digest in doomed)
 
 
 def collect_garbage(ledger: Ledger) -> tuple[int, int]:
@@ -222,10 +165,17 @@ def collect_garbage(ledger: Ledger) -> tuple[int, int]:
             for row in _rows(tx, doomed[start : start + _GC_BATCH]):
                 # Looked at again inside the transaction: somebody may have named or touched it since.
                 if _is_garbage(tx, row, cutoff):
-                    _delete_body(ledger, tx, row)
+                    delete_body(tx, ledger.store.bodies, row)
                     tx.delete(BLOBS, row.digest)
                     blobs, size = blobs + 1, size + row.stored
-    return blobs, size
+    with ledger.store.read() as tx:
+        swept, swept_bytes = ledger.store.bodies.sweep(partial(_is_beside, tx), before_s=cutoff / 1000)
+    return blobs + swept, size + swept_bytes
+
+
+def _is_beside(tx: Tx, digest: Digest) -> bool:
+    row = tx.get(BLOBS, raw_digest(digest))
+    return row is not None and row.place == BESIDE
 
 
 def _rows(tx: Tx, digests: Iterable[bytes]) -> Iterator[BlobRow]:
@@ -245,5 +195,5 @@ def _cutoff_ms(ledger: Ledger, tx: Tx) -> int:
 def _is_garbage(tx: Tx, row: BlobRow, cutoff_ms: int) -> bool:
     if row.touched_ms >= cutoff_ms or tx.select(REFS, {"digest": row.digest}, limit=1):
         return False
-    needed = _is_part(tx, row.digest) or _is_kept(tx, row.digest)
+    needed = is_part(tx, row.digest) or is_watched(tx, row.digest)
     return not needed and not tx.select(BLOBS, {"base": row.digest}, limit=1)

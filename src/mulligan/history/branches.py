@@ -16,16 +16,20 @@ from typing import Any
 from mulligan.history.call import Intent
 from mulligan.history.desk import Desk
 from mulligan.history.going_back import WayBack
-from mulligan.history.log import calls_of, can_be_undone, change_from_row, changes_of, find_call
+from mulligan.history.log import can_be_undone, change_from_row, changes_of
 from mulligan.history.merge import Conflict, KeepOurs, MergedEntry, WriteMerged, merge_entry
 from mulligan.history.plans import Move, OnConflict, Outcome, Planner, RestorePlan, in_order
+from mulligan.history.points import Point, archive_of, find_point
 from mulligan.history.tables import BRANCHES, CHANGES, BranchRow
-from mulligan.session.tables import SESSIONS, session_journal
+from mulligan.session.kept import copy_slices_in
+from mulligan.session.lineage import fork_in, fresh_id
+from mulligan.session.positions import check_continuable
+from mulligan.session.tables import session_journal
 from mulligan.values.canonical import decode, encode
 from mulligan.values.digest import Digest, parse_digest
 from mulligan.values.entries import ABSENT, Entry, FileEntry, same_state
 from mulligan.values.faults import fault
-from mulligan.values.ids import SessionId, parse_user_id
+from mulligan.values.ids import SessionId
 from mulligan.values.paths import RepoPath, from_wire, path_bytes, path_from_bytes, to_wire
 from mulligan.values.refusal import Refused
 from mulligan.workspace.copies import Copied, Skipped, copy_tree, remove_copy, stamp
@@ -41,25 +45,34 @@ class Fork:
     coverage: tuple[dict[str, str], ...] = ()
 
 
-def fork(desk: Desk, parent: SessionId, *, child: str | None = None) -> Fork:
-    """A child session that shares the files."""
-    session = _fresh(desk, child)
+def fork(desk: Desk, parent: SessionId, *, at: str | int | None = None, child: str | None = None) -> Fork:
+    """A child session that shares the files and has the parent's talk: all of it, or up to a point.
+
+    A message is kept itself, a call is not. A point inside a tool exchange is `not_continuable`.
+    """
     desk.ledger.session(parent, desk.root)
-    _open_child(desk, session, parent, desk.root.id)
+    point = _forked_at(desk, parent, at)
+    session = _open_child(desk, parent, desk.root.id, child=child, point=point)
     return Fork(session, parent)
 
 
 def fork_files(
-    desk: Desk, parent: SessionId, directory: str, *, at: str | None = None, child: str | None = None
+    desk: Desk,
+    parent: SessionId,
+    directory: str,
+    *,
+    at: str | int | None = None,
+    child: str | None = None,
 ) -> Fork:
-    """A child session with a copy of every file in `directory`, as of now or before a call."""
-    session = _fresh(desk, child)
+    """A child session with a copy of every file in `directory`, as of now or of a point, and with the talk as there."""
+    _fresh(desk, child)
     desk.ledger.session(parent, desk.root)
+    point = _forked_at(desk, parent, at)
     target = os.fsencode(os.path.abspath(directory))
     told = list(copy_tree(desk.disk.root.path, target))
     there = Desk(desk.ledger, HostDisk(target))
-    manifest = desk.ledger.blobs.store(encode([_told(one) for one in told if isinstance(one, Copied)]))
-    _open_child(desk, session, parent, there.root.id)
+    manifest = desk.ledger.blobs.store(encode([as_told(one) for one in told if isinstance(one, Copied)]))
+    session = _open_child(desk, parent, there.root.id, child=child, point=point)
     body = {
         "session": session,
         "parent": parent,
@@ -71,39 +84,51 @@ def fork_files(
     with desk.ledger.store.write() as tx:
         journal = session_journal(session)
         desk.ledger.journal.append(tx, journal, "branch.opened", body, at=desk.ledger.now(), refs=[manifest])
-    if at is not None:
-        _take_back(desk, there, session, at=at, parent=parent)
+    if point is not None:
+        _take_back(desk, there, session, point=point, at=str(at))
     there.close()
     skipped = [{"path": to_wire(path_from_bytes(s.path)), "reason": s.reason} for s in told if isinstance(s, Skipped)]
     return Fork(session, parent, os.fsdecode(target), tuple(skipped))
 
 
-def _told(one: Copied) -> list[Any]:
+def as_told(one: Copied) -> list[Any]:
     return [to_wire(path_from_bytes(one.path)), one.mode, one.source_stamp, one.copy_stamp]
 
 
-def _fresh(desk: Desk, child: str | None) -> SessionId:
-    session = SessionId(parse_user_id(child, "session") if child is not None else desk.ledger.ids.new())
+def _forked_at(desk: Desk, parent: SessionId, at: str | int | None) -> Point | None:
+    if at is None:
+        return None
+    point = find_point(desk, at, parent, side="before")
+    if point.call is None and isinstance(at, str):
+        point = find_point(desk, at, parent, side="after")
     with desk.ledger.store.read() as tx:
-        if tx.has(SESSIONS, session):
-            raise fault("session_exists", f"There is a session {session!r} already.")
+        check_continuable(tx, archive_of(desk.ledger), point.kept, point.rest)
+    return point
+
+
+def _fresh(desk: Desk, child: str | None) -> None:
+    """Refuse an id that is taken before anything is copied."""
+    with desk.ledger.store.read() as tx:
+        fresh_id(tx, archive_of(desk.ledger), child)
+
+
+def _open_child(desk: Desk, parent: SessionId, root: str, *, child: str | None, point: Point | None) -> SessionId:
+    archive = archive_of(desk.ledger)
+    with desk.ledger.store.write() as tx:
+        session = fresh_id(tx, archive, child)
+        fork_in(tx, archive, parent, session, root=root, kept=None if point is None else point.kept)
+        later = [] if point is None else [row.id for row in point.later]
+        copy_slices_in(tx, archive.journal, parent, session, at=desk.ledger.now(), without=later)
     return session
 
 
-def _open_child(desk: Desk, session: SessionId, parent: SessionId, root: str) -> None:
-    with desk.ledger.store.write() as tx:
-        body = {"session": session, "root": root, "parent": parent}
-        desk.ledger.journal.append(tx, session_journal(session), "session.opened", body, at=desk.ledger.now())
-
-
-def _take_back(desk: Desk, there: Desk, session: SessionId, *, at: str, parent: SessionId) -> None:
-    """In the copy, undo what the parent did from a call on."""
-    row = find_call(desk, at, parent)
+def _take_back(desk: Desk, there: Desk, session: SessionId, *, point: Point, at: str) -> None:
+    """In the copy, undo what the parent did from a point on."""
     with desk.ledger.store.read() as tx:
-        later = [one for one in calls_of(tx, desk, parent) if one.id >= row.id and can_be_undone(one)]
+        later = [one for one in point.later if can_be_undone(one)]
         layers = [sorted(changes_of(tx, one.id), key=lambda c: path_bytes(c.path)) for one in later]
     planner = Planner(there.entry, _reader(there), lambda path: _below(there, path))
-    _carry_out(there, session, planner.plan(layers).moves, {"verb": "fork", "at": row.id})
+    carry_out(there, session, planner.plan(layers).moves, {"verb": "fork", "at": at})
 
 
 def _below(desk: Desk, path: RepoPath) -> list[RepoPath]:
@@ -131,7 +156,7 @@ def _branch(desk: Desk, session: str) -> BranchRow:
 
 
 @dataclass(slots=True)
-class _Merge:
+class CopyMerge:
     """What a fork's files mean for the original's, path by path."""
 
     desk: Desk
@@ -213,8 +238,8 @@ class _Merge:
         return None
 
     def _began(self, desk: Desk) -> str:
-        """Ids sort by birth: calls with a greater id came after the fork."""
-        return self.branch.root
+        """Ids sort by birth: calls with a greater id came after the fork. In the copy, all did, as none was before."""
+        return "" if desk is self.there else self.branch.root
 
 
 def _content_of(entry: Entry, *images: Image) -> bytes | None:
@@ -241,11 +266,11 @@ def merge_branch(desk: Desk, session: str, *, on_conflict: OnConflict = "merge",
     source = desk.at(branch.source)
     there = Desk(desk.ledger, HostDisk(branch.directory))
     try:
-        plan = _Merge(source, there, branch, on_conflict).plan()
+        plan = CopyMerge(source, there, branch, on_conflict).plan()
         if dry_run or (not plan.moves and not plan.ok) or (on_conflict == "refuse" and not plan.ok):
             return WayBack(plan.ok, None, plan.outcomes, plan=plan)
         cause = {"verb": "merge", "session": session}
-        call = _carry_out(source, SessionId(branch.parent), plan.moves, cause)
+        call = carry_out(source, SessionId(branch.parent), plan.moves, cause)
     finally:
         there.close()
     if plan.ok:
@@ -253,7 +278,7 @@ def merge_branch(desk: Desk, session: str, *, on_conflict: OnConflict = "merge",
     return WayBack(plan.ok, call, plan.outcomes, plan=plan)
 
 
-def _carry_out(desk: Desk, session: SessionId, moves: Sequence[Move], cause: dict[str, Any]) -> str:
+def carry_out(desk: Desk, session: SessionId, moves: Sequence[Move], cause: dict[str, Any]) -> str:
     call = desk.call(session, tool=str(cause["verb"]), cause=cause)
     try:
         with call:

@@ -14,24 +14,27 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mulligan.history.ledger import Claimed, Ending, Facts, Held, Ledger, entry_bytes, intending, touch_row
+from mulligan.history.live import Touched, Watching
 from mulligan.history.merge import Conflict, KeepOurs, WriteMerged, merge_entry
 from mulligan.history.putting_back import Trace, put_back, trace_of
 from mulligan.history.tables import RootRow, TouchRow
 from mulligan.session.tables import session_journal
-from mulligan.store.blobs import Prepared, Vanished
+from mulligan.store.blobs import SMALL_BYTES, Prepared, Vanished
 from mulligan.store.claims import Wanted as Claim
 from mulligan.store.journal import REFS
 from mulligan.store.protocol import Tx
 from mulligan.values.clock import monotonic_s
 from mulligan.values.digest import Digest, raw_digest
 from mulligan.values.entries import ABSENT, Change, DirEntry, Entry, FileEntry, same_state
-from mulligan.values.faults import Broken, MulliganError, WorldChanged, fault, fault_of_os_error
+from mulligan.values.faults import Broken, MayNot, MulliganError, WorldChanged, fault, fault_of_os_error
+from mulligan.values.ids import RootId, WorkspaceId
 from mulligan.values.limits import CLAIM_WAIT_S
 from mulligan.values.paths import RepoPath, path_bytes, to_wire
+from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import DRAFT_PREFIX, NOTHING, Disk, Image
 from mulligan.workspace.places import Spot
@@ -43,11 +46,14 @@ Plan = Callable[[Image], Wanted]
 Heal = Callable[[], bool]
 """Ends calls that dead processes left open; whether there were any."""
 
+AtEnd = Callable[[Tx, str], bool]
+"""Part of how a call ends, in the same transaction: told the status, says whether it has moved the session's state."""
+
 _CLAIM_NAP_S = 0.002
 _BUSY_TRIES = 25
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Intent:
     """One path's part of an effect. `blind`: the plan does not depend on what is there, so it may simply insist."""
 
@@ -59,29 +65,13 @@ class Intent:
 
 
 @dataclass(slots=True)
-class Touched:
-    """A path this call has changed: what it was before the call, and what we last put there.
-
-    `unsure`: it is being changed right now, or whoever did could not say how far it came.
-    """
-
-    row: TouchRow
-    path: RepoPath
-    before: Entry
-    after: Entry
-    acted: bool = False
-    unsure: bool = False
-    origin: RepoPath | None = None
-
-
-@dataclass(slots=True)
 class _Step:
     """One intent on its way to the disk."""
 
     intent: Intent
     image: Image
     wanted: Wanted
-    bodies: list[Prepared] = field(default_factory=list)
+    bodies: list[Prepared]
 
     @property
     def deep(self) -> bool:
@@ -105,8 +95,12 @@ class _LookAgain(Exception):
     """What was captured before the claim is not what the store last saw; capture again under the claim."""
 
 
-class Call:
-    """Open until `commit` or `abort`. One thread at a time acts in it; the lock makes that so."""
+class Call(Watching):
+    """Open until `commit` or `abort`. One thread at a time acts in it; the lock makes that so.
+
+    `parts` are what it does in other roots: calls of their own that are published in one transaction with it, and put
+    back with it.
+    """
 
     def __init__(self, ledger: Ledger, disk: Disk, root: RootRow, facts: Facts, *, heal: Heal = bool) -> None:
         self.ledger = ledger
@@ -114,9 +108,14 @@ class Call:
         self.root = root
         self.facts = facts
         self.status: Literal["open", "committed", "aborted", "in_doubt"] = "open"
+        self.strict = False
         self.race_window = False
         self.conflicts: list[RepoPath] = []
         self.coverage: list[dict[str, str]] = []
+        self.at_commit: list[Callable[[Tx], None]] = []
+        self.at_end: list[AtEnd] = []
+        self.parts: dict[str, Call] = {}
+        self.home = root.id
         self._owner = ledger.store.owner()
         self._effects: list[dict[str, Any]] = []
         self._handed_out: set[Digest] = set()
@@ -125,11 +124,26 @@ class Call:
         self._claimed: set[Claim] = set()
         self._touched: dict[RepoPath, Touched] = {}
         self._done: list[tuple[RepoPath, Entry]] = []
+        self._shared: set[RepoPath] = set()
         self._lock = threading.RLock()
 
     @property
     def id(self) -> str:
         return self.facts.id
+
+    # In other roots.
+
+    def part_at(self, disk: Disk, root: RootRow, make: Callable[[], Call]) -> Call:
+        """What this call does in a root: the call itself, as long as it has done nothing elsewhere, else a part."""
+        with self._lock:
+            if not (self._begun or self._touched or self.parts):
+                self.disk, self.root = disk, root
+                self.facts = replace(self.facts, root=RootId(root.id), workspace=WorkspaceId(root.workspace))
+            if self.root.id == root.id:
+                return self
+            if root.id not in self.parts:
+                self.parts[root.id] = make()
+            return self.parts[root.id]
 
     # Acting.
 
@@ -201,14 +215,17 @@ class Call:
         if image.special:
             raise Refused("error", "special_file", f"{intent.path} is a device, FIFO or socket.")
         wanted = intent.plan(image)
-        step = _Step(intent, image, wanted)
-        blobs = self.ledger.blobs
-        with self.ledger.store.read() as tx:
-            if image.content is not None:
-                step.bodies.append(blobs.prepare_in(tx, image.content))
-            if wanted.content is not None and wanted.content is not image.content:
-                step.bodies.append(blobs.prepare_in(tx, wanted.content, after=image.content))
-        return step
+        return _Step(intent, image, wanted, self._bodies(image, wanted))
+
+    def _bodies(self, image: Image, wanted: Wanted) -> list[Prepared]:
+        """What the store must hold before the act: the bytes that are there, and those that shall be."""
+        bodies, blobs = list[Prepared](), self.ledger.blobs
+        if image.content is not None and isinstance(image.entry, FileEntry):
+            bodies.append(blobs.prepare_seen(image.content, image.entry.digest))
+        if wanted.content is not None and wanted.content is not image.content:
+            whole = len(wanted.content) <= SMALL_BYTES
+            bodies.append(blobs.prepare(wanted.content, after=None if whole else image.content))
+        return bodies
 
     def _note(self, tx: Tx, steps: Sequence[_Step], *, careful: bool, live: bool) -> dict[RepoPath, Touched]:
         """Durable before the act: what was there, whose it was, and what we mean to put there."""
@@ -221,7 +238,7 @@ class Call:
             for entry in step.passing():
                 row = intending(row, entry, self._draft(row), in_place=stays)
             self.ledger.touch(tx, row, step.bodies)
-            noted[path] = replace(known, row=row)
+            noted[path] = known.noted_in(row)
         return noted
 
     def _first_touch(self, tx: Tx, step: _Step, noted: int, careful: bool) -> Touched:
@@ -316,70 +333,10 @@ class Call:
             self.ledger.blobs.store(merged.content)
         return merged.entry
 
-    # Watching a command that changes files by itself.
-
-    def about_to_change(self, paths: Sequence[RepoPath]) -> None:
-        """A running command is about to change these paths: their preimages are durable when this returns."""
-        with self._lock:
-            self._check_open()
-            fresh = [path for path in paths if path not in self._touched and not self._is_special(path)]
-            for step in self._prepare([Intent(path, _as_it_is) for path in fresh], live=True):
-                self._done.append((step.intent.path, step.image.entry))
-                self._touched[step.intent.path].unsure = True
-
-    def _is_special(self, path: RepoPath) -> bool:
-        """A device, FIFO or socket cannot be kept: said so, and left to the command."""
-        special = self._image(path).special
-        if special:
-            self.coverage.append({"path": to_wire(path), "reason": "special_file"})
-        return special
-
-    def absorb(self, paths: Sequence[RepoPath]) -> None:
-        """The command is over: what it left at these paths is what this call has done there."""
-        with self._lock:
-            images = {path: self._image(path) for path in paths}
-            self.ledger.blobs.store_all(image.content for image in images.values() if image.content is not None)
-            for path, image in images.items():
-                if image.special:
-                    self.coverage.append({"path": to_wire(path), "reason": "special_file"})
-                    continue
-                touched = self._touched.get(path) or self._unannounced(path)
-                self._touched[path] = touched
-                self._done.append((path, touched.after))
-                touched.after, touched.acted, touched.unsure = image.entry, True, False
-
-    def _unannounced(self, path: RepoPath) -> Touched:
-        """A path the command made without our knowing: nothing can have been there before."""
-        row = touch_row(self.facts.id, path_bytes(path), self.root, ordinal=len(self._touched), before=ABSENT)
-        return Touched(intending(row, ABSENT, self._draft(row), in_place=False), path, ABSENT, ABSENT)
-
-    def live_paths(self) -> list[RepoPath]:
-        """Paths a command was about to change and that have not been absorbed yet."""
-        return [path for path, touched in self._touched.items() if touched.row.in_place and not touched.acted]
-
-    def adopt(self, path: RepoPath, before: Entry) -> None:
-        """What a path was before a command, as a baseline knows it; its bytes are in the store."""
-        if path not in self._touched:
-            row = touch_row(self.facts.id, path_bytes(path), self.root, ordinal=len(self._touched), before=before)
-            row = intending(row, before, self._draft(row), in_place=False)
-            self._touched[path] = Touched(row, path, before, before)
-
-    def before_of(self, path: RepoPath) -> Entry | None:
-        """What a path was before this call; None if the call has nothing to do with it."""
-        known = self._touched.get(path)
-        return None if known is None else known.before
-
-    def seen_at_start(self, path: RepoPath) -> Entry | None:
-        """What the record says of a path; None if it says nothing."""
-        known = self._touched.get(path)
-        if known is not None:
-            return known.after
-        with self.ledger.store.read() as tx:
-            return self.ledger.last_seen(tx, self._place(path))
-
-    def _image(self, path: RepoPath) -> Image:
-        with self._spot(path) as spot:
-            return NOTHING if spot is None else self.disk.image(spot)
+    def _keep_carefully(self, paths: Sequence[RepoPath]) -> None:
+        for step in self._prepare([Intent(path, _as_it_is) for path in paths], live=True):
+            self._done.append((step.intent.path, step.image.entry))
+            self._touched[step.intent.path].unsure = True
 
     # What the record says besides files.
 
@@ -404,7 +361,7 @@ class Call:
     def changes(self) -> list[Change]:
         """What this call has changed so far, in path order."""
         return [
-            Change(one.path, one.before, one.after, one.origin)
+            one.change
             for _, one in sorted(self._touched.items(), key=lambda item: path_bytes(item[0]))
             if one.acted and not same_state(one.before, one.after)
         ]
@@ -412,21 +369,31 @@ class Call:
     def commit(self, *, reason: str | None = None) -> list[Change]:
         """Publish. If somebody ended this call for us (`call_lost`), nothing is; putting back was theirs to do."""
         with self._lock:
-            self._check_open()
-            if self._stuck:
-                raise fault("restore_failed", f"Call {self.id} could not put back a part that failed.", call=self.id)
-            changes = self.changes()
-            if self.ledger.store.durability == "power":
-                self._sync(changes)
-            ending = Ending("committed", changes, reason, self.coverage, self._effects, self._handed_out)
+            parts = [part for part in self.parts.values() if part._begun]
+            endings = [(call, call._ending(reason)) for call in (*parts, self)]
             try:
                 with self.ledger.store.write() as tx:
-                    self._end(tx, ending)
+                    for act in self.at_commit:
+                        act(tx)
+                    for call, ending in endings:
+                        call._end(tx, ending)
             except Broken as broken:
                 self._resolve_doubt(broken)
-            self.status = "committed"
+            for call in (*self.parts.values(), self):
+                call.status = "committed"
+            changes = [change for _, ending in endings for change in ending.changes]
             self.ledger.note_growth(self.facts.session, sum(_size(change.after) for change in changes))
-            return changes
+            return list(endings[-1][1].changes)
+
+    def _ending(self, reason: str | None) -> Ending:
+        """What is going to be published."""
+        self._check_open()
+        if self._stuck:
+            raise fault("restore_failed", f"Call {self.id} could not put back a part that failed.", call=self.id)
+        changes = self.changes()
+        if self.ledger.store.durability == "power":
+            self._sync(changes)
+        return Ending("committed", changes, reason, self.coverage, self._effects, self._handed_out, strict=self.strict)
 
     def __enter__(self) -> Call:
         return self
@@ -443,6 +410,9 @@ class Call:
         except WorldChanged:
             lost = True
             raise
+        except MayNot as refused:
+            error = refused
+            raise
         finally:
             if self.status == "open" and not lost:
                 self.abort(reason_of(error))
@@ -453,16 +423,29 @@ class Call:
             published = self.ledger.has_ended(self.facts.id)
         except MulliganError:
             self.status = "in_doubt"
+            self.ledger.doubts.append(self._settle_doubt)
             words = f"It is not known whether call {self.facts.id} was committed: the store cannot be read."
             raise fault("in_doubt", words, call=self.facts.id) from broken
         if not published:
             raise broken
+
+    def _settle_doubt(self) -> bool:
+        """Ask again. Published, the files stay; not published, they go back. False: the store cannot say yet."""
+        with self._lock:
+            try:
+                self.status = "committed" if self.ledger.has_ended(self.facts.id) else "open"
+                self.abort("in_doubt")
+            except MulliganError:
+                self.status = "in_doubt"
+        return self.status != "in_doubt"
 
     def abort(self, reason: str) -> list[RepoPath]:
         """Put everything back and say so on record. The paths somebody else changed meanwhile, left as they are."""
         with self._lock:
             if self.status != "open":
                 return []
+            for part in self.parts.values():
+                part.abort(reason)
             if self._begun and not self.ledger.is_ours(self.facts.id, self._owner):
                 self.status = "aborted"
                 return []
@@ -479,12 +462,14 @@ class Call:
         else:
             self.ledger.begin(tx, self.facts, self._owner)
         held = Held([one.row.path for one in self._touched.values()], [claim.place for claim in self._claimed])
-        self.ledger.end(tx, self.facts, ending, held=held)
+        moved = [act(tx, ending.status) for act in self.at_end]
+        self.ledger.end(tx, self.facts, replace(ending, placed=True) if any(moved) else ending, held=held)
 
     def _put_back_to(self, mark: int) -> None:
         """Everything this call changed since the mark, as it was then."""
         with self._lock:
-            earlier = dict(reversed(self._done[mark:]))
+            self._leave_shared(dict.fromkeys(path for path, _ in self._done[mark:]))
+            earlier = {path: was for path, was in reversed(self._done[mark:]) if path not in self._shared}
             try:
                 report = put_back(self, [self._trace(path, before) for path, before in earlier.items()])
             except OSError as error:
@@ -539,19 +524,20 @@ class Call:
 
 
 class Savepoint:
-    """A mark in an open call, as a block."""
+    """A mark in an open call and its parts, as a block."""
 
-    __slots__ = ("_call", "_mark")
+    __slots__ = ("_call", "_marks")
 
     def __init__(self, call: Call) -> None:
         self._call = call
 
     def __enter__(self) -> None:
-        self._mark = len(self._call._done)
+        self._marks = {id(call): len(call._done) for call in (self._call, *self._call.parts.values())}
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is not None:
-            self._call._put_back_to(self._mark)
+            for call in (*self._call.parts.values(), self._call):
+                call._put_back_to(self._marks.get(id(call), 0))
 
 
 def reason_of(error: BaseException | None) -> str:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mulligan.history.bounds import cap_of
 from mulligan.history.call import Intent
 from mulligan.history.desk import Desk
+from mulligan.history.over_cap import cap_of
 from mulligan.history.plans import Move, in_order
 from mulligan.history.tables import CAPTURES, SCOPES, CaptureRow, ScopeRow
 from mulligan.session.tables import session_journal

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 from mulligan.history.call import Call
 from mulligan.history.ledger import Facts, Ledger
@@ -27,14 +27,27 @@ _FS_IOC_GETVERSION = 0x80087601
 
 
 class Desk:
-    """A root with its disk and its ledger; overlapping roots are reached through `at`."""
+    """A root with its disk and its ledger; other roots are reached through `at` and `elsewhere`.
 
-    def __init__(self, ledger: Ledger, disk: Disk, *, open_disk: OpenDisk = HostDisk, record: bool = True) -> None:
+    `opener` is the desk somebody opened: this one, or the one through which it was reached.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        disk: Disk,
+        *,
+        open_disk: OpenDisk = HostDisk,
+        record: bool = True,
+        opener: Desk | None = None,
+    ) -> None:
         self.ledger = ledger
         self.disk = disk
         self.root = ledger.root(disk.root, identity_of(disk), record=record)
         self._open_disk = open_disk
+        self._opener = None if opener is None else ref(opener)
         self._others: dict[str, Desk] = {}
+        self._views: dict[tuple[bytes, bool], Desk] = {}
         self._closing: list[Callable[[], None]] = []
         self._calls: WeakValueDictionary[str, Call] = WeakValueDictionary()
         self._lock = threading.Lock()
@@ -45,10 +58,32 @@ class Desk:
             return self
         with self._lock:
             if root not in self._others:
-                self._others[root] = Desk(
-                    self.ledger, self._open_disk(self._place_of(root) or b"/"), open_disk=self._open_disk
-                )
+                self._others[root] = self._opened(self._place_of(root) or b"/", record=True)
             return self._others[root]
+
+    def elsewhere(self, directory: bytes, *, record: bool) -> Desk:
+        """The desk of any directory, as it is there now. Without `record`, for looking only: it becomes no root.
+
+        Raises OSError if it cannot be opened.
+        """
+        with self._lock:
+            known = self._views.get((directory, record))
+            if known is not None and os.path.samestat(os.stat(directory), os.fstat(known.disk.root.handle)):
+                return known
+            if known is not None:
+                # Another directory has its name now; whoever still works in the old one is not disturbed.
+                self._closing.append(known.close)
+            known = self._views[directory, record] = self._opened(directory, record=record)
+            return known
+
+    def _opened(self, directory: bytes, *, record: bool) -> Desk:
+        return Desk(
+            self.ledger, self._open_disk(directory), open_disk=self._open_disk, record=record, opener=self.opener
+        )
+
+    @property
+    def opener(self) -> Desk:
+        return self if self._opener is None else self._opener() or self
 
     def _place_of(self, root: str) -> bytes:
         with self.ledger.store.read() as tx:
@@ -66,8 +101,13 @@ class Desk:
         tool: str | None = None,
         cause: Mapping[str, Any] | None = None,
         observed: bool = False,
+        strict: bool = False,
     ) -> Call:
-        """A new call, not yet on record: it begins with its first change, or at its end."""
+        """A new call, not yet on record: it begins with its first change, or at its end.
+
+        With `strict`, one that changes more than its session may keep is refused at its end, and put back.
+        """
+        self.ledger.settle_doubts()
         self.ledger.session(session, self.root)
         identifier = CallId(self.ledger.ids.new())
         facts = Facts(
@@ -82,15 +122,33 @@ class Desk:
             observed=observed,
         )
         call = Call(self.ledger, self.disk, self.root, facts, heal=lambda: bool(recover(self)))
+        call.strict = strict
         self._calls[identifier] = call
         return call
+
+    def part_of(self, call: Call) -> Call:
+        """What a call does in this root: itself, as long as it has done nothing elsewhere, else a part of it."""
+        if call.root.id == self.root.id:
+            return call
+        return call.part_at(self.disk, self.root, lambda: self._part(call))
+
+    def part_of_way_back(self, call: Call, verb: str) -> Call:
+        """What a way back does in this root, which is not the one it is at work in itself."""
+        part = call.parts[self.root.id] = self._part(call, verb=verb)
+        return part
+
+    def _part(self, call: Call, **cause: str) -> Call:
+        facts = call.facts
+        told = {**cause, "part_of": facts.id}
+        return self.call(facts.session, turn=facts.turn, label=facts.label, tool=facts.tool, cause=told)
 
     def cancel(self, call: str) -> bool:
         """Abort a call that is open on this desk, whoever is working in it. False: it is somebody else's."""
         found = self._calls.get(call)
         if found is not None:
             found.abort("cancelled")
-        return found is not None
+            return True
+        return any(other.cancel(call) for other in (*self._others.values(), *self._views.values()))
 
     def image(self, path: RepoPath) -> Image:
         """What a real path holds now; nothing, if its directory is not there."""
@@ -122,7 +180,7 @@ class Desk:
     def close(self) -> None:
         while self._closing:
             self._closing.pop()()
-        for other in self._others.values():
+        for other in (*self._others.values(), *self._views.values()):
             other.close()
         self.disk.close()
 

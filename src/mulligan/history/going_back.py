@@ -6,12 +6,13 @@ plan happens, or none: a disk that fails half-way is put back as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mulligan.history.call import Intent
 from mulligan.history.desk import Desk
+from mulligan.history.families import Span, newest_with_children, span_of, work_of_children
 from mulligan.history.log import (
     calls_of,
     can_be_undone,
@@ -19,12 +20,24 @@ from mulligan.history.log import (
     changes_of,
     find_call,
     is_open_turn,
+    newest_standing,
     open_calls_of,
     workspace_of,
 )
 from mulligan.history.plans import Move, OnConflict, Outcome, Planner, RestorePlan, restricted
+from mulligan.history.points import (
+    TalkMove,
+    began_at,
+    find_point,
+    last_turn_with_talk,
+    move_of_redo,
+    move_of_turn,
+    move_to,
+)
 from mulligan.history.repositories import left_alone, split_off, without_objects
-from mulligan.history.tables import CALLS, CHANGES, REDO, ROOTS, TURNS, CallRow, ChangeRow, RootRow
+from mulligan.history.sites import Site, as_seen_from, holds, main_of, sites_of, together, with_parts
+from mulligan.history.tables import CALLS, CHANGES, REDO, TURNS, CallRow, ChangeRow, RootRow
+from mulligan.session.kept import changes_slices, take_back_in
 from mulligan.session.tables import session_journal
 from mulligan.store.journal import HEADS
 from mulligan.store.protocol import Tx
@@ -57,8 +70,10 @@ class WayBack:
     overwrote_external: tuple[RepoPath, ...] = ()
     of: tuple[str, ...] = ()
     plan: RestorePlan | None = None
+    talk: Mapping[str, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
+        """`talk`, when the way back moves it: how many messages are in force, and how many were."""
         left = [one.to_json() for one in self.plan.left_alone] if self.plan is not None else []
         return {
             "ok": self.ok,
@@ -66,7 +81,9 @@ class WayBack:
             "outcomes": [outcome.to_json() for outcome in self.outcomes],
             "overwrote_external": [to_wire(path) for path in self.overwrote_external],
             "rescue": self.call_id,
-        } | ({"git": left} if left else {})
+            **({"git": left} if left else {}),
+            **({"talk": dict(self.talk)} if self.talk else {}),
+        }
 
 
 @dataclass(slots=True, frozen=True)
@@ -87,6 +104,7 @@ class _Target:
     calls: tuple[CallRow, ...]
     paths: Sequence[RepoPath] | None = None
     session: str | None = None
+    talk: TalkMove | None = None
 
 
 class _WorldMoved(Exception):
@@ -97,13 +115,15 @@ def undo(desk: Desk, call: str | None = None, *, paths: Sequence[RepoPath] | Non
     """Take back one call; later ones stay. Without a name: the newest that still stands."""
     with desk.ledger.store.read() as tx:
         if call is None:
-            row = next((row for row in calls_of(tx, desk, how.session) if can_be_undone(row)), None)
+            row = newest_standing(tx, desk, how.session)
             if row is None:
                 raise fault("nothing_to_undo", "There is nothing to undo here.")
     if call is not None:
         row = _standing(find_call(desk, call, how.session))
     assert row is not None
-    return _go(desk, _Target("undo", (row,), paths), how)
+    with desk.ledger.store.read() as tx:
+        rows = tuple(one for one in with_parts(tx, [row]) if one.wseq is not None or one.id == row.id)
+    return _go(desk, _Target("undo", rows, paths), how)
 
 
 def _standing(row: CallRow) -> CallRow:
@@ -122,10 +142,14 @@ def restore(desk: Desk, call: str, *, paths: Sequence[RepoPath] | None = None, h
     if row.status == "open":
         raise fault("call_open", f"Call {row.id} is still running.")
     with desk.ledger.store.read() as tx:
-        touched = [change.path for change in restricted(changes_of(tx, row.id), paths)]
-        later = _later_changers(tx, row, touched)
+        touched: list[RepoPath] = []
+        calls: dict[str, CallRow] = {}
+        for one in with_parts(tx, [row]):
+            own = [change.path for change in restricted(changes_of(tx, one.id), paths)]
+            calls |= {each.id: each for each in (*_later_changers(tx, one, own), one)}
+            touched += own
     named = sorted({*touched, *_unknown(touched, paths)}, key=path_bytes)
-    return _go(desk, _Target("restore", (*later, row), None if paths is None else named), how)
+    return _go(desk, _Target("restore", tuple(calls.values()), None if paths is None else named), how)
 
 
 def _later_changers(tx: Tx, row: CallRow, paths: Iterable[RepoPath]) -> list[CallRow]:
@@ -151,12 +175,44 @@ def rollback(desk: Desk, *, how: How, cancel_open: bool = False) -> WayBack:
     session = how.session or (SessionId(newest.session) if newest is not None and newest.session else None)
     if session is not None:
         _close_open_turns(desk, session, cancel=cancel_open)
+    return _go(desk, _last_turn(desk, session, how), how)
+
+
+def _last_turn(desk: Desk, session: SessionId | None, how: How) -> _Target:
+    """The newest completed turn of which something stands: work of its calls, or messages in force."""
     with desk.ledger.store.read() as tx:
-        last = next((row for row in calls_of(tx, desk, how.session) if can_be_undone(row)), None)
-        if last is None:
+        last = newest_standing(tx, desk, how.session)
+        said = None if session is None else last_turn_with_talk(tx, session)
+        if said is not None and (last is None or last.session != session or began_at(tx, last) <= said[1]):
+            assert session is not None
+            own = (session, said[0])
+        elif last is not None and last.session is not None:
+            own = (SessionId(last.session), last.turn)
+        else:
+            own = None
+        found = _later_turn(tx, own, session, None if session is None else newest_with_children(tx, desk, session))
+        if found is None:
             raise fault("nothing_to_undo", "There is no completed turn to roll back.")
-        rows = tx.select(CALLS, {"session": last.session, "turn": last.turn})
-    return _go(desk, _Target("rollback", tuple(_newest_first(row for row in rows if can_be_undone(row)))), how)
+        owner, turn = found
+        rows = [*tx.select(CALLS, {"session": owner, "turn": turn}), *_of_children(tx, desk, owner, turn)]
+    talk = move_of_turn(desk, owner, turn)
+    calls = tuple(_newest_first(row for row in rows if can_be_undone(row)))
+    return _Target("rollback", calls, session=owner, talk=talk)
+
+
+def _later_turn(
+    tx: Tx, own: tuple[SessionId, str] | None, session: SessionId | None, delegated: Span | None
+) -> tuple[SessionId, str] | None:
+    """The turn with work of the session's own, or a later one in which only its children did something."""
+    if session is None or delegated is None:
+        return own
+    span = None if own is None else span_of(tx, *own)
+    return own if span is not None and span.started_at >= delegated.started_at else (session, delegated.turn)
+
+
+def _of_children(tx: Tx, desk: Desk, session: SessionId, turn: str) -> list[CallRow]:
+    span = span_of(tx, session, turn)
+    return [] if span is None else work_of_children(tx, desk, session, span)
 
 
 def _close_open_turns(desk: Desk, session: SessionId, *, cancel: bool) -> None:
@@ -177,16 +233,18 @@ def _close_open_turns(desk: Desk, session: SessionId, *, cancel: bool) -> None:
                 ledger.journal.append(tx, session_journal(session), "turn.ended", body, at=ledger.now())
 
 
-def rewind(desk: Desk, point: str, *, side: str = "before", how: How) -> WayBack:
-    """Take back everything of a session after a call, ways back included, and with `before` the call too."""
-    row = find_call(desk, point, how.session)
-    if row.status == "open":
-        raise fault("call_open", f"Call {row.id} is still running.")
-    session = SessionId(row.session) if row.session is not None else None
-    with desk.ledger.store.read() as tx:
-        later = [one for one in calls_of(tx, desk, session, after=row.id) if one.wseq is not None and not one.external]
-    own = [row] if side == "before" and row.wseq is not None else []
-    return _go(desk, _Target("rewind", tuple(_newest_first([*later, *own])), session=row.session), how)
+def rewind(
+    desk: Desk, point: str | int, *, side: str = "before", files: bool = True, talk: bool = True, how: How
+) -> WayBack:
+    """Take back everything of a session after a call or a message, ways back included, and with `before` itself too.
+
+    Talk goes along only to where a model could go on from: else `not_continuable`.
+    """
+    found = find_point(desk, point, how.session, side=side)
+    own = found.call.id if found.call is not None and side == "after" else None
+    calls = tuple(row for row in _newest_first(found.later) if main_of(row) != own) if files else ()
+    move = move_to(desk, found) if talk else None
+    return _go(desk, _Target("rewind", calls, session=found.session, talk=move), how)
 
 
 def redo(desk: Desk, *, how: How) -> WayBack:
@@ -194,44 +252,43 @@ def redo(desk: Desk, *, how: How) -> WayBack:
     with desk.ledger.store.read() as tx:
         workspace = workspace_of(tx, desk)
         stack = tx.select(REDO, {"session": how.session} if how.session else None)
-        rows = [row for one in stack if (row := tx.get(CALLS, one.call)) and row.workspace == workspace]
+        found = [row for one in stack if (row := tx.get(CALLS, one.call))]
+        # A session's ways back count wherever they were; without a session, those of this workspace.
+        rows = [row for row in found if how.session is not None or row.workspace == workspace]
         if not rows:
             raise fault("nothing_to_redo", "There is nothing to redo here.")
         newest = max(rows, key=lambda row: row.id)
-    return _go(desk, _Target("redo", (newest,), session=newest.session), how)
+        calls = with_parts(tx, [newest])
+    return _go(desk, _Target("redo", calls, session=newest.session, talk=move_of_redo(desk, newest)), how)
 
 
 def _go(desk: Desk, target: _Target, how: How) -> WayBack:
     """Plan and apply; if somebody changes a planned path in between, plan again."""
-    there = _home(desk, target.calls)
+    sites = sites_of(desk, target.calls)
+    talk = None if target.talk is None else target.talk.shown(desk)
     for _ in range(_REPLAN_TRIES):
-        plan = _plan(there, target, how)
+        plans = _plans(sites, target, how)
+        plan = together([as_seen_from(desk, site, one) for site, one in zip(sites, plans, strict=True)])
         if how.dry_run:
-            return WayBack(plan.ok, None, plan.outcomes, plan.overwrote_external, _ids(target), plan)
-        if not plan.moves and (not plan.ok or not plan.outcomes):
+            return WayBack(plan.ok, None, plan.outcomes, plan.overwrote_external, _ids(target), plan, talk)
+        if not plan.moves and (not plan.ok or not (plan.outcomes or talk or _moves_slices(desk, target))):
             return WayBack(plan.ok, None, plan.outcomes, of=_ids(target), plan=plan)
         try:
-            return _apply(there, target, plan, how)
+            call = _apply(sites, target, plans, how)
+        except OSError:
+            return WayBack(False, None, _failed(plan), of=_ids(target), plan=plan)
         except _WorldMoved:
             continue
+        return WayBack(plan.ok, call, plan.outcomes, plan.overwrote_external, _ids(target), plan, talk)
     raise fault("path_busy", "The files keep changing while going back; try again when they are quiet.")
 
 
-def _home(desk: Desk, calls: Sequence[CallRow]) -> Desk:
-    """The desk from which every path of the calls can be reached: theirs, or a root around all of theirs."""
-    roots = {call.root for call in calls}
-    if len(roots) <= 1:
-        return desk.at(roots.pop()) if roots else desk
-    with desk.ledger.store.read() as tx:
-        inner = [row for root in roots if (row := tx.get(ROOTS, root)) is not None]
-        around = [row for row in tx.select(ROOTS) if all(_holds(row, one.place) for one in inner)]
-    if not around:
-        raise fault("unknown_root", "These calls worked in roots that no known root contains.")
-    return desk.at(max(around, key=lambda row: len(row.place)).id)
-
-
-def _holds(root: RootRow, place: bytes) -> bool:
-    return place == root.place or place.startswith(root.place + b"/")
+def _plans(sites: Sequence[Site], target: _Target, how: How) -> list[RestorePlan]:
+    """One for each site. With `refuse`, a conflict in one of them leaves all of them alone."""
+    plans = [_plan(site.desk, replace(target, calls=site.calls), how) for site in sites]
+    if how.on_conflict == "refuse" and not all(plan.ok for plan in plans):
+        return [replace(plan, moves=()) for plan in plans]
+    return plans
 
 
 def _ids(target: _Target) -> tuple[str, ...]:
@@ -291,7 +348,7 @@ def _layer(tx: Tx, desk: Desk, call: CallRow, paths: Sequence[RepoPath] | None) 
 
 
 def _path_here(root: RootRow, row: ChangeRow) -> RepoPath:
-    return path_from_bytes(row.place[len(root.place) + 1 :]) if _holds(root, row.place) else path_from_bytes(row.path)
+    return path_from_bytes(row.place[len(root.place) + 1 :]) if holds(root, row.place) else path_from_bytes(row.path)
 
 
 def _unknown(touched: Iterable[RepoPath], paths: Sequence[RepoPath] | None) -> list[RepoPath]:
@@ -315,20 +372,42 @@ def _is_quiet_since(tx: Tx, desk: Desk, calls: Sequence[CallRow]) -> bool:
     return head is not None and bool(places) and head.seq - min(places) + 1 == len(places)
 
 
-def _apply(desk: Desk, target: _Target, plan: RestorePlan, how: How) -> WayBack:
+def _apply(sites: Sequence[Site], target: _Target, plans: Sequence[RestorePlan], how: How) -> str:
+    """The id of the call. What happens in further roots are parts of it."""
+    desk = sites[0].desk
     session = SessionId(how.session or target.session or target.calls[0].session or "default")
     call = desk.call(session, tool=target.verb, cause=_cause(desk, target))
+    move = target.talk
+    if move is not None:
+        call.at_commit.append(lambda tx: move.apply_in(tx, desk.ledger, target.verb, call.id))
+    if _takes_slices(target):
+        call.at_end.append(lambda tx, status: status == "committed" and _take_back_slices(tx, desk, target, call.id))
     try:
         with call:
-            for start in range(0, len(plan.moves), _MOVES_PER_EFFECT):
-                call.change([_intent(desk, move) for move in plan.moves[start : start + _MOVES_PER_EFFECT]])
-    except OSError:
-        return WayBack(False, None, _failed(plan), of=_ids(target), plan=plan)
+            for site, plan in zip(sites, plans, strict=True):
+                acting = call if site is sites[0] else site.desk.part_of_way_back(call, target.verb)
+                for start in range(0, len(plan.moves), _MOVES_PER_EFFECT):
+                    some = plan.moves[start : start + _MOVES_PER_EFFECT]
+                    acting.change([_intent(site.desk, move) for move in some])
     except Refused as refused:
         if refused.code == "path_claimed":
             raise fault("path_claimed", refused.message) from None
         raise _WorldMoved from None
-    return WayBack(plan.ok, call.id, plan.outcomes, plan.overwrote_external, _ids(target), plan)
+    return call.id
+
+
+def _takes_slices(target: _Target) -> bool:
+    """Restoring, or going back in some paths only, is about files."""
+    return target.verb != "restore" and target.paths is None
+
+
+def _moves_slices(desk: Desk, target: _Target) -> bool:
+    with desk.ledger.store.read() as tx:
+        return _takes_slices(target) and changes_slices(tx, _ids(target))
+
+
+def _take_back_slices(tx: Tx, desk: Desk, target: _Target, by: str) -> bool:
+    return take_back_in(tx, desk.ledger.journal, _ids(target), at=desk.ledger.now(), by=by)
 
 
 def _failed(plan: RestorePlan) -> tuple[Outcome, ...]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
+from mulligan.history.over_cap import GivingUp, changes_over_cap, coverage_of
 from mulligan.history.projection import place_of
 from mulligan.history.tables import CALLS, CHANGES, OPEN, ROOTS, TOUCHES, CallRow, OpenRow, RootRow, TouchRow
 from mulligan.session.tables import SESSIONS, session_journal
@@ -21,13 +22,14 @@ from mulligan.values.faults import fault
 from mulligan.values.ids import CallId, IdSource, OwnerId, RootId, SessionId, TurnId, WorkspaceId
 from mulligan.values.limits import MIB_BYTES
 from mulligan.values.paths import path_bytes, to_wire
+from mulligan.values.plain import plain
 from mulligan.workspace.places import Root
 
 CHANGES_PER_RECORD = 200
 GROWTH_CHECK_BYTES = 32 * MIB_BYTES
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Facts:
     """What is known of a call when it begins."""
 
@@ -53,7 +55,7 @@ class Facts:
         return body | {name: value for name, value in optional.items() if value is not None}
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Ending:
     """How a call ended: what it changed, what it could not capture, and what it did and answered on the way."""
 
@@ -63,6 +65,10 @@ class Ending:
     coverage: Sequence[Mapping[str, str]] = ()
     effects: Sequence[Mapping[str, Any]] = ()
     handed_out: Iterable[Digest] = ()
+    placed: bool = False
+    """It has its place among everybody's even if no file changed: it has moved state."""
+    strict: bool = False
+    """Rather not at all than so that a part of it could not be undone."""
 
     def notes(self) -> dict[str, Any]:
         """The parts of the record that are not changes, without the empty ones."""
@@ -70,7 +76,7 @@ class Ending:
         return {name: value for name, value in body.items() if value}
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Held:
     """What an open call has in the store besides its record: paths it touched, places it claimed."""
 
@@ -99,6 +105,7 @@ class Ledger:
         self.keep_bounds: Callable[[SessionId], object] | None = None
         self._grown: dict[SessionId, int] = {}
         self._sessions: set[SessionId] = set()
+        self.doubts: list[Callable[[], bool]] = []
 
     def note_growth(self, session: SessionId, size_bytes: int) -> None:
         """Counted after commits, outside transactions; every so often the bounds are looked at."""
@@ -106,6 +113,11 @@ class Ledger:
         if grown >= GROWTH_CHECK_BYTES and self.keep_bounds is not None:
             self._grown[session] = 0
             self.keep_bounds(session)
+
+    def settle_doubts(self) -> None:
+        """Calls whose commit had an unknown outcome: each asks the store again, and is forgotten once it knows."""
+        if self.doubts:
+            self.doubts = [settle for settle in self.doubts if not settle()]
 
     def now(self) -> str:
         return timestamp(self.clock)
@@ -159,7 +171,7 @@ class Ledger:
         """All of them, in order, or raise `Claimed`. The call holds none of them yet, or not as deep."""
         self.check_free(tx, call, wanted)
         for one in sorted(wanted):
-            tx.put(CLAIMS, ClaimRow(one.place, call, int(one.deep)))
+            tx.put(CLAIMS, ClaimRow(one.place, call, 1 if one.deep else None))
 
     def check_free(self, tx: Tx, call: CallId, wanted: Sequence[Wanted]) -> None:
         standing = blockers(tx, call, wanted)
@@ -197,9 +209,12 @@ class Ledger:
 
         `held`: what the call knows it has in the store; without it, that is looked up.
         """
+        given_up = changes_over_cap(tx, facts.session, ending.changes)
+        if given_up:
+            ending = self._without_some(facts, ending, given_up)
         body: dict[str, Any] = {"call": facts.id, "status": ending.status, "root": facts.root}
         at = self.now()
-        if ending.changes:
+        if ending.changes or ending.placed:
             committed = {"call": facts.id, "session": facts.session}
             place = self.journal.append(
                 tx, workspace_journal(_workspace_now(tx, facts.root)), "committed", committed, at=at
@@ -215,7 +230,18 @@ class Ledger:
         refs = digests_of(last) | set(ending.handed_out)
         record = self.journal.append(tx, journal, "call.ended", body, at=at, refs=refs)
         self._let_go(tx, facts.id, held)
+        if given_up:
+            giving_up = GivingUp(facts.id, facts.session, ending.changes, given_up)
+            giving_up.apply_in(tx, self.journal, self.store.bodies, at=at)
         return record
+
+    def _without_some(self, facts: Facts, ending: Ending, given_up: Sequence[Change]) -> Ending:
+        """Said on record, unless the call is only wanted if all of it can be undone."""
+        if ending.strict:
+            paths = [to_wire(change.path) for change in given_up]
+            words = f"Call {facts.id} changes more bytes than its session may keep; it was asked to be strict."
+            raise fault("not_undoable", words, call=facts.id, paths=paths)
+        return replace(ending, coverage=[*ending.coverage, *coverage_of(given_up)])
 
     def _let_go(self, tx: Tx, call: CallId, held: Held | None = None) -> None:
         tx.delete(OPEN, call)
@@ -317,12 +343,9 @@ def entry_bytes(entry: Entry) -> bytes:
 
 def intending(row: TouchRow, entry: Entry, draft: bytes, *, in_place: bool) -> TouchRow:
     """The row with one more thing the call means to put there. Nothing it ever meant is forgotten."""
-    return replace(
-        row,
-        intended=_with(row.intended, entry_bytes(entry)),
-        drafts=_with(row.drafts, b'"' + draft + b'"'),
-        in_place=int(in_place or row.in_place),
-    )
+    intended, drafts = _with(row.intended, entry_bytes(entry)), _with(row.drafts, b'"' + draft + b'"')
+    stays = int(in_place or row.in_place)
+    return TouchRow(row.call, row.path, row.ordinal, row.place, row.before, intended, drafts, stays)
 
 
 def _with(listed: bytes, item: bytes) -> bytes:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from mulligan.history.desk import Desk
 from mulligan.history.projection import WAYS_BACK
 from mulligan.history.tables import CALLS, CHANGES, OPEN, ROOTS, TURNS, CallRow, ChangeRow, TurnRow
 from mulligan.store.protocol import Tx
+from mulligan.store.tables import Value
 from mulligan.values.canonical import decode
 from mulligan.values.entries import Change, entry_from_json
 from mulligan.values.faults import fault
@@ -26,10 +28,20 @@ def workspace_of(tx: Tx, desk: Desk) -> str:
 
 
 def calls_of(
-    tx: Tx, desk: Desk, session: SessionId | None, *, before: str | None = None, after: str = ""
+    tx: Tx,
+    desk: Desk,
+    session: SessionId | None,
+    *,
+    before: str | None = None,
+    after: str = "",
+    only: Mapping[str, Value] = MappingProxyType({}),
 ) -> Iterator[CallRow]:
-    """Calls and external changes of a session, or of the whole workspace, newest first, read in pages."""
-    where = {"session": session} if session is not None else {"workspace": workspace_of(tx, desk)}
+    """Calls and external changes of a session, or of the whole workspace, newest first, read in pages.
+
+    `only`: columns and the values they must have.
+    """
+    whose = {"session": session} if session is not None else {"workspace": workspace_of(tx, desk)}
+    where: dict[str, Value] = {**whose, **only}
     upper, lower = before or "\U0010ffff", after + "\0" if after else ""
     limit = _FIRST_PAGE
     while True:
@@ -38,6 +50,12 @@ def calls_of(
         if len(page) < limit:
             return
         upper, limit = page[-1].id, _PAGE
+
+
+def newest_standing(tx: Tx, desk: Desk, session: SessionId | None) -> CallRow | None:
+    """What `undo` without a name is about."""
+    rows = calls_of(tx, desk, session, only={"status": "committed", "undone_by": None})
+    return next((row for row in rows if can_be_undone(row)), None)
 
 
 def open_calls_of(tx: Tx, session: SessionId) -> list[CallRow]:
@@ -64,7 +82,7 @@ def find_call(desk: Desk, name: str, session: SessionId | None = None) -> CallRo
         exact = tx.get(CALLS, name)
         if exact is not None:
             return exact
-        labelled = next((row for row in calls_of(tx, desk, session) if row.label == name), None)
+        labelled = _newest_labelled(tx, desk, name, session)
         if labelled is not None:
             return labelled
         ends = len(name) >= _SHORT_ID_MIN
@@ -73,6 +91,13 @@ def find_call(desk: Desk, name: str, session: SessionId | None = None) -> CallRo
         return short[0]
     words = "is not a call here" if not short else f"could be any of {len(short)} calls; write more of it"
     raise fault("unknown_call", f"{name!r} {words}. `mulligan log` lists the calls.", call=name)
+
+
+def _newest_labelled(tx: Tx, desk: Desk, label: str, session: SessionId | None) -> CallRow | None:
+    where: dict[str, Value] = {"label": label}
+    where |= {"session": session} if session is not None else {"workspace": workspace_of(tx, desk)}
+    rows = tx.select(CALLS, where, order=("id",), descending=True, limit=1)
+    return rows[0] if rows else None
 
 
 def verb_of(row: CallRow) -> str | None:

@@ -6,24 +6,31 @@
 `call.changed`    a part of its changes, at most a few hundred a record, before its end
 `call.ended`      exactly one per call: how it ended, and what of the past it took back
 `call.evicted`    its bodies were dropped
+`paths.evicted`   only those of its largest paths were, because it alone was over the cap; its coverage says so
 `call.pinned`, `call.unpinned`
 `scope.captured`, `scope.dropped`   preimages kept under somebody's own id
 `branch.opened`   a fork with files of its own
 `branch.ended`    it was merged or dropped
 `external`        a change that no call of ours made
 `snapshot.created`, `snapshot.derived`  an immutable state of files, and what it was made from
+`snapshot.evicted`  bodies of a snapshot were dropped, and at last itself
+`message.…`, `event.appended`, `facts.set`, `window.changed`, `session.…`   the talk; see `session.projection`
 `committed`       in the workspace's journal: a call's place among everybody's
+`root.set_aside`, `root.aside_ended`  a sandboxed root is written in a copy; the copy was merged or dropped
+`slices.changed`  items of typed state that came and went
+`checkpoint.recorded`  the state around a tool call
+`token.created`, `token.touched`, `token.expired`   in the store's journal: bearer tokens by their handles
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from mulligan.history.tables import (
     BRANCHES,
+    CALL_PARTS,
     CALLS,
     CAPTURES,
     CHANGES,
@@ -33,6 +40,7 @@ from mulligan.history.tables import (
     SCOPES,
     TURNS,
     BranchRow,
+    CallPartRow,
     CallRow,
     CaptureRow,
     ChangeRow,
@@ -42,12 +50,29 @@ from mulligan.history.tables import (
     ScopeRow,
     TurnRow,
 )
+from mulligan.session.kept import CHANGED, RECORDED, project_checkpoint_recorded, project_slices_changed
+from mulligan.session.projection import (
+    INSERTED,
+    project_event,
+    project_facts,
+    project_message,
+    project_session_closed,
+    project_session_reopened,
+    project_window,
+    session_of,
+)
+from mulligan.session.roots import project_aside_ended, project_set_aside
 from mulligan.session.tables import project_boundary_attached, project_boundary_ended, project_session_opened
+from mulligan.session.tokens import project_token_created, project_token_expired, project_token_touched
 from mulligan.store.journal import Projector, Record
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode, encode
 from mulligan.values.paths import from_wire, path_bytes
-from mulligan.workspace.snapshots import project_snapshot_created, project_snapshot_derived
+from mulligan.workspace.snapshots import (
+    project_snapshot_created,
+    project_snapshot_derived,
+    project_snapshot_evicted,
+)
 
 WAYS_BACK = frozenset({"undo", "restore", "rollback", "rewind"})
 """Verbs whose calls can be taken back by `redo`, and are themselves never what `undo` looks for."""
@@ -61,9 +86,9 @@ def _root_opened(tx: Tx, record: Record) -> None:
     body = record.payload
     for joined in body.get("joins", ()):
         for root in tx.select(ROOTS, {"workspace": joined}):
-            tx.put(ROOTS, replace(root, workspace=body["workspace"]))
+            tx.update(ROOTS, root.id, workspace=body["workspace"])
         for call in tx.select(CALLS, {"workspace": joined}):
-            tx.put(CALLS, replace(call, workspace=body["workspace"]))
+            tx.update(CALLS, call.id, workspace=body["workspace"])
     place = path_bytes(from_wire(body["place"].lstrip("/") or "."))
     tx.put(ROOTS, RootRow(body["root"], body["workspace"], b"/" + place if place != b"." else b"", body["identity"]))
 
@@ -74,9 +99,7 @@ def _turn_opened(tx: Tx, record: Record) -> None:
 
 
 def _turn_ended(tx: Tx, record: Record) -> None:
-    turn = tx.get(TURNS, record.payload["session"], record.payload["turn"])
-    if turn is not None:
-        tx.put(TURNS, replace(turn, ended_at=record.at))
+    tx.update(TURNS, record.payload["session"], record.payload["turn"], ended_at=record.at)
 
 
 def _call_begun(tx: Tx, record: Record) -> None:
@@ -98,6 +121,9 @@ def _call_begun(tx: Tx, record: Record) -> None:
             started_at=record.at,
         ),
     )
+    cause = body.get("cause") or {}
+    if "part_of" in cause:
+        tx.put(CALL_PARTS, CallPartRow(cause["part_of"], body["call"]))
     if body["turn"] != body["call"] and tx.get(TURNS, body["session"], body["turn"]) is None:
         tx.put(TURNS, TurnRow(body["session"], body["turn"], None, 0, record.at, None))
 
@@ -123,23 +149,26 @@ def _call_ended(tx: Tx, record: Record) -> None:
     assert call is not None, "a call begins before it ends"
     if body["changes"]:
         _put_changes(tx, call.id, body)
-    ended = replace(
-        call,
+    tx.update(
+        CALLS,
+        call.id,
         status=body["status"],
         ended_at=record.at,
         wseq=body.get("wseq"),
         reason=body.get("reason"),
         coverage=_text(body.get("coverage", [])) or "[]",
     )
-    tx.put(CALLS, ended)
-    if ended.status == "committed" and ended.session is not None:
-        _follow_cause(tx, ended, changed=body.get("wseq") is not None)
+    if body["status"] == "committed" and call.session is not None:
+        _follow_cause(tx, call, changed=body.get("wseq") is not None)
 
 
 def _follow_cause(tx: Tx, call: CallRow, *, changed: bool) -> None:
     """What a committed call means for the calls it took back, and for the redo stack of its session."""
     cause = decode(call.cause) if call.cause else {}
     verb, targets = cause.get("verb"), cause.get("of", ())
+    if verb is not None and "part_of" in cause:
+        # A part of a way back: the call it belongs to says what became of what.
+        return
     if verb in WAYS_BACK:
         _mark_undone(tx, targets, by=call.id)
         tx.put(REDO, RedoRow(_session_of(call), call.id))
@@ -148,8 +177,25 @@ def _follow_cause(tx: Tx, call: CallRow, *, changed: bool) -> None:
             tx.delete(REDO, _session_of(call), target)
         _mark_undone(tx, targets, by=call.id)
     elif changed:
-        for row in tx.select(REDO, {"session": _session_of(call)}):
-            tx.delete(REDO, row.session, row.call)
+        _end_redo(tx, _session_of(call))
+
+
+def _end_redo(tx: Tx, session: str) -> None:
+    for row in tx.select(REDO, {"session": session}):
+        tx.delete(REDO, row.session, row.call)
+
+
+def _message_appended(tx: Tx, record: Record) -> None:
+    """The talk goes on from here, so what was taken back stays taken back."""
+    project_message(tx, record)
+    _end_redo(tx, session_of(record.journal))
+
+
+def _window_changed(tx: Tx, record: Record) -> None:
+    """A reset leaves nothing to go back to, and nothing to go forward to."""
+    project_window(tx, record)
+    if record.payload["verb"] == "reset":
+        _end_redo(tx, session_of(record.journal))
 
 
 def _session_of(call: CallRow) -> str:
@@ -163,15 +209,13 @@ def _mark_undone(tx: Tx, targets: Sequence[str], *, by: str | None) -> None:
         row = tx.get(CALLS, target)
         if row is None or (row.undone_by is None) == (by is None):
             continue
-        tx.put(CALLS, replace(row, undone_by=by))
+        tx.update(CALLS, row.id, undone_by=by)
         cause = decode(row.cause) if row.cause else {}
         _mark_undone(tx, cause.get("of", ()), by=row.id if by is None else None)
 
 
 def _call_evicted(tx: Tx, record: Record) -> None:
-    row = tx.get(CALLS, record.payload["call"])
-    if row is not None:
-        tx.put(CALLS, replace(row, evicted=1))
+    tx.update(CALLS, record.payload["call"], evicted=1)
 
 
 def _call_pinned(tx: Tx, record: Record) -> None:
@@ -199,9 +243,7 @@ def _branch_opened(tx: Tx, record: Record) -> None:
 
 
 def _branch_ended(tx: Tx, record: Record) -> None:
-    row = tx.get(BRANCHES, record.payload["session"])
-    if row is not None:
-        tx.put(BRANCHES, replace(row, status=record.payload["status"]))
+    tx.update(BRANCHES, record.payload["session"], status=record.payload["status"])
 
 
 def _scope_captured(tx: Tx, record: Record) -> None:
@@ -257,6 +299,7 @@ PROJECTORS: Mapping[str, Projector] = MappingProxyType(
         "boundary.ended": project_boundary_ended,
         "snapshot.created": project_snapshot_created,
         "snapshot.derived": project_snapshot_derived,
+        "snapshot.evicted": project_snapshot_evicted,
         "root.opened": _root_opened,
         "turn.opened": _turn_opened,
         "turn.ended": _turn_ended,
@@ -271,5 +314,19 @@ PROJECTORS: Mapping[str, Projector] = MappingProxyType(
         "branch.opened": _branch_opened,
         "branch.ended": _branch_ended,
         "external": _external,
+        "message.appended": _message_appended,
+        INSERTED: project_message,
+        "event.appended": project_event,
+        "facts.set": project_facts,
+        "window.changed": _window_changed,
+        "session.closed": project_session_closed,
+        "session.reopened": project_session_reopened,
+        "root.set_aside": project_set_aside,
+        "root.aside_ended": project_aside_ended,
+        CHANGED: project_slices_changed,
+        RECORDED: project_checkpoint_recorded,
+        "token.created": project_token_created,
+        "token.touched": project_token_touched,
+        "token.expired": project_token_expired,
     }
 )

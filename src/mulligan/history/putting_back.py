@@ -153,6 +153,9 @@ class _Way:
     now: Entry = ABSENT
     target: Entry = ABSENT
     _made: bool = False
+    _displaced: list[Entry] = field(default_factory=list)
+    _seen: Image | None = None
+    """what `look` saw; whoever trusts it finds out when he takes the place"""
 
     @property
     def path(self) -> RepoPath:
@@ -165,15 +168,27 @@ class _Way:
         if isinstance(spot, Image):
             return
         with spot:
-            now = self.site.disk.image(spot)
+            now = self._seen = self.site.disk.image(spot)
             self.now = now.entry
             for draft in self.trace.drafts:
                 image = self.site.disk.image(spot, draft=draft)
                 if image.replaceable and not self._is_known(image):
-                    self._keep(Change(self.path, self.trace.before, image.entry), image)
-                    self.target = image.entry if self._is_ours(now) else self.target
+                    self._find_displaced(image, now)
+
+    def _find_displaced(self, image: Image, now: Image) -> None:
+        """Under a draft's name, something that was at the path before we took its place.
+
+        Where a command was at work it is what that had written, which is kept but does not return.
+        """
+        if self.trace.in_place:
+            self._store(image)
+            self._displaced.append(image.entry)
+            return
+        self._keep(Change(self.path, self.trace.before, image.entry), image)
+        self.target = image.entry if self._is_ours(now) else self.target
 
     def go(self, report: Report) -> None:
+        report.rescued |= {entry.digest for entry in self._displaced if isinstance(entry, FileEntry)}
         spot = self._spot()
         if isinstance(spot, Image):
             if spot.special or not isinstance(self.target, Absent):
@@ -183,10 +198,12 @@ class _Way:
             self._settle(spot, report)
             for draft in self.trace.drafts:
                 self.site.disk.discard(spot, draft)
+            if is_locked_by_git(self.path) and self._is_our_lock(spot):
+                self.site.disk.discard(spot, spot.name + _GIT_LOCK)
 
     def _settle(self, spot: Spot, report: Report) -> None:
         for _ in range(_TRIES):
-            now = self.site.disk.image(spot)
+            now, self._seen = self._seen or self.site.disk.image(spot), None
             if now.holds(self.target):
                 self._settle_time(spot, now.entry)
                 return
@@ -216,7 +233,8 @@ class _Way:
         draft = self.trace.drafts[-1]
         self.site.disk.discard(spot, draft)
         with self._as_git_would(spot, now.entry, target):
-            return Swap(self.site.disk, spot, draft, now.entry, Wanted(target, content), rescue=self._store).run()
+            wanted = Wanted(target, content)
+            return Swap(self.site.disk, spot, draft, now.entry, wanted, rescue=self._store, seen=now).run()
 
     @contextmanager
     def _as_git_would(self, spot: Spot, now: Entry, target: Entry) -> Iterator[None]:
@@ -224,22 +242,36 @@ class _Way:
         if isinstance(now, DirEntry) or isinstance(target, DirEntry) or not is_locked_by_git(self.path):
             yield
             return
-        lock = spot.name + _GIT_LOCK
-        self._take_lock(spot, lock)
+        self._take_lock(spot)
         try:
             yield
         finally:
-            self.site.disk.discard(spot, lock)
+            self.site.disk.discard(spot, spot.name + _GIT_LOCK)
 
-    def _take_lock(self, spot: Spot, lock: bytes) -> None:
-        deadline = monotonic_s() + _GIT_LOCK_WAIT_S
-        while True:
+    def _take_lock(self, spot: Spot) -> None:
+        """With our mark in it from the moment it is there, so that whoever finds it after our death knows whose it was.
+
+        One that is there with our mark was left by somebody who died while putting back this very path.
+        """
+        deadline, draft = monotonic_s() + _GIT_LOCK_WAIT_S, self.trace.drafts[-1]
+        lock = Spot(spot.path, spot.place, spot.parent, spot.name + _GIT_LOCK)
+        while not self._is_our_lock(spot):
+            self.site.disk.stage_file(lock, draft, self._mark, like=_GIT_LOCK_FILE)
             try:
-                return self.site.disk.stage_file(spot, lock, b"", like=_GIT_LOCK_FILE)
+                self.site.disk.place(lock, draft)
             except FileExistsError:
+                self.site.disk.discard(spot, draft)
                 if monotonic_s() > deadline:
                     raise
                 time.sleep(_GIT_LOCK_NAP_S)
+
+    @property
+    def _mark(self) -> bytes:
+        """In the lock of git that we hold; nobody else's begins so, and no other call's or path's is the same."""
+        return self.trace.drafts[0]
+
+    def _is_our_lock(self, spot: Spot) -> bool:
+        return self.site.disk.image(spot, draft=spot.name + _GIT_LOCK).content == self._mark
 
     def _half(self, now: Image, report: Report) -> Entry | None:
         """What the path shall become: ours taken out of what is there. None: it is somebody's and stays."""
@@ -279,12 +311,13 @@ class _Way:
     def _is_known(self, image: Image) -> bool:
         """Whether a draft is ours: what we meant, what was there before, or a torn beginning of either."""
         known = (self.trace.before, *self.trace.meant)
-        if any(same_content(image.entry, entry) for entry in known):
+        if image.content == self._mark or any(same_content(image.entry, entry) for entry in known):
             return True
         if not isinstance(image.entry, FileEntry) or image.entry.mode != _STAGED_MODE:
             return False
         content = image.content or b""
-        return any(self._begins(entry, content) for entry in known if isinstance(entry, FileEntry))
+        files = [entry for entry in known if isinstance(entry, FileEntry)]
+        return self._mark.startswith(content) or any(self._begins(entry, content) for entry in files)
 
     def _begins(self, entry: FileEntry, content: bytes) -> bool:
         return entry.size >= len(content) and self.site.ledger.blobs.read(entry.digest).startswith(content)

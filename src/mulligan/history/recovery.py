@@ -8,23 +8,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from mulligan.history.dead_windows import Left, forget, left_by, of_window
+from mulligan.history.kept import Ground
 from mulligan.history.ledger import Ending, Facts
-from mulligan.history.putting_back import Site, everything_below, put_back, trace_of
-from mulligan.history.tables import CALLS, OPEN, ROOTS, TOUCHES, OpenRow, TouchRow
+from mulligan.history.putting_back import Trace, everything_below, put_back, trace_of
+from mulligan.history.tables import AGENT, CALLS, OPEN, ROOTS, TOUCHES, OpenRow, TouchRow
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
-from mulligan.values.entries import Change, entry_from_json, same_state
+from mulligan.values.entries import Change, Entry, entry_from_json, same_state
 from mulligan.values.faults import AskedWrongly
 from mulligan.values.ids import CallId, OwnerId, RootId, SessionId, TurnId, WorkspaceId
-from mulligan.values.paths import RepoPath, path_from_bytes, to_wire
-from mulligan.workspace.disk import Image
+from mulligan.values.paths import RepoPath, from_wire, path_bytes, path_from_bytes, to_wire
 
 
-class Reach(Site, Protocol):
+class Reach(Ground, Protocol):
     """A root, and from it every other one of the store."""
 
     def at(self, root: str) -> Reach: ...
-    def image(self, path: RepoPath) -> Image: ...
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ def _dead_calls(desk: Reach) -> list[OpenRow]:
     store = desk.ledger.store
     with store.read() as tx:
         rows = tx.select(OPEN)
-    return [row for row in rows if store.is_alive(OwnerId(row.owner)) is False]
+    return [row for row in rows if row.owner != AGENT and store.is_alive(OwnerId(row.owner)) is False]
 
 
 def _recover(desk: Reach, row: OpenRow) -> Recovered | None:
@@ -84,25 +84,41 @@ def _facts(tx: Tx, row: OpenRow) -> Facts:
 
 
 def _put_back_all(desk: Reach, facts: Facts, touches: list[TouchRow]) -> Recovered:
-    traces = [trace_of(touch) for touch in touches]
-    report = put_back(desk, [*traces, *everything_below(desk, traces)])
+    kept = of_window(touches)
+    traces = [trace_of(touch) for touch in touches if touch not in kept]
+    left = left_by(desk, facts.id, kept)
+    report = put_back(desk, [*traces, *everything_below(desk, traces), *_beside(traces, left, facts.id)])
     notes = [{"path": to_wire(path), "reason": "conflicted"} for path in report.conflicts]
     with desk.ledger.store.write() as tx:
-        ending = Ending("aborted", reason="process_died", coverage=notes, handed_out=report.rescued)
+        coverage = [*left.notes, *notes]
+        ending = Ending("aborted", reason="process_died", coverage=coverage, handed_out=report.rescued)
         desk.ledger.end(tx, facts, ending)
-    return Recovered(facts.id, report.put_back, report.conflicts)
+    forget(desk, facts.id)
+    return Recovered(facts.id, report.put_back, [*report.conflicts, *(from_wire(note["path"]) for note in left.notes)])
+
+
+def _beside(traces: list[Trace], left: Left, call: CallId) -> list[Trace]:
+    known = {one.path for one in traces}
+    return [one for one in left.traces(call) if one.path not in known]
 
 
 def _observe(desk: Reach, facts: Facts, touches: list[TouchRow]) -> Recovered:
     """The agent's own work: what it changed is recorded, nothing is undone."""
+    kept = of_window(touches)
+    left = left_by(desk, facts.id, kept)
+    befores = left.befores | {path_from_bytes(one.path): _before(one) for one in touches if one not in kept}
     changes = []
-    for touch in sorted(touches, key=lambda touch: touch.path):
-        path, before = path_from_bytes(touch.path), entry_from_json(decode(touch.before))
+    for path, before in sorted(befores.items(), key=lambda item: path_bytes(item[0])):
         image = desk.image(path)
         if image.content is not None:
             desk.ledger.blobs.store(image.content)
         if not image.special and not same_state(before, image.entry):
             changes.append(Change(path, before, image.entry))
     with desk.ledger.store.write() as tx:
-        desk.ledger.end(tx, facts, Ending("committed", changes, reason="process_died"))
+        desk.ledger.end(tx, facts, Ending("committed", changes, reason="process_died", coverage=left.notes))
+    forget(desk, facts.id)
     return Recovered(facts.id)
+
+
+def _before(touch: TouchRow) -> Entry:
+    return entry_from_json(decode(touch.before))

@@ -13,14 +13,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mulligan.history.baseline import WorkspaceBaseline
 from mulligan.history.call import Call
 from mulligan.history.desk import Desk
 from mulligan.history.repositories import is_object, repository_of
 from mulligan.history.tables import CHANGES
 from mulligan.history.taking_over import take_over
-from mulligan.store.journal import HEADS
-from mulligan.values.entries import ABSENT, Absent, Entry
+from mulligan.history.windows import Window, lookout_of
+from mulligan.values.entries import ABSENT, Absent
 from mulligan.values.paths import RepoPath, path_bytes, path_from_bytes, to_wire
 from mulligan.workspace.exec.choose import Means, run_caught
 from mulligan.workspace.exec.command import Command, is_inside
@@ -29,7 +28,6 @@ from mulligan.workspace.exec.output import Sink
 from mulligan.workspace.exec.overlay import Overlay
 from mulligan.workspace.exec.pump import Handle
 from mulligan.workspace.exec.run import Ran
-from mulligan.workspace.exec.watch import Watcher
 
 _WSEQ_END = 2**62
 
@@ -72,14 +70,17 @@ def paths_below(root: bytes, paths: Iterable[bytes]) -> list[RepoPath]:
 def run_in_call(desk: Desk, call: Call, command: Command, *, sink: Sink, how: How) -> Ran:
     """Run to the end. What it changed is then part of the call; nothing is committed or put back here."""
     started_ns = time.clock_gettime_ns(time.CLOCK_REALTIME)
-    since = _workspace_seq(desk)
-    watcher = Watcher(command.root) if how.strategy == "watch" else None
-    baseline = WorkspaceBaseline(desk)
+    windows: list[Window] = []
+    means = Means(
+        CallWitness(call, command.root),
+        window=lambda name: _noted(windows, Window(desk, call, name)),
+        is_watching=lookout_of(desk).is_watching,
+    )
     over = False
     try:
         ran, capture = run_caught(
             command,
-            Means(CallWitness(call, command.root), baseline, watcher, take_index=baseline.take),
+            means,
             strategy=how.strategy,
             isolate=how.isolate,
             sink=sink,
@@ -89,23 +90,26 @@ def run_in_call(desk: Desk, call: Call, command: Command, *, sink: Sink, how: Ho
         over = True
     finally:
         if not over:
-            _absorb_unfinished(call, command.root, baseline)
-        if watcher is not None:
-            watcher.close()
+            _absorb_unfinished(call, command.root, windows)
     if isinstance(capture, Overlay):
         try:
             if _stands(ran, how):
                 take_over(desk, call, capture.changes, started_ns=started_ns)
         finally:
             capture.close()
-        return ran
-    if ran.attribution == "call":
-        _absorb(call, command.root, ran.touched)
+    elif isinstance(capture, Window):
+        capture.take()
+        _name_ambiguous(desk, call, capture)
     else:
-        _absorb(call, command.root, baseline.with_inner(ran.touched, ran.moved_away), baseline)
-        _name_ambiguous(desk, call, since)
+        _absorb(call, command.root, ran.touched)
+        _name_shared(call, paths_below(command.root, ran.shared))
     _cover(call, command.root, ran)
     return ran
+
+
+def _noted(windows: list[Window], window: Window) -> Window:
+    windows.append(window)
+    return window
 
 
 def _stands(ran: Ran, how: How) -> bool:
@@ -121,25 +125,18 @@ def _left_behind(call: Call, root: bytes) -> list[RepoPath]:
     return list(found)
 
 
-def _absorb_unfinished(call: Call, root: bytes, baseline: WorkspaceBaseline) -> None:
+def _absorb_unfinished(call: Call, root: bytes, windows: Iterable[Window]) -> None:
     """It was interrupted or broke: what it has done so far is the call's, which will be put back."""
     call.absorb(_left_behind(call, root))
-    _absorb(call, root, baseline.touched_by_now(), baseline)
+    for window in windows:
+        if window.is_open:
+            window.take()
 
 
-def _absorb(call: Call, root: bytes, touched: Iterable[bytes], baseline: WorkspaceBaseline | None = None) -> None:
+def _absorb(call: Call, root: bytes, touched: Iterable[bytes]) -> None:
     paths = paths_below(root, touched)
-    if baseline is not None:
-        paths = [path for path in paths if _adopt(call, path, baseline.before_of(os.path.join(root, path_bytes(path))))]
     every = frozenset(paths)
     call.absorb([path for path in paths if not _is_new_object(call, path, every)])
-
-
-def _adopt(call: Call, path: RepoPath, before: Entry | None) -> bool:
-    """For the ways that see a change only afterwards: the baseline says what was there. False: it does not know."""
-    if before is not None:
-        call.adopt(path, before)
-    return before is not None
 
 
 def _is_new_object(call: Call, path: RepoPath, touched: frozenset[RepoPath]) -> bool:
@@ -151,19 +148,20 @@ def _is_new_object(call: Call, path: RepoPath, touched: frozenset[RepoPath]) -> 
     return not made
 
 
-def _workspace_seq(desk: Desk) -> int:
-    with desk.ledger.store.read() as tx:
-        head = tx.get(HEADS, f"w:{desk.root.workspace}")
-    return 0 if head is None else head.seq
+def _name_shared(call: Call, paths: Sequence[RepoPath]) -> None:
+    """Somebody else wrote there too: whose the bytes are nobody can say, so nobody's are taken away unasked."""
+    changed = {change.path for change in call.changes()}
+    call.let_be(paths)
+    call.coverage += [{"path": to_wire(path), "reason": "ambiguous"} for path in paths if path in changed]
 
 
-def _name_ambiguous(desk: Desk, call: Call, since: int) -> None:
+def _name_ambiguous(desk: Desk, call: Call, window: Window) -> None:
     """A window sees no writer: where somebody else was on record meanwhile, nobody can say whose the change is."""
     with desk.ledger.store.read() as tx:
-        for change in call.changes():
-            place = desk.disk.root.place_of(change.path)
-            if tx.select(CHANGES, {"place": place}, between=("wseq", since + 1, _WSEQ_END), limit=1):
-                call.coverage.append({"path": to_wire(change.path), "reason": "ambiguous"})
+        for path in window.paths():
+            place = desk.disk.root.place_of(path)
+            if tx.select(CHANGES, {"place": place}, between=("wseq", window.since + 1, _WSEQ_END), limit=1):
+                call.coverage.append({"path": to_wire(path), "reason": "ambiguous"})
 
 
 def _cover(call: Call, root: bytes, ran: Ran) -> None:

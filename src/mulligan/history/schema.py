@@ -3,8 +3,30 @@
 from __future__ import annotations
 
 from mulligan.history.projection import PROJECTORS
-from mulligan.history.tables import BRANCHES, CALLS, CAPTURES, CHANGES, OPEN, PINS, REDO, ROOTS, SCOPES, TOUCHES, TURNS
+from mulligan.history.tables import (
+    BRANCHES,
+    CALL_PARTS,
+    CALLS,
+    CAPTURES,
+    CHANGES,
+    KEPT,
+    KEPT_ROOTS,
+    OPEN,
+    PINS,
+    REDO,
+    ROOTS,
+    SCOPES,
+    TOUCHES,
+    TURNS,
+    WINDOWS,
+)
+from mulligan.session.clients import CLIENTS
+from mulligan.session.graphs import GRAPH_TABLES
+from mulligan.session.kept import SLICE_TABLES
+from mulligan.session.projection import TALK_TABLES
+from mulligan.session.roots import ASIDES
 from mulligan.session.tables import BOUNDARIES, SESSIONS
+from mulligan.session.tokens import SIGHTS, TOKENS
 from mulligan.store.blobs import BLOBS, BODIES
 from mulligan.store.claims import CLAIMS
 from mulligan.store.journal import HEADS, RECORDS, REFS, Schema
@@ -15,8 +37,12 @@ from mulligan.workspace.snapshots import LINEAGE, SNAPSHOTS
 SCHEMA = Schema(
     tables=(
         *(RECORDS, HEADS, REFS, BLOBS, BODIES, OWNERS, CLAIMS),
-        *(SESSIONS, BOUNDARIES, ROOTS, TURNS, CALLS, CHANGES, REDO, PINS, BRANCHES, SCOPES, CAPTURES),
-        *(OPEN, TOUCHES),
+        *(SESSIONS, BOUNDARIES, ROOTS, TURNS, CALLS, CALL_PARTS, CHANGES, REDO, PINS, BRANCHES, SCOPES, CAPTURES),
+        *(OPEN, TOUCHES, KEPT, KEPT_ROOTS, WINDOWS),
+        *TALK_TABLES,
+        *SLICE_TABLES,
+        *GRAPH_TABLES,
+        *(TOKENS, SIGHTS, CLIENTS, ASIDES),
         *(SNAPSHOTS, LINEAGE, LEASES, LEASE_PATHS),
     ),
     projectors=PROJECTORS,

@@ -6,9 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mulligan.store.tables import Table
+from mulligan.values.ids import OwnerId
+from mulligan.values.plain import plain
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class RootRow:
     """A directory somebody opened. Roots that overlap belong to one workspace. `identity` is device and inode."""
 
@@ -30,7 +32,7 @@ class TurnRow:
     ended_at: str | None
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class CallRow:
     """One call, or (`external`) a change that nobody's call made. `cause` is JSON: a way back's verb and calls."""
 
@@ -54,7 +56,15 @@ class CallRow:
     coverage: str = "[]"
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
+class CallPartRow:
+    """What a call did in another root is a call of its own, published with it."""
+
+    call: str
+    part: str
+
+
+@plain(slots=True, frozen=True)
 class ChangeRow:
     """One path's step in one call. `place` and `wseq` give it its position among everybody's changes of that file."""
 
@@ -67,7 +77,7 @@ class ChangeRow:
     origin: bytes | None
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class RedoRow:
     """A way back that can be taken back, newest last."""
 
@@ -115,9 +125,9 @@ class BranchRow:
     status: str
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class OpenRow:
-    """A call in progress and the process that owns it."""
+    """A call in progress and the process that owns it, or AGENT."""
 
     call: str
     owner: int
@@ -126,7 +136,7 @@ class OpenRow:
     observed: int
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class TouchRow:
     """What an open call is about to do to a path, written before it does.
 
@@ -143,6 +153,49 @@ class TouchRow:
     in_place: int
 
 
+@dataclass(slots=True, frozen=True)
+class KeptRow:
+    """What a path below a watched root was when it was last looked at, so that a later change has a before.
+
+    `stamp` is how the file system had it then. One of `entry` (its bytes are in the store) and `oid` (they are in
+    git's) says what it held; neither means that nobody knows. `digest` repeats the entry's: it is not to be collected.
+    """
+
+    root: str
+    path: bytes
+    stamp: bytes
+    entry: bytes | None
+    oid: str | None
+    digest: bytes | None
+
+
+@dataclass(slots=True, frozen=True)
+class KeptRootRow:
+    """A root that is being watched between calls: when all of it was last looked at."""
+
+    root: str
+    taken_ns: int
+    looked_at: str
+
+
+AGENT = OwnerId(0)
+"""Owns the calls that belong to somebody else's agent. No process of ours has this number."""
+
+
+@dataclass(slots=True, frozen=True)
+class WindowRow:
+    """A command whose changes are seen only afterwards: what was there before is in `kept` until it has ended.
+
+    `since` is the workspace's newest record then; `mark` is the file that says when its last process ended.
+    """
+
+    call: str
+    root: str
+    since: int
+    started_ns: int
+    mark: str
+
+
 ROOTS: Table[RootRow] = Table("roots", RootRow, key=("id",), indexes=(("workspace",), ("place",)), projected=True)
 TURNS: Table[TurnRow] = Table("turns", TurnRow, key=("session", "id"), projected=True)
 CALLS: Table[CallRow] = Table(
@@ -153,10 +206,11 @@ CALLS: Table[CallRow] = Table(
         ("session", "id"),
         ("workspace", "id"),
         ("session", "turn", "id"),
-        ("session", "label", "id"),
+        ("label",),
     ),
     projected=True,
 )
+CALL_PARTS: Table[CallPartRow] = Table("call_parts", CallPartRow, key=("call", "part"), projected=True)
 CHANGES: Table[ChangeRow] = Table(
     "changes", ChangeRow, key=("call", "path"), indexes=(("place", "wseq"),), projected=True
 )
@@ -167,3 +221,6 @@ PINS: Table[PinRow] = Table("pins", PinRow, key=("call",), projected=True)
 BRANCHES: Table[BranchRow] = Table("branches", BranchRow, key=("session",), indexes=(("source",),), projected=True)
 OPEN: Table[OpenRow] = Table("open_calls", OpenRow, key=("call",))
 TOUCHES: Table[TouchRow] = Table("touches", TouchRow, key=("call", "path"))
+KEPT: Table[KeptRow] = Table("kept", KeptRow, key=("root", "path"), indexes=(("digest",),))
+KEPT_ROOTS: Table[KeptRootRow] = Table("kept_roots", KeptRootRow, key=("root",))
+WINDOWS: Table[WindowRow] = Table("windows", WindowRow, key=("call",), indexes=(("root",),))

@@ -20,18 +20,21 @@ from mulligan.values.clock import Clock
 from mulligan.values.digest import Digest, digest_from_raw, digest_of, raw_digest
 from mulligan.values.faults import fault
 from mulligan.values.limits import BLOB_BATCH_BYTES, BLOB_CHAIN_MAX, BLOB_IN_DATABASE_BYTES, BLOB_PART_BYTES
+from mulligan.values.plain import plain
 
 IN_DATABASE, BESIDE, IN_PARTS, EVICTED, LOST = "db", "out", "parts", "evicted", "lost"
 WHOLE = (IN_DATABASE, BESIDE)
 READABLE = (*WHOLE, IN_PARTS)
 
 _BATCH_BLOBS = 250
-_QUICK_BYTES = 8_192
+SMALL_BYTES = 8_192
+"""Packing so little takes no longer than asking whether the store has it, and less than packing it as a change."""
+
 _DELTA_MIN_BYTES = 1_024
 _DELTA_MAX_BYTES = 32 * 1024 * 1024
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class BlobRow:
     digest: bytes
     size: int
@@ -42,7 +45,7 @@ class BlobRow:
     touched_ms: int
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class BodyRow:
     digest: bytes
     body: bytes
@@ -71,15 +74,19 @@ PARTS: Table[PartRow] = Table("parts", PartRow, key=("digest", "ordinal"), index
 UNSYNCED: Table[UnsyncedRow] = Table("unsynced", UnsyncedRow, key=("digest",))
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Prepared:
-    """Hashed and packed, not yet named by the store. Without a body: the store had it when we looked."""
+    """Hashed and packed, not yet named by the store. Without a body: the store had it when we looked.
+
+    `plain`: small bytes the store surely has, which are packed only if it turns out that it has not.
+    """
 
     digest: Digest
     size: int
     body: bytes | None
     base: bytes | None = None
     depth: int = 0
+    plain: bytes | None = None
 
     @property
     def place(self) -> str:
@@ -100,17 +107,20 @@ class Blobs:
 
         `after` is an earlier version of the same file, which the caller has put, or is about to put before this one.
         """
-        if after is None and len(data) <= _QUICK_BYTES:
-            # Packing so little takes no longer than asking whether the store has it.
+        if after is None and len(data) <= SMALL_BYTES:
             return Prepared(digest_of(data), len(data), pack(data))
-        with self._store.read() as tx:
-            return self.prepare_in(tx, data, after=after)
+        return self._prepare_looking(data, digest_of(data), after)
 
-    def prepare_in(self, tx: Tx, data: bytes, *, after: bytes | None = None) -> Prepared:
-        """`prepare` with somebody's look at the store; only for reading transactions, which nobody waits for."""
-        digest = digest_of(data)
-        known = tx.get(BLOBS, raw_digest(digest))
-        base = self._base(tx, data, after)
+    def prepare_seen(self, data: bytes, digest: Digest) -> Prepared:
+        """What a look at a file gave. Mostly the store knows it: it is what somebody's last change left there."""
+        if len(data) <= SMALL_BYTES:
+            return Prepared(digest, len(data), None, plain=data)
+        return self._prepare_looking(data, digest)
+
+    def _prepare_looking(self, data: bytes, digest: Digest, after: bytes | None = None) -> Prepared:
+        with self._store.read() as tx:
+            known = tx.get(BLOBS, raw_digest(digest))
+            base = self._base(tx, data, after)
         if known is not None and known.place in READABLE:
             return Prepared(digest, len(data), None)
         prepared = (
@@ -134,10 +144,10 @@ class Blobs:
         raw = raw_digest(prepared.digest)
         known = tx.get(BLOBS, raw)
         if known is not None and known.place in READABLE:
-            tx.put(BLOBS, replace(known, touched_ms=self._now_ms()))
+            tx.update(BLOBS, raw, touched_ms=self._now_ms())
             self._catch_up(tx, known)
             return prepared.digest
-        base, body = prepared.base, prepared.body
+        base, body = prepared.base, prepared.body if prepared.plain is None else pack(prepared.plain)
         depth = 0 if base is None else _depth_on(tx, base)
         if body is None or depth >= BLOB_CHAIN_MAX:
             raise Vanished(prepared.digest)
@@ -184,7 +194,8 @@ class Blobs:
             parts.append(PartRow(b"", len(parts), part, len(data)))
         raw = whole.digest()
         with self._store.write() as tx:
-            if not tx.has(BLOBS, raw):
+            known = tx.get(BLOBS, raw)
+            if known is None or known.place not in READABLE:
                 tx.put(BLOBS, BlobRow(raw, size, 0, IN_PARTS, None, 0, self._now_ms()))
                 for part_row in parts:
                     tx.put(PARTS, replace(part_row, digest=raw))

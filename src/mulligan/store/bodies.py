@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 
 from mulligan.values.digest import Digest, parse_digest
@@ -32,6 +32,10 @@ class MemoryBodies:
     def digests(self) -> Iterator[Digest]:
         return iter(sorted(self._bodies))
 
+    def sweep(self, is_named: Callable[[Digest], bool], *, before_s: float) -> tuple[int, int]:
+        """Nothing: a writer that died took its memory along."""
+        return 0, 0
+
 
 class DirectoryBodies:
     """`<dir>/<2 hex>/<62 hex>`: written under a name of their own, then linked into place, so never half there."""
@@ -50,6 +54,8 @@ class DirectoryBodies:
                 # Whoever wrote it may not have synced it.
                 self._sync([path])
             else:
+                # Somebody is about to name it; a sweep shall not take it for left over.
+                os.utime(path)
                 return
         except OSError as error:
             raise fault_of_os_error(error, f"Writing blob {digest[:19]}…") from error
@@ -124,8 +130,27 @@ class DirectoryBodies:
                 with suppress(MulliganError):
                     yield parse_digest(f"sha256:{shard}{name}")
 
+    def sweep(self, is_named: Callable[[Digest], bool], *, before_s: float) -> tuple[int, int]:
+        count = size = 0
+        for shard in sorted(os.listdir(self._directory)) if os.path.isdir(self._directory) else ():
+            with os.scandir(os.path.join(self._directory, shard)) as entries:
+                for entry in entries:
+                    status = entry.stat()
+                    if status.st_mtime < before_s and not _is_body(shard + entry.name, is_named):
+                        os.unlink(entry.path)
+                        count, size = count + 1, size + status.st_size
+        return count, size
+
     def _path_of(self, digest: Digest) -> str:
         return os.path.join(self._directory, digest[7:9], digest[9:])
+
+
+def _is_body(name: str, is_named: Callable[[Digest], bool]) -> bool:
+    """Whether a file is a body that is named. Halves have names that are no digest."""
+    try:
+        return is_named(parse_digest(f"sha256:{name}"))
+    except MulliganError:
+        return False
 
 
 def _private(path: str, flags: int) -> int:

@@ -11,24 +11,26 @@ A place is the real path of a file, bind mounts taken back (see `workspace.place
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from mulligan.store.protocol import Tx
 from mulligan.store.tables import Table
 from mulligan.values.ids import CallId
+from mulligan.values.plain import plain
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class ClaimRow:
+    """`deep` is 1 or None: an index of the deep ones holds nothing else, and a plain claim is one row in one place."""
+
     place: bytes
     call: str
-    deep: int
+    deep: int | None = None
 
 
-CLAIMS: Table[ClaimRow] = Table("claims", ClaimRow, key=("place",), indexes=(("call",), ("deep",)))
+CLAIMS: Table[ClaimRow] = Table("claims", ClaimRow, key=("place",), indexes=(("deep",),))
 
 
-@dataclass(slots=True, frozen=True, order=True)
+@plain(slots=True, frozen=True, order=True)
 class Wanted:
     place: bytes
     deep: bool = False
@@ -52,10 +54,12 @@ def claim(tx: Tx, call: CallId, wanted: Iterable[Wanted]) -> None:
     """Take the places. The caller has seen that there are no blockers, in this transaction."""
     for one in sorted(wanted):
         mine = tx.get(CLAIMS, one.place)
-        tx.put(CLAIMS, ClaimRow(one.place, call, int(one.deep or (mine is not None and mine.deep == 1))))
+        deep = one.deep or (mine is not None and mine.deep == 1)
+        tx.put(CLAIMS, ClaimRow(one.place, call, 1 if deep else None))
 
 
 def release(tx: Tx, call: CallId) -> None:
+    """By looking at every claim there is: only for a call that nobody remembers the claims of."""
     for mine in tx.select(CLAIMS, {"call": call}):
         tx.delete(CLAIMS, mine.place)
 

@@ -22,12 +22,13 @@ from mulligan.store.tables import Table
 from mulligan.values.canonical import decode, encode
 from mulligan.values.digest import Digest, raw_digest
 from mulligan.values.faults import MulliganError, fault
+from mulligan.values.plain import plain
 
 GENESIS = "0" * 64
 PAGE_RECORDS = 1_000
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Record:
     journal: str
     seq: int
@@ -39,7 +40,7 @@ class Record:
     hash: str
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class RecordRow:
     journal: str
     seq: int
@@ -48,7 +49,7 @@ class RecordRow:
     ordinal: int = 0
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class HeadRow:
     """Where a journal stands: its newest record."""
 
@@ -58,7 +59,7 @@ class HeadRow:
     at: str
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class RefRow:
     """One edge from a record to a blob it needs."""
 

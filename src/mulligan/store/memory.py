@@ -11,12 +11,13 @@ import threading
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from mulligan.store.bodies import MemoryBodies
 from mulligan.store.journal import Schema
 from mulligan.store.protocol import BlobStore, Durability
-from mulligan.store.tables import Table, Value, sort_key
+from mulligan.store.tables import Table, Value, check_update, sort_key
 from mulligan.values.faults import fault
 from mulligan.values.ids import OwnerId
 
@@ -55,6 +56,7 @@ class MemoryStore:
     def __init__(self, schema: Schema, *, bodies: BlobStore | None = None, durability: Durability = "process") -> None:
         self.bodies: BlobStore = bodies if bodies is not None else MemoryBodies()
         self.durability: Durability = durability
+        self.directory: str | None = None
         self._rows: dict[str, _Rows] = {table.name: _Rows({}, []) for table in schema.tables}
         self._writing = threading.Lock()
         self._writer: int | None = None
@@ -129,6 +131,14 @@ class _MemoryTx:
         rows = self._of(table, writing=True)
         _check_row(table, row)
         rows.put(table.key_of(row), row)
+
+    def update(self, table: Table[R], /, *key: Value, **columns: Value) -> bool:
+        rows = self._of(table, writing=True)
+        check_update(table, columns)
+        known: R | None = rows.by_key.get(_checked_key(table, key))
+        if known is not None:
+            self.put(table, replace(known, **columns))  # type: ignore[type-var]  # rows are dataclasses
+        return known is not None
 
     def delete(self, table: Table[R], *key: Value) -> bool:
         rows = self._of(table, writing=True)

@@ -30,6 +30,13 @@ class Tx(Protocol):
         """Insert the row, or replace the one with its key."""
         ...
 
+    def update(self, table: Table[R], /, *key: Value, **columns: Value) -> bool:
+        """Give some columns of the row with this key other values; False if there is none.
+
+        What is kept for the other columns, such as their indexes, is left alone. The key itself cannot change.
+        """
+        ...
+
     def delete(self, table: Table[R], *key: Value) -> bool:
         """Remove the row with this key; False if there was none."""
         ...
@@ -82,6 +89,13 @@ class BlobStore(Protocol):
 
     def digests(self) -> Iterator[Digest]: ...
 
+    def sweep(self, is_named: Callable[[Digest], bool], *, before_s: float) -> tuple[int, int]:
+        """Remove what nobody names: bodies put before that time whose writer died, and halves of bodies.
+
+        How many, and how many bytes. Putting a body that is there already counts as putting it now.
+        """
+        ...
+
 
 @dataclass(slots=True, frozen=True)
 class OwnerRow:
@@ -112,6 +126,11 @@ class Store(Protocol):
 
     bodies: BlobStore
     durability: Durability
+
+    @property
+    def directory(self) -> str | None:
+        """Where this host keeps what only it can know of; None: nowhere."""
+        ...
 
     def write(self) -> AbstractContextManager[Tx]:
         """A transaction that may write. Waits for other writers; `store_busy` if that takes too long.

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from typing import Any
 
-from mulligan.store.tables import Table, Value
+from mulligan.store.tables import Table, Value, check_update
 
 _TYPES = {"str": "TEXT", "int": "INTEGER", "bytes": "BLOB"}
+_NONE: frozenset[str] = frozenset()
 
 
 def create_statements(tables: Iterable[Table[Any]]) -> list[str]:
@@ -55,7 +56,7 @@ def has_sql(table: Table[Any]) -> str:
 
 @cache
 def put_sql(table: Table[Any]) -> str:
-    """An upsert, not a replace: the indexes of columns that stay the same are left alone."""
+    """An upsert, not a replace, which would count as a delete. It writes every index; `update_sql` does not."""
     marks = ", ".join("?" * len(table.columns))
     changed = ", ".join(f'"{name}" = excluded."{name}"' for name in table.columns if name not in table.key)
     action = f"UPDATE SET {changed}" if changed else "NOTHING"
@@ -65,7 +66,15 @@ def put_sql(table: Table[Any]) -> str:
 
 @cache
 def delete_sql(table: Table[Any]) -> str:
-    return f'DELETE FROM "{table.name}" WHERE {_key_is(table)} RETURNING 1'
+    return f'DELETE FROM "{table.name}" WHERE {_key_is(table)}'
+
+
+@cache
+def update_sql(table: Table[Any], columns: tuple[str, ...]) -> str:
+    """Only indexes of the named columns are written."""
+    check_update(table, columns)
+    changed = ", ".join(f'"{name}" = ?' for name in columns)
+    return f'UPDATE "{table.name}" SET {changed} WHERE {_key_is(table)}'
 
 
 def _key_is(table: Table[Any]) -> str:
@@ -82,7 +91,7 @@ def select_sql(
     counting: bool = False,
 ) -> tuple[str, tuple[Value, ...]]:
     """The statement and its values, without the value of LIMIT."""
-    nulls = frozenset(name for name, value in where.items() if value is None)
+    nulls = frozenset(name for name, value in where.items() if value is None) if None in where.values() else _NONE
     sql = _select(
         table,
         tuple(where),
@@ -92,7 +101,7 @@ def select_sql(
         descending=descending,
         counting=counting,
     )
-    values = tuple(value for value in where.values() if value is not None)
+    values = tuple(value for value in where.values() if value is not None) if nulls else tuple(where.values())
     return sql, values if between is None else (*values, between[1], between[2])
 
 

@@ -2,7 +2,8 @@
 
 WAL, so readers never wait; `BEGIN IMMEDIATE`, so writers queue instead of failing half-way; no checkpoint and no fsync
 on the hot path in `process` mode (`housekeeping` does both in the background). Connections are pooled, never shared
-between threads at a time, and never carried over a fork.
+between threads at a time, and never carried over a fork. While a process forks, no thread of it writes: SQLite would
+tell the child for ever that a writer, which exists only in the parent, has the lock.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import apsw
 
@@ -19,8 +21,8 @@ from mulligan.store.bodies import DirectoryBodies, sync_path
 from mulligan.store.journal import Schema
 from mulligan.store.owners import OwnerBytes, owner_bytes
 from mulligan.store.protocol import OWNERS, BlobStore, Durability, OwnerRow
-from mulligan.store.sql import create_statements, delete_sql, get_sql, has_sql, put_sql, select_sql
-from mulligan.store.sqlite_file import Waiting, check_directory, connect, fault_of_sqlite, prepare_file
+from mulligan.store.sql import create_statements, delete_sql, get_sql, has_sql, put_sql, select_sql, update_sql
+from mulligan.store.sqlite_file import BUSY_LIMIT_S, Waiting, check_directory, connect, fault_of_sqlite, prepare_file
 from mulligan.store.tables import Table, Value
 from mulligan.values.clock import Clock, SystemClock, timestamp
 from mulligan.values.faults import fault, fault_of_os_error
@@ -45,7 +47,7 @@ class SqliteStore:
         vfs: str | None = None,
         create: bool = True,
     ) -> None:
-        self.directory = os.path.abspath(directory)
+        self.directory: str = os.path.abspath(directory)
         check_directory(self.directory, DATABASE, create=create)
         self.durability: Durability = durability
         self.bodies: BlobStore = bodies or DirectoryBodies(os.path.join(self.directory, BODY_DIRECTORY))
@@ -56,10 +58,13 @@ class SqliteStore:
         self._pid = os.getpid()
         self._abandoned: list[apsw.Connection] = []
         self._writing = threading.Lock()
+        self._tending = threading.Lock()
         self._writer = 0
+        self._stilled: list[threading.Lock] = []
         self._owner: tuple[int, OwnerId] | None = None
         self._closing: list[Callable[[], None]] = []
         self.after_write: Callable[[], None] = _nothing
+        _open_stores.add(self)
         with self._connection() as connection:
             prepare_file(connection, create_statements(schema.tables), directory=self.directory)
 
@@ -138,7 +143,16 @@ class SqliteStore:
         """Connections must not be used, nor closed, in a forked child: keep them alive and untouched."""
         if os.getpid() != self._pid:
             self._abandoned, self._pool, self._pid = self._abandoned + self._pool, [], os.getpid()
-            self._writing, self._writer = threading.Lock(), 0
+            self._writing, self._tending, self._writer = threading.Lock(), threading.Lock(), 0
+
+    def _be_still(self) -> None:
+        """Before a fork: wait for whoever writes or copies the log, unless it is the one who forks."""
+        if self._writer != threading.get_ident():
+            self._stilled = [one for one in (self._writing, self._tending) if one.acquire(timeout=BUSY_LIMIT_S)]
+
+    def _go_on(self) -> None:
+        while self._stilled:
+            self._stilled.pop().release()
 
     def owner(self) -> OwnerId:
         if self._owner is None or self._owner[0] != os.getpid():
@@ -183,7 +197,7 @@ class SqliteStore:
             pass
         except OSError as error:
             raise fault("sync_failed", f"Syncing the store: {error.strerror}", errno=error.errno) from error
-        with self._connection() as connection:
+        with self._tending, self._connection() as connection:
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def size_bytes(self) -> int:
@@ -250,8 +264,13 @@ class _SqliteTx:
     def put(self, table: Table[R], row: R) -> None:
         self._change(put_sql(table), table.values_of(row))
 
+    def update(self, table: Table[R], /, *key: Value, **columns: Value) -> bool:
+        self._change(update_sql(table, tuple(columns)), (*columns.values(), *key))
+        return self._connection.changes() > 0
+
     def delete(self, table: Table[R], *key: Value) -> bool:
-        return bool(self._change(delete_sql(table), key).fetchall())
+        self._change(delete_sql(table), key)
+        return self._connection.changes() > 0
 
     def select(
         self,
@@ -281,11 +300,11 @@ class _SqliteTx:
         except UnicodeDecodeError as error:
             raise fault("store_corrupt", f"Reading the store: a text in it is not UTF-8. ({error})") from error
 
-    def _change(self, sql: str, values: tuple[Value, ...]) -> apsw.Cursor:
+    def _change(self, sql: str, values: tuple[Value, ...]) -> None:
         if self.ended or not self._writable:
             raise fault("internal", "A transaction was used after its end, or to write while reading.")
         try:
-            return self._execute(sql, values)
+            self._execute(sql, values)
         except apsw.Error as error:
             raise fault_of_sqlite(error, "Writing the store") from error
         except (OverflowError, UnicodeEncodeError, TypeError) as error:
@@ -308,6 +327,22 @@ def _roll_back(connection: apsw.Connection) -> None:
 
 def _nothing() -> None:
     return None
+
+
+_open_stores: WeakSet[SqliteStore] = WeakSet()
+
+
+def _before_fork() -> None:
+    for store in list(_open_stores):
+        store._be_still()
+
+
+def _after_fork() -> None:
+    for store in list(_open_stores):
+        store._go_on()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 __all__ = ["SqliteStore", "Waiting"]

@@ -6,11 +6,13 @@ every engine agrees on equality and order: text by its UTF-8 bytes, numbers by v
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, Generic, TypeAlias, TypeVar
+
+from mulligan.values.faults import fault
 
 Value: TypeAlias = str | int | bytes | None
 R = TypeVar("R")
@@ -55,6 +57,13 @@ def _getter(columns: tuple[str, ...]) -> Callable[[Any], tuple[Value, ...]]:
         (only,) = columns
         return lambda row: (getattr(row, only),)
     return attrgetter(*columns)
+
+
+def check_update(table: Table[Any], columns: Collection[str]) -> None:
+    """Refuse to change what is no column, or the key, by which others know the row."""
+    wrong = set(columns) - set(table.columns) | set(columns) & set(table.key)
+    if wrong or not columns:
+        raise fault("internal", f"{table.name} cannot change {sorted(wrong) or 'nothing'}.")
 
 
 def sort_key(value: Value) -> tuple[int, Any]:

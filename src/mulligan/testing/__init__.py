@@ -16,6 +16,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mulligan.testing.agents import (
+        create_execution_state,
+        execute_tool,
+        execute_via_claude_sdk,
+        execute_via_litellm,
+        execute_via_openai,
+        snapshots_equivalent,
+    )
     from mulligan.testing.bodies_contract import BodiesContract
     from mulligan.testing.builders import Dir, File, Link, Tree, as_tree, contents_of, plant, tree_of
     from mulligan.testing.disk_contract import DiskContract
@@ -49,12 +57,22 @@ __all__ = [
     "World",
     "as_tree",
     "contents_of",
+    "create_execution_state",
+    "execute_tool",
+    "execute_via_claude_sdk",
+    "execute_via_litellm",
+    "execute_via_openai",
     "plant",
+    "snapshots_equivalent",
     "steps_of",
     "tree_of",
 ]
 
 _HOMES = {
+    "agents": (
+        "create_execution_state execute_tool snapshots_equivalent"
+        " execute_via_claude_sdk execute_via_litellm execute_via_openai"
+    ),
     "bodies_contract": "BodiesContract",
     "builders": "Dir File Link Tree as_tree contents_of plant tree_of",
     "disk_contract": "DiskContract",

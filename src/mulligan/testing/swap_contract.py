@@ -175,7 +175,21 @@ class UndisturbedContract(DiskBench):
                 with pytest.raises(OSError) as error:
                     swap(scene, before, after)
                 assert error.value.errno == number
-                assert scene.tree().get("x") in (before, after, None, Dir())
+                assert scene.tree().get("x") in (before, after)
+
+    @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+    @pytest.mark.parametrize(
+        ("expected", "wanted"), [("file", "dir"), ("symlink", "dir"), ("dir", "file"), ("dir", "symlink")]
+    )
+    def test_the_first_of_two_steps_is_taken_back_when_the_second_fails(
+        self, expected: str, wanted: str, number: int
+    ) -> None:
+        before, second = EXPECTED[expected], "make_dir" if wanted == "dir" else "place"
+        with self.scene(sketch_of(before), FaultPlan().fail(number, step=second)) as scene:
+            with pytest.raises(OSError) as error:
+                swap(scene, before, WANTED[wanted])
+            assert error.value.errno == number
+            assert scene.tree() == as_tree(sketch_of(before))
 
     @pytest.mark.parametrize("wanted", WANTED)
     @pytest.mark.parametrize("expected", KINDS)

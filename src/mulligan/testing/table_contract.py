@@ -33,6 +33,29 @@ class TableContract(StoreBench):
         self.fill(store, BOX, Thing("a", 1, "other"))
         assert self.things(store) == [Thing("a", 1, "other")]
 
+    def test_update_changes_the_named_columns_of_one_row(self, store: Store) -> None:
+        self.fill(store, Thing("a", 1, "old", 5, b"p"), Thing("a", 2, "old"))
+        with store.write() as tx:
+            assert tx.update(THINGS, "a", 1, label=None, weight=6)
+            assert not tx.update(THINGS, "b", 1, label="new")
+        assert self.things(store) == [Thing("a", 1, None, 6, b"p"), Thing("a", 2, "old")]
+        with store.read() as tx:
+            assert tx.select(THINGS, {"label": "old"}) == [Thing("a", 2, "old")]
+            assert tx.select(THINGS, {"shelf": "a", "weight": 6}) == [Thing("a", 1, None, 6, b"p")]
+
+    @pytest.mark.parametrize("columns", [{"number": 2}, {"nothing": 2}, {}])
+    def test_update_of_a_key_or_of_no_column_is_refused(self, store: Store, columns: dict[str, Value]) -> None:
+        self.fill(store, BOX)
+        with pytest.raises(MulliganError), store.write() as tx:
+            tx.update(THINGS, "a", 1, **columns)
+        assert self.things(store) == [BOX]
+
+    def test_update_in_a_transaction_that_only_looks_is_refused(self, store: Store) -> None:
+        self.fill(store, BOX)
+        with pytest.raises(MulliganError), store.read() as tx:
+            tx.update(THINGS, "a", 1, label="other")
+        assert self.things(store) == [BOX]
+
     def test_delete_says_whether_there_was_one(self, store: Store) -> None:
         self.fill(store, BOX)
         with store.write() as tx:

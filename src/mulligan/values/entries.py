@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 from mulligan.values.digest import Digest, parse_digest
 from mulligan.values.faults import fault
 from mulligan.values.paths import RepoPath, from_wire, to_wire
+from mulligan.values.plain import plain
 
 Xattrs: TypeAlias = tuple[tuple[str, str], ...]
 """Extended attributes as sorted (name, base64 value) pairs."""
@@ -23,7 +24,7 @@ class Absent:
     """Nothing is there."""
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class FileEntry:
     digest: Digest
     size: int
@@ -53,7 +54,7 @@ ChangeKind = Literal["created", "modified", "deleted", "renamed", "mode"]
 EntryKind = Literal["absent", "file", "symlink", "dir"]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Change:
     """One path's step from `before` to `after`. `renamed_from` is for display; the old path has its own change."""
 

@@ -72,28 +72,33 @@ _CODES: dict[type[MulliganError], str] = {
         unknown_call unknown_session unknown_turn unknown_blob unknown_effect unknown_root unknown_point
         session_not_found session_closed session_expired nothing_to_undo nothing_to_redo call_not_open
         call_open turn_open not_continuable nested_transaction store_inside_workspace network_store
-        unsupported_strategy unsupported_target bad_usage session_exists unknown_option
+        snapshot_mismatch tool_validation
+        unsupported_strategy unsupported_target bad_usage session_exists unknown_option token_exists weak_token
+        client_not_attached
         invalid_output_mode invalid_encoding invalid_mode invalid_content invalid_utf8 invalid_workdir
         invalid_patch invalid_patch_empty invalid_pattern invalid_regex invalid_glob_filter
         invalid_input_empty_old_string unsupported_patch_format patch_parse_error hunk_rejected not_a_file
         edit_target_not_found ambiguous_matches update_target_not_found update_target_non_utf8
         delete_target_not_found inline_required_too_large not_directory directory_not_empty special_file
         argv_empty stdin_ref_not_found exec_not_found already_exited ripgrep_not_found
+        invalid_bundle unsupported_bundle_version no_provider tool_format_locked
     """,
     MayNot: """
         forbidden fs_op_not_allowed path_not_allowed symlink_not_allowed max_write_bytes_exceeded
         max_patch_bytes_exceeded patch_format_not_allowed max_changed_files_exceeded
         max_edit_replacements_exceeded sandbox_unavailable not_undoable permission_denied
+        not_controller client_may_not
+        unredacted_secret transcript_budget_exceeded
     """,
     WorldChanged: """
         path_claimed stale_base conflict call_lost repo_changed path_not_found parent_not_found file_exists
         not_a_directory is_directory path_busy deadline_exceeded cancelled evicted timeout nonzero_exit
-        spawn_failed regex_timeout
+        spawn_failed regex_timeout controller_present too_many_clients visibility_expansion_required
     """,
     Broken: """
         io_error no_space read_only_disk store_corrupt store_newer store_unreadable store_busy
         missing_cas_dependency blob_corrupt journal_broken sync_failed in_doubt output_store_failed
-        restore_failed internal
+        restore_failed execution_state prompt_evaluation provider_failed internal
     """,
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from typing import NewType, Protocol
+from uuid import NAMESPACE_OID, UUID, uuid5
 
 from mulligan.values.faults import fault
 
@@ -31,6 +32,14 @@ class IdSource(Protocol):
 class SystemIds:
     def new(self) -> str:
         return str(uuid7())
+
+
+def uuid_of(text: str) -> UUID:
+    """An id as a UUID: itself if it is one, else always the same one for the same text."""
+    try:
+        return UUID(text)
+    except ValueError:
+        return uuid5(NAMESPACE_OID, text)
 
 
 def parse_user_id(text: object, what: str = "id") -> str:

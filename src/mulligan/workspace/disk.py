@@ -16,13 +16,13 @@ import os
 import stat
 from base64 import b64decode, b64encode
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Protocol
 
 from mulligan.values.digest import digest_of
 from mulligan.values.entries import ABSENT, DirEntry, Entry, FileEntry, SymlinkEntry, Xattrs, same_state
 from mulligan.values.faults import fault
 from mulligan.values.paths import RepoPath
+from mulligan.values.plain import plain
 from mulligan.workspace import kernel
 from mulligan.workspace.places import Follow, Root, Spot, open_root, resolve, resolve_exactly
 
@@ -49,7 +49,7 @@ class FreeSteps:
         return None
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Image:
     """What a spot holds: its entry, the bytes of a file, and what replacing it would have to take care of.
 

@@ -1,5 +1,8 @@
 """Snapshots in the store: one row for each, folded from `snapshot.created`, and what each was made from.
 
+A snapshot that is created again after a while has a second record: it was last created then. `snapshot.evicted` says
+which of its bodies went; the last of those records ends it.
+
 The content of a snapshot decides its id; where it came from does not, so lineage is a table of its own. The first
 parent recorded stays, and nothing is its own parent.
 """
@@ -16,7 +19,7 @@ from mulligan.values.canonical import encode
 
 @dataclass(slots=True, frozen=True)
 class SnapshotRow:
-    """`manifest` is the digest of the blob that holds it, with what is kept beside it."""
+    """`manifest` is the digest of the blob that holds it, with what is kept beside it. Created last at `created_at`."""
 
     root: str
     id: str
@@ -38,9 +41,15 @@ LINEAGE: Table[LineageRow] = Table("lineage", LineageRow, key=("root", "child"),
 
 def project_snapshot_created(tx: Tx, record: Record) -> None:
     body = record.payload
-    if not tx.has(SNAPSHOTS, body["root"], body["snapshot"]):
-        text = encode(body["fingerprint"]).decode("utf-8")
-        tx.put(SNAPSHOTS, SnapshotRow(body["root"], body["snapshot"], text, body["manifest"], record.at))
+    text = encode(body["fingerprint"]).decode("utf-8")
+    tx.put(SNAPSHOTS, SnapshotRow(body["root"], body["snapshot"], text, body["manifest"], record.at))
+
+
+def project_snapshot_evicted(tx: Tx, record: Record) -> None:
+    body = record.payload
+    if body["is_last"]:
+        tx.delete(SNAPSHOTS, body["root"], body["snapshot"])
+        tx.delete(LINEAGE, body["root"], body["snapshot"])
 
 
 def project_snapshot_derived(tx: Tx, record: Record) -> None:

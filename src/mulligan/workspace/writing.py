@@ -17,6 +17,7 @@ from functools import lru_cache
 
 from mulligan.values.clock import monotonic_s
 from mulligan.values.entries import ABSENT, Absent, DirEntry, Entry, FileEntry, SymlinkEntry, same_content, same_state
+from mulligan.values.plain import plain
 from mulligan.workspace.disk import Disk, Image
 from mulligan.workspace.places import Spot
 
@@ -28,7 +29,7 @@ _RETURNS_MAX = 8
 _NO_EXCHANGE = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Wanted:
     """What a spot shall hold. A file's bytes come with it; `mtime_ns` 0 in the entry means the present."""
 
@@ -36,7 +37,7 @@ class Wanted:
     content: bytes | None = None
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Swapped:
     """Done. `entry` is what the spot holds now; `race_window`: this disk could not exclude a lost save."""
 
@@ -51,7 +52,7 @@ class Found:
     image: Image
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Swap:
     """One replacement in progress: the spot, the draft name beside it, what should be there and what shall be."""
 
@@ -81,6 +82,9 @@ class Swap:
 
     def _create(self) -> Swapped | Found:
         self._stage()
+        return self._place_staged()
+
+    def _place_staged(self) -> Swapped | Found:
         try:
             self.disk.place(self.spot, self.draft)
         except FileExistsError:
@@ -203,40 +207,91 @@ class Swap:
 
     def _remove_and_create(self) -> Swapped | Found:
         """Where names cannot be exchanged and one of the two is no file: for a moment, nothing is there."""
+        before = self.disk.image(self.spot)
         removed = replace(self, wanted=Wanted(ABSENT)).run()
         if isinstance(removed, Found):
             return removed
-        made = replace(self, expected=ABSENT).run()
+        try:
+            made = replace(self, expected=ABSENT).run()
+        except OSError:
+            with suppress(OSError):
+                replace(self, expected=ABSENT, wanted=Wanted(before.entry, before.content), insist=False).run()
+            raise
         return replace(made, race_window=True) if isinstance(made, Swapped) else made
 
-    # Directories and metadata.
+    # Directories and metadata. From a file to a directory or back takes two steps; should the second fail, the first
+    # is taken back.
 
     def _to_directory(self) -> Swapped | Found:
+        if isinstance(self.expected, Absent):
+            return self._make_directory()
+        try:
+            self.disk.set_aside(self.spot, self.draft)
+        except FileNotFoundError:
+            return Found(self.disk.image(self.spot))
+        theirs = self._look_at_draft()
+        if theirs is not None:
+            self.rescue(theirs)
+            if not self.insist or not theirs.replaceable:
+                return self._return_draft(theirs)
+        try:
+            made = self._make_directory()
+        except OSError:
+            with suppress(OSError):
+                self.disk.place(self.spot, self.draft)
+            raise
+        self.disk.discard(self.spot, self.draft)
+        return made
+
+    def _make_directory(self) -> Swapped | Found:
         assert isinstance(self.wanted.entry, DirEntry)
-        if not isinstance(self.expected, Absent):
-            removed = replace(self, wanted=Wanted(ABSENT)).run()
-            if isinstance(removed, Found):
-                return removed
         try:
             self.disk.make_dir(self.spot, self.wanted.entry.mode)
         except FileExistsError:
             return Found(self.disk.image(self.spot))
-        return self._set_metadata_of(self.wanted.entry, now=DirEntry(self.wanted.entry.mode))
+        try:
+            return self._set_metadata_of(self.wanted.entry, now=DirEntry(self.wanted.entry.mode))
+        except OSError:
+            with suppress(OSError):
+                self.disk.remove_dir(self.spot)
+            raise
 
     def _from_directory(self) -> Swapped | Found:
-        assert isinstance(self.expected, DirEntry)
         found = self.disk.image(self.spot)
         if not isinstance(found.entry, DirEntry):
             return Found(found)
         if isinstance(self.wanted.entry, DirEntry):
             return self._set_metadata()
+        if isinstance(self.wanted.entry, Absent):
+            return self._remove_directory()
+        self._stage()
+        try:
+            removed = self._remove_directory()
+            if isinstance(removed, Swapped):
+                return self._place_over_removed(found.entry)
+        except OSError:
+            with suppress(OSError):
+                self.disk.discard(self.spot, self.draft)
+            raise
+        self.disk.discard(self.spot, self.draft)
+        return removed
+
+    def _remove_directory(self) -> Swapped | Found:
         try:
             self.disk.remove_dir(self.spot)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR):
                 raise
             return Found(self.disk.image(self.spot))
-        return Swapped(ABSENT) if isinstance(self.wanted.entry, Absent) else replace(self, expected=ABSENT).run()
+        return Swapped(ABSENT)
+
+    def _place_over_removed(self, before: DirEntry) -> Swapped | Found:
+        try:
+            return self._place_staged()
+        except OSError:
+            with suppress(OSError):
+                replace(self, expected=ABSENT, wanted=Wanted(before), insist=False).run()
+            raise
 
     def _is_metadata_only(self) -> bool:
         both_files = isinstance(self.expected, FileEntry) and isinstance(self.wanted.entry, FileEntry)

@@ -232,6 +232,7 @@ def not_brought_back(kind: Kind, root: bytes) -> Wrong:
     witness = Recorder()
     ran = perform(kind, root, Notify(witness))
     assert set(witness.preimages) <= ran.touched
+    assert ran.shared == frozenset(), "nobody else was there"
     changed = {path for path, now in tree(root).items() if before.get(path) != now} | (
         before.keys() - tree(root).keys()
     )

@@ -7,12 +7,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import mulligan
 
 NOBODY = 65534
 _IGNORED = shutil.ignore_patterns("__pycache__")
+_PACKAGES = (
+    *("apsw", "orjson", "uuid_utils", "backports.zstd", "pydantic", "pydantic_core"),
+    *("annotated_types", "typing_extensions", "typing_inspection"),
+)
 
 
 def run_as_nobody(module: str, *arguments: str) -> str:
@@ -20,7 +25,8 @@ def run_as_nobody(module: str, *arguments: str) -> str:
     home = Path(tempfile.mkdtemp())
     try:
         shutil.copytree(Path(mulligan.__file__).parent, home / "mulligan", ignore=_IGNORED)
-        shutil.copytree(Path(__file__).parent.parent, home / "workspace", ignore=_IGNORED)
+        _copy_tests(home)
+        _copy_packages(home)
         home.chmod(0o755)
         found = subprocess.run(
             [_interpreter(), "-B", "-m", module, *arguments],
@@ -35,6 +41,26 @@ def run_as_nobody(module: str, *arguments: str) -> str:
         return found.stdout
     finally:
         shutil.rmtree(home)
+
+
+def _copy_tests(home: Path) -> None:
+    tests = Path(__file__).parent.parent.parent
+    for room in ("workspace", "exec"):
+        shutil.copytree(tests / room, home / room, ignore=_IGNORED)
+    shutil.copy(tests / "benches.py", home)
+
+
+def _copy_packages(home: Path) -> None:
+    """What a store and effects need; such a user may not be able to read where it is installed."""
+    for name in _PACKAGES:
+        spec = find_spec(name)
+        assert spec is not None and spec.origin is not None, f"{name} is not installed"
+        origin = Path(spec.origin)
+        if spec.submodule_search_locations is None:
+            shutil.copy(origin, home)
+        else:
+            target = home.joinpath(*name.split("."))
+            shutil.copytree(origin.parent, target, ignore=_IGNORED)
 
 
 def _user() -> int | None:

@@ -129,6 +129,23 @@ class TestTelling:
         ran, error = under(Recorder(), [*PYTHON, code], tmp_path)
         assert (ran.touched, error) == (frozenset({real(tmp_path) + b"/edge!"}), b"")
 
+    def test_folders_that_many_threads_make_at_once_are_all_touched(self, tmp_path: Path) -> None:
+        """Each tries its own first and makes the one above when that fails, which another may just have made."""
+        code = (
+            "import os, threading\n"
+            "def make(path):\n"
+            "    for one in (path, os.path.dirname(path), path):\n"
+            "        try: os.mkdir(one)\n"
+            "        except OSError: pass\n"
+            "for turn in range(20):\n"
+            "    work = [threading.Thread(target=make, args=(f'n{turn}/p{i}',)) for i in range(8)]\n"
+            "    [one.start() for one in work]; [one.join() for one in work]\n"
+        )
+        ran, _ = under(Recorder(), [*PYTHON, code], tmp_path)
+        made = {real(tmp_path / f"n{turn}") for turn in range(20)}
+        made |= {real(tmp_path / f"n{turn}" / f"p{i}") for turn in range(20) for i in range(8)}
+        assert ran.touched == made and not ran.shared
+
     def test_a_file_with_a_name_outside_is_named_in_coverage(self, tmp_path: Path) -> None:
         root = tmp_path / "root"
         root.mkdir()

@@ -65,7 +65,7 @@ def test_lines_come_with_path_and_number_in_byte_order(root: Path, root_fd: int,
     (root / "b-c").write_text("hit\n")
     result = grep(root_fd, ROOT, "hit", engine=engine)
     assert render(result) == "b-c:1:hit\nb/x:1:hit\nb/x:3:hit"
-    assert (result.match_count, result.truncated, result.files_searched) == (3, False, 2)
+    assert (result.match_count, result.truncated) == (3, False)
     cut = grep(root_fd, ROOT, "hit", engine=engine, max_results=2)
     assert (cut.lines, cut.match_count, cut.truncated) == (result.lines[:2], 2, True)
     exact = grep(root_fd, ROOT, "hit", engine=engine, max_results=3)

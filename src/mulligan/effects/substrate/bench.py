@@ -6,14 +6,14 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from mulligan.boundary.capability import FsOp
+from mulligan.boundary.capability import Capability, FsOp
 from mulligan.boundary.verdict import Boundary
 from mulligan.effects.hosting import hosted
 from mulligan.effects.scene import Scene
 from mulligan.effects.substrate.failure import Failure
-from mulligan.effects.substrate.shelf import Shelf
+from mulligan.effects.substrate.shelf import Shelf, Snapshot
 from mulligan.history.call import Call
 from mulligan.history.desk import Desk
 from mulligan.values.digest import Digest
@@ -90,12 +90,13 @@ def parse_path(text: str) -> RepoPath:
 
 @dataclass(slots=True)
 class Ask:
-    """One request: the session it is for, under its boundary."""
+    """One request: the session it is for, under its boundary, which lets it do `op`."""
 
     bench: Bench
     tool: str
     named: Named
     boundary: Boundary
+    op: FsOp
     call_id: str | None = None
 
     @property
@@ -103,11 +104,26 @@ class Ask:
         return self.bench.desk
 
     @staticmethod
-    def of(bench: Bench, tool: str, named: Named) -> Ask:
-        """Refuses a session that is closed or has expired."""
+    def of(bench: Bench, tool: str, named: Named, *, op: FsOp) -> Ask:
+        """Refuses a session that is closed or has expired, and one that may not do such a thing at all."""
         bench.desk.ledger.session(named.session, bench.desk.root)
         boundary = hosted(bench.desk, named.session, default=bench.boundary).boundary
-        return Ask(bench, tool, named, boundary)
+        boundary.check_op(op)
+        return Ask(bench, tool, named, boundary, op)
+
+    @property
+    def capability(self) -> Capability:
+        return self.boundary.capability
+
+    def snapshot(self, identifier: str) -> Snapshot:
+        """A snapshot, of which the session sees what it may see of the tree."""
+        found = self.bench.shelf.get(identifier)
+        if not self.boundary.has_policy and self.capability.fs_roots is None:
+            return found
+        manifest = found.manifest
+        entries = [one for one in manifest.entries if self.boundary.admits(self.op, one.path)]
+        empty_dirs = [one for one in manifest.empty_dirs if self.boundary.admits(self.op, one[0])]
+        return replace(found, manifest=Manifest.of(entries, empty_dirs, manifest.scope))
 
     # Leases.
 

@@ -33,7 +33,7 @@ class Side:
 
 def info(ask: Ask, args: Args) -> Body:
     """snapshot.info"""
-    snapshot = ask.bench.shelf.get(args["snapshot_id"])
+    snapshot = ask.snapshot(args["snapshot_id"])
     return immutable({"fingerprint": snapshot.fingerprint.to_json(), "manifest_stats": snapshot.manifest.stats()})
 
 
@@ -42,10 +42,10 @@ def info(ask: Ask, args: Args) -> Body:
 
 def changes(ask: Ask, args: Args) -> Body:
     """snapshot.changes"""
-    snapshot = ask.bench.shelf.get(args["snapshot_id"])
+    snapshot = ask.snapshot(args["snapshot_id"])
     base = args.get("from_snapshot_id") or ask.bench.shelf.parent_of(snapshot.id)
     if base is not None:
-        found = changes_between(ask.bench.shelf.get(base).manifest, snapshot.manifest)
+        found = changes_between(ask.snapshot(base).manifest, snapshot.manifest)
         rows = [(path, str(status)) for path, status in found]
     else:
         rows = _changes_since_commit(ask, snapshot)
@@ -62,7 +62,8 @@ def _changes_since_commit(ask: Ask, snapshot: Snapshot) -> list[tuple[RepoPath, 
             rows.append((entry.path, "added"))
         elif _kind(old.mode) != entry.kind or _oid_of(ask.bench.shelf.read(entry.blob), old.oid) != old.oid:
             rows.append((entry.path, "modified"))
-    rows += [(path, "deleted") for path in tracked if snapshot.manifest.covers(path)]
+    admits = ask.boundary.admits
+    rows += [(path, "deleted") for path in tracked if snapshot.manifest.covers(path) and admits(ask.op, path)]
     return sorted(rows, key=lambda row: path_bytes(row[0]))
 
 
@@ -99,6 +100,7 @@ def diff(ask: Ask, args: Args) -> Body:
     lease, state = ask.lease(args.get("lease_id"))
     reader = ask.bench.leases.fingerprints.reader()
     old = _committed(reader, state, base, args) if "from_snapshot_id" not in args else _kept(ask, args, base)
+    old = {path: side for path, side in old.items() if ask.boundary.admits(ask.op, path)}
     seen = _seen_now(ask, [*old, *_told(state, base)], base)
     text = _text(old, _sides_now(ask, seen))
     ask.bench.leases.touch(lease, seen)
@@ -107,7 +109,7 @@ def diff(ask: Ask, args: Args) -> Body:
 
 def _diff_snapshots(ask: Ask, snapshot: Snapshot, base: RepoPath, other: str | None) -> str:
     origin = other or ask.bench.shelf.parent_of(snapshot.id)
-    old = {} if origin is None else _sides_of(ask, ask.bench.shelf.get(origin).manifest.entries, base)
+    old = {} if origin is None else _sides_of(ask, ask.snapshot(origin).manifest.entries, base)
     return _text(old, _sides_of(ask, snapshot.manifest.entries, base))
 
 
@@ -117,7 +119,7 @@ def _sides_of(ask: Ask, entries: Iterable[Captured], base: RepoPath) -> dict[Rep
 
 
 def _kept(ask: Ask, args: Args, base: RepoPath) -> dict[RepoPath, Side]:
-    return _sides_of(ask, ask.bench.shelf.get(args["from_snapshot_id"]).manifest.entries, base)
+    return _sides_of(ask, ask.snapshot(args["from_snapshot_id"]).manifest.entries, base)
 
 
 def _git_mode(kind: str, mode: int) -> int:

@@ -31,6 +31,7 @@ _BY_CODE = {
     "file_exists": "CONFLICT",
     "repo_changed": "REPO_CHANGED",
     "unknown_blob": "NOT_FOUND",
+    "evicted": "NOT_FOUND",
     "io_error": "INTERNAL",
     "no_space": "INTERNAL",
     "output_store_failed": "INTERNAL",

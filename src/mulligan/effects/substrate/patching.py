@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mulligan.effects.changes import LookAgain, directories, expecting, file_like
+from mulligan.effects.changes import LookAgain, check_changed, directories, expecting, file_like
+from mulligan.effects.changes import check_size as check_written
+from mulligan.effects.patching import check_format, check_patch_size
 from mulligan.effects.scene import Scene
 from mulligan.effects.substrate.bench import Ask
 from mulligan.effects.substrate.failure import Failure
-from mulligan.effects.substrate.reading import immutable, snapshot_of, until_dirty
+from mulligan.effects.substrate.reading import immutable, snapshot_id_of, until_dirty
 from mulligan.effects.substrate.shelf import Snapshot
 from mulligan.effects.substrate.writing import acted, as_seen, change, check_size
 from mulligan.history.call import Intent
@@ -40,13 +42,15 @@ def apply_patch(ask: Ask, args: Args) -> Body:
     """workspace.apply_patch. A patch that does not fit is told by its rejects, and nothing of it is applied."""
     text = args["patch"].encode("utf-8", "surrogatepass")
     check_size(len(text))
+    check_format(ask.capability, "unified")
+    check_patch_size(ask.capability, text)
     try:
         patches = parse_unified(text, strip=args["strip"])
     except MulliganError as error:
         raise Failure("INVALID_ARGUMENT", error.message, reason=error.code) from None
-    snapshot = snapshot_of(ask, args)
-    if snapshot is not None:
-        return _apply_to_snapshot(ask, snapshot, patches, dry_run=args["dry_run"])
+    if args["mode"] == "snapshot":
+        whole = ask.bench.shelf.get(snapshot_id_of(args))
+        return _apply_to_snapshot(ask, whole, patches, dry_run=args["dry_run"])
     return _apply_to_tree(ask, patches, args)
 
 
@@ -61,19 +65,40 @@ def _told(staged: UnifiedStaged) -> Body:
     return {"applied": [to_wire(path) for path in staged.applied], "rejects": rejects}
 
 
+def _with_refused(staged: UnifiedStaged, refused: set[RepoPath]) -> UnifiedStaged:
+    """A patch of which some paths may not be touched fits nowhere."""
+    if not refused:
+        return staged
+    rejects = {one.path: one for one in staged.rejects}
+    rejects |= {path: Reject(path, (HunkReject(0, "path_rejected"),)) for path in refused}
+    ordered = sorted(rejects.values(), key=lambda one: one.path.encode("utf-8", "surrogateescape"))
+    return UnifiedStaged(rejects=tuple(ordered))
+
+
+def _check_result(ask: Ask, staged: UnifiedStaged) -> None:
+    check_changed(ask.capability, len(staged.files))
+    for now in staged.files.values():
+        check_written(ask.capability, b"" if now is None else now.content)
+
+
 # Onto a snapshot.
 
 
 def _apply_to_snapshot(ask: Ask, snapshot: Snapshot, patches: Sequence[FilePatch], *, dry_run: bool) -> Body:
     shelf, known = ask.bench.shelf, snapshot.manifest.by_path
+    refused: set[RepoPath] = set()
 
     def look(path: RepoPath) -> Present | None:
+        if not ask.boundary.admits("patch", path):
+            refused.add(path)
+            return None
         entry = known.get(path)
         if entry is None:
             return None
         return Present(shelf.read(entry.blob), entry.mode, kind=entry.kind)
 
-    staged = stage_unified(patches, look)
+    staged = _with_refused(stage_unified(patches, look), refused)
+    _check_result(ask, staged)
     told = _told(staged)
     if staged.rejects or dry_run:
         return immutable({**told, "snapshot_id": snapshot.id})
@@ -107,6 +132,7 @@ def _apply_to_tree(ask: Ask, patches: Sequence[FilePatch], args: Args) -> Body:
     def act(scene: Scene) -> dict[RepoPath, Seen]:
         staging = _Staging(ask, scene, lease)
         staged = staging.staged(patches)
+        _check_result(ask, staged)
         told.update(_told(staged))
         if staged.rejects:
             raise _Rejected
@@ -132,13 +158,7 @@ class _Staging:
     refused: set[RepoPath] = field(default_factory=set)
 
     def staged(self, patches: Sequence[FilePatch]) -> UnifiedStaged:
-        staged = stage_unified(patches, self._look)
-        if not self.refused:
-            return staged
-        rejects = {one.path: one for one in staged.rejects}
-        rejects |= {path: Reject(path, (HunkReject(0, "path_rejected"),)) for path in self.refused}
-        ordered = sorted(rejects.values(), key=lambda one: one.path.encode("utf-8", "surrogateescape"))
-        return UnifiedStaged(rejects=tuple(ordered))
+        return _with_refused(stage_unified(patches, self._look), self.refused)
 
     def _look(self, path: RepoPath) -> Present | None:
         """A path may not lead through links, or to where the session may not write: then the patch is refused there."""

@@ -6,6 +6,8 @@ from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from mulligan.boundary.capability import Capability
+from mulligan.boundary.verdict import clamped
 from mulligan.effects.substrate.bench import (
     CONTENT_MAX_BYTES,
     SEARCHED_MAX_BYTES,
@@ -42,11 +44,13 @@ def until_dirty(lease: Lease, fingerprint: Fingerprint, body: Body) -> Body:
 
 def snapshot_of(ask: Ask, args: Args) -> Snapshot | None:
     """The snapshot asked for; None for the live tree."""
-    if args["mode"] == "worktree":
-        return None
+    return None if args["mode"] == "worktree" else ask.snapshot(snapshot_id_of(args))
+
+
+def snapshot_id_of(args: Args) -> str:
     if "snapshot_id" not in args:
         raise Failure("INVALID_ARGUMENT", "mode 'snapshot' needs a snapshot_id.")
-    return ask.bench.shelf.get(args["snapshot_id"])
+    return str(args["snapshot_id"])
 
 
 # list
@@ -117,7 +121,7 @@ def read_file(ask: Ask, args: Args) -> Body:
     entry = ask.bench.shelf.target_of(snapshot, path)
     if entry is None:
         raise Failure("NOT_FOUND", f"{args['path']} is not in the snapshot.")
-    _check_size(entry.size)
+    _check_shown(ask, entry.path, entry.size)
     return immutable(_content(path, ask.bench.shelf.read(entry.blob), entry.blob))
 
 
@@ -130,15 +134,23 @@ def _read_live(ask: Ask, path: RepoPath, args: Args) -> Body:
             raise Failure("NOT_FOUND", f"{args['path']} does not exist.")
         if seen.kind != "file" or seen.digest is None:
             raise Failure("INVALID_ARGUMENT", f"{args['path']} is not a file.")
-        _check_size(seen.size)
+        _check_shown(ask, real, seen.size)
         data = ask.read(handles, real, seen)
     ask.bench.leases.touch(lease, {real: seen})
     return until_dirty(lease, state.fingerprint, _content(path, data, seen.digest))
 
 
-def _check_size(size: int) -> None:
-    if size > CONTENT_MAX_BYTES:
-        raise Failure("TOO_LARGE", f"{size} bytes are more than the {CONTENT_MAX_BYTES} that fit in an answer.")
+def _check_shown(ask: Ask, path: RepoPath, size: int) -> None:
+    _check_size(ask, size)
+    if ask.boundary.keeps_out_of_answers("read", path):
+        raise Failure("PERMISSION_DENIED", f"The policy keeps {path} out of answers.", reason="path_not_allowed")
+
+
+def _check_size(ask: Ask, size: int) -> None:
+    """Whole or not at all: half a file would not be what its digest says."""
+    limit = clamped(CONTENT_MAX_BYTES, ask.capability.max_read_bytes) or 0
+    if size > limit:
+        raise Failure("TOO_LARGE", f"{size} bytes are more than the {limit} that fit in an answer.")
 
 
 def _content(path: RepoPath, data: bytes, blob: Digest) -> Body:
@@ -185,10 +197,10 @@ def grep(ask: Ask, args: Args) -> Body:
     if snapshot is not None:
         entries = [one for one in snapshot.manifest.entries if one.kind == "file" and _is_at_or_below(one.path, paths)]
         texts = ((one.path, ask.bench.shelf.read(one.blob)) for one in entries if one.size <= SEARCHED_MAX_BYTES)
-        return immutable(_Found(matcher, args).among(texts))
+        return immutable(_Found(matcher, args, ask.capability).among(texts))
     lease, state = ask.lease(args.get("lease_id"))
     seen: dict[RepoPath, Seen] = {}
-    found = _Found(matcher, args)
+    found = _Found(matcher, args, ask.capability)
     body = found.among(_live_texts(ask, paths, seen))
     touched = {path: now for path, now in seen.items() if path in found.searched}
     ask.bench.leases.touch(lease, touched)
@@ -218,19 +230,22 @@ def _live_texts(ask: Ask, paths: Sequence[RepoPath], seen: dict[RepoPath, Seen])
 class _Found:
     """Matches in files, up to the limits. Every candidate up to `max_files` counts, whatever has been found by then."""
 
-    def __init__(self, matcher: Matcher, args: Args) -> None:
+    def __init__(self, matcher: Matcher, args: Args, capability: Capability) -> None:
         self._matcher = matcher
-        self._max_files: int = args["max_files"]
-        self._max_matches: int = args["max_matches"]
+        self._max_files = clamped(args["max_files"], capability.max_scan_files) or 0
+        self._max_matches = clamped(args["max_matches"], capability.max_grep_results) or 0
+        self._max_bytes = capability.max_scan_bytes
         self.searched: set[RepoPath] = set()
 
     def among(self, texts: Iterator[tuple[RepoPath, bytes]]) -> Body:
         found: list[Body] = []
-        truncated = False
+        truncated, searched_bytes = False, 0
         for path, data in texts:
             if looks_binary(data):
                 continue
-            if len(self.searched) >= self._max_files:
+            searched_bytes += len(data)
+            too_many = self._max_bytes is not None and searched_bytes > self._max_bytes
+            if len(self.searched) >= self._max_files or too_many:
                 truncated = True
                 break
             self.searched.add(path)
@@ -269,6 +284,6 @@ def export(ask: Ask, args: Args) -> Body:
 
 
 def _bundle(ask: Ask, manifest: Manifest, contents: Mapping[Digest, bytes]) -> Body:
-    _check_size(manifest.total_bytes)
+    _check_size(ask, manifest.total_bytes)
     data = tar_of(manifest, lambda blob: contents[blob] if blob in contents else ask.bench.shelf.read(blob))
     return {"bundle": encode_bytes(data), "sha256": digest_of(data)}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mulligan.boundary.capability import FsOp
 from mulligan.effects.substrate import capturing, comparing, patching, reading, writing
 from mulligan.effects.substrate.bench import Ask, Bench, Named
 from mulligan.effects.substrate.failure import Failure, failure_of
@@ -20,12 +21,16 @@ Act = Callable[[Ask, Mapping[str, Any]], dict[str, Any]]
 
 @dataclass(slots=True, frozen=True)
 class Tool:
-    """`name` is S2's, with a dot. `destructive`: it may replace or delete what is there."""
+    """`name` is S2's, with a dot. `op`: what a session must be allowed to do for it."""
 
     name: str
     act: Act
-    read_only: bool
+    op: FsOp
     about: str
+
+    @property
+    def read_only(self) -> bool:
+        return self.op not in ("write", "patch")
 
     @property
     def input(self) -> Schema:
@@ -40,24 +45,24 @@ TOOLS: tuple[Tool, ...] = (
     Tool(
         "snapshot.create",
         capturing.create,
-        True,
+        "read",
         "Capture files as an immutable snapshot: the given paths, or everything read under a lease.",
     ),
-    Tool("snapshot.list", reading.list_entries, True, "List a directory of the live tree or of a snapshot."),
-    Tool("snapshot.file", reading.read_file, True, "Read a file of the live tree or of a snapshot."),
-    Tool("snapshot.grep", reading.grep, True, "Search file contents by regular expression."),
-    Tool("snapshot.diff", comparing.diff, True, "Show changes as a unified diff that can be applied."),
-    Tool("snapshot.changes", comparing.changes, True, "List which files a snapshot has added, modified or deleted."),
-    Tool("snapshot.info", comparing.info, True, "Say what a snapshot is of and how large it is."),
-    Tool("snapshot.export", reading.export, True, "Export files as a tar archive with reproducible bytes."),
+    Tool("snapshot.list", reading.list_entries, "list", "List a directory of the live tree or of a snapshot."),
+    Tool("snapshot.file", reading.read_file, "read", "Read a file of the live tree or of a snapshot."),
+    Tool("snapshot.grep", reading.grep, "search", "Search file contents by regular expression."),
+    Tool("snapshot.diff", comparing.diff, "read", "Show changes as a unified diff that can be applied."),
+    Tool("snapshot.changes", comparing.changes, "read", "List which files a snapshot has added, modified or deleted."),
+    Tool("snapshot.info", comparing.info, "stat", "Say what a snapshot is of and how large it is."),
+    Tool("snapshot.export", reading.export, "read", "Export files as a tar archive with reproducible bytes."),
     Tool(
         "workspace.apply_patch",
         patching.apply_patch,
-        False,
+        "patch",
         "Apply a unified diff exactly as it says, all files or none, to the live tree or to a snapshot.",
     ),
-    Tool("workspace.write_file", writing.write_file, False, "Write a file. The change can be undone."),
-    Tool("workspace.delete", writing.delete, False, "Delete a file, link or directory. The change can be undone."),
+    Tool("workspace.write_file", writing.write_file, "write", "Write a file. The change can be undone."),
+    Tool("workspace.delete", writing.delete, "write", "Delete a file, link or directory. The change can be undone."),
 )
 
 BY_NAME: Mapping[str, Tool] = {name: one for one in TOOLS for name in (one.name, one.name.replace(".", "_"))}
@@ -79,7 +84,7 @@ def run_tool(bench: Bench, tool: Tool, given: Mapping[str, Any], named: Named) -
         wrong = misfit(dict(given), tool.input)
         if wrong is not None:
             raise Failure("INVALID_ARGUMENT", f"{wrong}.")
-        ask = Ask.of(bench, tool.name, named)
+        ask = Ask.of(bench, tool.name, named, op=tool.op)
         body = tool.act(ask, {**defaults_of(tool.input), **given})
     except (Failure, StaleLease, UnknownLease, Refused, MulliganError, OSError) as error:
         body = failure_of(error).envelope()

@@ -10,6 +10,7 @@ from typing import Any
 
 from mulligan.effects import params
 from mulligan.effects.changes import delete as delete_effect
+from mulligan.effects.changes import check_size as check_written
 from mulligan.effects.changes import directories, file_like
 from mulligan.effects.scene import Scene
 from mulligan.effects.substrate.bench import CONTENT_MAX_BYTES, Ask, parse_path
@@ -37,6 +38,7 @@ def write_file(ask: Ask, args: Args) -> Body:
     made: list[bool] = []
 
     def act(scene: Scene) -> dict[RepoPath, Seen]:
+        check_written(ask.capability, data)
         real, missing = scene.real("write", to_wire(path))
         if missing and not args["create_dirs"]:
             raise Failure("NOT_FOUND", f"The directory of {args['path']} does not exist.")

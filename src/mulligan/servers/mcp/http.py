@@ -6,12 +6,11 @@ Any other address is served only to clients that bear a token.
 
 from __future__ import annotations
 
-import hmac
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import anyio
 import anyio.from_thread
@@ -24,6 +23,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.exceptions import MCPError
 from starlette.applications import Starlette
 
+from mulligan.servers.auth import Asgi, BearerAuth, StaticKeys
 from mulligan.servers.mcp.door import Asked, Workspace, toolbox_of
 from mulligan.servers.mcp.listing import Table, names_of, read_table, tools_in
 from mulligan.servers.mcp.revisions import (
@@ -37,20 +37,21 @@ from mulligan.servers.mcp.revisions import (
     client_name,
 )
 from mulligan.servers.mcp.running import Cancelled, Running
+from mulligan.session.tokens import Tokens
 from mulligan.values.faults import fault
 
 BODY_MAX_BYTES = 64 * 1024 * 1024
 WORKERS = 32
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
-Verify = Callable[[str], bool]
-"""Whether a bearer token is good."""
-
 Context = ServerRequestContext[Any, Any]
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Asking(NamedTuple):
+    """What a client may bear: a static key, or a durable token."""
+
+    keys: StaticKeys
+    tokens: Tokens
 
 
 def parse_address(text: str) -> tuple[str, int] | None:
@@ -150,55 +151,25 @@ def _progress(context: Context) -> Callable[[float, str], None]:
     return tell
 
 
-class BearerGate:
-    """Lets in requests that bear a good token, and answers the others itself."""
-
-    def __init__(self, app: Asgi, verify: Verify) -> None:
-        self._app = app
-        self._verify = verify
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._is_good(dict(scope["headers"]).get(b"authorization", b"")):
-            await self._app(scope, receive, send)
-            return
-        headers = [(b"www-authenticate", b'Bearer realm="mulligan"'), (b"content-type", b"application/json")]
-        await send({"type": "http.response.start", "status": 401, "headers": headers})
-        await send({"type": "http.response.body", "body": b'{"error":"unauthorized"}'})
-
-    def _is_good(self, header: bytes) -> bool:
-        scheme, _, token = header.partition(b" ")
-        return scheme.lower() == b"bearer" and self._verify(token.strip().decode("utf-8", "replace"))
-
-
-def one_of(tokens: frozenset[str]) -> Verify:
-    """A token is good if it is one of these, found out in a time that tells nothing."""
-    raw = [token.encode("utf-8") for token in tokens]
-
-    def verify(token: str) -> bool:
-        given = token.encode("utf-8")
-        return sum(hmac.compare_digest(given, one) for one in raw) > 0
-
-    return verify
-
-
 def make_app(
     toolbox: Caller,
     sets: tuple[str, ...],
     *,
     host: str = "127.0.0.1",
-    verify: Verify | None = None,
+    asking: Asking | None = None,
     table: Table | None = None,
 ) -> Asgi:
-    """The ASGI application, with MCP at /mcp. Refuses a public address without tokens."""
-    if host not in LOOPBACK and verify is None:
-        raise fault("bad_usage", f"{host} can be reached by others; give --token-file, or a loopback address.")
+    """The ASGI application, with MCP at /mcp. Refuses a public address unless clients are asked who they are."""
+    if host not in LOOPBACK and asking is None:
+        words = f"{host} can be reached by others; give --require-token or --token-file, or a loopback address."
+        raise fault("bad_usage", words)
     app: Starlette = HttpTools(toolbox, sets, table or read_table()).server.streamable_http_app(
         streamable_http_path="/mcp",
         max_request_body_size=BODY_MAX_BYTES,
         transport_security=_security(host),
         host=host,
     )
-    return app if verify is None else BearerGate(app, verify)
+    return app if asking is None else BearerAuth(app, keys=asking.keys, tokens=asking.tokens)
 
 
 def _security(host: str) -> TransportSecuritySettings:
@@ -211,14 +182,19 @@ def _security(host: str) -> TransportSecuritySettings:
     )
 
 
-def serve_http(workspace: Workspace, asked: Asked, where: tuple[str, int], *, tokens: frozenset[str]) -> None:
-    """Until interrupted. Says on stderr where it listens."""
+def serve_http(workspace: Workspace, asked: Asked, where: tuple[str, int], *, keys: StaticKeys | None) -> None:
+    """Until interrupted. Says on stderr where it listens.
+
+    With `keys`, clients must bear one of them, or a token of this store; without, anyone may come.
+    """
     import uvicorn
 
+    ledger = workspace.desk.ledger
+    asking = None if keys is None else Asking(keys, Tokens(ledger.store, ledger.journal, clock=ledger.clock))
     toolbox = toolbox_of(workspace, asked)
     host, port = where
     try:
-        app = make_app(toolbox, asked.sets, host=host, verify=one_of(tokens) if tokens else None)
+        app = make_app(toolbox, asked.sets, host=host, asking=asking)
         uvicorn.run(app, host=host, port=port, log_level="info", access_log=False)
     finally:
         toolbox.close()

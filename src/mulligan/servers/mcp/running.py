@@ -37,7 +37,7 @@ class Running:
             self.cancelled = True
             call = self._call
         if call is not None:
-            _kill_commands(call)
+            kill_commands(call)
         return True
 
     def settle(self) -> bool:
@@ -54,7 +54,7 @@ class Running:
                 raise Cancelled
 
 
-def _kill_commands(call: str) -> None:
+def kill_commands(call: str) -> None:
     """End the commands of a call: they and all they started carry its id in their environment."""
     mark = f"{CALL_VARIABLE}={call}\0".encode()
     for name in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):

@@ -77,6 +77,9 @@ def _by_handle(number: int) -> list[_Instruction]:
 def _stop_at(call: Call, number: int) -> list[_Instruction]:
     if not number:
         return []
+    if call.does is Does.CONNECT and call.path:  # without an address it goes where it was connected to before
+        addressed = [_load(_argument(call.path)), (_JUMP_ANY_BIT, 0, 1, 0xFFFFFFFF), _return(_NOTIFY)]
+        return _when(number, [*addressed, _return(_ALLOW)])
     if call.does is not Does.OPEN or call.flags is None:  # openat2's flags are in memory, which BPF cannot read
         return _when(number, [_return(_NOTIFY)])
     only_writing = [_load(_argument(call.flags)), (_JUMP_ANY_BIT, 0, 1, WRITE_FLAGS), _return(_NOTIFY)]

@@ -25,6 +25,8 @@ class Caught:
     coverage: Coverage = ()
     stops: int = 0
     attribution: Attribution = "call"
+    shared: frozenset[bytes] = frozenset()
+    """of `touched`, what somebody else has changed as well while the command ran"""
     moved_away: frozenset[bytes] = frozenset()
     """folders that the watcher saw leave: whatever the baseline knows below them is touched too"""
 
@@ -78,8 +80,12 @@ class Notify:
 
     def end(self) -> Caught:
         assert self._supervisor is not None
-        self._supervisor.join()
-        return Caught(self._supervisor.touched, self._supervisor.coverage(), self._supervisor.stops)
+        try:
+            self._supervisor.join()
+            touched, shared = self._supervisor.touched, self._supervisor.shared()
+            return Caught(touched, self._supervisor.coverage(), self._supervisor.stops, shared=shared)
+        finally:
+            self._supervisor.close()
 
 
 class Bare:

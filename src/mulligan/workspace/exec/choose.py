@@ -4,34 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from mulligan.values.refusal import Refused
-from mulligan.workspace.exec.capture import Baseline, Capture, Notify, StrategyName
+from mulligan.workspace.exec.capture import Capture, Notify, StrategyName
 from mulligan.workspace.exec.command import Command
 from mulligan.workspace.exec.ledger import Witness
 from mulligan.workspace.exec.output import Sink
 from mulligan.workspace.exec.overlay import Overlay
 from mulligan.workspace.exec.pump import Handle
 from mulligan.workspace.exec.run import Ran, run
-from mulligan.workspace.exec.scan import Scan, StatIndex
-from mulligan.workspace.exec.watch import Watch, Watcher
+from mulligan.workspace.exec.scan import Scan
+
+WindowName: TypeAlias = Literal["watch", "scan"]
 
 
-@dataclass(slots=True)
+def _nothing_to_catch_with(name: str) -> Refused:
+    return Refused("error", "unsupported_strategy", f"There is nothing to catch changes by {name} with.", strategy=name)
+
+
+def _plain(name: WindowName) -> Capture:
+    """Tells what changed; what was there before, nobody has kept."""
+    if name == "scan":
+        return Scan()
+    raise _nothing_to_catch_with(name)
+
+
+@dataclass(slots=True, frozen=True)
 class Means:
-    """What there is to catch changes with. A watcher and an index are kept between commands by the root's owner."""
+    """What there is to catch changes with."""
 
     witness: Witness
-    baseline: Baseline | None = None
-    watcher: Watcher | None = None
-    index: StatIndex | None = None
-    take_index: Callable[[], StatIndex] | None = None
-    """looks at everything, the baseline with it; asked only by a way that needs it"""
-
-    def indexed(self) -> StatIndex | None:
-        if self.index is None and self.take_index is not None:
-            self.index = self.take_index()
-        return self.index
+    window: Callable[[WindowName], Capture] = _plain
+    """the ways that see a window of time, as whoever keeps what was there before has them"""
+    is_watching: bool = False
+    """a watcher is running already, so that `watch` costs less than a scan"""
 
 
 def run_caught(
@@ -47,7 +54,7 @@ def run_caught(
     """Run by the way asked for, else the best this machine has: `notify`, `watch`, `scan`; to isolate, `overlay`.
 
     A way that was asked for and cannot be had is `unsupported_strategy`; otherwise the next is tried, with the reason.
-    The capture holds what is particular to it (`Overlay.changes`, `Scan.after`).
+    The capture holds what is particular to it (`Overlay.changes`).
     """
     refused = ""
     for name, why in _candidates(means, strategy, isolate=isolate):
@@ -69,7 +76,7 @@ def _candidates(means: Means, strategy: StrategyName | None, *, isolate: bool) -
     if isolate:
         return [("overlay", "isolation asked for")]
     found: list[tuple[StrategyName, str]] = [("notify", "default on Linux")]
-    if means.watcher is not None:
+    if means.is_watching:
         found.append(("watch", "a watcher is running"))
     return [*found, ("scan", "works everywhere")]
 
@@ -79,8 +86,6 @@ def _capture(name: StrategyName, means: Means) -> Capture:
         return Notify(means.witness)
     if name == "overlay":
         return Overlay()
-    if name == "watch" and means.watcher is not None:
-        return Watch(means.watcher, baseline=means.baseline, index=means.indexed())
-    if name == "scan":
-        return Scan(means.baseline, means.indexed())
-    raise Refused("error", "unsupported_strategy", f"There is nothing to catch changes by {name} with.", strategy=name)
+    if name == "watch" or name == "scan":
+        return means.window(name)
+    raise _nothing_to_catch_with(name)

@@ -62,7 +62,7 @@ def command(
 
 def allowed_environment(whole: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
     """The part of an environment that a command sees without being given it: no tokens, no keys."""
-    return {k: v for k, v in whole.items() if k in _ENV_NAMES or k.startswith(_ENV_PREFIX)}
+    return {k: whole[k] for k in whole if k in _ENV_NAMES or k.startswith(_ENV_PREFIX)}
 
 
 def is_inside(path: bytes, root: bytes) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum, auto
 from typing import Protocol
 
@@ -93,6 +93,15 @@ class Ledger:
         if old == new or (new is not None and new not in self.touched and look(new) is not None):
             return
         self._tell([path for path in (old, new) if path is not None and path not in self.touched])
+
+    def leaving(self, old: bytes) -> None:
+        """It may go somewhere we could not find."""
+        if old in self.touched or look(old) is not None:
+            self._whole(old, list(below(old)))
+
+    def late(self, paths: Iterable[bytes]) -> None:
+        """Names that were bound to fail, and are there after all: the command's, where nothing can have been before."""
+        self.touched.update(path for path in paths if path not in self.touched and self._was_not_there(path))
 
     def renamed(self, old: bytes, new: bytes, *, inside: tuple[bool, bool]) -> None:
         """Both names change (or change places), and with a folder everything below it.

@@ -21,6 +21,8 @@ from collections.abc import Callable
 from mulligan.values.faults import MulliganError, fault
 from mulligan.values.refusal import Refused
 from mulligan.workspace.exec import kernel
+from mulligan.workspace.exec.beyond import Beyond, internet_address, unix_name
+from mulligan.workspace.exec.bystanders import Bystanders, Deed
 from mulligan.workspace.exec.ledger import Ledger, Witness, look
 from mulligan.workspace.exec.resolve import AT_FDCWD, Refuse, Resolver
 from mulligan.workspace.exec.syscalls import CALLS, CWD, Call, Does
@@ -40,7 +42,6 @@ _AT_EMPTY_PATH = 0x1000
 _RENAME_NOREPLACE = 1
 _OPEN_HOW = struct.Struct("=QQQ")
 _SOCKADDR_MAX_BYTES = 110
-_AF_UNIX = 1
 _JOIN_S = 10.0
 _O_TMPFILE = getattr(os, "O_TMPFILE", 0)
 
@@ -58,7 +59,9 @@ class Supervisor:
         self._handlers = self._table()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._coverage: dict[bytes, str] = {}
+        self._bystanders = Bystanders()
+        self._beyond = Beyond()
+        self._names_outside: set[bytes] = set()
         self.stops = 0
 
     @property
@@ -67,8 +70,13 @@ class Supervisor:
 
     def coverage(self) -> tuple[tuple[bytes, str], ...]:
         """What may have changed and was not captured, with the reason."""
-        found = self._coverage | dict.fromkeys(self._ledger.unsure, "hard_link")
-        return tuple(sorted((found | dict.fromkeys(self._resolver.foreign, "other_mounts")).items()))
+        linked = dict.fromkeys(self._ledger.unsure | self._names_outside, "hard_link")
+        mounted = dict.fromkeys(self._resolver.foreign, "other_mounts")
+        return tuple(sorted((self._beyond.coverage() | linked | mounted).items()))
+
+    def shared(self) -> frozenset[bytes]:
+        """Touched paths that somebody else has changed too, while the command ran."""
+        return self._bystanders.were_at(self.touched)
 
     def start(self, listener: int) -> None:
         self._thread = threading.Thread(target=self._serve, args=(listener,), name="mulligan-notify", daemon=True)
@@ -78,10 +86,19 @@ class Supervisor:
         """Wait for the last answer. Raises what broke the supervisor, if anything did."""
         if self._thread is not None:
             self._thread.join(_JOIN_S)
+            self._add_late(self._resolver.late())
             if self._thread.is_alive():
                 raise fault("internal", "The command still waits for an answer after all its processes ended.")
         if self._failure is not None:
             raise self._failure
+
+    def _add_late(self, paths: list[bytes]) -> None:
+        self._ledger.late(paths)
+        for path in paths:
+            self._bystanders.forgive(path)
+
+    def close(self) -> None:
+        self._bystanders.close()
 
     def _serve(self, listener: int) -> None:
         """Whatever ends this, the listener closes, and with it the command's power to change anything."""
@@ -138,6 +155,7 @@ class Supervisor:
             Does.LINK: self._on_link,
             Does.MODIFY_OPEN: self._on_modify_open,
             Does.BIND: self._on_bind,
+            Does.CONNECT: self._on_connect,
         }
         numbered = ((call.number(kernel.MACHINE), call) for call in CALLS)
         return {number: makers[call.does](call) for number, call in numbered if number}
@@ -153,9 +171,13 @@ class Supervisor:
                 return None
             if not self._resolver.inside(path):
                 return self._outside(path)
-            return lambda: self._ledger.opened(path, flags)
+            return lambda: self._opened(path, flags)
 
         return handle
+
+    def _opened(self, path: bytes, flags: int) -> None:
+        self._bystanders.expect(path, Deed.WRITTEN, *((Deed.CREATED,) if flags & os.O_CREAT else ()))
+        self._ledger.opened(path, flags)
 
     def _open_flags(self, call: Call, pid: int, arguments: Arguments) -> int:
         if call.flags is not None:
@@ -166,6 +188,7 @@ class Supervisor:
 
     def _outside(self, path: bytes) -> Act | None:
         """Not ours, unless it is another name of a file of ours: that we can say, not undo."""
+        self._beyond.may_change(path)
         status = look(path)
         if (
             status is not None
@@ -173,20 +196,20 @@ class Supervisor:
             and status.st_dev == self._device
             and stat.S_ISREG(status.st_mode)
         ):
-            self._coverage[path] = "hard_link"
+            self._names_outside.add(path)
         return None
 
     def _on_create(self, call: Call) -> Handler:
         def handle(pid: int, arguments: Arguments) -> Act | None:
             path = self._path(call, pid, arguments, follow=False)
-            return self._inside(path, self._ledger.created)
+            return self._inside(path, self._ledger.created, Deed.CREATED)
 
         return handle
 
     def _on_remove(self, call: Call) -> Handler:
         def handle(pid: int, arguments: Arguments) -> Act | None:
             path = self._path(call, pid, arguments, follow=False)
-            return self._inside(path, self._ledger.removed)
+            return self._inside(path, self._ledger.removed, Deed.REMOVED)
 
         return handle
 
@@ -212,15 +235,26 @@ class Supervisor:
         def handle(pid: int, arguments: Arguments) -> Act | None:
             old = self._path(call, pid, arguments, follow=False)
             new = self._target(call, pid, arguments)
+            if old is not None and new is None and self._resolver.inside(old):
+                return lambda: self._ledger.leaving(old)
             if old is None or new is None or old == new:
                 return None
             flags = arguments[call.flags] if call.flags is not None else 0
             inside = (self._resolver.inside(old), self._resolver.inside(new))
+            for path in (path for path, is_ours in zip((old, new), inside, strict=True) if not is_ours):
+                self._beyond.may_change(path)
             if not any(inside) or (flags & _RENAME_NOREPLACE and look(new) and new not in self._ledger.touched):
                 return None
-            return lambda: self._ledger.renamed(old, new, inside=inside)
+            return lambda: self._renamed(old, new, inside)
 
         return handle
+
+    def _renamed(self, old: bytes, new: bytes, inside: tuple[bool, bool]) -> None:
+        if all(inside):
+            self._bystanders.expect_move(old, new)
+        else:
+            self._bystanders.forgive(new if inside[1] else old)
+        self._ledger.renamed(old, new, inside=inside)
 
     def _on_link(self, call: Call) -> Handler:
         def handle(pid: int, arguments: Arguments) -> Act | None:
@@ -228,24 +262,52 @@ class Supervisor:
             old = self._path_or_descriptor(call, pid, arguments, follow=bool(flags & _AT_SYMLINK_FOLLOW))
             new = self._target(call, pid, arguments)
             ours = [path if path is not None and self._resolver.inside(path) else None for path in (old, new)]
-            return None if ours == [None, None] else lambda: self._ledger.linked(*ours)
+            return None if ours == [None, None] else lambda: self._linked(*ours)
 
         return handle
+
+    def _linked(self, old: bytes | None, new: bytes | None) -> None:
+        if new is not None:
+            self._bystanders.expect(new, Deed.CREATED)
+        self._ledger.linked(old, new)
 
     def _on_bind(self, call: Call) -> Handler:
         def handle(pid: int, arguments: Arguments) -> Act | None:
-            address = self._read(pid, arguments[1], min(arguments[2], _SOCKADDR_MAX_BYTES))
-            name = address[2:].split(b"\0", 1)[0]
-            if len(address) < 3 or int.from_bytes(address[:2], "little") != _AF_UNIX or not name:
+            raw = self._read(pid, arguments[1], min(arguments[2], _SOCKADDR_MAX_BYTES))
+            name = unix_name(raw)
+            if name is None or name.startswith(b"@"):
+                self._beyond.bound(name or (internet_address(raw) or (b"", ""))[0])
                 return None
-            return self._inside(self._resolver.name(pid, AT_FDCWD, name, follow=False), self._ledger.created)
+            path = self._resolver.name(pid, AT_FDCWD, name, follow=False)
+            self._beyond.bound(path or name)
+            return self._inside(path, self._ledger.created, Deed.CREATED)
 
         return handle
 
-    def _inside(self, path: bytes | None, then: Callable[[bytes], None]) -> Act | None:
-        if path is None or not self._resolver.inside(path):
+    def _on_connect(self, call: Call) -> Handler:
+        def handle(pid: int, arguments: Arguments) -> Act | None:
+            size = min(arguments[call.path + 1], _SOCKADDR_MAX_BYTES)
+            raw = self._read(pid, arguments[call.path], size)
+            name = unix_name(raw)
+            if name is not None and not name.startswith(b"@"):
+                name = self._resolver.name(pid, AT_FDCWD, name, follow=True)
+                name = None if name is None or look(name) is None else name
+            found = (name, "other_daemon") if name is not None else internet_address(raw)
+            return None if found is None else lambda: self._beyond.connected(*found)
+
+        return handle
+
+    def _inside(self, path: bytes | None, then: Callable[[bytes], None], *deeds: Deed) -> Act | None:
+        if path is None:
             return None
-        return lambda: then(path)
+        if not self._resolver.inside(path):
+            self._beyond.may_change(path)
+            return None
+        return lambda: self._change(path, then, deeds)
+
+    def _change(self, path: bytes, then: Callable[[bytes], None], deeds: tuple[Deed, ...]) -> None:
+        self._bystanders.expect(path, *deeds)
+        then(path)
 
     def _path(self, call: Call, pid: int, arguments: Arguments, *, follow: bool) -> bytes | None:
         dirfd = AT_FDCWD if call.dirfd == CWD else arguments[call.dirfd] & 0xFFFFFFFF

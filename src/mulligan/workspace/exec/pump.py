@@ -97,9 +97,15 @@ class Pump:
         self._received = received
         self._give_up_at: float | None = None
         self._all_gone = False
+        self._tended: dict[int, Callable[[], None]] = {}
         self.ending = Ending()
         self._poller = select.poll()
         self._listen(spawned)
+
+    def tend(self, fd: int, act: Callable[[], None]) -> None:
+        """Somebody else's descriptor, served along with the command's while it runs."""
+        self._tended[fd] = act
+        self._poller.register(fd, select.POLLIN)
 
     def run(self) -> Ending:
         """Until all is over. Whatever goes wrong here, the command is killed first and the error comes after."""
@@ -151,6 +157,8 @@ class Pump:
             self._hear()
         elif fd == self._handle.fileno():
             self._obey()
+        elif fd in self._tended:
+            self._tended[fd]()
         else:
             self._hear_from_itself()
 

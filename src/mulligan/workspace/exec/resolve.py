@@ -18,6 +18,7 @@ _DOTS = (b"", b".", b"..")
 _FD_FOLDER = re.compile(rb"/proc/(\d+)(?:/task/\d+)?/fd")
 _STANDARD = {b"stdin": b"0", b"stdout": b"1", b"stderr": b"2"}
 _DELETED = b" (deleted)"
+_MISSING_MAX = 10_000
 
 
 class Refuse(Exception):
@@ -29,7 +30,11 @@ class Refuse(Exception):
 
 
 class Resolver:
-    """Finds real paths for one root. `foreign` collects paths that other mounts hide from us."""
+    """Finds real paths for one root. `foreign` collects paths that other mounts hide from us.
+
+    `missing` collects names whose folder was not there: such a call fails, unless another process or thread of the
+    command makes the folder between our look and the kernel's.
+    """
 
     def __init__(self, root: bytes) -> None:
         self._root = root
@@ -39,6 +44,7 @@ class Resolver:
         self._device = os.stat(root).st_dev
         self._own_pid = b"%d" % os.getpid()
         self.foreign: set[bytes] = set()
+        self.missing: set[bytes] = set()
 
     def inside(self, path: bytes) -> bool:
         return path.startswith(self._prefix) or path == self._root
@@ -53,9 +59,22 @@ class Resolver:
             return self._folder(pid, start + raw)
         parent = self._folder(pid, start + head)
         if parent is None:
+            self._note_missing(start, raw)
             return None
         path = parent + last if parent == b"/" else b"%b/%b" % (parent, last)
         return self._followed(pid, parent, last, path) if follow else path
+
+    def _note_missing(self, start: bytes, raw: bytes) -> None:
+        if len(self.missing) < _MISSING_MAX:
+            try:
+                self.missing.add(os.path.join(os.readlink(start.rstrip(b"/")), raw))
+            except OSError:
+                return
+
+    def late(self) -> list[bytes]:
+        """The names whose folder was not there, and that are there now after all."""
+        found = [os.path.join(os.path.realpath(os.path.dirname(one)), os.path.basename(one)) for one in self.missing]
+        return [path for path in found if self.inside(path) and os.path.lexists(path)]
 
     def descriptor(self, pid: int, fd: int) -> bytes | None:
         """What an open descriptor stands for; None for pipes, sockets and deleted files."""

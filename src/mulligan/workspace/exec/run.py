@@ -19,8 +19,9 @@ from mulligan.workspace.exec.spawn import LAUNCHER, Extras, spawn
 class Ran:
     """What a command did. `exit_code` is -1 when a signal ended it (S1); `touched` are absolute real paths.
 
-    `attribution` is `call` when only the command can have touched them, `window` when anybody may have. `moved_away` is
-    only for `watch`: folders below which everything that was known is touched.
+    `attribution` is `call` when the command has touched them, `window` when anybody may have. `shared` are those that
+    somebody else has changed as well. `moved_away` is only for `watch`: folders below which everything that was known
+    is touched.
     """
 
     exit_code: int
@@ -30,6 +31,7 @@ class Ran:
     survivors_killed: int
     touched: frozenset[bytes]
     moved_away: frozenset[bytes]
+    shared: frozenset[bytes]
     attribution: Attribution
     strategy: StrategyName
     strategy_reason: str
@@ -71,6 +73,7 @@ def run(
         survivors_killed=ending.survivors,
         touched=caught.touched,
         moved_away=caught.moved_away,
+        shared=caught.shared,
         attribution=caught.attribution,
         strategy=capture.name,
         strategy_reason=reason,
@@ -85,7 +88,10 @@ def _pump(
 ) -> Ending:
     spawned = spawn(command, extras)
     fed = command.stdin or b""
-    return Pump(spawned, sink, stdin=fed, deadline=deadline, handle=handle, received=capture.received).run()
+    pump = Pump(spawned, sink, stdin=fed, deadline=deadline, handle=handle, received=capture.received)
+    if extras.tended is not None:
+        pump.tend(*extras.tended)
+    return pump.run()
 
 
 _SANDBOX_STEPS = frozenset({"sandbox", "network"})

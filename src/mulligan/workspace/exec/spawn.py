@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +28,11 @@ class Extras:
     program_without_sockets: bytes | None = None
     """in place of `program` where the machine gives no network namespace"""
     listens: bool = False
+    mark: int = -1
+    """a descriptor into which the moment of the last process's end is written, should nobody else be there to know"""
     confinement: dict[str, Any] = field(default_factory=dict)
+    tended: tuple[int, Callable[[], None]] | None = None
+    """a descriptor of ours, and what to do whenever it can be read while the command runs"""
 
 
 class Launcher:
@@ -167,7 +172,7 @@ def spawn(command: Command, extras: Extras) -> Spawned:
         channel, ordered = LAUNCHER.take()
         spawned = Spawned(channel, None, _order(command, extras), given, *kept)
         try:
-            wire.send(channel, (linger_s, extras.confinement))
+            wire.send(channel, (linger_s, extras.confinement), (extras.mark,) if extras.mark >= 0 else ())
             if extras.confinement:
                 ordered.close()
             else:

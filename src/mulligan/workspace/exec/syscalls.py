@@ -1,6 +1,7 @@
 """Every system call that changes a file system by name, as a table: its numbers and where its names are.
 
-The filter stops exactly these; the supervisor reads exactly these arguments. What works on a descriptor that was opened
+So is every one by which it may speak to somebody else who does. The filter stops exactly these; the supervisor reads
+exactly these arguments. What works on a descriptor that was opened
 for writing (write, ftruncate, mmap, copy_file_range, ioctl FICLONE) is not here: opening it was the stop.
 """
 
@@ -28,6 +29,8 @@ class Does(Enum):
     """changes what a descriptor stands for, however it was opened"""
     BIND = auto()
     """makes a socket's file"""
+    CONNECT = auto()
+    """speaks to somebody else"""
 
 
 CWD = -1
@@ -96,6 +99,8 @@ CALLS = (
     Call("fremovexattr", 199, 16, Does.MODIFY_OPEN),
     Call("removexattrat", 466, 466, Does.MODIFY, dirfd=0, path=1, flags=2),
     Call("bind", 49, 200, Does.BIND, path=1),
+    Call("connect", 42, 203, Does.CONNECT, path=1),
+    Call("sendto", 44, 206, Does.CONNECT, path=4),
 )
 
 IO_URING_SETUP = 425

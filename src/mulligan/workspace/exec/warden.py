@@ -50,7 +50,7 @@ def serve(channel: socket.socket, ordered: socket.socket) -> None:
     received = wire.receive(channel)
     if received is None:
         return  # nobody wants it any more; the waiting process sees its own channel close
-    linger_s, confinement = received[0]
+    (linger_s, confinement), marks = received
     if confinement:
         _end(pid)
         try:
@@ -58,7 +58,7 @@ def serve(channel: socket.socket, ordered: socket.socket) -> None:
         except confine.StepFailed as failure:
             wire.send(channel, ("failed", failure.step, failure.errno))
             return
-    Watch(channel, pid, linger_s).until_all_are_gone()
+    Watch(channel, pid, linger_s, marks).until_all_are_gone()
 
 
 def _ignore(_signal: int, _frame: object) -> None:
@@ -166,8 +166,9 @@ def _install(program: bytes, flags: int) -> int:
 class Watch:
     """Waits for the command and all its descendants, passing on orders from the channel."""
 
-    def __init__(self, channel: socket.socket, main_pid: int, linger_s: float | None) -> None:
+    def __init__(self, channel: socket.socket, main_pid: int, linger_s: float | None, marks: list[int]) -> None:
         self._channel = channel
+        self._marks = marks
         self._main_pid = main_pid
         self._linger_s = linger_s
         self._main_running = True
@@ -190,7 +191,12 @@ class Watch:
                     self._obey()
             if self._killing or (self._kill_at is not None and time.monotonic() >= self._kill_at):
                 self._kill()
-        wire.send(self._channel, ("gone", self._status, self._survivors))
+        for mark in self._marks:
+            os.pwrite(mark, b"%d" % time.clock_gettime_ns(time.CLOCK_REALTIME), 0)
+        try:
+            wire.send(self._channel, ("gone", self._status, self._survivors))
+        except (BrokenPipeError, ConnectionResetError):
+            return  # nobody is there to hear it
 
     def _reap(self) -> bool:
         """Collect everyone who ended; False when nobody is left."""

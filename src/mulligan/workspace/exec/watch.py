@@ -8,8 +8,6 @@ only a scan can tell. The other names of a hard-linked file and late mmap stores
 from __future__ import annotations
 
 import os
-import select
-import struct
 import threading
 from dataclasses import dataclass
 
@@ -17,17 +15,29 @@ from mulligan.values.faults import fault_of_os_error
 from mulligan.workspace.exec import kernel
 from mulligan.workspace.exec.capture import Baseline, Caught, StrategyName, without_baseline
 from mulligan.workspace.exec.command import Command
+from mulligan.workspace.exec.inotify import (
+    ATTRIB,
+    CLOSE_WRITE,
+    CREATE,
+    DELETE,
+    DO_NOT_FOLLOW,
+    EXCLUDE_UNLINKED,
+    IGNORED,
+    IS_FOLDER,
+    MODIFY,
+    MOVED_FROM,
+    MOVED_TO,
+    ONLY_FOLDERS,
+    OVERFLOW,
+    events_in,
+)
 from mulligan.workspace.exec.ledger import below
 from mulligan.workspace.exec.scan import StatIndex
 from mulligan.workspace.exec.spawn import Extras
 
-_MODIFY, _ATTRIB, _CLOSE_WRITE, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x2, 0x4, 0x8, 0x40, 0x80, 0x100, 0x200
-_OVERFLOW, _IGNORED, _IS_FOLDER = 0x4000, 0x8000, 0x40000000
-_ONLY_FOLDERS, _DO_NOT_FOLLOW, _EXCLUDE_UNLINKED = 0x01000000, 0x02000000, 0x04000000
-_MASK = _MODIFY | _ATTRIB | _CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE
-_HOW = _ONLY_FOLDERS | _DO_NOT_FOLLOW | _EXCLUDE_UNLINKED
+_MASK = MODIFY | ATTRIB | CLOSE_WRITE | MOVED_FROM | MOVED_TO | CREATE | DELETE
+_HOW = ONLY_FOLDERS | DO_NOT_FOLLOW | EXCLUDE_UNLINKED
 
-_EVENT = struct.Struct("=iIII")
 _READ_BYTES = 1 << 18
 
 
@@ -85,36 +95,29 @@ class Watcher:
                 data = os.read(self._fd, _READ_BYTES)
             except BlockingIOError:
                 return
-            self._read_events(data)
-
-    def _read_events(self, data: bytes) -> None:
-        at = 0
-        while at < len(data):
-            watch, mask, _, length = _EVENT.unpack_from(data, at)
-            at += _EVENT.size
-            self._note(watch, mask, data[at : at + length].rstrip(b"\0"))
-            at += length
+            for watch, mask, name in events_in(data):
+                self._note(watch, mask, name)
 
     def _note(self, watch: int, mask: int, name: bytes) -> None:
-        if mask & _OVERFLOW:
+        if mask & OVERFLOW:
             self._overflowed = True
             return
         folder = self._paths.get(watch)
         if folder is None:
             return  # of a folder that moved away; its new place was read whole
-        if mask & _IGNORED:
+        if mask & IGNORED:
             self._forget(watch, folder)
             return
         path = folder + b"/" + name if name else folder
         self._dirty.add(path)
-        if mask & _IS_FOLDER and name:
+        if mask & IS_FOLDER and name:
             self._note_folder(path, mask)
 
     def _note_folder(self, path: bytes, mask: int) -> None:
-        if mask & _MOVED_FROM:
+        if mask & MOVED_FROM:
             self._moved_away.add(path)
             self._drop_tree(path)
-        elif mask & (_CREATE | _MOVED_TO) and path not in self._skip:
+        elif mask & (CREATE | MOVED_TO) and path not in self._skip:
             try:
                 self._add_tree(path)
             except OSError:
@@ -169,26 +172,17 @@ class Watch:
         self._watcher = watcher
         self._baseline = baseline
         self._index = index
-        self._stop, self._stopper = -1, -1
-        self._drainer: threading.Thread | None = None
         self.changed_before = Dirty()
         """what changed before the command began: not its doing"""
 
     def begin(self, command: Command) -> Extras:
         self.changed_before = self._watcher.take()
-        self._stop, self._stopper = os.pipe2(os.O_CLOEXEC)
-        self._drainer = threading.Thread(target=self._keep_draining, name="mulligan-watch", daemon=True)
-        self._drainer.start()
-        return Extras()
+        return Extras(tended=(self._watcher.fileno(), self._watcher.drain))
 
     def received(self, word: str, fds: list[int]) -> None:
         raise AssertionError(word)
 
     def end(self) -> Caught:
-        assert self._drainer is not None
-        os.close(self._stopper)
-        self._drainer.join()
-        os.close(self._stop)
         dirty = self._watcher.take()
         if not dirty.overflowed:
             return self._caught(dirty.paths, dirty.moved_away)
@@ -203,10 +197,3 @@ class Watch:
         if self._index is None:
             return Caught(dirty.paths, ((root, "watch_overflow"),), attribution="window")
         return self._caught(dirty.paths | self._index.again().touched_since(self._index), dirty.moved_away)
-
-    def _keep_draining(self) -> None:
-        poller = select.poll()
-        poller.register(self._watcher, select.POLLIN)
-        poller.register(self._stop, select.POLLHUP)
-        while all(fd != self._stop for fd, _ in poller.poll()):
-            self._watcher.drain()

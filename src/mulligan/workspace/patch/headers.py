@@ -62,6 +62,28 @@ def git_header(names: bytes, facts: Mapping[bytes, bytes], strip: int) -> Header
     return Header(action, old, new, before, after)
 
 
+def begins_another(names: bytes, facts: Mapping[bytes, bytes], pair: tuple[bytes, bytes], strip: int) -> bool:
+    """Whether a `---`, `+++` pair below a git header is the next file's, not part of it.
+
+    It is when the header says all there is to say of its own files and the pair names neither. Git gives the mode of
+    the one file to the other there, and finds fault with a rename; either way the first file would be lost.
+    """
+    action = _git_action(facts)
+    if action == "modify" and b"new mode " not in facts:
+        return False
+    own = _moved(action, facts, strip) if action in ("rename", "copy") else (_shared(names, strip),)
+    others = [_side(line, None, strip) for line in pair]
+    if (action == "create" and others[0] is None) or (action == "delete" and others[1] is None):
+        return False
+    known = {name.text for name in own if name is not None}
+    return bool(known) and known.isdisjoint(name.text for name in others if name is not None)
+
+
+def _shared(names: bytes, strip: int) -> Named | None:
+    name = _shared_name(names, strip)
+    return None if name is None else named(name, strip)
+
+
 def _git_action(facts: Mapping[bytes, bytes]) -> Action:
     signs: dict[Action, bool] = {
         "create": b"new file mode " in facts or _name_of(facts.get(b"--- ")) == DEV_NULL,
@@ -112,10 +134,10 @@ def _stayed(action: Action, default: bytes | None, facts: Mapping[bytes, bytes],
     old, new = (_side(facts.get(key), default, strip) for key in (b"--- ", b"+++ "))
     if action == "create":
         _check_missing(facts.get(b"--- "))
-        return None, _told(new)
+        return None, _agreed(new, default, strip)
     if action == "delete":
         _check_missing(facts.get(b"+++ "))
-        return _told(old), None
+        return _agreed(old, default, strip), None
     if _told(old).text != _told(new).text:
         raise unreadable("Two names for one file, and no rename.")
     return old, new
@@ -124,6 +146,13 @@ def _stayed(action: Action, default: bytes | None, facts: Mapping[bytes, bytes],
 def _check_missing(text: bytes | None) -> None:
     if text is not None and _name_of(text) != DEV_NULL:
         raise unreadable("The missing side of a new or deleted file is /dev/null.")
+
+
+def _agreed(name: Named | None, default: bytes | None, strip: int) -> Named:
+    """The name of a file that comes or goes, which the first line of its header has to give too."""
+    if default is not None and named(default, strip).text != _told(name).text:
+        raise unreadable("A file header gives one file two names.")
+    return _told(name)
 
 
 def _told(name: Named | None) -> Named:

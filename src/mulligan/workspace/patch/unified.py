@@ -9,14 +9,22 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from mulligan.values.faults import fault
 from mulligan.values.paths import RepoPath
 from mulligan.workspace.lines import split_lines
-from mulligan.workspace.patch.headers import GIT_FACTS, Action, Header, git_header, plain_header, unreadable
+from mulligan.workspace.patch.headers import (
+    GIT_FACTS,
+    Action,
+    Header,
+    begins_another,
+    git_header,
+    plain_header,
+    unreadable,
+)
 from mulligan.workspace.patch.names import PatchName
 
 Reason = Literal[
@@ -114,7 +122,7 @@ class _Reader:
 
     def _git_section(self) -> FilePatch:
         names = _rest(self._take(), b"diff --git ")
-        facts = self._git_facts()
+        facts = self._git_facts(names)
         header = git_header(names, facts, self.strip)
         if self._peek().startswith((b"GIT binary patch", _NOTICE)):
             return self._binary_section(header)
@@ -122,13 +130,18 @@ class _Reader:
         complete = hunks or (b"--- " not in facts and _changes_alone(header))
         return _section(header, hunks if complete else (MalformedHunk(),))
 
-    def _git_facts(self) -> dict[bytes, bytes]:
+    def _git_facts(self, names: bytes) -> dict[bytes, bytes]:
         facts: dict[bytes, bytes] = {}
         while key := next((key for key in GIT_FACTS if self._peek().startswith(key)), None):
-            if key in facts or (key == b"--- " and not self._at_plain_header()):
+            if key in facts or (key == b"--- " and not self._continues(names, facts)):
                 break
             facts[key] = _rest(self._take(), key)
         return facts
+
+    def _continues(self, names: bytes, facts: Mapping[bytes, bytes]) -> bool:
+        """Whether the `---` line here belongs to the git header above it."""
+        pair = _rest(self._peek(), b"--- "), _rest(self._peek(1), b"+++ ")
+        return self._at_plain_header() and not begins_another(names, facts, pair, self.strip)
 
     def _binary_section(self, header: Header) -> FilePatch:
         while self._peek() and not self._peek().startswith(b"diff --git ") and not self._at_plain_header():

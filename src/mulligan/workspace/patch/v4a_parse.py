@@ -27,7 +27,7 @@ from mulligan.workspace.patch.hunks import Hunk, HunkLine, Op
 _BEGIN = "*** Begin Patch"
 _END = "*** End Patch"
 _END_OF_FILE = "*** End of File"
-_MOVE = "*** Move to: "
+_MOVE = "*** Move to:"
 _HEREDOC = re.compile(r"""(?:[\w./-]+[ \t]+)*<<-?[ \t]*(['"]?)(\w+)\1""")
 _HEADER = re.compile(r"\*\*\* (Add|Delete|Update) File: (.+)", re.DOTALL)
 _ENVIRONMENT = re.compile(r"\*\*\* Environment ID:\s*\S.*", re.DOTALL)
@@ -144,9 +144,8 @@ def _delete(section: _Section) -> Delete:
 
 def _update(section: _Section) -> Update:
     lines = section.lines
-    move_to = None
-    if lines and lines[0][1].startswith(_MOVE):
-        move_to = lines[0][1].rstrip(WHITE_SPACE).removeprefix(_MOVE)
+    move_to = _move_to(*lines[0]) if lines else None
+    if move_to is not None:
         lines = lines[1:]
     hunks = _hunks(lines)
     if not hunks and move_to is None:
@@ -154,6 +153,14 @@ def _update(section: _Section) -> Update:
             _fail(f"the update of {_shown(section.path)} has no hunks.", section.number)
         hunks = (Hunk((HunkLine(" ", ""),)),)  # a blank kept line, and nothing that changes
     return Update(section.path, move_to, hunks)
+
+
+def _move_to(number: int, line: str) -> str | None:
+    """The path that a `*** Move to:` line names; None for any other line."""
+    line = line.rstrip(WHITE_SPACE)
+    if line != _MOVE:
+        return line.removeprefix(_MOVE + " ") if line.startswith(_MOVE + " ") else None
+    _fail("*** Move to: names no path.", number)
 
 
 _PARSERS: dict[str, Callable[[_Section], Operation]] = {"Add": _add, "Delete": _delete, "Update": _update}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mulligan.values.clock import monotonic_s
 from mulligan.values.limits import BINARY_PROBE_BYTES
@@ -51,19 +51,19 @@ class Job:
 
 @dataclass(slots=True)
 class Selection:
-    """The files to search, in order, drawn one by one and remembered."""
+    """The files to search, in order, drawn one by one: those of a walk that are wanted, or just some."""
 
     source: Iterable[RepoPath]
-    drawn: list[RepoPath] = field(default_factory=list)
+    wants: Callable[[RepoPath], bool]
+    is_bounded: bool = False
+    """Whether a limit may end it before its source does."""
     _rest: Iterator[RepoPath] | None = None
 
     def __iter__(self) -> Iterator[RepoPath]:
         """Each file once, whoever asks: a second loop goes on where the first stopped."""
         if self._rest is None:
             self._rest = iter(self.source)
-        for path in self._rest:
-            self.drawn.append(path)
-            yield path
+        return self._rest
 
 
 def too_slow() -> Refused:

@@ -18,7 +18,7 @@ from mulligan.workspace.search.dialect import parse
 from mulligan.workspace.search.findings import Job, Line, Selection
 from mulligan.workspace.search.handles import Handles
 from mulligan.workspace.search.tree_cache import TreeCache
-from mulligan.workspace.search.walk import Walk
+from mulligan.workspace.search.walk import Walk, Ways
 
 Engine = Literal["ripgrep", "native"]
 
@@ -52,16 +52,11 @@ class _Asked:
 
 @dataclass(slots=True, frozen=True)
 class GrepResult:
-    """The matching lines by path bytes, then line. `truncated`: there are more, or a limit kept files unsearched.
-
-    `files_searched` counts up to the file that holds the last line looked at; binary and unreadable files count too.
-    """
+    """The matching lines by path bytes, then line. `truncated`: there are more, or a limit kept files unsearched."""
 
     lines: tuple[Line, ...]
     truncated: bool
     engine: Engine
-    files_searched: int
-    unreadable: tuple[RepoPath, ...] = ()
 
     @property
     def match_count(self) -> int:
@@ -81,11 +76,11 @@ def grep(root_fd: int, base: RepoPath, pattern: str, **options: Unpack[GrepOptio
     keeps = FileFilter.parse(asked.glob_filter)
     with refusing_bad_base(base):
         if not base_is_directory(root_fd, base):
-            return searching.among([base] if keeps.keeps(name_of(base)) else [], None)
+            return searching.among([base], None, wants=lambda path: keeps.keeps(name_of(path)))
         keeps = keeps.below(base)
-        walk = asked.cache.walk(root_fd, base, enters=keeps.enters)
+        walk = asked.cache.walk(root_fd, base, ways=Ways(keeps.enters))
     with walk:
-        result = searching.among(filter(keeps.keeps, walk), None if keeps.enters else walk)
+        result = searching.among(walk, None if keeps.enters else walk, wants=keeps.keeps)
         if walk.complete and keeps.enters is None:
             asked.cache.remember(root_fd, walk)
     return result
@@ -146,19 +141,15 @@ class _Searching:
     asked: _Asked
     job: Job
 
-    def among(self, paths: Iterable[RepoPath], walk: Walk | None) -> GrepResult:
+    def among(self, paths: Iterable[RepoPath], walk: Walk | None, *, wants: Callable[[RepoPath], bool]) -> GrepResult:
         budget = _Budget(self.job.root_fd, self.asked)
-        selection = Selection(budget.spend_on(paths))
+        source = filter(wants, paths)
+        if budget.is_limited:
+            source = filter(self.job.admits, source)  # what nobody may see must not use up what may be searched
+        selection = Selection(budget.spend_on(source), wants, is_bounded=budget.is_limited)
         engine, found = self._run(selection, walk)
-        more = len(found) > self.asked.max_results
-        searched = selection.drawn.index(found[-1].path) + 1 if more else len(selection.drawn)
-        return GrepResult(
-            lines=tuple(found[: self.asked.max_results]),
-            truncated=more or budget.exhausted,
-            engine=engine,
-            files_searched=searched,
-            unreadable=tuple(walk.unreadable) if walk else (),
-        )
+        truncated = len(found) > self.asked.max_results or budget.exhausted
+        return GrepResult(tuple(found[: self.asked.max_results]), truncated, engine)
 
     def _run(self, selection: Selection, walk: Walk | None) -> tuple[Engine, list[Line]]:
         program = ripgrep.find_ripgrep() if self.asked.engine != "native" else None
@@ -178,9 +169,13 @@ class _Budget:
         self._bytes = asked.max_scan_bytes
         self.exhausted = False
 
+    @property
+    def is_limited(self) -> bool:
+        return self._files is not None or self._bytes is not None
+
     def spend_on(self, paths: Iterable[RepoPath]) -> Iterator[RepoPath]:
         """The paths, until one is more than is left."""
-        if self._files is None and self._bytes is None:
+        if not self.is_limited:
             yield from paths
             return
         with Handles(self._root_fd) as handles:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TypeAlias
@@ -112,17 +112,19 @@ class _Index:
         elif len(sources) < WILDCARD_RULES_MAX and (source := _source(rule, prefix)) is not None:
             sources[number] = source
 
-    def mentions(self, names: Sequence[bytes], directory: bytes) -> Iterator[int]:
+    def mentions(self, names: Sequence[bytes], directory: bytes) -> list[int]:
         """Which of the names of a directory some rule matches, by their places. One pass, for whole listings."""
         known, endings, match = self._names, self._endings, self._name_match
+        found: list[int] = []
         if self._name_numbers:
-            yield from (at for at, name in enumerate(names) if name in known or name.endswith(endings) or match(name))
+            found += [at for at, name in enumerate(names) if name in known or name.endswith(endings) or match(name)]
         elif known or endings:
-            yield from (at for at, name in enumerate(names) if name in known or name.endswith(endings))
-        if self._speaks_of(directory):
+            found += [at for at, name in enumerate(names) if name in known or name.endswith(endings)]
+        if self._path_starts and self._speaks_of(directory):
             paths, path_match = self._paths, self._path_match
             rels = (directory + name for name in names)
-            yield from (at for at, rel in enumerate(rels) if rel in paths or path_match(rel))
+            found += [at for at, rel in enumerate(rels) if rel in paths or path_match(rel)]
+        return found
 
     def _speaks_of(self, directory: bytes) -> bool:
         """Whether a rule about paths may match inside the directory, by the part before its first wildcard."""
@@ -192,7 +194,7 @@ class RuleFile:
         number = (self._for_dirs if is_dir else self._for_files).last(name, path[self._base_length :])
         return None if number < 0 else not self._rules[number].negated
 
-    def mentions(self, names: Sequence[bytes], prefix: bytes) -> Iterator[int]:
+    def mentions(self, names: Sequence[bytes], prefix: bytes) -> list[int]:
         """The places of the names, of the directory with this prefix, that some rule may be about."""
         return self._for_dirs.mentions(names, prefix[self._base_length :])
 
@@ -235,7 +237,11 @@ class IgnoreRules:
             return entries, ()
         joined = "\0".join((*entries, "")).replace("/\0", "\0")
         names = joined.encode("utf-8", "surrogateescape").split(b"\0")[:-1]
-        suspects = {at for rules in (*self.own, *self.git, *self.exclude) for at in rules.mentions(names, self.prefix)}
+        suspects: set[int] = set()
+        for rules in (*self.own, *self.git, *self.exclude):
+            suspects.update(rules.mentions(names, self.prefix))
+        if not suspects:
+            return entries, ()
         out = {entries[at] for at in suspects if self.ignores(entries[at].rstrip("/"), entries[at][-1] == "/")}
         if not out:
             return entries, ()
@@ -243,7 +249,10 @@ class IgnoreRules:
 
     def child(self, name: str, sources: IgnoreSources = NO_SOURCES) -> IgnoreRules:
         """The rules inside the directory `name` of this one."""
-        return self._at(self.prefix + name.encode("utf-8", "surrogateescape") + b"/", sources)
+        prefix = self.prefix + name.encode("utf-8", "surrogateescape") + b"/"
+        if sources is NO_SOURCES:
+            return IgnoreRules(prefix, self.own, self.git, self.exclude)
+        return self._at(prefix, sources)
 
     def with_sources(self, sources: IgnoreSources) -> IgnoreRules:
         """The same directory with its ignore files read."""

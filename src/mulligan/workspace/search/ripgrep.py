@@ -1,79 +1,72 @@
 """The engine that runs ripgrep, and trusts it with nothing but speed.
 
 Ripgrep says where lines match; what is shown is read by us, through descriptors that follow no symlink, and a line that
-is not there as ripgrep saw it is searched again from our own descriptor. Ripgrep's ignore rules, which are not quite
-git's, its configuration, its idea of binary files and its transcoding are all switched off.
+is not there as ripgrep saw it is searched again from our own descriptor.
 
 Order and an early end go together so: the first files are handed over by name, and often they are enough. For the rest
-ripgrep walks by itself, which is faster than naming every file, and what we did not select is dropped.
+ripgrep walks by itself, which is faster than naming every file, and what we did not select is dropped. It sets out
+before we walk ourselves. If it is back soon, only the files it found something in are judged; if not, we walk too, and
+it is called back should it turn out that it went where it had no business.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import select
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
+from types import TracebackType
 
-from mulligan.values.faults import fault
-from mulligan.values.limits import BINARY_PROBE_BYTES, KIB_BYTES, MIB_BYTES
+from mulligan.values.limits import BINARY_PROBE_BYTES, KIB_BYTES
 from mulligan.values.paths import ROOT, RepoPath, path_bytes
-from mulligan.values.refusal import Refused
-from mulligan.workspace.search.findings import READ_AHEAD_BYTES, Job, Line, Selection, is_binary, shown_text, too_slow
+from mulligan.workspace.search.findings import READ_AHEAD_BYTES, Job, Line, Selection, is_binary, shown_text
 from mulligan.workspace.search.handles import Handles
-from mulligan.workspace.search.spelling import for_rust
+from mulligan.workspace.search.reach import Reach
+from mulligan.workspace.search.rg_process import COLUMNS_MAX, Hit, Hits, RipgrepRun, TooMuchOutput, find_ripgrep
 from mulligan.workspace.search.walk import Walk
+
+__all__ = ["find_ripgrep", "search"]
 
 FIRST_FILES = 128
 BATCH_FILES = 2_048
 BATCH_BYTES = 96 * KIB_BYTES
-OUTPUT_MAX_BYTES = 32 * MIB_BYTES
 PRUNED_MAX = 1_000
-COLUMNS_MAX = 1_000
-"""Longer lines are not printed; the place is enough."""
+PATIENCE_S = 0.4
+"""How long ripgrep goes alone. After that it may be somewhere where it had better not be, and we find out."""
 
 _PLAIN_PATH = re.compile(r"[\w./@+-]+", re.ASCII)
-
-_OPTIONS = (
-    "--no-config --no-ignore --hidden --no-follow --text --encoding=none --no-mmap --no-messages --no-pcre2 "
-    "--color=never --no-heading --with-filename --line-number --byte-offset --null --no-multiline --no-crlf "
-    f"--case-sensitive --regex-size-limit=1G --max-columns={COLUMNS_MAX}"
-).split()
-
-
-class Hit(NamedTuple):
-    """A matching line as ripgrep saw it. `text` may be a note that the line was too long to print."""
-
-    line_no: int
-    offset: int
-    text: bytes
-
-
-class _TooMuchOutput(Exception):
-    """More came than can be of use."""
-
-
-def find_ripgrep() -> str | None:
-    """The program: beside this interpreter, where the `search` extra puts it, else on the PATH."""
-    folders = [os.path.join(sys.prefix, "bin"), *os.environ.get("PATH", "").split(os.pathsep)]
-    for folder in folders:
-        program = os.path.join(folder, "rg")
-        if os.path.isabs(folder) and os.path.isfile(program) and os.access(program, os.X_OK):
-            return program
-    return None
 
 
 def search(job: Job, selection: Selection, program: str, walk: Walk | None) -> list[Line]:
     """The first `job.limit` matching lines. `walk`: where the selection comes from, if it went everywhere.
 
-    Raises Refused `regex_timeout`.
+    Raises Refused: `regex_timeout`, `invalid_regex`.
     """
     return _Search(job, program).run(selection, walk)
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """A ripgrep that walks by itself, and how many directories we knew to leave out when it set out."""
+
+    run: RipgrepRun
+    walk: Walk
+    excluded: int
+
+    def __enter__(self) -> _Ahead:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.run.__exit__(kind, error, tb)
+
+    def is_where_it_should_be(self) -> bool:
+        """Whether it goes nowhere it should not, or is back already. Else it is called back."""
+        if self.walk.complete and (self.excluded == len(self.walk.pruned) or self.run.has_ended):
+            return True
+        self.run.kill()
+        return False
 
 
 @dataclass(slots=True)
@@ -82,25 +75,66 @@ class _Search:
     program: str
 
     def run(self, selection: Selection, walk: Walk | None) -> list[Line]:
-        found = self._by_name(list(islice(selection, FIRST_FILES)), self.job.limit)
-        rest = list(selection) if len(found) < self.job.limit else []
-        if not rest:
-            return found
-        wanted = self.job.limit - len(found)
-        if walk is not None and _is_worth_walking(walk, len(rest)):
-            try:
-                return found + self._by_walking(walk, rest, wanted)
-            except _TooMuchOutput:
-                pass  # so many lines match that the first few batches will do
-        return found + self._in_batches(rest, wanted)
+        first = list(islice(selection, FIRST_FILES))
+        with self._set_out_early(first, selection, walk) as ahead:
+            found = self._by_name(first, self.job.limit)
+            wanted = self.job.limit - len(found)
+            if wanted <= 0 or len(first) < FIRST_FILES:
+                return found
+            return found + self._after(first[-1], selection, wanted, walk, ahead)
 
-    def _by_walking(self, walk: Walk, rest: list[RepoPath], wanted: int) -> list[Line]:
+    def _set_out_early(
+        self, first: list[RepoPath], selection: Selection, walk: Walk | None
+    ) -> AbstractContextManager[_Ahead | None]:
+        """When there is more to search than the first files, and it seems that most of the tree is."""
+        if walk is None or selection.is_bounded or len(first) < FIRST_FILES:
+            return nullcontext()
+        came_across = walk.files.index(first[-1]) + 1
+        return self._set_out(walk) if _is_worth_walking(walk, len(first), came_across) else nullcontext()
+
+    def _set_out(self, walk: Walk) -> _Ahead:
+        """Over the whole tree but for the directories known to be left out."""
         excluded = [f"--glob=!/{path}" for path in walk.pruned if _PLAIN_PATH.fullmatch(path)]
         base = "./" if walk.plan.base == ROOT else f"./{walk.plan.base}/"
-        hits = self._hits([*excluded, "--glob=!.git"], [base.encode("utf-8", "surrogateescape")])
-        return self._confirmed(rest, hits, wanted)
+        where = [base.encode("utf-8", "surrogateescape")]
+        run = RipgrepRun(self.job, self.program, where, options=[*excluded, "--glob=!.git"])
+        return _Ahead(run, walk, len(walk.pruned))
 
-    def _in_batches(self, paths: list[RepoPath], wanted: int) -> list[Line]:
+    def _after(
+        self, last: RepoPath, selection: Selection, wanted: int, walk: Walk | None, ahead: _Ahead | None
+    ) -> list[Line]:
+        """The lines of the files after the last one that was searched by name."""
+        try:
+            soon = None if ahead is None or ahead.walk.complete else ahead.run.hits(PATIENCE_S)
+        except TooMuchOutput:
+            return self._in_batches(selection, wanted)  # so many lines match that the first few batches will do
+        if soon is not None and soon.all_named and walk is not None:
+            return self._judged(soon, last, selection, walk, wanted)
+        rest = list(selection)
+        try:
+            hits = self._by_walking(len(rest), walk, ahead) if soon is None else soon
+        except TooMuchOutput:
+            hits = None
+        return self._in_batches(rest, wanted) if hits is None else self._confirmed(rest, hits, wanted)
+
+    def _judged(self, hits: Hits, last: RepoPath, selection: Selection, walk: Walk, wanted: int) -> list[Line]:
+        """The lines of those files that the selection would have come to."""
+        raw_last = path_bytes(last)
+        after = sorted((raw, path) for path in map(RepoPath, hits.by_path) if (raw := path_bytes(path)) > raw_last)
+        with Reach(self.job.root_fd, walk.plan) as reach:
+            paths = (path for _, path in after if selection.wants(path) and reach.holds(path))
+            return self._confirmed(paths, hits, wanted)
+
+    def _by_walking(self, wanted: int, walk: Walk | None, ahead: _Ahead | None) -> Hits | None:
+        """What ripgrep finds on its own way; None when it should not take that."""
+        if ahead is not None and ahead.is_where_it_should_be():
+            return ahead.run.hits()
+        if walk is None or not walk.complete or not _is_worth_walking(walk, wanted, len(walk.files)):
+            return None
+        with self._set_out(walk) as again:
+            return again.run.hits()
+
+    def _in_batches(self, paths: Iterable[RepoPath], wanted: int) -> list[Line]:
         found: list[Line] = []
         for batch in _batches(paths):
             found += self._by_name(batch, wanted - len(found))
@@ -110,15 +144,19 @@ class _Search:
 
     def _by_name(self, paths: list[RepoPath], wanted: int) -> list[Line]:
         named = [b"./" + path_bytes(path) for path in paths if "\n" not in path]
-        return self._confirmed(paths, self._hits([], named) if named else {}, wanted)
+        return self._confirmed(paths, self._hits_in(named) if named else Hits(), wanted)
 
-    def _confirmed(self, paths: list[RepoPath], hits: dict[str, list[Hit]], wanted: int) -> list[Line]:
+    def _hits_in(self, paths: list[bytes]) -> Hits:
+        with RipgrepRun(self.job, self.program, paths) as run:
+            return run.hits() or Hits()
+
+    def _confirmed(self, paths: Iterable[RepoPath], hits: Hits, wanted: int) -> list[Line]:
         """The lines of those of the paths that were hit, read by us, up to `wanted`."""
         found: list[Line] = []
         with Handles(self.job.root_fd) as handles:
             for path in paths:
-                if (path in hits or "\n" in path) and self.job.admits(path):
-                    found += self._lines_of(handles, path, hits.get(path))
+                if (path in hits.by_path or "\n" in path) and self.job.admits(path):
+                    found += self._lines_of(handles, path, hits.by_path.get(path))
                     if len(found) >= wanted:
                         break
         return found[:wanted]
@@ -142,82 +180,18 @@ class _Search:
 
     def _search_again(self, fd: int, path: RepoPath) -> list[Line]:
         """What our own descriptor holds, given to ripgrep to read."""
-        hits = self._hits([], [b"-"], stdin=fd).get("<stdin>", [])
+        with RipgrepRun(self.job, self.program, [b"-"], stdin=fd) as run:
+            hits = (run.hits() or Hits()).by_path.get("<stdin>", [])
         return [Line(path, hit.line_no, *shown_text(_raw_line(fd, hit.offset), hit.offset)) for hit in hits]
 
-    def _hits(
-        self, options: Sequence[str], paths: Sequence[bytes], stdin: int = subprocess.DEVNULL
-    ) -> dict[str, list[Hit]]:
-        pattern = f"--regexp={for_rust(self.job.tree)}"
-        settings = [*_OPTIONS, f"--max-count={self.job.limit}", *options]
-        command: list[str | bytes] = [self.program, *settings, pattern, "--", *paths]
-        with self._start(command, stdin) as process:
-            try:
-                output = self._read(process)
-            except subprocess.TimeoutExpired:
-                raise too_slow() from None
-            finally:
-                process.kill()
-        self._check(process.returncode)
-        return _parse(output)
 
-    def _start(self, command: Sequence[str | bytes], stdin: int) -> subprocess.Popen[bytes]:
-        """In the root by its descriptor, not by its name."""
-        on_linux = os.path.isdir("/proc/self/fd")
-        return subprocess.Popen(
-            command,
-            cwd=f"/proc/self/fd/{self.job.root_fd}" if on_linux else None,
-            preexec_fn=None if on_linux else lambda: os.fchdir(self.job.root_fd),
-            env={},
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-
-    def _read(self, process: subprocess.Popen[bytes]) -> bytes:
-        assert process.stdout is not None
-        fd = process.stdout.fileno()
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        chunks: list[bytes] = []
-        room = max(OUTPUT_MAX_BYTES, 2 * KIB_BYTES * self.job.limit)
-        while True:
-            poll.poll(self.job.left_s() * 1000)
-            self.job.left_s()
-            chunk = os.read(fd, MIB_BYTES)
-            chunks.append(chunk)
-            room -= len(chunk)
-            if room < 0:
-                raise _TooMuchOutput
-            if not chunk:
-                process.wait(self.job.left_s())
-                return b"".join(chunks)
-
-    def _check(self, returncode: int) -> None:
-        """Code 2 also means that a file could not be read, which is no matter; or that the pattern was refused."""
-        if returncode in (0, 1):
-            return
-        probe = [self.program, *_OPTIONS, f"--regexp={for_rust(self.job.tree)}", "-"]
-        with self._start(probe, subprocess.DEVNULL) as process:
-            try:
-                code = process.wait(self.job.left_s())
-            except subprocess.TimeoutExpired:
-                raise too_slow() from None
-            finally:
-                process.kill()
-        if code not in (0, 1) and returncode == 2:
-            raise Refused("invalid_regex", "invalid_regex", "This pattern is too large to be searched for.")
-        if returncode != 2:
-            raise fault("internal", "ripgrep ended without an answer.", returncode=returncode)
-
-
-def _is_worth_walking(walk: Walk, wanted: int) -> bool:
-    """Whether most of what ripgrep would come across by itself is wanted."""
+def _is_worth_walking(walk: Walk, wanted: int, came_across: int) -> bool:
+    """Whether most of what ripgrep would come across by itself is wanted, as far as we know."""
     excludable = len(walk.pruned) <= PRUNED_MAX and sum(map(len, walk.pruned)) <= BATCH_BYTES
-    return walk.complete and excludable and 2 * wanted >= len(walk.files) + walk.ignored_files
+    return excludable and 2 * wanted >= came_across and walk.ignored_files <= len(walk.files)
 
 
-def _batches(paths: list[RepoPath]) -> Iterator[list[RepoPath]]:
+def _batches(paths: Iterable[RepoPath]) -> Iterator[list[RepoPath]]:
     """In order, each small enough for a command line."""
     batch: list[RepoPath] = []
     size = 0
@@ -229,19 +203,6 @@ def _batches(paths: list[RepoPath]) -> Iterator[list[RepoPath]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def _parse(output: bytes) -> dict[str, list[Hit]]:
-    """`./path NUL line:offset:text` by path. A line that is not of this form is part of a name with a newline in it."""
-    hits: dict[str, list[Hit]] = {}
-    for row in output.split(b"\n"):
-        path, _, rest = row.partition(b"\0")
-        line_no, _, rest = rest.partition(b":")
-        offset, _, text = rest.partition(b":")
-        if line_no.isdigit() and offset.isdigit():
-            name = path.removeprefix(b"./").decode("utf-8", "surrogateescape")
-            hits.setdefault(name, []).append(Hit(int(line_no), int(offset), text))
-    return hits
 
 
 def _read_lines(fd: int, path: RepoPath, hits: list[Hit]) -> list[Line] | None:

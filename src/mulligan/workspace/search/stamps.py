@@ -41,7 +41,7 @@ def was_at_rest(stamp: Stamp, now_ns: int) -> bool:
 def is_local(fd: int) -> bool:
     """Whether an open directory is on a file system whose times can be trusted. False when we cannot tell."""
     mount_id = _mount_id(fd)
-    return mount_id is not None and _file_systems(_mounts()).get(mount_id) in _LOCAL
+    return mount_id is not None and _file_systems(mounts()).get(mount_id) in _LOCAL
 
 
 def _mount_id(fd: int) -> str | None:
@@ -53,7 +53,8 @@ def _mount_id(fd: int) -> str | None:
     return found[0] if found else None
 
 
-def _mounts() -> str:
+def mounts() -> str:
+    """What is mounted where, as the kernel tells this process; empty when it does not."""
     try:
         with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
             return file.read()

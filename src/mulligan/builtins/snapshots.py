@@ -1,4 +1,4 @@
-"""The documents' own function names, letter for letter, over the public API.
+"""S0's own function names, letter for letter.
 
 They act on the innermost `mulligan.open`, else on the current folder. Requests may be given as one mapping, as the
 documents write them, or as keywords.

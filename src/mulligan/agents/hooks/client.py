@@ -1,0 +1,220 @@
+"""The hook itself: hands what the agent says to the background process, and lets the agent go on, whatever happens.
+
+Run by path with `python -I -S`, so it imports nothing but what the interpreter has loaded anyway and one built-in
+module, and it costs little more than starting Python. It ends with 0 and within its time, always: an agent takes other
+codes for a refusal. What could not be delivered is left in the spool, from where it is taken up later.
+"""
+
+import os
+import sys
+import time
+
+try:
+    import _socket as socket  # what `socket` is made of: importing that takes as long as starting Python
+except ImportError:
+    import socket  # type: ignore[no-redef]
+
+PROTOCOL = "1"
+WAIT_S = 1.6
+"""How long an agent may be kept waiting; `MULLIGAN_HOOKS_WAIT_S` says otherwise."""
+
+_POLL_S = 0.01
+_INPUT_MAX = 64 * 1024 * 1024
+_SPOOL_MAX = 1000
+_FOLDER = "hooks"
+_FIELDS_END = b"\n"
+
+
+def main(argv: list[str]) -> None:
+    """`client.py AGENT [STORE]`"""
+    wait_s = _wait_s(os.environ.get("MULLIGAN_HOOKS_WAIT_S"))
+    deadline = time.monotonic() + wait_s
+    agent, home = argv[0], argv[1] if len(argv) > 1 else _home(os.environ)
+    raw = _read_all(0)
+    folder = os.path.join(home, _FOLDER)
+    message = _message(agent, raw, wait_s)
+    answer = None
+    try:
+        answer = _ask(folder, message, deadline)
+        if answer is None:
+            answer = _ask_another_way(home, folder, message, deadline)
+    except OSError:
+        pass
+    if answer is None or answer[:1] != b"0":
+        _spool(folder, message)
+    elif len(answer) > 1:
+        os.write(1, answer[1:])
+
+
+def _home(environ: "os._Environ[str]") -> str:
+    """The same rule as `mulligan.opening.state_directory`, which cannot be imported from here."""
+    chosen = environ.get("MULLIGAN_HOME")
+    if chosen:
+        return os.path.abspath(chosen)
+    state = environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(state):
+        state = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".local", "state")
+    return os.path.join(state, "mulligan")
+
+
+def _message(agent: str, raw: bytes, wait_s: float) -> bytes:
+    """One line of fields without spaces, then the agent's words as they came."""
+    project = os.fsencode(os.environ.get("CLAUDE_PROJECT_DIR") or os.environ.get("GEMINI_PROJECT_DIR") or "")
+    numbers = (os.getppid(), _now_ns(), int(wait_s * 1000))
+    fields = (PROTOCOL, agent, project.hex() or "-", *map(str, numbers))
+    return " ".join(fields).encode("ascii") + _FIELDS_END + raw
+
+
+def _wait_s(asked: "str | None") -> float:
+    try:
+        return min(60.0, max(0.1, float(asked or WAIT_S)))
+    except ValueError:
+        return WAIT_S
+
+
+def _now_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_REALTIME)
+
+
+def _read_all(handle: int) -> bytes:
+    pieces, size = [], 0
+    while size < _INPUT_MAX:
+        piece = os.read(handle, 1 << 16)
+        if not piece:
+            break
+        pieces.append(piece)
+        size += len(piece)
+    return b"".join(pieces)
+
+
+def _ask(folder: str, message: bytes, deadline: float) -> "bytes | None":
+    """The answer of the background process; None if there is none to be had."""
+    speaker = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # The name of a socket has at most 107 bytes, so it is reached from inside its folder.
+        os.chdir(folder)
+        speaker.settimeout(max(0.05, deadline - time.monotonic()))
+        speaker.connect("keeper.sock")
+        _send(speaker, len(message).to_bytes(8, "big") + message)
+        pieces: list[bytes] = []
+        while True:
+            speaker.settimeout(max(0.001, deadline - time.monotonic()))
+            piece = speaker.recv(1 << 16)
+            if not piece:
+                return b"".join(pieces) or None
+            pieces.append(piece)
+    except FileNotFoundError:
+        return None
+    except ConnectionError:
+        return None
+    finally:
+        speaker.close()
+
+
+def _send(speaker: "socket.socket", data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[speaker.send(view[: 1 << 20]) :]
+
+
+def _ask_another_way(home: str, folder: str, message: bytes, deadline: float) -> "bytes | None":
+    """Start the background process and ask it; or, where none is wanted, have this one event written down alone."""
+    if os.environ.get("MULLIGAN_HOOKS_PROCESS") == "off":
+        return _once(home, message, deadline)
+    _start([*_python(), "hooks", "keep", "--store", home])
+    while time.monotonic() < deadline:
+        answer = _ask(folder, message, deadline)
+        if answer is not None:
+            return answer
+        time.sleep(_POLL_S)
+    return None
+
+
+def _python() -> list[str]:
+    return [sys.executable, "-E", "-P", "-m", "mulligan"]
+
+
+def _start(command: list[str]) -> None:
+    """Not our child, not of the agent's terminal, not holding the agent's pipes, and without its secrets."""
+    if os.fork():
+        os.wait()
+        return
+    try:
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for handle in (0, 1, 2):
+            os.dup2(nothing, handle)
+        if not os.fork():
+            os.execve(command[0], command, _environment())
+    finally:
+        os._exit(0)
+
+
+def _environment() -> dict[str, str]:
+    kept = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "XDG_STATE_HOME", "MULLIGAN_HOME")
+    return {name: os.environ[name] for name in kept if name in os.environ}
+
+
+def _once(home: str, message: bytes, deadline: float) -> "bytes | None":
+    """A process for this event only. It is given the time there is; if it needs more, it goes on by itself."""
+    given, giver = os.pipe()
+    taker, taken = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.setsid()
+            os.dup2(given, 0)
+            os.dup2(taken, 1)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            os.closerange(3, 32)
+            command = [*_python(), "hooks", "keep", "--once", "--store", home]
+            os.execve(command[0], command, _environment())
+        finally:
+            os._exit(1)
+    os.close(given)
+    os.close(taken)
+    rest = memoryview(message)
+    while rest:
+        rest = rest[os.write(giver, rest[: 1 << 16]) :]
+    os.close(giver)
+    return _answer_by(taker, deadline)
+
+
+def _answer_by(taker: int, deadline: float) -> "bytes | None":
+    os.set_blocking(taker, False)
+    while time.monotonic() < deadline:
+        try:
+            piece = os.read(taker, 1 << 16)
+        except BlockingIOError:
+            time.sleep(_POLL_S)
+            continue
+        return piece or None
+    # It has the message and will see to it.
+    return b"0"
+
+
+def _spool(folder: str, message: bytes) -> None:
+    try:
+        place = os.path.join(folder, "spool")
+        os.umask(0o077)
+        os.makedirs(place, exist_ok=True)
+        if len(os.listdir(place)) >= _SPOOL_MAX:
+            return
+        name = os.path.join(place, f"{_now_ns():020d}-{os.getpid()}")
+        handle = os.open(name + ".part", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            rest = memoryview(message)
+            while rest:
+                rest = rest[os.write(handle, rest) :]
+        finally:
+            os.close(handle)
+        os.rename(name + ".part", name)
+    except OSError:
+        return
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    finally:
+        os._exit(0)

@@ -1,0 +1,293 @@
+"""LangGraph: its checkpoints in a Mulligan store, and our tools for its agents.
+
+```python
+with mulligan.open(".") as m:
+    tools = tools_for(m.session("review"))
+    agent = create_react_agent(model, tools, checkpointer=MulliganSaver(m.store))
+```
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import StructuredTool
+from langgraph.checkpoint.base import (
+    WRITES_IDX_MAP,
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    get_checkpoint_id,
+    get_checkpoint_metadata,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from mulligan.agents.coding import coding_tools, runner_of
+from mulligan.agents.runner import ToolRunner
+from mulligan.agents.tools import ProviderToolCall, Tool
+from mulligan.effects.session import Session
+from mulligan.session import graphs
+from mulligan.session.graphs import POINTS, VALUES, GraphPointRow, GraphValueRow, GraphWriteRow
+from mulligan.store.protocol import Store, Tx
+from mulligan.values.faults import fault
+
+_NO_VALUE = "empty"
+_DELTAS: Final = "counters_since_delta_snapshot"
+
+
+class MulliganSaver(BaseCheckpointSaver[str]):
+    """A checkpointer for `graph.compile(checkpointer=…)`: durable, safe from many threads and processes.
+
+    Everything that the interface leaves optional is here too: `copy_thread`, `prune`, `delete_for_runs`.
+    """
+
+    def __init__(self, store: Store, *, serde: SerializerProtocol | None = None) -> None:
+        super().__init__(serde=serde)
+        self._store = store
+
+    # Looking.
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        thread, space = _thread_of(config), _space_of(config)
+        wanted = get_checkpoint_id(config)
+        with self._store.read() as tx:
+            row = tx.get(POINTS, thread, space, wanted) if wanted else graphs.newest(tx, thread, space)
+            return None if row is None else self._tuple(tx, row)
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """Newest first, of one thread or of all."""
+        found = self._listed(config, filter or {}, get_checkpoint_id(before) if before else None)
+        for count, one in enumerate(found):
+            if limit is not None and count >= limit:
+                return
+            yield one
+
+    def _listed(
+        self, config: RunnableConfig | None, wanted: dict[str, Any], before: str | None
+    ) -> Iterator[CheckpointTuple]:
+        space = config["configurable"].get("checkpoint_ns") if config else None
+        point = get_checkpoint_id(config) if config else None
+        with self._store.read() as tx:
+            names = [_thread_of(config)] if config else graphs.threads(tx)
+            rows = [row for name in names for row in graphs.points_of(tx, name, space)]
+        for row in rows:
+            if (point and row.id != point) or (before and row.id >= before):
+                continue
+            about = self.serde.loads_typed((row.about_kind, row.about))
+            if all(about.get(key) == value for key, value in wanted.items()):
+                with self._store.read() as tx:
+                    yield self._tuple(tx, row)
+
+    def _tuple(self, tx: Tx, row: GraphPointRow) -> CheckpointTuple:
+        checkpoint: Checkpoint = self.serde.loads_typed((row.kind, row.body))
+        values = self._values(tx, row, checkpoint["channel_versions"])
+        return CheckpointTuple(
+            config=_config(row.thread, row.space, row.id),
+            checkpoint={**checkpoint, "channel_values": values},
+            metadata=self.serde.loads_typed((row.about_kind, row.about)),
+            parent_config=_config(row.thread, row.space, row.parent) if row.parent else None,
+            pending_writes=[
+                (write.task, write.channel, self.serde.loads_typed((write.kind, write.body)))
+                for write in graphs.writes_of(tx, row)
+            ],
+        )
+
+    def _values(self, tx: Tx, row: GraphPointRow, versions: ChannelVersions) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for channel, version in versions.items():
+            value = tx.get(VALUES, row.thread, row.space, channel, str(version))
+            if value is not None and value.kind != _NO_VALUE:
+                found[channel] = self.serde.loads_typed((value.kind, value.body))
+        return found
+
+    # Writing.
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """One checkpoint, and the values of the channels that have a new version in it."""
+        thread, space = _thread_of(config), _space_of(config)
+        about = get_checkpoint_metadata(config, metadata)
+        body = {key: value for key, value in checkpoint.items() if key != "channel_values"}
+        values = checkpoint["channel_values"]
+        rows = [
+            GraphValueRow(thread, space, channel, str(version), *self._dumped(values, channel))
+            for channel, version in new_versions.items()
+        ]
+        point = GraphPointRow(
+            *(thread, space, checkpoint["id"], get_checkpoint_id(config), about.get("run_id")),
+            *self.serde.dumps_typed(body),
+            *self.serde.dumps_typed(about),
+        )
+        with self._store.write() as tx:
+            for row in rows:
+                tx.put(VALUES, row)
+            tx.put(POINTS, point)
+        return _config(thread, space, checkpoint["id"])
+
+    def _dumped(self, values: dict[str, Any], channel: str) -> tuple[str, bytes]:
+        return self.serde.dumps_typed(values[channel]) if channel in values else (_NO_VALUE, b"")
+
+    def put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        thread, space, point = _thread_of(config), _space_of(config), config["configurable"]["checkpoint_id"]
+        rows = [
+            GraphWriteRow(
+                *(thread, space, point, task_id, WRITES_IDX_MAP.get(channel, number), task_path, channel),
+                *self.serde.dumps_typed(value),
+            )
+            for number, (channel, value) in enumerate(writes)
+        ]
+        with self._store.write() as tx:
+            graphs.put_writes(tx, rows)
+
+    # Ending.
+
+    def delete_thread(self, thread_id: str) -> None:
+        with self._store.write() as tx:
+            self._delete(tx, thread_id, graphs.points_of(tx, thread_id))
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        with self._store.write() as tx:
+            doomed: dict[str, list[GraphPointRow]] = {}
+            for row in graphs.points_of_runs(tx, run_ids):
+                doomed.setdefault(row.thread, []).append(row)
+            for thread, rows in doomed.items():
+                self._delete(tx, thread, rows)
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        with self._store.write() as tx:
+            graphs.copy_thread(tx, source_thread_id, target_thread_id)
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """`keep_latest` keeps what the newest checkpoint of each namespace is rebuilt from; `delete` keeps nothing."""
+        if strategy not in ("keep_latest", "delete"):
+            raise fault("invalid_params", f"There is no pruning strategy {strategy!r}; say keep_latest or delete.")
+        with self._store.write() as tx:
+            for thread in thread_ids:
+                rows = graphs.points_of(tx, thread)
+                kept = self._needed(tx, rows) if strategy == "keep_latest" else set()
+                self._delete(tx, thread, [row for row in rows if (row.space, row.id) not in kept])
+
+    def _delete(self, tx: Tx, thread: str, doomed: Sequence[GraphPointRow]) -> None:
+        """The checkpoints, their writes, and every value that no other checkpoint of the thread has."""
+        graphs.delete_points(tx, doomed)
+        kept = {
+            (row.space, channel, str(version))
+            for row in graphs.points_of(tx, thread)
+            for channel, version in self.serde.loads_typed((row.kind, row.body))["channel_versions"].items()
+        }
+        graphs.delete_values(tx, thread, kept)
+
+    def _needed(self, tx: Tx, rows: Sequence[GraphPointRow]) -> set[tuple[str, str]]:
+        """The newest of each namespace, and behind it whatever its channels of differences begin from."""
+        by_name = {(row.space, row.id): row for row in rows}
+        needed: set[tuple[str, str]] = set()
+        for space in {row.space for row in rows}:
+            row: GraphPointRow | None = max((row for row in rows if row.space == space), key=lambda row: row.id)
+            missing: set[str] | None = None
+            while row is not None and missing != set():
+                needed.add((row.space, row.id))
+                found = self._tuple(tx, row)
+                open_deltas = set(found.metadata.get(_DELTAS, ())) if missing is None else missing
+                missing = open_deltas - found.checkpoint["channel_values"].keys()
+                row = by_name.get((space, row.parent)) if row.parent else None
+        return needed
+
+    # The same for graphs that run in an event loop: the store is synchronous, so each goes to a thread.
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        return await asyncio.to_thread(self.get_tuple, config)
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        found = self.list(config, filter=filter, before=before, limit=limit)
+        while (one := await asyncio.to_thread(next, found, None)) is not None:
+            yield one
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        return await asyncio.to_thread(self.put, config, checkpoint, metadata, new_versions)
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        await asyncio.to_thread(self.put_writes, config, writes, task_id, task_path)
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        await asyncio.to_thread(self.delete_thread, thread_id)
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        await asyncio.to_thread(self.delete_for_runs, run_ids)
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        await asyncio.to_thread(self.copy_thread, source_thread_id, target_thread_id)
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        await asyncio.to_thread(lambda: self.prune(thread_ids, strategy=strategy))
+
+    def get_next_version(self, current: str | None, channel: None) -> str:
+        """Versions of one channel sort as text in the order in which they were made."""
+        return f"{int((current or '0').partition('.')[0]) + 1:032}"
+
+
+def tools_for(
+    session: Session, tools: Iterable[Tool[Any, Any]] | None = None, *, profile: str = "anthropic"
+) -> list[StructuredTool]:
+    """The coding tools of a profile, or tools of your own, each call a transaction of the session."""
+    given = coding_tools(session, profile) if tools is None else tools
+    runner = runner_of(session, given := list(given), adapter="langgraph")
+    return [_structured(runner, tool) for tool in given]
+
+
+def _structured(runner: ToolRunner, tool: Tool[Any, Any]) -> StructuredTool:
+    def invoke(tool_call_id: str = "", **arguments: Any) -> str:
+        return runner.execute(ProviderToolCall(tool_call_id, tool.name, arguments)).message
+
+    async def ainvoke(tool_call_id: str = "", **arguments: Any) -> str:
+        return (await runner.aexecute(ProviderToolCall(tool_call_id, tool.name, arguments))).message
+
+    schema = dict(tool.parameters)
+    return StructuredTool.from_function(
+        invoke, ainvoke, name=tool.name, description=tool.description, args_schema=schema, infer_schema=False
+    )
+
+
+def _thread_of(config: RunnableConfig) -> str:
+    return str(config["configurable"]["thread_id"])
+
+
+def _space_of(config: RunnableConfig) -> str:
+    return str(config["configurable"].get("checkpoint_ns", ""))
+
+
+def _config(thread: str, space: str, point: str) -> RunnableConfig:
+    return {"configurable": {"thread_id": thread, "checkpoint_ns": space, "checkpoint_id": point}}

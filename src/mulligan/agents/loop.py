@@ -1,0 +1,267 @@
+"""The agent loop: ask the model, run the tools it asks for, tell it what came of them, until it is done.
+
+One run is one turn of its session: the prompt, every reply and every result are in the transcript as soon as they are
+there, every tool call is a transaction, and `session.rollback()` takes the whole run back. A reply that asks only for
+tools that read gets them side by side; any other, one after the other in the order asked.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from mulligan.agents.coding import coding_tools, runner_of
+from mulligan.agents.speech import Ask, Driver, Provider, Reply, Said
+from mulligan.agents.tools import ProviderToolCall, Tool, ToolContext
+from mulligan.effects.session import Session
+from mulligan.session.known import ToolResult
+from mulligan.session.prompts import for_model
+from mulligan.session.resources import BudgetTracker
+from mulligan.values.canonical import encode
+from mulligan.values.state_faults import PromptEvaluationError
+
+StopReason = Literal["done", "max_iterations", "budget", "cancelled"]
+May = Callable[[ProviderToolCall, Tool[Any, Any] | None], bool]
+Tell = Callable[["LoopEvent"], None]
+
+MAX_ITERATIONS = 50
+_SIDE_BY_SIDE = 8
+_NOT_ALLOWED = "The user did not allow this call. Nothing was done."
+_CANCELLED = "The run was cancelled before this call was made."
+
+
+@dataclass(slots=True, frozen=True)
+class ToolStarted:
+    call: ProviderToolCall
+
+
+@dataclass(slots=True, frozen=True)
+class ToolEnded:
+    call: ProviderToolCall
+    result: ToolResult[Any]
+
+
+@dataclass(slots=True, frozen=True)
+class IterationEnded:
+    number: int
+    reply: Reply
+
+
+LoopEvent = Said | ToolStarted | ToolEnded | IterationEnded
+
+
+@dataclass(slots=True)
+class LoopResult:
+    """How a run ended. `text` is the last thing the model said."""
+
+    session_id: str
+    turn_id: str
+    text: str = ""
+    stop_reason: StopReason = "done"
+    iterations: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    tool_calls: int = 0
+
+
+@dataclass(slots=True)
+class Bounds:
+    """How far a run may go. A deadline raises PromptEvaluationError; the others end the run and say so."""
+
+    max_iterations: int = MAX_ITERATIONS
+    deadline: datetime | None = None
+    budget: BudgetTracker | None = None
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+
+class Loop:
+    """One session, one model, and the tools it may use. `keeps_talk` false: the transcript is left alone."""
+
+    def __init__(
+        self,
+        session: Session,
+        provider: Provider | Driver,
+        *,
+        tools: Sequence[Tool[Any, Any]] | None = None,
+        bounds: Bounds | None = None,
+        may: May | None = None,
+        tell: Tell | None = None,
+        keeps_talk: bool = True,
+    ) -> None:
+        self._session, self._provider = session, provider
+        self._bounds = bounds or Bounds()
+        own = coding_tools(session, provider.profile, cancelled=self._bounds.cancelled) if tools is None else tools
+        self._tools = list(own)
+        self._runner = runner_of(session, self._tools, adapter=provider.name)
+        self._state = self._runner.execution_state
+        self._may = may
+        self._tell: Tell = tell or (lambda event: None)
+        self._talk: list[dict[str, Any]] | None = None if keeps_talk else []
+        self._system: str | None = None
+        self._asking: dict[str, Any] = {}
+
+    def run(
+        self,
+        prompt: str | Sequence[Mapping[str, Any]],
+        *,
+        system: str | None = None,
+        model: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        turn_id: str | None = None,
+    ) -> LoopResult:
+        """Until the model is done or a bound is met. Whatever is raised, what was said and done so far stays."""
+        self._system = system
+        self._asking = {"model": model, "options": options or {}}
+        told = prompt if isinstance(prompt, str) else _text_of(prompt)
+        with self._session.turn(told, id=turn_id) as turn:
+            result = LoopResult(self._session.id, turn)
+            self._say({"role": "user", "content": prompt if isinstance(prompt, str) else list(prompt)})
+            if isinstance(self._provider, Driver):
+                self._drive(self._provider, result)
+            else:
+                self._go_on(self._provider, result)
+        return result
+
+    # The rounds.
+
+    def _go_on(self, provider: Provider, result: LoopResult) -> None:
+        while (stop := self._met_bound(result)) is None:
+            reply = self._heard(provider.reply(self._ask()), result)
+            if reply is None:
+                stop = "cancelled"
+                break
+            if not reply.calls:
+                return
+            self._answer(reply.calls, result)
+        result.stop_reason = stop
+
+    def _drive(self, driver: Driver, result: LoopResult) -> None:
+        """Somebody else's loop: it says everything in one reply, and our tools are called while it speaks."""
+        counted = threading.Lock()
+
+        def act(call: ProviderToolCall) -> ToolResult[Any]:
+            with counted:
+                result.tool_calls += 1
+            return self._called(call)
+
+        if self._met_bound(result) is None and self._heard(driver.drive(self._ask(), act), result) is None:
+            result.stop_reason = "cancelled"
+
+    def _met_bound(self, result: LoopResult) -> StopReason | None:
+        bounds = self._bounds
+        if bounds.cancelled.is_set():
+            return "cancelled"
+        if bounds.deadline is not None and self._state.clock.now() >= bounds.deadline:
+            raise PromptEvaluationError(f"The deadline {bounds.deadline.isoformat()} has passed.")
+        if bounds.budget is not None and bounds.budget.is_exhausted:
+            return "budget"
+        return "max_iterations" if result.iterations >= bounds.max_iterations else None
+
+    def _ask(self) -> Ask:
+        if self._talk is None:
+            prompt = self._session.for_model("openai", system=self._system)
+        else:
+            prompt = for_model(self._talk, "openai", system=self._system)
+        return Ask(prompt.messages, self._tools, **self._asking)
+
+    def _heard(self, pieces: Iterator[Said | Reply], result: LoopResult) -> Reply | None:
+        """The reply, kept as soon as it is whole. None: cancelled in the middle; what was said until then is kept."""
+        text: list[str] = []
+        with closing(pieces):  # type: ignore[type-var]  # providers are generators
+            for piece in pieces:
+                if isinstance(piece, Reply):
+                    self._count(piece, result)
+                    return piece
+                text.append(piece.text)
+                self._tell(piece)
+                if self._bounds.cancelled.is_set():
+                    break
+        result.text = "".join(text)
+        if text:
+            self._say({"role": "assistant", "content": result.text, "interrupted": True})
+        return None
+
+    def _count(self, reply: Reply, result: LoopResult) -> None:
+        result.iterations += 1
+        result.text = reply.text
+        result.input_tokens += reply.input_tokens
+        result.output_tokens += reply.output_tokens
+        if self._bounds.budget is not None:
+            spent = {"input_tokens": reply.input_tokens, "output_tokens": reply.output_tokens}
+            self._bounds.budget.record(result.turn_id, **spent)
+        if reply.text or reply.calls:
+            self._say(_message_of(reply))
+        self._tell(IterationEnded(result.iterations, reply))
+        if self._talk is None:
+            told = {"iteration": result.iterations, "stop": reply.stop, "tool_calls": len(reply.calls)}
+            self._session.emit("iteration_end", told)
+
+    # Tools.
+
+    def _answer(self, calls: Sequence[ProviderToolCall], result: LoopResult) -> None:
+        """Every call gets its result, also when one of them ends the run."""
+        result.tool_calls += len(calls)
+        if len(calls) > 1 and all(self._only_reads(call) for call in calls):
+            with ThreadPoolExecutor(min(len(calls), _SIDE_BY_SIDE)) as pool:
+                answers = list(pool.map(lambda run: run[0].run(self._called, run[1]), _each_with_context(calls)))
+            for call, answer in zip(calls, answers, strict=True):
+                self._say(_result_message(call, answer))
+            return
+        for call in calls:
+            self._say(_result_message(call, self._called(call)))
+
+    def _only_reads(self, call: ProviderToolCall) -> bool:
+        tool = self._runner.tool_registry.get(call.name)
+        return tool is not None and tool.read_only
+
+    def _called(self, call: ProviderToolCall) -> ToolResult[Any]:
+        if self._bounds.cancelled.is_set():
+            return ToolResult(_CANCELLED, success=False)
+        self._tell(ToolStarted(call))
+        tool = self._runner.tool_registry.get(call.name)
+        if self._may is not None and not (tool is not None and tool.read_only) and not self._may(call, tool):
+            answer: ToolResult[Any] = ToolResult(_NOT_ALLOWED, success=False)
+        else:
+            context = ToolContext(self._state, deadline=self._bounds.deadline)
+            answer = self._runner.execute(call, context=context)
+        self._tell(ToolEnded(call, answer))
+        return answer
+
+    def _say(self, message: dict[str, Any]) -> None:
+        if self._talk is None:
+            self._session.inject(message)
+        else:
+            self._talk.append(message)
+
+
+def _each_with_context(calls: Sequence[ProviderToolCall]) -> list[tuple[Any, ProviderToolCall]]:
+    return [(copy_context(), call) for call in calls]
+
+
+def _message_of(reply: Reply) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": reply.text}
+    if reply.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call)}}
+            for call in reply.calls
+        ]
+    return message
+
+
+def _arguments(call: ProviderToolCall) -> str:
+    return call.arguments if isinstance(call.arguments, str) else encode(call.arguments).decode("utf-8")
+
+
+def _result_message(call: ProviderToolCall, result: ToolResult[Any]) -> dict[str, Any]:
+    message = {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result.message}
+    return message if result.success else message | {"is_error": True}
+
+
+def _text_of(blocks: Sequence[Mapping[str, Any]]) -> str:
+    return "\n".join(str(block["text"]) for block in blocks if isinstance(block.get("text"), str))

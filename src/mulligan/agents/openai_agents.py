@@ -1,0 +1,97 @@
+"""The OpenAI Agents SDK: our tools for its agents, and its `Session` on our transcript.
+
+```python
+with mulligan.open(".") as m:
+    session = m.session("review")
+    agent = Agent("coder", tools=tools_for(session))
+    Runner.run_sync(agent, "tidy up", session=AgentsSession(session))
+    session.rollback()
+```
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from agents.items import TResponseInputItem
+from agents.memory import SessionSettings
+from agents.tool_context import ToolContext
+
+from agents import FunctionTool
+from mulligan.agents.coding import coding_tools, runner_of
+from mulligan.agents.providers.items import as_items
+from mulligan.agents.runner import ToolRunner
+from mulligan.agents.tools import ProviderToolCall, Tool
+from mulligan.effects.session import Session
+from mulligan.session.transcript import text_of
+
+_VERBATIM = "openai_item"
+
+
+def tools_for(session: Session, tools: Iterable[Tool[Any, Any]] | None = None) -> list[FunctionTool]:
+    """The coding tools, or tools of your own, each call a transaction of the session."""
+    given = coding_tools(session, "openai") if tools is None else list(tools)
+    runner = runner_of(session, given, adapter="openai_agents")
+    return [_function_tool(runner, tool) for tool in given]
+
+
+def _function_tool(runner: ToolRunner, tool: Tool[Any, Any]) -> FunctionTool:
+    async def invoke(context: ToolContext[Any], arguments: str) -> str:
+        result = await runner.aexecute(ProviderToolCall(context.tool_call_id, tool.name, arguments))
+        return result.message
+
+    return FunctionTool(tool.name, tool.description, dict(tool.parameters), invoke, strict_json_schema=False)
+
+
+class AgentsSession:
+    """The SDK's items as messages of a session: kept as they are, and readable as what they say."""
+
+    session_settings: SessionSettings | None = None
+
+    def __init__(self, session: Session) -> None:
+        self.session_id: str = session.id
+        self._session = session
+
+    async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
+        """All of them, or the newest few, oldest first."""
+        messages = await asyncio.to_thread(self._session.messages)
+        items = [item for message in messages for item in _items_of(message)]
+        return items if limit is None else items[max(0, len(items) - limit) :]
+
+    async def add_items(self, items: list[TResponseInputItem]) -> None:
+        for item in items:
+            await asyncio.to_thread(self._session.inject, _message_of(item))
+
+    async def pop_item(self) -> TResponseInputItem | None:
+        return await asyncio.to_thread(self._pop)
+
+    def _pop(self) -> TResponseInputItem | None:
+        messages = self._session.messages()
+        items = _items_of(messages[-1]) if messages else []
+        if messages:
+            self._session.truncate(len(messages) - 1)
+        return items[-1] if items else None
+
+    async def clear_session(self) -> None:
+        await asyncio.to_thread(self._session.reset)
+
+
+def _items_of(message: Mapping[str, Any]) -> list[TResponseInputItem]:
+    kept = message.get(_VERBATIM)
+    return [kept] if kept is not None else list(as_items([message]))  # type: ignore[arg-type]  # items are open objects
+
+
+def _message_of(item: Any) -> dict[str, Any]:
+    """An item as a message that other models and people understand too."""
+    kind = item.get("type")
+    if kind == "function_call":
+        function = {"name": item["name"], "arguments": item["arguments"]}
+        call = {"id": item["call_id"], "type": "function", "function": function}
+        said: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [call]}
+    elif kind == "function_call_output":
+        said = {"role": "tool", "tool_call_id": item["call_id"], "content": text_of({"content": item["output"]})}
+    else:
+        said = {"role": item.get("role") or "assistant", "content": text_of({"content": item.get("content")})}
+    return {**said, _VERBATIM: dict(item)}

@@ -1,0 +1,160 @@
+"""Claude through the Claude Agent SDK: its own loop, with our tools in-process and none of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections import defaultdict, deque
+from collections.abc import Coroutine, Iterator, Mapping
+from contextvars import copy_context
+from typing import Any
+
+import claude_agent_sdk as sdk
+
+from mulligan.agents.speech import Act, Ask, Reply, Said
+from mulligan.agents.tools import ProviderToolCall, Tool
+from mulligan.session.messages import as_text
+from mulligan.values.canonical import encode
+from mulligan.values.faults import MulliganError, fault
+from mulligan.values.ids import SystemIds
+
+_SERVER = "mulligan"
+_PREFIX = f"mcp__{_SERVER}__"
+_EARLIER = "What was said earlier in this conversation:"
+
+
+class Claude:
+    """`settings` go to the SDK's options as they are, `env` and `cli_path` among them."""
+
+    name = "claude"
+    profile = "anthropic"
+
+    def __init__(self, model: str | None = None, **settings: Any) -> None:
+        self._model, self._settings = model, settings
+
+    def drive(self, ask: Ask, act: Act) -> Iterator[Said | Reply]:
+        """Runs the SDK on a thread with an event loop of its own. Closing the iterator stops Claude."""
+        conversation = _Conversation(act)
+        options = self._options(ask, conversation)
+        with _Running(conversation.hold(ask.prompt, options), conversation.told) as running:
+            yield from running
+
+    def _options(self, ask: Ask, conversation: _Conversation) -> sdk.ClaudeAgentOptions:
+        tools = [conversation.offered(tool) for tool in ask.tools]
+        return sdk.ClaudeAgentOptions(
+            **{
+                "tools": [],
+                "allowed_tools": [_PREFIX + tool.name for tool in ask.tools],
+                "mcp_servers": {_SERVER: sdk.create_sdk_mcp_server(_SERVER, tools=tools)},
+                "strict_mcp_config": True,
+                "setting_sources": [],
+                "system_prompt": _system_of(ask),
+                "model": ask.model or self._model,
+                "include_partial_messages": True,
+                **self._settings,
+                **ask.options,
+            }
+        )
+
+
+def _system_of(ask: Ask) -> str | None:
+    """The SDK takes one prompt, so what was said before goes along with the instructions."""
+    rest = [message for message in ask.messages if message.get("role") != "system"]
+    lines = [f"{one['role']}: {as_text(one.get('content') or one.get('tool_calls'))}" for one in rest[:-1]]
+    earlier = "\n\n".join([_EARLIER, *lines]) if lines else None
+    return "\n\n".join(part for part in (ask.system, earlier) if part) or None
+
+
+class _Conversation:
+    """What Claude says and asks for, told in order through a queue."""
+
+    def __init__(self, act: Act) -> None:
+        self.told: queue.SimpleQueue[Said | Reply | BaseException | None] = queue.SimpleQueue()
+        self._act = act
+        self._announced: dict[tuple[str, bytes], deque[str]] = defaultdict(deque)
+
+    def offered(self, tool: Tool[Any, Any]) -> Any:
+        async def handle(arguments: dict[str, Any]) -> dict[str, Any]:
+            call = ProviderToolCall(self._id_of(tool.name, arguments), tool.name, arguments)
+            result = await asyncio.to_thread(self._act, call)
+            return {"content": [{"type": "text", "text": result.message}], "is_error": not result.success}
+
+        return sdk.tool(tool.name, tool.description, dict(tool.parameters))(handle)
+
+    def _id_of(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """The SDK does not tell a tool the id of its call, but Claude has said it before."""
+        announced = self._announced[(name, encode(arguments))]
+        return announced.popleft() if announced else SystemIds().new()
+
+    async def hold(self, prompt: str, options: sdk.ClaudeAgentOptions) -> None:
+        try:
+            async for message in sdk.query(prompt=prompt, options=options):
+                self._heard(message)
+        except sdk.ClaudeSDKError as error:
+            raise fault("provider_failed", f"Claude did not answer: {error}", provider="claude") from error
+
+    def _heard(self, message: Any) -> None:
+        if isinstance(message, sdk.StreamEvent):
+            delta = message.event.get("delta") or {}
+            if delta.get("type") == "text_delta" and delta.get("text"):
+                self.told.put(Said(delta["text"]))
+        elif isinstance(message, sdk.AssistantMessage):
+            for block in message.content:
+                if isinstance(block, sdk.ToolUseBlock):
+                    self._announced[(block.name.removeprefix(_PREFIX), encode(block.input))].append(block.id)
+        elif isinstance(message, sdk.ResultMessage):
+            self.told.put(_reply_of(message))
+
+
+def _reply_of(message: sdk.ResultMessage) -> Reply:
+    if message.is_error:
+        said = message.result or message.subtype
+        raise fault("provider_failed", f"Claude ended with an error: {said}", provider="claude")
+    usage = message.usage or {}
+    return Reply(
+        message.result or "",
+        stop=message.subtype,
+        input_tokens=usage.get("input_tokens") or 0,
+        output_tokens=usage.get("output_tokens") or 0,
+    )
+
+
+class _Running:
+    """A coroutine on a thread with a loop of its own; iterating gives what it tells, until it tells that it is over."""
+
+    def __init__(
+        self, work: Coroutine[Any, Any, None], told: queue.SimpleQueue[Said | Reply | BaseException | None]
+    ) -> None:
+        self._work, self._told = work, told
+        self._loop = asyncio.new_event_loop()
+        # The turn and the session that are at work here are at work there too.
+        self._thread = threading.Thread(target=copy_context().run, args=(self._run,), daemon=True)
+
+    def __enter__(self) -> _Running:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._cancel)
+        self._thread.join()
+        self._loop.close()
+
+    def __iter__(self) -> Iterator[Said | Reply]:
+        while (told := self._told.get()) is not None:
+            if isinstance(told, BaseException):
+                raise told
+            yield told
+
+    def _run(self) -> None:
+        ended: BaseException | None = None
+        try:
+            self._loop.run_until_complete(self._work)
+        except (MulliganError, asyncio.CancelledError) as error:
+            ended = error if isinstance(error, MulliganError) else None
+        finally:
+            self._told.put(ended)
+
+    def _cancel(self) -> None:
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()

@@ -1,0 +1,43 @@
+"""Pydantic AI: our tools for its agents.
+
+```python
+with mulligan.open(".") as m:
+    agent = Agent("openai:gpt-5.1", tools=tools_for(m.session("review")))
+    agent.run_sync("tidy up")
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic_ai import RunContext
+from pydantic_ai import Tool as AgentTool
+
+from mulligan.agents.coding import coding_tools, runner_of
+from mulligan.agents.runner import ToolRunner
+from mulligan.agents.tools import ProviderToolCall, Tool
+from mulligan.effects.session import Session
+
+
+def tools_for(
+    session: Session, tools: Iterable[Tool[Any, Any]] | None = None, *, profile: str = "anthropic"
+) -> list[AgentTool[Any]]:
+    """The coding tools of a profile, or tools of your own, each call a transaction of the session."""
+    given = coding_tools(session, profile) if tools is None else list(tools)
+    runner = runner_of(session, given, adapter="pydantic_ai")
+    return [_agent_tool(runner, tool) for tool in given]
+
+
+def _agent_tool(runner: ToolRunner, tool: Tool[Any, Any]) -> AgentTool[Any]:
+    async def invoke(context: RunContext[Any], **arguments: Any) -> str:
+        result = await runner.aexecute(ProviderToolCall(context.tool_call_id or "", tool.name, arguments))
+        return result.message
+
+    schema = dict(tool.parameters)
+    # What only reads may overlap; anything else runs alone, so that its place in history is its own.
+    sequential = not tool.read_only
+    return AgentTool.from_schema(
+        invoke, tool.name, tool.description, json_schema=schema, takes_ctx=True, sequential=sequential
+    )

@@ -1,0 +1,400 @@
+"""Running tools: each call is a transaction over everything the run's state holds.
+
+A call that fails, in whatever way, leaves the slices, resources and randomness as they were, and one entry in the log.
+A call that succeeds stands as a whole. It is the same for every provider: this is the only place that does it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, nullcontext
+from contextvars import copy_context
+from dataclasses import dataclass, field, is_dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from mulligan.agents.gate import Gate
+from mulligan.agents.tools import ProviderToolCall, Tool, ToolContext, as_result
+from mulligan.history.composite import CompositeSnapshot, ExecutionState, restoring_together
+from mulligan.session.known import ToolInvoked, ToolResult
+from mulligan.session.resources import watching_births
+from mulligan.session.snapshot import SnapshotMetadata
+from mulligan.values.faults import MulliganError
+from mulligan.values.state_faults import (
+    DeadlineExceededError,
+    PromptEvaluationError,
+    RestoreFailedError,
+    ToolValidationError,
+    VisibilityExpansionRequired,
+)
+
+RENDERED_CHARACTERS = 1000
+_making_gates = threading.Lock()
+
+
+@dataclass(slots=True)
+class ToolExecutionOutcome:
+    """What a tool call has come to so far."""
+
+    result: ToolResult[Any] | None = None
+    tool: Tool[Any, Any] | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    error: BaseException | None = None
+
+
+class _Transaction:
+    """One tool call around a state. Entered before the handler runs; left, it commits or puts back, and logs.
+
+    An ordinary exception ends here and becomes a failed result; what must be seen by others is raised again.
+    """
+
+    def __init__(self, state: ExecutionState, call: ProviderToolCall, context: ToolContext) -> None:
+        self.outcome = ToolExecutionOutcome()
+        self._state = state
+        self._call = call
+        self._context = context
+        self._scope = ExitStack()
+
+    def __enter__(self) -> ToolExecutionOutcome:
+        state = self._state
+        metadata = SnapshotMetadata(f"pre:{self._call.id}", self._call.id, self._call.name, "pre_tool")
+        self._parts = (state.session, state.resources, state.clock, state.rng)
+        self._started: datetime = state.clock.now()
+        self.pre = state.snapshot(metadata=metadata)
+        with ExitStack() as entering:
+            self._births = entering.enter_context(watching_births())
+            self._attempt = entering.enter_context(state.session.attempt(self._call.name, self._call.id))
+            self._scope = entering.pop_all()
+        return self.outcome
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        outcome = self.outcome
+        found = error
+        if error is None and (outcome.result is None or outcome.result.success):
+            found = self._take_value()
+            if found is None:
+                self._commit()
+                return False
+        outcome.error = found
+        if found is not None:
+            outcome.result = _as_failure(self._call.name, found)
+        self._abort(found)
+        if _is_deadline(found):
+            words = f"{self._call.name} ran past the deadline; nothing of it was kept."
+            raise PromptEvaluationError(words, prompt_name=self._context.prompt_name, phase="tool") from found
+        if found is not None and error is None and _is_for_others(found):
+            raise found
+        return error is not None and not _is_for_others(error)
+
+    # Success.
+
+    def _take_value(self) -> Exception | None:
+        """A value that is a dataclass is an event of its own: it goes to the slice of its type."""
+        value = getattr(self.outcome.result, "value", None)
+        if not is_dataclass(value) or isinstance(value, type):
+            return None
+        errors = self._state.session.dispatch(value).errors
+        return errors[0] if errors else None
+
+    def _commit(self) -> None:
+        committed = False
+        try:
+            with self._scope:
+                self._log(self.outcome.result or ToolResult(""))
+            committed = True
+        finally:
+            if not committed:
+                self._restore_resources()
+        self._record(post=True)
+
+    # Failure.
+
+    def _abort(self, error: BaseException | None) -> None:
+        """Resources first: if they cannot all be put back, nothing is, and the call stands as the handler left it."""
+        restored = False
+        try:
+            self._restore_resources()
+            restored = True
+        except (MulliganError, OSError) as stuck:
+            words = f"{self._message()} And then the state could not be put back: {stuck}"
+            if error is not None and not isinstance(error, Exception):
+                # Who is interrupted or cancelled must learn of that first.
+                error.add_note(words)
+                return
+            raise RestoreFailedError(words, tool_error=self._message()) from (error or stuck)
+        finally:
+            self._leave(keep=not restored)
+        self._record(post=False)
+
+    def _leave(self, *, keep: bool) -> None:
+        result = self.outcome.result or ToolResult("", success=False)
+        # What a failed call gave is no state; the log tells only what it said.
+        self._log(replace(result, value=None, success=False))
+        if not keep:
+            self._attempt.fail(type(self.outcome.error).__name__ if self.outcome.error is not None else "success_false")
+        self._scope.close()
+
+    def _restore_resources(self) -> None:
+        state = self._state
+        state.session, state.resources, state.clock, state.rng = self._parts
+        if self._is_read_only:
+            return
+        with restoring_together(state.captured_whole(), self.pre.resources):
+            for lazy, made, first in reversed(self._births.born):
+                if first is not None:
+                    made.restore(first)
+                lazy.forget()
+
+    @property
+    def _is_read_only(self) -> bool:
+        return self.outcome.tool is not None and self.outcome.tool.read_only
+
+    def _message(self) -> str:
+        return self.outcome.result.message if self.outcome.result is not None else ""
+
+    # The record.
+
+    def _log(self, result: ToolResult[Any]) -> None:
+        entry = ToolInvoked(
+            name=self._call.name,
+            params=dict(self.outcome.params),
+            result=result,
+            created_at=self._state.clock.now(),
+            call_id=self._call.id,
+            prompt_name=self._context.prompt_name,
+            adapter=self._context.adapter,
+            rendered_output=result.message[:RENDERED_CHARACTERS],
+        )
+        self._state.session.dispatch(entry)
+
+    def _record(self, *, post: bool) -> None:
+        state = self._state
+        if state.checkpoints is None:
+            return
+        after: CompositeSnapshot | None = None
+        if post:
+            tagged = SnapshotMetadata(f"post:{self._call.id}", self._call.id, self._call.name, "post_tool")
+            after = state.snapshot(metadata=tagged)
+        elapsed = state.clock.now() - self._started
+        state.checkpoints.record(self._call.id, pre=self.pre, post=after, result=self.outcome.result, elapsed=elapsed)
+
+
+def _is_deadline(error: BaseException | None) -> bool:
+    """A tool that found that time is over, or our own call's deadline."""
+    return isinstance(error, MulliganError) and error.code == "deadline_exceeded"
+
+
+def _is_for_others(error: BaseException) -> bool:
+    """What is not the tool's to answer for: retries, broken state, and the end of the process or task."""
+    passed_on = VisibilityExpansionRequired | PromptEvaluationError | RestoreFailedError
+    return not isinstance(error, Exception) or isinstance(error, passed_on)
+
+
+def _as_failure(tool: str, error: BaseException) -> ToolResult[Any]:
+    said = str(error) or type(error).__name__
+    kind = "got wrong arguments" if isinstance(error, ToolValidationError) else "failed"
+    return ToolResult(f"{tool} {kind}: {said}", None, success=False)
+
+
+class tool_execution(AbstractContextManager[ToolExecutionOutcome]):
+    """A tool call as a block. If the context knows the tool, it has run when the block begins and the outcome has its
+    result; else the block does the work and sets `outcome.result`. Leaving the block commits or puts everything back:
+
+        with tool_execution(context=context, tool_call=call, execution_state=state) as outcome:
+            outcome.result = ToolResult("done")
+    """
+
+    def __init__(self, *, context: ToolContext, tool_call: ProviderToolCall, execution_state: ExecutionState) -> None:
+        self._context = replace(context, execution_state=execution_state, tool_call_id=tool_call.id)
+        self._call = tool_call
+        self._transaction = _Transaction(execution_state, tool_call, self._context)
+        self._is_over = False
+        self._gate = ExitStack()
+
+    def __enter__(self) -> ToolExecutionOutcome:
+        with ExitStack() as entering:
+            entering.enter_context(_passing(self._context, self._call))
+            outcome = self._transaction.__enter__()
+            if self._call.name in self._context.tools:
+                self._is_over = True
+                with self._finishing_if_failed():
+                    outcome.result = _run_here(_prepared(outcome, self._call, self._context))
+                    self._is_over = not outcome.result.success
+            self._gate = entering.pop_all()
+        return outcome
+
+    def _finishing_if_failed(self) -> AbstractContextManager[object]:
+        """The handler's own failure ends the transaction at once; its success leaves it open for the block."""
+
+        def leave(_: object, error: BaseException | None, trace: object) -> bool:
+            return self._is_over and self._transaction.__exit__(None, error, trace)
+
+        stack = ExitStack()
+        stack.push(leave)
+        return stack
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> bool:
+        with self._gate:
+            return False if self._is_over else self._transaction.__exit__(None, error, trace)
+
+
+@dataclass(slots=True)
+class ToolRunner:
+    """Runs the tools of a registry on one state, each call as a transaction. Safe to use from many threads and tasks:
+    calls whose resources are captured whole wait for each other, unless the tool is read-only."""
+
+    execution_state: ExecutionState
+    tool_registry: Mapping[str, Tool[Any, Any]]
+    prompt_name: str = ""
+    adapter: str = ""
+
+    def execute(self, tool_call: ProviderToolCall, *, context: ToolContext | None = None) -> ToolResult[Any]:
+        """The tool's result; a failed one if it raised. Async handlers are run to their end.
+
+        Raises VisibilityExpansionRequired, PromptEvaluationError for a deadline, RestoreFailedError, and whatever ends
+        the process; in each case nothing of the call is left.
+        """
+        told = self._context(tool_call, context)
+        with _passing(told, tool_call):
+            transaction = _Transaction(self.execution_state, tool_call, told)
+            with transaction as outcome:
+                outcome.result = _run_here(_prepared(outcome, tool_call, told))
+            return transaction.outcome.result or ToolResult("")
+
+    async def aexecute(self, tool_call: ProviderToolCall, *, context: ToolContext | None = None) -> ToolResult[Any]:
+        """The same for an event loop: sync handlers run in a worker thread. Cancelling it aborts the call."""
+        told = self._context(tool_call, context)
+        async with _apassing(told, tool_call):
+            transaction = _Transaction(self.execution_state, tool_call, told)
+            with transaction as outcome:
+                outcome.result = await _run_async(_prepared(outcome, tool_call, told), told)
+            return transaction.outcome.result or ToolResult("")
+
+    def _context(self, call: ProviderToolCall, context: ToolContext | None) -> ToolContext:
+        given = context or ToolContext(self.execution_state, adapter=self.adapter)
+        return replace(
+            given,
+            execution_state=self.execution_state,
+            tool_call_id=call.id,
+            prompt_name=given.prompt_name or self.prompt_name,
+            adapter=given.adapter or self.adapter,
+            tools=self.tool_registry,
+        )
+
+
+@dataclass(slots=True, frozen=True)
+class _Prepared:
+    tool: Tool[Any, Any]
+    call: Callable[[], Any]
+    context: ToolContext
+
+
+def _prepared(outcome: ToolExecutionOutcome, call: ProviderToolCall, context: ToolContext) -> _Prepared:
+    """Find the tool, read its arguments, look at the clock."""
+    tool = outcome.tool = context.tools.get(call.name)
+    if tool is None:
+        raise ToolValidationError(f"There is no tool {call.name!r}; there are {sorted(context.tools)}.")
+    outcome.params = call.parsed()
+    bound = tool.bound(outcome.params, context)
+    context.check_deadline()
+    return _Prepared(tool, bound, context)
+
+
+def _run_here(prepared: _Prepared) -> ToolResult[Any]:
+    given = prepared.call()
+    if inspect.isawaitable(given):
+        given = _to_its_end(_awaited(given, prepared.context))
+    return _in_time(as_result(given), prepared.context)
+
+
+def _to_its_end(coroutine: Any) -> Any:
+    """Run a coroutine from sync code; from inside an event loop, on a loop of its own in another thread."""
+    if _is_loop_running():
+        return _in_thread(copy_context(), lambda: asyncio.run(coroutine))
+    return asyncio.run(coroutine)
+
+
+def _is_loop_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _in_thread(context: Any, act: Callable[[], Any]) -> Any:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(context.run, act).result()
+
+
+async def _run_async(prepared: _Prepared, context: ToolContext) -> ToolResult[Any]:
+    if prepared.tool.is_async:
+        given = await _awaited(prepared.call(), context)
+    else:
+        given = await _in_worker(prepared.call)
+        if inspect.isawaitable(given):
+            given = await _awaited(given, context)
+    return _in_time(as_result(given), context)
+
+
+async def _awaited(given: Any, context: ToolContext) -> Any:
+    """With the deadline as a limit, so that a handler that only waits is cut short."""
+    left_s = None if context.deadline is None else (context.deadline - context.clock.now()).total_seconds()
+    try:
+        async with asyncio.timeout(left_s) as limit:
+            return await given
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise DeadlineExceededError("The deadline passed while the tool was at work.") from None
+
+
+async def _in_worker(call: Callable[[], Any]) -> Any:
+    """A thread cannot be stopped. Who is cancelled waits for it: it must not act after the state is put back."""
+    work = asyncio.ensure_future(asyncio.to_thread(call))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await _settled(work)
+        raise
+
+
+async def _settled(work: asyncio.Future[Any]) -> None:
+    while not work.done():
+        try:
+            await asyncio.wait([work])
+        except asyncio.CancelledError:
+            continue
+    if not work.cancelled():
+        work.exception()
+
+
+def _in_time(result: ToolResult[Any], context: ToolContext) -> ToolResult[Any]:
+    context.check_deadline()
+    return result
+
+
+def _gate_of(state: ExecutionState) -> Gate:
+    with _making_gates:
+        if not isinstance(state.gate, Gate):
+            state.gate = Gate()
+        return state.gate
+
+
+def _needs_gate(context: ToolContext, call: ProviderToolCall) -> bool:
+    """Where nothing is captured whole, calls cannot harm each other; nor can one that only reads."""
+    tool = context.tools.get(call.name)
+    return bool(context.execution_state.captured_whole()) and not (tool is not None and tool.read_only)
+
+
+def _passing(context: ToolContext, call: ProviderToolCall) -> AbstractContextManager[None]:
+    return _gate_of(context.execution_state).passed() if _needs_gate(context, call) else nullcontext()
+
+
+def _apassing(context: ToolContext, call: ProviderToolCall) -> AbstractAsyncContextManager[None]:
+    return _gate_of(context.execution_state).apassed() if _needs_gate(context, call) else nullcontext()

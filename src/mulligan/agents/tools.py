@@ -1,0 +1,265 @@
+"""Tools: a name, words for the model, and a function. What the function takes is read from its signature."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from datetime import datetime
+from functools import cached_property
+from random import Random
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
+
+from mulligan.history.composite import ExecutionState
+from mulligan.session.known import ToolResult
+from mulligan.session.resources import ResourceRegistry
+from mulligan.session.state import Session
+from mulligan.values.canonical import decode, encode
+from mulligan.values.clock import Clock
+from mulligan.values.faults import MulliganError
+from mulligan.values.state_faults import DeadlineExceededError, ToolValidationError
+from mulligan.workspace.filesystem import Filesystem
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+ParamsT = TypeVar("ParamsT")
+ResultT = TypeVar("ResultT")
+Handler = Callable[..., Any]
+
+_CONTEXT_NAMES = frozenset({"context", "ctx", "tool_context"})
+_STATE_NAMES = frozenset({"execution_state", "state"})
+_ANYTHING: Mapping[str, Any] = {"type": "object", "additionalProperties": True}
+
+
+@dataclass(slots=True, frozen=True)
+class ProviderToolCall:
+    """A model's wish. `arguments` are JSON text, as providers send them, or already an object."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any] | str = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The arguments as JSON text."""
+        return self.arguments if isinstance(self.arguments, str) else encode(dict(self.arguments)).decode("utf-8")
+
+    def parsed(self) -> dict[str, Any]:
+        """Raises ToolValidationError for arguments that are no JSON object."""
+        if not isinstance(self.arguments, str):
+            return dict(self.arguments)
+        try:
+            body = decode(self.arguments) if self.arguments.strip() else {}
+        except MulliganError as error:
+            raise ToolValidationError(f"The arguments of {self.name} are not JSON: {error.message}") from None
+        if not isinstance(body, dict):
+            raise ToolValidationError(f"The arguments of {self.name} are not a JSON object.")
+        return body
+
+
+@dataclass(slots=True, frozen=True)
+class ToolContext:
+    """What a handler is told of where it runs."""
+
+    execution_state: ExecutionState
+    tool_call_id: str = ""
+    prompt_name: str = ""
+    adapter: str = ""
+    deadline: datetime | None = None
+    tools: Mapping[str, Tool[Any, Any]] = field(default_factory=dict)
+
+    @property
+    def session(self) -> Session:
+        return self.execution_state.session
+
+    @property
+    def resources(self) -> ResourceRegistry:
+        return self.execution_state.resources
+
+    @property
+    def filesystem(self) -> Filesystem | None:
+        return self.execution_state.resources.get(Filesystem)  # type: ignore[type-abstract]  # a key, never made
+
+    @property
+    def clock(self) -> Clock:
+        return self.execution_state.clock
+
+    @property
+    def rng(self) -> Random | None:
+        return self.execution_state.rng
+
+    def check_deadline(self) -> None:
+        """Raises DeadlineExceededError once the time is over; long handlers may ask now and then."""
+        if self.deadline is not None and self.clock.now() >= self.deadline:
+            raise DeadlineExceededError(f"The deadline {self.deadline.isoformat()} has passed.")
+
+
+@dataclass(frozen=True)
+class Tool(Generic[ParamsT, ResultT]):
+    """`handler(params, *, context)`, sync or async; or one that takes its arguments by name, or nothing at all.
+
+    `params` is the dataclass or pydantic model of its arguments, if the handler's own annotations do not say. A
+    `read_only` tool promises to change nothing, so several may run side by side.
+    """
+
+    name: str
+    description: str
+    handler: Handler
+    params: type[ParamsT] | None = None
+    read_only: bool = False
+    schema: Mapping[str, Any] | None = None
+
+    @cached_property
+    def _shape(self) -> _Shape:
+        return _shape_of(self.handler, self.params)
+
+    @cached_property
+    def parameters(self) -> Mapping[str, Any]:
+        """The JSON schema of the arguments, for a model."""
+        return self.schema if self.schema is not None else self._shape.schema()
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(_function(self.handler))
+
+    def bound(self, arguments: Mapping[str, Any], context: ToolContext) -> Callable[[], Any]:
+        """The handler, ready to be called. Raises ToolValidationError for arguments it does not take."""
+        positional, named = self._shape.bind(self.name, arguments, context)
+        return lambda: self.handler(*positional, **named)
+
+
+def as_result(value: object) -> ToolResult[Any]:
+    """What a handler gave, as a result: whatever is none is a success and speaks for itself."""
+    if isinstance(value, ToolResult):
+        return value
+    return ToolResult("" if value is None else str(value), value)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """How a handler wants to be called: `whole` is the parameter that takes all arguments, `named` those by name."""
+
+    context: tuple[inspect.Parameter, ...]
+    state: tuple[inspect.Parameter, ...]
+    whole: inspect.Parameter | None
+    kind: Any
+    named: Mapping[str, inspect.Parameter]
+    hints: Mapping[str, Any]
+    takes_any: bool
+
+    def bind(self, tool: str, arguments: Mapping[str, Any], context: ToolContext) -> tuple[list[Any], dict[str, Any]]:
+        given: dict[str, Any] = {one.name: context for one in self.context}
+        given |= {one.name: context.execution_state for one in self.state}
+        if self.whole is not None:
+            given[self.whole.name] = _parsed(tool, self.kind, arguments)
+        else:
+            given |= self._by_name(tool, arguments)
+        parameters = (*self.context, *self.state, *self.named.values(), *((self.whole,) if self.whole else ()))
+        only = [one.name for one in parameters if one.kind is one.POSITIONAL_ONLY and one.name in given]
+        return [given.pop(name) for name in only], given
+
+    def _by_name(self, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        unknown = [] if self.takes_any else sorted(arguments.keys() - self.named.keys())
+        missing = sorted(n for n, one in self.named.items() if one.default is one.empty and n not in arguments)
+        if unknown or missing:
+            raise ToolValidationError(f"{tool} takes {sorted(self.named)}; unknown: {unknown}, missing: {missing}.")
+        return {name: _parsed(tool, self.hints.get(name), value) for name, value in arguments.items()}
+
+    def schema(self) -> Mapping[str, Any]:
+        if self.whole is not None:
+            adapter = _adapter(self.kind)
+            return _ANYTHING if adapter is None else adapter.json_schema()
+        adapters = {name: _adapter(self.hints.get(name)) for name in self.named}
+        return {
+            "type": "object",
+            "properties": {name: {} if one is None else one.json_schema() for name, one in adapters.items()},
+            "required": [name for name, one in self.named.items() if one.default is one.empty],
+            "additionalProperties": self.takes_any,
+        }
+
+
+def _shape_of(handler: Handler, params: type[Any] | None) -> _Shape:
+    try:
+        found = list(inspect.signature(handler).parameters.values())
+    except (TypeError, ValueError):
+        found = [inspect.Parameter("params", inspect.Parameter.POSITIONAL_ONLY)]
+    hints = _hints_of(handler)
+    context = tuple(one for one in found if one.name in _CONTEXT_NAMES or _is(hints.get(one.name), ToolContext))
+    state = tuple(one for one in found if one.name in _STATE_NAMES or _is(hints.get(one.name), ExecutionState))
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    rest = [one for one in found if one not in (*context, *state) and one.kind not in several]
+    whole = rest[0] if len(rest) == 1 and _takes_whole(rest[0], hints.get(rest[0].name), params) else None
+    kind = params or (None if whole is None else hints.get(whole.name))
+    return _Shape(
+        context=context,
+        state=state,
+        whole=whole,
+        kind=kind,
+        named={} if whole is not None else {one.name: one for one in rest},
+        hints=hints,
+        takes_any=any(one.kind is inspect.Parameter.VAR_KEYWORD for one in found),
+    )
+
+
+def _takes_whole(parameter: inspect.Parameter, hint: Any, params: type[Any] | None) -> bool:
+    """Whether the only parameter of a handler is all arguments together, or one of them."""
+    if params is not None or parameter.name in ("params", "arguments", "args", "_", "input"):
+        return True
+    return is_dataclass(hint) or hasattr(hint, "model_validate") or getattr(hint, "__origin__", hint) in (dict, Mapping)
+
+
+def _function(handler: Handler) -> Any:
+    """Of an object that can be called, what calls it."""
+    return handler if inspect.isroutine(handler) else type(handler).__call__
+
+
+def _hints_of(handler: Handler) -> Mapping[str, Any]:
+    function = _function(handler)
+    try:
+        return get_type_hints(function)
+    except (NameError, TypeError, AttributeError):
+        # Names that only exist inside a function, or for type checkers: then the words themselves have to do.
+        return dict(getattr(function, "__annotations__", {}))
+
+
+def _is(hint: Any, kind: type[Any]) -> bool:
+    return hint is kind or (isinstance(hint, str) and hint.rpartition(".")[2] == kind.__name__)
+
+
+def _adapter(kind: Any) -> TypeAdapter[Any] | None:
+    """None for a type that says nothing, or that pydantic cannot make sense of."""
+    if kind is None or kind is Any or isinstance(kind, str):
+        return None
+    from pydantic import TypeAdapter
+    from pydantic.errors import PydanticUserError
+
+    try:
+        return TypeAdapter(kind)
+    except (PydanticUserError, NameError):
+        return None
+
+
+def _parsed(tool: str, kind: Any, value: Any) -> Any:
+    """Strictly as annotated, but for what JSON cannot say otherwise: a list for a tuple, text for a date."""
+    if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
+        _check_fields(tool, kind, value)
+    adapter = _adapter(kind)
+    if adapter is None:
+        return kind(**value) if is_dataclass(kind) and isinstance(kind, type) else value
+    from pydantic import ValidationError
+
+    try:
+        return adapter.validate_json(encode(value), strict=True)
+    except ValidationError as error:
+        words = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'it'}: {one['msg']}" for one in error.errors())
+        raise ToolValidationError(f"{tool}: {words}") from None
+
+
+def _check_fields(tool: str, kind: type[Any], given: Mapping[str, Any]) -> None:
+    known = {one.name: one for one in fields(kind) if one.init}
+    unknown = sorted(given.keys() - known.keys())
+    needed = [n for n, one in known.items() if one.default is MISSING and one.default_factory is MISSING]
+    missing = sorted(set(needed) - given.keys())
+    if unknown or missing:
+        raise ToolValidationError(f"{tool} takes {sorted(known)}; unknown: {unknown}, missing: {missing}.")

@@ -1,0 +1,248 @@
+"""`mulligan hooks install|uninstall|status`: other people's agents, made undoable; and the process behind the hooks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from mulligan.agents.hooks.hosts import HOSTS, Scope
+from mulligan.agents.hooks.settings import Settings
+from mulligan.cli.options import Common, common_options
+from mulligan.cli.output import paint, print_json, visible
+from mulligan.values.faults import fault
+
+_NEXT = {
+    "claude": "Start a new session, or the ones that run will not know. `claude` may ask you to trust the folder.",
+    "gemini": "Start a new session. Hooks of a project run only in a folder that Gemini CLI trusts.",
+    "codex": "Codex runs a hook only after you have looked at it: start `codex` and trust it under /hooks.",
+}
+
+
+@click.group()
+def hooks() -> None:
+    """Make the tools of Claude Code, Gemini CLI or Codex undoable, by their own hooks."""
+
+
+def _scoped(command: Any) -> Any:
+    for option in (
+        click.option("--project", "scope", flag_value="project", help="Only in this folder."),
+        click.option("--user", "scope", flag_value="user", default="user", help="In all of your folders (default)."),
+        click.argument("agent", type=click.Choice(sorted(HOSTS))),
+    ):
+        command = option(command)
+    return command
+
+
+def _settings(common: Common, agent: str, scope: Scope) -> Settings:
+    host = HOSTS[agent]
+    path = host.settings_path(scope, root=_root(common), environ=os.environ)
+    return Settings(host, path, hooks_folder(common.store))
+
+
+def _root(common: Common) -> str:
+    """A project's settings are where its agent looks for them: in the folder given, else in this one."""
+    return common.root or os.getcwd()
+
+
+def hooks_folder(store: str | None) -> str:
+    from mulligan.agents.hooks.keeper import FOLDER
+
+    return os.path.join(home_of(store), FOLDER)
+
+
+def home_of(store: str | None) -> str:
+    from mulligan.opening import store_directory
+
+    home = store_directory(store, os.environ)
+    if home is None:
+        raise fault("unsupported_target", "Hooks need a store that outlives the agent; give --store a directory.")
+    return home
+
+
+@hooks.command()
+@_scoped
+@common_options
+def install(common: Common, agent: str, scope: Scope) -> None:
+    """Put our hooks into the agent's settings, beside whatever is there."""
+    settings = _settings(common, agent, scope)
+    changed = settings.install(None if common.store is None else home_of(common.store))
+    if common.as_json:
+        print_json({"agent": agent, "path": settings.path, "changed": changed})
+        return
+    words = "Hooks are in" if changed else "Nothing to do: hooks are in"
+    click.echo(f"{words} {visible(settings.path)}.")
+    click.echo(_NEXT[agent])
+
+
+@hooks.command()
+@_scoped
+@common_options
+def uninstall(common: Common, agent: str, scope: Scope) -> None:
+    """Take our hooks out again; the rest of the settings stays as it is."""
+    settings = _settings(common, agent, scope)
+    changed = settings.uninstall()
+    if not _any_installed(common):
+        _stop(common)
+    if common.as_json:
+        print_json({"agent": agent, "path": settings.path, "changed": changed})
+        return
+    click.echo(f"{'Hooks are gone from' if changed else 'There were none of our hooks in'} {visible(settings.path)}.")
+
+
+def _any_installed(common: Common) -> bool:
+    from mulligan.agents.hooks.settings import remembered
+
+    return remembered(hooks_folder(common.store))
+
+
+def _stop(common: Common) -> None:
+    from mulligan.agents.hooks.keeper import ask_keeper
+
+    ask_keeper(hooks_folder(common.store), b"stop")
+
+
+@hooks.command()
+@click.argument("agent", type=click.Choice(sorted(HOSTS)), required=False)
+@common_options
+def status(common: Common, agent: str | None) -> None:
+    """Say what is installed where, and whether the background process runs."""
+    body = {"hooks": _standings(common, agent), **_process(common)}
+    if common.as_json:
+        print_json(body)
+        return
+    for one in body["hooks"]:
+        colour = {"installed": "green", "partly": "yellow", "broken": "red"}.get(one["state"], "dim")
+        why = f" ({visible(one['reason'])})" if one.get("reason") else ""
+        click.echo(f"{one['agent']:<7} {one['scope']:<8} {paint(one['state'], colour)}  {visible(one['path'])}{why}")
+    running = body["process"]
+    click.echo(f"background process: {'running, pid ' + str(running['pid']) if running else 'not running'}")
+    if body["undelivered"]:
+        click.echo(f"{body['undelivered']} events could not be delivered yet")
+    if body["trouble"]:
+        click.echo(paint(f"last trouble: {visible(body['trouble'].strip())}", "yellow"))
+
+
+def _standings(common: Common, agent: str | None) -> list[dict[str, Any]]:
+    asked = [agent] if agent is not None else sorted(HOSTS)
+    scopes: tuple[Scope, ...] = ("user", "project")
+    return [_standing(common, name, scope) for name in asked for scope in scopes]
+
+
+def _standing(common: Common, agent: str, scope: Scope) -> dict[str, Any]:
+    from mulligan.values.faults import MulliganError
+
+    settings = _settings(common, agent, scope)
+    body: dict[str, Any] = {"agent": agent, "scope": scope, "path": settings.path}
+    try:
+        found = settings.standing()
+    except MulliganError as error:
+        return body | {"state": "broken", "reason": error.message}
+    state = "installed" if found.is_installed else "partly" if found.events else "no"
+    return body | {"state": state, "events": sorted(set(found.events))}
+
+
+def _process(common: Common) -> dict[str, Any]:
+    from mulligan.agents.hooks.dispatch import TROUBLE
+    from mulligan.agents.hooks.keeper import ask_keeper
+    from mulligan.agents.hooks.spool import Spool
+    from mulligan.values.canonical import decode
+
+    folder = hooks_folder(common.store)
+    answer = ask_keeper(folder, b"status")
+    try:
+        with open(os.path.join(folder, TROUBLE), encoding="utf-8", errors="replace") as file:
+            trouble = file.read(10_000)
+    except OSError:
+        trouble = ""
+    return {
+        "process": decode(answer) if answer else None,
+        "undelivered": len(Spool(folder).names()),
+        "trouble": trouble,
+    }
+
+
+@hooks.command(hidden=True)
+@click.option("--once", is_flag=True, help="Write down the one event on stdin.")
+@common_options
+def keep(common: Common, once: bool) -> None:
+    """Be the process behind the hooks. They start it themselves."""
+    from mulligan.agents.hooks import keeper
+
+    home = home_of(common.store)
+    folder = os.path.join(home, keeper.FOLDER)
+    rooms = _Rooms(home)
+    try:
+        if once:
+            keeper.keep_once(folder, rooms.recorder_for, sys.stdin.buffer.read(), _print_answer)
+        else:
+            keeper.keep(folder, rooms.recorder_for)
+    finally:
+        rooms.close()
+
+
+def _print_answer(answer: bytes) -> None:
+    sys.stdout.buffer.write(answer)
+    sys.stdout.buffer.flush()
+
+
+class _Rooms:
+    """The roots that agents work in, each opened when its first event comes."""
+
+    def __init__(self, home: str) -> None:
+        self._home = home
+        self._by_root: dict[str, Any] = {}
+        self._by_session: dict[str, Any] = {}
+
+    def recorder_for(self, event: Any, project: str) -> Any:
+        known = self._by_session.get(event.session)
+        if known is None:
+            known = self._by_session[event.session] = self._opened(self._root_of(event, project))
+        return known[1]
+
+    def _opened(self, root: str) -> Any:
+        from mulligan import opening
+        from mulligan.agents.hooks.recorder import Recorder
+
+        if root not in self._by_root:
+            opened = opening.open(root, store=self._home)
+            self._by_root[root] = (opened, Recorder(opened.desk))
+        return self._by_root[root]
+
+    def _root_of(self, event: Any, project: str) -> str:
+        """Where the session has worked before; else the nearest known root above its project; else that project."""
+        before = self._root_before(event.session)
+        if before is not None and os.path.isdir(before):
+            return before
+        inside = project and (event.cwd == project or event.cwd.startswith(project.rstrip("/") + "/"))
+        start = os.path.realpath(project if inside else event.cwd)
+        return nearest_root(start, self._home)
+
+    def _root_before(self, session: str) -> str | None:
+        from mulligan.history.schema import SCHEMA
+        from mulligan.history.tables import ROOTS
+        from mulligan.opening import open_store
+        from mulligan.session.tables import SESSIONS
+        from mulligan.values.clock import SystemClock
+
+        store = open_store(self._home, SCHEMA, durability="process", clock=SystemClock())
+        try:
+            with store.read() as tx:
+                row = tx.get(SESSIONS, session)
+                root = tx.get(ROOTS, row.root) if row is not None else None
+            return None if root is None else os.fsdecode(root.place) or "/"
+        finally:
+            store.close()
+
+    def close(self) -> None:
+        for opened, _ in self._by_root.values():
+            opened.close()
+
+
+def nearest_root(start: str, home: str) -> str:
+    from mulligan.cli.doors import known_roots
+
+    above = [root for root in known_roots(home) if start == root or start.startswith(root.rstrip("/") + "/")]
+    return max(above, key=len, default=start)

@@ -1,0 +1,50 @@
+"""A session's typed state in its calls: what a call does to slices is published with it, or never was."""
+
+from __future__ import annotations
+
+from mulligan.history.call import Call
+from mulligan.session.kept import StoreHome, Written
+from mulligan.session.pending import Pending, doing
+from mulligan.session.state import Session as State
+from mulligan.store.protocol import Tx
+
+
+class slices_beside:
+    """The block's changes to slices end with the call: in the same transaction, or, if it is aborted, not at all.
+
+    In a call that is part of another one they go to that one's, unless the block fails.
+    """
+
+    def __init__(self, state: State, home: StoreHome, call: Call, *, joins: bool) -> None:
+        self._state = state
+        self._home = home
+        self._call = call
+        self._joins = joins
+        self._written: Written | None = None
+
+    def __enter__(self) -> Pending:
+        self._pending = self._state.pending()
+        if not self._joins:
+            self._call.at_end.append(self._end)
+        self._scope = doing(self._pending)
+        return self._scope.__enter__()
+
+    def _end(self, tx: Tx, status: str) -> bool:
+        """Logs are kept however the call ends."""
+        pending, only_logs = self._pending, status != "committed"
+        pending.close()
+        if not pending.now:
+            return False
+        self._written = self._home.write(
+            tx, lambda read: pending.settle(read, only_logs=only_logs), pending.policy_of, call=self._call.id
+        )
+        return self._written.moved
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self._scope.__exit__()
+        if self._joins:
+            self._pending.publish(only_logs=error is not None)
+            return
+        if self._written is not None and self._call.status in ("committed", "aborted"):
+            self._written.adopt()
+        self._state.tell(self._pending, only_logs=self._call.status != "committed")

@@ -1,0 +1,198 @@
+"""Points of a session that one can go back to or fork from, and what a way back does to the talk.
+
+A point is a call or a message. It divides the calls of its session, and what was said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mulligan.history.desk import Desk
+from mulligan.history.ledger import Ledger
+from mulligan.history.log import calls_of, find_call
+from mulligan.history.tables import REDO, TURNS, CallRow
+from mulligan.session.positions import (
+    call_began,
+    call_ended,
+    check_continuable,
+    has_talk,
+    message_named,
+    turn_bounds,
+    without_turn,
+)
+from mulligan.session.projection import WINDOWS
+from mulligan.session.tables import session_journal
+from mulligan.session.transcript import Archive, head_of, seq_of, window_at, window_of
+from mulligan.session.windows import Window, at_place, length, part, to_json
+from mulligan.store.protocol import Tx
+from mulligan.values.faults import MulliganError, fault
+from mulligan.values.ids import SessionId
+
+_END = 2**62
+
+
+def archive_of(ledger: Ledger) -> Archive:
+    return Archive(ledger.store, ledger.journal, ledger.clock, ledger.ids)
+
+
+@dataclass(slots=True, frozen=True)
+class Point:
+    """`kept` is what was in force there, `rest` what follows it now; `later`, the calls after it, newest first."""
+
+    session: SessionId | None
+    call: CallRow | None
+    kept: Window
+    rest: Window
+    later: tuple[CallRow, ...]
+
+
+def find_point(desk: Desk, name: str | int, session: SessionId | None, *, side: str) -> Point:
+    """A call, or a message in force by its id or by how many there are up to it. Raises `unknown_point`."""
+    if side not in ("before", "after"):
+        raise fault("invalid_params", "side is 'before' or 'after'.", field="side")
+    if isinstance(name, int) or "#" in name:
+        return _message_point(desk, name, session, side=side) or _call_point(desk, name, session, side=side)
+    try:
+        return _call_point(desk, name, session, side=side)
+    except MulliganError as error:
+        found = _message_point(desk, name, session, side=side) if error.code == "unknown_call" else None
+        if found is None:
+            raise
+        return found
+
+
+def _message_point(desk: Desk, name: str | int, session: SessionId | None, *, side: str) -> Point | None:
+    if session is None:
+        return None
+    with desk.ledger.store.read() as tx:
+        window = window_of(tx, session)
+        if isinstance(name, int):
+            if not 0 <= name <= length(window):
+                return None
+            place, source, seq = name, session, _seq_before(tx, session, window, name)
+        else:
+            found = message_named(tx, archive_of(desk.ledger), session, name)
+            if found is None:
+                return None
+            source, seq, place = SessionId(found[0]), found[1], found[2] + (side == "after")
+        later = _calls_after(tx, desk, session, seq if source == session else 0)
+        return Point(session, None, part(window, 0, place), part(window, place, _END), later)
+
+
+def _seq_before(tx: Tx, session: SessionId, window: Window, place: int) -> int:
+    """The record of the message before a place; 0, if that is not a message of this session's own."""
+    source, number = at_place(window, place - 1) if place else ("", 0)
+    return seq_of(tx, session, number) if source == session else 0
+
+
+def _calls_after(tx: Tx, desk: Desk, session: SessionId, seq: int) -> tuple[CallRow, ...]:
+    rows = (row for row in calls_of(tx, desk, session) if row.wseq is not None and not row.external)
+    return tuple(row for row in rows if (call_began(tx, session, row.id, row.started_at) or _END) > seq)
+
+
+def _call_point(desk: Desk, name: str | int, session: SessionId | None, *, side: str) -> Point:
+    if isinstance(name, int):
+        raise fault("unknown_point", f"There is no message {name} here.", point=name)
+    row = find_call(desk, name, session)
+    if row.status == "open":
+        raise fault("call_open", f"Call {row.id} is still running.")
+    session = SessionId(row.session) if row.session is not None else None
+    with desk.ledger.store.read() as tx:
+        later = [one for one in calls_of(tx, desk, session, after=row.id) if one.wseq is not None and not one.external]
+        own = [row] if side == "before" and row.wseq is not None else []
+        if session is None:
+            return Point(None, row, (), (), (*later, *own))
+        now = window_of(tx, session)
+        began = call_began(tx, session, row.id, row.started_at)
+        ended = call_ended(tx, session, row.id, row.ended_at or row.started_at)
+        seq = (began - 1 if began else 0) if side == "before" else (ended or _END)
+        kept = window_at(tx, session, seq)
+        same = part(now, 0, length(kept)) == kept
+        return Point(session, row, kept, part(now, length(kept), _END) if same else (), (*later, *own))
+
+
+# What a way back does to the talk.
+
+
+@dataclass(slots=True, frozen=True)
+class TalkMove:
+    """What shall be in force in a session, worked out in the transaction that puts it there."""
+
+    session: SessionId
+    target: Callable[[Tx], Window]
+
+    def shown(self, desk: Desk) -> dict[str, int] | None:
+        """How many messages would be in force, and how many are; None if nothing changes."""
+        with desk.ledger.store.read() as tx:
+            now, then = window_of(tx, self.session), self.target(tx)
+        return None if now == then else {"messages": length(then), "messages_before": length(now)}
+
+    def apply_in(self, tx: Tx, ledger: Ledger, verb: str, call: str) -> None:
+        window = self.target(tx)
+        if window == window_of(tx, self.session):
+            return
+        was = head_of(tx, self.session)
+        body: dict[str, Any] = {"verb": verb, "spans": to_json(window), "was": was, "call": call}
+        ledger.journal.append(tx, session_journal(self.session), "window.changed", body, at=ledger.now())
+
+
+def move_to(desk: Desk, point: Point) -> TalkMove | None:
+    """Put in force what was at a point. Raises `not_continuable`."""
+    if point.session is None:
+        return None
+    with desk.ledger.store.read() as tx:
+        check_continuable(tx, archive_of(desk.ledger), point.kept, point.rest)
+    return TalkMove(point.session, lambda _: point.kept)
+
+
+def move_of_turn(desk: Desk, session: SessionId, turn: str) -> TalkMove | None:
+    """Take the messages of a turn out of force; None if it was not opened by hand, or has none there."""
+    with desk.ledger.store.read() as tx:
+        bounds = _bounds(tx, session, turn)
+        if bounds is None or not has_talk(tx, session, *bounds):
+            return None
+    begin, end = bounds
+    return TalkMove(session, lambda tx: without_turn(tx, session, begin, end))
+
+
+def _bounds(tx: Tx, session: SessionId, turn: str) -> tuple[int, int] | None:
+    row = tx.get(TURNS, session, turn)
+    if row is None or not row.opened or row.ended_at is None:
+        return None
+    return turn_bounds(tx, session, turn, started_at=row.started_at, ended_at=row.ended_at)
+
+
+def last_turn_with_talk(tx: Tx, session: SessionId) -> tuple[str, int] | None:
+    """The newest completed turn that has messages in force, and where it begins."""
+    rows = [row for row in tx.select(TURNS, {"session": session}) if row.opened and row.ended_at is not None]
+    for row in sorted(rows, key=lambda row: (row.started_at, row.id), reverse=True):
+        bounds = _bounds(tx, session, row.id)
+        if bounds is not None and has_talk(tx, session, *bounds):
+            return row.id, bounds[0]
+    return None
+
+
+def began_at(tx: Tx, row: CallRow) -> int:
+    """Where the turn of a call begins in the journal of its session."""
+    session = SessionId(row.session or "")
+    bounds = _bounds(tx, session, row.turn)
+    return bounds[0] if bounds is not None else call_began(tx, session, row.id, row.started_at) or 0
+
+
+def move_of_redo(desk: Desk, row: CallRow) -> TalkMove | None:
+    """Put in force again what a way back took out; None if it did not touch the talk."""
+    session = SessionId(row.session or "")
+    with desk.ledger.store.read() as tx:
+        moved = [one for one in tx.select(WINDOWS, {"session": session}, descending=True) if one.call == row.id]
+    if not moved:
+        return None
+    was = moved[0].was
+
+    def target(tx: Tx) -> Window:
+        if not tx.has(REDO, session, row.id):
+            raise fault("nothing_to_redo", "The talk has gone on meanwhile, so there is nothing to redo here.")
+        return window_at(tx, session, was)
+
+    return TalkMove(session, target)

@@ -1,0 +1,253 @@
+"""Windows: commands whose changes are seen only afterwards, by `scan` and `watch`.
+
+What every path was is in the store before the command starts (see `kept`), so that it can be put back even if we are
+killed in the middle of it (see `dead_windows`). Who changed a path in a window nobody knows, only that it changed
+between two looks. The tree that was looked at stays in memory and its watcher goes on watching, so that the next window
+opens at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import threading
+import time
+from contextlib import suppress
+from weakref import WeakKeyDictionary
+
+from mulligan.history.call import Call
+from mulligan.history.dead_windows import CLOSED
+from mulligan.history.desk import Desk
+from mulligan.history.kept import Drift, KeptTree
+from mulligan.history.observing import take_stock
+from mulligan.history.tables import OPEN, TOUCHES, WINDOWS, WindowRow
+from mulligan.store.journal import HEADS
+from mulligan.store.protocol import Tx
+from mulligan.values.faults import fault_of_os_error
+from mulligan.values.paths import RepoPath, path_bytes
+from mulligan.workspace.exec.capture import Caught, StrategyName
+from mulligan.workspace.exec.choose import WindowName
+from mulligan.workspace.exec.command import Command
+from mulligan.workspace.exec.spawn import Extras
+
+_MARKS = "windows"
+
+
+class Mark:
+    """A file in which a command's warden leaves the moment of its end, for whoever comes after us.
+
+    It is locked by whoever has its descriptor, us and the warden: once the lock is free, nothing more will be written.
+    """
+
+    def __init__(self, directory: str, name: str) -> None:
+        self.path = os.path.join(directory, _MARKS, name)
+        try:
+            os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
+            self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise fault_of_os_error(error, "Opening a window") from error
+        fcntl.flock(self.fd, fcntl.LOCK_EX)
+
+    def clear(self) -> None:
+        os.ftruncate(self.fd, 0)
+
+    def close_in_order(self) -> None:
+        """Whatever was in the window is the call's by now."""
+        os.pwrite(self.fd, CLOSED, 0)
+        os.ftruncate(self.fd, len(CLOSED))
+
+    def close(self) -> None:
+        os.close(self.fd)
+        with suppress(FileNotFoundError):
+            os.unlink(self.path)
+
+
+class Ready:
+    """What one window needs: the tree as it was last looked at, and a mark."""
+
+    def __init__(self, desk: Desk, *, watched_from: int) -> None:
+        directory = desk.ledger.store.directory
+        self.tree = KeptTree(desk, watched_from=watched_from)
+        self.mark = None if directory is None else Mark(directory, desk.ledger.ids.new())
+
+    def close(self) -> None:
+        self.tree.close()
+        if self.mark is not None:
+            self.mark.close()
+
+
+class Lookout:
+    """The tree of one desk, kept warm between windows. One window at a time has it; one beside it makes its own."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._lock = threading.Lock()
+        self._ready: Ready | None = None
+        self._is_closed = False
+
+    @property
+    def is_watching(self) -> bool:
+        with self._lock:
+            return self._ready is not None and self._ready.tree.watcher is not None
+
+    def borrow(self, name: WindowName) -> Ready:
+        with self._lock:
+            ready, self._ready = self._ready, None
+        if ready is not None and name == "watch" and ready.tree.watcher is None:
+            ready.close()
+            ready = None
+        return ready or Ready(self._desk, watched_from=0 if name == "watch" else _NEVER_WATCHED)
+
+    def give_back(self, ready: Ready) -> None:
+        """Only if it knows what it says it knows."""
+        with self._lock:
+            if self._ready is None and not self._is_closed:
+                self._ready = ready
+                return
+        ready.close()
+
+    def close(self) -> None:
+        with self._lock:
+            ready, self._ready, self._is_closed = self._ready, None, True
+        if ready is not None:
+            ready.close()
+
+
+_NEVER_WATCHED = 1 << 62
+_LOOKOUTS: WeakKeyDictionary[Desk, Lookout] = WeakKeyDictionary()
+_LOOKOUTS_LOCK = threading.Lock()
+
+
+def lookout_of(desk: Desk) -> Lookout:
+    with _LOOKOUTS_LOCK:
+        if desk not in _LOOKOUTS:
+            _LOOKOUTS[desk] = lookout = Lookout(desk)
+            desk.at_close(lookout.close)
+        return _LOOKOUTS[desk]
+
+
+class Window:
+    """One command of a call, between two looks. A `Capture`; `take` what it found when the command is over."""
+
+    def __init__(self, desk: Desk, call: Call, name: WindowName) -> None:
+        self.name: StrategyName = name
+        self._whole = name == "scan"
+        self._borrowed: WindowName = name
+        self._desk = desk
+        self._call = call
+        self._ready: Ready | None = None
+        self._looked = False
+        self.drifts: list[Drift] = []
+        self.since = 0
+        """the workspace's newest record when it was opened"""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is something to take."""
+        return self._ready is not None
+
+    # The command's side.
+
+    def begin(self, command: Command) -> Extras:
+        """From here on everything that changes is in the window; what was there before is in the store."""
+        ready = lookout_of(self._desk).borrow(self._borrowed)
+        try:
+            started_ns = time.clock_gettime_ns(time.CLOCK_REALTIME)
+            self._look_around(ready.tree)
+            self._open(ready, started_ns)
+            self._ready = ready
+        finally:
+            if not self.is_open:
+                ready.close()
+        watcher = ready.tree.watcher
+        return Extras(
+            mark=-1 if ready.mark is None else ready.mark.fd,
+            tended=None if watcher is None else (watcher.fileno(), watcher.drain),
+        )
+
+    def received(self, word: str, fds: list[int]) -> None:
+        raise AssertionError(word)
+
+    def end(self) -> Caught:
+        assert self._ready is not None
+        self.drifts = self._ready.tree.look(whole=self._whole)
+        self._looked = True
+        return Caught(
+            frozenset(self._absolute(one.path) for one in self.drifts), self._coverage(), attribution="window"
+        )
+
+    def _coverage(self) -> tuple[tuple[bytes, str], ...]:
+        assert self._ready is not None
+        lost = {self._absolute(one.path): "no_baseline" for one in self.drifts if one.before is None}
+        return tuple(sorted((lost | dict.fromkeys(self._ready.tree.specials, "special_file")).items()))
+
+    def _look_around(self, tree: KeptTree) -> None:
+        """What changed since the last window is somebody else's, and goes on record as such."""
+        take_stock(self._desk, tree, whole=self._whole)
+        while not tree.is_settled:
+            tree.go_on(math.inf)
+            take_stock(self._desk, tree)
+        tree.specials.clear()
+
+    def _absolute(self, path: RepoPath) -> bytes:
+        return os.path.join(self._desk.disk.root.path, path_bytes(path))
+
+    # The record's side.
+
+    def _open(self, ready: Ready, started_ns: int) -> None:
+        if ready.mark is not None:
+            ready.mark.clear()
+        with self._desk.ledger.store.write() as tx:
+            self._call.begin_in(tx)
+            _forget_ended(tx)
+            head = tx.get(HEADS, f"w:{self._desk.root.workspace}")
+            self.since = 0 if head is None else head.seq
+            path = "" if ready.mark is None else ready.mark.path
+            tx.put(WINDOWS, WindowRow(self._call.id, self._desk.root.id, self.since, started_ns, path))
+            ready.tree.publish(tx)
+        self._call.has_begun()
+
+    def take(self) -> None:
+        """What changed in the window is the call's, durably; the window is closed with that."""
+        ready, self._ready = self._ready, None
+        assert ready is not None
+        if not self._looked:
+            self.drifts = self._look_again(ready)
+        self._learn(ready.tree)
+        if ready.mark is not None:
+            ready.mark.close_in_order()
+        lookout_of(self._desk).give_back(ready)
+
+    def _look_again(self, ready: Ready) -> list[Drift]:
+        """It broke in the middle of a look. What that found is lost; what the store has is not."""
+        ready.tree.close()
+        ready.tree = KeptTree(self._desk, watched_from=_NEVER_WATCHED)
+        return ready.tree.look(whole=True) if ready.tree.restore() else []
+
+    def _learn(self, tree: KeptTree) -> None:
+        if not self.drifts:
+            self._call.at_commit.append(self._forget)
+            return
+        known = [(one.path, one.before, one.after) for one in self.drifts if one.before is not None]
+        seen = [(path, before, after) for path, before, after in known if after is not None]
+        self._call.learn(seen, also=(self._forget, tree.publish))
+        large = [(path, before) for path, before, after in known if after is None]
+        for path, before in large:
+            self._call.adopt(path, before)
+        self._call.absorb([path for path, _ in large])
+
+    def _forget(self, tx: Tx) -> None:
+        tx.delete(WINDOWS, self._call.id)
+
+    def paths(self) -> list[RepoPath]:
+        return [one.path for one in self.drifts]
+
+
+def _forget_ended(tx: Tx) -> None:
+    """Windows of calls that have ended, and what others kept for them."""
+    for window in tx.select(WINDOWS):
+        if tx.get(OPEN, window.call) is None:
+            tx.delete(WINDOWS, window.call)
+            for touch in tx.select(TOUCHES, {"call": window.call}):
+                tx.delete(TOUCHES, window.call, touch.path)

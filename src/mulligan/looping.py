@@ -1,0 +1,116 @@
+"""`mulligan.agent_loop`: the loop, with what was not said chosen for it. A composition root, as `opening` is."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mulligan.opening import innermost
+from mulligan.values.faults import MulliganError, fault
+
+if TYPE_CHECKING:
+    from mulligan.agents.loop import Bounds, LoopEvent, LoopResult, May, Tell
+    from mulligan.agents.speech import Driver, Provider
+    from mulligan.agents.tools import ProviderToolCall, Tool
+    from mulligan.effects.session import Session
+    from mulligan.servers.acp.agent import Prompt, Shown
+
+
+def agent_loop(
+    prompt: str,
+    *,
+    session: Session | str | None = None,
+    provider: Provider | Driver | str | None = None,
+    system: str | None = None,
+    tools: Sequence[Tool[Any, Any]] | None = None,
+    bounds: Bounds | None = None,
+    permission: May | None = None,
+    on_event: Tell | None = None,
+) -> LoopResult:
+    """Let a model work on a prompt until it is done, as one turn of a session.
+
+    Without a session no talk is kept; what the model does to files is recorded all the same and can be undone.
+    `provider` is one of ours (`openai`, `litellm`, `claude`, `mock`, or with a model, `openai:gpt-5.1`), or an object;
+    else $MULLIGAN_PROVIDER says. `tools` are the coding tools of the provider's profile unless given. `bounds` are
+    iterations, deadline, budget, and a way to cancel. `permission(call, tool)` is asked before a tool that may change
+    something; `on_event` is told text and tool calls as they come.
+    """
+    from mulligan.agents.loop import Loop
+
+    found = innermost().session(session) if session is None or isinstance(session, str) else session
+    loop = Loop(
+        found,
+        chosen_provider(provider),
+        tools=tools,
+        bounds=bounds,
+        may=permission,
+        tell=on_event,
+        keeps_talk=session is not None,
+    )
+    return loop.run(prompt, system=system)
+
+
+def chosen_provider(given: Provider | Driver | str | None) -> Provider | Driver:
+    """The provider that was given, or named, or is in the environment. Raises `no_provider`."""
+    from mulligan.agents.providers import provider_named
+
+    name = given or os.environ.get("MULLIGAN_PROVIDER")
+    if not name:
+        words = "Say which model to ask: provider='openai', 'litellm', 'claude' or 'mock', or set MULLIGAN_PROVIDER."
+        raise fault("no_provider", words)
+    return provider_named(name) if isinstance(name, str) else name
+
+
+@dataclass(slots=True, frozen=True)
+class PromptWork:
+    """The loop as servers use it: one prompt of a session, shown while it is worked on."""
+
+    provider: Provider | Driver
+
+    def __call__(
+        self, session: Session, prompt: Prompt, shown: Shown, *, only_look: bool, cancelled: threading.Event
+    ) -> str:
+        from mulligan.agents.coding import coding_tools
+        from mulligan.agents.loop import Bounds, Loop
+
+        tools = coding_tools(session, self.provider.profile, cancelled=cancelled)
+        loop = Loop(
+            session,
+            self.provider,
+            tools=[tool for tool in tools if tool.read_only] if only_look else tools,
+            bounds=Bounds(cancelled=cancelled),
+            may=lambda call, tool: shown.may(call.id, call.name, _arguments(call)),
+            tell=lambda event: _show(event, shown),
+        )
+        return _STOPS[loop.run(prompt).stop_reason]
+
+
+_STOPS = {
+    "done": "end_turn",
+    "max_iterations": "max_turn_requests",
+    "budget": "max_tokens",
+    "cancelled": "cancelled",
+}
+
+
+def _show(event: LoopEvent, shown: Shown) -> None:
+    from mulligan.agents.loop import ToolEnded, ToolStarted
+    from mulligan.agents.speech import Said
+
+    if isinstance(event, Said):
+        shown.said(event.text)
+    elif isinstance(event, ToolStarted):
+        shown.began(event.call.id, event.call.name, _arguments(event.call))
+    elif isinstance(event, ToolEnded):
+        shown.ended(event.call.id, event.result.message, ok=event.result.success)
+
+
+def _arguments(call: ProviderToolCall) -> Mapping[str, Any]:
+    """Those that can be read; what cannot is the tool's to refuse."""
+    try:
+        return call.parsed()
+    except MulliganError:
+        return {}

@@ -1,0 +1,1 @@
+"""The Agent Client Protocol: our own agent, and a proxy around any other."""

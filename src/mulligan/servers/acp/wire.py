@@ -1,0 +1,138 @@
+"""JSON-RPC on lines, both ways: requests are answered in any order, and we may ask back while we work on one.
+
+A dispatcher of our own, because the protocol's SDK takes no method without an underscore that it does not know, and
+because importing it takes a second.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, BinaryIO
+
+from mulligan.values.canonical import decode, encode
+from mulligan.values.faults import MulliganError
+
+PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL = -32700, -32600, -32601, -32602, -32603
+BACKEND, NOT_FOUND, CANCELLED = -32000, -32004, -32800
+
+Params = dict[str, Any]
+
+
+class RpcError(Exception):
+    """What a request is answered with instead of a result."""
+
+    def __init__(self, code: int, message: str, data: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.data = code, message, data
+
+    def to_json(self) -> dict[str, Any]:
+        body: dict[str, Any] = {"code": self.code, "message": self.message}
+        return body if self.data is None else {**body, "data": dict(self.data)}
+
+
+class Later:
+    """A result with what follows it: `then` runs when the answer is on its way."""
+
+    def __init__(self, result: Mapping[str, Any], then: Callable[[], None]) -> None:
+        self.result, self.then = result, then
+
+
+Handler = Callable[[str, Params], Any]
+
+
+class Wire:
+    """One connection. Each request is worked on by a thread of its own; frames are written whole, one after another."""
+
+    def __init__(self, incoming: BinaryIO, outgoing: BinaryIO, handler: Handler) -> None:
+        self._incoming, self._outgoing, self._handler = incoming, outgoing, handler
+        self._writing = threading.Lock()
+        self._asked: dict[int, Future[Any]] = {}
+        self._next = 0
+        self._working: set[threading.Thread] = set()
+
+    def serve(self) -> None:
+        """Until the other end closes; then what is being worked on comes to its end."""
+        for line in self._incoming:
+            if line.strip():
+                self._take(line)
+        for asked in list(self._asked.values()):
+            asked.cancel()
+        for thread in list(self._working):
+            thread.join()
+
+    def notify(self, method: str, params: Mapping[str, Any]) -> None:
+        self._send({"jsonrpc": "2.0", "method": method, "params": dict(params)})
+
+    def ask(self, method: str, params: Mapping[str, Any]) -> Any:
+        """A request to the other end; waits for its result. Raises RpcError, also when the other end has gone."""
+        asked: Future[Any] = Future()
+        with self._writing:
+            self._next += 1
+            number = self._next
+            self._asked[number] = asked
+        self._send({"jsonrpc": "2.0", "id": number, "method": method, "params": dict(params)})
+        try:
+            return asked.result()
+        finally:
+            self._asked.pop(number, None)
+
+    def _send(self, frame: Mapping[str, Any]) -> None:
+        line = encode(frame) + b"\n"
+        with self._writing:
+            try:
+                self._outgoing.write(line)
+                self._outgoing.flush()
+            except (BrokenPipeError, ValueError):
+                # The other end has gone; `serve` is about to see it too.
+                return
+
+    def _take(self, line: bytes) -> None:
+        try:
+            frame = decode(line)
+        except MulliganError as error:
+            self._send({"jsonrpc": "2.0", "id": None, "error": RpcError(PARSE_ERROR, error.message).to_json()})
+            return
+        if not isinstance(frame, dict):
+            self._send({"jsonrpc": "2.0", "id": None, "error": RpcError(INVALID_REQUEST, "Not an object.").to_json()})
+        elif "method" not in frame:
+            self._take_answer(frame)
+        elif "id" not in frame:
+            # In the order they come, and before anything that comes after: a cancel must not overtake its prompt.
+            self._work(frame)
+        else:
+            thread = threading.Thread(target=self._work, args=(frame,), daemon=True)
+            self._working = {one for one in self._working if one.is_alive()} | {thread}
+            thread.start()
+
+    def _take_answer(self, frame: Mapping[str, Any]) -> None:
+        asked = self._asked.get(frame.get("id", -1))
+        if asked is None:
+            return
+        if "error" in frame:
+            error = frame["error"] if isinstance(frame["error"], dict) else {}
+            asked.set_exception(RpcError(error.get("code", INTERNAL), str(error.get("message", "refused"))))
+        else:
+            asked.set_result(frame.get("result"))
+
+    def _work(self, frame: Mapping[str, Any]) -> None:
+        params = frame.get("params")
+        answer, after = self._outcome(str(frame["method"]), params if isinstance(params, dict) else {})
+        if "id" in frame:
+            self._send({"jsonrpc": "2.0", "id": frame["id"], **answer})
+        if after is not None:
+            after()
+
+    def _outcome(self, method: str, params: Params) -> tuple[dict[str, Any], Callable[[], None] | None]:
+        try:
+            result = self._handler(method, params)
+        except RpcError as error:
+            return {"error": error.to_json()}, None
+        except MulliganError as error:
+            return {"error": RpcError(BACKEND, error.message, {"status": error.code}).to_json()}, None
+        except Exception:  # noqa: BLE001  # the top of a server: a client gets an answer, whatever is broken
+            traceback.print_exc()
+            return {"error": RpcError(INTERNAL, "Something broke; see the agent's error output.").to_json()}, None
+        return ({"result": result.result}, result.then) if isinstance(result, Later) else ({"result": result}, None)

@@ -1,0 +1,301 @@
+"""Compaction: what the older part of the talk is replaced by in what is in force. Pure, but for the callbacks.
+
+1. The split never parts a tool result from its call: it moves back to a user's message, else to a sound place.
+2. What is archived becomes one user message (a custom compactor may give several). Nothing leaves the journal.
+3. With a hard limit, what is in force afterwards is estimated at no more tokens than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args
+
+from mulligan.session.messages import (
+    calls_in,
+    estimated_tokens,
+    is_prompt,
+    is_result,
+    sound_cuts,
+)
+from mulligan.session.transcript import Message, check_message, text_of
+from mulligan.values.faults import fault
+
+Strategy = Literal["llm", "truncate", "observation_mask", "custom"]
+STRATEGIES: tuple[str, ...] = get_args(Strategy)
+
+Summarizer = Callable[[Sequence[Message]], str]
+"""A model, as compaction sees it: the archived messages in, a summary out."""
+
+Compactor = Callable[[list[Message]], "str | Mapping[str, Any] | Sequence[Mapping[str, Any]]"]
+Masker = Callable[[list[Message]], "str | Sequence[str | None] | None"]
+Compressor = Callable[[dict[str, Any]], str]
+
+KEEP_LAST = 12
+TOOL_OUTPUT_MAX_CHARS = 16_000
+_SHOWN_MESSAGES, _SHOWN_CHARS = 15, 500
+_MASK_FROM_CHARS, _FIRST_LINE_CHARS = 500, 120
+_CHARS_PER_TOKEN = 4
+
+
+@dataclass(slots=True, frozen=True)
+class Options:
+    """What compaction can be asked. Anything else is refused."""
+
+    keep_last: int = KEEP_LAST
+    token_threshold: int | None = None
+    tool_output_max_chars: int = TOOL_OUTPUT_MAX_CHARS
+    compact_strategy: Strategy = "observation_mask"
+    hard_limit_tokens: int | None = None
+    hard_limit_strategy: Strategy = "llm"
+    custom_compactor: Compactor | None = None
+    mask_callback: Masker | None = None
+    compress_callback: Compressor | None = None
+
+
+def parse_options(given: Mapping[str, Any] | None) -> Options:
+    """Raises `unknown_option` for a key that does not exist, `invalid_params` for a value that cannot be meant."""
+    asked = {name: value for name, value in (given or {}).items() if value is not None}
+    known = {one.name for one in fields(Options)}
+    unknown = sorted(set(given or {}) - known)
+    if unknown:
+        raise fault("unknown_option", f"Compaction has no option {unknown[0]!r}.", field=unknown[0])
+    for name, value in asked.items():
+        _CHECKS[name](name, value)
+    if "custom_compactor" in asked:
+        asked.setdefault("compact_strategy", "custom")
+    options = Options(**asked)
+    used = {options.compact_strategy, *((options.hard_limit_strategy,) if options.hard_limit_tokens else ())}
+    if (options.custom_compactor is not None) != ("custom" in used):
+        words = "The strategy custom and a custom_compactor go together."
+        raise fault("invalid_params", words, field="custom_compactor")
+    return options
+
+
+def _check_count(name: str, value: object) -> None:
+    if type(value) is not int or value < 0:
+        raise fault("invalid_params", f"{name} is a whole number, zero or more.", field=name)
+
+
+def _check_strategy(name: str, value: object) -> None:
+    if value not in STRATEGIES:
+        raise fault("invalid_params", f"{name} is one of {', '.join(STRATEGIES)}.", field=name)
+
+
+def _check_callable(name: str, value: object) -> None:
+    if not callable(value):
+        raise fault("invalid_params", f"{name} is a function.", field=name)
+
+
+_CHECKS: Mapping[str, Callable[[str, object], None]] = {
+    "keep_last": _check_count,
+    "token_threshold": _check_count,
+    "tool_output_max_chars": _check_count,
+    "compact_strategy": _check_strategy,
+    "hard_limit_tokens": _check_count,
+    "hard_limit_strategy": _check_strategy,
+    "custom_compactor": _check_callable,
+    "mask_callback": _check_callable,
+    "compress_callback": _check_callable,
+}
+
+
+@dataclass(slots=True, frozen=True)
+class Compacted:
+    """What is in force afterwards: `summaries`, then the messages from `archived` on, some of them `shortened`."""
+
+    archived: int
+    strategy: str
+    summaries: Sequence[Message]
+    shortened: Mapping[int, Message] = field(default_factory=dict)
+
+    def messages(self, before: Sequence[Message]) -> list[Message]:
+        kept = [self.shortened.get(at, before[at]) for at in range(self.archived, len(before))]
+        return [*self.summaries, *kept]
+
+
+def compacted(messages: Sequence[Message], options: Options, summarize: Summarizer | None = None) -> Compacted | None:
+    """None when there is nothing to do: too few messages, too few tokens, or no sound place to split."""
+    needed = [options.compact_strategy, *([options.hard_limit_strategy] if options.hard_limit_tokens else [])]
+    if "llm" in needed and summarize is None:
+        raise fault("no_provider", "The strategy llm needs a model to summarise with; none is set.")
+    if len(messages) <= options.keep_last:
+        return None
+    if options.token_threshold is not None and estimated_tokens(messages) <= options.token_threshold:
+        return None
+    split = split_at(messages, options.keep_last)
+    if split == 0:
+        return None
+    work = _Work(messages, options, summarize)
+    done = work.archive(split)
+    limit = options.hard_limit_tokens
+    if limit is not None and estimated_tokens(done.messages(messages)) > limit:
+        return work.archive_harder(done, limit)
+    return done
+
+
+def split_at(messages: Sequence[Message], keep_last: int) -> int:
+    """How many messages are archived, so that at least the last ones stay and no exchange is divided."""
+    naive = len(messages) - keep_last
+    sound = sound_cuts(messages)
+    prompts = [at for at in sound if 0 < at <= naive and at < len(messages) and is_prompt(messages[at])]
+    if prompts:
+        return prompts[-1]
+    earlier = [at for at in sound if 0 < at <= naive]
+    later = [at for at in sound if at > naive]
+    return earlier[-1] if earlier else (later[0] if later else 0)
+
+
+@dataclass(slots=True)
+class _Work:
+    all: Sequence[Message]
+    options: Options
+    summarize: Summarizer | None
+
+    def archive(self, split: int) -> Compacted:
+        strategy = self.options.compact_strategy
+        summaries = self._summaries(strategy, self.all[:split])
+        return Compacted(split, strategy, summaries, self._shortened(split))
+
+    def archive_harder(self, done: Compacted, limit: int) -> Compacted:
+        """Archive as much more as the limit needs, at a sound place, by the strategy for that."""
+        strategy = self.options.hard_limit_strategy
+        # A quarter of the room is for the summary, unless the kept messages leave more.
+        cuts = [at for at in sound_cuts(self.all) if at >= done.archived]
+        fits = [at for at in cuts if self._kept_tokens(done, at) <= limit * 3 // 4]
+        split = fits[0] if fits else len(self.all)
+        more = [done.shortened.get(at, self.all[at]) for at in range(done.archived, split)]
+        archived = [*done.summaries, *more]
+        room = (limit - self._kept_tokens(done, split)) * _CHARS_PER_TOKEN
+        text = "\n\n".join(text_of(one) for one in self._summaries(strategy, archived))
+        summaries = [_summary(_cut(text, room), strategy, split)] if room > 0 else []
+        kept = {at: message for at, message in done.shortened.items() if at >= split}
+        return Compacted(split, strategy, summaries, kept)
+
+    def _kept_tokens(self, done: Compacted, split: int) -> int:
+        kept = [done.shortened.get(at, self.all[at]) for at in range(split, len(self.all))]
+        return sum(estimated_tokens([one]) + 1 for one in kept)
+
+    def _summaries(self, strategy: str, archived: Sequence[Message]) -> list[Message]:
+        if strategy == "custom":
+            assert self.options.custom_compactor is not None, "options are checked together"
+            return _custom(self.options.custom_compactor, list(archived))
+        writers: dict[str, Callable[[Sequence[Message]], str]] = {
+            "llm": self._llm,
+            "truncate": truncated,
+            "observation_mask": self._masked,
+        }
+        return [_summary(writers[strategy](archived), strategy, len(archived))]
+
+    def _llm(self, archived: Sequence[Message]) -> str:
+        assert self.summarize is not None, "looked at before anything else"
+        text = self.summarize(archived)
+        return text if isinstance(text, str) and text.strip() else truncated(archived)
+
+    def _masked(self, archived: Sequence[Message]) -> str:
+        short = [self._shorter(one) or one for one in archived]
+        chosen = self.options.mask_callback(list(short)) if self.options.mask_callback is not None else None
+        if isinstance(chosen, str):
+            return chosen
+        masks = list(chosen or ())
+        masks += [None] * (len(short) - len(masks))
+        lines = [mask if isinstance(mask, str) else masked(one) for mask, one in zip(masks, short, strict=False)]
+        return "\n".join([_header(len(archived)), *lines])
+
+    def _shortened(self, split: int) -> dict[int, Message]:
+        """Kept tool outputs that are too long; only the observation mask touches what is kept."""
+        if self.options.compact_strategy != "observation_mask":
+            return {}
+        found = ((at, self._shorter(self.all[at])) for at in range(split, len(self.all)))
+        return {at: message for at, message in found if message is not None}
+
+    def _shorter(self, message: Message) -> Message | None:
+        """The message with its tool outputs within the limit; None if they are."""
+        if not is_result(message):
+            return None
+        content = message.get("content")
+        if isinstance(content, str):
+            return {**message, "content": self._output(message, content)} if self._is_long(content) else None
+        if not isinstance(content, list) or not any(self._is_long(text_of({"content": one})) for one in content):
+            return None
+        return {**message, "content": [self._shorter_block(message, one) for one in content]}
+
+    def _shorter_block(self, message: Message, block: Any) -> Any:
+        text = text_of({"content": block})
+        if not isinstance(block, dict) or not self._is_long(text):
+            return block
+        key = "text" if isinstance(block.get("text"), str) else "content"
+        return {**block, key: self._output(message, text)}
+
+    def _is_long(self, text: str) -> bool:
+        return len(text) > self.options.tool_output_max_chars
+
+    def _output(self, message: Message, text: str) -> str:
+        limit = self.options.tool_output_max_chars
+        if self.options.compress_callback is None:
+            return _cut(text, limit)
+        asked = {"tool_name": self._tool_name(message), "output": text, "max_chars": limit}
+        return str(self.options.compress_callback(asked))
+
+    def _tool_name(self, message: Message) -> str | None:
+        named = message.get("name") or message.get("tool_name")
+        if isinstance(named, str):
+            return named
+        wanted = message.get("tool_call_id") or message.get("tool_use_id")
+        return next((call.name for one in self.all for call in calls_in(one) if call.id == wanted), None)
+
+
+def _custom(compactor: Compactor, archived: list[Message]) -> list[Message]:
+    """A string, {summary} or {text}, or whole messages."""
+    count, made = len(archived), compactor(archived)
+    if isinstance(made, Mapping):
+        made = made.get("summary") or made.get("text") or ""
+    if isinstance(made, str):
+        if not made.strip():
+            raise fault("invalid_params", "The custom compactor gave no summary.", field="custom_compactor")
+        return [_summary(made, "custom", count)]
+    if not isinstance(made, Sequence):
+        words = "A custom compactor gives a text, {summary} or a list of messages."
+        raise fault("invalid_params", words, field="custom_compactor")
+    return [check_message(one) for one in made]
+
+
+def _summary(text: str, strategy: str, archived: int) -> Message:
+    note = {"compaction": {"strategy": strategy, "archived_messages": archived}}
+    return {"role": "user", "content": text, "metadata": note}
+
+
+def _header(count: int) -> str:
+    return f"[{count} earlier messages were compacted.]"
+
+
+def truncated(archived: Sequence[Message]) -> str:
+    """The first messages, each cut short, and how many more there were."""
+    lines = [f"[{one['role']}] {_cut(text_of(one), _SHOWN_CHARS)}" for one in archived[:_SHOWN_MESSAGES]]
+    more = len(archived) - len(lines)
+    return "\n".join([_header(len(archived)), *lines, *([f"... and {more} more"] if more else [])])
+
+
+def masked(message: Message) -> str:
+    """What an assistant said stays; of long outputs only the first line, and how much there was."""
+    text = "\n".join([text_of(message), *_called(message)]).strip()
+    if message["role"] == "assistant" or len(text) < _MASK_FROM_CHARS:
+        return f"[{message['role']}] {text}"
+    first = text.split("\n", 1)[0][:_FIRST_LINE_CHARS]
+    return f"[{message['role']}] {first} … ({len(text.splitlines())} lines, {len(text)} characters in all)"
+
+
+def _called(message: Message) -> Iterator[str]:
+    return (f"(called {call.name})" for call in calls_in(message))
+
+
+def _cut(text: str, limit: int) -> str:
+    """The beginning and the end of a text, with a note between them, in at most that many characters."""
+    if len(text) <= limit:
+        return text
+    note = f" … [{len(text)} characters, cut] … "
+    room = limit - len(note)
+    if room < 2:
+        return text[:limit]
+    head = room * 2 // 3
+    return text[:head] + note + text[len(text) - (room - head) :]

@@ -1,0 +1,160 @@
+"""A session from a bundle. All of it is judged first; then one transaction makes the session, whole or not at all.
+
+The talk becomes records of the new session with the times and names they had, so it reads as it did there. Calls and
+file changes stay evidence: they are kept with the bundle and never become part of this machine's history, and nothing
+in a bundle says where the session may work here. Bodies that the bundle carries are put into the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from mulligan.session.bundle import Document, body_of, is_message_event, parse_bundle
+from mulligan.session.exporting import CARRIED_FACTS, IMPORTED
+from mulligan.session.facts import set_facts_in
+from mulligan.session.lineage import fresh_id
+from mulligan.session.projection import APPENDED, INSERTED
+from mulligan.session.tables import session_journal
+from mulligan.session.transcript import Archive, Written, written
+from mulligan.session.windows import Span, normal, to_json
+from mulligan.store.blobs import Vanished
+from mulligan.store.protocol import Tx
+from mulligan.values.canonical import encode
+from mulligan.values.digest import Digest
+from mulligan.values.faults import fault
+from mulligan.values.ids import SessionId, parse_user_id
+
+
+def import_bundle(
+    archive: Archive, root: str, data: bytes | str | Mapping[str, Any], *, name: str | None = None
+) -> SessionId:
+    """Make the session a bundle holds, under the id it had or `name`. Raises `session_exists` if that is taken."""
+    document = parse_bundle(data, now=archive.clock.now())
+    section = document["transcript"]["sections"][0]
+    session = parse_user_id(name if name is not None else document["source"]["session_id"], "session")
+    needed = _store_bodies(archive, document)
+    while True:
+        made = _Made(archive, root, SessionId(session), document, _written_events(archive, section))
+        inserted = _written_insertions(archive, section)
+        origin = archive.blobs.store(encode(_origin(document)))
+        # A large body may be collected between its packing and our transaction; then it is packed again.
+        with suppress(Vanished), archive.store.write() as tx:
+            fresh_id(tx, archive, session)
+            made.write(tx, inserted, [*needed, origin], origin)
+            return SessionId(session)
+
+
+def _store_bodies(archive: Archive, document: Document) -> list[Digest]:
+    blobs = (document.get("content") or {}).get("blobs", [])
+    bodies = [body for one in blobs if (body := body_of(one)) is not None]
+    return archive.blobs.store_all(bodies)
+
+
+def _origin(document: Document) -> Document:
+    """What the session cannot say itself when it is exported again: all but the talk and the bodies."""
+    blobs = (document.get("content") or {}).get("blobs", [])
+    named = [{**one, "body": True} if "body" in one else one for one in blobs]
+    rest = {key: value for key, value in document.items() if key != "transcript"}
+    return rest | {"content": {"encoding": "base64", "blobs": named}}
+
+
+def _written_events(archive: Archive, section: Document) -> dict[int, Written]:
+    """The message of each event that is one, packed."""
+    in_force = {place["event"]: message for place, message in zip(section["places"], section["messages"], strict=True)}
+    found = {}
+    for index, event in enumerate(section["events"]):
+        if is_message_event(event):
+            message = event.get("message", in_force.get(index))
+            if message is None:
+                raise fault("invalid_bundle", "This bundle cannot be imported: a message is missing.", event=index)
+            found[index] = written(archive, message, id=event["id"])
+    return found
+
+
+def _written_insertions(archive: Archive, section: Document) -> list[Written]:
+    pairs = zip(section["places"], section["messages"], strict=True)
+    return [written(archive, message, id=place["id"]) for place, message in pairs if place["event"] is None]
+
+
+@dataclass(slots=True, frozen=True)
+class _Made:
+    """A session that is being made."""
+
+    archive: Archive
+    root: str
+    session: SessionId
+    document: Document
+    messages: Mapping[int, Written]
+
+    def write(self, tx: Tx, inserted: Sequence[Written], refs: Sequence[Digest], origin: Digest) -> None:
+        section, source = self.document["transcript"]["sections"][0], self.document["source"]
+        self._append(tx, "session.opened", {"session": self.session, "root": self.root}, at=source["started_at"])
+        for index, event in enumerate(section["events"]):
+            if index in self.messages:
+                self._say(tx, APPENDED, self.messages[index], at=event["at"])
+            else:
+                self._append(tx, "event.appended", {"id": event["id"], "event": _event_body(event)}, at=event["at"])
+        for message in inserted:
+            self._say(tx, INSERTED, message, at=source["started_at"])
+        self._put_in_force(tx, section)
+        facts = _facts(section.get("metadata"))
+        if facts:
+            set_facts_in(tx, self.archive, self.session, facts)
+        body = {
+            "bundle_id": self.document["bundle_id"],
+            "mode": self.document["redaction"]["mode"],
+            "from": source["session_id"],
+            "origin": origin,
+        }
+        journal = session_journal(self.session)
+        self.archive.journal.append(tx, journal, IMPORTED, body, at=self.archive.now(), refs=refs)
+
+    def _append(self, tx: Tx, kind: str, body: Mapping[str, Any], *, at: str) -> None:
+        self.archive.journal.append(tx, session_journal(self.session), kind, body, at=at)
+
+    def _say(self, tx: Tx, kind: str, message: Written, *, at: str) -> None:
+        if message.blob is not None:
+            self.archive.blobs.put(tx, message.blob)
+        journal = session_journal(self.session)
+        self.archive.journal.append(tx, journal, kind, message.body, at=at, refs=message.refs)
+
+    def _put_in_force(self, tx: Tx, section: Document) -> None:
+        """Only if what is in force is not simply all that was said, in order."""
+        numbers = {event: number for number, event in enumerate(self.messages)}
+        free = len(numbers)
+        wanted = []
+        for place in section["places"]:
+            number = free if place["event"] is None else numbers[place["event"]]
+            free += place["event"] is None
+            wanted.append(Span(self.session, number, number + 1))
+        window = normal(wanted)
+        if window != normal([Span(self.session, 0, len(numbers))]):
+            body = {"verb": "import", "spans": to_json(window), "was": 0}
+            self._append(tx, "window.changed", body, at=self.document["source"]["started_at"])
+
+
+def _event_body(event: Document) -> Document:
+    body = {"kind": event["kind"], "visibility": event["visibility"]}
+    return body | {name: event[name] for name in ("text", "metadata") if event.get(name) is not None}
+
+
+_FACT_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "scratchpad": dict,
+    "scratchpad_version": int,
+    "pinned_reasoning_policy": (dict, str),
+    "source": dict,
+}
+
+
+def _facts(given: object) -> dict[str, Any]:
+    """Those that belong to talk, each of its kind. A bundle sets nothing else."""
+    if not isinstance(given, Mapping):
+        return {}
+    return {
+        name: given[name]
+        for name in CARRIED_FACTS
+        if given.get(name) is not None and isinstance(given[name], _FACT_TYPES.get(name, str))
+    }

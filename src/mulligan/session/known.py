@@ -1,0 +1,105 @@
+"""Slices every session knows: what an agent works on (STATE), can compute again (CACHE), and did (LOG)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, Generic, Literal, TypeVar
+
+from mulligan.session.slices import SlicePolicy
+from mulligan.session.types import TYPES
+
+V = TypeVar("V")
+
+StepStatus = Literal["pending", "in_progress", "done", "blocked"]
+PlanStatus = Literal["active", "completed", "abandoned"]
+Visibility = Literal["full", "summary", "hidden"]
+
+
+@dataclass(slots=True, frozen=True)
+class PlanStep:
+    title: str
+    status: StepStatus = "pending"
+    step_id: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class Plan:
+    """What the agent is about, step by step."""
+
+    objective: str
+    status: PlanStatus = "active"
+    steps: tuple[PlanStep, ...] = ()
+
+
+@dataclass(slots=True, frozen=True)
+class VisibilityOverrides:
+    """Which sections of the prompt are shown otherwise than by default."""
+
+    overrides: Mapping[str, Visibility] = field(default_factory=dict)
+
+
+@dataclass(slots=True, frozen=True)
+class WorkspaceDigest:
+    """A summary of some part of the workspace; stale as soon as files go back, so it is a cache."""
+
+    section_key: str
+    body: str
+    summary: str = ""
+
+
+@dataclass(slots=True, frozen=True)
+class ToolResult(Generic[V]):
+    """What a tool says. With `success` false the call never happened, but for its entry in the log."""
+
+    message: str
+    value: V | None = None
+    success: bool = True
+
+
+@dataclass(slots=True, frozen=True)
+class ToolInvoked:
+    """A tool was called, whatever came of it. `result.value` of a failed call is not kept."""
+
+    name: str
+    params: Mapping[str, Any]
+    result: ToolResult[Any]
+    created_at: datetime
+    call_id: str = ""
+    prompt_name: str = ""
+    adapter: str = ""
+    rendered_output: str = ""
+
+
+@dataclass(slots=True, frozen=True)
+class PromptRendered:
+    prompt_name: str
+    rendered_prompt: str
+    created_at: datetime
+    adapter: str = ""
+
+
+@dataclass(slots=True, frozen=True)
+class PromptExecuted:
+    prompt_name: str
+    result: Any
+    created_at: datetime
+    adapter: str = ""
+    usage: Mapping[str, int] = field(default_factory=dict)
+
+
+DEFAULT_POLICIES: Mapping[type[Any], SlicePolicy] = MappingProxyType(
+    {
+        Plan: SlicePolicy.STATE,
+        VisibilityOverrides: SlicePolicy.STATE,
+        WorkspaceDigest: SlicePolicy.CACHE,
+        ToolInvoked: SlicePolicy.LOG,
+        PromptRendered: SlicePolicy.LOG,
+        PromptExecuted: SlicePolicy.LOG,
+    }
+)
+
+for _kind in (*DEFAULT_POLICIES, ToolResult, PlanStep):
+    TYPES.register(_kind, f"mulligan:{_kind.__name__}")

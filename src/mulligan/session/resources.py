@@ -1,0 +1,216 @@
+"""What a run holds besides its session: typed resources, some of which can be captured and put back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from random import Random
+from types import MappingProxyType
+from typing import Any, Generic, Protocol, TypeVar, overload, runtime_checkable
+
+from mulligan.session.state import Session
+from mulligan.session.types import TYPES
+
+T = TypeVar("T")
+SnapshotT = TypeVar("SnapshotT")
+_MISSING: Any = object()
+
+
+@runtime_checkable
+class Snapshotable(Protocol[SnapshotT]):
+    """State that can be captured as an immutable value and put back from it.
+
+    A resource may also have `check_restore(snapshot)`, which raises if a restore could not work and changes nothing:
+    all resources are asked before any is restored.
+    """
+
+    def snapshot(self, *, tag: str | None = None) -> SnapshotT: ...
+    def restore(self, snapshot: SnapshotT) -> None: ...
+
+
+class Lazy(Generic[T]):
+    """A resource that is made when it is first asked for."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._made: Any = _MISSING
+        self._lock = threading.Lock()
+
+    @property
+    def is_made(self) -> bool:
+        return self._made is not _MISSING
+
+    def get(self) -> T:
+        with self._lock:
+            if self._made is _MISSING:
+                made = self._make()
+                for births in _watching.get():
+                    births.note(self, made)
+                self._made = made
+            found: T = self._made
+            return found
+
+    def forget(self) -> None:
+        self._made = _MISSING
+
+
+@dataclass(slots=True)
+class Births:
+    """Resources first made during a call: each with its state when it was made, so that a failed call leaves none."""
+
+    born: list[tuple[Lazy[Any], Any, Any]] = field(default_factory=list)
+
+    def note(self, lazy: Lazy[Any], made: Any) -> None:
+        self.born.append((lazy, made, made.snapshot() if isinstance(made, Snapshotable) else None))
+
+
+_watching: ContextVar[tuple[Births, ...]] = ContextVar("mulligan_births", default=())
+
+
+@contextmanager
+def watching_births() -> Iterator[Births]:
+    births = Births()
+    token = _watching.set((*_watching.get(), births))
+    try:
+        yield births
+    finally:
+        _watching.reset(token)
+
+
+@dataclass(slots=True, frozen=True)
+class ResourceRegistry:
+    """Resources by type. Cannot be changed once it is built."""
+
+    _entries: Mapping[type[Any], object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for kind in self._entries:
+            TYPES.name(kind)
+        object.__setattr__(self, "_entries", MappingProxyType(dict(self._entries)))
+
+    @classmethod
+    def build(cls, mapping: Mapping[type[Any], object]) -> ResourceRegistry:
+        """A value may be `Lazy(make)`: then it is made when it is first asked for."""
+        return cls(mapping)
+
+    @overload
+    def get(self, resource_type: type[T]) -> T | None: ...
+    @overload
+    def get(self, resource_type: type[T], default: T) -> T: ...
+    def get(self, resource_type: type[T], default: T | None = None) -> T | None:
+        found = self._entries.get(resource_type, _MISSING)
+        if found is _MISSING:
+            return default
+        return found.get() if isinstance(found, Lazy) else found  # type: ignore[return-value]  # kept by its type
+
+    def snapshotable_resources(self) -> Mapping[type[Any], Snapshotable[Any]]:
+        """Those that can be captured, and have been made. A session is captured as one already."""
+        present = {kind: self.get(kind) for kind, one in self._entries.items() if not _is_unmade(one)}
+        return {kind: one for kind, one in present.items() if isinstance(one, Snapshotable) and _is_apart(one)}
+
+    def __contains__(self, kind: object) -> bool:
+        return kind in self._entries
+
+    def __iter__(self) -> Iterator[type[Any]]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def _is_unmade(one: object) -> bool:
+    return isinstance(one, Lazy) and not one.is_made
+
+
+def _is_apart(one: object) -> bool:
+    return not isinstance(one, Session | type)
+
+
+@dataclass(slots=True, frozen=True)
+class RandomSnapshot:
+    state: tuple[Any, ...]
+
+
+class RandomResource:
+    """Randomness as something that can be put back: the same numbers come again."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+
+    def snapshot(self, *, tag: str | None = None) -> RandomSnapshot:
+        return RandomSnapshot(self._rng.getstate())
+
+    def restore(self, snapshot: RandomSnapshot) -> None:
+        self._rng.setstate(snapshot.state)
+
+
+# Tokens spent.
+
+
+@dataclass(slots=True, frozen=True)
+class TokenUsage:
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+
+@dataclass(slots=True, frozen=True)
+class BudgetSnapshot:
+    """Tokens for each evaluation."""
+
+    usage: Mapping[str, TokenUsage]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "usage", MappingProxyType(dict(self.usage)))
+
+
+class BudgetTracker:
+    """Counts the tokens of each evaluation against a limit. Safe to use from many threads."""
+
+    def __init__(self, limit_tokens: int | None = None) -> None:
+        self.limit_tokens = limit_tokens
+        self._usage: dict[str, TokenUsage] = {}
+        self._lock = threading.Lock()
+
+    def record(self, evaluation_id: str, *, input_tokens: int = 0, output_tokens: int = 0) -> None:
+        """Add to what an evaluation has spent."""
+        with self._lock:
+            was = self._usage.get(evaluation_id, TokenUsage())
+            spent = TokenUsage(was.input_tokens + input_tokens, was.output_tokens + output_tokens)
+            self._usage = {**self._usage, evaluation_id: spent}
+
+    def record_cumulative(self, evaluation_id: str, usage: TokenUsage) -> None:
+        """What an evaluation has spent so far in all, as some providers tell it."""
+        with self._lock:
+            self._usage = {**self._usage, evaluation_id: usage}
+
+    def usage_of(self, evaluation_id: str) -> TokenUsage:
+        return self._usage.get(evaluation_id, TokenUsage())
+
+    @property
+    def consumed(self) -> TokenUsage:
+        spent = self._usage.values()
+        return TokenUsage(sum(one.input_tokens for one in spent), sum(one.output_tokens for one in spent))
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self.limit_tokens is not None and self.consumed.total_tokens >= self.limit_tokens
+
+    def snapshot(self, *, tag: str | None = None) -> BudgetSnapshot:
+        return BudgetSnapshot(self._usage)
+
+    def restore(self, snapshot: BudgetSnapshot) -> None:
+        with self._lock:
+            self._usage = dict(snapshot.usage)
+
+
+for _kind in (RandomSnapshot, BudgetSnapshot, TokenUsage):
+    TYPES.register(_kind, f"mulligan:{_kind.__name__}")
+TYPES.name(Random, "mulligan:Random")
+TYPES.name(BudgetTracker, "mulligan:BudgetTracker")

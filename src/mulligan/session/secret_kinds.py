@@ -1,0 +1,343 @@
+"""What secrets look like: one table of named kinds.
+
+A kind is a pattern, the literals without which it cannot match (so that most texts cost a few substring looks), and
+sometimes a judge who takes a second look at what the pattern found. Where only a part of what matches is the secret,
+the pattern names that part `secret`. Rules that hold for every row:
+
+- Run time grows no faster than the text: a repeat is possessive or bounded, and a pattern starts with a literal.
+- A secret may stand right after an escape (`\\n`, `\\u0022`, `%3D`), because JSON and URLs travel inside strings.
+- What a redaction leaves behind matches no kind, so redacting twice changes nothing.
+
+`heuristic` kinds judge by the words around a value. They redact, but finding one does not stop an export.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64decode
+from binascii import Error as NotBase64
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Judge = Callable[[re.Match[str]], bool]
+
+START = r"(?:(?<![A-Za-z0-9_-])|(?<=\\[nrtbf])|(?<=\\u[0-9a-fA-F]{4})|(?<=%[0-9A-Fa-f]{2}))"
+"""Where a word may begin in text that may itself be the inside of a JSON string or a URL."""
+
+_PLACEHOLDER = re.compile(
+    r"<|\[redacted\]|\[withheld\]|\$|%\(|\{\{|\*{3}|x{4,}|\.{3}"
+    r"|(?:none|null|nil|true|false|undefined|string|str|bytes|int|bool|any|optional|required|changeme|example|env|file"
+    r"|secret|token|password|process|self|this|os|config|settings|args|options)(?![A-Za-z0-9_-])",
+    re.IGNORECASE,
+)
+_DIGIT, _LETTER, _UPPER = re.compile("[0-9]"), re.compile("[A-Za-z]"), re.compile("[A-Z]")
+_ABOUT_A_SECRET = re.compile(
+    r"(?:^|[_.-])(?:count|type|name|names|id|ids|url|uri|path|file|policy|length|len|limit|size|budget|ttl|expir\w*|version"
+    r"|field|header|prefix|suffix|format|usage|threshold|env|var|arn|ref|handle|index|at|max|min|details?)$",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SecretKind:
+    """One row. `hints` are in lower case; a text without any of them cannot hold the kind."""
+
+    name: str
+    pattern: re.Pattern[str]
+    hints: tuple[str, ...]
+    judge: Judge | None = None
+    heuristic: bool = False
+    unbounded: bool = False
+    """May be longer than a window overlaps; such a pattern is run over the whole text at once."""
+
+
+def span_of(found: re.Match[str]) -> tuple[int, int]:
+    """Where the secret itself is."""
+    return found.span("secret") if "secret" in found.re.groupindex else found.span()
+
+
+def secret_of(found: re.Match[str]) -> str:
+    start, end = span_of(found)
+    return found.string[start:end]
+
+
+def looks_random(text: str, *, least: int = 16) -> bool:
+    """Long enough, and letters mixed with digits: no word, number or sentence."""
+    return len(text) >= least and _DIGIT.search(text) is not None and _LETTER.search(text) is not None
+
+
+def _mixed(found: re.Match[str]) -> bool:
+    """Digits among letters, and upper case too unless it is long: no name that people think up."""
+    text = secret_of(found).partition("-")[2] or secret_of(found)
+    return looks_random(text) and (_UPPER.search(text) is not None or len(text) >= 32)
+
+
+def _assigned(found: re.Match[str]) -> bool:
+    """A value given to a name like `db_password`: no type, variable, placeholder, or fact about a secret."""
+    value, name = secret_of(found), found["name"]
+    if _PLACEHOLDER.match(value) or _ABOUT_A_SECRET.search(found["rest"]):
+        return False
+    is_quoted = found["quote"] is not None
+    if not is_quoted and (found.string[found.end() : found.end() + 1] in ("(", "[") or _is_code(value)):
+        return False
+    if name.lower().endswith("token"):
+        return looks_random(value, least=8) or (is_quoted and len(value) >= 16 and " " not in value)
+    return len(value) >= 4
+
+
+def _is_code(value: str) -> bool:
+    return re.fullmatch(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+;?", value) is not None
+
+
+def _is_userinfo(found: re.Match[str]) -> bool:
+    user, colon, password = secret_of(found).partition(":")
+    return bool(password) if colon else looks_random(user, least=20)
+
+
+def _is_pair(found: re.Match[str]) -> bool:
+    """Basic credentials are the base64 of `user:password`."""
+    text = secret_of(found)
+    try:
+        plain = b64decode(text + "=" * (-len(text) % 4), validate=True).decode("utf-8")
+    except (NotBase64, UnicodeDecodeError):
+        return False
+    return ":" in plain and plain.isprintable()
+
+
+def _is_discord(found: re.Match[str]) -> bool:
+    """A bot token begins with the base64 of the bot's number."""
+    head = found[0].partition(".")[0]
+    try:
+        return b64decode(head + "=" * (-len(head) % 4)).decode("ascii").isdigit()
+    except (NotBase64, UnicodeDecodeError):
+        return False
+
+
+def _is_header(found: re.Match[str]) -> bool:
+    value = secret_of(found)
+    return not _PLACEHOLDER.match(value) and (looks_random(value, least=8) or len(value) >= 24)
+
+
+def _is_query_secret(found: re.Match[str]) -> bool:
+    value = secret_of(found)
+    return not _PLACEHOLDER.match(value) and (found["weak"] is None or looks_random(value, least=12))
+
+
+def _has_pairs(found: re.Match[str]) -> bool:
+    return "=" in secret_of(found) and not secret_of(found).startswith("<redacted")
+
+
+def _real(found: re.Match[str]) -> bool:
+    return not _PLACEHOLDER.match(secret_of(found))
+
+
+def _kind(name: str, pattern: str, hints: str, judge: Judge | None = None, *, heuristic: bool = False) -> SecretKind:
+    return SecretKind(name, re.compile(pattern), tuple(hints.split()), judge, heuristic)
+
+
+def _prefixed(name: str, pattern: str, hints: str, judge: Judge | None = None) -> SecretKind:
+    """A kind that is known by how it begins."""
+    return _kind(name, START + pattern, hints, judge)
+
+
+_PEM_GAP = r"(?:\s|\\++[nrt]|\\*+[\"'+,])"
+_PEM = (
+    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
+    r"(?:(?:[^-]|-(?!----))*+-----END [A-Z0-9 ]{0,40}-----"
+    # Cut off before its end: as many lines of base64 as there are.
+    rf"|(?:{_PEM_GAP}*+[A-Za-z0-9+/=]{{16,}}+)*+(?:{_PEM_GAP}++[A-Za-z0-9+/=]{{1,15}}(?![A-Za-z0-9]))?)"
+)
+_PUTTY = r"PuTTY-User-Key-File-\d:[\s\S]{0,400}?Private-Lines:(?P<secret>[^:]{1,8000}+(?::[^:]{1,200})?)"
+_B64U = "[A-Za-z0-9_-]"
+
+BY_SHAPE: tuple[SecretKind, ...] = (
+    SecretKind("pem_private_key", re.compile(_PEM), ("-----begin ",), unbounded=True),
+    SecretKind("putty_private_key", re.compile(_PUTTY), ("putty-user-key-file-",), unbounded=True),
+    _prefixed("jwt", rf"eyJ{_B64U}{{8,}}+\.{_B64U}{{8,}}+\.{_B64U}{{8,}}+(?:\.{_B64U}++)*+", "eyj"),
+    _prefixed("github_fine_grained", r"github_pat_[A-Za-z0-9_]{30,255}+", "github_pat_"),
+    _prefixed("github_token", r"gh[pousr]_[A-Za-z0-9_]{30,512}+", "ghp_ gho_ ghu_ ghs_ ghr_"),
+    _prefixed("gitlab_token", rf"gl(?:[a-z]{{2,6}}|agent)-{_B64U}[A-Za-z0-9_.-]{{19,300}}+", "gl", _mixed),
+    _prefixed("slack_token", rf"(?:xoxe\.)?xox[a-z]-{_B64U}{{10,512}}+", "xox"),
+    _prefixed("slack_app_token", rf"xapp-\d-{_B64U}{{10,512}}+", "xapp-"),
+    _kind("slack_webhook", r"hooks\.slack\.com(?:/|\\/)(?P<secret>[A-Za-z0-9_\\/+-]{20,512}+)", "hooks.slack.com"),
+    _prefixed("aws_access_key_id", r"A(?:KI|SI|BI|CC)A[A-Z0-9]{16}(?![A-Za-z0-9])", "akia asia abia acca"),
+    _prefixed(
+        "aws_secret_key",
+        r"A(?:KI|SI)A[A-Z0-9]{16}[^A-Za-z0-9/+]{1,40}(?P<secret>[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+]))",
+        "akia asia",
+    ),
+    _prefixed("huggingface_token", r"(?:hf|api_org)_[A-Za-z0-9]{30,255}+", "hf_ api_org_"),
+    _prefixed("google_api_key", rf"AIza{_B64U}{{35,60}}+", "aiza"),
+    _prefixed("google_oauth_token", rf"(?:ya29\.|1//0|GOCSPX-){_B64U}[A-Za-z0-9_.-]{{20,2048}}+", "ya29. 1//0 gocspx-"),
+    _prefixed("npm_token", r"npm_[A-Za-z0-9]{36,255}+", "npm_"),
+    _prefixed("pypi_token", rf"pypi-AgE{_B64U}{{40,1024}}+", "pypi-age"),
+    _prefixed("anthropic_key", rf"sk-ant-{_B64U}{{20,512}}+", "sk-ant-"),
+    _prefixed("openai_key", rf"sk-{_B64U}{{20,512}}+", "sk-", _mixed),
+    _prefixed("stripe_key", r"(?:sk|rk|pk)_(?:live|test)_[A-Za-z0-9]{16,512}+", "_live_ _test_"),
+    _prefixed("stripe_webhook_secret", r"whsec_[A-Za-z0-9+/=]{24,512}+", "whsec_"),
+    _prefixed("twilio_key", r"SK[0-9a-f]{32}(?![A-Za-z0-9])", "sk"),
+    _prefixed("sendgrid_key", rf"SG\.{_B64U}{{16,64}}+\.{_B64U}{{32,128}}+", "sg."),
+    _prefixed("azure_client_secret", r"[A-Za-z0-9_~.]{3}\dQ~[A-Za-z0-9_~.-]{31,40}+", "q~"),
+    _kind(
+        "azure_account_key",
+        r"(?i:AccountKey|SharedAccessKey)=(?P<secret>[A-Za-z0-9+/]{40,128}+=*+)",
+        "accesskey= accountkey=",
+    ),
+    _prefixed("digitalocean_token", r"do[opr]_v1_[a-f0-9]{64}", "_v1_"),
+    _prefixed("telegram_token", rf"\d{{8,10}}:AA{_B64U}{{33}}(?!{_B64U})", ":aa"),
+    _prefixed("discord_token", rf"[MNO]{_B64U}{{22,28}}\.{_B64U}{{6}}\.{_B64U}{{27,64}}+", ".", _is_discord),
+    _kind(
+        "discord_webhook", rf"discord(?:app)?\.com/api/webhooks/(?P<secret>\d++/{_B64U}{{40,128}}+)", "/api/webhooks/"
+    ),
+    _prefixed("heroku_key", rf"HRKU-{_B64U}{{30,128}}+", "hrku-"),
+    _prefixed("age_key", r"AGE-(?:SECRET-KEY|PLUGIN-[A-Z0-9]{1,40})-1[0-9A-Z]{40,512}+", "age-"),
+    _prefixed("databricks_token", r"dapi[a-f0-9]{32}(?:-\d)?(?![A-Za-z0-9])", "dapi"),
+    _prefixed("vault_token", rf"hv[sbr]\.{_B64U}{{24,512}}+", "hvs. hvb. hvr."),
+    _prefixed("doppler_token", r"dp\.(?:pt|st|ct|sa|scim|audit)\.[A-Za-z0-9._-]{40,128}+", "dp."),
+    _prefixed("shopify_token", r"shp(?:at|ca|pa|ss)_[a-fA-F0-9]{32}", "shp"),
+    _prefixed("mailgun_key", r"key-[0-9a-f]{32}(?![A-Za-z0-9])", "key-"),
+    _prefixed("mailchimp_key", r"[0-9a-f]{32}-us\d{1,2}(?![A-Za-z0-9])", "-us"),
+    _prefixed("linear_key", r"lin_(?:api|oauth)_[A-Za-z0-9]{32,128}+", "lin_"),
+    _prefixed("notion_token", r"(?:ntn_|secret_)[A-Za-z0-9]{40,64}+(?!_)", "ntn_ secret_", _mixed),
+    _prefixed("figma_token", rf"fig[duo]r?_{_B64U}{{30,128}}+", "fig", _mixed),
+    _prefixed("postman_key", r"PMAK-[a-f0-9]{24}-[a-f0-9]{34}", "pmak-"),
+    _prefixed("sentry_token", r"sntry[su]_[A-Za-z0-9+/=_-]{40,512}+", "sntrys_ sntryu_"),
+    _prefixed("new_relic_key", r"NRAK-[A-Z0-9]{27}", "nrak-"),
+    _prefixed("grafana_token", r"gl(?:sa|c)_[A-Za-z0-9+/=_-]{32,512}+", "glsa_ glc_"),
+    _prefixed("docker_token", rf"dckr_(?:pat|oat)_{_B64U}{{20,128}}+", "dckr_"),
+    _prefixed("rubygems_key", r"rubygems_[a-f0-9]{48}", "rubygems_"),
+    _prefixed("crates_token", r"cio[A-Za-z0-9]{32}(?![A-Za-z0-9_])", "cio", _mixed),
+    _prefixed("terraform_token", rf"[A-Za-z0-9]{{14}}\.atlasv1\.{_B64U}{{40,128}}+", ".atlasv1."),
+    _prefixed("planetscale_token", rf"pscale_(?:tkn|pw|oauth)_{_B64U}{{30,128}}+", "pscale_"),
+    _prefixed("supabase_key", rf"sb(?:p_|_secret_){_B64U}{{20,128}}+", "sbp_ sb_secret_", _mixed),
+    _prefixed("atlassian_token", r"AT(?:ATT|CTT|BB)[A-Za-z0-9_=-]{24,512}+", "atatt atctt atbb", _mixed),
+    _prefixed("tailscale_key", rf"tskey-[a-z]{{3,12}}-{_B64U}{{12,128}}+", "tskey-"),
+    _prefixed("fly_token", r"(?:fo1_|fm[12][ra]?_)[A-Za-z0-9+/=_,-]{40,4096}+", "fo1_ fm1 fm2"),
+    _prefixed("netlify_token", rf"nfp_{_B64U}{{30,128}}+", "nfp_"),
+    _prefixed("groq_key", r"gsk_[A-Za-z0-9]{40,128}+", "gsk_"),
+    _prefixed("xai_key", r"xai-[A-Za-z0-9]{40,128}+", "xai-", _mixed),
+    _prefixed("perplexity_key", r"pplx-[A-Za-z0-9]{32,128}+", "pplx-", _mixed),
+    _prefixed("replicate_token", r"r8_[A-Za-z0-9]{30,64}+", "r8_", _mixed),
+    _prefixed("cerebras_key", r"csk-[A-Za-z0-9]{32,128}+", "csk-", _mixed),
+    _prefixed("together_key", rf"tgp_v1_{_B64U}{{32,128}}+", "tgp_v1_"),
+    _prefixed("langsmith_key", r"lsv2_(?:pt|sk)_[A-Za-z0-9_]{32,128}+", "lsv2_"),
+    _prefixed("onepassword_token", rf"ops_eyJ{_B64U}{{40,4096}}+=*+", "ops_eyj"),
+    _prefixed("mulligan_token", rf"mlg_{_B64U}{{43}}(?!{_B64U})", "mlg_"),
+    _kind(
+        "database_url",
+        r"(?i:postgres(?:ql)?|mysql|mariadb|mongodb|rediss?|amqps?|mssql|sqlserver|clickhouse|cockroachdb|oracle|snowflake)"
+        r"(?:\+\w{1,20})?://(?P<secret>[^\s/?#\"'<>\\]{1,512})@",
+        "://",
+        _is_userinfo,
+    ),
+    _kind("url_userinfo", r"://(?P<secret>[^\s/?#\"'<>\\]{1,512})@", "://", _is_userinfo),
+)
+
+_NAMES = (
+    r"(?P<name>(?i:pass(?:word|wd|phrase|code)|pwd|secret|api[_-]?key|access[_-]?key|account[_-]?key|private[_-]?key"
+    r"|(?:storage|encryption|signing|master|deploy|license|auth|client|service|session|webhook)[_-]key|credentials?"
+    r"|connection[_-]?string|token(?!(?i:i[sz]|s|ed))))"
+)
+_ASSIGNED = _NAMES + r"(?P<rest>[A-Za-z0-9_.-]{0,40}+)(?:\\*+[\"'`]\]?)?[ \t]{0,8}(?:=>|:=|[=:])[ \t]{0,8}"
+_STRONG_QUERY = (
+    r"(?i:(?:access|refresh|id|oauth|auth|session|bearer|security)[_-]?token|token|api[_-]?key|client[_-]secret|secret"
+    r"|passw(?:or)?d|pwd|x-amz-(?:signature|security-token|credential)|x-goog-(?:signature|credential)|signature)"
+)
+_WEAK_QUERY = r"(?P<weak>(?i:key|auth|sig|code|session(?:id)?|sid|jwt|state|pass|hmac))"
+
+
+def _assignment(name: str, value: str) -> SecretKind:
+    hints = "pass pwd secret key credential string token"
+    return _kind(name, _ASSIGNED + value, hints, _assigned, heuristic=True)
+
+
+_QUOTED = r"(?P<quote>\\*+[\"'`])(?P<secret>(?:(?!(?P=quote))[^\n\r]){1,2048})"
+_BARE = r"(?P<quote>(?!))?(?P<secret>[^\s\"'`,;&<>(){}\[\]\\|]{4,512})"
+
+BY_CONTEXT: tuple[SecretKind, ...] = (
+    _kind(
+        "authorization_header",
+        r"(?i:authorization)(?:\\*+[\"'`])?[ \t]{0,4}[:=][ \t]{0,4}(?:\\*+[\"'`])?"
+        r"(?:(?i:bearer|token|negotiate|apikey)[ \t]{1,4})?(?P<secret>[^\n\r\"'`\\<]{4,4096})",
+        "authorization",
+        _is_header,
+        heuristic=True,
+    ),
+    _kind(
+        "bearer_token",
+        r"(?i:bearer)[ \t]{1,4}(?P<secret>[A-Za-z0-9._~+/=-]{8,4096}+)",
+        "bearer",
+        _is_header,
+        heuristic=True,
+    ),
+    _kind(
+        "basic_credentials",
+        r"(?i:basic)[ \t]{1,4}(?P<secret>[A-Za-z0-9+/]{8,1024}+={0,2})",
+        "basic",
+        _is_pair,
+        heuristic=True,
+    ),
+    _kind(
+        "cookie",
+        r"(?i:(?:set-)?cookie)(?:\\*+[\"'`])?[ \t]{0,4}[:=][ \t]{0,4}(?:\\*+[\"'`])?(?P<secret>[^\n\r\"'`\\]{3,4096})",
+        "cookie",
+        _has_pairs,
+        heuristic=True,
+    ),
+    _kind(
+        "url_query",
+        rf"(?:[?&;]|%26|%3F|\\u0026)(?:{_STRONG_QUERY}|{_WEAK_QUERY})(?:=|%3D)(?P<secret>[^&?#\s\"'<>\\`]{{4,4096}})",
+        "?  & ; %26 %3f",
+        _is_query_secret,
+        heuristic=True,
+    ),
+    _assignment("assignment", _QUOTED),
+    _assignment("assignment", _BARE),
+    _kind(
+        "environment_variable",
+        r"(?:PASSWORD|PASSWD|PASSPHRASE|SECRET|TOKEN|API_?KEY|ACCESS_KEY|PRIVATE_KEY)(?P<rest>[A-Z0-9_]{0,40}+)="
+        r"(?P<secret>[^\s\"'<>\\]{4,2048})",
+        "password passwd passphrase secret token key",
+        lambda found: _real(found) and not _ABOUT_A_SECRET.search(found["rest"]),
+        heuristic=True,
+    ),
+    _kind(
+        "environment_key",
+        r"_(?:KEY|PASS|PAT|AUTH|CREDENTIALS?|DSN|SALT)=[\"']?(?P<secret>[^\s\"'<>\\]{8,2048})",
+        "_key= _pass= _pat= _auth= _credential _dsn= _salt=",
+        lambda found: looks_random(secret_of(found), least=8) and _real(found),
+        heuristic=True,
+    ),
+    _kind(
+        "command_flag",
+        r"--(?i:[a-z]{0,20}-?(?:password|passwd|token|secret|api-?key))[ \t]{1,4}\\*+[\"']?"
+        r"(?P<secret>[^\s\"'<>\\-][^\s\"'<>\\]{3,1024})",
+        "--",
+        _real,
+        heuristic=True,
+    ),
+    _kind(
+        "command_user",
+        r"(?i:curl|http|wget)[^\n]{0,400}?[ \t](?:-u|--user)[ \t=]{1,4}\\*+[\"']?"
+        r"(?P<secret>[^\s\"':<>\\]{1,128}:[^\s\"'<>\\]{1,256})",
+        "-u --user",
+        _real,
+        heuristic=True,
+    ),
+    _kind(
+        "netrc",
+        r"(?i:login)\s{1,8}\S{1,128}\s{1,8}(?i:password)\s{1,8}(?P<secret>[^\s<]\S{0,256})",
+        "login",
+        heuristic=True,
+    ),
+    _kind(
+        "xml_element",
+        r"<[\w:.-]{0,40}(?i:password|passwd|secret|token|api-?key|private-?key)>(?P<secret>[^<]{3,2048})</",
+        "</",
+        _real,
+        heuristic=True,
+    ),
+)
+
+SECRET_KINDS: tuple[SecretKind, ...] = BY_SHAPE + BY_CONTEXT
+BLOCKING_KINDS: tuple[SecretKind, ...] = BY_SHAPE

@@ -1,0 +1,345 @@
+"""Bearer tokens: who calls, since when and until when.
+
+What must hold:
+1. A raw token leaves this module once, from `create`. The store knows only its handle, which does not work as a token.
+2. A token that has expired or was revoked never works again, whatever a clock or a caller says later.
+3. A touch updates the row of last sight in place. The journal gets a record of it at most every ten minutes, or when
+   the touch changes something, so that a token in use does not cost a record a request.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from base64 import urlsafe_b64encode
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from math import log2
+from typing import Any
+
+from mulligan.store.housekeeping import STORE_JOURNAL
+from mulligan.store.journal import Journal, Record
+from mulligan.store.protocol import Store, Tx
+from mulligan.store.tables import Table
+from mulligan.values.canonical import decode, encode
+from mulligan.values.clock import Clock, FixedClock, parse_timestamp, timestamp
+from mulligan.values.faults import fault
+from mulligan.values.ids import parse_user_id
+
+PREFIX = "mlg_"
+HANDLE_PREFIX = "sha256:v1:"
+RANDOM_BYTES = 32
+SUPPLIED_MIN_CHARACTERS = 32
+SUPPLIED_MIN_BITS = 80
+ATTRIBUTES_MAX_BYTES = 4_096
+TOUCH_RECORD_EVERY = timedelta(minutes=10)
+
+_DOMAIN = b"mulligan.token.v1\0"
+_NO_HANDLE = HANDLE_PREFIX + "0" * 64
+
+Entropy = Callable[[int], bytes]
+"""So many random bytes, fit for secrets."""
+
+
+@dataclass(slots=True, frozen=True)
+class TokenRow:
+    """What the journal says of a token. `last_seen_at` is the last sight on record; the newest is in SIGHTS."""
+
+    handle: str
+    principal: str
+    created_at: str
+    last_seen_at: str
+    expires_at: str
+    ended: int
+    attributes: str
+
+
+@dataclass(slots=True, frozen=True)
+class SightRow:
+    """When a token was last used: coordination, updated in place."""
+
+    handle: str
+    last_seen_at: str
+
+
+TOKENS: Table[TokenRow] = Table("tokens", TokenRow, key=("handle",), indexes=(("principal",),), projected=True)
+SIGHTS: Table[SightRow] = Table("token_sights", SightRow, key=("handle",))
+
+
+def project_token_created(tx: Tx, record: Record) -> None:
+    body = record.payload
+    created, attributes = body["created_at"], encode(body["attributes"]).decode("utf-8")
+    row = TokenRow(body["handle"], body["principal"], created, created, body["expires_at"], 0, attributes)
+    tx.put(TOKENS, row)
+
+
+def project_token_touched(tx: Tx, record: Record) -> None:
+    body = record.payload
+    row = tx.get(TOKENS, body["handle"])
+    if row is not None:
+        seen = replace(row, last_seen_at=body["last_seen_at"], expires_at=body.get("expires_at", row.expires_at))
+        given = body.get("attributes")
+        tx.put(TOKENS, seen if given is None else replace(seen, attributes=encode(given).decode("utf-8")))
+
+
+def project_token_expired(tx: Tx, record: Record) -> None:
+    row = tx.get(TOKENS, record.payload["handle"])
+    if row is not None:
+        tx.put(TOKENS, replace(row, expires_at=record.payload["expires_at"], ended=1))
+
+
+@dataclass(slots=True, frozen=True)
+class Token:
+    """A token as whoever asked may know it. `id` is the bearer token itself, only ever as the caller already has it:
+    from `create`, or because it was given. None where it was named by its handle. It is never shown by `repr`.
+    """
+
+    id: str | None = field(repr=False)
+    handle: str
+    principal: str
+    created_at: str
+    last_seen_at: str
+    expires_at: str
+    attributes: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What may be shown and stored: everything but the token itself."""
+        return {
+            "handle": self.handle,
+            "principal": self.principal,
+            "created_at": self.created_at,
+            "last_seen_at": self.last_seen_at,
+            "expires_at": self.expires_at,
+            "attributes": dict(self.attributes),
+        }
+
+
+def handle_of(token: str) -> str:
+    """The one-way name under which a token is stored."""
+    return HANDLE_PREFIX + sha256(_DOMAIN + token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class Tokens:
+    """The tokens of one store. Thread-safe, and the same for every process on the store."""
+
+    def __init__(self, store: Store, journal: Journal, *, clock: Clock, entropy: Entropy = os.urandom) -> None:
+        self._store = store
+        self._journal = journal
+        self._clock = clock
+        self._entropy = entropy
+
+    def create(
+        self,
+        *,
+        principal: str,
+        expires_at: datetime | str,
+        id: str | None = None,
+        created_at: datetime | str | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> Token:
+        """A new token for somebody. The only answer that tells a generated token; it cannot be had again.
+
+        An `id` of the caller's own has at least 32 characters that nobody could guess.
+        """
+        token = self._generated() if id is None else _parse_supplied(id)
+        created = self._now() if created_at is None else _stamp(created_at, "created_at")
+        handle = handle_of(token)
+        body = {
+            "handle": handle,
+            "principal": parse_user_id(principal, "principal"),
+            "created_at": created,
+            "expires_at": _later(_stamp(expires_at, "expires_at"), created, "created_at"),
+            "attributes": _parse_attributes(attributes),
+        }
+        with self._store.write() as tx:
+            if tx.has(TOKENS, handle):
+                raise fault("token_exists", "There is, or was, a token with this id. Choose another.")
+            self._append(tx, "token.created", body)
+            return _token(tx, handle, token)
+
+    def get(self, id: str) -> Token | None:
+        """The token, or None if it is unknown, expired or revoked. Changes nothing."""
+        with self._store.read() as tx:
+            row = self._known(tx, _parse_given(id))
+            return None if row is None or self._is_over(row) else _token(tx, row.handle, id)
+
+    def touch(
+        self,
+        id: str,
+        *,
+        expires_at: datetime | str | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> Token | None:
+        """The token, seen now; None as for `get`. `expires_at` moves the end of its life, `attributes` replace all.
+
+        Time of sight never runs backwards. A token that is over stays over.
+        """
+        given = _parse_given(id)
+        with self._store.write() as tx:
+            return self._seen(tx, self._known(tx, given), id, expires_at=expires_at, attributes=attributes)
+
+    def expire(self, id: str) -> Token | None:
+        """Revoke a token now, for good. None if there is no such token."""
+        return self._revoke(handle_of(_parse_given(id)), id)
+
+    # By handle: for people who look after tokens and do not have them.
+
+    def listed(self, principal: str | None = None) -> list[Token]:
+        """Every token, of one principal or all, oldest first, those that are over included."""
+        with self._store.read() as tx:
+            rows = tx.select(TOKENS, None if principal is None else {"principal": principal}, order=("created_at",))
+            return [_token(tx, row.handle, None) for row in rows]
+
+    def named(self, handle: str) -> Token | None:
+        """The token with this handle, over or not. Knowing a handle opens no door."""
+        with self._store.read() as tx:
+            return _token(tx, handle, None) if tx.has(TOKENS, handle) else None
+
+    def touch_named(
+        self, handle: str, *, expires_at: datetime | str | None = None, attributes: Mapping[str, Any] | None = None
+    ) -> Token | None:
+        with self._store.write() as tx:
+            return self._seen(tx, tx.get(TOKENS, handle), None, expires_at=expires_at, attributes=attributes)
+
+    def expire_named(self, handle: str) -> Token | None:
+        return self._revoke(handle, None)
+
+    def is_over(self, token: Token) -> bool:
+        """Whether it no longer works."""
+        with self._store.read() as tx:
+            row = tx.get(TOKENS, token.handle)
+        return row is None or self._is_over(row)
+
+    # Inside.
+
+    def _seen(
+        self,
+        tx: Tx,
+        row: TokenRow | None,
+        id: str | None,
+        *,
+        expires_at: datetime | str | None,
+        attributes: Mapping[str, Any] | None,
+    ) -> Token | None:
+        if row is None or self._is_over(row):
+            self._end_for_good(tx, row)
+            return None
+        seen = max(_last_seen(tx, row), self._now())
+        changed: dict[str, Any] = {} if attributes is None else {"attributes": _parse_attributes(attributes)}
+        if expires_at is not None:
+            changed["expires_at"] = _later(_stamp(expires_at, "expires_at"), seen, "last_seen_at")
+        tx.put(SIGHTS, SightRow(row.handle, seen))
+        if changed or _since(row.last_seen_at, seen) >= TOUCH_RECORD_EVERY:
+            self._append(tx, "token.touched", {"handle": row.handle, "last_seen_at": seen, **changed})
+        return _token(tx, row.handle, id)
+
+    def _revoke(self, handle: str, id: str | None) -> Token | None:
+        with self._store.write() as tx:
+            row = tx.get(TOKENS, handle)
+            if row is None:
+                return None
+            self._end_for_good(tx, row)
+            return _token(tx, handle, id)
+
+    def _known(self, tx: Tx, token: str) -> TokenRow | None:
+        """The row of a token. What is looked up and compared is its handle, so time tells nothing about the token."""
+        handle = handle_of(token)
+        row = tx.get(TOKENS, handle)
+        is_same = hmac.compare_digest(_NO_HANDLE if row is None else row.handle, handle)
+        return row if is_same else None
+
+    def _is_over(self, row: TokenRow) -> bool:
+        return bool(row.ended) or parse_timestamp(row.expires_at) <= self._clock.now()
+
+    def _end_for_good(self, tx: Tx, row: TokenRow | None) -> None:
+        """On record once, so that a clock that is set back does not bring a token back."""
+        if row is not None and not row.ended:
+            ends = min(row.expires_at, self._now())
+            self._append(tx, "token.expired", {"handle": row.handle, "expires_at": ends})
+
+    def _append(self, tx: Tx, kind: str, body: Mapping[str, Any]) -> None:
+        self._journal.append(tx, STORE_JOURNAL, kind, body, at=self._now())
+
+    def _now(self) -> str:
+        return timestamp(self._clock)
+
+    def _generated(self) -> str:
+        return PREFIX + urlsafe_b64encode(self._entropy(RANDOM_BYTES)).rstrip(b"=").decode("ascii")
+
+
+def _token(tx: Tx, handle: str, id: str | None) -> Token:
+    row = tx.get(TOKENS, handle)
+    assert row is not None, "looked up just before, in the same transaction"
+    return Token(
+        id=id,
+        handle=handle,
+        principal=row.principal,
+        created_at=row.created_at,
+        last_seen_at=_last_seen(tx, row),
+        expires_at=row.expires_at,
+        attributes=decode(row.attributes),
+    )
+
+
+def _last_seen(tx: Tx, row: TokenRow) -> str:
+    sight = tx.get(SIGHTS, row.handle)
+    return row.last_seen_at if sight is None else max(sight.last_seen_at, row.last_seen_at)
+
+
+def _since(earlier: str, later: str) -> timedelta:
+    return parse_timestamp(later) - parse_timestamp(earlier)
+
+
+def _parse_given(id: object) -> str:
+    if not isinstance(id, str):
+        raise fault("invalid_params", "A token is text.", field="id")
+    return id.strip()
+
+
+def _parse_supplied(id: object) -> str:
+    """An id somebody else made: fit for a header, and not to be guessed. The message never repeats it."""
+    token = _parse_given(id)
+    if len(token) < SUPPLIED_MIN_CHARACTERS or not token.isascii() or not token.isprintable() or " " in token:
+        words = f"A token of your own has at least {SUPPLIED_MIN_CHARACTERS} visible ASCII characters without spaces."
+        raise fault("weak_token", words)
+    if _bits_of(token) < SUPPLIED_MIN_BITS:
+        raise fault("weak_token", "This token is too easy to guess. Leave `id` out to have one made.")
+    return token
+
+
+def _bits_of(token: str) -> float:
+    """How much a text could hide at most, judged by how often each character is in it."""
+    return -sum(count * log2(count / len(token)) for count in Counter(token).values())
+
+
+def _parse_attributes(attributes: object) -> dict[str, Any]:
+    if attributes is None:
+        return {}
+    if not isinstance(attributes, Mapping):
+        raise fault("invalid_params", "attributes is a JSON object.", field="attributes")
+    body = encode(dict(attributes))
+    if len(body) > ATTRIBUTES_MAX_BYTES:
+        words = f"attributes take {len(body)} bytes; {ATTRIBUTES_MAX_BYTES} are allowed."
+        raise fault("invalid_params", words, field="attributes")
+    parsed: dict[str, Any] = decode(body)
+    return parsed
+
+
+def _stamp(given: object, name: str) -> str:
+    """A point in time with its zone, as our one form of it, which sorts as text."""
+    try:
+        moment = datetime.fromisoformat(given) if isinstance(given, str) else given
+        if isinstance(moment, datetime) and moment.tzinfo is not None:
+            return timestamp(FixedClock(moment.astimezone(UTC)))
+    except (ValueError, OverflowError):
+        pass
+    raise fault("invalid_params", f"{name} is an RFC 3339 time with a zone, or an aware datetime.", field=name)
+
+
+def _later(moment: str, than: str, what: str) -> str:
+    if moment <= than:
+        raise fault("invalid_params", f"expires_at must be later than {what}.", field="expires_at")
+    return moment

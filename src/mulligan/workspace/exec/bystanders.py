@@ -1,0 +1,121 @@
+"""Who else was at work where the command was: what happened in its folders that it did not do itself.
+
+The supervisor hears of every change before the command makes it; inotify tells of every change that was made, whoever
+made it. What was made more often than the command asked for was made by somebody else: a person's save, a formatter, a
+daemon. It is counted for each name: opened for writing and closed, created, removed, moved there. The kernel may join
+equal events and a call may fail after it was counted, so somebody can be missed; nobody is accused who was not there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from enum import IntEnum
+
+from mulligan.workspace.exec import kernel
+from mulligan.workspace.exec.inotify import EXCLUDE_UNLINKED, MODIFY, ONLY_FOLDERS, OVERFLOW, events_in
+
+_READ_BYTES = 1 << 18
+_DRAIN_EVERY = 256
+
+
+class Deed(IntEnum):
+    """What can be done to a name, as inotify calls it."""
+
+    WRITTEN = 0x8
+    MOVED_TO = 0x80
+    CREATED = 0x100
+    REMOVED = 0x200
+
+
+_MASK = sum(Deed)
+_BETWEEN = MODIFY
+"""Not counted: it comes between two closings, so that the kernel does not make one of them."""
+
+
+class Bystanders:
+    """For one thread. Without inotify it sees nobody. Close it."""
+
+    def __init__(self) -> None:
+        self._folders: dict[int, bytes] = {}
+        self._watched: set[bytes] = set()
+        self._asked: Counter[tuple[bytes, int]] = Counter()
+        self._done: Counter[tuple[bytes, int]] = Counter()
+        self._blind: set[bytes] = set()
+        self._overflowed = False
+        self._stops = 0
+        try:
+            self._fd = kernel.inotify_init()
+        except OSError:
+            self._fd = -1
+
+    def expect(self, path: bytes, *deeds: Deed) -> None:
+        """The command is about to do this. From now on everything in that folder is counted."""
+        if self._fd < 0:
+            return
+        self._watch(path[: path.rfind(b"/")] or b"/")
+        for deed in deeds:
+            self._asked[path, deed] += 1
+        self._stops += 1
+        if self._stops % _DRAIN_EVERY == 0:
+            self._drain()
+
+    def expect_move(self, old: bytes, new: bytes) -> None:
+        """What was opened under the old name may be closed under the new one. A folder takes its watches along."""
+        self.expect(old, Deed.MOVED_TO)
+        self.expect(new, Deed.MOVED_TO)
+        for one, other in ((old, new), (new, old)):
+            if os.path.isdir(one):
+                self._blind.add(other + b"/")
+                self._blind.add(one + b"/")
+        self._drain()
+        still_open = self._still_open(old), self._still_open(new)
+        self._asked[new, Deed.WRITTEN] += still_open[0]
+        self._asked[old, Deed.WRITTEN] += still_open[1]
+
+    def _still_open(self, path: bytes) -> int:
+        return max(0, self._asked[path, Deed.WRITTEN] - self._done[path, Deed.WRITTEN])
+
+    def forgive(self, path: bytes) -> None:
+        """Nobody knows what the command itself has done to it."""
+        for deed in Deed:
+            self._asked[path, deed] += 1 << 30
+
+    def were_at(self, paths: frozenset[bytes]) -> frozenset[bytes]:
+        """Which of these paths somebody else has changed as well."""
+        self._drain()
+        if self._overflowed:
+            return frozenset()
+        more = {path for (path, deed), count in self._done.items() if count > self._asked[path, deed]}
+        return frozenset(path for path in more & paths if not path.startswith(tuple(self._blind) or (b"\0",)))
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _watch(self, folder: bytes) -> None:
+        if folder in self._watched:
+            return
+        self._watched.add(folder)
+        try:
+            watch = kernel.inotify_add_watch(self._fd, folder, _MASK | _BETWEEN | ONLY_FOLDERS | EXCLUDE_UNLINKED)
+        except OSError:
+            return  # not there yet, not ours to see, or no more watches to be had
+        self._folders[watch] = folder
+
+    def _drain(self) -> None:
+        while self._fd >= 0:
+            try:
+                data = os.read(self._fd, _READ_BYTES)
+            except BlockingIOError:
+                return
+            for watch, mask, name in events_in(data):
+                self._count(watch, mask, name)
+
+    def _count(self, watch: int, mask: int, name: bytes) -> None:
+        self._overflowed |= bool(mask & OVERFLOW)
+        folder = self._folders.get(watch)
+        if folder is not None and name and mask & _MASK:
+            path = folder + name if folder == b"/" else b"%b/%b" % (folder, name)
+            self._done[path, mask & _MASK] += 1

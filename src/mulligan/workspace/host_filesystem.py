@@ -1,0 +1,260 @@
+"""The files below a folder as a resource. Needs no git, and treats what git ignores or owns like any other file."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Self
+from uuid import UUID
+
+from mulligan.values.clock import Clock, SystemClock
+from mulligan.values.digest import digest_of, parse_digest
+from mulligan.values.entries import ABSENT, DirEntry, Entry, FileEntry, same_state
+from mulligan.values.faults import MulliganError
+from mulligan.values.ids import SystemIds
+from mulligan.values.paths import ROOT, RepoPath, ancestors_of, join, path_bytes
+from mulligan.values.refusal import Refused
+from mulligan.values.state_faults import RestoreFailedError, SnapshotMismatchError
+from mulligan.workspace.disk import DRAFT_PREFIX, HostDisk, Image, Steps
+from mulligan.workspace.filesystem import FileKind, FilesystemSnapshot, PlainFilesystem
+from mulligan.workspace.keeping import Bodies, Pack, Tree, Trees, files_below, tree_from_bytes, tree_to_bytes
+from mulligan.workspace.places import Spot
+from mulligan.workspace.writing import Found, Swap, Wanted, creation_mode
+
+
+class HostFilesystem(PlainFilesystem):
+    """A folder on disk. Safe to use from many threads.
+
+    A snapshot keeps the bytes of every file in `bodies`: by default a file without a name that is gone with the
+    process; give a store's blobs to keep them for longer. Later snapshots read only what has changed.
+    """
+
+    def __init__(
+        self,
+        _root: str | os.PathLike[str],
+        *,
+        bodies: Bodies | None = None,
+        clock: Clock | None = None,
+        steps: Steps | None = None,
+    ) -> None:
+        self._disk = HostDisk(os.fspath(_root), steps=steps)
+        self._bodies: Bodies = bodies if bodies is not None else Pack()
+        self._clock = clock or SystemClock()
+        self._ids = SystemIds()
+        self._trees = Trees(self._disk.root.handle, self._bodies, self._clock)
+        self._lock = threading.RLock()
+        self._taken: tuple[Tree, str, str] | None = None
+        self._drafts = 0
+        self._end = weakref.finalize(self, self._disk.close)
+
+    @property
+    def root(self) -> str:
+        return os.fsdecode(self._disk.root.path)
+
+    def close(self) -> None:
+        """Any number of times; also done when nobody holds it any more."""
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Snapshots.
+
+    def snapshot(self, *, tag: str | None = None) -> FilesystemSnapshot:
+        with self._lock:
+            tree = self._trees.look()
+            if self._taken is None or self._taken[0] != tree:
+                manifest = self._bodies.store(tree_to_bytes(tree))
+                self._taken = (tree, digest_of(tree_to_bytes(tree, times=False)), manifest)
+            _, ref, kept = self._taken
+        return FilesystemSnapshot(UUID(self._ids.new()), self._clock.now(), ref, self.root, tag, kept)
+
+    def check_restore(self, snapshot: object) -> None:
+        """Raises SnapshotMismatchError for a snapshot of another root or kind, RestoreFailedError for one not kept."""
+        if not isinstance(snapshot, FilesystemSnapshot) or snapshot.manifest is None:
+            raise SnapshotMismatchError(f"A folder is not restored from a {type(snapshot).__name__}.")
+        if os.path.realpath(snapshot.root_path) != os.path.realpath(self.root):
+            words = f"This is a snapshot of {snapshot.root_path}; this file system is {self.root}."
+            raise SnapshotMismatchError(words, root=self.root)
+        self._tree_of(snapshot)
+
+    def _tree_of(self, snapshot: FilesystemSnapshot) -> Tree:
+        try:
+            return tree_from_bytes(self._bodies.read(parse_digest(snapshot.manifest)))
+        except RestoreFailedError:
+            raise
+        except MulliganError as error:
+            raise RestoreFailedError(f"This snapshot's files are not kept here: {error.message}") from error
+
+    def restore(self, snapshot: FilesystemSnapshot) -> None:
+        """Every path below the root as it was, and no others; or, if that fails, everything as it is now."""
+        self.check_restore(snapshot)
+        with self._lock:
+            wanted, now = self._tree_of(snapshot), self._trees.look()
+            try:
+                with self._all_or_none(now) as done:
+                    for path, target in _moves(now, wanted):
+                        done.append(path)
+                        self._swap(path, now.get(path) or ABSENT, target)
+                    self._settle_times(done, wanted)
+            except (OSError, Refused) as error:
+                raise RestoreFailedError(f"The files of {self.root} could not be put back: {error}") from error
+
+    @contextmanager
+    def _all_or_none(self, now: Tree) -> Iterator[list[RepoPath]]:
+        done: list[RepoPath] = []
+        finished = False
+        try:
+            yield done
+            finished = True
+        finally:
+            stuck = [] if finished else [path for path in reversed(done) if not self._returned(path, now)]
+            if stuck:
+                raise RestoreFailedError(f"Neither restored nor as they were: {', '.join(stuck)}.", paths=stuck)
+
+    def _returned(self, path: RepoPath, now: Tree) -> bool:
+        try:
+            self._swap(path, self._entry(path), now.get(path) or ABSENT)
+        except (OSError, Refused):
+            return False
+        return True
+
+    def _settle_times(self, done: list[RepoPath], wanted: Tree) -> None:
+        """Putting files back has changed the times of the directories they are in."""
+        touched = {parent for path in done for parent in ancestors_of(path)} | set(done)
+        for path in sorted(touched, key=path_bytes, reverse=True):
+            entry = wanted.get(path)
+            if isinstance(entry, DirEntry):
+                with self._disk.resolve_exactly(path) as spot:
+                    self._disk.set_mtime(spot, entry.mtime_ns)
+
+    def _entry(self, path: RepoPath) -> Entry:
+        with self._disk.resolve_exactly(path) as spot:
+            return self._disk.image(spot).entry
+
+    def _swap(self, path: RepoPath, now: Entry, target: Entry) -> None:
+        if same_state(now, target):
+            return
+        content = self._bodies.read(target.digest) if isinstance(target, FileEntry) else None
+        with self._disk.resolve_exactly(path) as spot:
+            self._place(spot, now, Wanted(target, content))
+
+    def _place(self, spot: Spot, now: Entry, wanted: Wanted) -> None:
+        draft, finished = self._draft(), False
+        swap = Swap(self._disk, spot, draft, now, wanted, self._rescue, insist=True)
+        try:
+            found = swap.run()
+            finished = True
+        finally:
+            if not finished:
+                self._tidy(spot, draft, now)
+        if isinstance(found, Found):
+            raise FileExistsError(f"{spot.path} was changed by somebody else meanwhile.")
+
+    def _tidy(self, spot: Spot, draft: bytes, before: Entry) -> None:
+        """A step failed. What was set aside returns if its place is empty; other drafts are ours, or kept already."""
+        aside = self._disk.image(spot, draft=draft)
+        if aside.holds(ABSENT):
+            return
+        if aside.holds(before):
+            with suppress(OSError):
+                self._disk.place(spot, draft)
+                return
+        self._rescue(aside)
+        self._disk.discard(spot, draft)
+
+    def _rescue(self, theirs: Image) -> None:
+        if theirs.content is not None:
+            self._bodies.store(theirs.content)
+
+    def _draft(self) -> bytes:
+        self._drafts += 1
+        return DRAFT_PREFIX + f"{os.getpid()}-{id(self):x}-{self._drafts}".encode("ascii")
+
+    # The steps.
+
+    def _changing(self) -> threading.RLock:
+        return self._lock
+
+    def _kind(self, path: RepoPath) -> FileKind | None:
+        try:
+            with self._spot(path) as spot:
+                mode = os.stat(spot.name, dir_fd=spot.parent, follow_symlinks=False).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return "dir" if stat.S_ISDIR(mode) else "file"
+
+    @contextmanager
+    def _spot(self, path: RepoPath, *, final: bool = True) -> Iterator[Spot]:
+        """Links are followed inside the root. Raises PermissionError where one leads out."""
+        try:
+            spot = self._disk.resolve(path, final=final)
+        except Refused as refused:
+            raise PermissionError(refused.message) from None
+        with spot:
+            yield spot
+
+    def _load(self, path: RepoPath) -> bytes:
+        with self._spot(path) as spot:
+            image = self._disk.image(spot)
+        if image.content is None:
+            raise OSError(f"{path} is a device, FIFO or socket.")
+        return image.content
+
+    def _put(self, path: RepoPath, content: bytes) -> None:
+        with self._spot(path) as spot:
+            now = self._disk.image(spot).entry
+            mode = now.mode if isinstance(now, FileEntry) else creation_mode(0o666)
+            xattrs = now.xattrs if isinstance(now, FileEntry) else ()
+            self._place(spot, now, Wanted(FileEntry(digest_of(content), len(content), mode, 0, xattrs), content))
+
+    def _make_dir(self, path: RepoPath) -> None:
+        with self._spot(path) as spot:
+            self._disk.make_dir(spot, creation_mode(0o777))
+
+    def _remove(self, path: RepoPath) -> None:
+        with self._lock, self._spot(path, final=False) as spot:
+            entry = self._disk.image(spot).entry
+            if isinstance(entry, DirEntry):
+                for name in self._disk.children(spot):
+                    self._remove(join(path, name.decode("utf-8", "surrogateescape")))
+            self._place(spot, entry, Wanted(ABSENT))
+
+    def _is_there(self, path: RepoPath) -> bool:
+        try:
+            with self._spot(path, final=False) as spot:
+                return self._disk.image(spot).entry != ABSENT
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    def _is_link(self, path: RepoPath) -> bool:
+        with self._spot(path, final=False) as spot:
+            return stat.S_ISLNK(os.stat(spot.name, dir_fd=spot.parent, follow_symlinks=False).st_mode)
+
+    def _names(self, path: RepoPath) -> list[str]:
+        if path == ROOT:
+            return sorted(os.listdir(self._disk.root.handle))
+        with self._spot(path) as spot:
+            return [name.decode("utf-8", "surrogateescape") for name in self._disk.children(spot)]
+
+    def _files_below(self, base: RepoPath) -> list[RepoPath]:
+        found = files_below(self._disk.root.handle, path_bytes(base))
+        return sorted((RepoPath(os.fsdecode(path)) for path in found), key=path_bytes)
+
+
+def _moves(now: Tree, wanted: Tree) -> Iterator[tuple[RepoPath, Entry]]:
+    """What has to become what: first away with what is not wanted, deepest first, then the rest, parents first."""
+    for path in sorted(now, key=path_bytes, reverse=True):
+        if now[path] is not None and path not in wanted:
+            yield path, ABSENT
+    for path, target in wanted.items():
+        present = now.get(path, ABSENT)
+        if target is not None and present is not None and not same_state(present, target):
+            yield path, target

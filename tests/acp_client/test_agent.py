@@ -1,0 +1,232 @@
+"""`mulligan acp` as a client sees it: sessions, prompts, permissions, and S0's three ways back."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from acp_client.client import Client, connected
+
+AGENT = [sys.executable, str(Path(__file__).with_name("scripted_agent.py"))]
+PROMPT = [{"type": "text", "text": "do it"}]
+
+
+def wrote(path: str, content: str, id: str = "tc_1") -> dict[str, Any]:
+    return {"tools": [{"tool": "write_file", "args": {"path": path, "content": content}, "id": id}]}
+
+
+class Stage:
+    def __init__(self, base: Path) -> None:
+        self.root, self.home, self.script = base / "work", base / "home", base / "script"
+        self.root.mkdir()
+
+    def agent(self, *lines: object, mode: str = "auto") -> AbstractContextManager[Client]:
+        self.script.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+        return connected(self.home, command=[*AGENT, "--mode", mode], SCRIPT=str(self.script))
+
+    def files(self) -> dict[str, str]:
+        return {file.name: file.read_text() for file in sorted(self.root.iterdir())}
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    yield Stage(Path(os.path.realpath(tmp_path)))
+
+
+def new(client: Client, stage: Stage) -> str:
+    found: str = client.ask("session/new", cwd=str(stage.root), mcpServers=[])["sessionId"]
+    return found
+
+
+@pytest.mark.req(
+    "S0.acp.capabilities_in_initialize",
+    "S0.acp_capability.close",
+    "S0.acp_capability.list",
+    "S0.acp_capability.resume",
+    "S0.acp_capability.rollback",
+    "S0.acp_capability.redo",
+    "S0.acp_capability.restore_tool_call",
+    "S0.acp.capability_values_are_objects",
+    "D14.acp.advertised",
+)
+def test_what_it_can_do_is_said_at_the_beginning(stage: Stage) -> None:
+    with stage.agent() as client:
+        said = client.ask("initialize", protocolVersion=1, clientCapabilities={})
+        able = said["agentCapabilities"]
+        six = ("close", "list", "resume", "rollback", "redo", "restoreToolCall")
+        assert {name: able["sessionCapabilities"].get(name) for name in six} == {name: {} for name in six}
+        ours = ("rollback", "redo", "restoreToolCall", "rewind")
+        assert able["_meta"]["mulligan"] == {name: {} for name in ours}
+        assert (said["protocolVersion"], able["loadSession"]) == (1, True)
+
+
+@pytest.mark.req("D14.acp.own_agent", "D14.acp.session_new")
+def test_a_prompt_is_worked_on_and_shown_while_it_is(stage: Stage) -> None:
+    with stage.agent(wrote("a.txt", "one\n"), "All done.") as client:
+        session = new(client, stage)
+        assert client.ask("session/prompt", sessionId=session, prompt=PROMPT) == {"stopReason": "end_turn"}
+        (begun,) = client.updates("tool_call")
+        assert (begun["toolCallId"], begun["kind"], begun["status"]) == ("tc_1", "edit", "in_progress")
+        assert begun["locations"] == [{"path": str(stage.root / "a.txt")}]
+        (ended,) = client.updates("tool_call_update")
+        diff = {"type": "diff", "path": str(stage.root / "a.txt"), "oldText": None, "newText": "one\n"}
+        assert (ended["status"], ended["content"][0]) == ("completed", diff)
+        assert [one["content"]["text"] for one in client.updates("agent_message_chunk")] == ["All done."]
+    assert stage.files() == {"a.txt": "one\n"}
+
+
+class TestGoingBack:
+    @pytest.mark.req(
+        "S0.acp.restore_method",
+        "S0.acp.restore_goes_through_restore",
+        "S0.acp.restore_update_frame",
+        "S0.acp.restore_update_status",
+        "S0.acp.restore_update_kind",
+        "S0.acp.restore_update_paths",
+        "D14.acp.s0_frames",
+    )
+    def test_a_tool_call_is_restored_with_the_documents_own_frames(self, stage: Stage) -> None:
+        (stage.root / "a.txt").write_text("before\n")
+        with stage.agent(wrote("a.txt", "after\n", "tc_42"), "done") as client:
+            session = new(client, stage)
+            client.ask("session/prompt", sessionId=session, prompt=PROMPT)
+            answer = client.ask("session/restore_tool_call", sessionId=session, toolCallId="tc_42")
+            path = str(stage.root / "a.txt")
+            assert answer == {"toolCallId": "tc_42", "restoredPaths": [path], "skippedPathsWithReasons": []}
+            update = client.wait_for_update(lambda one: one.get("status") == "restored")
+            assert update == {
+                "sessionUpdate": "tool_call_update",
+                "toolCallId": "tc_42",
+                "status": "restored",
+                "_meta": {"harn": {"kind": "tool_call_restored", "restoredPaths": [path]}},
+            }
+            assert "restoredPaths" in client.frames[-2]["result"], "the answer comes first"
+        assert stage.files() == {"a.txt": "before\n"}
+
+    @pytest.mark.req("S0.acp.rollback_method", "S0.acp.redo_method", "S0.acp.rollback_uses_preimages")
+    @pytest.mark.parametrize("prefix", ["", "_mulligan/"])
+    def test_a_turn_goes_back_and_forward_with_its_talk(self, stage: Stage, prefix: str) -> None:
+        lines = [wrote("a.txt", "one\n"), "done", wrote("a.txt", "two\n"), wrote("b.txt", "x\n"), "done"]
+        with stage.agent(*lines) as client:
+            session = new(client, stage)
+            for _ in range(2):
+                client.ask("session/prompt", sessionId=session, prompt=PROMPT)
+            back = client.ask(f"{prefix}session/rollback", sessionId=session)
+            assert (back["status"], back["beforeMessageCount"], back["afterMessageCount"]) == ("rolled_back", 10, 4)
+            assert sorted(back["fsRestores"][0]["restoredPaths"]) == [str(stage.root / n) for n in ("a.txt", "b.txt")]
+            assert stage.files() == {"a.txt": "one\n"}
+            assert client.ask(f"{prefix}session/redo", sessionId=session)["status"] == "redone"
+            assert stage.files() == {"a.txt": "two\n", "b.txt": "x\n"}
+            for _ in range(2):
+                client.ask(f"{prefix}session/rollback", sessionId=session)
+            error = client.error(f"{prefix}session/rollback", sessionId=session)
+            assert (error["code"], error["message"], error["data"]["status"]) == (
+                -32000,
+                "no_checkpoint",
+                "no_checkpoint",
+            )
+        assert stage.files() == {}
+
+    @pytest.mark.req("D14.acp.strict_frames", "D14.acp.rewind", "D14.acp.on_conflict")
+    def test_strict_clients_get_only_words_they_know(self, stage: Stage) -> None:
+        (stage.root / "a.txt").write_text("before\n")
+        with stage.agent(wrote("a.txt", "after\n"), "done") as client:
+            session = new(client, stage)
+            client.ask("session/prompt", sessionId=session, prompt=PROMPT)
+            (stage.root / "a.txt").write_text("mine\n")
+            refused = client.ask(
+                "_mulligan/session/restore_tool_call", sessionId=session, toolCallId="tc_1", onConflict="merge"
+            )
+            assert refused["skippedPathsWithReasons"][0]["reason"] == "same_lines"
+            client.ask(
+                "_mulligan/session/restore_tool_call", sessionId=session, toolCallId="tc_1", onConflict="overwrite"
+            )
+            assert stage.files() == {"a.txt": "before\n"}
+            inside = client.error("_mulligan/session/rewind", sessionId=session, to="tc_1")
+            assert inside["data"]["status"] == "not_continuable"
+            rewound = client.ask("_mulligan/session/rewind", sessionId=session, to="tc_1", talk=False)
+            assert rewound["status"] == "rewound"
+            kinds = {one["sessionUpdate"] for one in client.updates()}
+            assert kinds <= {"tool_call", "tool_call_update", "agent_message_chunk", "session_info_update"}
+            assert {one["status"] for one in client.updates("tool_call_update")} <= {"completed", "failed"}
+            bad = client.error("_mulligan/session/rollback", sessionId=session, onConflict="guess")
+            assert bad["code"] == -32602
+
+    def test_unknown_sessions_and_methods_are_told_apart(self, stage: Stage) -> None:
+        with stage.agent() as client:
+            new(client, stage)
+            assert client.error("session/rollback", sessionId="none")["data"]["status"] == "unknown_session"
+            assert client.error("session/rollback")["data"]["status"] == "invalid_params"
+            assert client.error("session/nonsense")["code"] == -32601
+            assert client.error("_mulligan/session/nonsense")["code"] == -32601
+            assert client.error("session/close", sessionId="none")["code"] == -32004
+
+
+class TestSessions:
+    @pytest.mark.req("D14.acp.session_list", "D14.acp.session_resume", "D14.acp.session_load")
+    def test_a_later_process_goes_on_where_the_first_stopped(self, stage: Stage) -> None:
+        with stage.agent(wrote("a.txt", "one\n"), "Remember the plum.") as client:
+            session = new(client, stage)
+            client.ask("session/prompt", sessionId=session, prompt=PROMPT)
+        with stage.agent("I do.") as client:
+            (listed,) = client.ask("session/list", cwd=str(stage.root))["sessions"]
+            assert (listed["sessionId"], listed["cwd"], listed["title"]) == (session, str(stage.root), "do it")
+            client.ask("session/resume", sessionId=session, cwd=str(stage.root), mcpServers=[])
+            assert client.updates() == []
+            client.ask("session/load", sessionId=session, cwd=str(stage.root), mcpServers=[])
+            kinds = [one["sessionUpdate"] for one in client.updates()]
+            assert kinds == ["user_message_chunk", "tool_call", "tool_call_update", "agent_message_chunk"]
+            assert client.ask("session/rollback", sessionId=session)["status"] == "rolled_back"
+        assert stage.files() == {}
+
+    @pytest.mark.req("D14.acp.session_fork", "D14.acp.session_close", "D14.acp.session_delete")
+    def test_sessions_fork_close_and_are_deleted(self, stage: Stage) -> None:
+        with stage.agent("one", "two") as client:
+            session = new(client, stage)
+            client.ask("session/prompt", sessionId=session, prompt=PROMPT)
+            child = client.ask("session/fork", sessionId=session, cwd=str(stage.root))["sessionId"]
+            assert child != session
+            assert client.ask("session/close", sessionId=child) == {}
+            assert client.error("session/prompt", sessionId=child, prompt=PROMPT)["code"] == -32602
+            assert client.ask("session/delete", sessionId=session) == {}
+            assert client.ask("session/list", cwd=str(stage.root))["sessions"] == []
+
+
+class TestPermission:
+    def test_asking_first_does_nothing_that_was_not_allowed(self, stage: Stage) -> None:
+        lines = [wrote("a.txt", "1"), wrote("b.txt", "2"), wrote("c.txt", "3"), "done"]
+        with stage.agent(*lines, mode="ask") as client:
+            answers = iter(["reject_once", "allow_always"])
+            client.allow = lambda asked: next(answers)
+            session = new(client, stage)
+            client.ask("session/prompt", sessionId=session, prompt=PROMPT)
+        assert stage.files() == {"b.txt": "2", "c.txt": "3"}
+
+    def test_a_mode_that_only_looks_has_no_tool_that_changes(self, stage: Stage) -> None:
+        with stage.agent(wrote("a.txt", "1"), "done") as client:
+            session = new(client, stage)
+            client.ask("session/set_mode", sessionId=session, modeId="read")
+            assert client.error("session/set_mode", sessionId=session, modeId="fly")["code"] == -32602
+            client.ask("session/prompt", sessionId=session, prompt=PROMPT)
+        assert stage.files() == {}
+
+    def test_a_cancel_ends_a_running_command_and_puts_its_files_back(self, stage: Stage) -> None:
+        shell = {"tools": [{"tool": "shell", "args": {"command": "echo x > a; sleep 1000"}, "id": "tc_1"}]}
+        with stage.agent(shell, "never") as client:
+            session = new(client, stage)
+            asked = client.begin("session/prompt", sessionId=session, prompt=PROMPT)
+            client.wait_for_update(lambda one: one["sessionUpdate"] == "tool_call")
+            while not (stage.root / "a").exists():
+                os.sched_yield()
+            busy = client.error("session/rollback", sessionId=session)
+            assert busy["data"]["status"] == "prompt_active"
+            client.notify("session/cancel", sessionId=session)
+            assert client.answer(asked)["result"] == {"stopReason": "cancelled"}
+        assert stage.files() == {}

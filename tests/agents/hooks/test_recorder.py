@@ -1,0 +1,395 @@
+"""What agents do becomes calls and turns: whole, once, and told apart from what others do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mulligan.opening as opening
+from mulligan.agents.hooks.events import HookEvent, Kind
+from mulligan.agents.hooks.recorder import Recorder
+from mulligan.history.bounds import collect_garbage
+from mulligan.history.tables import KEPT, OPEN
+from mulligan.history.views import log_view
+from mulligan.opening import Mulligan
+from mulligan.values.clock import monotonic_s
+
+ENV = b"KEY=1\n"
+
+
+class Agent:
+    """Hooks in this process."""
+
+    def __init__(self, root: Path, store: Path) -> None:
+        self.root = root
+        self._store = store
+        self.opened: Mulligan = opening.open(str(root), store=str(store))
+        self.recorder = Recorder(self.opened.desk)
+
+    def say(self, kind: Kind, *, late: bool = False, pid: int = 0, **fields: Any) -> None:
+        told: dict[str, Any] = {"agent": "claude", "session": "s1", "cwd": str(self.root), "turn": "p1", **fields}
+        self.recorder.handle(HookEvent(kind=kind, **told), until=monotonic_s() + 60, late=late, pid=pid)
+
+    def shell(self, label: str, command: str, **fields: Any) -> None:
+        told: dict[str, Any] = {"label": label, "tool": "Bash", "input": {"command": command}, **fields}
+        self.say("pre", **told)
+        done = subprocess.run(["sh", "-c", command], cwd=self.root)
+        self.say("post" if done.returncode == 0 else "failure", **told)
+
+    def restart(self) -> None:
+        """As if the process behind the hooks had been killed: nothing is saved, nothing is said."""
+        self.recorder.close()
+        self.opened.close()
+        self.opened = opening.open(str(self.root), store=str(self._store))
+        self.recorder = Recorder(self.opened.desk)
+
+    def log(self) -> list[dict[str, Any]]:
+        """Oldest first."""
+        return log_view(self.opened.desk)[::-1]
+
+    def changes(self) -> list[tuple[str | None, dict[str, str]]]:
+        """Of each call its label and what became of which path."""
+        return [(row["label"], {one["path"]: one["kind"] for one in row["changes"]}) for row in self.log()]
+
+    def coverage(self) -> list[tuple[str, str]]:
+        return [(note["path"], note["reason"]) for row in self.log() for note in row["coverage"]]
+
+    def undo(self, call: str | None = None) -> Any:
+        return self.opened.session("s1").undo(call)
+
+    def close(self) -> None:
+        self.recorder.close()
+        self.opened.close()
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "a.txt").write_text("one\ntwo\n")
+    (root / ".env").write_bytes(ENV)
+    (root / ".gitignore").write_text(".env\n")
+    found = Agent(root, tmp_path / "store")
+    yield found
+    found.close()
+
+
+def tree(root: Path) -> dict[str, bytes | None]:
+    return {str(path.relative_to(root)): path.read_bytes() if path.is_file() else None for path in root.rglob("*")}
+
+
+@pytest.mark.req("D14.hooks.edits_and_shell")
+def test_a_command_that_rewrites_an_ignored_file_and_deletes_another_is_one_call(agent: Agent) -> None:
+    before = tree(agent.root)
+    agent.shell("c1", "echo KEY=2 > .env; rm a.txt; mkdir -p d/e; echo x > d/e/f; ln -s f d/e/l")
+    assert agent.changes() == [
+        ("c1", {".env": "modified", "a.txt": "deleted", "d": "created", "d/e": "created", "d/e/f": "created",
+                "d/e/l": "created"})
+    ]  # fmt: skip
+    assert agent.coverage() == []
+    agent.undo()
+    assert tree(agent.root) == before
+
+
+@pytest.mark.req("D14.hooks.edits_and_shell")
+def test_an_edit_is_one_call_with_the_agents_own_ids(agent: Agent) -> None:
+    told: dict[str, Any] = {
+        "label": "toolu_1",
+        "tool": "Write",
+        "input": {"file_path": str(agent.root / "new/deep.txt")},
+    }
+    agent.say("pre", **told)
+    (agent.root / "new").mkdir()
+    (agent.root / "new/deep.txt").write_text("x")
+    agent.say("post", **told)
+    (row,) = agent.log()
+    assert (row["label"], row["session_id"], row["turn_id"], row["tool"]) == ("toolu_1", "s1", "p1", "Write")
+    assert agent.changes() == [("toolu_1", {"new": "created", "new/deep.txt": "created"})]
+    agent.undo("toolu_1")
+    assert not (agent.root / "new").exists()
+
+
+def test_a_failed_tool_is_recorded_and_not_put_back(agent: Agent) -> None:
+    agent.shell("c1", "echo changed > a.txt; false", failed="Exit code 1")
+    assert (agent.root / "a.txt").read_text() == "changed\n"
+    assert [(row["status"], len(row["changes"])) for row in agent.log()] == [("committed", 1)]
+
+
+def test_a_tool_that_only_looks_is_not_recorded(agent: Agent) -> None:
+    agent.say("pre", label="c1", tool="Read")
+    agent.say("post", label="c1", tool="Read")
+    assert agent.log() == []
+
+
+def test_prompts_are_turns_and_a_turn_goes_back_as_one(agent: Agent) -> None:
+    before = tree(agent.root)
+    for turn in ("p1", "p2"):
+        agent.say("prompt", turn=turn, prompt=f"do {turn}")
+        agent.shell(f"{turn}a", f"echo {turn} >> a.txt", turn=turn)
+        agent.shell(f"{turn}b", f"echo {turn} >> .env", turn=turn)
+        agent.say("stop", turn=turn)
+    agent.opened.session("s1").rollback()
+    assert (agent.root / "a.txt").read_text() == "one\ntwo\np1\n"
+    agent.opened.session("s1").rollback()
+    assert tree(agent.root) == before
+
+
+def test_a_persons_edit_between_two_calls_stays(agent: Agent) -> None:
+    agent.shell("c1", "echo three >> a.txt")
+    (agent.root / "a.txt").write_text("zero\none\ntwo\nthree\n")
+    agent.shell("c2", "echo x > b.txt")
+    assert [row["external"] for row in agent.log()] == [False, True, False]
+    agent.undo("c1")
+    assert (agent.root / "a.txt").read_text() == "zero\none\ntwo\n"
+
+
+def test_what_a_person_wrote_before_a_command_deleted_it_comes_back(agent: Agent) -> None:
+    agent.shell("c1", "true")
+    (agent.root / "notes.txt").write_text("never seen by anybody")
+    agent.shell("c2", "rm notes.txt")
+    agent.undo("c2")
+    assert (agent.root / "notes.txt").read_text() == "never seen by anybody"
+
+
+def test_windows_that_overlap_lose_nothing(agent: Agent) -> None:
+    before = tree(agent.root)
+    one: dict[str, Any] = {"label": "one", "tool": "Bash", "input": {"command": "1"}}
+    two: dict[str, Any] = {"label": "two", "tool": "Bash", "input": {"command": "2"}}
+    agent.say("pre", **one)
+    (agent.root / "a.txt").write_text("by one")
+    agent.say("pre", **two)
+    (agent.root / ".env").write_text("by somebody")
+    agent.say("post", **one)
+    (agent.root / "b.txt").write_text("by two")
+    agent.say("post", **two)
+    assert agent.changes() == [
+        ("one", {".env": "modified", "a.txt": "modified"}),
+        ("two", {"b.txt": "created"}),
+    ]
+    agent.undo()
+    agent.undo()
+    assert tree(agent.root) == before
+
+
+def test_an_edit_inside_a_window_is_the_edits_own(agent: Agent) -> None:
+    window: dict[str, Any] = {"label": "w", "tool": "Bash", "input": {"command": "x"}}
+    edit: dict[str, Any] = {"label": "e", "tool": "Edit", "input": {"file_path": str(agent.root / "a.txt")}}
+    agent.say("pre", **window)
+    agent.say("pre", **edit)
+    (agent.root / "a.txt").write_text("edited")
+    agent.say("post", **edit)
+    (agent.root / ".env").write_text("windowed")
+    agent.say("post", **window)
+    assert agent.changes() == [("w", {".env": "modified"}), ("e", {"a.txt": "modified"})]
+
+
+def test_a_call_of_our_own_inside_a_window_is_not_recorded_twice(agent: Agent) -> None:
+    told: dict[str, Any] = {"label": "w", "tool": "mcp__mulligan__write", "input": {}}
+    agent.say("pre", **told)
+    with agent.opened.session("mcp").call("ours") as call:
+        call.write_file("a.txt", "by a tool of ours")
+    agent.say("post", **told)
+    assert agent.changes() == [("w", {}), ("ours", {"a.txt": "modified"})]
+
+
+@pytest.mark.parametrize("restarts", ["before", "inside", "after"])
+def test_nothing_is_lost_when_the_process_behind_the_hooks_dies(agent: Agent, restarts: str) -> None:
+    agent.shell("c0", "true")
+    agent.recorder.go_on(float("inf"))
+    before = tree(agent.root)
+    told: dict[str, Any] = {"label": "c1", "tool": "Bash", "input": {"command": "x"}}
+    if restarts == "before":
+        agent.restart()
+    agent.say("pre", **told)
+    (agent.root / ".env").unlink()
+    if restarts == "inside":
+        agent.restart()
+    (agent.root / "a.txt").write_text("changed")
+    agent.say("post", **told)
+    if restarts == "after":
+        agent.restart()
+    assert agent.changes()[1:] == [("c1", {".env": "deleted", "a.txt": "modified"})]
+    assert agent.coverage() == []
+    agent.undo("c1")
+    assert tree(agent.root) == before
+
+
+def test_the_bytes_that_the_next_change_will_need_are_not_collected(agent: Agent) -> None:
+    agent.shell("c0", "true")
+    agent.recorder.go_on(float("inf"))
+    with agent.opened.desk.ledger.store.read() as tx:
+        assert tx.count(KEPT) > 0
+    collect_garbage(agent.opened.desk.ledger)
+    agent.shell("c1", "rm .env")
+    agent.undo("c1")
+    assert (agent.root / ".env").read_bytes() == ENV
+
+
+def test_the_end_of_a_call_whose_beginning_was_missed_says_so(agent: Agent) -> None:
+    agent.say("session_start")
+    agent.recorder.go_on(float("inf"))
+    (agent.root / ".env").write_text("KEY=3\n")
+    agent.say("post", label="c1", tool="Bash", input={"command": "x"})
+    assert agent.changes() == [("c1", {".env": "modified"})]
+    assert agent.coverage() == [(".", "hook_missed")]
+    agent.undo("c1")
+    assert (agent.root / ".env").read_bytes() == ENV
+
+
+def test_what_comes_late_begins_nothing(agent: Agent) -> None:
+    agent.say("session_start")
+    agent.recorder.go_on(float("inf"))
+    (agent.root / ".env").write_text("KEY=3\n")
+    agent.say("pre", label="c1", tool="Bash", input={"command": "x"}, late=True)
+    agent.say("post", label="c1", tool="Bash", input={"command": "x"}, late=True)
+    assert (agent.changes(), agent.coverage()) == ([("c1", {".env": "modified"})], [(".", "hook_missed")])
+
+
+def test_the_same_event_twice_is_one_call(agent: Agent) -> None:
+    told: dict[str, Any] = {"label": "c1", "tool": "Bash", "input": {"command": "x"}}
+    agent.say("prompt", prompt="hello")
+    agent.say("prompt", prompt="hello")
+    agent.say("pre", **told)
+    agent.say("pre", **told)
+    (agent.root / "a.txt").write_text("x")
+    agent.say("post", **told)
+    agent.say("post", **told)
+    assert agent.changes() == [("c1", {"a.txt": "modified"})]
+
+
+def test_an_id_that_comes_again_in_another_turn_is_another_call(agent: Agent) -> None:
+    agent.shell("call_1", "echo 1 > a.txt", turn="p1")
+    agent.shell("call_1", "echo 2 > a.txt", turn="p2")
+    assert [label for label, _ in agent.changes()] == ["call_1", "call_1"]
+    agent.undo("call_1")
+    assert (agent.root / "a.txt").read_text() == "1\n"
+
+
+def test_an_agent_without_ids_is_followed_by_what_it_asks(agent: Agent) -> None:
+    one: dict[str, Any] = {"agent": "gemini", "turn": None, "tool": "run_shell_command", "input": {"command": "1"}}
+    two = {**one, "input": {"command": "2"}}
+    agent.say("prompt", agent="gemini", turn=None, prompt="both")
+    agent.say("pre", **one)
+    agent.say("pre", **two)
+    (agent.root / "b.txt").write_text("x")
+    agent.say("post", **two)
+    (agent.root / "c.txt").write_text("x")
+    agent.say("post", **one)
+    agent.say("stop", agent="gemini", turn=None)
+    assert agent.changes() == [(None, {"c.txt": "created"}), (None, {"b.txt": "created"})]
+    assert len({row["turn_id"] for row in agent.log()}) == 1
+
+
+@pytest.mark.parametrize("kind", ["stop", "prompt", "session_end"])
+def test_what_is_open_when_the_agent_has_stopped_is_over(agent: Agent, kind: Kind) -> None:
+    agent.say("pre", label="c1", tool="Bash", input={"command": "x"})
+    (agent.root / "a.txt").write_text("half done")
+    agent.say(kind, turn="p2" if kind == "prompt" else "p1")
+    assert [(row["label"], row["status"], len(row["changes"])) for row in agent.log()] == [("c1", "committed", 1)]
+    assert (agent.root / "a.txt").read_text() == "half done"
+
+
+def test_parts_of_an_agent_that_work_on_are_not_ended_with_it(agent: Agent) -> None:
+    told: dict[str, Any] = {"label": "c1", "tool": "Bash", "input": {"command": "x"}, "worker": "sub"}
+    agent.say("pre", **told)
+    agent.say("stop")
+    (agent.root / "a.txt").write_text("later")
+    agent.say("post", **told)
+    assert agent.changes() == [("c1", {"a.txt": "modified"})]
+
+
+def _dead_pid() -> int:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    return child.pid
+
+
+@pytest.mark.parametrize("who", ["recorder", "opener"])
+def test_a_call_whose_agent_is_dead_ends_by_recording(agent: Agent, who: str) -> None:
+    agent.shell("c0", "true")
+    agent.recorder.go_on(float("inf"))
+    child = subprocess.Popen(["sleep", "1000"])
+    agent.say("pre", label="c1", tool="Bash", input={"command": "x"}, pid=child.pid)
+    (agent.root / ".env").write_text("half")
+    agent.recorder.sweep()
+    assert agent.log()[-1]["status"] == "open"
+    child.kill()
+    child.wait()
+    if who == "recorder":
+        agent.recorder.sweep()
+    else:
+        agent.restart()
+    assert agent.changes()[-1] == ("c1", {".env": "modified"})
+    with agent.opened.desk.ledger.store.read() as tx:
+        assert tx.select(OPEN) == []
+    agent.undo("c1")
+    assert (agent.root / ".env").read_bytes() == ENV
+
+
+def test_a_living_agents_call_is_not_ended_by_opening_the_store(agent: Agent) -> None:
+    agent.say("pre", label="c1", tool="Bash", input={"command": "x"}, pid=os.getpid())
+    agent.restart()
+    assert [row["status"] for row in agent.log()] == ["open"]
+
+
+def test_files_outside_are_named_and_not_touched(agent: Agent, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere.txt"
+    told: dict[str, Any] = {"label": "c1", "tool": "Write", "input": {"file_path": str(elsewhere)}}
+    agent.say("pre", **told)
+    elsewhere.write_text("x")
+    agent.say("post", **told)
+    assert (agent.changes(), agent.coverage()) == ([("c1", {})], [(str(elsewhere), "outside_root")])
+
+
+def test_a_path_through_a_link_is_the_file_behind_it(agent: Agent) -> None:
+    (agent.root / "real").mkdir()
+    (agent.root / "real/f").write_text("1")
+    (agent.root / "link").symlink_to("real")
+    told: dict[str, Any] = {"label": "c1", "tool": "Edit", "input": {"file_path": str(agent.root / "link/f")}}
+    agent.say("pre", **told)
+    (agent.root / "real/f").write_text("2")
+    agent.say("post", **told)
+    assert agent.changes() == [("c1", {"real/f": "modified"})]
+
+
+def test_a_file_too_large_to_keep_is_told(agent: Agent) -> None:
+    (agent.root / "big.bin").write_bytes(os.urandom(3 << 20))
+    agent.shell("c1", "echo x >> big.bin; echo y > a.txt")
+    assert agent.changes() == [("c1", {"a.txt": "modified"})]
+    assert agent.coverage() == [("big.bin", "no_baseline")]
+    agent.shell("c2", "echo z >> big.bin")
+    assert agent.changes()[1:] == [("c2", {"big.bin": "modified"})]
+
+
+def test_a_repository_is_kept_by_reference_and_its_files_come_back(agent: Agent) -> None:
+    git = ["git", "-C", str(agent.root), "-c", "user.name=T", "-c", "user.email=t@example.com"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], check=True)
+    before = {name: data for name, data in tree(agent.root).items() if not name.startswith(".git/")}
+    agent.shell(
+        "c1", "rm a.txt .gitignore; echo KEY=9 > .env; git add -A; git -c user.name=T -c user.email=t@e commit -qm y"
+    )
+    assert {"a.txt": "deleted", ".gitignore": "deleted", ".env": "modified"}.items() <= agent.changes()[0][1].items()
+    assert not any(path.startswith(".git/objects") for path in agent.changes()[0][1])
+    agent.undo("c1")
+    assert {name: data for name, data in tree(agent.root).items() if not name.startswith(".git/")} == before
+
+
+def test_a_folder_moved_and_a_folder_removed_come_back(agent: Agent) -> None:
+    (agent.root / "pkg/inner").mkdir(parents=True)
+    (agent.root / "pkg/inner/f.py").write_text("f")
+    (agent.root / "pkg/g.py").write_text("g")
+    os.chmod(agent.root / "pkg/g.py", 0o640)
+    shutil.copytree(agent.root / "pkg", agent.root / "other")
+    before = tree(agent.root)
+    agent.shell("c1", "mv pkg moved; rm -r other; chmod 600 a.txt")
+    assert agent.coverage() == []
+    agent.undo("c1")
+    assert tree(agent.root) == before
+    assert (agent.root / "pkg/g.py").stat().st_mode & 0o777 == 0o640

@@ -1,0 +1,215 @@
+"""The loop against a scripted model: what is said, done, kept and taken back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mulligan
+from mulligan import builtins
+from mulligan.agents.loop import Bounds, IterationEnded, Loop, LoopEvent, ToolEnded, ToolStarted
+from mulligan.agents.providers.mock import Mock
+from mulligan.agents.speech import Ask, Reply, Said
+from mulligan.agents.tools import ProviderToolCall, Tool
+from mulligan.looping import agent_loop
+from mulligan.opening import Mulligan
+from mulligan.session.resources import BudgetTracker
+from mulligan.values.clock import SystemClock
+from mulligan.values.faults import MulliganError
+from mulligan.values.state_faults import PromptEvaluationError
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Mulligan]:
+    (tmp_path / "work").mkdir()
+    with mulligan.open(str(tmp_path / "work"), store=str(tmp_path / "home")) as found:
+        yield found
+
+
+def wrote(path: str, content: str) -> dict[str, Any]:
+    return {"tool": "write_file", "args": {"path": path, "content": content}}
+
+
+class TestARun:
+    def test_tools_are_run_and_their_results_told_until_the_model_is_done(
+        self, opened: Mulligan, tmp_path: Path
+    ) -> None:
+        model = Mock([wrote("a.txt", "one\n"), {"tool": "read_file", "args": {"path": "a.txt"}}, "It says one."])
+        session = opened.session("s")
+        result = agent_loop("write and read", session=session, provider=model)
+        assert (result.text, result.stop_reason, result.iterations, result.tool_calls) == ("It says one.", "done", 3, 2)
+        assert (tmp_path / "work" / "a.txt").read_text() == "one\n"
+        roles = [message["role"] for message in session.messages()]
+        assert roles == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+        assert model.asked[2].messages[-1]["content"] == "one\n"
+        assert session.undo("call_0_0").ok
+        assert not (tmp_path / "work" / "a.txt").exists()
+
+    def test_one_run_is_one_turn_that_rollback_takes_back_with_its_talk(self, opened: Mulligan, tmp_path: Path) -> None:
+        session = opened.session("s")
+        agent_loop("first", session=session, provider=Mock([wrote("a.txt", "one\n"), "done"]))
+        agent_loop("second", session=session, provider=Mock([wrote("a.txt", "two\n"), wrote("b.txt", "x"), "done"]))
+        assert session.rollback().ok
+        assert {file.name: file.read_text() for file in (tmp_path / "work").iterdir()} == {"a.txt": "one\n"}
+        assert [message["content"] for message in session.messages() if message["role"] == "user"] == ["first"]
+        assert session.redo().ok
+        assert (tmp_path / "work" / "b.txt").read_text() == "x"
+        assert len(session.messages()) == 10
+
+    def test_a_second_run_sees_what_the_first_one_said(self, opened: Mulligan) -> None:
+        model = Mock(["Hello there."])
+        agent_loop("hello", session="s", provider=model)
+        agent_loop("what do you remember?", session="s", provider=model)
+        assert [one["content"] for one in model.asked[1].messages] == ["hello", "Hello there.", "what do you remember?"]
+
+    def test_without_a_session_nothing_said_is_kept_but_what_was_done_is(
+        self, opened: Mulligan, tmp_path: Path
+    ) -> None:
+        result = agent_loop("go", provider=Mock([wrote("a.txt", "x"), "done"]))
+        assert result.text == "done"
+        assert opened.session(result.session_id).messages() == []
+        assert opened.session(result.session_id).undo().ok
+        assert not (tmp_path / "work" / "a.txt").exists()
+
+    def test_a_tool_that_fails_leaves_nothing_and_the_model_is_told(self, opened: Mulligan, tmp_path: Path) -> None:
+        def half(path: str) -> None:
+            (tmp_path / "half").write_text(path)
+            raise ValueError("broke in the middle")
+
+        model = Mock([{"tool": "half", "args": {"path": "x"}}, {"tool": "nonsense"}, {"tool": "half"}, "I see."])
+        agent_loop("go", session="s", provider=model, tools=[Tool("half", "Breaks.", half)])
+        told = [message for message in opened.session("s").messages() if message["role"] == "tool"]
+        assert [message["is_error"] for message in told] == [True, True, True]
+
+    def test_reading_tools_run_side_by_side_and_keep_their_order(self, opened: Mulligan) -> None:
+        both = threading.Barrier(2)
+
+        def look(name: str) -> str:
+            both.wait(timeout=30)
+            return name
+
+        asked = {"tools": [{"tool": "look", "args": {"name": "one"}}, {"tool": "look", "args": {"name": "two"}}]}
+        tools: list[Tool[Any, Any]] = [Tool("look", "Looks.", look, read_only=True)]
+        agent_loop("go", session="s", provider=Mock([asked, "done"]), tools=tools)
+        told = [message["content"] for message in opened.session("s").messages() if message["role"] == "tool"]
+        assert told == ["one", "two"]
+
+
+class TestBounds:
+    def test_a_permission_that_is_not_given_means_nothing_is_done(self, opened: Mulligan, tmp_path: Path) -> None:
+        asked: list[str] = []
+
+        def never(call: ProviderToolCall, tool: Tool[Any, Any] | None) -> bool:
+            asked.append(call.name)
+            return False
+
+        model = Mock([{"tools": [wrote("a", "x")]}, {"tool": "read_file", "args": {"path": "a"}}, "ok"])
+        agent_loop("go", session="s", provider=model, permission=never)
+        assert (asked, list((tmp_path / "work").iterdir())) == (["write_file"], [])
+
+    def test_iterations_and_budgets_end_a_run_and_say_so(self, opened: Mulligan) -> None:
+        forever = [{"tool": "list_dir", "args": {"path": "."}}] * 10
+        assert agent_loop("go", provider=Mock(forever), bounds=Bounds(2)).stop_reason == "max_iterations"
+        spent = Reply("", (ProviderToolCall("1", "list_dir", {"path": "."}),), "tool_calls", 50, 50)
+        budget = BudgetTracker(limit_tokens=150)
+        result = agent_loop("go", provider=Mock([spent] * 10), bounds=Bounds(budget=budget))
+        assert (result.stop_reason, result.iterations, budget.consumed.total_tokens) == ("budget", 2, 200)
+
+    def test_a_deadline_that_has_passed_asks_nobody(self, opened: Mulligan) -> None:
+        model = Mock(["never"])
+        with pytest.raises(PromptEvaluationError):
+            over = Bounds(deadline=SystemClock().now() - timedelta(seconds=1))
+            agent_loop("go", session="s", provider=model, bounds=over)
+        assert model.asked == []
+
+    def test_a_cancel_keeps_what_was_said_so_far(self, opened: Mulligan) -> None:
+        class Slow:
+            name = profile = "openai"
+
+            def reply(self, ask: Ask) -> Iterator[Said | Reply]:
+                yield Said("half of ")
+                yield Said("a sentence")
+                yield Reply("half of a sentence")
+
+        bounds = Bounds()
+        session = opened.session("s")
+        loop = Loop(session, Slow(), bounds=bounds, tell=lambda event: bounds.cancelled.set())
+        result = loop.run("go")
+        assert (result.stop_reason, result.text) == ("cancelled", "half of ")
+        assert session.messages()[-1] == {"role": "assistant", "content": "half of ", "interrupted": True}
+
+    def test_without_a_provider_one_is_asked_for(self, opened: Mulligan, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("MULLIGAN_PROVIDER", raising=False)
+        for given in (None, "nonsense"):
+            with pytest.raises(MulliganError) as caught:
+                agent_loop("go", provider=given)
+            assert caught.value.code == "no_provider"
+        monkeypatch.setenv("MULLIGAN_PROVIDER", "mock")
+        assert agent_loop("go").text == "You said: go"
+
+
+def test_events_come_as_they_happen(opened: Mulligan) -> None:
+    events: list[LoopEvent] = []
+    agent_loop("go", provider=Mock([wrote("a", "x"), "done"]), on_event=events.append)
+    kinds = [type(event) for event in events]
+    assert kinds == [IterationEnded, ToolStarted, ToolEnded, Said, IterationEnded]
+
+
+class TestTheDocumentsNames:
+    @pytest.mark.req(
+        "S3.workflow.shared_session",
+        "S3.workflow.stable_stage_id",
+        "S3.workflow.session_from_model_policy",
+        "D11.builtin_workflow_execute",
+    )
+    def test_stages_that_name_a_session_share_its_talk_and_others_have_their_own(self, opened: Mulligan) -> None:
+        shared = builtins.agent_session_open()
+        policy = {"session_id": shared, "provider": "mock"}
+        done = builtins.workflow_execute(
+            [
+                {"name": "plan", "prompt": "one", "model_policy": policy},
+                {"name": "build", "prompt": "two", "model_policy": policy},
+                {"name": "check", "prompt": "three"},
+            ]
+        )
+        assert [stage["session_id"] for stage in done["stages"]] == [shared, shared, f"{done['workflow_id']}:check"]
+        assert builtins.agent_session_length(shared) == 4
+        assert builtins.agent_session_length(done["stages"][2]["session_id"]) == 2
+
+    def test_a_bad_stage_means_that_none_of_them_ran(self, opened: Mulligan) -> None:
+        shared = builtins.agent_session_open()
+        good = {"name": "a", "prompt": "b", "model_policy": {"session_id": shared}}
+        for bad in ({"name": "x"}, {"prompt": "x"}, {"name": "x", "prompt": "y", "mode": "reset"}):
+            with pytest.raises(MulliganError):
+                builtins.workflow_execute([good, bad])
+        assert builtins.agent_session_length(shared) == 0
+
+    def test_agent_loop_keeps_talk_under_its_session_and_is_loud_about_options(self, opened: Mulligan) -> None:
+        session = builtins.agent_session_open()
+        builtins.agent_session_inject(session, {"role": "user", "content": "Hello!"})
+        first = builtins.agent_loop("continue the greeting", None, {"session_id": session, "provider": "mock"})
+        assert (first["text"], builtins.agent_session_length(session)) == ("You said: continue the greeting", 3)
+        with pytest.raises(MulliganError) as caught:
+            builtins.agent_loop("x", None, {"transcript_policy": "reset"})
+        assert caught.value.code == "unknown_option"
+
+    def test_subscribers_hear_of_each_iteration_and_know_the_session(self, opened: Mulligan) -> None:
+        session = builtins.agent_session_open()
+        heard: list[tuple[str, str | None]] = []
+        done = threading.Event()
+
+        def hear(event: Any) -> None:
+            heard.append((event["kind"], builtins.agent_session_current_id()))
+            if event["kind"] == "iteration_end":
+                done.set()
+
+        builtins.agent_subscribe(session, hear)
+        builtins.agent_loop("hi", None, {"session_id": session})
+        assert done.wait(timeout=30)
+        assert ("iteration_end", session) in heard
+        assert builtins.agent_session_current_id() is None

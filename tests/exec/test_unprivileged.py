@@ -1,0 +1,43 @@
+"""Everything works for a user without privileges; what the machine does not give is refused by name."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from exec.unprivileged import WAYS
+from workspace.exec.nobody import NOBODY, run_as_nobody
+
+USER = NOBODY if os.geteuid() == 0 else os.geteuid()
+
+
+@pytest.mark.req("D7.notify_unprivileged", "D7.overlay_refused_with_reason")
+def test_every_way_does_and_undoes() -> None:
+    assert json.loads(run_as_nobody("exec.unprivileged")) == {
+        "user": USER,
+        "undo": dict.fromkeys(WAYS, "back"),
+        "rollback": dict.fromkeys(WAYS, "nonzero_exit"),
+        "isolate": "back",
+        "sandbox": "back",
+        "network": "back",
+        "foreign": "foreign_owner",
+        "default": "notify",
+    }
+
+
+@pytest.mark.req("D7.sandbox_unavailable", "D7.overlay_refused_with_reason")
+def test_where_there_are_no_namespaces_what_needs_them_is_refused_and_the_rest_works() -> None:
+    found = json.loads(run_as_nobody("exec.unprivileged", "--no-namespaces"))
+    works = dict.fromkeys(WAYS, "back") | {"overlay": "unsupported_strategy"}
+    assert found == {
+        "user": USER,
+        "undo": works,
+        "rollback": dict.fromkeys(WAYS, "nonzero_exit") | {"overlay": "unsupported_strategy"},
+        "isolate": "unsupported_strategy",
+        "sandbox": "sandbox_unavailable",
+        "network": "back",
+        "foreign": "foreign_owner",
+        "default": "notify",
+    }

@@ -1,0 +1,75 @@
+"""What a call leaves behind: one end on record with everything in it, and nothing else anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benches import Bench, open_bench
+from mulligan.history.log import calls_of, changes_of
+from mulligan.history.schema import SCHEMA
+from mulligan.history.tables import OPEN
+from mulligan.store.journal import records_of
+from mulligan.store.verify import verify
+from mulligan.values.digest import digest_of
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = open_bench(tmp_path)
+    yield bench
+    assert list(verify(bench.desk.ledger.store, SCHEMA)) == []
+    bench.close()
+
+
+@pytest.mark.req("D3.journal_and_commit_together")
+def test_the_end_of_a_call_is_one_transaction(bench: Bench) -> None:
+    """Whoever looks sees an open call without an end, or its end with all it changed; nothing between."""
+    store, seen = bench.desk.ledger.store, list[tuple[list[str], str, int]]()
+
+    def look() -> None:
+        with store.read() as tx:
+            row = next(calls_of(tx, bench.desk, None))
+            ended = [record.kind for record in records_of(tx, "s:default")][-1]
+            seen.append(([ended], row.status, len(changes_of(tx, row.id)) + len(tx.select(OPEN))))
+
+    with bench.session().call() as call:
+        call.write_file("a", "a")
+        call.write_file("b", "b")
+        store.after_write = look  # type: ignore[attr-defined]  # the SQLite store's hook
+    store.after_write = lambda: None  # type: ignore[attr-defined]  # the SQLite store's hook
+    assert seen == [(["call.ended"], "committed", 2)]
+
+
+@pytest.mark.req("AR.write_contents_by_ref")
+def test_the_journal_keeps_large_contents_by_reference(bench: Bench) -> None:
+    content = "".join(f"line {number}\n" for number in range(20_000))
+    with bench.session().call() as call:
+        call.write_file("large", content)
+        call.write_file("small", "in the record")
+    with bench.desk.ledger.store.read() as tx:
+        *_, ended = records_of(tx, "s:default")
+    large, small = (effect["params"]["content"] for effect in ended.payload["effects"])
+    assert (large, small) == ({"digest": digest_of(content.encode()), "size_bytes": len(content)}, "in the record")
+    assert digest_of(content.encode()) in ended.refs
+    assert bench.desk.ledger.blobs.read(digest_of(content.encode())) == content.encode()
+
+
+@pytest.mark.req("W31.no_leaked_temp_dirs")
+def test_no_temporary_files_or_directories_are_left_behind(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    for good in (True, False):
+        with bench.session().call() as call:
+            call.write_file("d/a", "a", create_parents=True)
+            call.exec(["sh", "-c", "echo b > b"])
+            if not good:
+                call.fail("on purpose")
+    bench.session().undo()
+    assert (list(temporary.iterdir()), list(bench.root.iterdir())) == ([], [])

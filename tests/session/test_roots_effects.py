@@ -1,0 +1,593 @@
+"""What mounted roots let effects do, and what they do not: looked at through tools, calls, commands and ways back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mulligan
+from mulligan.effects.board import board_of
+from mulligan.effects.session import Session
+from mulligan.history.schema import SCHEMA
+from mulligan.opening import Mulligan
+from mulligan.store.verify import verify
+from mulligan.values.faults import MulliganError
+
+Json = dict[str, Any]
+
+
+class Yard:
+    """A workspace `work` with three roots beside it, one of each mode, and one that is not mounted."""
+
+    def __init__(self, base: Path, **how: Any) -> None:
+        self.base = base
+        for name in ("work", "lib", "ext", "box", "outside", "external"):
+            (base / name).mkdir()
+            (base / name / "a.txt").write_text(f"{name} one\n{name} two\n")
+        self.opened: Mulligan = mulligan.open(str(base / "work"), store=str(base / "home"), **how)
+        self.session: Session = self.opened.session("s")
+        for name, mode in (("lib", "read_only"), ("ext", "extend"), ("box", "sandboxed")):
+            assert self.session.add_root(self.at(name), mount_mode=mode)["ok"]
+
+    def at(self, path: str) -> str:
+        return str(self.base / path)
+
+    def perform(self, tool: str, **params: Any) -> Json:
+        return self.session.perform(tool, params)[0].to_dict()
+
+    def denied(self, tool: str, **params: Any) -> bool:
+        """Refused, with nothing changed anywhere."""
+        before = self.tree()
+        found = self.perform(tool, **params)
+        assert self.tree() == before
+        return (found["status"], found.get("error_code")) == ("forbidden", "path_not_allowed")
+
+    def tree(self) -> dict[str, str]:
+        places = ("work", "lib", "ext", "box", "outside", "external")
+        files = [file for name in places for file in sorted((self.base / name).rglob("*")) if file.is_file()]
+        return {str(file.relative_to(self.base)): file.read_text() for file in files}
+
+    def text(self, path: str) -> str:
+        return (self.base / path).read_text()
+
+    def read(self, path: str) -> str:
+        found: str = self.perform("read_file", path=path)["content"]["inline_text"]["text"]
+        return found
+
+
+@pytest.fixture
+def yard(tmp_path: Path) -> Iterator[Yard]:
+    found = Yard(tmp_path)
+    yield found
+    assert list(verify(found.opened.store, SCHEMA)) == []
+    found.opened.close()
+
+
+LOOKING: list[tuple[str, Mapping[str, Any]]] = [
+    ("read_file", {"path": "{}/a.txt"}),
+    ("stat", {"path": "{}/a.txt"}),
+    ("exists", {"path": "{}/a.txt"}),
+    ("list_dir", {"path": "{}"}),
+    ("grep", {"pattern": "one", "path": "{}"}),
+    ("glob", {"pattern": "*.txt", "path": "{}"}),
+]
+CHANGING: list[tuple[str, Mapping[str, Any]]] = [
+    ("write_file", {"path": "{}/new.txt", "content": "x"}),
+    ("write_file", {"path": "{}/a.txt", "content": "x"}),
+    ("edit_file", {"path": "{}/a.txt", "old_string": "one", "new_string": "1"}),
+    ("apply_patch", {"patch": "*** Begin Patch\n*** Add File: {}/new.txt\n+x\n*** End Patch\n"}),
+    ("delete", {"path": "{}/a.txt"}),
+    ("move", {"path": "{}/a.txt", "to": "{}/b.txt"}),
+    ("mkdir", {"path": "{}/dir"}),
+    ("exec", {"argv": ["sh", "-c", "echo x > new.txt"], "cwd": "{}"}),
+    ("shell", {"command": "rm a.txt", "cwd": "{}"}),
+]
+
+
+def at(params: Mapping[str, Any], place: str) -> Json:
+    return {name: value.replace("{}", place) if isinstance(value, str) else value for name, value in params.items()}
+
+
+class TestLooking:
+    @pytest.mark.req("D11.mount_paths_absolute", "D11.mount_read_only")
+    @pytest.mark.parametrize(("tool", "params"), LOOKING)
+    @pytest.mark.parametrize("name", ["lib", "ext", "box"])
+    def test_every_mounted_root_can_be_looked_at(self, yard: Yard, tool: str, params: Json, name: str) -> None:
+        assert yard.perform(tool, **at(params, yard.at(name)))["status"] == "ok"
+
+    @pytest.mark.parametrize(("tool", "params"), LOOKING)
+    @pytest.mark.parametrize("name", ["outside", "external", "extra", "lib/../outside", "home"])
+    def test_what_is_not_mounted_cannot(self, yard: Yard, tool: str, params: Json, name: str) -> None:
+        assert yard.denied(tool, **at(params, f"{yard.base}/{name}"))
+
+    @pytest.mark.req("D11.mount_paths_absolute")
+    def test_what_is_found_there_is_told_by_its_whole_path(self, yard: Yard) -> None:
+        found = yard.perform("grep", pattern="two", path=yard.at("lib"))
+        assert found["matches"] == {"inline_text": {"text": f"{yard.at('lib')}/a.txt:2:lib two"}}
+        found = yard.perform("glob", pattern="**/*", path=yard.at("box"))
+        assert found["paths"] == {"inline_text": {"text": f"{yard.at('box')}/a.txt"}}
+        ran = yard.perform("exec", argv=["sh", "-c", "echo x > n"], cwd=yard.at("ext"))
+        assert ran["changes"] == [{"path": f"{yard.at('ext')}/n", "kind": "created"}]
+
+    @pytest.mark.req("D11.mount_paths_absolute")
+    def test_a_relative_path_never_leads_there(self, yard: Yard) -> None:
+        assert yard.denied("read_file", path="../lib/a.txt")
+        assert yard.denied("write_file", path="../ext/a.txt", content="x")
+
+    def test_links_do_not_lead_from_root_to_root(self, yard: Yard) -> None:
+        for root in ("work", "lib", "ext"):
+            os.symlink(yard.at("outside/a.txt"), yard.at(f"{root}/out"))
+            os.symlink(yard.at("lib"), yard.at(f"{root}/inner"))
+        for root in ("work", "lib", "ext"):
+            assert yard.perform("read_file", path=yard.at(f"{root}/out"))["status"] == "forbidden"
+        for root in ("work", "ext"):
+            assert yard.perform("write_file", path=yard.at(f"{root}/inner/a.txt"), content="x")["status"] == "forbidden"
+        assert yard.text("lib/a.txt") == "lib one\nlib two\n"
+
+    def test_a_root_that_went_away_is_not_found_and_one_that_came_back_is(self, yard: Yard) -> None:
+        assert yard.read(yard.at("lib/a.txt")) == "lib one\nlib two\n"
+        os.rename(yard.at("lib"), yard.at("away"))
+        assert yard.perform("read_file", path=yard.at("lib/a.txt"))["status"] == "not_found"
+        (yard.base / "lib").mkdir()
+        (yard.base / "lib" / "a.txt").write_text("another\n")
+        assert yard.read(yard.at("lib/a.txt")) == "another\n"
+        os.remove(yard.at("lib/a.txt"))
+        os.rmdir(yard.at("lib"))
+        os.rename(yard.at("away"), yard.at("lib"))
+
+
+class TestReadOnly:
+    @pytest.mark.req("D11.mount_read_only", "D11.mount_modes")
+    @pytest.mark.parametrize(("tool", "params"), CHANGING)
+    def test_nothing_changes_there(self, yard: Yard, tool: str, params: Json) -> None:
+        assert yard.denied(tool, **at(params, yard.at("lib")))
+
+    @pytest.mark.req("D11.mount_modes", "S3.policy.default_mount_mode")
+    def test_it_is_the_mode_of_a_root_that_says_none(self, yard: Yard) -> None:
+        yard.session.add_root(yard.at("outside"))
+        assert yard.read(yard.at("outside/a.txt")) == "outside one\noutside two\n"
+        assert yard.denied("write_file", path=yard.at("outside/a.txt"), content="x")
+
+    @pytest.mark.parametrize("name", ["outside", "external"])
+    @pytest.mark.parametrize(("tool", "params"), CHANGING)
+    def test_neither_does_anything_that_is_not_mounted(self, yard: Yard, tool: str, params: Json, name: str) -> None:
+        assert yard.denied(tool, **at(params, yard.at(name)))
+
+    @pytest.mark.req("S3.roots.remove")
+    def test_unmounting_takes_the_right_to_look_away(self, yard: Yard) -> None:
+        yard.session.remove_root(yard.at("lib"))
+        assert yard.denied("read_file", path=yard.at("lib/a.txt"))
+
+
+class TestExtend:
+    @pytest.mark.req("D11.mount_modes")
+    @pytest.mark.parametrize(("tool", "params"), CHANGING)
+    def test_what_is_done_there_is_one_call_that_goes_back_and_forth(self, yard: Yard, tool: str, params: Json) -> None:
+        before = yard.tree()
+        receipt, call = yard.session.perform(tool, at(params, yard.at("ext")))
+        assert receipt.status == "ok"
+        after = yard.tree()
+        assert after != before or tool == "mkdir"
+        undone = yard.session.undo()
+        assert (undone.ok, undone.of, yard.tree()) == (True, (call,), before)
+        assert all(one.path.startswith(yard.at("ext")) for one in undone.outcomes)
+        assert yard.session.redo().ok and yard.tree() == after
+        assert yard.session.restore(call).ok and yard.tree() == before
+
+    def test_a_failed_effect_leaves_nothing(self, yard: Yard) -> None:
+        before = yard.tree()
+        failing = yard.perform(
+            "exec", argv=["sh", "-c", "echo x > n; exit 3"], cwd=yard.at("ext"), rollback_on="nonzero"
+        )
+        assert (failing["status"], yard.tree()) == ("error", before)
+
+    def test_somebody_elses_edit_is_kept_on_the_way_back(self, yard: Yard) -> None:
+        (yard.base / "ext/long.txt").write_text("one\n-\n-\ntwo\n")
+        yard.perform("edit_file", path=yard.at("ext/long.txt"), old_string="one", new_string="agent")
+        (yard.base / "ext/long.txt").write_text("agent\n-\n-\nperson\n")
+        assert yard.session.undo().ok
+        assert yard.text("ext/long.txt") == "one\n-\n-\nperson\n"
+
+    @pytest.mark.parametrize(
+        ("tool", "params"),
+        [
+            ("move", {"path": "EXT/a.txt", "to": "b.txt"}),
+            ("move", {"path": "a.txt", "to": "EXT/b.txt"}),
+            ("move", {"path": "EXT/a.txt", "to": "BOX/b.txt"}),
+            (
+                "apply_patch",
+                {"patch": "*** Begin Patch\n*** Add File: EXT/n\n+x\n*** Add File: n\n+x\n*** End Patch\n"},
+            ),
+            (
+                "apply_patch",
+                {"patch": "*** Begin Patch\n*** Add File: n\n+x\n*** Add File: EXT/n\n+x\n*** End Patch\n"},
+            ),
+        ],
+    )
+    def test_one_effect_takes_place_in_one_root(self, yard: Yard, tool: str, params: Json) -> None:
+        real = {name: v.replace("EXT", yard.at("ext")).replace("BOX", yard.at("box")) for name, v in params.items()}
+        assert yard.denied(tool, **real)
+
+    def test_a_command_in_the_background_is_found_from_everywhere(self, yard: Yard) -> None:
+        started = yard.perform(
+            "host.exec", argv=["sh", "-c", "echo done > n; echo out"], cwd=yard.at("ext"), background=True
+        )
+        posted = board_of(yard.opened.desk).find(started["exec_id"])
+        assert posted is not None and posted.ended.wait(60)
+        seen = yard.perform("exec_output", exec_id=started["exec_id"])
+        assert (seen["running"], seen["content"]) == (False, {"inline_text": {"text": "out\n"}})
+        assert yard.text("ext/n") == "done\n"
+
+
+class TestOneCallInSeveralRoots:
+    def work(self, yard: Yard) -> str:
+        with yard.session.call("both") as call:
+            assert call.write_file("a.txt", "W\n").ok
+            assert call.edit_file(yard.at("ext/a.txt"), "ext one", "E").ok
+            assert call.write_file(yard.at("ext/new.txt"), "N\n").ok
+            assert call.write_file("b.txt", "B\n").ok
+        return call.id
+
+    def test_it_commits_as_one_and_goes_back_as_one(self, yard: Yard) -> None:
+        before = yard.tree()
+        call = self.work(yard)
+        after = yard.tree()
+        assert (after["work/a.txt"], after["ext/a.txt"], after["ext/new.txt"]) == ("W\n", "E\next two\n", "N\n")
+        plan = yard.session.undo(dry_run=True)
+        assert sorted(one.path for one in plan.outcomes) == sorted(
+            ["a.txt", "b.txt", yard.at("ext/a.txt"), yard.at("ext/new.txt")]
+        )
+        undone = yard.session.undo()
+        assert undone.ok and call in undone.of and yard.tree() == before
+        assert yard.session.redo().ok and yard.tree() == after
+        with pytest.raises(MulliganError):
+            yard.session.redo()
+        assert yard.session.restore(call).ok and yard.tree() == before
+        assert yard.session.redo().ok and yard.tree() == after
+        assert yard.session.rewind(call, "after").ok and yard.tree() == after
+        assert yard.session.rewind(call, "before").ok and yard.tree() == before
+
+    def test_whatever_ends_it_badly_puts_all_roots_back(self, yard: Yard) -> None:
+        before = yard.tree()
+        with pytest.raises(KeyError), yard.session.call() as call:
+            call.write_file("a.txt", "W\n")
+            call.write_file(yard.at("ext/a.txt"), "E\n")
+            call.exec(["sh", "-c", "echo x > y"], cwd=yard.at("ext"))
+            raise KeyError
+        assert yard.tree() == before
+        with yard.session.call() as call:
+            call.write_file(yard.at("ext/a.txt"), "E\n")
+            call.write_file("a.txt", "W\n")
+            call.fail("no")
+        assert (call.status, yard.tree()) == ("aborted", before)
+
+    def test_a_nested_call_can_fail_alone(self, yard: Yard) -> None:
+        with yard.session.call("outer") as outer:
+            outer.write_file(yard.at("ext/a.txt"), "kept\n")
+            with yard.session.call("inner") as inner:
+                inner.write_file(yard.at("ext/a.txt"), "lost\n")
+                inner.write_file("a.txt", "lost\n")
+                inner.fail("no")
+            outer.write_file(yard.at("ext/b.txt"), "kept\n")
+        tree = yard.tree()
+        assert (tree["ext/a.txt"], tree["ext/b.txt"], tree["work/a.txt"]) == (
+            "kept\n",
+            "kept\n",
+            "work one\nwork two\n",
+        )
+        assert yard.session.undo().ok
+        assert yard.tree()["ext/a.txt"] == "ext one\next two\n"
+
+    def test_a_turn_over_several_roots_is_rolled_back_whole(self, yard: Yard) -> None:
+        before = yard.tree()
+        with yard.session.turn("everywhere"):
+            yard.perform("write_file", path="a.txt", content="W\n")
+            yard.perform("write_file", path=yard.at("ext/a.txt"), content="E\n")
+            self.work_more(yard)
+            yard.perform("write_file", path=yard.at("box/a.txt"), content="B\n")
+        after = yard.tree()
+        rolled = yard.session.rollback()
+        assert rolled.ok and yard.tree() == before and yard.read(yard.at("box/a.txt")) == "box one\nbox two\n"
+        assert yard.session.redo().ok and yard.tree() == after and yard.read(yard.at("box/a.txt")) == "B\n"
+
+    def work_more(self, yard: Yard) -> None:
+        with yard.session.call() as call:
+            call.write_file("c.txt", "C\n")
+            call.write_file(yard.at("ext/c.txt"), "C\n")
+
+    def test_with_refuse_a_conflict_in_one_root_leaves_all_alone(self, yard: Yard) -> None:
+        self.work(yard)
+        (yard.base / "ext/a.txt").write_text("a person\n")
+        before = yard.tree()
+        assert not yard.session.undo(on_conflict="refuse").ok and yard.tree() == before
+        merged = yard.session.undo()
+        assert not merged.ok and yard.text("ext/a.txt") == "a person\n" and yard.text("work/a.txt").startswith("work")
+
+    CHILD = """
+import sys, mulligan
+root, home, ext = sys.argv[1:]
+with mulligan.open(root, store=home) as m:
+    with m.session("s").call("dying") as call:
+        call.write_file("a.txt", "dying\\n")
+        call.write_file(ext + "/a.txt", "dying\\n")
+        call.write_file(ext + "/new.txt", "dying\\n")
+        print("written", flush=True)
+        sys.stdin.readline()
+"""
+
+    def test_kill_9_in_the_middle_puts_all_roots_back(self, yard: Yard) -> None:
+        before = yard.tree()
+        command = [sys.executable, "-c", self.CHILD, yard.at("work"), yard.at("home"), yard.at("ext")]
+        child = subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert child.stdout is not None and child.stdout.readline() == "written\n"
+        assert yard.tree() != before
+        child.kill()
+        child.communicate()
+        with mulligan.open(yard.at("work"), store=yard.at("home")) as again:
+            assert yard.tree() == before
+            assert len(again.recovered) == 2
+
+
+class TestSandboxed:
+    @pytest.mark.req("D11.mount_sandboxed", "D11.mount_modes")
+    @pytest.mark.parametrize(("tool", "params"), CHANGING)
+    def test_what_is_written_stays_aside_until_merged(self, yard: Yard, tool: str, params: Json) -> None:
+        before = yard.tree()
+        assert yard.perform(tool, **at(params, yard.at("box")))["status"] == "ok"
+        assert yard.tree() == before
+        merged = yard.session.merge_root(yard.at("box"))
+        assert merged.ok
+        if tool != "mkdir":
+            assert yard.tree() != before
+        assert os.listdir(yard.at("home/aside")) == []
+        if merged.call_id is not None:
+            assert yard.session.undo(merged.call_id).ok and yard.tree() == before
+
+    @pytest.mark.req("D11.mount_sandboxed")
+    def test_the_session_sees_what_it_wrote_and_others_do_not(self, yard: Yard) -> None:
+        yard.perform("write_file", path=yard.at("box/a.txt"), content="mine\n")
+        assert yard.read(yard.at("box/a.txt")) == "mine\n"
+        found = yard.perform("grep", pattern="mine", path=yard.at("box"))
+        assert found["matches"] == {"inline_text": {"text": f"{yard.at('box')}/a.txt:1:mine"}}
+        other = yard.opened.session("t")
+        other.add_root(yard.at("box"), mount_mode="sandboxed")
+        receipt, _ = other.perform("read_file", {"path": yard.at("box/a.txt")})
+        assert receipt.to_dict()["content"] == {"inline_text": {"text": "box one\nbox two\n"}}
+        child = yard.session.fork()
+        receipt, _ = child.perform("read_file", {"path": yard.at("box/a.txt")})
+        assert receipt.to_dict()["content"] == {"inline_text": {"text": "box one\nbox two\n"}}
+
+    @pytest.mark.req("D11.mount_sandboxed")
+    def test_calls_there_are_undone_there(self, yard: Yard) -> None:
+        yard.perform("write_file", path=yard.at("box/a.txt"), content="first\n")
+        yard.perform("write_file", path=yard.at("box/a.txt"), content="second\n")
+        undone = yard.session.undo()
+        assert [one.path for one in undone.outcomes] == [yard.at("box/a.txt")]
+        assert yard.read(yard.at("box/a.txt")) == "first\n"
+        yard.session.undo()
+        assert yard.session.merge_root(yard.at("box")).ok
+        assert yard.text("box/a.txt") == "box one\nbox two\n"
+
+    def test_what_others_did_meanwhile_is_merged_or_named(self, yard: Yard) -> None:
+        (yard.base / "box/long.txt").write_text("one\n-\n-\ntwo\n")
+        yard.perform("edit_file", path=yard.at("box/long.txt"), old_string="one", new_string="agent")
+        (yard.base / "box/long.txt").write_text("one\n-\n-\nperson\n")
+        plan = yard.session.merge_root(yard.at("box"), dry_run=True)
+        assert [(one.path, one.outcome) for one in plan.outcomes] == [(yard.at("box/long.txt"), "merged")]
+        assert yard.session.merge_root(yard.at("box")).ok
+        assert yard.text("box/long.txt") == "agent\n-\n-\nperson\n"
+        yard.perform("write_file", path=yard.at("box/a.txt"), content="agent again\n")
+        (yard.base / "box/a.txt").write_text("person again\n")
+        refused = yard.session.merge_root(yard.at("box"))
+        assert not refused.ok and yard.text("box/a.txt") == "person again\n"
+        assert yard.read(yard.at("box/a.txt")) == "agent again\n"
+        assert yard.session.merge_root(yard.at("box"), on_conflict="overwrite").ok
+        assert yard.text("box/a.txt") == "agent again\n"
+
+    def test_nothing_aside_is_lost_by_accident(self, yard: Yard) -> None:
+        yard.perform("write_file", path=yard.at("box/a.txt"), content="mine\n")
+        assert yard.session.remove_root(yard.at("box"))["ok"] is False
+        assert yard.session.add_root(yard.at("box"), mount_mode="extend")["ok"] is False
+        assert yard.session.add_root(yard.at("box"), mount_mode="sandboxed")["ok"] is True
+        with pytest.raises(MulliganError) as caught:
+            yard.session.set_workspace_anchor(yard.at("work"))
+        assert caught.value.code == "conflict"
+        yard.session.drop_root(yard.at("box"))
+        assert (yard.read(yard.at("box/a.txt")), os.listdir(yard.at("home/aside"))) == ("box one\nbox two\n", [])
+        assert yard.session.remove_root(yard.at("box")) == {"ok": True}
+        for verb in (yard.session.merge_root, yard.session.drop_root):
+            with pytest.raises(MulliganError) as caught:
+                verb(yard.at("box"))
+            assert caught.value.code == "unknown_root"
+
+    @pytest.mark.req("D11.mount_sandboxed")
+    def test_it_goes_on_after_the_store_was_opened_again(self, yard: Yard) -> None:
+        yard.perform("write_file", path=yard.at("box/a.txt"), content="mine\n")
+        with mulligan.open(yard.at("work"), store=yard.at("home")) as again:
+            session = again.session("s")
+            receipt, _ = session.perform("read_file", {"path": yard.at("box/a.txt")})
+            assert receipt.to_dict()["content"] == {"inline_text": {"text": "mine\n"}}
+            assert session.merge_root(yard.at("box")).ok
+        assert yard.text("box/a.txt") == "mine\n"
+
+    def test_many_threads_write_in_one_copy(self, yard: Yard) -> None:
+        def write(number: int) -> None:
+            yard.perform("write_file", path=yard.at(f"box/{number}.txt"), content=f"{number}\n")
+
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(os.listdir(yard.at("home/aside"))) == 1
+        assert yard.session.merge_root(yard.at("box")).ok
+        assert {yard.text(f"box/{number}.txt") for number in range(8)} == {f"{number}\n" for number in range(8)}
+
+    def test_a_store_in_memory_keeps_its_copies_elsewhere(self, tmp_path: Path) -> None:
+        for name in ("work", "box"):
+            (tmp_path / name).mkdir()
+        with mulligan.open(str(tmp_path / "work"), store="memory:") as opened:
+            session = opened.session("s")
+            session.add_root(str(tmp_path / "box"), mount_mode="sandboxed")
+            session.perform("write_file", {"path": str(tmp_path / "box/n"), "content": "x"})
+            assert list((tmp_path / "box").iterdir()) == []
+            assert session.merge_root(str(tmp_path / "box")).ok
+        assert (tmp_path / "box/n").read_text() == "x"
+
+
+class TestNesting:
+    """Roots inside roots: the innermost one decides, however a path is written."""
+
+    def nest(self, yard: Yard, mode: str) -> str:
+        (yard.base / "work/vendor").mkdir()
+        (yard.base / "work/vendor/v.txt").write_text("vendor\n")
+        assert yard.session.add_root(yard.at("work/vendor"), mount_mode=mode)["ok"]
+        return yard.at("work/vendor/v.txt")
+
+    @pytest.mark.req("D11.mount_read_only")
+    def test_a_read_only_root_inside_the_primary_is_read_only(self, yard: Yard) -> None:
+        inside = self.nest(yard, "read_only")
+        os.symlink("vendor", yard.at("work/alias"))
+        for path in (inside, "vendor/v.txt", "./vendor/../vendor/v.txt"):
+            assert yard.read(path) == "vendor\n"
+        for path in (inside, "vendor/v.txt", "alias/v.txt", "vendor/new.txt", "alias/new.txt"):
+            assert yard.denied("write_file", path=path, content="x")
+        for tool, params in (
+            ("delete", {"path": "vendor", "recursive": True}),
+            ("delete", {"path": "alias/v.txt"}),
+            ("move", {"path": "vendor", "to": "elsewhere"}),
+            ("move", {"path": "a.txt", "to": "alias/a.txt"}),
+        ):
+            assert yard.denied(tool, **params)
+        assert yard.perform("write_file", path="vendored.txt", content="x")["status"] == "ok"
+
+    @pytest.mark.req("D11.mount_sandboxed")
+    def test_a_sandboxed_root_inside_the_primary_is_written_aside(self, yard: Yard) -> None:
+        inside = self.nest(yard, "sandboxed")
+        assert yard.perform("write_file", path="vendor/v.txt", content="aside\n")["status"] == "ok"
+        assert (yard.text("work/vendor/v.txt"), yard.read(inside), yard.read("vendor/v.txt")) == (
+            "vendor\n",
+            "aside\n",
+            "aside\n",
+        )
+        assert yard.session.merge_root(yard.at("work/vendor")).ok
+        assert yard.text("work/vendor/v.txt") == "aside\n"
+
+    def test_an_extended_root_inside_the_primary_is_as_before(self, yard: Yard) -> None:
+        self.nest(yard, "extend")
+        before = yard.tree()
+        with yard.session.call() as call:
+            assert call.write_file("vendor/v.txt", "one\n").ok
+            assert call.write_file("a.txt", "two\n").ok
+        assert yard.session.undo().ok and yard.tree() == before
+
+    def test_a_root_around_the_primary(self, yard: Yard) -> None:
+        (yard.base / "outside/inner").mkdir()
+        yard.session.set_workspace_anchor(
+            {"primary": yard.at("outside/inner"), "additional_roots": [yard.at("outside")]}
+        )
+        assert yard.perform("write_file", path="x.txt", content="mine\n")["status"] == "ok"
+        assert yard.perform("write_file", path=yard.at("outside/inner/y.txt"), content="mine\n")["status"] == "ok"
+        assert yard.read(yard.at("outside/a.txt")) == "outside one\noutside two\n"
+        assert yard.denied("write_file", path=yard.at("outside/a.txt"), content="x")
+
+
+class TestAnchored:
+    @pytest.mark.req("S3.anchor.read_and_replace")
+    def test_relative_paths_begin_at_the_primary_root(self, yard: Yard) -> None:
+        before = yard.tree()
+        yard.session.set_workspace_anchor({"primary": yard.at("outside"), "additional_roots": [yard.at("work")]})
+        assert yard.read("a.txt") == "outside one\noutside two\n"
+        assert yard.perform("write_file", path="a.txt", content="anchored\n")["status"] == "ok"
+        ran = yard.perform("shell", command="cat a.txt; echo x > n")
+        assert ran["stdout"] == {"inline_text": {"text": "anchored\n"}}
+        assert (yard.text("outside/a.txt"), yard.text("outside/n")) == ("anchored\n", "x\n")
+        assert yard.denied("write_file", path=yard.at("work/a.txt"), content="x")
+        assert yard.denied("read_file", path=yard.at("ext/a.txt"))
+        yard.session.undo()
+        yard.session.undo()
+        assert yard.tree() == before
+        assert yard.session.redo().ok and yard.text("outside/a.txt") == "anchored\n"
+        yard.session.set_workspace_anchor(None)
+        assert yard.read("a.txt") == "work one\nwork two\n"
+
+
+class TestBoundary:
+    """A mount never gives more than the capability and the policy allow."""
+
+    def open(self, base: Path, **how: Any) -> Yard:
+        return Yard(base, **how)
+
+    def test_roots_of_the_capability_still_hold(self, tmp_path: Path) -> None:
+        yard = self.open(tmp_path, capability={"fs_roots": ["src", str(tmp_path / "lib")]})
+        assert yard.read(yard.at("lib/a.txt")) == "lib one\nlib two\n"
+        (tmp_path / "ext/src").mkdir()
+        for path in ("ext/a.txt", "ext/src/a.txt", "box/a.txt"):
+            assert yard.denied("write_file", path=yard.at(path), content="x")
+        yard.opened.close()
+
+    def test_operations_and_limits_still_hold(self, tmp_path: Path) -> None:
+        yard = self.open(tmp_path, capability={"allowed_fs_ops": ["read", "write"], "max_write_bytes": 3})
+        found = yard.perform("grep", pattern="one", path=yard.at("lib"))
+        assert (found["status"], found["error_code"]) == ("forbidden", "fs_op_not_allowed")
+        found = yard.perform("write_file", path=yard.at("ext/a.txt"), content="long")
+        assert (found["status"], found["error_code"]) == ("forbidden", "max_write_bytes_exceeded")
+        assert yard.perform("write_file", path=yard.at("ext/a.txt"), content="ok")["status"] == "ok"
+        yard.opened.close()
+
+    def test_a_policy_holds_by_whole_and_relative_names(self, tmp_path: Path) -> None:
+        rules = [
+            {"ops": ["read"], "paths": [f"{tmp_path}/ext/secret/**"], "verdict": "deny"},
+            {"ops": ["write"], "paths": [f"{tmp_path}/box/**"], "verdict": "deny"},
+        ]
+        yard = self.open(tmp_path, policy=rules)
+        (tmp_path / "ext/secret").mkdir()
+        (tmp_path / "ext/secret/key").write_text("k")
+        assert yard.denied("read_file", path=yard.at("ext/secret/key"))
+        assert yard.denied("write_file", path=yard.at("box/a.txt"), content="x")
+        yard.opened.close()
+
+    def test_git_is_not_for_file_tools_anywhere(self, tmp_path: Path) -> None:
+        yard = self.open(tmp_path)
+        (tmp_path / "ext/.git").mkdir()
+        assert yard.denied("write_file", path=yard.at("ext/.git/config"), content="x")
+        assert yard.denied("delete", path=yard.at("ext"), recursive=True)
+        yard.opened.close()
+
+
+PATHS = st.lists(st.sampled_from(["..", ".", "work", "lib", "ext", "box", "outside", "a.txt", "n", ""]), max_size=6)
+
+
+@given(PATHS, st.booleans())
+@settings(max_examples=120, deadline=None)
+def test_no_spelling_of_a_path_writes_where_it_may_not(
+    tmp_path_factory: pytest.TempPathFactory, names: list[str], absolute: bool
+) -> None:
+    yard = _shared(tmp_path_factory)
+    frozen = {
+        path: text for path, text in yard.tree().items() if path.startswith(("lib", "outside", "external", "box"))
+    }
+    path = "/".join([str(yard.base), *names] if absolute else names) or "."
+    yard.session.perform("write_file", {"path": path, "content": "written\n", "create_parents": True})
+    now = {path: text for path, text in yard.tree().items() if path.startswith(("lib", "outside", "external", "box"))}
+    assert now == frozen
+    assert sorted(os.listdir(yard.base)) == ["box", "ext", "external", "home", "lib", "outside", "work"]
+
+
+_yards: list[Yard] = []
+
+
+def _shared(factory: pytest.TempPathFactory) -> Yard:
+    """One for all examples: what they write where they may is no matter here."""
+    if not _yards:
+        _yards.append(Yard(factory.mktemp("yard")))
+    return _yards[0]

@@ -1,0 +1,342 @@
+"""S3's own functions, by their own names: what each returns, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+import mulligan.opening as opening
+from mulligan import builtins as b
+from mulligan.values.faults import AskedWrongly, MulliganError
+from session.talking import code_of, contents, say, snapshot
+
+pytestmark = pytest.mark.usefixtures("opened")
+
+
+class TestOpening:
+    @pytest.mark.req("S3.open.nil_mints_uuid7")
+    def test_without_an_id_a_uuid7_is_minted(self) -> None:
+        assert UUID(b.agent_session_open()).version == 7
+        assert UUID(b.agent_session_open(None)).version == 7
+
+    @pytest.mark.req("S3.open.idempotent")
+    def test_twice_gives_the_same_session_and_changes_nothing(self) -> None:
+        first = b.agent_session_open("twice")
+        say(first, "one")
+        before = snapshot(first)
+        assert b.agent_session_open("twice") == "twice"
+        assert snapshot("twice") == before
+
+    @pytest.mark.req("S3.session.unknown_input_raises", "S3.session.no_hidden_lifecycle")
+    @pytest.mark.parametrize("opts", [{"mode": "reset"}, {"mode": "fork"}, {"transcript_policy": {}}])
+    def test_there_are_no_options_with_a_life_of_their_own(self, opts: dict[str, Any]) -> None:
+        assert code_of(lambda: b.agent_session_open("x", opts)) == "unknown_option"
+        assert not b.agent_session_exists("x")
+
+    @pytest.mark.req("S3.open.opts")
+    def test_it_takes_where_to_work_and_how_roots_are_mounted(self, work: Path, tmp_path: Path) -> None:
+        (work / "part").mkdir()
+        opts = {
+            "workspace_anchor": {"primary": str(work / "part")},
+            "workspace_policy": {"default_mount_mode": "extend"},
+        }
+        found = snapshot(b.agent_session_open("s", opts))
+        assert found["workspace_anchor"]["primary"] == str(work / "part")
+        assert found["workspace_policy"]["default_mount_mode"] == "extend"
+        bad = {"workspace_policy": {"default_mount_mode": "loose"}}
+        with pytest.raises(MulliganError):
+            b.agent_session_open("t", bad)
+        assert not b.agent_session_exists("t")
+        with pytest.raises(MulliganError):
+            b.agent_session_open("s", bad)
+        assert b.agent_session_exists("s")
+
+    @pytest.mark.parametrize("id", ["", "  ", "a\nb", "x" * 257, 7])
+    def test_an_id_that_cannot_be_one_is_refused(self, id: Any) -> None:
+        assert code_of(lambda: b.agent_session_open(id)) == "invalid_id"
+
+    @pytest.mark.req("S3.exists.safe_on_unknown", "S3.snapshot.nil_on_unknown", "S3.ancestry.nil_on_unknown")
+    @pytest.mark.req("S3.loud.tolerant_four")
+    def test_four_functions_tolerate_what_nobody_knows(self) -> None:
+        assert b.agent_session_exists("nobody") is False
+        assert b.agent_session_snapshot("nobody") is None
+        assert b.agent_session_ancestry("nobody") is None
+        assert b.agent_session_open("somebody") == "somebody"
+        assert not b.agent_session_exists("nobody")
+
+    @pytest.mark.req("D11.builtins_act_on_innermost")
+    def test_they_act_on_the_innermost_workspace_else_on_the_current_folder(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        b.agent_session_open("outer")
+        (tmp_path / "inner").mkdir()
+        with opening.open(str(tmp_path / "inner"), store=str(tmp_path / "other")):
+            assert not b.agent_session_exists("outer")
+        assert b.agent_session_exists("outer")
+        while opening._open:
+            opening._open[-1].close()
+        monkeypatch.setenv("MULLIGAN_HOME", str(tmp_path / "state"))
+        monkeypatch.chdir(tmp_path / "inner")
+        b.agent_session_open("here")
+        assert os.path.exists(tmp_path / "state" / "store.db")
+        assert opening.innermost().root == str(tmp_path / "inner")
+
+
+UNKNOWN: dict[str, Callable[[str], object]] = {
+    "reset": lambda id: b.agent_session_reset(id),
+    "fork": lambda id: b.agent_session_fork(id),
+    "fork_at": lambda id: b.agent_session_fork_at(id, 1),
+    "close": lambda id: b.agent_session_close(id),
+    "trim": lambda id: b.agent_session_trim(id, 1),
+    "inject": lambda id: b.agent_session_inject(id, {"role": "user", "content": "x"}),
+    "length": lambda id: b.agent_session_length(id),
+    "compact": lambda id: b.agent_session_compact(id, {}),
+    "truncate": lambda id: b.agent_session_truncate(id, 1),
+    "scratchpad": lambda id: b.agent_session_scratchpad(id),
+    "set_scratchpad": lambda id: b.agent_session_set_scratchpad(id, {}),
+    "clear_scratchpad": lambda id: b.agent_session_clear_scratchpad(id),
+    "subscribe": lambda id: b.agent_subscribe(id, lambda _: None),
+}
+
+
+@pytest.mark.req("S3.loud.tolerant_four", "S3.length.unknown_raises", "S3.scratchpad.unknown_raises")
+@pytest.mark.req("S3.loud_unknown.reset", "S3.loud_unknown.fork", "S3.loud_unknown.fork_at", "S3.loud_unknown.close")
+@pytest.mark.req("S3.loud_unknown.trim", "S3.loud_unknown.inject", "S3.loud_unknown.length", "S3.loud_unknown.compact")
+@pytest.mark.parametrize("verb", UNKNOWN)
+def test_every_other_verb_raises_on_what_nobody_knows_and_names_itself(verb: str) -> None:
+    with pytest.raises(AskedWrongly) as caught:
+        UNKNOWN[verb]("nobody")
+    assert caught.value.code == "session_not_found"
+    assert verb in str(caught.value.details["verb"]) and caught.value.details["session"] == "nobody"
+    assert not b.agent_session_exists("nobody")
+
+
+@pytest.mark.req("D11.close_semantics")
+@pytest.mark.parametrize("verb", UNKNOWN)
+def test_and_on_what_is_closed(verb: str) -> None:
+    b.agent_session_open("gone")
+    b.agent_session_close("gone")
+    assert code_of(lambda: UNKNOWN[verb]("gone")) == "session_closed"
+    assert b.agent_session_snapshot("gone") is None and b.agent_session_ancestry("gone") is None
+
+
+class TestInjecting:
+    @pytest.mark.req("S3.inject.appends", "S3.length.message_count", "S3.session.owns_transcript")
+    def test_a_message_is_kept_as_it_is(self) -> None:
+        s = b.agent_session_open()
+        message = {"role": "user", "content": "Hello!", "name": "ann", "x": {"deep": [1, None, 2.5, True]}}
+        b.agent_session_inject(s, message)
+        assert b.agent_session_length(s) == 1
+        found = snapshot(s)
+        assert found["messages"] == [message]
+        assert [(event["kind"], event["role"], event["text"]) for event in found["events"]] == [
+            ("message", "user", "Hello!")
+        ]
+
+    @pytest.mark.req("S3.inject.role_required", "S3.loud.inject_no_role")
+    @pytest.mark.parametrize("message", [{"content": "x"}, {"role": ""}, {"role": " "}, {"role": 3}, {"role": None}])
+    def test_without_a_role_it_is_refused_and_nothing_is_kept(self, message: dict[str, Any]) -> None:
+        s = b.agent_session_open()
+        assert code_of(lambda: b.agent_session_inject(s, message)) == "invalid_params"
+        assert b.agent_session_length(s) == 0
+
+    @pytest.mark.parametrize("message", ["text", None, [("role", "user")], 7])
+    def test_what_is_no_object_is_refused(self, message: Any) -> None:
+        s = b.agent_session_open()
+        assert code_of(lambda: b.agent_session_inject(s, message)) == "invalid_params"
+
+    @pytest.mark.parametrize("content", [float("nan"), 2**70, {1: "x"}, object(), "\ud800"])
+    def test_what_has_no_json_form_is_refused(self, content: object) -> None:
+        s = b.agent_session_open()
+        assert code_of(lambda: b.agent_session_inject(s, {"role": "user", "content": content})) == "invalid_json"
+        assert b.agent_session_length(s) == 0
+
+    def test_a_tool_result_is_an_event_of_its_own_kind(self) -> None:
+        s = b.agent_session_open()
+        b.agent_session_inject(s, {"role": "tool_result", "content": "42", "tool_use_id": "c1"})
+        assert [event["kind"] for event in snapshot(s)["events"]] == ["tool_result"]
+
+    def test_a_message_deeper_than_json_goes_is_refused(self) -> None:
+        s = b.agent_session_open()
+        deep: Any = "x"
+        for _ in range(100_000):
+            deep = [deep]
+        assert code_of(lambda: b.agent_session_inject(s, {"role": "user", "content": deep})) == "invalid_json"
+        assert b.agent_session_length(s) == 0
+
+    @pytest.mark.parametrize("id", ["a#7", "#", "ü / ../x", "s:1", "'; drop table talks; --", "%s"])
+    def test_an_odd_id_is_only_a_name(self, id: str) -> None:
+        s = b.agent_session_open(id)
+        say(s, "one", "two")
+        session = opening.innermost().sessions.get(s)
+        session.rewind(session.message_ids()[1])
+        assert contents(s) == ["one"] and contents(b.agent_session_fork(s)) == ["one"]
+
+    def test_a_large_message_comes_back_whole(self) -> None:
+        s = b.agent_session_open()
+        large = {"role": "tool", "content": "ü" * 300_000, "tool_call_id": "c"}
+        b.agent_session_inject(s, large)
+        say(s, "after")
+        assert snapshot(s)["messages"] == [large, {"role": "user", "content": "after"}]
+
+
+class TestSnapshot:
+    @pytest.mark.req("S3.snapshot.fields", "S3.snapshot.lineage_fields", "S3.snapshot.live_fields")
+    def test_every_field_is_there_even_when_nothing_is_known(self) -> None:
+        found = snapshot(b.agent_session_open("s"))
+        created = found.pop("created_at")
+        assert created.endswith("Z") and "T" in created
+        anchor, policy = found.pop("workspace_anchor"), found.pop("workspace_policy")
+        assert (anchor is None or "primary" in anchor) and (policy is None or "default_mount_mode" in policy)
+        assert found == {
+            "_type": "transcript",
+            "version": 1,
+            "id": "s",
+            "messages": [],
+            "events": [],
+            "assets": [],
+            "summary": None,
+            "metadata": {},
+            "state": "open",
+            "length": 0,
+            "system_prompt": None,
+            "tool_format": None,
+            "scratchpad": None,
+            "scratchpad_version": 0,
+            "parent_id": None,
+            "child_ids": [],
+            "branched_at_event_index": None,
+            "live_clients": [],
+            "live_controller_id": None,
+            "pinned_model": None,
+            "pinned_reasoning_policy": None,
+            "completed_turn_checkpoint_count": 0,
+            "redo_checkpoint_count": 0,
+        }
+
+    @pytest.mark.req("S3.snapshot.read_only")
+    def test_changing_it_changes_nothing(self) -> None:
+        s = b.agent_session_open()
+        say(s, "one")
+        b.agent_session_set_scratchpad(s, {"goals": ["a"]})
+        found = snapshot(s)
+        found["messages"][0]["content"] = "other"
+        found["messages"].clear()
+        found["scratchpad"]["goals"].append("b")
+        assert contents(s) == ["one"]
+        assert b.agent_session_scratchpad(s) == {"goals": ["a"]}
+
+    @pytest.mark.req("S3.snapshot.fields")
+    def test_prompt_format_and_pins_are_in_it(self) -> None:
+        s = b.agent_session_open()
+        session = opening.innermost().sessions.get(s)
+        session.set_system_prompt("Be brief.")
+        session.claim_tool_format("native")
+        session.pin(model="m-1", reasoning_policy={"effort": "high"})
+        found = snapshot(s)
+        assert (found["system_prompt"], found["tool_format"]) == ("Be brief.", "native")
+        assert (found["pinned_model"], found["pinned_reasoning_policy"]) == ("m-1", {"effort": "high"})
+        assert code_of(lambda: session.claim_tool_format("text")) == "tool_format_locked"
+
+
+class TestCurrentId:
+    @pytest.mark.req("S3.current_id.nil_outside")
+    def test_none_outside_any_session(self) -> None:
+        assert b.agent_session_current_id() is None
+
+    @pytest.mark.req("S3.current_id.innermost")
+    def test_the_innermost_of_this_thread(self) -> None:
+        sessions = opening.innermost().sessions
+        outer, inner = sessions.open("outer"), sessions.open("inner")
+        seen: list[str | None] = []
+        with outer.turn("work"):
+            with inner.active():
+                seen.append(b.agent_session_current_id())
+                thread = threading.Thread(target=lambda: seen.append(b.agent_session_current_id()))
+                thread.start()
+                thread.join()
+                with outer.call("a tool"):
+                    seen.append(b.agent_session_current_id())
+            seen.append(b.agent_session_current_id())
+        assert seen == ["inner", None, "outer", "outer"]
+        assert b.agent_session_current_id() is None
+
+
+class TestReset:
+    @pytest.mark.req("S3.reset.wipes_history", "S3.reset.keeps_id_and_subscribers", "S3.session.owns_lifecycle")
+    def test_history_goes_and_id_lineage_pins_and_subscribers_stay(self) -> None:
+        s = b.agent_session_open("s")
+        session = opening.innermost().sessions.get(s)
+        heard: list[str] = []
+        told = b.agent_subscribe(s, lambda event: heard.append(event["text"]))
+        say(s, "one", "two")
+        child = b.agent_session_fork(s)
+        session.set_system_prompt("x")
+        session.claim_tool_format("native")
+        session.pin(model="m")
+        b.agent_session_set_scratchpad(s, {"facts": [1]})
+        b.agent_session_compact(s, {"keep_last": 1})
+        b.agent_session_reset(s)
+        found = snapshot(s)
+        assert (found["messages"], found["events"], found["length"], found["summary"]) == ([], [], 0, None)
+        assert (found["system_prompt"], found["tool_format"], found["scratchpad"]) == (None, None, None)
+        assert (found["scratchpad_version"], found["pinned_model"], found["child_ids"]) == (0, "m", [child])
+        say(s, "three")
+        assert contents(s) == ["three"] and len(snapshot(s)["events"]) == 1
+        assert told.wait()
+        assert [text for text in heard if text] == ["one", "two", "three"]
+        assert contents(child) == ["one", "two"]
+
+
+class TestScratchpad:
+    @pytest.mark.req("S3.scratchpad.get", "S3.scratchpad.set_returns", "S3.scratchpad.clear_returns")
+    def test_each_change_is_a_new_version(self) -> None:
+        s = b.agent_session_open()
+        assert b.agent_session_scratchpad(s) is None
+        assert b.agent_session_set_scratchpad(s, {"a": 1}) == {"ok": True, "version": 1, "scratchpad": {"a": 1}}
+        assert b.agent_session_set_scratchpad(s, {"a": 1}) == {"ok": True, "version": 2, "scratchpad": {"a": 1}}
+        assert b.agent_session_scratchpad(s) == {"a": 1}
+        assert b.agent_session_clear_scratchpad(s) == {"ok": True, "version": 3, "scratchpad": None}
+        assert b.agent_session_scratchpad(s) is None
+
+    @pytest.mark.req("S3.scratchpad.set_opts")
+    def test_the_event_tells_why_and_how_much_but_not_what(self) -> None:
+        s = b.agent_session_open()
+        pad = {"goals": ["secret plan", "b"], "facts": {"x": 1}, "other": 1}
+        b.agent_session_set_scratchpad(s, pad, {"source": "agent", "reason": "new goal", "metadata": {"turn": 3}})
+        b.agent_session_clear_scratchpad(s, {"reason": "done"})
+        events = snapshot(s)["events"]
+        assert [event["kind"] for event in events] == ["agent_scratchpad", "agent_scratchpad"]
+        assert events[0]["metadata"] == {
+            "version": 1,
+            "cleared": False,
+            "counts": {"goals": 2, "open_items": 0, "facts": 1, "refs": 0},
+            "source": "agent",
+            "reason": "new goal",
+            "metadata": {"turn": 3},
+        }
+        assert events[1]["metadata"]["reason"] == "done" and events[1]["metadata"]["cleared"]
+        assert "secret plan" not in str(events)
+
+    @pytest.mark.parametrize(
+        "pad, opts, code",
+        [
+            ([], None, "invalid_params"),
+            ("text", None, "invalid_params"),
+            ({"x": "y" * 16_384}, None, "invalid_params"),
+            ({"x": {1, 2}}, None, "invalid_json"),
+            ({}, {"sauce": "x"}, "unknown_option"),
+            ({}, {"source": 3}, "invalid_params"),
+            ({}, "source", "invalid_params"),
+        ],
+    )
+    def test_what_cannot_be_one_is_refused(self, pad: Any, opts: Any, code: str) -> None:
+        s = b.agent_session_open()
+        assert code_of(lambda: b.agent_session_set_scratchpad(s, pad, opts)) == code
+        assert (b.agent_session_scratchpad(s), snapshot(s)["scratchpad_version"]) == (None, 0)
