@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mulligan.agents.tools import ProviderToolCall as ProviderToolCall
     from mulligan.agents.tools import Tool as Tool
     from mulligan.agents.tools import ToolContext as ToolContext
+    from mulligan.effects.replaying import ReplayRunner as ReplayRunner
     from mulligan.history.checkpoint import CheckpointStore as CheckpointStore
     from mulligan.history.checkpoint import ToolCheckpoint as ToolCheckpoint
     from mulligan.history.checkpoint import rollback_to_tool as rollback_to_tool
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
 
 _ROOMS = {
     "mulligan.agents.loop": ("Bounds",),
+    "mulligan.effects.replaying": ("ReplayRunner",),
     "mulligan.looping": ("agent_loop",),
     "mulligan.opening": ("open",),
     "mulligan.agents.main_loop": ("MainLoop", "TranscriptState"),

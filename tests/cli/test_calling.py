@@ -81,7 +81,7 @@ def content(root: Path, name: str) -> str:
     return (root / name).read_text()
 
 
-@pytest.mark.req("D14.cli.call_any_tool", "D8.cli_capability")
+@pytest.mark.req("D14.cli.call")
 @pytest.mark.parametrize("effect", [one for one in EFFECTS if one.tool in ARGUMENTS], ids=lambda one: str(one.tool))
 def test_every_effect_by_its_name_and_its_tools_name(effect: Any, call: Call, root: Path) -> None:
     code, by_tool = call(effect.tool, ARGUMENTS[effect.tool])
@@ -94,10 +94,11 @@ def test_every_effect_by_its_name_and_its_tools_name(effect: Any, call: Call, ro
 
 
 def test_no_effect_is_without_arguments_here() -> None:
-    """But for the two that need something to have happened before."""
-    assert {effect.tool for effect in EFFECTS} - ARGUMENTS.keys() == {"read_blob"}
+    """But for those that need something to have happened before."""
+    assert {effect.tool for effect in EFFECTS} - ARGUMENTS.keys() == {"read_blob", "exec_output", "exec_signal"}
 
 
+@pytest.mark.req("D8.capability_forms")
 @pytest.mark.parametrize("effect", [one for one in EFFECTS if one.tool in ARGUMENTS], ids=lambda one: str(one.tool))
 def test_a_capability_file_is_in_force(effect: Any, call: Call, root: Path) -> None:
     others = [op for op in OPS if op != effect.op]
@@ -201,7 +202,7 @@ def test_the_substrate_is_under_the_capability_too(call: Call, root: Path) -> No
 def test_every_tool_of_history(tool: str, call: Call, root: Path) -> None:
     made = call("write_file", {"path": "a.txt", "content": "agent\n"})[1]["call_id"]
     arguments = {
-        **dict.fromkeys(("history_show", "history_diff", "history_restore", "history_undo"), {"call": made}),
+        **{f"history_{verb}": {"call": made} for verb in ("show", "diff", "restore", "undo")},
         "history_rewind": {"to": made},
     }
     if tool == "history_redo":

@@ -106,6 +106,7 @@ class TestWindows:
         with worker(base, f"{script}; echo $$ $PPID > {gate}; sleep 1000", f"{{'strategy': {way!r}}}") as process:
             shell, warden = (int(number) for number in gate.read_text().split())
             if warden_too:
+                os.kill(process.pid, signal.SIGSTOP)  # else it would notice, and put everything back itself
                 os.kill(warden, signal.SIGKILL)
                 wait_for_death(warden)
                 os.kill(shell, signal.SIGKILL)

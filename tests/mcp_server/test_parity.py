@@ -16,18 +16,18 @@ from mcp.client.stdio import StdioServerParameters
 from mcp.shared.exceptions import MCPError
 
 from mcp_server.wire import MODERN, SERVER, environment, on_http
-from mulligan.servers.mcp.listing import read_table
+from mulligan.servers.mcp.listing import TOOLSETS, read_table
 
 Act = Callable[[Client], Awaitable[Any]]
 
 
 @contextmanager
-def served(transport: str, root: Path, home: Path) -> Iterator[Any]:
+def served(transport: str, root: Path, home: Path, *options: str) -> Iterator[Any]:
     if transport == "http":
-        with on_http(root, home) as address:
+        with on_http(root, home, *options) as address:
             yield address
     else:
-        rest = [*SERVER[1:], "--root", str(root)]
+        rest = [*SERVER[1:], "--root", str(root), *options]
         yield StdioServerParameters(command=SERVER[0], args=rest, env=environment(home))
 
 
@@ -60,7 +60,7 @@ class TestBothTransports:
     def test_the_same_tools_are_listed(self, server: Any, mode: str) -> None:
         listed = talk(server, mode, lambda client: client.list_tools())
         found = {tool.name: tool.model_dump(by_alias=True, exclude_none=True) for tool in listed.tools}
-        expected = {tool["name"]: tool for tools in read_table().tools.values() for tool in tools}
+        expected = {tool["name"]: tool for name in TOOLSETS for tool in read_table().tools[name]}
         assert found == expected
 
     def test_a_call_gives_the_same_result(self, server: Any, mode: str) -> None:
@@ -135,6 +135,19 @@ class TestBothTransports:
 
         assert talk(server, mode, act) == "aborted"
         assert not (root / "half").exists()
+
+
+def test_a_profile_is_listed_and_its_tools_work_on_both(transport: str, root: Path, tmp_path: Path) -> None:
+    async def act(client: Client) -> tuple[list[str], Any]:
+        names = [tool.name for tool in (await client.list_tools()).tools]
+        edit = {"path": "README.md", "old_string": "Toy", "new_string": "Real"}
+        return names, await client.call_tool("edit_file", edit)
+
+    with served(transport, root, tmp_path / "home", "--profile", "anthropic", "--tools", "coding") as server:
+        names, edited = talk(server, "2026-07-28", act)
+    assert names == [tool["name"] for tool in read_table().tools["anthropic"]]
+    assert not edited.is_error
+    assert (root / "README.md").read_text() == "# Real Repo"
 
 
 class TestHttpOnly:

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 import mulligan
-from mcp_server.wire import MODERN, Body, Peer, on_stdio
+from mcp_server.wire import MODERN, SERVER, Body, Peer, environment, on_stdio
+from mulligan.agents.profiles import PROFILES, tools
+from mulligan.effects.registry import EFFECTS
 from mulligan.servers.mcp.listing import FILE, TOOLSETS, read_table
 from mulligan.servers.mcp.table import whole
 from mulligan.values.canonical import encode
@@ -77,9 +79,9 @@ class TestRevisions:
 class TestTable:
     @pytest.mark.req("D14.mcp.names_without_dots", "D14.mcp.schemas_and_annotations")
     def test_every_tool_is_listed_in_words_every_host_takes(self, peer: Peer) -> None:
-        tools = peer.result("tools/list")["tools"]
-        assert len({tool["name"] for tool in tools}) == len(tools)
-        for tool in tools:
+        found = peer.result("tools/list")["tools"]
+        assert len({tool["name"] for tool in found}) == len(found)
+        for tool in found:
             assert tool["name"].replace("_", "").isalnum()
             assert len(tool["name"]) <= 40
             assert "." in tool["title"]
@@ -97,6 +99,31 @@ class TestTable:
             peer.greet()
             listed = {tool["name"] for tool in peer.result("tools/list")["tools"]}
         assert listed == {tool["name"] for one in sets.split(",") for tool in read_table().tools[one]}
+
+    @pytest.mark.req("D9.profiles")
+    @pytest.mark.parametrize("profile", PROFILES)
+    def test_coding_tools_can_be_those_of_a_providers_profile(self, root: Path, tmp_path: Path, profile: str) -> None:
+        with on_stdio(root, tmp_path / "home", "--profile", profile) as peer:
+            peer.greet()
+            listed = {tool["name"]: tool["inputSchema"] for tool in peer.result("tools/list")["tools"]}
+            unlisted = "edit_file" if profile == "openai" else "apply_patch"
+            refused = peer.request("tools/call", {"name": unlisted, "arguments": {}})
+        assert {"snapshot_create", "history_undo"} <= listed.keys()
+        assert unlisted not in listed and refused["error"]["code"] == -32602
+        for spec in tools(profile):
+            own = spec.for_gemini()["parameters"] if profile == "gemini" else spec.parameters
+            properties = {key: one for key, one in listed[spec.name]["properties"].items() if key != "session_id"}
+            assert {**listed[spec.name], "properties": properties} == own
+        effects = {effect.tool for effect in EFFECTS}
+        assert listed.keys() & effects == {spec.name for spec in tools(profile)}
+
+    @pytest.mark.parametrize("words", [("nobody",), ("openai", "--tools", "history"), ("openai", "--tools", "none")])
+    def test_a_profile_that_makes_no_sense_is_bad_usage(
+        self, root: Path, tmp_path: Path, words: tuple[str, ...]
+    ) -> None:
+        command = [*SERVER, "--root", str(root), "--profile", *words]
+        done = subprocess.run(command, capture_output=True, env=environment(tmp_path / "home"), check=False)
+        assert (done.returncode, done.stdout) == (2, b"")
 
     def test_the_file_beside_the_program_is_what_the_tools_say(self) -> None:
         assert Path(FILE).read_bytes() == encode(whole()) + b"\n", "run python -m mulligan.servers.mcp.table"

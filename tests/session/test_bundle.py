@@ -11,10 +11,12 @@ import pytest
 import mulligan.opening as opening
 from mulligan.effects.bundles import here
 from mulligan.effects.session import Session
-from mulligan.session.bundle import MODES
+from mulligan.session.bundle import MODES, parse_bundle
+from mulligan.session.private_names import PrivateNames
 from mulligan.session.redaction import Policy
 from mulligan.session.secret_kinds import SECRET_KINDS
 from mulligan.values.canonical import encode
+from mulligan.values.clock import SystemClock
 from mulligan.values.faults import MulliganError
 from session.bundles_made import CORPUS, call_of, full, section_of, survivors, talk, texts_in
 from session.secrets import Planted
@@ -164,6 +166,14 @@ class TestSecrets:
         ] == []
         assert bundle["workspace"]["primary"] == "<root>"
         assert [one["path"] for one in bundle["workspace"]["additional_roots"]] == ["<root:1>"]
+
+
+@pytest.mark.parametrize("user", ["replay", "source", "places", "metadata", "assistant", "sections", "id"])
+def test_a_user_may_be_called_as_our_own_words(session: Session, user: str) -> None:
+    full(session)
+    names = PrivateNames(users=(user,), hosts=(user,))
+    assert session.export(policy=Policy(names=names))["transcript"]["sections"][0]["messages"][0]["role"] == "user"
+    parse_bundle(session.export(policy=Policy(names=names)), now=SystemClock().now())
 
 
 PAYLOAD = "the quick brown payload"

@@ -194,6 +194,10 @@ class TestPrivateNames:
     def test_other_words_stay(self, text: str) -> None:
         assert self.names.hide(text) == (text, [])
 
+    def test_a_short_name_is_no_part_of_another_one(self) -> None:
+        names = PrivateNames(users=("max",))
+        assert names.hide("max_tokens of max, pytest-of-max")[0] == "max_tokens of <user>, pytest-of-<user>"
+
     def test_each_kind_of_replacement_is_told(self) -> None:
         _, entries = redacted("in /srv/data by alice", Policy(names=self.names))
         assert [(one["class"], one["replacement"]) for one in entries] == [

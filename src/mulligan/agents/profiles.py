@@ -1,40 +1,16 @@
-"""Tool profiles: which of our effects a model gets as tools, and how each provider wants them described.
-
-Every profile reads, writes, searches, lists and runs commands. OpenAI's models are trained on patches and get
-`apply_patch`; Anthropic's and Gemini's get `edit_file`. Schemas are made from the parameters of the effects, without
-what is not a model's to choose: its session, and whether answers come inline.
-"""
+"""Tool profiles as each provider's API wants its tools listed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from mulligan.effects.profiles import PROFILES, Offer, Profile, Schema, declared, known_profile, offers
 
-from mulligan.effects.perform import effect_named
-from mulligan.values.faults import fault
-
-Profile = Literal["openai", "anthropic", "gemini"]
-Schema = dict[str, Any]
-
-PROFILES: tuple[Profile, ...] = ("openai", "anthropic", "gemini")
-
-_CHANGING: Mapping[Profile, str] = {"openai": "apply_patch", "anthropic": "edit_file", "gemini": "edit_file"}
-_BEFORE = ("read_file", "write_file")
-_AFTER = ("grep", "glob", "list_dir", "shell", "read_blob")
-_NOT_FOR_MODELS = frozenset({"session_id", "output_mode"})
-_KEPT = ("type", "description", "enum", "const", "minimum", "exclusiveMinimum", "default", "items")
+__all__ = ["PROFILES", "Profile", "ToolSpec", "listed", "tools"]
 
 
-@dataclass(slots=True, frozen=True)
-class ToolSpec:
-    """One tool of a profile. Those that are `read_only` may run side by side."""
+class ToolSpec(Offer):
+    """One tool of a profile, in every provider's form."""
 
-    name: str
-    effect: str
-    description: str
-    parameters: Schema
-    read_only: bool
+    __slots__ = ()
 
     def for_openai(self) -> Schema:
         """As chat completions, and those who copy them, list a tool."""
@@ -47,8 +23,8 @@ class ToolSpec:
         return self._named("input_schema")
 
     def for_gemini(self) -> Schema:
-        """A function declaration; its schemas know no `additionalProperties` and no `default`."""
-        return {**self._named("parameters"), "parameters": _as_declared(self.parameters)}
+        """A function declaration."""
+        return {**self._named("parameters"), "parameters": declared(self.parameters)}
 
     def _named(self, schema_key: str) -> Schema:
         return {"name": self.name, "description": self.description, schema_key: self.parameters}
@@ -56,49 +32,12 @@ class ToolSpec:
 
 def tools(profile: str) -> list[ToolSpec]:
     """The tools of a profile, in the order they are told to a model. Raises `invalid_params` for one nobody knows."""
-    return [_spec(name) for name in (*_BEFORE, _CHANGING[_known(profile)], *_AFTER)]
+    return [ToolSpec(one.name, one.effect, one.description, one.parameters, one.read_only) for one in offers(profile)]
 
 
 def listed(profile: str) -> list[Schema]:
     """The tools as the provider's API takes them."""
-    known = _known(profile)
+    known = known_profile(profile)
     shapes = {"openai": ToolSpec.for_openai, "anthropic": ToolSpec.for_anthropic, "gemini": ToolSpec.for_gemini}
-    declared = [shapes[known](spec) for spec in tools(known)]
-    return [{"functionDeclarations": declared}] if known == "gemini" else declared
-
-
-def _known(profile: str) -> Profile:
-    for known in PROFILES:
-        if profile == known:
-            return known
-    raise fault("invalid_params", f"There is no profile {profile!r}; there are {', '.join(PROFILES)}.")
-
-
-def _spec(name: str) -> ToolSpec:
-    effect = effect_named(name)
-    schema = effect.params.model_json_schema(by_alias=True)
-    properties = {name: _plain(body) for name, body in schema["properties"].items() if name not in _NOT_FOR_MODELS}
-    parameters = {
-        "type": "object",
-        "properties": properties,
-        "required": [name for name in schema.get("required", ()) if name in properties],
-        "additionalProperties": False,
-    }
-    return ToolSpec(effect.tool, effect.name, effect.about, parameters, effect.read_only)
-
-
-def _plain(body: Schema) -> Schema:
-    """The one form that a model should use: text for a payload, and no null where leaving out says the same."""
-    options = [option for option in body.get("anyOf", [body]) if option.get("type") not in (None, "null")]
-    merged = {**options[0], **{key: value for key, value in body.items() if key not in ("anyOf", "default")}}
-    if body.get("default") is not None:
-        merged["default"] = body["default"]
-    return {key: merged[key] for key in _KEPT if key in merged}
-
-
-def _as_declared(schema: Schema) -> Schema:
-    properties = {
-        name: {key: value for key, value in body.items() if key not in ("default", "exclusiveMinimum")}
-        for name, body in schema["properties"].items()
-    }
-    return {"type": "object", "properties": properties, "required": schema["required"]}
+    all_of_them = [shapes[known](spec) for spec in tools(known)]
+    return [{"functionDeclarations": all_of_them}] if known == "gemini" else all_of_them

@@ -54,6 +54,7 @@ VERBS: dict[str, Verb] = {
     "takeover": Verb("mulligan.cli.clients", "takeover_verb", "Take control of a session."),
     "token": Verb("mulligan.cli.token", "token_verb", "Make and end bearer tokens for clients."),
     "gc": Verb("mulligan.cli.forking", "gc", "Delete stored bytes that nothing needs."),
+    "replay": Verb("mulligan.cli.replaying", "replay_verb", "Rebuild a session from its journal, and compare."),
     "verify": Verb("mulligan.cli.store", "verify_verb", "Check that every stored byte is what was written."),
     "doctor": Verb("mulligan.cli.doctor", "doctor_verb", "Say what this machine offers and what is missing."),
     "store": Verb("mulligan.cli.store", "store_verb", "Say where the store is and how large it may grow."),

@@ -16,21 +16,34 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--http", "address", metavar="HOST:PORT", help="Serve over HTTP, at /mcp, instead of stdio.")
 @click.option("--tools", "tools", metavar="SETS", default="substrate,coding,history", show_default=True)
+@click.option(
+    "--profile", metavar="PROVIDER", help="Coding tools as the models of openai, anthropic or gemini know them."
+)
 @click.option("--token-file", type=click.File("r"), help="HTTP: also accept these static keys, one a line.")
 @click.option("--require-token", is_flag=True, help="HTTP: clients must bear a token (`mulligan token create`).")
 @common_options
-def mcp(common: Common, address: str | None, tools: str, token_file: TextIO | None, require_token: bool) -> None:
+def mcp(
+    common: Common,
+    *,
+    address: str | None,
+    tools: str,
+    profile: str | None,
+    token_file: TextIO | None,
+    require_token: bool,
+) -> None:
     """Serve the tools to an agent host over MCP.
 
     Over HTTP with --require-token or --token-file, clients must bear a token made by `mulligan token create`, or one
     of the static keys.
     """
-    from mulligan.servers.mcp.door import Asked, serve_plain
-    from mulligan.servers.mcp.listing import TOOLSETS, parse_sets
+    from mulligan.servers.mcp.door import Asked, choose_sets, serve_plain
+    from mulligan.servers.mcp.listing import PROFILES, TOOLSETS, parse_sets
 
-    sets = parse_sets(tools)
-    if sets is None:
+    if parse_sets(tools) is None:
         raise click.UsageError(f"--tools takes some of {','.join(TOOLSETS)}.")
+    sets = choose_sets(tools, profile)
+    if sets is None:
+        raise click.UsageError(f"--profile takes one of {', '.join(PROFILES)}, and needs the coding tools.")
     asked = Asked(common.root, common.store, common.session, sets)
     if address is None:
         serve_plain(asked, lambda _: work(common))

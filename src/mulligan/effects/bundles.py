@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -82,7 +82,10 @@ def here(environ: Mapping[str, str] | None = None) -> Policy:
         homes.append(mine.pw_dir)
         users.append(mine.pw_name)
     real = [os.path.realpath(home) for home in homes]
-    names = PrivateNames(
-        homes=tuple(dict.fromkeys([*homes, *real])), users=tuple(dict.fromkeys(users)), hosts=(socket.gethostname(),)
-    )
-    return Policy(names=names)
+    host = socket.gethostname()
+    hosts = (host, host.partition(".")[0])
+    return Policy(names=PrivateNames(homes=_once(homes + real), users=_once(users), hosts=_once(hosts)))
+
+
+def _once(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))

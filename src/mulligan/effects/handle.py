@@ -6,14 +6,15 @@ inside another one of the same session is a savepoint of it: it can fail alone, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from datetime import datetime
 from typing import Any, Self
 
 from mulligan.boundary.verdict import Boundary
 from mulligan.effects.perform import perform
-from mulligan.effects.receipt import Receipt, inline_bytes
+from mulligan.effects.receipt import Receipt
+from mulligan.effects.verbs import Effects
 from mulligan.history.call import Call
 from mulligan.history.current import current_call, making
 from mulligan.history.desk import Desk
@@ -34,7 +35,7 @@ class _Failed(Refused):
         super().__init__("error", reason, reason)
 
 
-class CallHandle(AbstractContextManager["CallHandle"]):
+class CallHandle(Effects, AbstractContextManager["CallHandle"]):
     """One call. Each method performs one effect and answers with its Receipt."""
 
     def __init__(
@@ -124,82 +125,6 @@ class CallHandle(AbstractContextManager["CallHandle"]):
         self._check_deadline()
         given = {name: value for name, value in params.items() if value is not None}
         return perform(self._desk, self._call, effect, given, boundary=self._boundary)
-
-    # The effects.
-
-    def read_file(self, path: str, **params: Any) -> Receipt:
-        return self.perform("read_file", path=path, **params)
-
-    def write_file(
-        self,
-        path: str,
-        content: str | bytes,
-        *,
-        create_parents: bool = False,
-        mode: str = "overwrite",
-        expected_digest: str | None = None,
-    ) -> Receipt:
-        return self.perform(
-            "write_file",
-            path=path,
-            content=_payload(content),
-            create_parents=create_parents,
-            mode=mode,
-            expected_digest=expected_digest,
-        )
-
-    def edit_file(self, path: str, old_string: str, new_string: str, *, replace_all: bool = False) -> Receipt:
-        return self.perform(
-            "edit_file", path=path, old_string=old_string, new_string=new_string, replace_all=replace_all
-        )
-
-    def apply_patch(self, patch: str | bytes, *, patch_format: str = "v4a", dry_run: bool = False) -> Receipt:
-        return self.perform("apply_patch", patch=_payload(patch), patch_format=patch_format, dry_run=dry_run)
-
-    def grep(self, pattern: str, **params: Any) -> Receipt:
-        return self.perform("grep", pattern=pattern, **params)
-
-    def glob(self, pattern: str, **params: Any) -> Receipt:
-        return self.perform("glob", pattern=pattern, **params)
-
-    def stat(self, path: str) -> Receipt:
-        return self.perform("stat", path=path)
-
-    def exists(self, path: str) -> Receipt:
-        return self.perform("exists", path=path)
-
-    def list_dir(self, path: str = ".", **params: Any) -> Receipt:
-        return self.perform("list_dir", path=path, **params)
-
-    def delete(self, path: str, *, recursive: bool = False) -> Receipt:
-        return self.perform("delete", path=path, recursive=recursive)
-
-    def move(self, path: str, to: str, *, overwrite: bool = False) -> Receipt:
-        return self.perform("move", path=path, to=to, overwrite=overwrite)
-
-    def mkdir(self, path: str, *, parents: bool = False) -> Receipt:
-        return self.perform("mkdir", path=path, parents=parents)
-
-    def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        cwd: str | None = None,
-        timeout_ms: int | None = None,
-        env: Mapping[str, str] | None = None,
-        stdin: str | None = None,
-        **how: Any,
-    ) -> Receipt:
-        """Run a program; `how` takes rollback_on, isolate, sandbox, network and strategy."""
-        given = {"cwd": cwd, "timeout_ms": timeout_ms, "env": None if env is None else dict(env), "stdin": stdin}
-        return self.perform("host.exec", argv=list(argv), **given, **how)
-
-    def read_blob(self, blob_ref: str, *, offset_bytes: int = 0, max_bytes: int | None = None) -> Receipt:
-        return self.perform("blob.read", blob_ref=blob_ref, offset_bytes=offset_bytes, max_bytes=max_bytes)
-
-
-def _payload(content: str | bytes) -> str | dict[str, Any]:
-    return content if isinstance(content, str) else inline_bytes(content)
 
 
 def paths_of(paths: Sequence[str] | None) -> list[RepoPath] | None:

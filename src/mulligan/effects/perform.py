@@ -6,9 +6,10 @@ by one `call.change`, which is all or nothing, and a command is put back by its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -59,7 +60,7 @@ def perform(
         receipt = refusal_receipt(effect.name, _as_told(effect, refused))
     except OSError as error:
         receipt = refusal_receipt(effect.name, _as_told(effect, refusal_of(error, str(given.get("path", "it")))))
-    call.note_effect(effect.name, _recorded(given), _recorded(receipt.to_dict()))
+    call.note_effect(effect.name, recorded(given), recorded(receipt.to_dict(), keep=partial(_keep, call)))
     return receipt
 
 
@@ -141,19 +142,29 @@ def perform_session_effect(desk: Desk, name: str, given: Mapping[str, Any], *, b
         return refusal_receipt(name, refused)
 
 
-def _recorded(value: Any, depth: int = RECORDED_DEPTH_MAX) -> Any:
-    """What goes on record: everything, but long texts by their digest and what no record can hold by its type."""
+Keep = Callable[[bytes], object]
+
+
+def recorded(value: Any, depth: int = RECORDED_DEPTH_MAX, *, keep: Keep | None = None) -> Any:
+    """What goes on record: everything, but long texts by their digest and what no record can hold by its type.
+
+    `keep` is given the bytes of long texts that must be found again: those a replay answers with.
+    """
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return value if _is_storable(value) else _short(value.encode("utf-8", "surrogatepass"))
+        return value if _is_storable(value) else _short(value.encode("utf-8", "surrogatepass"), keep)
     if isinstance(value, int) and -(2**63) <= value < 2**63:
         return int(value)
     if depth > 0 and isinstance(value, Mapping):
-        return {_recorded_key(name): _recorded(item, depth - 1) for name, item in value.items()}
+        return {_recorded_key(name): recorded(item, depth - 1, keep=keep) for name, item in value.items()}
     if depth > 0 and isinstance(value, list | tuple):
-        return [_recorded(item, depth - 1) for item in value]
+        return [recorded(item, depth - 1, keep=keep) for item in value]
     return {"unrecorded": type(value).__name__}
+
+
+def _keep(call: Call, data: bytes) -> None:
+    call.hand_out(call.ledger.blobs.store(data))
 
 
 def _recorded_key(name: object) -> str:
@@ -170,5 +181,7 @@ def _is_storable(text: str) -> bool:
         return False
 
 
-def _short(data: bytes) -> dict[str, Any]:
+def _short(data: bytes, keep: Keep | None) -> dict[str, Any]:
+    if keep is not None:
+        keep(data)
     return {"digest": digest_of(data), "size_bytes": len(data)}

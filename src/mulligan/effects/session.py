@@ -32,6 +32,7 @@ from mulligan.session.snapshot import Snapshot, SnapshotMetadata
 from mulligan.session.state import Session as State
 from mulligan.session.tables import SESSIONS, session_journal
 from mulligan.session.talk import Talk
+from mulligan.session.transcript import Archive
 from mulligan.store.protocol import Tx
 from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId, TurnId, parse_user_id, uuid_of
@@ -52,6 +53,11 @@ class Session(Talk, Clients, Roots, Portable, State):
         State.__init__(self, session_id=uuid_of(session), clock=ledger.clock, home=self._slices)
         self._desk = desk
         self._boundary = boundary
+
+    @property
+    def archive(self) -> Archive:
+        """The store, as sessions see it."""
+        return self._archive
 
     @property
     def root(self) -> str:

@@ -22,7 +22,7 @@ from mulligan.session.redaction import Policy, Redactor, refuse_survivors, strin
 from mulligan.session.seeding import MODEL, PROVIDER, SOURCE
 from mulligan.session.tables import SESSIONS, SessionRow, session_journal
 from mulligan.session.transcript import Archive, Message, entries_in, event_in, head_of, message_in, text_of
-from mulligan.session.withholding import BUNDLE, Withholder
+from mulligan.session.withholding import BUNDLE, FORM_KEYS, Withholder
 from mulligan.store.blobs import BLOBS
 from mulligan.store.journal import Record, records_of
 from mulligan.store.protocol import Tx
@@ -80,7 +80,7 @@ def export_session(archive: Archive, session: SessionId, wish: Wish) -> Document
     with archive.store.read() as tx:
         material = _gathered(tx, archive, session)
         content = _content(tx, archive, material, wish)
-    redactor = Redactor(_policy(material, wish))
+    redactor = Redactor(_policy(material, wish), FORM_KEYS)
     document = _composed(material, wish, redactor) | {"content": content}
     if wish.mode == "replay_only":
         document = Withholder(redactor).apply(document, BUNDLE)

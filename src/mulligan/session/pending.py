@@ -2,8 +2,8 @@
 
 Every change to a session is pending first. Whoever makes it sees it over what is published; nobody else does. To
 publish, a slice that nobody else has changed takes the pending version; one that somebody has is changed again, step by
-step, on top of theirs, so that two increments made side by side count twice. To give up, what is pending is dropped, but
-for its logs: so nothing ever has to be put back.
+step, on top of theirs, so that two increments made side by side count twice. To give up, what is pending is dropped,
+but for its logs: so nothing ever has to be put back.
 """
 
 from __future__ import annotations

@@ -20,16 +20,21 @@ _ANY_HOME = re.compile(
     r"(?P<who>[^\s/\\\"'`%:;,<>|&(){}\[\]*?$#=]{1,64})"
 )
 _GENERIC = """
-    root user users admin administrator ubuntu debian dev developer runner vscode node app test tests default guest home
-    codespace gitpod docker nobody git www-data ec2-user vagrant build builder ci main src local shared public python
-    agent
+    root user users admin administrator ubuntu debian fedora dev developer runner vscode node app test tests
+    default guest home codespace gitpod docker container nobody git www-data ec2-user vagrant build builder ci
+    main src local localhost server machine desktop laptop shared public python agent assistant system tool
+    tools session sessions call calls message messages model content role event events turn claude codex gemini
+    opencode mulligan open closed
 """
 NOBODY = frozenset(_GENERIC.split())
 """Account names that tell nothing about anybody and are words of other things too."""
 
 _NAME_CHARS = 3
+_LONG_NAME_CHARS = 5
 _WORD = START.replace("_-]", "]")
 _WORD_END = r"(?![A-Za-z0-9])"
+_SHORT_WORD = START.replace("_-]", "_]")
+_SHORT_WORD_END = r"(?![A-Za-z0-9_])"
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,9 @@ class PrivateNames:
 
         if self._table:
             text = self._known.sub(known, text)
-        return _ANY_HOME.sub(anyone, text), list(used)
+        if "home" in text or "Users" in text:
+            text = _ANY_HOME.sub(anyone, text)
+        return text, list(used)
 
     @cached_property
     def _table(self) -> list[tuple[str, str]]:
@@ -82,5 +89,12 @@ def _path_pattern(path: str) -> str:
 
 
 def _words(words: Iterable[str], shown: str) -> list[tuple[str, str]]:
+    """Names as whole words. A short one is often a part of other names (`max` of `max_size`), so it stands alone."""
     chosen = sorted({word for word in words if len(word) >= _NAME_CHARS and word.lower() not in NOBODY})
-    return [(_WORD + re.escape(word) + _WORD_END, shown) for word in chosen]
+    return [(_bounded(word), shown) for word in chosen]
+
+
+def _bounded(word: str) -> str:
+    is_long = len(word) >= _LONG_NAME_CHARS
+    start, end = (_WORD, _WORD_END) if is_long else (_SHORT_WORD, _SHORT_WORD_END)
+    return start + re.escape(word) + end

@@ -79,10 +79,11 @@ class Redaction:
 class Redactor:
     """One pass over documents. `entries` collects what was done, in the order it was met, each once.
 
-    Without a policy everything stays as it is.
+    Without a policy everything stays as it is. `spared` are keys of a known form, which are never private.
     """
 
     policy: Policy | None
+    spared: frozenset[str] = frozenset()
     _seen: dict[Redaction, None] = field(default_factory=dict)
     _short: dict[str, tuple[str, list[tuple[str, str]]]] = field(default_factory=dict)
 
@@ -114,7 +115,7 @@ class Redactor:
         found: dict[str, Any] = {}
         describes = path.endswith(".properties")
         for key, item in value.items():
-            name = _free_name(self._text(key, f"{path}.*"), found)
+            name = key if key in self.spared else _free_name(self._text(key, f"{path}.*"), found)
             where = step(path, name)
             if not (describes and isinstance(item, Mapping)) and self._is_secret(key, item):
                 found[name] = REDACTED
@@ -141,7 +142,7 @@ class Redactor:
         """A string that is a JSON document, written anew only if something had to go."""
         try:
             value = decode(text)
-            inner = Redactor(self.policy)
+            inner = Redactor(self.policy, self.spared)
             clean = inner.document(value, path, depth=depth + 1)
             if not inner.entries:
                 return text

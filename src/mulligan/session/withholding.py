@@ -208,6 +208,18 @@ BUNDLE: Shape = {
 }
 
 
+def _keys(shape: Shape) -> set[str]:
+    if isinstance(shape, list):
+        return _keys(shape[0])
+    if not isinstance(shape, Mapping):
+        return set()
+    return set(shape) | {key for inner in shape.values() for key in _keys(inner)}
+
+
+FORM_KEYS = frozenset(_keys(BUNDLE))
+"""The keys that a bundle has by its form."""
+
+
 @dataclass(slots=True)
 class Withholder:
     """One pass over a bundle; what it does is noted in the redactor's manifest."""

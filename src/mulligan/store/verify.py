@@ -304,7 +304,7 @@ class _Check:
         if self.broken_journals:
             yield Problem("projection", "all tables", "not compared, because a journal is broken", "harmless")
             return
-        refused = _fold(self.tx, schema, rebuilt, self.progress)
+        refused = fold_into(rebuilt, self.tx, schema, self.progress)
         if refused is not None:
             yield refused
             return
@@ -341,8 +341,8 @@ def _misfit(table: Table[Any], row: object) -> bool:
     )
 
 
-def _fold(tx: Tx, schema: Schema, rebuilt: Store, progress: Progress) -> Problem | None:
-    """All records in the order they came, into an empty store."""
+def fold_into(rebuilt: Store, tx: Tx, schema: Schema, progress: Progress = _silent) -> Problem | None:
+    """All records in the order they came, into an empty store. The record that does not fold, if there is one."""
     total, done = tx.count(RECORDS), 0
     journals = [head.journal for head in tx.select(HEADS) if head.journal != STORE_HEAD]
     rows = _in_order(tx, journals)

@@ -348,10 +348,13 @@ def _stamp(status: os.stat_result) -> tuple[int, int, int, int]:
 
 
 def _read_all(handle: int, size: int) -> bytes:
-    os.lseek(handle, 0, os.SEEK_SET)
-    pieces = []
-    while piece := os.read(handle, max(size + 1, 65_536)):
+    """From the beginning to the end, which a short read that comes just to the expected `size` has found."""
+    pieces, at = list[bytes](), 0
+    while piece := os.pread(handle, max(size + 1, 65_536), at):
         pieces.append(piece)
+        at += len(piece)
+        if at == size:
+            break
     return b"".join(pieces) if len(pieces) != 1 else pieces[0]
 
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from mulligan.effects import params
-from mulligan.effects.changes import delete as delete_effect
 from mulligan.effects.changes import check_size as check_written
+from mulligan.effects.changes import delete as delete_effect
 from mulligan.effects.changes import directories, file_like
 from mulligan.effects.scene import Scene
 from mulligan.effects.substrate.bench import CONTENT_MAX_BYTES, Ask, parse_path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from mulligan.servers.mcp.listing import TOOLSETS, parse_sets
+from mulligan.servers.mcp.listing import TOOLSETS, parse_sets, with_profile
 
 if TYPE_CHECKING:
     from mulligan.boundary.verdict import Boundary
@@ -33,20 +33,26 @@ class Asked(NamedTuple):
 
 OpenWorkspace = Callable[[Asked], Workspace]
 
-_PLAIN = {"--root": "root", "--store": "store", "--session": "session", "--tools": "sets"}
+_PLAIN = {"--root": "root", "--store": "store", "--session": "session", "--tools": "sets", "--profile": "profile"}
 
 
 def parse_plain(words: Sequence[str]) -> Asked | None:
     """The plain options of stdio; None for anything else, which the command line proper understands or refuses."""
-    found: dict[str, object] = {}
+    found: dict[str, str] = {}
     rest = list(words)
     while rest:
         name, equals, value = rest.pop(0).partition("=")
         if name not in _PLAIN or (not equals and not rest):
             return None
-        given = value if equals else rest.pop(0)
-        found[_PLAIN[name]] = parse_sets(given) if name == "--tools" else given
-    return None if "sets" in found and found["sets"] is None else Asked(**found)  # type: ignore[arg-type]  # by name
+        found[_PLAIN[name]] = value if equals else rest.pop(0)
+    sets = choose_sets(found.get("sets"), found.get("profile"))
+    return None if sets is None else Asked(found.get("root"), found.get("store"), found.get("session"), sets)
+
+
+def choose_sets(tools: str | None, profile: str | None) -> tuple[str, ...] | None:
+    """The sets asked for, by their names and a provider's; None if that makes no sense."""
+    sets = TOOLSETS if tools is None else parse_sets(tools)
+    return sets if sets is None or profile is None else with_profile(sets, profile)
 
 
 def serve_plain(asked: Asked, open_workspace: OpenWorkspace) -> None:

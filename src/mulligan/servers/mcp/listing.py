@@ -10,6 +10,8 @@ import os
 from typing import Any, NamedTuple
 
 TOOLSETS = ("substrate", "coding", "history")
+PROFILES = ("openai", "anthropic", "gemini")
+"""What may stand for `coding`: the part of it that one provider's models are given, in the words they know."""
 FILE = os.path.join(os.path.dirname(__file__), "tools.json")
 
 Tools = list[dict[str, Any]]
@@ -29,7 +31,8 @@ def read_table(path: str = FILE) -> Table:
 
 
 def tools_in(table: Table, sets: tuple[str, ...]) -> Tools:
-    return [tool for name in TOOLSETS if name in sets for tool in table.tools[name]]
+    order = ("substrate", "coding", *PROFILES, "history")
+    return [tool for name in order if name in sets for tool in table.tools[name]]
 
 
 def names_of(tools: Tools) -> dict[str, str]:
@@ -41,3 +44,10 @@ def parse_sets(text: str) -> tuple[str, ...] | None:
     """The sets a list with commas names; None if one of them is no set."""
     sets = tuple(part.strip() for part in text.split(",") if part.strip())
     return sets if sets and all(one in TOOLSETS for one in sets) else None
+
+
+def with_profile(sets: tuple[str, ...], profile: str) -> tuple[str, ...] | None:
+    """The sets with a provider's tools for `coding`; None if there is no such provider, or nothing to replace."""
+    if profile not in PROFILES or "coding" not in sets:
+        return None
+    return tuple(profile if one == "coding" else one for one in sets)

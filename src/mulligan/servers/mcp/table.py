@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mulligan.effects.perform import effect_named
+from mulligan.effects.profiles import Offer, declared, offers
 from mulligan.effects.registry import EFFECTS, Effect
 from mulligan.effects.substrate.tools import TOOLS, Tool
-from mulligan.servers.mcp.listing import FILE
+from mulligan.servers.mcp.listing import FILE, PROFILES
 from mulligan.values.canonical import encode
 
 Schema = dict[str, Any]
@@ -54,6 +56,7 @@ def table() -> dict[str, list[Schema]]:
         "substrate": [_substrate(tool) for tool in TOOLS],
         "coding": [_coding(effect) for effect in EFFECTS],
         "history": [_history(row) for row in _HISTORY],
+        **{profile: [_offered(offer, profile) for offer in offers(profile)] for profile in PROFILES},
     }
 
 
@@ -96,6 +99,13 @@ def _coding(effect: Effect) -> Schema:
         world=effect.tool in _OPEN_WORLD,
     )
     return {**_listed(effect.tool, effect.name, effect.about, given=given, answered=_RECEIPT), "annotations": hints}
+
+
+def _offered(offer: Offer, profile: str) -> Schema:
+    """A tool of `coding` with the parameters that the models of one provider are given."""
+    given = declared(offer.parameters) if profile == "gemini" else offer.parameters
+    listed = _coding(effect_named(offer.name))
+    return {**listed, "inputSchema": {**given, "properties": {**given["properties"], "session_id": SESSION}}}
 
 
 def portable(schema: Schema) -> Schema:

@@ -1,0 +1,110 @@
+"""`ReplayRunner`: an agent's program once more, with the recorded receipts instead of the world.
+
+The program is a function of a session. What it asks for is compared, effect by effect, with what the recorded session
+asked for; the answer is the receipt on record. Nothing is touched. The first thing it asks for that is not on record
+there is a divergence, and it stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from mulligan.effects.perform import effect_named, recorded
+from mulligan.effects.receipt import Receipt
+from mulligan.effects.session import Session
+from mulligan.effects.verbs import Effects
+from mulligan.history.replay import Divergence, steps_of
+from mulligan.session.transcript import Archive
+from mulligan.values.faults import MulliganError, fault
+
+Program = Callable[["ReplaySession"], object]
+
+
+class ReplayDiverged(MulliganError):
+    """The program asked for something else than on record. `divergence` has both sides."""
+
+    def __init__(self, divergence: Divergence) -> None:
+        found = fault("replay_diverged", _words(divergence))
+        super().__init__(found.code, found.message, step=divergence.step)
+        self.divergence = divergence
+
+
+def _words(divergence: Divergence) -> str:
+    ours, theirs = divergence.ours, divergence.theirs
+    return f"Step {divergence.step}: on record {_shown(ours)}, now {_shown(theirs)}."
+
+
+def _shown(step: Mapping[str, Any] | None) -> str:
+    return "nothing" if step is None else f"{step['did']} with {dict(step['params'])}"
+
+
+class ReplayRunner:
+    """Re-drives programs against one recorded session."""
+
+    def __init__(self, session: Session) -> None:
+        self._archive = session.archive
+        with self._archive.store.read() as tx:
+            self._steps = [step for step in steps_of(tx, session.id, whole=True) if "did" in step]
+
+    def run(self, program: Program) -> int:
+        """How many effects it asked for: all that are on record, in order. Raises ReplayDiverged."""
+        replaying = ReplaySession(self._steps, self._archive)
+        program(replaying)
+        if replaying.at < len(self._steps):
+            raise ReplayDiverged(Divergence(replaying.at + 1, self._steps[replaying.at], None))
+        return replaying.at
+
+
+class ReplaySession:
+    """A session whose past is its future: it answers from the record. `at` counts the effects asked for."""
+
+    def __init__(self, steps: list[dict[str, Any]], archive: Archive) -> None:
+        self.at = 0
+        self._steps = steps
+        self._archive = archive
+
+    @contextmanager
+    def call(self, label: str | None = None, **_: object) -> Iterator[ReplayCall]:
+        yield ReplayCall(self)
+
+    @contextmanager
+    def turn(self, prompt: str | None = None, id: str | None = None) -> Iterator[str]:
+        yield id or "replayed"
+
+    def perform(self, effect: str, params: Mapping[str, Any], **_: object) -> tuple[Receipt, str]:
+        return self.answer(effect, params), ""
+
+    def answer(self, effect: str, params: Mapping[str, Any]) -> Receipt:
+        name = effect_named(effect).name
+        asked = {"did": name, "params": recorded(params)}
+        known = self._steps[self.at] if self.at < len(self._steps) else None
+        if known is None or (known["did"], known["params"]) != (asked["did"], asked["params"]):
+            raise ReplayDiverged(Divergence(self.at + 1, known, asked))
+        self.at += 1
+        return self._receipt(name, known["receipt"])
+
+    def _receipt(self, name: str, body: Mapping[str, Any]) -> Receipt:
+        whole = self._whole(body)
+        status = whole.pop("status")
+        return Receipt(name, status, whole)
+
+    def _whole(self, value: Any) -> Any:
+        """What is on record by its digest, read again. Raises `missing_cas_dependency` for what is gone."""
+        if isinstance(value, Mapping):
+            if value.keys() == {"digest", "size_bytes"}:
+                return self._archive.blobs.read(value["digest"]).decode("utf-8", "surrogatepass")
+            return {name: self._whole(item) for name, item in value.items()}
+        return [self._whole(item) for item in value] if isinstance(value, list) else value
+
+
+class ReplayCall(Effects):
+    """The effects of a call, by the same names and with the same arguments as in life."""
+
+    def __init__(self, session: ReplaySession) -> None:
+        self._session = session
+
+    def perform(self, effect: str, /, **params: Any) -> Receipt:
+        given = {name: value for name, value in params.items() if value is not None}
+        return self._session.answer(effect, given)

@@ -1,0 +1,91 @@
+"""The effects as methods: what a call in life and a call in replay have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mulligan.effects.receipt import Receipt, inline_bytes
+
+
+class Effects(ABC):
+    """Each method performs one effect and answers with its Receipt."""
+
+    @abstractmethod
+    def perform(self, effect: str, /, **params: Any) -> Receipt:
+        """Any effect or tool by its name."""
+
+    def read_file(self, path: str, **params: Any) -> Receipt:
+        return self.perform("read_file", path=path, **params)
+
+    def write_file(
+        self,
+        path: str,
+        content: str | bytes,
+        *,
+        create_parents: bool = False,
+        mode: str = "overwrite",
+        expected_digest: str | None = None,
+    ) -> Receipt:
+        return self.perform(
+            "write_file",
+            path=path,
+            content=_payload(content),
+            create_parents=create_parents,
+            mode=mode,
+            expected_digest=expected_digest,
+        )
+
+    def edit_file(self, path: str, old_string: str, new_string: str, *, replace_all: bool = False) -> Receipt:
+        return self.perform(
+            "edit_file", path=path, old_string=old_string, new_string=new_string, replace_all=replace_all
+        )
+
+    def apply_patch(self, patch: str | bytes, *, patch_format: str = "v4a", dry_run: bool = False) -> Receipt:
+        return self.perform("apply_patch", patch=_payload(patch), patch_format=patch_format, dry_run=dry_run)
+
+    def grep(self, pattern: str, **params: Any) -> Receipt:
+        return self.perform("grep", pattern=pattern, **params)
+
+    def glob(self, pattern: str, **params: Any) -> Receipt:
+        return self.perform("glob", pattern=pattern, **params)
+
+    def stat(self, path: str) -> Receipt:
+        return self.perform("stat", path=path)
+
+    def exists(self, path: str) -> Receipt:
+        return self.perform("exists", path=path)
+
+    def list_dir(self, path: str = ".", **params: Any) -> Receipt:
+        return self.perform("list_dir", path=path, **params)
+
+    def delete(self, path: str, *, recursive: bool = False) -> Receipt:
+        return self.perform("delete", path=path, recursive=recursive)
+
+    def move(self, path: str, to: str, *, overwrite: bool = False) -> Receipt:
+        return self.perform("move", path=path, to=to, overwrite=overwrite)
+
+    def mkdir(self, path: str, *, parents: bool = False) -> Receipt:
+        return self.perform("mkdir", path=path, parents=parents)
+
+    def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        timeout_ms: int | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+        **how: Any,
+    ) -> Receipt:
+        """Run a program; `how` takes rollback_on, isolate, sandbox, network and strategy."""
+        given = {"cwd": cwd, "timeout_ms": timeout_ms, "env": None if env is None else dict(env), "stdin": stdin}
+        return self.perform("host.exec", argv=list(argv), **given, **how)
+
+    def read_blob(self, blob_ref: str, *, offset_bytes: int = 0, max_bytes: int | None = None) -> Receipt:
+        return self.perform("blob.read", blob_ref=blob_ref, offset_bytes=offset_bytes, max_bytes=max_bytes)
+
+
+def _payload(content: str | bytes) -> str | dict[str, Any]:
+    return content if isinstance(content, str) else inline_bytes(content)
