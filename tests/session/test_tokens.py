@@ -74,9 +74,15 @@ class TestCreate:
             assert len(urlsafe_b64decode(token.removeprefix("mlg_") + "=")) == 32
 
     @pytest.mark.req(
-        *(f"S3.token_field.{name}" for name in ("id", "principal", "created_at", "last_seen_at")),
-        *("S3.token_field.expires_at", "S3.token_field.attributes", "S3.token.rfc3339_times"),
-        *("S3.token.records_caller", "S3.token.optional_created_at"),
+        "S3.token_field.id",
+        "S3.token_field.principal",
+        "S3.token_field.created_at",
+        "S3.token_field.last_seen_at",
+        "S3.token_field.expires_at",
+        "S3.token_field.attributes",
+        "S3.token.rfc3339_times",
+        "S3.token.records_caller",
+        "S3.token.optional_created_at",
     )
     def test_it_says_who_since_when_and_until_when(self, till: Till) -> None:
         made = till.create(id=OWN, attributes={"role": "operator", "n": [1, None]})
