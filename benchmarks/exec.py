@@ -1,10 +1,12 @@
 """What it costs that a shell command can be undone: whole calls, store and record included, beside a shadow git.
 
-    python benchmarks/exec.py [--files 1000,10000] [--rounds 15] [--folder DIR] [--ways notify,overlay,scan]
+    python benchmarks/exec.py [--files 1000,10000,100000] [--rounds 15] [--folder DIR] [--ways notify,watch]
 
 Prints the milliseconds a command takes more than `subprocess.run` of the same command needs (p50, minimum in
 brackets). `shadow git` is what others do: `git add -A` and a commit into a repository of its own, before and after.
 `roll back` is a command that changes 100 files and fails under `rollback_on="nonzero"`; `undo` takes 100 changes back.
+`first` is what the ways that need a baseline pay once. `one scan` is beside a C program that walks the tree (`nftw`).
+On a machine that others use, `chrt -f 5 python benchmarks/exec.py` measures as if it were quiet.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from exec_capture import HUNDRED, plant
 
 import mulligan
 from mulligan.effects.session import Session
+from mulligan.workspace.exec.scan import StatIndex
 from mulligan.workspace.exec.spawn import LAUNCHER
 
 ONE = "echo x >> p0/d0/f0.py"
@@ -83,19 +86,73 @@ def timed(act: Callable[[], object]) -> float:
 
 
 def measure(root: Path, folder: Path, ways: list[str], rounds: int) -> None:
-    shadow = ShadowGit(root, folder)
+    twin = folder / "twin"  # what is run bare must not look like somebody's edits
+    twin.mkdir()
+    plant(twin, 1000)
     with mulligan.open(str(root), store=str(folder / "store")) as opened:
         session = opened.session("bench")
-        runners = {way: ours(session, way) for way in ways} | {"shadow git": shadow.run}
+        runners = {way: ours(session, way) for way in ways}
+        first = [f"{way} {timed(lambda run=run: run(':')):.0f}" for way, run in runners.items()]  # type: ignore[misc]
+        print(f"  {'first':12s} " + " | ".join(first), flush=True)
         for title, text in COMMANDS.items():
-            plain = [timed(lambda text=text: bare(root, text)) for _ in range(rounds)]  # type: ignore[misc]  # bound now
-            times = {
-                name: [timed(lambda run=run, text=text: run(text)) for _ in range(rounds)]  # type: ignore[misc]  # bound now
-                for name, run in runners.items()
-            }
+            where = root if title == "grep -r" else twin
+            plain = taking(rounds, lambda: bare(where, text))  # noqa: B023  # called at once
+            times = {name: taking(rounds, lambda: run(text)) for name, run in runners.items()}  # noqa: B023
             show(title, plain, times)
-        undone = {way: [_undo(session, runners[way]) for _ in range(rounds)] for way in ways}
-        show("undo 100", [0.0], undone)
+        show("undo 100", [0.0], {way: [_undo(session, runners[way]) for _ in range(rounds)] for way in ways})
+    shadow = ShadowGit(root, folder)
+    for title, text in COMMANDS.items():
+        where = root if title == "grep -r" else twin
+        plain = taking(rounds, lambda: bare(where, text))  # noqa: B023
+        show(title, plain, {"shadow git": taking(min(rounds, 7), lambda: shadow.run(text))})  # noqa: B023
+    walk(root)
+
+
+def taking(rounds: int, act: Callable[[], object]) -> list[float]:
+    """The first one does not count: it may find the caches cold."""
+    timed(act)
+    return [timed(act) for _ in range(rounds)]
+
+
+WALK = r"""
+#define _XOPEN_SOURCE 700
+#include <ftw.h>
+#include <stdio.h>
+#include <time.h>
+static int seen(const char *path, const struct stat *s, int kind, struct FTW *at) { return 0; }
+int main(int count, char **words) {
+    for (int i = 0; i < 12; i++) {
+        struct timespec a, b;
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &a);
+        nftw(words[1], seen, 64, FTW_PHYS);
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &b);
+        printf("%f\n", (b.tv_sec - a.tv_sec) * 1e3 + (b.tv_nsec - a.tv_nsec) / 1e6);
+    }
+}
+"""
+
+
+def walk(root: Path) -> None:
+    """Processor time of one scan after the first, and of the same walk in C, taking turns; the least of each."""
+    if shutil.which("cc") is None:
+        print("  one scan     no C compiler to compare with")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        source, program = Path(folder, "walk.c"), Path(folder, "walk")
+        source.write_text(WALK)
+        subprocess.run(["cc", "-O2", "-o", program, source], check=True)
+        index = StatIndex.take(os.fsencode(root)).again()
+        in_c, in_python = [], []
+        for _ in range(3):
+            output = subprocess.run([program, root], check=True, capture_output=True, text=True).stdout
+            in_c += [float(line) for line in output.split()]
+            for _ in range(12):
+                started = time.process_time()
+                index = index.again()
+                in_python.append((time.process_time() - started) * 1000)
+    print(
+        f"  one scan     {min(in_python):.1f} ms, C {min(in_c):.1f} ms: x{min(in_python) / min(in_c):.2f}", flush=True
+    )
 
 
 def _undo(session: Session, run: Callable[[str], None]) -> float:
@@ -113,10 +170,10 @@ def show(title: str, plain: list[float], times: dict[str, list[float]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--files", default="1000,10000")
+    parser.add_argument("--files", default="1000,10000,100000")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--folder", default=None, help="where the trees are planted (default: the temporary folder)")
-    parser.add_argument("--ways", default="notify,overlay,scan")
+    parser.add_argument("--ways", default="notify,watch,overlay,scan")
     wanted = parser.parse_args()
     print(f"Python {sys.version.split()[0]}, {os.cpu_count()} processors, {os.uname().release}")
     for files in (int(word) for word in wanted.files.split(",")):

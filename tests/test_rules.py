@@ -18,6 +18,8 @@ DOORS = {
     "workspace/git.py": "a shadow of a repository, in a temporary directory",
     "workspace/exec/confine.py": "the layers of an overlay, in a temporary directory",
     "workspace/exec/overlay.py": "the same layers, to throw them away",
+    "history/windows.py": "the mark of a command that runs, beside the store",
+    "history/dead_windows.py": "the mark of a command whose watcher died",
 }
 """Who below `workspace`, `history` and `effects` may change the file system, and which part of it."""
 

@@ -11,6 +11,7 @@ import pytest
 
 from mcp_server.test_conformance import BINARIES
 from mcp_server.wire import SERVER
+from mulligan.servers.mcp.listing import PROFILES
 
 INSTALL = "npm i --prefix .tools/mcp node@24 @modelcontextprotocol/inspector@2.12.0"
 
@@ -29,8 +30,10 @@ def inspect(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.req("D19.foreign_programs")
 @pytest.mark.parametrize("era", ["legacy", "modern"])
-def test_every_tool_is_described_portably(root: Path, era: str) -> None:
-    done = inspect(root, "--method", "tools/list", "--strict", "--protocol-era", era)
+@pytest.mark.parametrize("profile", ["every tool", *PROFILES])
+def test_every_tool_is_described_portably(root: Path, era: str, profile: str) -> None:
+    chosen = () if profile == "every tool" else ("--profile", profile)
+    done = inspect(root, *chosen, "--method", "tools/list", "--strict", "--protocol-era", era)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr, done.stderr
     assert "Error:" not in done.stderr, done.stderr

@@ -61,7 +61,7 @@ class TestParts:
         full(session)
         assert session.export() == session.export("sanitized")
         assert {mode: session.export(mode)["redaction"]["mode"] for mode in MODES} == {mode: mode for mode in MODES}
-        with pytest.raises(MulliganError, match="one of sanitized, local, replay_only"):
+        with pytest.raises(MulliganError):
             session.export("open")
 
     @pytest.mark.parametrize("mode", MODES)

@@ -105,7 +105,7 @@ class TestComingBack:
     @pytest.mark.parametrize("mode", ["sanitized", "replay_only"])
     def test_bodies_go_into_no_other_bundle(self, session: Session, mode: str) -> None:
         full(session)
-        with pytest.raises(MulliganError, match="Only a local bundle"):
+        with pytest.raises(MulliganError):
             session.export(mode, content=True)
 
     def test_another_id_can_be_chosen_and_a_taken_one_is_refused(

@@ -432,6 +432,18 @@ class TestSandboxed:
         assert yard.session.merge_root(yard.at("box")).ok
         assert {yard.text(f"box/{number}.txt") for number in range(8)} == {f"{number}\n" for number in range(8)}
 
+    def test_what_a_dead_process_left_half_copied_is_swept_up(self, yard: Yard) -> None:
+        code = "import mulligan, sys; print(mulligan.open(sys.argv[1], store=sys.argv[2]).store.owner())"
+        dead = subprocess.run(
+            [sys.executable, "-c", code, yard.at("work"), yard.at("home")], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        mine = yard.opened.store.owner()
+        for name in (f"{dead}-half", f"{mine}-half", "not-ours"):
+            (yard.base / "home/aside" / name).mkdir(parents=True)
+        yard.perform("write_file", path=yard.at("box/a.txt"), content="mine\n")
+        left = sorted(os.listdir(yard.at("home/aside")))
+        assert len(left) == 3 and f"{dead}-half" not in left and {f"{mine}-half", "not-ours"} < set(left)
+
     def test_a_store_in_memory_keeps_its_copies_elsewhere(self, tmp_path: Path) -> None:
         for name in ("work", "box"):
             (tmp_path / name).mkdir()

@@ -135,7 +135,8 @@ def test_a_snapshot_shows_no_more_than_the_tree_would(
     ):
         assert "Another" in text and "secret" not in text and "main" not in text
     bundle = b64decode(limited.ok("snapshot.export", **way)["bundle"].removeprefix("base64:"))
-    assert tarfile.open(fileobj=io.BytesIO(bundle)).getnames() == ["README.md"]
+    with tarfile.open(fileobj=io.BytesIO(bundle)) as exported:
+        assert exported.getnames() == ["README.md"]
 
 
 def test_a_patch_to_a_snapshot_changes_only_what_may_be_patched_and_keeps_the_rest(site: Site) -> None:

@@ -352,16 +352,30 @@ class TestCreate:
 
     @pytest.mark.req("D10.repo_changed", "S2.error.repo_changed", "C10.snapshot_consistent")
     def test_a_tree_that_moves_while_it_is_read_is_noticed(self, repo: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Somebody saves the first file at the moment the second one is opened."""
-        real_open = os.open
+        """Somebody saves the first file whenever the directory after it is opened."""
+        saves = self.saving(repo, monkeypatch, times=1_000)
+        assert repo.code("snapshot.create", paths=["."]) == "REPO_CHANGED"
+        assert saves[0] < 1_000
+
+    def test_a_tree_that_comes_to_rest_is_captured(self, repo: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.saving(repo, monkeypatch, times=3)
+        taken = repo.snapshot(".")
+        kept = repo.ok("snapshot.file", mode="snapshot", snapshot_id=taken, path="README.md")
+        assert kept["content"] == "moved on 0"
+
+    @staticmethod
+    def saving(repo: Site, monkeypatch: pytest.MonkeyPatch, *, times: int) -> list[int]:
+        """How many saves are left."""
+        real_open, left = os.open, [times]
 
         def opening(path: object, *args: object, **named: object) -> int:
-            if path == "main.rs":
-                (repo.root / "README.md").write_text("moved on")
+            if path == "src" and left[0]:
+                left[0] -= 1
+                (repo.root / "README.md").write_text(f"moved on {left[0]}")
             return real_open(path, *args, **named)  # type: ignore[arg-type]  # passed through as it came
 
         monkeypatch.setattr(os, "open", opening)
-        assert repo.code("snapshot.create", paths=["."]) == "REPO_CHANGED"
+        return left
 
     def test_non_utf8_names_and_names_like_encodings_come_back(self, folder: Site) -> None:
         for name in (b"\xff\xfe", b"base64:x"):

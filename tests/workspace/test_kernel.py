@@ -27,7 +27,6 @@ print(*sorted({{str(nobody_writes(handle)) for _ in range({LOOKS})}}))
 """
 
 
-@pytest.mark.req("D5.replace_by_exchange")
 @pytest.mark.skipif(sys.platform != "linux", reason="leases are Linux's")
 def test_a_writer_who_comes_while_we_look_does_not_end_us(tmp_path: Path) -> None:
     """The kernel tells the holder of a lease by a signal, whose usual one ends a process."""

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import click
 
 from mulligan.cli.options import Common, common_options
+
+if TYPE_CHECKING:
+    from mulligan.opening import Mulligan
 
 
 @click.command("acp", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -21,9 +27,7 @@ def acp_verb(common: Common, provider: str | None, mode: str, command: tuple[str
     and the client can roll it back.
     """
     if command:
-        from mulligan.servers.acp.proxy import run_proxy
-
-        return run_proxy(list(command), root=common.root, store=common.store)
+        return _stand_between(common, list(command))
     _serve(common, provider, mode)
     return 0
 
@@ -32,21 +36,29 @@ def _serve(common: Common, provider: str | None, mode: str) -> None:
     from importlib.metadata import version
 
     from mulligan.looping import PromptWork, chosen_provider
-    from mulligan.opening import Mulligan
-    from mulligan.opening import open as open_folder
     from mulligan.servers.acp.agent import AcpAgent, Means
     from mulligan.servers.acp.wire import Wire
 
-    opened: list[Mulligan] = []
+    with ExitStack() as opened:
+        opening = _opener(common, opened)
+        agent = AcpAgent(Means(opening, PromptWork(chosen_provider(provider)), version("mulligan"), mode))
+        agent.wire = Wire(sys.stdin.buffer, sys.stdout.buffer, agent.handle)
+        agent.wire.serve()
+
+
+def _stand_between(common: Common, command: list[str]) -> int:
+    from mulligan.servers.acp.proxy import run_proxy
+
+    with ExitStack() as opened:
+        return run_proxy(command, open_folder=_opener(common, opened), root=common.root)
+
+
+def _opener(common: Common, opened: ExitStack) -> Callable[[str], Mulligan]:
+    """Opens folders, and has them closed in the end."""
 
     def opening(folder: str) -> Mulligan:
-        opened.append(open_folder(folder, store=common.store))
-        return opened[-1]
+        from mulligan.opening import open as open_folder
 
-    agent = AcpAgent(Means(opening, PromptWork(chosen_provider(provider)), version("mulligan"), mode))
-    agent.wire = Wire(sys.stdin.buffer, sys.stdout.buffer, agent.handle)
-    try:
-        agent.wire.serve()
-    finally:
-        for one in opened:
-            one.close()
+        return opened.enter_context(open_folder(folder, store=common.store))
+
+    return opening

@@ -29,7 +29,7 @@ Event = dict[str, Any]
 @click.option("--after", type=click.IntRange(min=0), metavar="SEQ", help="Begin after that event; 0 for all of them.")
 @common_options
 def attach_verb(
-    common: Common, named: str | None, client: str | None, mode: str, takeover: bool, after: int | None
+    common: Common, *, named: str | None, client: str | None, mode: str, takeover: bool, after: int | None
 ) -> None:
     """Follow a session's events as they happen, one a line, until Ctrl-C or the session's end."""
     signal.signal(signal.SIGTERM, _leave)

@@ -35,12 +35,14 @@ def _replay(common: Common, session: str, *, verify: bool) -> int:
     from mulligan.history.points import archive_of
     from mulligan.history.replay import check_needs, replay
     from mulligan.history.schema import SCHEMA
-    from mulligan.store.memory import MemoryStore
+    from mulligan.opening import open_store
+    from mulligan.values.clock import SystemClock
 
     with look(common) as opened:
         if verify:
             check_needs(opened.store, SessionId(session))
-        done = replay(archive_of(opened.desk.ledger), SessionId(session), MemoryStore(SCHEMA))
+        fresh = open_store("memory:", SCHEMA, durability="process", clock=SystemClock())
+        done = replay(archive_of(opened.desk.ledger), SessionId(session), fresh)
     if common.as_json:
         print_json({**asdict(done), "same": done.same, "verified": verify})
     else:

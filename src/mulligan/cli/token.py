@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
+from functools import wraps
 from typing import Any, TextIO, TypeVar
 
 import click
@@ -68,16 +70,37 @@ def _checked(handle: str | None) -> str | None:
     return handle
 
 
-@click.group("token", context_settings={"help_option_names": ["-h", "--help"]})
-def token_verb() -> None:
-    """Make and end bearer tokens for clients of `mulligan mcp --http` and `mulligan serve`."""
+@click.group("token", context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+@common_options
+@click.pass_context
+def token_verb(context: click.Context, common: Common) -> None:
+    """Make and end bearer tokens for clients of `mulligan mcp --http` and `mulligan serve`.
+
+    The common options may stand before or after the verb.
+    """
+    context.obj = common
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+def _token_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The common options of a verb of this group, with those that stood before it."""
+
+    @common_options
+    @wraps(command)
+    def with_outer(common: Common, **own: Any) -> Any:
+        outer = click.get_current_context().find_object(Common) or common
+        both = replace(common, store=common.store or outer.store, as_json=common.as_json or outer.as_json)
+        return command(both, **own)
+
+    return with_outer
 
 
 @token_verb.command("create")
 @click.option("--principal", required=True, metavar="NAME", help="Whom the token stands for.")
 @click.option("--ttl", required=True, callback=_ttl, metavar="DURATION", help="How long it works: 15m, 12h, 7d.")
 @click.option("--attributes", metavar="JSON", help="A small JSON object kept with it.")
-@common_options
+@_token_options
 def create(common: Common, principal: str, ttl: timedelta, attributes: str | None) -> None:
     """Make a token and print it. It is not kept: this is the only time it can be had."""
     given = None if attributes is None else _parsed(attributes)
@@ -99,7 +122,7 @@ def _parsed(attributes: str) -> Any:
 
 @token_verb.command("get")
 @_named
-@common_options
+@_token_options
 def get(common: Common, handle: str | None, token_file: TextIO) -> int:
     """Show a token that works. Exit code 1 if it does not."""
     with _tokens(common) as tokens:
@@ -113,7 +136,7 @@ def get(common: Common, handle: str | None, token_file: TextIO) -> int:
 @token_verb.command("touch")
 @click.option("--ttl", callback=_ttl, metavar="DURATION", help="Let it end so long from now instead.")
 @_named
-@common_options
+@_token_options
 def touch(common: Common, handle: str | None, ttl: timedelta | None, token_file: TextIO) -> int:
     """Count a token as seen now. Exit code 1 if it does not work, and then nothing changes."""
     ends = None if ttl is None else SystemClock().now() + ttl
@@ -126,7 +149,7 @@ def touch(common: Common, handle: str | None, ttl: timedelta | None, token_file:
 
 @token_verb.command("expire")
 @_named
-@common_options
+@_token_options
 def expire(common: Common, handle: str | None, token_file: TextIO) -> int:
     """Revoke a token, now and for good. Exit code 1 if there is none."""
     with _tokens(common) as tokens:
@@ -138,7 +161,7 @@ def expire(common: Common, handle: str | None, token_file: TextIO) -> int:
 @token_verb.command("list")
 @click.option("--principal", metavar="NAME", help="Only those of one principal.")
 @click.option("--all", "everything", is_flag=True, help="Those that no longer work too.")
-@common_options
+@_token_options
 def list_verb(common: Common, principal: str | None, everything: bool) -> None:
     """List tokens by their handles, oldest first."""
     with _tokens(common) as tokens:

@@ -24,7 +24,7 @@ from mulligan.store.protocol import Tx
 from mulligan.values.canonical import encode
 from mulligan.values.digest import Digest
 from mulligan.values.faults import fault
-from mulligan.values.ids import SessionId
+from mulligan.values.ids import OwnerId, SessionId
 from mulligan.workspace.copies import Copied, copy_tree, remove_copy
 
 _FOLDER = "aside"
@@ -70,10 +70,27 @@ def _published(desk: Desk, session: SessionId, body: Mapping[str, Any], manifest
 
 
 def _fresh_place(desk: Desk) -> bytes:
-    """Beside the store, where no workspace is; in the folder for temporary things, if the store is nowhere."""
-    home = desk.ledger.store.directory
+    """Beside the store, where no workspace is; in the folder for temporary things, if the store is nowhere.
+
+    The name says which process makes the copy, so that what a dead one left unfinished can be told.
+    """
+    home, ledger = desk.ledger.store.directory, desk.ledger
     folder = os.path.join(home, _FOLDER) if home is not None else tempfile.mkdtemp(prefix="mulligan-aside-")
-    return os.fsencode(os.path.join(folder, desk.ledger.ids.new()))
+    if home is not None and os.path.isdir(folder):
+        _sweep(desk, folder)
+    return os.fsencode(os.path.join(folder, f"{ledger.store.owner()}-{ledger.ids.new()}"))
+
+
+def _sweep(desk: Desk, folder: str) -> None:
+    """Remove copies that nobody knows and whose makers are dead."""
+    store = desk.ledger.store
+    with store.read() as tx:
+        known = {os.path.basename(row.directory) for row in tx.select(ASIDES)}
+    for name in os.listdir(folder):
+        maker = name.partition("-")[0]
+        if name not in known and maker.isdigit() and store.is_alive(OwnerId(int(maker))) is False:
+            with suppress(FileNotFoundError):
+                remove_copy(os.fsencode(os.path.join(folder, name)))
 
 
 def merge_aside(

@@ -138,6 +138,20 @@ class KeptTree:
         known = self._known.get(self._absolute(path), ABSENT)
         return None if isinstance(known, str) else known
 
+    def as_looked(self, paths: Iterable[RepoPath]) -> dict[RepoPath, Entry | None]:
+        """What the last look found there, its bytes in the store. None: nobody had read it, and it is another now."""
+        places = [self._absolute(path) for path in paths]
+        unread = [place for place in places if self._known.get(place, ABSENT) is None and self._is_small(place)]
+        self._read(unread)
+        return {self._below(place): was for place, was in self._befores(places).items()}
+
+    def _is_small(self, path: bytes) -> bool:
+        return path in self._stamps and _size(self._stamps[path]) <= TOUCHED_MAX_BYTES
+
+    def settle_paths(self, paths: Iterable[RepoPath]) -> None:
+        """These are on record as they are now; the next look has nothing to say of them."""
+        self.settle([self._absolute(path) for path in paths])
+
     # The first look.
 
     def _begin(self) -> None:

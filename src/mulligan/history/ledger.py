@@ -348,6 +348,12 @@ def intending(row: TouchRow, entry: Entry, draft: bytes, *, in_place: bool) -> T
     return TouchRow(row.call, row.path, row.ordinal, row.place, row.before, intended, drafts, stays)
 
 
+def meant_to_stay(row: TouchRow, draft: bytes) -> TouchRow:
+    """The first row of a path that somebody else is about to change: all we mean is what is there."""
+    intended, drafts = b"[" + row.before + b"]", b'["' + draft + b'"]'
+    return TouchRow(row.call, row.path, row.ordinal, row.place, row.before, intended, drafts, 1)
+
+
 def _with(listed: bytes, item: bytes) -> bytes:
     """A JSON list with an item added to its end, unless it is in it already. Both are canonical, so bytes will do."""
     if item in listed:

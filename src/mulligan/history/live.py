@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from mulligan.history.ledger import Claimed, Facts, Ledger, intending, touch_row
+from mulligan.history.ledger import Claimed, Facts, Ledger, intending, meant_to_stay, touch_row
 from mulligan.history.tables import RootRow, TouchRow
 from mulligan.store.blobs import Prepared, Vanished
 from mulligan.store.claims import Wanted as Claim
@@ -94,13 +94,19 @@ class Watching:
             for path, image in images.items():
                 seen = self.ledger.last_seen(tx, places[path])
                 if seen is not None and not same_state(seen, image.entry):
-                    raise Surprised
+                    self._record_external(tx, Change(path, seen, image.entry), bodies[path])
                 self.ledger.touch(tx, rows[path], bodies[path])
         self._begun = True
         self._claimed |= wanted
         for path, image in images.items():
             self._touched[path] = Touched(rows[path], path, image.entry, image.entry, unsure=True)
             self._done.append((path, image.entry))
+
+    def _record_external(self, tx: Tx, change: Change, bodies: Sequence[Prepared]) -> None:
+        """Somebody changed it since the record: theirs, if it is still so now that the place is ours."""
+        if not self._image(change.path).holds(change.after):
+            raise Surprised
+        self.ledger.external(tx, self.root, [change], bodies=bodies)
 
     def _body(self, image: Image) -> list[Prepared]:
         if image.content is None or not isinstance(image.entry, FileEntry):
@@ -110,7 +116,7 @@ class Watching:
     def _live_row(self, path: RepoPath, before: Entry, count: int) -> TouchRow:
         ordinal = len(self._touched) + count
         row = touch_row(self.facts.id, path_bytes(path), self.root, ordinal=ordinal, before=before)
-        return intending(row, before, self._draft(row), in_place=True)
+        return meant_to_stay(row, self._draft(row))
 
     def _leave_special(self, paths: Iterable[RepoPath]) -> None:
         """A device, FIFO or socket cannot be kept: said so, and left to the command."""
@@ -186,13 +192,15 @@ class Watching:
         known = self._touched.get(path)
         return None if known is None else known.before
 
-    def seen_at_start(self, path: RepoPath) -> Entry | None:
-        """What the record says of a path; None if it says nothing."""
-        known = self._touched.get(path)
-        if known is not None:
-            return known.after
+    def seen_at_start(self, paths: Iterable[RepoPath]) -> dict[RepoPath, Entry | None]:
+        """What the record says of paths; None where it says nothing."""
         with self.ledger.store.read() as tx:
-            return self.ledger.last_seen(tx, self.disk.root.place_of(path))
+            return {
+                path: known.after if (known := self._touched.get(path)) else self._last_seen(tx, path) for path in paths
+            }
+
+    def _last_seen(self, tx: Tx, path: RepoPath) -> Entry | None:
+        return self.ledger.last_seen(tx, self.disk.root.place_of(path))
 
     def begin_in(self, tx: Tx) -> None:
         """On record, as part of somebody's transaction; `has_begun` when that has been published."""

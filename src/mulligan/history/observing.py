@@ -16,7 +16,7 @@ from typing import Any
 from mulligan.history.desk import Desk
 from mulligan.history.kept import Drift, KeptTree
 from mulligan.history.ledger import Ending, Facts, touch_row
-from mulligan.history.tables import AGENT, CALLS, CHANGES, OPEN, TOUCHES, CallRow
+from mulligan.history.tables import AGENT, CALLS, CHANGES, OPEN, TOUCHES, TURNS, CallRow
 from mulligan.session.tables import session_journal
 from mulligan.store.journal import HEADS
 from mulligan.store.protocol import Tx
@@ -42,20 +42,51 @@ class Observed:
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
-def begin(desk: Desk, observed: Observed, tree: KeptTree | None = None) -> CallId:
-    """On record before the tool runs, with the preimages of the paths that are known."""
+@dataclass(slots=True, frozen=True)
+class Looked:
+    """What was at some paths at the last look, when the journal of the workspace had come to `since`."""
+
+    since: int
+    befores: Mapping[RepoPath, Entry] = field(default_factory=dict)
+    gaps: Sequence[Note] = ()
+
+
+def begin(desk: Desk, observed: Observed, tree: KeptTree | None = None, *, looked: Looked | None = None) -> CallId:
+    """On record before the tool runs, with the preimages of the paths that are known.
+
+    With `looked` the tool may be running already: everything since that look is its doing, but for what is on record.
+    """
     ledger = desk.ledger
     ledger.session(observed.session, desk.root)
-    befores = _images(desk, observed.paths or ())
-    if tree is not None and observed.paths is None:
+    befores = _images(desk, observed.paths or ()) if looked is None else looked.befores
+    if looked is None and tree is not None and observed.paths is None:
         take_stock(desk, tree)
     with ledger.store.write() as tx:
-        facts = _facts(desk, observed, since=_workspace_seq(tx, desk))
+        facts = _facts(desk, observed, since=_workspace_seq(tx, desk) if looked is None else looked.since)
         ledger.begin(tx, facts, AGENT)
         for ordinal, (path, before) in enumerate(befores.items()):
-            _note_external(tx, desk, path, before)
+            if looked is None:
+                _note_external(tx, desk, path, before)
             ledger.touch(tx, touch_row(facts.id, path_bytes(path), desk.root, ordinal=ordinal, before=before), ())
     return facts.id
+
+
+def as_looked(tree: KeptTree, paths: Iterable[RepoPath], *, since: int) -> Looked:
+    """What the tree knows of the paths, and of the folders on the way to them that were missing."""
+    found = tree.as_looked(paths)
+    for path in [path for path, entry in found.items() if isinstance(entry, Absent)]:
+        for above in ancestors_of(path):
+            if above == ROOT or not isinstance(tree.as_looked([above])[above], Absent):
+                break
+            found[above] = ABSENT
+    befores = {path: entry for path, entry in found.items() if entry is not None}
+    return Looked(since, befores, [{"path": to_wire(path), "reason": "no_baseline"} for path in found.keys() - befores])
+
+
+def workspace_seq(desk: Desk) -> int:
+    """How far the journal of the workspace has come."""
+    with desk.ledger.store.read() as tx:
+        return _workspace_seq(tx, desk)
 
 
 def _facts(desk: Desk, observed: Observed, *, since: int) -> Facts:
@@ -256,9 +287,12 @@ def _finish_abandoned(desk: Desk, call: CallRow) -> bool:
         return False
     tree = KeptTree(there)
     try:
-        return finish(there, CallId(call.id), tree if tree.restore() else None, reason="agent_died")
+        done = finish(there, CallId(call.id), tree if tree.restore() else None, reason="agent_died")
     finally:
         tree.close()
+    if call.session is not None:
+        end_open_turns(there, SessionId(call.session))
+    return done
 
 
 def is_agent_alive(call: CallRow) -> bool:
@@ -271,9 +305,11 @@ def born(pid: int) -> str | None:
     """When a process began, as far as this system says; None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[19].decode("ascii")
+            fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return _born_elsewhere(pid)
+    # A zombie is over: in a container there may be nobody who would bury it.
+    return None if fields[0] in (b"Z", b"X") else fields[19].decode("ascii")
 
 
 def _born_elsewhere(pid: int) -> str | None:
@@ -304,6 +340,14 @@ def end_turn(desk: Desk, session: SessionId, turn: TurnId) -> None:
     with ledger.store.write() as tx:
         body = {"session": session, "turn": turn}
         ledger.journal.append(tx, session_journal(session), "turn.ended", body, at=ledger.now())
+
+
+def end_open_turns(desk: Desk, session: SessionId) -> None:
+    """Whoever was to end them is gone."""
+    with desk.ledger.store.read() as tx:
+        turns = [row.id for row in tx.select(TURNS, {"session": session}) if row.opened and row.ended_at is None]
+    for turn in turns:
+        end_turn(desk, session, TurnId(turn))
 
 
 def _workspace_seq(tx: Tx, desk: Desk) -> int:

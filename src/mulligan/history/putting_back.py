@@ -154,6 +154,8 @@ class _Way:
     target: Entry = ABSENT
     _made: bool = False
     _displaced: list[Entry] = field(default_factory=list)
+    _strays: bool = False
+    """whether there is anything under a draft's name"""
     _seen: Image | None = None
     """what `look` saw; whoever trusts it finds out when he takes the place"""
 
@@ -172,6 +174,7 @@ class _Way:
             self.now = now.entry
             for draft in self.trace.drafts:
                 image = self.site.disk.image(spot, draft=draft)
+                self._strays |= image is not NOTHING
                 if image.replaceable and not self._is_known(image):
                     self._find_displaced(image, now)
 
@@ -196,7 +199,7 @@ class _Way:
             return
         with spot:
             self._settle(spot, report)
-            for draft in self.trace.drafts:
+            for draft in self.trace.drafts if self._strays else ():
                 self.site.disk.discard(spot, draft)
             if is_locked_by_git(self.path) and self._is_our_lock(spot):
                 self.site.disk.discard(spot, spot.name + _GIT_LOCK)
@@ -217,6 +220,7 @@ class _Way:
                 report.put_back.append(self.path)
                 self._made = isinstance(target, DirEntry)
                 return
+            self._strays = True
             if isinstance(target, Absent) and isinstance(now.entry, DirEntry):
                 break
         report.conflicts.append(self.path)
@@ -231,7 +235,8 @@ class _Way:
     def _swap(self, spot: Spot, now: Image, target: Entry) -> object:
         content = self.site.ledger.blobs.read(target.digest) if isinstance(target, FileEntry) else None
         draft = self.trace.drafts[-1]
-        self.site.disk.discard(spot, draft)
+        if self._strays:
+            self.site.disk.discard(spot, draft)
         with self._as_git_would(spot, now.entry, target):
             wanted = Wanted(target, content)
             return Swap(self.site.disk, spot, draft, now.entry, wanted, rescue=self._store, seen=now).run()

@@ -31,8 +31,9 @@ def take_over(desk: Desk, call: Call, changes: Sequence[IsolatedChange], *, star
     ordered = [*leaving, *coming]
     with call.savepoint():
         for start in range(0, len(ordered), _CHANGES_PER_EFFECT):
-            part = ordered[start : start + _CHANGES_PER_EFFECT]
-            call.change([_intent(desk, call, change, started_ns) for change in part])
+            part = {_path(root, change): change for change in ordered[start : start + _CHANGES_PER_EFFECT]}
+            seen = call.seen_at_start(part)
+            call.change([_intent(desk, call, path, _Made(one, seen[path], started_ns)) for path, one in part.items()])
 
 
 def _is_special(call: Call, root: bytes, change: IsolatedChange) -> bool:
@@ -48,9 +49,17 @@ def _path(root: bytes, change: IsolatedChange) -> RepoPath:
     return path_from_bytes(change.path[len(root) :].lstrip(b"/"))
 
 
-def _intent(desk: Desk, call: Call, change: IsolatedChange, started_ns: int) -> Intent:
-    path = _path(desk.disk.root.path, change)
-    return Intent(path, lambda image: _merged(desk, call, path, _Sides(image, _wanted(change), started_ns)))
+@dataclass(slots=True, frozen=True)
+class _Made:
+    """What an isolated command made of a path, what the record said of it before, and when the command began."""
+
+    change: IsolatedChange
+    seen: Entry | None
+    started_ns: int
+
+
+def _intent(desk: Desk, call: Call, path: RepoPath, made: _Made) -> Intent:
+    return Intent(path, lambda image: _merged(desk, call, path, _Sides(image, _wanted(made.change), made)))
 
 
 def _wanted(change: IsolatedChange) -> Wanted:
@@ -74,11 +83,11 @@ def _xattrs(source: bytes) -> tuple[tuple[str, str], ...]:
 
 @dataclass(slots=True, frozen=True)
 class _Sides:
-    """What a path holds now, what an isolated command made of it, and when that command began."""
+    """What a path holds now, and what an isolated command would have there."""
 
     now: Image
     wanted: Wanted
-    started_ns: int
+    made: _Made
 
     def content(self, entry: Entry) -> bytes | None:
         """The bytes of an entry that is one of the two sides."""
@@ -96,9 +105,9 @@ class _Sides:
 
 def _merged(desk: Desk, call: Call, path: RepoPath, sides: _Sides) -> Wanted:
     """A path that somebody changed while the command ran is merged, or stays theirs and is reported."""
-    before = call.seen_at_start(path)
+    before = sides.made.seen
     if before is None:
-        if not _changed_since(desk, path, sides.started_ns):
+        if not _changed_since(desk, path, sides.made.started_ns):
             return sides.wanted
         _conflicted(call, path)
         return sides.kept

@@ -27,10 +27,12 @@ from mulligan.store.tables import Table, Value
 from mulligan.values.clock import Clock, SystemClock, timestamp
 from mulligan.values.faults import fault, fault_of_os_error
 from mulligan.values.ids import OwnerId
+from mulligan.values.limits import MIB_BYTES
 
 R = TypeVar("R")
 
 DATABASE, OWNER_FILE, BODY_DIRECTORY = "store.db", "owners.lock", "blobs"
+_LONG_LOG_BYTES = 8 * MIB_BYTES
 
 
 class SqliteStore:
@@ -230,8 +232,21 @@ class SqliteStore:
     def close(self) -> None:
         while self._closing:
             self._closing.pop()()
+        self._fold_long_log()
         while self._pool and self._pid == os.getpid():
             self._pool.pop().close(True)
+
+    def _fold_long_log(self) -> None:
+        """Whoever opens the file next reads all of the log; after much writing that is worth sparing them.
+
+        Nobody is waited for, and what cannot be done is left: the log holds everything.
+        """
+        if not self._pool or self._pid != os.getpid() or _size_of(self._path + "-wal") < _LONG_LOG_BYTES:
+            return
+        connection = self._pool[-1]
+        connection.set_busy_handler(None)
+        with suppress(apsw.Error):
+            connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
 
 class _SqliteTx:
@@ -327,6 +342,13 @@ def _roll_back(connection: apsw.Connection) -> None:
 
 def _nothing() -> None:
     return None
+
+
+def _size_of(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
 
 
 _open_stores: WeakSet[SqliteStore] = WeakSet()

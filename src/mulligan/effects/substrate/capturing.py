@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from mulligan.effects.substrate.bench import Ask, Taken, moved, unique_paths
 from mulligan.effects.substrate.failure import Failure
@@ -15,6 +15,11 @@ from mulligan.workspace.lease import Lease
 from mulligan.workspace.listing import Listed
 from mulligan.workspace.manifest import Captured, Manifest
 
+T = TypeVar("T")
+
+TRIES = 8
+"""How often a tree that moves is looked at before whoever asked is told so."""
+
 
 def create(ask: Ask, args: Mapping[str, Any]) -> dict[str, Any]:
     """snapshot.create"""
@@ -22,11 +27,9 @@ def create(ask: Ask, args: Mapping[str, Any]) -> dict[str, Any]:
         raise Failure("INVALID_ARGUMENT", "Give paths to capture, or a lease_id whose files to capture.")
     lease = ask.lease(args["lease_id"])[0] if "lease_id" in args else None
     paths = unique_paths(args["paths"]) if "paths" in args else touched_files(lease)
-    taken = captured(ask, paths)
+    identifier, taken = until_still(ask, lambda: _kept(ask, captured(ask, paths)))
     if lease is not None:
         ask.bench.leases.touch(lease, taken.seen)
-    shelf = ask.bench.shelf
-    identifier = shelf.put(ask.named.session, taken.fingerprint, taken.manifest, bytes_of=taken.bytes_of)
     return {
         "cache_hint": "immutable",
         "snapshot_id": identifier,
@@ -34,6 +37,23 @@ def create(ask: Ask, args: Mapping[str, Any]) -> dict[str, Any]:
         "manifest_stats": taken.manifest.stats(),
         "skipped": [{"path": to_wire(path), "reason": reason} for path, reason in taken.skipped],
     }
+
+
+def _kept(ask: Ask, taken: Taken) -> tuple[str, Taken]:
+    shelf = ask.bench.shelf
+    return shelf.put(ask.named.session, taken.fingerprint, taken.manifest, bytes_of=taken.bytes_of), taken
+
+
+def until_still(ask: Ask, act: Callable[[], T]) -> T:
+    """Try a few times while others are at work in the tree: what is taken of it needs only a moment of rest."""
+    for _ in range(TRIES - 1):
+        try:
+            return act()
+        except Failure as failure:
+            if failure.code != "REPO_CHANGED":
+                raise
+            ask.bench.last_capture = None
+    return act()
 
 
 def touched_files(lease: Lease | None) -> list[RepoPath]:

@@ -12,11 +12,12 @@ from mulligan.effects.substrate.bench import (
     CONTENT_MAX_BYTES,
     SEARCHED_MAX_BYTES,
     Ask,
+    Taken,
     parents_seen,
     parse_path,
     unique_paths,
 )
-from mulligan.effects.substrate.capturing import captured, touched_files
+from mulligan.effects.substrate.capturing import captured, touched_files, until_still
 from mulligan.effects.substrate.failure import Failure
 from mulligan.effects.substrate.shelf import Snapshot
 from mulligan.values.digest import Digest, digest_of
@@ -277,10 +278,13 @@ def export(ask: Ask, args: Args) -> Body:
         return immutable(_bundle(ask, chosen, {}))
     lease, _ = ask.lease(args.get("lease_id"))
     paths = unique_paths(args["paths"]) if "paths" in args else touched_files(lease)
-    taken = captured(ask, paths)
+    taken, contents = until_still(ask, lambda: _with_contents(captured(ask, paths)))
     ask.bench.leases.touch(lease, taken.seen)
-    contents = {blob: taken.bytes_of(entry) for blob, entry in taken.by_blob().items()}
     return until_dirty(lease, taken.fingerprint, _bundle(ask, taken.manifest, contents))
+
+
+def _with_contents(taken: Taken) -> tuple[Taken, dict[Digest, bytes]]:
+    return taken, {blob: taken.bytes_of(entry) for blob, entry in taken.by_blob().items()}
 
 
 def _bundle(ask: Ask, manifest: Manifest, contents: Mapping[Digest, bytes]) -> Body:

@@ -28,7 +28,7 @@ from mulligan.servers.acp.returning import (
     WaysBack,
     param,
 )
-from mulligan.servers.acp.wire import INVALID_PARAMS, METHOD_NOT_FOUND, NOT_FOUND, Later, Params, RpcError, Wire
+from mulligan.servers.acp.wire import INVALID_PARAMS, METHOD_NOT_FOUND, NOT_FOUND, AcpError, Later, Params, Wire
 from mulligan.servers.mcp.running import kill_commands
 from mulligan.store.protocol import Store
 from mulligan.values.entries import Absent, Entry, FileEntry
@@ -115,7 +115,7 @@ class AcpAgent:
             return own(self, params)
         back, strict = (STRICT_METHODS.get(method), True) if method.startswith(PREFIX) else (METHODS.get(method), False)
         if back is None:
-            raise RpcError(METHOD_NOT_FOUND, "Method not found", {"method": method})
+            raise AcpError(METHOD_NOT_FOUND, "Method not found", {"method": method})
         return self._go_back(back, params, strict=strict)
 
     # Sessions.
@@ -194,7 +194,7 @@ class AcpAgent:
         live = self._found(params)
         mode = param(params, "modeId")
         if mode not in {known for known, _, _ in MODES}:
-            raise RpcError(INVALID_PARAMS, f"There is no mode {mode!r}.")
+            raise AcpError(INVALID_PARAMS, f"There is no mode {mode!r}.")
         live.mode = mode
         self.tell(live, {"sessionUpdate": "current_mode_update", "currentModeId": mode})
         return {}
@@ -204,7 +204,7 @@ class AcpAgent:
     def prompt(self, params: Params) -> Mapping[str, Any]:
         live = self._found(params)
         if not live.at_work.acquire(blocking=False):
-            raise RpcError(INVALID_PARAMS, "A prompt is being worked on.", {"status": "prompt_active"})
+            raise AcpError(INVALID_PARAMS, "A prompt is being worked on.", {"status": "prompt_active"})
         try:
             live.cancelled = threading.Event()
             only_look = live.mode == "read"
@@ -217,7 +217,7 @@ class AcpAgent:
             live.at_work.release()
 
     def cancel(self, params: Params) -> None:
-        with suppress(RpcError):
+        with suppress(AcpError):
             self._stop(self._found(params))
 
     def _stop(self, live: Live) -> None:
@@ -240,7 +240,7 @@ class AcpAgent:
         asked = {"sessionId": live.session.id, "toolCall": shown, "options": options}
         try:
             answer = self.wire.ask("session/request_permission", asked)
-        except RpcError:
+        except AcpError:
             return False
         chosen = answer.get("outcome", {}).get("optionId") if isinstance(answer, dict) else None
         if chosen == "allow_always":
@@ -275,7 +275,7 @@ class AcpAgent:
     def _go_back(self, back: Callable[[WaysBack, Params], Any], params: Params, *, strict: bool) -> Any:
         live = self._found(params)
         if not live.at_work.acquire(blocking=False):
-            raise RpcError(-32000, "prompt_active", {"status": "prompt_active"})
+            raise AcpError(-32000, "prompt_active", {"status": "prompt_active"})
         try:
             result = back(WaysBack(live.session, lambda update: self.tell(live, update), strict), params)
             return result if isinstance(result, Later) else dict(result)
@@ -301,7 +301,7 @@ class AcpAgent:
         workspace = self._workspace(_folder(params))
         listed = {row["id"] for row in workspace.sessions.list(closed=True)}
         if name not in listed:
-            raise RpcError(NOT_FOUND, f"There is no session {name!r}.", {"status": "unknown_session"})
+            raise AcpError(NOT_FOUND, f"There is no session {name!r}.", {"status": "unknown_session"})
         return self._attach(workspace, workspace.sessions.open(name))
 
     def _found(self, params: Params, *, code: int = INVALID_PARAMS) -> Live:
@@ -311,7 +311,7 @@ class AcpAgent:
             for workspace in [*self._workspaces.values()] or [self._workspace(os.getcwd())]:
                 if workspace.sessions.exists(name):
                     return self._attach(workspace, workspace.sessions.get(name))
-            raise RpcError(code, f"There is no session {name!r}.", {"status": "unknown_session"})
+            raise AcpError(code, f"There is no session {name!r}.", {"status": "unknown_session"})
         return live
 
     def tell(self, live: Live, update: Mapping[str, Any]) -> None:
@@ -359,7 +359,7 @@ _METHODS: Mapping[str, Callable[[AcpAgent, Params], Any]] = {
 def _folder(params: Params) -> str:
     folder = params.get("cwd")
     if not isinstance(folder, str) or not os.path.isabs(folder) or not os.path.isdir(folder):
-        raise RpcError(INVALID_PARAMS, "cwd is an absolute path of a folder.", {"status": "invalid_params"})
+        raise AcpError(INVALID_PARAMS, "cwd is an absolute path of a folder.", {"status": "invalid_params"})
     return folder
 
 
@@ -371,7 +371,7 @@ def _modes(live: Live) -> dict[str, Any]:
 def _content(blocks: object) -> Prompt:
     """A prompt's blocks as a message: plain text if that is all, else parts that models know."""
     if not isinstance(blocks, list) or not blocks:
-        raise RpcError(INVALID_PARAMS, "prompt is a list of content blocks.", {"status": "invalid_params"})
+        raise AcpError(INVALID_PARAMS, "prompt is a list of content blocks.", {"status": "invalid_params"})
     parts = [_part(block) for block in blocks if isinstance(block, dict)]
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)

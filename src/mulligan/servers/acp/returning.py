@@ -14,7 +14,7 @@ from typing import Any
 from mulligan.effects.session import Session
 from mulligan.history.going_back import WayBack
 from mulligan.history.plans import OnConflict
-from mulligan.servers.acp.wire import BACKEND, INVALID_PARAMS, Later, Params, RpcError
+from mulligan.servers.acp.wire import BACKEND, INVALID_PARAMS, AcpError, Later, Params
 from mulligan.values.faults import MulliganError
 
 S0_CAPABILITIES = ("close", "list", "resume", "rollback", "redo", "restoreToolCall")
@@ -33,7 +33,7 @@ def param(params: Mapping[str, Any], name: str, *, required: bool = True) -> Any
     snake = "".join(f"_{char.lower()}" if char.isupper() else char for char in name)
     found = params.get(name, params.get(snake))
     if required and (not isinstance(found, str) or not found):
-        raise RpcError(INVALID_PARAMS, f"{name} is missing.", {"status": "invalid_params"})
+        raise AcpError(INVALID_PARAMS, f"{name} is missing.", {"status": "invalid_params"})
     return found
 
 
@@ -86,7 +86,7 @@ class WaysBack:
         given = param(params, "onConflict", required=False) or ("merge" if self.strict else "overwrite")
         known: dict[str, OnConflict] = {"merge": "merge", "overwrite": "overwrite", "refuse": "refuse"}
         if given not in known:
-            raise RpcError(INVALID_PARAMS, "onConflict is merge, overwrite or refuse.", {"status": "invalid_params"})
+            raise AcpError(INVALID_PARAMS, "onConflict is merge, overwrite or refuse.", {"status": "invalid_params"})
         return known[given]
 
     def _went(self, act: Callable[[], WayBack]) -> WayBack:
@@ -95,7 +95,7 @@ class WaysBack:
         except MulliganError as error:
             status = _NONE_LEFT.get(error.code, error.code if self.strict else "fs_restore_error")
             words = status if error.code in _NONE_LEFT else error.message
-            raise RpcError(BACKEND, words, {"status": status, "code": error.code}) from error
+            raise AcpError(BACKEND, words, {"status": status, "code": error.code}) from error
 
     def _paths(self, done: WayBack) -> tuple[list[str], list[dict[str, str]]]:
         """Absolute, as S0 has them: what went back, and what did not with the reason."""

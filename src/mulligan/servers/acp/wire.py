@@ -10,7 +10,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from mulligan.values.canonical import decode, encode
 from mulligan.values.faults import MulliganError
@@ -21,7 +21,7 @@ BACKEND, NOT_FOUND, CANCELLED = -32000, -32004, -32800
 Params = dict[str, Any]
 
 
-class RpcError(Exception):
+class AcpError(Exception):
     """What a request is answered with instead of a result."""
 
     def __init__(self, code: int, message: str, data: Mapping[str, Any] | None = None) -> None:
@@ -46,7 +46,7 @@ Handler = Callable[[str, Params], Any]
 class Wire:
     """One connection. Each request is worked on by a thread of its own; frames are written whole, one after another."""
 
-    def __init__(self, incoming: BinaryIO, outgoing: BinaryIO, handler: Handler) -> None:
+    def __init__(self, incoming: IO[bytes], outgoing: IO[bytes], handler: Handler) -> None:
         self._incoming, self._outgoing, self._handler = incoming, outgoing, handler
         self._writing = threading.Lock()
         self._asked: dict[int, Future[Any]] = {}
@@ -67,7 +67,7 @@ class Wire:
         self._send({"jsonrpc": "2.0", "method": method, "params": dict(params)})
 
     def ask(self, method: str, params: Mapping[str, Any]) -> Any:
-        """A request to the other end; waits for its result. Raises RpcError, also when the other end has gone."""
+        """A request to the other end; waits for its result. Raises AcpError, also when the other end has gone."""
         asked: Future[Any] = Future()
         with self._writing:
             self._next += 1
@@ -80,7 +80,10 @@ class Wire:
             self._asked.pop(number, None)
 
     def _send(self, frame: Mapping[str, Any]) -> None:
-        line = encode(frame) + b"\n"
+        self.pass_on(encode(frame) + b"\n")
+
+    def pass_on(self, line: bytes) -> None:
+        """A line as it is."""
         with self._writing:
             try:
                 self._outgoing.write(line)
@@ -93,17 +96,17 @@ class Wire:
         try:
             frame = decode(line)
         except MulliganError as error:
-            self._send({"jsonrpc": "2.0", "id": None, "error": RpcError(PARSE_ERROR, error.message).to_json()})
+            self._send({"jsonrpc": "2.0", "id": None, "error": AcpError(PARSE_ERROR, error.message).to_json()})
             return
         if not isinstance(frame, dict):
-            self._send({"jsonrpc": "2.0", "id": None, "error": RpcError(INVALID_REQUEST, "Not an object.").to_json()})
+            self._send({"jsonrpc": "2.0", "id": None, "error": AcpError(INVALID_REQUEST, "Not an object.").to_json()})
         elif "method" not in frame:
             self._take_answer(frame)
         elif "id" not in frame:
             # In the order they come, and before anything that comes after: a cancel must not overtake its prompt.
-            self._work(frame)
+            self.answer(frame)
         else:
-            thread = threading.Thread(target=self._work, args=(frame,), daemon=True)
+            thread = threading.Thread(target=self.answer, args=(frame,), daemon=True)
             self._working = {one for one in self._working if one.is_alive()} | {thread}
             thread.start()
 
@@ -113,26 +116,31 @@ class Wire:
             return
         if "error" in frame:
             error = frame["error"] if isinstance(frame["error"], dict) else {}
-            asked.set_exception(RpcError(error.get("code", INTERNAL), str(error.get("message", "refused"))))
+            asked.set_exception(AcpError(error.get("code", INTERNAL), str(error.get("message", "refused"))))
         else:
             asked.set_result(frame.get("result"))
 
-    def _work(self, frame: Mapping[str, Any]) -> None:
+    def answer(self, frame: Mapping[str, Any], by: Handler | None = None) -> None:
+        """Have a frame of the other end's worked on, and say what came of it."""
         params = frame.get("params")
-        answer, after = self._outcome(str(frame["method"]), params if isinstance(params, dict) else {})
+        answer, after = self._outcome(
+            by or self._handler, str(frame["method"]), params if isinstance(params, dict) else {}
+        )
         if "id" in frame:
             self._send({"jsonrpc": "2.0", "id": frame["id"], **answer})
         if after is not None:
             after()
 
-    def _outcome(self, method: str, params: Params) -> tuple[dict[str, Any], Callable[[], None] | None]:
+    def _outcome(
+        self, handler: Handler, method: str, params: Params
+    ) -> tuple[dict[str, Any], Callable[[], None] | None]:
         try:
-            result = self._handler(method, params)
-        except RpcError as error:
+            result = handler(method, params)
+        except AcpError as error:
             return {"error": error.to_json()}, None
         except MulliganError as error:
-            return {"error": RpcError(BACKEND, error.message, {"status": error.code}).to_json()}, None
+            return {"error": AcpError(BACKEND, error.message, {"status": error.code}).to_json()}, None
         except Exception:  # noqa: BLE001  # the top of a server: a client gets an answer, whatever is broken
             traceback.print_exc()
-            return {"error": RpcError(INTERNAL, "Something broke; see the agent's error output.").to_json()}, None
+            return {"error": AcpError(INTERNAL, "Something broke; see the agent's error output.").to_json()}, None
         return ({"result": result.result}, result.then) if isinstance(result, Later) else ({"result": result}, None)

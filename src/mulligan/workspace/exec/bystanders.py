@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
 from enum import IntEnum
 
 from mulligan.workspace.exec import kernel
@@ -33,6 +35,40 @@ _BETWEEN = MODIFY
 """Not counted: it comes between two closings, so that the kernel does not make one of them."""
 
 
+_spare: list[int] = []
+_SPARE_MAX = 4
+os.register_at_fork(after_in_child=_spare.clear)  # the parent's; a child that read from one would take its events
+
+
+def _take() -> int:
+    try:
+        return _spare.pop()
+    except IndexError:
+        pass
+    try:
+        return kernel.inotify_init()
+    except OSError:
+        return -1
+
+
+def _give_back(fd: int, watches: Iterable[int]) -> None:
+    for watch in watches:
+        with suppress(OSError):  # its folder is gone, and so is the watch
+            kernel.inotify_rm_watch(fd, watch)
+    _empty(fd)
+    if len(_spare) < _SPARE_MAX:
+        _spare.append(fd)
+    else:
+        os.close(fd)
+
+
+def _empty(fd: int) -> None:
+    """What is left to be read is of watches that are no more; their numbers are not used again."""
+    with suppress(BlockingIOError):
+        while os.read(fd, _READ_BYTES):
+            pass
+
+
 class Bystanders:
     """For one thread. Without inotify it sees nobody. Close it."""
 
@@ -44,10 +80,7 @@ class Bystanders:
         self._blind: set[bytes] = set()
         self._overflowed = False
         self._stops = 0
-        try:
-            self._fd = kernel.inotify_init()
-        except OSError:
-            self._fd = -1
+        self._fd = _take()
 
     def expect(self, path: bytes, *deeds: Deed) -> None:
         """The command is about to do this. From now on everything in that folder is counted."""
@@ -90,9 +123,10 @@ class Bystanders:
         return frozenset(path for path in more & paths if not path.startswith(tuple(self._blind) or (b"\0",)))
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """The instance is kept for the next command: to close one with watches takes the kernel 8 ms."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            _give_back(fd, self._folders)
 
     def _watch(self, folder: bytes) -> None:
         if folder in self._watched:

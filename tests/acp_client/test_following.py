@@ -1,0 +1,190 @@
+"""What a proxy makes of what it is told: whatever an agent does and says in whatever order, a turn goes back whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mulligan
+from mulligan.opening import Mulligan
+from mulligan.servers.acp.errands import Errands
+from mulligan.servers.acp.following import Follower
+from mulligan.servers.acp.sightings import Announced, capabilities_of, text_of_prompt, with_ours
+
+NAMES = ("a", "b", "deep/c", "deep/er/d")
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+class Agent:
+    def __init__(self, base: Path, opened: Mulligan) -> None:
+        self.root = base / "work"
+        self.opened = opened
+        self.follower = Follower(lambda folder: opened, pid=os.getpid())
+        self.follower.attach("s", str(self.root))
+
+    def files(self) -> dict[str, bytes | None]:
+        paths = [path for path in self.root.rglob("*")]
+        return {str(path.relative_to(self.root)): path.read_bytes() if path.is_file() else None for path in paths}
+
+    def write(self, name: str, content: str) -> None:
+        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / name).write_text(content)
+
+    def say(self, id: str, status: str, **more: Any) -> None:
+        self.follower.tool("s", {"toolCallId": id, "status": status, **more})
+
+
+@contextmanager
+def agent_in(base: Path) -> Iterator[Agent]:
+    (base / "work").mkdir()
+    (base / "work/a").write_text("first\n")
+    with mulligan.open(str(base / "work"), store=str(base / "store")) as opened:
+        agent = Agent(base, opened)
+        yield agent
+        agent.follower.end("session_ended")
+
+
+step = st.tuples(
+    st.sampled_from(["edit", "execute", "other", "delete"]),
+    st.sampled_from(NAMES),
+    st.sampled_from(["1\n", "2\n", None]),
+    st.sampled_from(["pending", "in_progress", "untold"]),
+    st.sampled_from(["completed", "failed", "untold"]),
+    st.booleans(),
+)
+
+
+def act(agent: Agent, id: str, one: tuple[str, str, str | None, str, str, bool]) -> None:
+    kind, name, content, begin, end, early = one
+    about = {"kind": kind, "locations": [{"path": str(agent.root / name)}]}
+    if early and begin != "untold":
+        agent.say(id, begin, **about)
+    if content is not None:
+        agent.write(name, content)
+    else:
+        (agent.root / name).unlink(missing_ok=True)
+    if not early and begin != "untold":
+        agent.say(id, begin, **about)
+    if end != "untold" or begin == "untold":
+        agent.say(id, end if end != "untold" else "completed", **about)
+
+
+@pytest.mark.req("D14.acp.proxy")
+@settings(max_examples=25, deadline=None)
+@given(turns=st.lists(st.lists(step, min_size=1, max_size=4), min_size=1, max_size=3))
+def test_turns_go_back_whole_and_come_again(turns: list[list[Any]]) -> None:
+    with TemporaryDirectory() as folder, agent_in(Path(os.path.realpath(folder))) as agent:
+        states = [agent.files()]
+        for number, turn in enumerate(turns):
+            assert agent.follower.prompt("s", "go") is None
+            for place, one in enumerate(turn):
+                act(agent, f"{number}-{place}", one)
+            agent.follower.answered("s")
+            if agent.files() != states[-1]:
+                states.append(agent.files())
+        session = agent.follower.lives["s"].session
+        for state in reversed(states[:-1]):
+            done = session.rollback(on_conflict="overwrite")
+            assert agent.files() == state, done.to_json()
+        for state in states[1:]:
+            session.redo(on_conflict="overwrite")
+            assert agent.files() == state
+
+
+def test_calls_one_after_another_are_no_riddle(tmp_path: Path) -> None:
+    """Nothing in them is in doubt, so a merge puts all of it back."""
+    with agent_in(tmp_path) as agent:
+        agent.follower.prompt("s", "go")
+        for number, kind in enumerate(["edit", "execute", "edit", "execute"]):
+            agent.say(f"c{number}", "in_progress", kind=kind, locations=[{"path": str(agent.root / "a")}])
+            agent.write("a", f"{number}\n")
+            agent.say(f"c{number}", "completed")
+        agent.follower.answered("s")
+        session = agent.follower.lives["s"].session
+        assert session.rollback().to_json()["outcomes"] == [{"path": "a", "outcome": "restored"}]
+        assert (agent.root / "a").read_text() == "first\n"
+
+
+def test_what_changes_while_no_call_is_in_progress_is_nobodys(tmp_path: Path) -> None:
+    with agent_in(tmp_path) as agent:
+        agent.follower.prompt("s", "go")
+        agent.write("mine", "mine\n")
+        agent.follower.look_around()
+        agent.say("c", "in_progress", kind="execute")
+        agent.write("theirs", "x\n")
+        agent.say("c", "completed")
+        agent.follower.answered("s")
+        agent.follower.lives["s"].session.rollback()
+        assert set(agent.files()) == {"a", "mine"}
+
+
+def test_a_path_elsewhere_is_said_in_coverage(tmp_path: Path) -> None:
+    with agent_in(tmp_path) as agent:
+        agent.follower.prompt("s", "go")
+        agent.say("c", "in_progress", kind="edit", locations=[{"path": "/etc/hosts"}, {"path": "../x"}])
+        agent.say("c", "completed")
+        agent.follower.answered("s")
+        (row,) = mulligan_log(agent)
+        assert [(one["path"], one["reason"]) for one in row] == [
+            ("/etc/hosts", "outside_root"),
+            ("../x", "outside_root"),
+        ]
+
+
+def test_what_could_not_be_written_down_is_said_by_the_next_call(tmp_path: Path) -> None:
+    with agent_in(tmp_path) as agent:
+        agent.follower.prompt("s", "go")
+        agent.follower.note_failure()
+        agent.say("c", "completed", kind="execute")
+        agent.follower.answered("s")
+        assert mulligan_log(agent) == [[{"path": ".", "reason": "not_recorded"}]]
+
+
+def mulligan_log(agent: Agent) -> list[Any]:
+    from mulligan.history.tables import CALLS
+    from mulligan.values.canonical import decode
+
+    with agent.opened.store.read() as tx:
+        return [decode(row.coverage) for row in tx.select(CALLS) if not row.external]
+
+
+@given(update=st.dictionaries(st.sampled_from(["kind", "title", "status", "locations", "content", "x"]), JSON))
+def test_an_agent_may_send_anything(update: dict[str, Any]) -> None:
+    said = Announced("x").updated(update)
+    assert all(isinstance(one, str) for one in (said.kind, said.title, said.status, *said.paths))
+    text_of_prompt({"prompt": update.get("content")})
+
+
+@given(able=JSON, more=st.dictionaries(st.text(max_size=5), JSON, max_size=3))
+def test_nothing_an_agent_says_of_itself_is_lost(able: Any, more: dict[str, Any]) -> None:
+    answer = {"id": 1, "result": {**more, "agentCapabilities": able}}
+    changed = with_ours(answer)
+    capabilities_of(answer)
+    known = able if isinstance(able, dict) else {}
+    found = changed["result"]["agentCapabilities"]
+    assert {**changed["result"], "agentCapabilities": able} == answer["result"]
+    for name, value in known.items():
+        assert name in ("sessionCapabilities", "_meta") or found[name] == value
+
+
+def test_an_errand_that_fails_is_the_last_of_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    failures: list[int] = []
+    errands = Errands(lambda rested: None, lambda: failures.append(1))
+    broken = [errands.do(lambda: 1 // 0) for _ in range(3)]
+    assert [one.wait(60) for one in broken] == [None, None, None]
+    assert errands.do(lambda: "fine").wait(60) == "fine"
+    assert errands.end(60)
+    assert len(failures) == 3
+    assert capfd.readouterr().err == "mulligan: not recorded: ZeroDivisionError: integer division or modulo by zero\n"

@@ -1,0 +1,368 @@
+"""`mulligan acp -- COMMAND…` around an agent that knows nothing of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from acp_client.client import Body, Client, connected
+
+MULLIGAN = [sys.executable, "-m", "mulligan"]
+CHILD = [sys.executable, str(Path(__file__).with_name("scripted_child.py"))]
+PROXY = [*MULLIGAN, "acp", "--", *CHILD]
+WAYS = pytest.mark.parametrize("prefix", ["", "_mulligan/"])
+
+
+class Stage:
+    def __init__(self, base: Path) -> None:
+        self.root, self.home = base / "work", base / "home"
+        self.root.mkdir()
+        (self.root / "a.txt").write_text("one\n")
+        (self.root / "gone.txt").write_text("here\n")
+        (self.root / ".env").write_text("KEY=1\n")
+
+    def proxy(self, **environ: str) -> AbstractContextManager[Client]:
+        return connected(self.home, command=PROXY, **environ)
+
+    def files(self) -> dict[str, str]:
+        return {file.name: file.read_text() for file in sorted(self.root.iterdir()) if file.is_file()}
+
+    def cli(self, *words: str) -> Any:
+        env = {**os.environ, "MULLIGAN_HOME": str(self.home)}
+        command = [*MULLIGAN, *words, "--root", str(self.root), "--json"]
+        return json.loads(subprocess.run(command, env=env, capture_output=True, check=True).stdout)
+
+    def log(self) -> list[tuple[str | None, dict[str, str]]]:
+        """What is on record as somebody's, oldest first: the agent's ids and what they changed."""
+        rows = [row for row in reversed(self.cli("log")) if not row["external"]]
+        return [(row["label"], {one["path"]: one["kind"] for one in row["changes"]}) for row in rows]
+
+    def edit(self, name: str, content: str, id: str = "tc_1") -> list[Body]:
+        path = str(self.root / name)
+        return [*began(id, kind="edit", locations=[{"path": path}]), {"write": [path, content]}, over(id)]
+
+    def shell(self, command: str, id: str = "tc_2") -> list[Body]:
+        return [*began(id, kind="execute"), {"shell": f"cd {self.root} && {command}"}, over(id)]
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(Path(os.path.realpath(tmp_path)))
+
+
+def began(id: str, **fields: Any) -> list[Body]:
+    head = {"sessionUpdate": "tool_call", "toolCallId": id, "title": "tool", "status": "pending"}
+    return [{"update": {**head, **fields}}]
+
+
+def pause(session: str) -> Body:
+    """What takes a model its time: everything told so far has been heard when the agent goes on."""
+    return {"ask": {"sessionId": session, "toolCall": {"toolCallId": "look", "kind": "read"}, "options": []}}
+
+
+def over(id: str, status: str = "completed", **fields: Any) -> Body:
+    return {"update": {"sessionUpdate": "tool_call_update", "toolCallId": id, "status": status, **fields}}
+
+
+def new(client: Client, stage: Stage) -> str:
+    found: str = client.ask("session/new", cwd=str(stage.root), mcpServers=[])["sessionId"]
+    return found
+
+
+def steps(*parts: list[Body] | Body) -> list[Body]:
+    flat = [one for part in parts for one in (part if isinstance(part, list) else [part])]
+    return [{"type": "text", "text": json.dumps(flat)}]
+
+
+def prompt(client: Client, session: str, *parts: list[Body] | Body) -> Body:
+    return client.ask("session/prompt", sessionId=session, prompt=steps(*parts))
+
+
+def heard(client: Client) -> list[str]:
+    """The blocks of the last prompt as the agent got them, but for the steps."""
+    told = client.updates("agent_message_chunk")[-1]["content"]["text"]
+    return [block["text"] for block in json.loads(told)[:-1]]
+
+
+class TestUndo:
+    @pytest.mark.req("D14.acp.proxy")
+    @WAYS
+    def test_an_edit_and_a_command_of_a_turn_go_back_and_come_again(self, stage: Stage, prefix: str) -> None:
+        before = stage.files()
+        with stage.proxy() as client:
+            session = new(client, stage)
+            shell = stage.shell("rm gone.txt; echo KEY=2 > .env; echo n > n")
+            prompt(client, session, stage.edit("a.txt", "two\n"), pause(session), shell)
+            after = stage.files()
+            assert after == {".env": "KEY=2\n", "a.txt": "two\n", "n": "n\n"}
+            assert stage.log() == [
+                ("tc_1", {"a.txt": "modified"}),
+                ("tc_2", {".env": "modified", "gone.txt": "deleted", "n": "created"}),
+            ]
+            back = client.ask(f"{prefix}session/rollback", sessionId=session)
+            assert (back["status"], len(back["fsRestores"][0]["restoredPaths"])) == ("rolled_back", 4)
+            assert stage.files() == before
+            assert client.ask(f"{prefix}session/redo", sessionId=session)["status"] == "redone"
+            assert stage.files() == after
+            told = client.updates()[-1]["_meta"]["mulligan" if prefix else "harn"]
+            assert (told["kind"], told["talk"]) == ("session_redo", "kept")
+
+    @WAYS
+    def test_one_of_two_calls_at_once_is_restored_alone(self, stage: Stage, prefix: str) -> None:
+        a, b = (stage.edit(name, f"by {name}\n", name) for name in ("a.txt", "b.txt"))
+        with stage.proxy() as client:
+            session = new(client, stage)
+            prompt(client, session, a[0], b[0], a[1], b[1], a[2], b[2])
+            done = client.ask(f"{prefix}session/restore_tool_call", sessionId=session, toolCallId="a.txt")
+            assert done["restoredPaths"] == [str(stage.root / "a.txt")]
+            update = client.wait_for_update(lambda one: one.get("toolCallId") == "a.txt" and "_meta" in one)
+            assert update["status"] == ("completed" if prefix else "restored")
+        assert (stage.files()["a.txt"], stage.files()["b.txt"]) == ("one\n", "by b.txt\n")
+
+    def test_two_edits_of_one_file_announced_at_once_are_two_calls(self, stage: Stage) -> None:
+        one, two = stage.edit("a.txt", "1\n", "e1"), stage.edit("a.txt", "2\n", "e2")
+        with stage.proxy() as client:
+            session = new(client, stage)
+            script = steps(one[0], two[0], one[1:], {"wait": "x/go"}, two[1:])
+            asked = client.begin("session/prompt", sessionId=session, prompt=script)
+            client.wait_for_update(lambda update: update.get("status") == "completed")
+            assert client.error("session/rollback", sessionId=session)["data"]["status"] == "prompt_active"
+            client.notify("x/go")
+            client.answer(asked)
+            assert stage.log() == [("e1", {"a.txt": "modified"}), ("e2", {"a.txt": "modified"})]
+            client.ask("_mulligan/session/restore_tool_call", sessionId=session, toolCallId="e2")
+            assert stage.files()["a.txt"] == "1\n"
+
+    def test_a_tool_that_is_told_of_only_afterwards_is_undone_too(self, stage: Stage) -> None:
+        path = str(stage.root / "a.txt")
+        late = [{"write": [path, "late\n"]}, *began("e", kind="edit", status="completed", locations=[{"path": path}])]
+        bare = [{"write": [str(stage.root / "new"), "late\n"]}, over("w")]
+        before = stage.files()
+        with stage.proxy() as client:
+            session = new(client, stage)
+            prompt(client, session, late, pause(session), bare)
+            assert stage.log() == [("e", {"a.txt": "modified"}), ("w", {"new": "created"})]
+            client.ask("session/rollback", sessionId=session)
+        assert stage.files() == before
+
+    def test_what_a_person_saves_between_prompts_stays(self, stage: Stage) -> None:
+        with stage.proxy() as client:
+            session = new(client, stage)
+            prompt(client, session, stage.shell("echo x > x"))
+            (stage.root / "mine").write_text("mine\n")
+            prompt(client, session, stage.shell("echo y > y"))
+            for _ in range(2):
+                client.ask("_mulligan/session/rollback", sessionId=session)
+            error = client.error("_mulligan/session/rollback", sessionId=session)
+            assert (error["code"], error["data"]["status"]) == (-32000, "no_checkpoint")
+        assert set(stage.files()) == {".env", "a.txt", "gone.txt", "mine"}
+
+    def test_rewind_moves_the_files_and_leaves_the_talk(self, stage: Stage) -> None:
+        e1, e2 = stage.edit("a.txt", "two\n", "e1"), stage.edit("a.txt", "three\n", "e2")
+        with stage.proxy() as client:
+            session = new(client, stage)
+            prompt(client, session, *e1, pause(session), *e2)
+            rewound = client.ask("_mulligan/session/rewind", sessionId=session, to="e2")
+            assert (rewound["status"], stage.files()["a.txt"]) == ("rewound", "two\n")
+
+    def test_what_a_loaded_session_tells_again_is_not_done_again(self, stage: Stage) -> None:
+        with stage.proxy() as client:
+            client.ask("session/load", sessionId="old", cwd=str(stage.root), mcpServers=[])
+            assert stage.log() == []
+            prompt(client, "old", stage.edit("a.txt", "two\n"))
+            assert stage.log() == [("tc_1", {"a.txt": "modified"})]
+
+    def test_a_session_nobody_knows_is_said(self, stage: Stage) -> None:
+        with stage.proxy() as client:
+            error = client.error("_mulligan/session/rollback", sessionId="nobody")
+            assert (error["code"], error["data"]["status"]) == (-32602, "unknown_session")
+
+
+class TestTelling:
+    @pytest.mark.req("D14.acp.proxy_tells_model")
+    def test_the_model_is_told_what_was_undone(self, stage: Stage) -> None:
+        with stage.proxy() as client:
+            session = new(client, stage)
+            prompt(client, session, stage.edit("a.txt", "two\n"), stage.shell("rm gone.txt; echo n > n"), {"heard": 1})
+            assert heard(client) == []
+            client.ask("_mulligan/session/rollback", sessionId=session)
+            prompt(client, session, {"heard": 1})
+            (told,) = heard(client)
+            assert told.splitlines()[1:4] == ["- a.txt (put back)", "- gone.txt (is there again)", "- n (removed)"]
+            prompt(client, session, {"heard": 1})
+            assert heard(client) == [], "once is enough"
+
+    def test_what_was_undone_and_redone_is_not_worth_a_word(self, stage: Stage) -> None:
+        with stage.proxy() as client:
+            session = new(client, stage)
+            prompt(client, session, stage.edit("a.txt", "two\n"))
+            client.ask("session/rollback", sessionId=session)
+            client.ask("session/redo", sessionId=session)
+            prompt(client, session, {"heard": 1})
+            assert heard(client) == []
+
+    def test_an_undo_in_a_terminal_is_told_to_the_next_process_of_the_agent(self, stage: Stage) -> None:
+        with stage.proxy() as client:
+            session = new(client, stage)
+            prompt(client, session, stage.edit("a.txt", "two\n"))
+        stage.cli("undo")
+        with stage.proxy() as client:
+            client.ask("session/resume", sessionId=session, cwd=str(stage.root))
+            prompt(client, session, {"heard": 1})
+            assert "a.txt (put back)" in heard(client)[0]
+
+    def test_a_fork_of_an_agent_that_cannot_knows_what_it_goes_on_from(self, stage: Stage) -> None:
+        with stage.proxy() as client:
+            session = new(client, stage)
+            prompt(client, session, stage.edit("a.txt", "two\n"))
+            made = client.ask("session/fork", sessionId=session, cwd=str(stage.root))
+            assert (made["parent_id"], made["state"]) == (session, "forked")
+            prompt(client, made["sessionId"], stage.edit("b.txt", "child\n"), {"heard": 1})
+            (told,) = heard(client)
+            assert told.startswith("[Mulligan]") and "tool_call" in told
+            client.ask("_mulligan/session/rollback", sessionId=made["sessionId"])
+            assert (stage.files()["a.txt"], "b.txt" in stage.files()) == ("two\n", False)
+
+
+class TestPassing:
+    @pytest.mark.req("D14.acp.proxy_passes_through", "D14.acp.advertised")
+    def test_what_the_agent_can_do_is_added_to_and_not_changed(self, stage: Stage) -> None:
+        able = {"x": {"y": 1.5}, "sessionCapabilities": {"list": {"a": 1}}, "_meta": {"z": [1], "mulligan": {"q": 1}}}
+        with stage.proxy(CAPABILITIES=json.dumps(able)) as client:
+            said = client.ask("initialize", protocolVersion=1)
+        found = said["agentCapabilities"]
+        added: Body = {"rollback": {}, "redo": {}, "restoreToolCall": {}, "fork": {}}
+        assert found["sessionCapabilities"] == {"list": {"a": 1}, **added}
+        ours: Body = {"rollback": {}, "redo": {}, "restoreToolCall": {}, "rewind": {}}
+        assert (found["x"], found["_meta"]) == ({"y": 1.5}, {"z": [1], "mulligan": {"q": 1, **ours}})
+        assert said["agentInfo"] == {"name": "child", "x": [1.5]}
+
+    def test_an_agent_that_can_go_back_by_itself_is_asked_itself(self, stage: Stage) -> None:
+        able: Body = {"sessionCapabilities": {"rollback": {}, "fork": {}}}
+        with stage.proxy(CAPABILITIES=json.dumps(able)) as client:
+            session = new(client, stage)
+            prompt(client, session, stage.edit("a.txt", "two\n"))
+            for method in ("session/rollback", "session/fork"):
+                assert client.ask(method, sessionId=session)["unknown"] == method
+            client.ask("_mulligan/session/rollback", sessionId=session)
+        assert stage.files()["a.txt"] == "one\n"
+
+    @pytest.mark.req("D14.acp.proxy_passes_through")
+    def test_lines_pass_byte_for_byte_both_ways_whatever_they_are(self, stage: Stage) -> None:
+        odd = [
+            b'##  not json \xff\xfe "id" tool_call\n',
+            b'##{"id" :1.50e0,  "method":"session\\/update" , "params":{"\\u0061":"\xc3\xa9"}}\r\n',
+            b"##[1, 2]\n",
+            b"##\n",
+        ]
+        env = {**os.environ, "MULLIGAN_HOME": str(stage.home)}
+        given = b"".join(odd) + b'{ "method" : "x/hex",  "z": 10000000000000000000000, "z": 1e400 }\n'
+        done = subprocess.run(PROXY, input=given, env=env, capture_output=True, timeout=60, check=True)
+        lines = done.stdout.splitlines(keepends=True)
+        assert lines[:4] == [b"heard " + line.hex().encode() + b"\n" for line in odd]
+        assert bytes.fromhex(json.loads(lines[4])["params"]["hex"]) == given[len(b"".join(odd)) :]
+
+    def test_what_the_agent_sends_arrives_as_it_was_sent(self, stage: Stage) -> None:
+        raw = (
+            '{"method":"session\\/update", "params":{"sessionId":5,"update":{"toolCallId":[]}}, "q":"\\u00e9","x":1E+2}'
+        )
+        text = json.dumps([{"raw": raw}, {"raw": "tool_call is no JSON"}, {"raw": '{"id":null,"result":1}'}])
+        ask = {
+            "jsonrpc": "2.0",
+            "id": "1",
+            "method": "session/prompt",
+            "params": {"sessionId": "?", "prompt": [{"text": text}]},
+        }
+        env = {**os.environ, "MULLIGAN_HOME": str(stage.home)}
+        done = subprocess.run(PROXY, input=json.dumps(ask).encode() + b"\n", env=env, capture_output=True, check=True)
+        assert done.stdout.splitlines()[:3] == [raw.encode(), b"tool_call is no JSON", b'{"id":null,"result":1}']
+
+    def test_a_diff_of_five_megabytes_passes_and_is_undone(self, stage: Stage) -> None:
+        big = "0123456789abcde\n" * (5 * 2**16)
+        path = str(stage.root / "big.txt")
+        Path(path).write_text(big)
+        diff = {"type": "diff", "path": path, "oldText": big, "newText": "small\n"}
+        with stage.proxy() as client:
+            session = new(client, stage)
+            script = [*began("e", kind="edit", content=[diff]), {"write": [path, "small\n"]}, over("e", content=[diff])]
+            prompt(client, session, script)
+            assert [one["content"] for one in client.updates()] == [[diff], [diff]]
+            assert stage.files()["big.txt"] == "small\n"
+            client.ask("_mulligan/session/rollback", sessionId=session)
+        assert Path(path).read_text() == big
+
+    def test_an_agent_that_asks_first_is_answered(self, stage: Stage) -> None:
+        tool = {"toolCallId": "tc_2", "kind": "execute", "title": "run"}
+        with stage.proxy() as client:
+            session = new(client, stage)
+            asked: list[Body] = []
+
+            def allow(params: Body) -> str:
+                asked.append(params)
+                return "yes"
+
+            client.allow = allow
+            params = {"sessionId": session, "toolCall": tool, "options": []}
+            prompt(client, session, {"ask": params}, stage.shell("echo x > x")[1:])
+            assert asked == [params]
+            assert stage.log() == [("tc_2", {"x": "created"})]
+
+
+class TestNeverInTheWay:
+    def test_with_a_broken_store_the_agent_works_as_if_we_were_not_there(self, stage: Stage) -> None:
+        stage.home.write_text("no folder")
+        with stage.proxy() as client:
+            session = new(client, stage)
+            assert prompt(client, session, stage.edit("a.txt", "two\n"), {"heard": 1}) == {"stopReason": "end_turn"}
+            assert len(client.updates()) == 3
+            assert client.error("_mulligan/session/rollback", sessionId=session)["data"]["status"] == "unknown_session"
+        assert stage.files()["a.txt"] == "two\n"
+
+    def test_the_agents_exit_code_is_ours(self, stage: Stage) -> None:
+        env = {**os.environ, "MULLIGAN_HOME": str(stage.home), "CODE": "7"}
+        assert subprocess.run(PROXY, stdin=subprocess.DEVNULL, env=env, check=False).returncode == 7
+        missing = subprocess.run([*MULLIGAN, "acp", "--", "no-such-agent"], env=env, capture_output=True, check=False)
+        assert (missing.returncode, missing.stdout) == (127, b"")
+
+    def test_an_agent_that_dies_in_a_call_leaves_it_on_record_and_undoable(self, stage: Stage) -> None:
+        env = {**os.environ, "MULLIGAN_HOME": str(stage.home)}
+        shell = stage.shell("rm gone.txt")
+        with subprocess.Popen(PROXY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
+            client = Client(process)
+            session = new(client, stage)
+            client.begin("session/prompt", sessionId=session, prompt=steps(shell[:2], {"die": 9}))
+            assert process.wait(60) == 9
+        assert stage.log() == [("tc_2", {"gone.txt": "deleted"})]
+        stage.cli("rollback")
+        assert "gone.txt" in stage.files()
+
+    def test_a_signal_is_the_agents(self, stage: Stage) -> None:
+        env = {**os.environ, "MULLIGAN_HOME": str(stage.home)}
+        with subprocess.Popen(PROXY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
+            Client(process).ask("initialize")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 128 + signal.SIGTERM
+
+    def test_killed_in_the_middle_we_lose_nothing_that_was_announced(self, stage: Stage) -> None:
+        env = {**os.environ, "MULLIGAN_HOME": str(stage.home)}
+        shell = stage.shell("rm gone.txt; echo KEY=2 > .env")
+        with subprocess.Popen(PROXY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
+            client = Client(process)
+            session = new(client, stage)
+            said = {"update": {"sessionUpdate": "plan", "entries": []}}
+            script = steps(shell[0], pause(session), shell[1], said, {"wait": "x/never"})
+            client.begin("session/prompt", sessionId=session, prompt=script)
+            client.wait_for_update(lambda one: one["sessionUpdate"] == "plan")
+            process.kill()
+            process.wait(60)
+        assert stage.log() == [("tc_2", {".env": "modified", "gone.txt": "deleted"})]
+        stage.cli("rollback")
+        assert stage.files() == {".env": "KEY=1\n", "a.txt": "one\n", "gone.txt": "here\n"}
