@@ -63,18 +63,28 @@ def timed_ms(act: Callable[[], object]) -> float:
 
 
 def start_up(root: str, home: str) -> None:
-    ours = [sys.executable, "-m", "mulligan", "mcp", "--root", root]
-    for name, command in (("bare script", [sys.executable, "-c", BARE]), ("mulligan mcp", ours)):
-        times = []
-        for _ in range(STARTS):
-            start = time.perf_counter()
-            host = Host(command, home)
-            host.ask("initialize", HELLO)
-            host.ask("tools/list")
-            times.append((time.perf_counter() - start) * 1e3)
-            host.process.kill()
-            host.process.wait()
-        show(f"  spawn to tools/list, {name}", sorted(times), "ms")
+    """The ways take turns, so that a busy machine slows all alike."""
+    script = os.path.join(sys.prefix, "bin", "mulligan")
+    ways = {
+        "bare script": [sys.executable, "-c", BARE],
+        "mulligan mcp": [script, "mcp", "--root", root],
+        "mulligan mcp --profile": [script, "mcp", "--root", root, "--profile", "anthropic"],
+        "python -m mulligan mcp": [sys.executable, "-m", "mulligan", "mcp", "--root", root],
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(STARTS):
+        for name, command in ways.items():
+            times[name].append(timed_ms(lambda command=command: _listed(command, home)))  # type: ignore[misc]
+    for name, found in times.items():
+        show(f"  spawn to tools/list, {name}", sorted(found), "ms")
+
+
+def _listed(command: list[str], home: str) -> None:
+    host = Host(command, home)
+    host.ask("initialize", HELLO)
+    host.ask("tools/list")
+    host.process.kill()
+    host.process.wait()
 
 
 def calls(root: str, home: str) -> None:

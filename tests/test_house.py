@@ -253,7 +253,17 @@ class TestRooms:
         }
 
 
-ROOMS = ["testing", "cli", "builtins", "looping", "opening", "servers | agents", "effects", "history", "session | workspace"]
+ROOMS = [
+    "testing",
+    "cli",
+    "builtins | tokens",
+    "looping",
+    "opening",
+    "servers | agents",
+    "effects",
+    "history",
+    "session | workspace",
+]
 ROOMS += ["boundary", "store", "values"]
 
 PURE = frozenset(

@@ -326,6 +326,16 @@ class TestNeverInTheWay:
             assert client.error("_mulligan/session/rollback", sessionId=session)["data"]["status"] == "unknown_session"
         assert stage.files()["a.txt"] == "two\n"
 
+    def test_a_store_that_breaks_meanwhile_is_our_trouble_alone(self, stage: Stage) -> None:
+        with stage.proxy() as client:
+            session = new(client, stage)
+            prompt(client, session, stage.edit("a.txt", "two\n"))
+            for file in (file for file in stage.home.rglob("*") if file.is_file()):
+                file.write_bytes(b"garbage" * 2000)
+            assert prompt(client, session, stage.edit("a.txt", "three\n", "tc_9")) == {"stopReason": "end_turn"}
+            assert client.error("_mulligan/session/rollback", sessionId=session)["code"] == -32000
+        assert stage.files()["a.txt"] == "three\n"
+
     def test_the_agents_exit_code_is_ours(self, stage: Stage) -> None:
         env = {**os.environ, "MULLIGAN_HOME": str(stage.home), "CODE": "7"}
         assert subprocess.run(PROXY, stdin=subprocess.DEVNULL, env=env, check=False).returncode == 7

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 import mulligan
@@ -236,8 +237,9 @@ class TestTheProgram:
         for name in set(cli.list_commands(context)) - {"demo"}:
             verb = cli.get_command(context, name)
             assert verb is not None
-            options = {option for parameter in verb.params for option in parameter.opts}
-            assert {"--root", "--session", "--store", "--json"} <= options, name
+            for leaf in verb.commands.values() if isinstance(verb, click.Group) else [verb]:
+                options = {option for parameter in leaf.params for option in parameter.opts}
+                assert {"--root", "--session", "--store", "--json"} <= options, (name, leaf.name)
 
     def test_showing_help_loads_no_verb_and_nothing_heavy(self) -> None:
         script = "import sys; from mulligan.cli import run; run(['--help']); print(*sys.modules, file=sys.stderr)"

@@ -358,6 +358,23 @@ class TestPeople:
         assert bench.session().undo().ok
         assert (bench.root / "f").read_text() == edited
 
+    def test_what_was_removed_before_an_isolated_command_began_is_not_in_its_way(self, bench: Bench) -> None:
+        script = "mkdir -p copy/d; echo 1 > copy/d/f; echo 2 > copy/g"
+        assert sh(bench, script, isolate=True).ok
+        shutil.rmtree(bench.root / "copy")
+        receipt = sh(bench, script, isolate=True)
+        assert receipt.ok and receipt.coverage == []
+        assert (bench.root / "copy/d/f").read_text() == "1\n" and (bench.root / "copy/g").read_text() == "2\n"
+
+    def test_an_edit_before_an_isolated_command_began_is_what_it_works_on(self, bench: Bench) -> None:
+        with bench.session().call() as call:
+            call.write_file("f", self.LINES)
+        plant(bench.root, {"f": "person\n"})
+        receipt = sh(bench, "echo agent >> f", isolate=True)
+        assert receipt.ok and receipt.coverage == []
+        assert (bench.root / "f").read_text() == "person\nagent\n"
+        assert bench.session().undo().ok and (bench.root / "f").read_text() == "person\n"
+
     @pytest.mark.req("D7.overlay_changed_lower")
     @pytest.mark.parametrize("known", [True, False])
     def test_an_edit_of_the_same_line_is_a_named_conflict_and_stays(self, bench: Bench, known: bool) -> None:

@@ -88,10 +88,7 @@ def test_32_observers_and_one_controller_over_threads_and_two_processes(ground: 
     elsewhere = ground.start("watch", "far", 16)
     rival = ground.start("controller", "rival", 60)
     heard: list[list[list[Any]]] = [[] for _ in range(16)]
-    subscriptions = [
-        session.subscribe(into(mine), after=0)
-        for mine in heard
-    ]
+    subscriptions = [session.subscribe(into(mine), after=0) for mine in heard]
     for number in range(16):
         session.attach(f"near{number}")
     assert line_of(elsewhere) == ["ready"] and line_of(rival) == ["ready"]

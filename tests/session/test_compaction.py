@@ -40,9 +40,7 @@ def test_by_default_the_last_twelve_stay_and_the_rest_is_one_masked_message(sess
     assert kept == said[8:]
     assert summary["role"] == "user"
     assert summary["metadata"] == {"compaction": {"strategy": "observation_mask", "archived_messages": 8}}
-    assert summary["content"].splitlines()[1:] == [
-        f"[{message['role']}] {message['content']}" for message in said[:8]
-    ]
+    assert summary["content"].splitlines()[1:] == [f"[{message['role']}] {message['content']}" for message in said[:8]]
     view = session.view()
     assert view["summary"] == summary["content"]
     assert view["events"][-1]["kind"] == "compaction"

@@ -30,6 +30,7 @@ from mulligan import (
     upsert_by,
 )
 from mulligan.session.slices import Append, Clear, Extend, Replace
+from mulligan.values.faults import MulliganError
 from session.shapes import NOON, Added, Count, Note, Seen, counting, invoked, number
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
@@ -268,17 +270,39 @@ def tools_for(
     return [_structured(runner, tool) for tool in given]
 
 
-def _structured(runner: ToolRunner, tool: Tool[Any, Any]) -> StructuredTool:
-    def invoke(tool_call_id: str = "", **arguments: Any) -> str:
-        return runner.execute(ProviderToolCall(tool_call_id, tool.name, arguments)).message
+class _SessionTool(StructuredTool):
+    """Knows which of the model's calls it is run for; LangChain tells a tool with a plain schema nothing of it."""
 
-    async def ainvoke(tool_call_id: str = "", **arguments: Any) -> str:
-        return (await runner.aexecute(ProviderToolCall(tool_call_id, tool.name, arguments))).message
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        with _for_call(input):
+            return super().invoke(input, config, **kwargs)
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        with _for_call(input):
+            return await super().ainvoke(input, config, **kwargs)
+
+
+_call_id: ContextVar[str] = ContextVar("mulligan_langgraph_call", default="")
+
+
+@contextmanager
+def _for_call(given: Any) -> Iterator[None]:
+    token = _call_id.set(str(given.get("id") or "") if isinstance(given, dict) else "")
+    try:
+        yield
+    finally:
+        _call_id.reset(token)
+
+
+def _structured(runner: ToolRunner, tool: Tool[Any, Any]) -> StructuredTool:
+    def run(**arguments: Any) -> str:
+        return runner.execute(ProviderToolCall(_call_id.get(), tool.name, arguments)).message
+
+    async def arun(**arguments: Any) -> str:
+        return (await runner.aexecute(ProviderToolCall(_call_id.get(), tool.name, arguments))).message
 
     schema = dict(tool.parameters)
-    return StructuredTool.from_function(
-        invoke, ainvoke, name=tool.name, description=tool.description, args_schema=schema, infer_schema=False
-    )
+    return _SessionTool(name=tool.name, description=tool.description, args_schema=schema, func=run, coroutine=arun)
 
 
 def _thread_of(config: RunnableConfig) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mulligan.cli.options import Common, common_options
+from mulligan.values.faults import MulliganError
 
 if TYPE_CHECKING:
     from mulligan.opening import Mulligan
@@ -49,8 +50,14 @@ def _serve(common: Common, provider: str | None, mode: str) -> None:
 def _stand_between(common: Common, command: list[str]) -> int:
     from mulligan.servers.acp.proxy import run_proxy
 
-    with ExitStack() as opened:
-        return run_proxy(command, open_folder=_opener(common, opened), root=common.root)
+    opened = ExitStack()
+    code = run_proxy(command, open_folder=_opener(common, opened), root=common.root)
+    try:
+        opened.close()
+    except MulliganError as error:
+        # The agent has ended as it has, whatever became of our store meanwhile.
+        click.echo(f"mulligan: {error.message}", err=True)
+    return code
 
 
 def _opener(common: Common, opened: ExitStack) -> Callable[[str], Mulligan]:

@@ -12,8 +12,8 @@ from mulligan.history.call import Call, Intent
 from mulligan.history.desk import Desk
 from mulligan.history.merge import Conflict, TakeTheirs, WriteMerged, merge_entry
 from mulligan.values.digest import Digest, digest_of
-from mulligan.values.entries import ABSENT, DirEntry, Entry, FileEntry, SymlinkEntry
-from mulligan.values.paths import RepoPath, path_bytes, path_from_bytes, to_wire
+from mulligan.values.entries import ABSENT, Absent, DirEntry, Entry, FileEntry, SymlinkEntry
+from mulligan.values.paths import RepoPath, path_from_bytes, to_wire
 from mulligan.workspace.disk import Image
 from mulligan.workspace.exec.ledger import look
 from mulligan.workspace.exec.overlay import IsolatedChange, attributes_of, kind_of_status
@@ -29,11 +29,14 @@ def take_over(desk: Desk, call: Call, changes: Sequence[IsolatedChange], *, star
     leaving = [one for one in reversed(inner) if one.kind == "absent"]
     coming = [one for one in inner if one.kind != "absent"]
     ordered = [*leaving, *coming]
+    since = _Since(started_ns)
+    gone = {one.path for one in ordered if since.may_be_gone(one.path)}  # before we ourselves change any folder
     with call.savepoint():
         for start in range(0, len(ordered), _CHANGES_PER_EFFECT):
             part = {_path(root, change): change for change in ordered[start : start + _CHANGES_PER_EFFECT]}
             seen = call.seen_at_start(part)
-            call.change([_intent(desk, call, path, _Made(one, seen[path], started_ns)) for path, one in part.items()])
+            made = {path: _Made(one, seen[path], since, one.path in gone) for path, one in part.items()}
+            call.change([_intent(desk, call, path, one) for path, one in made.items()])
 
 
 def _is_special(call: Call, root: bytes, change: IsolatedChange) -> bool:
@@ -50,12 +53,40 @@ def _path(root: bytes, change: IsolatedChange) -> RepoPath:
 
 
 @dataclass(slots=True, frozen=True)
+class _Since:
+    """What the real tree says of a moment: when the command began."""
+
+    moment_ns: int
+
+    def has_changed(self, path: bytes) -> bool:
+        """Whether somebody changed what is there. Of a folder nobody can say: its content changes its time too."""
+        status = look(path)
+        return status is not None and status.st_ctime_ns >= self.moment_ns and not stat.S_ISDIR(status.st_mode)
+
+    def may_be_gone(self, path: bytes) -> bool:
+        """Whether somebody may have removed it: nothing is there, and the folder it would be in has changed."""
+        if look(path) is not None:
+            return False
+        folder = os.path.dirname(path)
+        while (status := look(folder)) is None:
+            folder = os.path.dirname(folder)
+        return status.st_mtime_ns >= self.moment_ns
+
+
+@dataclass(slots=True, frozen=True)
 class _Made:
-    """What an isolated command made of a path, what the record said of it before, and when the command began."""
+    """What an isolated command made of a path, and what the record said of it before."""
 
     change: IsolatedChange
     seen: Entry | None
-    started_ns: int
+    since: _Since
+    may_be_gone: bool
+
+    def is_disputed(self, now: Image) -> bool:
+        """Whether what is there may not be what the command saw there. A folder that is gone is needed all the same."""
+        if isinstance(now.entry, Absent) and not now.special:
+            return self.may_be_gone and self.change.kind != "dir"
+        return isinstance(now.entry, DirEntry) or self.since.has_changed(self.change.path)
 
 
 def _intent(desk: Desk, call: Call, path: RepoPath, made: _Made) -> Intent:
@@ -106,8 +137,10 @@ class _Sides:
 def _merged(desk: Desk, call: Call, path: RepoPath, sides: _Sides) -> Wanted:
     """A path that somebody changed while the command ran is merged, or stays theirs and is reported."""
     before = sides.made.seen
+    if not sides.made.is_disputed(sides.now):
+        return sides.wanted
     if before is None:
-        if not _changed_since(desk, path, sides.made.started_ns):
+        if isinstance(sides.now.entry, Absent | DirEntry):
             return sides.wanted
         _conflicted(call, path)
         return sides.kept
@@ -136,11 +169,3 @@ def _reader(desk: Desk, sides: _Sides) -> Callable[[Digest], bytes]:
         if isinstance(entry, FileEntry) and data is not None
     }
     return lambda digest: known[digest] if digest in known else desk.ledger.blobs.read(digest)
-
-
-def _changed_since(desk: Desk, path: RepoPath, moment_ns: int) -> bool:
-    try:
-        status = os.lstat(os.path.join(desk.disk.root.path, path_bytes(path)))
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return status.st_ctime_ns >= moment_ns and not stat.S_ISDIR(status.st_mode)

@@ -91,9 +91,9 @@ _CODES: dict[type[MulliganError], str] = {
         unredacted_secret transcript_budget_exceeded
     """,
     WorldChanged: """
-        path_claimed stale_base conflict call_lost replay_diverged repo_changed path_not_found parent_not_found file_exists
+        path_claimed stale_base conflict call_lost repo_changed path_not_found parent_not_found file_exists
         not_a_directory is_directory path_busy deadline_exceeded cancelled evicted timeout nonzero_exit
-        spawn_failed regex_timeout controller_present too_many_clients visibility_expansion_required
+        replay_diverged spawn_failed regex_timeout controller_present too_many_clients visibility_expansion_required
     """,
     Broken: """
         io_error no_space read_only_disk store_corrupt store_newer store_unreadable store_busy

@@ -81,7 +81,7 @@ class _Search:
             wanted = self.job.limit - len(found)
             if wanted <= 0 or len(first) < FIRST_FILES:
                 return found
-            return found + self._after(first[-1], selection, wanted, walk, ahead)
+            return found + self._after(first[-1], selection, wanted, walk=walk, ahead=ahead)
 
     def _set_out_early(
         self, first: list[RepoPath], selection: Selection, walk: Walk | None
@@ -101,7 +101,7 @@ class _Search:
         return _Ahead(run, walk, len(walk.pruned))
 
     def _after(
-        self, last: RepoPath, selection: Selection, wanted: int, walk: Walk | None, ahead: _Ahead | None
+        self, last: RepoPath, selection: Selection, wanted: int, *, walk: Walk | None, ahead: _Ahead | None
     ) -> list[Line]:
         """The lines of the files after the last one that was searched by name."""
         try:
@@ -109,7 +109,7 @@ class _Search:
         except TooMuchOutput:
             return self._in_batches(selection, wanted)  # so many lines match that the first few batches will do
         if soon is not None and soon.all_named and walk is not None:
-            return self._judged(soon, last, selection, walk, wanted)
+            return self._judged(soon, last, selection, walk=walk, wanted=wanted)
         rest = list(selection)
         try:
             hits = self._by_walking(len(rest), walk, ahead) if soon is None else soon
@@ -117,7 +117,7 @@ class _Search:
             hits = None
         return self._in_batches(rest, wanted) if hits is None else self._confirmed(rest, hits, wanted)
 
-    def _judged(self, hits: Hits, last: RepoPath, selection: Selection, walk: Walk, wanted: int) -> list[Line]:
+    def _judged(self, hits: Hits, last: RepoPath, selection: Selection, *, walk: Walk, wanted: int) -> list[Line]:
         """The lines of those files that the selection would have come to."""
         raw_last = path_bytes(last)
         after = sorted((raw, path) for path in map(RepoPath, hits.by_path) if (raw := path_bytes(path)) > raw_last)

@@ -101,10 +101,10 @@ class Watch:
         while at < len(data):
             watch, mask, _, length = _EVENT.unpack_from(data, at)
             at += _EVENT.size
-            self._note(watch, mask, data[at : at + length].rstrip(b"\0"), changes, number)
+            self._note(watch, mask, data[at : at + length].rstrip(b"\0"), changes=changes, number=number)
             at += length
 
-    def _note(self, watch: int, mask: int, raw: bytes, changes: Changes, number: int) -> None:
+    def _note(self, watch: int, mask: int, raw: bytes, *, changes: Changes, number: int) -> None:
         path = self._paths.get(watch)
         if mask & (_OVERFLOW | _UNMOUNT):
             self.is_broken = True

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import mulligan
-from agents.test_runner import Box, change_all, state_with
+from agent_room.test_runner import Box, change_all, state_with
 from mulligan import (
     ExecutionState,
     ExecutionStateError,

@@ -36,6 +36,7 @@ def wrote(path: str, content: str) -> dict[str, Any]:
 
 
 class TestARun:
+    @pytest.mark.req("S0.capture.loop_sets_current_call")
     def test_tools_are_run_and_their_results_told_until_the_model_is_done(
         self, opened: Mulligan, tmp_path: Path
     ) -> None:
@@ -61,12 +62,14 @@ class TestARun:
         assert (tmp_path / "work" / "b.txt").read_text() == "x"
         assert len(session.messages()) == 10
 
+    @pytest.mark.req("S3.tour.loop_loads_prefix", "S3.tour.second_call_sees_first")
     def test_a_second_run_sees_what_the_first_one_said(self, opened: Mulligan) -> None:
         model = Mock(["Hello there."])
         agent_loop("hello", session="s", provider=model)
         agent_loop("what do you remember?", session="s", provider=model)
         assert [one["content"] for one in model.asked[1].messages] == ["hello", "Hello there.", "what do you remember?"]
 
+    @pytest.mark.req("S3.tour.anonymous_not_persisted", "D11.anonymous_loop_calls")
     def test_without_a_session_nothing_said_is_kept_but_what_was_done_is(
         self, opened: Mulligan, tmp_path: Path
     ) -> None:
@@ -76,6 +79,7 @@ class TestARun:
         assert opened.session(result.session_id).undo().ok
         assert not (tmp_path / "work" / "a.txt").exists()
 
+    @pytest.mark.req("S1.edit_file.failure_surfaces")
     def test_a_tool_that_fails_leaves_nothing_and_the_model_is_told(self, opened: Mulligan, tmp_path: Path) -> None:
         def half(path: str) -> None:
             (tmp_path / "half").write_text(path)
@@ -86,6 +90,7 @@ class TestARun:
         told = [message for message in opened.session("s").messages() if message["role"] == "tool"]
         assert [message["is_error"] for message in told] == [True, True, True]
 
+    @pytest.mark.req("S1.profile.batch_semantics_kept")
     def test_reading_tools_run_side_by_side_and_keep_their_order(self, opened: Mulligan) -> None:
         both = threading.Barrier(2)
 
@@ -181,6 +186,15 @@ class TestTheDocumentsNames:
         assert builtins.agent_session_length(shared) == 4
         assert builtins.agent_session_length(done["stages"][2]["session_id"]) == 2
 
+    @pytest.mark.req("S3.workflow.fork_before")
+    def test_a_stage_can_run_on_a_fork_made_before(self, opened: Mulligan) -> None:
+        source = builtins.agent_session_open()
+        builtins.agent_session_inject(source, {"role": "user", "content": "before"})
+        fork = builtins.agent_session_fork(source)
+        policy = {"session_id": fork, "provider": "mock"}
+        builtins.workflow_execute([{"name": "a", "prompt": "what if", "model_policy": policy}])
+        assert (builtins.agent_session_length(source), builtins.agent_session_length(fork)) == (1, 3)
+
     def test_a_bad_stage_means_that_none_of_them_ran(self, opened: Mulligan) -> None:
         shared = builtins.agent_session_open()
         good = {"name": "a", "prompt": "b", "model_policy": {"session_id": shared}}
@@ -189,6 +203,7 @@ class TestTheDocumentsNames:
                 builtins.workflow_execute([good, bad])
         assert builtins.agent_session_length(shared) == 0
 
+    @pytest.mark.req("D11.builtin_agent_loop", "S3.tour.loop_persists")
     def test_agent_loop_keeps_talk_under_its_session_and_is_loud_about_options(self, opened: Mulligan) -> None:
         session = builtins.agent_session_open()
         builtins.agent_session_inject(session, {"role": "user", "content": "Hello!"})
@@ -198,6 +213,7 @@ class TestTheDocumentsNames:
             builtins.agent_loop("x", None, {"transcript_policy": "reset"})
         assert caught.value.code == "unknown_option"
 
+    @pytest.mark.req("S3.subscribe.iteration_end", "S3.subscribe.current_id_inside")
     def test_subscribers_hear_of_each_iteration_and_know_the_session(self, opened: Mulligan) -> None:
         session = builtins.agent_session_open()
         heard: list[tuple[str, str | None]] = []

@@ -16,7 +16,7 @@ from uuid import UUID
 import pytest
 
 import mulligan
-from agents.test_runner import Box, Other
+from agent_room.test_runner import Box, Other
 from history.deaths import in_child
 from mulligan import (
     BudgetSnapshot,

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from agents.hooks.people import Site, event, gone
+from agent_room.hooks.people import Site, event, gone
 from mulligan.agents.hooks import client
 from mulligan.agents.hooks.dispatch import parse_message
 from mulligan.agents.hooks.hosts import CLIENT, command_for

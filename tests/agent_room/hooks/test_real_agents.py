@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.hooks.people import Site
-from agents.hooks.scripted_model import ScriptedModel, Step, scripted_model
+from agent_room.hooks.people import Site
+from agent_room.hooks.scripted_model import ScriptedModel, Step, scripted_model
 
 TOOLS = Path(__file__).parents[3] / ".tools"
 PLACES = [TOOLS / folder / "node_modules/.bin" for folder in ("mcp", "node", "agents")]

@@ -57,7 +57,7 @@ CONFIG: RunnableConfig = {"configurable": {"thread_id": "t"}}
 FIRST_HALF = """
 import sys
 import mulligan
-from agents.test_langgraph import CONFIG, graph
+from agent_room.test_langgraph import CONFIG, graph
 from mulligan.agents.langgraph import MulliganSaver
 opened = mulligan.open(sys.argv[1], store=sys.argv[2])
 print(graph(MulliganSaver(opened.store)).invoke({"steps": ["zero"]}, CONFIG)["steps"], flush=True)

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.hooks.people import Site
-from agents.hooks.test_jsonc import documents
+from agent_room.hooks.people import Site
+from agent_room.hooks.test_jsonc import documents
 from mulligan.agents.hooks.hosts import HOSTS, MARK, Host, command_for
 from mulligan.agents.hooks.jsonc import parse
 from mulligan.agents.hooks.settings import Settings

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.hooks.people import Site
+from agent_room.hooks.people import Site
 
 
 @pytest.fixture

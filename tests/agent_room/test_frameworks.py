@@ -1,0 +1,131 @@
+"""Our tools under other people's loops: the real frameworks, a model on loopback, and every call a transaction."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, RunConfig, Runner, set_tracing_disabled
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
+from openai import AsyncOpenAI
+from pydantic_ai import Agent as PydanticAgent
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+
+import mulligan
+from mulligan.agents import langgraph, openai_agents, pydantic_ai
+from mulligan.agents.openai_agents import AgentsSession
+from mulligan.agents.tools import Tool
+from mulligan.opening import Mulligan
+from mulligan.testing.mock_model import mock_model
+
+WRITE = {"path": "a.txt", "content": "by a framework\n"}
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Mulligan]:
+    (tmp_path / "work").mkdir()
+    with mulligan.open(str(tmp_path / "work"), store=str(tmp_path / "home")) as found:
+        yield found
+
+
+def undone(opened: Mulligan, tmp_path: Path, call: str) -> bool:
+    """The file is there, and `undo` by the framework's own id of the call takes it away."""
+    file = tmp_path / "work" / "a.txt"
+    assert file.read_text() == WRITE["content"]
+    assert opened.session("s").undo(call).ok
+    return not file.exists()
+
+
+def test_openai_agents(opened: Mulligan, tmp_path: Path) -> None:
+    set_tracing_disabled(True)
+    session = opened.session("s")
+
+    async def go() -> str:
+        with mock_model("write_file", WRITE) as model:
+            client = AsyncOpenAI(base_url=f"{model.address}/v1", api_key="k")
+            spoken = OpenAIChatCompletionsModel("mock", client)
+            agent = Agent("coder", model=spoken, tools=list(openai_agents.tools_for(session)))
+            config = RunConfig(model_settings=ModelSettings(), tracing_disabled=True)
+            done = Runner.run_streamed(agent, "go", session=AgentsSession(session), run_config=config)
+            async for _ in done.stream_events():
+                pass
+            await client.close()
+            return str(done.final_output)
+
+    assert asyncio.run(go()) == "done"
+    roles = [message["role"] for message in session.messages()]
+    assert roles == ["user", "assistant", "tool", "assistant"]
+    assert undone(opened, tmp_path, "call_1")
+
+
+class TestAgentsSession:
+    def test_items_come_back_as_they_were_and_the_newest_goes_first(self, opened: Mulligan) -> None:
+        kept = AgentsSession(opened.session("s"))
+        items: list[Any] = [
+            {"role": "user", "content": "hi"},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "id": "fc_1"},
+            {"type": "function_call_output", "call_id": "c", "output": "done"},
+            {"type": "reasoning", "id": "rs_1", "summary": []},
+        ]
+
+        async def go() -> None:
+            await kept.add_items(items)
+            assert await kept.get_items() == items
+            assert await kept.get_items(limit=2) == items[2:]
+            assert await kept.pop_item() == items[-1]
+            assert await kept.get_items() == items[:-1]
+            await kept.clear_session()
+            assert (await kept.get_items(), await kept.pop_item()) == ([], None)
+
+        asyncio.run(go())
+
+    def test_what_was_said_elsewhere_is_there_too(self, opened: Mulligan) -> None:
+        session = opened.session("s")
+        session.inject({"role": "user", "content": "said before"})
+        assert asyncio.run(AgentsSession(session).get_items()) == [{"role": "user", "content": "said before"}]
+
+
+def test_pydantic_ai(opened: Mulligan, tmp_path: Path) -> None:
+    def model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        if len(messages) > 1:
+            return ModelResponse(parts=[TextPart("done")])
+        assert {"write_file", "edit_file", "shell"} <= {tool.name for tool in info.function_tools}
+        return ModelResponse(parts=[ToolCallPart("write_file", WRITE, tool_call_id="call_1")])
+
+    agent = PydanticAgent(FunctionModel(model), tools=pydantic_ai.tools_for(opened.session("s")))
+    assert asyncio.run(agent.run("go")).output == "done"
+    assert undone(opened, tmp_path, "call_1")
+
+
+def test_langgraph(opened: Mulligan, tmp_path: Path) -> None:
+    node = ToolNode(langgraph.tools_for(opened.session("s")))
+    call = {"name": "write_file", "args": WRITE, "id": "call_1", "type": "tool_call"}
+    model = GenericFakeChatModel(messages=iter([AIMessage("", tool_calls=[call])]))
+    builder = StateGraph(MessagesState)
+    builder.add_node("model", lambda state: {"messages": [model.invoke(state["messages"])]})
+    builder.add_node("tools", node)
+    builder.add_edge(START, "model")
+    builder.add_edge("model", "tools")
+    builder.add_edge("tools", END)
+    graph = builder.compile(checkpointer=langgraph.MulliganSaver(opened.store))
+    config: RunnableConfig = {"configurable": {"thread_id": "t"}}
+    ended = graph.invoke({"messages": [HumanMessage("go")]}, config)
+    assert isinstance(ended["messages"][-1], ToolMessage)
+    assert undone(opened, tmp_path, "call_1")
+
+
+@pytest.mark.parametrize("tools_for", [openai_agents.tools_for, pydantic_ai.tools_for, langgraph.tools_for])
+def test_tools_of_your_own_are_offered_as_they_describe_themselves(opened: Mulligan, tools_for: Any) -> None:
+    def add(left: int, right: int) -> str:
+        return str(left + right)
+
+    (tool,) = tools_for(opened.session("s"), [Tool("add", "Adds.", add)])
+    assert (tool.name, tool.description) == ("add", "Adds.")
