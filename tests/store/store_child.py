@@ -3,6 +3,7 @@
 `python store_child.py write DIRECTORY NAME COUNT`    commit so many times, once told to
 `python store_child.py own DIRECTORY`                 become an owner, say which, live until told
 `python store_child.py beside DIRECTORY`              what children forked while other threads write say, as JSON
+`python store_child.py many DIRECTORY`                what children forked by many threads with stores of their own say
 `python store_child.py fork DIRECTORY`                what a forked child sees of its parent's store, as JSON
 `python store_child.py ask DIRECTORY OWNER`           many at once ask whether an owner lives, as JSON
 `python store_child.py kill DIRECTORY MODE COUNT SEED` kill a writing child again and again, as JSON
@@ -112,6 +113,25 @@ def fork_beside(directory: str) -> None:
     print(json.dumps([sorted(set(said)), _shelves(store).count("child"), _complaints(store)]))
 
 
+def fork_from_many(directory: str) -> None:
+    """Threads that each open a store, fork and close it, again and again, beside each other."""
+    said: list[str] = []
+
+    def lane(name: str) -> None:
+        for number in range(15):
+            store = SqliteStore(os.path.join(directory, name), CONTRACT_SCHEMA)
+            commit(store, "parent", number)
+            said.append(in_child(partial(commit, store, "child", number)))
+            store.close()
+
+    lanes = [threading.Thread(target=lane, args=(str(number),)) for number in range(4)]
+    for thread in lanes:
+        thread.start()
+    for thread in lanes:
+        thread.join()
+    print(json.dumps([sorted(set(said)), len(said)]))
+
+
 def _counting(done: threading.Event) -> Iterator[int]:
     number = 0
     while not done.is_set():
@@ -204,5 +224,13 @@ def _judged(directory: str, acknowledged: list[int]) -> tuple[list[int], set[int
 
 
 if __name__ == "__main__":
-    act = {"write": write, "own": own, "fork": fork, "beside": fork_beside, "ask": ask, "kill": kill}[sys.argv[1]]
+    act = {
+        "write": write,
+        "own": own,
+        "fork": fork,
+        "beside": fork_beside,
+        "many": fork_from_many,
+        "ask": ask,
+        "kill": kill,
+    }[sys.argv[1]]
     act(*sys.argv[2:])  # type: ignore[operator]

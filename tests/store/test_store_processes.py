@@ -91,6 +91,10 @@ def test_children_forked_while_other_threads_write_can_write_at_once(tmp_path: P
     assert said_by("beside", str(tmp_path)) == [["null"], 30, []]
 
 
+def test_threads_that_fork_and_open_stores_beside_each_other_do_not_wait_for_ever(tmp_path: Path) -> None:
+    assert said_by("many", str(tmp_path)) == [["null"], 60]
+
+
 @pytest.mark.req("D5.owner_after_fork")
 def test_a_forked_child_is_another_owner_and_can_use_the_store_at_once(tmp_path: Path) -> None:
     own = json.dumps([True, True, True])

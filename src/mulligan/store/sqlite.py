@@ -66,7 +66,8 @@ class SqliteStore:
         self._owner: tuple[int, OwnerId] | None = None
         self._closing: list[Callable[[], None]] = []
         self.after_write: Callable[[], None] = _nothing
-        _open_stores.add(self)
+        with _forking:
+            _open_stores.add(self)
         with self._connection() as connection:
             prepare_file(connection, create_statements(schema.tables), directory=self.directory)
 
@@ -352,16 +353,23 @@ def _size_of(path: str) -> int:
 
 
 _open_stores: WeakSet[SqliteStore] = WeakSet()
+_still_stores: list[SqliteStore] = []
+_forking = threading.Lock()
+"""One thread at a time forks, for two that each had stilled half of the stores would wait for each other; and no store
+is opened meanwhile."""
 
 
 def _before_fork() -> None:
-    for store in list(_open_stores):
+    _forking.acquire()
+    _still_stores.extend(_open_stores)
+    for store in _still_stores:
         store._be_still()
 
 
 def _after_fork() -> None:
-    for store in list(_open_stores):
-        store._go_on()
+    while _still_stores:
+        _still_stores.pop()._go_on()
+    _forking.release()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
