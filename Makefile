@@ -58,6 +58,7 @@ bench: $(INSTALLED) ## measure; results go into benchmarks/README.md by hand
 	$(PY) benchmarks/sessions.py
 	$(PY) benchmarks/state.py
 	$(PY) benchmarks/hooks.py
+	$(PY) benchmarks/acp.py
 
 lock: $(INSTALLED) ## choose versions anew (needs uv)
 	printf 'hatchling>=1.27\neditables>=0.5\n' | uv pip compile pyproject.toml - $(LOCK_FLAGS) --extra search --extra watch --extra serve --extra agents \

@@ -106,7 +106,7 @@ class TestWindows:
     def killed(self, base: Path, script: str, way: str, *, warden_too: bool = False) -> None:
         gate = base / "gate"
         os.mkfifo(gate)
-        with worker(base, f"{script}; echo $$ $PPID > {gate}; sleep 1000", f"{{'strategy': {way!r}}}") as process:
+        with worker(base, f"{script}; echo $$ $PPID > {gate}; exec sleep 1000", f"{{'strategy': {way!r}}}") as process:
             shell, warden = (int(number) for number in gate.read_text().split())
             if warden_too:
                 os.kill(process.pid, signal.SIGSTOP)  # else it would notice, and put everything back itself
