@@ -132,13 +132,14 @@ class SqliteStore:
         with suppress(IndexError):
             return self._pool.pop()
         try:
-            return connect(self._path, durability=self.durability, vfs=self._vfs)
+            with _opening:
+                return connect(self._path, durability=self.durability, vfs=self._vfs)
         except apsw.Error as error:
             raise fault_of_sqlite(error, "Opening the store") from error
 
     def _give_back(self, connection: apsw.Connection) -> None:
         if connection.in_transaction:
-            connection.close(True)
+            _close(connection)
         else:
             self._pool.append(connection)
 
@@ -235,7 +236,7 @@ class SqliteStore:
             self._closing.pop()()
         self._fold_long_log()
         while self._pool and self._pid == os.getpid():
-            self._pool.pop().close(True)
+            _close(self._pool.pop())
 
     def _fold_long_log(self) -> None:
         """Whoever opens the file next reads all of the log; after much writing that is worth sparing them.
@@ -341,6 +342,11 @@ def _roll_back(connection: apsw.Connection) -> None:
             connection.execute("ROLLBACK")
 
 
+def _close(connection: apsw.Connection) -> None:
+    with _opening:
+        connection.close(True)
+
+
 def _nothing() -> None:
     return None
 
@@ -357,6 +363,9 @@ _still_stores: list[SqliteStore] = []
 _forking = threading.Lock()
 """One thread at a time forks, for two that each had stilled half of the stores would wait for each other; and no store
 is opened meanwhile."""
+_opening = threading.Lock()
+"""Held to open or close a connection, for which SQLite takes a lock of the whole process that a child must not inherit.
+Taken last of all locks here."""
 
 
 def _before_fork() -> None:
@@ -364,9 +373,11 @@ def _before_fork() -> None:
     _still_stores.extend(_open_stores)
     for store in _still_stores:
         store._be_still()
+    _opening.acquire()
 
 
 def _after_fork() -> None:
+    _opening.release()
     while _still_stores:
         _still_stores.pop()._go_on()
     _forking.release()
