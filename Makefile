@@ -40,8 +40,8 @@ check: lint ## format, lint, types and the rule between rooms
 	$(VENV)/bin/lint-imports --no-cache
 
 lint: $(INSTALLED)
-	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --no-cache --check .
+	$(VENV)/bin/ruff check --no-cache .
 
 format: $(INSTALLED) ## put the code in its form
 	$(VENV)/bin/ruff format .

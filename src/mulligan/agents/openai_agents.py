@@ -15,11 +15,11 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from agents import FunctionTool
 from agents.items import TResponseInputItem
 from agents.memory import SessionSettings
 from agents.tool_context import ToolContext
 
-from agents import FunctionTool
 from mulligan.agents.coding import coding_tools, runner_of
 from mulligan.agents.providers.items import as_items
 from mulligan.agents.runner import ToolRunner
