@@ -12,6 +12,7 @@ import mulligan.opening as opening
 from mulligan.effects.session import Session
 from mulligan.history.points import move_of_redo
 from mulligan.history.schema import SCHEMA
+from mulligan.store.protocol import Tx
 from mulligan.store.verify import verify
 from mulligan.values.faults import MulliganError
 from mulligan.values.ids import CallId
@@ -173,7 +174,13 @@ class TestTogether:
         assert move is not None
         session.inject(user("meanwhile"))
         call = desk.call(session.id, tool="redo", cause={"verb": "redo", "of": [done.call_id]})
-        call.at_commit.append(lambda tx: move.apply_in(tx, desk.ledger, "redo", call.id))
+
+        def moved(tx: Tx, status: str) -> bool:
+            if status == "committed":
+                move.apply_in(tx, desk.ledger, "redo", call.id)
+            return False
+
+        call.at_end.append(moved)
         with pytest.raises(MulliganError) as caught, call:
             (work / "b.txt").write_text("theirs")
         assert caught.value.code == "nothing_to_redo" and call.status == "aborted"

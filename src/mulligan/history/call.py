@@ -112,7 +112,6 @@ class Call(Watching):
         self.race_window = False
         self.conflicts: list[RepoPath] = []
         self.coverage: list[dict[str, str]] = []
-        self.at_commit: list[Callable[[Tx], None]] = []
         self.at_end: list[AtEnd] = []
         self.parts: dict[str, Call] = {}
         self.home = root.id
@@ -373,8 +372,6 @@ class Call(Watching):
             endings = [(call, call._ending(reason)) for call in (*parts, self)]
             try:
                 with self.ledger.store.write() as tx:
-                    for act in self.at_commit:
-                        act(tx)
                     for call, ending in endings:
                         call._end(tx, ending)
             except Broken as broken:

@@ -377,11 +377,7 @@ def _apply(sites: Sequence[Site], target: _Target, plans: Sequence[RestorePlan],
     desk = sites[0].desk
     session = SessionId(how.session or target.session or target.calls[0].session or "default")
     call = desk.call(session, tool=target.verb, cause=_cause(desk, target))
-    move = target.talk
-    if move is not None:
-        call.at_commit.append(lambda tx: move.apply_in(tx, desk.ledger, target.verb, call.id))
-    if _takes_slices(target):
-        call.at_end.append(lambda tx, status: status == "committed" and _take_back_slices(tx, desk, target, call.id))
+    call.at_end.append(lambda tx, status: status == "committed" and _move_session(tx, desk, target, call.id))
     try:
         with call:
             for site, plan in zip(sites, plans, strict=True):
@@ -396,6 +392,13 @@ def _apply(sites: Sequence[Site], target: _Target, plans: Sequence[RestorePlan],
     return call.id
 
 
+def _move_session(tx: Tx, desk: Desk, target: _Target, call: str) -> bool:
+    """Talk and slices go with the files. Whether slices did."""
+    if target.talk is not None:
+        target.talk.apply_in(tx, desk.ledger, target.verb, call)
+    return _takes_slices(target) and take_back_in(tx, desk.ledger.journal, _ids(target), at=desk.ledger.now(), by=call)
+
+
 def _takes_slices(target: _Target) -> bool:
     """Restoring, or going back in some paths only, is about files."""
     return target.verb != "restore" and target.paths is None
@@ -404,10 +407,6 @@ def _takes_slices(target: _Target) -> bool:
 def _moves_slices(desk: Desk, target: _Target) -> bool:
     with desk.ledger.store.read() as tx:
         return _takes_slices(target) and changes_slices(tx, _ids(target))
-
-
-def _take_back_slices(tx: Tx, desk: Desk, target: _Target, by: str) -> bool:
-    return take_back_in(tx, desk.ledger.journal, _ids(target), at=desk.ledger.now(), by=by)
 
 
 def _failed(plan: RestorePlan) -> tuple[Outcome, ...]:

@@ -7,6 +7,7 @@ from somebody who knew what was there before (`learn`). Either way it is the cal
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ class Surprised(Exception):
     """Somebody is in the way, or what is there is not what the record says: the careful way is called for."""
 
 
-class Watching:
+class Watching(ABC):
     """What `Call` inherits. It has these, and a careful way of claiming and capturing for the rare cases."""
 
     ledger: Ledger
@@ -218,14 +219,14 @@ class Watching:
 
     # What `Call` has.
 
-    def _check_open(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _check_open(self) -> None: ...
 
-    def _keep_carefully(self, paths: Sequence[RepoPath]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _keep_carefully(self, paths: Sequence[RepoPath]) -> None: ...
 
-    def _draft(self, row: TouchRow) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _draft(self, row: TouchRow) -> bytes: ...
 
-    def _spot(self, path: RepoPath) -> Spot | nullcontext[None]:
-        raise NotImplementedError
+    @abstractmethod
+    def _spot(self, path: RepoPath) -> Spot | nullcontext[None]: ...

@@ -242,10 +242,11 @@ AnyStep = TypeVar("AnyStep", bound=Step)
 def in_order(steps: Iterable[AnyStep]) -> list[AnyStep]:
     """What goes away first, deepest first, so that directories are empty by then; then what comes, parents first."""
     by_path = sorted(steps, key=lambda step: path_bytes(step.path))
-    return [s for s in reversed(by_path) if _leaves(s)] + [s for s in by_path if not _leaves(s)]
+    return [s for s in reversed(by_path) if leaves(s)] + [s for s in by_path if not leaves(s)]
 
 
-def _leaves(step: Step) -> bool:
+def leaves(step: Step) -> bool:
+    """Whether it goes away, or stops being a directory: what is below it must be gone by then."""
     return isinstance(step.target, Absent) or (isinstance(step.now, DirEntry) and not isinstance(step.target, DirEntry))
 
 

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Protocol
 
 from mulligan.history.ledger import Ledger
-from mulligan.history.plans import in_order
+from mulligan.history.plans import leaves
 from mulligan.history.repositories import is_locked_by_git
 from mulligan.history.tables import RootRow, TouchRow
 from mulligan.values.canonical import decode
@@ -39,7 +39,7 @@ from mulligan.values.entries import (
     same_content,
     same_state,
 )
-from mulligan.values.paths import RepoPath, join, path_from_bytes
+from mulligan.values.paths import ROOT, RepoPath, join, parent_of, path_from_bytes
 from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import NOTHING, SPECIAL, Disk, Image
 from mulligan.workspace.places import Spot
@@ -122,12 +122,15 @@ class Report:
 
 
 def put_back(site: Site, traces: Iterable[Trace]) -> Report:
-    """Every path, whatever happens to the others; the first OSError is raised when all have been tried."""
+    """Every path, whatever happens to the others; the first OSError is raised when all have been tried.
+
+    The traces are given newest first and go back in that order, as far as directories allow.
+    """
     report, errors = Report(), list[OSError]()
     ways = [_Way(site, trace) for trace in traces]
     for way in ways:
         _try(way.look, errors)
-    ordered = in_order(ways)
+    ordered = _newest_first(ways)
     for way in ordered:
         _try(partial(way.go, report), errors)
     for way in reversed(ordered):
@@ -135,6 +138,33 @@ def put_back(site: Site, traces: Iterable[Trace]) -> Report:
     if errors:
         raise errors[0]
     return report
+
+
+def _newest_first(ways: Sequence[_Way]) -> list[_Way]:
+    """As given, but what goes away waits for all below it that does, and what comes for the directories above it."""
+    turns = {way.path: turn for turn, way in enumerate(ways)}
+    leaving = {way.path for way in ways if leaves(way)}
+    due = dict(turns)
+    for way in ways:
+        for above in _above(way.path):
+            if above not in turns:
+                continue
+            if way.path in leaving and above in leaving:
+                due[above] = max(due[above], turns[way.path])
+            elif way.path not in leaving:
+                due[way.path] = max(due[way.path], turns[above])
+
+    def turn(way: _Way) -> tuple[int, int]:
+        depth = way.path.count("/")
+        return due[way.path], -depth if way.path in leaving else depth
+
+    return sorted(ways, key=turn)
+
+
+def _above(path: RepoPath) -> Iterator[RepoPath]:
+    """The directories a path is in, nearest first, without the root."""
+    while (path := parent_of(path)) != ROOT:
+        yield path
 
 
 def _try(act: Callable[[], None], errors: list[OSError]) -> None:

@@ -85,7 +85,8 @@ def _facts(tx: Tx, row: OpenRow) -> Facts:
 
 def _put_back_all(desk: Reach, facts: Facts, touches: list[TouchRow]) -> Recovered:
     kept = of_window(touches)
-    traces = [trace_of(touch) for touch in touches if touch not in kept]
+    newest_first = sorted(touches, key=lambda touch: touch.ordinal, reverse=True)
+    traces = [trace_of(touch) for touch in newest_first if touch not in kept]
     left = left_by(desk, facts.id, kept)
     report = put_back(desk, [*traces, *everything_below(desk, traces), *_beside(traces, left, facts.id)])
     notes = [{"path": to_wire(path), "reason": "conflicted"} for path in report.conflicts]

@@ -227,7 +227,7 @@ class Window:
 
     def _learn(self, tree: KeptTree) -> None:
         if not self.drifts:
-            self._call.at_commit.append(self._forget)
+            self._call.at_end.append(self._forget_with_call)
             return
         known = [(one.path, one.before, one.after) for one in self.drifts if one.before is not None]
         seen = [(path, before, after) for path, before, after in known if after is not None]
@@ -239,6 +239,10 @@ class Window:
 
     def _forget(self, tx: Tx) -> None:
         tx.delete(WINDOWS, self._call.id)
+
+    def _forget_with_call(self, tx: Tx, _: str) -> bool:
+        self._forget(tx)
+        return False
 
     def paths(self) -> list[RepoPath]:
         return [one.path for one in self.drifts]

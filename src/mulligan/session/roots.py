@@ -8,6 +8,7 @@ What effects make of this is in `effects.mounts`.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -119,16 +120,16 @@ def is_in(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip("/") + "/")
 
 
-class Roots(Standing):
+class Roots(Standing, ABC):
     """The verbs of a session about where it works."""
 
+    @abstractmethod
     def _opened_at(self) -> str:
         """The real path of the root that the session was opened on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _state_place(self) -> str | None:
         """The directory of the store, which no root may hold or be in; None for one that is not on a disk."""
-        raise NotImplementedError
 
     # The anchor.
 
