@@ -1,46 +1,26 @@
-"""An agent whose tools leave no trace when they fail: files and typed state go back together.
+"""A transactional agent in ten lines: a tool that fails leaves no trace, and a whole run can be taken back.
 
-Run it anywhere: it works in a throw-away folder, with a model that follows a script.
+The model follows a script here, so this runs offline; say `provider="openai:gpt-5.1"` instead and it is a real one.
 """
 
-from __future__ import annotations
-
 import tempfile
-from pathlib import Path
 
 import mulligan
-from mulligan import MainLoop, Plan, Tool, ToolContext, ToolInvoked
-from mulligan.agents.providers.mock import Mock
 
 
-def write(path: str, text: str, *, context: ToolContext) -> str:
-    context.filesystem.write(path, text)
-    context.session.broadcast(Plan(f"check {path}"))
-    if "import os" in text:
-        raise ValueError("not allowed to touch the system")
-    return f"wrote {path}"
+def save(path: str, code: str, context: mulligan.ToolContext) -> str:
+    """Save a Python file, and plan to test it."""
+    context.filesystem.write(path, code)
+    context.session.broadcast(mulligan.Plan(f"test {path}"))
+    compile(code, path, "exec")  # a SyntaxError takes back the file and the plan; the model is told
+    return f"saved {path}"
 
 
-SCRIPT = [
-    {"tool": "write", "args": {"path": "hello.py", "text": "print('hello')\n"}},
-    {"tool": "write", "args": {"path": "hello.py", "text": "import os\n"}},
-    "done",
-]
+GOOD, BAD = {"path": "hello.py", "code": "print('hello')"}, {"path": "oops.py", "code": "print('oops"}
+SCRIPT = [{"tool": "save", "args": GOOD}, {"tool": "save", "args": BAD}, "One of two is saved."]
 
-
-def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder) / "work"
-        work.mkdir()
-        with mulligan.open(str(work), store=str(Path(folder) / "store")) as m:
-            state = m.session("agent").execution_state()
-            MainLoop(Mock(SCRIPT), tools=[Tool("write", "Write a file.", write)]).execute("Say hello.", state)
-            print("the file: ", (work / "hello.py").read_text().strip())
-            print("the plan: ", [plan.objective for plan in state.session[Plan].all()])
-            print("the log:  ", [entry.result.success for entry in state.session[ToolInvoked].all()])
-            state.session.rollback()
-            print("rolled back: ", sorted(path.name for path in work.iterdir()), state.session[Plan].all())
-
-
-if __name__ == "__main__":
-    main()
+with tempfile.TemporaryDirectory() as folder, mulligan.open(folder, store="memory:") as m:
+    done = mulligan.agent_loop("Greet me.", session="agent", provider=SCRIPT, tools=[save])
+    print(done.text, m.session("agent").files.glob("*"), m.session("agent")[mulligan.Plan].all())
+    m.session("agent").rollback()
+    print("Taken back:", m.session("agent").files.glob("*"), m.session("agent")[mulligan.Plan].all())

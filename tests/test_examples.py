@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,28 @@ SHOWS = {
         "after the crash:  ['milk', 'bread', 'eggs']",
         "after the undo:   ['milk', 'bread', 'eggs', 'my own line']",
     ],
+    "langgraph_agent.py": [
+        "it says:      Noted.",
+        "its file:     by a graph",
+        "checkpoints:  5",
+        "undone:       ()",
+    ],
+    "openai_agents_sdk.py": [
+        "it says:   done",
+        "its talk:  ['user', 'assistant', 'tool', 'assistant']",
+        "its file:  by an agent of the SDK",
+        "undone:    ()",
+    ],
+    "parallel_branches.py": [
+        "scores:   [1, 100, 1]",
+        "merged:   n * (n + 1) // 2",
+        "or not:   def total(n): ...",
+    ],
+    "pydantic_ai_agent.py": [
+        'the agent:   {"remember":"written down","forget":"forget failed: on second thoughts, no"}',
+        "the file:    ['a']",
+        "rolled back: ()",
+    ],
     "share_session.py": [
         "shared:    Deploy <root>/app with <redacted:github_token:44>.",
         "redacted:  <redacted:github_token:44>",
@@ -22,10 +46,8 @@ SHOWS = {
         "goes on:   2 messages",
     ],
     "transactional_agent.py": [
-        "the file:  print('hello')",
-        "the plan:  ['check hello.py']",
-        "the log:   [True, False]",
-        "rolled back:  [] ()",
+        "One of two is saved. ('hello.py',) (Plan(objective='test hello.py', status='active', steps=()),)",
+        "Taken back: () ()",
     ],
     "sessions.py": [
         "the branch:      5 messages, from plan",
@@ -36,6 +58,7 @@ SHOWS = {
         "told in order:   ['message', 'message', 'message', 'message'] and 5 more",
     ],
 }
+TEN = 10
 
 
 def test_every_example_is_known_here() -> None:
@@ -43,6 +66,26 @@ def test_every_example_is_known_here() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SHOWS))
-def test_an_example_runs_and_shows_its_point(name: str) -> None:
-    done = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.splitlines() == SHOWS[name]
+def test_an_example_runs_and_shows_its_point(name: str, tmp_path: Path) -> None:
+    nowhere = {"HTTP_PROXY": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}
+    kept = {key: value for key, value in os.environ.items() if not key.endswith(("_API_KEY", "_proxy"))}
+    done = subprocess.run(
+        [sys.executable, "-W", "error::ResourceWarning", EXAMPLES / name],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+        env={**kept, **nowhere, "MULLIGAN_HOME": str(tmp_path / "home")},
+    )
+    assert (done.returncode, done.stdout.splitlines()) == (0, SHOWS[name]), done.stderr
+    assert [path.name for path in tmp_path.iterdir() if path.name != "home"] == []
+
+
+def test_the_ten_line_agent_has_ten_lines() -> None:
+    """Besides what the stand-in for a model says, and what is printed to look at it."""
+    text = (EXAMPLES / "transactional_agent.py").read_text("utf-8")
+    statements = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
+    words = [ast.unparse(node) for node in statements]
+    stage = [one for one in words if one.startswith(("print(", "SCRIPT", "GOOD", "'", '"'))]
+    assert len(words) - len(stage) == TEN

@@ -9,6 +9,7 @@ TYPE_CHECKING = False  # type checkers know the name; importing it would cost mo
 
 if TYPE_CHECKING:
     from mulligan import tokens as tokens
+    from mulligan.agents.coding import coding_tools as coding_tools
     from mulligan.agents.loop import Bounds as Bounds
     from mulligan.agents.main_loop import MainLoop as MainLoop
     from mulligan.agents.main_loop import TranscriptState as TranscriptState
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from mulligan.agents.tools import ProviderToolCall as ProviderToolCall
     from mulligan.agents.tools import Tool as Tool
     from mulligan.agents.tools import ToolContext as ToolContext
+    from mulligan.agents.tools import tool as tool
     from mulligan.effects.replaying import ReplayRunner as ReplayRunner
     from mulligan.history.checkpoint import CheckpointStore as CheckpointStore
     from mulligan.history.checkpoint import ToolCheckpoint as ToolCheckpoint
@@ -72,13 +74,14 @@ if TYPE_CHECKING:
     from mulligan.workspace.memory_filesystem import InMemoryFilesystem as InMemoryFilesystem
 
 _ROOMS = {
+    "mulligan.agents.coding": ("coding_tools",),
     "mulligan.agents.loop": ("Bounds",),
     "mulligan.effects.replaying": ("ReplayRunner",),
     "mulligan.looping": ("agent_loop",),
     "mulligan.opening": ("open",),
     "mulligan.agents.main_loop": ("MainLoop", "TranscriptState"),
     "mulligan.agents.runner": ("ToolExecutionOutcome", "ToolRunner", "tool_execution"),
-    "mulligan.agents.tools": ("ProviderToolCall", "Tool", "ToolContext"),
+    "mulligan.agents.tools": ("ProviderToolCall", "Tool", "ToolContext", "tool"),
     "mulligan.history.checkpoint": ("CheckpointStore", "ToolCheckpoint", "rollback_to_tool"),
     "mulligan.history.composite": ("CompositeSnapshot", "ExecutionState"),
     "mulligan.session.bus": ("EventBus",),

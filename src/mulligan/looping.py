@@ -6,37 +6,47 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from mulligan.opening import innermost
 from mulligan.values.faults import MulliganError, fault
 
 if TYPE_CHECKING:
     from mulligan.agents.loop import Bounds, LoopEvent, LoopResult, May, Tell
+    from mulligan.agents.providers.mock import Line
     from mulligan.agents.speech import Driver, Provider
-    from mulligan.agents.tools import ProviderToolCall, Tool
+    from mulligan.agents.tools import AnyTool, ProviderToolCall
     from mulligan.effects.session import Session
+    from mulligan.history.composite import ExecutionState
     from mulligan.servers.acp.agent import Prompt, Shown
+
+    Model: TypeAlias = Provider | Driver | str | Sequence[Line]
 
 
 def agent_loop(
     prompt: str,
     *,
-    session: Session | str | None = None,
-    provider: Provider | Driver | str | None = None,
+    session: Session | ExecutionState | str | None = None,
+    provider: Model | None = None,
     system: str | None = None,
-    tools: Sequence[Tool[Any, Any]] | None = None,
+    tools: Sequence[AnyTool] | None = None,
     bounds: Bounds | None = None,
     permission: May | None = None,
     on_event: Tell | None = None,
 ) -> LoopResult:
-    """Let a model work on a prompt until it is done, as one turn of a session.
+    """Let a model work on a prompt until it is done, as one turn of a session: `session.rollback()` takes it back.
 
-    Without a session no talk is kept; what the model does to files is recorded all the same and can be undone.
-    `provider` is one of ours (`openai`, `litellm`, `claude`, `mock`, or with a model, `openai:gpt-5.1`), or an object;
-    else $MULLIGAN_PROVIDER says. `tools` are the coding tools of the provider's profile unless given. `bounds` are
-    iterations, deadline, budget, and a way to cancel. `permission(call, tool)` is asked before a tool that may change
-    something; `on_event` is told text and tool calls as they come.
+    `session` is one of `mulligan.open()`, its id, or its `execution_state()` if resources of your own take part.
+    Without it no talk is kept; what the model does to files is recorded all the same and can be undone.
+    `provider` is one of ours (`openai`, `litellm`, `claude`, `mock`, or with a model, `openai:gpt-5.1`), an object, or
+    a list of what to say, for tests; else $MULLIGAN_PROVIDER says.
+    `tools` are plain functions or Tools; by default the coding tools of the provider's profile (see `coding_tools`).
+    Each call is a transaction: a tool that raises leaves nothing behind, and the model is told why.
+    `permission(call, tool)` is asked before a tool that may change something; `on_event` is told text and tool calls
+    as they come. `bounds` are iterations, deadline, budget, and a way to cancel.
+
+    Raises `no_provider`, `provider_failed`, PromptEvaluationError for a deadline, RestoreFailedError, and whatever the
+    callbacks raise. What was said and done until then stays.
     """
     from mulligan.agents.loop import Loop
 
@@ -53,15 +63,17 @@ def agent_loop(
     return loop.run(prompt, system=system)
 
 
-def chosen_provider(given: Provider | Driver | str | None) -> Provider | Driver:
-    """The provider that was given, or named, or is in the environment. Raises `no_provider`."""
+def chosen_provider(given: Model | None) -> Provider | Driver:
+    """The provider that was given, named, scripted, or is in the environment. Raises `no_provider`."""
     from mulligan.agents.providers import provider_named
 
+    if isinstance(given, list | tuple):
+        return provider_named("mock", script=given)
     name = given or os.environ.get("MULLIGAN_PROVIDER")
     if not name:
         words = "Say which model to ask: provider='openai', 'litellm', 'claude' or 'mock', or set MULLIGAN_PROVIDER."
         raise fault("no_provider", words)
-    return provider_named(name) if isinstance(name, str) else name
+    return provider_named(name) if isinstance(name, str) else cast("Provider | Driver", name)
 
 
 @dataclass(slots=True, frozen=True)

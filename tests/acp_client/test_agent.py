@@ -186,6 +186,18 @@ class TestSessions:
             assert client.ask("session/rollback", sessionId=session)["status"] == "rolled_back"
         assert stage.files() == {}
 
+    def test_a_session_goes_back_in_its_own_folder_wherever_the_process_is(self, stage: Stage) -> None:
+        with stage.agent(wrote("a.txt", "one\n"), "done") as client:
+            session = new(client, stage)
+            client.ask("session/prompt", sessionId=session, prompt=PROMPT)
+        (elsewhere := stage.root.parent / "elsewhere").mkdir()
+        (elsewhere / "a.txt").write_text("another\n")
+        with stage.agent() as client:
+            client.ask("session/new", cwd=str(elsewhere), mcpServers=[])
+            back = client.ask("session/rollback", sessionId=session)
+            assert back["fsRestores"][0]["restoredPaths"] == [str(stage.root / "a.txt")]
+        assert (stage.files(), (elsewhere / "a.txt").read_text()) == ({}, "another\n")
+
     @pytest.mark.req("D14.acp.session_fork", "D14.acp.session_close", "D14.acp.session_delete")
     def test_sessions_fork_close_and_are_deleted(self, stage: Stage) -> None:
         with stage.agent("one", "two") as client:

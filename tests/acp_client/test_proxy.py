@@ -180,6 +180,35 @@ class TestUndo:
             prompt(client, "old", stage.edit("a.txt", "two\n"))
             assert stage.log() == [("tc_1", {"a.txt": "modified"})]
 
+    def test_a_session_of_an_earlier_process_goes_back_though_the_agent_has_not_loaded_it(self, stage: Stage) -> None:
+        before = stage.files()
+        with stage.proxy() as client:
+            session = new(client, stage)
+            prompt(client, session, stage.edit("a.txt", "two\n"), pause(session), stage.shell("rm gone.txt"))
+        after = stage.files()
+        with stage.proxy() as client:
+            client.ask("_mulligan/session/rollback", sessionId=session)
+            assert stage.files() == before
+            client.ask("session/redo", sessionId=session)
+            assert stage.files() == after
+            client.ask("session/load", sessionId=session, cwd=str(stage.root), mcpServers=[])
+            prompt(client, session, stage.edit("a.txt", "three\n", "tc_3"))
+            client.ask("_mulligan/session/rollback", sessionId=session)
+        assert stage.files() == after
+
+    def test_a_session_that_is_worked_on_elsewhere_stays_as_it_is(self, stage: Stage) -> None:
+        with stage.proxy() as client, stage.proxy() as other:
+            session = new(client, stage)
+            script = steps(stage.edit("a.txt", "two\n"), {"wait": "x/go"})
+            asked = client.begin("session/prompt", sessionId=session, prompt=script)
+            client.wait_for_update(lambda update: update.get("status") == "completed")
+            error = other.error("_mulligan/session/rollback", sessionId=session)
+            assert error["data"]["status"] == "prompt_active"
+            client.notify("x/go")
+            client.answer(asked)
+            other.ask("_mulligan/session/rollback", sessionId=session)
+        assert stage.files()["a.txt"] == "one\n"
+
     def test_a_session_nobody_knows_is_said(self, stage: Stage) -> None:
         with stage.proxy() as client:
             error = client.error("_mulligan/session/rollback", sessionId="nobody")
@@ -323,7 +352,7 @@ class TestNeverInTheWay:
             session = new(client, stage)
             assert prompt(client, session, stage.edit("a.txt", "two\n"), {"heard": 1}) == {"stopReason": "end_turn"}
             assert len(client.updates()) == 3
-            assert client.error("_mulligan/session/rollback", sessionId=session)["data"]["status"] == "unknown_session"
+            assert client.error("_mulligan/session/rollback", sessionId=session)["data"]["status"] == "store_unreadable"
         assert stage.files()["a.txt"] == "two\n"
 
     def test_a_store_that_breaks_meanwhile_is_our_trouble_alone(self, stage: Stage) -> None:

@@ -446,7 +446,7 @@ class TestHandlers:
             "properties": {
                 "path": {"type": "string"},
                 "lines": {"type": "array", "items": {"type": "integer"}},
-                "mode": {"type": "string"},
+                "mode": {"type": "string", "default": "x"},
             },
             "required": ["path", "lines"],
             "additionalProperties": False,

@@ -7,49 +7,11 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from mulligan.cli import run as run_cli
-
-
-@dataclass(frozen=True)
-class Done:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Run = Callable[..., Done]
-
-
-@pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "work"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("MULLIGAN_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("MULLIGAN_CALL", raising=False)
-    return folder
-
-
-@pytest.fixture
-def run(work: Path, capfd: pytest.CaptureFixture[str]) -> Run:
-    def run_it(*arguments: str) -> Done:
-        capfd.readouterr()
-        code = run_cli(arguments)
-        out, err = capfd.readouterr()
-        return Done(code, out, err)
-
-    return run_it
+from cli.running import Run
 
 
 def write(run: Run, path: str, content: str, *options: str) -> str:
@@ -323,6 +285,11 @@ def test_the_demo_plays_to_its_end(run: Run) -> None:
     assert done.code == 0
     assert "SOMETHING IS WRONG" not in done.out
     assert "merged your edit in cart.py" in done.out
+
+
+def test_the_demo_leaves_a_folder_that_is_there_alone(run: Run, tmp_path: Path) -> None:
+    done = run("demo", "--keep", str(tmp_path))
+    assert done.code == 2 and "File exists" in done.err
 
 
 @pytest.mark.req("D14.cli.reads_never_write")

@@ -2,51 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import mulligan.opening as opening
-from mulligan.cli import run as run_cli
-
-
-@dataclass(frozen=True)
-class Done:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Run = Callable[..., Done]
-
-
-@pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "work"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("MULLIGAN_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("MULLIGAN_CALL", raising=False)
-    return folder
-
-
-@pytest.fixture
-def run(work: Path, capfd: pytest.CaptureFixture[str]) -> Run:
-    def run_it(*arguments: str) -> Done:
-        capfd.readouterr()
-        code = run_cli(arguments)
-        out, err = capfd.readouterr()
-        return Done(code, out, err)
-
-    return run_it
+from cli.running import Run
 
 
 @pytest.fixture

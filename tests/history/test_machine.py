@@ -376,23 +376,13 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.forks)
     @rule(pick=picks, at=st.integers(1, 10))
     def die_merging(self, pick: int, at: int) -> None:
-        fork, before = sorted(self.forks)[pick % len(self.forks)], tree_of(self.root)
-        self.steps.left = at
-        died = False
-        try:
+        fork = sorted(self.forks)[pick % len(self.forks)]
+
+        def merge() -> None:
             if merge_branch(self.bench.desk, fork).ok:
                 del self.forks[fork]
-        except Crash:
-            died = True
-        except MulliganError as error:
-            assert error.code in EXPECTED, error
-        self.steps.left = None
-        if died:
-            quiet = not self.open
-            self.reopen()
-            if quiet:
-                assert tree_of(self.root) == before
-            self.after_death()
+
+        self.die_in(merge, at=at)
 
     # Deaths.
 
@@ -414,11 +404,20 @@ class Machine(RuleBasedStateMachine):
 
     @rule(session=sessions, at=st.integers(1, 10))
     def die_going_back(self, session: str, at: int) -> None:
+        self.die_in(self.session(session).undo, at=at)
+
+    @rule()
+    def die_idle(self) -> None:
+        self.reopen()
+        self.after_death()
+
+    def die_in(self, act: Callable[[], object], *, at: int) -> None:
+        """Act, and die at the n-th step if there are so many: then the whole act has left no trace."""
         before = tree_of(self.root)
         self.steps.left = at
         died = False
         try:
-            self.session(session).undo()
+            act()
         except Crash:
             died = True
         except MulliganError as error:
@@ -430,11 +429,6 @@ class Machine(RuleBasedStateMachine):
             if quiet:
                 assert tree_of(self.root) == before
             self.after_death()
-
-    @rule()
-    def die_idle(self) -> None:
-        self.reopen()
-        self.after_death()
 
     def reopen(self) -> None:
         """The process is gone: nobody holds its byte any more, and its store is opened by another."""

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import threading
+from base64 import b64decode
 from collections.abc import Iterable
 from typing import Any
 
 from mulligan.agents.profiles import ToolSpec
 from mulligan.agents.profiles import tools as specs
 from mulligan.agents.runner import ToolRunner
-from mulligan.agents.tools import Tool
+from mulligan.agents.tools import AnyTool, Tool, as_tool, by_name
 from mulligan.effects.receipt import Receipt, text_of
 from mulligan.effects.session import Session
 from mulligan.history.composite import ExecutionState
 from mulligan.session.known import ToolResult
+from mulligan.session.resources import ResourceRegistry
 from mulligan.values.canonical import encode
+from mulligan.values.faults import fault
+from mulligan.workspace.filesystem import Filesystem
+
+_PAYLOADS = ("content", "matches", "paths", "entries")
 
 
 def coding_tools(
@@ -23,15 +29,32 @@ def coding_tools(
     """Reading, writing, editing, searching and running commands, described as models of that profile know them.
 
     A tool whose receipt is not ok fails, so its call leaves nothing behind; so does one during which `cancelled` was
-    set.
+    set. Raises `invalid_params` for a profile nobody knows.
     """
     return [_tool(session, spec, cancelled or threading.Event()) for spec in specs(profile)]
 
 
-def runner_of(session: Session, tools: Iterable[Tool[Any, Any]], *, adapter: str) -> ToolRunner:
-    """Runs tools as calls of a session, for somebody else's loop."""
-    state = ExecutionState(session, clock=session.clock)
-    return ToolRunner(state, {tool.name: tool for tool in tools}, adapter=adapter)
+def state_of(given: Session | ExecutionState) -> ExecutionState:
+    """A session as the state of a run: with its files. A state is one already, with whatever else takes part in it."""
+    if isinstance(given, ExecutionState):
+        return given
+    return ExecutionState(given, ResourceRegistry.build({Filesystem: given.files}), given.clock)
+
+
+def session_of(given: Session | ExecutionState) -> Session:
+    """The durable session behind it. Raises `invalid_params` for a state that lives in memory."""
+    found = given.session if isinstance(given, ExecutionState) else given
+    if not isinstance(found, Session):
+        raise fault("invalid_params", "This needs a session of mulligan.open(), not one in memory.", field="session")
+    return found
+
+
+def runner_of(
+    given: Session | ExecutionState, tools: Iterable[AnyTool] | None, *, adapter: str, profile: str = "anthropic"
+) -> ToolRunner:
+    """Runs tools as calls of a session, for somebody else's loop: those given, else the coding tools of a profile."""
+    own = coding_tools(session_of(given), profile) if tools is None else [as_tool(one) for one in tools]
+    return ToolRunner(state_of(given), by_name(own), adapter=adapter)
 
 
 def _tool(session: Session, spec: ToolSpec, cancelled: threading.Event) -> Tool[Any, Any]:
@@ -45,10 +68,27 @@ def _tool(session: Session, spec: ToolSpec, cancelled: threading.Event) -> Tool[
 
 
 def said(receipt: Receipt) -> str:
-    """What a model is told: the content where there is nothing but content, else the whole receipt."""
+    """What a model is told: the text where there is nothing but text, the summary where there is none, else the fields.
+
+    In the fields, payloads are plain text, and what did not fit is the beginning of it and a reference to page through.
+    """
     body = receipt.to_dict()
-    if receipt.ok and isinstance(content := body.get("content"), dict) and not body.get("truncated"):
-        text = text_of(content)
-        if text is not None:
-            return text
-    return encode(body).decode("utf-8")
+    shown = {name: _legible(value) for name, value in body.items()}
+    texts = [shown[name] for name in _PAYLOADS if name in body]
+    if not receipt.ok or body.get("truncated") or not all(isinstance(text, str) for text in texts):
+        return encode(shown).decode("utf-8")
+    if texts == [""] or not texts:
+        return str(shown.get("summary_text") or (texts[0] if texts else encode(shown).decode("utf-8")))
+    return str(texts[0])
+
+
+def _legible(value: Any) -> Any:
+    """A payload as a model can read it; anything else as it is."""
+    if not isinstance(value, dict):
+        return value
+    if "blob" in value:
+        blob = dict(value["blob"])
+        beginning = b64decode(str(blob.pop("preview_bytes", "")).removeprefix("base64:"))
+        return {**blob, "preview": beginning.decode("utf-8", "replace"), "read_on_with": "read_blob"}
+    text = text_of(value)
+    return value if text is None else text

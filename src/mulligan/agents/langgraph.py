@@ -29,10 +29,11 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from mulligan.agents.coding import coding_tools, runner_of
+from mulligan.agents.coding import runner_of
 from mulligan.agents.runner import ToolRunner
-from mulligan.agents.tools import ProviderToolCall, Tool
+from mulligan.agents.tools import AnyTool, ProviderToolCall, Tool
 from mulligan.effects.session import Session
+from mulligan.history.composite import ExecutionState
 from mulligan.session import graphs
 from mulligan.session.graphs import POINTS, VALUES, GraphPointRow, GraphValueRow, GraphWriteRow
 from mulligan.store.protocol import Store, Tx
@@ -262,12 +263,11 @@ class MulliganSaver(BaseCheckpointSaver[str]):
 
 
 def tools_for(
-    session: Session, tools: Iterable[Tool[Any, Any]] | None = None, *, profile: str = "anthropic"
+    session: Session | ExecutionState, tools: Iterable[AnyTool] | None = None, *, profile: str = "anthropic"
 ) -> list[StructuredTool]:
-    """The coding tools of a profile, or tools of your own, each call a transaction of the session."""
-    given = coding_tools(session, profile) if tools is None else tools
-    runner = runner_of(session, given := list(given), adapter="langgraph")
-    return [_structured(runner, tool) for tool in given]
+    """The coding tools of a profile, or tools and functions of your own, each call a transaction of the session."""
+    runner = runner_of(session, tools, adapter="langgraph", profile=profile)
+    return [_structured(runner, tool) for tool in runner.tool_registry.values()]
 
 
 class _SessionTool(StructuredTool):

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from mulligan.agents.coding import coding_tools, runner_of
+from mulligan.agents.coding import coding_tools, runner_of, session_of
 from mulligan.agents.speech import Ask, Driver, Provider, Reply, Said
-from mulligan.agents.tools import ProviderToolCall, Tool, ToolContext
+from mulligan.agents.tools import AnyTool, ProviderToolCall, Tool, ToolContext, as_tool
 from mulligan.effects.session import Session
+from mulligan.history.composite import ExecutionState
 from mulligan.session.known import ToolResult
 from mulligan.session.prompts import for_model
 from mulligan.session.resources import BudgetTracker
@@ -38,17 +39,23 @@ _CANCELLED = "The run was cancelled before this call was made."
 
 @dataclass(slots=True, frozen=True)
 class ToolStarted:
+    """A tool is about to run, or about to be asked permission for."""
+
     call: ProviderToolCall
 
 
 @dataclass(slots=True, frozen=True)
 class ToolEnded:
+    """A tool has run, and its call stands or was put back; or it was not allowed to."""
+
     call: ProviderToolCall
     result: ToolResult[Any]
 
 
 @dataclass(slots=True, frozen=True)
 class IterationEnded:
+    """The model has spoken, for the `number`th time in this run."""
+
     number: int
     reply: Reply
 
@@ -72,7 +79,10 @@ class LoopResult:
 
 @dataclass(slots=True)
 class Bounds:
-    """How far a run may go. A deadline raises PromptEvaluationError; the others end the run and say so."""
+    """How far a run may go. A deadline raises PromptEvaluationError; the others end the run and say so.
+
+    Without a `budget`, one among the resources of the run's state counts.
+    """
 
     max_iterations: int = MAX_ITERATIONS
     deadline: datetime | None = None
@@ -81,25 +91,30 @@ class Bounds:
 
 
 class Loop:
-    """One session, one model, and the tools it may use. `keeps_talk` false: the transcript is left alone."""
+    """One session, one model, and the tools it may use. `keeps_talk` false: the transcript is left alone.
+
+    Given as an ExecutionState, the session's run has further resources and randomness, which go back with its calls.
+    """
 
     def __init__(
         self,
-        session: Session,
+        session: Session | ExecutionState,
         provider: Provider | Driver,
         *,
-        tools: Sequence[Tool[Any, Any]] | None = None,
+        tools: Sequence[AnyTool] | None = None,
         bounds: Bounds | None = None,
         may: May | None = None,
         tell: Tell | None = None,
         keeps_talk: bool = True,
     ) -> None:
-        self._session, self._provider = session, provider
+        self._session, self._provider = session_of(session), provider
         self._bounds = bounds or Bounds()
-        own = coding_tools(session, provider.profile, cancelled=self._bounds.cancelled) if tools is None else tools
-        self._tools = list(own)
+        if tools is None:
+            tools = coding_tools(self._session, provider.profile, cancelled=self._bounds.cancelled)
+        self._tools = [as_tool(one) for one in tools]
         self._runner = runner_of(session, self._tools, adapter=provider.name)
         self._state = self._runner.execution_state
+        self._budget = self._bounds.budget or self._state.resources.get(BudgetTracker)
         self._may = may
         self._tell: Tell = tell or (lambda event: None)
         self._talk: list[dict[str, Any]] | None = None if keeps_talk else []
@@ -159,7 +174,7 @@ class Loop:
             return "cancelled"
         if bounds.deadline is not None and self._state.clock.now() >= bounds.deadline:
             raise PromptEvaluationError(f"The deadline {bounds.deadline.isoformat()} has passed.")
-        if bounds.budget is not None and bounds.budget.is_exhausted:
+        if self._budget is not None and self._budget.is_exhausted:
             return "budget"
         return "max_iterations" if result.iterations >= bounds.max_iterations else None
 
@@ -171,20 +186,32 @@ class Loop:
         return Ask(prompt.messages, self._tools, **self._asking)
 
     def _heard(self, pieces: Iterator[Said | Reply], result: LoopResult) -> Reply | None:
-        """The reply, kept as soon as it is whole. None: cancelled in the middle; what was said until then is kept."""
+        """The reply, kept as soon as it is whole. None: cancelled in the middle.
+
+        However it is cut short, by a cancel, an interrupt or a line that breaks, what was said until then is kept.
+        """
         text: list[str] = []
-        with closing(pieces):  # type: ignore[type-var]  # providers are generators
-            for piece in pieces:
-                if isinstance(piece, Reply):
-                    self._count(piece, result)
-                    return piece
-                text.append(piece.text)
-                self._tell(piece)
-                if self._bounds.cancelled.is_set():
-                    break
-        result.text = "".join(text)
-        if text:
-            self._say({"role": "assistant", "content": result.text, "interrupted": True})
+        reply: Reply | None = None
+        try:
+            with closing(pieces):  # type: ignore[type-var]  # providers are generators
+                reply = self._whole(pieces, text)
+        finally:
+            if reply is None:
+                result.text = "".join(text)
+                if text:
+                    self._say({"role": "assistant", "content": result.text, "interrupted": True})
+        if reply is not None:
+            self._count(reply, result)
+        return reply
+
+    def _whole(self, pieces: Iterator[Said | Reply], text: list[str]) -> Reply | None:
+        for piece in pieces:
+            if isinstance(piece, Reply):
+                return piece
+            text.append(piece.text)
+            self._tell(piece)
+            if self._bounds.cancelled.is_set():
+                break
         return None
 
     def _count(self, reply: Reply, result: LoopResult) -> None:
@@ -192,9 +219,9 @@ class Loop:
         result.text = reply.text
         result.input_tokens += reply.input_tokens
         result.output_tokens += reply.output_tokens
-        if self._bounds.budget is not None:
+        if self._budget is not None:
             spent = {"input_tokens": reply.input_tokens, "output_tokens": reply.output_tokens}
-            self._bounds.budget.record(result.turn_id, **spent)
+            self._budget.record(result.turn_id, **spent)
         if reply.text or reply.calls:
             self._say(_message_of(reply))
         self._tell(IterationEnded(result.iterations, reply))
@@ -205,7 +232,8 @@ class Loop:
     # Tools.
 
     def _answer(self, calls: Sequence[ProviderToolCall], result: LoopResult) -> None:
-        """Every call gets its result, also when one of them ends the run."""
+        """Results are told in the order asked, each as soon as it is there. If one of the calls ends the run, the model
+        learns of the rest, when it is asked again, that they were cut off."""
         result.tool_calls += len(calls)
         if len(calls) > 1 and all(self._only_reads(call) for call in calls):
             with ThreadPoolExecutor(min(len(calls), _SIDE_BY_SIDE)) as pool:

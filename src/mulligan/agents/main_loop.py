@@ -10,7 +10,7 @@ from typing import Any
 
 from mulligan.agents.runner import ToolRunner
 from mulligan.agents.speech import Ask, Driver, Message, Provider, Reply, Said
-from mulligan.agents.tools import ProviderToolCall, Tool, ToolContext
+from mulligan.agents.tools import AnyTool, ProviderToolCall, ToolContext, as_tool, by_name
 from mulligan.history.composite import ExecutionState
 from mulligan.session.known import PromptExecuted, PromptRendered, ToolResult, VisibilityOverrides
 from mulligan.session.resources import BudgetTracker, ResourceRegistry
@@ -75,12 +75,12 @@ class MainLoop:
         self,
         provider: Provider | Driver,
         *,
-        tools: Iterable[Tool[Any, Any]] = (),
+        tools: Iterable[AnyTool] = (),
         prompt_name: str = "main",
         clock: Clock | None = None,
     ) -> None:
         self._provider = provider
-        self._tools = {tool.name: tool for tool in tools}
+        self._tools = by_name(as_tool(one) for one in tools)
         self._prompt_name = prompt_name
         self._clock = clock or SystemClock()
 

@@ -20,21 +20,23 @@ from agents.items import TResponseInputItem
 from agents.memory import SessionSettings
 from agents.tool_context import ToolContext
 
-from mulligan.agents.coding import coding_tools, runner_of
+from mulligan.agents.coding import runner_of
 from mulligan.agents.providers.items import as_items
 from mulligan.agents.runner import ToolRunner
-from mulligan.agents.tools import ProviderToolCall, Tool
+from mulligan.agents.tools import AnyTool, ProviderToolCall, Tool
 from mulligan.effects.session import Session
+from mulligan.history.composite import ExecutionState
 from mulligan.session.transcript import text_of
 
 _VERBATIM = "openai_item"
 
 
-def tools_for(session: Session, tools: Iterable[Tool[Any, Any]] | None = None) -> list[FunctionTool]:
-    """The coding tools, or tools of your own, each call a transaction of the session."""
-    given = coding_tools(session, "openai") if tools is None else list(tools)
-    runner = runner_of(session, given, adapter="openai_agents")
-    return [_function_tool(runner, tool) for tool in given]
+def tools_for(
+    session: Session | ExecutionState, tools: Iterable[AnyTool] | None = None, *, profile: str = "openai"
+) -> list[FunctionTool]:
+    """The coding tools of a profile, or tools and functions of your own, each call a transaction of the session."""
+    runner = runner_of(session, tools, adapter="openai_agents", profile=profile)
+    return [_function_tool(runner, tool) for tool in runner.tool_registry.values()]
 
 
 def _function_tool(runner: ToolRunner, tool: Tool[Any, Any]) -> FunctionTool:
@@ -61,10 +63,12 @@ class AgentsSession:
         return items if limit is None else items[max(0, len(items) - limit) :]
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
+        """Each becomes one message, at the end."""
         for item in items:
             await asyncio.to_thread(self._session.inject, _message_of(item))
 
     async def pop_item(self) -> TResponseInputItem | None:
+        """Take away the newest and give it back; None if there is none."""
         return await asyncio.to_thread(self._pop)
 
     def _pop(self) -> TResponseInputItem | None:
@@ -75,6 +79,7 @@ class AgentsSession:
         return items[-1] if items else None
 
     async def clear_session(self) -> None:
+        """Begin the transcript anew. What was in it stays in the session's history."""
         await asyncio.to_thread(self._session.reset)
 
 

@@ -15,19 +15,19 @@ from typing import Any
 from pydantic_ai import RunContext
 from pydantic_ai import Tool as AgentTool
 
-from mulligan.agents.coding import coding_tools, runner_of
+from mulligan.agents.coding import runner_of
 from mulligan.agents.runner import ToolRunner
-from mulligan.agents.tools import ProviderToolCall, Tool
+from mulligan.agents.tools import AnyTool, ProviderToolCall, Tool
 from mulligan.effects.session import Session
+from mulligan.history.composite import ExecutionState
 
 
 def tools_for(
-    session: Session, tools: Iterable[Tool[Any, Any]] | None = None, *, profile: str = "anthropic"
+    session: Session | ExecutionState, tools: Iterable[AnyTool] | None = None, *, profile: str = "anthropic"
 ) -> list[AgentTool[Any]]:
-    """The coding tools of a profile, or tools of your own, each call a transaction of the session."""
-    given = coding_tools(session, profile) if tools is None else list(tools)
-    runner = runner_of(session, given, adapter="pydantic_ai")
-    return [_agent_tool(runner, tool) for tool in given]
+    """The coding tools of a profile, or tools and functions of your own, each call a transaction of the session."""
+    runner = runner_of(session, tools, adapter="pydantic_ai", profile=profile)
+    return [_agent_tool(runner, tool) for tool in runner.tool_registry.values()]
 
 
 def _agent_tool(runner: ToolRunner, tool: Tool[Any, Any]) -> AgentTool[Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from datetime import datetime
 from functools import cached_property
 from random import Random
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, get_type_hints, overload
 
 from mulligan.history.composite import ExecutionState
 from mulligan.session.known import ToolResult
@@ -17,7 +18,7 @@ from mulligan.session.state import Session
 from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import Clock
 from mulligan.values.faults import MulliganError
-from mulligan.values.state_faults import DeadlineExceededError, ToolValidationError
+from mulligan.values.state_faults import DeadlineExceededError, ExecutionStateError, ToolValidationError
 from mulligan.workspace.filesystem import Filesystem
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ Handler = Callable[..., Any]
 
 _CONTEXT_NAMES = frozenset({"context", "ctx", "tool_context"})
 _STATE_NAMES = frozenset({"execution_state", "state"})
+_NAME = re.compile("[A-Za-z0-9_-]{1,64}")
 _ANYTHING: Mapping[str, Any] = {"type": "object", "additionalProperties": True}
 
 
@@ -78,8 +80,12 @@ class ToolContext:
         return self.execution_state.resources
 
     @property
-    def filesystem(self) -> Filesystem | None:
-        return self.execution_state.resources.get(Filesystem)  # type: ignore[type-abstract]  # a key, never made
+    def filesystem(self) -> Filesystem:
+        """The run's files. Raises ExecutionStateError for a run that was given none."""
+        found = self.execution_state.resources.get(Filesystem)  # type: ignore[type-abstract]  # a key, never made
+        if found is None:
+            raise ExecutionStateError("This run has no file system; give it one as a resource, under Filesystem.")
+        return found
 
     @property
     def clock(self) -> Clock:
@@ -123,10 +129,63 @@ class Tool(Generic[ParamsT, ResultT]):
     def is_async(self) -> bool:
         return inspect.iscoroutinefunction(_function(self.handler))
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function itself, without a transaction: for tests, and for other tools that are made of it."""
+        return self.handler(*args, **kwargs)
+
     def bound(self, arguments: Mapping[str, Any], context: ToolContext) -> Callable[[], Any]:
         """The handler, ready to be called. Raises ToolValidationError for arguments it does not take."""
         positional, named = self._shape.bind(self.name, arguments, context)
         return lambda: self.handler(*positional, **named)
+
+
+@overload
+def tool(function: Handler, /) -> Tool[Any, Any]: ...
+@overload
+def tool(
+    *, name: str | None = None, description: str | None = None, read_only: bool = False
+) -> Callable[[Handler], Tool[Any, Any]]: ...
+def tool(
+    function: Handler | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    read_only: bool = False,
+) -> Tool[Any, Any] | Callable[[Handler], Tool[Any, Any]]:
+    """A function as a tool: its name, its docstring as words for the model, its annotations as the arguments.
+
+    `Annotated[str, Field(description=…)]` says more about an argument. A parameter that is annotated as ToolContext or
+    ExecutionState is not the model's to give: the runner fills it in. Raises ToolValidationError for a name that
+    providers would not take.
+    """
+
+    def made(handler: Handler) -> Tool[Any, Any]:
+        called = name or str(getattr(handler, "__name__", ""))
+        if not _NAME.fullmatch(called):
+            words = f"{called or handler!r} is no name for a tool; give one of letters, digits, - and _, at most 64."
+            raise ToolValidationError(words)
+        return Tool(called, description or inspect.getdoc(_function(handler)) or "", handler, read_only=read_only)
+
+    return made if function is None else made(function)
+
+
+AnyTool: TypeAlias = Tool[Any, Any] | Handler
+
+
+def as_tool(given: AnyTool) -> Tool[Any, Any]:
+    """A bare function is a tool by its own name and docstring."""
+    return given if isinstance(given, Tool) else tool(given)
+
+
+def by_name(tools: Iterable[Tool[Any, Any]]) -> dict[str, Tool[Any, Any]]:
+    """Raises ToolValidationError for a name that two of them have: a model could not say which it means."""
+    found: dict[str, Tool[Any, Any]] = {}
+    for tool in tools:
+        if tool.name in found:
+            raise ToolValidationError(f"There are two tools {tool.name!r}.")
+        found[tool.name] = tool
+    return found
 
 
 def as_result(value: object) -> ToolResult[Any]:
@@ -170,13 +229,29 @@ class _Shape:
         if self.whole is not None:
             adapter = _adapter(self.kind)
             return _ANYTHING if adapter is None else adapter.json_schema()
-        adapters = {name: _adapter(self.hints.get(name)) for name in self.named}
+        properties, shared = self._properties()
         return {
             "type": "object",
-            "properties": {name: {} if one is None else one.json_schema() for name, one in adapters.items()},
+            "properties": properties,
             "required": [name for name, one in self.named.items() if one.default is one.empty],
             "additionalProperties": self.takes_any,
+            **shared,
         }
+
+    def _properties(self) -> tuple[dict[str, Any], Mapping[str, Any]]:
+        """One schema for each argument, and beside them the types that they share."""
+        from pydantic import TypeAdapter
+
+        adapters = {name: _adapter(self.hints.get(name)) for name in self.named}
+        known = [(name, "validation", one) for name, one in adapters.items() if one is not None]
+        made, shared = TypeAdapter.json_schemas(known)  # type: ignore[arg-type]  # the mode is one of its two words
+        schemas = {name: made.get((name, "validation"), {}) for name in self.named}
+        return {name: {**schemas[name], **_default_of(one)} for name, one in self.named.items()}, shared
+
+
+def _default_of(parameter: inspect.Parameter) -> dict[str, Any]:
+    plain = isinstance(parameter.default, str | int | float | bool)
+    return {"default": parameter.default} if plain else {}
 
 
 def _shape_of(handler: Handler, params: type[Any] | None) -> _Shape:
@@ -217,7 +292,7 @@ def _function(handler: Handler) -> Any:
 def _hints_of(handler: Handler) -> Mapping[str, Any]:
     function = _function(handler)
     try:
-        return get_type_hints(function)
+        return get_type_hints(function, include_extras=True)
     except (NameError, TypeError, AttributeError):
         # Names that only exist inside a function, or for type checkers: then the words themselves have to do.
         return dict(getattr(function, "__annotations__", {}))

@@ -35,12 +35,19 @@ def receipt(items):
 def demo_verb(keep: str | None) -> None:
     """Watch an agent work, fail, be undone, merged, redone and forked, in a throw-away folder."""
     if keep is not None:
-        os.makedirs(keep)
+        _make(keep)
         _play(Path(keep))
         click.echo(f"\nThe files and the store are in {keep}.")
         return
     with tempfile.TemporaryDirectory(prefix="mulligan-demo-") as folder:
         _play(Path(folder))
+
+
+def _make(folder: str) -> None:
+    try:
+        os.makedirs(folder)
+    except OSError as error:
+        raise click.UsageError(f"{folder} cannot be made: {error.strerror}.") from None
 
 
 def _play(folder: Path) -> None:

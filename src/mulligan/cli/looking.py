@@ -10,7 +10,7 @@ import click
 from mulligan.cli.doors import look
 from mulligan.cli.options import Common, common_options
 from mulligan.cli.output import paint, print_json, visible
-from mulligan.cli.words import ago, change_line, change_words, short
+from mulligan.cli.words import ago, change_line, change_words, gap_words, short
 from mulligan.history.log import LOG_LIMIT
 from mulligan.values.ids import SessionId
 
@@ -116,7 +116,7 @@ def show(common: Common, call: str) -> None:
     for change in view["changes"]:
         click.echo("  " + change_line(change))
     for gap in view["coverage"]:
-        click.echo(paint(f"  not captured: {visible(gap['path'])} ({gap['reason']})", "yellow"))
+        click.echo(paint(f"  not captured {gap_words(gap)}", "yellow"))
     print_diff(diff)
 
 
@@ -186,7 +186,7 @@ def coverage(common: Common, call: str | None) -> None:
         return
     for row in rows:
         for gap in row["coverage"]:
-            click.echo(f"{short(row['id'])}  {visible(gap['path'])}  {gap['reason']}")
+            click.echo(f"{short(row['id'])}  {gap_words(gap)}")
     if not any(row["coverage"] for row in rows):
         click.echo("Everything was captured.")
 

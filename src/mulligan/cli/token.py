@@ -74,7 +74,7 @@ def _checked(handle: str | None) -> str | None:
 @common_options
 @click.pass_context
 def token_verb(context: click.Context, common: Common) -> None:
-    """Make and end bearer tokens for clients of `mulligan mcp --http` and `mulligan serve`.
+    """Make and end bearer tokens for clients of `mulligan mcp --http`.
 
     The common options may stand before or after the verb.
     """

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mulligan.cli.output import visible
 from mulligan.history.plans import Outcome
 from mulligan.values.clock import Clock, SystemClock, parse_timestamp
 from mulligan.values.entries import Absent
+from mulligan.values.paths import to_wire
 
 if TYPE_CHECKING:
     from mulligan.history.going_back import WayBack
@@ -24,6 +26,16 @@ _REASONS = {
     "evicted": "its earlier content was dropped to stay under the cap",
     "not_captured": "its earlier content was never captured",
     "io_error": "the disk refused",
+}
+
+
+_GAPS = {
+    **_REASONS,
+    "owner": "who owned it cannot be put back",
+    "access_list": "its access list cannot be put back",
+    "special_file": "it is a device, FIFO or socket",
+    "not_undoable": "it is larger than what is kept",
+    "outside_root": "it is outside the workspace",
 }
 
 
@@ -57,7 +69,19 @@ def outcome_lines(way: WayBack, *, dry_run: bool = False, came: str = "restored"
     would = "would have " if dry_run else ""
     lines = [_outcome_line(one, came="removed" if one.path in gone else came) for one in way.outcomes]
     talk = [] if way.talk is None else [_talk_line(way.talk["messages_before"], way.talk["messages"])]
-    return [would + line for line in [*lines, *talk] if line]
+    return [would + line for line in [*lines, *talk] if line] + _gap_lines(way)
+
+
+def _gap_lines(way: WayBack) -> list[str]:
+    """What was never captured, unless its outcome has said so."""
+    gaps = () if way.plan is None else way.plan.coverage
+    told = {to_wire(one.path) for one in way.outcomes if one.reason is not None}
+    return [f"not captured {gap_words(gap)}" for gap in gaps if gap["path"] not in told]
+
+
+def gap_words(gap: Mapping[str, str]) -> str:
+    reason = gap["reason"]
+    return f"{visible(gap['path'])}: {_GAPS.get(reason, reason.replace('_', ' '))}"
 
 
 def _talk_line(before: int, after: int) -> str:

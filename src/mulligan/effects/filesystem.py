@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from base64 import b64decode
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
 
@@ -14,7 +14,8 @@ from mulligan.history import going_back
 from mulligan.history.current import current_call
 from mulligan.history.going_back import How
 from mulligan.history.log import calls_of, verb_of
-from mulligan.history.tables import CallRow
+from mulligan.history.tables import CALLS, CallRow
+from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
 from mulligan.values.digest import parse_digest
 from mulligan.values.faults import MulliganError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from mulligan.history.desk import Desk
 
 _REF = "call:"
+_FEW, _WSEQ_END = 8, 1 << 62
 _WHOLLY = ("undo", "rollback", "rewind", "redo")
 _ERRORS: Mapping[str, type[OSError]] = {
     "path_not_found": FileNotFoundError,
@@ -67,8 +69,19 @@ class SessionFilesystem(PlainFilesystem):
     def _newest(self) -> str:
         """The session's newest call that has done something; "" before the first."""
         with self._desk.ledger.store.read() as tx:
-            rows = calls_of(tx, self._desk, self._session.id)
-            return _standing(row for row in rows if row.wseq is not None and row.status == "committed")
+            return _standing(self._changing_calls(tx))
+
+    def _changing_calls(self, tx: Tx) -> Iterator[CallRow]:
+        """Newest first. The store passes over calls that only looked, of which there may be very many."""
+
+        def found(limit: int | None = None) -> list[CallRow]:
+            whose = {"session": self._session.id, "status": "committed"}
+            order = ("id",)
+            return tx.select(CALLS, whose, between=("wseq", 0, _WSEQ_END), order=order, descending=True, limit=limit)
+
+        yield from (few := found(_FEW))
+        if len(few) == _FEW:
+            yield from found()[_FEW:]
 
     def check_restore(self, snapshot: object) -> None:
         if not isinstance(snapshot, FilesystemSnapshot) or not snapshot.commit_ref.startswith(_REF):

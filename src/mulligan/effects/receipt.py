@@ -26,7 +26,18 @@ class Receipt:
 
     @property
     def ok(self) -> bool:
+        """Whether what was asked for has happened."""
         return self.status in ("ok", "ready", "signaled")
+
+    @property
+    def text(self) -> str | None:
+        """What it answers with: a file's text, what a search found, or what a command wrote to its standard output.
+
+        None: there is no such thing, or it is no text, or too long to be inline; then it is a blob to page through.
+        """
+        payloads = (self._fields.get(name) for name in ("content", "matches", "paths", "entries", "stdout"))
+        found = next((one for one in payloads if one is not None), None)
+        return "" if found is None and "exit_code" in self._fields else text_of(found)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -34,6 +45,7 @@ class Receipt:
         return self._fields.get(name)
 
     def to_dict(self) -> dict[str, Any]:
+        """Every field, as it is recorded and sent."""
         return {"status": self.status, **self._fields}
 
     def __repr__(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -247,17 +248,37 @@ class Session(Talk, Clients, Roots, Portable, State):
     ) -> Session:
         """A child with this talk, or with it up to a point: before a call, or after a message by id or by count.
 
-        With `copy` it has every file for itself, as of that point, in the new folder `to`.
+        With `copy` it has every file for itself, ignored ones too, as of that point: in the new folder `to`, else in one
+        beside the store. `merge()` brings back what it changes there, `drop()` deletes it.
         """
         with self._archive.store.read() as tx:
             self._check_open(tx, "fork")
         if files == "share":
             made = branches.fork(self._desk, self.id, at=at, child=dst)
             return Session(self._desk, SessionId(made.session), self._boundary)
-        if files != "copy" or to is None:
-            raise fault("invalid_params", "files is 'share', or 'copy' with a folder in `to`.", field="files")
-        made = branches.fork_files(self._desk, self.id, to, at=at, child=dst)
+        if files != "copy":
+            raise fault("invalid_params", "files is 'share' or 'copy'.", field="files")
+        made = branches.fork_files(self._desk, self.id, to or self._place_beside(), at=at, child=dst)
         return Session(self._desk.at(_root_of(self._desk, made.session)), SessionId(made.session), self._boundary)
+
+    def _place_beside(self) -> str:
+        """A folder that is not there yet."""
+        home, name = self._archive.store.directory, self._desk.ledger.ids.new()
+        return os.path.join(tempfile.gettempdir() if home is None else os.path.join(home, "forks"), name)
+
+    def merge(self, *, on_conflict: OnConflict = "merge", dry_run: bool = False) -> WayBack:
+        """Bring what this fork changed into the files it was forked from, as one call of its parent.
+
+        Where both sides have changed a file, lines are merged. Raises `unknown_session` if it has no files of its own.
+        """
+        return branches.merge_branch(self._desk, self.id, on_conflict=on_conflict, dry_run=dry_run)
+
+    def drop(self) -> None:
+        """Delete the files of this fork, merged or not. What it said and did stays in the history.
+
+        Raises `unknown_session` if it has no files of its own.
+        """
+        branches.drop_branch(self._desk, self.id)
 
     def _more_view(self, tx: Tx, facts: Mapping[str, Any]) -> dict[str, Any]:
         turns = tx.select(TURNS, {"session": self.id})

@@ -10,9 +10,10 @@ Invariants, in the order they are kept:
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -38,7 +39,7 @@ from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import DRAFT_PREFIX, NOTHING, Disk, Image
 from mulligan.workspace.places import Spot
-from mulligan.workspace.writing import Found, Swap, Swapped, Wanted, must_stay_one_file
+from mulligan.workspace.writing import Found, Swap, Swapped, Wanted, is_unlike_ours, must_stay_one_file
 
 Plan = Callable[[Image], Wanted]
 """From what a path holds now to what it shall hold. May raise Refused."""
@@ -124,6 +125,7 @@ class Call(Watching):
         self._touched: dict[RepoPath, Touched] = {}
         self._done: list[tuple[RepoPath, Entry]] = []
         self._shared: set[RepoPath] = set()
+        self._unlike: dict[RepoPath, Image] = {}
         self._lock = threading.RLock()
 
     @property
@@ -247,6 +249,8 @@ class Call(Watching):
             if not careful:
                 raise _LookAgain
             self.ledger.external(tx, self.root, [Change(path, seen, before)], bodies=step.bodies)
+        if is_unlike_ours(step.image):
+            self._unlike[path] = step.image
         # An ordinal once used may be on disk in a draft's name, so it is never used again for another path.
         row = touch_row(self.facts.id, path_bytes(path), self.root, ordinal=len(self._touched) + noted, before=before)
         return Touched(row, path, before, before, origin=step.intent.origin)
@@ -390,7 +394,17 @@ class Call(Watching):
         changes = self.changes()
         if self.ledger.store.durability == "power":
             self._sync(changes)
-        return Ending("committed", changes, reason, self.coverage, self._effects, self._handed_out, strict=self.strict)
+        coverage = [*self.coverage, *self._lost_with(changes)] if self._unlike else self.coverage
+        return Ending("committed", changes, reason, coverage, self._effects, self._handed_out, strict=self.strict)
+
+    def _lost_with(self, changes: Sequence[Change]) -> Iterator[dict[str, str]]:
+        """Whose owner or access list is not on what is there now: no way back can put it there again."""
+        for change in changes:
+            had = self._unlike.get(change.path)
+            now = NOTHING if had is None else self._image(change.path)
+            if had is not None and (now.owner, now.bound) != (had.owner, had.bound):
+                reason = "owner" if had.owner not in (os.geteuid(), now.owner) else "access_list"
+                yield {"path": to_wire(change.path), "reason": reason}
 
     def __enter__(self) -> Call:
         return self

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary, ref
 from mulligan.history.call import Call
 from mulligan.history.ledger import Facts, Ledger
 from mulligan.history.recovery import recover
-from mulligan.history.tables import ROOTS, RootRow
+from mulligan.history.tables import FOLDS, ROOTS, RootRow
 from mulligan.values.entries import ABSENT, Entry
 from mulligan.values.faults import fault
 from mulligan.values.ids import CallId, RootId, SessionId, TurnId, WorkspaceId
@@ -194,7 +194,8 @@ def identity_of(disk: Disk) -> str:
         status = os.fstat(disk.root.handle)
     except OSError:
         return f"simulated:{os.fsdecode(disk.root.place)}"
-    return f"{status.st_dev}:{status.st_ino}:{_generation(disk.root.handle)}"
+    folds = FOLDS if disk.root.folds_case else ""
+    return f"{status.st_dev}:{status.st_ino}:{_generation(disk.root.handle)}{folds}"
 
 
 def _generation(handle: int) -> int:

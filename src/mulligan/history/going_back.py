@@ -32,6 +32,7 @@ from mulligan.history.points import (
     last_turn_with_talk,
     move_of_redo,
     move_of_turn,
+    move_of_undo,
     move_to,
 )
 from mulligan.history.repositories import left_alone, split_off, without_objects
@@ -46,7 +47,16 @@ from mulligan.values.digest import Digest
 from mulligan.values.entries import Change, Entry, FileEntry, same_state
 from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId
-from mulligan.values.paths import RepoPath, from_wire, is_below, join, path_bytes, path_from_bytes, to_wire
+from mulligan.values.paths import (
+    RepoPath,
+    from_wire,
+    is_below,
+    join,
+    path_bytes,
+    path_from_bytes,
+    text_from_wire,
+    to_wire,
+)
 from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import Image
 from mulligan.workspace.writing import Wanted
@@ -75,12 +85,14 @@ class WayBack:
     def to_json(self) -> dict[str, Any]:
         """`talk`, when the way back moves it: how many messages are in force, and how many were."""
         left = [one.to_json() for one in self.plan.left_alone] if self.plan is not None else []
+        gaps = [dict(gap) for gap in self.plan.coverage] if self.plan is not None else []
         return {
             "ok": self.ok,
             "call_id": self.call_id,
             "outcomes": [outcome.to_json() for outcome in self.outcomes],
             "overwrote_external": [to_wire(path) for path in self.overwrote_external],
             "rescue": self.call_id,
+            **({"coverage": gaps} if gaps else {}),
             **({"git": left} if left else {}),
             **({"talk": dict(self.talk)} if self.talk else {}),
         }
@@ -112,28 +124,33 @@ class _WorldMoved(Exception):
 
 
 def undo(desk: Desk, call: str | None = None, *, paths: Sequence[RepoPath] | None = None, how: How) -> WayBack:
-    """Take back one call; later ones stay. Without a name: the newest that still stands."""
-    with desk.ledger.store.read() as tx:
-        if call is None:
-            row = newest_standing(tx, desk, how.session)
-            if row is None:
-                raise fault("nothing_to_undo", "There is nothing to undo here.")
-    if call is not None:
-        row = _standing(find_call(desk, call, how.session))
-    assert row is not None
+    """Take back one call; later ones stay. Without a name: the newest that still stands.
+
+    A way back is a call too: undone, what it did to files, slices and talk is as if it had not been.
+    """
+    row = _newest(desk, how.session) if call is None else find_call(desk, call, how.session)
+    talk = move_of_undo(desk, row) if paths is None else None
+    _check_standing(row, moved_talk=talk is not None)
     with desk.ledger.store.read() as tx:
         rows = tuple(one for one in with_parts(tx, [row]) if one.wseq is not None or one.id == row.id)
-    return _go(desk, _Target("undo", rows, paths), how)
+    return _go(desk, _Target("undo", rows, paths, talk=talk), how)
 
 
-def _standing(row: CallRow) -> CallRow:
+def _newest(desk: Desk, session: SessionId | None) -> CallRow:
+    with desk.ledger.store.read() as tx:
+        row = newest_standing(tx, desk, session)
+    if row is None:
+        raise fault("nothing_to_undo", "There is nothing to undo here.")
+    return row
+
+
+def _check_standing(row: CallRow, *, moved_talk: bool) -> None:
     if row.status == "open":
         raise fault("call_open", f"Call {row.id} is still running.")
     if row.undone_by is not None:
         raise fault("nothing_to_undo", f"Call {row.id} is undone already; `mulligan redo` brings it back.")
-    if row.status != "committed" or row.wseq is None:
+    if row.status != "committed" or not (row.wseq or moved_talk):
         raise fault("nothing_to_undo", f"Call {row.id} changed nothing that stands.")
-    return row
 
 
 def restore(desk: Desk, call: str, *, paths: Sequence[RepoPath] | None = None, how: How) -> WayBack:
@@ -322,7 +339,19 @@ def _plan(desk: Desk, target: _Target, how: How) -> RestorePlan:
         named = _unknown([change.path for both in split for part in both for change in part], target.paths)
         kept = [change for _, part in split for change in part]
         unclear = [] if how.on_conflict == "overwrite" else _ambiguous(target.calls, layers)
-        return planner.plan(layers, not_captured=named, ambiguous=unclear).leaving(left_alone(kept, read))
+        plan = planner.plan(layers, not_captured=named, ambiguous=unclear).leaving(left_alone(kept, read))
+    return replace(plan, coverage=tuple(_gaps(target)))
+
+
+def _gaps(target: _Target) -> list[Mapping[str, str]]:
+    """What the calls say they could not capture, at the paths that count; each once."""
+    found: list[Mapping[str, str]] = []
+    for gap in (gap for call in target.calls for gap in decode(call.coverage)):
+        path = RepoPath(text_from_wire(gap["path"]))
+        counts = target.paths is None or any(path == one or is_below(path, one) for one in target.paths)
+        if counts and gap not in found:
+            found.append(gap)
+    return found
 
 
 def _ambiguous(calls: Sequence[CallRow], layers: Sequence[Sequence[Change]]) -> list[RepoPath]:
@@ -343,12 +372,15 @@ def _split(layer: list[Change], target: _Target, how: How) -> tuple[list[Change]
 def _layer(tx: Tx, desk: Desk, call: CallRow, paths: Sequence[RepoPath] | None) -> list[Change]:
     """A call's changes as this desk sees their places."""
     rows = tx.select(CHANGES, {"call": call.id})
-    changes = [replace(change_from_row(row), path=_path_here(desk.root, row)) for row in rows]
+    changes = [change_from_row(row) for row in rows]
+    if call.root != desk.root.id:
+        changes = [replace(one, path=_path_here(desk.root, row)) for one, row in zip(changes, rows, strict=True)]
     return sorted(restricted(changes, paths), key=lambda change: path_bytes(change.path))
 
 
 def _path_here(root: RootRow, row: ChangeRow) -> RepoPath:
-    return path_from_bytes(row.place[len(root.place) + 1 :]) if holds(root, row.place) else path_from_bytes(row.path)
+    below = len(root.place_of(b".")) + 1
+    return path_from_bytes(row.place[below:] if holds(root, row.place) else row.path)
 
 
 def _unknown(touched: Iterable[RepoPath], paths: Sequence[RepoPath] | None) -> list[RepoPath]:

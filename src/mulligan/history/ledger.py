@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from mulligan.history.over_cap import GivingUp, changes_over_cap, coverage_of
-from mulligan.history.projection import place_of
 from mulligan.history.tables import CALLS, CHANGES, OPEN, ROOTS, TOUCHES, CallRow, OpenRow, RootRow, TouchRow
 from mulligan.session.tables import SESSIONS, session_journal
 from mulligan.store.blobs import Blobs, Prepared
@@ -334,7 +333,7 @@ def _overlap(one: bytes, other: bytes) -> bool:
 
 
 def touch_row(call: CallId, path: bytes, root: RootRow, *, ordinal: int, before: Entry) -> TouchRow:
-    return TouchRow(call, path, ordinal, place_of(root, path), entry_bytes(before), b"[]", b"[]", 0)
+    return TouchRow(call, path, ordinal, root.place_of(path), entry_bytes(before), b"[]", b"[]", 0)
 
 
 def entry_bytes(entry: Entry) -> bytes:

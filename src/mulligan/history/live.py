@@ -22,6 +22,7 @@ from mulligan.values.ids import OwnerId
 from mulligan.values.paths import RepoPath, path_bytes, to_wire
 from mulligan.workspace.disk import NOTHING, Disk, Image
 from mulligan.workspace.places import Spot
+from mulligan.workspace.writing import is_unlike_ours
 
 
 @dataclass(slots=True)
@@ -67,6 +68,7 @@ class Watching(ABC):
     _touched: dict[RepoPath, Touched]
     _done: list[tuple[RepoPath, Entry]]
     _shared: set[RepoPath]
+    _unlike: dict[RepoPath, Image]
     _lock: threading.RLock
 
     def about_to_change(self, paths: Sequence[RepoPath]) -> None:
@@ -102,6 +104,8 @@ class Watching(ABC):
         for path, image in images.items():
             self._touched[path] = Touched(rows[path], path, image.entry, image.entry, unsure=True)
             self._done.append((path, image.entry))
+            if is_unlike_ours(image):
+                self._unlike[path] = image
 
     def _record_external(self, tx: Tx, change: Change, bodies: Sequence[Prepared]) -> None:
         """Somebody changed it since the record: theirs, if it is still so now that the place is ours."""

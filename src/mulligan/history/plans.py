@@ -7,7 +7,7 @@ told whose work it replaces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -57,6 +57,8 @@ class RestorePlan:
     outcomes: tuple[Outcome, ...]
     overwrote_external: tuple[RepoPath, ...] = ()
     left_alone: tuple[LeftAlone, ...] = ()
+    coverage: tuple[Mapping[str, str], ...] = ()
+    """what the calls that are taken back could not capture, so it does not come back either"""
 
     def leaving(self, repositories: Sequence[LeftAlone]) -> RestorePlan:
         """The same plan, saying which repositories it does not touch."""

@@ -22,7 +22,7 @@ from mulligan.session.positions import (
     turn_bounds,
     without_turn,
 )
-from mulligan.session.projection import WINDOWS
+from mulligan.session.projection import WINDOWS, WindowRow
 from mulligan.session.tables import session_journal
 from mulligan.session.transcript import Archive, head_of, seq_of, window_at, window_of
 from mulligan.session.windows import Window, at_place, length, part, to_json
@@ -183,16 +183,33 @@ def began_at(tx: Tx, row: CallRow) -> int:
 
 def move_of_redo(desk: Desk, row: CallRow) -> TalkMove | None:
     """Put in force again what a way back took out; None if it did not touch the talk."""
-    session = SessionId(row.session or "")
-    with desk.ledger.store.read() as tx:
-        moved = [one for one in tx.select(WINDOWS, {"session": session}, descending=True) if one.call == row.id]
-    if not moved:
+    session, moved = _talk_moved_by(desk, row)
+    if moved is None:
         return None
-    was = moved[0].was
 
     def target(tx: Tx) -> Window:
         if not tx.has(REDO, session, row.id):
             raise fault("nothing_to_redo", "The talk has gone on meanwhile, so there is nothing to redo here.")
-        return window_at(tx, session, was)
+        return window_at(tx, session, moved.was)
 
     return TalkMove(session, target)
+
+
+def move_of_undo(desk: Desk, row: CallRow) -> TalkMove | None:
+    """Undoing a way back puts in force what it took out, unless the talk has gone on since: then only files return."""
+    session, moved = _talk_moved_by(desk, row)
+    if moved is None:
+        return None
+
+    def target(tx: Tx) -> Window:
+        now = window_of(tx, session)
+        return window_at(tx, session, moved.was) if now == window_at(tx, session, moved.seq) else now
+
+    return TalkMove(session, target)
+
+
+def _talk_moved_by(desk: Desk, row: CallRow) -> tuple[SessionId, WindowRow | None]:
+    session = SessionId(row.session or "")
+    with desk.ledger.store.read() as tx:
+        moved = [one for one in tx.select(WINDOWS, {"session": session}, descending=True) if one.call == row.id]
+    return session, moved[0] if moved else None

@@ -78,10 +78,6 @@ WAYS_BACK = frozenset({"undo", "restore", "rollback", "rewind"})
 """Verbs whose calls can be taken back by `redo`, and are themselves never what `undo` looks for."""
 
 
-def place_of(root: RootRow, path: bytes) -> bytes:
-    return root.place if path == b"." else root.place + b"/" + path
-
-
 def _root_opened(tx: Tx, record: Record) -> None:
     body = record.payload
     for joined in body.get("joins", ()):
@@ -140,7 +136,7 @@ def _put_changes(tx: Tx, call: str, body: Mapping[str, Any]) -> None:
         origin = change.get("from")
         before, after = encode(change["before"]), encode(change["after"])
         from_path = None if origin is None else path_bytes(from_wire(origin))
-        tx.put(CHANGES, ChangeRow(call, path, place_of(root, path), body["wseq"], before, after, from_path))
+        tx.put(CHANGES, ChangeRow(call, path, root.place_of(path), body["wseq"], before, after, from_path))
 
 
 def _call_ended(tx: Tx, record: Record) -> None:

@@ -39,7 +39,7 @@ from mulligan.values.entries import (
     same_content,
     same_state,
 )
-from mulligan.values.paths import ROOT, RepoPath, join, parent_of, path_from_bytes
+from mulligan.values.paths import RepoPath, ancestors_of, join, path_from_bytes
 from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import NOTHING, SPECIAL, Disk, Image
 from mulligan.workspace.places import Spot
@@ -146,7 +146,7 @@ def _newest_first(ways: Sequence[_Way]) -> list[_Way]:
     leaving = {way.path for way in ways if leaves(way)}
     due = dict(turns)
     for way in ways:
-        for above in _above(way.path):
+        for above in ancestors_of(way.path):
             if above not in turns:
                 continue
             if way.path in leaving and above in leaving:
@@ -159,12 +159,6 @@ def _newest_first(ways: Sequence[_Way]) -> list[_Way]:
         return due[way.path], -depth if way.path in leaving else depth
 
     return sorted(ways, key=turn)
-
-
-def _above(path: RepoPath) -> Iterator[RepoPath]:
-    """The directories a path is in, nearest first, without the root."""
-    while (path := parent_of(path)) != ROOT:
-        yield path
 
 
 def _try(act: Callable[[], None], errors: list[OSError]) -> None:

@@ -16,7 +16,7 @@ from mulligan.session.roots import ASIDES
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
 from mulligan.values.faults import fault
-from mulligan.values.paths import RepoPath
+from mulligan.values.paths import RepoPath, text_from_wire, to_wire
 
 
 @dataclass(slots=True, frozen=True)
@@ -65,14 +65,15 @@ def _home(desk: Desk, calls: Sequence[CallRow]) -> Desk:
         return desk.at(roots.pop()) if roots else desk
     with desk.ledger.store.read() as tx:
         inner = [row for root in roots if (row := tx.get(ROOTS, root)) is not None]
-        around = [row for row in tx.select(ROOTS) if all(holds(row, one.place) for one in inner)]
+        around = [row for row in tx.select(ROOTS) if all(holds(row, one.place_of(b".")) for one in inner)]
     if not around:
         raise fault("unknown_root", "These calls worked in roots that no known root contains.")
     return desk.at(max(around, key=lambda row: len(row.place)).id)
 
 
 def holds(root: RootRow, place: bytes) -> bool:
-    return place == root.place or place.startswith(root.place + b"/")
+    own = root.place_of(b".")
+    return place == own or place.startswith(own + b"/")
 
 
 def as_seen_from(desk: Desk, site: Site, plan: RestorePlan) -> RestorePlan:
@@ -82,13 +83,14 @@ def as_seen_from(desk: Desk, site: Site, plan: RestorePlan) -> RestorePlan:
         return plan
 
     def whole(path: RepoPath) -> RepoPath:
-        return RepoPath(os.path.normpath(f"{prefix}/{path}"))
+        return RepoPath(os.path.normpath(os.path.join(prefix, path)))
 
     return replace(
         plan,
         moves=tuple(_moved(move, whole(move.path)) for move in plan.moves),
         outcomes=tuple(_told(one, whole(one.path)) for one in plan.outcomes),
         overwrote_external=tuple(whole(path) for path in plan.overwrote_external),
+        coverage=tuple({**gap, "path": to_wire(whole(RepoPath(text_from_wire(gap["path"]))))} for gap in plan.coverage),
     )
 
 
@@ -119,4 +121,5 @@ def together(plans: Sequence[RestorePlan]) -> RestorePlan:
         tuple(one for plan in plans for one in plan.outcomes),
         tuple(path for plan in plans for path in plan.overwrote_external),
         tuple(one for plan in plans for one in plan.left_alone),
+        tuple(gap for plan in plans for gap in plan.coverage),
     )

@@ -8,16 +8,28 @@ from dataclasses import dataclass
 from mulligan.store.tables import Table
 from mulligan.values.ids import OwnerId
 from mulligan.values.plain import plain
+from mulligan.workspace.places import folded
+
+FOLDS = ":folds"
 
 
 @plain(slots=True, frozen=True)
 class RootRow:
-    """A directory somebody opened. Roots that overlap belong to one workspace. `identity` is device and inode."""
+    """A directory somebody opened. Roots that overlap belong to one workspace.
+
+    `identity` is device, inode and generation, with `FOLDS` after it where names differ only up to case. `place` is how
+    to get there; what is known of files below it is filed by `place_of`.
+    """
 
     id: str
     workspace: str
     place: bytes
     identity: str
+
+    def place_of(self, path: bytes) -> bytes:
+        """The same as the open root's own: the one name of a file, through whichever root it is reached."""
+        whole = self.place if path == b"." else self.place + b"/" + path
+        return folded(whole) if self.identity.endswith(FOLDS) else whole
 
 
 @dataclass(slots=True, frozen=True)

@@ -54,7 +54,7 @@ def fresh_id(tx: Tx, archive: Archive, wanted: str | None) -> SessionId:
     """An id for a new session. Raises `session_exists`: nobody's session is ever written over, closed or not."""
     session = SessionId(archive.ids.new() if wanted is None else parse_user_id(wanted, "session"))
     if tx.has(SESSIONS, session):
-        raise fault("session_exists", f"There is a session {session!r} already.", session=session)
+        raise fault("session_exists", f"There is a session {session!r} already; choose another id.", session=session)
     return session
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from mulligan.agents.main_loop import calls_wanted
 from mulligan.agents.runner import ToolRunner
 from mulligan.agents.speech import Ask, Driver, Message, Provider, Reply
-from mulligan.agents.tools import ProviderToolCall, Tool, ToolContext
+from mulligan.agents.tools import ProviderToolCall, Tool, ToolContext, as_tool
 from mulligan.history.checkpoint import CheckpointStore
 from mulligan.history.composite import ExecutionState, snapshots_equivalent
 from mulligan.session.bus import Isolated
@@ -41,11 +41,6 @@ def create_execution_state(
     ours: dict[type[Any], object] = {Filesystem: InMemoryFilesystem(clock=now), BudgetTracker: BudgetTracker()}
     registry = ResourceRegistry.build({**ours, **(resources or {})})
     return ExecutionState(session or Session(clock=now), registry, now, checkpoints=CheckpointStore())
-
-
-def as_tool(tool: AnyTool) -> Tool[Any, Any]:
-    """A bare function is a tool by its own name."""
-    return tool if isinstance(tool, Tool) else Tool(tool.__name__, tool.__doc__ or "", tool)
 
 
 def call_id_of(tool: Tool[Any, Any]) -> str:

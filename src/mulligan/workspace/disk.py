@@ -30,6 +30,7 @@ DRAFT_PREFIX = b".mulligan-"
 PERMISSION_BITS = 0o7777
 
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+_BINDING = frozenset({"system.posix_acl_access", "system.nfs4_acl", "system.richacl"})
 _STABLE_READ_TRIES = 5
 _KIND_TRIES = 1000
 _OF_ANOTHER_KIND = frozenset({errno.EINVAL, errno.ELOOP, errno.EISDIR, errno.ENXIO})
@@ -53,7 +54,8 @@ class FreeSteps:
 class Image:
     """What a spot holds: its entry, the bytes of a file, and what replacing it would have to take care of.
 
-    A `special` file (device, FIFO, socket) has no content that could be captured, and no entry.
+    A `special` file (device, FIFO, socket) has no content that could be captured, and no entry. One that is `bound` has
+    an access list, or other attributes of the system's, which we may not give to another file.
     """
 
     entry: Entry
@@ -61,6 +63,7 @@ class Image:
     links: int = 1
     owner: int = -1
     special: bool = False
+    bound: bool = False
 
     def holds(self, entry: Entry) -> bool:
         """Whether this is what `entry` says, times aside."""
@@ -177,14 +180,15 @@ class HostDisk:
                 if _stamp(before) == _stamp(after) and len(content) == after.st_size:
                     break
                 before = after
+            names = _attributes(handle)
             entry = FileEntry(
                 digest=digest_of(content),
                 size=len(content),
                 mode=stat.S_IMODE(after.st_mode),
                 mtime_ns=after.st_mtime_ns,
-                xattrs=read_xattrs(handle),
+                xattrs=_values(handle, names),
             )
-            return Image(entry, content, after.st_nlink, after.st_uid)
+            return Image(entry, content, after.st_nlink, after.st_uid, bound=not _BINDING.isdisjoint(names))
         finally:
             os.close(handle)
 
@@ -366,13 +370,22 @@ def _write_all(handle: int, content: bytes) -> None:
 
 def read_xattrs(handle: int) -> Xattrs:
     """The user's extended attributes. Other name spaces belong to the system and are not ours to set."""
+    return _values(handle, _attributes(handle))
+
+
+def _attributes(handle: int) -> list[str]:
+    """The names of all extended attributes we are shown; none where there is no such thing."""
     if not hasattr(os, "listxattr"):
-        return ()
+        return []
     try:
-        names = sorted(name for name in os.listxattr(handle) if name.startswith("user."))
+        return os.listxattr(handle)
     except OSError:
-        return ()
-    return tuple((name, b64encode(os.getxattr(handle, name)).decode("ascii")) for name in names)
+        return []
+
+
+def _values(handle: int, names: list[str]) -> Xattrs:
+    ours = sorted(name for name in names if name.startswith("user."))
+    return tuple((name, b64encode(os.getxattr(handle, name)).decode("ascii")) for name in ours)
 
 
 def write_xattrs(handle: int, xattrs: Xattrs, *, replace: bool = False) -> None:

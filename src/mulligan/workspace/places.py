@@ -66,11 +66,12 @@ class Root:
 
     def place_of(self, path: RepoPath) -> bytes:
         whole = self.place if path == ROOT else self.place + b"/" + path_bytes(path)
-        return (
-            whole.decode("utf-8", "surrogateescape").casefold().encode("utf-8", "surrogateescape")
-            if (self.folds_case)
-            else whole
-        )
+        return folded(whole) if self.folds_case else whole
+
+
+def folded(place: bytes) -> bytes:
+    """The one spelling of all that a directory which folds case takes for the same."""
+    return place.decode("utf-8", "surrogateescape").casefold().encode("utf-8", "surrogateescape")
 
 
 def open_root(path: str | bytes) -> Root:

@@ -336,10 +336,15 @@ class Swap:
 
 
 def must_stay_one_file(now: Image, wanted: Entry) -> bool:
-    """Other hard links, or somebody else's file: a replacement would break the link or take the ownership away."""
+    """A replacement would break a hard link, or would not have the owner or the access list of what it replaces."""
     if not isinstance(now.entry, FileEntry) or not isinstance(wanted, FileEntry):
         return False
-    return now.links > 1 or now.owner not in (os.geteuid(), -1)
+    return now.links > 1 or is_unlike_ours(now)
+
+
+def is_unlike_ours(image: Image) -> bool:
+    """Whether it has an owner or attributes that a file of our making could not have."""
+    return image.bound or image.owner not in (os.geteuid(), -1)
 
 
 def creation_mode(wanted: int) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent_room.hooks.people import Site
-from agent_room.hooks.scripted_model import ScriptedModel, Step, scripted_model
+from mulligan.testing.mock_model import MockModel, Step, scripted_model
 
 TOOLS = Path(__file__).parents[3] / ".tools"
 PLACES = [TOOLS / folder / "node_modules/.bin" for folder in ("mcp", "node", "agents")]
@@ -21,7 +21,7 @@ SHELL = "echo KEY=2 > .env; rm gone.txt"
 FAILING = "mkdir made; echo x > made/x; exit 3"
 
 
-def environment(site: Site, model: ScriptedModel) -> dict[str, str]:
+def environment(site: Site, model: MockModel) -> dict[str, str]:
     return {
         **site.env,
         "PATH": os.pathsep.join([*map(str, PLACES), os.environ["PATH"]]),
@@ -46,7 +46,7 @@ def claude_steps(root: Path) -> list[Step]:
     ]
 
 
-def claude(site: Site, model: ScriptedModel) -> list[str]:
+def claude(site: Site, model: MockModel) -> list[str]:
     return ["claude", "-p", "please change it", "--allowedTools", "Edit,Bash,Read"]
 
 
@@ -56,7 +56,7 @@ def gemini_steps(root: Path) -> list[Step]:
     return [("replace", edit), *commands]
 
 
-def gemini(site: Site, model: ScriptedModel) -> list[str]:
+def gemini(site: Site, model: MockModel) -> list[str]:
     file = site.home / ".gemini/settings.json"
     hooks = json.loads(file.read_text())
     file.write_text(json.dumps({"security": {"auth": {"selectedType": "gemini-api-key"}}, **hooks}))
@@ -68,7 +68,7 @@ def codex_steps(root: Path) -> list[Step]:
     return [("exec_command", {"cmd": one}) for one in (edit, SHELL, FAILING)]
 
 
-def codex(site: Site, model: ScriptedModel) -> list[str]:
+def codex(site: Site, model: MockModel) -> list[str]:
     (site.home / ".codex/config.toml").write_text(
         f"""
 model = "mock"
@@ -84,7 +84,7 @@ env_key = "MOCK_KEY"
     return ["codex", "exec", *flags, "please change it"]
 
 
-AGENTS: list[tuple[Callable[[Site, ScriptedModel], list[str]], Callable[[Path], list[Step]]]] = [
+AGENTS: list[tuple[Callable[[Site, MockModel], list[str]], Callable[[Path], list[Step]]]] = [
     (claude, claude_steps),
     (gemini, gemini_steps),
     (codex, codex_steps),
@@ -100,7 +100,7 @@ AGENTS: list[tuple[Callable[[Site, ScriptedModel], list[str]], Callable[[Path], 
 )
 @pytest.mark.parametrize(("agent", "steps"), AGENTS, ids=["claude", "gemini", "codex"])
 def test_what_an_agent_edits_and_runs_comes_back(
-    site: Site, agent: Callable[[Site, ScriptedModel], list[str]], steps: Callable[[Path], list[Step]]
+    site: Site, agent: Callable[[Site, MockModel], list[str]], steps: Callable[[Path], list[Step]]
 ) -> None:
     assert any((place / agent.__name__).exists() for place in PLACES), f"the agent is missing: {INSTALL}"
     assert site.mulligan("hooks", "install", agent.__name__).returncode == 0

@@ -308,10 +308,12 @@ class AcpAgent:
         name = param(params, "sessionId")
         live = self._lives.get(name)
         if live is None:
-            for workspace in [*self._workspaces.values()] or [self._workspace(os.getcwd())]:
-                if workspace.sessions.exists(name):
-                    return self._attach(workspace, workspace.sessions.get(name))
-            raise AcpError(code, f"There is no session {name!r}.", {"status": "unknown_session"})
+            known = next(iter(self._workspaces.values()), None) or self._workspace(os.getcwd())
+            home = home_of(known, name)
+            if home is None:
+                raise AcpError(code, f"There is no session {name!r}.", {"status": "unknown_session"})
+            workspace = self._workspace(home)
+            return self._attach(workspace, workspace.sessions.get(name))
         return live
 
     def tell(self, live: Live, update: Mapping[str, Any]) -> None:
@@ -354,6 +356,13 @@ _METHODS: Mapping[str, Callable[[AcpAgent, Params], Any]] = {
     "session/prompt": AcpAgent.prompt,
     "session/cancel": AcpAgent.cancel,
 }
+
+
+def home_of(workspace: Workspace, session: str) -> str | None:
+    """The folder that an open session of the store works in, whichever that is; None if there is no such session."""
+    if not workspace.sessions.exists(session):
+        return None
+    return next((row["root"] for row in workspace.sessions.list() if row["id"] == session), None)
 
 
 def _folder(params: Params) -> str:

@@ -143,7 +143,7 @@ class Between:
             live.ground.look()
 
     def _live(self, params: Params) -> Live:
-        live = self._follower.lives.get(param(params, "sessionId"))
+        live = self._follower.find(param(params, "sessionId"))
         if live is None:
             raise AcpError(INVALID_PARAMS, "Unknown session.", {"status": "unknown_session"})
         return live

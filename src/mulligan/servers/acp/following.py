@@ -22,7 +22,7 @@ from mulligan.history.log import calls_of, changes_of, verb_of
 from mulligan.history.observing import Looked, Note, Observed
 from mulligan.history.projection import WAYS_BACK
 from mulligan.history.tables import CALLS, TURNS
-from mulligan.servers.acp.agent import Workspace
+from mulligan.servers.acp.agent import Workspace, home_of
 from mulligan.servers.acp.sightings import Announced, told_of, told_of_fork
 from mulligan.values.clock import monotonic_s
 from mulligan.values.entries import Change, DirEntry, same_state
@@ -106,6 +106,7 @@ class Follower:
 
     def __init__(self, open_folder: Callable[[str], Workspace], *, pid: int, root: str | None = None) -> None:
         self._open_folder, self._pid, self._root = open_folder, pid, root
+        self._workspaces: dict[str, Workspace] = {}
         self._grounds: dict[str, Ground] = {}
         self.lives: dict[str, Live] = {}
         self._missed = False
@@ -122,11 +123,28 @@ class Follower:
             observing.end_open_turns(ground.desk, opened.id)
             self.lives[session] = Live(opened, ground)
 
+    def find(self, session: str) -> Live | None:
+        """One that the agent has at hand, or that is on record from before: its files go back without the agent."""
+        if session in self.lives:
+            return self.lives[session]
+        known = next(iter(self._workspaces.values()), None) or self._workspace(self._root or os.getcwd())
+        home = home_of(known, session)
+        if home is None:
+            return None
+        ground = self._ground(home)
+        return Live(ground.workspace.sessions.get(session), ground)
+
     def _ground(self, folder: str) -> Ground:
         found = self._grounds.get(folder)
         if found is None:
-            found = self._grounds[folder] = Ground(self._open_folder(folder))
+            found = self._grounds[folder] = Ground(self._workspace(folder))
             found.look()
+        return found
+
+    def _workspace(self, folder: str) -> Workspace:
+        found = self._workspaces.get(folder)
+        if found is None:
+            found = self._workspaces[folder] = self._open_folder(folder)
         return found
 
     def fork(self, parent: str, child: str, folder: str | None, *, talk_is_known: bool = True) -> None:
