@@ -127,8 +127,9 @@ class TestTheMark:
     @pytest.mark.req("D5.sync_mark")
     def test_its_thread_starts_with_the_first_write_and_moves_it(self, store: SqliteStore) -> None:
         moved = threading.Event()
+        others = threads()
         mark = SyncMark(store, NOON, interval_s=0.001)
-        assert threads() == []
+        assert threads() == others
         told = store.after_write
 
         def watched() -> None:
@@ -139,13 +140,14 @@ class TestTheMark:
         store.after_write = watched
         put(store, big(1))
         assert moved.wait(30)
+        assert threads() > others
         store.close()
-        assert (threads(), mark.failure) == ([], None)
+        assert (threads(), mark.failure) == (others, None)
 
     def test_its_own_writing_does_not_start_it_again(self, store: SqliteStore) -> None:
-        mark = SyncMark(store, NOON, interval_s=NEVER_S)
-        mark.move()
-        assert threads() == []
+        others = threads()
+        SyncMark(store, NOON, interval_s=NEVER_S).move()
+        assert threads() == others
 
     def test_closing_moves_it_unless_that_was_done_lately(self, tmp_path: Path) -> None:
         def once(clock: FixedClock) -> dict[str, str]:
@@ -160,10 +162,11 @@ class TestTheMark:
         assert once(LATER)["mark"] == "2026-01-01T13:00:00.000000Z"
 
     def test_a_reader_who_only_reads_starts_and_moves_nothing(self, store: SqliteStore) -> None:
+        others = threads()
         SyncMark(store, LATER, interval_s=0.001)
-        assert meta(store) == {}
+        assert (threads(), meta(store)) == (others, {})
         store.close()
-        assert (threads(), meta(store)) == ([], {})
+        assert meta(store) == {}
 
     @pytest.mark.req("D5.fsync_error_is_fault")
     def test_after_a_failed_sync_it_stays_for_good(self, store: SqliteStore, tmp_path: Path) -> None:
@@ -216,8 +219,8 @@ print("parent")
 )
 
 
-def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "mulligan-sync-mark"]
+def threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "mulligan-sync-mark"}
 
 
 class TestAfterAPowerCut:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -12,13 +14,16 @@ from mulligan.cli.doors import work
 from mulligan.cli.options import Common, common_options
 from mulligan.cli.output import paint, print_json, visible
 from mulligan.effects.session import Session
-from mulligan.session.subscribers import Subscription
+from mulligan.session.subscribers import CLOSED_EVENT, Subscription
 from mulligan.values.faults import MulliganError
 
 HEARTBEAT_EVERY_S = 10.0
 DEFAULT_CLIENT = "cli"
 
+LAST_LINES_S = 1.0
+
 Event = dict[str, Any]
+Over = queue.SimpleQueue[None]
 
 
 @click.command("attach")
@@ -32,17 +37,17 @@ def attach_verb(
     common: Common, *, named: str | None, client: str | None, mode: str, takeover: bool, after: int | None
 ) -> None:
     """Follow a session's events as they happen, one a line, until Ctrl-C or the session's end."""
-    signal.signal(signal.SIGTERM, _leave)
+    # A queue, because nothing else may be used by a signal handler while the same thread waits for it.
+    over: Over = queue.SimpleQueue()
+    for leaving in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(leaving, lambda *_: over.put(None))
     name = f"{DEFAULT_CLIENT}-{os.getpid()}" if client is None else client
     with work(common) as opened:
         found = opened.sessions.get(_meant(common, named), "attach")
-        printer = _Printer(as_json=common.as_json)
-        following = found.subscribe(printer, after=after)
+        following = found.subscribe(_printing(over, as_json=common.as_json), after=after)
         try:
             found.attach(name, mode=None if takeover else mode, takeover=takeover or None)
-            _follow(found, name, following)
-        except KeyboardInterrupt:
-            following.wait(timeout_s=1.0)
+            _follow(found, name, following, over)
         finally:
             following.close()
             _detach(found, name)
@@ -55,17 +60,16 @@ def _meant(common: Common, named: str | None) -> str:
     return session
 
 
-def _leave(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
-def _follow(session: Session, client: str, following: Subscription) -> None:
-    """The lines come from the subscription's own thread; here the heart beats."""
-    while True:
-        following.join(HEARTBEAT_EVERY_S)
-        if following.ended:
-            return
-        session.heartbeat(client)
+def _follow(session: Session, client: str, following: Subscription, over: Over) -> None:
+    """The lines come from the subscription's own thread; here the heart beats, until it is over."""
+    while not following.ended:
+        try:
+            over.get(timeout=HEARTBEAT_EVERY_S)
+        except queue.Empty:
+            session.heartbeat(client)
+            continue
+        following.wait(timeout_s=LAST_LINES_S)
+        return
 
 
 def _detach(session: Session, client: str) -> None:
@@ -77,17 +81,18 @@ def _detach(session: Session, client: str) -> None:
             raise
 
 
-class _Printer:
-    """One line an event, at once. A reader that has gone ends the following."""
+def _printing(over: Over, *, as_json: bool) -> Callable[[Event], None]:
+    """One line an event, at once. It is over with the session, and when the reader has gone."""
 
-    def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
-
-    def __call__(self, event: Event) -> None:
+    def tell(event: Event) -> None:
         try:
-            print_json(event) if self._as_json else click.echo(_line(event))
+            print_json(event) if as_json else click.echo(_line(event))
         except BrokenPipeError:
-            os.kill(os.getpid(), signal.SIGTERM)
+            over.put(None)
+        if event["kind"] == CLOSED_EVENT:
+            over.put(None)
+
+    return tell
 
 
 def _line(event: Event) -> str:
