@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tracemalloc
@@ -19,6 +20,7 @@ from typing import Any
 import apsw
 import pytest
 
+from mulligan.history.schema import SCHEMA as HISTORY
 from mulligan.store.blobs import BODIES, Blobs, BodyRow
 from mulligan.store.codec import RAW, ZSTD, ZSTD_PREFIX, unpack
 from mulligan.store.journal import (
@@ -47,6 +49,7 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
+KIND = re.compile("`([a-z_.]+)`")
 FIXTURES = Path(__file__).parent / "fixtures" / "format"
 SCHEMA = Schema((), {})
 
@@ -203,3 +206,13 @@ class TestTheDatabase:
             for number in (owner, owner + 1)
         ]
         assert asked == ["held", "free"]
+
+
+def test_the_page_names_every_kind_of_record() -> None:
+    """Those that fold into tables, those that are only read, and no others."""
+    page = (Path(__file__).parents[1] / "docs" / "format.md").read_text("utf-8")
+    kinds = page.partition("## Kinds of records")[2].partition("\n## ")[0]
+    named = {
+        kind for line in kinds.splitlines() if line.startswith("| `") for kind in KIND.findall(line.split(" | ")[0])
+    }
+    assert named == {*HISTORY.projectors, "committed", "paths.evicted", "session.imported", "store.lost"}

@@ -31,6 +31,7 @@ SMALL_BYTES = 8_192
 """Packing so little takes no longer than asking whether the store has it, and less than packing it as a change."""
 
 _DELTA_MIN_BYTES = 1_024
+_BASE_MIN_BYTES = 64
 _DELTA_MAX_BYTES = 32 * 1024 * 1024
 
 
@@ -133,6 +134,8 @@ class Blobs:
     def _base(self, tx: Tx, data: bytes, after: bytes | None) -> _Base | None:
         """What to pack against, if that pays and keeps chains short."""
         if after is None or after == data or not _DELTA_MIN_BYTES <= len(data) <= _DELTA_MAX_BYTES:
+            return None
+        if len(after) < _BASE_MIN_BYTES:
             return None
         raw = sha256(after).digest()
         row = tx.get(BLOBS, raw)

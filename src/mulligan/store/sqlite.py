@@ -109,10 +109,11 @@ class SqliteStore:
         try:
             _roll_back(connection) if failed else _commit(connection)
         finally:
-            self._give_back(connection)
+            # First of all, and without a call in between, in which an interrupt could come.
             if writable:
                 self._writer = 0
                 self._writing.release()
+            self._give_back(connection)
         if writable and not failed:
             self.after_write()
 

@@ -168,8 +168,8 @@ class _Check:
                 self.edges += 1
                 if not self.tx.has(REFS, raw_digest(ref), journal, row.seq):
                     missing.append(Problem("ref", f"record {row.seq} of {journal}", f"its need of {ref} is not listed"))
-            for place, ending in _SAYS_GONE.items():
-                if record.kind.endswith(ending):
+            for place, endings in _SAYS_GONE.items():
+                if record.kind.endswith(endings):
                     self.gone[place].update(record.payload.get("digests", ()))
             self.progress("records", self.records, total)
 
@@ -312,7 +312,7 @@ class _Check:
             yield from _differences(self.tx, rebuilt, table)
 
 
-_SAYS_GONE = {EVICTED: ".evicted", LOST: ".lost"}
+_SAYS_GONE = {EVICTED: (".evicted", ".dropped"), LOST: (".lost",)}
 """Kinds of records that account for bodies without bytes; their payload names them in `digests`."""
 
 
