@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mulligan.cli.doors import look
-from mulligan.cli.options import Common, common_options
+from mulligan.cli.options import Common, common_options, text
 from mulligan.cli.output import paint, print_json, visible
 from mulligan.cli.words import ago, change_line, change_words, gap_words, short
 from mulligan.history.log import LOG_LIMIT
@@ -17,6 +17,7 @@ from mulligan.values.ids import SessionId
 if TYPE_CHECKING:
     from mulligan.history.tables import CallRow
 
+_LABEL_SHOWN = 12
 _MARKS = {"committed": ("✓", "green"), "undone": ("↩", "yellow"), "aborted": ("✗", "red"), "open": ("…", "cyan")}
 
 
@@ -74,9 +75,17 @@ def log(common: Common, limit: int) -> None:
         click.echo(log_line(row))
 
 
+def _named(row: dict[str, Any]) -> str:
+    """The tool, and what the call is called besides: with agents that is an id, which nobody reads to its end."""
+    tool, label = row["tool"], row["label"]
+    if tool is None or label in (None, tool):
+        return tool or label or "call"
+    return f"{tool} {label}" if len(label) <= _LABEL_SHOWN else f"{tool} {label[: _LABEL_SHOWN - 1]}…"
+
+
 def log_line(row: dict[str, Any]) -> str:
     mark, colour = ("~", "magenta") if row["external"] else _MARKS.get(row["status"], ("·", "white"))
-    who = "edited outside" if row["external"] else visible(row["label"] or row["tool"] or "call")
+    who = "edited outside" if row["external"] else visible(_named(row))
     when = ago(row["started_at"])
     changed = ", ".join(change_words(change) for change in row["changes"][:4])
     more = len(row["changes"]) - 4
@@ -85,7 +94,7 @@ def log_line(row: dict[str, Any]) -> str:
 
 
 @click.command()
-@click.argument("call")
+@click.argument("call", callback=text)
 @common_options
 def show(common: Common, call: str) -> None:
     """One call: what caused it, what it changed, what could not be captured."""
@@ -140,8 +149,8 @@ def print_diff(diff: str) -> None:
 
 
 @click.command()
-@click.argument("call", required=False)
-@click.argument("other", required=False)
+@click.argument("call", callback=text, required=False)
+@click.argument("other", callback=text, required=False)
 @common_options
 def diff(common: Common, call: str | None, other: str | None) -> None:
     """What a call changed (default: the newest), as a diff that `git apply` takes."""
@@ -167,7 +176,7 @@ def diff(common: Common, call: str | None, other: str | None) -> None:
 
 
 @click.command()
-@click.argument("call", required=False)
+@click.argument("call", callback=text, required=False)
 @common_options
 def coverage(common: Common, call: str | None) -> None:
     """What could not be captured, of one call or of all."""
@@ -192,7 +201,7 @@ def coverage(common: Common, call: str | None) -> None:
 
 
 @click.command()
-@click.argument("call")
+@click.argument("call", callback=text)
 @click.argument("path")
 @click.option("--after", is_flag=True, help="As the call left it, instead of as it found it.")
 @common_options
