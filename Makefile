@@ -17,7 +17,7 @@ INSTALLED := $(VENV)/.installed
 TOOLS     := .tools/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-slow check bench lint format lock clean
+.PHONY: help run demo test test-slow check bench docs lint format lock clean
 .DELETE_ON_ERROR:
 
 help: ## say what can be made
@@ -59,6 +59,9 @@ bench: $(INSTALLED) ## measure; results go into benchmarks/README.md by hand
 	$(PY) benchmarks/state.py
 	$(PY) benchmarks/hooks.py
 	$(PY) benchmarks/acp.py
+
+docs: $(INSTALLED) ## write the API reference anew, from the docstrings
+	$(PY) docs/reference.py
 
 lock: $(INSTALLED) ## choose versions anew (needs uv)
 	printf 'hatchling>=1.27\neditables>=0.5\n' | uv pip compile pyproject.toml - $(LOCK_FLAGS) --extra search --extra watch --extra serve --extra agents \

@@ -8,7 +8,8 @@ from __future__ import annotations
 import tempfile
 
 from langchain_core.language_models import GenericFakeChatModel
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 
@@ -28,8 +29,8 @@ with tempfile.TemporaryDirectory() as folder, mulligan.open(folder, store="memor
     builder.add_edge("tools", "model")
     graph = builder.compile(checkpointer=MulliganSaver(m.store))
 
-    thread = {"configurable": {"thread_id": "review"}}
-    ended = graph.invoke({"messages": ["Take a note."]}, thread)
+    thread: RunnableConfig = {"configurable": {"thread_id": "review"}}
+    ended = graph.invoke({"messages": [HumanMessage("Take a note.")]}, thread)
     print("it says:     ", ended["messages"][-1].content)
     print("its file:    ", session.files.read("notes.txt").content.strip())
     print("checkpoints: ", len(list(graph.get_state_history(thread))))

@@ -17,13 +17,14 @@ from mulligan.agents.openai_agents import AgentsSession, tools_for
 from mulligan.testing.mock_model import mock_model
 
 
-async def ask(prompt: str, session: AgentsSession, tools: list, address: str) -> str:
+async def ask(prompt: str, session: mulligan.DurableSession, address: str) -> str:
     async with AsyncOpenAI(base_url=f"{address}/v1", api_key="none") as client:
-        agent = Agent("coder", tools=tools, model=OpenAIChatCompletionsModel("stand-in", client))
-        run = Runner.run_streamed(agent, prompt, session=session)
+        model = OpenAIChatCompletionsModel("stand-in", client)
+        agent = Agent("coder", tools=[*tools_for(session)], model=model)
+        run = Runner.run_streamed(agent, prompt, session=AgentsSession(session))
         async for _ in run.stream_events():
             pass
-        return run.final_output
+        return str(run.final_output)
 
 
 set_tracing_disabled(True)
@@ -31,7 +32,7 @@ wanted = {"path": "notes.txt", "content": "by an agent of the SDK\n"}
 with tempfile.TemporaryDirectory() as folder, mulligan.open(folder, store="memory:") as m:
     session = m.session("review")
     with mock_model("write_file", wanted) as model:
-        said = asyncio.run(ask("Take a note.", AgentsSession(session), tools_for(session), model.address))
+        said = asyncio.run(ask("Take a note.", session, model.address))
     print("it says:  ", said)
     print("its talk: ", [message["role"] for message in session.messages()])
     print("its file: ", session.files.read("notes.txt").content.strip())

@@ -9,7 +9,6 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import mulligan
 
@@ -17,12 +16,12 @@ IDEAS = ["n * n // 2", "n * (n + 1) // 2", "n + 1"]
 TEST = "from total import total; print(sum(total(n) == sum(range(n + 1)) for n in range(100)))"
 
 
-def explore(branch: Any, idea: str) -> int:
+def explore(branch: mulligan.DurableSession, idea: str) -> int:
     """Let an agent write the function its way. How many of a hundred cases come out right is the score."""
     write = {"path": "total.py", "content": f"def total(n):\n    return {idea}\n"}
     mulligan.agent_loop("Add up the numbers to n.", session=branch, provider=[{"tool": "write_file", "args": write}])
     with branch.call("test") as call:
-        return int(call.exec([sys.executable, "-c", TEST]).text)
+        return int(call.exec([sys.executable, "-c", TEST]).text or 0)
 
 
 def main() -> None:

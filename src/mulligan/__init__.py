@@ -20,13 +20,16 @@ if TYPE_CHECKING:
     from mulligan.agents.tools import Tool as Tool
     from mulligan.agents.tools import ToolContext as ToolContext
     from mulligan.agents.tools import tool as tool
+    from mulligan.effects.receipt import Receipt as Receipt
     from mulligan.effects.replaying import ReplayRunner as ReplayRunner
+    from mulligan.effects.session import DurableSession as DurableSession
     from mulligan.history.checkpoint import CheckpointStore as CheckpointStore
     from mulligan.history.checkpoint import ToolCheckpoint as ToolCheckpoint
     from mulligan.history.checkpoint import rollback_to_tool as rollback_to_tool
     from mulligan.history.composite import CompositeSnapshot as CompositeSnapshot
     from mulligan.history.composite import ExecutionState as ExecutionState
     from mulligan.looping import agent_loop as agent_loop
+    from mulligan.opening import Mulligan as Mulligan
     from mulligan.opening import open as open
     from mulligan.session.bus import EventBus as EventBus
     from mulligan.session.known import Plan as Plan
@@ -76,9 +79,11 @@ if TYPE_CHECKING:
 _ROOMS = {
     "mulligan.agents.coding": ("coding_tools",),
     "mulligan.agents.loop": ("Bounds",),
+    "mulligan.effects.receipt": ("Receipt",),
     "mulligan.effects.replaying": ("ReplayRunner",),
+    "mulligan.effects.session": ("DurableSession",),
     "mulligan.looping": ("agent_loop",),
-    "mulligan.opening": ("open",),
+    "mulligan.opening": ("Mulligan", "open"),
     "mulligan.agents.main_loop": ("MainLoop", "TranscriptState"),
     "mulligan.agents.runner": ("ToolExecutionOutcome", "ToolRunner", "tool_execution"),
     "mulligan.agents.tools": ("ProviderToolCall", "Tool", "ToolContext", "tool"),

@@ -6,21 +6,19 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any
 
 from mulligan.opening import innermost
 from mulligan.values.faults import MulliganError, fault
 
 if TYPE_CHECKING:
     from mulligan.agents.loop import Bounds, LoopEvent, LoopResult, May, Tell
-    from mulligan.agents.providers.mock import Line
+    from mulligan.agents.providers import Model
     from mulligan.agents.speech import Driver, Provider
     from mulligan.agents.tools import AnyTool, ProviderToolCall
     from mulligan.effects.session import Session
     from mulligan.history.composite import ExecutionState
     from mulligan.servers.acp.agent import Prompt, Shown
-
-    Model: TypeAlias = Provider | Driver | str | Sequence[Line]
 
 
 def agent_loop(
@@ -65,15 +63,13 @@ def agent_loop(
 
 def chosen_provider(given: Model | None) -> Provider | Driver:
     """The provider that was given, named, scripted, or is in the environment. Raises `no_provider`."""
-    from mulligan.agents.providers import provider_named
+    from mulligan.agents.providers import provider_of
 
-    if isinstance(given, list | tuple):
-        return provider_named("mock", script=given)
-    name = given or os.environ.get("MULLIGAN_PROVIDER")
-    if not name:
+    chosen = os.environ.get("MULLIGAN_PROVIDER") if given is None or given == "" else given
+    if chosen is None or chosen == "":
         words = "Say which model to ask: provider='openai', 'litellm', 'claude' or 'mock', or set MULLIGAN_PROVIDER."
         raise fault("no_provider", words)
-    return provider_named(name) if isinstance(name, str) else cast("Provider | Driver", name)
+    return provider_of(chosen)
 
 
 @dataclass(slots=True, frozen=True)

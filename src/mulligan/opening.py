@@ -148,10 +148,12 @@ class Mulligan:
 
     @property
     def root(self) -> str:
+        """The folder, as an absolute path."""
         return os.fsdecode(self.desk.disk.root.path)
 
     @property
     def store(self) -> Store:
+        """Where everything durable lives; several workspaces may share one."""
         return self.desk.ledger.store
 
     def session(self, id: str | None = None) -> Session:
@@ -176,6 +178,7 @@ class Mulligan:
         return Tokens(ledger.store, ledger.journal, clock=ledger.clock)
 
     def close(self) -> None:
+        """Let go of the folder and the store. What is recorded stays; opening again goes on with it."""
         if self in _open:
             _open.remove(self)
         self.desk.close()
@@ -199,7 +202,16 @@ def open(
     clock: Clock | None = None,
     ids: IdSource | None = None,
 ) -> Mulligan:
-    """Open a folder as a workspace. What processes that died left half done is put back first."""
+    """Open a folder as a workspace, with its history in a store outside it.
+
+    `store` is a directory, `sqlite:///absolute/directory` or `memory:`; by default $MULLIGAN_HOME, else your state
+    directory. With `durability="power"` every call waits for the disk; with `process` it survives the end of the
+    process, and a power cut costs at most the last moments. `capability` says what sessions may do and how much of it,
+    and `policy` narrows that, the last matching rule deciding; `clock` and `ids` are for tests.
+
+    What processes that died left half done is put back first. Raises `unknown_root`, `invalid_store_url`,
+    `store_inside_workspace`, `invalid_params`.
+    """
     # Loaded here, so that `import mulligan` stays quick.
     from mulligan.boundary.capability import parse_capability
     from mulligan.boundary.policy import parse_policy
@@ -207,6 +219,8 @@ def open(
 
     if blobs is not None:
         raise fault("invalid_store_url", "Object stores for blobs are not part of this version yet; leave `blobs` out.")
+    if durability not in ("process", "power"):
+        raise fault("invalid_params", f"durability is process or power, not {durability!r}.", field="durability")
     limits = parse_capability({} if capability is None else capability)
     rules = parse_policy([] if policy is None else policy)
     desk = _desk(root, store, durability=durability, clock=clock or SystemClock(), ids=ids)

@@ -134,6 +134,16 @@ class TestGoingBack:
             )
         assert stage.files() == {}
 
+    def test_a_restored_call_takes_nothing_else_of_later_ones_with_it(self, stage: Stage) -> None:
+        shell = {"tool": "shell", "args": {"command": "echo 2 > a.txt; echo 2 > b.txt"}, "id": "tc_2"}
+        with stage.agent(wrote("a.txt", "1\n"), {"tools": [shell]}, "done") as client:
+            session = new(client, stage)
+            client.ask("session/prompt", sessionId=session, prompt=PROMPT)
+            answer = client.ask("session/restore_tool_call", sessionId=session, toolCallId="tc_1")
+            assert answer["restoredPaths"] == [str(stage.root / "a.txt")]
+            assert answer["skippedPathsWithReasons"] == []
+        assert stage.files() == {"b.txt": "2\n"}
+
     @pytest.mark.req("D14.acp.strict_frames", "D14.acp.rewind", "D14.acp.on_conflict")
     def test_strict_clients_get_only_words_they_know(self, stage: Stage) -> None:
         (stage.root / "a.txt").write_text("before\n")

@@ -10,16 +10,21 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import mulligan
+from mulligan.history.kept import kernel_time_ns
+from mulligan.history.log import changes_of
+from mulligan.history.tables import CALLS
 from mulligan.opening import Mulligan
 from mulligan.servers.acp.errands import Errands
 from mulligan.servers.acp.following import Follower
 from mulligan.servers.acp.sightings import Announced, capabilities_of, text_of_prompt, with_ours
+from mulligan.values.canonical import decode
 from mulligan.values.faults import MulliganError
 
+STEPS_MAX = 50
 NAMES = ("a", "b", "deep/c", "deep/er/d")
 JSON: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -43,8 +48,20 @@ class Agent:
         (self.root / name).parent.mkdir(parents=True, exist_ok=True)
         (self.root / name).write_text(content)
 
-    def say(self, id: str, status: str, **more: Any) -> None:
-        self.follower.tool("s", {"toolCallId": id, "status": status, **more})
+    def write_later(self, name: str, content: str, than_ns: int) -> None:
+        """The kernel stamps files by ticks of its clock; until it has ticked, nobody could tell."""
+        self.write(name, content)
+        while (self.root / name).stat().st_ctime_ns <= than_ns:
+            self.write(name, content)
+
+    def say(self, id: str, status: str, at_ns: int | None = None, **more: Any) -> None:
+        self.follower.tool("s", {"toolCallId": id, "status": status, **more}, at_ns)
+
+    def log(self) -> dict[str | None, list[str]]:
+        """The calls by the agent's ids, and the paths that each has changed."""
+        with self.opened.store.read() as tx:
+            rows = [row for row in tx.select(CALLS) if not row.external]
+            return {row.label: [change.path for change in changes_of(tx, row.id)] for row in rows}
 
 
 @contextmanager
@@ -69,7 +86,7 @@ step = st.tuples(
 
 def act(agent: Agent, id: str, one: tuple[str, str, str | None, str, str, bool]) -> None:
     kind, name, content, begin, end, early = one
-    about = {"kind": kind, "locations": [{"path": str(agent.root / name)}]}
+    about: dict[str, Any] = {"kind": kind, "locations": [{"path": str(agent.root / name)}]}
     if early and begin != "untold":
         agent.say(id, begin, **about)
     if content is not None:
@@ -85,6 +102,7 @@ def act(agent: Agent, id: str, one: tuple[str, str, str | None, str, str, bool])
 @pytest.mark.req("D14.acp.proxy")
 @settings(max_examples=25, deadline=None)
 @given(turns=st.lists(st.lists(step, min_size=1, max_size=4), min_size=1, max_size=3))
+@example(turns=[[("edit", "b", text, "pending", "completed", False) for text in ("1\n", None)]])
 def test_turns_go_back_whole_and_come_again(turns: list[list[Any]]) -> None:
     with TemporaryDirectory() as folder, agent_in(Path(os.path.realpath(folder))) as agent:
         states = [agent.files()]
@@ -104,8 +122,10 @@ def test_turns_go_back_whole_and_come_again(turns: list[list[Any]]) -> None:
 def moved(agent: Agent, step: Callable[[], object]) -> Iterator[dict[str, bytes | None]]:
     """The files after each step, until there is none left."""
     with suppress(MulliganError):
-        while step():
+        for _ in range(STEPS_MAX):
+            step()
             yield agent.files()
+        pytest.fail("there is no end to it")
 
 
 def distinct(states: list[Any]) -> list[Any]:
@@ -125,6 +145,41 @@ def test_calls_one_after_another_are_no_riddle(tmp_path: Path) -> None:
         session = agent.follower.lives["s"].session
         assert session.rollback().to_json()["outcomes"] == [{"path": "a", "outcome": "restored"}]
         assert (agent.root / "a").read_text() == "first\n"
+
+
+class TestWithoutPause:
+    """An agent begins its next tool at once: what that has changed before we look is its own."""
+
+    def test_what_came_after_the_end_of_a_command_is_the_next_ones(self, tmp_path: Path) -> None:
+        with agent_in(tmp_path) as agent:
+            agent.follower.prompt("s", "go")
+            agent.say("c1", "in_progress", kind="execute")
+            agent.write("deep/one", "1\n")
+            over_ns = kernel_time_ns()
+            agent.write_later("deep/two", "2\n", over_ns)
+            agent.write_later("a", "2\n", over_ns)
+            agent.follower.is_more_announced = lambda: True
+            agent.say("c1", "completed", over_ns)
+            agent.say("c2", "in_progress", kind="execute")
+            agent.follower.is_more_announced = lambda: False
+            agent.say("c2", "completed", kernel_time_ns())
+            agent.follower.answered("s")
+            assert agent.log() == {"c1": ["deep", "deep/one"], "c2": ["a", "deep/two"]}
+            session = agent.follower.lives["s"].session
+            session.restore("c2")
+            assert set(agent.files()) == {"a", "deep", "deep/one"}
+            session.undo("c1")
+            assert agent.files() == {"a": b"first\n"}
+
+    def test_with_nobody_to_follow_all_of_it_is_the_last_ones(self, tmp_path: Path) -> None:
+        with agent_in(tmp_path) as agent:
+            agent.follower.prompt("s", "go")
+            agent.say("c1", "in_progress", kind="execute")
+            over_ns = kernel_time_ns()
+            agent.write_later("late", "1\n", over_ns)
+            agent.say("c1", "completed", over_ns)
+            agent.follower.answered("s")
+            assert agent.log() == {"c1": ["late"]}
 
 
 def test_what_changes_while_no_call_is_in_progress_is_nobodys(tmp_path: Path) -> None:
@@ -163,9 +218,6 @@ def test_what_could_not_be_written_down_is_said_by_the_next_call(tmp_path: Path)
 
 
 def mulligan_log(agent: Agent) -> list[Any]:
-    from mulligan.history.tables import CALLS
-    from mulligan.values.canonical import decode
-
     with agent.opened.store.read() as tx:
         return [decode(row.coverage) for row in tx.select(CALLS) if not row.external]
 

@@ -22,7 +22,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 import mulligan
 from mulligan.agents import langgraph, openai_agents, pydantic_ai
 from mulligan.agents.openai_agents import AgentsSession
-from mulligan.agents.tools import Tool
+from mulligan.agents.tools import AnyTool, Tool, ToolContext
 from mulligan.opening import Mulligan
 from mulligan.testing.mock_model import mock_model
 
@@ -87,6 +87,22 @@ class TestAgentsSession:
 
         asyncio.run(go())
 
+    def test_the_newest_item_goes_alone_though_its_message_has_several(self, opened: Mulligan) -> None:
+        session = opened.session("s")
+        calls = [
+            {"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}} for name in ("one", "two")
+        ]
+        session.inject({"role": "assistant", "content": "both", "tool_calls": calls})
+        kept = AgentsSession(session)
+
+        async def go() -> None:
+            items = await kept.get_items()
+            assert len(items) > 1
+            assert await kept.pop_item() == items[-1]
+            assert await kept.get_items() == items[:-1]
+
+        asyncio.run(go())
+
     def test_what_was_said_elsewhere_is_there_too(self, opened: Mulligan) -> None:
         session = opened.session("s")
         session.inject({"role": "user", "content": "said before"})
@@ -122,10 +138,27 @@ def test_langgraph(opened: Mulligan, tmp_path: Path) -> None:
     assert undone(opened, tmp_path, "call_1")
 
 
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+def test_langgraph_learns_that_a_tool_failed_and_goes_on(opened: Mulligan, tmp_path: Path, how: str) -> None:
+    def half(context: ToolContext) -> None:
+        """Break in the middle."""
+        context.filesystem.write("a.txt", "half")
+        raise ValueError("broke")
+
+    (tool,) = langgraph.tools_for(opened.session("s"), [half])
+    call = {"name": "half", "args": {}, "id": "call_1", "type": "tool_call"}
+    said = asyncio.run(tool.ainvoke(call)) if how == "ainvoke" else tool.invoke(call)
+    assert (said.status, said.content) == ("error", "half failed: broke")
+    assert list((tmp_path / "work").iterdir()) == []
+
+
 @pytest.mark.parametrize("tools_for", [openai_agents.tools_for, pydantic_ai.tools_for, langgraph.tools_for])
 def test_tools_of_your_own_are_offered_as_they_describe_themselves(opened: Mulligan, tools_for: Any) -> None:
     def add(left: int, right: int) -> str:
+        """Adds."""
         return str(left + right)
 
-    (tool,) = tools_for(opened.session("s"), [Tool("add", "Adds.", add)])
-    assert (tool.name, tool.description) == ("add", "Adds.")
+    offered: tuple[AnyTool, ...] = (add, Tool("add", "Adds.", add))
+    for given in offered:
+        (tool,) = tools_for(opened.session("s"), [given])
+        assert (tool.name, tool.description) == ("add", "Adds.")

@@ -101,7 +101,7 @@ class TestCaps:
         assert (bench.root / "small").read_text() == "1\n" and (bench.root / "huge").stat().st_size == (3 << 20) + 2
 
 
-@pytest.mark.req("D7.window_ambiguous", "D7.window_attribution")
+@pytest.mark.req("D7.window_ambiguous", "D7.window_attribution", "D6.reason.ambiguous")
 @pytest.mark.parametrize("way", ["scan", "watch"])
 def test_a_path_somebody_else_changed_in_the_window_is_ambiguous(bench: Bench, tmp_path: Path, way: str) -> None:
     plant(bench.root, {"shared": "1\n", "own": "1\n"})

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 from benches import Bench, open_bench
+from mulligan import VisibilityExpansionRequired
 from mulligan.effects.handle import CallHandle
 from mulligan.history.log import calls_of, changes_of
 from mulligan.history.schema import SCHEMA
@@ -158,6 +159,10 @@ def leave_by_exit(call: CallHandle) -> None:
     raise SystemExit(3)
 
 
+def leave_by_wishing(call: CallHandle) -> None:
+    raise VisibilityExpansionRequired("more", requested_overrides={"section": "full"})
+
+
 def leave_by_failing(call: CallHandle) -> None:
     call.fail("the tool said so")
 
@@ -167,6 +172,7 @@ BAD_ENDS = [
     pytest.param(leave_by_interrupt, KeyboardInterrupt, "KeyboardInterrupt", id="interrupt"),
     pytest.param(leave_by_cancellation, asyncio.CancelledError, "CancelledError", id="cancellation"),
     pytest.param(leave_by_exit, SystemExit, "SystemExit", id="exit"),
+    pytest.param(leave_by_wishing, VisibilityExpansionRequired, "visibility_expansion_required", id="wish"),
     pytest.param(leave_by_failing, None, "the tool said so", id="fail"),
 ]
 
@@ -175,7 +181,7 @@ class TestEnding:
     @pytest.mark.req("D5.abort_on_exception", "D5.abort_on_keyboard_interrupt", "D5.abort_on_cancellation")
     @pytest.mark.req("D5.abort_on_success_false", "D12.fail_aborts", "D12.with_reraises", "W15.cancel_and_interrupt")
     @pytest.mark.req("D5.one_begin_one_end", "S4.principle.call_is_atomic", "D12.call_signature")
-    @pytest.mark.req("D1.failed_calls_leave_no_trace")
+    @pytest.mark.req("D1.failed_calls_leave_no_trace", "D5.abort_on_visibility_expansion")
     @pytest.mark.parametrize(("leave", "raised", "reason"), BAD_ENDS)
     def test_every_bad_end_leaves_no_trace_on_disk_and_one_on_record(
         self, bench: Bench, leave: Any, raised: type[BaseException] | None, reason: str

@@ -147,6 +147,15 @@ class TestWriting:
             call.write_file(path, "new")
         assert os.stat(bench.root / path).st_mode == mode
 
+    @pytest.mark.parametrize("size", [0, 1, 7, 8, 63, 64, 65])
+    def test_a_tiny_file_that_becomes_large_comes_back(self, bench: Bench, size: int) -> None:
+        """Larger bodies are packed as changes of what was there, which may be too little for that."""
+        (bench.root / "text.txt").write_bytes(b"x" * size)
+        with bench.session().call() as call:
+            assert call.write_file("text.txt", os.urandom(40_000)).ok
+        assert bench.session().undo().ok
+        assert contents_of(bench.root)["text.txt"] == b"x" * size
+
     def test_a_write_and_its_undo_keep_extended_attributes(self, bench: Bench) -> None:
         os.setxattr(bench.root / "text.txt", "user.note", b"mine")
         with bench.session().call() as call:

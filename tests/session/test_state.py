@@ -146,7 +146,7 @@ class TestEvents:
         assert session.broadcast(UpdateStep("done")).ok
         assert session[Plan].latest() == Plan("work", "completed")
 
-    @pytest.mark.req("W20.concurrent_dispatch")
+    @pytest.mark.req("W20.concurrent_dispatch", "D5.dispatch_serialised")
     @pytest.mark.parametrize("threads", [2, 8])
     def test_increments_from_many_threads_all_count(self, threads: int) -> None:
         session = counting(Session())

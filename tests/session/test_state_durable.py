@@ -51,6 +51,7 @@ def test_the_session_of_an_open_workspace_is_a_session(tmp_path: Path) -> None:
 
 class TestCalls:
     @pytest.mark.req("S4.slice.state_rolls_back", "S4.slice.log_preserved", "W18.failed_value_not_appended")
+    @pytest.mark.req("S4.principle.state_vs_history")
     def test_files_and_state_go_back_together_and_logs_stay(self, tmp_path: Path) -> None:
         bench, session = opened(tmp_path)
         session.dispatch(Added())

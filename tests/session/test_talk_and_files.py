@@ -217,6 +217,7 @@ class TestRewind:
         session.redo()
         assert said(session) == ["one", "two", "three"] and len(list(work.iterdir())) == 3
 
+    @pytest.mark.req("D6.rewind.files_only", "D6.rewind.talk_only")
     def test_files_or_talk_alone(self, session: Session, work: Path) -> None:
         turn(session, "one", "a.txt")
         session.rewind(0, talk=False)
@@ -225,7 +226,7 @@ class TestRewind:
         session.rewind(0, files=False)
         assert said(session) == [] and (work / "a.txt").exists()
 
-    @pytest.mark.req("D11.not_continuable")
+    @pytest.mark.req("D11.not_continuable", "D6.rewind_continuable")
     def test_a_point_inside_a_tool_exchange_is_refused(self, session: Session, work: Path) -> None:
         turn(session, "one", "a.txt")
         before = session.messages()
@@ -300,7 +301,7 @@ class TestFork:
         assert not (work / "c.txt").exists() and (tmp_path / "copy" / "c.txt").exists()
         assert said(session) == ["one", "two"]
 
-    @pytest.mark.parametrize("files, to", [("copy", None), ("steal", "x")])
+    @pytest.mark.parametrize("files, to", [("steal", None), ("steal", "x")])
     def test_it_says_what_it_needs(self, session: Session, files: Any, to: Any) -> None:
         assert code_of(lambda: session.fork(files=files, to=to)) == "invalid_params"
 

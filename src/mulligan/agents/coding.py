@@ -62,7 +62,7 @@ def _tool(session: Session, spec: ToolSpec, cancelled: threading.Event) -> Tool[
         # Part of the runner's own call, which carries the provider's id.
         with session.call(spec.name) as call:
             receipt = call.perform(spec.effect, **params)
-        return ToolResult(said(receipt), receipt.to_dict(), receipt.ok and not cancelled.is_set())
+        return ToolResult(said(receipt), _facts(receipt), receipt.ok and not cancelled.is_set())
 
     return Tool(spec.name, spec.description, act, read_only=spec.read_only, schema=spec.parameters)
 
@@ -80,6 +80,11 @@ def said(receipt: Receipt) -> str:
     if texts == [""] or not texts:
         return str(shown.get("summary_text") or (texts[0] if texts else encode(shown).decode("utf-8")))
     return str(texts[0])
+
+
+def _facts(receipt: Receipt) -> dict[str, Any]:
+    """What there is to know besides the text, which is in the message: logs would hold it twice."""
+    return {name: value for name, value in receipt.to_dict().items() if name not in (*_PAYLOADS, "stdout", "stderr")}
 
 
 def _legible(value: Any) -> Any:

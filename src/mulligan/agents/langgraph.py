@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
-from langchain_core.tools import StructuredTool
+from langchain_core.tools import StructuredTool, ToolException
 from langgraph.checkpoint.base import (
     WRITES_IDX_MAP,
     BaseCheckpointSaver,
@@ -36,6 +36,7 @@ from mulligan.effects.session import Session
 from mulligan.history.composite import ExecutionState
 from mulligan.session import graphs
 from mulligan.session.graphs import POINTS, VALUES, GraphPointRow, GraphValueRow, GraphWriteRow
+from mulligan.session.known import ToolResult
 from mulligan.store.protocol import Store, Tx
 from mulligan.values.faults import fault
 
@@ -296,13 +297,26 @@ def _for_call(given: Any) -> Iterator[None]:
 
 def _structured(runner: ToolRunner, tool: Tool[Any, Any]) -> StructuredTool:
     def run(**arguments: Any) -> str:
-        return runner.execute(ProviderToolCall(_call_id.get(), tool.name, arguments)).message
+        return _told(runner.execute(ProviderToolCall(_call_id.get(), tool.name, arguments)))
 
     async def arun(**arguments: Any) -> str:
-        return (await runner.aexecute(ProviderToolCall(_call_id.get(), tool.name, arguments))).message
+        return _told(await runner.aexecute(ProviderToolCall(_call_id.get(), tool.name, arguments)))
 
-    schema = dict(tool.parameters)
-    return _SessionTool(name=tool.name, description=tool.description, args_schema=schema, func=run, coroutine=arun)
+    return _SessionTool(
+        name=tool.name,
+        description=tool.description,
+        args_schema=dict(tool.parameters),
+        func=run,
+        coroutine=arun,
+        handle_tool_error=True,
+    )
+
+
+def _told(result: ToolResult[Any]) -> str:
+    """A failure is a message with the status `error`, not the end of the graph."""
+    if not result.success:
+        raise ToolException(result.message)
+    return result.message
 
 
 def _thread_of(config: RunnableConfig) -> str:

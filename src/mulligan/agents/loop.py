@@ -242,24 +242,28 @@ class Loop:
                 self._say(_result_message(call, answer))
             return
         for call in calls:
-            self._say(_result_message(call, self._called(call)))
+            answer = self._ran(call)
+            # Said before it is told: whatever a listener raises, the model will know what was done.
+            self._say(_result_message(call, answer))
+            self._tell(ToolEnded(call, answer))
 
     def _only_reads(self, call: ProviderToolCall) -> bool:
         tool = self._runner.tool_registry.get(call.name)
         return tool is not None and tool.read_only
 
     def _called(self, call: ProviderToolCall) -> ToolResult[Any]:
-        if self._bounds.cancelled.is_set():
-            return ToolResult(_CANCELLED, success=False)
-        self._tell(ToolStarted(call))
-        tool = self._runner.tool_registry.get(call.name)
-        if self._may is not None and not (tool is not None and tool.read_only) and not self._may(call, tool):
-            answer: ToolResult[Any] = ToolResult(_NOT_ALLOWED, success=False)
-        else:
-            context = ToolContext(self._state, deadline=self._bounds.deadline)
-            answer = self._runner.execute(call, context=context)
+        answer = self._ran(call)
         self._tell(ToolEnded(call, answer))
         return answer
+
+    def _ran(self, call: ProviderToolCall) -> ToolResult[Any]:
+        self._tell(ToolStarted(call))
+        if self._bounds.cancelled.is_set():
+            return ToolResult(_CANCELLED, success=False)
+        tool = self._runner.tool_registry.get(call.name)
+        if self._may is not None and not (tool is not None and tool.read_only) and not self._may(call, tool):
+            return ToolResult(_NOT_ALLOWED, success=False)
+        return self._runner.execute(call, context=ToolContext(self._state, deadline=self._bounds.deadline))
 
     def _say(self, message: dict[str, Any]) -> None:
         if self._talk is None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from mulligan.agents.providers import Model, provider_of
 from mulligan.agents.runner import ToolRunner
-from mulligan.agents.speech import Ask, Driver, Message, Provider, Reply, Said
+from mulligan.agents.speech import Ask, Driver, Message, Reply, Said
 from mulligan.agents.tools import AnyTool, ProviderToolCall, ToolContext, as_tool, by_name
 from mulligan.history.composite import ExecutionState
 from mulligan.session.known import PromptExecuted, PromptRendered, ToolResult, VisibilityOverrides
@@ -39,16 +40,20 @@ class TranscriptState:
 
     @property
     def messages(self) -> tuple[Message, ...]:
+        """Everything said so far, oldest first."""
         return self._messages
 
     def append(self, role: str, content: str, **more: Any) -> None:
+        """Say one more thing; `more` are further keys of the message."""
         with self._lock:
             self._messages = (*self._messages, {"role": role, "content": content, **more})
 
     def snapshot(self, *, tag: str | None = None) -> TranscriptSnapshot:
+        """What has been said up to now."""
         return TranscriptSnapshot(self._messages, self.provider_payload)
 
     def restore(self, snapshot: TranscriptSnapshot) -> None:
+        """Forget what was said since."""
         with self._lock:
             self._messages, self.provider_payload = tuple(snapshot.messages), snapshot.provider_payload
 
@@ -59,6 +64,8 @@ TYPES.name(TranscriptState, "mulligan:TranscriptState")
 
 @dataclass(slots=True, frozen=True)
 class PromptResponse:
+    """What the model said last, and the state it was said on."""
+
     text: str
     execution_state: ExecutionState
     prompt_name: str = ""
@@ -69,17 +76,21 @@ Prompt = str | Callable[[VisibilityOverrides], str]
 
 
 class MainLoop:
-    """Evaluates prompts with one model and one set of tools. Everything it changes is in the execution state."""
+    """Evaluates prompts with one model and one set of tools. Everything it changes is in the execution state.
+
+    Unlike `agent_loop` it needs no store: without a state of a durable session, everything lives in memory. `provider`
+    and `tools` are what `agent_loop` takes.
+    """
 
     def __init__(
         self,
-        provider: Provider | Driver,
+        provider: Model,
         *,
         tools: Iterable[AnyTool] = (),
         prompt_name: str = "main",
         clock: Clock | None = None,
     ) -> None:
-        self._provider = provider
+        self._provider = provider_of(provider)
         self._tools = by_name(as_tool(one) for one in tools)
         self._prompt_name = prompt_name
         self._clock = clock or SystemClock()

@@ -76,6 +76,9 @@ class AgentsSession:
         items = _items_of(messages[-1]) if messages else []
         if messages:
             self._session.truncate(len(messages) - 1)
+        # What was said elsewhere may be one message and several items, such as text and the calls that go with it.
+        for rest in items[:-1]:
+            self._session.inject(_message_of(rest))
         return items[-1] if items else None
 
     async def clear_session(self) -> None:

@@ -22,9 +22,11 @@ from mulligan.history.composite import CompositeSnapshot, ExecutionState, restor
 from mulligan.session.known import ToolInvoked, ToolResult
 from mulligan.session.resources import watching_births
 from mulligan.session.snapshot import SnapshotMetadata
+from mulligan.session.types import has_json_form
 from mulligan.values.faults import MulliganError
 from mulligan.values.state_faults import (
     DeadlineExceededError,
+    ExecutionStateError,
     PromptEvaluationError,
     RestoreFailedError,
     ToolValidationError,
@@ -32,6 +34,7 @@ from mulligan.values.state_faults import (
 )
 
 RENDERED_CHARACTERS = 1000
+LOGGED_CHARACTERS = 4000
 _making_gates = threading.Lock()
 
 
@@ -92,12 +95,21 @@ class _Transaction:
     # Success.
 
     def _take_value(self) -> Exception | None:
-        """A value that is a dataclass is an event of its own: it goes to the slice of its type."""
+        """A value that is a dataclass is an event of its own: it goes to the slice of its type.
+
+        What is wrong, if something is that the tool has to answer for: a reducer refused, or it cannot be stored.
+        """
         value = getattr(self.outcome.result, "value", None)
-        if not is_dataclass(value) or isinstance(value, type):
-            return None
-        errors = self._state.session.dispatch(value).errors
-        return errors[0] if errors else None
+        session = self._state.session
+        if is_dataclass(value) and not isinstance(value, type):
+            errors = session.dispatch(value).errors
+            if errors:
+                return errors[0]
+        try:
+            session.check_kept()
+        except ExecutionStateError as refused:
+            return refused
+        return None
 
     def _commit(self) -> None:
         committed = False
@@ -119,7 +131,7 @@ class _Transaction:
             self._restore_resources()
             restored = True
         except (MulliganError, OSError) as stuck:
-            words = f"{self._message()} And then the state could not be put back: {stuck}"
+            words = f"{self._message()}; and then the state could not be put back: {stuck}"
             if error is not None and not isinstance(error, Exception):
                 # Who is interrupted or cancelled must learn of that first.
                 error.add_note(words)
@@ -160,8 +172,8 @@ class _Transaction:
     def _log(self, result: ToolResult[Any]) -> None:
         entry = ToolInvoked(
             name=self._call.name,
-            params=dict(self.outcome.params),
-            result=result,
+            params={name: _cut(value) for name, value in self.outcome.params.items()},
+            result=_for_log(result),
             created_at=self._state.clock.now(),
             call_id=self._call.id,
             prompt_name=self._context.prompt_name,
@@ -180,6 +192,18 @@ class _Transaction:
             after = state.snapshot(metadata=tagged)
         elapsed = state.clock.now() - self._started
         state.checkpoints.record(self._call.id, pre=self.pre, post=after, result=self.outcome.result, elapsed=elapsed)
+
+
+def _for_log(result: ToolResult[Any]) -> ToolResult[Any]:
+    """Logs only grow, and are read whole: so long texts are cut, and a value that cannot be stored is left out."""
+    value = _cut(result.value) if has_json_form(result.value) else None
+    return ToolResult(_cut(result.message), value, result.success)
+
+
+def _cut(value: Any) -> Any:
+    if not isinstance(value, str) or len(value) <= LOGGED_CHARACTERS:
+        return value
+    return f"{value[:LOGGED_CHARACTERS]}… ({len(value)} characters)"
 
 
 def _is_deadline(error: BaseException | None) -> bool:

@@ -24,6 +24,7 @@ class Ask:
 
     @property
     def system(self) -> str | None:
+        """The system text; None if there is none."""
         first = self.messages[0] if self.messages else {}
         return first["content"] if first.get("role") == "system" else None
 

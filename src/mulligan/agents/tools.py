@@ -73,10 +73,12 @@ class ToolContext:
 
     @property
     def session(self) -> Session:
+        """The session the call belongs to, with its slices."""
         return self.execution_state.session
 
     @property
     def resources(self) -> ResourceRegistry:
+        """What else takes part in the run, by type."""
         return self.execution_state.resources
 
     @property
@@ -89,10 +91,12 @@ class ToolContext:
 
     @property
     def clock(self) -> Clock:
+        """The time of the run; take it from here, and a replay can repeat it."""
         return self.execution_state.clock
 
     @property
     def rng(self) -> Random | None:
+        """The randomness of the run, which goes back with a failed call; None if it was given none."""
         return self.execution_state.rng
 
     def check_deadline(self) -> None:
@@ -127,6 +131,7 @@ class Tool(Generic[ParamsT, ResultT]):
 
     @property
     def is_async(self) -> bool:
+        """Whether its handler is to be awaited."""
         return inspect.iscoroutinefunction(_function(self.handler))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

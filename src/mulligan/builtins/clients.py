@@ -20,14 +20,17 @@ def agent_session_takeover(id: str, client_id: str, opts: Options = None) -> Jso
 
 
 def agent_session_detach(id: str, client_id: str, opts: Options = None) -> Json:
+    """Take a client off the list; a controller that goes leaves nobody in control."""
     return session_named(id, "agent_session_detach").detach(client_id, opts)
 
 
 def agent_session_heartbeat(id: str, client_id: str, opts: Options = None) -> Json:
+    """Say that a client is still there."""
     return session_named(id, "agent_session_heartbeat").heartbeat(client_id, opts)
 
 
 def agent_session_live_clients(id: str) -> list[Json]:
+    """Who is attached, by id, with whether they have been silent for long."""
     return session_named(id, "agent_session_live_clients").live_clients()
 
 

@@ -15,18 +15,22 @@ _NO_SESSION = ("session_not_found", "session_closed", "invalid_id")
 
 
 def agent_session_workspace_anchor(id: str) -> Json:
+    """Where the session works: its primary root and those mounted beside it."""
     return session_named(id, "agent_session_workspace_anchor").workspace_anchor()
 
 
 def agent_session_set_workspace_anchor(id: str, anchor: str | Mapping[str, Any] | None) -> bool:
+    """Work somewhere else; None means where the session was opened."""
     return session_named(id, "agent_session_set_workspace_anchor").set_workspace_anchor(anchor)
 
 
 def agent_session_workspace_policy(id: str) -> Json:
+    """The defaults for roots mounted from now on."""
     return session_named(id, "agent_session_workspace_policy").workspace_policy()
 
 
 def agent_session_set_workspace_policy(id: str, policy: Mapping[str, Any]) -> bool:
+    """Change those defaults; unknown keys raise."""
     return session_named(id, "agent_session_set_workspace_policy").set_workspace_policy(policy)
 
 
@@ -36,10 +40,12 @@ def agent_session_add_root(id: str, root: str, opts: Options = None) -> Json:
 
 
 def agent_session_remove_root(id: str, root: str) -> Json:
+    """Unmount a root: `{ok, error?}`. One that is not mounted is fine."""
     return _told(id, "agent_session_remove_root", lambda session: session.remove_root(root))
 
 
 def agent_session_list_roots(id: str) -> Json:
+    """The primary root and the additional ones."""
     return session_named(id, "agent_session_list_roots").list_roots()
 
 

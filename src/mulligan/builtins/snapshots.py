@@ -49,6 +49,12 @@ def _path(opened: Mulligan, text: str) -> RepoPath:
     raise fault("forbidden", f"{text} is outside the workspace {opened.root}.")
 
 
+def _check_root(opened: Mulligan, root: object) -> None:
+    """The root is the workspace's: a request may name it, and may not choose another."""
+    if root is not None and (not isinstance(root, str) or os.path.realpath(root) != os.path.realpath(opened.root)):
+        raise fault("invalid_params", f"This workspace is {opened.root}, not {root}.", field="root")
+
+
 def _paths(opened: Mulligan, paths: Sequence[str] | None) -> list[RepoPath] | None:
     return [_path(opened, path) for path in paths] if paths else None
 
@@ -62,6 +68,7 @@ def hostlib_fs_snapshot(request: Request | None = None, /, **given: Any) -> dict
     fields = _fields(request, given, "session_id scope_id paths root")
     session, scope = SessionId(_required(fields, "session_id")), _required(fields, "scope_id")
     opened = innermost()
+    _check_root(opened, fields.get("root"))
     found = captures.register(opened.desk, session, scope, _paths(opened, fields.get("paths")))
     return {
         "snapshot_id": scope,
@@ -78,11 +85,11 @@ def hostlib_fs_restore(request: Request | None = None, /, **given: Any) -> dict[
     done = captures.restore_scope(opened.desk, session, scope, _paths(opened, fields.get("paths")))
     return {
         "snapshot_id": scope,
-        "restored_paths": _shown(opened.desk, done.restored),
+        "restored_paths": _shown(done.there, done.restored),
         "skipped_paths_with_reasons": [
-            {"path": captures.absolute(opened.desk, path), "reason": reason} for path, reason in done.skipped
+            {"path": captures.absolute(done.there, path), "reason": reason} for path, reason in done.skipped
         ],
-        "overwrote_external": _shown(opened.desk, done.overwrote_external),
+        "overwrote_external": _shown(done.there, done.overwrote_external),
     }
 
 
@@ -97,16 +104,12 @@ def hostlib_fs_list_snapshots(request: Request | None = None, /, **given: Any) -
                 "snapshot_id": row.scope,
                 "scope_id": row.scope,
                 "taken_at_ms": row.taken_at_ms,
-                "captured_paths": [captures.absolute(opened.desk, _decoded(one.path)) for one in found],
+                "captured_paths": [captures.whole(opened.desk, row, one) for one in found],
                 "byte_count": captures.size_of(found),
             }
             for row, found in captures.scopes_of(opened.desk, session)
         ]
     }
-
-
-def _decoded(path: bytes) -> RepoPath:
-    return RepoPath(path.decode("utf-8", "surrogateescape"))
 
 
 def hostlib_fs_drop_snapshot(request: Request | None = None, /, **given: Any) -> dict[str, Any]:

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from mulligan.cli.doors import DEFAULT_SESSION, look, work
-from mulligan.cli.options import Common, common_options
+from mulligan.cli.options import Common, common_options, text
 from mulligan.cli.output import paint, print_json, visible
 from mulligan.cli.returning import report
 from mulligan.cli.words import ago, short
+from mulligan.session.tables import SESSIONS
+from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId
+
+if TYPE_CHECKING:
+    from mulligan.history.desk import Desk
 
 
 @click.command()
-@click.option("--at", metavar="POINT", help="Before this call, or after this message: talk, and copied files.")
+@click.option(
+    "--at", callback=text, metavar="POINT", help="Before this call, or after this message: talk, and copied files."
+)
 @click.option("--files", type=click.Choice(["share", "copy"]), default="share", show_default=True)
 @click.option("--to", metavar="DIR", help="Where the copy goes. Default: beside the store.")
-@click.option("--name", metavar="ID", help="The new session's id.")
+@click.option("--name", callback=text, metavar="ID", help="The new session's id.")
 @common_options
 def fork(common: Common, *, at: str | None, files: str, to: str | None, name: str | None) -> None:
     """A child session; with --files copy it gets every file, uncommitted and ignored ones too."""
@@ -28,6 +36,8 @@ def fork(common: Common, *, at: str | None, files: str, to: str | None, name: st
 
     with work(common) as opened:
         parent = SessionId(common.session or DEFAULT_SESSION)
+        if common.session is not None:
+            _check_known(opened.desk, parent)
         if files == "share":
             made = forks.fork(opened.desk, parent, at=at, child=name)
         else:
@@ -42,6 +52,13 @@ def fork(common: Common, *, at: str | None, files: str, to: str | None, name: st
     if made.directory is not None:
         click.echo(f"its files are in {visible(made.directory)}")
         click.echo(paint(f"(`mulligan merge {visible(made.session)}` brings its changes back)", "dim"))
+
+
+def _check_known(desk: Desk, session: SessionId) -> None:
+    """A name with a slip in it must not become a parent that never was."""
+    with desk.ledger.store.read() as tx:
+        if not tx.has(SESSIONS, session):
+            raise fault("unknown_session", f"There is no session {session!r}; see `mulligan sessions`.")
 
 
 @click.command()
@@ -73,7 +90,7 @@ def branches(common: Common) -> None:
 
 
 @click.command()
-@click.argument("fork_session", metavar="FORK")
+@click.argument("fork_session", callback=text, metavar="FORK")
 @click.option("--dry-run", is_flag=True, help="Show what would happen, and do nothing.")
 @click.option("--on-conflict", type=click.Choice(["merge", "overwrite", "refuse"]), default="merge", show_default=True)
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -90,7 +107,7 @@ def merge(common: Common, *, fork_session: str, dry_run: bool, on_conflict: str,
 
 
 @click.command()
-@click.argument("fork_session", metavar="FORK")
+@click.argument("fork_session", callback=text, metavar="FORK")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @common_options
 def drop(common: Common, fork_session: str, yes: bool) -> None:
@@ -108,7 +125,7 @@ def drop(common: Common, fork_session: str, yes: bool) -> None:
 
 
 @click.command()
-@click.argument("call")
+@click.argument("call", callback=text)
 @click.option("--off", is_flag=True, help="Unpin it.")
 @common_options
 def pin(common: Common, call: str, off: bool) -> None:

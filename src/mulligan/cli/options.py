@@ -9,7 +9,22 @@ from typing import Any, TypeVar
 
 import click
 
+from mulligan.values.ids import parse_user_id
+
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def text(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
+    """For names of calls, messages and sessions: a shell hands over any bytes, and not all of them are text."""
+    try:
+        (given or "").encode()
+    except UnicodeEncodeError:
+        raise click.BadParameter(f"{given!r} is not text.", context, parameter) from None
+    return given
+
+
+def _session_id(_: click.Context, __: click.Parameter, given: str | None) -> str | None:
+    return None if given is None else parse_user_id(given, "--session")
 
 
 @dataclass(slots=True, frozen=True)
@@ -25,7 +40,7 @@ class Common:
 _OPTIONS = (
     click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
     click.option("--store", metavar="URL", help="The store: a directory, sqlite:///directory, or memory:."),
-    click.option("--session", metavar="ID", help="Only this session."),
+    click.option("--session", metavar="ID", callback=_session_id, help="Only this session."),
     click.option("--root", metavar="DIR", type=click.Path(file_okay=False), help="The workspace."),
 )
 

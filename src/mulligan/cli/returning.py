@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from mulligan.cli.doors import work
-from mulligan.cli.options import Common, common_options
+from mulligan.cli.options import Common, common_options, text
 from mulligan.cli.output import paint, print_json
 from mulligan.cli.words import outcome_lines, short
 
@@ -81,7 +81,7 @@ def report(common: Common, done: WayBack, *, dry_run: bool, came: str = "restore
 
 
 @click.command()
-@click.argument("call", required=False)
+@click.argument("call", callback=text, required=False)
 @click.option("--path", "paths", multiple=True, metavar="P", help="Only this path; can be given again.")
 @way_back_options
 @common_options
@@ -104,7 +104,7 @@ def redo(common: Common, **options: Any) -> None:
 
 
 @click.command()
-@click.argument("call")
+@click.argument("call", callback=text)
 @click.argument("paths", nargs=-1)
 @way_back_options
 @common_options
@@ -128,7 +128,7 @@ def rollback(common: Common, cancel_open: bool, **options: Any) -> None:
 
 
 @click.command()
-@click.argument("point")
+@click.argument("point", callback=text)
 @click.option("--before", "side", flag_value="before", default=True, help="To just before it (default).")
 @click.option("--after", "side", flag_value="after", help="To just after it.")
 @click.option("--no-files", is_flag=True, help="Leave the files as they are.")

@@ -58,11 +58,13 @@ class SessionFilesystem(PlainFilesystem):
 
     @property
     def root(self) -> str:
+        """The folder the session works in."""
         return os.fsdecode(self._desk.disk.root.path)
 
     # Snapshots.
 
     def snapshot(self, *, tag: str | None = None) -> FilesystemSnapshot:
+        """The point that the session's history has come to."""
         ledger = self._desk.ledger
         return FilesystemSnapshot(UUID(ledger.ids.new()), ledger.clock.now(), _REF + self._newest(), self.root, tag)
 
@@ -84,6 +86,7 @@ class SessionFilesystem(PlainFilesystem):
             yield from found()[_FEW:]
 
     def check_restore(self, snapshot: object) -> None:
+        """Raises SnapshotMismatchError for a snapshot of something else, RestoreFailedError inside a call."""
         if not isinstance(snapshot, FilesystemSnapshot) or not snapshot.commit_ref.startswith(_REF):
             raise SnapshotMismatchError(f"A session's files are not restored from a {type(snapshot).__name__}.")
         if os.path.realpath(snapshot.root_path) != os.path.realpath(self.root):
@@ -92,6 +95,7 @@ class SessionFilesystem(PlainFilesystem):
             raise RestoreFailedError("Files go back between calls, not in the middle of one; let that call fail.")
 
     def restore(self, snapshot: FilesystemSnapshot) -> None:
+        """Take back what the session's calls have done since; raises RestoreFailedError if others have changed it."""
         self.check_restore(snapshot)
         point = snapshot.commit_ref.removeprefix(_REF)
         first = self._first_after(point)

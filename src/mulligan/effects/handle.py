@@ -61,10 +61,12 @@ class CallHandle(Effects, AbstractContextManager["CallHandle"]):
 
     @property
     def id(self) -> str:
+        """The call's own id, which `undo` and `restore` take."""
         return self._call.id
 
     @property
     def status(self) -> str:
+        """open, committed or aborted."""
         return self._call.status
 
     @property

@@ -177,10 +177,17 @@ class Session(Talk, Clients, Roots, Portable, State):
         dry_run: bool = False,
         git: Git = "leave",
     ) -> WayBack:
+        """Take back one call, by its id or label, else the newest that stands. `redo` takes that back again.
+
+        What came later stays: lines are merged, and what clashes is left alone and named, unless `on_conflict` says
+        otherwise. `paths` takes back only those; `dry_run` only says what would happen. Raises `unknown_call`,
+        `nothing_to_undo`.
+        """
         how = How(on_conflict, dry_run, self.id, git)
         return going_back.undo(self._desk, call, paths=paths_of(paths), how=how)
 
     def redo(self, *, on_conflict: OnConflict = "merge", dry_run: bool = False) -> WayBack:
+        """Take back the newest way back of this session. Raises `nothing_to_redo`."""
         return going_back.redo(self._desk, how=How(on_conflict, dry_run, self.id))
 
     def restore(
@@ -192,6 +199,10 @@ class Session(Talk, Clients, Roots, Portable, State):
         dry_run: bool = False,
         git: Git = "leave",
     ) -> WayBack:
+        """Put the paths a call changed back to what they were before it, whatever came later.
+
+        Like every way back it is a call itself and can be undone. Raises `unknown_call`.
+        """
         how = How(on_conflict, dry_run, self.id, git)
         return going_back.restore(self._desk, call, paths=paths_of(paths), how=how)
 
@@ -248,8 +259,8 @@ class Session(Talk, Clients, Roots, Portable, State):
     ) -> Session:
         """A child with this talk, or with it up to a point: before a call, or after a message by id or by count.
 
-        With `copy` it has every file for itself, ignored ones too, as of that point: in the new folder `to`, else in one
-        beside the store. `merge()` brings back what it changes there, `drop()` deletes it.
+        With `copy` it has every file for itself, ignored ones too, as of that point: in the new folder `to`, else in
+        one beside the store. `merge()` brings back what it changes there, `drop()` deletes it.
         """
         with self._archive.store.read() as tx:
             self._check_open(tx, "fork")
@@ -316,6 +327,10 @@ class Session(Talk, Clients, Roots, Portable, State):
     def _state_place(self) -> str | None:
         place = self._archive.store.directory
         return None if place is None else os.path.realpath(place)
+
+
+DurableSession = Session
+"""What `m.session()` gives, under the name it has beside `mulligan.Session`, which lives in memory."""
 
 
 def _root_of(desk: Desk, session: str) -> str:

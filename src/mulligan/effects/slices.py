@@ -7,6 +7,7 @@ from mulligan.session.kept import StoreHome, Written
 from mulligan.session.pending import Pending, doing
 from mulligan.session.state import Session as State
 from mulligan.store.protocol import Tx
+from mulligan.values.state_faults import ExecutionStateError
 
 
 class slices_beside:
@@ -35,9 +36,15 @@ class slices_beside:
         pending.close()
         if not pending.now:
             return False
-        self._written = self._home.write(
-            tx, lambda read: pending.settle(read, only_logs=only_logs), pending.policy_of, call=self._call.id
-        )
+        try:
+            self._written = self._home.write(
+                tx, lambda read: pending.settle(read, only_logs=only_logs), pending.policy_of, call=self._call.id
+            )
+        except ExecutionStateError:
+            # A commit is refused, and its caller learns why. The abort that follows must not fail for the same reason.
+            if not only_logs:
+                raise
+            return False
         return self._written.moved
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:

@@ -17,6 +17,7 @@ class Effects(ABC):
         """Any effect or tool by its name."""
 
     def read_file(self, path: str, **params: Any) -> Receipt:
+        """A file, its text in `receipt.text`; or a part: `offset_bytes`, `max_bytes`, `offset_lines`, `max_lines`."""
         return self.perform("read_file", path=path, **params)
 
     def write_file(
@@ -28,6 +29,7 @@ class Effects(ABC):
         mode: str = "overwrite",
         expected_digest: str | None = None,
     ) -> Receipt:
+        """Write a whole file. `create_new` never replaces; `expected_digest` replaces only what has that digest."""
         return self.perform(
             "write_file",
             path=path,
@@ -38,35 +40,48 @@ class Effects(ABC):
         )
 
     def edit_file(self, path: str, old_string: str, new_string: str, *, replace_all: bool = False) -> Receipt:
+        """Replace text that is there once, or with `replace_all` everywhere; white space and quotes may differ."""
         return self.perform(
             "edit_file", path=path, old_string=old_string, new_string=new_string, replace_all=replace_all
         )
 
     def apply_patch(self, patch: str | bytes, *, patch_format: str = "v4a", dry_run: bool = False) -> Receipt:
+        """Change several files, all or none: `v4a` (`*** Begin Patch`) or `unified`."""
         return self.perform("apply_patch", patch=_payload(patch), patch_format=patch_format, dry_run=dry_run)
 
     def grep(self, pattern: str, **params: Any) -> Receipt:
+        """Lines that match a regular expression, as `path:line:text`.
+
+        `path`, `glob_filter`, `case_insensitive` and `max_results` say where to look and for how much.
+        """
         return self.perform("grep", pattern=pattern, **params)
 
     def glob(self, pattern: str, **params: Any) -> Receipt:
+        """Files that match a pattern such as `**/*.py`, newest first; `path`, `max_results`, `include_ignored`."""
         return self.perform("glob", pattern=pattern, **params)
 
     def stat(self, path: str) -> Receipt:
+        """Whether a path is a file or a directory, its size and its time."""
         return self.perform("stat", path=path)
 
     def exists(self, path: str) -> Receipt:
+        """Whether there is anything at the path, in `receipt.exists`."""
         return self.perform("exists", path=path)
 
     def list_dir(self, path: str = ".", **params: Any) -> Receipt:
+        """The names in a directory, directories with a trailing slash."""
         return self.perform("list_dir", path=path, **params)
 
     def delete(self, path: str, *, recursive: bool = False) -> Receipt:
+        """Delete a file, a link, or a directory: one with something in it only if `recursive`."""
         return self.perform("delete", path=path, recursive=recursive)
 
     def move(self, path: str, to: str, *, overwrite: bool = False) -> Receipt:
+        """Move a file, a link or a directory; onto something else only with `overwrite`."""
         return self.perform("move", path=path, to=to, overwrite=overwrite)
 
     def mkdir(self, path: str, *, parents: bool = False) -> Receipt:
+        """Make a directory, with `parents` those around it too."""
         return self.perform("mkdir", path=path, parents=parents)
 
     def exec(
@@ -84,6 +99,7 @@ class Effects(ABC):
         return self.perform("host.exec", argv=list(argv), **given, **how)
 
     def read_blob(self, blob_ref: str, *, offset_bytes: int = 0, max_bytes: int | None = None) -> Receipt:
+        """Page through an answer that was too large to be inline."""
         return self.perform("blob.read", blob_ref=blob_ref, offset_bytes=offset_bytes, max_bytes=max_bytes)
 
 

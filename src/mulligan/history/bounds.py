@@ -1,8 +1,8 @@
 """Bounds: how much is kept, what goes first, and how space comes back.
 
 Eviction drops the bodies of whole calls, oldest first, and leaves a record. It never takes the open call, the newest
-turn of a session, a pin, or a body that something kept still needs. `gc` deletes blobs that no record names, unless a
-call that was open when it began could still be about to name them.
+turn of an open session, a pin, or a body that something kept still needs. `gc` deletes blobs that no record names,
+unless a call that was open when it began could still be about to name them.
 """
 
 from __future__ import annotations
@@ -133,13 +133,13 @@ def drop_session(ledger: Ledger, session: SessionId) -> list[str]:
 
 
 def _evictable(tx: Tx, session: SessionId) -> list[CallRow]:
+    """The newest turn is spared while somebody may go on from it: a closed session has none."""
     rows = tx.select(CALLS, {"session": session}, order=("id",))
+    known = tx.get(SESSIONS, session)
+    is_closed = known is not None and known.closed_at is not None
     last_turn = next((row.turn for row in reversed(rows)), None)
-    return [
-        row
-        for row in rows
-        if row.status == "committed" and not row.evicted and row.turn != last_turn and not tx.has(PINS, row.id)
-    ]
+    old = [row for row in rows if is_closed or row.turn != last_turn]
+    return [row for row in old if row.status == "committed" and not row.evicted and not tx.has(PINS, row.id)]
 
 
 def _evict(ledger: Ledger, tx: Tx, call: CallRow) -> int:

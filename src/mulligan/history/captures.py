@@ -13,9 +13,10 @@ from typing import Any
 
 from mulligan.history.call import Intent
 from mulligan.history.desk import Desk
+from mulligan.history.dropping import drop_body, droppable, holder_of_scope
 from mulligan.history.over_cap import cap_of
 from mulligan.history.plans import Move, in_order
-from mulligan.history.tables import CAPTURES, SCOPES, CaptureRow, ScopeRow
+from mulligan.history.tables import CAPTURES, ROOTS, SCOPES, CaptureRow, ScopeRow
 from mulligan.session.tables import session_journal
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
@@ -36,6 +37,9 @@ class Captured:
 
 @dataclass(slots=True, frozen=True)
 class Restored:
+    """`there` is the desk of the scope's root, below which all the paths are."""
+
+    there: Desk
     restored: tuple[RepoPath, ...]
     skipped: tuple[tuple[RepoPath, str], ...]
     overwrote_external: tuple[RepoPath, ...] = ()
@@ -43,7 +47,7 @@ class Restored:
 
 
 def register(desk: Desk, session: SessionId, scope: str, paths: Sequence[RepoPath] | None = None) -> Captured:
-    """Open a scope, or add to it. Only what this call newly captured is counted."""
+    """Open a scope, or add to it. Only what this call newly captured is counted. A scope belongs to one root."""
     desk.ledger.session(session, desk.root)
     images = {path: _image(desk, path) for path in paths or ()}
     with desk.ledger.store.read() as tx:
@@ -57,11 +61,19 @@ def register(desk: Desk, session: SessionId, scope: str, paths: Sequence[RepoPat
     body = {"session": session, "scope": scope, "root": desk.root.id, "captured": entries, "taken_at_ms": _now_ms(desk)}
     refs = {image.entry.digest for image in fresh.values() if isinstance(image.entry, FileEntry)}
     with desk.ledger.store.write() as tx:
+        _check_root(tx, desk, session, scope)
         journal = session_journal(session)
         desk.ledger.journal.append(tx, journal, "scope.captured", body, at=desk.ledger.now(), refs=refs)
         _evict_over_cap(desk, tx, session, keep=scope)
     size = sum(image.entry.size for image in fresh.values() if isinstance(image.entry, FileEntry))
     return Captured(tuple(fresh), size)
+
+
+def _check_root(tx: Tx, desk: Desk, session: SessionId, scope: str) -> None:
+    row = tx.get(SCOPES, session, scope)
+    if row is not None and row.root != desk.root.id:
+        words = f"Snapshot {scope!r} of session {session!r} belongs to another root; give this one an id of its own."
+        raise fault("invalid_params", words, field="scope_id")
 
 
 def _image(desk: Desk, path: RepoPath) -> Image:
@@ -76,8 +88,10 @@ def _now_ms(desk: Desk) -> int:
 
 
 def is_registered(desk: Desk, session: SessionId, scope: str) -> bool:
+    """Whether there is such a scope in this root."""
     with desk.ledger.store.read() as tx:
-        return tx.has(SCOPES, session, scope)
+        row = tx.get(SCOPES, session, scope)
+    return row is not None and row.root == desk.root.id
 
 
 def scopes_of(desk: Desk, session: SessionId) -> list[tuple[ScopeRow, list[CaptureRow]]]:
@@ -112,7 +126,7 @@ def restore_scope(desk: Desk, session: SessionId, scope: str, paths: Sequence[Re
     except Refused as refused:
         raise fault("path_claimed", refused.message) from None
     done = tuple(sorted(chosen, key=path_bytes))
-    return Restored(done, tuple(unknown), theirs, call.id)
+    return Restored(there, done, tuple(unknown), theirs, call.id)
 
 
 def _with_contents(desk: Desk, moves: Sequence[Move]) -> list[Move]:
@@ -172,8 +186,15 @@ def drop_scopes(desk: Desk, session: SessionId) -> list[str]:
 
 
 def _drop(desk: Desk, tx: Tx, session: SessionId, scope: str, *, why: str) -> None:
-    body = {"session": session, "scope": scope, "why": why}
+    """The bodies that nothing else needs go with it, and the record names them."""
+    captures = tx.select(CAPTURES, {"session": session, "scope": scope})
+    entries = [entry_from_json(decode(row.before)) for row in captures]
+    named = {entry.digest for entry in entries if isinstance(entry, FileEntry)}
+    gone = droppable(tx, named, but_for=holder_of_scope(session, scope))
+    body = {"session": session, "scope": scope, "why": why} | ({"digests": gone} if gone else {})
     desk.ledger.journal.append(tx, session_journal(session), "scope.dropped", body, at=desk.ledger.now())
+    for digest in gone:
+        drop_body(tx, desk.ledger.store.bodies, digest)
 
 
 def apply_cap(desk: Desk, session: SessionId) -> None:
@@ -198,3 +219,11 @@ def _evict_over_cap(desk: Desk, tx: Tx, session: SessionId, *, keep: str | None)
 
 def absolute(desk: Desk, path: RepoPath) -> str:
     return os.fsdecode(os.path.join(desk.disk.root.path, path_bytes(path)))
+
+
+def whole(desk: Desk, scope: ScopeRow, capture: CaptureRow) -> str:
+    """The absolute path of what a scope holds, even if its root is another one, or is gone."""
+    with desk.ledger.store.read() as tx:
+        row = tx.get(ROOTS, scope.root)
+    place = desk.disk.root.path if row is None or row.id == desk.root.id else row.place
+    return os.fsdecode(os.path.join(place or b"/", capture.path))

@@ -64,6 +64,7 @@ class CheckpointStore:
         result: ToolResult[Any] | None = None,
         elapsed: timedelta | None = None,
     ) -> None:
+        """Keep what a call began from and, if it succeeded, what it led to. A repeated id means the newest."""
         checkpoint = ToolCheckpoint(
             tool_call_id=tool_call_id,
             tool_name=pre.metadata.tool_name or "",

@@ -51,9 +51,11 @@ class CompositeSnapshot:
         return encode(self.to_body()).decode("utf-8")
 
     def to_body(self) -> dict[str, Any]:
+        """As what JSON can hold. Raises SnapshotMismatchError."""
         return {"session": self.session.to_body(), **self.to_body_without_session()}
 
     def to_body_without_session(self) -> dict[str, Any]:
+        """The same for a session whose slices are kept elsewhere."""
         named = {TYPES.name(kind): _as_json(kind, one) for kind, one in self.resources.items()}
         metadata = self.metadata
         return {
@@ -73,6 +75,7 @@ class CompositeSnapshot:
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any], session: Snapshot) -> CompositeSnapshot:
+        """The inverse of `to_body_without_session`, with the slices given. Raises SnapshotMismatchError."""
         with reading("composite snapshot"):
             check_version(body)
             return cls(

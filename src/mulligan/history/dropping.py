@@ -2,7 +2,8 @@
 
 A body stays while a record of something kept names it, while a later version is packed against it, while it is a part
 of a stream, while a watched file holds it, and while an open call could need it to put a file back. What is given up is
-a call that was evicted, or a snapshot that is gone; one that never came to be counts as gone after a day.
+a call that was evicted, a scope that was dropped, or a snapshot that is gone; a snapshot that never came to be counts
+as gone after a day.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
 
-from mulligan.history.tables import CALLS, KEPT, TOUCHES, TouchRow
+from mulligan.history.tables import CALLS, KEPT, SCOPES, TOUCHES, TouchRow
 from mulligan.store.blobs import BESIDE, BLOBS, BODIES, EVICTED, IN_DATABASE, PARTS, READABLE, BlobRow
 from mulligan.store.journal import HEADS, RECORDS, REFS, STORE_HEAD, Record, RefRow, parse_record
 from mulligan.store.protocol import BlobStore, Tx
@@ -25,7 +26,7 @@ _STILL_COMING = timedelta(days=1)
 
 
 def droppable(tx: Tx, digests: Iterable[Digest], *, but_for: str) -> list[Digest]:
-    """Those that only the call or snapshot given up needs; a version goes before the one it is packed against."""
+    """Those that only what is given up needs; a version goes before the one it is packed against."""
     left, doomed = set(digests), set[Digest]()
     left -= _held_by_open_calls(tx, but_for=but_for)
     while more := {digest for digest in left if not _is_needed(tx, digest, doomed, but_for=but_for)}:
@@ -80,6 +81,9 @@ def _is_given_up(tx: Tx, ref: RefRow, but_for: str) -> bool:
     record = parse_record(row)
     if "snapshot" in record.payload:
         return _is_of_no_snapshot(tx, record, but_for)
+    if "scope" in record.payload:
+        session, scope = record.payload["session"], record.payload["scope"]
+        return holder_of_scope(session, scope) == but_for or not tx.has(SCOPES, session, scope)
     call = record.payload.get("call")
     if call == but_for:
         return True
@@ -90,6 +94,11 @@ def _is_given_up(tx: Tx, ref: RefRow, but_for: str) -> bool:
 def holder_of_snapshot(root: str, snapshot: str) -> str:
     """A snapshot as one that needs bodies. The same content is a snapshot of its own in each root."""
     return f"{root}/{snapshot}"
+
+
+def holder_of_scope(session: str, scope: str) -> str:
+    """A scope as one that needs bodies. No call has such a name, and no snapshot."""
+    return f"{session}//{scope}"
 
 
 def _is_of_no_snapshot(tx: Tx, record: Record, but_for: str) -> bool:

@@ -6,7 +6,7 @@ plan happens, or none: a disk that fails half-way is put back as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from mulligan.history.log import (
     is_open_turn,
     newest_standing,
     open_calls_of,
+    verb_of,
     workspace_of,
 )
 from mulligan.history.plans import Move, OnConflict, Outcome, Planner, RestorePlan, restricted
@@ -49,6 +50,7 @@ from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId
 from mulligan.values.paths import (
     RepoPath,
+    ancestors_of,
     from_wire,
     is_below,
     join,
@@ -110,13 +112,17 @@ class How:
 
 @dataclass(slots=True, frozen=True)
 class _Target:
-    """What a way back takes back: calls, newest first, and which of their paths count."""
+    """What a way back takes back: calls, newest first, and which of their paths count.
+
+    `places`: where alone they do, through whichever root they were changed; None: everywhere.
+    """
 
     verb: str
     calls: tuple[CallRow, ...]
     paths: Sequence[RepoPath] | None = None
     session: str | None = None
     talk: TalkMove | None = None
+    places: frozenset[bytes] | None = None
 
 
 class _WorldMoved(Exception):
@@ -129,7 +135,7 @@ def undo(desk: Desk, call: str | None = None, *, paths: Sequence[RepoPath] | Non
     A way back is a call too: undone, what it did to files, slices and talk is as if it had not been.
     """
     row = _newest(desk, how.session) if call is None else find_call(desk, call, how.session)
-    talk = move_of_undo(desk, row) if paths is None else None
+    talk = move_of_undo(desk, row) if paths is None and verb_of(row) is not None else None
     _check_standing(row, moved_talk=talk is not None)
     with desk.ledger.store.read() as tx:
         rows = tuple(one for one in with_parts(tx, [row]) if one.wseq is not None or one.id == row.id)
@@ -149,7 +155,7 @@ def _check_standing(row: CallRow, *, moved_talk: bool) -> None:
         raise fault("call_open", f"Call {row.id} is still running.")
     if row.undone_by is not None:
         raise fault("nothing_to_undo", f"Call {row.id} is undone already; `mulligan redo` brings it back.")
-    if row.status != "committed" or not (row.wseq or moved_talk):
+    if row.status != "committed" or (row.wseq is None and not moved_talk):
         raise fault("nothing_to_undo", f"Call {row.id} changed nothing that stands.")
 
 
@@ -160,21 +166,28 @@ def restore(desk: Desk, call: str, *, paths: Sequence[RepoPath] | None = None, h
         raise fault("call_open", f"Call {row.id} is still running.")
     with desk.ledger.store.read() as tx:
         touched: list[RepoPath] = []
+        places = set[bytes]()
         calls: dict[str, CallRow] = {}
         for one in with_parts(tx, [row]):
             own = [change.path for change in restricted(changes_of(tx, one.id), paths)]
-            calls |= {each.id: each for each in (*_later_changers(tx, one, own), one)}
+            there = _places_of(tx, one, own)
+            calls |= {each.id: each for each in (*_later_changers(tx, one, there), one)}
             touched += own
+            places |= there
     named = sorted({*touched, *_unknown(touched, paths)}, key=path_bytes)
-    return _go(desk, _Target("restore", tuple(calls.values()), None if paths is None else named), how)
+    calls_back = tuple(calls.values())
+    return _go(desk, _Target("restore", calls_back, None if paths is None else named, places=frozenset(places)), how)
 
 
-def _later_changers(tx: Tx, row: CallRow, paths: Iterable[RepoPath]) -> list[CallRow]:
+def _places_of(tx: Tx, row: CallRow, paths: Iterable[RepoPath]) -> set[bytes]:
+    return {change.place for path in paths if (change := tx.get(CHANGES, row.id, path_bytes(path))) is not None}
+
+
+def _later_changers(tx: Tx, row: CallRow, places: Iterable[bytes]) -> list[CallRow]:
     """Everybody's later calls at these places, through whichever root. What a person did is not ours to drop.
 
     Those that are undone are among them, as their undoing is: taken back in order, they cancel each other out.
     """
-    places = [change.place for path in paths if (change := tx.get(CHANGES, row.id, path_bytes(path))) is not None]
     after = ("wseq", (row.wseq or 0) + 1, _WSEQ_END)
     found = {change.call for place in places for change in tx.select(CHANGES, {"place": place}, between=after)}
     rows = [one for call in found if (one := tx.get(CALLS, call)) is not None and not one.external]
@@ -288,7 +301,9 @@ def _go(desk: Desk, target: _Target, how: How) -> WayBack:
         plan = together([as_seen_from(desk, site, one) for site, one in zip(sites, plans, strict=True)])
         if how.dry_run:
             return WayBack(plan.ok, None, plan.outcomes, plan.overwrote_external, _ids(target), plan, talk)
-        if not plan.moves and (not plan.ok or not (plan.outcomes or talk or _moves_slices(desk, target))):
+        # A redo is on record even if it moves nothing: else the ones below it would never have their turn.
+        counts = target.verb == "redo" or plan.outcomes or talk or _moves_slices(desk, target)
+        if not plan.moves and not (plan.ok and counts):
             return WayBack(plan.ok, None, plan.outcomes, of=_ids(target), plan=plan)
         try:
             call = _apply(sites, target, plans, how)
@@ -325,7 +340,7 @@ def _plan(desk: Desk, target: _Target, how: How) -> RestorePlan:
         return contents[digest] if digest in contents else desk.ledger.blobs.read(digest)
 
     with desk.ledger.store.read() as tx:
-        split = [_split(_layer(tx, desk, call, target.paths), target, how) for call in target.calls]
+        split = [_split(_layer(tx, desk, call, target), target, how) for call in target.calls]
         layers = [ordinary for ordinary, _ in split]
         quiet = _is_quiet_since(tx, desk, target.calls)
         planner = Planner(
@@ -369,13 +384,22 @@ def _split(layer: list[Change], target: _Target, how: How) -> tuple[list[Change]
     return split_off(layer)
 
 
-def _layer(tx: Tx, desk: Desk, call: CallRow, paths: Sequence[RepoPath] | None) -> list[Change]:
-    """A call's changes as this desk sees their places."""
-    rows = tx.select(CHANGES, {"call": call.id})
+def _layer(tx: Tx, desk: Desk, call: CallRow, target: _Target) -> list[Change]:
+    """A call's changes that count, as this desk sees their places."""
+    rows = [row for row in tx.select(CHANGES, {"call": call.id}) if _counts(row.place, target.places)]
     changes = [change_from_row(row) for row in rows]
     if call.root != desk.root.id:
         changes = [replace(one, path=_path_here(desk.root, row)) for one, row in zip(changes, rows, strict=True)]
-    return sorted(restricted(changes, paths), key=lambda change: path_bytes(change.path))
+    return sorted(restricted(changes, target.paths), key=lambda change: path_bytes(change.path))
+
+
+def _counts(place: bytes, places: frozenset[bytes] | None) -> bool:
+    """Whether it is one of the places, or below one."""
+    return places is None or any(place[:end] in places for end in (*_slashes(place), len(place)))
+
+
+def _slashes(place: bytes) -> Iterator[int]:
+    return (at for at, byte in enumerate(place) if byte == ord("/"))
 
 
 def _path_here(root: RootRow, row: ChangeRow) -> RepoPath:
@@ -385,8 +409,8 @@ def _path_here(root: RootRow, row: ChangeRow) -> RepoPath:
 
 def _unknown(touched: Iterable[RepoPath], paths: Sequence[RepoPath] | None) -> list[RepoPath]:
     """Paths somebody asked for that no change is at or below."""
-    known = list(touched)
-    return [path for path in paths or () if not any(one == path or is_below(one, path) for one in known)]
+    known = {above for path in touched for above in (path, *ancestors_of(path))}
+    return [path for path in paths or () if path not in known]
 
 
 def _children(desk: Desk) -> Callable[[RepoPath], list[RepoPath]]:
@@ -448,12 +472,11 @@ def _failed(plan: RestorePlan) -> tuple[Outcome, ...]:
 
 def _cause(desk: Desk, target: _Target) -> dict[str, Any]:
     """On record: which calls are taken back wholly (`of`), and which only in some paths (`part`)."""
-    if target.paths is None:
+    if target.paths is None and target.places is None:
         return {"verb": target.verb, "of": list(_ids(target))}
     with desk.ledger.store.read() as tx:
-        layers = {
-            call.id: (_layer(tx, desk, call, None), _layer(tx, desk, call, target.paths)) for call in target.calls
-        }
+        all_of = replace(target, paths=None, places=None)
+        layers = {call.id: (_layer(tx, desk, call, all_of), _layer(tx, desk, call, target)) for call in target.calls}
     whole = [call for call, (every, taken) in layers.items() if len(every) == len(taken)]
     part = [call for call, (every, taken) in layers.items() if taken and len(every) != len(taken)]
     body: dict[str, Any] = {"verb": target.verb, "of": whole}

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import stat
 import struct
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -107,9 +108,11 @@ class KeptTree:
         self._fresh: dict[bytes, Entry | None] = {}
         self._watcher: Watcher | None = None
         self._watch_is_new = False
+        self._left: frozenset[bytes] = frozenset()
         self._twins: dict[int, list[bytes]] | None = None
+        self._special: set[bytes] = set()
         self.specials: set[bytes] = set()
-        """devices, FIFOs and sockets that a look has met; whoever wants to know clears it"""
+        """where a device, FIFO or socket has come or gone; whoever wants to know clears it"""
 
     @property
     def watcher(self) -> Watcher | None:
@@ -126,12 +129,17 @@ class KeptTree:
         """Whether everything that is to be read has been read and saved."""
         return not self._pending and self._asked_git and not self._unsaved
 
-    def look(self, *, whole: bool = False) -> list[Drift]:
-        """What is not as it was at the last look. `whole`: the kernel's word is not enough, look at every stamp."""
+    def look(self, *, whole: bool = False, until_ns: int | None = None) -> list[Drift]:
+        """What is not as it was at the last look. `whole`: the kernel's word is not enough, look at every stamp.
+
+        `until_ns`: what has changed since then is left for the next look.
+        """
         if self._index is None and not self.restore():
             self._begin()
             return []
-        return self.settle(self._touched(whole=whole))
+        touched = self._touched(whole=whole) | self._left
+        self._left = frozenset() if until_ns is None else _changed_since(touched, until_ns)
+        return self.settle(touched - self._left)
 
     def entry(self, path: RepoPath) -> Entry | None:
         """What the last look found, with its bytes in the store or in git's; None if nobody knows."""
@@ -295,9 +303,12 @@ class KeptTree:
     def _restamp(self, path: bytes) -> bool:
         """Before it is read: if it changes meanwhile, the next look finds another stamp. Whether it has one now."""
         before, stamp = self._stamps.get(path), _stamp_now(path)
-        if stamp is None or not _is_keepable(stamp[4]):
+        is_special = stamp is not None and not _is_keepable(stamp[4])
+        if is_special or path in self._special:
+            self.specials.add(path)
+        (self._special.add if is_special else self._special.discard)(path)
+        if stamp is None or is_special:
             self._stamps.pop(path, None)
-            self.specials.update(() if stamp is None else (path,))
         else:
             self._stamps[path] = stamp
         return stamp != before
@@ -439,6 +450,25 @@ def _status(path: bytes) -> os.stat_result | None:
         return os.lstat(path)
     except OSError:
         return None
+
+
+def kernel_time_ns() -> int:
+    """What files are stamped with: the world's clock, whatever a session takes for the time."""
+    return time.clock_gettime_ns(time.CLOCK_REALTIME)
+
+
+def _changed_since(paths: Collection[bytes], when_ns: int) -> frozenset[bytes]:
+    """Those, but for folders of others: a folder that came before what is in it changes with that.
+
+    A file system whose clock is ahead of ours says nothing; there, none.
+    """
+    now_ns = kernel_time_ns()
+    stamps = {path: status.st_ctime_ns for path in paths if (status := _status(path)) is not None}
+    late = {path for path, changed_ns in stamps.items() if when_ns < changed_ns <= now_ns}
+    for path in set(paths) - late:
+        while (path := os.path.dirname(path)) in late:
+            late.discard(path)
+    return frozenset(late)
 
 
 def _size(stamp: Stamp) -> int:

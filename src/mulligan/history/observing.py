@@ -135,12 +135,14 @@ def _cause(row: CallRow) -> dict[str, Any]:
     return found
 
 
-def take_stock(desk: Desk, tree: KeptTree, call: CallId | None = None, *, whole: bool = False) -> list[Note]:
+def take_stock(
+    desk: Desk, tree: KeptTree, call: CallId | None = None, *, whole: bool = False, until_ns: int | None = None
+) -> list[Note]:
     """Look, and put what changed to the account of the call, else of the newest open window, else of nobody.
 
     What could not be captured, as notes for the call's coverage.
     """
-    drifts = tree.look(whole=whole)
+    drifts = tree.look(whole=whole, until_ns=until_ns)
     if not drifts and not tree.has_news:
         return []
     with desk.ledger.store.write() as tx:
@@ -187,14 +189,18 @@ def finish(
     reason: str | None = None,
     notes: Sequence[Note] = (),
     effects: Sequence[Mapping[str, Any]] = (),
+    until_ns: int | None = None,
 ) -> bool:
-    """The tool is over, or its agent is: what changed is recorded, nothing is undone. False: it had ended already."""
+    """The tool is over, or its agent is: what changed is recorded, nothing is undone. False: it had ended already.
+
+    `until_ns`: when it was over, if somebody else has gone on since.
+    """
     with desk.ledger.store.read() as tx:
         row, shown = tx.get(OPEN, call), tx.get(CALLS, call)
     if row is None or shown is None or row.owner != AGENT:
         return False
     window = bool(_cause(shown).get("window"))
-    gaps = take_stock(desk, tree, call) if window and tree is not None else []
+    gaps = take_stock(desk, tree, call, until_ns=until_ns) if window and tree is not None else []
     lost: list[Note] = [{"path": ".", "reason": "no_baseline"}] if window and tree is None else []
     return _end(desk, shown, reason, notes=[*notes, *gaps, *lost], effects=effects)
 

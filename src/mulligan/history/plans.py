@@ -16,7 +16,7 @@ from mulligan.history.repositories import LeftAlone
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.entries import Absent, Change, DirEntry, Entry, FileEntry, same_state
 from mulligan.values.faults import MulliganError
-from mulligan.values.paths import RepoPath, is_below, parent_of, path_bytes, to_wire
+from mulligan.values.paths import RepoPath, ancestors_of, parent_of, path_bytes, to_wire
 
 OnConflict = Literal["merge", "overwrite", "refuse"]
 OutcomeName = Literal["restored", "merged", "conflicted", "skipped", "failed"]
@@ -26,16 +26,20 @@ _UNDONE_IN_PART = frozenset({"evicted", "not_captured", "ambiguous"})
 
 @dataclass(slots=True, frozen=True)
 class Outcome:
+    """What became of one path on a way back, and why."""
+
     path: RepoPath
     outcome: OutcomeName
     reason: str | None = None
 
     def to_json(self) -> dict[str, Any]:
+        """As ways back tell it: path, outcome and reason."""
         body = {"path": to_wire(self.path), "outcome": self.outcome}
         return body if self.reason is None else body | {"reason": self.reason}
 
     @property
     def is_fine(self) -> bool:
+        """Whether the path is as was asked for, or did not have to be touched."""
         return self.outcome in ("restored", "merged") or (
             self.outcome == "skipped" and self.reason not in _UNDONE_IN_PART
         )
@@ -256,4 +260,5 @@ def restricted(changes: Iterable[Change], paths: Sequence[RepoPath] | None) -> l
     """Only the changes at or below the given paths."""
     if paths is None:
         return list(changes)
-    return [one for one in changes if any(one.path == path or is_below(one.path, path) for path in paths)]
+    wanted = set(paths)
+    return [one for one in changes if one.path in wanted or not wanted.isdisjoint(ancestors_of(one.path))]

@@ -39,12 +39,14 @@ class DispatchResult:
 
     @property
     def ok(self) -> bool:
+        """Whether everybody took the event."""
         return not self.errors
 
     def __bool__(self) -> bool:
         return self.ok
 
     def raise_if_errors(self) -> None:
+        """Raises an ExceptionGroup of what the reducers and listeners raised, if they did."""
         if self.errors:
             raise ExceptionGroup(f"{type(self.event).__name__} was not taken everywhere", self.errors)
 

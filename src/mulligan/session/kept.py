@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from mulligan.session.pending import Kind, PolicyOf, Settle
 from mulligan.session.slices import NO_ITEMS, Items, SlicePolicy
 from mulligan.session.tables import session_journal
-from mulligan.session.types import TYPES
+from mulligan.session.types import TYPES, log_item
 from mulligan.store.journal import HEADS, Journal, Record
 from mulligan.store.protocol import Store, Tx
 from mulligan.store.tables import Table
@@ -306,7 +306,8 @@ class StoreHome:
             known = self._known.get(kind)
             if known is None or known.version != row.version:
                 rows = _rows(tx, self._session, row.slice)
-                items = Items.of(TYPES.from_json(decode(one.body)) for one in rows)
+                read = log_item if row.policy == SlicePolicy.LOG.value else TYPES.from_json
+                items = Items.of(read(decode(one.body)) for one in rows)
                 known = _Kept(row.version, items, [one.place for one in rows], row.next_place)
                 self._known[kind] = known
             return known
@@ -315,6 +316,10 @@ class StoreHome:
         with self._store.write() as tx:
             written = self.write(tx, settle, policy_of)
         written.adopt()
+
+    def check(self, kind: Kind, items: Iterable[Any]) -> None:
+        for item in items:
+            _as_json(kind, item)
 
     def write(self, tx: Tx, settle: Settle, policy_of: PolicyOf, *, call: str | None = None) -> Written:
         """The changes, in somebody's transaction. `adopt` is to be called once that has been published."""

@@ -61,7 +61,8 @@ class ToolResult(Generic[V]):
 
 @dataclass(slots=True, frozen=True)
 class ToolInvoked:
-    """A tool was called, whatever came of it. `result.value` of a failed call is not kept."""
+    """A tool was called, whatever came of it. `result.value` of a failed call is not kept, and long texts are cut:
+    the transcript, and the record of what was done to files, have them whole."""
 
     name: str
     params: Mapping[str, Any]
@@ -75,6 +76,8 @@ class ToolInvoked:
 
 @dataclass(slots=True, frozen=True)
 class PromptRendered:
+    """A prompt as it went to the model. A log entry: it stays when a call is taken back."""
+
     prompt_name: str
     rendered_prompt: str
     created_at: datetime
@@ -83,6 +86,8 @@ class PromptRendered:
 
 @dataclass(slots=True, frozen=True)
 class PromptExecuted:
+    """What came of a prompt, once the model was done. A log entry."""
+
     prompt_name: str
     result: Any
     created_at: datetime

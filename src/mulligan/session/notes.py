@@ -15,14 +15,17 @@ from mulligan.values.faults import fault
 
 class Notes(Standing):
     def scratchpad(self) -> dict[str, Any] | None:
+        """What the agent keeps for itself; None if nothing."""
         with self._archive.store.read() as tx:
             self._check_open(tx, "scratchpad")
             return scratchpad_in(tx, self.id).content
 
     def set_scratchpad(self, scratchpad: Mapping[str, Any], opts: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Keep this object beside the talk, instead of the one before. Raises `invalid_params` for one too large."""
         return self._set_scratchpad(checked_scratchpad(scratchpad), opts)
 
     def clear_scratchpad(self, opts: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Keep nothing beside the talk any more."""
         return self._set_scratchpad(None, opts)
 
     def _set_scratchpad(self, content: dict[str, Any] | None, opts: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ but for its logs: so nothing ever has to be put back.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
@@ -47,6 +47,10 @@ class Home(Protocol):
         """Make the changes that `settle` works out, all of them at once, with nobody else changing anything."""
         ...
 
+    def check(self, kind: Kind, items: Iterable[Any]) -> None:
+        """Raises ExecutionStateError for an item that cannot be kept here."""
+        ...
+
 
 class MemoryHome:
     """Slices that live as long as the session object."""
@@ -72,6 +76,9 @@ class MemoryHome:
         with self._lock:
             # One assignment, so that a reader never sees half of it.
             self._slices = {**self._slices, **settle(self.read)}
+
+    def check(self, kind: Kind, items: Iterable[Any]) -> None:
+        """Memory keeps everything."""
 
 
 @dataclass(slots=True, eq=False)
@@ -123,6 +130,15 @@ class Pending:
                 self.base.setdefault(kind, was)
                 self.now[kind] = new
             self.steps += steps
+
+    def check_kept(self) -> None:
+        """Raises ExecutionStateError if something new cannot be kept where the slices live."""
+        for kind, new in self.now.items():
+            if self.policy_of(kind) is SlicePolicy.CACHE:
+                continue
+            grown = new.grown_from(self.base[kind])
+            known = {id(item) for item in self.base[kind]} if grown is None else set[int]()
+            self.home.check(kind, grown if grown is not None else [item for item in new if id(item) not in known])
 
     def check_open(self) -> None:
         if not self.is_open:

@@ -27,8 +27,13 @@ class Snapshotable(Protocol[SnapshotT]):
     all resources are asked before any is restored.
     """
 
-    def snapshot(self, *, tag: str | None = None) -> SnapshotT: ...
-    def restore(self, snapshot: SnapshotT) -> None: ...
+    def snapshot(self, *, tag: str | None = None) -> SnapshotT:
+        """What the resource holds now, as a value that later changes do not reach."""
+        ...
+
+    def restore(self, snapshot: SnapshotT) -> None:
+        """Be as at the snapshot again. If that cannot be, raise and change nothing."""
+        ...
 
 
 class Lazy(Generic[T]):
@@ -41,9 +46,11 @@ class Lazy(Generic[T]):
 
     @property
     def is_made(self) -> bool:
+        """Whether anybody has asked for it yet."""
         return self._made is not _MISSING
 
     def get(self) -> T:
+        """The resource, made by the first who asks."""
         with self._lock:
             if self._made is _MISSING:
                 made = self._make()
@@ -54,6 +61,7 @@ class Lazy(Generic[T]):
             return found
 
     def forget(self) -> None:
+        """Make it anew when it is next asked for."""
         self._made = _MISSING
 
 
@@ -101,6 +109,7 @@ class ResourceRegistry:
     @overload
     def get(self, resource_type: type[T], default: T) -> T: ...
     def get(self, resource_type: type[T], default: T | None = None) -> T | None:
+        """The resource of that type, made now if it is lazy; else the default."""
         found = self._entries.get(resource_type, _MISSING)
         if found is _MISSING:
             return default
@@ -191,21 +200,26 @@ class BudgetTracker:
             self._usage = {**self._usage, evaluation_id: usage}
 
     def usage_of(self, evaluation_id: str) -> TokenUsage:
+        """What one evaluation has spent."""
         return self._usage.get(evaluation_id, TokenUsage())
 
     @property
     def consumed(self) -> TokenUsage:
+        """What all evaluations have spent together."""
         spent = self._usage.values()
         return TokenUsage(sum(one.input_tokens for one in spent), sum(one.output_tokens for one in spent))
 
     @property
     def is_exhausted(self) -> bool:
+        """Whether the limit is reached; never without one."""
         return self.limit_tokens is not None and self.consumed.total_tokens >= self.limit_tokens
 
     def snapshot(self, *, tag: str | None = None) -> BudgetSnapshot:
+        """What every evaluation has spent up to now."""
         return BudgetSnapshot(self._usage)
 
     def restore(self, snapshot: BudgetSnapshot) -> None:
+        """Count on from the snapshot."""
         with self._lock:
             self._usage = dict(snapshot.usage)
 

@@ -134,6 +134,7 @@ class Roots(Standing, ABC):
     # The anchor.
 
     def workspace_anchor(self) -> Json:
+        """Where the session works: `{primary, additional_roots, anchored_at}`."""
         with self._archive.store.read() as tx:
             row = self._check_open(tx, "workspace_anchor")
             return self._anchor(tx, row.created_at).to_json()
@@ -193,6 +194,7 @@ class Roots(Standing, ABC):
     # The policy.
 
     def workspace_policy(self) -> Json:
+        """The defaults for roots that are mounted from now on."""
         with self._archive.store.read() as tx:
             self._check_open(tx, "workspace_policy")
             return self._policy(tx)
@@ -287,7 +289,7 @@ class Roots(Standing, ABC):
         return found.path
 
     def list_roots(self) -> Json:
-        """`{primary, additional}`."""
+        """Where the session works: `{primary, additional}`."""
         with self._archive.store.read() as tx:
             row = self._check_open(tx, "list_roots")
             anchor = self._anchor(tx, row.created_at)

@@ -43,6 +43,7 @@ class Items(Sequence[T_co]):
 
     @classmethod
     def of(cls, items: Iterable[Any]) -> Items[Any]:
+        """From any items, in their order."""
         return Items(list(items))
 
     def all(self) -> tuple[T_co, ...]:
@@ -52,9 +53,11 @@ class Items(Sequence[T_co]):
         return self._tuple
 
     def latest(self) -> T_co | None:
+        """The newest item; None if there is none."""
         return self._buffer[self._length - 1] if self._length else None
 
     def where(self, predicate: Callable[[T_co], bool]) -> tuple[T_co, ...]:
+        """The items that the predicate is true of, oldest first."""
         return tuple(item for item in self if predicate(item))
 
     def extended(self, items: Iterable[Any]) -> Items[Any]:
@@ -105,16 +108,22 @@ NO_ITEMS: Items[Any] = Items()
 
 @dataclass(slots=True, frozen=True)
 class Append(Generic[T]):
+    """Add one item at the end of the slice."""
+
     item: T
 
 
 @dataclass(slots=True, frozen=True)
 class Extend(Generic[T]):
+    """Add several items at the end of the slice."""
+
     items: Sequence[T]
 
 
 @dataclass(slots=True, frozen=True)
 class Replace(Generic[T]):
+    """These items instead of whatever is in the slice."""
+
     items: Sequence[T]
 
 

@@ -96,10 +96,12 @@ class Snapshot:
         return kind in self.slices or self.policies.get(kind) in self.held
 
     def items_of(self, kind: type[Any]) -> Items[Any] | None:
+        """One slice; None if it was not captured."""
         assert isinstance(self.slices, Slices)
         return self.slices.items_of(kind)
 
     def to_json(self) -> str:
+        """As JSON text, types by their names. Raises SnapshotMismatchError for an item that has no JSON form."""
         return _text(self.to_body())
 
     def to_body(self) -> dict[str, Any]:
@@ -123,6 +125,7 @@ class Snapshot:
 
     @classmethod
     def from_body(cls, body: Any) -> Snapshot:
+        """The inverse of `to_body`. Raises SnapshotMismatchError."""
         with reading("snapshot"):
             check_version(body)
             parent = body.get("parent_id")

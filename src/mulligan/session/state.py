@@ -114,6 +114,7 @@ class Session:
 
     @property
     def clock(self) -> Clock:
+        """What tells the time to everything in this session."""
         return self._clock
 
     def __getitem__(self, kind: type[T]) -> SliceAccessor[T]:
@@ -124,6 +125,7 @@ class Session:
         return SliceAccessor(self, kind)
 
     def policy_of(self, kind: Kind) -> SlicePolicy:
+        """What becomes of a slice when a call fails: STATE, unless somebody said otherwise."""
         known = self._policies.get(kind) or DEFAULT_POLICIES.get(kind)
         return known or self._home.policy(kind) or SlicePolicy.STATE
 
@@ -192,6 +194,12 @@ class Session:
     def attempt(self, tool: str, call_id: str) -> Attempt:
         """A transaction for one tool call. One inside another is a part of it: it can fail alone."""
         return _Attempt(self)
+
+    def check_kept(self) -> None:
+        """Raises ExecutionStateError if a change made here could not be published: it has no stored form."""
+        here = pending_here(self._home)
+        if here is not None:
+            here.check_kept()
 
     def pending(self) -> Pending:
         """Room for changes, inside those being made here, for whoever publishes or drops them."""
@@ -344,12 +352,15 @@ class SliceAccessor(Generic[T]):
     kind: type[T]
 
     def all(self) -> tuple[T, ...]:
+        """Every item, oldest first."""
         return self.session._read(self.kind).all()
 
     def latest(self) -> T | None:
+        """The newest item; None if the slice is empty."""
         return self.session._read(self.kind).latest()
 
     def where(self, predicate: Callable[[T], bool]) -> tuple[T, ...]:
+        """The items that the predicate is true of, oldest first."""
         return self.session._read(self.kind).where(predicate)
 
     def __len__(self) -> int:
@@ -383,7 +394,9 @@ class SessionSnapshotAdapter:
         self._session = session
 
     def snapshot(self, *, tag: str | None = None) -> Snapshot:
+        """The STATE slices as they are now."""
         return self._session.snapshot(tag=tag)
 
     def restore(self, snapshot: Snapshot) -> None:
+        """Put the slices back; logs stay."""
         Session.rollback(self._session, snapshot)

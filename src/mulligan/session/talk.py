@@ -135,6 +135,7 @@ class Talk(Notes, InForce):
         }
 
     def ancestry(self) -> Ancestry:
+        """Where this session was forked from, its own forks, and the first of the line."""
         with self._archive.store.read() as tx:
             self._check_open(tx, "ancestry")
             found = ancestry_in(tx, self.id)

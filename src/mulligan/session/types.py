@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -18,6 +18,7 @@ from pathlib import PurePath, PurePosixPath
 from typing import Any, TypeVar, get_args, get_type_hints
 from uuid import UUID
 
+from mulligan.values.faults import MulliganError
 from mulligan.values.state_faults import SnapshotMismatchError
 
 C = TypeVar("C", bound=type[Any])
@@ -218,6 +219,39 @@ TYPES = Types()
 """The registry of this process."""
 
 
+@dataclass(slots=True, frozen=True)
+class Unknown:
+    """A stored value of a type that this process does not know. It is kept, and stored again, as it is."""
+
+    type_name: str
+    body: Any
+
+
+_WRITERS[Unknown] = lambda _, value: {_TAG: value.type_name, _VALUE: value.body}
+
+
+class _Tolerant(Types):
+    """The same registry, for reading a log: what another program has put into it must not keep this one from going on.
+
+    Only what is inside an item may be unknown, never the item.
+    """
+
+    def __init__(self, types: Types) -> None:
+        self._made, self._named, self._names, self._lock = types._made, types._named, types._names, types._lock
+
+    def _make(self, tag: object, value: Any) -> Any:
+        return super()._make(tag, value) if tag in self._made or not isinstance(tag, str) else Unknown(tag, value)
+
+
+_TOLERANT = _Tolerant(TYPES)
+
+
+def log_item(body: Any) -> Any:
+    """An item of a LOG slice. Raises SnapshotMismatchError if its own type is not known here."""
+    found = _TOLERANT.from_json(body)
+    return TYPES.from_json(body) if isinstance(found, Unknown) else found
+
+
 def register_type(kind: C, name: str | None = None) -> C:
     """Let snapshots and stored sessions hold values of a dataclass, enum or pydantic model, under a name that lasts.
 
@@ -225,3 +259,14 @@ def register_type(kind: C, name: str | None = None) -> C:
     the class does not orphan what is stored. Also a class decorator.
     """
     return TYPES.register(kind, name)
+
+
+def has_json_form(value: object) -> bool:
+    """Whether snapshots and stored sessions can hold the value."""
+    if value is None or isinstance(value, str | int | float | bool):
+        return True
+    try:
+        TYPES.to_json(value)
+    except (TypeError, RecursionError, MulliganError):
+        return False
+    return True

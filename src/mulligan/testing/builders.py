@@ -28,11 +28,15 @@ class File:
 
 @dataclass(slots=True, frozen=True)
 class Link:
+    """A symbolic link to be planted, and where it leads."""
+
     target: str
 
 
 @dataclass(slots=True, frozen=True)
 class Dir:
+    """A directory to be planted, with its mode."""
+
     mode: int = DIR_MODE
     mtime_ns: int = 0
 

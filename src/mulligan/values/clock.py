@@ -12,12 +12,17 @@ from typing import Protocol, runtime_checkable
 class Clock(Protocol):
     """A source of wall-clock time, always aware and in UTC."""
 
-    def now(self) -> datetime: ...
+    def now(self) -> datetime:
+        """The present moment, with its time zone."""
+        ...
 
 
 @dataclass(slots=True, frozen=True)
 class SystemClock:
+    """The time of the machine, in UTC."""
+
     def now(self) -> datetime:
+        """The present moment in UTC."""
         return datetime.now(UTC)
 
 
@@ -28,6 +33,7 @@ class FixedClock:
     time: datetime
 
     def now(self) -> datetime:
+        """The moment it was given."""
         return self.time
 
 

@@ -12,7 +12,7 @@ import fcntl
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -21,7 +21,15 @@ from mulligan.workspace.disk import DRAFT_PREFIX, read_xattrs, write_xattrs
 
 _FICLONE = 0x40049409
 _NO_CLONE = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ETXTBSY)
-_GIT_OWN_FILES = (b"HEAD", b"index", b"ORIG_HEAD", b"logs")
+_GIT_POINTERS = (b"commondir", b"gitdir", b"locked")
+_GIT_SHARED = frozenset(
+    b"branches common config description hooks info logs lost-found modules objects packed-refs refs remotes"
+    b" rr-cache shallow svn".split()
+)
+_GIT_NOT_SHARED = frozenset(
+    b"info/sparse-checkout logs/HEAD logs/refs/bisect logs/refs/rewritten logs/refs/worktree refs/bisect"
+    b" refs/rewritten refs/worktree".split()
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -121,33 +129,61 @@ def _copy_file(here: bytes, there: bytes) -> None:
 
 
 def own_git_directory(pointer: bytes, target: bytes) -> None:
-    """Replace a copied `.git` pointer by a private copy of the git directory it points to."""
+    """Replace a copied `.git` pointer by a private copy of the git directory it points to, if it points to one.
+
+    A worktree has a directory for what is its own, and shares the rest with the repository it belongs to.
+    """
     with open(pointer, "rb") as file:
         word, _, named = file.read().strip().partition(b": ")
     git = os.path.normpath(os.path.join(os.path.dirname(pointer), named))
-    if word != b"gitdir" or not os.path.isdir(git):
+    common = _shared_by(git)
+    if word != b"gitdir" or not _is_repository(git, common):
         return
-    common = git
-    with suppress(FileNotFoundError), open(os.path.join(git, b"commondir"), "rb") as file:
-        common = os.path.normpath(os.path.join(git, file.read().strip()))
     os.unlink(target)
-    shutil.copytree(os.fsdecode(common), os.fsdecode(target), symlinks=True, ignore=_without_worktrees)
+    os.mkdir(target, 0o700)
+    _lay_over(common, target, _is_wanted if common == git else _is_shared)
     if common != git:
-        for name in _GIT_OWN_FILES:
-            _take_over(os.path.join(git, name), os.path.join(target, name))
-    _forget_worktree(os.path.join(target, b"config"))
+        _lay_over(git, target, lambda path: path not in _GIT_POINTERS)
+    for name in (b"config", b"config.worktree"):
+        _forget_worktree(os.path.join(target, name))
 
 
-def _without_worktrees(folder: str, names: list[str]) -> list[str]:
-    return [name for name in names if name == "worktrees"]
+def _shared_by(git: bytes) -> bytes:
+    with suppress(OSError), open(os.path.join(git, b"commondir"), "rb") as file:
+        return os.path.normpath(os.path.join(git, file.read().strip()))
+    return git
 
 
-def _take_over(here: bytes, there: bytes) -> None:
-    if os.path.isdir(here):
-        shutil.rmtree(there, ignore_errors=True)
-        shutil.copytree(os.fsdecode(here), os.fsdecode(there), symlinks=True)
-    elif os.path.exists(here):
-        shutil.copy2(here, there)
+def _is_repository(git: bytes, common: bytes) -> bool:
+    """A pointer is anybody's text: what it names is copied only if git would take it for its own."""
+    folders = (os.path.join(common, name) for name in (b"objects", b"refs"))
+    return os.path.isfile(os.path.join(git, b"HEAD")) and all(map(os.path.isdir, folders))
+
+
+def _is_wanted(path: bytes) -> bool:
+    return path not in (b"worktrees", b"gc.pid")
+
+
+def _is_shared(path: bytes) -> bool:
+    """What all worktrees of a repository have in common; the rest is that of its first one (gitrepository-layout)."""
+    return path.split(b"/", 1)[0] in _GIT_SHARED and path not in _GIT_NOT_SHARED
+
+
+def _lay_over(source: bytes, target: bytes, wanted: Callable[[bytes], bool], below: bytes = b"") -> None:
+    """Copy what is wanted into a directory, in place of what it has of the same name."""
+    for name in sorted(os.listdir(os.path.join(source, below))):
+        path = os.path.join(below, name)
+        here, there = os.path.join(source, path), os.path.join(target, path)
+        if not wanted(path):
+            continue
+        if os.path.isdir(here) and not os.path.islink(here):
+            os.makedirs(there, exist_ok=True)
+            _lay_over(source, target, wanted, path)
+            continue
+        with suppress(FileNotFoundError):
+            os.unlink(there)
+        for _ in _copy_one(source, target, path):
+            pass
 
 
 def _forget_worktree(config: bytes) -> None:
@@ -155,7 +191,7 @@ def _forget_worktree(config: bytes) -> None:
     with suppress(FileNotFoundError):
         with open(config, "rb") as file:
             lines = file.readlines()
-        kept = [line for line in lines if not line.strip().lower().startswith((b"worktree", b"bare"))]
+        kept = [line for line in lines if line.partition(b"=")[0].strip().lower() not in (b"worktree", b"bare")]
         with open(config, "wb") as file:
             file.writelines(kept)
 

@@ -77,27 +77,58 @@ class FilesystemSnapshot:
 class Filesystem(Protocol):
     """What a tool needs of files."""
 
-    def read(self, path: str, *, offset: int = 0, limit: int | None = None, encoding: str = "utf-8") -> ReadResult: ...
-    def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> ReadBytesResult: ...
+    def read(self, path: str, *, offset: int = 0, limit: int | None = None, encoding: str = "utf-8") -> ReadResult:
+        """Lines of a text, from `offset` on. Raises FileNotFoundError, ValueError if it is no text."""
+        ...
+
+    def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> ReadBytesResult:
+        """Bytes of a file, from `offset` on. Raises FileNotFoundError, IsADirectoryError."""
+        ...
+
     def write(
         self, path: str, content: str, *, mode: WriteMode = "overwrite", create_parents: bool = True
-    ) -> WriteResult: ...
+    ) -> WriteResult:
+        """The text, as UTF-8 and whole: instead of what is there, at its end, or only if nothing is there."""
+        ...
+
     def write_bytes(
         self, path: str, content: bytes, *, mode: WriteMode = "overwrite", create_parents: bool = True
-    ) -> WriteResult: ...
-    def delete(self, path: str, *, recursive: bool = False) -> None: ...
-    def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None: ...
-    def exists(self, path: str) -> bool: ...
-    def list(self, path: str = ".") -> tuple[FileEntryShown, ...]: ...
-    def glob(self, pattern: str, path: str = ".") -> tuple[str, ...]: ...
+    ) -> WriteResult:
+        """The same for bytes. Raises FileExistsError in the mode `create`."""
+        ...
+
+    def delete(self, path: str, *, recursive: bool = False) -> None:
+        """A file, a link or an empty directory; one with something in it only if `recursive`."""
+        ...
+
+    def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
+        """Make a directory. Raises FileExistsError for a file, or, unless `exist_ok`, for a directory."""
+        ...
+
+    def exists(self, path: str) -> bool:
+        """Whether anything is there."""
+        ...
+
+    def list(self, path: str = ".") -> tuple[FileEntryShown, ...]:
+        """What is in a directory, sorted by name. Raises FileNotFoundError, NotADirectoryError."""
+        ...
+
+    def glob(self, pattern: str, path: str = ".") -> tuple[str, ...]:
+        """Files below `path` that match, sorted: `*` within a name, `**` across directories."""
+        ...
 
 
 @runtime_checkable
 class SnapshotableFilesystem(Filesystem, Protocol):
     """A file system whose whole state can be captured and put back."""
 
-    def snapshot(self, *, tag: str | None = None) -> FilesystemSnapshot: ...
-    def restore(self, snapshot: FilesystemSnapshot) -> None: ...
+    def snapshot(self, *, tag: str | None = None) -> FilesystemSnapshot:
+        """Everything as it is now."""
+        ...
+
+    def restore(self, snapshot: FilesystemSnapshot) -> None:
+        """Everything as at the snapshot, or, if that fails, as it is now."""
+        ...
 
 
 def repo_path(path: str) -> RepoPath:
@@ -152,6 +183,7 @@ class PlainFilesystem(ABC):
             raise ValueError(f"{path} is no {encoding} text; use read_bytes.") from None
 
     def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> ReadBytesResult:
+        """Bytes of a file, from `offset` on. Raises FileNotFoundError, IsADirectoryError."""
         _check_window(offset, limit)
         found = repo_path(path)
         whole = self._load_file(found)
@@ -170,6 +202,7 @@ class PlainFilesystem(ABC):
     def write(
         self, path: str, content: str, *, mode: WriteMode = "overwrite", create_parents: bool = True
     ) -> WriteResult:
+        """The text, as UTF-8 and whole. `create` never replaces, `append` adds to what is there."""
         return self.write_bytes(path, content.encode("utf-8"), mode=mode, create_parents=create_parents)
 
     def write_bytes(
@@ -205,6 +238,7 @@ class PlainFilesystem(ABC):
                 self._make_dir(parent)
 
     def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
+        """Make a directory. Raises FileExistsError for a file, or, unless `exist_ok`, for a directory."""
         found = repo_path(path)
         kind = ROOT if found == ROOT else self._kind(found)
         if kind == "file" or (kind is not None and not exist_ok):
@@ -231,10 +265,12 @@ class PlainFilesystem(ABC):
         return False
 
     def exists(self, path: str) -> bool:
+        """Whether anything is there; a link that leads nowhere is nothing."""
         found = repo_path(path)
         return found == ROOT or self._kind(found) is not None
 
     def list(self, path: str = ".") -> tuple[FileEntryShown, ...]:
+        """What is in a directory, sorted by name. Raises FileNotFoundError, NotADirectoryError."""
         base = repo_path(path)
         kind: str | None = "dir" if base == ROOT else self._kind(base)
         if kind is None:

@@ -53,6 +53,7 @@ class HostFilesystem(PlainFilesystem):
 
     @property
     def root(self) -> str:
+        """The folder, as an absolute path."""
         return os.fsdecode(self._disk.root.path)
 
     def close(self) -> None:
@@ -68,6 +69,7 @@ class HostFilesystem(PlainFilesystem):
     # Snapshots.
 
     def snapshot(self, *, tag: str | None = None) -> FilesystemSnapshot:
+        """Every file below the root as it is now, ignored ones too."""
         with self._lock:
             tree = self._trees.look()
             if self._taken is None or self._taken[0] != tree:

@@ -48,6 +48,7 @@ class InMemoryFilesystem(PlainFilesystem):
             self.write_bytes(path, content.encode("utf-8") if isinstance(content, str) else content)
 
     def snapshot(self, *, tag: str | None = None) -> MemorySnapshot:
+        """Shares everything with the file system until the next write."""
         with self._lock:
             self._is_shared = True
             return MemorySnapshot(
@@ -70,6 +71,7 @@ class InMemoryFilesystem(PlainFilesystem):
             self._sum = int(snapshot.commit_ref.removeprefix(_REF), 16)
 
     def check_restore(self, snapshot: object) -> None:
+        """Raises SnapshotMismatchError for the snapshot of a file system of another kind."""
         if not isinstance(snapshot, MemorySnapshot):
             raise SnapshotMismatchError(f"Files in memory are not restored from a {type(snapshot).__name__}.")
         if _FORM.match(snapshot.commit_ref) is None:

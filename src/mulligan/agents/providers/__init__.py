@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 from mulligan.agents.speech import Driver, Provider
 from mulligan.values.faults import fault
@@ -14,6 +15,19 @@ _HOMES = {
     "litellm": ("mulligan.agents.providers.litellm", "LiteLLM"),
     "claude": ("mulligan.agents.providers.claude", "Claude"),
 }
+
+
+# A script is a list of lines of `Mock`; named as such, every list that a variable holds would need an annotation.
+Model: TypeAlias = Provider | Driver | str | Sequence[Any]
+
+
+def provider_of(given: Model) -> Provider | Driver:
+    """A provider by its name, or by what it shall say, or as it is. Raises `no_provider`."""
+    if isinstance(given, str):
+        return provider_named(given)
+    if isinstance(given, list | tuple):
+        return provider_named("mock", script=given)
+    return cast("Provider | Driver", given)
 
 
 def provider_named(name: str, **settings: Any) -> Provider | Driver:

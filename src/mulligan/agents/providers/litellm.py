@@ -29,6 +29,7 @@ class LiteLLM:
         self._settings = {"model": model, "api_base": api_base, "api_key": api_key}
 
     def reply(self, ask: Ask) -> Iterator[Said | Reply]:
+        """Ask once and stream. Raises `provider_failed`."""
         request: dict[str, Any] = {**self._settings, **ask.options}
         request |= {"model": ask.model} if ask.model else {}
         request |= {"tools": [tool_of(tool) for tool in ask.tools]} if ask.tools else {}

@@ -30,6 +30,7 @@ class Mock:
         self._lock = threading.Lock()
 
     def reply(self, ask: Ask) -> Iterator[Said | Reply]:
+        """The next line of the script. What was asked is in `asked`."""
         with self._lock:
             number = len(self.asked)
             self.asked.append(ask)

@@ -41,6 +41,7 @@ class OpenAI:
             raise fault("no_provider", f"OpenAI's client cannot be made: {error}") from error
 
     def reply(self, ask: Ask) -> Iterator[Said | Reply]:
+        """Ask once and stream. Raises `provider_failed`."""
         try:
             yield from self._chat(ask) if self._api == "chat" else self._responses(ask)
         except openai.OpenAIError as error:

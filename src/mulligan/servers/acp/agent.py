@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mulligan.effects.session import Session
-from mulligan.effects.sessions import Sessions
-from mulligan.history.desk import Desk
 from mulligan.history.log import changes_of, find_call
 from mulligan.history.tables import OPEN, TURNS
 from mulligan.servers.acp import frames
@@ -29,8 +27,8 @@ from mulligan.servers.acp.returning import (
     param,
 )
 from mulligan.servers.acp.wire import INVALID_PARAMS, METHOD_NOT_FOUND, NOT_FOUND, AcpError, Later, Params, Wire
+from mulligan.servers.acp.workspaces import Workspace, close_for_client, home_of
 from mulligan.servers.mcp.running import kill_commands
-from mulligan.store.protocol import Store
 from mulligan.values.entries import Absent, Entry, FileEntry
 from mulligan.values.faults import MulliganError
 from mulligan.values.limits import MIB_BYTES
@@ -45,19 +43,6 @@ MODES = (
 )
 _OPTIONS = (("allow_once", "Allow"), ("allow_always", "Always allow"), ("reject_once", "Do not"))
 _DIFF_BYTES = MIB_BYTES
-
-
-class Workspace(Protocol):
-    """An open folder with its sessions, as `mulligan.open` gives it."""
-
-    desk: Desk
-
-    @property
-    def sessions(self) -> Sessions: ...
-    @property
-    def root(self) -> str: ...
-    @property
-    def store(self) -> Store: ...
 
 
 class Shown(Protocol):
@@ -171,7 +156,7 @@ class AcpAgent:
         live = self._found(params, code=NOT_FOUND)
         self._stop(live)
         with live.at_work:
-            live.workspace.sessions.close(live.session.id, "client_request")
+            close_for_client(live.workspace, live.session)
         self._lives.pop(live.session.id, None)
         return {}
 
@@ -356,13 +341,6 @@ _METHODS: Mapping[str, Callable[[AcpAgent, Params], Any]] = {
     "session/prompt": AcpAgent.prompt,
     "session/cancel": AcpAgent.cancel,
 }
-
-
-def home_of(workspace: Workspace, session: str) -> str | None:
-    """The folder that an open session of the store works in, whichever that is; None if there is no such session."""
-    if not workspace.sessions.exists(session):
-        return None
-    return next((row["root"] for row in workspace.sessions.list() if row["id"] == session), None)
 
 
 def _folder(params: Params) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from mulligan.history.kept import kernel_time_ns
 from mulligan.servers.acp import sightings
 from mulligan.servers.acp.errands import Errands
 from mulligan.servers.acp.following import Follower, Live
@@ -199,13 +200,16 @@ class Between:
         update, session = params.get(where), params.get("sessionId")
         if isinstance(update, dict) and isinstance(session, str) and "toolCallId" in update:
             self._note(session, update)
-            self._errands.do(lambda: self._follower.tool(session, update))
+            heard_ns = kernel_time_ns()
+            self._errands.do(lambda: self._follower.tool(session, update, heard_ns))
 
     def _note(self, session: str, update: Frame) -> None:
         """At once, and not in its turn: who looks at files now has to know who may be changing them."""
         key = (session, str(update["toolCallId"]))
         if update.get("status") in sightings.OVER:
             self._announced.discard(key)
+        elif update.get("kind") in sightings.ONLY_LOOK:
+            return
         elif update.get("sessionUpdate") != "tool_call_update" and session in self._prompting:
             self._announced.add(key)
 

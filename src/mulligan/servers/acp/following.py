@@ -22,8 +22,8 @@ from mulligan.history.log import calls_of, changes_of, verb_of
 from mulligan.history.observing import Looked, Note, Observed
 from mulligan.history.projection import WAYS_BACK
 from mulligan.history.tables import CALLS, TURNS
-from mulligan.servers.acp.agent import Workspace, home_of
 from mulligan.servers.acp.sightings import Announced, told_of, told_of_fork
+from mulligan.servers.acp.workspaces import Workspace, close_for_client, home_of
 from mulligan.values.clock import monotonic_s
 from mulligan.values.entries import Change, DirEntry, same_state
 from mulligan.values.faults import MulliganError
@@ -46,19 +46,19 @@ class Ground:
         self.tree = KeptTree(self.desk, file_max_bytes=_FILE_MAX_BYTES)
         self._since = 0
 
-    def look(self, call: CallId | None = None, *, whole: bool = False) -> list[Note]:
+    def look(self, call: CallId | None = None, *, whole: bool = False, until_ns: int | None = None) -> list[Note]:
         """What differs is the call's; without one, nobody's."""
         # First: what gets on record during the look has to count as somebody else's.
         since = observing.workspace_seq(self.desk)
-        notes = observing.take_stock(self.desk, self.tree, call, whole=whole)
+        notes = observing.take_stock(self.desk, self.tree, call, whole=whole, until_ns=until_ns)
         self._since = since
         return notes
 
     def looked(self, paths: list[RepoPath]) -> Looked:
         return observing.as_looked(self.tree, paths, since=self._since)
 
-    def finish(self, call: CallId, *, reason: str | None, notes: list[Note]) -> None:
-        observing.finish(self.desk, call, self.tree, reason=reason, notes=notes)
+    def finish(self, call: CallId, *, reason: str | None, notes: list[Note], until_ns: int | None) -> None:
+        observing.finish(self.desk, call, self.tree, reason=reason, notes=notes, until_ns=until_ns)
         with self.desk.ledger.store.read() as tx:
             row = tx.get(CALLS, call)
         # What this call did is in the tree already: for the next one it is what was there before.
@@ -161,7 +161,7 @@ class Follower:
         live = self.lives.pop(session, None)
         if live is not None:
             self._over(live, "session_ended")
-            live.ground.workspace.sessions.close(live.session.id, "client_request")
+            close_for_client(live.ground.workspace, live.session)
 
     def end(self, reason: str) -> None:
         """The agent is no more."""
@@ -205,8 +205,8 @@ class Follower:
 
     # Tool calls.
 
-    def tool(self, session: str, update: dict[str, Any]) -> None:
-        """Outside a turn they are told again, as when a session is loaded."""
+    def tool(self, session: str, update: dict[str, Any], at_ns: int | None = None) -> None:
+        """Outside a turn they are told again, as when a session is loaded. `at_ns`: when this was heard."""
         live, id = self.lives.get(session), update.get("toolCallId")
         if live is None or live.turn is None or not isinstance(id, str) or not id or id in live.over:
             return
@@ -220,7 +220,8 @@ class Follower:
         ):
             self._begin(live, followed)
         if over:
-            self._finish(live, followed, reason="failed" if followed.announced.status == "failed" else None)
+            reason = "failed" if followed.announced.status == "failed" else None
+            self._finish(live, followed, reason=reason, at_ns=at_ns)
 
     def _begin(self, live: Live, followed: Followed) -> None:
         said, ground = followed.announced, live.ground
@@ -244,18 +245,22 @@ class Follower:
         )
         followed.call = observing.begin(ground.desk, observed, looked=looked)
 
-    def _finish(self, live: Live, followed: Followed, *, reason: str | None) -> None:
-        """Alone, a call answers for everything that differs, whatever it had named; else for what it had named."""
+    def _finish(self, live: Live, followed: Followed, *, reason: str | None, at_ns: int | None = None) -> None:
+        """Alone, a call answers for everything that differs, whatever it had named; else for what it had named.
+
+        One that had named nothing answers for all until it was over; what came after is for those that still run.
+        """
         live.calls.pop(followed.announced.id, None)
         live.over.add(followed.announced.id)
         if followed.call is None:
             return
         ground = live.ground
         alone = not self.is_more_announced() and not any(live.calls for live in self.lives.values())
-        gaps = ground.look(followed.call) if alone or not followed.paths else []
+        until_ns = None if alone else at_ns
+        gaps = ground.look(followed.call, until_ns=until_ns) if alone or not followed.paths else []
         missed, self._missed = [NOT_RECORDED] if self._missed else [], False
         notes = [*followed.notes, *gaps, *missed]
-        ground.finish(followed.call, reason=reason, notes=notes)
+        ground.finish(followed.call, reason=reason, notes=notes, until_ns=until_ns)
         if not alone:
             ground.settle(followed.paths)
 

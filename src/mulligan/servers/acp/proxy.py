@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import IO, Any
 
-from mulligan.servers.acp.agent import Workspace
 from mulligan.servers.acp.between import Between
 from mulligan.servers.acp.following import Follower
 from mulligan.servers.acp.wire import METHOD_NOT_FOUND, AcpError, Params, Wire
+from mulligan.servers.acp.workspaces import Workspace
 
 NOT_FOUND_CODE, NOT_RUNNABLE_CODE = 127, 126
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

@@ -14,7 +14,7 @@ Frame = dict[str, Any]
 Stage = Literal["announced", "running", "over"]
 
 ADDED_CAPABILITIES = ("rollback", "redo", "restoreToolCall")
-_ONLY_LOOK = ("read", "search", "switch_mode")
+ONLY_LOOK = ("read", "search", "switch_mode")
 OVER = ("completed", "failed")
 _SHOWN_PATHS = 40
 
@@ -37,7 +37,7 @@ class Announced:
 
     @property
     def only_looks(self) -> bool:
-        return self.kind in _ONLY_LOOK
+        return self.kind in ONLY_LOOK
 
     @property
     def is_over(self) -> bool:

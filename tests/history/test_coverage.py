@@ -1,0 +1,154 @@
+"""What could not be captured is said on the call, and again in every plan to take it back."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benches import Bench, open_bench
+from mulligan import Plan
+from mulligan.effects.session import Session
+from mulligan.history.bounds import evict_over
+from mulligan.history.log import calls_of
+from mulligan.history.schema import SCHEMA
+from mulligan.history.tables import CALLS
+from mulligan.store.verify import verify
+from mulligan.testing import plant
+from mulligan.values.canonical import decode
+from mulligan.values.ids import SessionId
+
+SESSION = SessionId("default")
+SOMEBODY = 12_345
+ACL = "system.posix_acl_access"
+# Only root can make a file somebody else's.
+TRAITS = ["owner", "access_list"] if os.geteuid() == 0 else ["access_list"]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = open_bench(tmp_path)
+    plant(bench.root, {"a": "a\n", "b": "b\n"})
+    yield bench
+    assert [one for one in verify(bench.desk.ledger.store, SCHEMA) if one.severity == "broken"] == []
+    bench.close()
+
+
+def access_list() -> bytes:
+    """The owner writes, one more user reads."""
+    nobody = 0xFFFFFFFF
+    rows = [(0x01, 6, nobody), (0x02, 4, SOMEBODY), (0x04, 4, nobody), (0x10, 4, nobody), (0x20, 0, nobody)]
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *row) for row in rows)
+
+
+def give(bench: Bench, path: str, trait: str) -> None:
+    """Something that a file of our making could not have."""
+    if trait == "owner":
+        os.chown(bench.root / path, SOMEBODY, SOMEBODY)
+    else:
+        os.setxattr(bench.root / path, ACL, access_list())
+
+
+def trait_of(bench: Bench, path: str) -> tuple[bool, bool]:
+    """Whether it is somebody's, and whether it has an access list."""
+    return os.stat(bench.root / path).st_uid == SOMEBODY, ACL in os.listxattr(bench.root / path)
+
+
+def coverage(bench: Bench) -> list[dict[str, str]]:
+    with bench.desk.ledger.store.read() as tx:
+        return list(decode(next(calls_of(tx, bench.desk, None)).coverage))
+
+
+@pytest.mark.req("D2.unsettable_to_coverage")
+@pytest.mark.parametrize("trait", TRAITS)
+class TestWhatWeMayNotSet:
+    def test_is_said_when_the_file_it_was_on_goes(self, bench: Bench, trait: str) -> None:
+        give(bench, "a", trait)
+        with bench.session().call() as call:
+            assert call.delete("a").ok and call.delete("b").ok
+        told = [{"path": "a", "reason": trait}]
+        assert coverage(bench) == told
+        session = bench.session()
+        assert session.undo(dry_run=True).to_json()["coverage"] == told
+        done = session.undo()
+        assert done.ok and done.to_json()["coverage"] == told
+        assert (bench.root / "a").read_text() == "a\n" and trait_of(bench, "a") == (False, False)
+
+    def test_is_said_when_it_is_moved_or_made_anew(self, bench: Bench, trait: str) -> None:
+        give(bench, "a", trait)
+        give(bench, "b", trait)
+        with bench.session().call() as call:
+            assert call.move("a", "c").ok
+            assert call.delete("b").ok and call.write_file("b", "anew").ok
+        assert coverage(bench) == [{"path": "a", "reason": trait}, {"path": "b", "reason": trait}]
+
+    def test_stays_where_a_file_is_written_and_undone_and_nothing_is_said(self, bench: Bench, trait: str) -> None:
+        give(bench, "a", trait)
+        before = trait_of(bench, "a")
+        assert any(before)
+        with bench.session().call() as call:
+            assert call.write_file("a", "new\n").ok
+        assert (coverage(bench), trait_of(bench, "a")) == ([], before)
+        done = bench.session().undo()
+        assert "coverage" not in done.to_json() and trait_of(bench, "a") == before
+        assert (bench.root / "a").read_text() == "a\n"
+
+    def test_is_said_of_a_command_too(self, bench: Bench, trait: str) -> None:
+        give(bench, "a", trait)
+        with bench.session().call() as call:
+            assert call.exec(["rm", "a"]).ok
+        assert coverage(bench) == [{"path": "a", "reason": trait}]
+
+
+@pytest.mark.req("D6.coverage_listed")
+class TestListing:
+    def work(self, bench: Bench) -> tuple[Session, list[dict[str, str]]]:
+        """A turn whose command left a FIFO and wrote outside the workspace; what nobody can take back of it."""
+        session = bench.session()
+        with session.turn("t"), session.call("work") as call:
+            assert call.exec(["sh", "-c", "mkfifo pipe; echo 2 > a"]).ok
+        gaps = coverage(bench)
+        assert gaps == [{"path": "pipe", "reason": "special_file"}]
+        return session, gaps
+
+    @pytest.mark.parametrize("verb", ["undo", "restore", "rollback", "rewind"])
+    def test_every_way_back_says_it_before_and_after(self, bench: Bench, verb: str) -> None:
+        session, gaps = self.work(bench)
+        named: list[Any] = ["work"] if verb in ("restore", "rewind") else []
+        planned = getattr(session, verb)(*named, dry_run=True)
+        assert planned.to_json()["coverage"] == gaps and [dict(gap) for gap in planned.plan.coverage] == gaps
+        done = getattr(session, verb)(*named)
+        assert done.to_json()["coverage"] == gaps
+        assert (bench.root / "a").read_text() == "a\n" and (bench.root / "pipe").is_fifo()
+
+    def test_of_some_paths_only_what_is_about_them_is_said(self, bench: Bench) -> None:
+        session, gaps = self.work(bench)
+        assert "coverage" not in session.undo(paths=["a"], dry_run=True).to_json()
+        assert session.undo(paths=["pipe"], dry_run=True).to_json()["coverage"] == gaps
+
+
+@pytest.mark.req("D6.state_never_evicted")
+def test_eviction_takes_bodies_of_files_and_never_state(bench: Bench, tmp_path: Path) -> None:
+    bench.desk.ledger.session(SESSION, bench.desk.root)
+    session, large = bench.session(), "words " * 50_000
+    for number in range(3):
+        with session.turn(str(number)):
+            session.inject({"role": "user", "content": f"{number} {large}"})
+            with session.call("work") as call:
+                call.write_file("a", os.urandom(50_000))
+                session[Plan].append(Plan(f"{number} {large}"))
+    said, plans = session.messages(), session[Plan].all()
+    evict_over(bench.desk.ledger, SESSION, 0)
+    with bench.desk.ledger.store.read() as tx:
+        assert [bool(row.evicted) for row in tx.select(CALLS) if not row.external] == [True, True, False]
+    bench.close()
+    again = open_bench(tmp_path)
+    session = again.session()
+    assert (session.messages(), session[Plan].all()) == (said, plans)
+    assert session.rollback().ok
+    assert (session.messages(), session[Plan].all()) == (said[:2], plans[:2])
+    again.close()

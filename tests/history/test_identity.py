@@ -1,0 +1,182 @@
+"""One file is one thing, by whichever way it is reached; two files are two, whatever they are called."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benches import Bench, open_bench
+from mulligan import builtins
+from mulligan import opening as opening
+from mulligan.boundary.capability import UNLIMITED
+from mulligan.boundary.verdict import Boundary
+from mulligan.effects.session import Session
+from mulligan.history.desk import Desk
+from mulligan.history.log import calls_of
+from mulligan.history.schema import SCHEMA
+from mulligan.history.tables import CAPTURES
+from mulligan.store.verify import verify
+from mulligan.testing import contents_of, plant
+from mulligan.values.canonical import decode
+from mulligan.values.digest import digest_of
+from mulligan.values.faults import MulliganError
+from mulligan.values.ids import SessionId
+from mulligan.workspace.disk import HostDisk
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = open_bench(tmp_path)
+    yield bench
+    assert list(verify(bench.desk.ledger.store, SCHEMA)) == []
+    bench.close()
+
+
+def session_at(bench: Bench, root: Path, *, name: str = "default", folds: bool = False) -> Session:
+    """A session in another root of the same store, or in the same one."""
+    disk = HostDisk(str(root))
+    if folds:
+        disk.root = replace(disk.root, folds_case=True)
+    desk = Desk(bench.desk.ledger, disk)
+    bench.desk.at_close(desk.close)
+    return Session(desk, SessionId(name), Boundary(str(root), UNLIMITED))
+
+
+def is_refused(session: Session, path: str) -> bool:
+    """Whether another call is at work there."""
+    with session.call() as call:
+        receipt = call.write_file(path, "from another call")
+        if not receipt.ok:
+            assert receipt.error_code == "path_claimed"
+            call.fail("somebody is there")
+    return not receipt.ok
+
+
+def externals(bench: Bench) -> int:
+    with bench.desk.ledger.store.read() as tx:
+        return sum(bool(row.external) for row in calls_of(tx, bench.desk, None))
+
+
+@pytest.mark.req("D4.file_identity")
+class TestOfAFile:
+    """By its real place, which stands for device, inode of the parent and name (see decision 6)."""
+
+    def test_claims_hold_by_every_way_to_it_and_for_no_other_of_its_name(self, bench: Bench, tmp_path: Path) -> None:
+        plant(bench.root, {"in/ner/f": "1", "in/f": "2", "f": "3"})
+        os.symlink("in/ner", bench.root / "short")
+        os.symlink(bench.root, tmp_path / "alias")
+        inner = session_at(bench, bench.root / "in" / "ner", name="other")
+        alias = session_at(bench, tmp_path / "alias", name="other")
+        with bench.session().call() as call:
+            assert call.write_file("in/ner/f", "claimed").ok
+            ways = [(inner, "f"), (alias, "in/ner/f"), (alias, "short/f"), (bench.session("other"), "short/f")]
+            assert [is_refused(session, path) for session, path in ways] == [True] * 4
+            assert [is_refused(alias, path) for path in ("in/f", "f")] == [False, False]
+        assert [is_refused(session, path) for session, path in ways] == [False] * 4
+
+    def test_what_was_last_seen_there_is_known_by_every_way_to_it(self, bench: Bench) -> None:
+        plant(bench.root, {"in/f": "1"})
+        with bench.session().call() as call:
+            call.write_file("in/f", "ours")
+        (bench.root / "in" / "f").write_text("a person's")
+        with session_at(bench, bench.root / "in").call() as call:
+            call.write_file("f", "ours again")
+        assert externals(bench) == 1
+
+
+@pytest.mark.req("D4.file_identity_case_folded")
+class TestWhereCaseFolds:
+    """Names that differ only in case are one. The disk below does not fold, so each name is a file here."""
+
+    @pytest.fixture
+    def folding(self, bench: Bench) -> Path:
+        return Path(plant(bench.root / "Folding", {}))
+
+    def test_a_claim_holds_for_all_spellings(self, bench: Bench, folding: Path) -> None:
+        plant(folding, {"Read.Me": "1", "read.me": "2"})
+        one, other = session_at(bench, folding, folds=True), session_at(bench, folding, name="other", folds=True)
+        with one.call() as call:
+            assert call.write_file("Read.Me", "claimed").ok
+            assert is_refused(other, "read.me") and is_refused(other, "READ.ME")
+            assert not is_refused(other, "else")
+        assert not is_refused(other, "read.me")
+
+    def test_so_does_what_was_last_seen(self, bench: Bench, folding: Path) -> None:
+        session = session_at(bench, folding, folds=True)
+        plant(folding, {"Folder/Read.Me": "1"})
+        with session.call() as call:
+            call.write_file("Folder/Read.Me", "ours")
+        (folding / "Folder" / "Read.Me").write_text("a person's")
+        with session.call() as call:
+            call.write_file("Folder/Read.Me", "ours again")
+        assert externals(bench) == 1
+        assert session.undo().ok
+        assert contents_of(folding) == {"Folder/Read.Me": b"a person's"}
+
+    def test_a_nested_root_agrees(self, bench: Bench, folding: Path) -> None:
+        plant(folding, {"Sub/A": "1"})
+        outer = session_at(bench, folding, folds=True)
+        inner = session_at(bench, folding / "Sub", name="other", folds=True)
+        with outer.call() as call:
+            assert call.write_file("Sub/A", "2").ok
+            assert is_refused(inner, "a")
+        with inner.call() as call:
+            assert call.write_file("A", "3").ok
+        assert outer.undo(call.id).ok
+        assert contents_of(folding) == {"Sub/A": b"2"}
+
+    def test_elsewhere_they_are_two(self, bench: Bench) -> None:
+        plant(bench.root, {"A": "1", "a": "2"})
+        with bench.session().call() as call:
+            assert call.write_file("A", "claimed").ok
+            assert not is_refused(bench.session("other"), "a")
+
+
+class TestOfASnapshot:
+    @pytest.mark.req("H13.root_belongs_to_session")
+    def test_one_scope_in_two_roots_is_refused_and_mixes_nothing(self, tmp_path: Path) -> None:
+        for name in ("one", "two"):
+            plant(tmp_path / name, {"f": name, "g": name})
+        store = str(tmp_path / "home")
+        with opening.open(str(tmp_path / "one"), store=store):
+            builtins.hostlib_fs_snapshot(session_id="s", scope_id="tc", paths=[str(tmp_path / "one" / "f")])
+        with opening.open(str(tmp_path / "two"), store=store) as second:
+            with pytest.raises(MulliganError) as caught:
+                builtins.hostlib_fs_snapshot(session_id="s", scope_id="tc", paths=[str(tmp_path / "two" / "g")])
+            assert caught.value.code == "invalid_params"
+            with second.session("s").call(tool_call_id="tc"):
+                builtins.hostlib_tools_write_file(path=str(tmp_path / "two" / "g"), content="new")
+            (tmp_path / "one" / "f").write_text("changed")
+            (listed,) = builtins.hostlib_fs_list_snapshots(session_id="s")["snapshots"]
+            done = builtins.hostlib_fs_restore(session_id="s", snapshot_id="tc")
+        assert listed["captured_paths"] == done["restored_paths"] == [str(tmp_path / "one" / "f")]
+        assert contents_of(tmp_path / "one") == {"f": b"one", "g": b"one"}
+        assert contents_of(tmp_path / "two") == {"f": b"two", "g": b"new"}
+
+    @pytest.mark.req("H13.root_belongs_to_session")
+    def test_a_request_may_name_its_root_and_not_choose_another(self, tmp_path: Path) -> None:
+        (tmp_path / "one").mkdir()
+        with opening.open(str(tmp_path / "one"), store=str(tmp_path / "home")) as opened:
+            assert builtins.hostlib_fs_snapshot(session_id="s", scope_id="a", root=opened.root)["snapshot_id"] == "a"
+            with pytest.raises(MulliganError) as caught:
+                builtins.hostlib_fs_snapshot(session_id="s", scope_id="b", root=str(tmp_path))
+            assert caught.value.code == "invalid_params"
+
+    @pytest.mark.req("S0.storage.entry_kinds")
+    def test_its_entries_are_files_with_digest_and_mode_or_absent(self, tmp_path: Path) -> None:
+        work = tmp_path / "work"
+        plant(work, {"f": "bytes"})
+        (work / "f").chmod(0o640)
+        with opening.open(str(work), store=str(tmp_path / "home")) as opened:
+            builtins.hostlib_fs_snapshot(session_id="s", scope_id="tc", paths=[str(work / "f"), str(work / "none")])
+            with opened.desk.ledger.store.read() as tx:
+                rows = tx.select(CAPTURES, {"session": "s", "scope": "tc"})
+                entries = {row.path: decode(row.before) for row in rows}
+                body = opened.desk.ledger.blobs.read_in(tx, entries[b"f"]["digest"])
+        file = entries[b"f"]
+        assert (file["kind"], file["digest"], file["mode"], body) == ("file", digest_of(b"bytes"), 0o640, b"bytes")
+        assert entries[b"none"] == {"kind": "absent"}

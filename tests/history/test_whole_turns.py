@@ -1,0 +1,152 @@
+"""A turn is files, talk and slices: they go back together, come forward together, and in which order."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benches import Bench, open_bench
+from mulligan import Plan
+from mulligan.effects.session import Session
+from mulligan.history.schema import SCHEMA
+from mulligan.servers.acp.returning import WaysBack
+from mulligan.store.verify import verify
+from mulligan.testing import FaultPlan, contents_of, plant
+from mulligan.values.digest import digest_of
+from mulligan.values.faults import MulliganError
+from mulligan.values.ids import SessionId
+from mulligan.values.paths import RepoPath
+
+State = tuple[dict[str, bytes], list[str], list[str]]
+
+
+@pytest.fixture
+def plan() -> FaultPlan:
+    return FaultPlan()
+
+
+@pytest.fixture
+def bench(tmp_path: Path, plan: FaultPlan) -> Iterator[Bench]:
+    bench = open_bench(tmp_path, steps=plan)
+    yield bench
+    assert list(verify(bench.desk.ledger.store, SCHEMA)) == []
+    bench.close()
+
+
+@pytest.fixture
+def session(bench: Bench) -> Session:
+    bench.desk.ledger.session(SessionId("s"), bench.desk.root)
+    return bench.session("s")
+
+
+def turn(session: Session, text: str, file: str | None = None) -> None:
+    with session.turn(text):
+        session.inject({"role": "user", "content": text})
+        if file is not None:
+            with session.call("work") as call:
+                assert call.write_file(file, text).ok
+                session[Plan].append(Plan(text))
+        session.inject({"role": "assistant", "content": f"did {text}"})
+
+
+def state(bench: Bench, session: Session) -> State:
+    said = [str(message["content"]) for message in session.messages()]
+    return contents_of(bench.root), said, [plan.objective for plan in session[Plan].all()]
+
+
+@pytest.mark.req("D6.rollback_turn", "D6.redo_turn")
+def test_files_talk_and_slices_of_the_last_turn_go_back_and_come_forward(bench: Bench, session: Session) -> None:
+    turn(session, "one", "a")
+    first = state(bench, session)
+    turn(session, "two", "b")
+    second = state(bench, session)
+    assert first == ({"a": b"one"}, ["one", "did one"], ["one"])
+    assert session.rollback().ok
+    assert state(bench, session) == first
+    assert session.redo().ok
+    assert state(bench, session) == second
+
+
+class TestUndoingTheRollback:
+    """A way back is a call, so undoing it by its id brings back all that it took."""
+
+    def test_brings_files_talk_and_slices_back_and_redo_takes_that_back(self, bench: Bench, session: Session) -> None:
+        turn(session, "one", "a")
+        turn(session, "two", "b")
+        whole = state(bench, session)
+        back = session.rollback()
+        rolled = state(bench, session)
+        undone = session.undo(back.call_id)
+        assert undone.ok and undone.talk == {"messages": 4, "messages_before": 2}
+        assert state(bench, session) == whole
+        assert session.redo().ok and state(bench, session) == rolled
+        assert session.redo().ok and state(bench, session) == whole
+
+    def test_counts_when_only_talk_had_moved(self, bench: Bench, session: Session) -> None:
+        turn(session, "only words")
+        whole = state(bench, session)
+        back = session.rollback()
+        assert state(bench, session) == ({}, [], [])
+        assert session.undo(back.call_id).ok
+        assert state(bench, session) == whole
+        with pytest.raises(MulliganError) as caught:
+            session.undo(back.call_id)
+        assert caught.value.code == "nothing_to_undo"
+
+    def test_leaves_talk_alone_that_has_gone_on(self, bench: Bench, session: Session) -> None:
+        turn(session, "one", "a")
+        back = session.rollback()
+        session.inject({"role": "user", "content": "something else"})
+        undone = session.undo(back.call_id)
+        assert undone.ok and undone.talk is None
+        assert state(bench, session) == ({"a": b"one"}, ["something else"], ["one"])
+
+    def test_in_some_paths_is_about_files(self, bench: Bench, session: Session) -> None:
+        turn(session, "one", "a")
+        back = session.rollback()
+        assert session.undo(back.call_id, ["a"]).ok
+        assert state(bench, session) == ({"a": b"one"}, [], [])
+
+
+@pytest.mark.req("S0.acp.rollback_captures_redo_first", "S0.acp.rollback_moves_transcript", "S0.acp.rollback_order")
+@pytest.mark.parametrize("strict", [False, True], ids=["s0", "strict"])
+def test_over_acp_redo_is_kept_before_files_move_and_the_transcript_moves_last(
+    bench: Bench, session: Session, plan: FaultPlan, strict: bool
+) -> None:
+    plant(bench.root, {"a": "before"})
+    session.inject({"role": "user", "content": "said before"})
+    turn(session, "two", "a")
+    present, seen = digest_of(b"two"), list[tuple[bool, bytes, int]]()
+
+    def look(step: str, path: RepoPath) -> None:
+        """Just before each step on disk: is the present content kept, what is there, how much is in force?"""
+        with bench.desk.ledger.store.read() as tx:
+            kept = bench.desk.ledger.blobs.has(tx, present)
+        seen.append((kept, (bench.root / "a").read_bytes(), session.length()))
+
+    plan.act(look, lasting=True)
+    told: list[Any] = []
+    answer = WaysBack(session, told.append, strict).rollback({"sessionId": "s"})
+    assert seen and seen[0] == (True, b"two", 3)
+    assert {(kept, length) for kept, _, length in seen} == {(True, 3)}
+    assert (answer["beforeMessageCount"], answer["afterMessageCount"]) == (3, 1)
+    assert state(bench, session) == ({"a": b"before"}, ["said before"], [])
+    assert session.redo().ok and (bench.root / "a").read_bytes() == b"two"
+
+
+@pytest.mark.req("S0.acp.rollback_order")
+def test_a_rollback_whose_disk_fails_moves_neither_files_nor_transcript(
+    bench: Bench, session: Session, plan: FaultPlan
+) -> None:
+    plant(bench.root, {"a": "before"})
+    turn(session, "two", "a")
+    before = state(bench, session)
+    plan.fail(errno.ENOSPC, at=2)
+    assert not session.rollback().ok
+    assert state(bench, session) == before
+    assert session.rollback().ok
+    assert state(bench, session) == ({"a": b"before"}, [], [])
