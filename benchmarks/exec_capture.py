@@ -37,7 +37,7 @@ BULK = 3000
 class Hashing:
     """Reads and hashes what it is told of."""
 
-    def about_to_change(self, paths: Sequence[bytes]) -> None:
+    def about_to_change(self, paths: Sequence[bytes], *, going: bool = False) -> None:
         for path in paths:
             try:
                 with open(path, "rb") as file:

@@ -20,11 +20,12 @@ from mulligan.history.log import calls_of
 from mulligan.history.schema import SCHEMA
 from mulligan.history.tables import OPEN, TOUCHES
 from mulligan.store.claims import CLAIMS
+from mulligan.store.journal import REFS
 from mulligan.store.verify import verify
 from mulligan.testing import contents_of, plant, tree_of
 from mulligan.values.canonical import decode
 from mulligan.values.clock import FixedClock
-from mulligan.values.digest import digest_of
+from mulligan.values.digest import digest_of, raw_digest
 
 
 @pytest.fixture
@@ -112,6 +113,33 @@ class TestClaims:
             with younger:
                 assert younger.delete("d").error_code == "path_claimed"
         assert tree_of(bench.root).keys() == {"d"}
+
+    @pytest.mark.req("D5.claim_directory_conflicts_below")
+    @pytest.mark.parametrize("command", ["rm -rf d", "mv d elsewhere"])
+    def test_nor_by_a_command(self, bench: Bench, command: str) -> None:
+        plant(bench.root, {"d/sub/x.txt": "x"})
+        older, younger = open_two(bench)
+        with older:
+            older.delete("d/sub/x.txt")
+            with younger:
+                assert younger.exec(["sh", "-c", command], strategy="notify").exit_code != 0
+            older.fail("changed its mind")
+        assert contents_of(bench.root) == {"d/sub/x.txt": b"x"}
+
+    @pytest.mark.req("D5.claim_directory_conflicts_below")
+    def test_where_a_command_could_the_bytes_are_kept_and_the_path_is_named(self, bench: Bench) -> None:
+        plant(bench.root, {"d/sub/x.txt": "only there"})
+        older, younger = open_two(bench)
+        with older:
+            older.delete("d/sub/x.txt")
+            with younger:
+                assert younger.exec(["rm", "-r", "d"], strategy="watch").ok
+            older.fail("changed its mind")
+        assert older.conflicts == ["d/sub/x.txt"]
+        with bench.desk.ledger.store.read() as tx:
+            assert [row.journal for row in tx.select(REFS, {"digest": raw_digest(digest_of(b"only there"))})] == [
+                "s:one"
+            ]
 
     @pytest.mark.req("D5.claim_directory_conflicts_below")
     def test_nobody_works_below_a_directory_that_another_call_has_deleted(self, bench: Bench) -> None:

@@ -336,8 +336,8 @@ class Call(Watching):
             self.ledger.blobs.store(merged.content)
         return merged.entry
 
-    def _keep_carefully(self, paths: Sequence[RepoPath]) -> None:
-        for step in self._prepare([Intent(path, _as_it_is) for path in paths], live=True):
+    def _keep_carefully(self, paths: Sequence[RepoPath], *, going: bool) -> None:
+        for step in self._prepare([Intent(path, _as_it_is, deep=going) for path in paths], live=True):
             self._done.append((step.intent.path, step.image.entry))
             self._touched[step.intent.path].unsure = True
 

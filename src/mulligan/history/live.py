@@ -17,7 +17,7 @@ from mulligan.history.tables import RootRow, TouchRow
 from mulligan.store.blobs import Prepared, Vanished
 from mulligan.store.claims import Wanted as Claim
 from mulligan.store.protocol import Tx
-from mulligan.values.entries import ABSENT, Change, Entry, FileEntry, same_state
+from mulligan.values.entries import ABSENT, Change, DirEntry, Entry, FileEntry, same_state
 from mulligan.values.ids import OwnerId
 from mulligan.values.paths import RepoPath, path_bytes, to_wire
 from mulligan.workspace.disk import NOTHING, Disk, Image
@@ -71,8 +71,11 @@ class Watching(ABC):
     _unlike: dict[RepoPath, Image]
     _lock: threading.RLock
 
-    def about_to_change(self, paths: Sequence[RepoPath]) -> None:
-        """A running command is about to change these paths: their preimages are durable when this returns."""
+    def about_to_change(self, paths: Sequence[RepoPath], *, going: bool = False) -> None:
+        """A running command is about to change these paths: their preimages are durable when this returns.
+
+        `going`: directories among them are about to be moved or removed, which nobody else may be at work in.
+        """
         with self._lock:
             self._check_open()
             images = {path: self._image(path) for path in paths if path not in self._touched}
@@ -81,11 +84,11 @@ class Watching(ABC):
             if not fresh:
                 return
             try:
-                self._keep(fresh)
+                self._keep(fresh, going=going)
             except (Claimed, Surprised, Vanished):
-                self._keep_carefully(list(fresh))
+                self._keep_carefully(list(fresh), going=going)
 
-    def _keep(self, images: Mapping[RepoPath, Image]) -> None:
+    def _keep(self, images: Mapping[RepoPath, Image], *, going: bool) -> None:
         """All of them in one transaction, if nobody is in the way and everything is as the record says."""
         bodies = {path: self._body(image) for path, image in images.items()}
         rows = {path: self._live_row(path, image.entry, count) for count, (path, image) in enumerate(images.items())}
@@ -94,6 +97,9 @@ class Watching(ABC):
         with self.ledger.store.write() as tx:
             self.begin_in(tx)
             self.ledger.claim(tx, self.facts.id, list(wanted))
+            if going:
+                folders = [path for path, image in images.items() if isinstance(image.entry, DirEntry)]
+                self.ledger.check_free(tx, self.facts.id, [Claim(places[path], deep=True) for path in folders])
             for path, image in images.items():
                 seen = self.ledger.last_seen(tx, places[path])
                 if seen is not None and not same_state(seen, image.entry):
@@ -227,7 +233,7 @@ class Watching(ABC):
     def _check_open(self) -> None: ...
 
     @abstractmethod
-    def _keep_carefully(self, paths: Sequence[RepoPath]) -> None: ...
+    def _keep_carefully(self, paths: Sequence[RepoPath], *, going: bool) -> None: ...
 
     @abstractmethod
     def _draft(self, row: TouchRow) -> bytes: ...

@@ -220,6 +220,8 @@ class _Way:
         if isinstance(spot, Image):
             if spot.special or not isinstance(self.target, Absent):
                 report.conflicts.append(self.path)
+                # Its directory is gone, and whoever took that away never saw these bytes.
+                report.rescued |= {self.target.digest} if isinstance(self.target, FileEntry) else set()
             return
         with spot:
             self._settle(spot, report)

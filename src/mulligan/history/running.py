@@ -52,10 +52,11 @@ class CallWitness:
         self._call = call
         self._root = root
 
-    def about_to_change(self, paths: Sequence[bytes]) -> None:
+    def about_to_change(self, paths: Sequence[bytes], *, going: bool = False) -> None:
         """A new object of git's is not kept: nobody will want it gone."""
         below_root = paths_below(self._root, paths)
-        self._call.about_to_change([path for path in below_root if not is_object(path) or self._is_there(path)])
+        kept = [path for path in below_root if not is_object(path) or self._is_there(path)]
+        self._call.about_to_change(kept, going=going)
 
     def _is_there(self, path: RepoPath) -> bool:
         return os.path.lexists(os.path.join(self._root, path_bytes(path)))

@@ -38,7 +38,7 @@ class Raising:
     def __init__(self, error: Callable[[], Exception]) -> None:
         self._error = error
 
-    def about_to_change(self, paths: Sequence[bytes]) -> None:
+    def about_to_change(self, paths: Sequence[bytes], *, going: bool = False) -> None:
         raise self._error()
 
 

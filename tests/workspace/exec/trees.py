@@ -76,7 +76,7 @@ class Recorder:
         self.preimages: dict[bytes, Seen] = {}
         self._on_told = on_told
 
-    def about_to_change(self, paths: Sequence[bytes]) -> None:
+    def about_to_change(self, paths: Sequence[bytes], *, going: bool = False) -> None:
         for path in paths:
             assert path not in self.preimages, f"{path!r} told twice"
             self._on_told(path)

@@ -28,10 +28,11 @@ class Witness(Protocol):
     Each path is absolute, real, inside the root, and stands for its own entry only (a folder's subtree is told path by
     path when the folder is about to move). It may exist or not. Called from the supervisor's thread, one call at a
     time. After it returns, the bytes may be rewritten in place under this or another name: copy them, a hard link is
-    not enough. Raising OSError, MulliganError or Refused refuses the change: the system call fails with EIO.
+    not enough. `going`: folders among them are about to be moved or removed, so nobody else may be at work in them.
+    Raising OSError, MulliganError or Refused refuses the change: the system call fails with EIO.
     """
 
-    def about_to_change(self, paths: Sequence[bytes]) -> None: ...
+    def about_to_change(self, paths: Sequence[bytes], *, going: bool = False) -> None: ...
 
 
 class First(Enum):
@@ -84,7 +85,7 @@ class Ledger:
         if path not in self.touched:
             status = look(path)
             if status is not None:
-                self._tell_one(path, _first_of(status))
+                self._tell_one(path, _first_of(status), going=True)
         if self._first.get(path) is First.FOLDER and not _names_in(path):
             self._first[path] = First.WHOLE
 
@@ -121,14 +122,14 @@ class Ledger:
         self._tell([path for path in arriving if path not in self.touched])
 
     def _whole(self, path: bytes, inner: list[bytes]) -> None:
-        self._tell([each for each in (path, *inner) if each not in self.touched])
+        self._tell([each for each in (path, *inner) if each not in self.touched], going=True)
         if self._first.get(path) is First.FOLDER:
             self._first[path] = First.WHOLE
 
-    def _tell_one(self, path: bytes, first: First) -> None:
+    def _tell_one(self, path: bytes, first: First, *, going: bool = False) -> None:
         """The usual case, on the way of every first touch."""
         if not self._was_not_there(path):
-            self._witness.about_to_change((path,))
+            self._witness.about_to_change((path,), going=going)
             self._first[path] = first
         self.touched.add(path)
 
@@ -139,11 +140,11 @@ class Ledger:
         else:
             self._tell_one(path, _first_of(status))
 
-    def _tell(self, paths: list[bytes]) -> None:
+    def _tell(self, paths: list[bytes], *, going: bool = False) -> None:
         told = [path for path in paths if not self._was_not_there(path)]
         kinds = [_first_of(look(path)) for path in told]
         for start in range(0, len(told), _BATCH):
-            self._witness.about_to_change(told[start : start + _BATCH])
+            self._witness.about_to_change(told[start : start + _BATCH], going=going)
         self._first.update(zip(told, kinds, strict=True))
         self.touched.update(paths)
 
