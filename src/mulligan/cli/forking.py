@@ -130,16 +130,12 @@ def drop(common: Common, fork_session: str, yes: bool) -> None:
 @common_options
 def pin(common: Common, call: str, off: bool) -> None:
     """Never evict what a call needs to be undone."""
+    from mulligan.history.bounds import pin_call
     from mulligan.history.log import find_call
-    from mulligan.session.tables import session_journal
 
     with work(common) as opened:
-        ledger = opened.desk.ledger
         row = find_call(opened.desk, call, None if common.session is None else SessionId(common.session))
-        with ledger.store.write() as tx:
-            journal = session_journal(SessionId(row.session)) if row.session else f"w:{row.workspace}"
-            kind = "call.unpinned" if off else "call.pinned"
-            ledger.journal.append(tx, journal, kind, {"call": row.id}, at=ledger.now())
+        pin_call(opened.desk.ledger, row, off=off)
     if common.as_json:
         print_json({"id": row.id, "pinned": not off})
     else:

@@ -14,7 +14,7 @@ from functools import partial
 
 from mulligan.history.dropping import delete_body, drop_body, droppable, is_part, is_watched
 from mulligan.history.kept import forget_unused
-from mulligan.history.ledger import Ledger, digests_of
+from mulligan.history.ledger import Ledger, digests_of, workspace_journal
 from mulligan.history.log import changes_of
 from mulligan.history.over_cap import cap_of, put_cap
 from mulligan.history.tables import CALLS, OPEN, PINS, CallRow
@@ -150,6 +150,15 @@ def _evict(ledger: Ledger, tx: Tx, call: CallRow) -> int:
     journal = session_journal(SessionId(call.session))
     ledger.journal.append(tx, journal, "call.evicted", body, at=ledger.now())
     return sum(drop_body(tx, ledger.store.bodies, digest) for digest in doomed)
+
+
+def pin_call(ledger: Ledger, call: CallRow, *, off: bool = False) -> None:
+    """Never evict what the call needs to be undone; `off`: as any other again."""
+    with ledger.store.write() as tx:
+        journal = session_journal(SessionId(call.session)) if call.session else workspace_journal(call.workspace)
+        ledger.journal.append(
+            tx, journal, "call.unpinned" if off else "call.pinned", {"call": call.id}, at=ledger.now()
+        )
 
 
 def collect_garbage(ledger: Ledger) -> tuple[int, int]:
