@@ -268,7 +268,18 @@ ROOMS += ["boundary", "store", "values"]
 
 PURE = frozenset(
     {
-        *("__future__", "base64", "binascii", "collections", "dataclasses", "datetime", "enum", "errno", "functools"),
+        *(
+            "__future__",
+            "abc",
+            "base64",
+            "binascii",
+            "collections",
+            "dataclasses",
+            "datetime",
+            "enum",
+            "errno",
+            "functools",
+        ),
         *("hashlib", "math", "mulligan", "orjson", "re", "sys", "time", "types", "typing", "uuid", "uuid_utils"),
     }
 )

@@ -118,6 +118,24 @@ class TestVerify:
         done = run("verify", home=tmp_path)
         assert (done.code, done.out, len(done.err.splitlines())) == (3, "", 1)
 
+    @pytest.mark.parametrize("verb", ["verify", "status", "log", "du"])
+    @pytest.mark.parametrize("cut", ["empty", "gone"])
+    def test_a_store_without_its_main_file_is_damaged_and_not_a_new_one(self, home: Path, verb: str, cut: str) -> None:
+        (home / "store.db").write_bytes(b"")
+        if cut == "gone":
+            (home / "store.db").unlink()
+        before = {path.name: path.read_bytes() for path in home.iterdir() if path.is_file()}
+        done = run(verb, home=home)
+        assert (done.code, done.out, len(done.err.splitlines())) == (3, "", 1)
+        assert {path.name: path.read_bytes() for path in home.iterdir() if path.is_file()} == before
+
+    @pytest.mark.parametrize("verb", ["verify", "status", "log", "du"])
+    def test_a_place_that_nobody_may_look_into_is_no_empty_one(self, tmp_path: Path, verb: str) -> None:
+        loop = tmp_path / "loop"
+        loop.symlink_to(loop)
+        done = run(verb, home=loop)
+        assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
+
     @pytest.mark.parametrize("url", ["foo://x", "postgresql://host/db", "/dev/null/below", "missing"])
     def test_ends_with_two_and_one_line_when_there_is_no_store(self, tmp_path: Path, url: str) -> None:
         place = str(tmp_path / url) if url == "missing" else url

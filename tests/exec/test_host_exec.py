@@ -114,6 +114,7 @@ class TestWords:
             ({"argv": ["true"], "stdin": "\ud800"}, "invalid_params"),
             ({"argv": ["true"], "stdin": "a", "stdin_ref": "sha256:" + "0" * 64}, "invalid_params"),
             ({"argv": ["true"], "timeout_ms": 0}, "invalid_params"),
+            ({"argv": ["true"], "timeout_ns": 0}, "invalid_params"),
             ({"argv": ["true"], "strategy": "magic"}, "invalid_params"),
             ({"argv": ["true"], "rollback_on": "always"}, "invalid_params"),
             ({"argv": ["true"], "cwd": "missing"}, "not_a_directory"),
@@ -277,6 +278,13 @@ class TestOutput:
 
 
 class TestEndings:
+    @pytest.mark.parametrize(
+        "given",
+        [{"timeout_ns": 50_000_000}, {"timeout_ns": 1, "timeout_ms": 9_000}, {"timeout_ms": 1, "timeout_ns": 2**40}],
+    )
+    def test_it_is_told_in_nanoseconds_too_and_the_shorter_one_holds(self, bench: Bench, given: dict[str, int]) -> None:
+        assert told(execute(bench, "sleep", "1000", **given)) == ("timeout", "timeout")
+
     @pytest.mark.req("D7.exec_status.timeout", "D7.timeout_kills_all", "D7.exec_param.timeout_ms")
     @pytest.mark.req("D5.abort_on_deadline")
     def test_a_timeout_kills_everything_puts_back_and_keeps_the_output(self, bench: Bench) -> None:

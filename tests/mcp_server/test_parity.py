@@ -166,7 +166,10 @@ class TestHttpOnly:
         with on_http(root, tmp_path / "home") as address:
             assert self.post(address, {}) == 200
             assert self.post(address, {"host": "evil.example"}) == 421
-            assert self.post(address, {"origin": "http://evil.example"}) == 403
+            for foreign in ("http://evil.example", "null", "http://localhost.evil.example", "http://127.0.0.1.evil:1"):
+                assert self.post(address, {"origin": foreign}) == 403
+            for own in ("http://localhost", "https://localhost:3000", "http://127.0.0.1:8080", "http://[::1]"):
+                assert self.post(address, {"origin": own}) == 200
 
     def test_tokens_are_asked_for(self, root: Path, tmp_path: Path) -> None:
         tokens = tmp_path / "tokens"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,10 @@ from mcp_server.wire import MODERN, SERVER, Body, Peer, environment, on_stdio
 from mulligan.agents.profiles import PROFILES, tools
 from mulligan.effects.registry import EFFECTS
 from mulligan.servers.mcp.listing import FILE, TOOLSETS, read_table
+from mulligan.servers.mcp.revisions import Peer as Revision
+from mulligan.servers.mcp.running import Cancelled, Running
 from mulligan.servers.mcp.table import whole
+from mulligan.servers.mcp.toolbox import Toolbox
 from mulligan.values.canonical import encode
 
 
@@ -267,6 +271,24 @@ class TestCancelAndProgress:
         peer.leave()
         assert [call["status"] for call in status(root, tmp_path / "home")] == ["committed"]
 
+    @pytest.mark.req("D14.mcp.cancel_open", "D14.mcp.cancel_committed")
+    def test_a_way_back_that_was_cancelled_in_time_goes_nowhere_and_one_that_was_not_is_answered(
+        self, root: Path, tmp_path: Path
+    ) -> None:
+        """Spoken to below the wire: no client can tell when a way back begins."""
+        with mulligan.open(str(root), store=str(tmp_path / "home")) as opened:
+            toolbox = Toolbox(opened.desk, opened.boundary)
+            ask = partial(toolbox.call, meta={}, peer=Revision("2025-11-25"))
+            ask("write_file", {"path": "README.md", "content": "1"}, running=Running())
+            early, late = Running(), Running()
+            early.cancel()
+            with pytest.raises(Cancelled):
+                ask("history_undo", {}, running=early)
+            assert (root / "README.md").read_text() == "1"
+            assert ask("history_undo", {}, running=late)["isError"] is False
+            assert late.cancel() is False
+            toolbox.close()
+
 
 class TestBadClients:
     @pytest.mark.parametrize(
@@ -333,9 +355,36 @@ class TestBadClients:
         over = peer.call("workspace_write_file", path="big", content=content + "x")
         assert over["structuredContent"]["error"]["code"] == "TOO_LARGE"
 
-    def test_lone_surrogates_are_answered(self, peer: Peer) -> None:
-        result = peer.call("snapshot_file", path="\ud800")
-        assert result["isError"] is True
+    @pytest.mark.parametrize(
+        ("tool", "arguments"),
+        [
+            ("snapshot_file", {"path": "\ud800"}),
+            ("snapshot_file", {"path": "README.md", "lease_id": "\ud800"}),
+            ("workspace_write_file", {"path": "a", "content": "\ud800"}),
+            ("workspace_delete", {"path": "README.md", "lease_id": "\udc80"}),
+            ("history_show", {"call": "\ud800"}),
+            ("history_undo", {"call": "\udc80"}),
+            ("history_rewind", {"to": "\ud800"}),
+        ],
+    )
+    def test_lone_surrogates_are_answered(self, peer: Peer, tool: str, arguments: Body) -> None:
+        assert peer.call(tool, **arguments)["isError"] is True
+
+    def test_a_timeout_beyond_all_clocks_is_a_long_time(self, peer: Peer) -> None:
+        for timeout_ms in (2**31, 2**70, 10**400):
+            assert peer.call("shell", command="echo 1", timeout_ms=timeout_ms)["isError"] is False
+
+    def test_an_id_in_use_is_refused_and_one_that_was_answered_can_be_used_again(self, peer: Peer, root: Path) -> None:
+        long = {"name": "shell", "arguments": {"command": "exec sleep 600"}}
+        short = {"name": "write_file", "arguments": {"path": "a", "content": "1"}}
+        for params in (long, short):
+            peer.send({"jsonrpc": "2.0", "id": "same", "method": "tools/call", "params": params})
+        assert peer.read()["error"]["code"] == -32600
+        assert not (root / "a").exists()
+        peer.send({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": "same"}})
+        for _ in range(20):
+            peer.send({"jsonrpc": "2.0", "id": "again", "method": "tools/call", "params": short})
+            assert peer.read()["result"]["isError"] is False
 
     def test_a_client_that_leaves_in_the_middle_loses_nothing(self, peer: Peer, root: Path, tmp_path: Path) -> None:
         for number in range(20):

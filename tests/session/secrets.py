@@ -115,6 +115,25 @@ BY_SHAPE: dict[str, Maker] = {
     "rsa_key": _pem("RSA PRIVATE" + " KEY"),
     "pkcs8_key": _pem("PRIVATE" + " KEY"),
     "ssh_key": _pem("OPENSSH PRIVATE" + " KEY"),
+    "airtable": lambda r: "pa" + f"t{_run(r, ALNUM, 14)}.{_run(r, HEX, 64)}",
+    "alibaba": _after("LT" + "AI5t", ALNUM, 18),
+    "brevo": lambda r: "xkey" + f"sib-{_run(r, HEX, 64)}-{_run(r, ALNUM, 16)}",
+    "buildkite": _after("bk" + "ua_", HEX, 40),
+    "contentful": _after("CF" + "PAT-", WORD, 43),
+    "dynatrace": lambda r: "dt0" + f"c01.{_run(r, UPPER, 24)}.{_run(r, UPPER, 64)}",
+    "easypost": _after("EZ" + "AK", ALNUM, 54),
+    "elevenlabs": _after("sk" + "_", HEX, 48),
+    "facebook": _after("EA" + "ACEdEose0cBA", ALNUM, 100),
+    "fireworks": _after("fw" + "_", ALNUM, 24),
+    "hubspot": lambda r: "pat" + f"-na1-{uuid.UUID(int=r.getrandbits(128), version=4)}",
+    "mapbox": lambda r: "s" + f"k.{_b64url({'u': 'acme', 'a': _run(r, HEX, 24)})}.{_run(r, WORD, 22)}",
+    "nvidia": _after("nv" + "api-", WORD, 64),
+    "plaid": lambda r: "access" + f"-production-{uuid.UUID(int=r.getrandbits(128), version=4)}",
+    "pulumi": _after("pu" + "l-", HEX, 40),
+    "resend": lambda r: "r" + f"e_{_run(r, ALNUM, 8)}_{_run(r, ALNUM, 24)}",
+    "square": _after("sq0" + "atp-", WORD, 22),
+    "vercel": _after("vc" + "p_", ALNUM, 56),
+    "yandex": _after("AQ" + "VN", WORD, 38),
     "pgp_key": _pem("PGP PRIVATE" + " KEY BLOCK"),
 }
 
@@ -160,6 +179,35 @@ IN_CONTEXT: dict[str, tuple[Maker, tuple[str, ...]]] = {
     "netrc": (_password, ("machine api.example.com login ci password {}",)),
     "xml": (_password, ("<server><password>{}</password></server>",)),
     "curl_user": (_password, ("curl -s -u deploy:{} https://example.com/x",)),
+    "teams_webhook": (
+        lambda r: f"{uuid.UUID(int=r.getrandbits(128), version=4)}/IncomingWebhook/{_run(r, HEX, 32)}",
+        ("https://acme.webhook.office.com/webhookb2/{}", '"url": "https://a.webhook.office.com/webhookb2/{}"'),
+    ),
+    "command_password": (
+        _after("", ALNUM, 14),
+        (
+            "mysql -uroot -p{} shop",
+            "sshpass -p '{}' ssh deploy@example.com",
+            "docker login -u ci -p {} ghcr.io",
+            "redis-cli -h cache -a {} ping",
+            "openssl rsa -in key.pem -passin pass:{}",
+        ),
+    ),
+    "sql_password": (_password, ("ALTER USER app WITH PASSWORD '{}';", "CREATE USER a IDENTIFIED BY '{}';")),
+    "typed": (
+        _after("", ALNUM, 30),
+        ('const apiKey: string = "{}"', "let api_key: &str = '{}';", 'val apiKey: String = "{}"'),
+    ),
+    "spoken": (_after("", ALNUM, 12), ("the password is {} on staging", "my api key is: {}", "its token was `{}`")),
+    "digest": (_after("", HEX, 32), ('Authorization: Digest username="bob", realm="r", response="{}"',)),
+    "npmrc": (
+        lambda r: base64.b64encode(f"ci:{_password(r)}".encode()).decode().rstrip("="),
+        ("_auth={}", "//registry.example.com/:_auth = {}"),
+    ),
+    "seed_phrase": (
+        lambda r: " ".join(_run(r, string.ascii_lowercase, r.randint(3, 7)) for _ in range(12)),
+        ("mnemonic: {}", 'SEED_PHRASE="{}"'),
+    ),
 }
 
 PLAIN = ("{}", "the key is {} as agreed", "try {}, please", "export TOKEN='{}'", "x={}\ny=1\n", "- {}\n- other", "({})")
@@ -243,6 +291,10 @@ HARMLESS: dict[str, Maker] = {
     "arn": lambda r: f"arn:aws:iam::{r.randrange(10**11, 10**12)}:role/service-role/deploy",
     "url": lambda r: f"https://cdn.example.com/npm/pkg@{r.randrange(9)}.2.{r.randrange(99)}/dist/index.min.js",
     "time": lambda r: f"2025-11-{r.randrange(10, 29)}T10:{r.randrange(10, 59)}:00.{r.randrange(10**6):06}Z",
+    "branch": lambda r: f"git switch fc-{r.randrange(9999)}-pa-{_run(r, string.ascii_lowercase, 9)}",
+    "spoken": lambda r: f"the token is {r.choice(['missing', 'invalid', 'refreshed'])} and the password was not sent",
+    "typed": lambda r: f"const apiKey: string = process.env.KEY_{r.randrange(9)} ?? ''",
+    "snake": lambda r: f"live_session_{_identifier(r)} test_{_identifier(r)} re_{_identifier(r)}",
     "minified": lambda r: f"!function(e,t){{var n={_run(r, ALNUM, 3)};return e.exports={_run(r, ALNUM, 2)}}}(this);",
 }
 

@@ -83,12 +83,23 @@ def test_an_unknown_option_is_refused(session: Session, key: str) -> None:
         {"mask_callback": 1},
         {"compress_callback": []},
         {"compact_strategy": "custom"},
+        {"hard_limit_tokens": 0, "hard_limit_strategy": "custom"},
         {"compact_strategy": "truncate", "custom_compactor": len},
     ],
 )
 def test_an_option_that_cannot_be_meant_is_refused(session: Session, opts: dict[str, Any]) -> None:
     fill(session, 20)
     assert code_of(session, opts) == "invalid_params"
+
+
+@pytest.mark.parametrize("opts", ["keep_last", 7, ["keep_last"]])
+def test_options_that_are_no_object_are_refused(session: Session, opts: Any) -> None:
+    fill(session, 20)
+    assert code_of(session, opts) == "invalid_params"
+
+
+def test_keys_that_are_no_text_are_unknown_too(session: Session) -> None:
+    assert code_of(session, {1: 2, "other": 3}) == "unknown_option"
 
 
 @pytest.mark.req("S3.compact.token_threshold")
@@ -144,7 +155,7 @@ class TestStrategies:
         assert session.messages()[0]["content"].startswith("[8 earlier messages were compacted.]\n[user] q0")
 
     @pytest.mark.req("D11.compaction_llm_needs_provider")
-    @pytest.mark.parametrize("opts", [{"compact_strategy": "llm"}, {"hard_limit_tokens": 5}])
+    @pytest.mark.parametrize("opts", [{"compact_strategy": "llm"}, {"hard_limit_tokens": 5}, {"hard_limit_tokens": 0}])
     def test_llm_without_a_model_is_refused(self, session: Session, opts: dict[str, Any]) -> None:
         fill(session, 20)
         assert code_of(session, opts) == "no_provider"
@@ -176,6 +187,20 @@ class TestStrategies:
     def test_custom_that_gives_nothing_is_refused(self, session: Session, made: Any) -> None:
         fill(session, 20)
         assert code_of(session, {"custom_compactor": lambda archived: made}) == "invalid_params"
+
+    @pytest.mark.parametrize("made", [7, {"a": "b"}, ["text", 7]])
+    def test_a_mask_that_is_no_text_is_refused(self, session: Session, made: Any) -> None:
+        fill(session, 20)
+        before = session.view()
+        assert code_of(session, {"mask_callback": lambda archived: made}) == "invalid_params"
+        assert session.view() == before
+
+    def test_an_output_compressed_to_no_text_is_refused(self, session: Session) -> None:
+        session.inject(calling("c"))
+        session.inject(result("c", "x" * 100))
+        fill(session, 20)
+        opts: dict[str, Any] = {"compress_callback": lambda asked: None, "tool_output_max_chars": 10}
+        assert code_of(session, opts) == "invalid_params"
 
     def test_what_a_callback_raises_comes_out_and_changes_nothing(self, session: Session) -> None:
         fill(session, 20)

@@ -175,6 +175,9 @@ class TestRoots:
         for place in places:
             answer = builtins.agent_session_add_root("s", place)  # type: ignore[arg-type]  # that is the point
             assert set(answer) == {"ok", "error"} and answer["ok"] is False and answer["error"].strip()
+        for place in ("\ud800", "a\0b", [], " "):
+            for act in (builtins.agent_session_add_root, builtins.agent_session_remove_root):
+                assert act("s", place)["ok"] is False  # type: ignore[arg-type]  # that is the point
         assert land.session.list_roots()["additional"] == []
         for act in (builtins.agent_session_add_root, builtins.agent_session_remove_root):
             answer = act("ghost", land.lib)

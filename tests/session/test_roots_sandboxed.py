@@ -66,6 +66,32 @@ class TestSandboxed:
         assert yard.session.merge_root(yard.at("box")).ok
         assert yard.text("box/a.txt") == "box one\nbox two\n"
 
+    @pytest.mark.parametrize("ending", ["merge_root", "drop_root"])
+    def test_once_the_copy_is_gone_undo_and_rollback_step_over_it(self, yard: Yard, ending: str) -> None:
+        before = yard.tree()
+        with yard.session.turn("first"):
+            yard.perform("write_file", path="own.txt", content="own\n")
+        with yard.session.turn("second"):
+            yard.perform("write_file", path="later.txt", content="later\n")
+            yard.perform("write_file", path=yard.at("box/a.txt"), content="mine\n")
+        getattr(yard.session, ending)(yard.at("box"))
+        if ending == "merge_root":
+            assert yard.session.undo().ok
+        assert yard.session.rollback().ok
+        assert yard.session.undo().ok
+        assert yard.tree() == before
+        with pytest.raises(MulliganError) as caught:
+            yard.session.undo()
+        assert caught.value.code == "nothing_to_undo"
+
+    def test_and_so_does_rewind(self, yard: Yard) -> None:
+        before = yard.tree()
+        _, first = yard.session.perform("write_file", {"path": "own.txt", "content": "own\n"})
+        yard.perform("write_file", path=yard.at("box/a.txt"), content="mine\n")
+        yard.session.drop_root(yard.at("box"))
+        assert yard.session.rewind(first).ok
+        assert yard.tree() == before
+
     def test_what_others_did_meanwhile_is_merged_or_named(self, yard: Yard) -> None:
         (yard.base / "box/long.txt").write_text("one\n-\n-\ntwo\n")
         yard.perform("edit_file", path=yard.at("box/long.txt"), old_string="one", new_string="agent")

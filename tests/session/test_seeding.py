@@ -308,6 +308,14 @@ class TestValidation:
         assert words in done["error"]
         assert "broken" not in done["error"]
 
+    @pytest.mark.parametrize(
+        ("path", "opts"), [("\ud800", None), ("", None), (7, None), ("x", "opts"), ("x", 7), ("x", [1])]
+    )
+    def test_what_is_no_path_or_no_options_raises(self, opened: Mulligan, path: Any, opts: Any) -> None:
+        with pytest.raises(MulliganError) as caught:
+            opened.sessions.seed_from_jsonl(path, opts)
+        assert caught.value.code == "invalid_params"
+
     def test_a_file_that_is_not_there_is_an_answer(self, opened: Mulligan, tmp_path: Path) -> None:
         done = agent_session_seed_from_jsonl(str(tmp_path / "nothing.jsonl"))
         assert (done["ok"], "cannot be read" in done["error"]) == (False, True)

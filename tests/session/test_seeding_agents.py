@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mulligan.builtins import agent_session_seed_from_jsonl
 from mulligan.opening import Mulligan
 from mulligan.session.messages import paired
+from mulligan.session.prompts import for_model
 from mulligan.session.seeding import read_seed
 
 Json = dict[str, Any]
@@ -229,3 +232,30 @@ class TestGeminiFiles:
         read = read_seed(whole.encode())
         assert (read.agent, read.model) == ("gemini", "g")
         assert texts(read.messages) == [("user", "a"), ("assistant", "hm"), ("tool", "no")]
+
+
+ODD: list[Any] = [None, 1, "x", [], {}, [1], {"type": "text"}, [{"type": "tool_use", "id": []}], {"id": {}}]
+
+
+def damaged(value: Any, odd: st.DataObject, rate: int) -> Any:
+    """The value with some of its members replaced by what nobody expects there."""
+    if isinstance(value, dict):
+        return {key: _maybe(item, odd, rate) for key, item in value.items()}
+    return [_maybe(item, odd, rate) for item in value] if isinstance(value, list) else value
+
+
+def _maybe(item: Any, odd: st.DataObject, rate: int) -> Any:
+    if odd.draw(st.integers(0, rate)) == 1:
+        return odd.draw(st.sampled_from(ODD))
+    return damaged(item, odd, rate)
+
+
+@pytest.mark.parametrize("agent", ["claude", "codex", "gemini"])
+@given(data=st.data())
+def test_whatever_is_wrong_with_a_file_what_is_left_can_be_sent(agent: str, data: st.DataObject) -> None:
+    lines = [json.loads(line) for line in (FIXTURES / f"{agent}_session.jsonl").read_text().splitlines()]
+    first = data.draw(st.integers(0, len(lines) - 1))
+    lines[first : first + 2] = [damaged(line, data, 12) for line in lines[first : first + 2]]
+    seed = read_seed("\n".join(map(json.dumps, lines)).encode(), agent)
+    for_model(seed.messages, "openai")
+    for_model(seed.messages, "anthropic")

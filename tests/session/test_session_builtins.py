@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -117,6 +118,13 @@ def test_every_other_verb_raises_on_what_nobody_knows_and_names_itself(verb: str
     assert not b.agent_session_exists("nobody")
 
 
+@pytest.mark.parametrize("id", [None, 7, b"x", [], {}, "\ud800", "a\0b"], ids=repr)
+def test_what_could_never_be_an_id_is_known_by_nobody(id: Any) -> None:
+    assert b.agent_session_exists(id) is False
+    assert b.agent_session_snapshot(id) is None and b.agent_session_ancestry(id) is None
+    assert {code_of(partial(act, id)) for act in UNKNOWN.values()} == {"session_not_found"}
+
+
 @pytest.mark.req("D11.close_semantics")
 @pytest.mark.parametrize("verb", UNKNOWN)
 def test_and_on_what_is_closed(verb: str) -> None:
@@ -124,6 +132,16 @@ def test_and_on_what_is_closed(verb: str) -> None:
     b.agent_session_close("gone")
     assert code_of(lambda: UNKNOWN[verb]("gone")) == "session_closed"
     assert b.agent_session_snapshot("gone") is None and b.agent_session_ancestry("gone") is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "system", "opts"),
+    [(None, None, None), (7, None, None), (["p"], None, None), ("p", 7, None), ("p", None, {"max_iterations": 0})],
+)
+def test_a_loop_is_told_in_words_and_goes_round_at_least_once(prompt: Any, system: Any, opts: Any) -> None:
+    assert code_of(lambda: b.agent_loop(prompt, system, opts)) == "invalid_params"
+    stage = {"name": "s", "prompt": prompt, "system": system, "model_policy": opts}
+    assert code_of(lambda: b.workflow_execute([stage])) == "invalid_params"
 
 
 class TestInjecting:

@@ -14,6 +14,7 @@ import mulligan.opening as opening
 from mulligan import builtins as b
 from mulligan.effects.session import Session
 from mulligan.session.subscribers import hub_of
+from mulligan.values.faults import MulliganError
 from session.messages_made import user
 
 CHILD = Path(__file__).with_name("writer_child.py")
@@ -108,6 +109,13 @@ def test_one_that_fails_is_told_nothing_more_and_the_others_are(session: Session
     broken.join(10)
     assert calls == ["one"] and isinstance(broken.error, ZeroDivisionError) and broken.ended
     assert ear.texts == ["one", "two"] and len(session.subscriptions()) == 1
+
+
+@pytest.mark.parametrize("callback", [None, 7, "print"])
+def test_what_cannot_be_told_anything_is_refused(session: Session, callback: Any) -> None:
+    with pytest.raises(MulliganError) as caught:
+        session.subscribe(callback)
+    assert caught.value.code == "invalid_params" and not session.subscriptions()
 
 
 def test_closing_a_subscription_ends_it(session: Session) -> None:

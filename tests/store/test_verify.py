@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -349,3 +351,104 @@ class TestFlippedBits:
         file = str(body.relative_to(sound))
         assert judged(flipped(sound, directory, file, int(where * body.stat().st_size), bit)) == {"blob"}
         shutil.rmtree(directory)
+
+
+def with_a_log(directory: Path) -> bytes:
+    store = SqliteStore(str(directory), CONTRACT_SCHEMA)
+    fill(store)
+    assert found_in(store) == []
+    store.close()
+    return Path(directory, "store.db-wal").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory = tmp_path_factory.mktemp("logged")
+    with_a_log(directory)
+    return str(directory)
+
+
+class TestTheLog:
+    """A page of SQLite's log that does not check out hides every commit after it, and what is left looks sound."""
+
+    def frames(self, log: bytes) -> list[int]:
+        return list(range(32, len(log), 24 + int.from_bytes(log[8:12], "big")))
+
+    @settings(max_examples=60, deadline=None)
+    @given(where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+    def test_a_flipped_bit_anywhere_in_it_is_found(
+        self, logged: str, tmp_path_factory: pytest.TempPathFactory, where: float, bit: int
+    ) -> None:
+        directory = tmp_path_factory.mktemp("flipped")
+        last = self.frames(Path(logged, "store.db-wal").read_bytes())[-1]
+        size = os.path.getsize(os.path.join(logged, "store.db-wal"))
+        offset = int(where * size)
+        # Of the last page, a salt that differs is what the log before this one would have left; and a serial number
+        # that is one too high is what a writer leaves who fails to begin the log anew.
+        if not last <= offset < last + 24 and offset != 15:
+            harmed = flipped(logged, directory, "store.db-wal", offset, bit)
+            assert judged(harmed) != set()
+        shutil.rmtree(directory)
+
+    def test_what_a_killed_writer_left_is_no_damage(self, tmp_path: Path) -> None:
+        log = with_a_log(tmp_path)
+        last = self.frames(log)[-1]
+        begun = log[last : last + 4] + bytes(4) + log[last + 8 :]
+        Path(tmp_path, "store.db-wal").write_bytes(log + begun + begun[:1_000])
+        assert judged(str(tmp_path)) == set()
+
+    def test_a_commit_that_a_writer_did_not_finish_over_an_older_log_is_no_damage(self, tmp_path: Path) -> None:
+        log = with_a_log(tmp_path)
+        last = self.frames(log)[-1]
+        older = log[last : last + 8] + bytes(8) + log[last + 16 :]
+        begun = log[last : last + 24] + older[24:][::-1]
+        Path(tmp_path, "store.db-wal").write_bytes(log + begun + older)
+        assert judged(str(tmp_path)) == set()
+
+    def test_the_end_of_the_log_before_is_no_damage(self, tmp_path: Path) -> None:
+        store = SqliteStore(str(tmp_path), CONTRACT_SCHEMA)
+        fill(store, rounds=20)
+        store.sync()
+        with store.write() as tx:
+            JOURNAL.append(tx, "a", "added", {"amount": 1}, at=AT)
+        assert found_in(store) == []
+        store.close()
+        assert judged(str(tmp_path)) == set()
+
+    def test_a_log_that_was_set_back_and_not_begun_is_no_damage(self, tmp_path: Path) -> None:
+        store = SqliteStore(str(tmp_path), CONTRACT_SCHEMA)
+        fill(store)
+        other = apsw.Connection(os.path.join(str(tmp_path), "store.db"))
+        other.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
+        other.close()
+        assert found_in(store) == []
+        store.close()
+
+    def test_writers_beside_it_are_no_damage(self, tmp_path: Path) -> None:
+        store = SqliteStore(str(tmp_path), CONTRACT_SCHEMA)
+        digests = fill(store)
+        ended = threading.Event()
+
+        def write() -> None:
+            number = 0
+            while not ended.is_set():
+                number += 1
+                with store.write() as tx:
+                    JOURNAL.append(tx, "a", "added", {"amount": number}, at=AT, refs=digests[:1])
+
+        with ThreadPoolExecutor(2) as pool:
+            writing = [pool.submit(write) for _ in range(2)]
+            complaints = [store.check() for _ in range(30)]
+            ended.set()
+            assert [future.result() for future in writing] == [None, None]
+        assert complaints == [[]] * 30
+        store.close()
+
+
+class TestADamagedSchema:
+    def test_a_column_that_is_gone_is_damage_and_no_mistake_of_ours(self, tmp_path: Path) -> None:
+        settled(str(tmp_path))
+        path = tmp_path / "store.db"
+        assert b'"total"' in path.read_bytes()
+        path.write_bytes(path.read_bytes().replace(b'"total"', b'"tatal"'))
+        assert judged(str(tmp_path)) == {"projection"}

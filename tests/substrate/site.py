@@ -87,8 +87,8 @@ class Site:
 
 
 @contextmanager
-def open_site(root: Path, store: Path) -> Iterator[Site]:
-    clock = MovingClock()
+def open_site(root: Path, store: Path, clock: MovingClock | None = None) -> Iterator[Site]:
+    clock = clock or MovingClock()
     with mulligan.open(str(root), store=str(store), clock=clock) as opened:
         bench = Bench(opened.desk, opened.boundary)
         try:

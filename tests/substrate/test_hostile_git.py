@@ -110,6 +110,15 @@ def test_a_repository_cannot_choose_another_working_tree(repo: Site, tmp_path: P
     assert repo.ok("snapshot.create", paths=[])["snapshot_id"] == EMPTY_ID
 
 
+@pytest.mark.parametrize("name", ["HEAD", "index", "packed-refs", "info/exclude", "objects/info/alternates", "config"])
+def test_a_file_of_git_that_nobody_writes_to_keeps_nobody_waiting(repo: Site, name: str) -> None:
+    (repo.root / ".git" / name).unlink(missing_ok=True)
+    os.mkfifo(repo.root / ".git" / name)
+    fingerprint = repo.ok("snapshot.list")["fingerprint"]
+    assert (fingerprint["head_oid"] == "") == (name != "config")
+    assert repo.ok("snapshot.create", paths=["."])["manifest_stats"]["files"] == 2
+
+
 @pytest.mark.req("D10.git_read_only", "C3.no_writes_to_git", "C18.first_call_keeps_status_clean")
 def test_nothing_below_dot_git_is_written(repo: Site) -> None:
     git(repo.root, "add", "-A")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from substrate.site import Site, git, known_repository, open_site
+from mulligan.values.paths import RepoPath
+from mulligan.workspace.census import GONE
+from substrate.site import MovingClock, Site, git, known_repository, open_site
 
 
 def lease_on(site: Site, path: str = "README.md") -> str:
@@ -123,6 +126,38 @@ def test_a_lease_notices(repo: Site, name: str, watched: bool) -> None:
     assert not holds(repo, lease)
 
 
+THROUGH_LINKS: dict[str, dict[str, Any]] = {
+    "snapshot.file": {"path": "way/file"},
+    "snapshot.list": {"path": "way"},
+    "snapshot.grep": {"pattern": "1", "paths": ["way"]},
+}
+
+
+@pytest.mark.req("D10.lease_content")
+@pytest.mark.parametrize("tool", THROUGH_LINKS)
+def test_a_lease_notices_a_link_that_leads_elsewhere(repo: Site, tool: str) -> None:
+    """Neither the file that was read nor anything git says of the untracked link is another."""
+    for name in ("one", "two"):
+        repo.write(f"{name}/file", name)
+    os.symlink("one", repo.root / "link")
+    os.symlink("link", repo.root / "way")
+    lease = repo.ok(tool, **THROUGH_LINKS[tool])["lease_id"]
+    assert holds(repo, lease)
+    (repo.root / "link").unlink()
+    os.symlink("two", repo.root / "link")
+    details = repo.ask("snapshot.list", lease_id=lease)["error"]["details"]
+    assert details["changed_paths"] == ["link"]
+
+
+@pytest.mark.req("S2.create.touched_by_lease")
+def test_what_was_read_through_a_link_can_be_read_so_in_the_snapshot_of_the_lease(repo: Site) -> None:
+    os.symlink("README.md", repo.root / "link")
+    live = repo.ok("snapshot.file", path="link")
+    taken = repo.ok("snapshot.create", lease_id=live["lease_id"])["snapshot_id"]
+    kept = repo.ok("snapshot.file", path="link", mode="snapshot", snapshot_id=taken)
+    assert (kept["content"], kept["blob"]) == (live["content"], live["blob"])
+
+
 @pytest.mark.req("D10.stale_details")
 def test_a_stale_lease_names_the_paths_that_changed(repo: Site) -> None:
     repo.write("README.md", "dirty already")
@@ -212,12 +247,39 @@ def test_leases_survive_a_restart(tmp_path: Path) -> None:
         assert not holds(site, lease)
 
 
+@dataclass
+class Interrupted(MovingClock):
+    """A clock that lets somebody else act when it is next looked at."""
+
+    act: Callable[[], object] | None = None
+
+    def now(self) -> datetime:
+        act, self.act = self.act, None
+        if act is not None:
+            act()
+        return super().now()
+
+
+@pytest.mark.req("D10.lease_durable", "D10.lease_content")
+def test_what_another_process_saw_under_the_same_lease_at_the_same_moment_counts(tmp_path: Path) -> None:
+    root, clock = known_repository(tmp_path / "repo"), Interrupted()
+    with open_site(root, tmp_path / "store", clock) as one, open_site(root, tmp_path / "store") as two:
+        one.write("theirs", "1")
+        lease = lease_on(one)
+        found = one.bench.leases.check(lease)[0]
+        clock.act = lambda: two.ok("snapshot.file", path="theirs", lease_id=lease)
+        one.bench.leases.touch(found, {RepoPath("absent"): GONE})
+        one.write("theirs", "2")
+        assert not holds(one, lease)
+
+
 @pytest.mark.req("D10.lease_one_root")
 def test_a_lease_belongs_to_one_root(repo: Site, tmp_path: Path) -> None:
     lease = lease_on(repo)
     with open_site(known_repository(tmp_path / "other"), tmp_path / "store") as other:
         assert other.code("snapshot.list", lease_id=lease) == "NOT_FOUND"
-    assert repo.code("snapshot.list", lease_id="no such lease") == "NOT_FOUND"
+    for unknown in ("no such lease", "\ud800", "ü", ""):
+        assert repo.code("snapshot.list", lease_id=unknown) == "NOT_FOUND"
 
 
 @pytest.mark.req("D10.lease_expires")

@@ -240,6 +240,15 @@ class TestDiff:
         made = repo.ok("snapshot.list", snapshot_id=patched["snapshot_id"], **asked)
         assert made["entries"] == repo.ok("snapshot.list", snapshot_id=after, **asked)["entries"]
 
+    @pytest.mark.req("C14.diff_applies")
+    def test_text_that_is_not_utf8_is_told_as_binary_and_never_patched_into_something_else(self, repo: Site) -> None:
+        before = repo.snapshot(".")
+        repo.write("latin", b"caf\xe9\n")
+        text = repo.ok("snapshot.diff")["diff"]
+        assert text == "diff --git a/latin b/latin\nnew file mode 100644\nBinary files /dev/null and b/latin differ\n"
+        patched = repo.ask("workspace.apply_patch", mode="snapshot", snapshot_id=before, patch=text)
+        assert (patched["snapshot_id"], patched["rejects"][0]["hunks"][0]["reason"]) == (before, "binary_unsupported")
+
     @pytest.mark.req("D10.diff.between_snapshots")
     def test_between_snapshots(self, repo: Site) -> None:
         one = repo.snapshot("README.md")

@@ -161,6 +161,11 @@ class TestForm:
         assert diff(b"\0", b"\1\0") == "diff --git a/k b/k\nBinary files a/k and b/k differ\n"
         assert line_counts(b"\0\n", b"a\n") == (0, 0)
 
+    def test_for_readers_of_utf8_alone_other_bytes_are_binary(self) -> None:
+        told = unified_diff(b"caf\xe9\n", b"caf\n", path_before=K, path_after=K, only_utf8=True)
+        assert told == "diff --git a/k b/k\nBinary files a/k and b/k differ\n"
+        assert unified_diff(b"\xe9", b"\xe9", path_before=K, path_after=K, only_utf8=True) == ""
+
     def test_names_are_quoted_only_when_they_must_be(self) -> None:
         def name(path: bytes) -> str:
             text = RepoPath(os.fsdecode(path))

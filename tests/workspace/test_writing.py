@@ -36,7 +36,7 @@ def swap_once(disk: HostDisk, turn: int, captured: set[bytes], *, insist: bool) 
 
     def rescue(image: Image) -> None:
         assert image.content is not None
-        captured.add(image.content)
+        captured.add(image.data)
 
     ours = b"agent %d\n" % turn * 40
     with disk.resolve(FILE) as spot:

@@ -28,11 +28,21 @@ def agent_loop(prompt: str, system: str | None = None, opts: Mapping[str, Any] |
     Without a provider in `opts` it is $MULLIGAN_PROVIDER, else `mock`.
     """
     chosen = checked_options("agent_loop", opts, _LOOP_OPTIONS)
+    _check_said(prompt, system, chosen)
     provider = chosen.get("provider") or os.environ.get("MULLIGAN_PROVIDER") or "mock"
     named = f"{provider}:{chosen['model']}" if "model" in chosen else provider
     bounds = Bounds(chosen["max_iterations"]) if "max_iterations" in chosen else None
     done = loop(prompt, session=chosen.get("session_id"), provider=named, system=system, bounds=bounds)
     return {**asdict(done), "provider": provider}
+
+
+def _check_said(prompt: object, system: object, chosen: Mapping[str, Any]) -> None:
+    if not isinstance(prompt, str):
+        raise fault("invalid_params", "A prompt is a text.", field="prompt")
+    if system is not None and not isinstance(system, str):
+        raise fault("invalid_params", "A system prompt is a text.", field="system")
+    if chosen.get("max_iterations", 1) < 1:
+        raise fault("invalid_params", "max_iterations is one or more.", field="max_iterations")
 
 
 def workflow_execute(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -51,6 +61,7 @@ def _stage(workflow: str, stage: Mapping[str, Any]) -> dict[str, Any]:
     if not read.get("name") or "prompt" not in read:
         raise fault("invalid_params", "A stage has a name and a prompt.", field="stages")
     policy = checked_options("model_policy", read.get("model_policy"), _LOOP_OPTIONS)
+    _check_said(read["prompt"], read.get("system"), policy)
     policy.setdefault("session_id", f"{workflow}:{read['name']}")
     return {"name": read["name"], "prompt": read["prompt"], "system": read.get("system"), "policy": policy}
 

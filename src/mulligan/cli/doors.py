@@ -39,12 +39,19 @@ def root_folder(common: Common) -> str:
 
 
 def has_store(store: str | None) -> bool:
-    """Whether there is a store on disk under that name."""
+    """Whether there is a store on disk under that name.
+
+    Yes also where nobody may look, and where only a part of one is left: opening it says what is wrong.
+    """
     from mulligan.opening import store_directory
     from mulligan.store.sqlite import DATABASE
+    from mulligan.store.sqlite_file import is_there
 
     directory = store_directory(store, os.environ)
-    return directory is not None and os.path.exists(os.path.join(directory, DATABASE))
+    try:
+        return directory is not None and any(is_there(os.path.join(directory, DATABASE + end)) for end in ("", "-wal"))
+    except OSError:
+        return True
 
 
 def known_roots(store: str | None) -> list[str]:

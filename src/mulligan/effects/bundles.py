@@ -20,6 +20,7 @@ from mulligan.session.redaction import Policy
 from mulligan.session.seeding import seed_from_jsonl
 from mulligan.session.standing import Standing
 from mulligan.session.transcript import Archive
+from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId
 
 _HOME_VARIABLES = ("HOME", "USERPROFILE")
@@ -65,6 +66,8 @@ class Arrivals:
 
     def seed_from_jsonl(self, path: str, opts: Mapping[str, Any] | None = None, **given: Any) -> dict[str, Any]:
         """Make a session from a transcript file; see `session.seeding` for options and answer."""
+        if opts is not None and not isinstance(opts, Mapping):
+            raise fault("invalid_params", "The options of seed_from_jsonl are an object.", field="opts")
         archive = archive_of(self._desk.ledger)
         return seed_from_jsonl(archive, self._desk.root.id, path, {**(opts or {}), **given})
 

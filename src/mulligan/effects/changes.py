@@ -9,6 +9,7 @@ from mulligan.boundary.capability import Capability
 from mulligan.effects import params
 from mulligan.effects.scene import Scene
 from mulligan.history.call import Intent, Plan
+from mulligan.values.content import Content
 from mulligan.values.digest import digest_of
 from mulligan.values.entries import ABSENT, Absent, DirEntry, Entry, FileEntry
 from mulligan.values.paths import RepoPath, is_below, join
@@ -84,7 +85,7 @@ def _check_write(asked: params.WriteFile, shown: str, entry: Entry) -> None:
             raise Refused("conflict", "stale_base", words, current_digest=current)
 
 
-def check_size(capability: Capability, data: bytes) -> None:
+def check_size(capability: Capability, data: Content) -> None:
     limit = capability.max_write_bytes
     if limit is not None and len(data) > limit:
         words = f"{len(data)} bytes are more than the {limit} this session may write."
@@ -147,7 +148,7 @@ def _text(image: Image, shown: str) -> str:
     if image.content is None:
         raise Refused("error", "is_directory", f"{shown} is a directory.")
     try:
-        return image.content.decode("utf-8")
+        return image.data.decode("utf-8")
     except UnicodeDecodeError:
         raise Refused("error", "invalid_utf8", f"{shown} is not UTF-8 text.") from None
 

@@ -25,6 +25,8 @@ from mulligan.workspace.exec.run import Ran
 
 CALL_VARIABLE = "MULLIGAN_CALL"
 _PAGE_BYTES = 1024 * 1024
+_TIMEOUT_MAX_MS = 366 * 24 * 3_600_000
+"""Longer than anybody waits, and short enough for every clock that is asked to."""
 
 Fields = dict[str, Any]
 
@@ -156,7 +158,8 @@ def _run(
 
 
 def _how(asked: params.Exec, handle: Handle) -> How:
-    deadline = None if asked.timeout_ms is None else monotonic_s() + asked.timeout_ms / 1000
+    limit_ms = asked.limit_ms
+    deadline = None if limit_ms is None else monotonic_s() + min(limit_ms, _TIMEOUT_MAX_MS) / 1000
     return How(asked.strategy, asked.isolate, deadline, handle, only_success=asked.rollback_on == "nonzero")
 
 
@@ -168,7 +171,7 @@ def _change(scene: Scene, change: Change) -> Fields:
 def _judge(asked: params.Exec, ran: Ran, fields: Fields) -> None:
     """What does not stand: a timeout, a cancel, and what `rollback_on` names. The receipt still says what happened."""
     if ran.timed_out:
-        raise Refused("timeout", "timeout", f"The command ran longer than {asked.timeout_ms} ms.", **fields)
+        raise Refused("timeout", "timeout", f"The command ran longer than {asked.limit_ms} ms.", **fields)
     if ran.cancelled:
         raise Refused("error", "cancelled", "The command was cancelled.", **fields)
     if asked.rollback_on == "nonzero" and ran.exit_code != 0:

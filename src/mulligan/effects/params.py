@@ -194,6 +194,9 @@ class Exec(Outputting):
     argv: list[str] = Field(description="The program and its arguments.")
     cwd: str | None = Field(default=None, description="Where to run, below the root.")
     timeout_ms: Annotated[int, Field(gt=0)] | None = None
+    timeout_ns: Annotated[int, Field(gt=0)] | None = Field(
+        default=None, description="As timeout_ms; the shorter holds."
+    )
     env: dict[str, str] | None = Field(default=None, validation_alias=AliasChoices("env", "env_patch"))
     stdin: str | None = None
     stdin_ref: str | None = None
@@ -203,6 +206,11 @@ class Exec(Outputting):
     network: Literal["none", "full"] = "full"
     strategy: Literal["notify", "watch", "scan", "overlay"] | None = None
     background: bool = Field(default=False, description="Answer at once with an exec_id; the command goes on.")
+
+    @property
+    def limit_ms(self) -> int | None:
+        in_ms = None if self.timeout_ns is None else max(1, self.timeout_ns // 1_000_000)
+        return min((limit for limit in (self.timeout_ms, in_ms) if limit is not None), default=None)
 
 
 class ExecOutput(Params):

@@ -140,7 +140,7 @@ def _content(path: RepoPath, image: Image, links: Mapping[str, RepoPath]) -> byt
         raise _not_a_file(f"{path} is a device, FIFO or socket.")
     if isinstance(image.entry, SymlinkEntry) and path in links.values():
         return image.entry.target.encode("utf-8", "surrogateescape")
-    return image.content
+    return None if image.content is None else image.data
 
 
 def _wanted(scene: Scene, looking: _Looking, staged: Staged, path: RepoPath) -> Wanted:
@@ -195,7 +195,7 @@ def _present(image: Image) -> Present | None:
     if image.special:
         raise _not_a_file("The patch names a device, FIFO or socket.")
     if isinstance(image.entry, FileEntry):
-        return Present(image.content or b"", image.entry.mode)
+        return Present(image.data, image.entry.mode)
     if isinstance(image.entry, SymlinkEntry):
         return Present(image.entry.target.encode("utf-8", "surrogateescape"), 0o777, kind="symlink")
     return None

@@ -20,7 +20,7 @@ from mulligan.session.active import current_id
 from mulligan.session.lineage import ancestry_in
 from mulligan.session.live import LIVE_SESSIONS, LiveSessions
 from mulligan.session.options import checked_options
-from mulligan.session.standing import check_open
+from mulligan.session.standing import check_open, session_in
 from mulligan.session.tables import SESSIONS, SessionRow
 from mulligan.session.transcript import length_of
 from mulligan.values.faults import MulliganError, fault
@@ -78,7 +78,7 @@ class Sessions(Arrivals):
     def exists(self, id: str) -> bool:
         """Whether a session is open."""
         with self._archive.store.read() as tx:
-            row = tx.get(SESSIONS, id) if isinstance(id, str) else None
+            row = session_in(tx, id)
         return row is not None and row.closed_at is None
 
     @staticmethod
@@ -113,7 +113,7 @@ class Sessions(Arrivals):
         if self.exists(id):
             self.close(id, "deleted")
         with self._archive.store.read() as tx:
-            if not tx.has(SESSIONS, session):
+            if session_in(tx, session) is None:
                 raise fault("session_not_found", f"delete: there is no session {id!r}.", session=id, verb="delete")
         drop_scopes(self._desk, session)
         return drop_session(self._desk.ledger, session)

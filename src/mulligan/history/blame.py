@@ -29,12 +29,12 @@ class BlamedLine:
 
 
 def blame(desk: Desk, path: RepoPath) -> list[BlamedLine]:
-    content = desk.image(path).content
-    if content is None:
+    image = desk.image(path)
+    if image.content is None:
         raise fault("path_not_found", f"{path} is not a file.")
     with desk.ledger.store.read() as tx:
         lines, origins = _from_history(desk, tx, desk.disk.root.place_of(path))
-        now = split_lines(content)
+        now = split_lines(image.data)
         origins = _carried(lines, origins, now, UNRECORDED)
         return [_named(tx, origin, line) for origin, line in zip(origins, now, strict=True)]
 

@@ -26,6 +26,7 @@ from mulligan.session.lineage import fork_in, fresh_id
 from mulligan.session.positions import check_continuable
 from mulligan.session.tables import session_journal
 from mulligan.values.canonical import decode, encode
+from mulligan.values.content import Content
 from mulligan.values.digest import Digest, parse_digest
 from mulligan.values.entries import ABSENT, Entry, FileEntry, same_state
 from mulligan.values.faults import fault
@@ -210,7 +211,7 @@ class CopyMerge:
     def _merged(self, base: Entry, ours: Image, theirs: Image) -> MergedEntry:
         def read(digest: Digest) -> bytes:
             known = [i for i in (ours, theirs) if isinstance(i.entry, FileEntry) and i.entry.digest == digest]
-            return (known[0].content or b"") if known else self.desk.ledger.blobs.read(digest)
+            return known[0].data if known else self.desk.ledger.blobs.read(digest)
 
         return merge_entry(base, ours.entry, theirs.entry, read)
 
@@ -242,7 +243,7 @@ class CopyMerge:
         return "" if desk is self.there else self.branch.root
 
 
-def _content_of(entry: Entry, *images: Image) -> bytes | None:
+def _content_of(entry: Entry, *images: Image) -> Content | None:
     """The bytes of a file entry that one of the images holds."""
     wanted = entry.digest if isinstance(entry, FileEntry) else None
     return next((i.content for i in images if isinstance(i.entry, FileEntry) and i.entry.digest == wanted), None)
@@ -294,7 +295,7 @@ def _expecting(desk: Desk, move: Move) -> Any:
             raise Refused("conflict", "path_busy", f"{move.path} changed while it was being merged; try again.")
         content = move.content
         if content is None and isinstance(move.target, FileEntry):
-            content = desk.ledger.blobs.read(move.target.digest)
+            content = desk.ledger.blobs.content(move.target.digest, move.target.size)
         return Wanted(move.target, content)
 
     return plan

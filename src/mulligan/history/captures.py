@@ -162,7 +162,7 @@ def _changed_by_others(desk: Desk, moves: Iterable[Move]) -> tuple[RepoPath, ...
 def _put(desk: Desk, move: Move) -> Any:
     def plan(_: Image) -> Wanted:
         entry: Entry = move.target
-        content = desk.ledger.blobs.read(entry.digest) if isinstance(entry, FileEntry) else None
+        content = desk.ledger.blobs.content(entry.digest, entry.size) if isinstance(entry, FileEntry) else None
         return Wanted(entry, content)
 
     return plan

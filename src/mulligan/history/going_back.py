@@ -20,6 +20,7 @@ from mulligan.history.log import (
     changes_of,
     find_call,
     is_open_turn,
+    is_reachable,
     newest_standing,
     open_calls_of,
     verb_of,
@@ -225,6 +226,7 @@ def _last_turn(desk: Desk, session: SessionId | None, how: How) -> _Target:
             raise fault("nothing_to_undo", "There is no completed turn to roll back.")
         owner, turn = found
         rows = [*tx.select(CALLS, {"session": owner, "turn": turn}), *_of_children(tx, desk, owner, turn)]
+        rows = [row for row in rows if is_reachable(tx, row)]
     talk = move_of_turn(desk, owner, turn)
     calls = tuple(_newest_first(row for row in rows if can_be_undone(row)))
     return _Target("rollback", calls, session=owner, talk=talk)
@@ -332,7 +334,7 @@ def _plan(desk: Desk, target: _Target, how: How) -> RestorePlan:
 
     def now(path: RepoPath) -> Entry | None:
         image = desk.image(path)
-        if image.content is not None and isinstance(image.entry, FileEntry):
+        if isinstance(image.content, bytes) and isinstance(image.entry, FileEntry):
             contents[image.entry.digest] = image.content
         return None if image.special else image.entry
 
@@ -489,7 +491,7 @@ def _intent(desk: Desk, move: Move) -> Intent:
             raise _WorldMoved
         content = move.content
         if content is None and isinstance(move.target, FileEntry):
-            content = desk.ledger.blobs.read(move.target.digest)
+            content = desk.ledger.blobs.content(move.target.digest, move.target.size)
         return Wanted(move.target, content)
 
     return Intent(move.path, plan)

@@ -38,6 +38,7 @@ from mulligan.history.tables import (
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
 from mulligan.values.clock import monotonic_s
+from mulligan.values.content import Content
 from mulligan.values.digest import digest_of, raw_digest
 from mulligan.values.entries import ABSENT, Entry, FileEntry, entry_from_json, same_state
 from mulligan.values.faults import MulliganError
@@ -212,7 +213,7 @@ class KeptTree:
             if _stamp_now(path) == self._stamps.get(path):
                 self._known[path] = entry
 
-    def _contents(self, paths: Iterable[bytes], found: dict[bytes, Entry]) -> Iterator[bytes]:
+    def _contents(self, paths: Iterable[bytes], found: dict[bytes, Entry]) -> Iterator[Content]:
         """Entries are put into `found` as their bytes are given."""
         for path in paths:
             size = _size(self._stamps[path]) if path in self._stamps else 0
@@ -315,7 +316,7 @@ class KeptTree:
 
     def _touched_contents(
         self, paths: Collection[bytes], changed: Collection[bytes], found: dict[bytes, Entry]
-    ) -> Iterator[bytes]:
+    ) -> Iterator[Content]:
         for path in paths:
             stamp = self._stamps.get(path)
             if stamp is None or _size(stamp) > (TOUCHED_MAX_BYTES if path in changed else self._file_max_bytes):

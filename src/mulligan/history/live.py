@@ -115,7 +115,9 @@ class Watching(ABC):
 
     def _record_external(self, tx: Tx, change: Change, bodies: Sequence[Prepared]) -> None:
         """Somebody changed it since the record: theirs, if it is still so now that the place is ours."""
-        if not self._image(change.path).holds(change.after):
+        with self._spot(change.path) as spot:
+            image = NOTHING if spot is None else self.disk.image(spot, kept=False)
+        if not image.holds(change.after):
             raise Surprised
         self.ledger.external(tx, self.root, [change], bodies=bodies)
 

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from mulligan.history.desk import Desk
 from mulligan.history.projection import WAYS_BACK
 from mulligan.history.tables import CALLS, CHANGES, OPEN, ROOTS, TURNS, CallRow, ChangeRow, TurnRow
+from mulligan.session.roots import ENDED_ASIDES
 from mulligan.store.protocol import Tx
 from mulligan.store.tables import Value
 from mulligan.values.canonical import decode
@@ -55,7 +56,12 @@ def calls_of(
 def newest_standing(tx: Tx, desk: Desk, session: SessionId | None) -> CallRow | None:
     """What `undo` without a name is about."""
     rows = calls_of(tx, desk, session, only={"status": "committed", "undone_by": None})
-    return next((row for row in rows if can_be_undone(row)), None)
+    return next((row for row in rows if can_be_undone(row) and is_reachable(tx, row)), None)
+
+
+def is_reachable(tx: Tx, row: CallRow) -> bool:
+    """Whether the files are still where the call changed them: a sandboxed root's copy goes once it is merged."""
+    return not tx.has(ENDED_ASIDES, row.root)
 
 
 def open_calls_of(tx: Tx, session: SessionId) -> list[CallRow]:
@@ -78,6 +84,7 @@ def change_from_row(row: ChangeRow) -> Change:
 
 def find_call(desk: Desk, name: str, session: SessionId | None = None) -> CallRow:
     """The call a person means: its id, the newest with that label, or a unique beginning or end of an id."""
+    name = name.encode("utf-8", "backslashreplace").decode("utf-8")  # no store holds, or looks for, lone surrogates
     with desk.ledger.store.read() as tx:
         exact = tx.get(CALLS, name)
         if exact is not None:

@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.entries import Absent, DirEntry, Entry, FileEntry, Xattrs, kind_of, same_content, same_state
+from mulligan.values.limits import MERGE_MAX_BYTES
 from mulligan.workspace.diffing import Edit, edits
 from mulligan.workspace.lines import looks_binary, split_lines
 
@@ -163,7 +164,12 @@ def _clash(ours: Entry, other: Entry, read: Read) -> ConflictReason:
     if same_content(ours, other):
         return "mode"
     files = [entry for entry in (ours, other) if isinstance(entry, FileEntry)]
-    return "binary" if any(looks_binary(read(entry.digest)) for entry in files) else "same_lines"
+    return "binary" if any(_is_binary(entry, read) for entry in files) else "same_lines"
+
+
+def _is_binary(entry: FileEntry, read: Read) -> bool:
+    """A file too large to be looked at whole is nobody's text."""
+    return entry.size > MERGE_MAX_BYTES or looks_binary(read(entry.digest))
 
 
 def _merge_files(base: FileEntry, ours: FileEntry, theirs: FileEntry, read: Read) -> MergedEntry:
@@ -206,6 +212,8 @@ def _merge_contents(base: FileEntry, ours: FileEntry, theirs: FileEntry, read: R
     digest = _three_way(base.digest, ours.digest, theirs.digest)
     if digest is not None:
         return _Content(digest, ours.size if digest == ours.digest else theirs.size)
+    if max(base.size, ours.size, theirs.size) > MERGE_MAX_BYTES:
+        return Conflict("binary")
     merged = merge_text(read(base.digest), read(ours.digest), read(theirs.digest))
     if isinstance(merged, Conflict):
         return merged

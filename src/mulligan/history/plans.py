@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from mulligan.history.merge import Conflict, KeepOurs, TakeTheirs, WriteMerged, merge_entry
 from mulligan.history.repositories import LeftAlone
+from mulligan.values.content import Content
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.entries import Absent, Change, DirEntry, Entry, FileEntry, same_state
 from mulligan.values.faults import MulliganError
@@ -52,7 +53,7 @@ class Move:
     path: RepoPath
     now: Entry
     target: Entry
-    content: bytes | None = None
+    content: Content | None = None
 
 
 @dataclass(slots=True, frozen=True)

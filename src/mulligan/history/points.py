@@ -11,7 +11,7 @@ from typing import Any
 
 from mulligan.history.desk import Desk
 from mulligan.history.ledger import Ledger
-from mulligan.history.log import calls_of, find_call
+from mulligan.history.log import calls_of, find_call, is_reachable
 from mulligan.history.tables import REDO, TURNS, CallRow
 from mulligan.session.positions import (
     call_began,
@@ -88,8 +88,13 @@ def _seq_before(tx: Tx, session: SessionId, window: Window, place: int) -> int:
 
 
 def _calls_after(tx: Tx, desk: Desk, session: SessionId, seq: int) -> tuple[CallRow, ...]:
-    rows = (row for row in calls_of(tx, desk, session) if row.wseq is not None and not row.external)
+    rows = (row for row in calls_of(tx, desk, session) if _is_work(tx, row))
     return tuple(row for row in rows if (call_began(tx, session, row.id, row.started_at) or _END) > seq)
+
+
+def _is_work(tx: Tx, row: CallRow) -> bool:
+    """Whether going back to before it means taking something back."""
+    return row.wseq is not None and not row.external and is_reachable(tx, row)
 
 
 def _call_point(desk: Desk, name: str | int, session: SessionId | None, *, side: str) -> Point:
@@ -100,7 +105,7 @@ def _call_point(desk: Desk, name: str | int, session: SessionId | None, *, side:
         raise fault("call_open", f"Call {row.id} is still running.")
     session = SessionId(row.session) if row.session is not None else None
     with desk.ledger.store.read() as tx:
-        later = [one for one in calls_of(tx, desk, session, after=row.id) if one.wseq is not None and not one.external]
+        later = [one for one in calls_of(tx, desk, session, after=row.id) if _is_work(tx, one)]
         own = [row] if side == "before" and row.wseq is not None else []
         if session is None:
             return Point(None, row, (), (), (*later, *own))

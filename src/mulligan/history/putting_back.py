@@ -27,6 +27,7 @@ from mulligan.history.repositories import is_locked_by_git
 from mulligan.history.tables import RootRow, TouchRow
 from mulligan.values.canonical import decode
 from mulligan.values.clock import monotonic_s
+from mulligan.values.content import Content, begins_with
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.entries import (
     ABSENT,
@@ -259,7 +260,7 @@ class _Way:
             self.site.disk.set_mtime(spot, self.target.mtime_ns)
 
     def _swap(self, spot: Spot, now: Image, target: Entry) -> object:
-        content = self.site.ledger.blobs.read(target.digest) if isinstance(target, FileEntry) else None
+        content = self._content(target) if isinstance(target, FileEntry) else None
         draft = self.trace.drafts[-1]
         if self._strays:
             self.site.disk.discard(spot, draft)
@@ -302,7 +303,10 @@ class _Way:
         return self.trace.drafts[0]
 
     def _is_our_lock(self, spot: Spot) -> bool:
-        return self.site.disk.image(spot, draft=spot.name + _GIT_LOCK).content == self._mark
+        return self._is_mark(self.site.disk.image(spot, draft=spot.name + _GIT_LOCK).entry)
+
+    def _is_mark(self, entry: Entry) -> bool:
+        return isinstance(entry, FileEntry) and entry.digest == digest_of(self._mark)
 
     def _half(self, now: Image, report: Report) -> Entry | None:
         """What the path shall become: ours taken out of what is there. None: it is somebody's and stays."""
@@ -342,16 +346,19 @@ class _Way:
     def _is_known(self, image: Image) -> bool:
         """Whether a draft is ours: what we meant, what was there before, or a torn beginning of either."""
         known = (self.trace.before, *self.trace.meant)
-        if image.content == self._mark or any(same_content(image.entry, entry) for entry in known):
+        if self._is_mark(image.entry) or any(same_content(image.entry, entry) for entry in known):
             return True
         if not isinstance(image.entry, FileEntry) or image.entry.mode != _STAGED_MODE:
             return False
-        content = image.content or b""
+        content: Content = b"" if image.content is None else image.content
         files = [entry for entry in known if isinstance(entry, FileEntry)]
-        return self._mark.startswith(content) or any(self._begins(entry, content) for entry in files)
+        return begins_with(self._mark, content) or any(self._begins(entry, content) for entry in files)
 
-    def _begins(self, entry: FileEntry, content: bytes) -> bool:
-        return entry.size >= len(content) and self.site.ledger.blobs.read(entry.digest).startswith(content)
+    def _begins(self, entry: FileEntry, content: Content) -> bool:
+        return entry.size >= len(content) and begins_with(self._content(entry), content)
+
+    def _content(self, entry: FileEntry) -> Content:
+        return self.site.ledger.blobs.content(entry.digest, entry.size)
 
     def _store(self, theirs: Image) -> None:
         if theirs.content is not None:

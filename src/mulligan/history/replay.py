@@ -30,7 +30,7 @@ from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId
 from mulligan.values.paths import to_wire
 
-_LOCAL_TABLES = frozenset({"roots", "branches", "asides"})
+_LOCAL_TABLES = frozenset({"roots", "branches", "asides", "ended_asides"})
 """They name places of one machine, which are no part of what happened."""
 
 

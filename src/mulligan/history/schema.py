@@ -24,7 +24,7 @@ from mulligan.session.clients import CLIENTS
 from mulligan.session.graphs import GRAPH_TABLES
 from mulligan.session.kept import SLICE_TABLES
 from mulligan.session.projection import TALK_TABLES
-from mulligan.session.roots import ASIDES
+from mulligan.session.roots import ASIDES, ENDED_ASIDES
 from mulligan.session.tables import BOUNDARIES, SESSIONS
 from mulligan.session.tokens import SIGHTS, TOKENS
 from mulligan.store.blobs import BLOBS, BODIES
@@ -42,7 +42,7 @@ SCHEMA = Schema(
         *TALK_TABLES,
         *SLICE_TABLES,
         *GRAPH_TABLES,
-        *(TOKENS, SIGHTS, CLIENTS, ASIDES),
+        *(TOKENS, SIGHTS, CLIENTS, ASIDES, ENDED_ASIDES),
         *(SNAPSHOTS, LINEAGE, LEASES, LEASE_PATHS),
     ),
     projectors=PROJECTORS,

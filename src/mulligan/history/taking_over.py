@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from mulligan.history.call import Call, Intent
 from mulligan.history.desk import Desk
 from mulligan.history.merge import Conflict, TakeTheirs, WriteMerged, merge_entry
-from mulligan.values.digest import Digest, digest_of
+from mulligan.values import limits
+from mulligan.values.content import Content, KeepLarge, digest_of_content, whole
+from mulligan.values.digest import Digest
 from mulligan.values.entries import ABSENT, Absent, DirEntry, Entry, FileEntry, SymlinkEntry
 from mulligan.values.paths import RepoPath, path_from_bytes, to_wire
 from mulligan.workspace.disk import Image
@@ -90,10 +92,11 @@ class _Made:
 
 
 def _intent(desk: Desk, call: Call, path: RepoPath, made: _Made) -> Intent:
-    return Intent(path, lambda image: _merged(desk, call, path, _Sides(image, _wanted(made.change), made)))
+    keep_large = desk.ledger.blobs.store_large
+    return Intent(path, lambda image: _merged(desk, call, path, _Sides(image, _wanted(made.change, keep_large), made)))
 
 
-def _wanted(change: IsolatedChange) -> Wanted:
+def _wanted(change: IsolatedChange, keep_large: KeepLarge) -> Wanted:
     if change.kind == "absent" or change.source is None:
         return Wanted(ABSENT)
     if change.kind == "symlink":
@@ -101,10 +104,11 @@ def _wanted(change: IsolatedChange) -> Wanted:
     if change.kind == "dir":
         return Wanted(DirEntry(change.mode, xattrs=_xattrs(change.source)))
     with open(change.source, "rb") as file:
-        data = file.read()
-    mtime = os.stat(change.source).st_mtime_ns
-    entry = FileEntry(digest_of(data), len(data), change.mode, mtime_ns=mtime, xattrs=_xattrs(change.source))
-    return Wanted(entry, data)
+        status = os.fstat(file.fileno())
+        is_large = status.st_size > limits.WHOLE_MAX_BYTES
+        data = keep_large(iter(lambda: file.read(limits.BLOB_PART_BYTES), b"")) if is_large else file.read()
+    digest, xattrs = digest_of_content(data), _xattrs(change.source)
+    return Wanted(FileEntry(digest, len(data), change.mode, mtime_ns=status.st_mtime_ns, xattrs=xattrs), data)
 
 
 def _xattrs(source: bytes) -> tuple[tuple[str, str], ...]:
@@ -120,7 +124,7 @@ class _Sides:
     wanted: Wanted
     made: _Made
 
-    def content(self, entry: Entry) -> bytes | None:
+    def content(self, entry: Entry) -> Content | None:
         """The bytes of an entry that is one of the two sides."""
         for side, data in ((self.now.entry, self.now.content), (self.wanted.entry, self.wanted.content)):
             if side == entry or (
@@ -168,4 +172,4 @@ def _reader(desk: Desk, sides: _Sides) -> Callable[[Digest], bytes]:
         for entry, data in ((sides.now.entry, sides.now.content), (sides.wanted.entry, sides.wanted.content))
         if isinstance(entry, FileEntry) and data is not None
     }
-    return lambda digest: known[digest] if digest in known else desk.ledger.blobs.read(digest)
+    return lambda digest: whole(known[digest]) if digest in known else desk.ledger.blobs.read(digest)

@@ -46,7 +46,7 @@ def _with_siblings(chain: Sequence[Record], lines: Sequence[Record]) -> list[Rec
     on_way = {line["uuid"] for line in chain}
     answers = {_message_id(line) for line in chain if line.get("type") == "assistant"} - {None}
     parts = [line for line in lines if line["uuid"] in on_way or _message_id(line) in answers]
-    asked = {block.get("id") for line in parts for block in _blocks(line) if block.get("type") == "tool_use"}
+    asked = {str(block.get("id")) for line in parts for block in _blocks(line) if block.get("type") == "tool_use"}
     wanted = {line["uuid"] for line in parts}
     wanted |= {line["uuid"] for line in lines if _results(line) and _results(line) <= asked}
     return [line for line in lines if line["uuid"] in wanted]
@@ -61,7 +61,7 @@ def _message_id(line: Record) -> str | None:
 def _blocks(line: Record) -> list[Mapping[str, Any]]:
     message = line.get("message")
     content = message.get("content") if isinstance(message, Mapping) else None
-    return [one for one in content if isinstance(one, Mapping)] if isinstance(content, list) else []
+    return _as_blocks(content) if isinstance(content, list) else []
 
 
 def _results(line: Record) -> set[Any]:
@@ -85,13 +85,21 @@ def _merged(lines: Sequence[Record]) -> Iterator[Message]:
     for line in lines:
         key = _message_id(line) or ("results" if _results(line) else line["uuid"])
         if open_message is not None and key == open_key:
-            open_message["content"] = [*open_message["content"], *_blocks(line)]
+            more = _as_blocks(line["message"].get("content"))
+            open_message["content"] = [*_as_blocks(open_message["content"]), *more]
             continue
         if open_message is not None:
             yield open_message
         open_message, open_key = _message(line), key
     if open_message is not None:
         yield open_message
+
+
+def _as_blocks(content: object) -> list[Any]:
+    """A line may hold a bare text, or nothing at all."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return [one for one in content if isinstance(one, Mapping)] if isinstance(content, list) else []
 
 
 def _message(line: Record) -> Message:

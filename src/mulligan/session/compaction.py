@@ -52,12 +52,18 @@ class Options:
     mask_callback: Masker | None = None
     compress_callback: Compressor | None = None
 
+    @property
+    def strategies(self) -> tuple[Strategy, ...]:
+        """Those that may be used: the second only where there is a hard limit, be it zero."""
+        harder = () if self.hard_limit_tokens is None else (self.hard_limit_strategy,)
+        return (self.compact_strategy, *harder)
+
 
 def parse_options(given: Mapping[str, Any] | None) -> Options:
     """Raises `unknown_option` for a key that does not exist, `invalid_params` for a value that cannot be meant."""
     asked = {name: value for name, value in (given or {}).items() if value is not None}
     known = {one.name for one in fields(Options)}
-    unknown = sorted(set(given or {}) - known)
+    unknown = sorted(str(name) for name in (given or {}) if name not in known)
     if unknown:
         raise fault("unknown_option", f"Compaction has no option {unknown[0]!r}.", field=unknown[0])
     for name, value in asked.items():
@@ -65,8 +71,7 @@ def parse_options(given: Mapping[str, Any] | None) -> Options:
     if "custom_compactor" in asked:
         asked.setdefault("compact_strategy", "custom")
     options = Options(**asked)
-    used = {options.compact_strategy, *((options.hard_limit_strategy,) if options.hard_limit_tokens else ())}
-    if (options.custom_compactor is not None) != ("custom" in used):
+    if (options.custom_compactor is not None) != ("custom" in options.strategies):
         words = "The strategy custom and a custom_compactor go together."
         raise fault("invalid_params", words, field="custom_compactor")
     return options
@@ -116,8 +121,7 @@ class Compacted:
 
 def compacted(messages: Sequence[Message], options: Options, summarize: Summarizer | None = None) -> Compacted | None:
     """None when there is nothing to do: too few messages, too few tokens, or no sound place to split."""
-    needed = [options.compact_strategy, *([options.hard_limit_strategy] if options.hard_limit_tokens else [])]
-    if "llm" in needed and summarize is None:
+    if "llm" in options.strategies and summarize is None:
         raise fault("no_provider", "The strategy llm needs a model to summarise with; none is set.")
     if len(messages) <= options.keep_last:
         return None
@@ -197,7 +201,7 @@ class _Work:
         chosen = self.options.mask_callback(list(short)) if self.options.mask_callback is not None else None
         if isinstance(chosen, str):
             return chosen
-        masks = list(chosen or ())
+        masks = _masks(chosen)
         masks += [None] * (len(short) - len(masks))
         lines = [mask if isinstance(mask, str) else masked(one) for mask, one in zip(masks, short, strict=False)]
         return "\n".join([_header(len(archived)), *lines])
@@ -235,7 +239,10 @@ class _Work:
         if self.options.compress_callback is None:
             return _cut(text, limit)
         asked = {"tool_name": self._tool_name(message), "output": text, "max_chars": limit}
-        return str(self.options.compress_callback(asked))
+        made: object = self.options.compress_callback(asked)
+        if not isinstance(made, str):
+            raise fault("invalid_params", "A compress_callback gives a text.", field="compress_callback")
+        return made
 
     def _tool_name(self, message: Message) -> str | None:
         named = message.get("name") or message.get("tool_name")
@@ -243,6 +250,14 @@ class _Work:
             return named
         wanted = message.get("tool_call_id") or message.get("tool_use_id")
         return next((call.name for one in self.all for call in calls_in(one) if call.id == wanted), None)
+
+
+def _masks(chosen: object) -> list[str | None]:
+    """One for each message, None where the usual mask will do."""
+    masks = [] if chosen is None else chosen
+    if not isinstance(masks, list | tuple) or not all(one is None or isinstance(one, str) for one in masks):
+        raise fault("invalid_params", "A mask_callback gives a text, or a list of texts.", field="mask_callback")
+    return list(masks)
 
 
 def _custom(compactor: Compactor, archived: list[Message]) -> list[Message]:

@@ -20,7 +20,8 @@ from mulligan.session.private_names import PrivateNames
 from mulligan.session.projection import APPENDED, INSERTED, window_row
 from mulligan.session.redaction import Policy, Redactor, refuse_survivors, strings_in
 from mulligan.session.seeding import MODEL, PROVIDER, SOURCE
-from mulligan.session.tables import SESSIONS, SessionRow, session_journal
+from mulligan.session.standing import session_in
+from mulligan.session.tables import SessionRow, session_journal
 from mulligan.session.transcript import Archive, Message, entries_in, event_in, head_of, message_in, text_of
 from mulligan.session.withholding import BUNDLE, FORM_KEYS, Withholder
 from mulligan.store.blobs import BLOBS
@@ -95,7 +96,8 @@ def export_session(archive: Archive, session: SessionId, wish: Wish) -> Document
 
 
 def _gathered(tx: Tx, archive: Archive, session: SessionId) -> Material:
-    row, ancestry = tx.get(SESSIONS, session), ancestry_in(tx, session)
+    row = session_in(tx, session)
+    ancestry = None if row is None else ancestry_in(tx, session)
     if row is None or ancestry is None:
         raise fault("session_not_found", f"export: there is no session {session!r}.", session=session, verb="export")
     facts = facts_of(tx, session)

@@ -84,7 +84,7 @@ def _messages(record: Record, answered: set[Any], seed: Seed) -> Iterator[Messag
         yield from (_tool_message(one["id"], one.get("name"), one.get("response")) for one in _responses(record))
     elif record.get("type") == "gemini":
         seed.model = record["model"] if isinstance(record.get("model"), str) else seed.model
-        calls = [one for one in _items(record.get("toolCalls")) if one.get("id")]
+        calls = [one for one in _items(record.get("toolCalls")) if _has_id(one)]
         yield _answer(record, calls)
         yield from (_inline_result(one) for one in calls if one["id"] not in answered and one.get("result") is not None)
 
@@ -127,7 +127,11 @@ def _responses(record: Record) -> list[Record]:
     if record.get("type") != "user":
         return []
     parts = (one.get("functionResponse") for one in _items(record.get("content")))
-    return [one for one in parts if isinstance(one, Mapping) and one.get("id")]
+    return [one for one in parts if isinstance(one, Mapping) and _has_id(one)]
+
+
+def _has_id(body: Record) -> bool:
+    return isinstance(body.get("id"), str) and body["id"] != ""
 
 
 def _items(value: object) -> list[Record]:

@@ -103,6 +103,8 @@ class InForce(Standing):
         self, opts: Mapping[str, Any] | None = None, *, provider: Summarizer | None = None, **given: Any
     ) -> int:
         """Replace the older part of what is in force by a summary. How many messages are in force afterwards."""
+        if opts is not None and not isinstance(opts, Mapping):
+            raise fault("invalid_params", "The options of compact are an object.", field="opts")
         options = parse_options({**(opts or {}), **given})
         for _ in range(_COMPACT_TRIES):
             with self._archive.store.read() as tx:

@@ -78,6 +78,17 @@ class AsideRow:
     created_at: str
 
 
+@dataclass(slots=True, frozen=True)
+class EndedAsideRow:
+    """The root of a copy that is gone, merged or dropped: nothing can be put back there any more."""
+
+    root: str
+    session: str
+    path: str
+    status: str
+
+
+ENDED_ASIDES: Table[EndedAsideRow] = Table("ended_asides", EndedAsideRow, key=("root",), projected=True)
 ASIDES: Table[AsideRow] = Table("asides", AsideRow, key=("session", "path"), projected=True)
 
 
@@ -98,7 +109,11 @@ def project_set_aside(tx: Tx, record: Record) -> None:
 
 
 def project_aside_ended(tx: Tx, record: Record) -> None:
-    tx.delete(ASIDES, record.payload["session"], record.payload["path"])
+    body = record.payload
+    row = tx.get(ASIDES, body["session"], body["path"])
+    if row is not None:
+        tx.put(ENDED_ASIDES, EndedAsideRow(row.root, row.session, row.path, body["status"]))
+        tx.delete(ASIDES, row.session, row.path)
 
 
 def anchor_in(tx: Tx, session: SessionId) -> Anchor | None:
@@ -179,9 +194,7 @@ class Roots(Standing, ABC):
 
     def _directory(self, path: str) -> str:
         """The real path of a directory we can look into."""
-        if not path.strip() or "\0" in path:
-            raise fault("invalid_path", "A root is the path of a directory.")
-        real = os.path.realpath(path)
+        real = _real(path)
         if not os.path.isdir(real):
             raise fault("invalid_path", f"{path!r} is not a directory.")
         if not os.access(real, os.R_OK | os.X_OK):
@@ -189,7 +202,7 @@ class Roots(Standing, ABC):
         state = self._state_place()
         if state is not None and (is_in(state, real) or is_in(real, state)):
             raise fault("store_inside_workspace", f"{path!r} holds the store, or is part of it.")
-        return _as_text(real)
+        return real
 
     # The policy.
 
@@ -235,8 +248,6 @@ class Roots(Standing, ABC):
             return {"ok": False, "error": error.message}
 
     def _mounted(self, root: str, asked: str | None) -> str:
-        if not isinstance(root, str):
-            raise fault("invalid_path", "A root is the path of a directory.")
         path, now = self._directory(root), self._archive.now()
         with self._archive.store.write() as tx:
             row = self._check_open(tx, "add_root")
@@ -262,15 +273,14 @@ class Roots(Standing, ABC):
         return {"ok": True}
 
     def _unmounted(self, root: str) -> None:
-        if not isinstance(root, str):
-            raise fault("invalid_path", "A root is the path of a directory.")
+        real = _real(root)
         with self._archive.store.write() as tx:
             self._check_open(tx, "remove_root")
             anchor = anchor_in(tx, self.id)
             if anchor is None:
                 return
             # By its real path, or by the one it was mounted under should it be gone by now.
-            mount = anchor.mount(os.path.realpath(root)) or anchor.mount(root)
+            mount = anchor.mount(real) or anchor.mount(root)
             if mount is None:
                 return
             self._refuse_unmerged(tx, mount.path)
@@ -280,10 +290,11 @@ class Roots(Standing, ABC):
 
     def _mounted_path(self, root: str, verb: str) -> str:
         """The real path of a root that is mounted here, or `unknown_root`."""
+        real = _real(root)
         with self._archive.store.read() as tx:
             self._check_open(tx, verb)
             anchor = anchor_in(tx, self.id)
-        found = None if anchor is None else anchor.mount(os.path.realpath(root)) or anchor.mount(root)
+        found = None if anchor is None else anchor.mount(real) or anchor.mount(root)
         if found is None:
             raise fault("unknown_root", f"{verb}: {root!r} is not mounted in session {self.id!r}.", path=root)
         return found.path
@@ -316,9 +327,13 @@ def _checked_mode(mode: str) -> MountMode:
     raise fault("invalid_params", f"mount_mode is one of {', '.join(MOUNT_MODES)}.", field="mount_mode")
 
 
-def _as_text(path: str) -> str:
+def _real(path: object) -> str:
+    """Where a path leads. Raises `invalid_path` for what cannot be one, or has no form in UTF-8."""
+    if not isinstance(path, str) or not path.strip() or "\0" in path:
+        raise fault("invalid_path", "A root is the path of a directory.")
     try:
-        path.encode("utf-8")
+        real = os.path.realpath(path)
+        real.encode("utf-8")
     except UnicodeEncodeError:
         raise fault("invalid_path", "A root whose path is not UTF-8 cannot be mounted.") from None
-    return path
+    return real

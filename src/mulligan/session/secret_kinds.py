@@ -19,6 +19,8 @@ from binascii import Error as NotBase64
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mulligan.session.vendor_keys import VENDOR_KEYS
+
 Judge = Callable[[re.Match[str]], bool]
 
 START = r"(?:(?<![A-Za-z0-9_-])|(?<=\\[nrtbf])|(?<=\\u[0-9a-fA-F]{4})|(?<=%[0-9A-Fa-f]{2}))"
@@ -68,7 +70,15 @@ def looks_random(text: str, *, least: int = 16) -> bool:
 
 def _mixed(found: re.Match[str]) -> bool:
     """Digits among letters, and upper case too unless it is long: no name that people think up."""
-    text = secret_of(found).partition("-")[2] or secret_of(found)
+    return _is_mixed(secret_of(found).partition("-")[2] or secret_of(found))
+
+
+def _mixed_all(found: re.Match[str]) -> bool:
+    """The same where a dash may be a part of the key."""
+    return _is_mixed(secret_of(found))
+
+
+def _is_mixed(text: str) -> bool:
     return looks_random(text) and (_UPPER.search(text) is not None or len(text) >= 32)
 
 
@@ -223,6 +233,10 @@ BY_SHAPE: tuple[SecretKind, ...] = (
     _prefixed("langsmith_key", r"lsv2_(?:pt|sk)_[A-Za-z0-9_]{32,128}+", "lsv2_"),
     _prefixed("onepassword_token", rf"ops_eyJ{_B64U}{{40,4096}}+=*+", "ops_eyj"),
     _prefixed("mulligan_token", rf"mlg_{_B64U}{{43}}(?!{_B64U})", "mlg_"),
+    *(_prefixed(name, pattern, hints, _mixed_all) for name, pattern, hints in VENDOR_KEYS),
+    _kind(
+        "teams_webhook", r"\.webhook\.office\.com(?:/|\\/)(?P<secret>[A-Za-z0-9@_\\/-]{40,512}+)", "webhook.office.com"
+    ),
     _kind(
         "database_url",
         r"(?i:postgres(?:ql)?|mysql|mariadb|mongodb|rediss?|amqps?|mssql|sqlserver|clickhouse|cockroachdb|oracle|snowflake)"
@@ -239,6 +253,7 @@ _NAMES = (
     r"|connection[_-]?string|token(?!(?i:i[sz]|s|ed))))"
 )
 _ASSIGNED = _NAMES + r"(?P<rest>[A-Za-z0-9_.-]{0,40}+)(?:\\*+[\"'`]\]?)?[ \t]{0,8}(?:=>|:=|[=:])[ \t]{0,8}"
+_TYPED = _NAMES + r"(?P<rest>[A-Za-z0-9_]{0,40}+)\??:[ \t]{0,4}&?[A-Za-z][A-Za-z0-9_.&' ]{0,30}+=[ \t]{0,4}"
 _STRONG_QUERY = (
     r"(?i:(?:access|refresh|id|oauth|auth|session|bearer|security)[_-]?token|token|api[_-]?key|client[_-]secret|secret"
     r"|passw(?:or)?d|pwd|x-amz-(?:signature|security-token|credential)|x-goog-(?:signature|credential)|signature)"
@@ -246,9 +261,11 @@ _STRONG_QUERY = (
 _WEAK_QUERY = r"(?P<weak>(?i:key|auth|sig|code|session(?:id)?|sid|jwt|state|pass|hmac))"
 
 
+_ASSIGNED_HINTS = "pass pwd secret key credential string token"
+
+
 def _assignment(name: str, value: str) -> SecretKind:
-    hints = "pass pwd secret key credential string token"
-    return _kind(name, _ASSIGNED + value, hints, _assigned, heuristic=True)
+    return _kind(name, _ASSIGNED + value, _ASSIGNED_HINTS, _assigned, heuristic=True)
 
 
 _QUOTED = r"(?P<quote>\\*+[\"'`])(?P<secret>(?:(?!(?P=quote))[^\n\r]){1,2048})"
@@ -292,6 +309,7 @@ BY_CONTEXT: tuple[SecretKind, ...] = (
         heuristic=True,
     ),
     _assignment("assignment", _QUOTED),
+    _kind("assignment", _TYPED + _QUOTED, _ASSIGNED_HINTS, _assigned, heuristic=True),
     _assignment("assignment", _BARE),
     _kind(
         "environment_variable",
@@ -322,6 +340,50 @@ BY_CONTEXT: tuple[SecretKind, ...] = (
         r"(?P<secret>[^\s\"':<>\\]{1,128}:[^\s\"'<>\\]{1,256})",
         "-u --user",
         _real,
+        heuristic=True,
+    ),
+    _kind(
+        "command_password",
+        r"(?:(?:mysql|mariadb)[^\n]{0,200}?[ \t]-p|(?:sshpass|(?:docker|podman) login)[^\n]{0,200}?[ \t]-p[ \t]{1,4}"
+        r"|redis-cli[^\n]{0,200}?[ \t]-a[ \t]{1,4}|-pass(?:in|out)?[ \t]{1,4}pass:)\\*+[\"']?"
+        r"(?P<secret>[^\s\"'<>\\$-][^\s\"'<>\\]{3,256})",
+        "mysql mariadb sshpass login redis-cli pass:",
+        _real,
+        heuristic=True,
+    ),
+    _kind(
+        "sql_password",
+        r"(?i:password|identified[ \t]{1,4}by)[ \t]{1,4}\\*+'(?P<secret>[^'\s\\<][^'\n\r\\]{3,256})\\*+'",
+        "password identified",
+        _real,
+        heuristic=True,
+    ),
+    _kind(
+        "spoken_password",
+        r"(?i:pass(?:word|phrase|code)?|pwd|secret|token|api[ _-]?key)[ \t]{1,2}(?i:is|was)[ \t:]{1,3}\\*+[\"'`]?"
+        r"(?P<secret>[^\s\"'`<>\\]{8,256})",
+        "pass pwd secret token key",
+        lambda found: _real(found) and looks_random(secret_of(found), least=8),
+        heuristic=True,
+    ),
+    _kind(
+        "digest_response",
+        r"(?i:digest)[ \t]{1,4}[^\n]{0,400}?response=\\*+\"?(?P<secret>[0-9a-f]{32,128}+)",
+        "digest",
+        heuristic=True,
+    ),
+    _kind(
+        "npmrc_auth",
+        r"(?<![A-Za-z0-9])_auth[ \t]{0,2}=[ \t]{0,2}\\*+[\"']?(?P<secret>[A-Za-z0-9+/]{8,1024}+={0,2})",
+        "_auth",
+        _is_pair,
+        heuristic=True,
+    ),
+    _kind(
+        "seed_phrase",
+        r"(?i:mnemonic|(?:seed|recovery)[ _-]?phrase)(?:\\*+[\"'`])?[ \t]{0,4}[:=][ \t]{0,4}\\*+[\"'`]?"
+        r"(?P<secret>[a-z]{3,8}(?: [a-z]{3,8}){11,23}+)",
+        "mnemonic phrase",
         heuristic=True,
     ),
     _kind(

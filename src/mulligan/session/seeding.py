@@ -225,11 +225,16 @@ def _bytes_of(path: str) -> bytes:
         raise fault("invalid_params", "The path of a transcript is a text.", field="path")
     try:
         with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size > SEED_MAX_BYTES:
-                raise Unreadable(f"{path} is larger than {SEED_MAX_BYTES} bytes.")
-            return file.read()
+            too_large = os.fstat(file.fileno()).st_size > SEED_MAX_BYTES
+            # A device or a pipe has no size beforehand, and may have no end.
+            data = b"" if too_large else file.read(SEED_MAX_BYTES + 1)
+    except UnicodeEncodeError:
+        raise fault("invalid_params", "This is not the path of a file.", field="path") from None
     except OSError as error:
         raise Unreadable(f"{path} cannot be read: {error.strerror or error}.") from None
+    if too_large or len(data) > SEED_MAX_BYTES:
+        raise Unreadable(f"{path} is larger than {SEED_MAX_BYTES} bytes.")
+    return data
 
 
 def _facts(seed: Seed, source: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,9 +27,17 @@ class Standing:
         self._archive.journal.append(tx, session_journal(self.id), kind, body, at=self._archive.now())
 
 
+def session_in(tx: Tx, session: object) -> SessionRow | None:
+    """A session, open or closed; None for whatever was never one, such as text no store could hold."""
+    try:
+        return tx.get(SESSIONS, session) if isinstance(session, str) else None
+    except UnicodeEncodeError:
+        return None
+
+
 def check_open(tx: Tx, session: SessionId, verb: str) -> SessionRow:
     """Raise `session_not_found` or `session_closed`, naming the verb and the id."""
-    row = tx.get(SESSIONS, session)
+    row = session_in(tx, session)
     if row is None:
         raise fault("session_not_found", f"{verb}: there is no session {session!r}.", session=session, verb=verb)
     if row.closed_at is not None:

@@ -236,6 +236,8 @@ class Talk(Notes, InForce):
 
     def subscribe(self, callback: Callback, *, after: int | None = None) -> Subscription:
         """Tell a function every event from now on, or after a record of the journal; see `session.subscribers`."""
+        if not callable(callback):
+            raise fault("invalid_params", "A subscriber is a function.", field="cb")
         with self._archive.store.read() as tx:
             self._check_open(tx, "subscribe")
         return hub_of(self._archive.store).subscribe(self._archive, self.id, callback, after=after)

@@ -16,7 +16,9 @@ from hashlib import sha256
 from mulligan.store.codec import pack, pack_after, unpack
 from mulligan.store.protocol import Store, Tx
 from mulligan.store.tables import Table
+from mulligan.values import limits
 from mulligan.values.clock import Clock
+from mulligan.values.content import Content, Large
 from mulligan.values.digest import Digest, digest_from_raw, digest_of, raw_digest
 from mulligan.values.faults import fault
 from mulligan.values.limits import BLOB_BATCH_BYTES, BLOB_CHAIN_MAX, BLOB_IN_DATABASE_BYTES, BLOB_PART_BYTES
@@ -94,6 +96,18 @@ class Prepared:
         return IN_DATABASE if len(self.body or b"") <= BLOB_IN_DATABASE_BYTES else BESIDE
 
 
+@dataclass(frozen=True)
+class Stored(Large):
+    """A large blob, as content of a file."""
+
+    blobs: Blobs
+    digest: Digest
+    size: int
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self.blobs.pieces(self.digest)
+
+
 class Vanished(Exception):
     """A blob that was there when it was prepared has been collected since. Prepare again."""
 
@@ -103,17 +117,22 @@ class Blobs:
         self._store = store
         self._clock = clock
 
-    def prepare(self, data: bytes, *, after: bytes | None = None) -> Prepared:
+    def prepare(self, data: Content, *, after: Content | None = None) -> Prepared:
         """Hash and pack; large bodies are written beside the database here, before any row names them.
 
         `after` is an earlier version of the same file, which the caller has put, or is about to put before this one.
         """
+        if isinstance(data, Large):
+            return Prepared(data.digest, data.size, None)
+        after = None if isinstance(after, Large) else after
         if after is None and len(data) <= SMALL_BYTES:
             return Prepared(digest_of(data), len(data), pack(data))
         return self._prepare_looking(data, digest_of(data), after)
 
-    def prepare_seen(self, data: bytes, digest: Digest) -> Prepared:
+    def prepare_seen(self, data: Content, digest: Digest) -> Prepared:
         """What a look at a file gave. Mostly the store knows it: it is what somebody's last change left there."""
+        if isinstance(data, Large):
+            return Prepared(digest, data.size, None)
         if len(data) <= SMALL_BYTES:
             return Prepared(digest, len(data), None, plain=data)
         return self._prepare_looking(data, digest)
@@ -166,14 +185,14 @@ class Blobs:
         if known.place == BESIDE and self._store.durability == "power" and tx.delete(UNSYNCED, known.digest):
             self._store.bodies.sync([digest_from_raw(known.digest)])
 
-    def store(self, data: bytes) -> Digest:
+    def store(self, data: Content) -> Digest:
         """Prepare and publish one blob in a transaction of its own."""
         while True:
             prepared = self.prepare(data)
             with suppress(Vanished), self._store.write() as tx:
                 return self.put(tx, prepared)
 
-    def store_all(self, datas: Iterable[bytes]) -> list[Digest]:
+    def store_all(self, datas: Iterable[Content]) -> list[Digest]:
         """Many blobs, in transactions of at most 8 MB or 250 blobs, so that a big commit never blocks small ones."""
         found: list[Digest] = []
         for batch in _batches(self.prepare(data) for data in datas):
@@ -203,6 +222,22 @@ class Blobs:
                 for part_row in parts:
                     tx.put(PARTS, replace(part_row, digest=raw))
         return digest_from_raw(raw), size
+
+    def store_large(self, chunks: Iterable[bytes]) -> Stored:
+        return Stored(self, *self.store_stream(chunks))
+
+    def content(self, digest: Digest, size: int) -> Content:
+        """The plain bytes, or a way to them if they are too large to hold."""
+        return self.read(digest) if size <= limits.WHOLE_MAX_BYTES else Stored(self, digest, size)
+
+    def pieces(self, digest: Digest) -> Iterator[bytes]:
+        """The plain bytes one piece after the other, each verified. Raises as `read` does."""
+        with self._store.read() as tx:
+            parts = tx.select(PARTS, {"digest": raw_digest(digest)})
+        if not parts:
+            yield self.read(digest)
+        for part in parts:
+            yield self.read(digest_from_raw(part.part))
 
     def read_range(self, digest: Digest, offset: int, size: int) -> bytes:
         """Some of the plain bytes; of a blob in parts, only the parts that hold them are read."""

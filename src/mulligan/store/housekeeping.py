@@ -145,6 +145,7 @@ def look_back(store: Store, journal: Journal, clock: Clock, *, boot: str) -> tup
     if not boot and known is not None and not waiting:
         return ()
     taken = _taken(store, clock, waiting)
+    store.sync()  # The next write begins the log anew: what the cut left of its end is no damage.
     store.bodies.sync(digest for digest in waiting if digest not in taken)
     with store.write() as tx:
         if tx.get(META, BOOT) != known:

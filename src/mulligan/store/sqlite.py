@@ -23,6 +23,7 @@ from mulligan.store.owners import OwnerBytes, owner_bytes
 from mulligan.store.protocol import OWNERS, BlobStore, Durability, OwnerRow
 from mulligan.store.sql import create_statements, delete_sql, get_sql, has_sql, put_sql, select_sql, update_sql
 from mulligan.store.sqlite_file import BUSY_LIMIT_S, Waiting, check_directory, connect, fault_of_sqlite, prepare_file
+from mulligan.store.sqlite_log import log_bytes, unread_commits
 from mulligan.store.tables import Table, Value
 from mulligan.values.clock import Clock, SystemClock, timestamp
 from mulligan.values.faults import fault, fault_of_os_error
@@ -230,7 +231,21 @@ class SqliteStore:
     def check(self) -> list[str]:
         with self._connection() as connection:
             rows = connection.execute("PRAGMA integrity_check(20)").fetchall()
-        return [str(row[0]) for row in rows if row[0] != "ok"]
+        complaints = [str(row[0]) for row in rows if row[0] != "ok"]
+        lost = self._unread_commits()
+        return [*complaints, lost] if lost else complaints
+
+    def _unread_commits(self) -> str | None:
+        """Under the lock of writers, so that the log stands still."""
+        with self._connection() as looking, self._connection() as still:
+            try:
+                still.execute("BEGIN IMMEDIATE")
+                frames, _ = looking.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+                return unread_commits(self._path + "-wal", max(frames, 0))
+            except apsw.ReadOnlyError:
+                return None  # On such a disk SQLite does not say how far it reads.
+            finally:
+                _roll_back(still)
 
     def close(self) -> None:
         while self._closing:
@@ -244,7 +259,7 @@ class SqliteStore:
 
         Nobody is waited for, and what cannot be done is left: the log holds everything.
         """
-        if not self._pool or self._pid != os.getpid() or _size_of(self._path + "-wal") < _LONG_LOG_BYTES:
+        if not self._pool or self._pid != os.getpid() or log_bytes(self._path + "-wal") < _LONG_LOG_BYTES:
             return
         connection = self._pool[-1]
         connection.set_busy_handler(None)
@@ -350,13 +365,6 @@ def _close(connection: apsw.Connection) -> None:
 
 def _nothing() -> None:
     return None
-
-
-def _size_of(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except FileNotFoundError:
-        return 0
 
 
 _open_stores: WeakSet[SqliteStore] = WeakSet()

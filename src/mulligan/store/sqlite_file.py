@@ -12,6 +12,7 @@ import apsw
 
 from mulligan.store.migrations import SCHEMA_VERSION, STEPS, Step, migrate
 from mulligan.store.protocol import Durability
+from mulligan.store.sqlite_log import unread_commits
 from mulligan.values.clock import monotonic_s
 from mulligan.values.faults import MulliganError, fault, fault_of_os_error
 
@@ -58,6 +59,11 @@ def fault_of_sqlite(error: apsw.Error, doing: str) -> MulliganError:
     for kind, code, words in _CODES:
         if isinstance(error, kind):
             return fault(code, f"{doing}: {words}. ({error})")
+    if isinstance(error, apsw.SQLError) and str(error).startswith("no such"):
+        # Our statements are made from the schema that the file's version names.
+        return fault(
+            "store_corrupt", f"{doing}: the store lacks what its format has; restore it from a backup. ({error})"
+        )
     return fault("internal", f"{doing}: {error}")
 
 
@@ -108,6 +114,7 @@ def prepare_file(
         found, application = _standing(connection)
         _refuse_what_is_not_ours(connection, found, application, newest=version)
         if application == 0:
+            _refuse_unread(connection)
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.pragma("journal_mode", "wal")
         connection.execute("BEGIN IMMEDIATE")
@@ -133,6 +140,14 @@ def _refuse_what_is_not_ours(connection: apsw.Connection, found: int, applicatio
         raise fault("store_corrupt", "That database belongs to another program; choose another directory.")
 
 
+def _refuse_unread(connection: apsw.Connection) -> None:
+    """A file without our tables whose log holds commits is a store that lost its log, not a new one."""
+    frames, _ = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+    lost = unread_commits(connection.filename + "-wal", max(frames, 0))
+    if lost:
+        raise fault("store_corrupt", f"The store is damaged: {lost}. Restore it from a backup.")
+
+
 def _create(connection: apsw.Connection, statements: Sequence[str], version: int) -> None:
     for statement in statements:
         connection.execute(statement)
@@ -155,7 +170,8 @@ def check_directory(directory: str, database: str, *, create: bool) -> None:
     """The directory is on a disk of this machine, and what we make there is ours alone. Looks before it makes."""
     path = os.path.join(directory, database)
     try:
-        if not create and not os.path.exists(path):
+        _refuse_remains(directory, path)
+        if not create and not is_there(path):
             raise fault("store_unreadable", f"There is no store in {directory}. Check --store, --root, MULLIGAN_HOME.")
         _refuse_network(directory)
         if create and not os.path.exists(path):
@@ -164,6 +180,28 @@ def check_directory(directory: str, database: str, *, create: bool) -> None:
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except OSError as error:
         raise _unusable(directory, error) from error
+
+
+def is_there(path: str) -> bool:
+    """As `os.path.exists`, but a place that may not be looked into raises instead of passing for an empty one."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _refuse_remains(directory: str, path: str) -> None:
+    """A store whose main file is gone or empty is no new one: SQLite would delete its log, and we forget its bodies."""
+    log = path + "-wal"
+    remains = os.path.isdir(os.path.join(directory, "blobs")) or (os.path.exists(log) and os.stat(log).st_size > 0)
+    # Looked at last: a store that is being made beside us has its main file before anything else.
+    if remains and not (os.path.exists(path) and os.stat(path).st_size):
+        raise fault(
+            "store_corrupt",
+            f"The main file of the store in {directory} is gone, the rest is there. Restore it from a backup, "
+            "or choose another directory with MULLIGAN_HOME or --store.",
+        )
 
 
 def _refuse_network(directory: str) -> None:
@@ -180,9 +218,14 @@ def _refuse_network(directory: str) -> None:
         )
 
 
+_WRONG_PLACE = (PermissionError, FileNotFoundError, NotADirectoryError, FileExistsError, IsADirectoryError)
+
+
 def _unusable(directory: str, error: OSError) -> MulliganError:
     words = f"{directory} cannot be used as a store: {error.strerror}. Choose another with MULLIGAN_HOME or --store."
-    if isinstance(error, PermissionError | NotADirectoryError | FileExistsError | IsADirectoryError):
+    if isinstance(
+        error, PermissionError | FileNotFoundError | NotADirectoryError | FileExistsError | IsADirectoryError
+    ):
         return fault("store_unreadable", words)
     return fault(fault_of_os_error(error, "").code, words, errno=error.errno)
 

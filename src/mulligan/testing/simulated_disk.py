@@ -14,6 +14,7 @@ from random import Random
 
 from mulligan.testing.builders import Sketch, Tree
 from mulligan.testing.simulated_tree import Inode, SimulatedPerson, SimulatedTree, os_error
+from mulligan.values.content import Content, KeepLarge, whole
 from mulligan.values.digest import digest_of
 from mulligan.values.entries import DirEntry, FileEntry, SymlinkEntry
 from mulligan.values.paths import ROOT, RepoPath, path_bytes, path_from_bytes
@@ -33,6 +34,7 @@ class SimulatedDisk:
         self.simulated = SimulatedTree(sketch or {})
         self.person = SimulatedPerson(self.simulated)
         self.root = Root(_handle(self.simulated.root), _ROOT_PATH, b"simulated", device=0, folds_case=False)
+        self.keep_large: KeepLarge | None = None
         self._steps: Steps = steps or FreeSteps()
 
     def close(self) -> None:
@@ -107,7 +109,7 @@ class SimulatedDisk:
         path = path_from_bytes(b"/".join([*(above for above, _ in trail), name]))
         return Spot(path, self.root.place_of(path), _handle(folder), name)
 
-    def image(self, spot: Spot, *, draft: bytes | None = None) -> Image:
+    def image(self, spot: Spot, *, draft: bytes | None = None, kept: bool = True) -> Image:
         inode = self._find(spot, draft)
         if inode is None:
             return NOTHING
@@ -129,15 +131,16 @@ class SimulatedDisk:
 
     # Changing.
 
-    def stage_file(self, spot: Spot, draft: bytes, content: bytes, *, like: FileEntry) -> None:
+    def stage_file(self, spot: Spot, draft: bytes, content: Content, *, like: FileEntry) -> None:
+        data = whole(content)
         self._steps.reach("stage.create", spot.path)
         self._must_be_free(spot, draft)
         inode = self.simulated.new("file", mode=0o600)
         self._change(spot, {draft: inode})
         try:
-            self.simulated.write(inode, content[: len(content) // 2])
+            self.simulated.write(inode, data[: len(data) // 2])
             self._steps.reach("stage.half", spot.path)
-            self.simulated.write(inode, content)
+            self.simulated.write(inode, data)
             self._steps.reach("stage.write", spot.path)
         except OSError:
             self._change(spot, {draft: None})
@@ -189,15 +192,16 @@ class SimulatedDisk:
             raise os_error(errno.ENOTEMPTY, spot.name)
         self._change(spot, {spot.name: None})
 
-    def write_in_place(self, spot: Spot, content: bytes) -> None:
+    def write_in_place(self, spot: Spot, content: Content) -> None:
+        data = whole(content)
         self._steps.reach("in_place.open", spot.path)
         inode = self._must_open(spot)
         if inode.kind == "dir":
             raise os_error(errno.EISDIR, spot.name)
-        half = len(content) // 2
-        self.simulated.write(inode, content[:half] + inode.content[half:])
+        half = len(data) // 2
+        self.simulated.write(inode, data[:half] + inode.content[half:])
         self._steps.reach("in_place.half", spot.path)
-        self.simulated.write(inode, content)
+        self.simulated.write(inode, data)
         self._steps.reach("in_place.write", spot.path)
 
     def set_metadata(self, spot: Spot, entry: FileEntry | DirEntry) -> None:

@@ -60,7 +60,7 @@ class Rescues:
 
     @property
     def contents(self) -> set[bytes]:
-        return {image.content for image in self.images if image.content is not None}
+        return {image.data for image in self.images if image.content is not None}
 
 
 def swap(scene: Scene, expected: Node | None, wanted: Node | None, *, insist: bool = False) -> tuple[object, Rescues]:
@@ -222,7 +222,7 @@ def replace_time(entry: Entry, rescues: Rescues) -> Entry:
     """The entry with the time that was rescued: times are remembered, never compared."""
     found = rescues.images[0].entry
     if isinstance(entry, FileEntry) and isinstance(found, FileEntry):
-        return file_entry(rescues.images[0].content or b"", entry.mode, found.mtime_ns)
+        return file_entry(rescues.images[0].data, entry.mode, found.mtime_ns)
     return entry
 
 

@@ -40,6 +40,10 @@ class Seen:
         return Seen(str(kind), None if digest is None else parse_digest(digest), int(size), int(mode))
 
 
+def link_seen(target: bytes) -> Seen:
+    return Seen("symlink", digest_of(target), len(target), 0o777)
+
+
 GONE = Seen("absent")
 _MISSING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
@@ -75,8 +79,7 @@ class Census:
     def _looked_at(self, parent: int, name: str, path: RepoPath, status: os.stat_result) -> Seen:
         mode = stat.S_IMODE(status.st_mode)
         if stat.S_ISLNK(status.st_mode):
-            target = os.fsencode(os.readlink(name, dir_fd=parent))
-            return Seen("symlink", digest_of(target), len(target), 0o777)
+            return link_seen(os.fsencode(os.readlink(name, dir_fd=parent)))
         if not stat.S_ISREG(status.st_mode):
             return Seen("dir", mode=mode) if stat.S_ISDIR(status.st_mode) else Seen("special")
         now_ns = int(self._clock.now().timestamp() * 1e9)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from mulligan.values.paths import RepoPath, path_bytes
-from mulligan.workspace.lines import looks_binary, match_blocks, split_lines
+from mulligan.workspace.lines import is_utf8, looks_binary, match_blocks, split_lines
 from mulligan.workspace.patch.names import quote
 
 
@@ -49,20 +50,24 @@ def unified_diff(
     context: int = 3,
     mode_before: int = 0o644,
     mode_after: int = 0o644,
+    only_utf8: bool = False,
 ) -> str:
     """A git diff of one file, or "" when nothing differs. A path of None says that the file is not there on that side.
 
     Modes are permission bits, or `stat.S_IFLNK` for a symbolic link, whose content is its target. A file that becomes a
     link is told as a deletion and a creation: no single diff says it.
 
-    Bytes that are not UTF-8 come as lone surrogates (`surrogateescape`), so that encoding gives them back.
+    Bytes that are not UTF-8 come as lone surrogates (`surrogateescape`), so that encoding gives them back. With
+    `only_utf8`, for readers whose text cannot hold those, a file with such bytes counts as binary.
     """
     if path_before is not None and path_after is not None and stat.S_ISLNK(mode_before) != stat.S_ISLNK(mode_after):
-        gone = unified_diff(before, b"", path_before=path_before, path_after=None, mode_before=mode_before)
-        return gone + unified_diff(b"", after, path_before=None, path_after=path_after, mode_after=mode_after)
+        whole = partial(unified_diff, context=context, only_utf8=only_utf8)
+        gone = whole(before, b"", path_before=path_before, path_after=None, mode_before=mode_before)
+        return gone + whole(b"", after, path_before=None, path_after=path_after, mode_after=mode_after)
     sides = _Sides(path_before, path_after)
     header = sides.header(mode_before, mode_after)
-    body = _body(before, after, sides, context)
+    is_binary = any(looks_binary(side) or (only_utf8 and not is_utf8(side)) for side in (before, after))
+    body = _differ(before, after, sides) if is_binary else _body(before, after, sides, context)
     return sides.first_line() + header + body if header or body else ""
 
 
@@ -103,12 +108,15 @@ def _name(prefix: str, path: RepoPath | None) -> str:
     return "/dev/null" if path is None else quote(prefix.encode() + path_bytes(path))
 
 
+def _differ(before: bytes, after: bytes, sides: _Sides) -> str:
+    old, new = sides.names()
+    return "" if before == after else f"Binary files {old} and {new} differ\n"
+
+
 def _body(before: bytes, after: bytes, sides: _Sides, context: int) -> str:
     if before == after:
         return ""
     old, new = sides.names()
-    if looks_binary(before) or looks_binary(after):
-        return f"Binary files {old} and {new} differ\n"
     # A name with a space ends with a tab, so that readers do not take the rest of it for a time stamp.
     header = "".join(
         f"{mark} {name}\t\n" if " " in name else f"{mark} {name}\n" for mark, name in (("---", old), ("+++", new))

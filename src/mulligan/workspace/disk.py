@@ -15,10 +15,15 @@ import errno
 import os
 import stat
 from base64 import b64decode, b64encode
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
 from typing import Protocol
 
-from mulligan.values.digest import digest_of
+from mulligan.values import limits
+from mulligan.values.content import Content, KeepLarge, Large, digest_of_content, whole
+from mulligan.values.digest import Digest, digest_from_raw
 from mulligan.values.entries import ABSENT, DirEntry, Entry, FileEntry, SymlinkEntry, Xattrs, same_state
 from mulligan.values.faults import fault
 from mulligan.values.paths import RepoPath
@@ -59,11 +64,16 @@ class Image:
     """
 
     entry: Entry
-    content: bytes | None = None
+    content: Content | None = None
     links: int = 1
     owner: int = -1
     special: bool = False
     bound: bool = False
+
+    @property
+    def data(self) -> bytes:
+        """All bytes of a file, however many, for whoever cannot do with less; none of anything else."""
+        return b"" if self.content is None else whole(self.content)
 
     def holds(self, entry: Entry) -> bool:
         """Whether this is what `entry` says, times aside."""
@@ -75,6 +85,25 @@ class Image:
         return not self.special and isinstance(self.entry, FileEntry | SymlinkEntry)
 
 
+@dataclass(frozen=True)
+class Passed(Large):
+    """What went by and was not kept."""
+
+    digest: Digest
+    size: int
+
+    @classmethod
+    def of(cls, pieces: Iterable[bytes]) -> Passed:
+        whole, size = sha256(), 0
+        for piece in pieces:
+            whole.update(piece)
+            size += len(piece)
+        return cls(digest_from_raw(whole.digest()), size)
+
+    def __iter__(self) -> Iterator[bytes]:
+        raise AssertionError("nobody kept these bytes")
+
+
 NOTHING = Image(ABSENT)
 SPECIAL = Image(ABSENT, special=True)
 
@@ -83,13 +112,14 @@ class Disk(Protocol):
     """The door, real or simulated. Each mutating method is one step and is named in its docstring."""
 
     root: Root
+    keep_large: KeepLarge | None
 
     def resolve(self, path: RepoPath, *, follow: Follow = "within_root_only", final: bool = True) -> Spot: ...
     def resolve_exactly(self, path: RepoPath) -> Spot: ...
-    def image(self, spot: Spot, *, draft: bytes | None = None) -> Image: ...
+    def image(self, spot: Spot, *, draft: bytes | None = None, kept: bool = True) -> Image: ...
     def children(self, spot: Spot) -> list[bytes]: ...
     def mtime_ns(self, spot: Spot) -> int: ...
-    def stage_file(self, spot: Spot, draft: bytes, content: bytes, *, like: FileEntry) -> None: ...
+    def stage_file(self, spot: Spot, draft: bytes, content: Content, *, like: FileEntry) -> None: ...
     def stage_link(self, spot: Spot, draft: bytes, target: str) -> None: ...
     def exchange(self, spot: Spot, draft: bytes) -> None: ...
     def place(self, spot: Spot, draft: bytes) -> None: ...
@@ -98,7 +128,7 @@ class Disk(Protocol):
     def settled(self, spot: Spot, draft: bytes) -> bool | None: ...
     def make_dir(self, spot: Spot, mode: int) -> None: ...
     def remove_dir(self, spot: Spot) -> None: ...
-    def write_in_place(self, spot: Spot, content: bytes) -> None: ...
+    def write_in_place(self, spot: Spot, content: Content) -> None: ...
     def set_metadata(self, spot: Spot, entry: FileEntry | DirEntry) -> None: ...
     def set_mtime(self, spot: Spot, mtime_ns: int) -> None: ...
     def sync_file(self, spot: Spot) -> None: ...
@@ -115,6 +145,7 @@ class HostDisk:
         except OSError as error:
             shown = os.fsdecode(root)
             raise fault("unknown_root", f"{shown} cannot be opened as a root: {error.strerror}.", root=shown) from error
+        self.keep_large: KeepLarge | None = None
         self._steps: Steps = steps or FreeSteps()
         self._is_open = True
 
@@ -132,12 +163,15 @@ class HostDisk:
     def resolve_exactly(self, path: RepoPath) -> Spot:
         return resolve_exactly(self.root, path)
 
-    def image(self, spot: Spot, *, draft: bytes | None = None) -> Image:
-        """What is there now, or under a draft name beside it. A file changing under our eyes is read again."""
+    def image(self, spot: Spot, *, draft: bytes | None = None, kept: bool = True) -> Image:
+        """What is there now, or under a draft name beside it. A file changing under our eyes is read again.
+
+        Not `kept`: a large file's bytes are not put anywhere, and its image cannot give them.
+        """
         name = spot.name if draft is None else draft
         for _ in range(_KIND_TRIES):
             try:
-                return self._image_of(spot, name)
+                return self._image_of(spot, name, kept)
             except FileNotFoundError:
                 return NOTHING
             except OSError as error:
@@ -146,10 +180,10 @@ class HostDisk:
                     raise
         raise OSError(errno.EBUSY, "It is exchanged for something else all the time", os.fsdecode(spot.place))
 
-    def _image_of(self, spot: Spot, name: bytes) -> Image:
+    def _image_of(self, spot: Spot, name: bytes, kept: bool) -> Image:
         status = os.lstat(name, dir_fd=spot.parent)
         if stat.S_ISREG(status.st_mode):
-            return self._file_image(spot, name)
+            return self._file_image(spot, name, kept)
         if stat.S_ISLNK(status.st_mode):
             target = os.readlink(name, dir_fd=spot.parent)
             return Image(SymlinkEntry(os.fsdecode(target)), None, status.st_nlink, status.st_uid)
@@ -168,21 +202,21 @@ class HostDisk:
         finally:
             os.close(handle)
 
-    def _file_image(self, spot: Spot, name: bytes) -> Image:
+    def _file_image(self, spot: Spot, name: bytes, kept: bool) -> Image:
         handle = os.open(name, _READ_FLAGS, dir_fd=spot.parent)
         try:
             before = os.fstat(handle)
             if not stat.S_ISREG(before.st_mode):
                 raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
             for _ in range(_STABLE_READ_TRIES):
-                content = _read_all(handle, before.st_size)
+                content = self._content(handle, before.st_size, kept)
                 after = os.fstat(handle)
                 if _stamp(before) == _stamp(after) and len(content) == after.st_size:
                     break
                 before = after
             names = _attributes(handle)
             entry = FileEntry(
-                digest=digest_of(content),
+                digest=digest_of_content(content),
                 size=len(content),
                 mode=stat.S_IMODE(after.st_mode),
                 mtime_ns=after.st_mtime_ns,
@@ -191,6 +225,11 @@ class HostDisk:
             return Image(entry, content, after.st_nlink, after.st_uid, bound=not _BINDING.isdisjoint(names))
         finally:
             os.close(handle)
+
+    def _content(self, handle: int, size: int, kept: bool) -> Content:
+        if size <= limits.WHOLE_MAX_BYTES or self.keep_large is None:
+            return _read_all(handle, size)
+        return self.keep_large(_pieces(handle)) if kept else Passed.of(_pieces(handle))
 
     def children(self, spot: Spot) -> list[bytes]:
         """Names in the directory at the spot, in byte order."""
@@ -205,17 +244,14 @@ class HostDisk:
 
     # Changing.
 
-    def stage_file(self, spot: Spot, draft: bytes, content: bytes, *, like: FileEntry) -> None:
+    def stage_file(self, spot: Spot, draft: bytes, content: Content, *, like: FileEntry) -> None:
         """`stage.create`, `stage.half`, `stage.write`: a whole file beside its target, with the mode and attributes
         of `like`, and its time of change unless that is 0."""
         self._steps.reach("stage.create", spot.path)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         handle = os.open(draft, flags, 0o600, dir_fd=spot.parent)
         try:
-            half = len(content) // 2
-            _write_all(handle, content[:half])
-            self._steps.reach("stage.half", spot.path)
-            _write_all(handle, content[half:])
+            self._write(handle, content, spot, half="stage.half")
             self._steps.reach("stage.write", spot.path)
             write_xattrs(handle, like.xattrs)
             os.fchmod(handle, like.mode)
@@ -296,19 +332,24 @@ class HostDisk:
         self._steps.reach("remove_dir", spot.path)
         os.rmdir(spot.name, dir_fd=spot.parent)
 
-    def write_in_place(self, spot: Spot, content: bytes) -> None:
+    def write_in_place(self, spot: Spot, content: Content) -> None:
         """`in_place.open`, `in_place.half`, `in_place.write`: the same file, the same inode, other bytes."""
         self._steps.reach("in_place.open", spot.path)
         handle = os.open(spot.name, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=spot.parent)
         try:
-            half = len(content) // 2
-            _write_all(handle, content[:half])
-            self._steps.reach("in_place.half", spot.path)
-            _write_all(handle, content[half:])
+            self._write(handle, content, spot, half="in_place.half")
             os.ftruncate(handle, len(content))
             self._steps.reach("in_place.write", spot.path)
         finally:
             os.close(handle)
+
+    def _write(self, handle: int, content: Content, spot: Spot, *, half: str) -> None:
+        middle = len(content) // 2
+        pieces = [content[:middle], content[middle:]] if isinstance(content, bytes) else content
+        for count, piece in enumerate(pieces):
+            if count == 1:
+                self._steps.reach(half, spot.path)
+            _write_all(handle, piece)
 
     def set_metadata(self, spot: Spot, entry: FileEntry | DirEntry) -> None:
         """`metadata`: mode and extended attributes of what is at the spot."""
@@ -360,6 +401,13 @@ def _read_all(handle: int, size: int) -> bytes:
         if at == size:
             break
     return b"".join(pieces) if len(pieces) != 1 else pieces[0]
+
+
+def _pieces(handle: int) -> Iterator[bytes]:
+    at = 0
+    while piece := os.pread(handle, limits.BLOB_PART_BYTES, at):
+        yield piece
+        at += len(piece)
 
 
 def _write_all(handle: int, content: bytes) -> None:

@@ -30,6 +30,15 @@ _POINTER_MAX_BYTES = 8_192
 _CONFIG_MAX_BYTES = 4 * 1024 * 1024
 _OID = re.compile(rb"[0-9a-f]{40}(?:[0-9a-f]{24})?\Z")
 _SHARED = ("refs", "packed-refs", "info", "shallow", "reftable")
+_OWN_FILES = (b"HEAD", b"index")
+_COMMON_FILES = (
+    b"packed-refs",
+    b"shallow",
+    b"info/exclude",
+    b"info/attributes",
+    b"info/sparse-checkout",
+    b"objects/info/alternates",
+)
 _KEPT_SETTINGS = re.compile(rb"objectformat|refstorage|sparse", re.IGNORECASE)
 _KEPT_KEYS = frozenset(
     {
@@ -112,7 +121,18 @@ def find_repository(root: bytes) -> Repository | None:
         return None
     pointer = _first_line(os.path.join(git_dir, b"commondir"))
     common = git_dir if pointer is None else os.path.normpath(os.path.join(git_dir, pointer))
-    return Repository(root, git_dir, common) if os.path.isdir(os.path.join(common, b"objects")) else None
+    if not os.path.isdir(os.path.join(common, b"objects")):
+        return None
+    read = [os.path.join(git_dir, name) for name in _OWN_FILES] + [os.path.join(common, name) for name in _COMMON_FILES]
+    return Repository(root, git_dir, common) if all(map(_is_plain, read)) else None
+
+
+def _is_plain(path: bytes) -> bool:
+    """A regular file, or nothing. Whoever opens a FIFO waits for a writer that never comes."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return True
 
 
 def _git_dir(root: bytes) -> bytes | None:

@@ -174,7 +174,7 @@ class HostFilesystem(PlainFilesystem):
 
     def _rescue(self, theirs: Image) -> None:
         if theirs.content is not None:
-            self._bodies.store(theirs.content)
+            self._bodies.store(theirs.data)
 
     def _draft(self) -> bytes:
         self._drafts += 1
@@ -208,7 +208,7 @@ class HostFilesystem(PlainFilesystem):
             image = self._disk.image(spot)
         if image.content is None:
             raise OSError(f"{path} is a device, FIFO or socket.")
-        return image.content
+        return image.data
 
     def _put(self, path: RepoPath, content: bytes) -> None:
         with self._spot(path) as spot:

@@ -208,6 +208,8 @@ class Leases:
     # Keeping.
 
     def _find(self, lease_id: str) -> Lease:
+        if not lease_id.isascii():
+            raise UnknownLease(lease_id)  # none of ours, and perhaps no text that a store can look for
         with self._store.read() as tx:
             row = tx.get(LEASES, lease_id)
             if row is None or row.root != self._root_id:
@@ -233,17 +235,20 @@ class Leases:
         return lease
 
     def _write(self, lease: Lease, seen: Mapping[RepoPath, Seen], *, own: Iterable[RepoPath]) -> None:
-        mine = set(own)
-        row = lease.row
-        lease.row = LeaseRow(
-            row.id, row.root, row.fingerprint, row.facts_hash, row.facts, timestamp(self._clock), row.version + 1
-        )
+        mine, row, now_at = set(own), lease.row, timestamp(self._clock)
         lease.touched |= seen
         with self._store.write() as tx:
+            stored = tx.get(LEASES, lease.id) or row
+            lease.row = LeaseRow(
+                row.id, row.root, row.fingerprint, row.facts_hash, row.facts, now_at, stored.version + 1
+            )
             tx.put(LEASES, lease.row)
             for path, now in seen.items():
                 owned = int(path in mine or path in lease.own)
                 tx.put(LEASE_PATHS, LeasePathRow(lease.id, path_bytes(path), encode(now.to_json()), owned))
+        if stored.version != row.version:
+            # Another process wrote to the same lease a moment ago: next time all of it is read anew.
+            self._memory.pop(lease.id, None)
 
     def _note_use(self, lease: Lease) -> None:
         """Often enough to be found in use, seldom enough to cost nothing."""

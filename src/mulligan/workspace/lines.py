@@ -52,6 +52,14 @@ def looks_binary(data: bytes) -> bool:
     return b"\0" in data[:BINARY_PROBE_BYTES]
 
 
+def is_utf8(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def match_blocks(a: Sequence[T], b: Sequence[T]) -> list[Block]:
     """What `a` and `b` share, in order, as few and long blocks as found. Never touching, never empty.
 

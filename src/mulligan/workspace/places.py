@@ -31,7 +31,7 @@ class Spot:
     """A name in an open directory. `path` is the real path below the root; `place` identifies it across roots.
 
     One that is `outside` was reached through a link that leads out of the root; its `path` is that of the link, with
-    what came after it.
+    what came after it. `links` are those that were followed below the root: where each is, and what it said.
     """
 
     path: RepoPath
@@ -39,6 +39,7 @@ class Spot:
     parent: int
     name: bytes
     outside: bool = False
+    links: tuple[tuple[RepoPath, bytes], ...] = ()
 
     def close(self) -> None:
         if self.parent >= 0:
@@ -147,7 +148,9 @@ def resolve(root: Root, path: RepoPath, *, follow: Follow = "within_root_only", 
             return spot
         spot.close()
     with _Way(root, follow, path) as way:
-        return way.go(final=final)
+        spot = way.go(final=final)
+        spot.links = tuple(way.links)
+        return spot
 
 
 def resolve_exactly(root: Root, path: RepoPath) -> Spot:
@@ -232,6 +235,7 @@ class _Way:
         self._pending = _names_of(path_bytes(asked))[::-1]
         self._left_at: list[bytes] = []
         self._hops = 0
+        self.links: list[tuple[RepoPath, bytes]] = []
 
     def __enter__(self) -> _Way:
         return self
@@ -302,6 +306,7 @@ class _Way:
         if self._follow == "deny":
             raise _forbidden_link(self._asked)
         self._count_hop()
+        self.links.append((_as_path([*self._real, name]), target))
         self._left_at = [*self._real, name, *reversed(self._pending)]
         if target.startswith(b"/"):
             return self._jump(target, final=final)

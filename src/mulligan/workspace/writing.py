@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from mulligan.values.clock import monotonic_s
+from mulligan.values.content import Content
 from mulligan.values.entries import ABSENT, Absent, DirEntry, Entry, FileEntry, SymlinkEntry, same_content, same_state
 from mulligan.values.plain import plain
 from mulligan.workspace.disk import Disk, Image
@@ -34,7 +35,7 @@ class Wanted:
     """What a spot shall hold. A file's bytes come with it; `mtime_ns` 0 in the entry means the present."""
 
     entry: Entry
-    content: bytes | None = None
+    content: Content | None = None
 
 
 @plain(slots=True, frozen=True)

@@ -21,7 +21,7 @@ from mulligan.values.faults import MulliganError
 from mulligan.values.ids import SessionId, TurnId
 from mulligan.values.limits import MIB_BYTES
 from mulligan.values.paths import ROOT, RepoPath, parse_repo_path, path_bytes, text_from_wire
-from mulligan.workspace.census import GONE, Seen, bytes_at
+from mulligan.workspace.census import GONE, Seen, bytes_at, link_seen
 from mulligan.workspace.fingerprint import Fingerprint, TreeState
 from mulligan.workspace.lease import Lease, Leases
 from mulligan.workspace.listing import Kind, Listed, list_below
@@ -98,6 +98,8 @@ class Ask:
     boundary: Boundary
     op: FsOp
     call_id: str | None = None
+    followed: dict[RepoPath, Seen] = field(default_factory=dict)
+    """the links that led to what was asked for"""
 
     @property
     def desk(self) -> Desk:
@@ -135,6 +137,10 @@ class Ask:
         state = leases.fingerprints.state()
         return leases.issue(state), state
 
+    def touch(self, lease: Lease, seen: Mapping[RepoPath, Seen]) -> None:
+        """What this request saw, the links it was led by included: where they lead is part of the answer."""
+        self.bench.leases.touch(lease, {**self.followed, **seen})
+
     # Looking.
 
     def real_path(self, op: FsOp, path: RepoPath, *, final: bool = True) -> RepoPath:
@@ -149,6 +155,7 @@ class Ask:
             if spot.outside:
                 raise Failure("PERMISSION_DENIED", f"{path} leads out of the root.")
             boundary.check_path(op, spot.path)
+            self.followed |= {link: link_seen(to) for link, to in spot.links if boundary.admits(op, link)}
             return spot.path
 
     @contextmanager

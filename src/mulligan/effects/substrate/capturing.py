@@ -29,7 +29,7 @@ def create(ask: Ask, args: Mapping[str, Any]) -> dict[str, Any]:
     paths = unique_paths(args["paths"]) if "paths" in args else touched_files(lease)
     identifier, taken = until_still(ask, lambda: _kept(ask, captured(ask, paths)))
     if lease is not None:
-        ask.bench.leases.touch(lease, taken.seen)
+        ask.touch(lease, taken.seen)
     return {
         "cache_hint": "immutable",
         "snapshot_id": identifier,

@@ -103,7 +103,7 @@ def diff(ask: Ask, args: Args) -> Body:
     old = {path: side for path, side in old.items() if ask.boundary.admits(ask.op, path)}
     seen = _seen_now(ask, [*old, *_told(state, base)], base)
     text = _text(old, _sides_now(ask, seen))
-    ask.bench.leases.touch(lease, seen)
+    ask.touch(lease, seen)
     return until_dirty(lease, state.fingerprint, {"diff": text})
 
 
@@ -177,8 +177,7 @@ def _sides_now(ask: Ask, seen: Mapping[RepoPath, Seen]) -> dict[RepoPath, Side]:
 
 
 def _text(old: Mapping[RepoPath, Side], new: Mapping[RepoPath, Side]) -> str:
-    parts = [_one(path, old.get(path), new.get(path)) for path in sorted({*old, *new}, key=path_bytes)]
-    return "".join(parts).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return "".join(_one(path, old.get(path), new.get(path)) for path in sorted({*old, *new}, key=path_bytes))
 
 
 def _one(path: RepoPath, old: Side | None, new: Side | None) -> str:
@@ -189,4 +188,5 @@ def _one(path: RepoPath, old: Side | None, new: Side | None) -> str:
         path_after=None if new is None else path,
         mode_before=0o644 if old is None else old.mode,
         mode_after=0o644 if new is None else new.mode,
+        only_utf8=True,
     )

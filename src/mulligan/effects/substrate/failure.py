@@ -73,7 +73,7 @@ def failure_of(error: Exception) -> Failure:
     if isinstance(error, StaleLease):
         return _stale(error)
     if isinstance(error, UnknownLease):
-        return Failure("NOT_FOUND", "There is no such lease for this root.", lease_id=str(error))
+        return Failure("NOT_FOUND", "There is no such lease for this root.", lease_id=legible(str(error)))
     if isinstance(error, Refused):
         code = _BY_CODE.get(error.code) or _BY_STATUS.get(error.status, "INVALID_ARGUMENT")
         return Failure(code, error.message, reason=error.code)

@@ -208,7 +208,7 @@ def _present(image: Image) -> Present | None:
         return None
     if isinstance(image.entry, SymlinkEntry):
         return Present(image.entry.target.encode("utf-8", "surrogateescape"), 0o777, kind="symlink")
-    return Present(image.content or b"", image.entry.mode)
+    return Present(image.data, image.entry.mode)
 
 
 def _with_execute_bit(entry: FileEntry, mode: int) -> FileEntry:

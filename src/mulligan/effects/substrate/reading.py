@@ -97,7 +97,7 @@ def _list_live(ask: Ask, path: RepoPath, args: Args) -> Body:
             shown.append(entry | ({} if now.digest is None else {"size": now.size, "blob": now.digest}))
         above = parents_seen([*seen, real], lambda parent: ask.seen(handles, parent))
     files = {one: now for one, now in seen.items() if now.kind != "dir"}
-    ask.bench.leases.touch(lease, {**above, **files})
+    ask.touch(lease, {**above, **files})
     return until_dirty(lease, state.fingerprint, {"entries": shown, **_extent(len(rows), args)})
 
 
@@ -137,7 +137,7 @@ def _read_live(ask: Ask, path: RepoPath, args: Args) -> Body:
             raise Failure("INVALID_ARGUMENT", f"{args['path']} is not a file.")
         _check_shown(ask, real, seen.size)
         data = ask.read(handles, real, seen)
-    ask.bench.leases.touch(lease, {real: seen})
+    ask.touch(lease, {real: seen})
     return until_dirty(lease, state.fingerprint, _content(path, data, seen.digest))
 
 
@@ -204,7 +204,7 @@ def grep(ask: Ask, args: Args) -> Body:
     found = _Found(matcher, args, ask.capability)
     body = found.among(_live_texts(ask, paths, seen))
     touched = {path: now for path, now in seen.items() if path in found.searched}
-    ask.bench.leases.touch(lease, touched)
+    ask.touch(lease, touched)
     return until_dirty(lease, state.fingerprint, body)
 
 
@@ -279,7 +279,7 @@ def export(ask: Ask, args: Args) -> Body:
     lease, _ = ask.lease(args.get("lease_id"))
     paths = unique_paths(args["paths"]) if "paths" in args else touched_files(lease)
     taken, contents = until_still(ask, lambda: _with_contents(captured(ask, paths)))
-    ask.bench.leases.touch(lease, taken.seen)
+    ask.touch(lease, taken.seen)
     return until_dirty(lease, taken.fingerprint, _bundle(ask, taken.manifest, contents))
 
 

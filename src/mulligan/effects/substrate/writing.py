@@ -17,10 +17,9 @@ from mulligan.effects.substrate.bench import CONTENT_MAX_BYTES, Ask, parse_path
 from mulligan.effects.substrate.failure import Failure
 from mulligan.effects.substrate.reading import until_dirty
 from mulligan.history.call import Intent, Plan
-from mulligan.values.digest import digest_of
 from mulligan.values.entries import Absent, DirEntry, Entry, FileEntry, SymlinkEntry
 from mulligan.values.paths import ROOT, RepoPath, to_wire
-from mulligan.workspace.census import GONE, Seen
+from mulligan.workspace.census import GONE, Seen, link_seen
 from mulligan.workspace.disk import Image
 from mulligan.workspace.fingerprint import TreeState
 from mulligan.workspace.lease import Lease, StaleLease
@@ -134,8 +133,7 @@ def seen_of(entry: Entry) -> Seen:
     if isinstance(entry, FileEntry):
         return Seen("file", entry.digest, entry.size, entry.mode)
     if isinstance(entry, SymlinkEntry):
-        target = entry.target.encode("utf-8", "surrogateescape")
-        return Seen("symlink", digest_of(target), len(target), 0o777)
+        return link_seen(entry.target.encode("utf-8", "surrogateescape"))
     return Seen("dir", mode=entry.mode) if isinstance(entry, DirEntry) else GONE
 
 

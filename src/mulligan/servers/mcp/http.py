@@ -178,7 +178,9 @@ def _security(host: str) -> TransportSecuritySettings:
         return TransportSecuritySettings(enable_dns_rebinding_protection=False)
     return TransportSecuritySettings(
         allowed_hosts=[f"{name}:*" for name in names] + names,
-        allowed_origins=[f"http://{name}:*" for name in names],
+        allowed_origins=[
+            f"{scheme}://{name}{port}" for scheme in ("http", "https") for name in names for port in ("", ":*")
+        ],
     )
 
 

@@ -163,6 +163,8 @@ class StdioServer:
     # Calls.
 
     def _accept(self, identifier: object, params: Mapping[str, Any], peer: Peer) -> None:
+        if identifier in self._running:
+            raise RpcError(INVALID_REQUEST, "A request with this id is still running.")
         token = _meta_of(params).get("progressToken")
         tell = None if token is None else lambda done, words: self._send_progress(token, done, words)
         self._running[identifier] = Running(tell)
@@ -179,11 +181,13 @@ class StdioServer:
         while (request := self._work.get()) is not None:
             identifier, params, peer = request
             try:
-                self._send({"jsonrpc": "2.0", "id": identifier, **self._outcome(identifier, params, peer)})
+                outcome = self._outcome(identifier, params, peer)
             except _NoAnswer:
                 continue
             finally:
+                # Before it is answered: whoever has the answer may use the id again.
                 self._running.pop(identifier, None)
+            self._send({"jsonrpc": "2.0", "id": identifier, **outcome})
 
     def _outcome(self, identifier: object, params: Mapping[str, Any], peer: Peer) -> Body:
         """What a call came to, as the rest of its answer. The one place where everything is caught."""

@@ -72,6 +72,8 @@ class Toolbox:
             outcome = run_tool(self.bench, SUBSTRATE[name], given, named)
             return outcome.body, outcome.is_error, outcome.call_id
         if name in HISTORY:
+            if not running.settle():  # a way back is one step: before it a cancel is in time, after it is not
+                raise Cancelled
             return (*run_history(self.desk, name, given, named.session), None)
         return self._performed(EFFECTS[name], given, named, running)
 

@@ -22,6 +22,8 @@ from mulligan.workspace.exec.spawn import Spawned
 
 _CHUNK_BYTES = 1 << 16
 _KILL_PATIENCE_S = 5.0
+_PATIENCE_MAX_MS = 3_600_000.0
+"""The kernel waits no longer than a few weeks at a time, and nothing is lost by looking at the clock before."""
 _GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
@@ -256,7 +258,7 @@ class Pump:
 
     def _patience_ms(self) -> float | None:
         until = self._give_up_at if self._give_up_at is not None else self._deadline
-        return None if until is None else max(0.0, until - monotonic_s()) * 1000 + 1
+        return None if until is None else min(_PATIENCE_MAX_MS, max(0.0, until - monotonic_s()) * 1000 + 1)
 
     def _close(self) -> None:
         self._channel.close()

@@ -1,0 +1,113 @@
+"""Files too large to hold: they go to the store and come back piece by piece, whoever changes them."""
+
+from __future__ import annotations
+
+import os
+import tracemalloc
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from benches import Bench, open_bench
+from mulligan.history.schema import SCHEMA
+from mulligan.store.verify import verify
+from mulligan.values import limits
+from mulligan.values.limits import MIB_BYTES
+
+SIZE = 80 * MIB_BYTES
+ALLOWED_BYTES = 40 * MIB_BYTES
+"""A few pieces of four MiB, packed and not."""
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setattr(limits, "WHOLE_MAX_BYTES", MIB_BYTES)
+    bench = open_bench(tmp_path)
+    with open(bench.root / "large.bin", "wb") as file:
+        for number in range(SIZE // MIB_BYTES):
+            file.write(f"{number:08d}".encode() * (MIB_BYTES // 8))
+    yield bench
+    assert [one for one in verify(bench.desk.ledger.store, SCHEMA) if one.severity == "broken"] == []
+    bench.close()
+
+
+def digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        whole = sha256()
+        while piece := file.read(MIB_BYTES):
+            whole.update(piece)
+        return whole.hexdigest()
+
+
+@pytest.fixture
+def measured() -> Iterator[None]:
+    """Nothing that happens in the test may hold the file whole."""
+    tracemalloc.start()
+    yield
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < ALLOWED_BYTES, peak
+
+
+@pytest.mark.req("H17.streams_large_files")
+@pytest.mark.usefixtures("measured")
+class TestInPieces:
+    def test_deleted_and_undone(self, bench: Bench) -> None:
+        before = digest(bench.root / "large.bin")
+        with bench.session().call() as call:
+            assert call.delete("large.bin").ok
+        assert bench.session().undo().ok
+        assert digest(bench.root / "large.bin") == before
+
+    def test_moved_and_aborted(self, bench: Bench) -> None:
+        before = os.listdir(bench.root), digest(bench.root / "large.bin")
+        with bench.session().call() as call:
+            assert call.move("large.bin", "elsewhere.bin").ok
+            call.fail("changed its mind")
+        assert (os.listdir(bench.root), digest(bench.root / "large.bin")) == before
+
+    @pytest.mark.parametrize("way", ["notify", "overlay"])
+    @pytest.mark.parametrize(
+        "script", ["rm large.bin", "echo more >> large.bin", "mv large.bin other; echo x > large.bin"]
+    )
+    def test_changed_by_a_command_and_undone_and_redone(self, bench: Bench, way: str, script: str) -> None:
+        before = digest(bench.root / "large.bin")
+        with bench.session().call() as call:
+            assert call.exec(["sh", "-c", script], strategy=way, isolate=way == "overlay").ok
+        after = {name: digest(bench.root / name) for name in os.listdir(bench.root)}
+        assert after != {"large.bin": before}
+        assert bench.session().undo().ok
+        assert {name: digest(bench.root / name) for name in os.listdir(bench.root)} == {"large.bin": before}
+        assert bench.session().redo().ok
+        assert {name: digest(bench.root / name) for name in os.listdir(bench.root)} == after
+
+    def test_rolled_back_with_a_command_that_fails(self, bench: Bench) -> None:
+        before = digest(bench.root / "large.bin")
+        with bench.session().call() as call:
+            call.exec(["sh", "-c", "truncate -s 5M large.bin; exit 1"], strategy="notify", rollback_on="nonzero")
+        assert digest(bench.root / "large.bin") == before
+
+    def test_with_another_name_of_the_same_file(self, bench: Bench) -> None:
+        """It stays one file, so it is written in place."""
+        os.link(bench.root / "large.bin", bench.root / "twin.bin")
+        before = digest(bench.root / "large.bin")
+        with bench.session().call() as call:
+            assert call.write_file("large.bin", "small").ok
+        assert (bench.root / "twin.bin").read_text() == "small"
+        assert bench.session().undo().ok
+        assert digest(bench.root / "twin.bin") == before
+        assert os.path.samefile(bench.root / "large.bin", bench.root / "twin.bin")
+
+
+@pytest.mark.req("H17.streams_large_files")
+def test_a_persons_save_of_one_is_a_named_conflict_and_stays(bench: Bench) -> None:
+    with bench.session().call() as call:
+        assert call.exec(["sh", "-c", "echo agent >> large.bin"]).ok
+    with open(bench.root / "large.bin", "ab") as file:
+        file.write(b"person\n")
+    saved = digest(bench.root / "large.bin")
+    done = bench.session().undo()
+    assert not done.ok and [(one.path, one.outcome) for one in done.outcomes] == [("large.bin", "conflicted")]
+    assert digest(bench.root / "large.bin") == saved
