@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from mulligan.values.globs import parse_glob
 from mulligan.values.paths import ROOT, RepoPath
 from mulligan.workspace.search import GlobResult, glob, grep, tree_cache, watching
+from mulligan.workspace.search.ages import Ages
 from mulligan.workspace.search.tree_cache import TreeCache
+from mulligan.workspace.search.walk import Walk, Ways
 
 MANY = 20_000
 """More events than the kernel queues."""
@@ -252,6 +255,27 @@ def test_a_watched_tree_always_gives_the_answer_of_a_fresh_look(seed: int, root:
             assert grep(root_fd, ROOT, "w", cache=cache).lines == grep(root_fd, ROOT, "w", cache=TreeCache()).lines
         for _ in range(rng.randrange(4)):
             change(root, rng)
+
+
+def walked(fd: int, cache: TreeCache) -> Walk:
+    """As far as somebody gets before others have their turn."""
+    return cache.walk(fd, ROOT, ways=Ways(None, Ages(parse_glob("**"), 0)))
+
+
+def test_a_walk_is_not_kept_when_what_was_heard_during_it_is_not(root: Path, root_fd: int) -> None:
+    make(root, "d/f")
+    cache = TreeCache()
+    also_first = walked(root_fd, cache)
+    everything(root_fd, cache)
+    make(root, "d/gone")
+    late = walked(root_fd, cache)
+    late.finish()
+    (root / "d" / "gone").unlink()
+    walked(root_fd, cache)
+    for walk in (also_first, late):
+        walk.finish()
+        cache.remember(root_fd, walk)
+    assert everything(root_fd, cache).paths == ("d/f",)
 
 
 def test_whoever_changed_something_finds_it_however_many_ask_at_once(root: Path, root_fd: int) -> None:

@@ -40,6 +40,8 @@ class _Kept:
         self.changes = Changes()
         self.lock = Lock()
         self.count = walk.number
+        if watch is not None:
+            watch.is_kept = True
 
     def hear(self) -> tuple[Walk, Changes | None, int]:
         """The walk, all changes since it began or None if they cannot be known, and the number of this time."""
@@ -99,6 +101,8 @@ class TreeCache:
         watch, walk.watch = walk.watch, None
         with self._lock:
             kept = self._kept.get(key)
+            if watch is not None and watch.is_kept and (kept is None or kept.watch is not watch):
+                return  # it was kept by one that is gone, and with that went what others have heard since
             if kept is None or (kept.walk is not walk and kept.watch is not watch):
                 big_enough = len(walk.places) >= DIRECTORIES_MIN
                 self._kept[key] = _Kept(walk, watch if big_enough else None)

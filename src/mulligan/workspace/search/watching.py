@@ -68,6 +68,8 @@ class Watch:
         self._lock = Lock()
         self.is_broken = False
         """Something may have gone unheard."""
+        self.is_kept = False
+        """Whoever keeps it also keeps what was heard: it tells nobody twice."""
 
     def __del__(self) -> None:
         os.close(self._fd)
