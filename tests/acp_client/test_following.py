@@ -100,7 +100,7 @@ def act(agent: Agent, id: str, one: tuple[str, str, str | None, str, str, bool])
 
 
 @pytest.mark.req("D14.acp.proxy")
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(turns=st.lists(st.lists(step, min_size=1, max_size=4), min_size=1, max_size=3))
 @example(turns=[[("edit", "b", text, "pending", "completed", False) for text in ("1\n", None)]])
 def test_turns_go_back_whole_and_come_again(turns: list[list[Any]]) -> None:

@@ -8,24 +8,23 @@
 import { spawn } from "node:child_process";
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
-import { Readable, Transform, Writable } from "node:stream";
+import { Readable, Writable } from "node:stream";
 
 const { client, methods, ndJsonStream, PROTOCOL_VERSION } = await import(process.env.ACP_SDK);
 const [folder, prefix, command, ...words] = process.argv.slice(2);
 
 const agent = spawn(command, words, { stdio: ["pipe", "pipe", "inherit"] });
 const seen = { lines: "" };
-const watched = new Transform({
-  transform(chunk, _, next) {
-    seen.lines += chunk;
-    next(null, chunk);
-  },
-});
-agent.stdout.pipe(watched);
+agent.stdout.on("data", (chunk) => (seen.lines += chunk));
 
 const told = { taken: [], steps: [] };
+let restored;
+const restoring = new Promise((done) => (restored = done));
 const app = client({ name: "typescript-client" })
-  .onNotification(methods.client.session.update, ({ params }) => told.taken.push(params.update))
+  .onNotification(methods.client.session.update, ({ params: { update } }) => {
+    told.taken.push(update);
+    if (update._meta && update.toolCallId) restored();
+  })
   .onRequest(methods.client.session.requestPermission, () => ({ outcome: { outcome: "cancelled" } }));
 
 function files() {
@@ -38,7 +37,7 @@ async function step(ctx, method, params) {
   return result;
 }
 
-await app.connectWith(ndJsonStream(Writable.toWeb(agent.stdin), Readable.toWeb(watched)), async (ctx) => {
+await app.connectWith(ndJsonStream(Writable.toWeb(agent.stdin), Readable.toWeb(agent.stdout)), async (ctx) => {
   told.initialize = await ctx.request(methods.agent.initialize, { protocolVersion: PROTOCOL_VERSION, clientCapabilities: {} });
   const { sessionId } = await ctx.request(methods.agent.session.new, { cwd: folder, mcpServers: [] });
   const prompt = [{ type: "text", text: "do it" }];
@@ -46,11 +45,12 @@ await app.connectWith(ndJsonStream(Writable.toWeb(agent.stdin), Readable.toWeb(w
   await step(ctx, `${prefix}session/rollback`, { sessionId });
   await step(ctx, `${prefix}session/redo`, { sessionId });
   await step(ctx, `${prefix}session/restore_tool_call`, { sessionId, toolCallId: "tc_1" });
+  await restoring; // its update follows the answer
   await step(ctx, `${prefix}session/nonsense`, { sessionId });
   await step(ctx, methods.agent.session.close, { sessionId });
 });
 agent.stdin.end();
-await new Promise((done) => agent.once("exit", done));
+await new Promise((done) => agent.once("close", done));
 const came = seen.lines.split("\n").filter(Boolean).map((line) => JSON.parse(line));
 told.came = came.filter((frame) => frame.method === "session/update").map((frame) => frame.params.update);
 console.log(JSON.stringify(told));

@@ -209,7 +209,7 @@ class TestReadFile:
         assert found.ok and peak < 2**20
         assert (refused.error_code, refused.size_bytes) == ("inline_required_too_large", 2**30)
 
-    @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+    @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.text(max_size=12), st.integers(0, 40), st.integers(0, 40))
     def test_a_read_is_the_bytes_asked_for_widened_to_characters(
         self, stage: Stage, content: str, offset: int, length: int

@@ -187,7 +187,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 
 
 @pytest.mark.req("D16.outcomes_are_receipts", "D9.error_message_always", "D18.bad_input_changes_nothing")
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     effect=st.sampled_from([effect for effect in EFFECTS if effect.op != "exec"]),
     params=st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=3), VALUES, max_size=5),

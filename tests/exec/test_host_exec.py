@@ -125,7 +125,7 @@ class TestWords:
         receipt, _ = bench.session().perform("host.exec", params)
         assert told(receipt) == ("error", code)
 
-    @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+    @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(words=st.lists(st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0")), max_size=4))
     def test_arrive_as_they_were_given(self, bench: Bench, words: list[str]) -> None:
         receipt = execute(bench, "printf", "%s\\n", "-", *words)

@@ -111,7 +111,7 @@ STEPS = [f"{verb} {path}" for verb in ("chmod", "delete", "write") for path in (
 @example(["write h/a", "chmod h"])
 @example(["chmod d", "delete d/g", "delete d"])
 @example(["delete d", "write d", "delete d", "write d/g", "chmod d"])
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(STEPS), min_size=1, max_size=8))
 def test_whatever_a_call_did_to_a_tree_of_directories_all_of_it_goes_back(steps: list[str]) -> None:
     with TemporaryDirectory() as base, closing_all():

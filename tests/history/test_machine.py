@@ -472,7 +472,6 @@ def run(base: Path, examples: int, *phases: Phase) -> None:
     chosen = settings(
         max_examples=examples,
         stateful_step_count=50,
-        deadline=None,
         database=None,
         phases=phases,
         print_blob=True,

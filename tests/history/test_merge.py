@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mulligan.history.merge import (
@@ -92,22 +92,18 @@ class TestText:
             b"y\n" + far[2:] + b"\0\nz\n"
         )
 
-    @settings(deadline=None)
     @given(CONTENTS, CONTENTS)
     def test_a_side_that_changed_nothing_leaves_the_other(self, base: bytes, side: bytes) -> None:
         assert merge_text(base, base, side) == merge_text(base, side, base) == Merged(side)
 
-    @settings(deadline=None)
     @given(CONTENTS, CONTENTS)
     def test_the_same_change_on_both_sides_is_that_change(self, base: bytes, side: bytes) -> None:
         assert merge_text(base, side, side) == Merged(side)
 
-    @settings(deadline=None)
     @given(CONTENTS, CONTENTS, CONTENTS)
     def test_the_sides_may_be_swapped(self, base: bytes, ours: bytes, theirs: bytes) -> None:
         assert merge_text(base, ours, theirs) == merge_text(base, theirs, ours)
 
-    @settings(deadline=None)
     @given(TEXTS, TEXTS, TEXTS)
     def test_no_line_is_made_up_and_none_that_was_added_is_lost(self, base: bytes, ours: bytes, theirs: bytes) -> None:
         merged = merge_text(base, ours, theirs)

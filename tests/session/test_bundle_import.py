@@ -130,7 +130,7 @@ class TestComingBack:
             view = found.view()
             assert (view["workspace_anchor"]["primary"], view["live_clients"]) == (other.root, [])
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     @given(st.data())
     def test_any_talk_comes_back(self, data: st.DataObject) -> None:
         value = st.recursive(
@@ -307,7 +307,7 @@ class TestJudgingBundles:
             opened.sessions.import_bundle(data)
         assert caught.value.code == "invalid_bundle"
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(st.data())
     def test_a_bundle_with_any_part_replaced_is_refused_or_imported_whole(self, data: st.DataObject) -> None:
         bundle: Json = decode(encode(example()))

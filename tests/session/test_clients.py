@@ -430,7 +430,7 @@ STEPS = st.lists(
 
 @pytest.mark.req("S3.live.many_observers_one_controller", "S3.inject_prompt.controller_only")
 @given(STEPS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_whatever_they_do_there_is_one_controller_at_most_and_only_its_prompts(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, str]]
 ) -> None:

@@ -310,7 +310,7 @@ class TestHardLimit:
 
 class TestSplit:
     @pytest.mark.req("D11.compaction_no_orphans")
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(talk, st.integers(0, 8))
     def test_no_result_is_ever_parted_from_its_call(self, messages: list[Message], keep_last: int) -> None:
         split = split_at(messages, min(keep_last, len(messages)))
@@ -319,7 +319,7 @@ class TestSplit:
         for at, answers in pairs.answers.items():
             assert all(found is None or (at < split) == (found[0] < split) for found in answers)
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     @given(talk, st.sampled_from(["truncate", "observation_mask"]), st.integers(0, 8), st.integers(1, 60))
     def test_whatever_is_compacted_the_pairs_that_stay_are_whole(
         self, messages: list[Message], strategy: Any, keep_last: int, limit: int

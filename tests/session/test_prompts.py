@@ -62,7 +62,7 @@ def check_anthropic(messages: list[dict[str, Any]]) -> None:
     assert not asked
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(talk)
 def test_whatever_was_said_and_wherever_it_was_cut_it_can_be_sent(messages: list[Message]) -> None:
     for start in (0, len(messages) // 2):
@@ -72,7 +72,7 @@ def test_whatever_was_said_and_wherever_it_was_cut_it_can_be_sent(messages: list
             check_anthropic(for_model(part, "anthropic", system="x").messages)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(talk)
 def test_at_a_sound_cut_no_result_is_made_up_on_either_side_that_was_there(messages: list[Message]) -> None:
     whole = _made_up(messages)

@@ -90,7 +90,7 @@ class TestTheCorpus:
         touched = [kind for kind, text in look_alikes(7) if redacted(text)[1]]
         assert len(touched) <= 0.02 * len(list(look_alikes(7))), touched
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(st.integers(0, 2**32), st.sampled_from(sorted(PLACES)))
     def test_any_seed_does(self, seed: int, place: str) -> None:
         for planted in secrets(seed, each=1):
@@ -207,7 +207,7 @@ class TestPrivateNames:
 
 
 class TestLongTexts:
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     @given(st.integers(0, 2**32), st.data())
     def test_a_secret_at_any_place_of_a_long_text_is_found(self, seed: int, data: st.DataObject) -> None:
         planted = data.draw(st.sampled_from(list(secrets(seed, each=1))))
@@ -344,7 +344,7 @@ class TestHostileInput:
         text = "[" * 900 + json.dumps(planted.text) + "]" * 900
         assert not survives(planted, redacted(text)[0])
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     @given(
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.text(),
@@ -355,7 +355,7 @@ class TestHostileInput:
         once, _ = redacted(value)
         assert redacted(once) == (once, [])
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     @given(st.text(alphabet="pasword=:'\"\\{}<>@/?&.ghp_-eyJ0123ABC \n", max_size=200))
     def test_redacting_scraps_twice_changes_nothing(self, text: str) -> None:
         once, _ = redacted(text)

@@ -393,7 +393,7 @@ PATHS = st.lists(st.sampled_from(["..", ".", "work", "lib", "ext", "box", "outsi
 
 
 @given(PATHS, st.booleans())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_no_spelling_of_a_path_writes_where_it_may_not(
     tmp_path_factory: pytest.TempPathFactory, names: list[str], absolute: bool
 ) -> None:

@@ -96,5 +96,5 @@ class Slices(RuleBasedStateMachine):
         assert [seen.text for seen in self.session[Seen].all()] == self.logs
 
 
-Slices.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Slices.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestSlices = Slices.TestCase

@@ -162,5 +162,5 @@ class TalkMachine(RuleBasedStateMachine):
         assert problems == []
 
 
-TalkMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TalkMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestTalkMachine = TalkMachine.TestCase

@@ -364,7 +364,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_whatever_happens_a_token_once_refused_is_refused_for_ever(steps: list[tuple[str, int]]) -> None:
     till = Till(MemoryStore(SCHEMA), HandClock())
     ids = [till.create(expires_at=NOON + timedelta(hours=6 * (n + 1))).id or "" for n in range(4)]

@@ -316,7 +316,7 @@ def payload_spans(directory: str) -> list[tuple[int, int]]:
 
 class TestFlippedBits:
     @pytest.mark.req("D4.blob_verified_on_read")
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(data=st.data())
     def test_one_in_any_record_or_blob_is_found_or_changes_no_byte_of_it(
         self, sound: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -329,7 +329,7 @@ class TestFlippedBits:
         assert found != set() or content_of(str(directory)) == content_of(sound)
         shutil.rmtree(directory)
 
-    @settings(max_examples=80, deadline=None)
+    @settings(max_examples=80)
     @given(where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
     def test_one_anywhere_in_the_file_is_found_or_hurts_no_record_and_no_blob(
         self, sound: str, tmp_path_factory: pytest.TempPathFactory, where: float, bit: int
@@ -341,7 +341,7 @@ class TestFlippedBits:
             assert content_of(harmed) == content_of(sound)
         shutil.rmtree(directory)
 
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=20)
     @given(where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
     def test_one_in_a_body_beside_the_database_is_found(
         self, sound: str, tmp_path_factory: pytest.TempPathFactory, where: float, bit: int
@@ -374,7 +374,7 @@ class TestTheLog:
     def frames(self, log: bytes) -> list[int]:
         return list(range(32, len(log), 24 + int.from_bytes(log[8:12], "big")))
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
     def test_a_flipped_bit_anywhere_in_it_is_found(
         self, logged: str, tmp_path_factory: pytest.TempPathFactory, where: float, bit: int

@@ -46,14 +46,12 @@ SMALL = st.integers(2, 12).flatmap(lambda top: st.lists(st.integers(0, top), max
 
 
 class TestMatchBlocks:
-    @settings(deadline=None)
     @given(SMALL, SMALL)
     def test_small_texts_share_as_much_as_they_can(self, a: list[int], b: list[int]) -> None:
         blocks = match_blocks(a, b)
         check_blocks(a, b, blocks)
         assert sum(block.length for block in blocks) == longest_common(a, b)
 
-    @settings(deadline=None)
     @given(SMALL)
     def test_a_text_matches_itself_whole(self, a: list[int]) -> None:
         assert match_blocks(a, a) == ([Block(0, 0, len(a))] if a else [])
@@ -116,7 +114,6 @@ class TestSplitLines:
             b"g",
         ]
 
-    @settings(deadline=None)
     @given(st.binary())
     def test_lines_make_the_text_again(self, data: bytes) -> None:
         assert b"".join(split_lines(data)) == data
@@ -209,7 +206,6 @@ def told(before: bytes | None, after: bytes | None, path: RepoPath, context: int
 
 
 class TestItApplies:
-    @settings(deadline=None)
     @given(TEXTS, TEXTS, st.integers(0, 4))
     def test_our_own_applier_goes_there_and_the_inverse_back(self, before: bytes, after: bytes, context: int) -> None:
         for one, other in ((before, after), (after, before)):
@@ -217,7 +213,6 @@ class TestItApplies:
                 staged = stage_unified(parse_unified(told(one, other, K, context)), {K: Present(one, 0o640)}.get)
                 assert staged.files == {K: Present(other, 0o640)}
 
-    @settings(deadline=None)
     @given(STATES, STATES, ODD_NAMES)
     def test_our_own_applier_creates_and_deletes_under_any_name(
         self, before: bytes | None, after: bytes | None, name: bytes
@@ -230,7 +225,7 @@ class TestItApplies:
         assert staged.files == {path: None if after is None else Present(after, 0o644)}
         assert staged.applied == (path,)
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(st.lists(st.tuples(STATES, STATES, ODD_NAMES, st.integers(1, 4)), min_size=1, max_size=12))
     def test_git_applies_it_exactly(self, changes: list[tuple[bytes | None, bytes | None, bytes, int]]) -> None:
         """Many files in one patch, so that one run of git judges them all."""

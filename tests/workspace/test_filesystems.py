@@ -163,7 +163,7 @@ NAMES = st.sampled_from(["a", "b", "c/d", "c/e", "c/f/g"])
 ACTS = st.lists(st.tuples(st.sampled_from(["write", "delete", "mkdir"]), NAMES, st.text(max_size=4)), max_size=12)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(before=ACTS, after=ACTS)
 @pytest.mark.parametrize("kind", ["memory", "host"])
 def test_whatever_happens_a_restore_gives_the_same_tree(

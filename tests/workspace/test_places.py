@@ -143,7 +143,7 @@ def forests(draw: st.DrawFn) -> Sketch:
     return kept
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(forests(), st.lists(names, min_size=1, max_size=4).map("/".join))
 def test_every_way_of_resolving_says_what_the_kernel_says(sketch: Sketch, path: str) -> None:
     with tempfile.TemporaryDirectory() as directory:

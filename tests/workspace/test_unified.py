@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mulligan.values.faults import MulliganError
@@ -430,7 +430,6 @@ class TestNames:
         patch = b"--- a/k\n+++ a/k\n@@ -1 +1 @@\n-a\n+b\n"
         assert reasons(patch, {"k": b"a\n"}, 3) == [("a/k", 0, "path_rejected")]
 
-    @settings(deadline=None)
     @given(st.binary(min_size=1, max_size=20))
     def test_quoting_is_undone_by_unquoting(self, name: bytes) -> None:
         quoted = quote(name).encode("utf-8", "surrogateescape")
@@ -507,7 +506,6 @@ TEXTS = st.lists(PIECES | st.binary(max_size=8), max_size=14).map(b"".join)
 
 
 class TestAnyBytes:
-    @settings(deadline=None)
     @given(TEXTS, st.integers(0, 3))
     def test_any_bytes_are_staged_rejected_or_refused(self, patch: bytes, strip: int) -> None:
         tree = looker({"k": b"a\n", "c": b"a\nb", "n/x": b""})
@@ -523,7 +521,6 @@ class TestAnyBytes:
         ]
         assert order == sorted(order) and all(indexes == sorted(set(indexes)) for _, indexes in order)
 
-    @settings(deadline=None)
     @given(TEXTS)
     def test_every_hunk_line_is_accounted_for(self, body: bytes) -> None:
         """A well-formed hunk has as many lines as it says; everything else is malformed, never shortened."""
@@ -534,7 +531,6 @@ class TestAnyBytes:
             return
         assert isinstance(hunk, MalformedHunk) or (len(hunk.old), len(hunk.new)) == (2, 2)
 
-    @settings(deadline=None)
     @given(st.binary(max_size=12), st.integers(0, 2))
     def test_no_name_leads_outside(self, name: bytes, strip: int) -> None:
         path = named(name, strip).path

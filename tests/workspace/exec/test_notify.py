@@ -227,7 +227,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(given_steps=st.lists(STEPS, max_size=6), does=st.lists(STEPS, max_size=8))
 def test_any_sequence_of_changes_comes_back(
     given_steps: list[str], does: list[str], tmp_path_factory: pytest.TempPathFactory

@@ -82,6 +82,8 @@ class StdioServer:
         """The client has gone: what it asked for is done, but what takes long is taken back."""
         for _ in self._workers:
             self._work.put(None)
+        if self._workers:
+            self._tools_opened()  # starting up is not what takes long
         deadline = monotonic_s() + FINISH_LIMIT_S
         for worker in self._workers:
             worker.join(max(0.0, deadline - monotonic_s()))

@@ -66,6 +66,15 @@ def steps_of(node: Node) -> int:
     return sum(map(steps_of, parts(node)))
 
 
+def is_found_inside(node: Node) -> bool:
+    """Whether it is found where only `not_word` holds, and no character is left to match."""
+    if isinstance(node, Chars | Anchor):
+        return isinstance(node, Anchor) and node.kind == "not_word"
+    if isinstance(node, Repeat):
+        return node.low == 0 or is_found_inside(node.item)
+    return (any if isinstance(node, Alt) else all)(map(is_found_inside, parts(node)))
+
+
 def parts(node: Node) -> tuple[Node, ...]:
     if isinstance(node, Seq):
         return node.items

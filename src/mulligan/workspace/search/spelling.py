@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from mulligan.workspace.search.expression import Alt, Anchor, Chars, Node, Repeat, Seq
+from mulligan.workspace.search.expression import Alt, Anchor, Chars, Node, Repeat, Seq, is_found_inside
 
 
 @dataclass(slots=True, frozen=True)
@@ -40,6 +40,7 @@ _PYTHON = _Style(
     _pythonic,
     MappingProxyType({"start": r"(?:^\ufeff?)", "end": r"(?:\r?$)", "word": r"\b", "not_word": r"\B"}),
 )
+_SEVERAL_BYTES = r"[\x80-\ud7ff\ue000-\U0010ffff]"
 
 
 def for_re2(tree: Node) -> str:
@@ -53,8 +54,12 @@ def for_rust(tree: Node) -> str:
 
 
 def for_python(tree: Node) -> str:
-    """For `re` on text decoded with `surrogateescape`; wants the flags ASCII and MULTILINE."""
-    return _spell(tree, _PYTHON)
+    """For `re` on text decoded with `surrogateescape`; wants the flags ASCII and MULTILINE.
+
+    The others go byte by byte, so a pattern that is nothing but `\\B` is found inside a character of several bytes.
+    """
+    spelled = _spell(tree, _PYTHON)
+    return f"(?:{spelled})|{_SEVERAL_BYTES}" if is_found_inside(tree) else spelled
 
 
 def required_literal(tree: Node) -> bytes:
