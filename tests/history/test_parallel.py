@@ -308,3 +308,15 @@ def test_names_of_drafts_never_meet(tmp_path: Path) -> None:
         with bench.desk.ledger.store.read() as tx:
             drafts = [name for row in tx.select(TOUCHES) for name in decode(row.drafts)]
     assert len(drafts) == len(set(drafts)) == 80
+
+
+def test_nor_do_they_within_a_call_that_comes_back_to_what_it_has_touched(bench: Bench) -> None:
+    """A draft that is taken for another path's would be put there by whoever recovers the call."""
+    plant(bench.root, {"d/c.txt": "c"})
+    with bench.session().call() as call:
+        assert (
+            call.write_file("d/c.txt", "").ok and call.delete("d", recursive=True).ok and call.write_file("a", "a").ok
+        )
+        with bench.desk.ledger.store.read() as tx:
+            ordinals = [row.ordinal for row in tx.select(TOUCHES)]
+    assert sorted(ordinals) == [0, 1, 2]

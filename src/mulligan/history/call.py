@@ -231,9 +231,13 @@ class Call(Watching):
     def _note(self, tx: Tx, steps: Sequence[_Step], *, careful: bool, live: bool) -> dict[RepoPath, Touched]:
         """Durable before the act: what was there, whose it was, and what we mean to put there."""
         noted: dict[RepoPath, Touched] = {}
+        ordinal = len(self._touched)
         for step in steps:
             path = step.intent.path
-            known = noted.get(path) or self._touched.get(path) or self._first_touch(tx, step, len(noted), careful)
+            known = noted.get(path) or self._touched.get(path)
+            if known is None:
+                known = self._first_touch(tx, step, ordinal, careful)
+                ordinal += 1
             stays = live or must_stay_one_file(step.image, step.wanted.entry)
             row = known.row
             for entry in step.passing():
@@ -242,7 +246,7 @@ class Call(Watching):
             noted[path] = known.noted_in(row)
         return noted
 
-    def _first_touch(self, tx: Tx, step: _Step, noted: int, careful: bool) -> Touched:
+    def _first_touch(self, tx: Tx, step: _Step, ordinal: int, careful: bool) -> Touched:
         path, before = step.intent.path, step.image.entry
         seen = self.ledger.last_seen(tx, self._place(path))
         if seen is not None and not same_state(seen, before):
@@ -252,7 +256,7 @@ class Call(Watching):
         if is_unlike_ours(step.image):
             self._unlike[path] = step.image
         # An ordinal once used may be on disk in a draft's name, so it is never used again for another path.
-        row = touch_row(self.facts.id, path_bytes(path), self.root, ordinal=len(self._touched) + noted, before=before)
+        row = touch_row(self.facts.id, path_bytes(path), self.root, ordinal=ordinal, before=before)
         return Touched(row, path, before, before, origin=step.intent.origin)
 
     def _act(self, step: _Step) -> Entry:
