@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -98,3 +99,19 @@ def test_a_host_changes_a_file_and_the_change_is_undone(root: Path, host: Any) -
     undo = [sys.executable, "-m", "mulligan", "undo", "--root", str(root)]
     subprocess.run(undo, env=env, check=True, capture_output=True)
     assert (root / "README.md").read_text() == "# Toy Repo"
+
+
+@pytest.mark.slow
+@pytest.mark.req("D19.foreign_programs")
+def test_codex_is_offered_the_tools_in_its_first_request_ten_times_of_ten(root: Path) -> None:
+    """It waits for no server that is slow to answer, so being late once would show."""
+    for number in range(10):
+        place = root.parent / f"turn{number}" / "repo"
+        shutil.copytree(root, place)
+        with mock_model("workspace_write_file", WRITE) as model:
+            env = environment(place, model)
+            done = subprocess.run(
+                codex(place, model), cwd=place, env=env, capture_output=True, stdin=subprocess.DEVNULL
+            )
+        assert done.returncode == 0 and model.first_requests, done.stderr
+        assert all(model.tool in tools for tools in model.first_requests)
