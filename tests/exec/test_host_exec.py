@@ -19,6 +19,7 @@ from exec.commands import bytes_of, execute, plant, repository, sh, text, told
 from history.deaths import in_child
 from mulligan.boundary.capability import parse_capability
 from mulligan.boundary.policy import parse_policy
+from mulligan.testing import tree_of
 from mulligan.values.digest import digest_of
 
 PYTHON = sys.executable
@@ -382,6 +383,30 @@ class TestWays:
         only = bench.session(capability=parse_capability({"allowed_fs_ops": ["exec"]}))
         assert only.perform("host.exec", {"argv": ["true"]})[0].ok
         assert not (bench.root / "x").exists()
+
+    @pytest.mark.req("D8.op_exec", "S1.verify.denials_end_to_end")
+    @pytest.mark.parametrize("way", ["notify", "overlay", "scan"])
+    @pytest.mark.parametrize(
+        ("capability", "script", "code"),
+        [
+            ({"fs_roots": ["src"]}, "echo x > src/ok; echo x > README", "path_not_allowed"),
+            ({"max_changed_files": 2}, "touch one two three", "max_changed_files_exceeded"),
+            ({"max_write_bytes": 10}, "echo short > a; echo longer than ten > b", "max_write_bytes_exceeded"),
+        ],
+        ids=str,
+    )
+    def test_a_command_may_not_write_what_its_session_may_not(
+        self, bench: Bench, way: str, capability: dict[str, Any], script: str, code: str
+    ) -> None:
+        plant(bench.root, {"src/a.py": "a\n", "README": "read me\n"})
+        before = tree_of(bench.root)
+        session = bench.session(capability=parse_capability(capability))
+        cwd = {"cwd": "src"} if "fs_roots" in capability else {}
+        told_so, _ = session.perform(
+            "host.exec", {"argv": ["sh", "-c", f"cd {bench.root}; {script}"], "strategy": way, **cwd}
+        )
+        assert told(told_so) == ("forbidden", code) and told_so.exit_code == 0
+        assert tree_of(bench.root) == before
 
     @pytest.mark.req("S1.verify.one_session_flow")
     def test_files_and_commands_work_together_in_one_session(self, bench: Bench) -> None:

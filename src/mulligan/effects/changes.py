@@ -9,7 +9,6 @@ from mulligan.boundary.capability import Capability
 from mulligan.effects import params
 from mulligan.effects.scene import Scene
 from mulligan.history.call import Intent, Plan
-from mulligan.values.content import Content
 from mulligan.values.digest import digest_of
 from mulligan.values.entries import ABSENT, Absent, DirEntry, Entry, FileEntry
 from mulligan.values.paths import RepoPath, is_below, join
@@ -52,7 +51,7 @@ def write_file(scene: Scene, asked: params.WriteFile) -> Fields:
     given = params.inline_data(asked.content, code="invalid_content")
     path, missing = scene.real("write", asked.path, final=asked.mode != "create_new")
     data = scene.blob(given) if isinstance(given, str) else given
-    check_size(scene.capability, data)
+    check_size(scene.capability, len(data))
     if missing and not asked.create_parents:
         raise Refused("error", "parent_not_found", f"The directory of {asked.path} does not exist.")
     seen: list[Image] = []
@@ -85,10 +84,10 @@ def _check_write(asked: params.WriteFile, shown: str, entry: Entry) -> None:
             raise Refused("conflict", "stale_base", words, current_digest=current)
 
 
-def check_size(capability: Capability, data: Content) -> None:
+def check_size(capability: Capability, size_bytes: int) -> None:
     limit = capability.max_write_bytes
-    if limit is not None and len(data) > limit:
-        words = f"{len(data)} bytes are more than the {limit} this session may write."
+    if limit is not None and size_bytes > limit:
+        words = f"{size_bytes} bytes are more than the {limit} this session may write."
         raise Refused("forbidden", "max_write_bytes_exceeded", words)
 
 
@@ -127,7 +126,7 @@ def edit_file(scene: Scene, asked: params.EditFile) -> Fields:
         edited = edit_text(text, asked.old_string, asked.new_string, replace_all=asked.replace_all)
         _check_replacements(scene, edited.replacements)
         data = edited.text.encode("utf-8")
-        check_size(scene.capability, data)
+        check_size(scene.capability, len(data))
         made.append(edited)
         return file_like(image.entry, data)
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from mulligan.boundary.verdict import clamped
 from mulligan.effects import params
 from mulligan.effects.board import SIGNALS, Posted, board_of
+from mulligan.effects.changes import check_changed, check_size
 from mulligan.effects.receipt import inline, refusal_receipt
 from mulligan.effects.scene import Scene, too_large
 from mulligan.history.running import How, run_in_call
 from mulligan.values.clock import monotonic_s
-from mulligan.values.entries import Change, kind_of_change
+from mulligan.values.entries import Change, FileEntry, kind_of_change
 from mulligan.values.paths import ROOT, to_wire
 from mulligan.values.refusal import Refused
 from mulligan.workspace.exec.command import Command, command
@@ -150,6 +151,7 @@ def _run(
     }
     try:
         fields |= answer()
+        _check_changes(scene, changes)
     except Refused as refused:
         refused.fields.update(fields)
         raise
@@ -166,6 +168,15 @@ def _how(asked: params.Exec, handle: Handle) -> How:
 def _change(scene: Scene, change: Change) -> Fields:
     path = to_wire(change.path) if scene.mount is None else scene.shown(change.path)
     return {"path": path, "kind": kind_of_change(change)}
+
+
+def _check_changes(scene: Scene, changes: Sequence[Change]) -> None:
+    """What a session may not write it may not have a command write: then nothing stands of what the command did."""
+    check_changed(scene.capability, len(changes))
+    for change in changes:
+        scene.boundary.check_path("write", change.path)
+        if isinstance(change.after, FileEntry):
+            check_size(scene.capability, change.after.size)
 
 
 def _judge(asked: params.Exec, ran: Ran, fields: Fields) -> None:

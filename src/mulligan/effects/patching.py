@@ -147,7 +147,7 @@ def _wanted(scene: Scene, looking: _Looking, staged: Staged, path: RepoPath) -> 
     data = staged.files[path]
     if data is None:
         return Wanted(ABSENT)
-    check_size(scene.capability, data)
+    check_size(scene.capability, len(data))
     return file_like(looking.image(staged.moves.get(path, path)).entry, data)
 
 
@@ -171,7 +171,7 @@ def _apply_unified(scene: Scene, patch: bytes, *, dry_run: bool) -> Fields:
         reals[path]: _wanted_of(present, sections.get(path), looking, reals) for path, present in staged.files.items()
     }
     for one in wanted.values():
-        check_size(scene.capability, one.content or b"")
+        check_size(scene.capability, len(one.content or b""))
     _commit(scene, looking, wanted, dry_run=dry_run)
     return _answer(scene, sorted(wanted, key=path_bytes), ops=_counts(patches), dry_run=dry_run)
 

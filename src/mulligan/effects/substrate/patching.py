@@ -78,7 +78,7 @@ def _with_refused(staged: UnifiedStaged, refused: set[RepoPath]) -> UnifiedStage
 def _check_result(ask: Ask, staged: UnifiedStaged) -> None:
     check_changed(ask.capability, len(staged.files))
     for now in staged.files.values():
-        check_written(ask.capability, b"" if now is None else now.content)
+        check_written(ask.capability, 0 if now is None else len(now.content))
 
 
 # Onto a snapshot.

@@ -37,7 +37,7 @@ def write_file(ask: Ask, args: Args) -> Body:
     made: list[bool] = []
 
     def act(scene: Scene) -> dict[RepoPath, Seen]:
-        check_written(ask.capability, data)
+        check_written(ask.capability, len(data))
         real, missing = scene.real("write", to_wire(path))
         if missing and not args["create_dirs"]:
             raise Failure("NOT_FOUND", f"The directory of {args['path']} does not exist.")
