@@ -11,9 +11,10 @@ from benches import Bench, open_bench
 from mulligan.history.log import calls_of, changes_of
 from mulligan.history.schema import SCHEMA
 from mulligan.history.tables import OPEN
-from mulligan.store.journal import records_of
+from mulligan.store.journal import RECORDS, REFS, records_of
 from mulligan.store.verify import verify
-from mulligan.values.digest import digest_of
+from mulligan.values.canonical import encode
+from mulligan.values.digest import digest_of, raw_digest
 
 
 @pytest.fixture
@@ -55,6 +56,22 @@ def test_the_journal_keeps_large_contents_by_reference(bench: Bench) -> None:
     assert (large, small) == ({"digest": digest_of(content.encode()), "size_bytes": len(content)}, "in the record")
     assert digest_of(content.encode()) in ended.refs
     assert bench.desk.ledger.blobs.read(digest_of(content.encode())) == content.encode()
+
+
+@pytest.mark.req("D4.large_payloads_are_refs")
+def test_what_records_keep_by_reference_is_found_by_a_query(bench: Bench) -> None:
+    message = {"role": "user", "content": "long " * 30_000}
+    with bench.session().call() as call:
+        call.write_file("large", "text\n" * 30_000)
+    bench.session().inject(message)
+    wanted = {digest_of(encode(message)), digest_of(b"text\n" * 30_000)}
+    with bench.desk.ledger.store.read() as tx:
+        records = {record.seq: record for record in records_of(tx, "s:default")}
+        edges = {row.seq for one in wanted for row in tx.select(REFS, {"digest": raw_digest(one)})}
+        sizes = [len(row.body) for row in tx.select(RECORDS)]
+    assert {records[seq].kind for seq in edges} == {"message.appended", "call.ended"}
+    assert wanted <= {ref for seq in edges for ref in records[seq].refs}
+    assert max(sizes) < 4_096
 
 
 @pytest.mark.req("W31.no_leaked_temp_dirs")
