@@ -105,7 +105,7 @@ def plant(root: Path, count: int) -> None:
         folder.mkdir(exist_ok=True)
         (folder / f"f{number % 100:02}.txt").write_text(f"{number}\n")
     for words in (["init", "-q"], ["add", "-A"], ["-c", "user.name=b", "-c", "user.email=b@b", "commit", "-qm", "b"]):
-        subprocess.run(["git", *words], cwd=root, check=True)
+        subprocess.run(["git", "-c", "gc.auto=0", "-c", "maintenance.auto=false", *words], cwd=root, check=True)
 
 
 def leases(count: int) -> None:
