@@ -83,14 +83,15 @@ class PromptWork:
     ) -> str:
         from mulligan.agents.coding import coding_tools
         from mulligan.agents.loop import Bounds, Loop
+        from mulligan.agents.planning import PLANNING
 
         tools = coding_tools(session, self.provider.profile, cancelled=cancelled)
         loop = Loop(
             session,
             self.provider,
-            tools=[tool for tool in tools if tool.read_only] if only_look else tools,
+            tools=[PLANNING, *(tool for tool in tools if tool.read_only or not only_look)],
             bounds=Bounds(cancelled=cancelled),
-            may=lambda call, tool: shown.may(call.id, call.name, _arguments(call)),
+            may=lambda call, tool: tool is PLANNING or shown.may(call.id, call.name, _arguments(call)),
             tell=lambda event: _show(event, shown),
         )
         return _STOPS[loop.run(prompt).stop_reason]
@@ -106,10 +107,14 @@ _STOPS = {
 
 def _show(event: LoopEvent, shown: Shown) -> None:
     from mulligan.agents.loop import ToolEnded, ToolStarted
+    from mulligan.agents.planning import PLANNING
     from mulligan.agents.speech import Said
 
     if isinstance(event, Said):
         shown.said(event.text)
+    elif isinstance(event, ToolStarted | ToolEnded) and event.call.name == PLANNING.name:
+        if isinstance(event, ToolEnded) and event.result.success:
+            shown.planned()
     elif isinstance(event, ToolStarted):
         shown.began(event.call.id, event.call.name, _arguments(event.call))
     elif isinstance(event, ToolEnded):

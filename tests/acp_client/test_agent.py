@@ -209,6 +209,30 @@ class TestSessions:
         assert (stage.files(), (elsewhere / "a.txt").read_text()) == ({}, "another\n")
 
     @pytest.mark.req("D14.acp.session_fork", "D14.acp.session_close", "D14.acp.session_delete")
+    @pytest.mark.req("D14.acp.own_agent", "D14.acp.session_load")
+    def test_a_plan_is_shown_as_one_and_goes_back_with_its_turn(self, stage: Stage) -> None:
+        steps = [{"title": "look", "status": "done"}, {"title": "write", "status": "in_progress"}, {"title": "test"}]
+        plan = {"tools": [{"tool": "update_plan", "args": {"steps": steps}, "id": "tc_p"}]}
+        entries = [
+            {"content": "look", "priority": "medium", "status": "completed"},
+            {"content": "write", "priority": "medium", "status": "in_progress"},
+            {"content": "test", "priority": "medium", "status": "pending"},
+        ]
+        with stage.agent(plan, wrote("a.txt", "one\n"), "Done.", mode="ask") as client:
+            session = new(client, stage)
+            client.ask("session/prompt", sessionId=session, prompt=PROMPT)
+            assert client.updates("plan") == [{"sessionUpdate": "plan", "entries": entries}]
+            assert [one["toolCallId"] for one in client.updates("tool_call")] == ["tc_1"]
+        with stage.agent() as client:
+            client.ask("session/load", sessionId=session, cwd=str(stage.root), mcpServers=[])
+            shown = client.updates()
+            assert [one for one in shown if one.get("toolCallId") == "tc_p"] == []
+            assert shown[-1] == {"sessionUpdate": "plan", "entries": entries}
+            client.ask("session/rollback", sessionId=session)
+        with stage.agent() as client:
+            client.ask("session/load", sessionId=session, cwd=str(stage.root), mcpServers=[])
+            assert client.updates("plan") == []
+
     def test_sessions_fork_close_and_are_deleted(self, stage: Stage) -> None:
         with stage.agent("one", "two") as client:
             session = new(client, stage)

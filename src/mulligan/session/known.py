@@ -17,6 +17,9 @@ StepStatus = Literal["pending", "in_progress", "done", "blocked"]
 PlanStatus = Literal["active", "completed", "abandoned"]
 Visibility = Literal["full", "summary", "hidden"]
 
+UPDATE_PLAN = "update_plan"
+"""The tool by which a model says what it is about."""
+
 
 @dataclass(slots=True, frozen=True)
 class PlanStep:

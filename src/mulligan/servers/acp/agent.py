@@ -29,6 +29,7 @@ from mulligan.servers.acp.returning import (
 from mulligan.servers.acp.wire import INVALID_PARAMS, METHOD_NOT_FOUND, NOT_FOUND, AcpError, Later, Params, Wire
 from mulligan.servers.acp.workspaces import Workspace, close_for_client, home_of
 from mulligan.servers.mcp.running import kill_commands
+from mulligan.session.known import Plan
 from mulligan.values.entries import Absent, Entry, FileEntry
 from mulligan.values.faults import MulliganError
 from mulligan.values.limits import MIB_BYTES
@@ -49,6 +50,10 @@ class Shown(Protocol):
     """Who is told what an agent says and does, while it does."""
 
     def said(self, text: str) -> None: ...
+    def planned(self) -> None:
+        """The session has another plan."""
+        ...
+
     def began(self, id: str, tool: str, arguments: Mapping[str, Any]) -> None: ...
     def ended(self, id: str, text: str, *, ok: bool) -> None: ...
     def may(self, id: str, tool: str, arguments: Mapping[str, Any]) -> bool:
@@ -133,6 +138,7 @@ class AcpAgent:
         live = self._known(params)
         for update in frames.replayed(live.session.messages(), live.workspace.root):
             self.tell(live, update)
+        self.tell_plan(live)
         return _modes(live)
 
     def resume(self, params: Params) -> Mapping[str, Any]:
@@ -301,6 +307,11 @@ class AcpAgent:
             return self._attach(workspace, workspace.sessions.get(name))
         return live
 
+    def tell_plan(self, live: Live) -> None:
+        plan = live.session[Plan].latest()
+        if plan is not None:
+            self.tell(live, frames.plan(plan))
+
     def tell(self, live: Live, update: Mapping[str, Any]) -> None:
         assert self.wire is not None
         self.wire.notify("session/update", {"sessionId": live.session.id, "update": dict(update)})
@@ -315,6 +326,9 @@ class _OnTheWire:
 
     def said(self, text: str) -> None:
         self.agent.tell(self.live, frames.said(text))
+
+    def planned(self) -> None:
+        self.agent.tell_plan(self.live)
 
     def began(self, id: str, tool: str, arguments: Mapping[str, Any]) -> None:
         self.agent.tell(self.live, frames.tool_call(id, tool, arguments, root=self.live.workspace.root))

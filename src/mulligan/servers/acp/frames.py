@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from mulligan.session.known import UPDATE_PLAN, Plan
 from mulligan.session.messages import as_text, calls_in, results_in
 from mulligan.session.transcript import text_of
 
@@ -28,6 +29,9 @@ _KINDS = {
 }
 
 
+_STATUSES = {"pending": "pending", "blocked": "pending", "in_progress": "in_progress", "done": "completed"}
+
+
 def kind_of(tool: str) -> str:
     return _KINDS.get(tool, "other")
 
@@ -41,6 +45,11 @@ def title_of(tool: str, arguments: Mapping[str, Any]) -> str:
 
 def said(text: str, role: str = "agent") -> Update:
     return {"sessionUpdate": f"{role}_message_chunk", "content": {"type": "text", "text": text}}
+
+
+def plan(plan: Plan) -> Update:
+    entries = [{"content": one.title, "priority": "medium", "status": _STATUSES[one.status]} for one in plan.steps]
+    return {"sessionUpdate": "plan", "entries": entries}
 
 
 def tool_call(id: str, tool: str, arguments: Mapping[str, Any], *, root: str, status: str = "in_progress") -> Update:
@@ -71,16 +80,17 @@ def diff(path: str, before: str | None, after: str) -> Update:
 
 
 def replayed(messages: Sequence[Mapping[str, Any]], root: str) -> Iterator[Update]:
-    """A transcript as the updates that a client would have seen of it."""
+    """A transcript as the updates that a client would have seen of it; how the plan stands is shown apart."""
+    planning = {call.id for message in messages for call in calls_in(message) if call.name == UPDATE_PLAN}
     for message in messages:
         text = text_of(message)
         results = results_in(message)
         if message["role"] in ("user", "assistant") and text and not results:
             yield said(text, "user" if message["role"] == "user" else "agent")
-        for call in calls_in(message):
+        for call in (one for one in calls_in(message) if one.id not in planning):
             arguments = call.arguments if isinstance(call.arguments, Mapping) else _read(call.arguments)
             yield tool_call(call.id, call.name, arguments, root=root)
-        for result in results:
+        for result in (one for one in results if one.id not in planning):
             yield tool_ended(result.id, as_text(result.content), ok=not result.failed)
 
 
