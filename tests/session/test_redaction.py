@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mulligan.session.private_names import PrivateNames
@@ -92,6 +92,7 @@ class TestTheCorpus:
 
     @settings(max_examples=60)
     @given(st.integers(0, 2**32), st.sampled_from(sorted(PLACES)))
+    @example(47348550, "arguments as text")  # a password that begins with `oS+`
     def test_any_seed_does(self, seed: int, place: str) -> None:
         for planted in secrets(seed, each=1):
             assert not survives(planted, redacted(PLACES[place](planted.text))[0]), planted.kind

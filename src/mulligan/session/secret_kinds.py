@@ -29,7 +29,9 @@ START = r"(?:(?<![A-Za-z0-9_-])|(?<=\\[nrtbf])|(?<=\\u[0-9a-fA-F]{4})|(?<=%[0-9A
 _PLACEHOLDER = re.compile(
     r"<|\[redacted\]|\[withheld\]|\$|%\(|\{\{|\*{3}|x{4,}|\.{3}"
     r"|(?:none|null|nil|true|false|undefined|string|str|bytes|int|bool|any|optional|required|changeme|example|env|file"
-    r"|secret|token|password|process|self|this|os|config|settings|args|options)(?![A-Za-z0-9_-])",
+    r"|secret|token|password)(?![A-Za-z0-9_-])"
+    # Code that looks it up.
+    r"|(?:process|self|this|os|config|settings|args|options)(?:[.\[(]|$)",
     re.IGNORECASE,
 )
 _DIGIT, _LETTER, _UPPER = re.compile("[0-9]"), re.compile("[A-Za-z]"), re.compile("[A-Z]")
