@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -60,7 +59,7 @@ def perform(
         receipt = refusal_receipt(effect.name, _as_told(effect, refused))
     except OSError as error:
         receipt = refusal_receipt(effect.name, _as_told(effect, refusal_of(error, str(given.get("path", "it")))))
-    call.note_effect(effect.name, recorded(given), recorded(receipt.to_dict(), keep=partial(_keep, call)))
+    call.note_effect(effect.name, recorded(given), recorded(receipt.to_dict(), keep=call.keep))
     return receipt
 
 
@@ -161,10 +160,6 @@ def recorded(value: Any, depth: int = RECORDED_DEPTH_MAX, *, keep: Keep | None =
     if depth > 0 and isinstance(value, list | tuple):
         return [recorded(item, depth - 1, keep=keep) for item in value]
     return {"unrecorded": type(value).__name__}
-
-
-def _keep(call: Call, data: bytes) -> None:
-    call.hand_out(call.ledger.blobs.store(data))
 
 
 def _recorded_key(name: object) -> str:

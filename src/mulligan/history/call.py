@@ -119,6 +119,7 @@ class Call(Watching):
         self._owner = ledger.store.owner()
         self._effects: list[dict[str, Any]] = []
         self._handed_out: set[Digest] = set()
+        self._to_store: list[Prepared] = []
         self._begun = self._stuck = False
         self._heal = heal
         self._claimed: set[Claim] = set()
@@ -355,6 +356,14 @@ class Call(Watching):
         """A blob this call answers with: the session may read it from now on, and its record keeps it reachable."""
         self._handed_out.add(digest)
 
+    def keep(self, data: bytes) -> None:
+        """Bytes that the record names by their digest. Small ones are stored with it, in the same transaction."""
+        if len(data) > SMALL_BYTES:
+            self.hand_out(self.ledger.blobs.store(data))
+            return
+        self._to_store.append(self.ledger.blobs.prepare(data))
+        self.hand_out(self._to_store[-1].digest)
+
     def may_read_blob(self, digest: Digest) -> bool:
         """Only what this session has been handed, or has itself changed: a digest is not a key to others' work."""
         if digest in self._handed_out:
@@ -475,8 +484,12 @@ class Call(Watching):
         if self._begun:
             self.ledger.check_ours(tx, self.facts.id, self._owner)
         else:
-            self.ledger.begin(tx, self.facts, self._owner)
-        held = Held([one.row.path for one in self._touched.values()], [claim.place for claim in self._claimed])
+            self.ledger.record_begin(tx, self.facts)
+        for prepared in self._to_store:
+            self.ledger.blobs.put(tx, prepared)
+        held = Held(
+            [one.row.path for one in self._touched.values()], [claim.place for claim in self._claimed], self._begun
+        )
         moved = [act(tx, ending.status) for act in self.at_end]
         self.ledger.end(tx, self.facts, replace(ending, placed=True) if any(moved) else ending, held=held)
 

@@ -81,6 +81,7 @@ class Held:
 
     paths: Sequence[bytes]
     places: Sequence[bytes]
+    is_open: bool = True
 
 
 class Claimed(Exception):
@@ -162,8 +163,12 @@ class Ledger:
 
     # The steps of a call.
 
-    def begin(self, tx: Tx, facts: Facts, owner: OwnerId) -> None:
+    def record_begin(self, tx: Tx, facts: Facts) -> None:
+        """All there is to do for a call that ends in the same transaction."""
         self.journal.append(tx, session_journal(facts.session), "call.begun", facts.to_json(), at=self.now())
+
+    def begin(self, tx: Tx, facts: Facts, owner: OwnerId) -> None:
+        self.record_begin(tx, facts)
         tx.put(OPEN, OpenRow(facts.id, owner, facts.session, facts.root, int(facts.observed)))
 
     def claim(self, tx: Tx, call: CallId, wanted: Sequence[Wanted]) -> None:
@@ -243,7 +248,8 @@ class Ledger:
         return replace(ending, coverage=[*ending.coverage, *coverage_of(given_up)])
 
     def _let_go(self, tx: Tx, call: CallId, held: Held | None = None) -> None:
-        tx.delete(OPEN, call)
+        if held is None or held.is_open:
+            tx.delete(OPEN, call)
         if held is None:
             release(tx, call)
         paths = [touch.path for touch in tx.select(TOUCHES, {"call": call})] if held is None else held.paths
