@@ -146,8 +146,8 @@ class Entry:
 
     @property
     def doc(self) -> str:
-        """Its own words: not those of a base class outside, nor those that a dataclass makes up."""
-        own = "" if isinstance(self.value, GenericAlias) else inspect.getdoc(self.value) or ""
+        """Its own words: not those of a base class, nor those that a dataclass makes up."""
+        own = "" if isinstance(self.value, GenericAlias) else inspect.cleandoc(self.value.__doc__ or "")
         made_up = inspect.isclass(self.value) and own.startswith(f"{self.value.__name__}(")
         return "" if made_up or own == inspect.getdoc(type(self.value)) else own
 

@@ -57,6 +57,7 @@ class MulliganSaver(BaseCheckpointSaver[str]):
     # Looking.
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """The checkpoint that the configuration names, or the newest of its thread; None if there is none."""
         thread, space = _thread_of(config), _space_of(config)
         wanted = get_checkpoint_id(config)
         with self._store.read() as tx:
@@ -151,6 +152,7 @@ class MulliganSaver(BaseCheckpointSaver[str]):
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
+        """What a task has written towards the next checkpoint. Said again, it counts once."""
         thread, space, point = _thread_of(config), _space_of(config), config["configurable"]["checkpoint_id"]
         rows = [
             GraphWriteRow(
@@ -165,10 +167,12 @@ class MulliganSaver(BaseCheckpointSaver[str]):
     # Ending.
 
     def delete_thread(self, thread_id: str) -> None:
+        """Forget a thread: its checkpoints and what they need."""
         with self._store.write() as tx:
             self._delete(tx, thread_id, graphs.points_of(tx, thread_id))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Forget the checkpoints that these runs made, in whatever thread."""
         with self._store.write() as tx:
             doomed: dict[str, list[GraphPointRow]] = {}
             for row in graphs.points_of_runs(tx, run_ids):
@@ -177,6 +181,7 @@ class MulliganSaver(BaseCheckpointSaver[str]):
                 self._delete(tx, thread, rows)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """All of a thread, ancestors and all, under another name."""
         with self._store.write() as tx:
             graphs.copy_thread(tx, source_thread_id, target_thread_id)
 
@@ -218,6 +223,7 @@ class MulliganSaver(BaseCheckpointSaver[str]):
     # The same for graphs that run in an event loop: the store is synchronous, so each goes to a thread.
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """As `get_tuple`, for an event loop."""
         return await asyncio.to_thread(self.get_tuple, config)
 
     async def alist(
@@ -228,6 +234,7 @@ class MulliganSaver(BaseCheckpointSaver[str]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
+        """As `list`, for an event loop."""
         found = self.list(config, filter=filter, before=before, limit=limit)
         while (one := await asyncio.to_thread(next, found, None)) is not None:
             yield one
@@ -239,23 +246,29 @@ class MulliganSaver(BaseCheckpointSaver[str]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
+        """As `put`, for an event loop."""
         return await asyncio.to_thread(self.put, config, checkpoint, metadata, new_versions)
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
+        """As `put_writes`, for an event loop."""
         await asyncio.to_thread(self.put_writes, config, writes, task_id, task_path)
 
     async def adelete_thread(self, thread_id: str) -> None:
+        """As `delete_thread`, for an event loop."""
         await asyncio.to_thread(self.delete_thread, thread_id)
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """As `delete_for_runs`, for an event loop."""
         await asyncio.to_thread(self.delete_for_runs, run_ids)
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """As `copy_thread`, for an event loop."""
         await asyncio.to_thread(self.copy_thread, source_thread_id, target_thread_id)
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """As `prune`, for an event loop."""
         await asyncio.to_thread(lambda: self.prune(thread_ids, strategy=strategy))
 
     def get_next_version(self, current: str | None, channel: None) -> str:
