@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import click
 import pytest
 
 import mulligan
+from cli.running import Done
 from mulligan.cli import VERBS, LazyGroup, cli
 from mulligan.cli.output import size_words, visible
 from mulligan.history.schema import SCHEMA
@@ -29,17 +28,6 @@ from mulligan.store.tables import Table
 from mulligan.testing.contract_tables import CONTRACT_SCHEMA
 from mulligan.workspace.lease import LEASES, LeaseRow
 from mulligan.workspace.snapshots import SNAPSHOTS, SnapshotRow
-
-
-@dataclass(frozen=True)
-class Done:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
 
 
 def run(*arguments: str, home: Path | None = None) -> Done:

@@ -1,4 +1,4 @@
-"""A workspace with a store of its own, and a session in it."""
+"""A workspace with a store of its own, and a session in it; and one with several roots."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import pytest
 
 import mulligan.opening as opening
 from mulligan.effects.session import Session
+from mulligan.history.schema import SCHEMA
+from mulligan.store.verify import verify
+from session.yards import Yard
 
 
 @pytest.fixture
@@ -26,3 +29,11 @@ def session(opened: opening.Mulligan) -> Session:
 @pytest.fixture
 def work(opened: opening.Mulligan) -> Path:
     return Path(opened.root)
+
+
+@pytest.fixture
+def yard(tmp_path: Path) -> Iterator[Yard]:
+    found = Yard(tmp_path)
+    yield found
+    assert list(verify(found.opened.store, SCHEMA)) == []
+    found.opened.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,8 @@ from hypothesis import strategies as st
 
 import mulligan
 from mulligan.effects.board import board_of
-from mulligan.history.schema import SCHEMA
-from mulligan.store.verify import verify
 from mulligan.values.faults import MulliganError
 from session.yards import CHANGING, LOOKING, Json, Yard, at
-
-
-@pytest.fixture
-def yard(tmp_path: Path) -> Iterator[Yard]:
-    found = Yard(tmp_path)
-    yield found
-    assert list(verify(found.opened.store, SCHEMA)) == []
-    found.opened.close()
 
 
 class TestLooking:

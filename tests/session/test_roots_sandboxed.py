@@ -6,24 +6,13 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import mulligan
-from mulligan.history.schema import SCHEMA
-from mulligan.store.verify import verify
 from mulligan.values.faults import MulliganError
 from session.yards import CHANGING, Json, Yard, at
-
-
-@pytest.fixture
-def yard(tmp_path: Path) -> Iterator[Yard]:
-    found = Yard(tmp_path)
-    yield found
-    assert list(verify(found.opened.store, SCHEMA)) == []
-    found.opened.close()
 
 
 class TestSandboxed:
