@@ -10,14 +10,13 @@ import click
 
 from mulligan.cli.doors import look, work
 from mulligan.cli.options import Common, common_options
-from mulligan.cli.output import print_json, size_words, visible
+from mulligan.cli.output import counted, print_json, size_words, visible
 from mulligan.values.faults import fault, fault_of_os_error
 
 if TYPE_CHECKING:
     from mulligan.session.bundle import Document
 
 _PRIVATE = 0o600
-_SECTION_WORDS = "{messages} messages, {entries} redactions, {size}"
 
 
 @click.command("export")
@@ -71,7 +70,7 @@ def _tell(common: Common, bundle: Document, path: str, size: int) -> None:
     if common.as_json:
         print_json({**facts, "path": path, "bytes": size})
         return
-    words = _SECTION_WORDS.format(messages=facts["messages"], entries=facts["entries"], size=size_words(size))
+    words = f"{counted(facts['messages'], 'message')}, {counted(facts['entries'], 'redaction')}, {size_words(size)}"
     click.echo(f"{visible(path)}: {facts['mode']}, {words}")
 
 
@@ -100,7 +99,7 @@ def import_verb(
     if common.as_json:
         print_json({"ok": True, "session_id": session, "messages_loaded": count})
     else:
-        click.echo(f"{visible(session)}: {count} messages")
+        click.echo(f"{visible(session)}: {counted(count, 'message')}")
     return 0
 
 
@@ -110,7 +109,7 @@ def _seed(common: Common, file: str, options: dict[str, object]) -> int:
     if common.as_json:
         print_json(done)
     elif done["ok"]:
-        click.echo(f"{visible(done['session_id'])}: {done['messages_loaded']} messages")
+        click.echo(f"{visible(done['session_id'])}: {counted(done['messages_loaded'], 'message')}")
     else:
         click.echo(f"mulligan: {visible(done['error'])}", err=True)
     return 0 if done["ok"] else 2

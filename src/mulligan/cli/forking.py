@@ -10,7 +10,7 @@ import click
 
 from mulligan.cli.doors import DEFAULT_SESSION, look, work
 from mulligan.cli.options import Common, common_options, text
-from mulligan.cli.output import paint, print_json, visible
+from mulligan.cli.output import counted, paint, print_json, visible
 from mulligan.cli.returning import report
 from mulligan.cli.words import ago, short
 from mulligan.session.tables import SESSIONS
@@ -174,4 +174,5 @@ def gc(common: Common, yes: bool, days: int) -> None:
         told = {"snapshots": given_up.snapshots, "blobs": blobs, "bytes": size + given_up.bytes, "freed_bytes": freed}
         print_json(told)
     else:
-        click.echo(f"deleted {given_up.snapshots} snapshots and {blobs} blobs ({size + given_up.bytes} bytes)")
+        gone = f"{counted(given_up.snapshots, 'snapshot')} and {counted(blobs, 'blob')}"
+        click.echo(f"deleted {gone} ({size + given_up.bytes} bytes)")

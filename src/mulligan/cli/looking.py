@@ -9,7 +9,7 @@ import click
 
 from mulligan.cli.doors import look
 from mulligan.cli.options import Common, common_options, text
-from mulligan.cli.output import paint, print_json, visible
+from mulligan.cli.output import counted, paint, print_json, visible
 from mulligan.cli.words import ago, change_line, change_words, gap_words, short
 from mulligan.history.log import LOG_LIMIT
 from mulligan.values.ids import SessionId
@@ -47,7 +47,7 @@ def status(common: Common) -> None:
     if common.as_json:
         print_json(body)
         return
-    click.echo(f"{visible(str(body['root']))}: {body['calls']} calls on record")
+    click.echo(f"{visible(str(body['root']))}: {counted(len(rows), 'call')} on record")
     click.echo(f"  undo would take back {short(body['undo'])}" if body["undo"] else "  nothing to undo")
     if body["redo"]:
         click.echo(f"  redo would bring back what {short(body['redo'])} took back")

@@ -60,6 +60,10 @@ def print_rows(rows: Iterable[Sequence[str]]) -> None:
         click.echo("  ".join([*cells, line[-1]]).rstrip())
 
 
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def size_words(size_bytes: int) -> str:
     for unit_bytes, unit in ((GIB_BYTES, "GiB"), (MIB_BYTES, "MiB"), (KIB_BYTES, "KiB")):
         if size_bytes >= unit_bytes:

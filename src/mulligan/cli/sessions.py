@@ -9,7 +9,7 @@ import click
 
 from mulligan.cli.doors import DEFAULT_SESSION, look, work
 from mulligan.cli.options import Common, common_options
-from mulligan.cli.output import paint, print_json, print_rows, visible
+from mulligan.cli.output import counted, paint, print_json, print_rows, visible
 from mulligan.cli.words import ago
 
 _SHOWN_CHARS = 200
@@ -38,7 +38,7 @@ def sessions_verb(context: click.Context, common: Common, *, closed: bool, every
 def _row(row: dict[str, Any]) -> list[str]:
     state = "closed" if row["closed_at"] else "open"
     came = f"forked from {row['parent_id']}" if row["parent_id"] else ""
-    return [row["id"], state, f"{row['length']} messages", ago(row["created_at"]), came]
+    return [row["id"], state, counted(row["length"], "message"), ago(row["created_at"]), came]
 
 
 @sessions_verb.command("show")
@@ -54,7 +54,7 @@ def show(common: Common, *, session_id: str, limit: int) -> None:
     if common.as_json:
         print_json(view)
         return
-    click.echo(f"session {visible(view['id'])}, {view['length']} messages, opened {ago(view['created_at'])}")
+    click.echo(f"session {visible(view['id'])}, {counted(view['length'], 'message')}, opened {ago(view['created_at'])}")
     for name, value in (("forked from", view["parent_id"]), ("forks", ", ".join(view["child_ids"]))):
         if value:
             click.echo(f"{name} {visible(value)}")
@@ -113,7 +113,7 @@ def compact_verb(common: Common, *, session_id: str | None, **given: Any) -> Non
         before = session.length()
         after = session.compact(options)
     told = {"session_id": name, "messages_before": before, "messages": after}
-    _said(common, told, f"{visible(name)}: {before} messages before, {after} now")
+    _said(common, told, f"{visible(name)}: {counted(before, 'message')} before, {after} now")
 
 
 def _said(common: Common, body: dict[str, Any], text: str) -> None:

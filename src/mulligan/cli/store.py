@@ -11,7 +11,7 @@ import click
 
 from mulligan.cli.errors import INTEGRITY
 from mulligan.cli.options import Common, common_options
-from mulligan.cli.output import ProgressLine, paint, print_json, print_rows, size_words, visible
+from mulligan.cli.output import ProgressLine, counted, paint, print_json, print_rows, size_words, visible
 from mulligan.history.bounds import set_store_cap, store_cap_of
 from mulligan.history.ledger import Ledger
 from mulligan.history.schema import SCHEMA
@@ -86,7 +86,7 @@ def _print_about(about: _About) -> None:
         ("store", about.store),
         ("format", str(about.schema_version)),
         ("size", f"{size_words(about.size_bytes)} of at most {size_words(about.cap_bytes)}"),
-        ("holds", f"{about.sessions} sessions, {about.calls} calls"),
+        ("holds", f"{counted(about.sessions, 'session')}, {counted(about.calls, 'call')}"),
     ]
     print_rows([*rows, *(("root", root) for root in about.roots)])
 
@@ -206,11 +206,11 @@ def _print_usage(directory: str, usage: Usage, sessions: list[SessionRow]) -> No
     records = sum(journal.records for journal in usage.journals)
     journal_bytes = sum(journal.record_bytes for journal in usage.journals)
     click.echo(f"{visible(directory)}: {size_words(usage.total_bytes)}")
-    rows = [("journal", f"{records} records", size_words(journal_bytes))]
+    rows = [("journal", counted(records, "record"), size_words(journal_bytes))]
     for place in usage.blobs:
         rows.append(
             (f"blobs {_PLACES.get(place.place, place.place)}", f"{place.blobs}", size_words(place.stored_bytes))
         )
     for session, journal in _by_session(usage, sessions):
-        rows.append((f"session {session.id}", f"{journal.blobs} blobs", size_words(journal.blob_bytes)))
+        rows.append((f"session {session.id}", counted(journal.blobs, "blob"), size_words(journal.blob_bytes)))
     print_rows(rows)

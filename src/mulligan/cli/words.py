@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mulligan.cli.output import visible
+from mulligan.cli.output import counted, visible
 from mulligan.history.plans import Outcome
 from mulligan.values.clock import Clock, SystemClock, parse_timestamp
 from mulligan.values.entries import Absent
@@ -86,7 +86,7 @@ def gap_words(gap: Mapping[str, str]) -> str:
 
 def _talk_line(before: int, after: int) -> str:
     change = abs(after - before)
-    words = f"{change} message{'s' if change != 1 else ''}"
+    words = counted(change, "message")
     return f"brought back {words}" if after > before else f"taken back {words}"
 
 

@@ -6,7 +6,7 @@ shortest round-trip form. Anything else is refused, never silently rewritten.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any, TypeAlias
 
@@ -38,23 +38,26 @@ def decode(data: bytes | str) -> Any:
 
 
 def _check(value: object) -> None:
-    """Refuse what orjson would rewrite or accept beyond our range. Exact types only: no subclass surprises."""
+    """Refuse what orjson would rewrite or accept beyond our range. Exact types only: no subclass surprises.
+
+    Keys are orjson's to check: it takes exact strings and nothing else.
+    """
     kind = type(value)
-    if kind is str or kind is bool or value is None:
-        return
-    if kind is int:
+    if kind is dict:
+        _check_all(value.values())  # type: ignore[attr-defined]  # kind is dict
+    elif kind is list or kind is tuple:
+        _check_all(value)  # type: ignore[arg-type]  # kind is list or tuple
+    elif kind is int:
         if not _INT_MIN <= value <= _INT_MAX:  # type: ignore[operator]  # kind is int
             raise fault("invalid_json", "Integers in canonical JSON are signed 64-bit.")
-    elif kind is dict:
-        for key, item in value.items():  # type: ignore[attr-defined]  # kind is dict
-            if type(key) is not str:
-                raise fault("invalid_json", f"Object keys are strings, not {type(key).__name__}.")
-            _check(item)
-    elif kind is list or kind is tuple:
-        for item in value:  # type: ignore[attr-defined]  # kind is list or tuple
-            _check(item)
     elif kind is float:
         if not isfinite(value):  # type: ignore[arg-type]  # kind is float
             raise fault("invalid_json", "NaN and infinities have no JSON form.")
-    elif not isinstance(value, str):
+    elif kind is not bool and value is not None and not isinstance(value, str):
         raise fault("invalid_json", f"A {kind.__name__} has no JSON form.")
+
+
+def _check_all(values: Iterable[object]) -> None:
+    for value in values:
+        if type(value) is not str:
+            _check(value)
