@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import time
 from base64 import b64decode
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from benches import Bench
 from mulligan.effects.receipt import Receipt
+from mulligan.workspace.exec.scan import RACY_NS
 
 
 def execute(bench: Bench, *argv: str, **params: Any) -> Receipt:
@@ -39,11 +43,19 @@ def plant(root: Path, files: dict[str, str]) -> None:
         path.write_text(content)
 
 
+def at_rest(paths: Iterable[Path]) -> None:
+    """Wait until what was just written is so old that its stamp can be trusted."""
+    old_ns = max((path.lstat().st_ctime_ns for path in paths), default=0) + RACY_NS
+    while time.clock_gettime_ns(time.CLOCK_REALTIME) <= old_ns:
+        os.sched_yield()
+
+
 def repository(root: Path, files: dict[str, str]) -> None:
-    """A git repository with one commit of these files."""
+    """A git repository with one commit of these files, all of which git knows to be clean."""
     import subprocess
 
     plant(root, files)
+    at_rest(root / name for name in files)
     for words in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "one"]):
         subprocess.run([*GIT, *words], cwd=root, check=True)
 

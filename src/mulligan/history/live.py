@@ -135,12 +135,16 @@ class Watching(ABC):
         """A device, FIFO or socket cannot be kept: said so, and left to the command."""
         self.coverage += [{"path": to_wire(path), "reason": "special_file"} for path in paths]
 
-    def absorb(self, paths: Sequence[RepoPath]) -> None:
-        """The command is over: what it left at these paths is what this call has done there."""
+    def absorb(self, paths: Sequence[RepoPath], *, keep: bool = True) -> None:
+        """The command is over: what it left at these paths is what this call has done there.
+
+        Without `keep` its bytes are not stored: for a command that is about to be put back.
+        """
         with self._lock:
             images = {path: self._image(path) for path in paths}
             self._leave_special(path for path, image in images.items() if image.special)
-            self.ledger.blobs.store_all(image.content for image in images.values() if image.content is not None)
+            if keep:
+                self.ledger.blobs.store_all(image.content for image in images.values() if image.content is not None)
             for path, image in images.items():
                 if not image.special:
                     self._has_become(self._touched.get(path) or self._unannounced(path, ABSENT), image.entry)

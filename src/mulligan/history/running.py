@@ -102,7 +102,8 @@ def run_in_call(desk: Desk, call: Call, command: Command, *, sink: Sink, how: Ho
         capture.take()
         _name_ambiguous(desk, call, capture)
     else:
-        _absorb(call, command.root, ran.touched)
+        # What somebody else wrote at too is left there, whatever becomes of the command.
+        _absorb(call, command.root, ran.touched, keep=_stands(ran, how) or bool(ran.shared))
         _name_shared(call, paths_below(command.root, ran.shared))
     _cover(call, command.root, ran)
     return ran
@@ -134,10 +135,10 @@ def _absorb_unfinished(call: Call, root: bytes, windows: Iterable[Window]) -> No
             window.take()
 
 
-def _absorb(call: Call, root: bytes, touched: Iterable[bytes]) -> None:
+def _absorb(call: Call, root: bytes, touched: Iterable[bytes], *, keep: bool) -> None:
     paths = paths_below(root, touched)
     every = frozenset(paths)
-    call.absorb([path for path in paths if not _is_new_object(call, path, every)])
+    call.absorb([path for path in paths if not _is_new_object(call, path, every)], keep=keep)
 
 
 def _is_new_object(call: Call, path: RepoPath, touched: frozenset[RepoPath]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import binascii
 from base64 import b64decode, b64encode
+from functools import lru_cache
 from typing import NewType
 
 from mulligan.values.faults import fault
@@ -65,6 +66,7 @@ def path_bytes(path: RepoPath) -> bytes:
         raise fault("invalid_path", "A path cannot contain lone surrogates that stand for no byte.") from None
 
 
+@lru_cache(maxsize=4_096)
 def path_from_bytes(raw: bytes) -> RepoPath:
     return parse_repo_path(raw.decode("utf-8", "surrogateescape"))
 

@@ -17,7 +17,7 @@ from mulligan.workspace.exec.spawn import Extras
 
 Stamp = tuple[int, int, int, int, int]
 
-_RACY_NS = 20_000_000
+RACY_NS = 20_000_000
 """Two ticks of the slowest kernel clock, and some: Linux before 6.13 stamps with the tick, not the time."""
 
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -104,7 +104,7 @@ class StatIndex:
             yield from (path + b"/" + name for name in folder.entries)
 
     def _racy(self) -> Iterator[bytes]:
-        horizon = self._taken_ns - _RACY_NS
+        horizon = self._taken_ns - RACY_NS
         for path, folder in self._folders.items():
             for name, stamp in folder.entries.items():
                 if stamp[0] >= horizon and not stat.S_ISDIR(stamp[4]):
@@ -114,7 +114,7 @@ class StatIndex:
         """`stamp` is the folder's own, seen a moment ago in its parent; what changed since is seen next time."""
         known = self._folders.get(path)
         try:
-            if known is not None and known.stamp == stamp and stamp[0] < self._taken_ns - _RACY_NS:
+            if known is not None and known.stamp == stamp and stamp[0] < self._taken_ns - RACY_NS:
                 return Folder(stamp, *_stamps(path, known.entries, known.entries))
             return Folder(stamp, *_stamps(path, _listed(path), known.entries if known is not None else {}))
         except PermissionError:
