@@ -166,12 +166,8 @@ class SessionFilesystem(PlainFilesystem):
         return os.path.islink(os.path.join(self.root, path))
 
     def _names(self, path: RepoPath) -> list[str]:
-        if path == ROOT:
-            names = [os.fsencode(name) for name in os.listdir(self._desk.disk.root.handle)]
-        else:
-            with self._desk.disk.resolve(path) as spot:
-                names = self._desk.disk.children(spot)
-        shown = [name.decode("utf-8", "surrogateescape") for name in sorted(names)]
+        with self._desk.disk.resolve(path) as spot:
+            shown = [name.decode("utf-8", "surrogateescape") for name in self._desk.disk.children(spot)]
         return [name for name in shown if self._boundary.admits("list", join(path, name))]
 
     def _files_below(self, base: RepoPath) -> list[RepoPath]:

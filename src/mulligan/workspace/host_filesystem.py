@@ -16,7 +16,7 @@ from mulligan.values.digest import digest_of, parse_digest
 from mulligan.values.entries import ABSENT, DirEntry, Entry, FileEntry, same_state
 from mulligan.values.faults import MulliganError
 from mulligan.values.ids import SystemIds
-from mulligan.values.paths import ROOT, RepoPath, ancestors_of, join, path_bytes
+from mulligan.values.paths import RepoPath, ancestors_of, join, path_bytes
 from mulligan.values.refusal import Refused
 from mulligan.values.state_faults import RestoreFailedError, SnapshotMismatchError
 from mulligan.workspace.disk import DRAFT_PREFIX, HostDisk, Image, Steps
@@ -241,8 +241,6 @@ class HostFilesystem(PlainFilesystem):
             return stat.S_ISLNK(os.stat(spot.name, dir_fd=spot.parent, follow_symlinks=False).st_mode)
 
     def _names(self, path: RepoPath) -> list[str]:
-        if path == ROOT:
-            return sorted(os.listdir(self._disk.root.handle))
         with self._spot(path) as spot:
             return [name.decode("utf-8", "surrogateescape") for name in self._disk.children(spot)]
 

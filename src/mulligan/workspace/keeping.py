@@ -94,7 +94,12 @@ class Trees:
     def look(self) -> Tree:
         """What is there now; the bytes of every file are kept when this returns."""
         tree: Tree = {}
-        self._look_into(self._root, b"", tree)
+        # Through a descriptor of its own: others may be reading the names in this directory too.
+        directory = os.open(".", OPEN_DIRECTORY, dir_fd=self._root)
+        try:
+            self._look_into(directory, b"", tree)
+        finally:
+            os.close(directory)
         return tree
 
     def _look_into(self, directory: int, prefix: bytes, tree: Tree) -> None:

@@ -42,7 +42,7 @@ def list_below(
     """
     with Handles(root_fd) as handles:
         rules = IgnoreRules() if include_ignored else _rules_above(handles, base)
-        fd = os.dup(handles.directory(base))
+        fd = handles.open_directory(base)
     yield from _entered(fd, base, rules, depth=0 if depth is None else depth, include_ignored=include_ignored)
 
 

@@ -39,6 +39,11 @@ class Handles:
             self._path = path
         return self._last()
 
+    def open_directory(self, path: str) -> int:
+        """A descriptor of one's own. Two that were duplicated share one place in the listing: threads that read it
+        at a time would each get a part of the names."""
+        return os.open(".", OPEN_DIRECTORY, dir_fd=self.directory(path))
+
     def open_file(self, path: str) -> int:
         """An own descriptor of a regular file. Raises OSError, also for anything else that goes by that name."""
         parent, _, name = path.rpartition("/")

@@ -278,7 +278,7 @@ class _Walker:
     def _enter_base(self) -> None:
         plan = self.walk.plan
         with Handles(self.root_fd) as handles:
-            fd = os.dup(handles.directory(plan.base))
+            fd = handles.open_directory(plan.base)
         inside = plan.rules if plan.base == ROOT else plan.rules.child(name_of(plan.base))
         prefix = "" if plan.base == ROOT else plan.base + "/"
         frame = _Frame(plan.base, prefix, fd, plan.rules, iter(()), is_same=self._is_same(plan.base))
