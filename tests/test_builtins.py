@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,14 @@ import pytest
 
 import mulligan.opening as opening
 from mulligan import builtins
-from mulligan.values.faults import AskedWrongly
+from mulligan.history import observing
+from mulligan.history.schema import SCHEMA
+from mulligan.store.verify import verify
+from mulligan.testing import Dir, File, Link, contents_of, plant, tree_of
+from mulligan.testing.builders import Node
+from mulligan.values.faults import AskedWrongly, MulliganError
+from mulligan.values.ids import SessionId
+from mulligan.values.paths import RepoPath
 
 S = "sess_abc"
 
@@ -143,10 +151,252 @@ def test_an_open_snapshot_captures_what_its_tool_call_writes_and_deletes(work: P
         deleted = builtins.hostlib_tools_delete_file(path=str(gone))
     assert wrote == {"path": str(kept), "bytes_written": 5, "created": False}
     assert deleted == {"path": str(gone), "removed": True}
-    assert listed()[0]["captured_paths"] == [str(work / "d/new"), str(gone), str(kept)]
+    assert listed()[0]["captured_paths"] == [str(work / "d"), str(work / "d/new"), str(gone), str(kept)]
     restore("tc_7")
-    assert (kept.read_text(), gone.read_text()) == ("before", "gone")
-    assert not (work / "d" / "new").exists()
+    assert contents_of(work) == {"kept": b"before", "gone": b"gone"}
+
+
+TREE: dict[str, Node | str] = {"t/x": File(b"x", 0o640), "t/y/z": "z", "t/y/empty": Dir(0o750), "t/link": Link("x")}
+
+
+@pytest.mark.req("H3.capture_fails_closed")
+def test_a_directory_is_captured_with_everything_below_it(work: Path) -> None:
+    plant(work, TREE)
+    before, below = tree_of(work), [str(work / path) for path in sorted(tree_of(work))]
+    assert snapshot("tc", work / "t") == {"snapshot_id": "tc", "captured_paths": below, "byte_count": 2}
+    shutil.rmtree(work / "t")
+    assert restore("tc")["restored_paths"] == below
+    assert tree_of(work) == before
+
+
+def test_a_tree_of_many_files_is_captured_and_restored(work: Path) -> None:
+    plant(work, {f"t/{number % 7}/{number}": str(number) for number in range(520)})
+    before = tree_of(work)
+    snapshot("tc", work / "t")
+    shutil.rmtree(work / "t")
+    restore("tc")
+    assert tree_of(work) == before
+
+
+@pytest.mark.req("H3.capture_fails_closed")
+def test_a_directory_asked_for_stands_for_what_was_captured_below_it(work: Path) -> None:
+    plant(work, TREE)
+    snapshot("tc", work / "t")
+    for path in ("t/x", "t/y/z"):
+        (work / path).write_text("changed")
+    assert restore("tc", work / "t" / "y")["skipped_paths_with_reasons"] == []
+    assert contents_of(work) == {"t/x": b"changed", "t/y/z": b"z"}
+
+
+@pytest.mark.req("H3.capture_fails_closed")
+def test_what_cannot_be_captured_below_a_directory_refuses_all_of_it(work: Path) -> None:
+    plant(work, TREE)
+    os.mkfifo(work / "t" / "pipe")
+    with pytest.raises(AskedWrongly) as error:
+        snapshot("tc", work / "t")
+    assert (error.value.code, listed()) == ("invalid_params", [])
+
+
+@pytest.mark.req("H3.capture_fails_closed")
+def test_a_tree_that_was_deleted_comes_back_whole(work: Path, opened: opening.Mulligan) -> None:
+    plant(work, TREE)
+    before = tree_of(work)
+    snapshot("tc")
+    with opened.session(S).call(tool_call_id="tc"):
+        builtins.hostlib_tools_delete_file(path=str(work / "t"), recursive=True)
+    assert tree_of(work) == {}
+    restore("tc")
+    assert tree_of(work) == before
+
+
+def test_what_was_written_through_a_link_comes_back_where_it_is(work: Path, opened: opening.Mulligan) -> None:
+    plant(work, {"a": "a", "ln": Link("a"), "d/f": "f", "to_d": Link("d")})
+    before = tree_of(work)
+    snapshot("tc")
+    with opened.session(S).call(tool_call_id="tc"):
+        for path in ("ln", "to_d/f"):
+            builtins.hostlib_tools_write_file(path=str(work / path), content="through")
+    assert restore("tc")["restored_paths"] == [str(work / "a"), str(work / "d/f")]
+    assert tree_of(work) == before
+
+
+@pytest.mark.req("S0.capture.binds_current_call", "S0.capture.one_registration_enough")
+def test_an_open_snapshot_captures_whatever_its_call_does(work: Path, opened: opening.Mulligan) -> None:
+    plant(work, {**TREE, "a": "a", "b": "b", "shell": "s", "m": "m"})
+    before = tree_of(work)
+    snapshot("tc")
+    with opened.session(S).call("work", tool_call_id="tc") as call:
+        for receipt in (
+            call.write_file("a", "A"),
+            call.edit_file("b", "b", "B"),
+            call.delete("t", recursive=True),
+            call.move("m", "moved"),
+            call.exec(["sh", "-c", "echo more >> shell; echo new > made"]),
+        ):
+            assert receipt.ok
+    restored = restore("tc")
+    assert tree_of(work) == before
+    paths = [*before, "made", "moved"]
+    assert restored["restored_paths"] == [str(work / path) for path in sorted(paths)]
+    assert (restored["skipped_paths_with_reasons"], restored["overwrote_external"]) == ([], [])
+    assert list(verify(opened.store, SCHEMA)) == []
+
+
+def test_a_call_that_is_still_open_shows_what_it_has_captured(work: Path, opened: opening.Mulligan) -> None:
+    plant(work, {"a": "abc"})
+    snapshot("tc")
+    snapshot("other")
+    with opened.session(S).call(tool_call_id="tc") as call:
+        assert call.write_file("a", "A").ok
+        assert [(row["captured_paths"], row["byte_count"]) for row in listed()] == [([str(work / "a")], 3), ([], 0)]
+
+
+def test_a_call_that_failed_leaves_nothing_in_its_snapshot(work: Path, opened: opening.Mulligan) -> None:
+    plant(work, {"a": "a"})
+    snapshot("tc")
+    with opened.session(S).call(tool_call_id="tc") as call:
+        builtins.hostlib_tools_write_file(path=str(work / "a"), content="failed")
+        call.fail("changed its mind")
+    (work / "a").write_text("a person's")
+    assert restore("tc")["restored_paths"] == []
+    assert (work / "a").read_text() == "a person's"
+
+
+def test_a_call_of_somebody_elses_agent_goes_into_its_open_snapshot_too(work: Path, opened: opening.Mulligan) -> None:
+    plant(work, {"a": "a"})
+    snapshot("tc")
+    told = observing.Observed(SessionId(S), "Edit", label="tc", paths=[RepoPath("a")])
+    call = observing.begin(opened.desk, told)
+    (work / "a").write_text("edited")
+    observing.finish(opened.desk, call)
+    restore("tc")
+    assert contents_of(work) == {"a": b"a"}
+
+
+def test_a_tool_that_names_another_session_goes_into_the_snapshot_there(work: Path, opened: opening.Mulligan) -> None:
+    plant(work, {"a": "a"})
+    snapshot("tc", session="child")
+    with opened.session(S).call(tool_call_id="tc"):
+        builtins.hostlib_tools_write_file(path=str(work / "a"), content="A", session_id="child")
+    assert restore("tc", session="child")["restored_paths"] == [str(work / "a")]
+    assert (work / "a").read_text() == "a"
+
+
+@pytest.mark.req("H16.created_parents_removed")
+def test_restore_takes_directories_away_that_the_call_had_made(work: Path, opened: opening.Mulligan) -> None:
+    snapshot("tc")
+    with opened.session(S).call(tool_call_id="tc"):
+        builtins.hostlib_tools_write_file(path=str(work / "deep/new/f"), content="f")
+    restore("tc")
+    assert tree_of(work) == {}
+
+
+@pytest.mark.req("H16.created_parents_removed", "S0.restore.leaves_other_work")
+def test_a_directory_the_call_had_made_stays_with_what_others_put_there(work: Path, opened: opening.Mulligan) -> None:
+    snapshot("tc")
+    with opened.session(S).call(tool_call_id="tc"):
+        builtins.hostlib_tools_write_file(path=str(work / "deep/new/f"), content="f")
+    plant(work, {"deep/mine": "a person's"})
+    answer = restore("tc")
+    assert answer["restored_paths"] == [str(work / "deep/new"), str(work / "deep/new/f")]
+    assert answer["skipped_paths_with_reasons"] == [{"path": str(work / "deep"), "reason": "not_captured"}]
+    assert list(tree_of(work)) == ["deep", "deep/mine"]
+
+
+def test_restore_makes_the_directories_that_are_missing(work: Path) -> None:
+    plant(work, {"deep/q/f": "f", "d": Dir()})
+    snapshot("tc", work / "deep/q/f", work / "d/absent")
+    shutil.rmtree(work / "deep")
+    (work / "d").rmdir()
+    assert restore("tc") == {
+        "snapshot_id": "tc",
+        "restored_paths": [str(work / "d/absent"), str(work / "deep/q/f")],
+        "skipped_paths_with_reasons": [],
+        "overwrote_external": [str(work / "deep/q/f")],
+    }
+    assert list(tree_of(work)) == ["deep", "deep/q", "deep/q/f"]
+
+
+def test_restore_leaves_a_directory_that_holds_what_cannot_be_kept(work: Path) -> None:
+    snapshot("tc", work / "d")
+    (work / "d").mkdir()
+    os.mkfifo(work / "d" / "pipe")
+    answer = restore("tc")
+    assert answer["skipped_paths_with_reasons"] == [{"path": str(work / "d"), "reason": "not_captured"}]
+    assert (answer["restored_paths"], (work / "d" / "pipe").exists()) == ([], True)
+
+
+def test_restore_leaves_a_pipe_in_the_place_of_a_directory(work: Path) -> None:
+    plant(work, {"deep/f": "f"})
+    snapshot("tc", work / "deep")
+    shutil.rmtree(work / "deep")
+    os.mkfifo(work / "deep")
+    reasons = [(one["path"], one["reason"]) for one in restore("tc")["skipped_paths_with_reasons"]]
+    assert reasons == [(str(work / "deep"), "type_changed"), (str(work / "deep/f"), "type_changed")]
+
+
+@pytest.mark.parametrize("in_the_way", [File(b"a person's"), Link("elsewhere")])
+def test_restore_leaves_what_took_the_place_of_a_directory(work: Path, in_the_way: File | Link) -> None:
+    plant(work, {"deep/f": "f", "a": "a", "elsewhere/f": "not ours"})
+    snapshot("tc", work / "deep/f", work / "a")
+    shutil.rmtree(work / "deep")
+    plant(work, {"deep": in_the_way, "a": "changed"})
+    answer = restore("tc")
+    assert answer["skipped_paths_with_reasons"] == [{"path": str(work / "deep/f"), "reason": "type_changed"}]
+    assert answer["restored_paths"] == [str(work / "a")]
+    assert tree_of(work)["deep"] == in_the_way
+    assert ((work / "a").read_text(), (work / "elsewhere/f").read_text()) == ("a", "not ours")
+
+
+def test_restore_is_refused_while_a_call_is_changing_the_path(work: Path, opened: opening.Mulligan) -> None:
+    plant(work, {"a": "a"})
+    snapshot("tc", work / "a")
+    with opened.session("other").call() as call:
+        assert call.write_file("a", "theirs").ok
+        with pytest.raises(MulliganError) as error:
+            restore("tc")
+    assert (error.value.code, (work / "a").read_text()) == ("path_claimed", "theirs")
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {},
+        {"content": None},
+        {"content": 5},
+        {"content": "x", "encoding": "zz"},
+        {"content": "!!", "encoding": "base64"},
+        {"content": "x", "create_parents": "perhaps"},
+    ],
+)
+def test_a_write_that_means_nothing_changes_nothing(work: Path, request_: dict[str, Any]) -> None:
+    plant(work, {"k": "keep"})
+    with pytest.raises(AskedWrongly) as error:
+        builtins.hostlib_tools_write_file({"path": str(work / "k"), **request_})
+    assert (error.value.code, contents_of(work)) == ("invalid_params", {"k": b"keep"})
+
+
+@pytest.mark.parametrize(
+    ("path", "request_", "code"),
+    [
+        ("no/such", {"create_parents": False}, "parent_not_found"),
+        ("d/f", {"overwrite": False}, "file_exists"),
+        ("d", {}, "is_directory"),
+        (".git/config", {}, "path_not_allowed"),
+    ],
+)
+def test_a_write_that_is_refused_says_why(work: Path, path: str, request_: dict[str, Any], code: str) -> None:
+    plant(work, {"d/f": "f"})
+    with pytest.raises(MulliganError) as error:
+        builtins.hostlib_tools_write_file({"path": str(work / path), "content": "x", **request_})
+    assert (error.value.code, contents_of(work)) == (code, {"d/f": b"f"})
+
+
+def test_a_directory_that_is_not_empty_is_deleted_only_on_request(work: Path) -> None:
+    plant(work, {"d/f": "f"})
+    with pytest.raises(MulliganError) as error:
+        builtins.hostlib_tools_delete_file(path=str(work / "d"))
+    assert (error.value.code, contents_of(work)) == ("directory_not_empty", {"d/f": b"f"})
 
 
 def test_interleaved_tool_calls_on_one_thread_each_capture_for_themselves(work: Path, opened: opening.Mulligan) -> None:
@@ -213,6 +463,16 @@ def test_over_the_cap_the_oldest_snapshots_go_first(work: Path) -> None:
     assert builtins.configure_session_byte_cap(S, 250) == 2**30
     assert [row["snapshot_id"] for row in listed()] == ["two", "three"]
     assert builtins.configure_session_byte_cap(S, 2**30) == 250
+
+
+def test_what_calls_change_counts_towards_the_cap(work: Path, opened: opening.Mulligan) -> None:
+    plant(work, dict.fromkeys(("one", "two"), "x" * 100))
+    builtins.configure_session_byte_cap(S, 150)
+    for name in ("one", "two"):
+        snapshot(name)
+        with opened.session(S).call(tool_call_id=name) as call:
+            assert call.write_file(name, "short").ok
+    assert [(row["snapshot_id"], row["byte_count"]) for row in listed()] == [("two", 100)]
 
 
 def test_a_snapshot_larger_than_the_cap_is_kept_while_it_is_the_newest(work: Path) -> None:

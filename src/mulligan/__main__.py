@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -17,12 +18,22 @@ def open_asked(asked: Asked) -> Mulligan:
     return work(Common(asked.root, asked.session, asked.store, as_json=False))
 
 
+def _in_utf8() -> None:
+    """Names of files are UTF-8 here, whatever the locale says: under another one Python is started again, told so.
+
+    By an option, which only this process sees; commands that it runs would inherit a variable.
+    """
+    if sys.getfilesystemencoding() != "utf-8" and sys.executable:
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+
+
 def main() -> None:
+    _in_utf8()
     if sys.argv[1:2] == ["mcp"]:
         from mulligan.servers.mcp.door import parse_plain, serve_plain
 
         asked = parse_plain(sys.argv[2:])
-        if asked is not None:
+        if asked is not None and os.path.isdir(asked.root or "."):
             serve_plain(asked, open_asked)
             return
     from mulligan.cli import main as command_line

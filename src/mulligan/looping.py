@@ -84,8 +84,9 @@ class PromptWork:
         from mulligan.agents.coding import coding_tools
         from mulligan.agents.loop import Bounds, Loop
         from mulligan.agents.planning import PLANNING
+        from mulligan.agents.speech import profile_of
 
-        tools = coding_tools(session, self.provider.profile, cancelled=cancelled)
+        tools = coding_tools(session, profile_of(self.provider), cancelled=cancelled)
         loop = Loop(
             session,
             self.provider,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mulligan.values.clock import Clock, SystemClock
@@ -34,6 +36,12 @@ def state_directory(environ: Mapping[str, str]) -> str:
         # The rule for XDG variables: a relative one is to be ignored.
         state = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".local", "state")
     return os.path.join(state, "mulligan")
+
+
+def call_around(environ: Mapping[str, str]) -> str | None:
+    """The call whose command started us, if we are told of one."""
+    call = environ.get("MULLIGAN_CALL", "")
+    return call if call.isascii() and call else None
 
 
 def store_directory(url: str | None, environ: Mapping[str, str]) -> str | None:
@@ -210,7 +218,7 @@ def open(
     and `policy` narrows that, the last matching rule deciding; `clock` and `ids` are for tests.
 
     What processes that died left half done is put back first. Raises `unknown_root`, `invalid_store_url`,
-    `store_inside_workspace`, `invalid_params`.
+    `store_inside_workspace`, `invalid_params`, and `invalid_encoding` if Python does not read names of files as UTF-8.
     """
     # Loaded here, so that `import mulligan` stays quick.
     from mulligan.boundary.capability import parse_capability
@@ -252,14 +260,19 @@ def _desk(
     from mulligan.values.ids import SystemIds
     from mulligan.workspace.disk import HostDisk
 
+    if sys.getfilesystemencoding() != "utf-8":
+        taken = f"This Python takes names of files for {sys.getfilesystemencoding()}"
+        raise fault("invalid_encoding", f"{taken}, and they are UTF-8 here; start it with -X utf8 or PYTHONUTF8=1.")
     with ExitStack() as closing:
         disk = HostDisk(root)
         closing.callback(disk.close)
         place = os.fsdecode(disk.root.path)
         opened = open_store(store, SCHEMA, durability=durability, clock=clock, root=place, create=create)
         ledger = Ledger(opened, Journal(SCHEMA), clock=clock, ids=ids or SystemIds())
-        ledger.keep_bounds = lambda session: keep_bounds(ledger, session)
+        ledger.keep_bounds = partial(keep_bounds, ledger)
+        ledger.inside = call_around(os.environ)
         desk = Desk(ledger, disk, record=create)
+        desk.at_close(ledger.tell_growth)
         closing.pop_all()
         return desk
 

@@ -89,10 +89,12 @@ class Client:
 
 
 @contextmanager
-def connected(home: Path, *options: str, command: list[str] | None = None, **environ: str) -> Iterator[Client]:
+def connected(
+    home: Path, *options: str, command: list[str] | None = None, cwd: str | None = None, **environ: str
+) -> Iterator[Client]:
     env = {**os.environ, "MULLIGAN_HOME": str(home), **environ}
     with subprocess.Popen(
-        command or [*AGENT, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
+        command or [*AGENT, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, cwd=cwd
     ) as process:
         client = Client(process)
         try:

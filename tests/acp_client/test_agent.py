@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from acp_client.client import Client, connected
+from acp_client.client import Body, Client, connected
 
 AGENT = [sys.executable, str(Path(__file__).with_name("scripted_agent.py"))]
 PROMPT = [{"type": "text", "text": "do it"}]
@@ -22,14 +22,18 @@ def wrote(path: str, content: str, id: str = "tc_1") -> dict[str, Any]:
     return {"tools": [{"tool": "write_file", "args": {"path": path, "content": content}, "id": id}]}
 
 
+def edited(path: str, old: str, new: str, id: str = "tc_1") -> dict[str, Any]:
+    return {"tools": [{"tool": "edit_file", "args": {"path": path, "old_string": old, "new_string": new}, "id": id}]}
+
+
 class Stage:
     def __init__(self, base: Path) -> None:
         self.root, self.home, self.script = base / "work", base / "home", base / "script"
         self.root.mkdir()
 
-    def agent(self, *lines: object, mode: str = "auto") -> AbstractContextManager[Client]:
+    def agent(self, *lines: object, mode: str = "auto", cwd: str | None = None) -> AbstractContextManager[Client]:
         self.script.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
-        return connected(self.home, command=[*AGENT, "--mode", mode], SCRIPT=str(self.script))
+        return connected(self.home, command=[*AGENT, "--mode", mode], cwd=cwd, SCRIPT=str(self.script))
 
     def files(self) -> dict[str, str]:
         return {file.name: file.read_text() for file in sorted(self.root.iterdir())}
@@ -134,6 +138,92 @@ class TestGoingBack:
             )
         assert stage.files() == {}
 
+    @pytest.mark.req("D6.on_conflict_default_merge", "D14.acp.s0_frames")
+    @pytest.mark.parametrize("prefix", ["", "_mulligan/"])
+    def test_what_a_person_wrote_meanwhile_goes_neither_back_nor_forward(self, stage: Stage, prefix: str) -> None:
+        file = stage.root / "a.txt"
+        file.write_text("one\n2\n3\n4\nfive\n")
+        with stage.agent(edited("a.txt", "one", "ONE"), "done") as client:
+            session = new(client, stage)
+            client.ask("session/prompt", sessionId=session, prompt=PROMPT)
+            file.write_text("ONE\n2\n3\n4\nmine\n")
+            back = client.ask(f"{prefix}session/rollback", sessionId=session)
+            assert (file.read_text(), back["fsRestores"][0]["skippedPathsWithReasons"]) == ("one\n2\n3\n4\nmine\n", [])
+            client.ask(f"{prefix}session/redo", sessionId=session)
+            assert file.read_text() == "ONE\n2\n3\n4\nmine\n"
+            file.write_text("MINE\n2\n3\n4\nmine\n")
+            kept = client.ask(f"{prefix}session/rollback", sessionId=session)
+            skipped = [{"path": str(file), "reason": "same_lines"}]
+            assert (kept["fsRestores"][0]["skippedPathsWithReasons"], file.read_text()[:5]) == (skipped, "MINE\n")
+            told = client.updates()[-1]["_meta"]["mulligan" if prefix else "harn"]
+            assert (told["restoredPaths"], told["skippedPathsWithReasons"]) == ([], skipped)
+            forced = client.ask(f"{prefix}session/rollback", sessionId=session, onConflict="overwrite")
+            assert (forced["overwrote_external"], file.read_text()[:4]) == ([str(file)], "one\n")
+            assert client.updates()[-1]["_meta"]["mulligan" if prefix else "harn"]["overwrote_external"] == [str(file)]
+
+    @pytest.mark.req("D6.overwrote_external", "D6.overwritten_is_rescued", "D14.acp.s0_frames")
+    def test_the_documents_own_restore_says_whose_work_it_replaced(self, stage: Stage) -> None:
+        file = stage.root / "a.txt"
+        with stage.agent(wrote("a.txt", "after\n"), "done") as client:
+            session = new(client, stage)
+            client.ask("session/prompt", sessionId=session, prompt=PROMPT)
+            file.write_text("mine\n")
+            done = client.ask("session/restore_tool_call", sessionId=session, toolCallId="tc_1")
+            assert (done["restoredPaths"], done["overwrote_external"], stage.files()) == ([str(file)], [str(file)], {})
+            told = client.wait_for_update(lambda one: one.get("status") == "restored")["_meta"]["harn"]
+            assert told["overwrote_external"] == [str(file)]
+            client.ask("session/redo", sessionId=session)
+        assert stage.files() == {"a.txt": "mine\n"}
+
+    @pytest.mark.parametrize("prefix", ["", "_mulligan/"])
+    def test_a_restore_takes_the_paths_that_it_gives(self, stage: Stage, prefix: str) -> None:
+        (stage.root.parent / "link").symlink_to(stage.root)
+        a, b = str(stage.root / "a.txt"), str(stage.root / "b.txt")
+        shell = {"tool": "shell", "args": {"command": "echo 1 > a.txt; echo 1 > b.txt"}, "id": "tc_1"}
+        with stage.agent({"tools": [shell]}, "done") as client:
+            session = new(client, stage)
+            client.ask("session/prompt", sessionId=session, prompt=PROMPT)
+
+            def restored(*paths: str) -> Body:
+                return client.ask(
+                    f"{prefix}session/restore_tool_call", sessionId=session, toolCallId="tc_1", paths=list(paths)
+                )
+
+            outside = [{"path": "/nowhere/a.txt", "reason": "not_captured"}]
+            assert restored("/nowhere/a.txt")["skippedPathsWithReasons"] == outside
+            assert sorted(stage.files()) == ["a.txt", "b.txt"]
+            for given in (b, "b.txt", str(stage.root.parent / "link/b.txt")):
+                assert (restored(given)["restoredPaths"], list(stage.files())) == ([b], ["a.txt"])
+                client.ask(f"{prefix}session/redo", sessionId=session)
+            assert (restored()["restoredPaths"], stage.files()) == ([a, b], {})
+            odd: list[Any] = ["b.txt", [1], {}, ["\0"]]
+            for bad in odd:
+                wanted = {"sessionId": session, "toolCallId": "tc_1", "paths": bad}
+                error = client.error(f"{prefix}session/restore_tool_call", **wanted)
+                assert (error["code"], error["data"]["status"]) == (-32602, "invalid_params")
+
+    @pytest.mark.parametrize("prefix", ["", "_mulligan/"])
+    def test_a_turn_has_one_checkpoint_however_often_it_goes_back_and_forward(self, stage: Stage, prefix: str) -> None:
+        lines = [wrote("a.txt", "1\n"), wrote("b.txt", "1\n", "tc_2"), wrote("a.txt", "2\n", "tc_3"), "done", "said"]
+        with stage.agent(*lines) as client:
+            session = new(client, stage)
+            for _ in range(2):
+                client.ask("session/prompt", sessionId=session, prompt=PROMPT)
+            said = [client.ask(f"{prefix}session/{way}", sessionId=session) for way in ("rollback", "redo", "rollback")]
+            assert said[0]["checkpointId"] == said[1]["checkpointId"], "a turn that was only talk"
+            assert [one["fsSnapshotIds"] for one in said] == [[], [], []]
+            moves = [
+                client.ask(f"{prefix}session/{way}", sessionId=session) for way in ("rollback", "redo", "rollback")
+            ]
+            (point,) = {one["checkpointId"] for one in moves}
+            assert point != said[0]["checkpointId"]
+            for one in moves:
+                assert one["fsSnapshotIds"] == ["tc_1", "tc_2", "tc_3"]
+                assert one["redoFsSnapshotIds"] == [f"{point}:redo:tc_{number}" for number in (1, 2, 3)]
+                restores = {each["snapshotId"]: each["restoredPaths"] for each in one["fsRestores"]}
+                a, b = (str(stage.root / name) for name in ("a.txt", "b.txt"))
+                assert restores == {"tc_1": [a], "tc_2": [b], "tc_3": []}
+
     def test_a_restored_call_takes_nothing_else_of_later_ones_with_it(self, stage: Stage) -> None:
         shell = {"tool": "shell", "args": {"command": "echo 2 > a.txt; echo 2 > b.txt"}, "id": "tc_2"}
         with stage.agent(wrote("a.txt", "1\n"), {"tools": [shell]}, "done") as client:
@@ -168,6 +258,8 @@ class TestGoingBack:
             assert {one["status"] for one in client.updates("tool_call_update")} <= {"completed", "failed"}
             bad = client.error("_mulligan/session/rollback", sessionId=session, onConflict="guess")
             assert bad["code"] == -32602
+            bad = client.error("_mulligan/session/rewind", sessionId=session, to="tc_1", side="middle")
+            assert (bad["code"], bad["data"]["status"]) == (-32602, "invalid_params")
 
     def test_unknown_sessions_and_methods_are_told_apart(self, stage: Stage) -> None:
         with stage.agent() as client:
@@ -207,6 +299,36 @@ class TestSessions:
             back = client.ask("session/rollback", sessionId=session)
             assert back["fsRestores"][0]["restoredPaths"] == [str(stage.root / "a.txt")]
         assert (stage.files(), (elsewhere / "a.txt").read_text()) == ({}, "another\n")
+
+    def test_around_the_store_there_is_no_workspace_and_sessions_are_found_all_the_same(self, stage: Stage) -> None:
+        around = str(stage.home.parent)
+        with stage.agent(wrote("a.txt", "1\n"), "done", cwd=around) as client:
+            assert client.ask("session/list")["sessions"] == []
+            session = new(client, stage)
+            client.ask("session/prompt", sessionId=session, prompt=PROMPT)
+        with stage.agent("again", cwd=around) as client:
+            assert [one["sessionId"] for one in client.ask("session/list")["sessions"]] == [session]
+            client.ask("session/prompt", sessionId=session, prompt=PROMPT)
+        for way in ("rollback", "rollback"):
+            with stage.agent(cwd=around) as client:
+                client.ask(f"session/{way}", sessionId=session)
+        assert stage.files() == {}
+        with stage.agent(cwd=around) as client:
+            assert client.ask("session/close", sessionId=session) == {}
+            assert client.error("session/delete", sessionId=session)["code"] == -32004
+
+    @pytest.mark.req("D11.close_semantics", "D14.acp.session_delete")
+    def test_what_was_deleted_stays_deleted(self, stage: Stage) -> None:
+        with stage.agent("one") as client:
+            session = new(client, stage)
+            client.ask("session/prompt", sessionId=session, prompt=PROMPT)
+            client.ask("session/delete", sessionId=session)
+        with stage.agent("two") as client:
+            for method in ("session/load", "session/resume"):
+                error = client.error(method, sessionId=session, cwd=str(stage.root), mcpServers=[])
+                assert (error["code"], error["data"]["status"]) == (-32004, "unknown_session")
+            assert client.error("session/prompt", sessionId=session, prompt=PROMPT)["code"] == -32602
+            assert client.updates() == []
 
     @pytest.mark.req("D14.acp.session_fork", "D14.acp.session_close", "D14.acp.session_delete")
     @pytest.mark.req("D14.acp.own_agent", "D14.acp.session_load")
@@ -261,6 +383,8 @@ class TestPermission:
             client.ask("session/set_mode", sessionId=session, modeId="read")
             assert client.error("session/set_mode", sessionId=session, modeId="fly")["code"] == -32602
             client.ask("session/prompt", sessionId=session, prompt=PROMPT)
+            asked = [frame for frame in client.frames if frame.get("method") == "session/request_permission"]
+            assert asked == [], "nobody is asked about what cannot be done"
         assert stage.files() == {}
 
     def test_a_cancel_ends_a_running_command_and_puts_its_files_back(self, stage: Stage) -> None:

@@ -21,6 +21,7 @@ from mulligan.opening import Mulligan
 from mulligan.servers.acp.errands import Errands
 from mulligan.servers.acp.following import Follower
 from mulligan.servers.acp.sightings import Announced, capabilities_of, text_of_prompt, with_ours
+from mulligan.servers.acp.workspaces import Workspaces
 from mulligan.values.canonical import decode
 from mulligan.values.faults import MulliganError
 
@@ -37,7 +38,7 @@ class Agent:
     def __init__(self, base: Path, opened: Mulligan) -> None:
         self.root = base / "work"
         self.opened = opened
-        self.follower = Follower(lambda folder: opened, pid=os.getpid())
+        self.follower = Follower(Workspaces(lambda folder: opened, lambda: opened.store), pid=os.getpid())
         self.follower.attach("s", str(self.root))
 
     def files(self) -> dict[str, bytes | None]:

@@ -29,8 +29,8 @@ class Stage:
         (self.root / "gone.txt").write_text("here\n")
         (self.root / ".env").write_text("KEY=1\n")
 
-    def proxy(self, **environ: str) -> AbstractContextManager[Client]:
-        return connected(self.home, command=PROXY, **environ)
+    def proxy(self, cwd: str | None = None, **environ: str) -> AbstractContextManager[Client]:
+        return connected(self.home, command=PROXY, cwd=cwd, **environ)
 
     def files(self) -> dict[str, str]:
         return {file.name: file.read_text() for file in sorted(self.root.iterdir()) if file.is_file()}
@@ -108,7 +108,8 @@ class TestUndo:
                 ("tc_2", {".env": "modified", "gone.txt": "deleted", "n": "created"}),
             ]
             back = client.ask(f"{prefix}session/rollback", sessionId=session)
-            assert (back["status"], len(back["fsRestores"][0]["restoredPaths"])) == ("rolled_back", 4)
+            restores = {one["snapshotId"]: len(one["restoredPaths"]) for one in back["fsRestores"]}
+            assert (back["status"], restores) == ("rolled_back", {"tc_1": 1, "tc_2": 3})
             assert stage.files() == before
             assert client.ask(f"{prefix}session/redo", sessionId=session)["status"] == "redone"
             assert stage.files() == after
@@ -165,6 +166,22 @@ class TestUndo:
             assert (error["code"], error["data"]["status"]) == (-32000, "no_checkpoint")
         assert set(stage.files()) == {".env", "a.txt", "gone.txt", "mine"}
 
+    @pytest.mark.req("D6.on_conflict_default_merge")
+    @WAYS
+    def test_what_a_person_saves_in_a_file_of_the_agents_stays(self, stage: Stage, prefix: str) -> None:
+        file = stage.root / "a.txt"
+        file.write_text("one\n2\n3\n4\nfive\n")
+        with stage.proxy() as client:
+            session = new(client, stage)
+            prompt(client, session, stage.edit("a.txt", "ONE\n2\n3\n4\nfive\n"))
+            file.write_text("ONE\n2\n3\n4\nmine\n")
+            client.ask(f"{prefix}session/rollback", sessionId=session)
+            assert file.read_text() == "one\n2\n3\n4\nmine\n"
+            client.ask(f"{prefix}session/redo", sessionId=session)
+            assert file.read_text() == "ONE\n2\n3\n4\nmine\n"
+            done = client.ask("session/restore_tool_call", sessionId=session, toolCallId="tc_1")
+            assert (done["overwrote_external"], file.read_text()[-5:]) == ([str(file)], "five\n")
+
     def test_rewind_moves_the_files_and_leaves_the_talk(self, stage: Stage) -> None:
         e1, e2 = stage.edit("a.txt", "two\n", "e1"), stage.edit("a.txt", "three\n", "e2")
         with stage.proxy() as client:
@@ -186,7 +203,8 @@ class TestUndo:
             session = new(client, stage)
             prompt(client, session, stage.edit("a.txt", "two\n"), pause(session), stage.shell("rm gone.txt"))
         after = stage.files()
-        with stage.proxy() as client:
+        # Where the store is there can be no workspace, and need not be.
+        with stage.proxy(cwd=str(stage.home.parent)) as client:
             client.ask("_mulligan/session/rollback", sessionId=session)
             assert stage.files() == before
             client.ask("session/redo", sessionId=session)
@@ -211,8 +229,10 @@ class TestUndo:
 
     def test_a_session_nobody_knows_is_said(self, stage: Stage) -> None:
         with stage.proxy() as client:
-            error = client.error("_mulligan/session/rollback", sessionId="nobody")
-            assert (error["code"], error["data"]["status"]) == (-32602, "unknown_session")
+            for method in ("_mulligan/session/rollback", "session/redo", "session/fork"):
+                error = client.error(method, sessionId="nobody", cwd=str(stage.root))
+                assert (error["code"], error["data"]["status"]) == (-32602, "unknown_session")
+            assert new(client, stage) == "s1-", "the agent was asked for no session but this one"
 
 
 class TestTelling:
@@ -260,6 +280,17 @@ class TestTelling:
             client.ask("_mulligan/session/rollback", sessionId=made["sessionId"])
             assert (stage.files()["a.txt"], "b.txt" in stage.files()) == ("two\n", False)
 
+    def test_a_fork_of_a_session_of_an_earlier_process_knows_what_it_goes_on_from(self, stage: Stage) -> None:
+        with stage.proxy(RUN="1") as client:
+            session = new(client, stage)
+            prompt(client, session, stage.edit("a.txt", "two\n"))
+        with stage.proxy(RUN="2") as client:
+            child = client.ask("session/fork", sessionId=session)["sessionId"]
+            prompt(client, child, stage.edit("b.txt", "child\n"), {"heard": 1})
+            assert "tool_call" in heard(client)[0]
+            client.ask("_mulligan/session/rollback", sessionId=child)
+            assert (stage.files()["a.txt"], "b.txt" in stage.files()) == ("two\n", False)
+
 
 class TestPassing:
     @pytest.mark.req("D14.acp.proxy_passes_through", "D14.acp.advertised")
@@ -281,6 +312,9 @@ class TestPassing:
             prompt(client, session, stage.edit("a.txt", "two\n"))
             for method in ("session/rollback", "session/fork"):
                 assert client.ask(method, sessionId=session)["unknown"] == method
+            client.ask("session/restore_tool_call", sessionId=session, toolCallId="tc_1")
+            assert stage.files()["a.txt"] == "one\n", "what it cannot do by itself is still ours"
+            client.ask("session/redo", sessionId=session)
             client.ask("_mulligan/session/rollback", sessionId=session)
         assert stage.files()["a.txt"] == "one\n"
 

@@ -21,7 +21,7 @@ OUR_ID = re.compile(r"\b[0-9a-f]{8}-?[0-9a-f]{4}-?7[0-9a-f]{3}-?[0-9a-f]{4}-?[0-
 
 
 def as_golden(frame: object, stage: Stage, session: str) -> Any:
-    """With the golden's own session and folder, and `1` for whatever the way back is called on record."""
+    """With the golden's own session and folder, and `1` for whatever the turn is called on record."""
     text = json.dumps(frame).replace(session, "sess_abc").replace(str(stage.root), "/work")
     return json.loads(OUR_ID.sub("1", text.replace("turn_", "turn_ ")).replace("turn_ ", "turn_"))
 

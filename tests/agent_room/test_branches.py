@@ -76,7 +76,10 @@ def test_a_clash_is_named_and_the_rest_comes(opened: Mulligan, tmp_path: Path) -
     merged = branch.merge()
     assert {one.path: one.outcome for one in merged.outcomes} == {"a.txt": "conflicted", "b.txt": "restored"}
     assert contents_of(tmp_path / "work") == {"a.txt": b"ours\n", "b.txt": b"new\n"}
-    assert branch.merge(on_conflict="overwrite").ok
+    refused = branch.merge(on_conflict="refuse")
+    assert (refused.ok, {one.outcome for one in refused.outcomes}) == (False, {"conflicted", "skipped"})
+    merged = branch.merge(on_conflict="overwrite")
+    assert (merged.ok, merged.overwrote_external) == (True, ("a.txt",))
     assert contents_of(tmp_path / "work") == {"a.txt": b"theirs\n", "b.txt": b"new\n"}
 
 
@@ -93,3 +96,60 @@ def test_what_shares_its_files_has_nothing_to_merge_or_drop(opened: Mulligan, tm
     with pytest.raises(MulliganError) as caught:
         session.fork(files="both")  # type: ignore[arg-type]  # what somebody might try
     assert caught.value.code == "invalid_params"
+
+
+class TestFromAnEarlierPoint:
+    """What a fork begins with is not what its parent has now, and is no change of the fork's."""
+
+    @pytest.fixture
+    def session(self, opened: Mulligan) -> Session:
+        session = opened.session("main")
+        for label, effect, *given in (
+            ("first", "write_file", "a.txt", LINES),
+            ("gone", "write_file", "gone.txt", "gone\n"),
+            ("point", "write_file", "late.txt", "late\n"),
+            ("edited", "edit_file", "a.txt", "\n20\n", "\nlater\n"),
+            ("removed", "delete", "gone.txt"),
+        ):
+            with session.call(label, tool_call_id=label) as call:
+                assert getattr(call, effect)(*given).ok
+        return session
+
+    def test_one_that_changed_nothing_brings_nothing(self, session: Session, tmp_path: Path) -> None:
+        branch = session.fork(at="point", files="copy")
+        assert contents_of(Path(branch.root)) == {"a.txt": LINES.encode(), "gone.txt": b"gone\n"}
+        before = contents_of(tmp_path / "work")
+        merged = branch.merge()
+        assert (merged.ok, merged.outcomes, contents_of(tmp_path / "work")) == (True, (), before)
+
+    def test_what_it_changed_is_merged_with_what_the_parent_did_since(self, session: Session, tmp_path: Path) -> None:
+        branch = session.fork(at="point", files="copy")
+        (Path(branch.root) / "a.txt").write_text(LINES.replace("\n7\n", "\nseven\n"))
+        wrote(branch, "late.txt", "another\n")
+        wrote(branch, "gone.txt", "still here\n")
+        merged = branch.merge()
+        assert [(one.path, one.outcome) for one in merged.outcomes] == [
+            ("a.txt", "merged"),
+            ("gone.txt", "conflicted"),
+            ("late.txt", "conflicted"),
+        ]
+        both = LINES.replace("\n7\n", "\nseven\n").replace("\n20\n", "\nlater\n")
+        assert contents_of(tmp_path / "work") == {"a.txt": both.encode(), "late.txt": b"late\n"}
+
+
+@pytest.mark.parametrize("place", ["inside", "deep/er/inside", "../link/inside", "."])
+def test_a_copy_inside_the_original_is_refused_and_nothing_made(opened: Mulligan, tmp_path: Path, place: str) -> None:
+    session = opened.session("main")
+    wrote(session, "a.txt", "one\n")
+    (tmp_path / "link").symlink_to("work")
+    with pytest.raises(MulliganError) as caught:
+        session.fork(files="copy", to=str(tmp_path / "work" / place))
+    assert caught.value.code == ("file_exists" if place == "." else "invalid_params")
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["a.txt"]
+
+
+def test_a_copy_may_hold_the_folder_of_its_original_in_its_name(opened: Mulligan, tmp_path: Path) -> None:
+    session = opened.session("main")
+    wrote(session, "a.txt", "one\n")
+    branch = session.fork(files="copy", to=str(tmp_path / "work-too" / "work"))
+    assert contents_of(Path(branch.root)) == {"a.txt": b"one\n"}

@@ -155,6 +155,28 @@ class TestRunningThem:
 class Odd:
     lock: object
 
+    @pytest.mark.parametrize(
+        ("given", "words"),
+        [
+            ({"times": "two"}, "look: times: Input should be a valid integer"),
+            ({"times": 1, "pages": [{"lines": [{"text": 3}]}]}, "look: pages.0.lines.0.text: Input should be a valid"),
+        ],
+    )
+    def test_a_model_is_told_which_argument_is_wrong(self, opened: Mulligan, given: Any, words: str) -> None:
+        def look(times: int, pages: list[Page] | None = None) -> str:
+            return "looked"
+
+        agent_loop("go", session="s", provider=[{"tool": "look", "args": given}, "done"], tools=[look])
+        (answer,) = told(opened.session("s"))
+        assert words in answer
+
+    def test_a_model_is_told_what_is_wrong_with_arguments_that_are_taken_whole(self) -> None:
+        def save(line: Line) -> None: ...
+
+        with pytest.raises(ToolValidationError) as caught:
+            tool(save).bound({"text": 3}, ToolContext(ExecutionState(Session())))
+        assert str(caught.value) == "save: text: Input should be a valid string"
+
 
 class TestWhatComesOfThem:
     @pytest.mark.parametrize("value", [threading.Lock(), {1, 2}, b"\xff", object, {"deep": [object()]}])
@@ -343,6 +365,20 @@ class TestTheRunItself:
         done = agent_loop("go", session=state, provider=[{"tool": "list_dir"}, "never said"])
         assert (done.stop_reason, done.iterations) == ("budget", 1)
         assert budget.consumed.total_tokens == done.input_tokens + done.output_tokens
+
+    def test_a_model_is_anything_that_replies(self, opened: Mulligan) -> None:
+        class Plain:
+            def reply(self, ask: Ask) -> Iterator[Said | Reply]:
+                return iter([Said("he"), Reply("hello")])
+
+        class Own:
+            def drive(self, ask: Ask, act: Any) -> Iterator[Said | Reply]:
+                return iter([Reply(act(mulligan.ProviderToolCall("1", "list_dir", {})).message or "nothing")])
+
+        assert agent_loop("go", session="s", provider=Plain()).text == "hello"
+        assert agent_loop("go", session="s", provider=Own()).tool_calls == 1
+        assert [entry.name for entry in opened.session("s")[ToolInvoked].all()] == ["list_dir"]
+        assert MainLoop(Plain()).execute("go").text == "hello"
 
     def test_a_line_that_breaks_leaves_what_was_said(self, opened: Mulligan) -> None:
         class Breaking:

@@ -113,7 +113,8 @@ class TestBounds:
             asked.append(call.name)
             return False
 
-        model = Mock([{"tools": [wrote("a", "x")]}, {"tool": "read_file", "args": {"path": "a"}}, "ok"])
+        tools = [wrote("a", "x"), {"tool": "no_such_tool", "args": {}}]
+        model = Mock([{"tools": tools}, {"tool": "read_file", "args": {"path": "a"}}, "ok"])
         agent_loop("go", session="s", provider=model, permission=never)
         assert (asked, list((tmp_path / "work").iterdir())) == (["write_file"], [])
 

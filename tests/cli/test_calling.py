@@ -93,6 +93,12 @@ def test_every_effect_by_its_name_and_its_tools_name(effect: Any, call: Call, ro
     assert by_tool["call_id"] != by_name["call_id"]
 
 
+def test_a_command_that_would_outlive_us_is_refused(call: Call, root: Path) -> None:
+    code, body = call("host.exec", {"argv": ["touch", "made"], "background": True})
+    assert (code, body["error"]["code"]) == (2, "invalid_params")
+    assert os.listdir(root) == ["a.txt"]
+
+
 def test_no_effect_is_without_arguments_here() -> None:
     """But for those that need something to have happened before."""
     assert {effect.tool for effect in EFFECTS} - ARGUMENTS.keys() == {"read_blob", "exec_output", "exec_signal"}

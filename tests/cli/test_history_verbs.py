@@ -155,6 +155,17 @@ def test_a_dry_run_shows_the_plan_and_does_nothing(run: Run, work: Path) -> None
     assert [row["tool"] for row in run("log", "--json").json] == ["write_file"]
 
 
+def test_a_plan_shows_how_the_head_moved_that_it_leaves_alone(run: Run, work: Path) -> None:
+    git = ("git", "-C", str(work), "-c", "user.name=u", "-c", "user.email=e")
+    subprocess.run([*git, "init", "-q"], check=True)
+    heads = []
+    for number in range(2):
+        assert run("exec", "--", *git, "commit", "-q", "--allow-empty", "-m", str(number)).code == 0
+        heads.append(subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout)
+    shown = run("undo", "--dry-run").out
+    assert f"HEAD {heads[0][:12]}→{heads[1][:12]}" in shown and ".git" in shown
+
+
 @pytest.mark.req("D14.cli.yes_needed")
 @pytest.mark.parametrize("verb", [("gc",), ("drop", "x"), ("undo", "--on-conflict", "overwrite")])
 def test_what_destroys_needs_yes_where_nobody_can_answer(run: Run, verb: tuple[str, ...]) -> None:
@@ -189,6 +200,7 @@ def test_rewind_goes_to_either_side_of_a_call(run: Run, work: Path, side: str, l
     write(run, "one", "1")
     call = write(run, "two", "2")
     write(run, "three", "3")
+    assert run("rewind", call, "--before", "--after").code == 2
     assert run("rewind", call, side).code == 0
     assert sorted(os.listdir(work)) == sorted(left)
 
@@ -341,4 +353,31 @@ def test_on_a_terminal_undo_shows_its_plan_and_asks(run: Run, work: Path, answer
     os.write(controller, answer.encode())
     child.wait(timeout=60)
     os.close(controller)
-    assert (b"would have removed a" in shown, os.listdir(work)) == (True, left)
+    assert (b"would remove a" in shown, os.listdir(work)) == (True, left)
+
+
+NOT_UTF8 = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        (sys.executable, "-m", "mulligan"),
+        (sys.executable, "-m", "mulligan.cli"),
+        (os.path.join(os.path.dirname(sys.executable), "mulligan"),),
+    ],
+)
+def test_another_locale_changes_no_name_and_no_command(run: Run, work: Path, program: tuple[str, ...]) -> None:
+    write(run, "ünï", "x")
+    here = run("log", "--json").out.encode()
+    there = subprocess.run([*program, "log", "--json"], env=os.environ | NOT_UTF8, capture_output=True, check=True)
+    assert there.stdout == here
+    command = [*program, "run", "--", "sh", "-c", "echo $PYTHONUTF8 $LC_ALL"]
+    ran = subprocess.run(command, env=os.environ | NOT_UTF8, capture_output=True, check=True)
+    assert ran.stdout == b"0 C\n"
+
+
+def test_a_python_that_reads_names_otherwise_is_told_how_to_start(work: Path) -> None:
+    script = "import mulligan\ntry: mulligan.open()\nexcept mulligan.MulliganError as error: print(error.code)"
+    done = subprocess.run([sys.executable, "-c", script], env=os.environ | NOT_UTF8, capture_output=True, check=True)
+    assert done.stdout == b"invalid_encoding\n"

@@ -105,6 +105,7 @@ class TestVerify:
         (tmp_path / "store.db").write_bytes(b"nothing of ours" * 100)
         done = run("verify", home=tmp_path)
         assert (done.code, done.out, len(done.err.splitlines())) == (3, "", 1)
+        assert "MULLIGAN_HOME" in done.err and "mulligan verify" not in done.err
 
     @pytest.mark.parametrize("verb", ["verify", "status", "log", "du"])
     @pytest.mark.parametrize("cut", ["empty", "gone"])
@@ -154,6 +155,17 @@ class TestStore:
         assert run("store", "--cap", "1", "--json", home=home).json["cap_bytes"] == 1
         status = [call["status"] for call in run("log", "--json", "--root", root, home=home).json]
         assert status == ["committed", "committed", "evicted"]
+
+    @pytest.mark.req("D14.cli.errors_say_next")
+    def test_one_on_a_disk_that_is_read_only_says_what_to_do(self, home: Path, tmp_path: Path) -> None:
+        """Seen from a mount namespace of its own, in which the disk really is read-only."""
+        script = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && exec "$2" -m mulligan.cli undo --root "$3"'
+        words = ["sh", "-c", script, "sh", str(home), sys.executable, str(tmp_path / "root")]
+        apart = ["unshare", "--user", "--map-root-user", "--mount", *words]
+        environ = {**os.environ, "MULLIGAN_HOME": str(home)}
+        done = subprocess.run(apart, capture_output=True, text=True, env=environ, check=False)
+        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+        assert "MULLIGAN_HOME" in done.stderr
 
     def test_one_that_is_not_there_is_not_made(self, tmp_path: Path) -> None:
         assert run("store", home=tmp_path / "none").code == 2
@@ -208,13 +220,15 @@ class TestDoctor:
         assert (done.code, set(self.WANTED) - set(names), list(tmp_path.iterdir())) == (0, set(), [])
 
     def test_says_that_a_store_opens_or_why_not(self, home: Path, tmp_path: Path) -> None:
-        assert _finding(run("doctor", "--json", home=home), "store")["ok"] is True
+        good = run("doctor", "--json", home=home)
+        assert (good.code, _finding(good, "store")["ok"]) == (0, True)
         bad = tmp_path / "bad"
         bad.mkdir()
         (bad / "store.db").write_bytes(b"nothing of ours" * 100)
         done = run("doctor", "--json", home=bad)
-        assert (done.code, _finding(done, "store")["ok"]) == (0, False)
-        assert run("doctor", home=bad).code == 0
+        found = _finding(done, "store")
+        assert (done.code, found["ok"], found["code"]) == (3, False, "store_corrupt")
+        assert run("doctor", home=bad).code == 3
 
 
 def _finding(done: Done, name: str) -> dict[str, Any]:

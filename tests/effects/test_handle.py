@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import subprocess
-from datetime import timedelta
+from contextlib import nullcontext
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from effects.stage import Stage, denied, text
 from mulligan.effects.handle import CallHandle
 from mulligan.testing import SteppingClock, as_tree
 from mulligan.values.faults import MulliganError
+from mulligan.values.state_faults import PromptEvaluationError
 
 SIGNATURES = {
     "write_file": "(path, content, *, create_parents=False, mode='overwrite', expected_digest=None)",
@@ -98,15 +100,56 @@ def test_a_nested_call_fails_alone(stage: Stage) -> None:
     assert stage.tree() == as_tree({"a": "1"})
 
 
+@pytest.mark.req("D12.deadline_raises", "D5.abort_on_deadline")
 def test_a_call_past_its_deadline_is_put_back(tmp_path: Path) -> None:
     clock = SteppingClock(step=timedelta(0))
     bench = open_bench(tmp_path, clock=clock)
-    with pytest.raises(MulliganError) as caught, bench.session().call(deadline=clock.now()) as call:
+    with pytest.raises(PromptEvaluationError), bench.session().call(deadline=clock.now()) as call:
         call.write_file("a", "1")
         clock.advance(timedelta(seconds=1))
-    assert caught.value.code == "deadline_exceeded"
     assert not (bench.root / "a").exists()
     bench.close()
+
+
+@pytest.mark.parametrize("timeout_ms", [None, 60_000])
+def test_a_command_is_stopped_at_the_deadline_of_its_call(tmp_path: Path, timeout_ms: int | None) -> None:
+    clock = SteppingClock(step=timedelta(0))
+    bench = open_bench(tmp_path, clock=clock)
+    with bench.session().call(deadline=clock.now() + timedelta(milliseconds=200)) as call:
+        stopped = call.exec(["sh", "-c", "echo 1 > a; exec sleep 60"], timeout_ms=timeout_ms)
+    assert (stopped.status, stopped.error_code) == ("timeout", "timeout")
+    assert stopped.error_message == "The command ran longer than 200 ms."
+    assert not (bench.root / "a").exists()
+    bench.close()
+
+
+@pytest.mark.parametrize("deadline", [datetime(2030, 1, 1), 5, "2030-01-01T00:00:00Z"])
+def test_a_deadline_is_a_time_with_its_zone(stage: Stage, deadline: Any) -> None:
+    with pytest.raises(MulliganError) as caught:
+        stage.session.call(deadline=deadline)
+    assert (caught.value.code, caught.value.details["field"]) == ("invalid_params", "deadline")
+
+
+def test_leaving_a_call_that_was_cancelled_says_so(stage: Stage) -> None:
+    for nested in (False, True):
+        with pytest.raises(MulliganError) as caught, stage.session.call() as call:
+            call.write_file("a", "1")
+            with stage.session.call() if nested else nullcontext():
+                stage.bench.desk.cancel(call.id)
+        assert caught.value.code == "call_not_open"
+    assert stage.tree() == {}
+
+
+def test_content_may_be_a_payload(stage: Stage) -> None:
+    with stage.session.call() as call:
+        assert call.write_file("a", text("one\n")).ok
+        assert call.write_file("b", {"inline_bytes": {"bytes": "base64:AAE="}}).ok
+        assert call.write_file("c", b"two").ok
+        assert call.write_file("d", {"blob_ref": {"blob_ref": "sha256:" + "0" * 64}}).error_code == "invalid_content"
+        assert call.write_file("d", {"text": "no such thing"}).error_code == "invalid_params"
+        assert call.write_file("d", 5).error_code == "invalid_params"  # type: ignore[arg-type]  # a caller's mistake
+        assert call.apply_patch(text("*** Begin Patch\n*** Delete File: b\n*** End Patch")).ok
+    assert stage.tree() == as_tree({"a": "one\n", "c": "two"})
 
 
 @pytest.mark.req("S1.goal.seven_tools", "S1.done.core_tools_exist", "S1.goal.session_scoped", "D3.request_path")

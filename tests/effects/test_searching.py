@@ -167,7 +167,7 @@ class TestGlob:
     def test_bad_places(self, stage: Stage) -> None:
         stage.plant({"a": "", "out": Link("/etc")})
         assert stage.refused("glob", pattern="*", path="no") == failed("path_not_found", "not_found")
-        assert stage.refused("glob", pattern="*", path="a") == failed("not_a_directory")
+        assert stage.refused("glob", pattern="*", path="a") == failed("not_directory")
         assert stage.refused("glob", pattern="*", path="..") == denied("path_not_allowed")
         assert stage.refused("glob", pattern="*", path="out") == denied("symlink_not_allowed")
         assert stage.refused("glob", pattern="*", output_mode="x") == failed("invalid_output_mode")
@@ -179,6 +179,7 @@ class TestGlob:
         assert sorted(found) == [".gitignore", ".h"]
         found = stage.perform("glob", pattern="**", include_ignored=True)["paths"]["inline_text"]["text"].split("\n")
         assert sorted(found) == [".gitignore", ".h", "a.log"]
+        assert stage.perform("glob", pattern="**", path=".git", include_ignored=True) == globbed()
 
     @pytest.mark.req("D9.glob_default_100", "S1.glob.max_results_default", "S1.glob.truncated")
     def test_limits(self, stage: Stage) -> None:

@@ -157,8 +157,14 @@ class TestWriteFile:
             assert refusal == failed("path_claimed", "conflict", claimed_by=[call.id])
             refusal = younger.refused("edit_file", path="a", old_string="two", new_string="x")
             assert refusal == failed("path_claimed", claimed_by=[call.id])
-            patch = "*** Begin Patch\n*** Delete File: a\n*** End Patch"
-            assert younger.refused("apply_patch", patch=patch) == failed("path_claimed", claimed_by=[call.id])
+            hunk = "@@ -1 +1 @@\n-one\n\\ No newline at end of file\n+x\n"
+            for patch, kind in (
+                ("*** Begin Patch\n*** Delete File: a\n*** End Patch", "v4a"),
+                ("*** Begin Patch\n*** Update File: a\n@@\n-one\n+x\n*** End Patch", "v4a"),
+                (f"--- a/a\n+++ b/a\n{hunk}", "unified"),
+            ):
+                refusal = younger.refused("apply_patch", patch=patch, patch_format=kind)
+                assert refusal == failed("path_claimed", claimed_by=[call.id])
             for effect, more in (("delete", {}), ("move", {"to": "b"})):
                 assert younger.refused(effect, path="a", **more) == failed("path_claimed", claimed_by=[call.id])
         assert stage.tree() == as_tree({"a": "two"})

@@ -40,6 +40,7 @@ class TestBackground:
         assert (done.content, done.running, done.size_bytes) == (text("early\nlate\n"), False, 11)
         assert (done.result["status"], done.result["exit_code"]) == ("ok", 0)
         assert done.result["changes"] == [{"path": "a", "kind": "created"}, {"path": "b", "kind": "created"}]
+        assert None not in done.result.values()
         assert bench.session().undo().of == (started.exec_id,)
         assert os.listdir(bench.root) == ["gate"]
 

@@ -125,6 +125,33 @@ class TestExec:
         run("undo")
         assert os.listdir(work) == []
 
+    def test_when_nobody_reads_its_output_any_more_its_pipe_breaks_as_without_us(self, run: Run, work: Path) -> None:
+        gate = work.parent / "gate"
+        os.mkfifo(gate)
+        script = f"echo 1 > early; echo one; cat {gate}; echo two; echo 2 > late"
+        words = [*MULLIGAN, "exec", "--", "sh", "-c", script]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None and process.stderr is not None
+            assert process.stdout.readline() == "one\n"
+            process.stdout.close()
+            gate.write_text("x" * 100_000)
+            assert (process.wait(), process.stderr.read()) == (128 + signal.SIGPIPE, "")
+        assert os.listdir(work) == ["early"]
+        (call,) = log(run)
+        assert (call["status"], call["changes"][0]["path"]) == ("committed", "early")
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+    def test_a_signal_to_end_puts_everything_back_at_once(self, run: Run, work: Path, number: signal.Signals) -> None:
+        gate = work.parent / "gate"
+        os.mkfifo(gate)
+        words = [*MULLIGAN, "exec", "--", "sh", "-c", f"echo 1 > n; echo > {gate}; sleep 1000"]
+        with subprocess.Popen(words, stderr=subprocess.DEVNULL) as process:
+            gate.read_text()
+            process.send_signal(number)
+            assert process.wait() == 128 + number
+        assert os.listdir(work) == []
+        assert [call["status"] for call in log(run)] == ["aborted"]
+
     @pytest.mark.req("D14.cli.turn_option")
     def test_calls_with_the_same_turn_are_rolled_back_together(self, run: Run, work: Path) -> None:
         for name in ("a", "b"):
@@ -133,6 +160,115 @@ class TestExec:
         assert sorted(os.listdir(work)) == ["a", "b", "c"]
         assert run("rollback").returncode == 0
         assert os.listdir(work) == []
+
+
+INNER = " ".join(MULLIGAN)
+WRITE = f"{INNER} call write_file --args '" + json.dumps({"path": "f", "content": "new"}) + "'"
+
+
+@pytest.mark.req("D7.mulligan_call_joins")
+class TestInsideAnotherCall:
+    """What Mulligan does in a command of a call is part of that call, and on record once."""
+
+    @pytest.mark.parametrize(("verb", "strategy"), [("run", "notify"), ("exec", "notify"), ("exec", "scan")])
+    def test_a_tool_writes(self, run: Run, work: Path, verb: str, strategy: str) -> None:
+        plant(work, {"f": "old\n"})
+        done = run(verb, "--strategy", strategy, "--", "sh", "-c", f"{WRITE}; echo mine > f; {WRITE}")
+        first, second = map(json.loads, done.stdout.splitlines())
+        assert (done.returncode, first["status"], second["status"]) == (0, "ok", "ok")
+        assert (work / "f").read_text() == "new"
+        (call,) = log(run)
+        assert [one["path"] for one in call["changes"]] == ["f"]
+        assert {call["id"]} == {first["call_id"], second["call_id"]}
+        assert run("undo").returncode == 0
+        assert (work / "f").read_text() == "old\n"
+
+    def test_a_command_that_fails_is_put_back_alone(self, run: Run, work: Path) -> None:
+        plant(work, {"keep": "1\n"})
+        inner = f"{INNER} exec --rollback-on nonzero -- sh -c 'rm keep; echo 1 > junk; exit 3'"
+        done = run("exec", "--", "sh", "-c", f"echo 1 > mine; {inner}; echo $?")
+        assert done.stdout == "3\n"
+        assert sorted(os.listdir(work)) == ["keep", "mine"]
+        (call,) = log(run)
+        assert [one["path"] for one in call["changes"]] == ["mine"]
+
+    def test_a_command_has_what_was_asked_for_it(self, run: Run, work: Path) -> None:
+        outside = work.parent / "outside"
+        caged = f"{INNER} exec --json --sandbox workspace --network none -- sh -c 'echo 1 > n; echo 1 > {outside}'"
+        late = f"{INNER} exec --timeout 0.1 -- sh -c 'echo 1 > late; sleep 1000'"
+        elsewhere = f"{INNER} exec --cwd d -- pwd"
+        done = run("exec", "--", "sh", "-c", f"{caged}; {late}; echo $?; mkdir d; {elsewhere}")
+        answer, code, folder = done.stdout.splitlines()
+        (call,) = log(run)
+        receipt = json.loads(answer)
+        assert (receipt["sandbox"], receipt["call_id"]) == ("workspace, network none", call["id"])
+        assert (code, folder) == ("124", f"{work}/d")
+        assert sorted(os.listdir(work)) == ["d", "n"] and not outside.exists()
+
+    @pytest.mark.parametrize(
+        "words", ["exec --turn t --", "exec --label l --", "exec --session s --", "run --turn t --"]
+    )
+    def test_what_only_a_call_of_its_own_could_have_is_refused(self, run: Run, work: Path, words: str) -> None:
+        done = run("exec", "--", "sh", "-c", f"{INNER} {words} touch n")
+        assert done.returncode == 125 and "joins it" in done.stderr
+        assert os.listdir(work) == []
+
+    def test_a_program_runs_on_the_same_streams_and_is_on_record_once(self, run: Run, work: Path) -> None:
+        done = run("run", "--", *MULLIGAN, "run", "--", "sh", "-c", "cat > got; exit 6", input="typed\n")
+        assert (done.returncode, (work / "got").read_text()) == (6, "typed\n")
+        told = run("run", "--", *MULLIGAN, "run", "--json", "--", "sh", "-c", "echo 2 > got")
+        newest, oldest = log(run)
+        assert json.loads(told.stdout)["call_id"] == newest["id"]
+        assert [[one["path"] for one in call["changes"]] for call in (newest, oldest)] == [["got"], ["got"]]
+
+    def test_three_deep_is_still_the_same_call(self, run: Run, work: Path) -> None:
+        done = run("exec", "--", *MULLIGAN, "exec", "--json", "--", "sh", "-c", WRITE)
+        assert (done.returncode, (work / "f").read_text()) == (0, "new")
+        (call,) = log(run)
+        assert call["id"] in done.stdout
+
+    def test_a_program_that_is_not_there_is_125(self, run: Run) -> None:
+        script = "; ".join(f"{INNER} {verb} -- no-such-program-anywhere; echo $?" for verb in ("exec", "run"))
+        done = run("exec", "--", "sh", "-c", script)
+        assert (done.stdout, "Traceback" in done.stderr) == ("125\n125\n", False)
+
+    def test_a_call_that_has_ended_is_not_joined(self, run: Run, work: Path) -> None:
+        run("exec", "--", "touch", "a")
+        for stale in (log(run)[0]["id"], "xx", "\udc80"):
+            run("exec", "--", "touch", "b", env={**os.environ, "MULLIGAN_CALL": stale})
+            assert run("undo").returncode == 0 and os.listdir(work) == ["a"]
+
+    def test_another_workspace_keeps_its_own_record(self, run: Run, work: Path) -> None:
+        other = work.parent / "other"
+        other.mkdir()
+        done = run("exec", "--", "sh", "-c", f"echo 1 > a; {INNER} exec --root {other} -- touch {other}/b")
+        assert done.returncode == 0
+        assert run("undo", "--root", str(other)).returncode == 0
+        assert os.listdir(other) == [] and os.listdir(work) == ["a"]
+
+    def test_the_store_that_was_named_is_the_one_it_finds(self, run: Run, work: Path) -> None:
+        store = str(work.parent / "named")
+        done = run("exec", "--store", store, "--", "sh", "-c", WRITE)
+        (call,) = json.loads(run("log", "--store", store, "--json").stdout)
+        assert json.loads(done.stdout)["call_id"] == call["id"]
+
+    def test_what_cannot_join_is_told_so_at_once(self, run: Run, work: Path) -> None:
+        program = (
+            "import json, mulligan\n"
+            "session = mulligan.open('.').session('s')\n"
+            "asked = {'write_file': {'path': 'f', 'content': ''}, 'exec': {'argv': ['touch', 'f']}}\n"
+            "for effect, params in asked.items():\n"
+            "    print(json.dumps(session.perform(effect, params)[0].to_dict()))\n"
+        )
+        run("exec", "--", "touch", "a")
+        done = run("exec", "--", "sh", "-c", f'{INNER} undo; echo $?; exec "$0" -c "$1"', sys.executable, program)
+        code, *told = done.stdout.splitlines()
+        outer = next(call["id"] for call in log(run) if call["tool"] == "exec" and call["status"] == "committed")
+        assert (code, os.listdir(work)) == ("1", ["a"])
+        assert [(one["error_code"], one["claimed_by"]) for one in map(json.loads, told)] == [
+            ("path_claimed", [outer]),
+            ("path_claimed", [outer]),
+        ]
 
 
 class TestRun:
@@ -153,6 +289,16 @@ class TestRun:
         done = run("run", "--", "cat", input="typed\n")
         assert (done.returncode, done.stdout) == (0, "typed\n")
         assert "nothing changed" in done.stderr
+
+    @pytest.mark.req("D14.cli.json_option")
+    def test_answers_with_the_call_as_json(self, run: Run) -> None:
+        done = run("run", "--json", "--", "sh", "-c", "echo 1 > n; exit 3")
+        answer = json.loads(done.stdout)
+        assert (done.returncode, answer["exit_code"], done.stderr) == (3, 3, "")
+        assert answer["changes"] == [{"path": "n", "kind": "created", "added": 1, "removed": 0}]
+        assert [call["id"] for call in log(run)] == [answer["call_id"]]
+        failed = run("run", "--json", "--", "no-such-program-anywhere")
+        assert (failed.returncode, json.loads(failed.stdout)["error"]["code"]) == (125, "spawn_failed")
 
     def test_leaves_an_interrupt_to_the_program(self, work: Path) -> None:
         os.mkfifo(work / "gate")

@@ -126,6 +126,10 @@ class TestWords:
         receipt, _ = bench.session().perform("host.exec", params)
         assert told(receipt) == ("error", code)
 
+    def test_are_a_list_for_python_too(self, bench: Bench) -> None:
+        with bench.session().call() as call:
+            assert told(call.exec("echo hi")) == ("error", "invalid_params")
+
     @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(words=st.lists(st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0")), max_size=4))
     def test_arrive_as_they_were_given(self, bench: Bench, words: list[str]) -> None:
@@ -143,9 +147,9 @@ class TestSurroundings:
             monkeypatch.setenv(name, "/tmp")
         receipt = execute(bench, "env", env_patch={"ADDED": "1", "TZ": "UTC"})
         found = dict(line.split("=", 1) for line in receipt.stdout["inline_text"]["text"].splitlines())
-        call = found.pop("MULLIGAN_CALL")
+        call, home = found.pop("MULLIGAN_CALL"), found.pop("MULLIGAN_HOME")
         assert found == {**dict.fromkeys(kept, "/tmp"), "PATH": os.environ["PATH"], "ADDED": "1", "TZ": "UTC"}
-        assert len(call) == 36
+        assert (len(call), home) == (36, str(bench.home))
 
     @pytest.mark.req("D7.exec_param.cwd", "D7.cwd_inside")
     def test_begin_in_the_asked_folder_inside_the_root(self, bench: Bench) -> None:
@@ -196,7 +200,8 @@ class TestInput:
         assert counted.stdout == text("100000\n")
         unknown = digest_of(b"never seen")
         assert told(execute(bench, "cat", stdin_ref=unknown)) == ("error", "stdin_ref_not_found")
-        assert told(execute(bench, "cat", stdin_ref="nonsense")) == ("error", "stdin_ref_not_found")
+        for nonsense in ("nonsense", "sha256:00", ""):
+            assert told(execute(bench, "cat", stdin_ref=nonsense)) == ("error", "invalid_stdin_ref")
 
     @pytest.mark.req("AR.large_stdin_times_out", "D7.timeout_covers_pipes")
     def test_that_nobody_reads_does_not_outlive_the_deadline(self, bench: Bench) -> None:
@@ -356,6 +361,16 @@ class TestWays:
         receipt = sh(bench, "echo x > a", isolate=True)
         assert (receipt.strategy, receipt.strategy_reason) == ("overlay", "isolation asked for")
 
+    @pytest.mark.parametrize("strategy", ["notify", "scan", "watch"])
+    def test_isolation_by_a_way_that_cannot_is_refused(self, bench: Bench, strategy: str) -> None:
+        receipt = sh(bench, "echo x > a", isolate=True, strategy=strategy)
+        assert (told(receipt), list(bench.root.iterdir())) == (("error", "invalid_params"), [])
+
+    @pytest.mark.req("D7.nonzero_commits")
+    def test_a_failure_that_is_not_to_be_rolled_back_stands_in_isolation_too(self, bench: Bench) -> None:
+        receipt = sh(bench, "echo x > a; exit 3", isolate=True)
+        assert (receipt.ok, receipt.exit_code, (bench.root / "a").read_text()) == (True, 3, "x\n")
+
     @pytest.mark.req("D7.sandbox_named", "D7.exec_param.sandbox", "D7.exec_param.network", "D7.network_none")
     @pytest.mark.req("D7.sandbox_none", "D7.sandbox_workspace")
     def test_sandboxes_are_named_and_hold(self, bench: Bench, tmp_path: Path) -> None:
@@ -382,6 +397,30 @@ class TestWays:
             assert told(receipt) == ("forbidden", "fs_op_not_allowed")
         only = bench.session(capability=parse_capability({"allowed_fs_ops": ["exec"]}))
         assert only.perform("host.exec", {"argv": ["true"]})[0].ok
+        assert not (bench.root / "x").exists()
+
+    @pytest.mark.req("D8.op_exec", "S1.verify.denials_end_to_end")
+    @pytest.mark.parametrize(
+        ("denied", "params"),
+        [
+            ("**", {}),
+            ("**", {"background": True}),
+            ("**", {"cwd": "."}),
+            ("src/**", {"cwd": "src/deep"}),
+            ("src/**", {"cwd": "link"}),
+        ],
+        ids=str,
+    )
+    def test_a_policy_judges_the_folder_a_command_really_runs_in(
+        self, bench: Bench, denied: str, params: dict[str, Any]
+    ) -> None:
+        plant(bench.root, {"src/deep/a.py": "a\n"})
+        (bench.root / "link").symlink_to("src/deep")
+        session = bench.session(policy=parse_policy([{"ops": ["exec"], "paths": [denied], "verdict": "deny"}]))
+        receipt, _ = session.perform("host.exec", {"argv": ["touch", f"{bench.root}/x"], **params})
+        assert told(receipt) == ("forbidden", "path_not_allowed")
+        if not params:
+            assert told(session.perform("shell", {"command": "true"})[0]) == ("forbidden", "path_not_allowed")
         assert not (bench.root / "x").exists()
 
     @pytest.mark.req("D8.op_exec", "S1.verify.denials_end_to_end")

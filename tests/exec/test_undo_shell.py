@@ -14,6 +14,7 @@ import pytest
 
 from benches import Bench, open_bench
 from exec.commands import git, plant, repository, sh, told
+from mulligan.testing import contents_of
 from workspace.exec.kinds import KINDS, Kind, make
 from workspace.exec.trees import Seen, tree
 
@@ -388,6 +389,36 @@ class TestPeople:
         )
         assert receipt.coverage == [{"path": "f", "reason": "conflicted"}]
         assert (bench.root / "f").read_text() == "person\n" and (bench.root / "other").read_text() == "o\n"
+
+    @pytest.mark.req("D7.overlay_changed_lower")
+    @pytest.mark.parametrize("then", ["", "; echo now a file > dir"])
+    def test_a_folder_that_an_isolated_command_removed_stays_with_what_a_person_put_in_it(
+        self, bench: Bench, then: str
+    ) -> None:
+        plant(bench.root, {"dir/deep/x": "1\n", "dir/y": "1\n", "other": "1\n"})
+        script = f"rm -r dir{then}; echo 2 > other; GATE"
+        receipt = during(bench, script, lambda: plant(bench.root, {"dir/deep/mine": "mine\n"}), isolate=True)
+        assert receipt.ok
+        named = {one["path"] for one in receipt.coverage if one["reason"] == "conflicted"}
+        assert {"dir", "dir/deep"} <= named <= {"dir", "dir/deep", "dir/deep/mine"}
+        assert contents_of(bench.root) == {"dir/deep/mine": b"mine\n", "other": b"2\n"}
+        assert bench.session().undo().ok
+        assert contents_of(bench.root) == {
+            "dir/deep/mine": b"mine\n",
+            "dir/deep/x": b"1\n",
+            "dir/y": b"1\n",
+            "other": b"1\n",
+        }
+
+    def test_a_folder_with_a_device_that_an_isolated_command_removed_stays(self, bench: Bench) -> None:
+        plant(bench.root, {"dir/x": "1\n"})
+        os.mkfifo(bench.root / "dir" / "fifo")
+        receipt = sh(bench, "rm -r dir; echo 2 > other", isolate=True)
+        assert receipt.ok and sorted(os.listdir(bench.root / "dir")) == ["fifo"]
+        assert receipt.coverage == [
+            {"path": "dir/fifo", "reason": "special_file"},
+            {"path": "dir", "reason": "conflicted"},
+        ]
 
 
 class TestSameFile:

@@ -8,8 +8,17 @@ from random import Random
 
 import pytest
 
+import mulligan.opening
 from benches import Bench, open_bench
-from mulligan.history.bounds import collect_garbage, drop_session, evict_over, set_cap, usage_of
+from mulligan.history.bounds import (
+    collect_garbage,
+    drop_session,
+    evict_over,
+    keep_all_bounds,
+    set_cap,
+    set_store_cap,
+    usage_of,
+)
 from mulligan.history.log import status_shown
 from mulligan.history.over_cap import put_cap
 from mulligan.history.schema import SCHEMA
@@ -115,6 +124,76 @@ def test_a_cap_is_in_force_at_once_and_for_every_process(bench: Bench, tmp_path:
     assert set_cap(bench.desk.ledger, SESSION, 25_000) == 2**30
     assert evicted(bench) == calls[:2]
     assert set_cap(open_bench(tmp_path).desk.ledger, SESSION, 2**30) == 25_000
+
+
+class TestACapHoldsWhileCallsGoOn:
+    CAP_BYTES = 200_000
+    CALLS = 12
+
+    def worked(self, opened: mulligan.opening.Mulligan, number: int) -> None:
+        """Somebody's file is replaced: both contents have to be kept."""
+        (Path(opened.root) / f"f{number}").write_bytes(noise(number))
+        with opened.session(SESSION).call() as call:
+            call.write_file(f"f{number}", noise(1000 + number))
+
+    def held(self, tmp_path: Path) -> bool:
+        bench = open_bench(tmp_path)
+        with bench.desk.ledger.store.read() as tx:
+            kept = usage_of(tx, SESSION).bytes
+        assert problems(bench) == [] and evicted(bench)
+        bench.close()
+        return kept <= self.CAP_BYTES
+
+    def opened(self, tmp_path: Path) -> mulligan.opening.Mulligan:
+        (tmp_path / "work").mkdir(exist_ok=True)
+        return mulligan.open(str(tmp_path / "work"), store=str(tmp_path / "home"))
+
+    @pytest.mark.req("D6.cap_session")
+    def test_in_one_process(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as opened:
+            set_cap(opened.desk.ledger, SESSION, self.CAP_BYTES)
+            for number in range(self.CALLS):
+                self.worked(opened, number)
+            assert self.held(tmp_path)
+
+    @pytest.mark.req("D6.cap_session")
+    def test_in_many_that_do_little_each(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as opened:
+            set_cap(opened.desk.ledger, SESSION, self.CAP_BYTES)
+        for number in range(self.CALLS):
+            with self.opened(tmp_path) as opened:
+                self.worked(opened, number)
+        assert self.held(tmp_path)
+
+    def test_of_the_whole_store_too(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path) as opened:
+            set_store_cap(opened.desk.ledger, self.CAP_BYTES)
+        for number in range(self.CALLS):
+            with self.opened(tmp_path) as opened:
+                self.worked(opened, number)
+        assert self.held(tmp_path)
+
+    def test_over_versions_that_are_packed_against_each_other(self, tmp_path: Path) -> None:
+        version = bytearray(noise(1))
+        with self.opened(tmp_path) as opened:
+            set_cap(opened.desk.ledger, SESSION, 50_000)
+            for number in range(60):
+                version[number * 100] ^= 1
+                with opened.session(SESSION).call() as call:
+                    call.write_file("f", bytes(version))
+            with opened.desk.ledger.store.read() as tx:
+                assert usage_of(tx, SESSION).bytes <= 50_000
+                gone = [row.evicted for row in tx.select(CALLS, order=("id",))]
+            assert 0 < sum(gone) < 50 and gone == sorted(gone, reverse=True)
+            assert opened.session(SESSION).undo().ok
+        bench = open_bench(tmp_path)
+        assert problems(bench) == []
+
+    def test_and_when_somebody_collects_garbage(self, bench: Bench) -> None:
+        calls = [write(bench, f"f{n}", noise(n)) for n in range(3)]
+        with bench.desk.ledger.store.write() as tx:
+            put_cap(tx, SESSION, 25_000)
+        assert keep_all_bounds(bench.desk.ledger) == calls[:2] == evicted(bench)
 
 
 def test_dropping_a_session_drops_its_newest_turn_too(bench: Bench) -> None:
@@ -241,6 +320,18 @@ class TestACallOverItsCap:
             assert [(row.status, row.reason) for row in tx.select(CALLS) if not row.external] == [
                 ("aborted", "not_undoable")
             ]
+
+    def test_however_small_the_cap_is(self, bench: Bench) -> None:
+        (bench.root / "a").write_bytes(noise(1, 2000))
+        (bench.root / "b").write_bytes(b"b")
+        with bench.desk.ledger.store.write() as tx:
+            put_cap(tx, SESSION, 1000)
+        with bench.session().call() as call:
+            assert call.write_file("a", "1").ok and call.write_file("b", "2").ok
+        assert coverage(bench, call.id) == [{"path": "a", "reason": "not_undoable"}]
+        with pytest.raises(MayNot), bench.session().call(strict=True) as call:
+            call.write_file("b", noise(2, 2000))
+        assert (bench.root / "b").read_bytes() == b"2"
 
     def test_a_new_large_file_can_still_be_undone(self, capped: Bench) -> None:
         with capped.session().call() as call:

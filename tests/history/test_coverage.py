@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +15,11 @@ from benches import Bench, open_bench
 from mulligan import Plan
 from mulligan.effects.session import Session
 from mulligan.history.bounds import evict_over
-from mulligan.history.log import calls_of
+from mulligan.history.log import calls_of, changes_of
 from mulligan.history.schema import SCHEMA
 from mulligan.history.tables import CALLS
 from mulligan.store.verify import verify
-from mulligan.testing import plant
+from mulligan.testing import contents_of, plant, tree_of
 from mulligan.values.canonical import decode
 from mulligan.values.ids import SessionId
 
@@ -102,6 +103,76 @@ class TestWhatWeMayNotSet:
         with bench.session().call() as call:
             assert call.exec(["rm", "a"]).ok
         assert coverage(bench) == [{"path": "a", "reason": trait}]
+
+
+class TestOtherNames:
+    """A file with several names changes under all of them; one that is made again has none of them."""
+
+    @pytest.fixture(autouse=True)
+    def linked(self, bench: Bench) -> None:
+        (bench.root / "d").mkdir()
+        os.link(bench.root / "a", bench.root / "d" / "also")
+
+    def write(self, bench: Bench, how: str) -> None:
+        with bench.session().call("write") as call:
+            if how == "write_file":
+                assert call.write_file("a", "a\nmore\n").ok
+            else:
+                assert call.exec(["sh", "-c", "echo more >> a"], strategy=how).ok
+
+    @pytest.mark.parametrize("how", ["write_file", "overlay", "notify", "scan"])
+    def test_are_changes_too_and_come_back_though_the_link_is_gone_by_then(self, bench: Bench, how: str) -> None:
+        self.write(bench, how)
+        with bench.session().call() as call:
+            assert call.exec(["sed", "-i", "s/more/MORE/", "a"]).ok
+        lost = [{"path": "a", "reason": "hard_link"}]
+        assert coverage(bench) == lost
+        assert contents_of(bench.root) == {"a": b"a\nMORE\n", "b": b"b\n", "d/also": b"a\nmore\n"}
+        session = bench.session()
+        assert session.undo().to_json()["coverage"] == lost
+        done = session.undo("write")
+        assert [(one.path, one.outcome) for one in done.outcomes] == [("a", "restored"), ("d/also", "restored")]
+        assert contents_of(bench.root) == {"a": b"a\n", "b": b"b\n", "d/also": b"a\n"}
+
+    def test_elsewhere_are_said(self, bench: Bench, tmp_path: Path) -> None:
+        os.link(bench.root / "a", tmp_path / "elsewhere")
+        self.write(bench, "write_file")
+        assert coverage(bench) == [{"path": "a", "reason": "hard_link"}]
+        with bench.desk.ledger.store.read() as tx:
+            assert {one.path for one in changes_of(tx, next(calls_of(tx, bench.desk, None)).id)} == {"a", "d/also"}
+
+    @pytest.mark.parametrize("how", ["delete", "exec"])
+    def test_are_said_when_one_goes_and_a_folder_is_named_once(self, bench: Bench, how: str) -> None:
+        os.link(bench.root / "b", bench.root / "d" / "b")
+        with bench.session().call() as call:
+            assert (call.delete("d", recursive=True) if how == "delete" else call.exec(["rm", "-r", "d"])).ok
+        assert coverage(bench) == [{"path": "d", "reason": "hard_link"}]
+
+    def test_are_said_when_a_call_is_put_back(self, bench: Bench) -> None:
+        with pytest.raises(LookupError), bench.session().call() as call:
+            assert call.write_file("a", "new\n").ok and call.delete("d/also").ok
+            raise LookupError
+        assert coverage(bench) == [{"path": "a", "reason": "hard_link"}, {"path": "d/also", "reason": "hard_link"}]
+        assert contents_of(bench.root) == {"a": b"a\n", "b": b"b\n", "d/also": b"a\n"}
+
+    def test_stay_when_a_call_is_put_back_and_nothing_is_said(self, bench: Bench) -> None:
+        with pytest.raises(LookupError), bench.session().call() as call:
+            assert call.write_file("a", "new\n").ok
+            assert call.write_file("d/also", "newer\n").ok
+            raise LookupError
+        assert (coverage(bench), os.stat(bench.root / "a").st_nlink) == ([], 2)
+        assert contents_of(bench.root) == {"a": b"a\n", "b": b"b\n", "d/also": b"a\n"}
+
+    def test_of_what_an_isolated_command_changed_under_both(self, bench: Bench) -> None:
+        before = tree_of(bench.root)
+        with bench.session().call() as call:
+            receipt = call.exec(["sh", "-c", "echo more >> d/also; chmod 600 a"], isolate=True)
+        assert (receipt.ok, receipt.coverage) == (True, [])
+        assert {path.read_text() for path in (bench.root / "a", bench.root / "d/also")} == {"a\nmore\n"}
+        assert stat.S_IMODE(os.stat(bench.root / "a").st_mode) == 0o600
+        done = bench.session().undo()
+        assert [(one.path, one.outcome) for one in done.outcomes] == [("a", "restored"), ("d/also", "restored")]
+        assert tree_of(bench.root) == before and os.stat(bench.root / "a").st_nlink == 2
 
 
 @pytest.mark.req("D6.coverage_listed")

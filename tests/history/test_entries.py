@@ -15,6 +15,7 @@ from mulligan.history.schema import SCHEMA
 from mulligan.history.tables import CALLS
 from mulligan.store.verify import verify
 from mulligan.testing import Dir, File, HostPerson, Link, Tree, contents_of, plant, tree_of
+from mulligan.values.clock import SystemClock
 
 NAME = os.fsdecode(b"caf\xe9.txt")
 MANY: dict[str, File | Link | Dir | str | bytes | None] = {
@@ -122,6 +123,33 @@ class TestComingBack:
         session.undo(first.id)
         assert os.stat(bench.root / "text.txt").st_mtime_ns > old
         assert contents_of(bench.root)["text.txt"] == b"text\n"
+
+    @pytest.mark.req("D6.mtime_on_undo")
+    @pytest.mark.parametrize(
+        ("path", "returns"), [("out", False), ("private", False), ("d/new/out", False), (".git/index", True)]
+    )
+    def test_times_return_on_undo_only_if_nothing_else_was_built_since(
+        self, bench: Bench, path: str, returns: bool
+    ) -> None:
+        """Else a build tool would take what was built of the undone content for up to date."""
+        (bench.root / path).parent.mkdir(exist_ok=True)
+        old = os.stat(bench.root / "text.txt").st_mtime_ns
+        with bench.session().call() as call:
+            call.write_file("text.txt", "new")
+        built, ended_ns = bench.root / path, SystemClock().now().timestamp() * 1e9
+        while not built.exists() or os.stat(built).st_ctime_ns <= ended_ns:
+            built.write_text("built")
+        assert bench.session().undo().ok
+        assert (os.stat(bench.root / "text.txt").st_mtime_ns == old) is returns
+
+    @pytest.mark.req("D6.mtime_on_undo")
+    def test_times_do_not_return_where_a_short_look_cannot_tell(self, bench: Bench) -> None:
+        old = os.stat(bench.root / "text.txt").st_mtime_ns
+        plant(bench.root, {f"many/{number}": "" for number in range(1_000)})
+        with bench.session().call() as call:
+            call.write_file("text.txt", "new")
+        assert bench.session().undo().ok
+        assert os.stat(bench.root / "text.txt").st_mtime_ns > old
 
     @pytest.mark.req("D6.mtime_on_undo")
     def test_times_return_when_a_whole_turn_goes_back(self, bench: Bench) -> None:

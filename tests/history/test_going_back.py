@@ -246,6 +246,19 @@ class TestConflicts:
         assert os.stat(bench.root / "a.txt").st_mode & 0o7777 == 0o600
         assert contents_of(bench.root) == {"a.txt": b"a"}
 
+    @pytest.mark.req("D5.content_and_mode_apart")
+    @pytest.mark.parametrize("verb", ["undo", "restore", "rollback"])
+    def test_a_mode_the_call_set_goes_and_the_bytes_a_person_wrote_since_stay(self, bench: Bench, verb: str) -> None:
+        session = bench.session()
+        plant(bench.root, {"a.txt": "a"})
+        with session.call() as call:
+            patch = "diff --git a/a.txt b/a.txt\nold mode 100644\nnew mode 100755\n"
+            assert call.apply_patch(patch, patch_format="unified").ok
+        (bench.root / "a.txt").write_text("person")
+        assert outcomes(self.go(session, verb, call.id, "merge")) == {"a.txt": "merged"}
+        assert os.stat(bench.root / "a.txt").st_mode & 0o7777 == 0o644
+        assert contents_of(bench.root) == {"a.txt": b"person"}
+
     def test_a_directory_that_somebody_removed_is_not_made_again(self, bench: Bench) -> None:
         session = bench.session()
         plant(bench.root, {"d/x.txt": "x", "a.txt": "a"})
@@ -256,6 +269,16 @@ class TestConflicts:
         done = session.undo()
         assert outcomes(done) == {"a.txt": "restored", "d/x.txt": ("conflicted", "deleted_externally")}
         assert contents_of(bench.root) == {"a.txt": b"a"}
+
+    @pytest.mark.req("D6.on_conflict.overwrite")
+    def test_overwrite_makes_it_again(self, bench: Bench) -> None:
+        session = bench.session()
+        plant(bench.root, {"d/e/x.txt": "x"})
+        write(session, "d/e/x.txt", "agent")
+        shutil.rmtree(bench.root / "d")
+        done = session.undo(on_conflict="overwrite")
+        assert done.ok and outcomes(done) == {"d": "restored", "d/e": "restored", "d/e/x.txt": "restored"}
+        assert contents_of(bench.root) == {"d/e/x.txt": b"x"}
 
     def test_a_directory_on_the_way_that_became_a_link_is_not_followed(self, bench: Bench) -> None:
         session = bench.session()
@@ -291,7 +314,7 @@ class TestConflicts:
         done, _, before = self.conflicted(bench, verb, "refuse")
         assert (done.ok, done.call_id) == (False, None)
         assert contents_of(bench.root) == before
-        assert outcomes(done)["a.txt"] == ("conflicted", "same_lines")
+        assert outcomes(done) == {"a.txt": ("conflicted", "same_lines"), "b.txt": "skipped"}
 
     @pytest.mark.req("D6.on_conflict.overwrite", "D6.overwrote_external", "D6.overwritten_is_rescued")
     @pytest.mark.parametrize("verb", ["undo", "restore", "rollback", "rewind"])
@@ -359,6 +382,78 @@ class TestConflicts:
         done = session.undo(call.id)
         assert outcomes(done) == {"a.txt": ("skipped", "evicted"), "b.txt": "restored"}
         assert not done.ok and contents_of(bench.root) == {"a.txt": b"agent", "b.txt": b"b"}
+
+
+class TestLeftovers:
+    """What a conflict kept from going back is not lost to going back."""
+
+    def undone_in_part(self, bench: Bench) -> tuple[Session, str, str]:
+        """A call of which one path is back and the other is somebody's; and the way back that did it."""
+        session = bench.session()
+        plant(bench.root, {"a.txt": TEXT, "b.txt": "b"})
+        write(session, "older.txt", "older")
+        with session.call() as call:
+            call.write_file("a.txt", text(l1="agent"))
+            call.write_file("b.txt", "agent")
+        (bench.root / "a.txt").write_text(text(l1="person"))
+        done = session.undo()
+        assert outcomes(done) == {"a.txt": ("conflicted", "same_lines"), "b.txt": "restored"}
+        assert done.call_id is not None and status_of(bench, call.id) is None
+        return session, call.id, done.call_id
+
+    @pytest.mark.parametrize("paths", [None, ["a.txt"]])
+    def test_it_is_taken_back_once_it_may_be(self, bench: Bench, paths: list[str] | None) -> None:
+        session, call, first = self.undone_in_part(bench)
+        assert outcomes(session.undo(call, paths)) == {"a.txt": ("conflicted", "same_lines")}
+        done = session.undo(call, paths, on_conflict="overwrite")
+        assert (outcomes(done), done.overwrote_external) == ({"a.txt": "restored"}, ("a.txt",))
+        assert contents_of(bench.root) == {"a.txt": TEXT.encode(), "b.txt": b"b", "older.txt": b"older"}
+        assert status_of(bench, call) == done.call_id
+        assert session.redo().ok
+        assert (status_of(bench, call), status_of(bench, first)) == (None, None)
+        assert (bench.root / "a.txt").read_text() == text(l1="person")
+        assert session.redo().ok
+        assert status_of(bench, call) is None and (bench.root / "b.txt").read_text() == "agent"
+
+    def test_it_merges_once_nobody_is_in_the_way_any_more(self, bench: Bench) -> None:
+        session, call, _ = self.undone_in_part(bench)
+        (bench.root / "a.txt").write_text(text(l1="agent", l8="person"))
+        assert outcomes(session.undo(call)) == {"a.txt": "merged"}
+        assert (bench.root / "a.txt").read_text() == text(l8="person")
+
+    def test_what_is_back_already_is_not_taken_back_twice(self, bench: Bench) -> None:
+        session, call, _ = self.undone_in_part(bench)
+        write(session, "b.txt", "later")
+        assert session.undo(call, ["b.txt"]).outcomes == ()
+        assert outcomes(session.undo(call, on_conflict="overwrite")) == {"a.txt": "restored"}
+        assert (bench.root / "b.txt").read_text() == "later"
+
+    @pytest.mark.req("D6.undo_repeats_further")
+    @pytest.mark.parametrize("verb", ["undo", "rollback"])
+    def test_repeating_goes_on_to_older_work_and_overwriting_comes_back_to_it(self, bench: Bench, verb: str) -> None:
+        session, call, _ = self.undone_in_part(bench)
+        assert outcomes(getattr(session, verb)()) == {"older.txt": "restored"}
+        with pytest.raises(MulliganError) as caught:
+            getattr(session, verb)()
+        assert caught.value.code == "nothing_to_undo"
+        assert outcomes(getattr(session, verb)(on_conflict="overwrite")) == {"a.txt": "restored"}
+        assert contents_of(bench.root) == {"a.txt": TEXT.encode(), "b.txt": b"b"}
+        assert status_of(bench, call) is not None
+
+    def test_a_rollback_in_part_leaves_the_rest_to_the_next_who_overwrites(self, bench: Bench) -> None:
+        session = bench.session()
+        plant(bench.root, {"a.txt": TEXT})
+        with session.turn():
+            write(session, "a.txt", text(l1="agent"))
+            write(session, "b.txt", "agent")
+        (bench.root / "a.txt").write_text(text(l1="person"))
+        assert not session.rollback().ok
+        assert contents_of(bench.root) == {"a.txt": text(l1="person").encode()}
+        assert session.rollback(on_conflict="overwrite").ok
+        assert contents_of(bench.root) == {"a.txt": TEXT.encode()}
+        for _ in range(2):
+            session.redo()
+        assert contents_of(bench.root) == {"a.txt": text(l1="person").encode(), "b.txt": b"agent"}
 
 
 class TestFailingDisk:

@@ -79,19 +79,24 @@ def test_a_long_session_folds_to_the_same_bytes_elsewhere_and_without_its_files(
     shutil.rmtree(tmp_path / "work")
     code, there = cli(elsewhere, "replay", "s", "--verify")
     assert (code, there["digest"]) == (0, here["digest"])
+    code, named = cli(elsewhere, "replay", "s", "--verify", "--root", str(tmp_path / "work"))
+    assert (code, named["digest"]) == (0, here["digest"])
+    assert not (tmp_path / "work").exists()
 
 
 @pytest.mark.req("D13.replay_verify_blobs", "S1.replay.missing_blob_fatal", "S1.replay.large_by_reference")
-def test_a_blob_that_is_gone_is_fatal(opened: Mulligan, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tables", [("bodies",), ("bodies", "blobs")])
+def test_a_blob_that_is_gone_is_fatal(opened: Mulligan, tmp_path: Path, tables: tuple[str, ...]) -> None:
     session = opened.session("s")
     session.inject({"role": "user", "content": Random(1).randbytes(90_000).hex()})
     opened.close()
     with apsw.Connection(str(tmp_path / "home" / "store.db")) as database:
-        database.execute("DELETE FROM bodies")
+        for table in tables:
+            database.execute(f"DELETE FROM {table}")
     shutil.rmtree(tmp_path / "home" / "blobs", ignore_errors=True)
-    code, said = cli(tmp_path / "home", "replay", "s", "--verify")
-    assert (code, said["error"]["code"]) == (3, "missing_cas_dependency")
-    assert cli(tmp_path / "home", "replay", "s")[0] == 3
+    for options in (("--verify",), ()):
+        code, said = cli(tmp_path / "home", "replay", "s", *options)
+        assert (code, said["error"]["code"]) == (3, "missing_cas_dependency")
 
 
 @pytest.mark.req("D13.replay_verify_chain")

@@ -107,6 +107,51 @@ class TestRollback:
         assert session.rollback().ok
         assert contents_of(bench.root) == {}
 
+    def idle_turn(self, session: Session, kind: str) -> None:
+        """A turn of which nothing stands."""
+        with session.turn():
+            if kind == "looked":
+                with session.call() as call:
+                    call.read_file("a.txt")
+            elif kind == "undone":
+                session.undo(write(session, "b.txt", "second"))
+            else:
+                with pytest.raises(ZeroDivisionError), session.call() as call:
+                    call.write_file("a.txt", "second")
+                    raise ZeroDivisionError
+
+    @pytest.mark.req("D5.cancelled_turns_count")
+    @pytest.mark.parametrize("kind", ["failed", "looked", "undone"])
+    def test_a_turn_of_which_nothing_stands_is_the_last_one_all_the_same(self, bench: Bench, kind: str) -> None:
+        session = bench.session()
+        with session.turn():
+            write(session, "a.txt", "first")
+        self.idle_turn(session, kind)
+        planned, done = session.rollback(dry_run=True), session.rollback()
+        assert (planned.ok, planned.outcomes, done.ok, done.outcomes) == (True, (), True, ())
+        assert contents_of(bench.root) == {"a.txt": b"first"}
+        assert session.rollback().ok and contents_of(bench.root) == {}
+        with fails_with("nothing_to_undo"):
+            session.rollback()
+        assert session.redo().ok and contents_of(bench.root) == {"a.txt": b"first"}
+        assert session.redo().ok and session.rollback().outcomes == ()
+        assert contents_of(bench.root) == {"a.txt": b"first"}
+
+    def test_whoever_went_further_back_has_gone_past_it(self, bench: Bench) -> None:
+        session = bench.session()
+        write(session, "a.txt", "first")
+        second = write(session, "b.txt", "second")
+        self.idle_turn(session, "failed")
+        assert session.rewind(second).ok
+        assert session.rollback().ok and contents_of(bench.root) == {}
+
+    def test_a_call_outside_any_turn_that_did_nothing_is_none(self, bench: Bench) -> None:
+        session = bench.session()
+        write(session, "a.txt", "first")
+        with session.call() as call:
+            call.read_file("a.txt")
+        assert session.rollback().ok and contents_of(bench.root) == {}
+
     @pytest.mark.req("D6.rollback_turn_open")
     def test_a_turn_that_is_still_running_is_not_rolled_back_nor_the_one_before(self, bench: Bench) -> None:
         session = bench.session()

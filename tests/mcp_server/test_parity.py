@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -179,3 +181,10 @@ class TestHttpOnly:
             assert self.post(address, {"authorization": "Bearer nope"}) == 401
             assert self.post(address, {"authorization": "Basic mlg_one"}) == 401
             assert self.post(address, {"authorization": "Bearer mlg_two"}) == 200
+
+    def test_without_the_extra_one_line_says_what_to_install(self, root: Path, tmp_path: Path) -> None:
+        begin = "import sys; sys.modules['anyio'] = None; from mulligan.__main__ import main; main()"
+        command = [sys.executable, "-c", begin, "mcp", "--http", "127.0.0.1:0", "--root", str(root)]
+        done = subprocess.run(command, capture_output=True, env=environment(tmp_path / "home"), check=False)
+        assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
+        assert b"mulligan[serve]" in done.stderr

@@ -237,12 +237,56 @@ class TestCalls:
         assert calls[1]["session_id"].startswith("mcp:tests:")
         assert peer.call("write_file", path="x", content="1", session_id="other")["isError"] is False
 
+    @pytest.mark.req("D14.mcp.session_id_param")
+    def test_the_log_of_a_named_session_is_of_that_session(self, peer: Peer) -> None:
+        for session in ("one", "other"):
+            peer.call("write_file", path=session, content="1", session_id=session)
+        one: Body = {"session_id": "one"}
+        named: tuple[Body, ...] = (one, {"session_id": "nobody"}, {**one, "everyone": True}, {})
+        logs = [peer.call("history_log", **arguments)["structuredContent"]["calls"] for arguments in named]
+        everyone = ["other", "one"]
+        assert [[call["session_id"] for call in calls] for calls in logs] == [["one"], [], everyone, everyone]
+
+    def test_a_root_that_was_made_again_is_the_new_one(self, peer: Peer, root: Path, tmp_path: Path) -> None:
+        lease = peer.call("snapshot_list")["structuredContent"]["lease_id"]
+        root.rename(tmp_path / "old")
+        gone = [peer.call(tool)["structuredContent"] for tool in ("snapshot_list", "shell", "history_log")]
+        assert gone[0]["error"]["details"] == {"reason": "unknown_root"}
+        assert (gone[1]["error_code"], gone[2]["error"]["code"]) == ("unknown_root", "unknown_root")
+        root.mkdir()
+        (root / "fresh").write_text("1")
+        assert [one["path"] for one in peer.call("snapshot_list")["structuredContent"]["entries"]] == ["fresh"]
+        assert peer.call("snapshot_list", lease_id=lease)["isError"] is True
+        for tool in ("write_file", "workspace_write_file"):
+            assert peer.call(tool, path=tool, content="1")["isError"] is False
+        assert sorted(path.name for path in root.iterdir()) == ["fresh", "workspace_write_file", "write_file"]
+        assert peer.call("shell", command="rm fresh")["isError"] is False
+        assert peer.call("history_undo")["isError"] is False
+        assert (root / "fresh").read_text() == "1"
+        assert sorted(path.name for path in (tmp_path / "old").iterdir()) == [".git", "README.md", "src"]
+
     def test_a_shell_command_is_undone_as_a_whole(self, peer: Peer, root: Path) -> None:
         result = peer.call("shell", command="rm -r src; echo new > made; echo done")
         assert result["structuredContent"]["stdout"]["inline_text"]["text"] == "done\n"
         assert peer.call("history_undo")["isError"] is False
         assert (root / "src/main.rs").exists()
         assert not (root / "made").exists()
+
+
+def test_a_locale_that_is_not_utf8_changes_no_answer(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "ünï.txt").write_text("1")
+
+    def answers(home: Path) -> list[Body]:
+        with on_stdio(root, home) as peer:
+            asked = (peer.call("snapshot_create", paths=["."]), peer.call("read_file", path="ünï.txt"))
+            return [one["structuredContent"] for one in asked]
+
+    plain = answers(tmp_path / "home")
+    for name, value in {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert answers(tmp_path / "home2") == plain
 
 
 class TestCancelAndProgress:
@@ -305,6 +349,8 @@ class TestBadClients:
             (b'{"jsonrpc":"2.0","id":true,"method":"ping"}', -32600),
             (b'{"jsonrpc":"2.0","id":{},"method":"ping"}', -32600),
             (b'{"jsonrpc":"2.0","id":1,"method":7}', -32600),
+            (b'{"jsonrpc":"2.0","id":7}', -32600),
+            (b'{"jsonrpc":"2.0"}', -32600),
         ],
     )
     def test_a_malformed_frame_gets_a_typed_answer_and_the_loop_goes_on(
@@ -318,6 +364,7 @@ class TestBadClients:
     def test_frames_that_ask_nothing_are_passed_over(self, peer: Peer) -> None:
         for frame in (
             {"jsonrpc": "2.0", "id": 99, "result": {}},
+            {"jsonrpc": "2.0", "id": 99, "error": {"code": 1, "message": ""}},
             {"jsonrpc": "2.0", "method": "notifications/unknown"},
             {"jsonrpc": "2.0", "method": "notifications/cancelled"},
             {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": []},
@@ -335,7 +382,6 @@ class TestBadClients:
             {"name": ["snapshot_file"]},
             {"name": "read_file", "arguments": []},
             {"name": "read_file", "arguments": "text"},
-            {"name": "read_file", "arguments": {"path": "README.md", "session_id": 7}},
             [],
             "text",
         ],
@@ -347,6 +393,28 @@ class TestBadClients:
         assert peer.call("snapshot_file", path=7)["structuredContent"]["error"]["code"] == "INVALID_ARGUMENT"
         assert peer.call("read_file", path=7)["structuredContent"]["error_code"] == "invalid_params"
         assert peer.call("history_log", limit="x")["structuredContent"]["error"]["code"] == "invalid_params"
+
+    @pytest.mark.parametrize("session", [7, "", "\ud800", "x" * 300])
+    def test_a_session_that_cannot_be_one_is_an_answer_of_the_tool(self, peer: Peer, session: object) -> None:
+        tools = ("snapshot_list", "read_file", "history_log")
+        results = [peer.call(tool, path="README.md", session_id=session) for tool in tools]
+        assert [result["isError"] for result in results] == [True] * 3
+        listed, read, logged = (result["structuredContent"] for result in results)
+        codes = (listed["error"]["code"], read["error_code"], logged["error"]["code"])
+        assert codes == ("INVALID_ARGUMENT", "invalid_id", "invalid_id")
+
+    def test_a_whole_number_may_be_written_with_a_point(self, peer: Peer) -> None:
+        asked: tuple[tuple[str, Body], ...] = (
+            ("snapshot_list", {"depth": 1}),
+            ("history_log", {"limit": 1}),
+            ("read_file", {"path": "README.md", "max_lines": 1}),
+        )
+        for tool, arguments in asked:
+            pointed = {key: float(one) if isinstance(one, int) else one for key, one in arguments.items()}
+            plain, same = (peer.call(tool, **given)["structuredContent"] for given in (arguments, pointed))
+            assert {**same, "lease_id": None} == {**plain, "lease_id": None}
+        assert peer.call("snapshot_list", depth=1.5)["isError"] is True
+        assert peer.call("history_log", limit=0.0)["isError"] is True
 
     def test_ten_megabytes_of_arguments(self, peer: Peer, root: Path) -> None:
         content = "x" * (10 * 1024 * 1024)
@@ -395,9 +463,25 @@ class TestBadClients:
         assert len([call for call in status(root, tmp_path / "home") if call["status"] == "committed"]) == 20
         assert all((root / f"f{number}").exists() for number in range(20))
 
-    def test_no_traceback_reaches_the_client(self, tmp_path: Path) -> None:
-        with on_stdio(tmp_path / "nowhere", tmp_path / "home") as peer:
+    def test_no_traceback_reaches_the_client(self, root: Path, tmp_path: Path) -> None:
+        with on_stdio(root, tmp_path / "home") as peer:
             peer.greet()
-            error = peer.request("tools/call", {"name": "read_file", "arguments": {"path": "a"}})["error"]
-        assert error["code"] == -32603
-        assert "Traceback" not in json.dumps(error)
+            root.rename(tmp_path / "elsewhere")
+            receipt = peer.call("read_file", path="README.md")
+            listed = peer.call("snapshot_list")
+            (tmp_path / "elsewhere").rename(root)
+            back = peer.call("read_file", path="README.md")
+            peer.leave()
+            assert peer.process.stderr is not None
+            told = peer.process.stderr.read().splitlines()
+        assert (receipt["isError"], receipt["structuredContent"]["error_code"]) == (True, "unknown_root")
+        assert (listed["isError"], listed["structuredContent"]["error"]["code"]) == (True, "NOT_FOUND")
+        assert back["isError"] is False
+        assert len(told) == 1
+
+    @pytest.mark.parametrize("more", [(), ("--http", "127.0.0.1:0"), ("--json",)])
+    def test_a_root_that_is_not_there_is_refused_at_once(self, tmp_path: Path, more: tuple[str, ...]) -> None:
+        command = [*SERVER, "--root", str(tmp_path / "nowhere"), *more]
+        done = subprocess.run(command, capture_output=True, env=environment(tmp_path / "home"), check=False)
+        assert (done.returncode, done.stderr.count(b"\n")) == (2, 1)
+        assert b"unknown_root" in done.stdout if "--json" in more else done.stdout == b""

@@ -83,6 +83,10 @@ BY_SHAPE: dict[str, Maker] = {
     "slack_app": lambda r: "xapp" + f"-1-A{_run(r, UPPER, 10)}-{r.randrange(10**12)}-{_run(r, HEX, 64)}",
     "aws_key_id": _after("AK" + "IA", UPPER, 16),
     "gitlab": _after("glpat" + "-", WORD.strip("-"), 20),
+    "gitlab_letters": _after("glpat" + "-", string.ascii_letters, 20),
+    "gitlab_runner": _after("glrt" + "-", string.ascii_letters + "_", 20),
+    "atlassian": lambda r: "AT" + f"ATT3xFfGF0{_run(r, ALNUM, 170)}-{_run(r, ALNUM, 9)}={_run(r, HEX.upper(), 8)}",
+    "figma": lambda r: "fig" + f"d_{_run(r, ALNUM, 30)}-{_run(r, ALNUM, 9)}",
     "huggingface": _after("hf" + "_", string.ascii_letters, 34),
     "google_api": _after("AI" + "za", WORD, 35),
     "google_oauth": _after("ya29" + ".", WORD, 120),
@@ -295,6 +299,7 @@ HARMLESS: dict[str, Maker] = {
     "spoken": lambda r: f"the token is {r.choice(['missing', 'invalid', 'refreshed'])} and the password was not sent",
     "typed": lambda r: f"const apiKey: string = process.env.KEY_{r.randrange(9)} ?? ''",
     "snake": lambda r: f"live_session_{_identifier(r)} test_{_identifier(r)} re_{_identifier(r)}",
+    "module": lambda r: f"import {{ it }} from './global-{_identifier(r)}'; // glimpse-{_identifier(r)}",
     "minified": lambda r: f"!function(e,t){{var n={_run(r, ALNUM, 3)};return e.exports={_run(r, ALNUM, 2)}}}(this);",
 }
 

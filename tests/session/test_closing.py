@@ -3,19 +3,53 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import mulligan.opening as opening
+from mulligan import Plan, ProviderToolCall, ToolRunner, tool
 from mulligan import builtins as b
 from mulligan.effects.session import Session
 from mulligan.effects.sessions import Sessions
+from mulligan.session.standing import is_deleted
+from mulligan.session.state import Session as State
+from mulligan.session.tables import session_journal
 from mulligan.store.journal import records_of
+from mulligan.testing import contents_of
+from mulligan.values.ids import SessionId
 from session.talking import code_of, contents, say, snapshot
 
 pytestmark = pytest.mark.usefixtures("opened")
+
+
+def _use_tool(session: Session) -> None:
+    tools = {"look": tool(name="look", description="Looks.")(lambda: "ok")}
+    ToolRunner(session.execution_state(), tools).execute(ProviderToolCall("c", "look", {}))
+
+
+def _in_turn(session: Session) -> None:
+    with session.turn("more"):
+        pass
+
+
+def _in_call(session: Session) -> None:
+    with session.call("more"):
+        pass
+
+
+VERBS: dict[str, Callable[[Session], object]] = {
+    "seed": lambda session: session[Plan].seed(Plan("after")),
+    "append": lambda session: session[Plan].append(Plan("after")),
+    "clear": lambda session: session.clear_slices(),
+    "dispatch": lambda session: session.dispatch(Plan("after")),
+    "rollback": lambda session: State.rollback(session, session.snapshot()),
+    "turn": _in_turn,
+    "call": _in_call,
+    "tool": _use_tool,
+}
 
 
 class TestClosing:
@@ -30,6 +64,32 @@ class TestClosing:
         session.undo()
         assert not (work / "a.txt").exists()
         assert not b.agent_session_exists("s")
+
+    @pytest.mark.req("D11.close_semantics")
+    @pytest.mark.parametrize("verb", VERBS)
+    def test_nothing_begins_in_it_any_more(self, verb: str) -> None:
+        session = opening.innermost().sessions.open("s")
+        session[Plan].seed(Plan("before"))
+        session.close("done")
+        journal = session_journal(session.id)
+        with session.archive.store.read() as tx:
+            before = list(records_of(tx, journal))
+        assert code_of(lambda: VERBS[verb](session)) == "session_closed"
+        with session.archive.store.read() as tx:
+            assert list(records_of(tx, journal)) == before
+        assert session[Plan].all() == (Plan("before"),)
+
+    @pytest.mark.req("D11.close_semantics")
+    def test_what_is_under_way_ends_and_can_be_undone(self, work: Path) -> None:
+        session = opening.innermost().sessions.open("s")
+        with session.turn("last"), session.call("w") as call:
+            call.write_file("a.txt", "x")
+            session[Plan].seed(Plan("done"))
+            session.close("done")
+            assert call.write_file("b.txt", "x").error_code == "session_closed"
+        assert (call.status, session[Plan].all(), contents_of(work)) == ("committed", (Plan("done"),), {"a.txt": b"x"})
+        assert session.undo().ok
+        assert (session[Plan].all(), contents_of(work)) == ((), {})
 
     @pytest.mark.req("S3.close.records_event", "S3.close.status_forms", "S3.close.reason_before_removal")
     @pytest.mark.parametrize(
@@ -76,6 +136,27 @@ class TestClosing:
         assert b.agent_session_open("s") == "s"
         say(s, "two")
         assert contents(s) == ["one", "two"] and b.agent_session_scratchpad(s) == {"a": 1}
+
+    @pytest.mark.req("D11.close_semantics")
+    def test_a_close_for_good_is_told_apart_however_much_is_dropped_after_it(self) -> None:
+        sessions = opening.innermost().sessions
+        session = sessions.open("s")
+
+        def deleted(name: str) -> bool:
+            with session.archive.store.read() as tx:
+                return is_deleted(tx, SessionId(name))
+
+        for number in range(210):
+            with session.call("w") as call:
+                call.write_file("a.txt", f"{number}")
+        assert (deleted("s"), deleted("nobody")) == (False, False)
+        sessions.close("s", "client_request")
+        assert not deleted("s")
+        sessions.open("s")
+        assert len(sessions.delete("s")) == 210
+        assert deleted("s")
+        sessions.open("s")
+        assert not deleted("s")
 
 
 S3_TABLE = {

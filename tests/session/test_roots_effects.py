@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 import mulligan
 from mulligan.effects.board import board_of
+from mulligan.effects.handle import CallHandle
+from mulligan.testing import contents_of
 from mulligan.values.faults import MulliganError
 from session.yards import CHANGING, LOOKING, Json, Yard, at
 
@@ -208,6 +210,29 @@ class TestOneCallInSeveralRoots:
         assert yard.session.undo().ok
         assert yard.tree()["ext/a.txt"] == "ext one\next two\n"
 
+    @pytest.mark.req("D11.mount_modes")
+    def test_a_call_that_began_in_a_mounted_root_works_in_the_primary_one_by_relative_paths(self, yard: Yard) -> None:
+        before = yard.tree()
+        with yard.session.call() as call:
+            assert call.write_file(yard.at("ext/b.txt"), "B\n").ok and call.write_file(yard.at("ext/c.txt"), "C\n").ok
+            assert call.edit_file("a.txt", "work one", "W").ok
+            assert call.read_file("a.txt").text == "W\nwork two\n"
+            assert call.delete("a.txt").ok
+            assert call.exec(["sh", "-c", "echo x > n"]).changes == [{"path": "n", "kind": "created"}]
+        after = {**before, "ext/b.txt": "B\n", "ext/c.txt": "C\n", "work/n": "x\n"}
+        del after["work/a.txt"]
+        assert yard.tree() == after
+        assert yard.session.undo().ok and yard.tree() == before
+
+    def test_what_a_call_was_answered_in_one_root_it_may_use_in_another(self, yard: Yard) -> None:
+        with yard.session.call() as call:
+            assert call.write_file("b.txt", "B\n").ok
+            told = call.exec(["sh", "-c", "yes | head -c 200000"], cwd=yard.at("ext")).to_dict()
+            reference = told["stdout"]["blob"]["blob_ref"]
+            for root in ("ext", "work"):
+                assert call.exec(["sh", "-c", "cat > big"], cwd=yard.at(root), stdin_ref=reference).ok
+        assert yard.text("ext/big") == yard.text("work/big") == "y\n" * 100_000
+
     def test_a_turn_over_several_roots_is_rolled_back_whole(self, yard: Yard) -> None:
         before = yard.tree()
         with yard.session.turn("everywhere"):
@@ -335,6 +360,54 @@ class TestAnchored:
         assert yard.read("a.txt") == "work one\nwork two\n"
 
 
+class TestForkedWithFiles:
+    """A fork with files of its own works in them, wherever its parent works."""
+
+    def test_of_a_session_with_mounted_roots(self, yard: Yard) -> None:
+        before = yard.tree()
+        child = yard.session.fork(files="copy", to=yard.at("copy"))
+        with child.call() as call:
+            assert call.write_file("a.txt", "child\n").ok
+            ran = call.exec(["sh", "-c", "pwd; echo x > n"])
+            assert ran.stdout == {"inline_text": {"text": f"{yard.at('copy')}\n"}}
+            assert call.read_file(yard.at("lib/a.txt")).ok
+            assert call.write_file(yard.at("lib/a.txt"), "x").status == "forbidden"
+        assert (yard.tree(), contents_of(yard.base / "copy")) == (before, {"a.txt": b"child\n", "n": b"x\n"})
+        parent, roots = yard.session.list_roots(), child.list_roots()
+        assert roots == {"primary": yard.at("copy"), "additional": parent["additional"]}
+        assert child.merge().ok
+        assert yard.tree() == {**before, "work/a.txt": "child\n", "work/n": "x\n"}
+
+    def test_of_a_session_that_was_anchored_elsewhere(self, yard: Yard) -> None:
+        yard.session.set_workspace_anchor(yard.at("outside"))
+        before = yard.tree()
+        child = yard.session.fork(files="copy", to=yard.at("copy"))
+        assert contents_of(yard.base / "copy") == {"a.txt": b"outside one\noutside two\n"}
+        assert child.perform("write_file", {"path": "a.txt", "content": "child\n"})[0].ok
+        assert (yard.tree(), yard.text("copy/a.txt")) == (before, "child\n")
+        assert child.merge().ok
+        assert yard.tree() == {**before, "outside/a.txt": "child\n"}
+
+    def test_what_is_mounted_inside_is_mounted_inside_the_copy(self, yard: Yard) -> None:
+        (yard.base / "work/vendor").mkdir()
+        (yard.base / "work/vendor/v.txt").write_text("vendor\n")
+        yard.session.add_root(yard.at("work/vendor"), mount_mode="read_only")
+        child = yard.session.fork(files="copy", to=yard.at("copy"))
+        for path in ("vendor/v.txt", yard.at("copy/vendor/v.txt")):
+            receipt, _ = child.perform("write_file", {"path": path, "content": "x"})
+            assert (receipt.status, receipt.error_code) == ("forbidden", "path_not_allowed")
+        assert yard.at("copy/vendor") in [one["path"] for one in child.list_roots()["additional"]]
+
+    def test_from_an_earlier_point_only_what_was_done_to_those_files_goes_back(self, yard: Yard) -> None:
+        with yard.session.call("both") as call:
+            assert call.write_file(yard.at("ext/a.txt"), "later\n").ok
+            assert call.write_file(yard.at("ext/b.txt"), "later\n").ok
+            assert call.write_file("c.txt", "later\n").ok
+        after = yard.tree()
+        yard.session.fork(call.id, files="copy", to=yard.at("copy"))
+        assert (yard.tree(), contents_of(yard.base / "copy")) == (after, {"a.txt": b"work one\nwork two\n"})
+
+
 class TestBoundary:
     """A mount never gives more than the capability and the policy allow."""
 
@@ -376,6 +449,67 @@ class TestBoundary:
         assert yard.denied("write_file", path=yard.at("ext/.git/config"), content="x")
         assert yard.denied("delete", path=yard.at("ext"), recursive=True)
         yard.opened.close()
+
+
+ROOTS = ("work", "ext", "box")
+DEEDS = st.lists(
+    st.tuples(st.sampled_from(ROOTS), st.sampled_from(["write", "edit", "delete", "exec"]), st.booleans()),
+    min_size=1,
+    max_size=7,
+)
+
+
+@given(DEEDS, st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_one_call_does_in_each_root_what_it_was_told_to_in_any_order(
+    tmp_path_factory: pytest.TempPathFactory, deeds: list[tuple[str, str, bool]], ends_well: bool
+) -> None:
+    yard = Yard(tmp_path_factory.mktemp("yard"))
+    before = yard.tree()
+    expected = {name: {"a.txt": yard.text(f"{name}/a.txt")} for name in ROOTS}
+    with yard.session.call() as call:
+        for number, (root, deed, other) in enumerate(deeds):
+            name = "b.txt" if other else "a.txt"
+            _do(yard, call, deed, root, name, str(number))
+            _model(expected[root], deed, name, str(number))
+        seen = {root: _seen(yard, call, root) for root in ROOTS}
+        if not ends_well:
+            call.fail("no")
+    assert seen == expected
+    if ends_well:
+        here = {path: text for path, text in yard.tree().items() if path.startswith(("work/", "ext/"))}
+        assert here == {f"{root}/{name}": text for root in ("work", "ext") for name, text in expected[root].items()}
+        assert yard.tree() == before or yard.session.undo().ok
+    assert yard.tree() == before
+    yard.opened.close()
+
+
+def _do(yard: Yard, call: CallHandle, deed: str, root: str, name: str, text: str) -> None:
+    folder = "." if root == "work" else yard.at(root)
+    path = f"{folder}/{name}"
+    if deed == "write":
+        assert call.write_file(path, text).ok
+    elif deed == "edit":
+        old = call.read_file(path)
+        assert not old.ok or call.write_file(path, (old.text or "") + text, expected_digest=old.digest).ok
+    elif deed == "delete":
+        assert call.delete(path).status in ("ok", "not_found")
+    else:
+        ran = call.exec(["sh", "-c", f"printf {text} > {name}"], cwd=folder)
+        assert (ran.status, ran.exit_code) == ("ok", 0)
+
+
+def _model(files: dict[str, str], deed: str, name: str, text: str) -> None:
+    if deed == "delete":
+        files.pop(name, None)
+    elif deed != "edit" or name in files:
+        files[name] = files[name] + text if deed == "edit" else text
+
+
+def _seen(yard: Yard, call: CallHandle, root: str) -> dict[str, str]:
+    folder = "." if root == "work" else yard.at(root)
+    found = {name: call.read_file(f"{folder}/{name}") for name in ("a.txt", "b.txt")}
+    return {name: one.text or "" for name, one in found.items() if one.ok}
 
 
 PATHS = st.lists(st.sampled_from(["..", ".", "work", "lib", "ext", "box", "outside", "a.txt", "n", ""]), max_size=6)

@@ -94,7 +94,8 @@ class TestSandboxed:
         refused = yard.session.merge_root(yard.at("box"))
         assert not refused.ok and yard.text("box/a.txt") == "person again\n"
         assert yard.read(yard.at("box/a.txt")) == "agent again\n"
-        assert yard.session.merge_root(yard.at("box"), on_conflict="overwrite").ok
+        merged = yard.session.merge_root(yard.at("box"), on_conflict="overwrite")
+        assert (merged.ok, merged.overwrote_external) == (True, (yard.at("box/a.txt"),))
         assert yard.text("box/a.txt") == "agent again\n"
 
     def test_nothing_aside_is_lost_by_accident(self, yard: Yard) -> None:

@@ -31,6 +31,7 @@ from mulligan.store.journal import Journal
 from mulligan.store.memory import MemoryStore
 from mulligan.store.sqlite import SqliteStore
 from mulligan.values.clock import SystemClock
+from mulligan.values.faults import MulliganError
 from session.hand_clock import HandClock
 
 UNKNOWN = "mlg_" + "A" * 43
@@ -142,6 +143,13 @@ def hall() -> Hall:
 
 
 class TestMiddleware:
+    def test_without_the_extra_it_says_what_to_install(self, hall: Hall, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("anyio", "anyio.to_thread"):
+            monkeypatch.setitem(sys.modules, name, None)
+        with pytest.raises(MulliganError) as caught:
+            BearerAuth(hall.app)
+        assert (caught.value.code, caught.value.details["missing_extra"]) == ("bad_usage", "serve")
+
     def make(self, hall: Hall) -> Token:
         return hall.tokens.create(principal="ann", expires_at=hall.clock.time + timedelta(hours=1))
 

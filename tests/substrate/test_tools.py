@@ -223,6 +223,24 @@ class TestDiff:
         assert "-staged\n+live\n" in index
         assert "@@ -1 +1 @@" in index
 
+    @pytest.mark.parametrize("against", ["head", "index"])
+    def test_a_path_that_is_named_differs_only_from_what_git_has_of_it(self, repo: Site, against: str) -> None:
+        repo.write(".gitignore", "ignored\n")
+        git(repo.root, "add", ".gitignore")
+        git(repo.root, "commit", "-q", "-m", "More")
+        repo.write("ignored", "x\n")
+        repo.write("new/untracked", "x\n")
+        told = {
+            path: repo.ok("snapshot.diff", path=path, against=against)["diff"].partition("\n")[0]
+            for path in ("README.md", "src", "src/main.rs", ".gitignore", "ignored", "new", "new/untracked")
+        }
+        assert {path: first for path, first in told.items() if first} == {
+            "ignored": "diff --git a/ignored b/ignored",
+            "new": "diff --git a/new/untracked b/new/untracked",
+            "new/untracked": "diff --git a/new/untracked b/new/untracked",
+        }
+        assert repo.code("snapshot.diff", path="nowhere", against=against) == "NOT_FOUND"
+
     @pytest.mark.req("C14.diff_applies")
     def test_what_is_printed_applies_to_what_was_committed(self, repo: Site) -> None:
         before = repo.snapshot(".")

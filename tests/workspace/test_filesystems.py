@@ -16,11 +16,14 @@ from hypothesis import strategies as st
 
 import mulligan
 from mulligan import (
+    ExecutionState,
     Filesystem,
     FilesystemSnapshot,
     HostFilesystem,
     InMemoryFilesystem,
+    ResourceRegistry,
     RestoreFailedError,
+    Session,
     SnapshotableFilesystem,
     SnapshotMismatchError,
 )
@@ -425,6 +428,51 @@ class TestHost:
             files.snapshot()
         # Twenty files and a manifest; the second time their stamps vouch for those that had been at rest.
         assert len(kept) >= 21
+
+    LATER = """
+import sys
+from mulligan import *
+root, kept, text = sys.argv[1:]
+with HostFilesystem(root, bodies=kept or None) as files:
+    state = ExecutionState(session=Session(), resources=ResourceRegistry.build({Filesystem: files}))
+    try:
+        state.restore(CompositeSnapshot.from_json(text))
+    except RestoreFailedError:
+        print("not kept")
+"""
+
+    @pytest.mark.parametrize(("kept", "told", "found"), [("kept", "", b"old"), ("", "not kept\n", b"new")])
+    def test_json_is_restored_by_a_later_process_from_a_folder(
+        self, root: Path, tmp_path: Path, kept: str, told: str, found: bytes
+    ) -> None:
+        folder = str(tmp_path / kept) if kept else ""
+        with HostFilesystem(root, bodies=folder or None) as files:
+            state = ExecutionState(session=Session(), resources=ResourceRegistry.build({Filesystem: files}))
+            files.write("a", "old")
+            text = state.snapshot().to_json()
+            files.write("a", "new")
+        command = [sys.executable, "-c", self.LATER, str(root), folder, text]
+        assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == told
+        assert contents_of(root) == {"a": found}
+
+    def test_bytes_that_are_not_what_was_kept_are_not_restored(self, root: Path, tmp_path: Path) -> None:
+        with HostFilesystem(root, bodies=tmp_path / "kept") as files:
+            files.write("a", "old")
+            taken = files.snapshot()
+            files.write("a", "new")
+            for file in (tmp_path / "kept").rglob("*"):
+                if file.is_file() and file.read_bytes() == b"old":
+                    file.write_bytes(b"odd")
+            with pytest.raises(RestoreFailedError):
+                files.restore(taken)
+        assert contents_of(root) == {"a": b"new"}
+
+    @pytest.mark.parametrize("place", ["", "kept"])
+    def test_snapshots_are_not_kept_in_what_they_are_of(self, root: Path, place: str) -> None:
+        with pytest.raises(mulligan.MulliganError) as caught:
+            HostFilesystem(root, bodies=root / place)
+        assert caught.value.code == "store_inside_workspace"
+        assert os.listdir(root) == []
 
     @pytest.mark.req("S4.error.restore_failed")
     @pytest.mark.parametrize(

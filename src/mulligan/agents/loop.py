@@ -8,7 +8,7 @@ tools that read gets them side by side; any other, one after the other in the or
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from contextvars import copy_context
@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from mulligan.agents.coding import coding_tools, runner_of, session_of
-from mulligan.agents.speech import Ask, Driver, Provider, Reply, Said
+from mulligan.agents.speech import Ask, Driver, Provider, Reply, Said, name_of, profile_of
 from mulligan.agents.tools import AnyTool, ProviderToolCall, Tool, ToolContext, as_tool
 from mulligan.effects.session import Session
 from mulligan.history.composite import ExecutionState
@@ -28,7 +28,7 @@ from mulligan.values.canonical import encode
 from mulligan.values.state_faults import PromptEvaluationError
 
 StopReason = Literal["done", "max_iterations", "budget", "cancelled"]
-May = Callable[[ProviderToolCall, Tool[Any, Any] | None], bool]
+May = Callable[[ProviderToolCall, Tool[Any, Any]], bool]
 Tell = Callable[["LoopEvent"], None]
 
 MAX_ITERATIONS = 50
@@ -110,9 +110,9 @@ class Loop:
         self._session, self._provider = session_of(session), provider
         self._bounds = bounds or Bounds()
         if tools is None:
-            tools = coding_tools(self._session, provider.profile, cancelled=self._bounds.cancelled)
+            tools = coding_tools(self._session, profile_of(provider), cancelled=self._bounds.cancelled)
         self._tools = [as_tool(one) for one in tools]
-        self._runner = runner_of(session, self._tools, adapter=provider.name)
+        self._runner = runner_of(session, self._tools, adapter=name_of(provider))
         self._state = self._runner.execution_state
         self._budget = self._bounds.budget or self._state.resources.get(BudgetTracker)
         self._may = may
@@ -193,8 +193,8 @@ class Loop:
         text: list[str] = []
         reply: Reply | None = None
         try:
-            with closing(pieces):  # type: ignore[type-var]  # providers are generators
-                reply = self._whole(pieces, text)
+            with closing(_one_by_one(pieces)) as told:
+                reply = self._whole(told, text)
         finally:
             if reply is None:
                 result.text = "".join(text)
@@ -261,7 +261,7 @@ class Loop:
         if self._bounds.cancelled.is_set():
             return ToolResult(_CANCELLED, success=False)
         tool = self._runner.tool_registry.get(call.name)
-        if self._may is not None and not (tool is not None and tool.read_only) and not self._may(call, tool):
+        if self._may is not None and tool is not None and not tool.read_only and not self._may(call, tool):
             return ToolResult(_NOT_ALLOWED, success=False)
         return self._runner.execute(call, context=ToolContext(self._state, deadline=self._bounds.deadline))
 
@@ -274,6 +274,11 @@ class Loop:
 
 def _each_with_context(calls: Sequence[ProviderToolCall]) -> list[tuple[Any, ProviderToolCall]]:
     return [(copy_context(), call) for call in calls]
+
+
+def _one_by_one(pieces: Iterable[Said | Reply]) -> Generator[Said | Reply]:
+    """Closed with what it takes them from, if that can be closed."""
+    yield from pieces
 
 
 def _message_of(reply: Reply) -> dict[str, Any]:

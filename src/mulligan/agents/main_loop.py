@@ -10,7 +10,7 @@ from typing import Any
 
 from mulligan.agents.providers import Model, provider_of
 from mulligan.agents.runner import ToolRunner
-from mulligan.agents.speech import Ask, Driver, Message, Reply, Said
+from mulligan.agents.speech import Ask, Driver, Message, Reply, Said, name_of
 from mulligan.agents.tools import AnyTool, ProviderToolCall, ToolContext, as_tool, by_name
 from mulligan.history.composite import ExecutionState
 from mulligan.session.known import PromptExecuted, PromptRendered, ToolResult, VisibilityOverrides
@@ -118,7 +118,7 @@ class MainLoop:
     def _evaluate(self, prompt: Prompt, state: ExecutionState, deadline: datetime | None) -> PromptResponse:
         shown = prompt if isinstance(prompt, str) else prompt(state.session[VisibilityOverrides].latest() or _PLAIN)
         now = state.clock.now()
-        state.session.dispatch(PromptRendered(self._prompt_name, shown, now, self._provider.name))
+        state.session.dispatch(PromptRendered(self._prompt_name, shown, now, name_of(self._provider)))
         transcript = state.resources.get(TranscriptState) or TranscriptState()
         before, finished = transcript.snapshot(), False
         try:
@@ -128,11 +128,11 @@ class MainLoop:
         finally:
             if not finished:
                 transcript.restore(before)
-        state.session.dispatch(PromptExecuted(self._prompt_name, text, state.clock.now(), self._provider.name))
+        state.session.dispatch(PromptExecuted(self._prompt_name, text, state.clock.now(), name_of(self._provider)))
         return PromptResponse(text, state, self._prompt_name)
 
     def _rounds(self, transcript: TranscriptState, state: ExecutionState, deadline: datetime | None) -> str:
-        runner = ToolRunner(state, self._tools, self._prompt_name, self._provider.name)
+        runner = ToolRunner(state, self._tools, self._prompt_name, name_of(self._provider))
         context = ToolContext(state, deadline=deadline)
 
         def act(call: ProviderToolCall) -> ToolResult[Any]:

@@ -207,7 +207,7 @@ def _cut(value: Any) -> Any:
 
 
 def _is_deadline(error: BaseException | None) -> bool:
-    """A tool that found that time is over, or our own call's deadline."""
+    """A tool that found that time is over."""
     return isinstance(error, MulliganError) and error.code == "deadline_exceeded"
 
 

@@ -54,10 +54,10 @@ class Reply:
 
 
 class Provider(Protocol):
-    """A model that is asked once per iteration. `profile` names the tools it is used to."""
+    """A model that is asked once per iteration.
 
-    name: str
-    profile: str
+    It may have a `name`, which is what records call it, and a `profile`: whose tools it is used to.
+    """
 
     def reply(self, ask: Ask) -> Iterator[Said | Reply]:
         """Pieces of text, then exactly one Reply. Closing the iterator ends the request.
@@ -69,11 +69,17 @@ class Provider(Protocol):
 
 @runtime_checkable
 class Driver(Protocol):
-    """An agent with a loop of its own, which calls our tools by itself."""
-
-    name: str
-    profile: str
+    """An agent with a loop of its own, which calls our tools by itself. It may have a `name` and a `profile` too."""
 
     def drive(self, ask: Ask, act: Act) -> Iterator[Said | Reply]:
         """Pieces of text, then one Reply without calls; every tool call goes through `act`, which is thread-safe."""
         ...
+
+
+def name_of(provider: Provider | Driver) -> str:
+    return str(getattr(provider, "name", type(provider).__name__))
+
+
+def profile_of(provider: Provider | Driver) -> str:
+    """Any model can replace one text by another; patches are for those that were trained on them."""
+    return str(getattr(provider, "profile", "anthropic"))

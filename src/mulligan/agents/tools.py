@@ -228,7 +228,7 @@ class _Shape:
         missing = sorted(n for n, one in self.named.items() if one.default is one.empty and n not in arguments)
         if unknown or missing:
             raise ToolValidationError(f"{tool} takes {sorted(self.named)}; unknown: {unknown}, missing: {missing}.")
-        return {name: _parsed(tool, self.hints.get(name), value) for name, value in arguments.items()}
+        return {name: _parsed(tool, self.hints.get(name), value, name) for name, value in arguments.items()}
 
     def schema(self) -> Mapping[str, Any]:
         if self.whole is not None:
@@ -320,8 +320,11 @@ def _adapter(kind: Any) -> TypeAdapter[Any] | None:
         return None
 
 
-def _parsed(tool: str, kind: Any, value: Any) -> Any:
-    """Strictly as annotated, but for what JSON cannot say otherwise: a list for a tuple, text for a date."""
+def _parsed(tool: str, kind: Any, value: Any, *argument: str) -> Any:
+    """Strictly as annotated, but for what JSON cannot say otherwise: a list for a tuple, text for a date.
+
+    `argument` is the one whose value it is, if it is not all of them.
+    """
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
         _check_fields(tool, kind, value)
     adapter = _adapter(kind)
@@ -332,7 +335,8 @@ def _parsed(tool: str, kind: Any, value: Any) -> Any:
     try:
         return adapter.validate_json(encode(value), strict=True)
     except ValidationError as error:
-        words = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'it'}: {one['msg']}" for one in error.errors())
+        found = [(".".join(map(str, (*argument, *one["loc"]))), one["msg"]) for one in error.errors()]
+        words = "; ".join(f"{where or 'its arguments'}: {what}" for where, what in found)
         raise ToolValidationError(f"{tool}: {words}") from None
 
 

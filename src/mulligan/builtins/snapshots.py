@@ -7,6 +7,7 @@ documents write them, or as keywords.
 from __future__ import annotations
 
 import os
+from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from mulligan.history import captures
 from mulligan.history.bounds import set_cap
 from mulligan.history.current import current_call
 from mulligan.history.desk import Desk
+from mulligan.history.scopes import before_of, size_of
 from mulligan.opening import Mulligan, innermost
 from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId
@@ -105,7 +107,7 @@ def hostlib_fs_list_snapshots(request: Request | None = None, /, **given: Any) -
                 "scope_id": row.scope,
                 "taken_at_ms": row.taken_at_ms,
                 "captured_paths": [captures.whole(opened.desk, row, one) for one in found],
-                "byte_count": captures.size_of(found),
+                "byte_count": size_of(map(before_of, found)),
             }
             for row, found in captures.scopes_of(opened.desk, session)
         ]
@@ -133,11 +135,10 @@ def configure_session_byte_cap(session_id: str, cap_bytes: int) -> int:
 
 
 def hostlib_tools_write_file(request: Request | None = None, /, **given: Any) -> dict[str, Any]:
-    """Write a file as a call. Its preimage also goes into the open snapshot of the current tool call."""
+    """Write a file as a call, or in the current one, whose open snapshot takes what it changes."""
     fields = _fields(request, given, "path content encoding create_parents overwrite session_id")
     opened, session = innermost(), _session(fields)
     path = _path(opened, _required(fields, "path"))
-    _capture_for_current(opened, session, path)
     params = {
         "path": path,
         "content": _content(fields),
@@ -153,11 +154,10 @@ def hostlib_tools_write_file(request: Request | None = None, /, **given: Any) ->
 
 
 def hostlib_tools_delete_file(request: Request | None = None, /, **given: Any) -> dict[str, Any]:
-    """Delete a path as a call. Its preimage also goes into the open snapshot of the current tool call."""
+    """Delete a path as a call, or in the current one, whose open snapshot takes what it changes."""
     fields = _fields(request, given, "path recursive session_id")
     opened, session = innermost(), _session(fields)
     path = _path(opened, _required(fields, "path"))
-    _capture_for_current(opened, session, path)
     receipt = _perform(
         opened, session, "delete", {"path": path, "recursive": fields.get("recursive", False)}, absent_is_fine=True
     )
@@ -170,26 +170,28 @@ def _session(fields: Request) -> SessionId:
 
 
 def _content(fields: Request) -> Any:
-    text = fields.get("content", "")
-    if fields.get("encoding", "utf-8") == "base64":
-        return {"inline_bytes": {"bytes": f"base64:{text}"}}
-    return text
-
-
-def _capture_for_current(opened: Mulligan, session: SessionId, path: RepoPath) -> None:
-    """The current tool call's open snapshot takes what is about to be overwritten."""
-    call = current_call()
-    label = call.facts.label if call is not None else None
-    if label and captures.is_registered(opened.desk, session, label):
-        captures.register(opened.desk, session, label, [path])
+    text, encoding = fields.get("content"), fields.get("encoding", "utf-8")
+    if not isinstance(text, str):
+        raise fault("invalid_params", "content must be given, and be text.", field="content")
+    if encoding not in ("utf-8", "base64"):
+        raise fault("invalid_params", "encoding is 'utf-8' or 'base64'.", field="encoding")
+    if encoding == "utf-8":
+        return text
+    try:
+        b64decode(text, validate=True)
+    except ValueError:
+        raise fault("invalid_params", "content is not base64.", field="content") from None
+    return {"inline_bytes": {"bytes": f"base64:{text}"}}
 
 
 def _perform(opened: Mulligan, session: SessionId, tool: str, params: Request, *, absent_is_fine: bool = False) -> Any:
-    with opened.session(session).call(tool) as call:
+    """In the current call, or, if that is another session's, in one under the same label."""
+    current = current_call()
+    label = current.facts.label if current is not None else None
+    with opened.session(session).call(tool, tool_call_id=label) as call:
         receipt = call.perform(tool, **params)
         if receipt.status == "not_found" and absent_is_fine:
             return None
         if not receipt.ok:
-            code = receipt.error_code if receipt.error_code in ("forbidden", "path_not_allowed") else "conflict"
-            raise fault(code, receipt.error_message, receipt=receipt.to_dict())
+            raise fault(receipt.error_code, receipt.error_message, receipt=receipt.to_dict())
         return receipt.to_dict()

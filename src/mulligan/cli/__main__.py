@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from mulligan.cli import main
+from mulligan.__main__ import main
 
 main()

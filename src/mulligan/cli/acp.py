@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import click
 
 from mulligan.cli.options import Common, common_options
+from mulligan.values.clock import SystemClock
 from mulligan.values.faults import MulliganError
 
 if TYPE_CHECKING:
     from mulligan.opening import Mulligan
+    from mulligan.servers.acp.workspaces import Workspaces
+    from mulligan.store.protocol import Store
 
 
 @click.command("acp", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -41,8 +43,9 @@ def _serve(common: Common, provider: str | None, mode: str) -> None:
     from mulligan.servers.acp.wire import Wire
 
     with ExitStack() as opened:
-        opening = _opener(common, opened)
-        agent = AcpAgent(Means(opening, PromptWork(chosen_provider(provider)), version("mulligan"), mode))
+        agent = AcpAgent(
+            Means(_workspaces(common, opened), PromptWork(chosen_provider(provider)), version("mulligan"), mode)
+        )
         agent.wire = Wire(sys.stdin.buffer, sys.stdout.buffer, agent.handle)
         agent.wire.serve()
 
@@ -51,7 +54,7 @@ def _stand_between(common: Common, command: list[str]) -> int:
     from mulligan.servers.acp.proxy import run_proxy
 
     opened = ExitStack()
-    code = run_proxy(command, open_folder=_opener(common, opened), root=common.root)
+    code = run_proxy(command, workspaces=_workspaces(common, opened), root=common.root)
     try:
         opened.close()
     except MulliganError as error:
@@ -60,12 +63,21 @@ def _stand_between(common: Common, command: list[str]) -> int:
     return code
 
 
-def _opener(common: Common, opened: ExitStack) -> Callable[[str], Mulligan]:
-    """Opens folders, and has them closed in the end."""
+def _workspaces(common: Common, opened: ExitStack) -> Workspaces:
+    """Folders and their store, which are closed in the end."""
+    from mulligan.servers.acp.workspaces import Workspaces
 
-    def opening(folder: str) -> Mulligan:
+    def folder(path: str) -> Mulligan:
         from mulligan.opening import open as open_folder
 
-        return opened.enter_context(open_folder(folder, store=common.store))
+        return opened.enter_context(open_folder(path, store=common.store))
 
-    return opening
+    def store() -> Store:
+        from mulligan.history.schema import SCHEMA
+        from mulligan.opening import open_store
+
+        found = open_store(common.store, SCHEMA, durability="process", clock=SystemClock())
+        opened.callback(found.close)
+        return found
+
+    return Workspaces(folder, store)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from mulligan.cli.doors import DEFAULT_SESSION, work
+from mulligan.cli.joining import call_around, join
 from mulligan.cli.options import Common, common_options
 from mulligan.cli.output import print_json
 
@@ -56,22 +57,40 @@ def call(
     _check_name(wanted)
     limits = None if capability is None else decode(capability.read())
     rules = None if policy is None else decode(policy.read())
-    with work(common, capability=limits, policy=rules) as opened:
-        body, ok = _performed(opened, wanted)
+    around = call_around(common) if _changes_files(wanted) else None
+    if around is None:
+        with work(common, capability=limits, policy=rules) as opened:
+            body, ok = _performed(opened, wanted)
+    else:
+        around.check_names(session=common.session, turn=turn, label=label)
+        with join(common, around, capability=limits, policy=rules) as opened:
+            body, ok = _performed(opened, wanted)
+        body["call_id"] = around.call
     print_json(body)
     if not ok:
         raise click.exceptions.Exit(1)
 
 
 def _check_name(wanted: _Wanted) -> None:
-    """Before anything is opened. Raises for a tool nobody knows."""
+    """Before anything is opened. Raises for a tool nobody knows, and for what outlives this process."""
     from mulligan.effects.perform import SESSION_EFFECTS, effect_named
     from mulligan.effects.substrate.tools import BY_NAME
     from mulligan.servers.mcp.history_tools import HISTORY
+    from mulligan.values.faults import fault
 
+    if wanted.params.get("background"):
+        raise fault("invalid_params", "background: the command would end with this one. Use `mulligan mcp` or Python.")
     known = wanted.tool in SESSION_EFFECTS or wanted.tool in BY_NAME or wanted.tool.replace(".", "_") in HISTORY
     if not known:
         effect_named(wanted.tool)
+
+
+def _changes_files(wanted: _Wanted) -> bool:
+    """What only looks, and what is about history, does not have to be part of a call around us."""
+    from mulligan.effects.registry import BY_NAME
+
+    effect = BY_NAME.get(wanted.tool)
+    return effect is not None and not effect.read_only
 
 
 def _performed(opened: Mulligan, wanted: _Wanted) -> tuple[dict[str, Any], bool]:

@@ -14,11 +14,12 @@ from importlib.util import find_spec
 
 import click
 
+from mulligan.cli.errors import exit_code_of_fault
 from mulligan.cli.options import Common, common_options
 from mulligan.cli.output import paint, print_json, visible
 from mulligan.opening import open_store, store_directory
 from mulligan.values.clock import SystemClock
-from mulligan.values.faults import MulliganError
+from mulligan.values.faults import MulliganError, fault
 from mulligan.workspace.exec.kernel import SYS_LANDLOCK_CREATE_RULESET, syscall
 from mulligan.workspace.kernel import LINUX, RESOLVE_BENEATH, exchange, nobody_writes, open_beneath
 
@@ -30,24 +31,28 @@ _PROGRAM_TIMEOUT_S = 10.0
 
 @dataclass(slots=True, frozen=True)
 class Finding:
-    """`ok` is None for what is only said, not judged."""
+    """`ok` is None for what is only said, not judged; `code` is that of the fault that was met."""
 
     name: str
     value: str
     ok: bool | None = None
+    code: str | None = None
 
 
 @click.command("doctor")
 @common_options
 def doctor_verb(common: Common) -> int:
-    """Say what this machine offers and what is missing. Missing parts cost speed or features, never correctness."""
+    """Say what this machine offers and what is missing. Missing parts cost speed or features, never correctness.
+
+    A store that does not open gives the exit code that every verb would: 3 if it is damaged.
+    """
     found = [*_ourselves(), *_store(common), *_kernel(), *_programs()]
     if common.as_json:
         print_json({"findings": [asdict(finding) for finding in found]})
-        return 0
-    for finding in found:
-        click.echo(f"{_mark(finding)} {finding.name}: {visible(finding.value)}")
-    return 0
+    else:
+        for finding in found:
+            click.echo(f"{_mark(finding)} {finding.name}: {visible(finding.value)}")
+    return max(exit_code_of_fault(fault(finding.code, finding.value)) if finding.code else 0 for finding in found)
 
 
 def _mark(finding: Finding) -> str:
@@ -85,7 +90,7 @@ def _opens(common: Common) -> Finding:
     try:
         open_store(common.store, SCHEMA, durability="process", clock=SystemClock(), create=False).close()
     except MulliganError as error:
-        return Finding("store", error.message, False)
+        return Finding("store", error.message, False, error.code)
     return Finding("store", "opens", True)
 
 

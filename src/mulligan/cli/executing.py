@@ -5,26 +5,28 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from mulligan.cli.doors import DEFAULT_SESSION, root_folder, work
+from mulligan.cli.joining import Around, call_around, join
 from mulligan.cli.options import Common, common_options
 from mulligan.cli.output import paint, print_json
 from mulligan.cli.words import change_words, short
-from mulligan.values.faults import MulliganError
+from mulligan.values.faults import MulliganError, fault
+from mulligan.values.ids import CallId
 
 if TYPE_CHECKING:
     from mulligan.effects.receipt import Receipt
     from mulligan.opening import Mulligan
+    from mulligan.workspace.exec.run import Ran
 
 OUR_FAILURE = 125
 _SIGNALED = 128
-_CALL_VARIABLE = "MULLIGAN_CALL"
 _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
@@ -33,14 +35,19 @@ class _Through:
 
     def write(self, stream: str, data: bytes) -> None:
         target = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
-        target.write(data)
-        target.flush()
+        try:
+            target.write(data)
+            target.flush()
+        except BrokenPipeError:
+            # What is left in the buffer must go somewhere when we end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
+            raise
 
 
 @click.command(context_settings=_SETTINGS)
 @click.option("--rollback-on", type=click.Choice(["nonzero"]), help="Put everything back if the command fails.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), help="Seconds; then put back.")
-@click.option("--isolate", is_flag=True, help="The files see nothing until the command has succeeded.")
+@click.option("--isolate", is_flag=True, help="The files see nothing until the command has ended and stands.")
 @click.option("--strategy", type=click.Choice(["notify", "watch", "scan", "overlay"]), help="How changes are caught.")
 @click.option("--sandbox", type=click.Choice(["none", "workspace"]), default="none", show_default=True)
 @click.option("--network", type=click.Choice(["none", "full"]), default="full", show_default=True)
@@ -50,19 +57,68 @@ class _Through:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @common_options
 def exec_verb(common: Common, command: tuple[str, ...], **asked: Any) -> int:
-    """Run a command as a call and exit with its code (our own failure: 125)."""
-    if os.environ.get(_CALL_VARIABLE):
-        return _join(command)
-    _get_ready()
+    """Run a command as a call and exit with its code (our own failure: 125). It gets no input; `run` passes it on.
+
+    Inside another call's command it joins that call.
+    """
+    ended: list[int] = []
     try:
-        with work(common) as opened:
-            receipt, call_id = _execute(common, opened, command, asked)
+        with _told_to_end(ended):
+            receipt, call_id = _joined(common, command, asked) or _alone(common, command, asked)
     except MulliganError as error:
-        click.echo(f"mulligan: {error.message}", err=True)
-        return OUR_FAILURE
+        return _failed(common, error.code, error.message)
+    except KeyboardInterrupt:
+        if not ended:
+            raise
+        return _SIGNALED + ended[0]
     if common.as_json:
         print_json({**receipt.to_dict(), "call_id": call_id})
     return _exit_code(receipt)
+
+
+def _alone(common: Common, command: tuple[str, ...], asked: dict[str, Any]) -> tuple[Receipt, str]:
+    _get_ready()
+    with work(common) as opened:
+        return _execute(common, opened, command, asked)
+
+
+def _joined(common: Common, command: tuple[str, ...], asked: dict[str, Any]) -> tuple[Receipt, str] | None:
+    """Inside another call's command: a part of that call, which sees everything we do. None: there is no such call."""
+    around = call_around(common)
+    if around is None:
+        return None
+    around.check_names(session=common.session, turn=asked["turn"], label=asked["label"])
+    if not common.as_json and _is_plain(asked):
+        _become_command(command, around, cwd=asked["cwd"])
+    _get_ready()
+    with join(common, around) as opened:
+        receipt, _ = _execute(common, opened, command, asked)
+    return receipt, around.call
+
+
+def _failed(common: Common, code: str, message: str) -> int:
+    if common.as_json:
+        print_json({"error": {"code": code, "message": message}})
+    click.echo(f"mulligan: {message}", err=True)
+    return OUR_FAILURE
+
+
+@contextmanager
+def _told_to_end(told: list[int]) -> Iterator[None]:
+    """A signal to end is like Ctrl-C: what was begun is put back. `told` is given which one came."""
+
+    def end(number: int, _: object) -> None:
+        told.append(number)
+        raise KeyboardInterrupt
+
+    ours = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _get_ready() -> None:
@@ -72,15 +128,39 @@ def _get_ready() -> None:
     LAUNCHER.warm_up()
 
 
-def _join(command: tuple[str, ...]) -> int:
-    """Inside another call's command: its capture already sees everything we do."""
-    os.execvp(command[0], list(command))
+def _is_plain(asked: Mapping[str, Any]) -> bool:
+    """Nothing is wanted of a command inside another call that the call around it does not give it anyway."""
+    free = asked["sandbox"] == "none" and asked["network"] == "full"
+    return free and not any(asked[name] for name in ("rollback_on", "timeout_s", "isolate", "strategy"))
+
+
+def _become_command(command: tuple[str, ...], around: Around, *, cwd: str | None) -> NoReturn:
+    """The command in our place, with what an exec gives: a part of our environment, and no input."""
+    from mulligan.values.refusal import Refused
+    from mulligan.workspace.exec.command import command as make_command
+
+    try:
+        made = make_command(command, around.root, cwd=_here(around.root) if cwd is None else cwd)
+    except Refused as refused:
+        raise fault(refused.code, refused.message) from None
+    os.chdir(made.cwd)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    _become(command, {**made.env, **around.environment})
+
+
+def _become(command: tuple[str, ...], environment: Mapping[bytes, bytes]) -> NoReturn:
+    # We ignore it, and a program would inherit that.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        os.execvpe(command[0], command, environment)
+    except (OSError, ValueError) as error:
+        raise fault("spawn_failed", f"{command[0]}: {getattr(error, 'strerror', error)}") from None
 
 
 def _execute(common: Common, opened: Mulligan, command: tuple[str, ...], asked: dict[str, Any]) -> tuple[Receipt, str]:
     params = {
         "argv": list(command),
-        "cwd": asked["cwd"] or _here(opened),
+        "cwd": asked["cwd"] or _here(opened.root),
         "timeout_ms": None if asked["timeout_s"] is None else max(1, int(asked["timeout_s"] * 1000)),
         "rollback_on": asked["rollback_on"],
         "isolate": asked["isolate"] or None,
@@ -94,11 +174,11 @@ def _execute(common: Common, opened: Mulligan, command: tuple[str, ...], asked: 
     return session.perform("host.exec", given, sink=sink, label=asked["label"], turn=asked["turn"])
 
 
-def _here(opened: Mulligan) -> str | None:
+def _here(root: str) -> str | None:
     """This folder, if it is below the root."""
     here = os.path.realpath(os.getcwd())
-    inside = here == opened.root or here.startswith(opened.root.rstrip("/") + "/")
-    return os.path.relpath(here, opened.root) if inside else None
+    inside = here == root or here.startswith(root.rstrip("/") + "/")
+    return os.path.relpath(here, root) if inside else None
 
 
 def _exit_code(receipt: Receipt) -> int:
@@ -120,42 +200,58 @@ def _exit_code(receipt: Receipt) -> int:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @common_options
 def run_verb(common: Common, command: tuple[str, ...], strategy: str | None, turn: str | None) -> int:
-    """Run any program, on this terminal and with this environment; what it changes is one call that can be undone."""
+    """Run any program, on this terminal and with this environment; what it changes is one call that can be undone.
+
+    Inside another call's command it joins that call. With --json the call is the last line on standard output.
+    """
+    try:
+        around = call_around(common)
+        if around is not None:
+            around.check_names(session=common.session, turn=turn, label=None)
+        if around is not None and strategy is None and not common.as_json:
+            if _here(around.root) is None:
+                os.chdir(around.root)
+            _become(command, os.environb)
+        _get_ready()
+        door = work(replace(common, root=root_folder(common))) if around is None else join(common, around)
+        with door as opened:
+            return _run(common, opened, command, strategy=strategy, turn=turn)
+    except MulliganError as error:
+        return _failed(common, error.code, error.message)
+
+
+def _run(common: Common, opened: Mulligan, command: tuple[str, ...], *, strategy: str | None, turn: str | None) -> int:
+    from mulligan.effects.executing import call_environment
     from mulligan.history.running import How, run_in_call
     from mulligan.values.ids import SessionId, TurnId
     from mulligan.values.refusal import Refused
     from mulligan.workspace.exec.command import command as make_command
 
-    _get_ready()
-    with work(replace(common, root=root_folder(common))) as opened:
-        desk = opened.desk
-        call = desk.call(
-            SessionId(common.session or DEFAULT_SESSION),
-            turn=None if turn is None else TurnId(turn),
-            label=os.path.basename(command[0]),
-            tool="run",
-            observed=True,
-        )
-        made = replace(
-            make_command(command, desk.disk.root.path, cwd=_here(opened)),
-            env={**os.environb, _CALL_VARIABLE.encode(): call.id.encode()},
-            terminal=True,
-        )
-        ended = False
-        try:
-            with _interrupts_are_the_programs():
-                ran = run_in_call(desk, call, made, sink=_Through(), how=How(strategy))  # type: ignore[arg-type]  # click checked
-            ended = True
-        except Refused as refused:
-            call.abort(refused.code)
-            click.echo(f"mulligan: {refused.message}", err=True)
-            return OUR_FAILURE
-        finally:
-            # Whatever happened to us, it is the program's own work: it is recorded, never put back.
-            if call.status == "open":
-                call.commit(reason=None if ended else "interrupted")
-        _summary(common, opened, call.id)
-    return _SIGNALED + (ran.signal or 0) if ran.signal else ran.exit_code
+    desk = opened.desk
+    call = desk.call(
+        SessionId(common.session or DEFAULT_SESSION),
+        turn=None if turn is None else TurnId(turn),
+        label=os.path.basename(command[0]),
+        tool="run",
+        observed=True,
+    )
+    told = {os.fsencode(name): os.fsencode(value) for name, value in call_environment(desk, call).items()}
+    made = make_command(command, desk.disk.root.path, cwd=_here(opened.root))
+    made = replace(made, env={**os.environb, **told}, terminal=True)
+    ended = False
+    try:
+        with _interrupts_are_the_programs():
+            ran = run_in_call(desk, call, made, sink=_Through(), how=How(strategy))  # type: ignore[arg-type]  # click checked
+        ended = True
+    except Refused as refused:
+        call.abort(refused.code)
+        return _failed(common, refused.code, refused.message)
+    finally:
+        # Whatever happened to us, it is the program's own work: it is recorded, never put back.
+        if call.status == "open":
+            call.commit(reason=None if ended else "interrupted")
+    _summary(common, opened, call.id, ran)
+    return _SIGNALED + ran.signal if ran.signal else ran.exit_code
 
 
 @contextmanager
@@ -169,13 +265,14 @@ def _interrupts_are_the_programs() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _summary(common: Common, opened: Mulligan, call: str) -> None:
+def _summary(common: Common, opened: Mulligan, call: str, ran: Ran) -> None:
     from mulligan.history.views import call_view
 
-    with opened.desk.ledger.store.read() as tx:
-        view = call_view(opened.desk, tx, opened.desk.ledger.call_row(call))  # type: ignore[arg-type]
+    desk = opened.desk
+    with desk.ledger.store.read() as tx:
+        view = call_view(desk, tx, desk.ledger.call_row(CallId(call)))
     if common.as_json:
-        click.echo(f"{view['id']} {len(view['changes'])}", err=True)
+        print_json(_as_receipt(view, ran, call_id=desk.ledger.joins[0] if desk.ledger.joins else call))
         return
     for change in view["changes"][:20]:
         click.echo("  " + change_words(change), err=True)
@@ -183,3 +280,19 @@ def _summary(common: Common, opened: Mulligan, call: str) -> None:
     words = "nothing changed" if not count else f"{count} path{'' if count == 1 else 's'} changed"
     hint = f"; `mulligan undo {short(call)}` takes it back" if count else ""
     click.echo(paint(f"mulligan: {words}{hint}", "dim", sys.stderr), err=True)
+
+
+def _as_receipt(view: Mapping[str, Any], ran: Ran, *, call_id: str) -> dict[str, Any]:
+    """In the words of a command's receipt; what the program printed is not ours to tell."""
+    told = {
+        "status": "signaled" if ran.signal else "ok",
+        "exit_code": ran.exit_code,
+        "signal": ran.signal,
+        "strategy": ran.strategy,
+        "strategy_reason": ran.strategy_reason,
+        "attribution": ran.attribution,
+        "changes": view["changes"],
+        "coverage": view["coverage"],
+        "call_id": call_id,
+    }
+    return {name: value for name, value in told.items() if value is not None}

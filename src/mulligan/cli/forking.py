@@ -159,13 +159,14 @@ def gc(common: Common, yes: bool, days: int) -> None:
     from datetime import timedelta
 
     from mulligan.effects.substrate.collecting import collect_snapshots
-    from mulligan.history.bounds import collect_garbage
+    from mulligan.history.bounds import collect_garbage, keep_all_bounds
 
     if not yes and not (sys.stdin.isatty() and click.confirm("Delete what nothing needs any more?")):
         raise click.UsageError("gc deletes stored bytes; say --yes if you mean it.")
     with work(common) as opened:
         store = opened.desk.ledger.store
         before = store.size_bytes()
+        keep_all_bounds(opened.desk.ledger)
         given_up = collect_snapshots(opened.desk.ledger, timedelta(days=days))
         blobs, size = collect_garbage(opened.desk.ledger)
         store.give_back_space()

@@ -29,18 +29,19 @@ def _session(common: Common) -> SessionId | None:
 @common_options
 def status(common: Common) -> None:
     """Where things stand: the newest call, what is open, what can be undone and redone."""
-    from mulligan.history.log import calls_of, can_be_undone
+    from mulligan.history.log import calls_of, newest_standing
     from mulligan.history.tables import CALLS, OPEN, REDO
 
     with look(common) as opened, opened.desk.ledger.store.read() as tx:
         rows = list(calls_of(tx, opened.desk, _session(common)))
         working = [one.call for one in tx.select(OPEN)]
         redo = [one.call for one in tx.select(REDO) if (row := tx.get(CALLS, one.call)) and row in rows]
+        standing = newest_standing(tx, opened.desk, _session(common))
         body: dict[str, Any] = {
             "root": opened.root,
             "calls": len(rows),
             "open": working,
-            "undo": next((row.id for row in rows if can_be_undone(row)), None),
+            "undo": None if standing is None else standing.id,
             "redo": max(redo, default=None),
             "recovered": [one.call for one in opened.recovered],
         }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, TextIO
 
 import click
 
 from mulligan.cli.doors import work
 from mulligan.cli.options import Common, common_options
+from mulligan.values.faults import fault
 
 if TYPE_CHECKING:
     from mulligan.servers.auth import StaticKeys
@@ -45,11 +47,17 @@ def mcp(
     if sets is None:
         raise click.UsageError(f"--profile takes one of {', '.join(PROFILES)}, and needs the coding tools.")
     asked = Asked(common.root, common.store, common.session, sets)
+    if common.root is not None and not os.path.isdir(common.root):
+        raise fault("unknown_root", f"{common.root} is no folder; --root names the one to serve.")
     if address is None:
         serve_plain(asked, lambda _: work(common))
         return
-    from mulligan.servers.mcp.http import parse_address, serve_http
+    try:
+        from mulligan.servers.mcp.http import parse_address, serve_http
+    except ModuleNotFoundError as error:
+        from mulligan.servers.auth import needs_serve
 
+        raise needs_serve("--http", error) from error
     where = parse_address(address)
     if where is None:
         raise click.UsageError("--http takes HOST:PORT.")

@@ -6,10 +6,10 @@ from dataclasses import asdict
 
 import click
 
-from mulligan.cli.doors import look
 from mulligan.cli.errors import INTEGRITY, PARTLY
 from mulligan.cli.options import Common, common_options
 from mulligan.cli.output import paint, print_json, print_rows, visible
+from mulligan.cli.store import opened
 from mulligan.values.ids import SessionId
 
 
@@ -32,17 +32,19 @@ def replay_verb(common: Common, words: tuple[str, ...], verify: bool) -> int:
 
 
 def _replay(common: Common, session: str, *, verify: bool) -> int:
-    from mulligan.history.points import archive_of
     from mulligan.history.replay import check_needs, replay
     from mulligan.history.schema import SCHEMA
     from mulligan.opening import open_store
+    from mulligan.session.transcript import Archive
+    from mulligan.store.journal import Journal
     from mulligan.values.clock import SystemClock
+    from mulligan.values.ids import SystemIds
 
-    with look(common) as opened:
+    with opened(common) as store:
         if verify:
-            check_needs(opened.store, SessionId(session))
+            check_needs(store, SessionId(session))
         fresh = open_store("memory:", SCHEMA, durability="process", clock=SystemClock())
-        done = replay(archive_of(opened.desk.ledger), SessionId(session), fresh)
+        done = replay(Archive(store, Journal(SCHEMA), SystemClock(), SystemIds()), SessionId(session), fresh)
     if common.as_json:
         print_json({**asdict(done), "same": done.same, "verified": verify})
     else:
@@ -62,7 +64,7 @@ def _replay(common: Common, session: str, *, verify: bool) -> int:
 def _diff(common: Common, ours: str, theirs: str) -> int:
     from mulligan.history.replay import first_difference
 
-    with look(common) as opened, opened.store.read() as tx:
+    with opened(common) as store, store.read() as tx:
         found = first_difference(tx, SessionId(ours), SessionId(theirs))
     if common.as_json:
         print_json({"same": found is None, "divergence": None if found is None else asdict(found)})

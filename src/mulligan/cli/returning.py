@@ -129,15 +129,21 @@ def rollback(common: Common, cancel_open: bool, **options: Any) -> None:
 
 @click.command()
 @click.argument("point", callback=text)
-@click.option("--before", "side", flag_value="before", default=True, help="To just before it (default).")
-@click.option("--after", "side", flag_value="after", help="To just after it.")
+@click.option("--before", is_flag=True, help="To just before it (default).")
+@click.option("--after", is_flag=True, help="To just after it.")
 @click.option("--no-files", is_flag=True, help="Leave the files as they are.")
 @click.option("--no-talk", is_flag=True, help="Leave the talk as it is.")
 @way_back_options
 @common_options
-def rewind(common: Common, point: str, side: str, *, no_files: bool, no_talk: bool, **options: Any) -> None:
+def rewind(
+    common: Common, point: str, *, before: bool, after: bool, no_files: bool, no_talk: bool, **options: Any
+) -> None:
     """Take back everything of a session from a call on, or (with --session) from a message on."""
     from mulligan.history.going_back import rewind as going
+
+    if before and after:
+        raise click.UsageError("A rewind goes to before a point or to after it, not both.")
+    side = "after" if after else "before"
 
     def act(opened: Mulligan, how: How) -> WayBack:
         return going(opened.desk, point, side=side, files=not no_files, talk=not no_talk, how=how)

@@ -14,6 +14,7 @@ from mulligan.values.paths import to_wire
 if TYPE_CHECKING:
     from mulligan.history.going_back import WayBack
 
+_HEAD_CHARACTERS = 12
 _LETTERS = {"created": "A", "modified": "M", "deleted": "D", "renamed": "R", "mode": "m"}
 
 _REASONS = {
@@ -26,6 +27,17 @@ _REASONS = {
     "evicted": "its earlier content was dropped to stay under the cap",
     "not_captured": "its earlier content was never captured",
     "io_error": "the disk refused",
+    "git": "git's own files stay",
+}
+
+_WOULD = {
+    "restored": "restore",
+    "removed": "remove",
+    "brought": "bring",
+    "taken": "take",
+    "merged": "merge",
+    "left": "leave",
+    "skipped": "skip",
 }
 
 
@@ -65,11 +77,24 @@ def ago(text: str, clock: Clock | None = None) -> str:
 
 def outcome_lines(way: WayBack, *, dry_run: bool = False, came: str = "restored") -> list[str]:
     """One line per path that mattered. `came` says how a path got its content."""
-    gone = {move.path for move in way.plan.moves if isinstance(move.target, Absent)} if way.plan is not None else set()
-    would = "would have " if dry_run else ""
-    lines = [_outcome_line(one, came="removed" if one.path in gone else came) for one in way.outcomes]
+    moves, repositories = ((), ()) if way.plan is None else (way.plan.moves, way.plan.left_alone)
+    gone = {move.path for move in moves if isinstance(move.target, Absent)}
+    heads = {one.repository: _head_words(*one.head) for one in repositories if one.head is not None}
+    lines = [
+        _outcome_line(one, came="removed" if one.path in gone else came, head=heads.get(one.path))
+        for one in way.outcomes
+    ]
     talk = [] if way.talk is None else [_talk_line(way.talk["messages_before"], way.talk["messages"])]
-    return [would + line for line in [*lines, *talk] if line] + _gap_lines(way)
+    return [_would(line) if dry_run else line for line in [*lines, *talk] if line] + _gap_lines(way)
+
+
+def _would(line: str) -> str:
+    done, _, rest = line.partition(" ")
+    return f"would {_WOULD[done]} {rest}"
+
+
+def _head_words(before: str, after: str) -> str:
+    return f"HEAD {before[:_HEAD_CHARACTERS]}→{after[:_HEAD_CHARACTERS]} stays"
 
 
 def _gap_lines(way: WayBack) -> list[str]:
@@ -90,8 +115,8 @@ def _talk_line(before: int, after: int) -> str:
     return f"brought back {words}" if after > before else f"taken back {words}"
 
 
-def _outcome_line(one: Outcome, *, came: str) -> str:
-    path, why = visible(one.path), _REASONS.get(one.reason or "", one.reason or "")
+def _outcome_line(one: Outcome, *, came: str, head: str | None) -> str:
+    path, why = visible(one.path), head or _REASONS.get(one.reason or "", one.reason or "")
     if one.outcome == "restored":
         return f"{came} {path}"
     if one.outcome == "merged":

@@ -12,12 +12,16 @@ from mulligan.boundary.verdict import clamped
 from mulligan.effects import params
 from mulligan.effects.board import SIGNALS, Posted, board_of
 from mulligan.effects.changes import check_changed, check_size
-from mulligan.effects.receipt import inline, refusal_receipt
+from mulligan.effects.receipt import Receipt, inline, refusal_receipt
 from mulligan.effects.scene import Scene, too_large
+from mulligan.history.call import Call
+from mulligan.history.desk import Desk
 from mulligan.history.running import How, run_in_call
 from mulligan.values.clock import monotonic_s
+from mulligan.values.digest import parse_digest
 from mulligan.values.entries import Change, FileEntry, kind_of_change
-from mulligan.values.paths import ROOT, to_wire
+from mulligan.values.faults import MulliganError
+from mulligan.values.paths import ROOT, path_from_bytes, to_wire
 from mulligan.values.refusal import Refused
 from mulligan.workspace.exec.command import Command, command
 from mulligan.workspace.exec.output import Sink, Spool, Spools, Stream
@@ -25,6 +29,7 @@ from mulligan.workspace.exec.pump import Handle
 from mulligan.workspace.exec.run import Ran
 
 CALL_VARIABLE = "MULLIGAN_CALL"
+HOME_VARIABLE = "MULLIGAN_HOME"
 _PAGE_BYTES = 1024 * 1024
 _TIMEOUT_MAX_MS = 366 * 24 * 3_600_000
 """Longer than anybody waits, and short enough for every clock that is asked to."""
@@ -59,9 +64,9 @@ class _Told(Spools):
 
 def _start(scene: Scene, asked: params.Exec) -> Fields:
     """A call of its own, which ends when the last of the command's processes does."""
-    facts = scene.call.facts
+    facts = scene.whole.facts
     call = scene.desk.call(scene.session, turn=facts.turn, label=facts.label, tool="exec")
-    own = replace(scene, call=call)
+    own = replace(scene, whole=call, deadline=None)
     what = replace(_command(own, asked), background=True)
     spools = _Told(own)
     posted = Posted(scene.session, Handle(), spools)
@@ -77,7 +82,7 @@ def _to_the_end(scene: Scene, run_it: Callable[[], Fields]) -> Fields:
     with scene.call:
         try:
             fields = run_it()
-            answer = {"status": fields.pop("status", "ok"), **fields}
+            answer = Receipt("host.exec", fields.pop("status", "ok"), fields).to_dict()
         except Refused as refused:
             answer = refusal_receipt("host.exec", refused).to_dict()
             scene.call.note_effect("host.exec", {"background": True}, answer)
@@ -132,7 +137,8 @@ def run(scene: Scene, what: Command, asked: params.Exec, *, sink: Sink, answer: 
 def _run(
     scene: Scene, what: Command, asked: params.Exec, *, sink: Sink, handle: Handle, answer: Callable[[], Fields]
 ) -> Fields:
-    how = _how(asked, handle)
+    limit_ms = _limit_ms(scene, asked)
+    how = _how(asked, handle, limit_ms)
     before = {change.path: change for change in scene.call.changes()}
     started = _now_ns(scene)
     ran = run_in_call(scene.desk, scene.call, what, sink=sink, how=how)
@@ -155,12 +161,19 @@ def _run(
     except Refused as refused:
         refused.fields.update(fields)
         raise
-    _judge(asked, ran, fields)
+    _judge(asked, ran, fields, limit_ms)
     return fields
 
 
-def _how(asked: params.Exec, handle: Handle) -> How:
-    limit_ms = asked.limit_ms
+def _limit_ms(scene: Scene, asked: params.Exec) -> int | None:
+    """How long it may run: what was asked for, and no longer than the call has time left."""
+    if scene.deadline is None:
+        return asked.limit_ms
+    left = int((scene.deadline - scene.desk.ledger.clock.now()).total_seconds() * 1000)
+    return max(1, left if asked.limit_ms is None else min(left, asked.limit_ms))
+
+
+def _how(asked: params.Exec, handle: Handle, limit_ms: int | None) -> How:
     deadline = None if limit_ms is None else monotonic_s() + min(limit_ms, _TIMEOUT_MAX_MS) / 1000
     return How(asked.strategy, asked.isolate, deadline, handle, only_success=asked.rollback_on == "nonzero")
 
@@ -179,10 +192,10 @@ def _check_changes(scene: Scene, changes: Sequence[Change]) -> None:
             check_size(scene.capability, change.after.size)
 
 
-def _judge(asked: params.Exec, ran: Ran, fields: Fields) -> None:
+def _judge(asked: params.Exec, ran: Ran, fields: Fields, limit_ms: int | None) -> None:
     """What does not stand: a timeout, a cancel, and what `rollback_on` names. The receipt still says what happened."""
     if ran.timed_out:
-        raise Refused("timeout", "timeout", f"The command ran longer than {asked.limit_ms} ms.", **fields)
+        raise Refused("timeout", "timeout", f"The command ran longer than {limit_ms} ms.", **fields)
     if ran.cancelled:
         raise Refused("error", "cancelled", "The command was cancelled.", **fields)
     if asked.rollback_on == "nonzero" and ran.exit_code != 0:
@@ -196,14 +209,21 @@ def _command(scene: Scene, asked: params.Exec) -> Command:
     """The session's environment and network rule hold for its commands as its boundary does for its files."""
     if not asked.argv:
         raise Refused("error", "argv_empty", "A command needs at least a program name.")
-    cwd = scene.workdir
-    if asked.cwd is not None:
-        cwd = scene.path(asked.cwd)
-        scene.boundary.check_path("exec", cwd)
-    env = {**scene.env, **(asked.env or {}), CALL_VARIABLE: scene.call.id}
+    cwd = scene.workdir if asked.cwd is None else scene.path(asked.cwd)
+    scene.boundary.check_path("exec", cwd)
+    told = call_environment(scene.desk, scene.call)
+    env = {**told, **scene.env, **(asked.env or {}), CALL_VARIABLE: told[CALL_VARIABLE]}
     _check_words(asked.argv, env)
     made = command(asked.argv, scene.desk.disk.root.path, cwd=cwd, env=env, stdin=_stdin(scene, asked))
+    # A link may lead to another folder than the one it is asked by.
+    scene.boundary.check_path("exec", path_from_bytes(os.path.relpath(made.cwd, made.root)))
     return replace(made, sandbox=asked.sandbox, network="none" if scene.network == "none" else asked.network)
+
+
+def call_environment(desk: Desk, call: Call) -> dict[str, str]:
+    """What tells a Mulligan that a command starts which call it is part of, and where that is on record."""
+    around, directory = desk.ledger.joins or (call.id, desk.ledger.store.directory)
+    return {CALL_VARIABLE: around} | ({} if directory is None else {HOME_VARIABLE: directory})
 
 
 def _check_words(argv: list[str], env: Mapping[str, str]) -> None:
@@ -223,11 +243,18 @@ def _stdin(scene: Scene, asked: params.Exec) -> bytes | None:
     if asked.stdin is not None and asked.stdin_ref is not None:
         raise Refused("error", "invalid_params", "Give stdin or stdin_ref, not both.")
     if asked.stdin_ref is not None:
-        return scene.blob(asked.stdin_ref, "stdin_ref_not_found")
+        return scene.blob(_reference(asked.stdin_ref), "stdin_ref_not_found")
     try:
         return None if asked.stdin is None else asked.stdin.encode("utf-8")
     except UnicodeEncodeError:
         raise Refused("error", "invalid_params", "stdin holds lone surrogates, which no UTF-8 text can.") from None
+
+
+def _reference(text: str) -> str:
+    try:
+        return parse_digest(text)
+    except MulliganError as error:
+        raise Refused("error", "invalid_stdin_ref", error.message) from None
 
 
 def _outputs(scene: Scene, asked: params.Exec, spools: Spools) -> Fields:
@@ -248,9 +275,9 @@ def _output(scene: Scene, asked: params.Exec, spool: Spool) -> Fields | None:
         whole = b"".join(_pages(spool)) if whole is None else whole
         return scene.answer(whole, op="exec", path=ROOT, mode=asked.output_mode)
     if asked.output_mode == "require_inline":
-        raise too_large(spool.size_bytes, scene.boundary.inline_limit)
+        raise too_large(scene.boundary.inline_limit)
     digest, kept = scene.desk.ledger.blobs.store_stream(_pages(spool))
-    scene.call.hand_out(digest)
+    scene.whole.hand_out(digest)
     payload = {"blob_ref": digest, "size_bytes": kept, "preview_bytes": _base64(spool.head)}
     payload |= {"tail_bytes": _base64(spool.tail)}
     return {"blob": payload | ({"dropped_bytes": spool.dropped_bytes} if spool.dropped_bytes else {})}

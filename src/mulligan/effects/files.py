@@ -158,7 +158,7 @@ def read_blob(scene: Scene, asked: params.ReadBlob) -> Fields:
     window = max(0, wanted - _CHARACTER_SLACK_BYTES)
     data = scene.blob_page(digest, window, most + 2 * _CHARACTER_SLACK_BYTES)
     if most == 0 and asked.max_bytes != 0 and asked.offset_bytes < size:
-        raise too_large(size - asked.offset_bytes, 0)
+        raise too_large(0)
     begin, page = whole_page(data, wanted - window, most)
     start = window + begin
     as_asked = start == wanted and len(page) in (asked.max_bytes, size - start)

@@ -23,6 +23,7 @@ from mulligan.values.entries import Change
 from mulligan.values.faults import MulliganError, fault
 from mulligan.values.paths import RepoPath, from_wire
 from mulligan.values.refusal import Refused
+from mulligan.values.state_faults import PromptEvaluationError
 
 Beside = Callable[[Call, bool], AbstractContextManager[object]]
 """What goes on around a call's block besides files. Told the call, and whether it is another one's part."""
@@ -47,6 +48,8 @@ class CallHandle(Effects, AbstractContextManager["CallHandle"]):
         deadline: datetime | None = None,
         beside: Beside | None = None,
     ) -> None:
+        if deadline is not None and (not isinstance(deadline, datetime) or deadline.utcoffset() is None):
+            raise fault("invalid_params", "A deadline is a datetime that says its time zone.", field="deadline")
         outer = current_call()
         self._joins = outer is not None and outer.facts.session == call.facts.session and outer.home == call.home
         self._call = outer if outer is not None and self._joins else call
@@ -95,6 +98,7 @@ class CallHandle(Effects, AbstractContextManager["CallHandle"]):
         try:
             if error is None:
                 self._check_deadline()
+                self._check_not_ended()
         except MulliganError as late:
             self._leave(late)
             raise
@@ -120,13 +124,18 @@ class CallHandle(Effects, AbstractContextManager["CallHandle"]):
 
     def _check_deadline(self) -> None:
         if self._deadline is not None and self._desk.ledger.clock.now() > self._deadline:
-            raise fault("deadline_exceeded", f"Call {self.id} ran past its deadline.")
+            raise PromptEvaluationError(f"Call {self.id} ran past its deadline; nothing of it was kept.")
+
+    def _check_not_ended(self) -> None:
+        """Whoever leaves the block must learn that somebody has cancelled the call meanwhile."""
+        if self.status == "aborted":
+            raise fault("call_not_open", f"Call {self.id} was ended by somebody else; nothing of it was kept.")
 
     def perform(self, effect: str, /, **params: Any) -> Receipt:
         """Any effect or tool by its name."""
         self._check_deadline()
         given = {name: value for name, value in params.items() if value is not None}
-        return perform(self._desk, self._call, effect, given, boundary=self._boundary)
+        return perform(self._desk, self._call, effect, given, boundary=self._boundary, deadline=self._deadline)
 
 
 def paths_of(paths: Sequence[str] | None) -> list[RepoPath] | None:

@@ -20,28 +20,25 @@ from mulligan.values.refusal import Refused
 from mulligan.workspace.reading import refusal_of
 
 
-def anchored(scene: Scene, anchor: Anchor, *, writes: bool) -> Scene:
+def anchored(scene: Scene, anchor: Anchor) -> Scene:
     """The scene at the session's primary root, which may be another one than it was opened on."""
     here = scene.desk
     walls = _walls(anchor, anchor.primary)
     if os.fsencode(anchor.primary) == here.disk.root.path:
-        call = here.part_of(scene.call) if writes else scene.call
-        return replace(scene, anchor=anchor, call=call, boundary=replace(scene.boundary, walls=walls))
-    desk = _elsewhere(here, anchor.primary, record=writes)
+        return replace(scene, anchor=anchor, boundary=replace(scene.boundary, walls=walls))
+    desk = _elsewhere(here, anchor.primary, record=scene.writes)
     boundary = _moved(scene.boundary, desk, anchor.primary, walls)
-    call = desk.part_of(scene.call) if writes else scene.call
-    return replace(scene, desk=desk, boundary=boundary, call=call, workdir=ROOT, anchor=anchor)
+    return replace(scene, desk=desk, boundary=boundary, workdir=ROOT, anchor=anchor)
 
 
-def mounted(scene: Scene, mount: Mount, *, writes: bool) -> Scene:
+def mounted(scene: Scene, mount: Mount) -> Scene:
     """The scene at a mounted root. Refuses to write where that is not what the root was mounted for."""
-    if writes and mount.mode == "read_only":
+    if scene.writes and mount.mode == "read_only":
         raise Refused("forbidden", "path_not_allowed", f"{mount.path} is mounted read only.")
     assert scene.anchor is not None, "what is mounted is said by the anchor"
-    desk = _desk_of(scene.desk, scene.session, mount, writes=writes)
+    desk = _desk_of(scene.desk, scene.session, mount, writes=scene.writes)
     boundary = _moved(scene.boundary, desk, mount.path, _walls(scene.anchor, mount.path))
-    call = desk.part_of(scene.call) if writes else scene.call
-    return replace(scene, desk=desk, boundary=boundary, call=call, mount=mount)
+    return replace(scene, desk=desk, boundary=boundary, mount=mount)
 
 
 def _desk_of(desk: Desk, session: SessionId, mount: Mount, *, writes: bool) -> Desk:

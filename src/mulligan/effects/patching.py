@@ -9,7 +9,15 @@ from typing import Any
 
 from mulligan.boundary.capability import Capability
 from mulligan.effects import params
-from mulligan.effects.changes import check_changed, check_size, directories, expecting, file_like, until_still
+from mulligan.effects.changes import (
+    LookAgain,
+    check_changed,
+    check_size,
+    directories,
+    expecting,
+    file_like,
+    until_still,
+)
 from mulligan.effects.receipt import legible
 from mulligan.effects.scene import Scene
 from mulligan.history.call import Intent, Plan
@@ -32,7 +40,17 @@ def apply_patch(scene: Scene, asked: params.ApplyPatch) -> Fields:
     check_format(scene.capability, asked.patch_format)
     patch = _patch_bytes(scene, asked)
     apply = _apply_v4a if asked.patch_format == "v4a" else _apply_unified
-    return until_still(lambda: apply(scene, patch, dry_run=asked.dry_run))
+
+    def attempt() -> Fields:
+        looking = _Looking(scene)
+        try:
+            return apply(looking, patch, dry_run=asked.dry_run)
+        except Refused as refused:
+            if refused.status == "reject":
+                looking.check_free(refused)
+            raise
+
+    return until_still(attempt)
 
 
 def _patch_bytes(scene: Scene, asked: params.ApplyPatch) -> bytes:
@@ -83,17 +101,28 @@ class _Looking:
             self.images[path] = self.scene.desk.image(path)
         return self.images[path]
 
+    def check_free(self, refused: Refused) -> None:
+        """A refusal counts only if it is not of what somebody else is in the middle of doing there."""
+        seen = {path: image.entry for path, image in self.images.items() if not image.special}
+
+        def plan(_: Image) -> Wanted:
+            if all(self.scene.desk.image(path).holds(entry) for path, entry in seen.items()):
+                raise refused
+            raise LookAgain
+
+        if seen:
+            self.scene.call.change([Intent(path, plan) for path in seen])
+
 
 # V4A.
 
 
-def _apply_v4a(scene: Scene, patch: bytes, *, dry_run: bool) -> Fields:
+def _apply_v4a(looking: _Looking, patch: bytes, *, dry_run: bool) -> Fields:
     try:
         text = patch.decode("utf-8")
     except UnicodeDecodeError:
         raise Refused("error", "invalid_patch", "A V4A patch is UTF-8 text.") from None
-    operations = parse_v4a(text)
-    looking = _Looking(scene)
+    operations, scene = parse_v4a(text), looking.scene
     links = _links(looking, operations)
 
     def read(path: RepoPath) -> bytes | None:
@@ -154,9 +183,8 @@ def _wanted(scene: Scene, looking: _Looking, staged: Staged, path: RepoPath) -> 
 # Unified.
 
 
-def _apply_unified(scene: Scene, patch: bytes, *, dry_run: bool) -> Fields:
-    patches = parse_unified(patch)
-    looking = _Looking(scene)
+def _apply_unified(looking: _Looking, patch: bytes, *, dry_run: bool) -> Fields:
+    patches, scene = parse_unified(patch), looking.scene
     reals = {path: looking.real(to_wire(path), final=False) for path in _paths(patches)}
     check_changed(scene.capability, len(reals))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
@@ -45,15 +46,26 @@ def effect_named(name: str) -> Effect:
 
 
 def perform(
-    desk: Desk, call: Call, name: str, given: Mapping[str, Any], *, boundary: Boundary, sink: Sink | None = None
+    desk: Desk,
+    call: Call,
+    name: str,
+    given: Mapping[str, Any],
+    *,
+    boundary: Boundary,
+    sink: Sink | None = None,
+    deadline: datetime | None = None,
 ) -> Receipt:
-    """Perform one effect inside a call. Expected outcomes are receipts; only broken things raise."""
+    """Perform one effect inside a call. Expected outcomes are receipts; only broken things raise.
+
+    A command is stopped at the `deadline`; anything else is so short that whoever asks looks at the clock.
+    """
     effect = effect_named(name)
     try:
         asked = _parsed(effect.params, given)
         _check_session(desk, call, name, asked)
         with call.savepoint() if effect.op == "exec" else nullcontext():
-            fields = _acted(_scene(desk, call, boundary, sink, writes=not effect.read_only), effect, asked)
+            scene = _scene(desk, call, boundary, sink, writes=not effect.read_only)
+            fields = _acted(replace(scene, deadline=deadline), effect, asked)
         receipt = Receipt(effect.name, fields.pop("status", "ok"), fields)
     except Refused as refused:
         receipt = refusal_receipt(effect.name, _as_told(effect, refused))
@@ -76,11 +88,8 @@ def _as_told(effect: Effect, refused: Refused) -> Refused:
 def _scene(desk: Desk, call: Call, boundary: Boundary, sink: Sink | None, *, writes: bool) -> Scene:
     found = hosted(desk, call.facts.session, default=boundary)
     within = replace(found.boundary, folds_case=True) if desk.disk.root.folds_case else found.boundary
-    scene = Scene(desk, call.facts.session, within, call, found.workdir, sink, env=found.env, network=found.network)
-    if found.anchor is not None:
-        return anchored(scene, found.anchor, writes=writes)
-    # A call that an earlier effect has taken to another root does the rest of its work here as a part.
-    return scene if call.root.id == desk.root.id or not writes else replace(scene, call=desk.part_of(call))
+    scene = Scene(desk, call.facts.session, within, call, found.workdir, sink, found.env, found.network, writes=writes)
+    return scene if found.anchor is None else anchored(scene, found.anchor)
 
 
 def _acted(scene: Scene, effect: Effect, asked: Params) -> dict[str, Any]:
@@ -88,7 +97,7 @@ def _acted(scene: Scene, effect: Effect, asked: Params) -> dict[str, Any]:
     try:
         return _act(scene, effect, asked)
     except Elsewhere as elsewhere:
-        return _act(mounted(scene, elsewhere.mount, writes=not effect.read_only), effect, asked)
+        return _act(mounted(scene, elsewhere.mount), effect, asked)
 
 
 def _act(scene: Scene, effect: Effect, asked: Params) -> dict[str, Any]:

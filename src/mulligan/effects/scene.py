@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from mulligan.boundary.capability import Capability, FsOp
@@ -50,13 +51,20 @@ class Scene:
     desk: Desk
     session: SessionId
     boundary: Boundary
-    call: Call
+    whole: Call
     workdir: RepoPath = ROOT
     sink: Sink | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     network: str = "full"
     anchor: Anchor | None = None
     mount: Mount | None = None
+    writes: bool = False
+    deadline: datetime | None = None
+
+    @property
+    def call(self) -> Call:
+        """What the whole call does in this root. Not to be asked for before the effect's paths have chosen the root."""
+        return self.desk.part_of(self.whole) if self.writes else self.whole
 
     @property
     def capability(self) -> Capability:
@@ -211,7 +219,7 @@ class Scene:
             digest = parse_digest(reference)
         except MulliganError as error:
             raise Refused("error", code, error.message) from None
-        if not self.call.may_read_blob(digest):
+        if not self.whole.may_read_blob(digest):
             raise Refused("error", code, f"This session has no blob {digest}.")
         return digest
 
@@ -224,7 +232,7 @@ class Scene:
         limit = 0 if hidden else self.boundary.inline_limit
         if len(data) > limit:
             if mode == "require_inline":
-                raise too_large(len(data), limit)
+                raise too_large(limit)
             return blob_payload(self.keep(data), data, preview=not hidden)
         return inline(data, text=text)
 
@@ -233,9 +241,9 @@ class Scene:
             digest = self.desk.ledger.blobs.store(data)
         except MulliganError as error:
             raise Refused("error", "output_store_failed", error.message) from None
-        self.call.hand_out(digest)
+        self.whole.hand_out(digest)
         return digest
 
 
-def too_large(size_bytes: int, limit: int) -> Refused:
-    return Refused("error", "inline_required_too_large", f"{size_bytes} bytes do not fit inline (limit {limit}).")
+def too_large(limit: int) -> Refused:
+    return Refused("error", "inline_required_too_large", f"It is longer than the {limit} bytes that fit inline.")

@@ -9,6 +9,7 @@ from mulligan.boundary.capability import FsOp
 from mulligan.boundary.verdict import clamped
 from mulligan.effects import params
 from mulligan.effects.scene import Scene
+from mulligan.history.repositories import repository_of
 from mulligan.values.limits import GLOB_RESULTS_DEFAULT, GREP_RESULTS_DEFAULT
 from mulligan.values.paths import RepoPath
 from mulligan.values.refusal import Refused
@@ -28,8 +29,10 @@ def _base(scene: Scene, op: FsOp, text: str | None) -> RepoPath:
         return spot.path
 
 
-def _admitting(scene: Scene, op: FsOp) -> Callable[[RepoPath], bool]:
-    """Files this session may not see are not there for it."""
+def _admitting(scene: Scene, op: FsOp, base: RepoPath) -> Callable[[RepoPath], bool]:
+    """Files this session may not see are not there for it; git's own are there for no search."""
+    if repository_of(base) is not None:
+        return lambda _: False
     return (lambda path: scene.boundary.admits(op, path)) if scene.boundary.has_policy else admit_all
 
 
@@ -45,7 +48,7 @@ def grep_files(scene: Scene, asked: params.Grep) -> Fields:
         max_results=clamped(wanted, scene.capability.max_grep_results) or 0,
         max_scan_files=scene.capability.max_scan_files,
         max_scan_bytes=scene.capability.max_scan_bytes,
-        admits=_admitting(scene, "search"),
+        admits=_admitting(scene, "search", base),
     )
     text = "\n".join(_shown_line(scene, line) for line in found.lines).encode("utf-8")
     count = found.match_count
@@ -72,7 +75,7 @@ def glob_files(scene: Scene, asked: params.Glob) -> Fields:
         include_ignored=asked.include_ignored,
         max_results=clamped(wanted, scene.capability.max_glob_results) or 0,
         max_scan_files=scene.capability.max_scan_files,
-        admits=_admitting(scene, "list"),
+        admits=_admitting(scene, "list", base),
     )
     count = found.count
     text = "\n".join(scene.shown(path) for path in found.paths).encode("utf-8")

@@ -81,6 +81,8 @@ class Session(Talk, Clients, Roots, Portable, State):
         """
         found = TurnId(parse_user_id(turn, "turn")) if turn is not None else current_turn()
         call = self._desk.call(self.id, turn=found, label=tool_call_id or label, tool=tool or label, strict=strict)
+        with self._archive.store.read() as tx:
+            self._check_open(tx, "call")
         return CallHandle(self._desk, call, self._boundary, deadline=deadline, beside=self._beside)
 
     def _beside(self, call: Call, joins: bool) -> slices_beside:
@@ -159,6 +161,7 @@ class Session(Talk, Clients, Roots, Portable, State):
         ledger.session(self.id, self._desk.root)
         body = {"session": self.id, "turn": turn}
         with ledger.store.write() as tx:
+            self._check_open(tx, "turn")
             journal = session_journal(self.id)
             ledger.journal.append(tx, journal, "turn.opened", {**body, "prompt": prompt}, at=ledger.now())
         try:

@@ -20,9 +20,10 @@ from mulligan.session.active import current_id
 from mulligan.session.lineage import ancestry_in
 from mulligan.session.live import LIVE_SESSIONS, LiveSessions
 from mulligan.session.options import checked_options
-from mulligan.session.standing import check_open, session_in
+from mulligan.session.standing import DELETED, check_open, session_in
 from mulligan.session.tables import SESSIONS, SessionRow
 from mulligan.session.transcript import length_of
+from mulligan.store.protocol import Tx
 from mulligan.values.faults import MulliganError, fault
 from mulligan.values.ids import SessionId, parse_user_id
 
@@ -111,7 +112,7 @@ class Sessions(Arrivals):
         """
         session = SessionId(id)
         if self.exists(id):
-            self.close(id, "deleted")
+            self.close(id, DELETED)
         with self._archive.store.read() as tx:
             if session_in(tx, session) is None:
                 raise fault("session_not_found", f"delete: there is no session {id!r}.", session=id, verb="delete")
@@ -121,13 +122,17 @@ class Sessions(Arrivals):
     def list(self, *, closed: bool = False, everywhere: bool = True) -> list[dict[str, Any]]:
         """Sessions that are open, or all, oldest first: of the whole store, or only of this workspace."""
         with self._archive.store.read() as tx:
-            places = {row.id: row for row in tx.select(ROOTS)}
-            here = workspace_of(tx, self._desk)
-            rows = [row for row in tx.select(SESSIONS) if closed or row.closed_at is None]
-            if not everywhere:
-                rows = [row for row in rows if row.root in places and places[row.root].workspace == here]
-            rows.sort(key=lambda row: (row.created_at, row.id))
-            return [_listed(row, places.get(row.root), length_of(tx, SessionId(row.id))) for row in rows]
+            return listed_in(tx, closed=closed, workspace=None if everywhere else workspace_of(tx, self._desk))
+
+
+def listed_in(tx: Tx, *, closed: bool = False, workspace: str | None = None) -> list[dict[str, Any]]:
+    """Sessions that are open, or all, oldest first: of the whole store, or only of one workspace."""
+    places = {row.id: row for row in tx.select(ROOTS)}
+    rows = [row for row in tx.select(SESSIONS) if closed or row.closed_at is None]
+    if workspace is not None:
+        rows = [row for row in rows if row.root in places and places[row.root].workspace == workspace]
+    rows.sort(key=lambda row: (row.created_at, row.id))
+    return [_listed(row, places.get(row.root), length_of(tx, SessionId(row.id))) for row in rows]
 
 
 def _listed(row: SessionRow, root: RootRow | None, length: int) -> dict[str, Any]:

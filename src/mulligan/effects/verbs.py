@@ -23,13 +23,16 @@ class Effects(ABC):
     def write_file(
         self,
         path: str,
-        content: str | bytes,
+        content: str | bytes | dict[str, Any],
         *,
         create_parents: bool = False,
         mode: str = "overwrite",
         expected_digest: str | None = None,
     ) -> Receipt:
-        """Write a whole file. `create_new` never replaces; `expected_digest` replaces only what has that digest."""
+        """Write a whole file: its text, its bytes, or a payload such as `{"blob_ref": {"blob_ref": …}}`.
+
+        `create_new` never replaces; `expected_digest` replaces only what has that digest.
+        """
         return self.perform(
             "write_file",
             path=path,
@@ -45,7 +48,9 @@ class Effects(ABC):
             "edit_file", path=path, old_string=old_string, new_string=new_string, replace_all=replace_all
         )
 
-    def apply_patch(self, patch: str | bytes, *, patch_format: str = "v4a", dry_run: bool = False) -> Receipt:
+    def apply_patch(
+        self, patch: str | bytes | dict[str, Any], *, patch_format: str = "v4a", dry_run: bool = False
+    ) -> Receipt:
         """Change several files, all or none: `v4a` (`*** Begin Patch`) or `unified`."""
         return self.perform("apply_patch", patch=_payload(patch), patch_format=patch_format, dry_run=dry_run)
 
@@ -96,12 +101,14 @@ class Effects(ABC):
     ) -> Receipt:
         """Run a program; `how` takes rollback_on, isolate, sandbox, network and strategy."""
         given = {"cwd": cwd, "timeout_ms": timeout_ms, "env": None if env is None else dict(env), "stdin": stdin}
-        return self.perform("host.exec", argv=list(argv), **given, **how)
+        # One text is no list of words, and not a list of its letters either.
+        words = argv if isinstance(argv, str) else list(argv)
+        return self.perform("host.exec", argv=words, **given, **how)
 
     def read_blob(self, blob_ref: str, *, offset_bytes: int = 0, max_bytes: int | None = None) -> Receipt:
         """Page through an answer that was too large to be inline."""
         return self.perform("blob.read", blob_ref=blob_ref, offset_bytes=offset_bytes, max_bytes=max_bytes)
 
 
-def _payload(content: str | bytes) -> str | dict[str, Any]:
-    return content if isinstance(content, str) else inline_bytes(content)
+def _payload(content: str | bytes | dict[str, Any]) -> str | dict[str, Any]:
+    return inline_bytes(content) if isinstance(content, bytes | bytearray | memoryview) else content

@@ -112,11 +112,11 @@ def merge_aside(
     plan = CopyMerge(source, there, branch, on_conflict).plan()
     shown = as_seen_from(desk, Site(source, ()), plan)
     if dry_run or (not plan.ok and (not plan.moves or on_conflict == "refuse")):
-        return WayBack(plan.ok, None, shown.outcomes, plan=shown)
+        return WayBack(plan.ok, None, shown.outcomes, shown.overwrote_external, plan=shown)
     call = carry_out(source, session, plan.moves, {"verb": "merge", "root": path}) if plan.moves else None
     if plan.ok:
         _end(desk, row, "merged")
-    return WayBack(plan.ok, call, shown.outcomes, plan=shown)
+    return WayBack(plan.ok, call, shown.outcomes, shown.overwrote_external, plan=shown)
 
 
 def drop_aside(desk: Desk, session: SessionId, path: str) -> None:

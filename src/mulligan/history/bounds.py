@@ -23,13 +23,16 @@ from mulligan.store.blobs import BESIDE, BLOBS, READABLE, BlobRow
 from mulligan.store.journal import REFS
 from mulligan.store.protocol import META, MetaRow, Tx
 from mulligan.values.clock import FixedClock, parse_timestamp, timestamp
-from mulligan.values.digest import Digest, raw_digest
+from mulligan.values.digest import Digest, digest_from_raw, raw_digest
 from mulligan.values.ids import SessionId
-from mulligan.values.limits import STORE_CAP_BYTES
+from mulligan.values.limits import MIB_BYTES, STORE_CAP_BYTES
 
 _GC_GRACE = timedelta(minutes=15)
 _GC_BATCH = 500
 _STORE_CAP = "store_cap"
+_STORE_GROWN = "store_grown"
+_LOOK_EVERY_BYTES = 32 * MIB_BYTES
+_LOOKS_PER_CAP = 8
 _KEPT_UNUSED = timedelta(days=30)
 
 
@@ -64,7 +67,7 @@ def set_cap(ledger: Ledger, session: SessionId, cap_bytes: int) -> int:
     with ledger.store.write() as tx:
         previous = cap_of(tx, session)
         put_cap(tx, session, cap_bytes)
-    keep_bounds(ledger, session)
+    evict_over(ledger, session, max(1, cap_bytes))
     return previous
 
 
@@ -80,11 +83,38 @@ def set_store_cap(ledger: Ledger, cap_bytes: int) -> list[str]:
     return _keep_store_bound(ledger)
 
 
-def keep_bounds(ledger: Ledger, session: SessionId) -> list[str]:
-    """Evict until the session is under its cap and the store under its own. The calls evicted."""
-    with ledger.store.read() as tx:
+def keep_bounds(ledger: Ledger, session: SessionId, grown_bytes: int) -> list[str]:
+    """A session has grown, in whatever process. To look takes long, so it is done when enough has come in all of them.
+
+    The calls evicted.
+    """
+    evicted: list[str] = []
+    with ledger.store.write() as tx:
         cap = cap_of(tx, session)
-    return evict_over(ledger, session, cap) + _keep_store_bound(ledger)
+        session_is_due = _is_due(tx, f"grown:{session}", grown_bytes, cap)
+        store_is_due = _is_due(tx, _STORE_GROWN, grown_bytes, store_cap_of(tx))
+    if session_is_due:
+        evicted += evict_over(ledger, session, cap)
+    if store_is_due:
+        evicted += _keep_store_bound(ledger)
+    return evicted
+
+
+def _is_due(tx: Tx, name: str, grown_bytes: int, cap_bytes: int) -> bool:
+    """Whether so much has come since the last look that a cap may be passed by much; then the count begins anew."""
+    row = tx.get(META, name)
+    grown = grown_bytes + (0 if row is None else int(row.value))
+    due = grown >= min(_LOOK_EVERY_BYTES, cap_bytes // _LOOKS_PER_CAP)
+    tx.put(META, MetaRow(name, str(0 if due else grown)))
+    return due
+
+
+def keep_all_bounds(ledger: Ledger) -> list[str]:
+    """Every session under its cap, and the store under its own. The calls evicted."""
+    with ledger.store.read() as tx:
+        caps = {SessionId(row.id): cap_of(tx, SessionId(row.id)) for row in tx.select(SESSIONS)}
+    evicted = [call for session, cap in caps.items() for call in evict_over(ledger, session, cap)]
+    return evicted + _keep_store_bound(ledger)
 
 
 def _keep_store_bound(ledger: Ledger) -> list[str]:
@@ -145,11 +175,23 @@ def _evictable(tx: Tx, session: SessionId) -> list[CallRow]:
 def _evict(ledger: Ledger, tx: Tx, call: CallRow) -> int:
     """Record it with what is dropped: the bodies that nothing kept still needs. Bytes given back."""
     assert call.session is not None
-    doomed = droppable(tx, _bodies_of(tx, call), but_for=call.id)
+    doomed = droppable(tx, _with_bases(tx, _bodies_of(tx, call)), but_for=call.id)
     body = {"call": call.id, "digests": doomed}
     journal = session_journal(SessionId(call.session))
     ledger.journal.append(tx, journal, "call.evicted", body, at=ledger.now())
     return sum(drop_body(tx, ledger.store.bodies, digest) for digest in doomed)
+
+
+def _with_bases(tx: Tx, digests: Iterable[Digest]) -> set[Digest]:
+    """And what they are packed against: that could not go with its own call, and goes with the last that needs it."""
+    found, queue = set[Digest](), list(digests)
+    while queue:
+        digest = queue.pop()
+        row = None if digest in found else tx.get(BLOBS, raw_digest(digest))
+        found.add(digest)
+        if row is not None and row.base is not None:
+            queue.append(digest_from_raw(row.base))
+    return found
 
 
 def pin_call(ledger: Ledger, call: CallRow, *, off: bool = False) -> None:

@@ -20,22 +20,29 @@ from mulligan.history.log import can_be_undone, change_from_row, changes_of
 from mulligan.history.merge import Conflict, KeepOurs, MergedEntry, WriteMerged, merge_entry
 from mulligan.history.plans import Move, OnConflict, Outcome, Planner, RestorePlan, in_order
 from mulligan.history.points import Point, archive_of, find_point
-from mulligan.history.tables import BRANCHES, CHANGES, BranchRow
+from mulligan.history.sites import holds
+from mulligan.history.tables import BRANCHES, CHANGES, BranchRow, CallRow, RootRow
+from mulligan.session.facts import set_facts_in
 from mulligan.session.kept import copy_slices_in
 from mulligan.session.lineage import fork_in, fresh_id
 from mulligan.session.positions import check_continuable
+from mulligan.session.roots import ANCHOR, anchor_in
 from mulligan.session.tables import session_journal
+from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode, encode
 from mulligan.values.content import Content
 from mulligan.values.digest import Digest, parse_digest
-from mulligan.values.entries import ABSENT, Entry, FileEntry, same_state
-from mulligan.values.faults import fault
+from mulligan.values.entries import ABSENT, Change, Entry, FileEntry, entry_from_json, entry_to_json, same_state
+from mulligan.values.faults import fault, fault_of_os_error
 from mulligan.values.ids import SessionId
 from mulligan.values.paths import RepoPath, from_wire, path_bytes, path_from_bytes, to_wire
 from mulligan.values.refusal import Refused
 from mulligan.workspace.copies import Copied, Skipped, copy_tree, remove_copy, stamp
 from mulligan.workspace.disk import HostDisk, Image
 from mulligan.workspace.writing import Wanted
+
+_TAKEN_BACK = 4
+"""Where a manifest's line has what the copy began with, if that was not the original's."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -70,14 +77,19 @@ def fork_files(
     desk.ledger.session(parent, desk.root)
     point = _forked_at(desk, parent, at)
     target = os.fsencode(os.path.abspath(directory))
-    told = list(copy_tree(desk.disk.root.path, target))
+    source = _working_at(desk, parent)
+    told = list(copy_tree(source.disk.root.path, target))
     there = Desk(desk.ledger, HostDisk(target))
-    manifest = desk.ledger.blobs.store(encode([as_told(one) for one in told if isinstance(one, Copied)]))
-    session = _open_child(desk, parent, there.root.id, child=child, point=point)
+    session = _open_child(desk, parent, there.root.id, child=child, point=point, copy=there.disk.root.path)
+    copied = {path_from_bytes(one.path): as_told(one) for one in told if isinstance(one, Copied)}
+    if point is not None:
+        changed = _take_back(source, there, session, point=point, at=str(at))
+        copied |= {one.path: _as_taken_back(target, one) for one in changed}
+    manifest = desk.ledger.blobs.store(encode(list(copied.values())))
     body = {
         "session": session,
         "parent": parent,
-        "source": desk.root.id,
+        "source": source.root.id,
         "root": there.root.id,
         "directory": "/" + to_wire(path_from_bytes(target.lstrip(b"/"))),
         "manifest": manifest,
@@ -85,8 +97,6 @@ def fork_files(
     with desk.ledger.store.write() as tx:
         journal = session_journal(session)
         desk.ledger.journal.append(tx, journal, "branch.opened", body, at=desk.ledger.now(), refs=[manifest])
-    if point is not None:
-        _take_back(desk, there, session, point=point, at=str(at))
     there.close()
     skipped = [{"path": to_wire(path_from_bytes(s.path)), "reason": s.reason} for s in told if isinstance(s, Skipped)]
     return Fork(session, parent, os.fsdecode(target), tuple(skipped))
@@ -94,6 +104,12 @@ def fork_files(
 
 def as_told(one: Copied) -> list[Any]:
     return [to_wire(path_from_bytes(one.path)), one.mode, one.source_stamp, one.copy_stamp]
+
+
+def _as_taken_back(directory: bytes, change: Change) -> list[Any]:
+    """A path at which the copy never was like the original: what it began with there is told too."""
+    shown, now = to_wire(change.path), stamp(os.path.join(directory, path_bytes(change.path)))
+    return [shown, 0, "", now, entry_to_json(change.after)]
 
 
 def _forked_at(desk: Desk, parent: SessionId, at: str | int | None) -> Point | None:
@@ -113,23 +129,51 @@ def _fresh(desk: Desk, child: str | None) -> None:
         fresh_id(tx, archive_of(desk.ledger), child)
 
 
-def _open_child(desk: Desk, parent: SessionId, root: str, *, child: str | None, point: Point | None) -> SessionId:
+def _working_at(desk: Desk, session: SessionId) -> Desk:
+    """The desk of a session's primary root, which may be another one than it was opened on."""
+    with desk.ledger.store.read() as tx:
+        anchor = anchor_in(tx, session)
+    if anchor is None or os.fsencode(anchor.primary) == desk.disk.root.path:
+        return desk
+    try:
+        return desk.opener.elsewhere(os.fsencode(anchor.primary), record=True)
+    except OSError as error:
+        raise fault_of_os_error(error, f"Opening {anchor.primary}") from error
+
+
+def _open_child(
+    desk: Desk, parent: SessionId, root: str, *, child: str | None, point: Point | None, copy: bytes | None = None
+) -> SessionId:
+    """`copy`: where the child works instead of in its parent's primary root."""
     archive = archive_of(desk.ledger)
     with desk.ledger.store.write() as tx:
-        session = fresh_id(tx, archive, child)
+        session, anchor = fresh_id(tx, archive, child), anchor_in(tx, parent)
         fork_in(tx, archive, parent, session, root=root, kept=None if point is None else point.kept)
+        if copy is not None and anchor is not None:
+            set_facts_in(tx, archive, session, {ANCHOR: anchor.copied_to(os.fsdecode(copy)).to_json()})
         later = [] if point is None else [row.id for row in point.later]
         copy_slices_in(tx, archive.journal, parent, session, at=desk.ledger.now(), without=later)
     return session
 
 
-def _take_back(desk: Desk, there: Desk, session: SessionId, *, point: Point, at: str) -> None:
-    """In the copy, undo what the parent did from a point on."""
+def _take_back(desk: Desk, there: Desk, session: SessionId, *, point: Point, at: str) -> list[Change]:
+    """In the copy, undo what the parent did to the original from a point on. What that changed."""
     with desk.ledger.store.read() as tx:
         later = [one for one in point.later if can_be_undone(one)]
-        layers = [sorted(changes_of(tx, one.id), key=lambda c: path_bytes(c.path)) for one in later]
+        layers = [sorted(_changes_here(tx, desk.root, one), key=lambda c: path_bytes(c.path)) for one in later]
     planner = Planner(there.entry, _reader(there), lambda path: _below(there, path))
-    carry_out(there, session, planner.plan(layers).moves, {"verb": "fork", "at": at})
+    call = carry_out(there, session, planner.plan(layers).moves, {"verb": "fork", "at": at})
+    with desk.ledger.store.read() as tx:
+        return changes_of(tx, call)
+
+
+def _changes_here(tx: Tx, root: RootRow, call: CallRow) -> list[Change]:
+    """What a call changed in this root, through whichever it was at work; what is beside it, the copy has not."""
+    if call.root == root.id:
+        return changes_of(tx, call.id)
+    below = len(root.place_of(b".")) + 1
+    rows = [row for row in tx.select(CHANGES, {"call": call.id}) if holds(root, row.place)]
+    return [replace(change_from_row(row), path=path_from_bytes(row.place[below:])) for row in rows]
 
 
 def _below(desk: Desk, path: RepoPath) -> list[RepoPath]:
@@ -165,6 +209,7 @@ class CopyMerge:
     branch: BranchRow
     on_conflict: OnConflict
     _manifest: dict[RepoPath, list[Any]] = field(default_factory=dict)
+    _overwrote: list[RepoPath] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         told = decode(self.desk.ledger.blobs.read(parse_digest(self.branch.manifest)))
@@ -178,9 +223,9 @@ class CopyMerge:
             outcomes.append(outcome)
             if move is not None:
                 moves.append(move)
-        if self.on_conflict == "refuse" and any(one.outcome == "conflicted" for one in outcomes):
-            moves = []
-        return RestorePlan(tuple(in_order(moves)), tuple(outcomes))
+        plan = RestorePlan(tuple(in_order(moves)), tuple(outcomes), tuple(self._overwrote))
+        refused = self.on_conflict == "refuse" and any(one.outcome == "conflicted" for one in outcomes)
+        return plan.untouched() if refused else plan
 
     def _changed(self) -> list[RepoPath]:
         """Paths of the copy that are not as they were copied, git's own files aside."""
@@ -199,8 +244,10 @@ class CopyMerge:
             return Outcome(path, "skipped"), None
         base = self._base(path, ours)
         merged = Conflict("not_captured") if base is None else self._merged(base, ours, theirs)
-        if isinstance(merged, Conflict) and self.on_conflict != "overwrite":
-            return Outcome(path, "conflicted", merged.reason), None
+        if isinstance(merged, Conflict):
+            if self.on_conflict != "overwrite":
+                return Outcome(path, "conflicted", merged.reason), None
+            self._overwrote.append(path)
         if isinstance(merged, KeepOurs):
             return Outcome(path, "skipped"), None
         if isinstance(merged, WriteMerged):
@@ -220,6 +267,8 @@ class CopyMerge:
         told = self._manifest.get(path)
         if told is None:
             return ABSENT
+        if len(told) > _TAKEN_BACK:
+            return entry_from_json(told[_TAKEN_BACK])
         original = os.path.join(self.desk.disk.root.path, path_bytes(path))
         if stamp(original) == told[2]:
             return ours.entry
@@ -269,14 +318,14 @@ def merge_branch(desk: Desk, session: str, *, on_conflict: OnConflict = "merge",
     try:
         plan = CopyMerge(source, there, branch, on_conflict).plan()
         if dry_run or (not plan.moves and not plan.ok) or (on_conflict == "refuse" and not plan.ok):
-            return WayBack(plan.ok, None, plan.outcomes, plan=plan)
+            return WayBack(plan.ok, None, plan.outcomes, plan.overwrote_external, plan=plan)
         cause = {"verb": "merge", "session": session}
         call = carry_out(source, SessionId(branch.parent), plan.moves, cause)
     finally:
         there.close()
     if plan.ok:
         _end_branch(desk, branch, "merged")
-    return WayBack(plan.ok, call, plan.outcomes, plan=plan)
+    return WayBack(plan.ok, call, plan.outcomes, plan.overwrote_external, plan=plan)
 
 
 def carry_out(desk: Desk, session: SessionId, moves: Sequence[Move], cause: dict[str, Any]) -> str:

@@ -10,10 +10,9 @@ Invariants, in the order they are kept:
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -23,6 +22,7 @@ from mulligan.history.live import Touched, Watching
 from mulligan.history.merge import Conflict, KeepOurs, WriteMerged, merge_entry
 from mulligan.history.putting_back import Trace, put_back, trace_of
 from mulligan.history.tables import RootRow, TouchRow
+from mulligan.history.traits import Traits
 from mulligan.session.tables import session_journal
 from mulligan.store.blobs import SMALL_BYTES, Prepared, Vanished
 from mulligan.store.claims import Wanted as Claim
@@ -39,7 +39,7 @@ from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import DRAFT_PREFIX, NOTHING, Disk, Image
 from mulligan.workspace.places import Spot
-from mulligan.workspace.writing import Found, Swap, Swapped, Wanted, is_unlike_ours, must_stay_one_file
+from mulligan.workspace.writing import Found, Swap, Swapped, Wanted, must_stay_one_file
 
 Plan = Callable[[Image], Wanted]
 """From what a path holds now to what it shall hold. May raise Refused."""
@@ -79,6 +79,12 @@ class _Step:
         """A directory that goes away takes everything below it along, so nobody else may be at work there."""
         leaves = isinstance(self.image.entry, DirEntry) and not isinstance(self.wanted.entry, DirEntry)
         return self.intent.deep or leaves
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether what we do to it happens under other names too."""
+        stays = self.image.links > 1 and must_stay_one_file(self.image, self.wanted.entry)
+        return stays and not self.image.holds(self.wanted.entry)
 
     def passing(self) -> tuple[Entry, ...]:
         """What the path will hold on its way: a directory and a file cannot change places, so one goes first."""
@@ -126,7 +132,7 @@ class Call(Watching):
         self._touched: dict[RepoPath, Touched] = {}
         self._done: list[tuple[RepoPath, Entry]] = []
         self._shared: set[RepoPath] = set()
-        self._unlike: dict[RepoPath, Image] = {}
+        self._traits = Traits()
         self._lock = threading.RLock()
 
     @property
@@ -137,6 +143,7 @@ class Call(Watching):
 
     def part_at(self, disk: Disk, root: RootRow, make: Callable[[], Call]) -> Call:
         """What this call does in a root: the call itself, as long as it has done nothing elsewhere, else a part."""
+        assert "part_of" not in (self.facts.cause or {}), "a part stays in the root it was made for"
         with self._lock:
             if not (self._begun or self._touched or self.parts):
                 self.disk, self.root = disk, root
@@ -154,7 +161,8 @@ class Call(Watching):
         with self._lock, self.savepoint():
             self._check_open()
             steps = self._prepare(intents)
-            return [self._act(step) for step in steps]
+            names = self._names_of(step.intent.path for step in steps if step.is_shared)
+            return [self._act_under(names.get(step.intent.path), step) for step in steps]
 
     def savepoint(self) -> Savepoint:
         """What happens inside is put back if it does not end well. The call goes on."""
@@ -254,11 +262,17 @@ class Call(Watching):
             if not careful:
                 raise _LookAgain
             self.ledger.external(tx, self.root, [Change(path, seen, before)], bodies=step.bodies)
-        if is_unlike_ours(step.image):
-            self._unlike[path] = step.image
+        self._traits.note(path, step.image)
         # An ordinal once used may be on disk in a draft's name, so it is never used again for another path.
         row = touch_row(self.facts.id, path_bytes(path), self.root, ordinal=ordinal, before=before)
         return Touched(row, path, before, before, origin=step.intent.origin)
+
+    def _act_under(self, names: Sequence[RepoPath] | None, step: _Step) -> Entry:
+        """What happens to a file under one of its names is our change under all of them."""
+        entry = self._act(step)
+        if names is not None:
+            self.absorb(names)
+        return entry
 
     def _act(self, step: _Step) -> Entry:
         for _ in range(_BUSY_TRIES):
@@ -289,9 +303,12 @@ class Call(Watching):
 
     def _swap(self, step: _Step) -> Swapped | Found:
         touched = self._touched[step.intent.path]
-        with self._spot(step.intent.path) as spot:
-            if spot is None:
-                raise Refused("error", "parent_not_found", f"The directory of {step.intent.path} is not there.")
+        try:
+            found = self.disk.resolve_exactly(step.intent.path)
+        except (FileNotFoundError, NotADirectoryError):
+            words = f"The directory of {step.intent.path} is not there."
+            raise Refused("error", "parent_not_found", words) from None
+        with found as spot:
             expected = step.image.entry
             return Swap(
                 self.disk,
@@ -396,7 +413,7 @@ class Call(Watching):
             for call in (*self.parts.values(), self):
                 call.status = "committed"
             changes = [change for _, ending in endings for change in ending.changes]
-            self.ledger.note_growth(self.facts.session, sum(_size(change.after) for change in changes))
+            self.ledger.note_growth(self.facts.session, sum(_size(one.before) + _size(one.after) for one in changes))
             return list(endings[-1][1].changes)
 
     def _ending(self, reason: str | None) -> Ending:
@@ -407,17 +424,8 @@ class Call(Watching):
         changes = self.changes()
         if self.ledger.store.durability == "power":
             self._sync(changes)
-        coverage = [*self.coverage, *self._lost_with(changes)] if self._unlike else self.coverage
+        coverage = [*self.coverage, *self._lost_with(change.path for change in changes)]
         return Ending("committed", changes, reason, coverage, self._effects, self._handed_out, strict=self.strict)
-
-    def _lost_with(self, changes: Sequence[Change]) -> Iterator[dict[str, str]]:
-        """Whose owner or access list is not on what is there now: no way back can put it there again."""
-        for change in changes:
-            had = self._unlike.get(change.path)
-            now = NOTHING if had is None else self._image(change.path)
-            if had is not None and (now.owner, now.bound) != (had.owner, had.bound):
-                reason = "owner" if had.owner not in (os.geteuid(), now.owner) else "access_list"
-                yield {"path": to_wire(change.path), "reason": reason}
 
     def __enter__(self) -> Call:
         return self
@@ -475,6 +483,7 @@ class Call(Watching):
                 return []
             self._put_back_to(0)
             notes = [{"path": to_wire(path), "reason": "conflicted"} for path in self.conflicts]
+            notes += self._lost_with(self._traits.had)
             with self.ledger.store.write() as tx:
                 self._end(tx, Ending("aborted", (), reason, [*self.coverage, *notes], self._effects, self._handed_out))
             self.status = "aborted"
@@ -534,10 +543,10 @@ class Call(Watching):
     # Finding.
 
     def _spot(self, path: RepoPath) -> Spot | nullcontext[None]:
-        """The spot at a real path, or None while its directory is not there."""
+        """The spot at a real path, or None while its directory is not there, or is a link that leads elsewhere."""
         try:
             return self.disk.resolve_exactly(path)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, Refused):
             return nullcontext()
 
     def _place(self, path: RepoPath) -> bytes:

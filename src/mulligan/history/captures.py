@@ -1,32 +1,32 @@
-"""Captures by scope: the preimages of paths somebody names, or is about to write, kept under an id of theirs.
+"""Captures by scope: the preimages of paths somebody names, or a call changes, kept under an id of theirs.
 
-A capture is S0's snapshot. The first capture of a path in a scope wins; restoring does not use it up; dropping or
-evicting it leaves a record. Restoring overwrites, as S0 says, but what it replaces is kept and can be undone.
+A capture is S0's snapshot: see `scopes`. A directory is captured with everything below it. What a call changes goes
+into the scope that has its label for an id when the call ends. Restoring does not use a scope up. It overwrites, as S0
+says, but what it replaces is kept and can be undone.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from mulligan.history.call import Intent
 from mulligan.history.desk import Desk
-from mulligan.history.dropping import drop_body, droppable, holder_of_scope
-from mulligan.history.over_cap import cap_of
 from mulligan.history.plans import Move, in_order
-from mulligan.history.tables import CAPTURES, ROOTS, SCOPES, CaptureRow, ScopeRow
-from mulligan.session.tables import session_journal
+from mulligan.history.scopes import before_of, size_of
+from mulligan.history.tables import CALLS, CAPTURES, OPEN, ROOTS, SCOPES, TOUCHES, CaptureRow, ScopeRow
 from mulligan.store.protocol import Tx
-from mulligan.values.canonical import decode
-from mulligan.values.entries import ABSENT, DirEntry, Entry, FileEntry, entry_from_json, entry_to_json, same_state
+from mulligan.values.content import Content
+from mulligan.values.entries import ABSENT, Absent, DirEntry, Entry, FileEntry, same_state
 from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId
-from mulligan.values.paths import RepoPath, path_bytes, path_from_bytes, to_wire
+from mulligan.values.paths import RepoPath, ancestors_of, path_bytes, path_from_bytes
 from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import Image
-from mulligan.workspace.writing import Wanted
+from mulligan.workspace.writing import Wanted, creation_mode
+
+_MOVES_PER_EFFECT = 500
 
 
 @dataclass(slots=True, frozen=True)
@@ -49,24 +49,49 @@ class Restored:
 def register(desk: Desk, session: SessionId, scope: str, paths: Sequence[RepoPath] | None = None) -> Captured:
     """Open a scope, or add to it. Only what this call newly captured is counted. A scope belongs to one root."""
     desk.ledger.session(session, desk.root)
-    images = {path: _image(desk, path) for path in paths or ()}
     with desk.ledger.store.read() as tx:
-        if tx.get(SCOPES, session, scope) is None:
-            known: set[bytes] = set()
-        else:
-            known = {row.path for row in tx.select(CAPTURES, {"session": session, "scope": scope})}
-    fresh = {path: image for path, image in images.items() if path_bytes(path) not in known}
-    desk.ledger.blobs.store_all(image.content for image in fresh.values() if image.content is not None)
-    entries = [{"path": to_wire(path), "before": entry_to_json(image.entry)} for path, image in fresh.items()]
-    body = {"session": session, "scope": scope, "root": desk.root.id, "captured": entries, "taken_at_ms": _now_ms(desk)}
-    refs = {image.entry.digest for image in fresh.values() if isinstance(image.entry, FileEntry)}
+        known = {path_from_bytes(row.path) for row in tx.select(CAPTURES, {"session": session, "scope": scope})}
+    befores = _stored(desk, paths or (), known)
     with desk.ledger.store.write() as tx:
         _check_root(tx, desk, session, scope)
-        journal = session_journal(session)
-        desk.ledger.journal.append(tx, journal, "scope.captured", body, at=desk.ledger.now(), refs=refs)
-        _evict_over_cap(desk, tx, session, keep=scope)
-    size = sum(image.entry.size for image in fresh.values() if isinstance(image.entry, FileEntry))
-    return Captured(tuple(fresh), size)
+        fresh = desk.ledger.scopes(tx, session).capture(scope, desk.root.id, befores)
+    return Captured(tuple(fresh), size_of(fresh.values()))
+
+
+def _stored(desk: Desk, paths: Iterable[RepoPath], known: set[RepoPath]) -> dict[RepoPath, Entry]:
+    """What the paths and all below them hold, without the known ones. The bytes are in the store when this returns."""
+    found: dict[RepoPath, Entry] = {}
+
+    def contents() -> Iterator[Content]:
+        for path, image in _trees(desk, paths):
+            if image.special:
+                raise fault("invalid_params", f"{path} is a device, FIFO or socket and cannot be captured.")
+            if path not in known and path not in found:
+                found[path] = image.entry
+                yield from () if image.content is None else (image.content,)
+
+    desk.ledger.blobs.store_all(contents())
+    return found
+
+
+def _trees(desk: Desk, tops: Iterable[RepoPath]) -> Iterator[tuple[RepoPath, Image]]:
+    """Each path and everything below it, parents first."""
+    ahead = [*tops][::-1]
+    while ahead:
+        path = ahead.pop()
+        image = desk.image(path)
+        yield path, image
+        if isinstance(image.entry, DirEntry):
+            ahead += reversed(_children(desk, path))
+
+
+def _children(desk: Desk, path: RepoPath) -> list[RepoPath]:
+    """None, if it is no directory any more."""
+    try:
+        with desk.disk.resolve_exactly(path) as spot:
+            return [path_from_bytes(path_bytes(path) + b"/" + name) for name in desk.disk.children(spot)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _check_root(tx: Tx, desk: Desk, session: SessionId, scope: str) -> None:
@@ -76,76 +101,114 @@ def _check_root(tx: Tx, desk: Desk, session: SessionId, scope: str) -> None:
         raise fault("invalid_params", words, field="scope_id")
 
 
-def _image(desk: Desk, path: RepoPath) -> Image:
-    image = desk.image(path)
-    if image.special:
-        raise fault("invalid_params", f"{path} is a device, FIFO or socket and cannot be captured.")
-    return image
-
-
-def _now_ms(desk: Desk) -> int:
-    return int(desk.ledger.clock.now().timestamp() * 1000)
-
-
-def is_registered(desk: Desk, session: SessionId, scope: str) -> bool:
-    """Whether there is such a scope in this root."""
-    with desk.ledger.store.read() as tx:
-        row = tx.get(SCOPES, session, scope)
-    return row is not None and row.root == desk.root.id
-
-
 def scopes_of(desk: Desk, session: SessionId) -> list[tuple[ScopeRow, list[CaptureRow]]]:
-    """A session's scopes by capture time, then insertion, each with its captures in path order."""
+    """A session's scopes by capture time, then insertion, each with its captures in path order.
+
+    A call that is still open has its preimages in the store already: they are listed too.
+    """
     with desk.ledger.store.read() as tx:
         rows = sorted(tx.select(SCOPES, {"session": session}), key=lambda row: (row.taken_at_ms, row.seq))
-        return [(row, tx.select(CAPTURES, {"session": session, "scope": row.scope})) for row in rows]
+        return [(row, _captures(tx, row)) for row in rows]
 
 
-def size_of(captures: Iterable[CaptureRow]) -> int:
-    entries = [entry_from_json(decode(row.before)) for row in captures]
-    return sum(entry.size for entry in entries if isinstance(entry, FileEntry))
+def _captures(tx: Tx, scope: ScopeRow) -> list[CaptureRow]:
+    filed = tx.select(CAPTURES, {"session": scope.session, "scope": scope.scope})
+    calls = [row for one in tx.select(OPEN) if one.root == scope.root and (row := tx.get(CALLS, one.call)) is not None]
+    ours = [row.id for row in calls if (row.session, row.label) == (scope.session, scope.scope)]
+    touches = [touch for call in ours for touch in tx.select(TOUCHES, {"call": call})]
+    found = {one.path: CaptureRow(scope.session, scope.scope, one.path, one.before) for one in touches}
+    return sorted((found | {row.path: row for row in filed}).values(), key=lambda row: row.path)
 
 
 def restore_scope(desk: Desk, session: SessionId, scope: str, paths: Sequence[RepoPath] | None = None) -> Restored:
-    """Put captured paths back, deleting the ones that were absent. One call, so it can be undone."""
+    """Put captured paths back, deleting the ones that were absent. One call, so it can be undone.
+
+    A path that was asked for stands for all that was captured below it.
+    """
     with desk.ledger.store.read() as tx:
         row = tx.get(SCOPES, session, scope)
         captures = tx.select(CAPTURES, {"session": session, "scope": scope})
     if row is None:
         raise fault("unknown_call", f"Session {session!r} has no snapshot {scope!r}.")
-    there = desk.at(row.root)
-    wanted = {path_from_bytes(one.path): entry_from_json(decode(one.before)) for one in captures}
-    unknown = [(path, "not_captured") for path in paths or () if path not in wanted]
-    chosen = {path: entry for path, entry in wanted.items() if not paths or path in paths}
-    moves = [Move(path, there.entry(path), entry) for path, entry in chosen.items()]
-    theirs = _changed_by_others(there, moves)
+    there, asked = desk.at(row.root), set(paths or ())
+    known = {path_from_bytes(one.path): before_of(one) for one in captures}
+    chosen = {path: one for path, one in known.items() if not asked or asked & {path, *ancestors_of(path)}}
+    holding = {above for path in chosen for above in (path, *ancestors_of(path))}
+    plan = _Plan(there, chosen)
+    theirs = _changed_by_others(there, plan.replacing())
     call = there.call(session, tool="restore", label=None, cause={"verb": "restore", "of": [], "scope": scope})
     try:
         with call:
-            call.change([Intent(move.path, _put(there, move)) for move in in_order(_with_contents(there, moves))])
+            moves = in_order(plan.moves.values())
+            for start in range(0, len(moves), _MOVES_PER_EFFECT):
+                call.change([Intent(one.path, _put(there, one)) for one in moves[start : start + _MOVES_PER_EFFECT]])
     except Refused as refused:
-        raise fault("path_claimed", refused.message) from None
-    done = tuple(sorted(chosen, key=path_bytes))
-    return Restored(there, done, tuple(unknown), theirs, call.id)
+        raise fault(refused.code, refused.message) from None
+    done = tuple(sorted(chosen.keys() - plan.skipped.keys(), key=path_bytes))
+    unknown = {path: "not_captured" for path in paths or () if path not in holding}
+    return Restored(there, done, (*plan.skipped.items(), *unknown.items()), theirs, call.id)
 
 
-def _with_contents(desk: Desk, moves: Sequence[Move]) -> list[Move]:
-    """What stands in the way below a directory that was absent goes with it, as S0 says."""
-    found = list(moves)
-    for move in moves:
-        if isinstance(move.now, DirEntry) and not isinstance(move.target, DirEntry):
-            found += [Move(path, desk.entry(path), ABSENT) for path in _below(desk, move.path)]
-    return found
+@dataclass(slots=True)
+class _Plan:
+    """From what is there now to what was captured. What is left alone, with the reason, is claimed by nobody."""
+
+    desk: Desk
+    chosen: Mapping[RepoPath, Entry]
+    moves: dict[RepoPath, Move] = field(default_factory=dict)
+    skipped: dict[RepoPath, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for path in sorted(self.chosen, key=path_bytes):
+            self._put(path, self.chosen[path])
+        inhabited = {above for path in self.chosen for above in ancestors_of(path)}
+        for path in sorted(self.moves, key=path_bytes, reverse=True):
+            if isinstance(self.moves[path].now, DirEntry) and not isinstance(self.moves[path].target, DirEntry):
+                self._clear(path, whole=path not in inhabited)
+
+    def _put(self, path: RepoPath, target: Entry) -> None:
+        now = _known(self.desk.image(path))
+        missing = [] if isinstance(target, Absent) else self._missing_above(path)
+        if now is None or missing is None:
+            self.skipped[path] = "type_changed"
+        elif not same_state(now, target):
+            self.moves |= {above: Move(above, ABSENT, DirEntry(creation_mode(0o777))) for above in missing}
+            self.moves[path] = Move(path, now, target)
+
+    def _missing_above(self, path: RepoPath) -> list[RepoPath] | None:
+        """The directories that have to be made first. None: something that is no directory is in the way."""
+        missing: list[RepoPath] = []
+        for above in ancestors_of(path):
+            entry = self.moves[above].target if above in self.moves else _known(self.desk.image(above))
+            if isinstance(entry, DirEntry):
+                break
+            if above in self.chosen or not isinstance(entry, Absent):
+                return None
+            missing.append(above)
+        return missing
+
+    def _clear(self, path: RepoPath, *, whole: bool) -> None:
+        """A directory where there was none. It goes with all that is in it, as S0 says; but if it is known to be there
+        only for the sake of captured paths, then no more than they go."""
+        children = _children(self.desk, path)
+        below = {one: _known(image) for one, image in _trees(self.desk, children)} if whole else {}
+        if None in below.values() or not (whole or all(map(self._goes, children))):
+            del self.moves[path]
+            self.skipped[path] = "not_captured"
+            return
+        self.moves |= {one: Move(one, now, ABSENT) for one, now in below.items() if now is not None}
+
+    def _goes(self, path: RepoPath) -> bool:
+        return path in self.moves and isinstance(self.moves[path].target, Absent)
+
+    def replacing(self) -> list[Move]:
+        """The moves that something has to give way to: all but the directories to be made."""
+        return [one for one in self.moves.values() if one.path in self.chosen or not isinstance(one.now, Absent)]
 
 
-def _below(desk: Desk, path: RepoPath) -> list[RepoPath]:
-    with desk.disk.resolve_exactly(path) as spot:
-        names = [path_from_bytes(path_bytes(path) + b"/" + name) for name in desk.disk.children(spot)]
-    return [one for name in names for one in (name, *(_below(desk, name) if _is_dir(desk, name) else ()))]
-
-
-def _is_dir(desk: Desk, path: RepoPath) -> bool:
-    return isinstance(desk.entry(path), DirEntry)
+def _known(image: Image) -> Entry | None:
+    """None for what is neither file, link nor directory, or behind a link by now."""
+    return None if image.special else image.entry
 
 
 def _changed_by_others(desk: Desk, moves: Iterable[Move]) -> tuple[RepoPath, ...]:
@@ -153,13 +216,12 @@ def _changed_by_others(desk: Desk, moves: Iterable[Move]) -> tuple[RepoPath, ...
     with desk.ledger.store.read() as tx:
         return tuple(
             move.path
-            for move in moves
-            if not same_state(move.now, move.target)
-            and not same_state(desk.ledger.last_seen(tx, desk.disk.root.place_of(move.path)) or move.target, move.now)
+            for move in sorted(moves, key=lambda move: path_bytes(move.path))
+            if not same_state(desk.ledger.last_seen(tx, desk.disk.root.place_of(move.path)) or move.target, move.now)
         )
 
 
-def _put(desk: Desk, move: Move) -> Any:
+def _put(desk: Desk, move: Move) -> Callable[[Image], Wanted]:
     def plan(_: Image) -> Wanted:
         entry: Entry = move.target
         content = desk.ledger.blobs.content(entry.digest, entry.size) if isinstance(entry, FileEntry) else None
@@ -172,7 +234,7 @@ def drop_scope(desk: Desk, session: SessionId, scope: str) -> bool:
     with desk.ledger.store.write() as tx:
         if tx.get(SCOPES, session, scope) is None:
             return False
-        _drop(desk, tx, session, scope, why="dropped")
+        desk.ledger.scopes(tx, session).drop(scope, why="dropped")
     return True
 
 
@@ -181,40 +243,14 @@ def drop_scopes(desk: Desk, session: SessionId) -> list[str]:
     with desk.ledger.store.write() as tx:
         scopes = [row.scope for row in tx.select(SCOPES, {"session": session})]
         for scope in scopes:
-            _drop(desk, tx, session, scope, why="dropped")
+            desk.ledger.scopes(tx, session).drop(scope, why="dropped")
     return scopes
-
-
-def _drop(desk: Desk, tx: Tx, session: SessionId, scope: str, *, why: str) -> None:
-    """The bodies that nothing else needs go with it, and the record names them."""
-    captures = tx.select(CAPTURES, {"session": session, "scope": scope})
-    entries = [entry_from_json(decode(row.before)) for row in captures]
-    named = {entry.digest for entry in entries if isinstance(entry, FileEntry)}
-    gone = droppable(tx, named, but_for=holder_of_scope(session, scope))
-    body = {"session": session, "scope": scope, "why": why} | ({"digests": gone} if gone else {})
-    desk.ledger.journal.append(tx, session_journal(session), "scope.dropped", body, at=desk.ledger.now())
-    for digest in gone:
-        drop_body(tx, desk.ledger.store.bodies, digest)
 
 
 def apply_cap(desk: Desk, session: SessionId) -> None:
     """After the cap was changed: the oldest scopes go at once if they hold more."""
     with desk.ledger.store.write() as tx:
-        _evict_over_cap(desk, tx, session, keep=None)
-
-
-def _evict_over_cap(desk: Desk, tx: Tx, session: SessionId, *, keep: str | None) -> None:
-    """Oldest first, in order of insertion, never the one being written."""
-    cap = cap_of(tx, session)
-    rows = sorted(tx.select(SCOPES, {"session": session}), key=lambda row: row.seq)
-    sizes = {row.scope: size_of(tx.select(CAPTURES, {"session": session, "scope": row.scope})) for row in rows}
-    total = sum(sizes.values())
-    for row in rows:
-        if total <= cap:
-            return
-        if row.scope != keep:
-            _drop(desk, tx, session, row.scope, why="evicted")
-            total -= sizes[row.scope]
+        desk.ledger.scopes(tx, session).evict_over_cap(keep=None)
 
 
 def absolute(desk: Desk, path: RepoPath) -> str:

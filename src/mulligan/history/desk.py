@@ -19,7 +19,7 @@ from mulligan.values.faults import fault
 from mulligan.values.ids import CallId, RootId, SessionId, TurnId, WorkspaceId
 from mulligan.values.paths import RepoPath
 from mulligan.values.refusal import Refused
-from mulligan.workspace.disk import NOTHING, SPECIAL, Disk, HostDisk, Image
+from mulligan.workspace.disk import NOTHING, Disk, HostDisk, Image
 
 OpenDisk = Callable[[bytes], Disk]
 
@@ -152,15 +152,12 @@ class Desk:
         return any(other.cancel(call) for other in (*self._others.values(), *self._views.values()))
 
     def image(self, path: RepoPath) -> Image:
-        """What a real path holds now; nothing, if its directory is not there."""
+        """What a real path holds now; nothing, if its directory is not there, or is a link that leads elsewhere."""
         try:
             with self.disk.resolve_exactly(path) as spot:
                 return self.disk.image(spot)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, Refused):
             return NOTHING
-        except Refused:
-            # A directory on the way is a link now: what is behind it is not what was recorded.
-            return SPECIAL
 
     def entry(self, path: RepoPath) -> Entry:
         image = self.image(path)

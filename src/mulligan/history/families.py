@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from mulligan.history.desk import Desk
+from mulligan.history.leftovers import left_of
 from mulligan.history.log import calls_of, can_be_undone, workspace_of
+from mulligan.history.plans import OnConflict
 from mulligan.history.tables import CALLS, TURNS, CallRow
 from mulligan.session.tables import SESSIONS
 from mulligan.store.protocol import Tx
@@ -47,9 +49,14 @@ def work_of_children(tx: Tx, desk: Desk, session: SessionId, span: Span) -> list
     return [call for call in _standing_work_of_children(tx, desk, session) if span.holds(call.started_at)]
 
 
-def newest_with_children(tx: Tx, desk: Desk, session: SessionId) -> Span | None:
-    """The newest turn of a session during which its children did something that stands."""
-    moments = sorted((call.started_at for call in _standing_work_of_children(tx, desk, session)), reverse=True)
+def newest_with_children(tx: Tx, desk: Desk, session: SessionId, *, on_conflict: OnConflict = "merge") -> Span | None:
+    """The newest turn of a session during which its children did something that stands.
+
+    What a conflict left of it is met again only by who overwrites.
+    """
+    work = list(_standing_work_of_children(tx, desk, session))
+    tried = left_of(tx, work) if on_conflict != "overwrite" else ()
+    moments = sorted((call.started_at for call in work if call.id not in tried), reverse=True)
     spans = (span for moment in moments if (span := _span_at(tx, desk, session, moment)) is not None)
     return next(spans, None)
 

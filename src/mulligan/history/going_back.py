@@ -6,32 +6,27 @@ plan happens, or none: a disk that fails half-way is put back as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mulligan.history.call import Intent
 from mulligan.history.desk import Desk
-from mulligan.history.families import Span, newest_with_children, span_of, work_of_children
+from mulligan.history.leftovers import Taken, taken_of
 from mulligan.history.log import (
     calls_of,
-    can_be_undone,
     change_from_row,
     changes_of,
     find_call,
-    is_open_turn,
-    is_reachable,
     newest_standing,
-    open_calls_of,
     verb_of,
     workspace_of,
 )
 from mulligan.history.plans import Move, OnConflict, Outcome, Planner, RestorePlan, restricted
 from mulligan.history.points import (
     TalkMove,
-    began_at,
     find_point,
-    last_turn_with_talk,
     move_of_redo,
     move_of_turn,
     move_of_undo,
@@ -39,12 +34,13 @@ from mulligan.history.points import (
 )
 from mulligan.history.repositories import left_alone, split_off, without_objects
 from mulligan.history.sites import Site, as_seen_from, holds, main_of, sites_of, together, with_parts
-from mulligan.history.tables import CALLS, CHANGES, REDO, TURNS, CallRow, ChangeRow, RootRow
+from mulligan.history.tables import CALLS, CHANGES, REDO, CallRow, ChangeRow, RootRow
+from mulligan.history.turns import Sought, close_open_turns, last_turn, work_of
 from mulligan.session.kept import changes_slices, take_back_in
-from mulligan.session.tables import session_journal
 from mulligan.store.journal import HEADS
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
+from mulligan.values.clock import parse_timestamp
 from mulligan.values.digest import Digest
 from mulligan.values.entries import Change, Entry, FileEntry, same_state
 from mulligan.values.faults import fault
@@ -62,11 +58,13 @@ from mulligan.values.paths import (
 )
 from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import Image
+from mulligan.workspace.quiet import is_quiet
 from mulligan.workspace.writing import Wanted
 
 _REPLAN_TRIES = 5
 _MOVES_PER_EFFECT = 500
 _WSEQ_END = 2**62
+_LOOK_ENTRIES_MAX = 200
 
 
 Git = Literal["leave", "restore"]
@@ -115,7 +113,8 @@ class How:
 class _Target:
     """What a way back takes back: calls, newest first, and which of their paths count.
 
-    `places`: where alone they do, through whichever root they were changed; None: everywhere.
+    `places`: where alone they do, through whichever root they were changed; None: everywhere. `taken`: what of the
+    calls is back already.
     """
 
     verb: str
@@ -124,6 +123,8 @@ class _Target:
     session: str | None = None
     talk: TalkMove | None = None
     places: frozenset[bytes] | None = None
+    taken: Taken = field(default_factory=Taken)
+    turn: str | None = None
 
 
 class _WorldMoved(Exception):
@@ -135,17 +136,18 @@ def undo(desk: Desk, call: str | None = None, *, paths: Sequence[RepoPath] | Non
 
     A way back is a call too: undone, what it did to files, slices and talk is as if it had not been.
     """
-    row = _newest(desk, how.session) if call is None else find_call(desk, call, how.session)
+    row = _newest(desk, how) if call is None else find_call(desk, call, how.session)
     talk = move_of_undo(desk, row) if paths is None and verb_of(row) is not None else None
     _check_standing(row, moved_talk=talk is not None)
     with desk.ledger.store.read() as tx:
         rows = tuple(one for one in with_parts(tx, [row]) if one.wseq is not None or one.id == row.id)
-    return _go(desk, _Target("undo", rows, paths, talk=talk), how)
+        taken = taken_of(tx, rows)
+    return _go(desk, _Target("undo", rows, paths, talk=talk, taken=taken), how)
 
 
-def _newest(desk: Desk, session: SessionId | None) -> CallRow:
+def _newest(desk: Desk, how: How) -> CallRow:
     with desk.ledger.store.read() as tx:
-        row = newest_standing(tx, desk, session)
+        row = newest_standing(tx, desk, how.session, on_conflict=how.on_conflict)
     if row is None:
         raise fault("nothing_to_undo", "There is nothing to undo here.")
     return row
@@ -204,65 +206,13 @@ def rollback(desk: Desk, *, how: How, cancel_open: bool = False) -> WayBack:
     with desk.ledger.store.read() as tx:
         newest = next((row for row in calls_of(tx, desk, how.session) if not row.external), None)
     session = how.session or (SessionId(newest.session) if newest is not None and newest.session else None)
-    if session is not None:
-        _close_open_turns(desk, session, cancel=cancel_open)
-    return _go(desk, _last_turn(desk, session, how), how)
-
-
-def _last_turn(desk: Desk, session: SessionId | None, how: How) -> _Target:
-    """The newest completed turn of which something stands: work of its calls, or messages in force."""
+    cancelled = set[str]() if session is None else close_open_turns(desk, session, cancel=cancel_open)
     with desk.ledger.store.read() as tx:
-        last = newest_standing(tx, desk, how.session)
-        said = None if session is None else last_turn_with_talk(tx, session)
-        if said is not None and (last is None or last.session != session or began_at(tx, last) <= said[1]):
-            assert session is not None
-            own = (session, said[0])
-        elif last is not None and last.session is not None:
-            own = (SessionId(last.session), last.turn)
-        else:
-            own = None
-        found = _later_turn(tx, own, session, None if session is None else newest_with_children(tx, desk, session))
-        if found is None:
-            raise fault("nothing_to_undo", "There is no completed turn to roll back.")
-        owner, turn = found
-        rows = [*tx.select(CALLS, {"session": owner, "turn": turn}), *_of_children(tx, desk, owner, turn)]
-        rows = [row for row in rows if is_reachable(tx, row)]
+        owner, turn = last_turn(tx, desk, Sought(how.session, session, how.on_conflict, cancelled))
+        calls = tuple(_newest_first(work_of(tx, desk, owner, turn)))
+        taken = taken_of(tx, calls)
     talk = move_of_turn(desk, owner, turn)
-    calls = tuple(_newest_first(row for row in rows if can_be_undone(row)))
-    return _Target("rollback", calls, session=owner, talk=talk)
-
-
-def _later_turn(
-    tx: Tx, own: tuple[SessionId, str] | None, session: SessionId | None, delegated: Span | None
-) -> tuple[SessionId, str] | None:
-    """The turn with work of the session's own, or a later one in which only its children did something."""
-    if session is None or delegated is None:
-        return own
-    span = None if own is None else span_of(tx, *own)
-    return own if span is not None and span.started_at >= delegated.started_at else (session, delegated.turn)
-
-
-def _of_children(tx: Tx, desk: Desk, session: SessionId, turn: str) -> list[CallRow]:
-    span = span_of(tx, session, turn)
-    return [] if span is None else work_of_children(tx, desk, session, span)
-
-
-def _close_open_turns(desk: Desk, session: SessionId, *, cancel: bool) -> None:
-    """A turn that is still running is cancelled first, or nothing is rolled back."""
-    with desk.ledger.store.read() as tx:
-        running = open_calls_of(tx, session)
-        turns = {row.id for row in tx.select(TURNS, {"session": session}) if is_open_turn(tx, session, row.id)}
-        turns |= {row.turn for row in running}
-    if not turns:
-        return
-    if not cancel or not all(desk.cancel(row.id) for row in running):
-        raise fault("turn_open", "The newest turn is still running; stop it first, or ask to cancel it.")
-    ledger = desk.ledger
-    with ledger.store.write() as tx:
-        for turn in sorted(turns):
-            if is_open_turn(tx, session, turn):
-                body = {"session": session, "turn": turn, "reason": "cancelled"}
-                ledger.journal.append(tx, session_journal(session), "turn.ended", body, at=ledger.now())
+    return _go(desk, _Target("rollback", calls, session=owner, talk=talk, taken=taken, turn=turn), how)
 
 
 def rewind(
@@ -303,8 +253,8 @@ def _go(desk: Desk, target: _Target, how: How) -> WayBack:
         plan = together([as_seen_from(desk, site, one) for site, one in zip(sites, plans, strict=True)])
         if how.dry_run:
             return WayBack(plan.ok, None, plan.outcomes, plan.overwrote_external, _ids(target), plan, talk)
-        # A redo is on record even if it moves nothing: else the ones below it would never have their turn.
-        counts = target.verb == "redo" or plan.outcomes or talk or _moves_slices(desk, target)
+        # On record even if they move nothing: else what is below or before would never have its turn.
+        counts = target.verb in ("redo", "rollback") or plan.outcomes or talk or _moves_slices(desk, target)
         if not plan.moves and not (plan.ok and counts):
             return WayBack(plan.ok, None, plan.outcomes, of=_ids(target), plan=plan)
         try:
@@ -321,7 +271,7 @@ def _plans(sites: Sequence[Site], target: _Target, how: How) -> list[RestorePlan
     """One for each site. With `refuse`, a conflict in one of them leaves all of them alone."""
     plans = [_plan(site.desk, replace(target, calls=site.calls), how) for site in sites]
     if how.on_conflict == "refuse" and not all(plan.ok for plan in plans):
-        return [replace(plan, moves=()) for plan in plans]
+        return [plan.untouched() for plan in plans]
     return plans
 
 
@@ -344,7 +294,7 @@ def _plan(desk: Desk, target: _Target, how: How) -> RestorePlan:
     with desk.ledger.store.read() as tx:
         split = [_split(_layer(tx, desk, call, target), target, how) for call in target.calls]
         layers = [ordinary for ordinary, _ in split]
-        quiet = _is_quiet_since(tx, desk, target.calls)
+        quiet = _nothing_recorded_since(tx, desk, target.calls) and _nothing_seen_since(desk, target.calls, layers)
         planner = Planner(
             now,
             read,
@@ -353,7 +303,8 @@ def _plan(desk: Desk, target: _Target, how: How) -> RestorePlan:
             keep_mtimes=quiet,
             has=lambda digest: digest in contents or desk.ledger.blobs.has(tx, digest),
         )
-        named = _unknown([change.path for both in split for part in both for change in part], target.paths)
+        touched = [_layer(tx, desk, call, replace(target, taken=Taken())) for call in target.calls if target.paths]
+        named = _unknown([change.path for layer in touched for change in layer], target.paths)
         kept = [change for _, part in split for change in part]
         unclear = [] if how.on_conflict == "overwrite" else _ambiguous(target.calls, layers)
         plan = planner.plan(layers, not_captured=named, ambiguous=unclear).leaving(left_alone(kept, read))
@@ -388,7 +339,9 @@ def _split(layer: list[Change], target: _Target, how: How) -> tuple[list[Change]
 
 def _layer(tx: Tx, desk: Desk, call: CallRow, target: _Target) -> list[Change]:
     """A call's changes that count, as this desk sees their places."""
-    rows = [row for row in tx.select(CHANGES, {"call": call.id}) if _counts(row.place, target.places)]
+    back = target.taken.places.get(call.id, frozenset())
+    found = tx.select(CHANGES, {"call": call.id})
+    rows = [row for row in found if row.place not in back and _counts(row.place, target.places)]
     changes = [change_from_row(row) for row in rows]
     if call.root != desk.root.id:
         changes = [replace(one, path=_path_here(desk.root, row)) for one, row in zip(changes, rows, strict=True)]
@@ -423,18 +376,36 @@ def _children(desk: Desk) -> Callable[[RepoPath], list[RepoPath]]:
     return children
 
 
-def _is_quiet_since(tx: Tx, desk: Desk, calls: Sequence[CallRow]) -> bool:
+def _nothing_recorded_since(tx: Tx, desk: Desk, calls: Sequence[CallRow]) -> bool:
     """Whether nothing in the workspace was recorded after the oldest of the calls but the calls themselves."""
     head = tx.get(HEADS, f"w:{workspace_of(tx, desk)}")
     places = [call.wseq for call in calls if call.wseq is not None]
     return head is not None and bool(places) and head.seq - min(places) + 1 == len(places)
 
 
+def _nothing_seen_since(desk: Desk, calls: Sequence[CallRow], layers: Sequence[Sequence[Change]]) -> bool:
+    """Whether a short look finds nothing that changed since, on record or not: a build may have been run in between."""
+    moments = [(_ns(call.started_at), _ns(call.ended_at or call.started_at)) for call in calls]
+    top = desk.disk.root.path
+    own = {path for layer in layers for change in layer for path in (change.path, *ancestors_of(change.path))}
+    return is_quiet(
+        top,
+        since_ns=min(begun for begun, _ in moments),
+        own={os.path.join(top, path_bytes(path)) for path in own},
+        own_since_ns=max(ended for _, ended in moments),
+        entries_max=_LOOK_ENTRIES_MAX,
+    )
+
+
+def _ns(moment: str) -> int:
+    return round(parse_timestamp(moment).timestamp() * 1_000_000) * 1_000
+
+
 def _apply(sites: Sequence[Site], target: _Target, plans: Sequence[RestorePlan], how: How) -> str:
     """The id of the call. What happens in further roots are parts of it."""
     desk = sites[0].desk
     session = SessionId(how.session or target.session or target.calls[0].session or "default")
-    call = desk.call(session, tool=target.verb, cause=_cause(desk, target))
+    call = desk.call(session, tool=target.verb, cause=_cause(desk, target, _in_conflict(sites, target, plans)))
     call.at_end.append(lambda tx, status: status == "committed" and _move_session(tx, desk, target, call.id))
     try:
         with call:
@@ -454,17 +425,19 @@ def _move_session(tx: Tx, desk: Desk, target: _Target, call: str) -> bool:
     """Talk and slices go with the files. Whether slices did."""
     if target.talk is not None:
         target.talk.apply_in(tx, desk.ledger, target.verb, call)
-    return _takes_slices(target) and take_back_in(tx, desk.ledger.journal, _ids(target), at=desk.ledger.now(), by=call)
+    return take_back_in(tx, desk.ledger.journal, _with_slices(target), at=desk.ledger.now(), by=call)
 
 
-def _takes_slices(target: _Target) -> bool:
+def _with_slices(target: _Target) -> list[str]:
     """Restoring, or going back in some paths only, is about files."""
-    return target.verb != "restore" and target.paths is None
+    if target.verb == "restore" or target.paths is not None:
+        return []
+    return [call for call in _ids(target) if call not in target.taken.slices]
 
 
 def _moves_slices(desk: Desk, target: _Target) -> bool:
     with desk.ledger.store.read() as tx:
-        return _takes_slices(target) and changes_slices(tx, _ids(target))
+        return changes_slices(tx, _with_slices(target))
 
 
 def _failed(plan: RestorePlan) -> tuple[Outcome, ...]:
@@ -472,17 +445,39 @@ def _failed(plan: RestorePlan) -> tuple[Outcome, ...]:
     return tuple(Outcome(one.path, "failed", "io_error") if one.path in moved else one for one in plan.outcomes)
 
 
-def _cause(desk: Desk, target: _Target) -> dict[str, Any]:
-    """On record: which calls are taken back wholly (`of`), and which only in some paths (`part`)."""
+def _cause(desk: Desk, target: _Target, in_conflict: Set[str]) -> dict[str, Any]:
+    """On record: which calls are taken back wholly (`of`), which only in `part`, and which of these a conflict `left`.
+
+    A redo is over once it was tried, whatever it could bring back.
+    """
+    asked = _asked_in_part(desk, target)
+    whole = [call for call in target.calls if call.id not in asked]
+    left = [call.id for call in whole if main_of(call) in in_conflict and target.verb != "redo"]
+    part = [*(call for call, any_of_it in asked.items() if any_of_it), *left]
+    body: dict[str, Any] = {"verb": target.verb, "of": [call.id for call in whole if call.id not in left]}
+    more = {"part": part, "left": left, "turn": target.turn}
+    return body | {name: value for name, value in more.items() if value}
+
+
+def _asked_in_part(desk: Desk, target: _Target) -> dict[str, bool]:
+    """The calls of which not every path counts, and whether any does."""
     if target.paths is None and target.places is None:
-        return {"verb": target.verb, "of": list(_ids(target))}
+        return {}
     with desk.ledger.store.read() as tx:
         all_of = replace(target, paths=None, places=None)
         layers = {call.id: (_layer(tx, desk, call, all_of), _layer(tx, desk, call, target)) for call in target.calls}
-    whole = [call for call, (every, taken) in layers.items() if len(every) == len(taken)]
-    part = [call for call, (every, taken) in layers.items() if taken and len(every) != len(taken)]
-    body: dict[str, Any] = {"verb": target.verb, "of": whole}
-    return body | {"part": part} if part else body
+    return {call: bool(taken) for call, (every, taken) in layers.items() if len(every) != len(taken)}
+
+
+def _in_conflict(sites: Sequence[Site], target: _Target, plans: Sequence[RestorePlan]) -> set[str]:
+    """The calls, each with all its parts, that changed a path which a conflict leaves as it is."""
+    found = set[str]()
+    for site, plan in zip(sites, plans, strict=True):
+        paths = {one.path for one in plan.outcomes if one.outcome == "conflicted"}
+        with site.desk.ledger.store.read() as tx:
+            layers = [(main_of(call), _layer(tx, site.desk, call, target)) for call in site.calls if paths]
+        found |= {main for main, layer in layers if any(change.path in paths for change in layer)}
+    return found
 
 
 def _intent(desk: Desk, move: Move) -> Intent:
@@ -491,7 +486,10 @@ def _intent(desk: Desk, move: Move) -> Intent:
             raise _WorldMoved
         content = move.content
         if content is None and isinstance(move.target, FileEntry):
-            content = desk.ledger.blobs.content(move.target.digest, move.target.size)
+            # Bytes that stay may be somebody's own, which no store has yet.
+            stays = isinstance(image.entry, FileEntry) and image.entry.digest == move.target.digest
+            stored = desk.ledger.blobs.content
+            content = image.content if stays else stored(move.target.digest, move.target.size)
         return Wanted(move.target, content)
 
     return Intent(move.path, plan)

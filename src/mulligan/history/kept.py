@@ -112,6 +112,8 @@ class KeptTree:
         self._left: frozenset[bytes] = frozenset()
         self._twins: dict[int, list[bytes]] | None = None
         self._special: set[bytes] = set()
+        self._links: tuple[bytes, ...] = ()
+        """what links there were at the last look where something had changed, each with a slash"""
         self.specials: set[bytes] = set()
         """where a device, FIFO or socket has come or gone; whoever wants to know clears it"""
 
@@ -252,7 +254,11 @@ class KeptTree:
         return touched.union(known, new)
 
     def settle(self, touched: Collection[bytes]) -> list[Drift]:
-        """Read these paths again, and remember what they are now. The ones that differ from what they were."""
+        """Read these paths again, and remember what they are now. The ones that differ from what they were.
+
+        What was below a directory that is a link by now is not there any more, whatever the link leads to.
+        """
+        self._links = tuple(path + b"/" for path in touched if os.path.islink(path))
         ours = [path for path in touched if path != self._root and not self._is_gits_own(path)]
         self._forget_gone(set(touched) - set(ours))
         before = self._befores(ours)
@@ -274,7 +280,7 @@ class KeptTree:
     def _forget_gone(self, paths: Iterable[bytes]) -> None:
         """What is nobody's business is not remembered either, lest it be taken for known when it comes again."""
         for path in paths:
-            if path in self._stamps and _stamp_now(path) is None:
+            if path in self._stamps and self._stamp_now(path) is None:
                 del self._stamps[path]
                 self._known.pop(path, None)
                 self._fresh.setdefault(path, None)
@@ -301,9 +307,12 @@ class KeptTree:
                 self._known[path] = found.get(path)
         return {path: self._known.get(path, ABSENT) for path in paths}  # type: ignore[misc]  # no names of git's left
 
+    def _stamp_now(self, path: bytes) -> Stamp | None:
+        return None if path.startswith(self._links) else _stamp_now(path)
+
     def _restamp(self, path: bytes) -> bool:
         """Before it is read: if it changes meanwhile, the next look finds another stamp. Whether it has one now."""
-        before, stamp = self._stamps.get(path), _stamp_now(path)
+        before, stamp = self._stamps.get(path), self._stamp_now(path)
         is_special = stamp is not None and not _is_keepable(stamp[4])
         if is_special or path in self._special:
             self.specials.add(path)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
 from mulligan.history.over_cap import GivingUp, changes_over_cap, coverage_of
+from mulligan.history.scopes import Scopes
 from mulligan.history.tables import CALLS, CHANGES, OPEN, ROOTS, TOUCHES, CallRow, OpenRow, RootRow, TouchRow
 from mulligan.session.tables import SESSIONS, session_journal
 from mulligan.store.blobs import Blobs, Prepared
@@ -17,15 +19,16 @@ from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import Clock, timestamp
 from mulligan.values.digest import Digest
 from mulligan.values.entries import Change, Entry, FileEntry, change_to_json, entry_from_json, entry_to_json
-from mulligan.values.faults import fault
+from mulligan.values.faults import Broken, fault
 from mulligan.values.ids import CallId, IdSource, OwnerId, RootId, SessionId, TurnId, WorkspaceId
-from mulligan.values.limits import MIB_BYTES
+from mulligan.values.limits import KIB_BYTES
 from mulligan.values.paths import path_bytes, to_wire
 from mulligan.values.plain import plain
+from mulligan.values.refusal import Refused
 from mulligan.workspace.places import Root
 
 CHANGES_PER_RECORD = 200
-GROWTH_CHECK_BYTES = 32 * MIB_BYTES
+GROWTH_TOLD_BYTES = 64 * KIB_BYTES
 
 
 @plain(slots=True, frozen=True)
@@ -102,17 +105,28 @@ class Ledger:
         self.journal = journal
         self.clock = clock
         self.ids = ids
-        self.keep_bounds: Callable[[SessionId], object] | None = None
+        self.keep_bounds: Callable[[SessionId, int], object] | None = None
         self._grown: dict[SessionId, int] = {}
         self._sessions: set[SessionId] = set()
         self.doubts: list[Callable[[], bool]] = []
+        self.inside: str | None = None
+        """the call of another process whose command we are, as far as we are told"""
+        self.joins: tuple[str, str | None] | None = None
+        """a call of another store that ours are parts of, and where that store is"""
 
     def note_growth(self, session: SessionId, size_bytes: int) -> None:
-        """Counted after commits, outside transactions; every so often the bounds are looked at."""
-        grown = self._grown[session] = self._grown.get(session, 0) + size_bytes
-        if grown >= GROWTH_CHECK_BYTES and self.keep_bounds is not None:
-            self._grown[session] = 0
-            self.keep_bounds(session)
+        """Counted after commits, outside transactions; every so often whoever keeps the bounds is told."""
+        self._grown[session] = self._grown.get(session, 0) + size_bytes
+        if self._grown[session] >= GROWTH_TOLD_BYTES:
+            self.tell_growth()
+
+    def tell_growth(self) -> None:
+        """What has not been told yet; at the latest when we close. A store that fails now has failed nobody's call."""
+        while self._grown:
+            session, grown = self._grown.popitem()
+            if self.keep_bounds is not None and grown:
+                with suppress(Broken):
+                    self.keep_bounds(session, grown)
 
     def settle_doubts(self) -> None:
         """Calls whose commit had an unknown outcome: each asks the store again, and is forgotten once it knows."""
@@ -178,10 +192,19 @@ class Ledger:
             tx.put(CLAIMS, ClaimRow(one.place, call, 1 if one.deep else None))
 
     def check_free(self, tx: Tx, call: CallId, wanted: Sequence[Wanted]) -> None:
+        self.check_not_inside(tx, [one.place for one in wanted])
         standing = blockers(tx, call, wanted)
         if standing:
             by = sorted({CallId(row.call) for row in standing})
             raise Claimed(by, worth_waiting=all(call < other for other in by))
+
+    def check_not_inside(self, tx: Tx, places: Iterable[bytes]) -> None:
+        """What we change in the root of the call around us is that call's doing; each would wait for the other."""
+        around = None if self.inside is None else tx.get(OPEN, CallId(self.inside))
+        root = None if around is None else tx.get(ROOTS, around.root)
+        if root is not None and any(place == root.place or place.startswith(root.place + b"/") for place in places):
+            words = f"This process is part of call {self.inside}; only `mulligan call`, `exec` and `run` join it."
+            raise Refused("error", "path_claimed", words, claimed_by=[self.inside])
 
     def last_seen(self, tx: Tx, place: bytes) -> Entry | None:
         """What a place held after the newest change anybody recorded there; None if nobody ever did."""
@@ -233,11 +256,16 @@ class Ledger:
         body["changes"] = _as_json(last)
         refs = digests_of(last) | set(ending.handed_out)
         record = self.journal.append(tx, journal, "call.ended", body, at=at, refs=refs)
+        if ending.changes and facts.label is not None:
+            self.scopes(tx, facts.session).capture_of_call(facts.label, facts.root, ending.changes)
         self._let_go(tx, facts.id, held)
         if given_up:
             giving_up = GivingUp(facts.id, facts.session, ending.changes, given_up)
             giving_up.apply_in(tx, self.journal, self.store.bodies, at=at)
         return record
+
+    def scopes(self, tx: Tx, session: SessionId) -> Scopes:
+        return Scopes(tx, self.journal, self.store.bodies, session, self.now())
 
     def _without_some(self, facts: Facts, ending: Ending, given_up: Sequence[Change]) -> Ending:
         """Said on record, unless the call is only wanted if all of it can be undone."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from mulligan.history.ledger import Claimed, Facts, Ledger, intending, meant_to_stay, touch_row
 from mulligan.history.tables import RootRow, TouchRow
+from mulligan.history.traits import Traits
 from mulligan.store.blobs import Prepared, Vanished
 from mulligan.store.claims import Wanted as Claim
 from mulligan.store.protocol import Tx
@@ -22,7 +23,6 @@ from mulligan.values.ids import OwnerId
 from mulligan.values.paths import RepoPath, path_bytes, to_wire
 from mulligan.workspace.disk import NOTHING, Disk, Image
 from mulligan.workspace.places import Spot
-from mulligan.workspace.writing import is_unlike_ours
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class Watching(ABC):
     _touched: dict[RepoPath, Touched]
     _done: list[tuple[RepoPath, Entry]]
     _shared: set[RepoPath]
-    _unlike: dict[RepoPath, Image]
+    _traits: Traits
     _lock: threading.RLock
 
     def about_to_change(self, paths: Sequence[RepoPath], *, going: bool = False) -> None:
@@ -110,8 +110,7 @@ class Watching(ABC):
         for path, image in images.items():
             self._touched[path] = Touched(rows[path], path, image.entry, image.entry, unsure=True)
             self._done.append((path, image.entry))
-            if is_unlike_ours(image):
-                self._unlike[path] = image
+            self._traits.note(path, image)
 
     def _record_external(self, tx: Tx, change: Change, bodies: Sequence[Prepared]) -> None:
         """Somebody changed it since the record: theirs, if it is still so now that the place is ours."""
@@ -204,6 +203,28 @@ class Watching(ABC):
                 self.ledger.external(tx, self.root, changes)
         self.conflicts += [one.path for one in changes if one.path not in self.conflicts]
 
+    def _names_of(self, paths: Iterable[RepoPath]) -> dict[RepoPath, list[RepoPath]]:
+        """All names of files that have several and are about to change: all preimages are durable when this returns.
+
+        Where one may be outside the root, that is said.
+        """
+        found: dict[RepoPath, list[RepoPath]] = {}
+        for path in paths:
+            found[path], complete = self._traits.names_of(self.disk.root.path, path)
+            note = {"path": to_wire(path), "reason": "hard_link"}
+            if not complete and note not in self.coverage:
+                self.coverage.append(note)
+        if found:
+            self.about_to_change(list(dict.fromkeys(name for names in found.values() for name in names)))
+        return found
+
+    def _lost_with(self, paths: Iterable[RepoPath]) -> list[dict[str, str]]:
+        """What is not on what is there now, and no way back can put there again."""
+        if not self._traits.had:
+            return []
+        folders = {path for path, one in self._touched.items() if one.acted and isinstance(one.before, DirEntry)}
+        return self._traits.lost(paths, folders, self._image)
+
     def before_of(self, path: RepoPath) -> Entry | None:
         """What a path was before this call; None if the call has nothing to do with it."""
         known = self._touched.get(path)
@@ -218,6 +239,14 @@ class Watching(ABC):
 
     def _last_seen(self, tx: Tx, path: RepoPath) -> Entry | None:
         return self.ledger.last_seen(tx, self.disk.root.place_of(path))
+
+    def begin(self) -> None:
+        """On record before a command runs in it: a Mulligan that the command starts finds the call it is part of."""
+        with self._lock:
+            with self.ledger.store.write() as tx:
+                self.ledger.check_not_inside(tx, [self.root.place])
+                self.begin_in(tx)
+            self.has_begun()
 
     def begin_in(self, tx: Tx) -> None:
         """On record, as part of somebody's transaction; `has_begun` when that has been published."""

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from mulligan.history.desk import Desk
+from mulligan.history.leftovers import left_by
+from mulligan.history.plans import OnConflict
 from mulligan.history.projection import WAYS_BACK
 from mulligan.history.tables import CALLS, CHANGES, OPEN, ROOTS, TURNS, CallRow, ChangeRow, TurnRow
 from mulligan.session.roots import ENDED_ASIDES
@@ -53,10 +55,17 @@ def calls_of(
         upper, limit = page[-1].id, _PAGE
 
 
-def newest_standing(tx: Tx, desk: Desk, session: SessionId | None) -> CallRow | None:
-    """What `undo` without a name is about."""
-    rows = calls_of(tx, desk, session, only={"status": "committed", "undone_by": None})
-    return next((row for row in rows if can_be_undone(row) and is_reachable(tx, row)), None)
+def newest_standing(
+    tx: Tx, desk: Desk, session: SessionId | None, *, on_conflict: OnConflict = "merge"
+) -> CallRow | None:
+    """What `undo` without a name is about. What a conflict left of a call is met again only by who overwrites."""
+    tried = set[str]()
+    for row in calls_of(tx, desk, session, only={"status": "committed", "undone_by": None}):
+        if row.id not in tried and can_be_undone(row) and is_reachable(tx, row):
+            return row
+        if on_conflict != "overwrite":
+            tried |= left_by(row)
+    return None
 
 
 def is_reachable(tx: Tx, row: CallRow) -> bool:

@@ -51,6 +51,10 @@ class Looked:
     gaps: Sequence[Note] = ()
 
 
+UNTOLD = Looked(0)
+"""Of a tool that nobody announced: the last look was some time before it, and others may have worked since."""
+
+
 def begin(desk: Desk, observed: Observed, tree: KeptTree | None = None, *, looked: Looked | None = None) -> CallId:
     """On record before the tool runs, with the preimages of the paths that are known.
 
@@ -238,12 +242,16 @@ def _facts_of(row: CallRow) -> Facts:
         turn=TurnId(row.turn),
         root=RootId(row.root),
         workspace=WorkspaceId(row.workspace),
+        label=row.label,
         observed=True,
     )
 
 
 class _Told:
-    """What of a window is the window's own, seen beside what others put on record since it began."""
+    """What of a window is the window's own, seen beside what others put on record since it began.
+
+    Where nobody was told that it began, the record is as new as the last look, or newer: what a look finds goes on it.
+    """
 
     def __init__(self, tx: Tx, desk: Desk, since: int) -> None:
         self._tx = tx
@@ -261,7 +269,7 @@ class _Told:
             if not same_state(last, before):
                 self._desk.ledger.external(self._tx, self._desk.root, [Change(path, last, before)])
             return _real(Change(path, before, after))
-        if not same_state(last, after):
+        if not same_state(last, after) and not (self._since == UNTOLD.since and same_state(last, before)):
             self.notes.append({"path": to_wire(path), "reason": "ambiguous"})
         return _real(Change(path, last, after))
 

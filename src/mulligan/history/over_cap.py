@@ -20,9 +20,6 @@ from mulligan.values.ids import SessionId
 from mulligan.values.limits import SESSION_CAP_BYTES
 from mulligan.values.paths import to_wire
 
-ALWAYS_KEPT_BYTES = 64 * 1024
-"""A call that changes less is not looked at: a smaller cap holds by eviction, when the call is no longer the newest."""
-
 
 def cap_of(tx: Tx, session: SessionId) -> int:
     row = tx.get(META, _cap_name(session))
@@ -40,7 +37,7 @@ def _cap_name(session: SessionId) -> str:
 def changes_over_cap(tx: Tx, session: SessionId, changes: Sequence[Change]) -> list[Change]:
     """The largest, without which the others fit."""
     most = sum({entry.digest: entry.size for entry in _files_of(changes)}.values())
-    if most <= ALWAYS_KEPT_BYTES or most <= (cap := cap_of(tx, session)):
+    if not most or most <= (cap := cap_of(tx, session)):
         return []
     stored = {entry.digest: _stored(tx, entry.digest) for entry in _files_of(changes)}
     over, found = sum(stored.values()) - cap, list[Change]()

@@ -1,8 +1,8 @@
 """Plans to go back. Pure: from changes to undo and what is there now, to what each path shall become.
 
 A plan never touches a path that the undone calls did not change. A path that cannot be merged is left byte for byte as
-it is; with `refuse`, one such path empties the whole plan; with `overwrite`, the earlier state wins and the caller is
-told whose work it replaces.
+it is; with `refuse`, one such path empties the whole plan; with `overwrite`, the earlier state wins, directories above
+it that somebody removed are made again, and the caller is told whose work it replaces.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from mulligan.history.merge import Conflict, KeepOurs, TakeTheirs, WriteMerged, 
 from mulligan.history.repositories import LeftAlone
 from mulligan.values.content import Content
 from mulligan.values.digest import Digest, digest_of
-from mulligan.values.entries import Absent, Change, DirEntry, Entry, FileEntry, same_state
+from mulligan.values.entries import ABSENT, Absent, Change, DirEntry, Entry, FileEntry, same_state
 from mulligan.values.faults import MulliganError
 from mulligan.values.paths import RepoPath, ancestors_of, parent_of, path_bytes, to_wire
 
 OnConflict = Literal["merge", "overwrite", "refuse"]
 OutcomeName = Literal["restored", "merged", "conflicted", "skipped", "failed"]
 
+_DONE = ("restored", "merged")
 _UNDONE_IN_PART = frozenset({"evicted", "not_captured", "ambiguous"})
 
 
@@ -41,9 +42,7 @@ class Outcome:
     @property
     def is_fine(self) -> bool:
         """Whether the path is as was asked for, or did not have to be touched."""
-        return self.outcome in ("restored", "merged") or (
-            self.outcome == "skipped" and self.reason not in _UNDONE_IN_PART
-        )
+        return self.outcome in _DONE or (self.outcome == "skipped" and self.reason not in _UNDONE_IN_PART)
 
 
 @dataclass(slots=True, frozen=True)
@@ -71,6 +70,11 @@ class RestorePlan:
         outcomes = tuple(sorted((*self.outcomes, *told), key=lambda one: path_bytes(one.path)))
         return replace(self, outcomes=outcomes, left_alone=tuple(repositories))
 
+    def untouched(self) -> RestorePlan:
+        """The same plan, if nothing of it is done."""
+        outcomes = (Outcome(one.path, "skipped") if one.outcome in _DONE else one for one in self.outcomes)
+        return replace(self, moves=(), outcomes=tuple(outcomes), overwrote_external=())
+
     @property
     def ok(self) -> bool:
         return all(outcome.is_fine for outcome in self.outcomes)
@@ -84,8 +88,8 @@ def _always(_: Digest) -> bool:
 class Planner:
     """Undoes layers of changes on a virtual tree, newest first.
 
-    `now` says None of what cannot be looked at: a device, or a way there that is a link by now. `has` says whether a
-    body can be read, so that nothing is promised that cannot be done.
+    `now` says None of what cannot be looked at: a device, FIFO or socket. `has` says whether a body can be read, so
+    that nothing is promised that cannot be done.
     """
 
     now: Callable[[RepoPath], Entry | None]
@@ -114,13 +118,15 @@ class Planner:
             for change in layer:
                 self._step_back(change)
         self._keep_full_directories()
+        if self.on_conflict == "overwrite":
+            self._make_directories()
         self._leave_what_has_no_directory()
         self._say_what_comes_of_it()
         for path in not_captured:
             self._outcomes[path] = Outcome(path, "skipped", "not_captured")
         outcomes = tuple(self._outcomes[path] for path in sorted(self._outcomes, key=path_bytes))
         if self.on_conflict == "refuse" and any(one.outcome == "conflicted" for one in outcomes):
-            return RestorePlan((), outcomes)
+            return RestorePlan((), outcomes).untouched()
         return RestorePlan(self._moves(), outcomes, tuple(sorted(self._overwrote, key=path_bytes)))
 
     def _step_back(self, change: Change) -> None:
@@ -160,7 +166,8 @@ class Planner:
     def _take(self, path: RepoPath, merged: KeepOurs | TakeTheirs | WriteMerged | Conflict) -> None:
         before = self._outcomes.get(path)
         if isinstance(merged, Conflict):
-            self._leave(path, Outcome(path, "conflicted", merged.reason))
+            gone = merged.reason == "deleted_externally"
+            self._leave(path, Outcome(path, "conflicted", self._why_gone(path) if gone else merged.reason))
         elif isinstance(merged, KeepOurs):
             self._outcomes.setdefault(path, Outcome(path, "skipped"))
         elif isinstance(merged, TakeTheirs):
@@ -194,16 +201,29 @@ class Planner:
                 outcome = Outcome(path, "skipped") if gone else Outcome(path, "conflicted", "type_changed")
                 self._leave(path, outcome)
 
+    def _make_directories(self) -> None:
+        """Whoever overwrites wants what was there, also where somebody has removed the directories above it."""
+        for path in [path for path, entry in self._tree.items() if not isinstance(entry, Absent)]:
+            for above in reversed(ancestors_of(path)):
+                if isinstance(self._planned(above), Absent):
+                    self._seen[above], self._tree[above] = ABSENT, _AGAIN
+                    self._outcomes[above] = Outcome(above, "restored")
+
     def _leave_what_has_no_directory(self) -> None:
         """What somebody removed the directory of cannot come back: making that directory is not ours to decide."""
         for path in sorted(self._tree, key=path_bytes):
             if isinstance(self._tree[path], Absent) or same_state(self._seen[path], self._tree[path]):
                 continue
-            folder = parent_of(path)
-            above = self._tree[folder] if folder in self._tree else self.now(folder)
-            if not isinstance(above, DirEntry):
-                reason = "deleted_externally" if isinstance(above, Absent) else "type_changed"
-                self._leave(path, Outcome(path, "conflicted", reason))
+            if not isinstance(self._planned(parent_of(path)), DirEntry):
+                self._leave(path, Outcome(path, "conflicted", self._why_gone(path)))
+
+    def _why_gone(self, path: RepoPath) -> str:
+        """Somebody removed it, or made something else of a directory above it."""
+        above = next((one for one in map(self._planned, ancestors_of(path)) if not isinstance(one, Absent)), None)
+        return "deleted_externally" if isinstance(above, DirEntry) else "type_changed"
+
+    def _planned(self, path: RepoPath) -> Entry | None:
+        return self._tree[path] if path in self._tree else self.now(path)
 
     def _say_what_comes_of_it(self) -> None:
         """Layers may cancel each other out, so only the end says what happens to a path."""
@@ -230,6 +250,7 @@ class Planner:
 
 
 _KEPT = DirEntry(0)
+_AGAIN = DirEntry(0o755)
 
 
 class Step(Protocol):

@@ -42,7 +42,7 @@ from mulligan.values.entries import (
 )
 from mulligan.values.paths import RepoPath, ancestors_of, join, path_from_bytes
 from mulligan.values.refusal import Refused
-from mulligan.workspace.disk import NOTHING, SPECIAL, Disk, Image
+from mulligan.workspace.disk import NOTHING, Disk, Image
 from mulligan.workspace.places import Spot
 from mulligan.workspace.writing import Found, Swap, Wanted
 
@@ -192,7 +192,7 @@ class _Way:
         """What is there, and what belongs there: the preimage, or somebody's save that we had just displaced."""
         self.target = self.trace.before
         spot = self._spot()
-        if isinstance(spot, Image):
+        if spot is None:
             return
         with spot:
             now = self._seen = self.site.disk.image(spot)
@@ -218,8 +218,8 @@ class _Way:
     def go(self, report: Report) -> None:
         report.rescued |= {entry.digest for entry in self._displaced if isinstance(entry, FileEntry)}
         spot = self._spot()
-        if isinstance(spot, Image):
-            if spot.special or not isinstance(self.target, Absent):
+        if spot is None:
+            if not isinstance(self.target, Absent):
                 report.conflicts.append(self.path)
                 # Its directory is gone, and whoever took that away never saw these bytes.
                 report.rescued |= {self.target.digest} if isinstance(self.target, FileEntry) else set()
@@ -327,18 +327,16 @@ class _Way:
         """A directory that was made again gets its time when all is in it."""
         if self._made and isinstance(self.target, DirEntry) and self.target.mtime_ns:
             spot = self._spot()
-            if not isinstance(spot, Image):
+            if spot is not None:
                 with spot:
                     self.site.disk.set_mtime(spot, self.target.mtime_ns)
 
-    def _spot(self) -> Spot | Image:
-        """Where it is; nothing, if its directory is not there; something special, if a link leads elsewhere now."""
+    def _spot(self) -> Spot | None:
+        """Where it is; None, if its directory is not there, or is a link that leads elsewhere by now."""
         try:
             return self.site.disk.resolve_exactly(self.path)
-        except (FileNotFoundError, NotADirectoryError):
-            return NOTHING
-        except Refused:
-            return SPECIAL
+        except (FileNotFoundError, NotADirectoryError, Refused):
+            return None
 
     def _is_ours(self, image: Image) -> bool:
         return not image.special and any(same_state(image.entry, entry) for entry in self.trace.meant)

@@ -79,6 +79,7 @@ def _facts(tx: Tx, row: OpenRow) -> Facts:
         turn=TurnId(call.turn),
         root=RootId(root.id),
         workspace=WorkspaceId(call.workspace),
+        label=call.label,
         observed=bool(row.observed),
     )
 

@@ -18,7 +18,8 @@ from mulligan.history.log import changes_of
 from mulligan.history.schema import SCHEMA
 from mulligan.history.tables import CALLS, CallRow
 from mulligan.session.tables import SESSIONS, session_journal
-from mulligan.session.transcript import Archive, entries_of, window_of
+from mulligan.session.transcript import Archive, Message, entries_of, window_of
+from mulligan.session.windows import Window
 from mulligan.store.journal import records_of
 from mulligan.store.protocol import Store, Tx
 from mulligan.store.tables import Table
@@ -26,7 +27,7 @@ from mulligan.store.verify import fold_into, verify_journal
 from mulligan.values.canonical import encode
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.entries import entry_to_json
-from mulligan.values.faults import fault
+from mulligan.values.faults import MulliganError, fault
 from mulligan.values.ids import SessionId
 from mulligan.values.paths import to_wire
 
@@ -90,10 +91,20 @@ def state_of(tx: Tx, records: Tx, archive: Archive, session: SessionId) -> dict[
     assert row is not None, "a session that is folded was opened"
     return {
         "session": {"id": row.id, "created_at": row.created_at, "closed_at": row.closed_at, "parent": row.parent},
-        "messages": [entry.message for entry in entries_of(records, archive, window_of(tx, session))],
+        "messages": _messages(records, archive, window_of(tx, session)),
         "calls": [_call(tx, call) for call in tx.select(CALLS, {"session": session}, order=("id",))],
         "tables": {table.name: [_plain(table, one) for one in _rows(tx, table, session)] for table in _TABLES},
     }
+
+
+def _messages(records: Tx, archive: Archive, window: Window) -> list[Message]:
+    try:
+        return [entry.message for entry in entries_of(records, archive, window)]
+    except MulliganError as error:
+        if error.code != "unknown_blob":
+            raise
+        # Elsewhere that is somebody's mistake; here a record of ours names the blob.
+        raise fault("missing_cas_dependency", error.message) from error
 
 
 _TABLES: tuple[Table[Any], ...] = tuple(

@@ -70,6 +70,7 @@ def paths_below(root: bytes, paths: Iterable[bytes]) -> list[RepoPath]:
 
 def run_in_call(desk: Desk, call: Call, command: Command, *, sink: Sink, how: How) -> Ran:
     """Run to the end. What it changed is then part of the call; nothing is committed or put back here."""
+    call.begin()
     started_ns = time.clock_gettime_ns(time.CLOCK_REALTIME)
     windows: list[Window] = []
     means = Means(

@@ -6,6 +6,7 @@ import os
 import stat
 from base64 import b64encode
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from mulligan.history.call import Call, Intent
@@ -31,13 +32,13 @@ def take_over(desk: Desk, call: Call, changes: Sequence[IsolatedChange], *, star
     leaving = [one for one in reversed(inner) if one.kind == "absent"]
     coming = [one for one in inner if one.kind != "absent"]
     ordered = [*leaving, *coming]
-    since = _Since(started_ns)
+    since, going = _Since(started_ns), {one.path for one in leaving}
     gone = {one.path for one in ordered if since.may_be_gone(one.path)}  # before we ourselves change any folder
     with call.savepoint():
         for start in range(0, len(ordered), _CHANGES_PER_EFFECT):
             part = {_path(root, change): change for change in ordered[start : start + _CHANGES_PER_EFFECT]}
             seen = call.seen_at_start(part)
-            made = {path: _Made(one, seen[path], since, one.path in gone) for path, one in part.items()}
+            made = {path: _Made(one, seen[path], since, going, one.path in gone) for path, one in part.items()}
             call.change([_intent(desk, call, path, one) for path, one in made.items()])
 
 
@@ -75,13 +76,15 @@ class _Since:
         return status.st_mtime_ns >= self.moment_ns
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class _Made:
-    """What an isolated command made of a path, and what the record said of it before."""
+    """What an isolated command made of a path, and what was there before, as far as that is known."""
 
     change: IsolatedChange
     seen: Entry | None
     since: _Since
+    going: set[bytes]
+    """all that it removed, without what stays nevertheless; children are planned before their folders"""
     may_be_gone: bool
 
     def is_disputed(self, now: Image) -> bool:
@@ -90,10 +93,26 @@ class _Made:
             return self.may_be_gone and self.change.kind != "dir"
         return isinstance(now.entry, DirEntry) or self.since.has_changed(self.change.path)
 
+    def holds_others(self, now: Image) -> bool:
+        """Whether it is a folder that cannot go, as something is in it that does not."""
+        if self.change.kind == "dir" or not isinstance(now.entry, DirEntry):
+            return False
+        with suppress(FileNotFoundError, NotADirectoryError):
+            names = os.listdir(self.change.path)
+            return not self.going.issuperset(os.path.join(self.change.path, name) for name in names)
+        return False
+
 
 def _intent(desk: Desk, call: Call, path: RepoPath, made: _Made) -> Intent:
     keep_large = desk.ledger.blobs.store_large
-    return Intent(path, lambda image: _merged(desk, call, path, _Sides(image, _wanted(made.change, keep_large), made)))
+
+    def plan(image: Image) -> Wanted:
+        wanted = _merged(desk, call, path, _Sides(image, _wanted(made.change, keep_large), made))
+        if not isinstance(wanted.entry, Absent):
+            made.going.discard(made.change.path)
+        return wanted
+
+    return Intent(path, plan)
 
 
 def _wanted(change: IsolatedChange, keep_large: KeepLarge) -> Wanted:
@@ -141,7 +160,12 @@ class _Sides:
 def _merged(desk: Desk, call: Call, path: RepoPath, sides: _Sides) -> Wanted:
     """A path that somebody changed while the command ran is merged, or stays theirs and is reported."""
     before = sides.made.seen
+    if sides.made.holds_others(sides.now):
+        _conflicted(call, path)
+        return sides.kept
     if not sides.made.is_disputed(sides.now):
+        # Should it be planned again, this is what the command saw: under another name we may change it ourselves.
+        sides.made.seen = sides.now.entry
         return sides.wanted
     if before is None:
         if isinstance(sides.now.entry, Absent | DirEntry):

@@ -13,9 +13,8 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-import anyio.to_thread
-
 from mulligan.session.tokens import Token, Tokens
+from mulligan.values.faults import MulliganError, fault
 
 KEY_PRINCIPAL = "api-key"
 """Who bears a static key: it has no name of its own."""
@@ -68,8 +67,13 @@ def caller_of(given: str, keys: StaticKeys, tokens: Tokens | None) -> Caller | N
     return None if token is None else Caller(token.principal, token)
 
 
+def needs_serve(what: str, error: ModuleNotFoundError) -> MulliganError:
+    """What to install, for what only the extra brings."""
+    return fault("bad_usage", f"{what} needs {error.name}: pip install 'mulligan[serve]'.", missing_extra="serve")
+
+
 class BearerAuth:
-    """Lets in requests that bear a good key or token. `open_paths` need neither."""
+    """Lets in requests that bear a good key or token. `open_paths` need neither. Raises `bad_usage` without anyio."""
 
     def __init__(
         self,
@@ -79,6 +83,12 @@ class BearerAuth:
         tokens: Tokens | None = None,
         open_paths: Iterable[str] = (),
     ) -> None:
+        try:
+            # Here, so that keys can be read where the extra is not installed.
+            from anyio.to_thread import run_sync
+        except ModuleNotFoundError as error:
+            raise needs_serve("BearerAuth", error) from error
+        self._in_thread = run_sync
         self._app = app
         self._keys = StaticKeys() if keys is None else keys
         self._tokens = tokens
@@ -101,7 +111,7 @@ class BearerAuth:
         if given is None:
             return None
         # The store is synchronous, and a touch is a write.
-        return await anyio.to_thread.run_sync(caller_of, given, self._keys, self._tokens)
+        return await self._in_thread(caller_of, given, self._keys, self._tokens)
 
 
 def bearer_in(scope: Scope) -> str | None:

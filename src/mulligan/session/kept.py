@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from mulligan.session.pending import Kind, PolicyOf, Settle
 from mulligan.session.slices import NO_ITEMS, Items, SlicePolicy
+from mulligan.session.standing import check_open
 from mulligan.session.tables import session_journal
 from mulligan.session.types import TYPES, log_item
 from mulligan.store.journal import HEADS, Journal, Record
@@ -313,7 +314,9 @@ class StoreHome:
             return known
 
     def publish(self, settle: Settle, policy_of: PolicyOf) -> None:
+        """Raises `session_closed`: what is under way when a session closes ends as it would, but nothing new begins."""
         with self._store.write() as tx:
+            check_open(tx, self._session, "slices")
             written = self.write(tx, settle, policy_of)
         written.adopt()
 

@@ -58,6 +58,13 @@ class Anchor:
     def mount(self, path: str) -> Mount | None:
         return next((one for one in self.mounts if one.path == path), None)
 
+    def copied_to(self, directory: str) -> Anchor:
+        """For whoever works in a copy of the primary root: what is mounted inside of it is in the copy as well."""
+        own = len(self.primary.rstrip("/"))
+        inside = (replace(one, path=directory + one.path[own:]) for one in self.mounts if is_in(one.path, self.primary))
+        beside = (one for one in self.mounts if not is_in(one.path, self.primary))
+        return replace(self, primary=directory, mounts=(*beside, *inside))
+
     def without(self, path: str) -> Anchor:
         return replace(self, mounts=tuple(one for one in self.mounts if one.path != path))
 

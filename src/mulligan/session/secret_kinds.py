@@ -34,7 +34,8 @@ _PLACEHOLDER = re.compile(
     r"|(?:process|self|this|os|config|settings|args|options)(?:[.\[(]|$)",
     re.IGNORECASE,
 )
-_DIGIT, _LETTER, _UPPER = re.compile("[0-9]"), re.compile("[A-Za-z]"), re.compile("[A-Z]")
+_DIGIT, _LETTER, _UPPER, _LOWER = (re.compile(one) for one in ("[0-9]", "[A-Za-z]", "[A-Z]", "[a-z]"))
+_GITLAB = re.compile("gl(?:pat|dt|rt|cbt|ptt|ft|imt|agent|oas|soat|ffct|wt)-")
 _ABOUT_A_SECRET = re.compile(
     r"(?:^|[_.-])(?:count|type|name|names|id|ids|url|uri|path|file|policy|length|len|limit|size|budget|ttl|expir\w*|version"
     r"|field|header|prefix|suffix|format|usage|threshold|env|var|arn|ref|handle|index|at|max|min|details?)$",
@@ -82,6 +83,13 @@ def _mixed_all(found: re.Match[str]) -> bool:
 
 def _is_mixed(text: str) -> bool:
     return looks_random(text) and (_UPPER.search(text) is not None or len(text) >= 32)
+
+
+def _is_gitlab(found: re.Match[str]) -> bool:
+    """GitLab's own prefixes need no digit after them: one key in thirty has none."""
+    key = secret_of(found).partition("-")[2]
+    is_own = _GITLAB.match(secret_of(found)) is not None
+    return _is_mixed(key) or (is_own and _UPPER.search(key) is not None and _LOWER.search(key) is not None)
 
 
 def _assigned(found: re.Match[str]) -> bool:
@@ -168,7 +176,7 @@ BY_SHAPE: tuple[SecretKind, ...] = (
     _prefixed("jwt", rf"eyJ{_B64U}{{8,}}+\.{_B64U}{{8,}}+\.{_B64U}{{8,}}+(?:\.{_B64U}++)*+", "eyj"),
     _prefixed("github_fine_grained", r"github_pat_[A-Za-z0-9_]{30,255}+", "github_pat_"),
     _prefixed("github_token", r"gh[pousr]_[A-Za-z0-9_]{30,512}+", "ghp_ gho_ ghu_ ghs_ ghr_"),
-    _prefixed("gitlab_token", rf"gl(?:[a-z]{{2,6}}|agent)-{_B64U}[A-Za-z0-9_.-]{{19,300}}+", "gl", _mixed),
+    _prefixed("gitlab_token", rf"gl(?:[a-z]{{2,6}}|agent)-{_B64U}[A-Za-z0-9_.-]{{19,300}}+", "gl", _is_gitlab),
     _prefixed("slack_token", rf"(?:xoxe\.)?xox[a-z]-{_B64U}{{10,512}}+", "xox"),
     _prefixed("slack_app_token", rf"xapp-\d-{_B64U}{{10,512}}+", "xapp-"),
     _kind("slack_webhook", r"hooks\.slack\.com(?:/|\\/)(?P<secret>[A-Za-z0-9_\\/+-]{20,512}+)", "hooks.slack.com"),
@@ -211,7 +219,7 @@ BY_SHAPE: tuple[SecretKind, ...] = (
     _prefixed("mailchimp_key", r"[0-9a-f]{32}-us\d{1,2}(?![A-Za-z0-9])", "-us"),
     _prefixed("linear_key", r"lin_(?:api|oauth)_[A-Za-z0-9]{32,128}+", "lin_"),
     _prefixed("notion_token", r"(?:ntn_|secret_)[A-Za-z0-9]{40,64}+(?!_)", "ntn_ secret_", _mixed),
-    _prefixed("figma_token", rf"fig[duo]r?_{_B64U}{{30,128}}+", "fig", _mixed),
+    _prefixed("figma_token", rf"fig[duo]r?_{_B64U}{{30,128}}+", "fig", _mixed_all),
     _prefixed("postman_key", r"PMAK-[a-f0-9]{24}-[a-f0-9]{34}", "pmak-"),
     _prefixed("sentry_token", r"sntry[su]_[A-Za-z0-9+/=_-]{40,512}+", "sntrys_ sntryu_"),
     _prefixed("new_relic_key", r"NRAK-[A-Z0-9]{27}", "nrak-"),
@@ -221,8 +229,8 @@ BY_SHAPE: tuple[SecretKind, ...] = (
     _prefixed("crates_token", r"cio[A-Za-z0-9]{32}(?![A-Za-z0-9_])", "cio", _mixed),
     _prefixed("terraform_token", rf"[A-Za-z0-9]{{14}}\.atlasv1\.{_B64U}{{40,128}}+", ".atlasv1."),
     _prefixed("planetscale_token", rf"pscale_(?:tkn|pw|oauth)_{_B64U}{{30,128}}+", "pscale_"),
-    _prefixed("supabase_key", rf"sb(?:p_|_secret_){_B64U}{{20,128}}+", "sbp_ sb_secret_", _mixed),
-    _prefixed("atlassian_token", r"AT(?:ATT|CTT|BB)[A-Za-z0-9_=-]{24,512}+", "atatt atctt atbb", _mixed),
+    _prefixed("supabase_key", rf"sb(?:p_|_secret_){_B64U}{{20,128}}+", "sbp_ sb_secret_", _mixed_all),
+    _prefixed("atlassian_token", r"AT(?:ATT|CTT|BB)[A-Za-z0-9_=-]{24,512}+", "atatt atctt atbb", _mixed_all),
     _prefixed("tailscale_key", rf"tskey-[a-z]{{3,12}}-{_B64U}{{12,128}}+", "tskey-"),
     _prefixed("fly_token", r"(?:fo1_|fm[12][ra]?_)[A-Za-z0-9+/=_,-]{40,4096}+", "fo1_ fm1 fm2"),
     _prefixed("netlify_token", rf"nfp_{_B64U}{{30,128}}+", "nfp_"),

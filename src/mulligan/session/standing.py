@@ -7,9 +7,15 @@ from typing import Any
 
 from mulligan.session.tables import SESSIONS, SessionRow, session_journal
 from mulligan.session.transcript import Archive
+from mulligan.store.journal import RECORDS, parse_record
 from mulligan.store.protocol import Tx
 from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId
+
+DELETED = "deleted"
+"""How a session is closed that is to be forgotten."""
+
+_PAGE, _END = 200, 2**62
 
 
 class Standing:
@@ -33,6 +39,21 @@ def session_in(tx: Tx, session: object) -> SessionRow | None:
         return tx.get(SESSIONS, session) if isinstance(session, str) else None
     except UnicodeEncodeError:
         return None
+
+
+def is_deleted(tx: Tx, session: SessionId) -> bool:
+    """Whether a session was closed to be forgotten: what its journal says of its newest close."""
+    row, upper = session_in(tx, session), _END
+    while row is not None and row.closed_at is not None:
+        between = ("seq", 0, upper)
+        page = tx.select(RECORDS, {"journal": session_journal(session)}, between=between, descending=True, limit=_PAGE)
+        for record in map(parse_record, page):
+            if record.kind == "session.closed":
+                return bool(record.payload["event"].get("metadata", {}).get("status") == DELETED)
+        if len(page) < _PAGE:
+            break
+        upper = page[-1].seq
+    return False
 
 
 def check_open(tx: Tx, session: SessionId, verb: str) -> SessionRow:

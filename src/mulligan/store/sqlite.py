@@ -183,7 +183,8 @@ class SqliteStore:
         try:
             return owner_bytes(self._owner_file())
         except OSError as error:
-            raise fault_of_os_error(error, f"Registering with the store in {self.directory}") from error
+            words = f"The store in {self.directory} takes no changes; choose another with MULLIGAN_HOME"
+            raise fault_of_os_error(error, words) from error
 
     def _owner_file(self) -> str:
         return os.path.join(self.directory, OWNER_FILE)

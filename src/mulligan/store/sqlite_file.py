@@ -43,8 +43,12 @@ _NETWORK_FILE_SYSTEMS = frozenset(
 )
 
 _CODES: tuple[tuple[type[apsw.Error], str, str], ...] = (
-    (apsw.CorruptError, "store_corrupt", "the store is damaged; run `mulligan verify` and restore it from a backup"),
-    (apsw.NotADBError, "store_corrupt", "that file is not a Mulligan store"),
+    (apsw.CorruptError, "store_corrupt", "the store is damaged; restore it from a backup"),
+    (
+        apsw.NotADBError,
+        "store_corrupt",
+        "that file is not a Mulligan store; restore it from a backup, or choose another with MULLIGAN_HOME",
+    ),
     (apsw.FullError, "no_space", "the disk is full; free some space and try again"),
     (apsw.ReadOnlyError, "read_only_disk", "the store's disk is read-only; choose another with MULLIGAN_HOME"),
     (apsw.BusyError, "store_busy", "another process has been writing for too long; try again"),

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from mulligan.agents.main_loop import calls_wanted
 from mulligan.agents.runner import ToolRunner
-from mulligan.agents.speech import Ask, Driver, Message, Provider, Reply
+from mulligan.agents.speech import Ask, Driver, Message, Provider, Reply, name_of
 from mulligan.agents.tools import ProviderToolCall, Tool, ToolContext, as_tool
 from mulligan.history.checkpoint import CheckpointStore
 from mulligan.history.composite import ExecutionState, snapshots_equivalent
@@ -117,7 +117,7 @@ def _asked(
     known = as_tool(tool)
     with mock_model(known.name, dict(params or {})) as model:
         provider = made(model.address)
-        asking = _Asking(ToolRunner(state, {known.name: known}, "test", provider.name))
+        asking = _Asking(ToolRunner(state, {known.name: known}, "test", name_of(provider)))
         ask = Ask(({"role": "user", "content": f"Use {known.name}."},), (known,))
         if isinstance(provider, Driver):
             list(provider.drive(ask, asking.act))

@@ -63,7 +63,10 @@ def stamp(path: bytes) -> str:
 
 
 def copy_tree(source: bytes, target: bytes) -> Iterator[Copied | Skipped]:
-    """Copy into a directory that must not exist yet, telling each path, parents first."""
+    """Copy into a directory that must not exist yet, nor be inside the original; each path is told, parents first."""
+    if _is_inside(os.path.realpath(target), source):
+        shown = os.fsdecode(target)
+        raise fault("invalid_params", f"{shown} is inside the files to be copied; choose a place outside.")
     try:
         os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
         os.mkdir(target, 0o700)
@@ -72,6 +75,16 @@ def copy_tree(source: bytes, target: bytes) -> Iterator[Copied | Skipped]:
         raise fault("file_exists", f"{shown} exists already; choose another place for the copy.") from None
     yield from _copy_directory(source, target, b"")
     shutil.copystat(source, target, follow_symlinks=False)
+
+
+def _is_inside(target: bytes, source: bytes) -> bool:
+    """Whether a place that need not exist would be below a directory, by whatever name that is reached."""
+    original, above = os.stat(source), os.path.dirname(target)
+    while not (os.path.isdir(above) and os.path.samestat(os.stat(above), original)):
+        if above == os.path.dirname(above):
+            return False
+        above = os.path.dirname(above)
+    return True
 
 
 def _copy_directory(source: bytes, target: bytes, below: bytes) -> Iterator[Copied | Skipped]:

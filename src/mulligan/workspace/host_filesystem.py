@@ -14,14 +14,14 @@ from uuid import UUID
 from mulligan.values.clock import Clock, SystemClock
 from mulligan.values.digest import digest_of, parse_digest
 from mulligan.values.entries import ABSENT, DirEntry, Entry, FileEntry, same_state
-from mulligan.values.faults import MulliganError
+from mulligan.values.faults import MulliganError, fault
 from mulligan.values.ids import SystemIds
 from mulligan.values.paths import RepoPath, ancestors_of, join, path_bytes
 from mulligan.values.refusal import Refused
 from mulligan.values.state_faults import RestoreFailedError, SnapshotMismatchError
 from mulligan.workspace.disk import DRAFT_PREFIX, HostDisk, Image, Steps
 from mulligan.workspace.filesystem import FileKind, FilesystemSnapshot, PlainFilesystem
-from mulligan.workspace.keeping import Bodies, Pack, Tree, Trees, files_below, tree_from_bytes, tree_to_bytes
+from mulligan.workspace.keeping import Bodies, Folder, Pack, Tree, Trees, files_below, tree_from_bytes, tree_to_bytes
 from mulligan.workspace.places import Spot
 from mulligan.workspace.writing import Found, Swap, Wanted, creation_mode
 
@@ -30,26 +30,35 @@ class HostFilesystem(PlainFilesystem):
     """A folder on disk. Safe to use from many threads.
 
     A snapshot keeps the bytes of every file in `bodies`: by default a file without a name that is gone with the
-    process; give a store's blobs to keep them for longer. Later snapshots read only what has changed.
+    process. Give a folder outside the root to restore in a later process what an earlier one has written down as
+    JSON; it grows until you delete it. Later snapshots read only what has changed.
     """
 
     def __init__(
         self,
         _root: str | os.PathLike[str],
         *,
-        bodies: Bodies | None = None,
+        bodies: Bodies | str | os.PathLike[str] | None = None,
         clock: Clock | None = None,
         steps: Steps | None = None,
     ) -> None:
         self._disk = HostDisk(os.fspath(_root), steps=steps)
-        self._bodies: Bodies = bodies if bodies is not None else Pack()
+        self._end = weakref.finalize(self, self._disk.close)
+        self._bodies = self._kept_in(bodies)
         self._clock = clock or SystemClock()
         self._ids = SystemIds()
         self._trees = Trees(self._disk.root.handle, self._bodies, self._clock)
         self._lock = threading.RLock()
         self._taken: tuple[Tree, str, str] | None = None
         self._drafts = 0
-        self._end = weakref.finalize(self, self._disk.close)
+
+    def _kept_in(self, given: Bodies | str | os.PathLike[str] | None) -> Bodies:
+        if not isinstance(given, str | os.PathLike):
+            return Pack() if given is None else given
+        place = os.path.realpath(given)
+        if os.path.commonpath([place, self.root]) == self.root:
+            raise fault("store_inside_workspace", f"{place} is below {self.root}: snapshots would hold each other.")
+        return Folder(place)
 
     @property
     def root(self) -> str:

@@ -13,11 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
+from mulligan.store.bodies import DirectoryBodies
 from mulligan.store.codec import pack, unpack
 from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import Clock
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.entries import DirEntry, Entry, FileEntry, SymlinkEntry, entry_from_json, entry_to_json
+from mulligan.values.faults import MulliganError
 from mulligan.values.paths import RepoPath, from_wire, path_bytes, to_wire
 from mulligan.values.state_faults import RestoreFailedError
 from mulligan.workspace.disk import DRAFT_PREFIX, read_xattrs
@@ -68,7 +70,8 @@ class Pack:
         """Raises RestoreFailedError for what was never kept here."""
         place = self._places.get(digest)
         if place is None:
-            raise RestoreFailedError(f"The bytes of {digest} are not kept here.", digest=digest)
+            words = f"The bytes of {digest} are not kept here; a folder given as `bodies` outlives its process."
+            raise RestoreFailedError(words, digest=digest)
         return unpack(os.pread(place.handle, place.packed, place.offset), place.size)
 
     def _file(self) -> int:
@@ -79,6 +82,28 @@ class Pack:
             weakref.finalize(self, os.close, self._handle)
             self._end, self._owner = 0, os.getpid()
         return self._handle
+
+
+class Folder:
+    """Bodies in a folder: a later process finds them there, and they stay until somebody deletes it."""
+
+    def __init__(self, directory: str) -> None:
+        self._files = DirectoryBodies(directory)
+
+    def store(self, data: bytes) -> Digest:
+        digest = digest_of(data)
+        self._files.put(digest, data)
+        return digest
+
+    def read(self, digest: Digest) -> bytes:
+        """Raises RestoreFailedError for what is not there, or is not what was kept."""
+        try:
+            data = self._files.get(digest)
+        except MulliganError as error:
+            raise RestoreFailedError(error.message, digest=digest) from error
+        if digest_of(data) != digest:
+            raise RestoreFailedError(f"The bytes of {digest} are not what was kept.", digest=digest)
+        return data
 
 
 class Trees:

@@ -242,6 +242,31 @@ def test_the_end_of_a_call_whose_beginning_was_missed_says_so(agent: Agent) -> N
     assert (agent.root / ".env").read_bytes() == ENV
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_call_whose_beginning_was_missed_is_not_charged_with_an_undo_before_it(agent: Agent, restarts: bool) -> None:
+    (agent.root / "gone.txt").write_text("1\n")
+    agent.say("session_start")
+    agent.shell("t1", "echo KEY=3 > .env; rm a.txt; echo 1 > kept.txt")
+    assert agent.undo().ok
+    if restarts:
+        agent.restart()
+    (agent.root / "gone.txt").unlink()
+    agent.say("post", label="t2", tool="Bash", input={"command": "rm gone.txt"})
+    assert agent.changes()[2:] == [("t2", {"gone.txt": "deleted"})]
+    assert agent.undo("t2").ok
+    assert (agent.root / "a.txt").exists() and (agent.root / "gone.txt").exists()
+
+
+def test_calls_whose_beginnings_were_missed_follow_each_other(agent: Agent) -> None:
+    agent.shell("t1", "echo KEY=2 > .env")
+    for label, value in (("t2", b"KEY=3\n"), ("t3", b"KEY=4\n")):
+        (agent.root / ".env").write_bytes(value)
+        agent.say("post", label=label, tool="Bash", input={"command": value.decode()})
+    assert agent.changes() == [(label, {".env": "modified"}) for label in ("t1", "t2", "t3")]
+    assert agent.coverage() == [(".", "hook_missed")] * 2
+    assert agent.undo("t3").ok and (agent.root / ".env").read_bytes() == b"KEY=3\n"
+
+
 def test_what_comes_late_begins_nothing(agent: Agent) -> None:
     agent.say("session_start")
     agent.recorder.go_on(float("inf"))

@@ -133,14 +133,34 @@ def test_of_a_file_edited_since_only_ours_is_taken_out(tmp_path: Path, before: b
     assert found.uninstall()
     left = parse(file.read_bytes().decode("utf-8-sig")).value
     original = parse(before.decode("utf-8-sig").strip() or "{}").value
-    emptied: list[Any] = [{"hooks": {}}, {"hooks": {"Stop": []}}]
-    expected = {**original, "mine": [1]}
-    if {"hooks": original.get("hooks")} in emptied:
-        left.pop("hooks", None)
-        expected.pop("hooks")
-    assert left == expected
+    assert left == {**original, "mine": [1]}
     assert MARK not in file.read_text()
     assert "// new" in file.read_text()
+
+
+@pytest.mark.req("D14.hooks.settings_kept", "D14.hooks.uninstall")
+@pytest.mark.parametrize("remembers", [True, False])
+def test_comments_in_empty_lists_stay_when_ours_is_taken_out(tmp_path: Path, remembers: bool) -> None:
+    before = '{\n  "hooks": {\n    // one\n    "PreToolUse": [ /* two */ ], // three\n  },\n  // four\n}\n'
+    found, file = with_file(tmp_path, before.encode())
+    found.install()
+    file.write_text("// new\n" + file.read_text())
+    if not remembers:
+        found = Settings(HOSTS["claude"], str(file), str(tmp_path / "elsewhere"))
+    assert found.uninstall()
+    assert "".join(file.read_text().split()) == "".join(("// new\n" + before).split())
+
+
+@pytest.mark.req("D14.hooks.uninstall")
+@pytest.mark.parametrize("more", ['"hooks": {}', '"hooks": {"Stop": []}'])
+@pytest.mark.parametrize("first", [True, False])
+def test_ours_is_found_under_whichever_of_two_equal_keys(tmp_path: Path, more: str, first: bool) -> None:
+    found, file = with_file(tmp_path, b'{"a": 1}')
+    found.install()
+    text = file.read_text()
+    file.write_text("{" + more + "," + text[1:] if first else text.rstrip()[:-1] + "," + more + "}")
+    assert found.uninstall()
+    assert MARK not in file.read_text() and more in file.read_text()
 
 
 @pytest.mark.req("D14.hooks.settings_kept")
@@ -239,3 +259,11 @@ def test_a_refusal_says_why_and_exits_with_two(site: Site) -> None:
     done = site.mulligan("hooks", "install", "claude")
     assert (done.returncode, done.stdout) == (2, "")
     assert "settings.json" in done.stderr
+
+
+@pytest.mark.req("D14.hooks.status")
+def test_status_is_told_where_the_store_cannot_be(site: Site) -> None:
+    site.store.parent.mkdir(exist_ok=True)
+    site.store.write_text("a file")
+    body = json.loads(site.mulligan("hooks", "status", "claude", "--json").stdout)
+    assert (body["process"], body["undelivered"], {one["state"] for one in body["hooks"]}) == (None, 0, {"no"})

@@ -73,6 +73,8 @@ def _load(change: IsolatedChange) -> Loaded:
 
 
 def _remove_what_is_in_the_way(change: IsolatedChange) -> None:
+    if os.path.islink(os.path.dirname(change.path)):
+        return  # what is behind the link is something else
     if os.path.isdir(change.path) and not os.path.islink(change.path):
         if not os.access(change.path, os.W_OK):
             os.chmod(change.path, 0o700)

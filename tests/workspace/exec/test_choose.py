@@ -39,6 +39,13 @@ def test_isolation_is_an_overlay(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("strategy", ["notify", "scan", "watch"])
+def test_what_isolates_nothing_is_refused_where_isolation_is_asked_for(tmp_path: Path, strategy: StrategyName) -> None:
+    with pytest.raises(Refused) as refused:
+        taken(tmp_path, Means(Recorder()), strategy=strategy, isolate=True)
+    assert (refused.value.code, list(tmp_path.iterdir())) == ("invalid_params", [])
+
+
 @pytest.mark.parametrize("strategy", ["notify", "scan", "overlay"])
 def test_what_is_asked_for_is_taken(tmp_path: Path, strategy: StrategyName) -> None:
     ran = taken(tmp_path, Means(Recorder()), strategy=strategy)

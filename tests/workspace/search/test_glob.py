@@ -225,9 +225,9 @@ def test_below_a_base(tmp_path: Path, root_fd: int) -> None:
     ("base", "answer"),
     [
         ("gone", ("not_found", "path_not_found")),
-        ("file", ("error", "not_a_directory")),
+        ("file", ("error", "not_directory")),
         ("link", ("forbidden", "symlink_not_allowed")),
-        ("link/x", ("error", "not_a_directory")),
+        ("link/x", ("error", "not_directory")),
     ],
 )
 def test_a_base_that_cannot_be_walked_is_refused(

@@ -115,7 +115,7 @@ def test_a_base_is_a_file_a_directory_or_refused(root: Path, root_fd: int, engin
     assert refusal(root_fd, "gone/deeper", "hit", engine=engine) == ("not_found", "path_not_found")
     assert refusal(root_fd, "link", "hit", engine=engine) == ("forbidden", "symlink_not_allowed")
     assert refusal(root_fd, "link/f", "hit", engine=engine)[0] in ("forbidden", "error")
-    assert refusal(root_fd, "pipe", "hit", engine=engine) == ("error", "not_a_directory")
+    assert refusal(root_fd, "pipe", "hit", engine=engine) == ("error", "not_directory")
 
 
 @ENGINES

@@ -187,6 +187,10 @@ def cut(text: str, container: Node, index: int) -> str:
     items = container.items or []
     item = items[index]
     start, end = item.start, item.comma if item.comma is not None else item.node.end
+    if len(items) == 1 and not text[container.start + 1 : start].strip():
+        # What `insert` made of an empty one: nothing before it, and after it what there was.
+        rest = text[end : container.end - 1]
+        return text[: container.start + 1] + (rest if rest.strip() else "") + text[container.end - 1 :]
     lead = _line_start(text, start)
     if not text[lead:start].strip() and lead > container.start and _ends_line(text, end):
         # Its whole line goes; a line that ends in a comment keeps its end, because this one's end stays.

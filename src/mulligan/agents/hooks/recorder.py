@@ -137,7 +137,7 @@ class Recorder:
         if call is None:
             # What it was going to touch has changed already: all that is left to see is the tree.
             observed, notes = self._observed(event, pid)
-            call = observing.begin(self._desk, replace(observed, paths=None))
+            call = observing.begin(self._desk, replace(observed, paths=None), looked=observing.UNTOLD)
             self._notes[call] = [*notes, MISSED]
         self._finish(call, reason=event.failed)
 

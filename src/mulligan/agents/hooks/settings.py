@@ -11,11 +11,11 @@ import os
 import stat
 import tempfile
 from base64 import b64decode, b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 from mulligan.agents.hooks.hosts import MARK, Host, command_for
 from mulligan.agents.hooks.jsonc import Node, cut, insert, parse
@@ -77,12 +77,12 @@ class Settings:
         note = self._noted()
         if note is not None and note["after"] == _digest(data):
             return None if note["before"] is None else b64decode(note["before"])
-        return self._cut_out(data)
+        return self._cut_out(data, _containers(note))
 
     def uninstall(self) -> bool:
         """False: there was nothing of ours."""
         data, note = self._read(), self._noted()
-        if data is None or (note is None and not _ours(self._parsed(data)[1])):
+        if data is None or (note is None and _first_of_ours(self._parsed(data)[1]) is None):
             self._forget()
             return False
         made = note["made"] if note is not None else None
@@ -96,10 +96,10 @@ class Settings:
         self._forget()
         return True
 
-    def _cut_out(self, data: bytes) -> bytes:
+    def _cut_out(self, data: bytes, theirs: Container[str]) -> bytes:
         bom, text = _decoded(data, self.path)
-        for event in _ours(parse_settings(text, self.path)) if text.strip() else ():
-            text = _removed(text, event, path=self.path)
+        while text.strip() and (found := _first_of_ours(parse_settings(text, self.path))) is not None:
+            text = _removed(text, found, theirs=theirs)
         return bom + text.encode("utf-8")
 
     # The file.
@@ -260,22 +260,53 @@ def _added(text: str, event: str, entry: str, *, path: str) -> str:
     return insert(text, listed, entry)
 
 
-def _removed(text: str, event: str, *, path: str) -> str:
-    """One entry of ours under that moment, and the list and the object around it if nothing else is in them."""
-    root = parse_settings(text, path)
-    hooks = root.get("hooks")
-    listed = hooks.get(event) if hooks is not None else None
-    assert hooks is not None and listed is not None
-    index = next(i for i, group in enumerate(listed.items or ()) if _is_ours(group.node))
-    if len(listed.items or ()) > 1:
-        return cut(text, listed, index)
-    if len(hooks.items or ()) > 1:
-        return cut(text, hooks, _index_of(hooks, event))
-    return cut(text, root, _index_of(root, "hooks"))
+class _Place(NamedTuple):
+    """Which member of the settings, of that, and which entry under it."""
+
+    hooks: int
+    event: int
+    group: int
 
 
-def _index_of(node: Node, key: str) -> int:
-    return next(i for i, item in enumerate(node.items or ()) if item.key == key)
+def _first_of_ours(root: Node) -> _Place | None:
+    """Wherever it stands: of several members with one key an agent minds only the last, but none of ours is to stay."""
+    for i, member in enumerate(root.items or ()):
+        for j, event in enumerate(member.node.items or () if member.key == "hooks" else ()):
+            for k, group in enumerate(event.node.items or ()):
+                if _is_ours(group.node):
+                    return _Place(i, j, k)
+    return None
+
+
+def _removed(text: str, at: _Place, *, theirs: Container[str]) -> str:
+    """Without one entry of ours, and without the list and the object around it if we made them for it."""
+    text = cut(text, _members(parse(text), at.hooks, at.event)[-1], at.group)
+    root, hooks, listed = _members(parse(text), at.hooks, at.event)
+    if not _is_bare(text, listed) or f"hooks.{(hooks.items or [])[at.event].key}" in theirs:
+        return text
+    text = cut(text, hooks, at.event)
+    root, hooks = _members(parse(text), at.hooks)
+    return text if not _is_bare(text, hooks) or "hooks" in theirs else cut(text, root, at.hooks)
+
+
+def _members(root: Node, *indexes: int) -> list[Node]:
+    """The node, and what is reached from it step by step."""
+    found = [root]
+    for index in indexes:
+        found.append((found[-1].items or [])[index].node)
+    return found
+
+
+def _is_bare(text: str, node: Node) -> bool:
+    """Nothing in it, not even a comment."""
+    return not text[node.start + 1 : node.end - 1].strip()
+
+
+def _containers(note: Mapping[str, Any] | None) -> set[str]:
+    """What the settings had before us that could hold our entries, as far as we remember."""
+    before = b"" if note is None or note["before"] is None else b64decode(note["before"])
+    hooks = parse(before.decode("utf-8-sig")).get("hooks") if before.strip() else None
+    return set() if hooks is None else {"hooks", *(f"hooks.{item.key}" for item in hooks.items or ())}
 
 
 def _holds(data: bytes) -> bool:

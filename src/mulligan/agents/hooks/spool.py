@@ -24,7 +24,7 @@ class Spool:
     def names(self) -> list[str]:
         try:
             return sorted(name for name in os.listdir(self._folder) if not name.endswith(".part"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
 
     def read(self, name: str) -> bytes:

@@ -133,13 +133,13 @@ def _told(state: TreeState, base: RepoPath) -> list[RepoPath]:
 
 
 def _committed(reader: GitReader | None, state: TreeState, base: RepoPath, args: Args) -> dict[RepoPath, Side]:
-    """What git has of the paths it says have changed; nothing without git."""
-    told = set(_told(state, base))
-    if reader is None or not told:
+    """What git has of the base, and of the paths it says have changed below it; nothing without git."""
+    wanted = {base, *_told(state, base)}
+    if reader is None or wanted == {ROOT}:
         return {}
     try:
         source = reader.tree if args["against"] == "head" else reader.staged
-        rows = [one for one in source([base]) if one.path in told and not one.is_submodule]
+        rows = [one for one in source([base]) if one.path in wanted and not one.is_submodule]
         contents = reader.contents(sorted({one.oid for one in rows}))
     except GitFailed as error:
         raise Failure("INTERNAL", f"git could not be read: {error}") from None

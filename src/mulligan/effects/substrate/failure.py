@@ -24,6 +24,7 @@ CODES = (
 
 _BY_CODE = {
     "path_not_found": "NOT_FOUND",
+    "unknown_root": "NOT_FOUND",
     "parent_not_found": "NOT_FOUND",
     "path_claimed": "CONFLICT",
     "path_busy": "CONFLICT",

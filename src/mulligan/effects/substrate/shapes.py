@@ -42,6 +42,16 @@ def misfit(value: object, schema: Schema, where: str = "") -> str | None:
     return _bounds(value, schema, where)
 
 
+def with_whole_numbers(given: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
+    """Arguments with 1.0 for an integer as 1: the numbers of JSON do not tell the two apart."""
+    kinds = {name: one.get("type") for name, one in schema["properties"].items()}
+    return {name: _whole(value) if kinds.get(name) == "integer" else value for name, value in given.items()}
+
+
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _is_a(value: object, kind: str) -> bool:
     if isinstance(value, bool):
         return kind == "boolean"

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mulligan.effects.session import Session
-from mulligan.history.log import changes_of, find_call
+from mulligan.effects.sessions import listed_in
+from mulligan.history.log import changes_of, find_call, workspace_of
 from mulligan.history.tables import OPEN, TURNS
 from mulligan.servers.acp import frames
 from mulligan.servers.acp.returning import (
@@ -27,9 +28,11 @@ from mulligan.servers.acp.returning import (
     param,
 )
 from mulligan.servers.acp.wire import INVALID_PARAMS, METHOD_NOT_FOUND, NOT_FOUND, AcpError, Later, Params, Wire
-from mulligan.servers.acp.workspaces import Workspace, close_for_client, home_of
+from mulligan.servers.acp.workspaces import Workspace, Workspaces, close_for_client
 from mulligan.servers.mcp.running import kill_commands
 from mulligan.session.known import Plan
+from mulligan.session.standing import is_deleted, session_in
+from mulligan.store.protocol import Tx
 from mulligan.values.entries import Absent, Entry, FileEntry
 from mulligan.values.faults import MulliganError
 from mulligan.values.limits import MIB_BYTES
@@ -83,9 +86,9 @@ class Live:
 
 @dataclass(slots=True, frozen=True)
 class Means:
-    """What the server is given: how to open a folder, who works on prompts, and in which mode a session begins."""
+    """What the server is given: where its folders are, who works on prompts, and in which mode a session begins."""
 
-    open: Callable[[str], Workspace]
+    workspaces: Workspaces
     work: Work
     version: str
     mode: str = "auto"
@@ -94,9 +97,8 @@ class Means:
 class AcpAgent:
     def __init__(self, means: Means) -> None:
         self._means = means
+        self._workspaces = means.workspaces
         self._lives: dict[str, Live] = {}
-        self._workspaces: dict[str, Workspace] = {}
-        self._opening = threading.Lock()
         self.wire: Wire | None = None
 
     def handle(self, method: str, params: Params) -> Any:
@@ -129,7 +131,7 @@ class AcpAgent:
         return {}
 
     def new(self, params: Params) -> Mapping[str, Any]:
-        workspace = self._workspace(_folder(params))
+        workspace = self._workspaces.at(_folder(params))
         live = self._attach(workspace, workspace.sessions.open())
         return {"sessionId": live.session.id, **_modes(live)}
 
@@ -146,17 +148,10 @@ class AcpAgent:
 
     def list_sessions(self, params: Params) -> Mapping[str, Any]:
         cwd = params.get("cwd")
-        workspace = self._workspace(cwd if isinstance(cwd, str) and cwd else os.getcwd())
-        rows = workspace.sessions.list(everywhere=cwd is None)
-        return {"sessions": [self._listed(workspace, row) for row in reversed(rows) if row["root"]]}
-
-    def _listed(self, workspace: Workspace, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        with workspace.store.read() as tx:
-            turns = tx.select(TURNS, {"session": row["id"]}, order=("session", "started_at"))
-        first = next((turn.prompt for turn in turns if turn.prompt), None)
-        title = {"title": first.splitlines()[0][:120]} if first and first.strip() else {}
-        updated = max([turn.ended_at or turn.started_at for turn in turns], default=row["created_at"])
-        return {"sessionId": row["id"], "cwd": row["root"], "updatedAt": updated, **title}
+        here = self._workspaces.at(cwd) if isinstance(cwd, str) and cwd else None
+        with (self._workspaces.store() if here is None else here.store).read() as tx:
+            rows = listed_in(tx, workspace=None if here is None else workspace_of(tx, here.desk))
+            return {"sessions": [_listed(tx, row) for row in reversed(rows) if row["root"]]}
 
     def close(self, params: Params) -> Mapping[str, Any]:
         live = self._found(params, code=NOT_FOUND)
@@ -275,13 +270,6 @@ class AcpAgent:
 
     # Finding.
 
-    def _workspace(self, folder: str) -> Workspace:
-        with self._opening:
-            found = self._workspaces.get(folder)
-            if found is None:
-                found = self._workspaces[folder] = self._means.open(folder)
-            return found
-
     def _attach(self, workspace: Workspace, session: Session) -> Live:
         live = Live(session, workspace, self._means.mode)
         return self._lives.setdefault(session.id, live)
@@ -289,9 +277,10 @@ class AcpAgent:
     def _known(self, params: Params) -> Live:
         """A session of this or an earlier process, in the folder that is named with it."""
         name = param(params, "sessionId")
-        workspace = self._workspace(_folder(params))
-        listed = {row["id"] for row in workspace.sessions.list(closed=True)}
-        if name not in listed:
+        workspace = self._workspaces.at(_folder(params))
+        with workspace.store.read() as tx:
+            is_there = session_in(tx, name) is not None and not is_deleted(tx, name)
+        if not is_there:
             raise AcpError(NOT_FOUND, f"There is no session {name!r}.", {"status": "unknown_session"})
         return self._attach(workspace, workspace.sessions.open(name))
 
@@ -299,11 +288,10 @@ class AcpAgent:
         name = param(params, "sessionId")
         live = self._lives.get(name)
         if live is None:
-            known = next(iter(self._workspaces.values()), None) or self._workspace(os.getcwd())
-            home = home_of(known, name)
+            home = self._workspaces.home_of(name)
             if home is None:
                 raise AcpError(code, f"There is no session {name!r}.", {"status": "unknown_session"})
-            workspace = self._workspace(home)
+            workspace = self._workspaces.at(home)
             return self._attach(workspace, workspace.sessions.get(name))
         return live
 
@@ -362,6 +350,14 @@ def _folder(params: Params) -> str:
     if not isinstance(folder, str) or not os.path.isabs(folder) or not os.path.isdir(folder):
         raise AcpError(INVALID_PARAMS, "cwd is an absolute path of a folder.", {"status": "invalid_params"})
     return folder
+
+
+def _listed(tx: Tx, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    turns = tx.select(TURNS, {"session": row["id"]}, order=("session", "started_at"))
+    first = next((turn.prompt for turn in turns if turn.prompt), None)
+    title = {"title": first.splitlines()[0][:120]} if first and first.strip() else {}
+    updated = max([turn.ended_at or turn.started_at for turn in turns], default=row["created_at"])
+    return {"sessionId": row["id"], "cwd": row["root"], "updatedAt": updated, **title}
 
 
 def _modes(live: Live) -> dict[str, Any]:

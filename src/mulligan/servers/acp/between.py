@@ -89,11 +89,8 @@ class Between:
         return self._with_preface(frame, line) if method == "session/prompt" else line
 
     def _is_ours(self, method: str) -> bool:
-        if method in STRICT_METHODS:
-            return True
-        if method == "session/fork":
-            return "fork" not in self._able
-        return method in METHODS and "rollback" not in self._able
+        added = sightings.ADDED_CAPABILITIES.get(method)
+        return method in STRICT_METHODS or (added is not None and added not in self._able)
 
     def _with_preface(self, frame: Frame, line: bytes) -> bytes:
         """Sent on when the files are known and the turn is on record."""
@@ -123,7 +120,7 @@ class Between:
         method, params = frame["method"], _params(frame)
         busy = str(param(params, "sessionId", required=False)) in self._prompting
         if method == "session/fork":
-            self._fork(frame)
+            self._errands.do(lambda: self._fork(frame))
             return
         back, strict = (STRICT_METHODS[method], True) if method.startswith(PREFIX) else (METHODS[method], False)
         self._errands.do(
@@ -157,11 +154,14 @@ class Between:
 
     def _fork(self, frame: Frame) -> None:
         params = _params(frame)
+        try:
+            parent = self._live(params)
+        except (AcpError, MulliganError) as error:
+            self._client.refuse(frame, error)
+            return
         name = f"{_OUR_ID}{next(self._fork_numbers)}"
         self._forks[name] = (frame["id"], params)
-        parent = self._follower.lives.get(str(params.get("sessionId")))
-        folder = params.get("cwd") or (parent.session.root if parent is not None else None)
-        wanted = {"cwd": folder, "mcpServers": params.get("mcpServers", [])}
+        wanted = {"cwd": params.get("cwd") or parent.session.root, "mcpServers": params.get("mcpServers", [])}
         self._agent.pass_on(encode({"jsonrpc": "2.0", "id": name, "method": "session/new", "params": wanted}) + b"\n")
 
     def _forked(self, frame: Frame) -> bytes:

@@ -23,7 +23,7 @@ from mulligan.history.observing import Looked, Note, Observed
 from mulligan.history.projection import WAYS_BACK
 from mulligan.history.tables import CALLS, TURNS
 from mulligan.servers.acp.sightings import Announced, told_of, told_of_fork
-from mulligan.servers.acp.workspaces import Workspace, close_for_client, home_of
+from mulligan.servers.acp.workspaces import Workspace, Workspaces, close_for_client
 from mulligan.values.clock import monotonic_s
 from mulligan.values.entries import Change, DirEntry, same_state
 from mulligan.values.faults import MulliganError
@@ -104,9 +104,8 @@ class Live:
 class Follower:
     """For one thread at a time: whoever keeps it runs one thing after another."""
 
-    def __init__(self, open_folder: Callable[[str], Workspace], *, pid: int, root: str | None = None) -> None:
-        self._open_folder, self._pid, self._root = open_folder, pid, root
-        self._workspaces: dict[str, Workspace] = {}
+    def __init__(self, workspaces: Workspaces, *, pid: int, root: str | None = None) -> None:
+        self._workspaces, self._pid, self._root = workspaces, pid, root
         self._grounds: dict[str, Ground] = {}
         self.lives: dict[str, Live] = {}
         self._missed = False
@@ -127,8 +126,7 @@ class Follower:
         """One that the agent has at hand, or that is on record from before: its files go back without the agent."""
         if session in self.lives:
             return self.lives[session]
-        known = next(iter(self._workspaces.values()), None) or self._workspace(self._root or os.getcwd())
-        home = home_of(known, session)
+        home = self._workspaces.home_of(session)
         if home is None:
             return None
         ground = self._ground(home)
@@ -137,19 +135,13 @@ class Follower:
     def _ground(self, folder: str) -> Ground:
         found = self._grounds.get(folder)
         if found is None:
-            found = self._grounds[folder] = Ground(self._workspace(folder))
+            found = self._grounds[folder] = Ground(self._workspaces.at(folder))
             found.look()
-        return found
-
-    def _workspace(self, folder: str) -> Workspace:
-        found = self._workspaces.get(folder)
-        if found is None:
-            found = self._workspaces[folder] = self._open_folder(folder)
         return found
 
     def fork(self, parent: str, child: str, folder: str | None, *, talk_is_known: bool = True) -> None:
         """The agent has a session that goes on from another one."""
-        live = self.lives.get(parent)
+        live = self.find(parent)
         if live is None:
             return self.attach(child, folder) if folder is not None else None
         made = Live(live.session.fork(dst=child), live.ground)

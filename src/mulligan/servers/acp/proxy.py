@@ -18,7 +18,7 @@ from typing import IO, Any
 from mulligan.servers.acp.between import Between
 from mulligan.servers.acp.following import Follower
 from mulligan.servers.acp.wire import METHOD_NOT_FOUND, AcpError, Params, Wire
-from mulligan.servers.acp.workspaces import Workspace
+from mulligan.servers.acp.workspaces import Workspaces
 
 NOT_FOUND_CODE, NOT_RUNNABLE_CODE = 127, 126
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -26,7 +26,7 @@ _GRACE_S = 5.0
 _LAST_WORDS_S = 2.0
 
 
-def run_proxy(command: Sequence[str], *, open_folder: Callable[[str], Workspace], root: str | None = None) -> int:
+def run_proxy(command: Sequence[str], *, workspaces: Workspaces, root: str | None = None) -> int:
     """Until the agent ends; its exit code. With a `root`, every session is on record there, whatever its folder."""
     try:
         agent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -39,7 +39,7 @@ def run_proxy(command: Sequence[str], *, open_folder: Callable[[str], Workspace]
     # Names of our own for the pipes: a thread that still reads when we end must not hold the interpreter's.
     incoming, outgoing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     client = Wire(incoming, outgoing, _nobody)
-    follower = Follower(open_folder, pid=agent.pid, root=root)
+    follower = Follower(workspaces, pid=agent.pid, root=root)
     between = Between(client, Wire(agent.stdout, agent.stdin, _nobody), follower)
     _pump(incoming, between.from_client, lambda: _end(agent))
     heard = _pump(agent.stdout, between.from_agent, lambda: None)

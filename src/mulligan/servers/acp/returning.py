@@ -1,7 +1,8 @@
 """The ways back over the protocol: S0's three methods with S0's frames, and the same for clients that are strict.
 
-`session/…` are S0's own names: files are overwritten as S0 says, the update says `restored` and `_meta.harn`. The
-`_mulligan/session/…` forms keep to the protocol's own words, merge by default, and have `rewind` besides.
+`session/…` are S0's own names: the update says `restored` and `_meta.harn`. The `_mulligan/session/…` forms keep to
+the protocol's own words, and have `rewind` besides. What somebody changed meanwhile is merged, unless the client says
+otherwise; only S0's own restore overwrites, as S0 has it, and says whose work it replaced.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from mulligan.effects.session import Session
 from mulligan.history.going_back import WayBack
 from mulligan.history.plans import OnConflict
+from mulligan.servers.acp.checkpoints import checkpoint_of
 from mulligan.servers.acp.wire import BACKEND, INVALID_PARAMS, AcpError, Later, Params
 from mulligan.values.faults import MulliganError
 
@@ -48,10 +50,13 @@ class WaysBack:
     def restore_tool_call(self, params: Params) -> Later:
         """The answer first, then the update, as S0 has it."""
         call = param(params, "toolCallId")
-        paths = params.get("paths")
-        done = self._went(lambda: self.session.restore(call, paths, on_conflict=self._on_conflict(params)))
+        how = self._on_conflict(params, default="merge" if self.strict else "overwrite")
+        paths, elsewhere = self._asked_for(params.get("paths"))
+        done = self._went(lambda: self.session.restore(call, paths, on_conflict=how))
         restored, skipped = self._paths(done)
-        kind: dict[str, Any] = {"kind": "tool_call_restored", "restoredPaths": restored}
+        skipped += [{"path": path, "reason": "not_captured"} for path in elsewhere]
+        replaced = self._overwrote(done)
+        kind: dict[str, Any] = {"kind": "tool_call_restored", "restoredPaths": restored, **replaced}
         kind |= {"skippedPathsWithReasons": skipped} if skipped else {}
         update = {
             "sessionUpdate": "tool_call_update",
@@ -59,7 +64,7 @@ class WaysBack:
             "status": "completed" if self.strict else "restored",
             "_meta": {"mulligan" if self.strict else "harn": kind},
         }
-        body = {"toolCallId": call, "restoredPaths": restored, "skippedPathsWithReasons": skipped}
+        body = {"toolCallId": call, "restoredPaths": restored, "skippedPathsWithReasons": skipped, **replaced}
         return Later(body, lambda: self.tell(update))
 
     def rollback(self, params: Params) -> Mapping[str, Any]:
@@ -82,8 +87,26 @@ class WaysBack:
         done = self._went(lambda: self.session.rewind(to, side, on_conflict=how, **wanted))
         return self._moved("rewound", "session_rewind", done, before)
 
-    def _on_conflict(self, params: Params) -> OnConflict:
-        given = param(params, "onConflict", required=False) or ("merge" if self.strict else "overwrite")
+    def _asked_for(self, paths: object) -> tuple[list[str] | None, list[str]]:
+        """Those below the root, as `restoredPaths` has them or relative to it, and the others. None means all."""
+        if paths is None or paths == []:
+            return None, []
+        if not isinstance(paths, list) or not all(isinstance(path, str) and "\0" not in path for path in paths):
+            raise AcpError(INVALID_PARAMS, "paths is a list of paths.", {"status": "invalid_params"})
+        below = {path: self._below(path) for path in paths}
+        return [one for one in below.values() if one is not None], [path for path in below if below[path] is None]
+
+    def _below(self, path: str) -> str | None:
+        """Links on the way to it are followed only if it is not below the root as it is written."""
+        if not os.path.isabs(path):
+            return path
+        folder, name = os.path.split(os.path.normpath(path))
+        start = self.session.root.rstrip("/") + "/"
+        ways = (os.path.join(folder, name), os.path.join(os.path.realpath(folder), name))
+        return next((way[len(start) :] for way in ways if way.startswith(start)), None)
+
+    def _on_conflict(self, params: Params, *, default: OnConflict = "merge") -> OnConflict:
+        given = param(params, "onConflict", required=False) or default
         known: dict[str, OnConflict] = {"merge": "merge", "overwrite": "overwrite", "refuse": "refuse"}
         if given not in known:
             raise AcpError(INVALID_PARAMS, "onConflict is merge, overwrite or refuse.", {"status": "invalid_params"})
@@ -93,6 +116,8 @@ class WaysBack:
         try:
             return act()
         except MulliganError as error:
+            if error.code == "invalid_params":
+                raise AcpError(INVALID_PARAMS, error.message, {"status": error.code}) from error
             status = _NONE_LEFT.get(error.code, error.code if self.strict else "fs_restore_error")
             words = status if error.code in _NONE_LEFT else error.message
             raise AcpError(BACKEND, words, {"status": status, "code": error.code}) from error
@@ -109,25 +134,38 @@ class WaysBack:
                 restored.append(path)
         return restored, skipped
 
+    def _overwrote(self, done: WayBack) -> dict[str, list[str]]:
+        """Where somebody else's work was replaced, if anywhere. It is kept, as all that a way back replaces."""
+        paths = [os.path.join(self.session.root, path) for path in done.to_json()["overwrote_external"]]
+        return {"overwrote_external": paths} if paths else {}
+
     def _moved(self, status: str, kind: str, done: WayBack, before: int) -> Mapping[str, Any]:
         """The update first, then the answer, as S0 has it."""
         restored, skipped = self._paths(done)
-        point = f"turn_{(done.call_id or '').replace('-', '')}"
-        about = {"kind": kind, "checkpointId": point, "status": status, "restoredPaths": restored}
+        point = checkpoint_of(self.session.archive.store, self.session.id, done)
+        replaced = self._overwrote(done)
+        about: dict[str, Any] = {"kind": kind, "checkpointId": point.id, "status": status, "restoredPaths": restored}
+        about |= {**replaced, **({"skippedPathsWithReasons": skipped} if skipped else {})}
         if self.strict:
             self.tell({"sessionUpdate": "session_info_update", "_meta": {"mulligan": about}})
         else:
-            self.tell({"sessionUpdate": kind, "checkpointId": point, "status": status, "_meta": {"harn": about}})
-        snapshot = done.call_id or ""
-        restore = {"snapshotId": snapshot, "restoredPaths": restored, "skippedPathsWithReasons": skipped}
+            self.tell({"sessionUpdate": kind, "checkpointId": point.id, "status": status, "_meta": {"harn": about}})
         return {
             "status": status,
-            "checkpointId": point,
+            "checkpointId": point.id,
             "beforeMessageCount": before,
             "afterMessageCount": self.session.length(),
-            "fsSnapshotIds": [snapshot] if snapshot else [],
-            "redoFsSnapshotIds": [f"{point}:redo:{snapshot}"] if snapshot else [],
-            "fsRestores": [restore] if snapshot else [],
+            "fsSnapshotIds": list(point.snapshots),
+            "redoFsSnapshotIds": [f"{point.id}:redo:{snapshot}" for snapshot in point.snapshots],
+            "fsRestores": [
+                {
+                    "snapshotId": snapshot,
+                    "restoredPaths": [path for path in restored if point.holds(snapshot, path)],
+                    "skippedPathsWithReasons": [one for one in skipped if point.holds(snapshot, one["path"])],
+                }
+                for snapshot in point.snapshots
+            ],
+            **replaced,
         }
 
 

@@ -13,7 +13,13 @@ from mulligan.values.entries import Absent, Change
 Frame = dict[str, Any]
 Stage = Literal["announced", "running", "over"]
 
-ADDED_CAPABILITIES = ("rollback", "redo", "restoreToolCall")
+ADDED_CAPABILITIES = {
+    "session/rollback": "rollback",
+    "session/redo": "redo",
+    "session/restore_tool_call": "restoreToolCall",
+    "session/fork": "fork",
+}
+"""What an agent that does not say so itself can do through us."""
 ONLY_LOOK = ("read", "search", "switch_mode")
 OVER = ("completed", "failed")
 _SHOWN_PATHS = 40
@@ -78,7 +84,7 @@ def with_ours(answer: Mapping[str, Any]) -> Frame:
     result = _object(answer, "result")
     able = _object(result, "agentCapabilities")
     theirs, meta = _object(able, "sessionCapabilities"), _object(able, "_meta")
-    sessions = {**{name: {} for name in (*ADDED_CAPABILITIES, "fork")}, **theirs}
+    sessions = {**{name: {} for name in ADDED_CAPABILITIES.values()}, **theirs}
     ours = {**{name: {} for name in STRICT_CAPABILITIES}, **_object(meta, "mulligan")}
     able = {**able, "sessionCapabilities": sessions, "_meta": {**meta, "mulligan": ours}}
     return {**answer, "result": {**result, "agentCapabilities": able}}

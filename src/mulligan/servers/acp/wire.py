@@ -131,16 +131,23 @@ class Wire:
         if after is not None:
             after()
 
+    def refuse(self, frame: Mapping[str, Any], error: AcpError | MulliganError) -> None:
+        """Say why a request of the other end's is not worked on."""
+        self._send({"jsonrpc": "2.0", "id": frame["id"], "error": _told(error)})
+
     def _outcome(
         self, handler: Handler, method: str, params: Params
     ) -> tuple[dict[str, Any], Callable[[], None] | None]:
         try:
             result = handler(method, params)
-        except AcpError as error:
-            return {"error": error.to_json()}, None
-        except MulliganError as error:
-            return {"error": AcpError(BACKEND, error.message, {"status": error.code}).to_json()}, None
+        except (AcpError, MulliganError) as error:
+            return {"error": _told(error)}, None
         except Exception:  # noqa: BLE001  # the top of a server: a client gets an answer, whatever is broken
             traceback.print_exc()
             return {"error": AcpError(INTERNAL, "Something broke; see the agent's error output.").to_json()}, None
         return ({"result": result.result}, result.then) if isinstance(result, Later) else ({"result": result}, None)
+
+
+def _told(error: AcpError | MulliganError) -> dict[str, Any]:
+    told = error if isinstance(error, AcpError) else AcpError(BACKEND, error.message, {"status": error.code})
+    return told.to_json()

@@ -63,7 +63,7 @@ def serve_plain(asked: Asked, open_workspace: OpenWorkspace) -> None:
 
     def open_tools() -> Toolbox:
         opened.append(open_workspace(asked))
-        return toolbox_of(opened[0], asked)
+        return toolbox_of(opened[-1], asked)
 
     try:
         serve_stdio(open_tools, asked.sets)

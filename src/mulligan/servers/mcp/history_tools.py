@@ -22,7 +22,7 @@ Verb = Callable[[Desk, Mapping[str, Any], SessionId], Body]
 
 
 def _log(desk: Desk, args: Mapping[str, Any], session: SessionId) -> Body:
-    return {"calls": log_view(desk, None if args["everyone"] else session, limit=args["limit"])}
+    return {"calls": log_view(desk, None if args.get("everyone", True) else session, limit=args["limit"])}
 
 
 def _show(desk: Desk, args: Mapping[str, Any], session: SessionId) -> Body:
@@ -94,6 +94,10 @@ HISTORY: Mapping[str, Verb] = {
 _INPUTS = {tool["name"]: tool["inputSchema"] for tool in read_table().tools["history"]}
 
 
+def failed_body(error: MulliganError | Refused) -> Body:
+    return {"error": {"code": error.code, "message": error.message}}
+
+
 def run_history(desk: Desk, name: str, given: Mapping[str, Any], session: SessionId) -> tuple[Body, bool]:
     """The answer, without what is null, and whether it is a failure: a fault, or a way back that met conflicts."""
     schema = _INPUTS[name]
@@ -103,8 +107,6 @@ def run_history(desk: Desk, name: str, given: Mapping[str, Any], session: Sessio
             raise fault("invalid_params", f"{wrong}.")
         defaults = {key: one["default"] for key, one in schema["properties"].items() if "default" in one}
         body = HISTORY[name](desk, {**defaults, **given}, session)
-    except MulliganError as error:
-        return {"error": {"code": error.code, "message": error.message}}, True
-    except Refused as refused:
-        return {"error": {"code": refused.code, "message": refused.message}}, True
+    except (MulliganError, Refused) as error:
+        return failed_body(error), True
     return {key: value for key, value in body.items() if value is not None}, body.get("ok") is False

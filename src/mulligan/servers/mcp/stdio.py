@@ -36,6 +36,7 @@ from mulligan.servers.mcp.revisions import (
 )
 from mulligan.servers.mcp.running import Cancelled, Running
 from mulligan.values.clock import monotonic_s
+from mulligan.values.faults import MulliganError
 
 if TYPE_CHECKING:
     from mulligan.servers.mcp.toolbox import Toolbox
@@ -66,6 +67,7 @@ class StdioServer:
         self._workers: list[threading.Thread] = []
         self._running: dict[object, Running] = {}
         self._toolbox: Toolbox | None = None
+        self._why_closed: MulliganError | None = None
         self._opening = threading.Lock()
         self._writing = threading.Lock()
 
@@ -109,13 +111,14 @@ class StdioServer:
         if not isinstance(frame, dict) or frame.get("jsonrpc") != "2.0":
             self._send_error(None, RpcError(INVALID_REQUEST, "A frame is a JSON-RPC 2.0 object."))
             return
-        if "method" not in frame:
+        if "method" not in frame and ("result" in frame or "error" in frame):
             return  # an answer to a question we never ask
-        identifier, method, params = frame.get("id"), frame["method"], frame.get("params", {})
-        if "id" not in frame:
-            self._notified(method, params)
-        elif not isinstance(identifier, str | int) or isinstance(identifier, bool) or not isinstance(method, str):
+        identifier, method, params = frame.get("id"), frame.get("method"), frame.get("params", {})
+        is_named = isinstance(identifier, str | int) and not isinstance(identifier, bool)
+        if not isinstance(method, str) or ("id" in frame and not is_named):
             self._send_error(None, RpcError(INVALID_REQUEST, "A request has a text or number as id, and a method."))
+        elif "id" not in frame:
+            self._notified(method, params)
         else:
             self._requested(identifier, method, params)
 
@@ -155,7 +158,7 @@ class StdioServer:
         self._accept(identifier, params, peer)
         return None
 
-    def _notified(self, method: object, params: object) -> None:
+    def _notified(self, method: str, params: object) -> None:
         if method == "notifications/cancelled" and isinstance(params, dict):
             identifier = params.get("requestId")
             running = self._running.get(identifier) if isinstance(identifier, str | int) else None
@@ -194,13 +197,7 @@ class StdioServer:
     def _outcome(self, identifier: object, params: Mapping[str, Any], peer: Peer) -> Body:
         """What a call came to, as the rest of its answer. The one place where everything is caught."""
         try:
-            toolbox = self._tools_opened()
-            if toolbox is None:
-                raise RpcError(INTERNAL, "The workspace could not be opened; see the server's error output.")
-            name = self._names[params["name"]]
-            given = params.get("arguments", {})
-            running = self._running[identifier]
-            result = toolbox.call(name, given, _meta_of(params), peer=peer, running=running)
+            result = self._called(self._names[params["name"]], identifier, params, peer)
             return {"result": finished(peer, result, self._server)}
         except Cancelled:
             raise _NoAnswer from None
@@ -210,12 +207,27 @@ class StdioServer:
             traceback.print_exc(file=sys.stderr)
             return {"error": RpcError(INTERNAL, "Internal error").to_json()}
 
+    def _called(self, name: str, identifier: object, params: Mapping[str, Any], peer: Peer) -> Body:
+        toolbox = self._tools_opened()
+        if toolbox is not None:
+            running = self._running[identifier]
+            return toolbox.call(name, params.get("arguments", {}), _meta_of(params), peer=peer, running=running)
+        if self._why_closed is None:
+            raise RpcError(INTERNAL, "The workspace could not be opened; see the server's error output.")
+        from mulligan.servers.mcp.toolbox import failed_result  # late, as the tools are
+
+        return failed_result(name, self._why_closed)
+
     def _tools_opened(self) -> Toolbox | None:
-        """Loaded once; None if that failed, which the first to try tells on stderr."""
+        """Loaded once; None if that failed, which is told on stderr, and tried again by the next who needs them."""
         with self._opening:
             if self._toolbox is None:
                 try:
                     self._toolbox = self._open_tools()
+                except MulliganError as error:
+                    if self._why_closed is None:
+                        print(f"mulligan: {error.message}", file=sys.stderr)
+                    self._why_closed = error
                 except Exception:  # noqa: BLE001  # as above: the loop goes on and says so
                     traceback.print_exc(file=sys.stderr)
             return self._toolbox

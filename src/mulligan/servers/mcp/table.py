@@ -161,7 +161,10 @@ _HISTORY: tuple[HistoryRow, ...] = (
         "List recorded calls and outside edits of this root, newest first.",
         {
             "limit": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 20},
-            "everyone": {"type": "boolean", "default": True, "description": "All sessions of the root, not only this."},
+            "everyone": {
+                "type": "boolean",
+                "description": "All sessions of the root; so by default, unless a session_id is given.",
+            },
         },
         [],
         {"type": "object", "properties": {"calls": {"type": "array", "items": _OPEN_OBJECT}}},

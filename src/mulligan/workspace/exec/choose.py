@@ -54,7 +54,8 @@ def run_caught(
     """Run by the way asked for, else the best this machine has: `notify`, `watch`, `scan`; to isolate, `overlay`.
 
     A way that was asked for and cannot be had is `unsupported_strategy`; otherwise the next is tried, with the reason.
-    The capture holds what is particular to it (`Overlay.changes`).
+    One that cannot isolate where that is asked for is `invalid_params`. The capture holds what is particular to it
+    (`Overlay.changes`).
     """
     refused = ""
     for name, why in _candidates(means, strategy, isolate=isolate):
@@ -71,6 +72,9 @@ def run_caught(
 
 
 def _candidates(means: Means, strategy: StrategyName | None, *, isolate: bool) -> list[tuple[StrategyName, str]]:
+    if isolate and strategy not in (None, "overlay"):
+        words = f"Changes caught by {strategy} reach the files at once; to isolate, leave the strategy out."
+        raise Refused("error", "invalid_params", words, field="strategy")
     if strategy is not None:
         return [(strategy, "asked for")]
     if isolate:

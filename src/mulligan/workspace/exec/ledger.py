@@ -15,7 +15,9 @@ import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from enum import Enum, auto
+from itertools import islice
 from typing import Protocol
 
 _BATCH = 256
@@ -163,21 +165,25 @@ class Ledger:
         if status.st_nlink < 2 or stat.S_ISDIR(status.st_mode):
             return []
         if self._links is None:
-            self._links = self._find_links()
+            self._links = find_links(self._root)
         names = self._links.get((status.st_dev, status.st_ino), [])
         if len(names) < status.st_nlink:
             self.unsure.add(path)
         return [name for name in names if name != path and name not in self.touched]
 
-    def _find_links(self) -> dict[tuple[int, int], list[bytes]]:
-        found: dict[tuple[int, int], list[bytes]] = {}
-        for count, path in enumerate(below(self._root)):
-            if count > _LINK_WALK_MAX:
-                break
+
+def find_links(root: bytes) -> dict[tuple[int, int], list[bytes]]:
+    """The names of every file below a folder that has several, by device and inode.
+
+    A tree that is huge, or closed to us somewhere, is looked at in part.
+    """
+    found: dict[tuple[int, int], list[bytes]] = {}
+    with suppress(PermissionError):
+        for path in islice(below(root), _LINK_WALK_MAX):
             status = look(path)
             if status is not None and status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
                 found.setdefault((status.st_dev, status.st_ino), []).append(path)
-        return found
+    return found
 
 
 def look(path: bytes) -> os.stat_result | None:

@@ -12,7 +12,10 @@ Stream: TypeAlias = Literal["stdout", "stderr"]
 
 
 class Sink(Protocol):
-    """Takes output as it comes, in order for each stream. A slow sink slows the command down; it never piles up."""
+    """Takes output as it comes, in order for each stream. A slow sink slows the command down; it never piles up.
+
+    One that raises BrokenPipeError is given no more of that stream.
+    """
 
     def write(self, stream: Stream, data: bytes) -> None: ...
 

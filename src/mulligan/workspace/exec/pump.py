@@ -170,12 +170,19 @@ class Pump:
             data = os.read(fd, _CHUNK_BYTES)
         except BlockingIOError:
             return False
-        if data:
-            self._sink.write(self._streams[fd], data)
+        if data and self._is_taken(self._streams[fd], data):
             return True
         self._forget(fd)
         del self._streams[fd]
         return False
+
+    def _is_taken(self, stream: Stream, data: bytes) -> bool:
+        """False when whoever we pass it on to has gone: then the command's own pipe breaks, as without us."""
+        try:
+            self._sink.write(stream, data)
+        except BrokenPipeError:
+            return False
+        return True
 
     def _drain(self, fd: int) -> None:
         """What was written before the last writer we know of ended. A stranger who holds the pipe is not waited for."""

@@ -51,7 +51,7 @@ def _refusal(base: RepoPath, error: OSError) -> Exception:
     if error.errno == errno.ELOOP:
         return Refused("forbidden", "symlink_not_allowed", f"{base} leads through a symlink.")
     if error.errno == errno.ENOTDIR:
-        return Refused("error", "not_a_directory", f"{base} is not a directory.")
+        return Refused("error", "not_directory", f"{base} is not a directory.")
     if error.errno in (errno.EACCES, errno.EPERM):
         return Refused("forbidden", "forbidden", f"{base} may not be read.")
     return fault_of_os_error(error, f"Searching {base}")

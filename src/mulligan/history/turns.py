@@ -1,0 +1,116 @@
+"""Which turn a rollback is about: the last completed one.
+
+That a turn failed, was cancelled, or only looked makes it no less a turn: there is then nothing of it to take back, and
+the turn before it stays. A call outside any turn is one only if it did something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from mulligan.history.desk import Desk
+from mulligan.history.families import newest_with_children, span_of, work_of_children
+from mulligan.history.log import calls_of, can_be_undone, is_open_turn, is_reachable, newest_standing, open_calls_of
+from mulligan.history.plans import OnConflict
+from mulligan.history.points import began_at, last_turn_with_talk
+from mulligan.history.projection import WAYS_BACK
+from mulligan.history.tables import CALLS, TURNS, CallRow
+from mulligan.session.tables import session_journal
+from mulligan.store.protocol import Tx
+from mulligan.values.canonical import decode
+from mulligan.values.faults import fault
+from mulligan.values.ids import SessionId
+from mulligan.values.plain import plain
+
+Named = tuple[SessionId, str]
+"""A turn: whose, and its id."""
+
+_OVER_TURNS = frozenset({"rollback", "rewind"})
+_LAST_ID = "\U0010ffff"
+
+
+@plain(slots=True, frozen=True)
+class Sought:
+    """In which session, and how: None looks at the whole workspace. `cancelled` are turns that do not count."""
+
+    scope: SessionId | None
+    session: SessionId | None
+    on_conflict: OnConflict
+    cancelled: Set[str] = frozenset()
+
+
+def last_turn(tx: Tx, desk: Desk, sought: Sought) -> Named:
+    """The newest completed turn that was not rolled back. Raises `nothing_to_undo`."""
+    own = _newest_with_something(tx, desk, sought)
+    found = _or_of_children(tx, desk, own, sought)
+    idle = None if sought.session is None else _idle_since(tx, desk, sought.session, after=found, but=sought.cancelled)
+    if idle is not None:
+        return idle
+    if found is None:
+        raise fault("nothing_to_undo", "There is no completed turn to roll back.")
+    return found
+
+
+def work_of(tx: Tx, desk: Desk, session: SessionId, turn: str) -> list[CallRow]:
+    """What stands of a turn, and what the session's children did in it."""
+    span = span_of(tx, session, turn)
+    children = [] if span is None else work_of_children(tx, desk, session, span)
+    rows = [*tx.select(CALLS, {"session": session, "turn": turn}), *children]
+    return [row for row in rows if can_be_undone(row) and is_reachable(tx, row)]
+
+
+def _newest_with_something(tx: Tx, desk: Desk, sought: Sought) -> Named | None:
+    """Of which something stands: work of its calls, or messages in force."""
+    session = sought.session
+    last = newest_standing(tx, desk, sought.scope, on_conflict=sought.on_conflict)
+    said = None if session is None else last_turn_with_talk(tx, session)
+    is_later = last is None or last.session != session or said is None or began_at(tx, last) <= said[1]
+    if session is not None and said is not None and is_later:
+        return session, said[0]
+    return (SessionId(last.session), last.turn) if last is not None and last.session is not None else None
+
+
+def _or_of_children(tx: Tx, desk: Desk, own: Named | None, sought: Sought) -> Named | None:
+    """The turn with work of the session's own, or a later one in which only its children did something."""
+    session = sought.session
+    delegated = None if session is None else newest_with_children(tx, desk, session, on_conflict=sought.on_conflict)
+    if session is None or delegated is None:
+        return own
+    span = None if own is None else span_of(tx, *own)
+    return own if span is not None and span.started_at >= delegated.started_at else (session, delegated.turn)
+
+
+def _idle_since(tx: Tx, desk: Desk, session: SessionId, *, after: Named | None, but: Set[str]) -> Named | None:
+    """The newest turn after one, of which nothing stands although nobody has rolled it back."""
+    span = None if after is None else span_of(tx, *after)
+    gone, reach = set(but), _LAST_ID
+    for row in calls_of(tx, desk, session):
+        if (session, row.turn) == after or (span is not None and row.started_at < span.started_at):
+            return None
+        cause = decode(row.cause) if row.cause else {}
+        if cause.get("verb") in _OVER_TURNS and row.status == "committed" and row.undone_by is None:
+            gone.add(cause.get("turn", ""))
+            reach = min(reach, *cause["of"], *cause.get("part", ()), _LAST_ID)
+        is_work = row.turn != row.id and cause.get("verb") not in (*WAYS_BACK, "redo")
+        if is_work and row.turn not in gone and row.id < reach:
+            return session, row.turn
+    return None
+
+
+def close_open_turns(desk: Desk, session: SessionId, *, cancel: bool) -> set[str]:
+    """A turn that is still running is cancelled first, or nothing is rolled back. The turns that were cancelled."""
+    with desk.ledger.store.read() as tx:
+        running = open_calls_of(tx, session)
+        turns = {row.id for row in tx.select(TURNS, {"session": session}) if is_open_turn(tx, session, row.id)}
+        turns |= {row.turn for row in running}
+    if not turns:
+        return turns
+    if not cancel or not all(desk.cancel(row.id) for row in running):
+        raise fault("turn_open", "The newest turn is still running; stop it first, or ask to cancel it.")
+    ledger = desk.ledger
+    with ledger.store.write() as tx:
+        for turn in sorted(turns):
+            if is_open_turn(tx, session, turn):
+                body = {"session": session, "turn": turn, "reason": "cancelled"}
+                ledger.journal.append(tx, session_journal(session), "turn.ended", body, at=ledger.now())
+    return turns
