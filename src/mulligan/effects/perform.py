@@ -64,8 +64,8 @@ def perform(
         asked = _parsed(effect.params, given)
         _check_session(desk, call, name, asked)
         with call.savepoint() if effect.op == "exec" else nullcontext():
-            scene = _scene(desk, call, boundary, sink, writes=not effect.read_only)
-            fields = _acted(replace(scene, deadline=deadline), effect, asked)
+            scene = _scene(desk, call, boundary, sink, writes=not effect.read_only, deadline=deadline)
+            fields = _acted(scene, effect, asked)
         receipt = Receipt(effect.name, fields.pop("status", "ok"), fields)
     except Refused as refused:
         receipt = refusal_receipt(effect.name, _as_told(effect, refused))
@@ -85,10 +85,23 @@ def _as_told(effect: Effect, refused: Refused) -> Refused:
     return Refused(status, refused.code, refused.message, **refused.fields)
 
 
-def _scene(desk: Desk, call: Call, boundary: Boundary, sink: Sink | None, *, writes: bool) -> Scene:
+def _scene(
+    desk: Desk, call: Call, boundary: Boundary, sink: Sink | None, *, writes: bool, deadline: datetime | None
+) -> Scene:
     found = hosted(desk, call.facts.session, default=boundary)
     within = replace(found.boundary, folds_case=True) if desk.disk.root.folds_case else found.boundary
-    scene = Scene(desk, call.facts.session, within, call, found.workdir, sink, found.env, found.network, writes=writes)
+    scene = Scene(
+        desk,
+        call.facts.session,
+        within,
+        call,
+        found.workdir,
+        sink,
+        found.env,
+        found.network,
+        writes=writes,
+        deadline=deadline,
+    )
     return scene if found.anchor is None else anchored(scene, found.anchor)
 
 
