@@ -6,16 +6,13 @@ on record which calls it took only in `part`, and of which of those it was a con
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mulligan.history.projection import WAYS_BACK
 from mulligan.history.sites import with_parts
-from mulligan.history.tables import CALLS, CHANGES, CallRow
+from mulligan.history.tables import CALLS, CHANGES, TAKEN_IN_PART, CallRow
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
-
-_LAST_ID = "\U0010ffff"
 
 
 @dataclass(slots=True, frozen=True)
@@ -30,7 +27,7 @@ def taken_of(tx: Tx, calls: Sequence[CallRow]) -> Taken:
     """What ways back that stand have taken of calls that stand too."""
     places: dict[str, frozenset[bytes]] = {}
     slices = set[str]()
-    for way in _ways_back_since(tx, calls):
+    for way in _ways_back_of(tx, calls):
         cause = decode(way.cause or "{}")
         part = [call.id for call in calls if call.id in cause.get("part", ())]
         there = frozenset(row.place for one in with_parts(tx, [way]) for row in tx.select(CHANGES, {"call": one.id}))
@@ -39,19 +36,14 @@ def taken_of(tx: Tx, calls: Sequence[CallRow]) -> Taken:
     return Taken(places, frozenset(slices))
 
 
-def _ways_back_since(tx: Tx, calls: Sequence[CallRow]) -> Iterator[CallRow]:
-    since = min((call.id for call in calls), default=_LAST_ID)
-    for workspace in {call.workspace for call in calls}:
-        for verb in WAYS_BACK:
-            where = {"workspace": workspace, "status": "committed", "undone_by": None, "tool": verb}
-            yield from tx.select(CALLS, where, between=("id", since, _LAST_ID), order=("id",))
+def _ways_back_of(tx: Tx, calls: Sequence[CallRow]) -> list[CallRow]:
+    """Those that stand and took a part of one of the calls."""
+    ways = {row.by for call in calls for row in tx.select(TAKEN_IN_PART, {"call": call.id})}
+    rows = [row for way in sorted(ways) if (row := tx.get(CALLS, way)) is not None]
+    return [row for row in rows if row.undone_by is None]
 
 
 def left_of(tx: Tx, calls: Sequence[CallRow]) -> frozenset[str]:
     """Those of the calls that a way back that stands could take only in part, because of a conflict."""
-    return frozenset().union(*(left_by(way) for way in _ways_back_since(tx, calls)))
-
-
-def left_by(row: CallRow) -> frozenset[str]:
-    """The calls that a way back could take only in part, because of a conflict."""
-    return frozenset(decode(row.cause).get("left", ())) if row.cause else frozenset()
+    left = {call for way in _ways_back_of(tx, calls) for call in decode(way.cause or "{}").get("left", ())}
+    return frozenset(call.id for call in calls if call.id in left)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from mulligan.history.desk import Desk
-from mulligan.history.leftovers import left_by
+from mulligan.history.leftovers import left_of
 from mulligan.history.plans import OnConflict
 from mulligan.history.projection import WAYS_BACK
 from mulligan.history.tables import CALLS, CHANGES, OPEN, ROOTS, TURNS, CallRow, ChangeRow, TurnRow
@@ -59,12 +59,9 @@ def newest_standing(
     tx: Tx, desk: Desk, session: SessionId | None, *, on_conflict: OnConflict = "merge"
 ) -> CallRow | None:
     """What `undo` without a name is about. What a conflict left of a call is met again only by who overwrites."""
-    tried = set[str]()
     for row in calls_of(tx, desk, session, only={"status": "committed", "undone_by": None}):
-        if row.id not in tried and can_be_undone(row) and is_reachable(tx, row):
+        if can_be_undone(row) and is_reachable(tx, row) and (on_conflict == "overwrite" or not left_of(tx, [row])):
             return row
-        if on_conflict != "overwrite":
-            tried |= left_by(row)
     return None
 
 

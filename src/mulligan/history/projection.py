@@ -38,6 +38,7 @@ from mulligan.history.tables import (
     REDO,
     ROOTS,
     SCOPES,
+    TAKEN_IN_PART,
     TURNS,
     BranchRow,
     CallPartRow,
@@ -48,6 +49,7 @@ from mulligan.history.tables import (
     RedoRow,
     RootRow,
     ScopeRow,
+    TakenInPartRow,
     TurnRow,
 )
 from mulligan.session.kept import CHANGED, RECORDED, project_checkpoint_recorded, project_slices_changed
@@ -167,6 +169,8 @@ def _follow_cause(tx: Tx, call: CallRow, *, changed: bool) -> None:
         return
     if verb in WAYS_BACK:
         _mark_undone(tx, targets, by=call.id)
+        for target in cause.get("part", ()):
+            tx.put(TAKEN_IN_PART, TakenInPartRow(target, call.id))
         tx.put(REDO, RedoRow(_session_of(call), call.id))
     elif verb == "redo":
         for target in targets:

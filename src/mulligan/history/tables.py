@@ -69,6 +69,14 @@ class CallRow:
 
 
 @plain(slots=True, frozen=True)
+class TakenInPartRow:
+    """A way back that took only a part of a call back."""
+
+    call: str
+    by: str
+
+
+@plain(slots=True, frozen=True)
 class CallPartRow:
     """What a call did in another root is a call of its own, published with it."""
 
@@ -222,6 +230,7 @@ CALLS: Table[CallRow] = Table(
     ),
     projected=True,
 )
+TAKEN_IN_PART: Table[TakenInPartRow] = Table("taken_in_part", TakenInPartRow, key=("call", "by"), projected=True)
 CALL_PARTS: Table[CallPartRow] = Table("call_parts", CallPartRow, key=("call", "part"), projected=True)
 CHANGES: Table[ChangeRow] = Table(
     "changes", ChangeRow, key=("call", "path"), indexes=(("place", "wseq"),), projected=True
