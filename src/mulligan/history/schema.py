@@ -38,21 +38,8 @@ from mulligan.workspace.snapshots import LINEAGE, SNAPSHOTS
 SCHEMA = Schema(
     tables=(
         *(RECORDS, HEADS, REFS, BLOBS, BODIES, OWNERS, CLAIMS),
-        *(
-            SESSIONS,
-            BOUNDARIES,
-            ROOTS,
-            TURNS,
-            CALLS,
-            CALL_PARTS,
-            TAKEN_IN_PART,
-            CHANGES,
-            REDO,
-            PINS,
-            BRANCHES,
-            SCOPES,
-            CAPTURES,
-        ),
+        *(SESSIONS, BOUNDARIES, ROOTS, TURNS, CALLS, CALL_PARTS, TAKEN_IN_PART, CHANGES, REDO),
+        *(PINS, BRANCHES, SCOPES, CAPTURES),
         *(OPEN, TOUCHES, KEPT, KEPT_ROOTS, WINDOWS),
         *TALK_TABLES,
         *SLICE_TABLES,
