@@ -314,3 +314,20 @@ class TestRun:
 
     def test_a_program_that_is_not_there_is_125(self, run: Run) -> None:
         assert run("run", "--", "no-such-program-anywhere").returncode == 125
+
+
+@pytest.mark.parametrize(("verb", "left"), [("exec", "1\n"), ("run", "2\n")])
+def test_whoever_comes_after_a_kill_is_told_what_became_of_it(run: Run, work: Path, verb: str, left: str) -> None:
+    plant(work, {"a": "1\n"})
+    gate = work.parent / "gate"
+    os.mkfifo(gate)
+    with subprocess.Popen([*MULLIGAN, verb, "--", "sh", "-c", f"echo 2 > a; echo > {gate}; sleep 1000"]) as process:
+        gate.read_text()
+        process.kill()
+    told = run("log")
+    (call,) = log(run)
+    assert call["id"][-8:] in told.stderr and told.stderr.count("\n") == 1
+    assert (work / "a").read_text() == left
+    assert run("log").stderr == ""
+    assert run("undo", call["id"]).returncode == (0 if verb == "run" else 2)
+    assert (work / "a").read_text() == "1\n"

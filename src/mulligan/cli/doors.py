@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from mulligan.cli.options import Common
+from mulligan.cli.output import visible
 
 if TYPE_CHECKING:
+    from mulligan.history.recovery import Recovered
     from mulligan.opening import Mulligan
 
 DEFAULT_SESSION = "default"
@@ -18,7 +22,7 @@ def work(common: Common, *, capability: Any = None, policy: Any = None) -> Mulli
     """Open for work: the store and the root are made known if they are new."""
     import mulligan.opening as opening
 
-    return opening.open(root_folder(common), store=common.store, capability=capability, policy=policy)
+    return _told(opening.open(root_folder(common), store=common.store, capability=capability, policy=policy))
 
 
 def look(common: Common) -> Mulligan:
@@ -26,7 +30,22 @@ def look(common: Common) -> Mulligan:
     import mulligan.opening as opening
 
     store = common.store if common.store is not None or has_store(None) else "memory:"
-    return opening.look(root_folder(common), store=store)
+    return _told(opening.look(root_folder(common), store=store))
+
+
+def _told(opened: Mulligan) -> Mulligan:
+    """Whoever comes first after a crash learns what became of it, whatever he came for."""
+    for one in opened.recovered:
+        click.echo(f"mulligan: {_recovered_words(one)}", err=True)
+    return opened
+
+
+def _recovered_words(one: Recovered) -> str:
+    name = one.call[-8:]
+    if one.stands:
+        return f"{name} was cut short; what it had done is on record, `mulligan undo {name}` takes it back"
+    left = f", but for {', '.join(map(visible, one.conflicts))}" if one.conflicts else ""
+    return f"{name} had died half-way; its changes were put back{left}"
 
 
 def root_folder(common: Common) -> str:

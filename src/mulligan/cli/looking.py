@@ -54,8 +54,6 @@ def status(common: Common) -> None:
         click.echo(f"  redo would bring back what {short(body['redo'])} took back")
     for call in working:
         click.echo(f"  {short(call)} is still running")
-    for one in body["recovered"]:
-        click.echo(f"  {short(one)} had died half-way; its changes were put back")
 
 
 @click.command()
@@ -90,7 +88,8 @@ def log_line(row: dict[str, Any]) -> str:
     when = ago(row["started_at"])
     changed = ", ".join(change_words(change) for change in row["changes"][:4])
     more = len(row["changes"]) - 4
-    tail = f"{changed} and {more} more" if more > 0 else changed
+    done = "put back" if row["status"] == "aborted" else changed
+    tail = f"{done} and {more} more" if more > 0 else done
     return f"{paint(mark, colour)} {paint(short(row['id']), 'bold')}  {when:>12}  {who:<18} {tail}".rstrip()
 
 

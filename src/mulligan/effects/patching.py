@@ -312,7 +312,7 @@ def _emptied(scene: Scene, looking: _Looking, path: RepoPath, leaving: Sequence[
     ahead = [path]
     while ahead:
         folder = ahead.pop()
-        for below in _children(scene, folder):
+        for below in scene.desk.children(folder):
             if isinstance(scene.desk.entry(below), DirEntry):
                 scene.boundary.check_write("patch", below)
                 ahead.append(below)
@@ -320,12 +320,6 @@ def _emptied(scene: Scene, looking: _Looking, path: RepoPath, leaving: Sequence[
             elif below not in leaving:
                 raise _not_a_file(f"{path} is a directory that is not empty.")
     return sorted(found, key=path_bytes, reverse=True)
-
-
-def _children(scene: Scene, folder: RepoPath) -> list[RepoPath]:
-    with scene.desk.disk.resolve_exactly(folder) as spot:
-        names = scene.desk.disk.children(spot)
-    return [join(folder, name.decode("utf-8", "surrogateescape")) for name in names]
 
 
 def _parents(scene: Scene, paths: Sequence[RepoPath], leaving: Sequence[RepoPath]) -> list[RepoPath]:

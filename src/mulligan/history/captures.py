@@ -82,16 +82,7 @@ def _trees(desk: Desk, tops: Iterable[RepoPath]) -> Iterator[tuple[RepoPath, Ima
         image = desk.image(path)
         yield path, image
         if isinstance(image.entry, DirEntry):
-            ahead += reversed(_children(desk, path))
-
-
-def _children(desk: Desk, path: RepoPath) -> list[RepoPath]:
-    """None, if it is no directory any more."""
-    try:
-        with desk.disk.resolve_exactly(path) as spot:
-            return [path_from_bytes(path_bytes(path) + b"/" + name) for name in desk.disk.children(spot)]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+            ahead += reversed(desk.children(path))
 
 
 def _check_root(tx: Tx, desk: Desk, session: SessionId, scope: str) -> None:
@@ -190,7 +181,7 @@ class _Plan:
     def _clear(self, path: RepoPath, *, whole: bool) -> None:
         """A directory where there was none. It goes with all that is in it, as S0 says; but if it is known to be there
         only for the sake of captured paths, then no more than they go."""
-        children = _children(self.desk, path)
+        children = self.desk.children(path)
         below = {one: _known(image) for one, image in _trees(self.desk, children)} if whole else {}
         if None in below.values() or not (whole or all(map(self._goes, children))):
             del self.moves[path]

@@ -17,7 +17,7 @@ from mulligan.history.tables import FOLDS, ROOTS, RootRow
 from mulligan.values.entries import ABSENT, Entry
 from mulligan.values.faults import fault
 from mulligan.values.ids import CallId, RootId, SessionId, TurnId, WorkspaceId
-from mulligan.values.paths import RepoPath
+from mulligan.values.paths import RepoPath, join
 from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import NOTHING, Disk, HostDisk, Image
 
@@ -162,6 +162,14 @@ class Desk:
     def entry(self, path: RepoPath) -> Entry:
         image = self.image(path)
         return ABSENT if image.special else image.entry
+
+    def children(self, directory: RepoPath) -> list[RepoPath]:
+        """The paths in a directory, in byte order; none, if it is no directory."""
+        try:
+            with self.disk.resolve_exactly(directory) as spot:
+                return [join(directory, name.decode("utf-8", "surrogateescape")) for name in self.disk.children(spot)]
+        except (FileNotFoundError, NotADirectoryError, Refused):
+            return []
 
     def shown(self, root: RootRow, path: RepoPath) -> str:
         """A path of an overlapping root as this desk shows it: relative below our root, else absolute."""

@@ -7,7 +7,7 @@ plan happens, or none: a disk that fails half-way is put back as it was.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -50,7 +50,6 @@ from mulligan.values.paths import (
     ancestors_of,
     from_wire,
     is_below,
-    join,
     path_bytes,
     path_from_bytes,
     text_from_wire,
@@ -298,7 +297,7 @@ def _plan(desk: Desk, target: _Target, how: How) -> RestorePlan:
         planner = Planner(
             now,
             read,
-            _children(desk),
+            desk.children,
             how.on_conflict,
             keep_mtimes=quiet,
             has=lambda digest: digest in contents or desk.ledger.blobs.has(tx, digest),
@@ -366,14 +365,6 @@ def _unknown(touched: Iterable[RepoPath], paths: Sequence[RepoPath] | None) -> l
     """Paths somebody asked for that no change is at or below."""
     known = {above for path in touched for above in (path, *ancestors_of(path))}
     return [path for path in paths or () if path not in known]
-
-
-def _children(desk: Desk) -> Callable[[RepoPath], list[RepoPath]]:
-    def children(path: RepoPath) -> list[RepoPath]:
-        with desk.disk.resolve_exactly(path) as spot:
-            return [join(path, name.decode("utf-8", "surrogateescape")) for name in desk.disk.children(spot)]
-
-    return children
 
 
 def _nothing_recorded_since(tx: Tx, desk: Desk, calls: Sequence[CallRow]) -> bool:

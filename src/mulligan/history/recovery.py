@@ -29,11 +29,12 @@ class Reach(Ground, Protocol):
 
 @dataclass(slots=True)
 class Recovered:
-    """One dead call, ended: the paths put back, and the ones somebody had changed."""
+    """One dead call, ended: the paths put back, and the ones somebody had changed. An observed one stands instead."""
 
     call: str
     put_back: list[RepoPath] = field(default_factory=list)
     conflicts: list[RepoPath] = field(default_factory=list)
+    stands: bool = False
 
 
 def recover(desk: Reach) -> list[Recovered]:
@@ -119,7 +120,7 @@ def _observe(desk: Reach, facts: Facts, touches: list[TouchRow]) -> Recovered:
     with desk.ledger.store.write() as tx:
         desk.ledger.end(tx, facts, Ending("committed", changes, reason="process_died", coverage=left.notes))
     forget(desk, facts.id)
-    return Recovered(facts.id)
+    return Recovered(facts.id, stands=True)
 
 
 def _before(touch: TouchRow) -> Entry:
