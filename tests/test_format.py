@@ -181,7 +181,7 @@ class TestTheDatabase:
         SqliteStore(str(tmp_path), SCHEMA).close()
         connection = apsw.Connection(str(tmp_path / "store.db"))
         assert connection.pragma("application_id") == int.from_bytes(b"MLG!", "big")
-        assert connection.pragma("user_version") == 1
+        assert connection.pragma("user_version") == 2
         assert connection.pragma("journal_mode") == "wal"
         assert connection.pragma("auto_vacuum") == 2
 

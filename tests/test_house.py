@@ -280,7 +280,8 @@ PURE = frozenset(
             "errno",
             "functools",
         ),
-        *("hashlib", "math", "mulligan", "orjson", "re", "sys", "time", "types", "typing", "uuid", "uuid_utils"),
+        *("hashlib", "math", "mulligan", "operator", "orjson", "re", "sys", "time", "types", "typing", "uuid"),
+        "uuid_utils",
     }
 )
 """`time` and ids have their one home here."""

@@ -16,6 +16,7 @@ import apsw
 import pytest
 
 import mulligan
+from mulligan.history.schema import SCHEMA
 from mulligan.history.tables import CHANGES
 from mulligan.opening import Mulligan, open_store, state_directory, store_directory
 from mulligan.store import sqlite_file
@@ -25,6 +26,7 @@ from mulligan.store.memory import MemoryStore
 from mulligan.store.protocol import Durability, Store
 from mulligan.store.sqlite import SqliteStore
 from mulligan.store.sqlite_file import APPLICATION_ID, file_system_of
+from mulligan.store.verify import verify
 from mulligan.testing.contract_tables import CONTRACT_SCHEMA, THINGS, Thing
 from mulligan.values.clock import SystemClock
 from mulligan.values.faults import MulliganError
@@ -308,6 +310,39 @@ class TestOpen:
 READ_ONLY = """
 mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && exec "$2" -m mulligan.cli log --store "$3"
 """
+
+
+def _as_format_1(directory: Path) -> None:
+    """What the first format had not got."""
+    connection = apsw.Connection(str(directory / "store.db"))
+    connection.execute('ALTER TABLE "calls" DROP COLUMN "way_back"; DROP TABLE "taken_in_part"')
+    connection.pragma("user_version", 1)
+    connection.close()
+
+
+@pytest.mark.req("D4.schema_version")
+def test_a_store_of_the_first_format_is_brought_forward_with_all_it_holds(tmp_path: Path) -> None:
+    work, home = tmp_path / "work", tmp_path / "home"
+    work.mkdir()
+    with mulligan.open(str(work), store=str(home)) as first:
+        session = first.session("s")
+        for name in ("kept.txt", "back.txt"):
+            with session.call() as call:
+                call.write_file(name, "agent\n")
+        with session.call("both") as call:
+            call.write_file("one.txt", "1\n")
+            call.write_file("two.txt", "2\n")
+        session.undo("both", paths=["one.txt"])
+        session.undo("both")
+        session.undo()
+    _as_format_1(home)
+    with mulligan.open(str(work), store=str(home)) as again:
+        assert list(verify(again.desk.ledger.store, SCHEMA)) == []
+        again.session("s").redo()
+        assert sorted(os.listdir(work)) == ["back.txt", "kept.txt"]
+        again.session("s").undo()
+        again.session("s").undo()
+        assert os.listdir(work) == []
 
 
 class TestBadStores:

@@ -27,7 +27,16 @@ def _in_utf8() -> None:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
+def _with_streams() -> None:
+    """Streams that were closed before us lead nowhere. Else the store would be opened as our output, and written to."""
+    for handle, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, os.O_RDWR), handle)
+            setattr(sys, name, os.fdopen(handle, "w" if handle else "r", encoding="utf-8"))
+
+
 def main() -> None:
+    _with_streams()
     _in_utf8()
     if sys.argv[1:2] == ["mcp"]:
         from mulligan.servers.mcp.door import parse_plain, serve_plain

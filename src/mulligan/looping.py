@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mulligan.opening import innermost
 from mulligan.values.faults import MulliganError, fault
+from mulligan.values.plain import plain
 
 if TYPE_CHECKING:
     from mulligan.agents.loop import Bounds, LoopEvent, LoopResult, May, Tell
@@ -72,7 +72,7 @@ def chosen_provider(given: Model | None) -> Provider | Driver:
     return provider_of(chosen)
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class PromptWork:
     """The loop as servers use it: one prompt of a session, shown while it is worked on."""
 

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from mulligan.effects.session import Session
     from mulligan.effects.sessions import Sessions
     from mulligan.history.desk import Desk
+    from mulligan.history.ledger import Ledger
     from mulligan.history.recovery import Recovered
     from mulligan.session.tokens import Tokens
     from mulligan.store.journal import Schema
     from mulligan.store.protocol import Durability, Store
-    from mulligan.values.ids import IdSource
+    from mulligan.values.ids import IdSource, SessionId
 
 _ENGINES = "a directory, sqlite:///absolute/directory, or memory:"
 
@@ -252,7 +253,6 @@ def _desk(
     ids: IdSource | None = None,
     create: bool = True,
 ) -> Desk:
-    from mulligan.history.bounds import keep_bounds
     from mulligan.history.desk import Desk
     from mulligan.history.ledger import Ledger
     from mulligan.history.schema import SCHEMA
@@ -269,7 +269,7 @@ def _desk(
         place = os.fsdecode(disk.root.path)
         opened = open_store(store, SCHEMA, durability=durability, clock=clock, root=place, create=create)
         ledger = Ledger(opened, Journal(SCHEMA), clock=clock, ids=ids or SystemIds())
-        ledger.keep_bounds = partial(keep_bounds, ledger)
+        ledger.keep_bounds = partial(_keep_bounds, ledger)
         ledger.inside = call_around(os.environ)
         desk = Desk(ledger, disk, record=create)
         desk.at_close(ledger.tell_growth)
@@ -277,10 +277,18 @@ def _desk(
         return desk
 
 
-def _recovered(desk: Desk, boundary: Boundary) -> Mulligan:
-    from mulligan.history.observing import finish_abandoned
-    from mulligan.history.recovery import recover
+def _keep_bounds(ledger: Ledger, session: SessionId, grown_bytes: int) -> None:
+    from mulligan.history.bounds import keep_bounds
 
-    recovered = recover(desk)
-    finish_abandoned(desk)
+    keep_bounds(ledger, session, grown_bytes)
+
+
+def _recovered(desk: Desk, boundary: Boundary) -> Mulligan:
+    recovered: list[Recovered] = []
+    if desk.ledger.any_open():
+        from mulligan.history.observing import finish_abandoned
+        from mulligan.history.recovery import recover
+
+        recovered = recover(desk)
+        finish_abandoned(desk)
     return Mulligan(desk, boundary, recovered)

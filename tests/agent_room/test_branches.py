@@ -83,6 +83,92 @@ def test_a_clash_is_named_and_the_rest_comes(opened: Mulligan, tmp_path: Path) -
     assert contents_of(tmp_path / "work") == {"a.txt": b"theirs\n", "b.txt": b"new\n"}
 
 
+def test_a_merge_is_part_of_the_turn_it_is_made_in(opened: Mulligan, tmp_path: Path) -> None:
+    session, box = opened.session("main"), tmp_path / "box"
+    box.mkdir()
+    session.add_root(str(box), mount_mode="sandboxed")
+    with session.turn("do it"):
+        wrote(session, "before.txt", "one\n")
+        wrote(session, str(box / "aside.txt"), "aside\n")
+        branch = session.fork(files="copy")
+        wrote(branch, "merged.txt", "theirs\n")
+        assert branch.merge().ok
+        wrote(session, "after.txt", "two\n")
+        assert session.merge_root(str(box)).ok
+    assert session.rollback().ok
+    assert (contents_of(tmp_path / "work"), contents_of(box)) == ({}, {})
+    assert session.redo().ok
+    assert contents_of(tmp_path / "work").keys() == {"before.txt", "merged.txt", "after.txt"}
+    assert contents_of(box).keys() == {"aside.txt"}
+
+
+def test_a_merge_made_in_a_turn_of_the_fork_is_a_turn_of_its_own(opened: Mulligan, tmp_path: Path) -> None:
+    session = opened.session("main")
+    wrote(session, "a.txt", "one\n")
+    branch = session.fork(files="copy")
+    with branch.turn("theirs"):
+        wrote(branch, "b.txt", "theirs\n")
+        assert branch.merge().ok
+    assert session.rollback().ok
+    assert contents_of(tmp_path / "work") == {"a.txt": b"one\n"}
+
+
+class TestMergedAgain:
+    """What a fork brought in is common ground for what it brings in next."""
+
+    @pytest.fixture
+    def session(self, opened: Mulligan) -> Session:
+        session = opened.session("main")
+        wrote(session, "a.txt", LINES)
+        return session
+
+    def test_what_it_changed_anew_comes(self, session: Session, tmp_path: Path) -> None:
+        branch = session.fork(files="copy")
+        for version in ("v1\n", "v2\n", "v3\n"):
+            wrote(branch, "a.txt", version)
+            wrote(branch, "new.txt", version)
+            assert branch.merge().ok
+            assert contents_of(tmp_path / "work") == {"a.txt": version.encode(), "new.txt": version.encode()}
+        with branch.call("delete") as call:
+            assert call.delete("new.txt").ok
+        assert branch.merge().ok
+        assert contents_of(tmp_path / "work") == {"a.txt": b"v3\n"}
+
+    def test_what_the_parent_did_in_the_same_file_stays(self, session: Session, tmp_path: Path) -> None:
+        branch = session.fork(files="copy")
+        ours = LINES.replace("\n20\n", "\nours\n")
+        wrote(session, "a.txt", ours)
+        for line in ("first", "second", "third"):
+            wrote(branch, "a.txt", LINES.replace("\n7\n", f"\n{line}\n"))
+            assert branch.merge().ok
+            assert contents_of(tmp_path / "work") == {"a.txt": ours.replace("\n7\n", f"\n{line}\n").encode()}
+
+    def test_a_merge_that_was_taken_back_does_not_count(self, session: Session, tmp_path: Path) -> None:
+        branch = session.fork(files="copy")
+        wrote(branch, "a.txt", "v1\n")
+        wrote(branch, "b.txt", "v1\n")
+        merged = branch.merge().call_id
+        assert session.undo(merged, ["b.txt"]).ok and branch.merge().ok
+        assert contents_of(tmp_path / "work") == {"a.txt": b"v1\n", "b.txt": b"v1\n"}
+        assert session.undo().ok and session.undo(merged).ok
+        assert contents_of(tmp_path / "work") == {"a.txt": LINES.encode()}
+        wrote(session, "a.txt", "ours\n")
+        assert [one.reason for one in branch.merge().outcomes] == ["same_lines", None]
+
+    def test_into_files_that_are_gone_is_refused(self, session: Session) -> None:
+        branch = session.fork(files="copy")
+        further = branch.fork(files="copy")
+        wrote(further, "b.txt", "new\n")
+        assert further.merge().ok
+        branch.drop()
+        wrote(further, "b.txt", "newer\n")
+        for dry_run in (True, False):
+            with pytest.raises(MulliganError) as caught:
+                further.merge(dry_run=dry_run)
+            assert caught.value.code == "unknown_root"
+        further.drop()
+
+
 def test_what_shares_its_files_has_nothing_to_merge_or_drop(opened: Mulligan, tmp_path: Path) -> None:
     session = opened.session("main")
     wrote(session, "a.txt", "one\n")

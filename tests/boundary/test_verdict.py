@@ -47,6 +47,33 @@ def code_of(body: object, parse: Any = parse_capability) -> str:
     return caught.value.code
 
 
+@given(CAPABILITIES, st.lists(RULES, max_size=3), st.sampled_from(FS_OPS), PATHS)
+def test_what_is_admitted_everywhere_is_admitted_anywhere(
+    capability: dict[str, Any], rules: list[dict[str, Any]], op: Any, path: str
+) -> None:
+    boundary = Boundary("/repo", parse_capability(capability), parse_policy(rules))
+    if boundary.admits_everywhere(op):
+        boundary.check_op(op)
+        boundary.check_path(op, RepoPath(path))
+
+
+@pytest.mark.parametrize(
+    ("capability", "rules", "everywhere"),
+    [
+        ({}, [], True),
+        ({"allowed_fs_ops": ["read"], "fs_roots": ["."]}, [{"verdict": "allow"}], True),
+        ({"fs_roots": ["/repo", "a"]}, [{"ops": ["write"], "paths": ["a"], "verdict": "deny"}], True),
+        ({"allowed_fs_ops": ["write"]}, [], False),
+        ({"fs_roots": ["a"]}, [], False),
+        ({}, [{"paths": ["a"], "verdict": "deny"}], False),
+    ],
+)
+def test_admitted_everywhere(capability: dict[str, Any], rules: list[dict[str, Any]], everywhere: bool) -> None:
+    boundary = Boundary("/repo", parse_capability(capability), parse_policy(rules))
+    assert boundary.admits_everywhere("read") is everywhere
+    assert Boundary("/repo").narrowed(boundary.capability, boundary.policy).admits_everywhere("read") is everywhere
+
+
 def verdict(boundary: Boundary, op: Any, path: str) -> bool:
     return boundary.admits(op, RepoPath(path))
 

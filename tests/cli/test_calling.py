@@ -64,8 +64,11 @@ def root(tmp_path: Path) -> Path:
 def call(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Call:
     """The exit code and the JSON printed."""
 
-    def call(tool: str, args: dict[str, Any], **files: object) -> tuple[int, dict[str, Any]]:
+    def call(
+        tool: str, args: dict[str, Any], session: str | None = None, **files: object
+    ) -> tuple[int, dict[str, Any]]:
         words = ["call", tool, "--args", json.dumps(args), "--root", str(root), "--store", str(tmp_path / "store")]
+        words += [] if session is None else ["--session", session]
         for option, document in files.items():
             path = tmp_path / f"{option}.json"
             path.write_text(json.dumps(document))
@@ -140,6 +143,13 @@ def test_each_ceiling_has_its_code(
     exit_code, body = call(tool, args, capability=capability)
     assert (exit_code, body["status"], body["error_code"]) == (1, "forbidden", code)
     assert content(root, "a.txt") == "hello\n"
+
+
+def test_a_capability_may_be_said_on_the_command_line(root: Path, tmp_path: Path) -> None:
+    words = ["--root", str(root), "--store", str(tmp_path / "store"), "--json"]
+    given = ["--args", json.dumps(ARGUMENTS["write_file"]), "--capability", ' {"allowed_fs_ops": ["read"]}']
+    assert run(["call", "write_file", *given, *words]) == 1
+    assert os.listdir(root) == ["a.txt"]
 
 
 def test_a_policy_file_narrows_and_its_last_match_wins(call: Call) -> None:
@@ -217,6 +227,81 @@ def test_every_tool_of_history(tool: str, call: Call, root: Path) -> None:
     assert code == 0 and "error" not in body
     went_back = tool in ("history_undo", "history_restore", "history_rollback", "history_rewind")
     assert content(root, "a.txt") == ("hello\n" if went_back else "agent\n")
+
+
+@pytest.fixture
+def past(call: Call, root: Path) -> str:
+    """One call that wrote a.txt and the secret; and `ro`, which may only read, and nothing of the secret."""
+    made: str = call("shell", {"command": "echo agent > a.txt; echo hidden > secret"})[1]["call_id"]
+    deny = {"paths": ["secret"], "verdict": "deny"}
+    limits = {"capability": {"allowed_fs_ops": ["read"]}, "policy": [deny]}
+    assert call("host.session.open", {"session_id": "ro", **limits})[0] == 0
+    return made
+
+
+class TestHistoryIsUnderTheBoundary:
+    def test_what_may_not_be_read_is_not_told(self, past: str, call: Call) -> None:
+        _, log = call("history_log", {}, session="ro")
+        _, shown = call("history_show", {"call": past}, session="ro")
+        for told in (shown, next(one for one in log["calls"] if one["id"] == past)):
+            assert [change["path"] for change in told["changes"]] == ["a.txt"]
+        diff = call("history_diff", {"call": past}, session="ro")[1]["diff"]
+        assert "+agent" in diff and "hidden" not in diff and "secret" not in diff
+        code, body = call("history_diff", {"call": past}, capability={"allowed_fs_ops": ["list"]})
+        assert (code, body["error"]["code"]) == (1, "fs_op_not_allowed")
+        shielded = call("history_diff", {"call": past}, policy=[{"verdict": "allow", "output": "blob"}])
+        assert shielded == (0, {"diff": ""})
+
+    @pytest.mark.parametrize("dry_run", [True, False])
+    @pytest.mark.parametrize("verb", ["undo", "restore", "rewind"])
+    def test_a_way_back_writes_only_where_its_session_may(
+        self, verb: str, dry_run: bool, past: str, call: Call, root: Path
+    ) -> None:
+        args = {"to" if verb == "rewind" else "call": past, "dry_run": dry_run}
+        for code, boundary in (
+            ("fs_op_not_allowed", {"session": "ro"}),
+            ("fs_op_not_allowed", {"capability": {"allowed_fs_ops": ["read"]}}),
+            ("path_not_allowed", {"capability": {"fs_roots": ["a.txt"]}}),
+            ("path_not_allowed", {"policy": [{"paths": ["secret"], "ops": ["write"], "verdict": "deny"}]}),
+        ):
+            failed, body = call(f"history_{verb}", args, **boundary)
+            assert (failed, body["error"]["code"]) == (1, code)
+            assert (content(root, "a.txt"), content(root, "secret")) == ("agent\n", "hidden\n")
+        assert call(f"history_{verb}", args, policy=[{"paths": ["other"], "verdict": "deny"}])[0] == 0
+
+    def test_rollback_and_redo_too(self, past: str, call: Call, root: Path) -> None:
+        narrow = {"capability": {"allowed_fs_ops": ["read"]}}
+        assert call("history_rollback", {}, **narrow)[1]["error"]["code"] == "fs_op_not_allowed"
+        assert call("history_rollback", {})[0] == 0
+        assert call("history_redo", {}, **narrow)[1]["error"]["code"] == "fs_op_not_allowed"
+        assert content(root, "a.txt") == "hello\n"
+        assert run(["redo", "--root", str(root), "--store", str(root.parent / "store")]) == 0
+
+    def test_a_session_that_has_ended_has_no_past(self, past: str, call: Call) -> None:
+        assert call("host.session.signal", {"session_id": "ro", "signal": "term"})[0] == 0
+        arguments = {name: {"call": past} for name in ("history_show", "history_diff", "history_restore")}
+        for tool in sorted(HISTORY):
+            code, body = call(tool, {"to": past} if tool == "history_rewind" else arguments.get(tool, {}), session="ro")
+            assert (code, body["error"]["code"]) == (1, "session_closed")
+
+    def test_a_copy_is_for_those_who_may_read_everything(self, past: str, call: Call, tmp_path: Path) -> None:
+        code, body = call("history_fork", {"files": "copy"}, session="ro")
+        assert (code, body["error"]["code"]) == (1, "forbidden")
+        assert not (tmp_path / "store/forks").exists()
+        for place in ("../escaped", str(tmp_path / "escaped")):
+            code, body = call("history_fork", {"files": "copy", "to": place})
+            assert (code, body["error"]["code"]) == (1, "invalid_params")
+            assert not (tmp_path / "escaped").exists()
+        code, body = call("history_fork", {"files": "copy"}, capability={"allowed_fs_ops": ["read"], "fs_roots": ["."]})
+        assert (code, Path(body["directory"]).parent) == (0, tmp_path / "store/forks")
+        assert content(Path(body["directory"]), "secret") == "hidden\n"
+
+    def test_a_child_may_do_no_more_than_its_parent(self, past: str, call: Call) -> None:
+        child = call("history_fork", {}, session="ro")[1]["session_id"]
+        code, body = call("write_file", ARGUMENTS["write_file"], session=child)
+        assert (code, body["error_code"]) == (1, "fs_op_not_allowed")
+        assert call("read_file", {"path": "secret"}, session=child)[1]["error_code"] == "path_not_allowed"
+        assert call("read_file", {"path": "a.txt"}, session=child)[0] == 0
 
 
 def test_sessions_are_opened_and_ended(call: Call) -> None:

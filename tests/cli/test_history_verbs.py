@@ -11,12 +11,21 @@ from pathlib import Path
 
 import pytest
 
+import mulligan
 from cli.running import Run
 
 
 def write(run: Run, path: str, content: str, *options: str) -> str:
     """The id of a call that wrote a file."""
     done = run("call", "write_file", "--args", json.dumps({"path": path, "content": content}), *options)
+    assert done.code == 0, done
+    return str(done.json["call_id"])
+
+
+def edit(run: Run, path: str, old: str, new: str, *options: str) -> str:
+    """The id of a call that replaced a text in a file."""
+    given = {"path": path, "old_string": old, "new_string": new}
+    done = run("call", "edit_file", "--args", json.dumps(given), *options)
     assert done.code == 0, done
     return str(done.json["call_id"])
 
@@ -53,7 +62,7 @@ def test_log_lists_calls_and_outside_edits_newest_first(run: Run, work: Path) ->
     (work / "a").write_text("one\ntwo\n")
     second = write(run, "a", "three\n")
     rows = run("log", "--json").json
-    assert [row["id"] for row in rows if not row["external"]] == [second, first]
+    assert [row["id"] for row in rows] == [second, rows[1]["id"], first]
     assert rows[-1] == {
         "id": first,
         "label": "call_1",
@@ -67,13 +76,16 @@ def test_log_lists_calls_and_outside_edits_newest_first(run: Run, work: Path) ->
         "changes": [{"path": "a", "kind": "created", "added": 1, "removed": 0}],
         "coverage": [],
     }
-    (external,) = [row for row in rows if row["external"]]
+    external = rows[1]
+    assert external["external"]
     assert (external["tool"], external["session_id"], external["changes"]) == (
         None,
         None,
         [{"path": "a", "kind": "modified", "added": 1, "removed": 0}],
     )
-    assert len(run("log", "--json", "--limit", "1").json) == 1
+    assert [row["id"] for row in run("log", "--json", "--limit", "1").json] == [second]
+    assert run("diff", "--json").json["calls"] == [second]
+    assert run("diff", first, external["id"], "--json").json["calls"] == [first, external["id"], second]
 
 
 @pytest.mark.req("D14.json.log_statuses")
@@ -229,6 +241,54 @@ def test_blame_names_the_call_of_each_line(run: Run, work: Path) -> None:
         ("zwei\n", second),
         ("mine\n", "external"),
     ]
+
+
+class TestBlameFollows:
+    """Whoever moves lines, merges them in or brings them back has not written them."""
+
+    def origins(self, run: Run, path: str) -> list[str]:
+        return [line["origin"] for line in run("blame", path, "--json").json]
+
+    def test_moves(self, run: Run, work: Path) -> None:
+        (work / "a").write_text("old\nolder\n")
+        first = edit(run, "a", "older", "first")
+        for source, target in (("a", "b"), ("b", "c"), ("c", "a"), ("a", "b")):
+            run("call", "move", "--args", json.dumps({"path": source, "to": target}))
+        second = edit(run, "b", "old", "second")
+        assert self.origins(run, "b") == [second, first]
+
+    def test_a_move_over_another_file(self, run: Run) -> None:
+        mine = write(run, "a", "same\nmine\n")
+        write(run, "b", "same\n")
+        run("call", "move", "--args", '{"path": "a", "to": "b", "overwrite": true}')
+        assert self.origins(run, "b") == [mine, mine]
+
+    def test_hundreds_of_moves_without_falling(self, run: Run, work: Path) -> None:
+        write(run, "f0", "line\n")
+        with mulligan.open(str(work)) as opened:
+            for number in range(300):
+                assert opened.session("default").perform("move", {"path": f"f{number}", "to": f"f{number + 1}"})[0].ok
+        assert len(self.origins(run, "f300")) == 1
+
+    def test_what_goes_back_and_forth(self, run: Run, work: Path) -> None:
+        (work / "a").write_text("old\nmiddle\nkept\n")
+        first = edit(run, "a", "kept", "first")
+        second = edit(run, "a", "old", "second")
+        run("undo")
+        assert self.origins(run, "a") == ["before", "before", first]
+        run("redo")
+        assert self.origins(run, "a") == [second, "before", first]
+        run("undo", first)
+        assert self.origins(run, "a") == [second, "before", "before"]
+
+    def test_what_is_merged_from_a_fork(self, run: Run, work: Path, tmp_path: Path) -> None:
+        mine = write(run, "a", "1\n2\n3\n")
+        run("fork", "--files", "copy", "--to", str(tmp_path / "fork"), "--name", "idea")
+        theirs = edit(run, "a", "3", "three", "--root", str(tmp_path / "fork"))
+        new = write(run, "new", "theirs\n", "--root", str(tmp_path / "fork"))
+        ours = edit(run, "a", "1", "one")
+        assert run("merge", "idea").code == 0
+        assert (self.origins(run, "a"), self.origins(run, "new")) == ([ours, mine, theirs], [new])
 
 
 @pytest.mark.req("D14.cli.status", "D14.cli.coverage", "D14.cli.pin")

@@ -26,8 +26,8 @@ from mulligan.store.protocol import OWNERS, OwnerRow, Tx
 from mulligan.store.sqlite import SqliteStore
 from mulligan.store.tables import Table
 from mulligan.testing.contract_tables import CONTRACT_SCHEMA
-from mulligan.workspace.lease import LEASES, LeaseRow
 from mulligan.workspace.snapshots import SNAPSHOTS, SnapshotRow
+from mulligan.workspace.tables import LEASES, LeaseRow
 
 
 def run(*arguments: str, home: Path | None = None) -> Done:
@@ -123,6 +123,11 @@ class TestVerify:
         loop = tmp_path / "loop"
         loop.symlink_to(loop)
         done = run(verb, home=loop)
+        assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
+
+    def test_neither_is_a_file_in_its_place(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        done = run("log", "--root", str(tmp_path), home=tmp_path / "file")
         assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
 
     @pytest.mark.parametrize("url", ["foo://x", "postgresql://host/db", "/dev/null/below", "missing"])
@@ -266,6 +271,15 @@ class TestTheProgram:
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
         loaded = set(done.stderr.split())
         assert loaded & {"mulligan.cli.store", "mulligan.store", "apsw", "orjson", "pydantic"} == set()
+
+    @pytest.mark.parametrize("verb", ["status", "log", "diff", "undo", "redo", "rollback"])
+    def test_looking_and_going_back_load_no_tools_and_no_commands(self, home: Path, verb: str) -> None:
+        arguments = [verb, "--store", str(home), "--root", str(home.parent / "root")]
+        script = f"import sys; from mulligan.cli import run; run({arguments}); print(*sys.modules, file=sys.stderr)"
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        loaded = set(done.stderr.split())
+        heavy = {"pydantic", "mulligan.effects", "mulligan.workspace.search", "mulligan.workspace.exec.notify"}
+        assert (loaded & heavy, "mulligan.history.log" in loaded) == (set(), True)
 
     def test_a_reader_that_goes_away_is_no_crash(self, home: Path) -> None:
         reading, writing = os.pipe()

@@ -14,6 +14,8 @@ import pytest
 from effects.stage import Stage, open_stage
 from mulligan.testing import Link, Tree, plant, tree_of
 from mulligan.values.canonical import encode
+from mulligan.values.paths import text_from_wire
+from mulligan.workspace.patch.names import quote
 
 SECRET = "SECRET-THAT-MUST-NOT-BE-SEEN"
 
@@ -309,6 +311,28 @@ def test_no_path_gets_out(stage: Stage, kind: str) -> None:
     assert wrong == {}
     assert around(stage) == before
     assert inside(stage) == own
+
+
+@pytest.mark.req("D8.patch_targets_checked", "D18.path_escape", "D6.tools_never_write_git")
+@pytest.mark.parametrize(
+    "diff",
+    ["--- /dev/null\n+++ {0}\n@@ -0,0 +1 @@\n+x\n", "--- {0}\n+++ {0}\n@@ -1 +1 @@\n-one\n+two\n"],
+    ids=["adds", "updates"],
+)
+def test_no_diff_gets_out(stage: Stage, diff: str) -> None:
+    attacks = {one.path: one.code for one in [*traversals(), *absolutes(stage.root), *links(), *look_alikes()]}
+    attacks |= dict.fromkeys(in_git(), "path_not_allowed")
+    forbidden = {path: code for path, code in attacks.items() if code is not None and STATUS[code] == "forbidden"}
+    assert len(forbidden) >= 150
+    before, own = around(stage), inside(stage)
+    found = {}
+    with stage.session.call("attacks") as call:
+        for path in forbidden:
+            name = quote(b"b/" + text_from_wire(path).encode("utf-8", "surrogateescape"))
+            receipt = call.apply_patch(diff.format(name), patch_format="unified")
+            found[path] = receipt.error_code if receipt.status == "forbidden" else receipt.status
+    assert found == forbidden
+    assert (around(stage), inside(stage)) == (before, own)
 
 
 @pytest.mark.req("D6.tools_never_write_git", "D18.path_escape")

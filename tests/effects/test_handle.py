@@ -140,6 +140,25 @@ def test_leaving_a_call_that_was_cancelled_says_so(stage: Stage) -> None:
     assert stage.tree() == {}
 
 
+@pytest.mark.parametrize("how", ["committed", "aborted"])
+def test_a_call_that_has_ended_performs_nothing_more(stage: Stage, how: str) -> None:
+    stage.plant({"a": "1"})
+    with stage.session.call() as call:
+        if how == "aborted":
+            call.fail("no good")
+    assert call.status == how
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("read_file", {"path": "a"}),
+        ("mkdir", {"path": "d"}),
+        ("host.exec", {"argv": ["rm", "a"]}),
+    ]
+    for effect, params in asked:
+        with pytest.raises(MulliganError) as caught:
+            call.perform(effect, **params)
+        assert caught.value.code == "call_not_open"
+    assert stage.tree() == as_tree({"a": "1"})
+
+
 def test_content_may_be_a_payload(stage: Stage) -> None:
     with stage.session.call() as call:
         assert call.write_file("a", text("one\n")).ok

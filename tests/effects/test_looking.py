@@ -269,6 +269,12 @@ class TestListDir:
         found = [stage.perform("read_file", path=name)["content"] for name in names]
         assert found == [text("2"), text("3"), text("1")]
 
+    def test_so_can_directories_and_their_slash(self, stage: Stage) -> None:
+        stage.plant({"d\udcfe/f": "", "a\nb/f": "", "plain/f": "", "base64:ff/f": ""})
+        names = stage.perform("list_dir")["entries"]["inline_text"]["text"].split("\n")
+        assert len(names) == 4 and all(name.endswith("/") for name in names)
+        assert [stage.perform("list_dir", path=name)["entries"] for name in names] == [text("f")] * 4
+
     def test_the_limit_cuts(self, stage: Stage) -> None:
         stage.plant({f"{number:03}": "" for number in range(101)})
         found = stage.perform("list_dir")
@@ -319,6 +325,39 @@ class TestBlobRead:
         assert page == {**body, "content": text("é!"), "truncated": False, "range": shown}
         page = stage.perform("blob.read", blob_ref=ref, offset_bytes=99_999)
         assert page == {**body, "content": text(""), "truncated": False}
+
+    def test_a_page_that_cuts_characters_is_widened_and_says_so(self, stage: Stage) -> None:
+        data = ("é" * 10_000).encode()
+        stage.plant({"a": data})
+        ref = stage.perform("read_file", path="a")["content"]["blob"]["blob_ref"]
+        body = {"status": "ok", "size_bytes": len(data), "truncated": True}
+        for (offset, most), shown in {
+            (1, 3): (0, 4),
+            (1, 1): (0, 2),
+            (3, 2): (2, 4),
+            (0, LIMIT + 1): (0, LIMIT),
+        }.items():
+            page = stage.perform("blob.read", blob_ref=ref, offset_bytes=offset, max_bytes=most)
+            place = {"offset_bytes": shown[0], "length_bytes": shown[1]}
+            assert page == {**body, "content": text("é" * (shown[1] // 2)), "range": place}
+
+    def test_a_ceiling_is_not_passed_for_a_character(self, stage: Stage) -> None:
+        stage.plant({"a": "é" * 10_000})
+        ref = stage.within().perform("read_file", path="a")["content"]["blob"]["blob_ref"]
+        for limit in ("max_read_bytes", "max_inline_bytes"):
+            page = stage.within({limit: 3}).perform("blob.read", blob_ref=ref, offset_bytes=1, max_bytes=99)
+            assert (page["content"], page["range"]) == (text("é"), {"offset_bytes": 0, "length_bytes": 2})
+
+    @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(st.text(max_size=12), st.integers(0, 40), st.integers(1, 40))
+    def test_a_page_is_what_reading_the_file_there_gives(
+        self, stage: Stage, content: str, offset: int, length: int
+    ) -> None:
+        stage.plant({"a": content + "x" * (LIMIT + 1)})
+        ref = stage.perform("read_file", path="a")["content"]["blob"]["blob_ref"]
+        read = stage.perform("read_file", path="a", offset_bytes=offset, max_bytes=length)
+        del read["mtime_ns"]
+        assert stage.perform("blob.read", blob_ref=ref, offset_bytes=offset, max_bytes=length) == read
 
     @pytest.mark.req("D18.foreign_blobs")
     def test_only_blobs_handed_to_this_session_exist(self, stage: Stage) -> None:

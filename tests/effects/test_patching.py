@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -278,11 +279,39 @@ class TestUnified:
         ]
         assert rejected(stage, patch, patch_format="unified") == failed("hunk_rejected", "reject", rejects=rejects)
 
-    @pytest.mark.parametrize("name", ["../x", "/etc/x", ".git/config", "~/x"])
+    @pytest.mark.req("D8.patch_targets_checked")
+    @pytest.mark.parametrize("name", ["../x", "d/../../x", "/etc/x", "//etc/passwd", ".git/config", "d/.GIT/x", "."])
+    def test_targets_outside_or_in_git(self, stage: Stage, name: str) -> None:
+        stage.plant({".git/config": "x\n", "m": "x\n"})
+        first = "--- /dev/null\n+++ b/first\n@@ -0,0 +1 @@\n+x\n"
+        edit = f"--- a/{name}\n+++ b/{name}\n@@ -1 +1 @@\n-x\n+y\n"
+        made = f"--- /dev/null\n+++ b/{name}\n@@ -0,0 +1 @@\n+x\n"
+        moved = f"diff --git a/m b/{name}\nsimilarity index 100%\nrename from m\nrename to {name}\n"
+        for patch in (edit, made, moved):
+            assert rejected(stage, first + patch, patch_format="unified") == denied("path_not_allowed")
+
+    @pytest.mark.parametrize("name", ["~/x", "d/", "base64:Li4veA==/"])
     def test_names_no_file_may_have(self, stage: Stage, name: str) -> None:
         patch = f"--- /dev/null\n+++ b/{name}\n@@ -0,0 +1 @@\n+x\n"
         found = rejected(stage, patch, patch_format="unified")
         assert (found["status"], found["rejects"][0]["hunks"]) == ("reject", [{"index": 0, "reason": "path_rejected"}])
+
+    @pytest.mark.parametrize("name", ["d", "fifo"])
+    def test_what_is_no_file_is_told_by_its_rejects(self, stage: Stage, name: str) -> None:
+        stage.plant({"d/f": ""})
+        os.mkfifo(stage.root / "fifo")
+        patch = f"--- /dev/null\n+++ b/{name}\n@@ -0,0 +1 @@\n+x\n"
+        found = stage.refused("apply_patch", patch=patch, patch_format="unified")
+        assert found.pop("errors")
+        rejects = [{"path": name, "hunks": [{"index": 0, "reason": "target_exists"}]}]
+        assert found == failed("not_a_file", "reject", rejects=rejects)
+
+    def test_a_name_with_a_line_break_is_told_as_it_can_be_asked_for(self, stage: Stage) -> None:
+        stage.plant({"a\nb": "1\n"})
+        patch = '--- "a/a\\nb"\n+++ "b/a\\nb"\n@@ -1 +1 @@\n-{}\n+2\n'
+        found = rejected(stage, patch.format("x"), patch_format="unified")
+        changed = stage.perform("apply_patch", patch=patch.format("1"), patch_format="unified")["changed_paths"]
+        assert [one["path"] for one in found["rejects"]] == changed == ["base64:YQpi"]
 
     def test_through_links(self, stage: Stage) -> None:
         stage.plant({"d/a": "1\n", "in": Link("d"), "out": Link("/tmp")})
@@ -301,5 +330,27 @@ class TestUnified:
 
     @pytest.mark.req("S1.apply_patch.parse_error")
     def test_no_diff_at_all(self, stage: Stage) -> None:
-        found = stage.refused("apply_patch", patch="hello", patch_format="unified")
-        assert (found["status"], found["error_code"]) == ("parse_error", "patch_parse_error")
+        assert rejected(stage, "hello", patch_format="unified") == failed("patch_parse_error", "parse_error")
+
+
+class TestOneFileByTwoNames:
+    V4A = v4a("*** Update File: a", "@@", "-1", "+2", "*** Update File: b", "@@", "-1", "+{}")
+    UNIFIED = "--- a/a\n+++ b/a\n@@ -1 +1 @@\n-1\n+2\n--- a/b\n+++ b/b\n@@ -1 +1 @@\n-1\n+{}\n"
+
+    @pytest.mark.parametrize("dry_run", [False, True])
+    @pytest.mark.parametrize("kind", ["v4a", "unified"])
+    def test_cannot_become_two_files(self, stage: Stage, kind: str, dry_run: bool) -> None:
+        stage.plant({"a": "1\n"})
+        os.link(stage.root / "a", stage.root / "b")
+        patch = (self.V4A if kind == "v4a" else self.UNIFIED).format("3")
+        found = rejected(stage, patch, patch_format=kind, dry_run=dry_run)
+        rejects = {"rejects": [{"path": "b", "hunks": [{"index": 0, "reason": "context_mismatch"}]}]}
+        assert found == failed("hunk_rejected", "reject", **(rejects if kind == "unified" else {}))
+
+    @pytest.mark.parametrize("kind", ["v4a", "unified"])
+    def test_may_change_the_same_way_under_both(self, stage: Stage, kind: str) -> None:
+        stage.plant({"a": "1\n"})
+        os.link(stage.root / "a", stage.root / "b")
+        patch = (self.V4A if kind == "v4a" else self.UNIFIED).format("2")
+        assert stage.perform("apply_patch", patch=patch, patch_format=kind) == patched("a", "b", update=2)
+        assert stage.tree() == as_tree({"a": "2\n", "b": "2\n"})

@@ -130,6 +130,19 @@ def test_chosen_content_only_as_a_blob(stage: Stage) -> None:
     assert "blob" in limited.perform("grep", pattern="secret", path="keys")["matches"]
 
 
+@pytest.mark.req("D8.policy_blob_output", "S1.policy.output_posture")
+def test_one_line_of_chosen_content_makes_a_search_a_blob(stage: Stage) -> None:
+    stage.plant({"a": "hit\n", "keys/k": "hit secret\n", "z": "hit\n"})
+    limited = stage.within(policy=[{"paths": ["keys"], "verdict": "allow", "output": "blob"}])
+    found = limited.perform("grep", pattern="hit")["matches"]["blob"]
+    assert sorted(found) == ["blob_ref", "size_bytes"]
+    whole = limited.perform("blob.read", blob_ref=found["blob_ref"])["content"]
+    assert whole == text("a:1:hit\nkeys/k:1:hit secret\nz:1:hit")
+    assert limited.perform("grep", pattern="hit", path="z")["matches"] == text("z:1:hit")
+    refusal = limited.refused("grep", pattern="hit", output_mode="require_inline")
+    assert refusal == failed("inline_required_too_large")
+
+
 @pytest.mark.req("D9.check_order", "S1.cap.fail_closed_on_escape")
 class TestOrder:
     """Params, session, path, capability, effect: a request wrong in several ways is refused for the first."""

@@ -127,6 +127,12 @@ class TestGrep:
             one, two = (encode(stage.perform(effect, **params)) for _ in range(2))
             assert one == two
 
+    @pytest.mark.req("S1.grep.truncated")
+    def test_a_line_that_is_cut_says_so(self, stage: Stage, engine: str) -> None:
+        stage.plant({"a": "n" * 3000 + "needle\nneedle\n"})
+        lines = ["a:1:" + "n" * 2000 + "…", "a:2:needle"]
+        assert stage.perform("grep", pattern="needle") == matched(engine, *lines, truncated=True)
+
     def test_odd_names_are_one_line_each(self, stage: Stage, engine: str) -> None:
         stage.plant({"a\nb": "hit", "\udcff": "hit"})
         lines = stage.perform("grep", pattern="hit")["matches"]["inline_text"]["text"].split("\n")
@@ -219,6 +225,13 @@ def test_one_odd_entry_does_not_end_a_walk(stage: Stage) -> None:
     os.mkfifo(stage.root / "fifo")
     assert stage.perform("grep", pattern="hit")["matches"] == text("a:1:hit\nz:1:hit")
     assert stage.perform("glob", pattern="*")["count"] == 2
+
+
+def test_no_file_lies_too_deep(stage: Stage, engine: str) -> None:
+    deep = "/".join("d" * 200)
+    stage.plant({f"{deep}/g.py": "hit\n", **{f"f{number}": "miss\n" for number in range(300)}})
+    assert stage.perform("glob", pattern="**/g.py") == globbed(f"{deep}/g.py")
+    assert stage.perform("grep", pattern="hit") == matched(engine, f"{deep}/g.py:1:hit")
 
 
 def test_paths_begin_at_the_working_directory(stage: Stage) -> None:

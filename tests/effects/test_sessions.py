@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from benches import open_bench
 from effects.stage import Fields, Stage, denied, failed, text
+from mulligan import open as opened
 from mulligan.testing import Link, SteppingClock
 from mulligan.values.faults import MulliganError
 from mulligan.values.ids import CallId
@@ -64,6 +66,7 @@ class TestOpen:
             ({"target": {"sandbox": {"image": "x"}}}, "unsupported_target"),
             ({"target": {}}, "unsupported_target"),
             ({"target": {"moon": {}}}, "invalid_params"),
+            ({"target": {"local": {"mounts": [{"host_path": "/a", "guest_path": "/b"}]}}}, "unsupported_target"),
             ({"target": {"local": {"workdir": "no"}}}, "invalid_workdir"),
             ({"target": {"local": {"workdir": ".."}}}, "invalid_workdir"),
             ({"target": {"local": {"workdir": "/etc"}}}, "invalid_workdir"),
@@ -182,6 +185,94 @@ EVERY_CHANGE: dict[str, Fields] = {
 }
 
 
+class TestGoingBack:
+    """The ways back of a session are within its boundary, attached or given by whoever opened the workspace."""
+
+    @pytest.mark.parametrize("attached", [True, False])
+    def test_every_one_of_them_writes_only_where_the_session_may(self, hosted: Hosted, attached: bool) -> None:
+        hosted.stage.plant({"a": "x"})
+        limits: Fields = {"allowed_fs_ops": ["read"], "fs_roots": []}
+        with (free := hosted.stage.bench.session("limited")).turn(), free.call("made") as call:
+            call.write_file("a", "y")
+        if attached:
+            hosted.open(session_id="limited", capability=limits)
+        session = free if attached else hosted.stage.within(limits).session
+        ways: list[Callable[[], object]] = [
+            session.undo,
+            partial(session.undo, dry_run=True),
+            partial(session.undo, paths=["a"]),
+            partial(session.restore, "made"),
+            session.rollback,
+            partial(session.rewind, "made"),
+        ]
+        for way in ways:
+            with pytest.raises(MulliganError) as caught:
+                way()
+            assert (caught.value.code, caught.value.family) == ("fs_op_not_allowed", "may_not")
+        assert hosted.stage.bytes_of("a") == b"y"
+        assert session.rewind("made", files=False).ok
+        if attached:
+            hosted.stage.perform("host.session.signal", session_id="limited")
+            with pytest.raises(MulliganError):
+                session.undo("made")
+        assert hosted.stage.session.undo(call.id).ok and hosted.stage.bytes_of("a") == b"x"
+
+    def test_one_denied_path_refuses_all_of_it_and_another_root_is_judged_by_its_own_names(
+        self, hosted: Hosted, tmp_path: Path
+    ) -> None:
+        other = tmp_path / "other"
+        other.mkdir()
+        deny = [{"paths": ["secret", str(other / "deep")], "ops": ["write"], "verdict": "deny"}]
+        free, bound = hosted.stage.bench.session("limited"), hosted.stage.within(policy=deny).session
+        with free.turn():
+            assert free.add_root(str(other), mount_mode="extend")["ok"]
+        for label, paths in {"both": ["a", "secret"], "other": [f"{other}/b"], "deep": [f"{other}/deep"]}.items():
+            with free.call(label) as call:
+                assert all(call.write_file(path, "1").ok for path in paths)
+        for label in ("both", "deep"):
+            with pytest.raises(MulliganError) as caught:
+                bound.undo(label)
+            assert caught.value.code == "path_not_allowed"
+        assert bound.undo("both", paths=["a"]).ok and not (hosted.stage.root / "a").exists()
+        assert bound.undo("other").ok and sorted(path.name for path in other.iterdir()) == ["deep"]
+        assert hosted.stage.bytes_of("secret") == b"1"
+
+
+class TestForks:
+    def test_every_kind_of_child_may_do_what_its_parent_may(self, hosted: Hosted) -> None:
+        hosted.stage.plant({"src/a": "x", "secret": "x"})
+        secret = str(hosted.stage.root / "secret")
+        limits = {"allowed_fs_ops": ["read", "stat"], "fs_roots": [str(hosted.stage.root)]}
+        deny = {"paths": [secret], "verdict": "deny"}
+        hosted.open(session_id="s", capability=limits, policy=[deny], session_ttl_ns=SECOND_NS)
+        parent = hosted.stage.bench.session("s")
+        children = [parent.fork(), parent.fork(files="copy"), parent.fork().fork()]
+        children += [hosted.stage.bench.session(one) for one in (parent.fork_at(0), parent.fork_talk())]
+        wanted: dict[str, tuple[Fields, str | None]] = {
+            "read_file": ({"path": "src/a"}, None),
+            "stat": ({"path": "secret"}, "path_not_allowed"),
+            "write_file": ({"path": "src/a", "content": ""}, "fs_op_not_allowed"),
+        }
+        for child in children:
+            found = {tool: child.perform(tool, params)[0].error_code for tool, (params, _) in wanted.items()}
+            assert found == {tool: code for tool, (_, code) in wanted.items()}
+        hosted.clock.advance(timedelta(seconds=2))
+        assert {child.perform("read_file", {"path": "src/a"})[0].error_code for child in children} == {
+            "session_expired"
+        }
+
+    def test_in_a_copy_that_is_opened_by_its_own_name_it_holds_as_well(self, hosted: Hosted, tmp_path: Path) -> None:
+        hosted.stage.plant({"a": "x", "secret": "x"})
+        root = hosted.stage.root
+        limits, deny = {"fs_roots": [str(root)]}, {"paths": [f"{root}/secret"], "verdict": "deny"}
+        hosted.open(session_id="s", capability=limits, policy=[deny])
+        child = hosted.stage.bench.session("s").fork(files="copy", dst="child")
+        there = opened(child.root, store=str(hosted.stage.bench.home))
+        with there:
+            read = [there.session("child").perform("read_file", {"path": path})[0].status for path in ("a", "secret")]
+        assert read == ["ok", "forbidden"]
+
+
 class TestWhose:
     def test_an_effect_is_recorded_in_the_session_it_names(self, hosted: Hosted) -> None:
         session = hosted.open()
@@ -205,4 +296,5 @@ class TestWhose:
     def test_an_effect_nobody_knows_is_a_mistake(self, hosted: Hosted) -> None:
         with pytest.raises(MulliganError) as caught:
             hosted.stage.perform("host.fs.frobnicate")
-        assert caught.value.code == "unknown_effect"
+        tools = caught.value.details["tools"]
+        assert caught.value.code == "unknown_effect" and isinstance(tools, list) and "read_file" in tools

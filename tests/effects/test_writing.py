@@ -124,6 +124,7 @@ class TestWriteFile:
             ({"path": "a"}, "invalid_params"),
             ({"path": "a", "content": 3}, "invalid_params"),
             ({"path": "a", "content": {"text": "x"}}, "invalid_params"),
+            ({"path": "a", "content": {"inline_text": "x"}}, "invalid_params"),
             ({"path": "a", "content": "x", "create_parents": "yes"}, "invalid_params"),
             ({"path": "a", "content": "x", "expected_digest": "x"}, "invalid_params"),
             ({"path": "a", "content": "x", "mode": "append"}, "invalid_mode"),
@@ -267,7 +268,8 @@ class TestMakeDir:
         assert stage.perform("host.fs.mkdir", path="a") == expected
         assert stage.refused("mkdir", path="b/c") == failed("parent_not_found")
         assert stage.perform("mkdir", path="b/c", parents=True)["created"] is True
-        assert stage.perform("mkdir", path="b/c", parents=True)["created"] is False
+        expected = {"status": "ok", "created": False, "summary_text": "Directory b/c was there already"}
+        assert stage.perform("mkdir", path="b/c", parents=True) == expected
         assert stage.tree() == as_tree({"a": None, "b/c": None})
 
     @pytest.mark.parametrize("path", ["f", "d", "link"])

@@ -57,6 +57,13 @@ class TestExec:
         assert run("undo").returncode == 0
         assert (work / "a").read_text() == "1\n"
 
+    @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+    def test_closed_streams_are_nobodys_loss(self, run: Run, work: Path, closed: str) -> None:
+        command = f'"{sys.executable}" -m mulligan exec -- sh -c "echo out; echo err >&2; echo 2 > a; exit 7" {closed}'
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+        assert (done.returncode, (work / "a").read_text(), len(log(run))) == (7, "2\n", 1)
+        assert run("verify").returncode == 0
+
     def test_answers_with_the_receipt_as_json(self, run: Run) -> None:
         done = run("exec", "--json", "--strategy", "scan", "--", "sh", "-c", "echo out; echo 1 > n")
         receipt = json.loads(done.stdout)
@@ -295,6 +302,15 @@ class TestRun:
         assert [call["id"] for call in log(run)] == [answer["call_id"]]
         failed = run("run", "--json", "--", "no-such-program-anywhere")
         assert (failed.returncode, json.loads(failed.stdout)["error"]["code"]) == (125, "spawn_failed")
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+    def test_passes_on_what_asks_it_to_end(self, run: Run, work: Path, number: int) -> None:
+        script = f"trap 'echo told > told; exit 3' {number}; echo ready; while :; do sleep 0.05; done"
+        with subprocess.Popen([*MULLIGAN, "run", "--", "sh", "-c", script], stdout=subprocess.PIPE, text=True) as ours:
+            assert ours.stdout is not None and ours.stdout.readline() == "ready\n"
+            ours.send_signal(number)
+        assert (ours.returncode, (work / "told").read_text()) == (3, "told\n")
+        assert [(call["tool"], len(call["changes"])) for call in log(run)] == [("run", 1)]
 
     def test_leaves_an_interrupt_to_the_program(self, work: Path) -> None:
         os.mkfifo(work / "gate")

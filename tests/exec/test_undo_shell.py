@@ -359,6 +359,25 @@ class TestPeople:
         assert bench.session().undo().ok
         assert (bench.root / "f").read_text() == edited
 
+    @pytest.mark.parametrize("known", [True, False], ids=["on record", "new to us"])
+    def test_what_another_session_commits_meanwhile_is_merged_with_an_isolated_command(
+        self, bench: Bench, known: bool
+    ) -> None:
+        plant(bench.root, {"f": self.LINES, "same": "1\n"})
+        edited = self.LINES.replace("line 2\n", "theirs 2\n")
+
+        def write(text: str, same: str) -> None:
+            with bench.session("other").call() as call:
+                assert call.write_file("f", text).ok and call.write_file("same", same).ok
+
+        if known:
+            write(self.LINES, "1\n")
+        script = "sed -i 's/line 17/agent 17/' f; echo 3 > same; GATE"
+        receipt = during(bench, script, lambda: write(edited, "2\n"), isolate=True)
+        assert receipt.coverage == [{"path": "same", "reason": "conflicted"}]
+        assert (bench.root / "same").read_text() == "2\n"
+        assert (bench.root / "f").read_text() == edited.replace("line 17", "agent 17")
+
     def test_what_was_removed_before_an_isolated_command_began_is_not_in_its_way(self, bench: Bench) -> None:
         script = "mkdir -p copy/d; echo 1 > copy/d/f; echo 2 > copy/g"
         assert sh(bench, script, isolate=True).ok

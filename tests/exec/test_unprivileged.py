@@ -19,11 +19,23 @@ def test_every_way_does_and_undoes() -> None:
         "user": USER,
         "undo": dict.fromkeys(WAYS, "back"),
         "rollback": dict.fromkeys(WAYS, "nonzero_exit"),
+        "unreadable": dict.fromkeys(WAYS, "permission_denied"),
         "isolate": "back",
         "sandbox": "back",
         "network": "back",
         "foreign": "foreign_owner",
         "default": "notify",
+    }
+
+
+def test_what_happened_in_folders_shut_by_their_mode_comes_back_whoever_dies() -> None:
+    assert json.loads(run_as_nobody("exec.shut_folders")) == {
+        "undo": dict.fromkeys(WAYS, "back"),
+        "rollback": dict.fromkeys(WAYS, "nonzero_exit"),
+        "tools": ["permission_denied", "permission_denied"],
+        "closed": [False, [["a", "skipped", None], ["b", "failed", "io_error"]], True],
+        "dead undo": "whole or not at all",
+        "dead abort": ["put back", "put back"],
     }
 
 
@@ -35,6 +47,7 @@ def test_where_there_are_no_namespaces_what_needs_them_is_refused_and_the_rest_w
         "user": USER,
         "undo": works,
         "rollback": dict.fromkeys(WAYS, "nonzero_exit") | {"overlay": "unsupported_strategy"},
+        "unreadable": dict.fromkeys(WAYS, "permission_denied") | {"overlay": "unsupported_strategy"},
         "isolate": "unsupported_strategy",
         "sandbox": "sandbox_unavailable",
         "network": "back",

@@ -75,6 +75,19 @@ class TestGitHasIt:
         bench.session().undo()
         assert (bench.root / "a").read_text() == "2\n"
 
+    @pytest.mark.parametrize("way", ["scan", "watch"])
+    @pytest.mark.parametrize("command", ["rm -rf .git", "rm -rf .git; git init -q"])
+    def test_objects_that_are_gone_are_named_whatever_came_after(self, bench: Bench, way: str, command: str) -> None:
+        repository(bench.root, {"a": "1\n"})
+        receipt = sh(bench, f"{command}; exit 1", strategy=way, rollback_on="nonzero")
+        assert {"path": ".git/objects", "reason": "no_baseline"} in receipt.coverage
+        assert git(bench.root, "symbolic-ref", "HEAD") == "refs/heads/main"
+
+    @pytest.mark.parametrize("way", ["scan", "watch"])
+    def test_objects_that_git_has_packed_are_not_gone(self, bench: Bench, way: str) -> None:
+        repository(bench.root, {"a": "1\n"})
+        assert sh(bench, "git repack -adq", strategy=way).coverage == []
+
 
 @pytest.mark.req("D7.scan_baseline_caps", "D7.scan_no_baseline", "D6.coverage.no_baseline")
 class TestCaps:
@@ -99,6 +112,20 @@ class TestCaps:
         assert receipt.changes == [{"path": "small", "kind": "modified"}]
         assert bench.session().undo().ok
         assert (bench.root / "small").read_text() == "1\n" and (bench.root / "huge").stat().st_size == (3 << 20) + 2
+
+
+@pytest.mark.parametrize("way", ["scan", "watch"])
+def test_a_command_that_removes_its_root_has_removed_everything(tmp_path: Path, way: str) -> None:
+    bench = open_bench(tmp_path)
+    plant(bench.root, {"a": "1\n", "d/x": "x\n"})
+    before = tree(os.fsencode(bench.root))
+    receipt = sh(bench, f"rm -rf {bench.root}", strategy=way)
+    assert receipt.changes == [{"path": name, "kind": "deleted"} for name in ("a", "d", "d/x")]
+    bench.close()
+    again = open_bench(tmp_path)
+    assert again.session().undo().ok
+    assert tree(os.fsencode(again.root)) == before
+    again.close()
 
 
 @pytest.mark.req("D7.window_ambiguous", "D7.window_attribution", "D6.reason.ambiguous")
@@ -126,6 +153,21 @@ def test_a_path_somebody_else_changed_in_the_window_is_ambiguous(bench: Bench, t
         {"path": "shared", "outcome": "conflicted", "reason": "ambiguous"},
     ]
     assert (bench.root / "own").read_text() == "1\n" and (bench.root / "shared").read_text() == "person\nagent\n"
+
+
+def test_what_a_failed_transaction_took_along_goes_with_the_next(bench: Bench) -> None:
+    plant(bench.root, {"a": "1\n"})
+    tree = looked_at(bench)
+    plant(bench.root, {"a": "2\n"})
+    assert [one.path for one in tree.look(whole=True)] == ["a"]
+    with pytest.raises(LookupError), bench.desk.ledger.store.write() as tx:
+        tree.publish(tx)
+        raise LookupError
+    assert not is_stored(bench, b"2\n") and tree.has_news
+    with bench.desk.ledger.store.write() as tx:
+        tree.publish(tx)
+    tree.has_published()
+    assert is_stored(bench, b"2\n") and not tree.has_news
 
 
 @pytest.mark.parametrize("way", ["scan", "watch"])

@@ -59,6 +59,13 @@ def rolled_back(bench: Bench, way: str) -> str:
     return str(receipt.error_code) if tree(os.fsencode(bench.root)) == before else f"not put back: {receipt}"
 
 
+def left_unreadable(bench: Bench, way: str) -> str:
+    """A command that takes our right to read what it wrote is refused, and put back."""
+    before = tree(os.fsencode(bench.root))
+    receipt = sh(bench, "echo 2 > src/a.py; chmod 000 src/a.py; echo n > n", strategy=way)
+    return str(receipt.error_code) if tree(os.fsencode(bench.root)) == before else f"not put back: {receipt}"
+
+
 def foreign() -> str:
     """Why an overlay over somebody else's folder is refused."""
     try:
@@ -75,6 +82,7 @@ def session(base: Path) -> dict[str, Any]:
         "user": os.geteuid(),
         "undo": {way: there_and_back(bench, strategy=way) for way in WAYS},
         "rollback": {way: rolled_back(bench, way) for way in WAYS},
+        "unreadable": {way: left_unreadable(bench, way) for way in WAYS},
         "isolate": there_and_back(bench, isolate=True),
         "sandbox": there_and_back(bench, sandbox="workspace"),
         "network": there_and_back(bench, network="none"),

@@ -21,6 +21,7 @@ from mulligan.history.bounds import (
 )
 from mulligan.history.log import status_shown
 from mulligan.history.over_cap import put_cap
+from mulligan.history.plans import OnConflict
 from mulligan.history.schema import SCHEMA
 from mulligan.history.tables import CALLS, PINS, PinRow
 from mulligan.session.tables import session_journal
@@ -116,6 +117,33 @@ def test_a_body_that_a_kept_call_needs_is_not_dropped_with_an_evicted_one(bench:
     assert evict_over(bench.desk.ledger, SESSION, 0) == [first]
     assert bench.session().undo(overwriting).ok
     assert (bench.root / "a").read_bytes() == noise(1)
+
+
+def test_a_pinned_calls_files_come_back_over_calls_that_were_evicted_since(bench: Bench) -> None:
+    write(bench, "a", noise(0))
+    pinned = write(bench, "a", noise(1))
+    pin(bench, pinned)
+    later = [write(bench, "a", noise(n)) for n in range(2, 5)]
+    write(bench, "b", b"last turn")
+    evict_over(bench.desk.ledger, SESSION, 0)
+    assert set(later) < set(evicted(bench))
+    modes: tuple[OnConflict, ...] = ("merge", "overwrite", "refuse")
+    for on_conflict in modes:
+        assert bench.session().restore(pinned, on_conflict=on_conflict).ok
+        assert (bench.root / "a").read_bytes() == noise(0)
+        assert bench.session().redo().ok
+
+
+def test_undo_goes_on_past_calls_of_which_nothing_can_come_back(bench: Bench) -> None:
+    (bench.root / "a").write_bytes(noise(0))
+    pinned = write(bench, "kept", noise(1))
+    pin(bench, pinned)
+    overwriting = [write(bench, "a", noise(n)) for n in (2, 3)]
+    newest = write(bench, "b", b"last turn")
+    assert evict_over(bench.desk.ledger, SESSION, 0) == overwriting
+    assert [bench.session().undo().of for _ in range(2)] == [(newest,), (pinned,)]
+    nothing_else = bench.session().undo()
+    assert (nothing_else.of, nothing_else.outcomes[0].reason) == ((overwriting[-1],), "evicted")
 
 
 @pytest.mark.req("D6.cap_session")
@@ -227,6 +255,18 @@ def test_gc_waits_for_calls_that_are_still_open(bench: Bench) -> None:
         assert collect_garbage(ledger) == (0, 0)
     with ledger.store.read() as tx:
         assert ledger.blobs.has(tx, stray)
+
+
+def test_gc_leaves_what_an_open_call_found_there_already(bench: Bench) -> None:
+    """It was touched so lately that the call did not touch it again."""
+    ledger = bench.desk.ledger
+    found = ledger.blobs.store(noise(2))
+    with bench.session().call() as call:
+        call.write_file("a", noise(1))
+        assert ledger.blobs.store(noise(2)) == found
+        ledger.clock = FixedClock(SystemClock().now() + timedelta(hours=1))
+        assert collect_garbage(ledger) == (0, 0)
+        assert ledger.blobs.read(found) == noise(2)
 
 
 def test_a_part_of_a_stream_is_not_garbage_while_the_whole_is_named(bench: Bench) -> None:

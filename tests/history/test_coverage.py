@@ -120,7 +120,7 @@ class TestOtherNames:
             else:
                 assert call.exec(["sh", "-c", "echo more >> a"], strategy=how).ok
 
-    @pytest.mark.parametrize("how", ["write_file", "overlay", "notify", "scan"])
+    @pytest.mark.parametrize("how", ["write_file", "overlay", "notify", "watch", "scan"])
     def test_are_changes_too_and_come_back_though_the_link_is_gone_by_then(self, bench: Bench, how: str) -> None:
         self.write(bench, how)
         with bench.session().call() as call:
@@ -134,18 +134,29 @@ class TestOtherNames:
         assert [(one.path, one.outcome) for one in done.outcomes] == [("a", "restored"), ("d/also", "restored")]
         assert contents_of(bench.root) == {"a": b"a\n", "b": b"b\n", "d/also": b"a\n"}
 
-    def test_elsewhere_are_said(self, bench: Bench, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("how", ["write_file", "overlay", "notify", "watch", "scan"])
+    def test_elsewhere_are_said(self, bench: Bench, tmp_path: Path, how: str) -> None:
         os.link(bench.root / "a", tmp_path / "elsewhere")
-        self.write(bench, "write_file")
+        self.write(bench, how)
         assert coverage(bench) == [{"path": "a", "reason": "hard_link"}]
         with bench.desk.ledger.store.read() as tx:
             assert {one.path for one in changes_of(tx, next(calls_of(tx, bench.desk, None)).id)} == {"a", "d/also"}
 
-    @pytest.mark.parametrize("how", ["delete", "exec"])
+    @pytest.mark.parametrize("how", ["notify", "watch", "scan"])
+    def test_are_said_when_one_is_replaced_by_another_file(self, bench: Bench, how: str) -> None:
+        with bench.session().call() as call:
+            assert call.exec(["sed", "-i", "s/a/A/", "a"], strategy=how).ok
+        assert coverage(bench) == [{"path": "a", "reason": "hard_link"}]
+        assert contents_of(bench.root) == {"a": b"A\n", "b": b"b\n", "d/also": b"a\n"}
+
+    @pytest.mark.parametrize("how", ["delete", "overlay", "notify", "watch", "scan"])
     def test_are_said_when_one_goes_and_a_folder_is_named_once(self, bench: Bench, how: str) -> None:
         os.link(bench.root / "b", bench.root / "d" / "b")
         with bench.session().call() as call:
-            assert (call.delete("d", recursive=True) if how == "delete" else call.exec(["rm", "-r", "d"])).ok
+            if how == "delete":
+                assert call.delete("d", recursive=True).ok
+            else:
+                assert call.exec(["rm", "-r", "d"], strategy=how).ok
         assert coverage(bench) == [{"path": "d", "reason": "hard_link"}]
 
     def test_are_said_when_a_call_is_put_back(self, bench: Bench) -> None:

@@ -247,6 +247,30 @@ class TestSomebodyElse:
         assert contents_of(bench.root)["a.txt"] == b"a\n" * 400 and not (bench.root / "new.txt").exists()
         bench.close()
 
+    def test_one_that_cannot_be_ended_yet_keeps_nobody_from_working_and_is_tried_again(self, tmp_path: Path) -> None:
+        scene(tmp_path)
+
+        def die(child: Bench) -> None:
+            with child.session("dies").call() as call:
+                call.write_file("a.txt", "half done")
+                os._exit(9)
+
+        assert die_in(tmp_path, die, at=None)
+        theirs = Random(1).randbytes(200_000)
+        (tmp_path / "work" / "a.txt").write_bytes(theirs)
+        in_the_way = tmp_path / "home" / "blobs"
+        in_the_way.touch()
+        bench = open_bench(tmp_path)
+        assert [one.stuck is not None for one in bench.recovered] == [True]
+        with bench.session("lives").call() as call:
+            assert call.write_file("other.txt", "x").ok
+        bench.close()
+        in_the_way.unlink()
+        again = open_bench(tmp_path)
+        assert [(one.stuck, one.conflicts) for one in again.recovered] == [(None, ["a.txt"])]
+        assert contents_of(again.root)["a.txt"] == theirs
+        again.close()
+
     def test_a_dead_calls_claims_do_not_stop_somebody_who_has_the_store_open(self, tmp_path: Path) -> None:
         scene(tmp_path)
         bench = open_bench(tmp_path)
@@ -350,7 +374,7 @@ class TestTheLockOfGit:
         assert die_in(tmp_path, dying_while_staging, at=None)
         (index.parent / "index.lock").write_bytes(b"DIRC somebody's")
         bench = open_bench(tmp_path)
-        assert ([one.call for one in bench.recovered], index.read_bytes()) == ([], b"staged")
+        assert ([one.stuck is None for one in bench.recovered], index.read_bytes()) == ([False], b"staged")
         bench.close()
         assert (index.parent / "index.lock").read_bytes() == b"DIRC somebody's"
         (index.parent / "index.lock").unlink()

@@ -89,6 +89,24 @@ class TestOfAFile:
 
 
 @pytest.mark.req("D4.file_identity_case_folded")
+class TestOfARoot:
+    @pytest.mark.req("D4.file_identity")
+    def test_one_that_was_moved_has_its_history_there_and_back_again(self, bench: Bench) -> None:
+        home, away = bench.root, bench.root.with_name("away")
+        with bench.session().call() as call:
+            call.write_file("a", "1\n")
+        for place in (away, home):
+            (home if place is away else away).rename(place)
+            session = session_at(bench, place)
+            with session.call() as later:
+                later.write_file("a", f"{place.name}\n")
+            assert session.undo(later.id).ok and (place / "a").read_text() == "1\n"
+            with bench.desk.ledger.store.read() as tx:
+                listed = [row.id for row in calls_of(tx, session._desk, None)]
+            assert (listed[-1], externals(bench)) == (call.id, 0)
+        assert session.restore(call.id).ok and not (home / "a").exists()
+
+
 class TestWhereCaseFolds:
     """Names that differ only in case are one. The disk below does not fold, so each name is a file here."""
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import apsw
 import pytest
 
 from benches import Bench, open_bench
 from mulligan.effects.session import Session
 from mulligan.history.schema import SCHEMA
 from mulligan.history.tables import CALLS, REDO
+from mulligan.store.sqlite import SqliteStore
 from mulligan.store.verify import verify
 from mulligan.testing import Dir, File, Link, Tree, contents_of, plant, tree_of
 from mulligan.values.faults import MulliganError
@@ -55,6 +57,46 @@ class _Fails:
         handled = self._raises.__exit__(*told)  # type: ignore[arg-type]  # passed on as they came
         assert self._caught.value.code == self._code
         return handled
+
+
+def reads_of(bench: Bench, act: Callable[[], object]) -> int:
+    """How many statements the store runs meanwhile."""
+    store, seen = bench.desk.ledger.store, list[str]()
+    assert isinstance(store, SqliteStore)
+
+    def note(_: apsw.Cursor, sql: str, __: object) -> bool:
+        seen.append(sql)
+        return True
+
+    with store._connection() as connection:
+        connection.exec_trace = note
+    act()
+    with store._connection() as connection:
+        connection.exec_trace = None
+    return len(seen)
+
+
+def test_going_back_asks_no_more_of_a_long_session_than_of_a_short_one(bench: Bench) -> None:
+    session, counts = bench.session(), list[tuple[int, int]]()
+    for turns in (4, 40):
+        for number in range(turns):
+            with session.turn():
+                write(session, f"{number}.txt", "x\n" * number)
+                session.perform("stat", {"path": "."})
+        counts.append((reads_of(bench, session.rollback), reads_of(bench, session.undo)))
+    (rolling, undoing), later = counts
+    assert later[0] <= rolling + 10 and later[1] <= undoing + 10
+
+
+@pytest.mark.parametrize("way", ["undo", "redo", "rollback"])
+def test_a_word_that_says_nothing_about_conflicts_is_refused_and_changes_nothing(bench: Bench, way: str) -> None:
+    session = bench.session()
+    with session.call() as call:
+        call.write_file("a", "agent")
+    with pytest.raises(MulliganError) as caught:
+        getattr(session, way)(on_conflict="forse")
+    assert (caught.value.code, caught.value.details["field"]) == ("invalid_params", "on_conflict")
+    assert contents_of(bench.root) == {"a": b"agent"}
 
 
 class TestRollback:

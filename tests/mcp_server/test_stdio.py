@@ -247,6 +247,53 @@ class TestCalls:
         everyone = ["other", "one"]
         assert [[call["session_id"] for call in calls] for calls in logs] == [["one"], [], everyone, everyone]
 
+    @pytest.mark.parametrize("options", [["--capability", '{"allowed_fs_ops": ["read"]}'], ["--session", "ro"]])
+    def test_no_session_a_client_names_is_wider_than_the_server(
+        self, root: Path, tmp_path: Path, options: list[str]
+    ) -> None:
+        home = tmp_path / "home"
+        with mulligan.open(str(root), store=str(home)) as opened:
+            limits = {"session_id": "ro", "capability": {"allowed_fs_ops": ["read"]}}
+            opened.session().perform("host.session.open", limits)
+            made = opened.session("other").perform("write_file", {"path": "README.md", "content": "1"})[1]
+        with on_stdio(root, home, *options) as peer:
+            child = peer.call("history_fork")["structuredContent"]["session_id"]
+            for session in ({}, {"session_id": "fresh"}, {"session_id": "other"}, {"session_id": child}):
+                wrote = peer.call("write_file", path="a", content="1", **session)["structuredContent"]
+                assert wrote["error_code"] == "fs_op_not_allowed"
+                wrote = peer.call("workspace_write_file", path="a", content="1", **session)["structuredContent"]
+                assert wrote["error"]["details"] == {"reason": "fs_op_not_allowed"}
+                undone = peer.call("history_undo", call=made, **session)["structuredContent"]
+                assert undone["error"]["code"] == "fs_op_not_allowed"
+                assert peer.call("read_file", path="README.md", **session)["isError"] is False
+        assert (sorted(path.name for path in root.iterdir()), (root / "README.md").read_text()) == (
+            [".git", "README.md", "src"],
+            "1",
+        )
+
+    def test_the_end_of_its_session_is_the_end_of_all_a_server_may_do(self, root: Path, tmp_path: Path) -> None:
+        home = tmp_path / "home"
+        with mulligan.open(str(root), store=str(home)) as opened:
+            opened.session().perform("host.session.open", {"session_id": "over"})
+            opened.session().perform("host.session.signal", {"session_id": "over"})
+        with on_stdio(root, home, "--session", "over") as peer:
+            sessions: tuple[Body, ...] = ({}, {"session_id": "fresh"})
+            for session in sessions:
+                found = [peer.call(tool, **session) for tool in ("list_dir", "snapshot_list", "history_log")]
+                receipt, failure, fault = (one["structuredContent"] for one in found)
+                assert receipt["error_code"] == fault["error"]["code"] == "session_closed"
+                assert failure["error"]["details"] == {"reason": "session_closed"}
+
+    def test_a_boundary_that_makes_no_sense_is_refused_before_anything_is_served(
+        self, root: Path, tmp_path: Path
+    ) -> None:
+        for option in (["--capability", '{"nonsense": 1}'], ["--policy", "[3]"], ["--policy", str(tmp_path / "no")]):
+            asked = [*SERVER, "--root", str(root), *option]
+            done = subprocess.run(
+                asked, input=b"", capture_output=True, env=environment(tmp_path / "home"), check=False
+            )
+            assert (done.returncode, done.stdout) == (2, b"")
+
     def test_a_root_that_was_made_again_is_the_new_one(self, peer: Peer, root: Path, tmp_path: Path) -> None:
         lease = peer.call("snapshot_list")["structuredContent"]["lease_id"]
         root.rename(tmp_path / "old")

@@ -247,8 +247,13 @@ class TestForgetting:
     def test_so_does_dropping_its_snapshots(self, work: Path) -> None:
         (work / "a.txt").write_text("what it was")
         b.hostlib_fs_snapshot(session_id="s", scope_id="c1", paths=[str(work / "a.txt")])
+        with opening.innermost().session("s").call("write") as call:
+            call.write_file("a.txt", "new")
         assert b.drop_session_snapshots("s") == ["c1"]
         assert b.hostlib_fs_list_snapshots(session_id="s") == {"snapshots": []}
+        undone = opening.innermost().session("s").undo(call.id)
+        assert [(one.path, one.outcome, one.reason) for one in undone.outcomes] == [("a.txt", "skipped", "evicted")]
+        assert (work / "a.txt").read_text() == "new"
         ledger = opening.innermost().desk.ledger
         with ledger.store.read() as tx:
-            assert "scope.dropped" in [record.kind for record in records_of(tx, "s:s")]
+            assert {"scope.dropped", "call.evicted"} <= {record.kind for record in records_of(tx, "s:s")}

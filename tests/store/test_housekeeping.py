@@ -392,6 +392,25 @@ def _fail(connection: apsw.Connection) -> None:
     raise MulliganError("internal", "this step fails")
 
 
+COPYING = """
+import fcntl, sys
+index = open(sys.argv[1], "r+b")
+fcntl.lockf(index, fcntl.LOCK_EX, 1, 121)  # the byte by which SQLite knows that somebody copies the log
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.req("D15.sqlite_many_processes")
+def test_a_sync_beside_a_process_that_copies_the_log_waits_for_nobody(store: SqliteStore) -> None:
+    put(store, b"written")
+    arguments = [sys.executable, "-c", COPYING, os.path.join(store.directory, "store.db-shm")]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        store.sync()
+        other.communicate()
+
+
 @pytest.mark.req("D4.schema_version")
 class TestMigrations:
     def file(self, tmp_path: Path) -> tuple[apsw.Connection, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,13 @@ def test_what_is_no_path_on_the_wire_is_refused(text: object) -> None:
     with pytest.raises(MulliganError) as refused:
         from_wire(text)
     assert refused.value.code == "invalid_path"
+
+
+@given(raw_paths)
+def test_a_slash_behind_a_path_changes_nothing_in_any_form(raw: bytes) -> None:
+    path = path_from_bytes(raw)
+    for wire in (to_wire(path), to_wire(path, one_line=True), "base64:" + b64encode(raw).decode()):
+        assert from_wire(wire + "/") == from_wire(wire) == path
 
 
 @given(raw_paths)

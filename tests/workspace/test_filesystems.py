@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -160,6 +160,31 @@ class TestContract:
         with pytest.raises(SnapshotMismatchError):
             files.restore(strange)  # type: ignore[arg-type]  # that is the point
         assert files.read("a").content == "1"
+
+
+@pytest.mark.parametrize("allowed", ["read", "write", "list", None])
+@pytest.mark.parametrize("attached", [True, False])
+def test_a_sessions_files_ask_for_what_they_do_and_for_nothing_else(
+    tmp_path: Path, allowed: str | None, attached: bool
+) -> None:
+    root = tmp_path / "root"
+    plant(root, {"a": "1"})
+    limits = {"allowed_fs_ops": [] if allowed is None else [allowed]}
+    with mulligan.open(str(root), store=str(tmp_path / "store"), capability=None if attached else limits) as m:
+        if attached:
+            m.session().perform("host.session.open", {"session_id": "s", "capability": limits})
+        files = m.session("s").files
+        acts: dict[str, Callable[[], object]] = {
+            "read": lambda: files.read("a").content,
+            "write": lambda: files.write("new/b", "2").path,
+            "list": lambda: files.glob("a"),
+        }
+        for op, act in acts.items():
+            if op == allowed:
+                assert act() in ("1", "new/b", ("a",))
+            else:
+                with pytest.raises(PermissionError):
+                    act()
 
 
 NAMES = st.sampled_from(["a", "b", "c/d", "c/e", "c/f/g"])

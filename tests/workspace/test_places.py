@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from mulligan.testing.disk_contract import ResolvingContract
 from mulligan.values.paths import RepoPath
 from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import Disk, HostDisk
-from mulligan.workspace.places import Root, open_root, resolve
+from mulligan.workspace.places import Root, Spot, Spots, open_root, resolve
 
 
 @pytest.fixture(params=[True, False], ids=["openat2", "walk"])
@@ -203,3 +203,41 @@ def test_bind_mounts_of_one_directory_agree_on_a_place(tmp_path: Path) -> None:
     command = ["unshare", "--mount", "--map-root-user", sys.executable, "-c", BIND, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert set(done.stdout.splitlines()) == {str(tmp_path / "real/deep/d/f")}
+
+
+class TestSpots:
+    """One after the other, they are what each would be by itself."""
+
+    PATHS = ("a", "b", ".", "d/x", "d/y", "d/e/z", "d/é", "link/x", "none/x", "a/x", "d/x", "a")
+
+    @staticmethod
+    def told(spot: Spot) -> tuple[object, ...]:
+        parent = os.fstat(spot.parent)
+        return spot.path, spot.place, spot.name, (parent.st_dev, parent.st_ino)
+
+    @staticmethod
+    def tried(find: Callable[[RepoPath], Spot], path: str) -> object:
+        try:
+            return TestSpots.told(find(RepoPath(path)))
+        except (OSError, Refused) as error:
+            return type(error)
+
+    def test_are_the_same(self, tmp_path: Path) -> None:
+        root = plant(str(tmp_path / "root"), {"a": "", "b": "", "d/x": "", "d/e/z": "", "link": Link("d")})
+        disk = HostDisk(root)
+        with Spots(disk) as spots:
+            for path in self.PATHS:
+                assert self.tried(spots.at, path) == self.tried(disk.resolve_exactly, path), path
+        disk.close()
+
+    def test_follow_a_directory_that_was_replaced_once_it_is_let_go(self, tmp_path: Path) -> None:
+        root = plant(str(tmp_path / "root"), {"d/x": ""})
+        disk = HostDisk(root)
+        with Spots(disk) as spots:
+            first = self.told(spots.at(RepoPath("d/x")))
+            os.rename(tmp_path / "root/d", tmp_path / "root/old")
+            os.mkdir(tmp_path / "root/d")
+            assert self.told(spots.at(RepoPath("d/x"))) == first
+            spots.let_go()
+            assert self.told(spots.at(RepoPath("d/x"))) == self.told(disk.resolve_exactly(RepoPath("d/x"))) != first
+        disk.close()

@@ -25,6 +25,7 @@ from mulligan.session.known import ToolResult
 from mulligan.session.prompts import for_model
 from mulligan.session.resources import BudgetTracker
 from mulligan.values.canonical import encode
+from mulligan.values.plain import plain
 from mulligan.values.state_faults import PromptEvaluationError
 
 StopReason = Literal["done", "max_iterations", "budget", "cancelled"]
@@ -37,14 +38,14 @@ _NOT_ALLOWED = "The user did not allow this call. Nothing was done."
 _CANCELLED = "The run was cancelled before this call was made."
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class ToolStarted:
     """A tool is about to run, or about to be asked permission for."""
 
     call: ProviderToolCall
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class ToolEnded:
     """A tool has run, and its call stands or was put back; or it was not allowed to."""
 
@@ -52,7 +53,7 @@ class ToolEnded:
     result: ToolResult[Any]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class IterationEnded:
     """The model has spoken, for the `number`th time in this run."""
 

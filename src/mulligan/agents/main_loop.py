@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -18,13 +17,14 @@ from mulligan.session.resources import BudgetTracker, ResourceRegistry
 from mulligan.session.state import Session
 from mulligan.session.types import TYPES
 from mulligan.values.clock import Clock, SystemClock
+from mulligan.values.plain import plain
 from mulligan.values.state_faults import PromptEvaluationError, VisibilityExpansionRequired
 
 ROUNDS_MAX = 100
 EXPANSIONS_MAX = 10
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class TranscriptSnapshot:
     messages: tuple[Message, ...]
     provider_payload: Any = None
@@ -62,7 +62,7 @@ TYPES.register(TranscriptSnapshot, "mulligan:TranscriptSnapshot")
 TYPES.name(TranscriptState, "mulligan:TranscriptState")
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class PromptResponse:
     """What the model said last, and the state it was said on."""
 

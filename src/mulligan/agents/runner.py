@@ -24,6 +24,7 @@ from mulligan.session.resources import watching_births
 from mulligan.session.snapshot import SnapshotMetadata
 from mulligan.session.types import has_json_form
 from mulligan.values.faults import MulliganError
+from mulligan.values.plain import plain
 from mulligan.values.state_faults import (
     DeadlineExceededError,
     ExecutionStateError,
@@ -309,7 +310,7 @@ class ToolRunner:
         )
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class _Prepared:
     tool: Tool[Any, Any]
     call: Callable[[], Any]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol, runtime_checkable
 
 from mulligan.agents.tools import ProviderToolCall, Tool
 from mulligan.session.known import ToolResult
+from mulligan.values.plain import plain
 
 Message = Mapping[str, Any]
 Act = Callable[[ProviderToolCall], ToolResult[Any]]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Ask:
     """`messages` are whole and in OpenAI's shape, the system text first; `options` go to the provider as they are."""
 
@@ -35,14 +36,14 @@ class Ask:
         return said[-1] if said and isinstance(said[-1], str) else ""
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Said:
     """A piece of the reply's text, as it comes."""
 
     text: str
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Reply:
     """What the model said in all. Without calls it is done."""
 

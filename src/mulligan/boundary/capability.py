@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Literal, TypeVar
 
 from mulligan.values.faults import fault
+from mulligan.values.plain import plain
 
 _T = TypeVar("_T")
 
@@ -20,7 +21,7 @@ COUNT_MAX = 2**63 - 1
 """The largest number a record can hold."""
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Capability:
     allowed_fs_ops: tuple[FsOp, ...] | None = None
     fs_roots: tuple[str, ...] | None = None

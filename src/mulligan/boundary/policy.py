@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
 from mulligan.boundary.capability import FS_OPS
 from mulligan.values.faults import fault
 from mulligan.values.globs import GlobError, parse_glob
+from mulligan.values.plain import plain
 
 Fold = Callable[[str], str]
 """What makes two spellings of one name equal, where a file system takes them for one."""
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Rule:
     """`ops` and `paths` None match everything. `output` "blob" keeps matching content out of inline answers."""
 
@@ -57,7 +57,7 @@ def _bare(pattern: str) -> str:
     return "/".join(name for name in pattern.split("/") if name not in ("", "."))
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Policy:
     rules: tuple[Rule, ...] = ()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from unicodedata import normalize
 
 from mulligan.boundary.capability import UNLIMITED, Capability, FsOp, both
@@ -12,6 +12,7 @@ from mulligan.boundary.policy import NO_POLICY, Policy, Rule
 from mulligan.values.faults import MulliganError
 from mulligan.values.limits import INLINE_LIMIT_BYTES
 from mulligan.values.paths import ROOT, RepoPath, is_below, parse_repo_path
+from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 
 _UNSEEN = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
@@ -20,7 +21,7 @@ _GIT_ELSEWHERE = re.compile(r"(\.git|git~1)[ .]*(:.*)?\Z", re.DOTALL)
 """What file systems that fold names take for `.git`; git itself refuses the same ones everywhere."""
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Boundary:
     """What one session may do below one root. `root` is the root's absolute path, for absolute `fs_roots` and patterns.
 
@@ -74,6 +75,14 @@ class Boundary:
             raise Refused("forbidden", "path_not_allowed", f"{path} is not for file tools to change.")
         if any(path == wall or is_below(path, wall) or is_below(wall, path) for wall in self.walls):
             raise Refused("forbidden", "path_not_allowed", f"{path} is in a root mounted here that says otherwise.")
+
+    def admits_everywhere(self, op: FsOp) -> bool:
+        """Whether no path below the root is kept from this operation."""
+        allowed = self.capability.allowed_fs_ops
+        if (allowed is not None and op not in allowed) or not self._within_roots(ROOT):
+            return False
+        rules = (rule for policy in (self.policy, *self.policies) for rule in policy.rules)
+        return not any(rule.verdict == "deny" and (rule.ops is None or op in rule.ops) for rule in rules)
 
     @property
     def has_policy(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mulligan.history import captures
-from mulligan.history.bounds import set_cap
+from mulligan.history.bounds import drop_session, set_cap
 from mulligan.history.current import current_call
 from mulligan.history.desk import Desk
 from mulligan.history.scopes import before_of, size_of
@@ -122,8 +122,11 @@ def hostlib_fs_drop_snapshot(request: Request | None = None, /, **given: Any) ->
 
 
 def drop_session_snapshots(session_id: str) -> list[str]:
-    """Forget every snapshot of a session, as closing it does."""
-    return captures.drop_scopes(innermost().desk, SessionId(session_id))
+    """Forget every snapshot of a session, and what its calls replaced: they can no longer be undone. The snapshots."""
+    desk, session = innermost().desk, SessionId(session_id)
+    dropped = captures.drop_scopes(desk, session)
+    drop_session(desk.ledger, session)
+    return dropped
 
 
 def configure_session_byte_cap(session_id: str, cap_bytes: int) -> int:

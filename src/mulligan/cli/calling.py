@@ -9,7 +9,7 @@ import click
 
 from mulligan.cli.doors import DEFAULT_SESSION, work
 from mulligan.cli.joining import call_around, join
-from mulligan.cli.options import Common, common_options
+from mulligan.cli.options import Common, boundary_options, common_options
 from mulligan.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ class _Wanted(NamedTuple):
 @click.option("--args", "arguments", default="{}", metavar="JSON", help="The parameters; '-' reads them from input.")
 @click.option("--turn", metavar="ID", help="Calls with the same turn are rolled back together.")
 @click.option("--label", metavar="ID", help="A name for the call, such as the provider's tool call id.")
-@click.option("--capability", type=click.File("rb"), help="A JSON file with what this call may do.")
-@click.option("--policy", type=click.File("rb"), help="A JSON file with rules that narrow it further.")
+@boundary_options
 @common_options
 def call(
     common: Common, *, tool: str, arguments: str, turn: str | None, label: str | None, capability: Any, policy: Any
@@ -55,15 +54,13 @@ def call(
         raise fault("invalid_params", "--args takes a JSON object.")
     wanted = _Wanted(tool, params, common.session or DEFAULT_SESSION, label, turn)
     _check_name(wanted)
-    limits = None if capability is None else decode(capability.read())
-    rules = None if policy is None else decode(policy.read())
     around = call_around(common) if _changes_files(wanted) else None
     if around is None:
-        with work(common, capability=limits, policy=rules) as opened:
+        with work(common, capability=capability, policy=policy) as opened:
             body, ok = _performed(opened, wanted)
     else:
         around.check_names(session=common.session, turn=turn, label=label)
-        with join(common, around, capability=limits, policy=rules) as opened:
+        with join(common, around, capability=capability, policy=policy) as opened:
             body, ok = _performed(opened, wanted)
         body["call_id"] = around.call
     print_json(body)
@@ -73,16 +70,17 @@ def call(
 
 def _check_name(wanted: _Wanted) -> None:
     """Before anything is opened. Raises for a tool nobody knows, and for what outlives this process."""
-    from mulligan.effects.perform import SESSION_EFFECTS, effect_named
+    from mulligan.effects.perform import SESSION_EFFECTS, unknown_effect
+    from mulligan.effects.registry import BY_NAME as EFFECT_BY_NAME
     from mulligan.effects.substrate.tools import BY_NAME
     from mulligan.servers.mcp.history_tools import HISTORY
     from mulligan.values.faults import fault
 
     if wanted.params.get("background"):
         raise fault("invalid_params", "background: the command would end with this one. Use `mulligan mcp` or Python.")
-    known = wanted.tool in SESSION_EFFECTS or wanted.tool in BY_NAME or wanted.tool.replace(".", "_") in HISTORY
-    if not known:
-        effect_named(wanted.tool)
+    known = {*SESSION_EFFECTS, *EFFECT_BY_NAME, *BY_NAME, *HISTORY}
+    if wanted.tool not in known and wanted.tool.replace(".", "_") not in HISTORY:
+        raise unknown_effect(wanted.tool, (name for name in known if "." not in name))
 
 
 def _changes_files(wanted: _Wanted) -> bool:
@@ -129,5 +127,6 @@ def _history(opened: Mulligan, wanted: _Wanted) -> tuple[dict[str, Any], bool]:
     from mulligan.values.ids import SessionId, parse_user_id
 
     session = SessionId(parse_user_id(wanted.session))
-    body, failed = run_history(opened.desk, wanted.tool.replace(".", "_"), wanted.params, session)
+    name = wanted.tool.replace(".", "_")
+    body, failed = run_history(opened.desk, name, wanted.params, session, boundary=opened.boundary)
     return body, not failed

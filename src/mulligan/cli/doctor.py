@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.util import find_spec
 
 import click
@@ -20,6 +20,7 @@ from mulligan.cli.output import paint, print_json, visible
 from mulligan.opening import open_store, store_directory
 from mulligan.values.clock import SystemClock
 from mulligan.values.faults import MulliganError, fault
+from mulligan.values.plain import plain
 from mulligan.workspace.exec.kernel import SYS_LANDLOCK_CREATE_RULESET, syscall
 from mulligan.workspace.kernel import LINUX, RESOLVE_BENEATH, exchange, nobody_writes, open_beneath
 
@@ -29,7 +30,7 @@ _LANDLOCK_VERSION = 1
 _PROGRAM_TIMEOUT_S = 10.0
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Finding:
     """`ok` is None for what is only said, not judged; `code` is that of the fault that was met."""
 

@@ -42,6 +42,8 @@ def _told(opened: Mulligan) -> Mulligan:
 
 def _recovered_words(one: Recovered) -> str:
     name = one.call[-8:]
+    if one.stuck is not None:
+        return f"{name} had died half-way and could not be put back yet: {one.stuck} The next command tries again."
     if one.stands:
         return f"{name} was cut short; what it had done is on record, `mulligan undo {name}` takes it back"
     left = f", but for {', '.join(map(visible, one.conflicts))}" if one.conflicts else ""
@@ -60,7 +62,8 @@ def root_folder(common: Common) -> str:
 def has_store(store: str | None) -> bool:
     """Whether there is a store on disk under that name.
 
-    Yes also where nobody may look, and where only a part of one is left: opening it says what is wrong.
+    Yes also where nobody may look, where something else is, and where only a part of one is left: opening it says what
+    is wrong.
     """
     from mulligan.opening import store_directory
     from mulligan.store.sqlite import DATABASE
@@ -68,6 +71,8 @@ def has_store(store: str | None) -> bool:
 
     directory = store_directory(store, os.environ)
     try:
+        if directory is not None and os.path.exists(directory) and not os.path.isdir(directory):
+            return True
         return directory is not None and any(is_there(os.path.join(directory, DATABASE + end)) for end in ("", "-wal"))
     except OSError:
         return True

@@ -23,6 +23,7 @@ from mulligan.values.ids import CallId
 if TYPE_CHECKING:
     from mulligan.effects.receipt import Receipt
     from mulligan.opening import Mulligan
+    from mulligan.workspace.exec.pump import Handle
     from mulligan.workspace.exec.run import Ran
 
 OUR_FAILURE = 125
@@ -226,6 +227,7 @@ def _run(common: Common, opened: Mulligan, command: tuple[str, ...], *, strategy
     from mulligan.values.ids import SessionId, TurnId
     from mulligan.values.refusal import Refused
     from mulligan.workspace.exec.command import command as make_command
+    from mulligan.workspace.exec.pump import Handle
 
     desk = opened.desk
     call = desk.call(
@@ -240,8 +242,9 @@ def _run(common: Common, opened: Mulligan, command: tuple[str, ...], *, strategy
     made = replace(made, env={**os.environb, **told}, terminal=True)
     ended = False
     try:
-        with _interrupts_are_the_programs():
-            ran = run_in_call(desk, call, made, sink=_Through(), how=How(strategy))  # type: ignore[arg-type]  # click checked
+        with Handle() as handle, _signals_are_the_programs(handle):
+            how = How(strategy, handle=handle)  # type: ignore[arg-type]  # click checked
+            ran = run_in_call(desk, call, made, sink=_Through(), how=how)
         ended = True
     except Refused as refused:
         call.abort(refused.code)
@@ -255,14 +258,18 @@ def _run(common: Common, opened: Mulligan, command: tuple[str, ...], *, strategy
 
 
 @contextmanager
-def _interrupts_are_the_programs() -> Iterator[None]:
-    """Ctrl-C reaches the program as it would without us; we go on to see what it makes of it."""
+def _signals_are_the_programs(handle: Handle) -> Iterator[None]:
+    """Who asks us to end means the program; we go on to see what it makes of it. Ctrl-C reaches it without us."""
     # A handler, because the program would inherit that a signal is ignored.
-    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, lambda number, frame: None)}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            before[number] = signal.signal(number, lambda number, frame: handle.signal(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _summary(common: Common, opened: Mulligan, call: str, ran: Ran) -> None:

@@ -7,20 +7,21 @@ in memory that is gone when we are: what does not end well in it is put back, an
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mulligan.cli.doors import has_store, root_folder, work
 from mulligan.cli.options import Common
 from mulligan.values.faults import MulliganError, fault
 from mulligan.values.ids import OwnerId
+from mulligan.values.plain import plain
 
 if TYPE_CHECKING:
     from mulligan.opening import Mulligan
     from mulligan.store.protocol import Store
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Around:
     """The call around us, and the folder below its root that we were asked to work in."""
 

@@ -43,7 +43,7 @@ def status(common: Common) -> None:
             "open": working,
             "undo": None if standing is None else standing.id,
             "redo": max(redo, default=None),
-            "recovered": [one.call for one in opened.recovered],
+            "recovered": [one.call for one in opened.recovered if one.stuck is None],
         }
     if common.as_json:
         print_json(body)
@@ -154,13 +154,13 @@ def print_diff(diff: str) -> None:
 @common_options
 def diff(common: Common, call: str | None, other: str | None) -> None:
     """What a call changed (default: the newest), as a diff that `git apply` takes."""
-    from mulligan.history.log import calls_of, find_call
+    from mulligan.history.log import as_it_happened, calls_of, find_call
     from mulligan.history.views import diff_view
 
     with look(common) as opened:
         desk, session = opened.desk, _session(common)
         with desk.ledger.store.read() as tx:
-            rows = [row for row in calls_of(tx, desk, session) if row.wseq is not None]
+            rows = [row for row in as_it_happened(tx, calls_of(tx, desk, session)) if row.wseq is not None]
         chosen = rows[:1] if call is None else [find_call(desk, call, session)]
         if call is not None and other is not None:
             last = find_call(desk, other, session)

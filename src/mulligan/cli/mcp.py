@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from mulligan.cli.doors import work
-from mulligan.cli.options import Common, common_options
+from mulligan.cli.options import Common, boundary_options, common_options
 from mulligan.values.faults import fault
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 )
 @click.option("--token-file", type=click.File("r"), help="HTTP: also accept these static keys, one a line.")
 @click.option("--require-token", is_flag=True, help="HTTP: clients must bear a token (`mulligan token create`).")
+@boundary_options
 @common_options
 def mcp(
     common: Common,
@@ -32,6 +33,8 @@ def mcp(
     profile: str | None,
     token_file: TextIO | None,
     require_token: bool,
+    capability: Any,
+    policy: Any,
 ) -> None:
     """Serve the tools to an agent host over MCP.
 
@@ -49,8 +52,9 @@ def mcp(
     asked = Asked(common.root, common.store, common.session, sets)
     if common.root is not None and not os.path.isdir(common.root):
         raise fault("unknown_root", f"{common.root} is no folder; --root names the one to serve.")
+    _check_boundary(capability, policy)
     if address is None:
-        serve_plain(asked, lambda _: work(common))
+        serve_plain(asked, lambda _: work(common, capability=capability, policy=policy))
         return
     try:
         from mulligan.servers.mcp.http import parse_address, serve_http
@@ -62,8 +66,17 @@ def mcp(
     if where is None:
         raise click.UsageError("--http takes HOST:PORT.")
     keys = _keys(token_file) if require_token or token_file is not None else None
-    with work(common) as opened:
+    with work(common, capability=capability, policy=policy) as opened:
         serve_http(opened, asked, where, keys=keys)
+
+
+def _check_boundary(capability: Any, policy: Any) -> None:
+    """At once, and not with the first tool call."""
+    from mulligan.boundary.capability import parse_capability
+    from mulligan.boundary.policy import parse_policy
+
+    parse_capability({} if capability is None else capability)
+    parse_policy([] if policy is None else policy)
 
 
 def _keys(file: TextIO | None) -> StaticKeys:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar
 
 import click
 
 from mulligan.values.ids import parse_user_id
+from mulligan.values.plain import plain
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -27,7 +27,7 @@ def _session_id(_: click.Context, __: click.Parameter, given: str | None) -> str
     return None if given is None else parse_user_id(given, "--session")
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Common:
     """`root` is None unless given: what it then means is the verb's business."""
 
@@ -35,6 +35,27 @@ class Common:
     session: str | None
     store: str | None
     as_json: bool
+
+
+def json_given(context: click.Context, parameter: click.Parameter, given: str | None) -> Any:
+    """What a file holds, or the text itself where it is plainly JSON."""
+    from mulligan.values.canonical import decode
+
+    if given is None:
+        return None
+    if given.lstrip().startswith(("{", "[")):
+        return decode(given)
+    with click.File("rb").convert(given, parameter, context) as file:
+        return decode(file.read())
+
+
+def boundary_options(command: F) -> F:
+    """Give the verb `capability` and `policy`, each as what its JSON says, or None."""
+    capability = click.option(
+        "--capability", metavar="FILE", callback=json_given, help="What may be done: JSON, or a file of it."
+    )
+    policy = click.option("--policy", metavar="FILE", callback=json_given, help="Rules that narrow it further, also.")
+    return capability(policy(command))
 
 
 _OPTIONS = (

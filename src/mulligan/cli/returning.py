@@ -12,6 +12,7 @@ from mulligan.cli.doors import work
 from mulligan.cli.options import Common, common_options, text
 from mulligan.cli.output import paint, print_json
 from mulligan.cli.words import outcome_lines, short
+from mulligan.values.paths import paths_from_wire
 
 if TYPE_CHECKING:
     from mulligan.history.going_back import How, WayBack
@@ -87,10 +88,9 @@ def report(common: Common, done: WayBack, *, dry_run: bool, came: str = "restore
 @common_options
 def undo(common: Common, call: str | None, paths: tuple[str, ...], **options: Any) -> None:
     """Take back one call (default: the newest that stands), keeping everything that came after it."""
-    from mulligan.effects.handle import paths_of
     from mulligan.history.going_back import undo as going
 
-    go(common, lambda opened, how: going(opened.desk, call, paths=paths_of(paths or None), how=how), **options)
+    go(common, lambda opened, how: going(opened.desk, call, paths=paths_from_wire(paths or None), how=how), **options)
 
 
 @click.command()
@@ -110,10 +110,9 @@ def redo(common: Common, **options: Any) -> None:
 @common_options
 def restore(common: Common, call: str, paths: tuple[str, ...], **options: Any) -> None:
     """Put a call's files back to what they were before it."""
-    from mulligan.effects.handle import paths_of
     from mulligan.history.going_back import restore as going
 
-    go(common, lambda opened, how: going(opened.desk, call, paths=paths_of(paths or None), how=how), **options)
+    go(common, lambda opened, how: going(opened.desk, call, paths=paths_from_wire(paths or None), how=how), **options)
 
 
 @click.command()

@@ -24,7 +24,7 @@ _REASONS = {
     "type_changed": "it is another kind of thing now",
     "deleted_externally": "you deleted it meanwhile",
     "ambiguous": "it is not certain who changed it",
-    "evicted": "its earlier content was dropped to stay under the cap",
+    "evicted": "its earlier content was dropped, over the cap or with its session's snapshots",
     "not_captured": "its earlier content was never captured",
     "io_error": "the disk refused",
     "git": "git's own files stay",

@@ -297,4 +297,5 @@ def make_dir(scene: Scene, asked: params.MakeDir) -> Fields:
         return Wanted(DirEntry(creation_mode(0o777)))
 
     scene.call.change([*directories(missing), Intent(path, plan)])
-    return {"created": created[-1], "summary_text": f"Made directory {scene.shown(path)}"}
+    words = f"Made directory {scene.shown(path)}" if created[-1] else f"Directory {scene.shown(path)} was there already"
+    return {"created": created[-1], "summary_text": words}

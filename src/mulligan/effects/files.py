@@ -151,7 +151,8 @@ def _names(scene: Scene, spot: Spot) -> list[str]:
 
 def read_blob(scene: Scene, asked: params.ReadBlob) -> Fields:
     """A page of a blob, always inline: the way to what was too large to be."""
-    most = clamped(clamped(asked.max_bytes, scene.capability.max_read_bytes), scene.boundary.inline_limit) or 0
+    ceiling = clamped(scene.boundary.inline_limit, scene.capability.max_read_bytes) or 0
+    most = clamped(asked.max_bytes, ceiling) or 0
     digest = scene.blob_named(asked.blob_ref, "unknown_blob")
     size = scene.desk.ledger.blobs.size_of(digest)
     wanted = min(asked.offset_bytes, size)
@@ -159,7 +160,7 @@ def read_blob(scene: Scene, asked: params.ReadBlob) -> Fields:
     data = scene.blob_page(digest, window, most + 2 * _CHARACTER_SLACK_BYTES)
     if most == 0 and asked.max_bytes != 0 and asked.offset_bytes < size:
         raise too_large(0)
-    begin, page = whole_page(data, wanted - window, most)
+    begin, page = whole_page(data, wanted - window, most, ceiling=ceiling)
     start = window + begin
     as_asked = start == wanted and len(page) in (asked.max_bytes, size - start)
     return {

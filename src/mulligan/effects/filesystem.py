@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 from uuid import UUID
 
 from mulligan.boundary.verdict import Boundary
+from mulligan.effects.hosting import hosted, once_hosted
+from mulligan.effects.judging import Judge
 from mulligan.effects.receipt import Receipt
 from mulligan.history import going_back
 from mulligan.history.current import current_call
@@ -20,8 +22,16 @@ from mulligan.values.canonical import decode
 from mulligan.values.digest import parse_digest
 from mulligan.values.faults import MulliganError
 from mulligan.values.paths import ROOT, RepoPath, join, path_bytes, to_wire
+from mulligan.values.refusal import Refused
 from mulligan.values.state_faults import RestoreFailedError, SnapshotMismatchError
-from mulligan.workspace.filesystem import FileKind, FilesystemSnapshot, PlainFilesystem
+from mulligan.workspace.filesystem import (
+    FileKind,
+    FilesystemSnapshot,
+    PlainFilesystem,
+    WriteMode,
+    WriteResult,
+    repo_path,
+)
 from mulligan.workspace.keeping import files_below
 
 if TYPE_CHECKING:
@@ -101,7 +111,9 @@ class SessionFilesystem(PlainFilesystem):
         first = self._first_after(point)
         if first is None:
             return
-        how = How("refuse", session=self._session.id)
+        found = once_hosted(self._desk, self._session.id, default=self._boundary)
+        may_write = Judge.of(self._desk, self._session.id, found).may_write
+        how = How("refuse", session=self._session.id, may_write=may_write)
         try:
             done = going_back.rewind(self._desk, first, side="before", talk=False, how=how)
         except MulliganError as error:
@@ -145,6 +157,32 @@ class SessionFilesystem(PlainFilesystem):
             raise PermissionError(receipt.error_message)
         return "dir" if receipt.is_dir else "file"
 
+    # Reading and writing find out by themselves what is there, also for those who may not ask.
+
+    def _load_file(self, path: RepoPath) -> bytes:
+        return self._load(path)
+
+    def write_bytes(
+        self, path: str, content: bytes, *, mode: WriteMode = "overwrite", create_parents: bool = True
+    ) -> WriteResult:
+        """The whole of it or nothing, in one step. `create` never replaces, `append` adds to what is there."""
+        if mode not in get_args(WriteMode):
+            raise ValueError(f"There is no mode {mode!r}; there are create, overwrite and append.")
+        found = repo_path(path)
+        if found == ROOT:
+            raise IsADirectoryError(f"{path} is a directory.")
+        how = {"mode": "create_new" if mode == "create" else "overwrite"}
+        with self._changing():
+            whole = self._before(found) + content if mode == "append" else content
+            self._must(lambda call: call.write_file(to_wire(found), whole, create_parents=create_parents, **how))
+        return WriteResult(found, len(content), mode)
+
+    def _before(self, path: RepoPath) -> bytes:
+        try:
+            return self._load(path)
+        except FileNotFoundError:
+            return b""
+
     def _load(self, path: RepoPath) -> bytes:
         receipt = self._must(lambda call: call.read_file(to_wire(path), encoding="bytes"))
         return _bytes_of(receipt.content, self._desk)
@@ -166,13 +204,24 @@ class SessionFilesystem(PlainFilesystem):
         return os.path.islink(os.path.join(self.root, path))
 
     def _names(self, path: RepoPath) -> list[str]:
+        boundary = self._listing()
         with self._desk.disk.resolve(path) as spot:
             shown = [name.decode("utf-8", "surrogateescape") for name in self._desk.disk.children(spot)]
-        return [name for name in shown if self._boundary.admits("list", join(path, name))]
+        return [name for name in shown if boundary.admits("list", join(path, name))]
 
     def _files_below(self, base: RepoPath) -> list[RepoPath]:
+        boundary = self._listing()
         found = [RepoPath(os.fsdecode(path)) for path in files_below(self._desk.disk.root.handle, path_bytes(base))]
-        return sorted((path for path in found if self._boundary.admits("list", path)), key=path_bytes)
+        return sorted((path for path in found if boundary.admits("list", path)), key=path_bytes)
+
+    def _listing(self) -> Boundary:
+        """The boundary in force, which lets the session list."""
+        try:
+            found = hosted(self._desk, self._session.id, default=self._boundary).boundary
+            found.check_op("list")
+        except Refused as refused:
+            raise (PermissionError if refused.status == "forbidden" else OSError)(refused.message) from None
+        return found
 
 
 def _standing(rows: Iterable[CallRow]) -> str:

@@ -6,7 +6,7 @@ inside another one of the same session is a savepoint of it: it can fail alone, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
 from datetime import datetime
 from typing import Any, Self
@@ -21,7 +21,7 @@ from mulligan.history.desk import Desk
 from mulligan.session.active import active
 from mulligan.values.entries import Change
 from mulligan.values.faults import MulliganError, fault
-from mulligan.values.paths import RepoPath, from_wire
+from mulligan.values.paths import RepoPath
 from mulligan.values.refusal import Refused
 from mulligan.values.state_faults import PromptEvaluationError
 
@@ -133,10 +133,8 @@ class CallHandle(Effects, AbstractContextManager["CallHandle"]):
 
     def perform(self, effect: str, /, **params: Any) -> Receipt:
         """Any effect or tool by its name."""
+        if self.status != "open":
+            raise fault("call_not_open", f"Call {self.id} is {self.status}; make another one for what is left to do.")
         self._check_deadline()
         given = {name: value for name, value in params.items() if value is not None}
         return perform(self._desk, self._call, effect, given, boundary=self._boundary, deadline=self._deadline)
-
-
-def paths_of(paths: Sequence[str] | None) -> list[RepoPath] | None:
-    return None if paths is None else [from_wire(path) for path in paths]

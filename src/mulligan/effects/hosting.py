@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field
 from typing import Any
 
 from mulligan.boundary.capability import UNLIMITED, parse_capability
@@ -20,12 +20,13 @@ from mulligan.values.entries import DirEntry
 from mulligan.values.faults import MulliganError
 from mulligan.values.ids import SessionId, parse_user_id
 from mulligan.values.paths import ROOT, RepoPath, from_wire, parse_repo_path, to_wire
+from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 
 Fields = dict[str, Any]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Hosted:
     """A session as effects find it: its boundary, where relative paths begin, and what its commands are given."""
 
@@ -44,6 +45,8 @@ def open_session(desk: Desk, asked: params.OpenSession, *, default: Boundary) ->
     """A new session id, or the given one, with what it may do from now on."""
     if asked.target.sandbox is not None or asked.target.local is None:
         raise Refused("error", "unsupported_target", "Only local targets can be opened.")
+    if asked.target.local.mounts:
+        raise Refused("error", "unsupported_target", "mounts: paths of a local target are where they are on the host.")
     capability = default.capability if asked.capability is None else _parsed(parse_capability, asked.capability)
     policy = default.policy if asked.policy is None else _parsed(parse_policy, asked.policy)
     workdir = _workdir(desk, asked.target.local.workdir)
@@ -115,24 +118,30 @@ def hosted(desk: Desk, session: SessionId, *, default: Boundary) -> Hosted:
         row, known, anchor = tx.get(BOUNDARIES, session), tx.get(SESSIONS, session), anchor_in(tx, session)
     if (row is not None and row.ended_at_ns is not None) or (known is not None and known.closed_at is not None):
         raise Refused("error", "session_closed", f"Session {session!r} is closed.")
-    if row is None:
-        return Hosted(default, anchor=anchor)
-    if _has_expired(desk, row):
+    if row is not None and _has_expired(desk, row):
         _end(desk, session)
         raise Refused("error", "session_expired", f"Session {session!r} has expired.")
-    return replace(_as_hosted(row, default), anchor=anchor)
+    return _as_hosted(row, default, anchor)
+
+
+def once_hosted(desk: Desk, session: SessionId, *, default: Boundary) -> Hosted:
+    """The same for whoever goes back: what a session did can be undone after its end, within what it might do."""
+    with desk.ledger.store.read() as tx:
+        return _as_hosted(tx.get(BOUNDARIES, session), default, anchor_in(tx, session))
 
 
 def _has_expired(desk: Desk, row: BoundaryRow) -> bool:
     return row.expires_at_ns is not None and now_ns(desk) > row.expires_at_ns
 
 
-def _as_hosted(row: BoundaryRow, default: Boundary) -> Hosted:
+def _as_hosted(row: BoundaryRow | None, default: Boundary, anchor: Anchor | None) -> Hosted:
+    if row is None:
+        return Hosted(default, anchor=anchor)
     body = decode(row.body)
     capability = parse_capability(body["capability"]) if body["capability"] else UNLIMITED
     policy = parse_policy(body["policy"]) if body["policy"] else NO_POLICY
     workdir = from_wire(body["workdir"])
-    return Hosted(default.narrowed(capability, policy), workdir, body["env"], body["network_mode"])
+    return Hosted(default.narrowed(capability, policy), workdir, body["env"], body["network_mode"], anchor)
 
 
 def signal_session(desk: Desk, asked: params.SignalSession) -> Fields:

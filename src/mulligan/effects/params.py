@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import binascii
 from base64 import b64decode
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic_core import PydanticCustomError
 
 from mulligan.boundary.capability import COUNT_MAX, PATCH_FORMATS
 from mulligan.values.digest import parse_digest
@@ -33,9 +42,13 @@ def one_of(known: tuple[str, ...]) -> dict[str, Any]:
     return {"enum": list(known)}
 
 
-class Params(BaseModel):
-    model_config = ConfigDict(extra="forbid", populate_by_name=True, strict=True)
+class _Strict(BaseModel):
+    """Nothing unknown, nothing converted. Built when first asked for: a process asks for a few of them."""
 
+    model_config = ConfigDict(extra="forbid", populate_by_name=True, strict=True, defer_build=True)
+
+
+class Params(_Strict):
     session_id: str | None = Field(default=None, description="The session whose boundary applies.")
 
     def check(self) -> None:
@@ -47,28 +60,39 @@ def _require(value: str, known: tuple[str, ...], code: str, name: str) -> None:
         raise Refused("error", code, f"{name} is {' or '.join(map(repr, known))}.")
 
 
-class InlineText(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class InlineText(_Strict):
     text: str
 
 
-class InlineBytes(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class InlineBytes(_Strict):
     bytes: str
 
 
-class BlobRef(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class BlobRef(_Strict):
     blob_ref: str
 
 
-class Payload(BaseModel):
+class Payload(_Strict):
     """Exactly one of the three."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     inline_text: InlineText | None = None
     inline_bytes: InlineBytes | None = None
     blob_ref: BlobRef | None = None
+
+
+def _shaped(value: object, check: ValidatorFunctionWrapHandler) -> str | Payload:
+    try:
+        return cast("str | Payload", check(value))
+    except ValidationError:
+        raise PydanticCustomError("payload", _SHAPES) from None
+
+
+_SHAPES = (
+    'Give a string, {"inline_text": {"text": "…"}}, {"inline_bytes": {"bytes": "base64:…"}} '
+    'or {"blob_ref": {"blob_ref": "sha256:…"}}'
+)
+
+Given = Annotated[str | Payload, WrapValidator(_shaped)]
 
 
 class Outputting(Params):
@@ -104,7 +128,7 @@ class ReadFile(Outputting):
 
 class WriteFile(Params):
     path: PathText
-    content: str | Payload = Field(description="All of the file.")
+    content: Given = Field(description="All of the file.")
     create_parents: bool = Field(default=False, description="Make directories that are missing.")
     mode: str = Field(
         default="overwrite", description="What to do with a file that is there.", json_schema_extra=one_of(WRITE_MODES)
@@ -132,7 +156,7 @@ class EditFile(Params):
 
 
 class ApplyPatch(Params):
-    patch: str | Payload = Field(description="The whole patch, from '*** Begin Patch' to '*** End Patch'.")
+    patch: Given = Field(description="The whole patch, from '*** Begin Patch' to '*** End Patch'.")
     patch_format: str = Field(
         default="v4a", description="v4a is the '*** Begin Patch' form.", json_schema_extra=one_of(PATCH_FORMATS)
     )
@@ -237,16 +261,14 @@ class ReadBlob(Params):
     max_bytes: Count | None = None
 
 
-class LocalTarget(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class LocalTarget(_Strict):
     workdir: str | None = None
     mounts: list[dict[str, Any]] | None = None
     env: dict[str, str] | None = None
     network_mode: Literal["none", "full"] | None = None
 
 
-class Target(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class Target(_Strict):
     local: LocalTarget | None = None
     sandbox: dict[str, Any] | None = None
 

@@ -21,12 +21,12 @@ from mulligan.effects.changes import (
 from mulligan.effects.receipt import legible
 from mulligan.effects.scene import Scene
 from mulligan.history.call import Intent, Plan
-from mulligan.values.entries import ABSENT, Absent, DirEntry, FileEntry, SymlinkEntry
+from mulligan.values.entries import ABSENT, Absent, DirEntry, FileEntry, SymlinkEntry, same_state
 from mulligan.values.paths import ROOT, RepoPath, ancestors_of, join, path_bytes, to_wire
 from mulligan.values.refusal import Refused
-from mulligan.workspace.disk import Image
-from mulligan.workspace.patch.strict import Present, UnifiedStaged, stage_unified
-from mulligan.workspace.patch.unified import FilePatch, parse_unified
+from mulligan.workspace.disk import Image, Stamp
+from mulligan.workspace.patch.strict import HunkReject, Present, UnifiedStaged, stage_unified
+from mulligan.workspace.patch.unified import FilePatch, Reason, parse_unified
 from mulligan.workspace.patch.v4a import Staged, stage_v4a
 from mulligan.workspace.patch.v4a_parse import Delete, Operation, Update, parse_v4a
 from mulligan.workspace.writing import Wanted, creation_mode
@@ -42,7 +42,7 @@ def apply_patch(scene: Scene, asked: params.ApplyPatch) -> Fields:
     apply = _apply_v4a if asked.patch_format == "v4a" else _apply_unified
 
     def attempt() -> Fields:
-        looking = _Looking(scene)
+        looking = _Looking(scene, names_rejects=asked.patch_format == "unified")
         try:
             return apply(looking, patch, dry_run=asked.dry_run)
         except Refused as refused:
@@ -80,6 +80,7 @@ class _Looking:
     """The real paths of the names in a patch, and what was there when we looked."""
 
     scene: Scene
+    names_rejects: bool = False
     paths: dict[tuple[str, bool], RepoPath] = field(default_factory=dict)
     images: dict[RepoPath, Image] = field(default_factory=dict)
 
@@ -100,6 +101,17 @@ class _Looking:
         if path not in self.images:
             self.images[path] = self.scene.desk.image(path)
         return self.images[path]
+
+    def plain_image(self, path: RepoPath) -> Image:
+        image = self.image(path)
+        if image.special:
+            raise self.reject("not_a_file", path, f"{path} is a device, FIFO or socket.")
+        return image
+
+    def reject(self, code: str, path: RepoPath, words: str, reason: Reason = "target_exists") -> Refused:
+        """Of the whole patch, for what is at one path. Of a diff, `rejects` says so too."""
+        rejects = [_told(self.scene.shown(path), [HunkReject(0, reason)])] if self.names_rejects else None
+        return Refused("reject", code, legible(words), errors=[legible(words)], rejects=rejects)
 
     def check_free(self, refused: Refused) -> None:
         """A refusal counts only if it is not of what somebody else is in the middle of doing there."""
@@ -126,7 +138,7 @@ def _apply_v4a(looking: _Looking, patch: bytes, *, dry_run: bool) -> Fields:
     links = _links(looking, operations)
 
     def read(path: RepoPath) -> bytes | None:
-        return _content(path, looking.image(path), links)
+        return _content(looking, path, links)
 
     def path_of(name: str) -> RepoPath:
         return links.get(name) or looking.real(name, final=True)
@@ -154,19 +166,14 @@ def _links(looking: _Looking, operations: Sequence[Operation]) -> dict[str, Repo
         moves = isinstance(operation, Update) and operation.move_to is not None
         if moves or (isinstance(operation, Delete) and counted[operation.path] > 1):
             words = f"{operation.path} is a symbolic link; a patch can only delete it, or change what it leads to."
-            raise _not_a_file(words)
+            raise looking.reject("not_a_file", path, words)
         if isinstance(operation, Delete):
             found[operation.path] = path
     return found
 
 
-def _not_a_file(words: str) -> Refused:
-    return Refused("reject", "not_a_file", legible(words), errors=[legible(words)])
-
-
-def _content(path: RepoPath, image: Image, links: Mapping[str, RepoPath]) -> bytes | None:
-    if image.special:
-        raise _not_a_file(f"{path} is a device, FIFO or socket.")
+def _content(looking: _Looking, path: RepoPath, links: Mapping[str, RepoPath]) -> bytes | None:
+    image = looking.plain_image(path)
     if isinstance(image.entry, SymlinkEntry) and path in links.values():
         return image.entry.target.encode("utf-8", "surrogateescape")
     return None if image.content is None else image.data
@@ -185,11 +192,12 @@ def _wanted(scene: Scene, looking: _Looking, staged: Staged, path: RepoPath) -> 
 
 def _apply_unified(looking: _Looking, patch: bytes, *, dry_run: bool) -> Fields:
     patches, scene = parse_unified(patch), looking.scene
+    _check_names(looking, patches)
     reals = {path: looking.real(to_wire(path), final=False) for path in _paths(patches)}
     check_changed(scene.capability, len(reals))
 
     def look(path: RepoPath) -> Present | None:
-        return _present(looking.image(reals[path])) if path in reals else _above(scene, path)
+        return _present(looking.plain_image(reals[path])) if path in reals else _above(scene, path)
 
     staged = stage_unified(patches, look)
     if staged.rejects:
@@ -202,6 +210,18 @@ def _apply_unified(looking: _Looking, patch: bytes, *, dry_run: bool) -> Fields:
         check_size(scene.capability, len(one.content or b""))
     _commit(scene, looking, wanted, dry_run=dry_run)
     return _answer(scene, sorted(wanted, key=path_bytes), ops=_counts(patches), dry_run=dry_run)
+
+
+def _check_names(looking: _Looking, patches: Iterable[FilePatch]) -> None:
+    """A name that no file of a diff may have is told as a reject later; one that leads out, or into .git, is denied."""
+    for one in patches:
+        if one.refusal != "path_rejected":
+            continue
+        try:
+            looking.real(to_wire(RepoPath(one.path)), final=False)
+        except Refused as refused:
+            if refused.status == "forbidden":
+                raise
 
 
 def _paths(patches: Iterable[FilePatch]) -> dict[RepoPath, None]:
@@ -220,8 +240,6 @@ def _above(scene: Scene, path: RepoPath) -> Present | None:
 
 def _present(image: Image) -> Present | None:
     """What the applier sees: files, and links as files that hold their target."""
-    if image.special:
-        raise _not_a_file("The patch names a device, FIFO or socket.")
     if isinstance(image.entry, FileEntry):
         return Present(image.data, image.entry.mode)
     if isinstance(image.entry, SymlinkEntry):
@@ -259,16 +277,14 @@ def _counts(patches: Iterable[FilePatch]) -> dict[str, int]:
 
 
 def _rejected(staged: UnifiedStaged) -> Refused:
-    rejects = [
-        {
-            "path": to_wire(RepoPath(one.path)),
-            "hunks": [{"index": hunk.index, "reason": hunk.reason} for hunk in one.hunks],
-        }
-        for one in staged.rejects
-    ]
-    errors = [f"{to_wire(RepoPath(one.path))}: {hunk.reason}" for one in staged.rejects for hunk in one.hunks]
+    rejects = [_told(Scene.one_line(RepoPath(one.path)), one.hunks) for one in staged.rejects]
+    errors = [f"{one['path']}: {hunk['reason']}" for one in rejects for hunk in one["hunks"]]
     words = f"The patch does not apply: {errors[0]}."
     return Refused("reject", "hunk_rejected", words, rejects=rejects, errors=errors[:ERRORS_MAX])
+
+
+def _told(shown: str, hunks: Iterable[HunkReject]) -> Fields:
+    return {"path": shown, "hunks": [{"index": hunk.index, "reason": hunk.reason} for hunk in hunks]}
 
 
 # Both.
@@ -281,6 +297,7 @@ def _commit(scene: Scene, looking: _Looking, wanted: Mapping[RepoPath, Wanted], 
     coming = [path for path in paths if wanted[path].entry != ABSENT]
     emptied = [folder for path in coming for folder in _emptied(scene, looking, path, leaving)]
     parents = _parents(scene, coming, leaving)
+    _check_one_result(looking, {path: wanted[path] for path in coming})
     if dry_run or not paths:
         return
     scene.call.change(
@@ -291,6 +308,20 @@ def _commit(scene: Scene, looking: _Looking, wanted: Mapping[RepoPath, Wanted], 
             *(Intent(path, _arriving(looking.image(path), wanted[path])) for path in coming),
         ]
     )
+
+
+def _check_one_result(looking: _Looking, coming: Mapping[RepoPath, Wanted]) -> None:
+    """A file with several names is written once; what a patch makes of it must be the same under each of them."""
+    first: dict[Stamp, RepoPath] = {}
+    for path, wanted in coming.items():
+        stamp = looking.image(path).stamp
+        if stamp is None or not isinstance(wanted.entry, FileEntry):
+            continue
+        other = first.setdefault(stamp, path)
+        if not same_state(coming[other].entry, wanted.entry):
+            shown = looking.scene.shown
+            words = f"{shown(other)} and {shown(path)} are names of one file; the patch makes a different one of each."
+            raise looking.reject("hunk_rejected", path, words, reason="context_mismatch")
 
 
 def _gone(image: Image) -> Wanted:
@@ -318,7 +349,7 @@ def _emptied(scene: Scene, looking: _Looking, path: RepoPath, leaving: Sequence[
                 ahead.append(below)
                 found.append(below)
             elif below not in leaving:
-                raise _not_a_file(f"{path} is a directory that is not empty.")
+                raise looking.reject("not_a_file", path, f"{path} is a directory that is not empty.")
     return sorted(found, key=path_bytes, reverse=True)
 
 

@@ -6,7 +6,7 @@ by one `call.change`, which is all or nothing, and a command is put back by its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
@@ -19,12 +19,12 @@ from mulligan.effects.hosting import hosted, is_known, open_session, signal_sess
 from mulligan.effects.mounts import anchored, mounted
 from mulligan.effects.params import OpenSession, Params, SignalSession
 from mulligan.effects.receipt import Receipt, refusal_receipt
-from mulligan.effects.registry import BY_NAME, Effect
+from mulligan.effects.registry import BY_NAME, EFFECTS, Effect
 from mulligan.effects.scene import Elsewhere, Scene
 from mulligan.history.call import Call
 from mulligan.history.desk import Desk
-from mulligan.values.digest import digest_of
-from mulligan.values.faults import fault
+from mulligan.values.digest import Digest, digest_of
+from mulligan.values.faults import MulliganError, fault
 from mulligan.values.ids import SessionId
 from mulligan.values.refusal import Refused
 from mulligan.workspace.exec.output import Sink
@@ -41,8 +41,14 @@ _PATH_FIELDS = ("path", "to", "cwd")
 def effect_named(name: str) -> Effect:
     effect = BY_NAME.get(name)
     if effect is None:
-        raise fault("unknown_effect", f"There is no tool or effect {name!r}.", name=name)
+        raise unknown_effect(name, [one.tool for one in EFFECTS])
     return effect
+
+
+def unknown_effect(name: str, known: Iterable[str]) -> MulliganError:
+    tools = sorted(known)
+    words = f"There is no tool or effect {name!r}. The tools are {', '.join(tools)}."
+    return fault("unknown_effect", words, name=name, tools=tools)
 
 
 def perform(
@@ -70,9 +76,15 @@ def perform(
     except Refused as refused:
         receipt = refusal_receipt(effect.name, _as_told(effect, refused))
     except OSError as error:
-        receipt = refusal_receipt(effect.name, _as_told(effect, refusal_of(error, str(given.get("path", "it")))))
+        receipt = refusal_receipt(effect.name, _as_told(effect, refusal_of(error, _what(given))))
     call.note_effect(effect.name, recorded(given), recorded(receipt.to_dict(), keep=call.keep))
     return receipt
+
+
+def _what(given: Mapping[str, Any]) -> str:
+    """What the effect is about, for a message."""
+    path = given.get("path", given.get("file_path"))
+    return str(path) if path is not None else "a file of the patch" if "patch" in given else "it"
 
 
 def _as_told(effect: Effect, refused: Refused) -> Refused:
@@ -163,7 +175,7 @@ def perform_session_effect(desk: Desk, name: str, given: Mapping[str, Any], *, b
         return refusal_receipt(name, refused)
 
 
-Keep = Callable[[bytes], object]
+Keep = Callable[[bytes], Digest]
 
 
 def recorded(value: Any, depth: int = RECORDED_DEPTH_MAX, *, keep: Keep | None = None) -> Any:
@@ -199,6 +211,5 @@ def _is_storable(text: str) -> bool:
 
 
 def _short(data: bytes, keep: Keep | None) -> dict[str, Any]:
-    if keep is not None:
-        keep(data)
-    return {"digest": digest_of(data), "size_bytes": len(data)}
+    digest = digest_of(data) if keep is None else keep(data)
+    return {"digest": digest, "size_bytes": len(data)}

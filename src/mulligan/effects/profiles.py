@@ -8,11 +8,11 @@ what is not a model's to choose: its session, and whether answers come inline.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from mulligan.effects.perform import effect_named
 from mulligan.values.faults import fault
+from mulligan.values.plain import plain
 
 Profile = Literal["openai", "anthropic", "gemini"]
 Schema = dict[str, Any]
@@ -26,7 +26,7 @@ _NOT_FOR_MODELS = frozenset({"session_id", "output_mode"})
 _KEPT = ("type", "description", "enum", "const", "minimum", "exclusiveMinimum", "default", "items")
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Offer:
     """One tool of a profile. Those that are `read_only` may run side by side."""
 

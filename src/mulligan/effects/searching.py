@@ -16,7 +16,7 @@ from mulligan.values.refusal import Refused
 from mulligan.workspace.search.bases import admit_all
 from mulligan.workspace.search.findings import Line
 from mulligan.workspace.search.glob import glob
-from mulligan.workspace.search.grep import grep
+from mulligan.workspace.search.grep import GrepResult, grep
 
 Fields = dict[str, Any]
 
@@ -53,7 +53,7 @@ def grep_files(scene: Scene, asked: params.Grep) -> Fields:
     text = "\n".join(_shown_line(scene, line) for line in found.lines).encode("utf-8")
     count = found.match_count
     return {
-        "matches": scene.answer(text, op="search", path=base, mode=asked.output_mode),
+        "matches": scene.answer(text, op="search", path=_most_guarded(scene, base, found), mode=asked.output_mode),
         "match_count": count,
         "truncated": found.truncated,
         "engine": found.engine,
@@ -61,8 +61,14 @@ def grep_files(scene: Scene, asked: params.Grep) -> Fields:
     }
 
 
+def _most_guarded(scene: Scene, base: RepoPath, found: GrepResult) -> RepoPath:
+    """A path whose content a policy keeps out of answers, if there is one in this answer; else the base."""
+    paths = dict.fromkeys(line.path for line in found.lines) if scene.boundary.has_policy else ()
+    return next((path for path in paths if scene.boundary.keeps_out_of_answers("search", path)), base)
+
+
 def _shown_line(scene: Scene, line: Line) -> str:
-    return f"{scene.shown(line.path)}:{line.line_no}:{line.text.decode('utf-8', 'replace')}"
+    return f"{scene.shown(line.path)}:{line.line_no}:{line.shown}"
 
 
 def glob_files(scene: Scene, asked: params.Glob) -> Fields:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -11,10 +10,11 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from mulligan.boundary.verdict import Boundary
-from mulligan.effects.bundles import Portable
-from mulligan.effects.handle import CallHandle, paths_of
-from mulligan.effects.hosting import is_known
+from mulligan.effects.handle import CallHandle
+from mulligan.effects.hosting import is_known, once_hosted
+from mulligan.effects.judging import Judge
 from mulligan.effects.perform import SESSION_EFFECTS, effect_named, perform, perform_session_effect
+from mulligan.effects.portable import Portable
 from mulligan.effects.receipt import Receipt
 from mulligan.effects.slices import slices_beside
 from mulligan.history import asides, branches, going_back
@@ -37,6 +37,7 @@ from mulligan.session.transcript import Archive
 from mulligan.store.protocol import Tx
 from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId, TurnId, parse_user_id, uuid_of
+from mulligan.values.paths import paths_from_wire
 from mulligan.workspace.exec.output import Sink
 
 if TYPE_CHECKING:
@@ -184,14 +185,19 @@ class Session(Talk, Clients, Roots, Portable, State):
 
         What came later stays: lines are merged, and what clashes is left alone and named, unless `on_conflict` says
         otherwise. `paths` takes back only those; `dry_run` only says what would happen. Raises `unknown_call`,
-        `nothing_to_undo`.
+        `nothing_to_undo`; like every way back `fs_op_not_allowed` and `path_not_allowed`, where the session may not
+        write.
         """
-        how = How(on_conflict, dry_run, self.id, git)
-        return going_back.undo(self._desk, call, paths=paths_of(paths), how=how)
+        how = self._how(on_conflict, dry_run, git)
+        return going_back.undo(self._desk, call, paths=paths_from_wire(paths), how=how)
+
+    def _how(self, on_conflict: OnConflict, dry_run: bool = False, git: Git = "leave") -> How:
+        found = once_hosted(self._desk, self.id, default=self._boundary)
+        return How(on_conflict, dry_run, self.id, git, Judge.of(self._desk, self.id, found).may_write)
 
     def redo(self, *, on_conflict: OnConflict = "merge", dry_run: bool = False) -> WayBack:
         """Take back the newest way back of this session. Raises `nothing_to_redo`."""
-        return going_back.redo(self._desk, how=How(on_conflict, dry_run, self.id))
+        return going_back.redo(self._desk, how=self._how(on_conflict, dry_run))
 
     def restore(
         self,
@@ -206,8 +212,8 @@ class Session(Talk, Clients, Roots, Portable, State):
 
         Like every way back it is a call itself and can be undone. Raises `unknown_call`.
         """
-        how = How(on_conflict, dry_run, self.id, git)
-        return going_back.restore(self._desk, call, paths=paths_of(paths), how=how)
+        how = self._how(on_conflict, dry_run, git)
+        return going_back.restore(self._desk, call, paths=paths_from_wire(paths), how=how)
 
     @overload
     def rollback(self, snapshot: Snapshot, *, preserve_logs: bool = True) -> None: ...
@@ -235,7 +241,7 @@ class Session(Talk, Clients, Roots, Portable, State):
         if snapshot is not None:
             State.rollback(self, snapshot, preserve_logs=preserve_logs)
             return None
-        return going_back.rollback(self._desk, how=How(on_conflict, dry_run, self.id, git), cancel_open=cancel_open)
+        return going_back.rollback(self._desk, how=self._how(on_conflict, dry_run, git), cancel_open=cancel_open)
 
     def rewind(
         self,
@@ -249,7 +255,7 @@ class Session(Talk, Clients, Roots, Portable, State):
         git: Git = "leave",
     ) -> WayBack:
         """Move files, talk or both to a call or a message, by id or by how many messages there are up to it."""
-        how = How(on_conflict, dry_run, self.id, git)
+        how = self._how(on_conflict, dry_run, git)
         return going_back.rewind(self._desk, to, side=side, files=files, talk=talk, how=how)
 
     def fork(
@@ -272,13 +278,8 @@ class Session(Talk, Clients, Roots, Portable, State):
             return Session(self._desk, SessionId(made.session), self._boundary)
         if files != "copy":
             raise fault("invalid_params", "files is 'share' or 'copy'.", field="files")
-        made = branches.fork_files(self._desk, self.id, to or self._place_beside(), at=at, child=dst)
+        made = branches.fork_files(self._desk, self.id, to, at=at, child=dst)
         return Session(self._desk.at(_root_of(self._desk, made.session)), SessionId(made.session), self._boundary)
-
-    def _place_beside(self) -> str:
-        """A folder that is not there yet."""
-        home, name = self._archive.store.directory, self._desk.ledger.ids.new()
-        return os.path.join(tempfile.gettempdir() if home is None else os.path.join(home, "forks"), name)
 
     def merge(self, *, on_conflict: OnConflict = "merge", dry_run: bool = False) -> WayBack:
         """Bring what this fork changed into the files it was forked from, as one call of its parent.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mulligan.boundary.verdict import Boundary
-from mulligan.effects.bundles import Arrivals
+from mulligan.effects.portable import Arrivals
 from mulligan.effects.session import Session
 from mulligan.history.bounds import drop_session
 from mulligan.history.captures import drop_scopes

@@ -109,11 +109,13 @@ def merge_aside(
         created_at=row.created_at,
         status="open",
     )
-    plan = CopyMerge(source, there, branch, on_conflict).plan()
+    merge = CopyMerge(source, there, branch, on_conflict)
+    plan = merge.plan()
     shown = as_seen_from(desk, Site(source, ()), plan)
     if dry_run or (not plan.ok and (not plan.moves or on_conflict == "refuse")):
         return WayBack(plan.ok, None, shown.outcomes, shown.overwrote_external, plan=shown)
-    call = carry_out(source, session, plan.moves, {"verb": "merge", "root": path}) if plan.moves else None
+    cause = {"verb": "merge", "root": path, **merge.told()}
+    call = carry_out(source, session, plan.moves, cause) if plan.moves else None
     if plan.ok:
         _end(desk, row, "merged")
     return WayBack(plan.ok, call, shown.outcomes, shown.overwrote_external, plan=shown)

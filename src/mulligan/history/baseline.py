@@ -8,22 +8,26 @@ call says so for each such path that changed.
 from __future__ import annotations
 
 import os
+import re
 import stat
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from hashlib import sha1, sha256
 
 from mulligan.values.entries import Xattrs
 from mulligan.values.limits import MIB_BYTES
 from mulligan.values.paths import path_bytes
+from mulligan.values.plain import plain
 from mulligan.workspace.disk import read_xattrs
 from mulligan.workspace.git import GitFailed, GitReader, reading
 
 FILE_MAX_BYTES = 2 * MIB_BYTES
 WORKSPACE_MAX_BYTES = 512 * MIB_BYTES
 
+_LOOSE = re.compile(rb"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+"""git's name of an object that has a file to itself"""
 
-@dataclass(slots=True, frozen=True)
+
+@plain(slots=True, frozen=True)
 class InGit:
     """A clean tracked file: its bytes are git's, the rest is as it was."""
 
@@ -67,6 +71,19 @@ def git_contents(root: bytes, oids: Mapping[bytes, str]) -> dict[bytes, bytes]:
         contents = {}
     found = {path: contents[oid] if oid in contents else _if_it_is_still(path, oid) for path, oid in oids.items()}
     return {path: data for path, data in found.items() if data is not None}
+
+
+def lacks(folder: bytes, names: Iterable[bytes]) -> bool:
+    """Whether a repository's object store has lost something with these files of it: what was packed, it still has."""
+    parts = [name.split(b"/") for name in names]
+    oids = {b"".join(part).decode("ascii") for part in parts if len(part) == 2 and _LOOSE.fullmatch(b"".join(part))}
+    if any(part[0] == b"pack" and part[-1].endswith(b".pack") for part in parts):
+        return True
+    try:
+        with reading(folder) as git:
+            return bool(oids) and (git is None or len(_sizes(git, list(oids))) < len(oids))
+    except GitFailed:
+        return True
 
 
 def _if_it_is_still(path: bytes, oid: str) -> bytes | None:

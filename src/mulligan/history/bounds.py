@@ -8,24 +8,23 @@ unless a call that was open when it began could still be about to name them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
 from mulligan.history.dropping import delete_body, drop_body, droppable, is_part, is_watched
-from mulligan.history.kept import forget_unused
 from mulligan.history.ledger import Ledger, digests_of, workspace_journal
 from mulligan.history.log import changes_of
 from mulligan.history.over_cap import cap_of, put_cap
 from mulligan.history.tables import CALLS, OPEN, PINS, CallRow
 from mulligan.session.tables import SESSIONS, session_journal
-from mulligan.store.blobs import BESIDE, BLOBS, READABLE, BlobRow
+from mulligan.store.blobs import BESIDE, BLOBS, READABLE, TOUCHED_ANEW_MS, BlobRow
 from mulligan.store.journal import REFS
 from mulligan.store.protocol import META, MetaRow, Tx
 from mulligan.values.clock import FixedClock, parse_timestamp, timestamp
 from mulligan.values.digest import Digest, digest_from_raw, raw_digest
 from mulligan.values.ids import SessionId
 from mulligan.values.limits import MIB_BYTES, STORE_CAP_BYTES
+from mulligan.values.plain import plain
 
 _GC_GRACE = timedelta(minutes=15)
 _GC_BATCH = 500
@@ -36,7 +35,7 @@ _LOOKS_PER_CAP = 8
 _KEPT_UNUSED = timedelta(days=30)
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Usage:
     """What one session keeps: stored bytes of the distinct blobs its calls name."""
 
@@ -152,7 +151,7 @@ def evict_over(ledger: Ledger, session: SessionId, cap_bytes: int) -> list[str]:
 
 
 def drop_session(ledger: Ledger, session: SessionId) -> list[str]:
-    """Drop every body of a session's calls, the newest turn's too: it is closed and asked to be forgotten."""
+    """Drop every body of a session's calls, the newest turn's too: it was asked for. The calls that lost theirs."""
     dropped: list[str] = []
     with ledger.store.write() as tx:
         for call in tx.select(CALLS, {"session": session}, order=("id",)):
@@ -205,6 +204,9 @@ def pin_call(ledger: Ledger, call: CallRow, *, off: bool = False) -> None:
 
 def collect_garbage(ledger: Ledger) -> tuple[int, int]:
     """Delete what nothing names. Safe beside writers. Blobs and bytes given back."""
+    # Loaded here: bounds are kept at the end of every process that wrote, garbage is collected when somebody asks.
+    from mulligan.history.kept_rows import forget_unused
+
     with ledger.store.write() as tx:
         forget_unused(tx, timestamp(FixedClock(ledger.clock.now() - _KEPT_UNUSED)))
     with ledger.store.read() as tx:
@@ -240,7 +242,7 @@ def _cutoff_ms(ledger: Ledger, tx: Tx) -> int:
         row = tx.get(CALLS, open_call.call)
         if row is not None:
             oldest = min(oldest, parse_timestamp(row.started_at))
-    return int(oldest.timestamp() * 1000)
+    return int(oldest.timestamp() * 1000) - TOUCHED_ANEW_MS
 
 
 def _is_garbage(tx: Tx, row: BlobRow, cutoff_ms: int) -> bool:

@@ -1,27 +1,31 @@
 """Forks with files of their own: made, listed, merged back, dropped.
 
 A fork remembers, for every path, stamps of the original and of the copy. What the copy changed is what has another
-stamp now; where the original has changed too, the two are merged over what the path was when the fork began, as either
-side's history recorded it.
+stamp now; where the original has changed too, the two are merged over what the copy held when it was last brought in,
+else over what the path was when the fork began, as either side's history recorded it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, get_args
 
 from mulligan.history.call import Intent
+from mulligan.history.current import current_turn
 from mulligan.history.desk import Desk
 from mulligan.history.going_back import WayBack
-from mulligan.history.log import can_be_undone, change_from_row, changes_of
+from mulligan.history.leftovers import taken_of
+from mulligan.history.log import calls_of, can_be_undone, change_from_row, changes_of
 from mulligan.history.merge import Conflict, KeepOurs, MergedEntry, WriteMerged, merge_entry
-from mulligan.history.plans import Move, OnConflict, Outcome, Planner, RestorePlan, in_order
+from mulligan.history.plans import Move, OnConflict, Outcome, Planner, RestorePlan, check_choice, in_order
 from mulligan.history.points import Point, archive_of, find_point
 from mulligan.history.sites import holds
-from mulligan.history.tables import BRANCHES, CHANGES, BranchRow, CallRow, RootRow
+from mulligan.history.tables import BRANCHES, CHANGES, TURNS, BranchRow, CallRow, RootRow
 from mulligan.session.facts import set_facts_in
 from mulligan.session.kept import copy_slices_in
 from mulligan.session.lineage import fork_in, fresh_id
@@ -29,23 +33,26 @@ from mulligan.session.positions import check_continuable
 from mulligan.session.roots import ANCHOR, anchor_in
 from mulligan.session.tables import session_journal
 from mulligan.store.protocol import Tx
+from mulligan.store.tables import Value
 from mulligan.values.canonical import decode, encode
 from mulligan.values.content import Content
 from mulligan.values.digest import Digest, parse_digest
 from mulligan.values.entries import ABSENT, Change, Entry, FileEntry, entry_from_json, entry_to_json, same_state
 from mulligan.values.faults import fault, fault_of_os_error
-from mulligan.values.ids import SessionId
+from mulligan.values.ids import SessionId, TurnId
 from mulligan.values.paths import RepoPath, from_wire, path_bytes, path_from_bytes, to_wire
+from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 from mulligan.workspace.copies import Copied, Skipped, copy_tree, remove_copy, stamp
 from mulligan.workspace.disk import HostDisk, Image
 from mulligan.workspace.writing import Wanted
 
+_STANDING_MERGES: Mapping[str, Value] = MappingProxyType({"tool": "merge", "status": "committed", "undone_by": None})
 _TAKEN_BACK = 4
 """Where a manifest's line has what the copy began with, if that was not the original's."""
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Fork:
     session: str
     parent: str
@@ -67,16 +74,19 @@ def fork(desk: Desk, parent: SessionId, *, at: str | int | None = None, child: s
 def fork_files(
     desk: Desk,
     parent: SessionId,
-    directory: str,
+    directory: str | None = None,
     *,
     at: str | int | None = None,
     child: str | None = None,
 ) -> Fork:
-    """A child session with a copy of every file in `directory`, as of now or of a point, and with the talk as there."""
+    """A child session with a copy of every file, as of now or of a point, and with the talk as there.
+
+    The copy goes to `directory`, or to a new one beside the store.
+    """
     _fresh(desk, child)
     desk.ledger.session(parent, desk.root)
     point = _forked_at(desk, parent, at)
-    target = os.fsencode(os.path.abspath(directory))
+    target = os.fsencode(os.path.abspath(directory or _beside_store(desk)))
     source = _working_at(desk, parent)
     told = list(copy_tree(source.disk.root.path, target))
     there = Desk(desk.ledger, HostDisk(target))
@@ -100,6 +110,12 @@ def fork_files(
     there.close()
     skipped = [{"path": to_wire(path_from_bytes(s.path)), "reason": s.reason} for s in told if isinstance(s, Skipped)]
     return Fork(session, parent, os.fsdecode(target), tuple(skipped))
+
+
+def _beside_store(desk: Desk) -> str:
+    """A folder that is not there yet."""
+    home, name = desk.ledger.store.directory, desk.ledger.ids.new()
+    return os.path.join(tempfile.gettempdir() if home is None else os.path.join(home, "forks"), name)
 
 
 def as_told(one: Copied) -> list[Any]:
@@ -148,7 +164,10 @@ def _open_child(
     archive = archive_of(desk.ledger)
     with desk.ledger.store.write() as tx:
         session, anchor = fresh_id(tx, archive, child), anchor_in(tx, parent)
-        fork_in(tx, archive, parent, session, root=root, kept=None if point is None else point.kept)
+        kept = None if point is None else point.kept
+        primary = os.fsdecode(desk.disk.root.path) if anchor is None else anchor.primary
+        copied = None if copy is None else (primary, os.fsdecode(copy))
+        fork_in(tx, archive, parent, session, root=root, kept=kept, copied=copied)
         if copy is not None and anchor is not None:
             set_facts_in(tx, archive, session, {ANCHOR: anchor.copied_to(os.fsdecode(copy)).to_json()})
         later = [] if point is None else [row.id for row in point.later]
@@ -209,11 +228,16 @@ class CopyMerge:
     branch: BranchRow
     on_conflict: OnConflict
     _manifest: dict[RepoPath, list[Any]] = field(default_factory=dict)
+    _brought: dict[RepoPath, Entry] = field(default_factory=dict)
+    _mixed: dict[str, Any] = field(default_factory=dict)
     _overwrote: list[RepoPath] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        check_choice("on_conflict", self.on_conflict, get_args(OnConflict))
+        _check_there(self.desk, self.there)
         told = decode(self.desk.ledger.blobs.read(parse_digest(self.branch.manifest)))
         self._manifest = {from_wire(one[0]): one for one in told}
+        self._brought = self._brought_before()
 
     def plan(self) -> RestorePlan:
         outcomes: list[Outcome] = []
@@ -231,6 +255,7 @@ class CopyMerge:
         """Paths of the copy that are not as they were copied, git's own files aside."""
         found = {path for path, told in self._manifest.items() if stamp(self._file(path)) != told[3]}
         found |= {path for path in _walk(self.branch.directory) if path not in self._manifest}
+        found |= self._brought.keys()
         return sorted((path for path in found if ".git" not in path.split("/")), key=path_bytes)
 
     def _file(self, path: RepoPath) -> bytes:
@@ -251,6 +276,7 @@ class CopyMerge:
         if isinstance(merged, KeepOurs):
             return Outcome(path, "skipped"), None
         if isinstance(merged, WriteMerged):
+            self._mixed[to_wire(path)] = entry_to_json(theirs.entry)
             content = merged.content or _content_of(merged.entry, ours, theirs)
             return Outcome(path, "merged"), Move(path, ours.entry, _now(merged.entry), content)
         return Outcome(path, "restored"), Move(path, ours.entry, _now(theirs.entry), theirs.content)
@@ -263,7 +289,9 @@ class CopyMerge:
         return merge_entry(base, ours.entry, theirs.entry, read)
 
     def _base(self, path: RepoPath, ours: Image) -> Entry | None:
-        """What the path was when the fork began; None if nobody knows any more."""
+        """What both sides had last: when the path was brought in, or the fork began. None if nobody knows any more."""
+        if path in self._brought:
+            return self._brought[path]
         told = self._manifest.get(path)
         if told is None:
             return ABSENT
@@ -278,6 +306,28 @@ class CopyMerge:
                 return first
         return None
 
+    def _brought_before(self) -> dict[RepoPath, Entry]:
+        """What the copy held where merges that stand have brought it in. Not what they left, if that is a mixture."""
+        found: dict[RepoPath, Entry] = {}
+        blobs, parent = self.desk.ledger.blobs, SessionId(self.branch.parent)
+        with self.desk.ledger.store.read() as tx:
+            rows = calls_of(tx, self.desk, parent, after=self.branch.root, only=_STANDING_MERGES)
+            merges = [row for row in rows if decode(row.cause or "{}").get("copy") == self.branch.root]
+            taken = taken_of(tx, merges)
+            for row in reversed(merges):
+                mixed, back = decode(row.cause or "{}").get("mixed", {}), taken.places.get(row.id, frozenset())
+                for one in tx.select(CHANGES, {"call": row.id}):
+                    change = change_from_row(one)
+                    theirs = mixed.get(to_wire(change.path))
+                    entry = change.after if theirs is None else entry_from_json(theirs)
+                    if one.place not in back and (not isinstance(entry, FileEntry) or blobs.has(tx, entry.digest)):
+                        found[change.path] = entry
+        return found
+
+    def told(self) -> dict[str, Any]:
+        """What the merge says of itself for later: of which copy, and what that held where both sides were mixed."""
+        return {"copy": self.branch.root} | ({"mixed": self._mixed} if self._mixed else {})
+
     def _first_before(self, desk: Desk, path: RepoPath) -> Entry | None:
         """What a side's first recorded change of the path since the fork replaced."""
         with desk.ledger.store.read() as tx:
@@ -290,6 +340,14 @@ class CopyMerge:
     def _began(self, desk: Desk) -> str:
         """Ids sort by birth: calls with a greater id came after the fork. In the copy, all did, as none was before."""
         return "" if desk is self.there else self.branch.root
+
+
+def _check_there(*desks: Desk) -> None:
+    """A root that was deleted under an open desk would look as if everything in it had been."""
+    for desk in desks:
+        if not os.path.isdir(desk.disk.root.path):
+            shown = os.fsdecode(desk.disk.root.path)
+            raise fault("unknown_root", f"{shown} is gone, so there is nothing to merge; `mulligan drop` ends a fork.")
 
 
 def _content_of(entry: Entry, *images: Image) -> Content | None:
@@ -316,10 +374,11 @@ def merge_branch(desk: Desk, session: str, *, on_conflict: OnConflict = "merge",
     source = desk.at(branch.source)
     there = Desk(desk.ledger, HostDisk(branch.directory))
     try:
-        plan = CopyMerge(source, there, branch, on_conflict).plan()
+        merge = CopyMerge(source, there, branch, on_conflict)
+        plan = merge.plan()
         if dry_run or (not plan.moves and not plan.ok) or (on_conflict == "refuse" and not plan.ok):
             return WayBack(plan.ok, None, plan.outcomes, plan.overwrote_external, plan=plan)
-        cause = {"verb": "merge", "session": session}
+        cause = {"verb": "merge", "session": session, **merge.told()}
         call = carry_out(source, SessionId(branch.parent), plan.moves, cause)
     finally:
         there.close()
@@ -329,13 +388,20 @@ def merge_branch(desk: Desk, session: str, *, on_conflict: OnConflict = "merge",
 
 
 def carry_out(desk: Desk, session: SessionId, moves: Sequence[Move], cause: dict[str, Any]) -> str:
-    call = desk.call(session, tool=str(cause["verb"]), cause=cause)
+    call = desk.call(session, turn=_turn_of(desk, session), tool=str(cause["verb"]), cause=cause)
     try:
         with call:
             call.change([Intent(move.path, _expecting(desk, move)) for move in moves])
     except Refused as refused:
         raise fault("path_busy", refused.message) from None
     return call.id
+
+
+def _turn_of(desk: Desk, session: SessionId) -> TurnId | None:
+    """The turn that is running here, if it is one of the session's."""
+    turn = current_turn()
+    with desk.ledger.store.read() as tx:
+        return turn if turn is not None and tx.has(TURNS, session, turn) else None
 
 
 def _expecting(desk: Desk, move: Move) -> Any:

@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mulligan.history.ledger import Claimed, Ending, Facts, Held, Ledger, entry_bytes, intending, touch_row
+from mulligan.history.lifting import despite_modes
 from mulligan.history.live import Touched, Watching
 from mulligan.history.merge import Conflict, KeepOurs, WriteMerged, merge_entry
-from mulligan.history.putting_back import Trace, put_back, trace_of
+from mulligan.history.putting_back import Trace, drafts_of, put_back
 from mulligan.history.tables import RootRow, TouchRow
 from mulligan.history.traits import Traits
 from mulligan.session.tables import session_journal
@@ -29,7 +30,7 @@ from mulligan.store.claims import Wanted as Claim
 from mulligan.store.journal import REFS
 from mulligan.store.protocol import Tx
 from mulligan.values.clock import monotonic_s
-from mulligan.values.digest import Digest, raw_digest
+from mulligan.values.digest import Digest, digest_of, raw_digest
 from mulligan.values.entries import ABSENT, Change, DirEntry, Entry, FileEntry, same_state
 from mulligan.values.faults import Broken, MayNot, MulliganError, WorldChanged, fault, fault_of_os_error
 from mulligan.values.ids import RootId, WorkspaceId
@@ -63,6 +64,8 @@ class Intent:
     blind: bool = False
     deep: bool = False
     origin: RepoPath | None = None
+    lifts: bool = False
+    """modes of our own directories that forbid it are lifted for the step: whoever did it first was allowed to"""
 
 
 @dataclass(slots=True)
@@ -133,6 +136,7 @@ class Call(Watching):
         self._done: list[tuple[RepoPath, Entry]] = []
         self._shared: set[RepoPath] = set()
         self._traits = Traits()
+        self._times: dict[RepoPath, int] = {}
         self._lock = threading.RLock()
 
     @property
@@ -233,8 +237,9 @@ class Call(Watching):
         if image.content is not None and isinstance(image.entry, FileEntry):
             bodies.append(blobs.prepare_seen(image.content, image.entry.digest))
         if wanted.content is not None and wanted.content is not image.content:
-            whole = len(wanted.content) <= SMALL_BYTES
-            bodies.append(blobs.prepare(wanted.content, after=None if whole else image.content))
+            assert isinstance(wanted.entry, FileEntry), "only files have content"
+            after = None if len(wanted.content) <= SMALL_BYTES else image.content
+            bodies.append(blobs.prepare(wanted.content, after=after, digest=wanted.entry.digest))
         return bodies
 
     def _note(self, tx: Tx, steps: Sequence[_Step], *, careful: bool, live: bool) -> dict[RepoPath, Touched]:
@@ -284,7 +289,7 @@ class Call(Watching):
             # On the list before it happens: an interrupt in the middle of it is put back too.
             self._done.append((touched.path, step.image.entry))
             touched.unsure = True
-            outcome = self._swap(step)
+            outcome = self._swap_lifting(step) if step.intent.lifts else self._swap(step)
             touched.unsure = False
             if isinstance(outcome, Swapped):
                 touched.after, touched.acted = outcome.entry, True
@@ -300,6 +305,9 @@ class Call(Watching):
         if step.image.links < 2 or step.image.holds(step.wanted.entry):
             return False
         return self._image(step.intent.path).holds(step.wanted.entry)
+
+    def _swap_lifting(self, step: _Step) -> Swapped | Found:
+        return despite_modes(self.disk, step.intent.path, lambda: self._swap(step), self._note_lift)
 
     def _swap(self, step: _Step) -> Swapped | Found:
         touched = self._touched[step.intent.path]
@@ -373,13 +381,15 @@ class Call(Watching):
         """A blob this call answers with: the session may read it from now on, and its record keeps it reachable."""
         self._handed_out.add(digest)
 
-    def keep(self, data: bytes) -> None:
+    def keep(self, data: bytes) -> Digest:
         """Bytes that the record names by their digest. Small ones are stored with it, in the same transaction."""
         if len(data) > SMALL_BYTES:
-            self.hand_out(self.ledger.blobs.store(data))
-            return
-        self._to_store.append(self.ledger.blobs.prepare(data))
-        self.hand_out(self._to_store[-1].digest)
+            digest = self.ledger.blobs.store(data)
+        else:
+            digest = digest_of(data)
+            self._to_store.append(self.ledger.blobs.prepare_seen(data, digest))
+        self.hand_out(digest)
+        return digest
 
     def may_read_blob(self, digest: Digest) -> bool:
         """Only what this session has been handed, or has itself changed: a digest is not a key to others' work."""
@@ -508,7 +518,7 @@ class Call(Watching):
             self._leave_shared(dict.fromkeys(path for path, _ in self._done[mark:]))
             earlier = {path: was for path, was in reversed(self._done[mark:]) if path not in self._shared}
             try:
-                report = put_back(self, [self._trace(path, before) for path, before in earlier.items()])
+                report = put_back(self, [self._trace(*one) for one in earlier.items()], self._note_lift)
             except OSError as error:
                 self._stuck = True
                 words = f"Not everything could be put back: {error.strerror}. Opening the store again tries once more."
@@ -521,8 +531,9 @@ class Call(Watching):
 
     def _trace(self, path: RepoPath, before: Entry) -> Trace:
         touched = self._touched[path]
-        trace = trace_of(touched.row, before=before)
-        return replace(trace, meant=(*trace.meant, touched.after), in_place=trace.in_place and touched.unsure)
+        in_place = bool(touched.row.in_place) and touched.unsure
+        drafts, seen = drafts_of(touched.row), touched.take_seen()
+        return Trace(path, before, drafts, in_place, touched.row.intended, touched.after, seen)
 
     def _sync(self, changes: Sequence[Change]) -> None:
         synced: set[str] = set()

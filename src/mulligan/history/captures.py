@@ -22,6 +22,7 @@ from mulligan.values.entries import ABSENT, Absent, DirEntry, Entry, FileEntry, 
 from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId
 from mulligan.values.paths import RepoPath, ancestors_of, path_bytes, path_from_bytes
+from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import Image
 from mulligan.workspace.writing import Wanted, creation_mode
@@ -29,13 +30,13 @@ from mulligan.workspace.writing import Wanted, creation_mode
 _MOVES_PER_EFFECT = 500
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Captured:
     paths: tuple[RepoPath, ...]
     byte_count: int
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Restored:
     """`there` is the desk of the scope's root, below which all the paths are."""
 

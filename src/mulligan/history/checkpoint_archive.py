@@ -22,6 +22,7 @@ from mulligan.values.clock import parse_timestamp
 from mulligan.values.digest import parse_digest
 from mulligan.values.ids import SessionId
 from mulligan.values.limits import RECORD_INLINE_BYTES
+from mulligan.values.plain import plain
 from mulligan.values.state_faults import SnapshotMismatchError
 
 POSITION = "position"
@@ -115,7 +116,7 @@ def _composite(moment: Mapping[str, Any], slices: Mapping[int, SlicesThen]) -> C
     return CompositeSnapshot.from_body(moment, taken)
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class SlicesThen:
     items: Mapping[type[Any], Items[Any]]
     policies: Mapping[type[Any], SlicePolicy]

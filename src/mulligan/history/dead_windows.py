@@ -16,7 +16,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from mulligan.history.kept import OF_A_WINDOW, Ground, KeptTree, draft_name
+from mulligan.history.kept import Ground, KeptTree
+from mulligan.history.kept_rows import OF_A_WINDOW, draft_name
 from mulligan.history.putting_back import Trace
 from mulligan.history.tables import CHANGES, WINDOWS, TouchRow
 from mulligan.values.canonical import decode
@@ -24,6 +25,7 @@ from mulligan.values.clock import monotonic_s
 from mulligan.values.entries import ABSENT, Absent, Entry, entry_from_json
 from mulligan.values.ids import CallId
 from mulligan.values.paths import RepoPath, ancestors_of, path_bytes, path_from_bytes, to_wire
+from mulligan.values.plain import plain
 
 _TICK_NS = 20_000_000
 """The kernel stamps with a clock that may be this much behind."""
@@ -45,7 +47,7 @@ class Left:
 
     def traces(self, call: CallId) -> list[Trace]:
         return [
-            Trace(path, before, (), (draft_name(call, path_bytes(path)),), in_place=True)
+            Trace(path, before, (draft_name(call, path_bytes(path)),), in_place=True)
             for path, before in self.befores.items()
         ]
 
@@ -136,7 +138,7 @@ def _take_emptied_folders(left: Left, befores: dict[RepoPath, Entry | None], spa
             left.notes = [note for note in left.notes if note["path"] != to_wire(path)]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class _Span:
     """From the opening of a window to the end of its last process."""
 

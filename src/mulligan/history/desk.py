@@ -12,7 +12,6 @@ from weakref import WeakValueDictionary, ref
 
 from mulligan.history.call import Call
 from mulligan.history.ledger import Facts, Ledger
-from mulligan.history.recovery import recover
 from mulligan.history.tables import FOLDS, ROOTS, RootRow
 from mulligan.values.entries import ABSENT, Entry
 from mulligan.values.faults import fault
@@ -122,10 +121,16 @@ class Desk:
             cause=cause,
             observed=observed,
         )
-        call = Call(self.ledger, self.disk, self.root, facts, heal=lambda: bool(recover(self)))
+        call = Call(self.ledger, self.disk, self.root, facts, heal=self._heal)
         call.strict = strict
         self._calls[identifier] = call
         return call
+
+    def _heal(self) -> bool:
+        # Loaded here: hardly anybody finds a dead process in the way.
+        from mulligan.history.recovery import recover
+
+        return any(one.stuck is None for one in recover(self))
 
     def part_of(self, call: Call) -> Call:
         """What a call does in this root: itself, as long as it has done nothing elsewhere, else a part of it."""

@@ -7,7 +7,6 @@ counts: a child with a copy of them has those for itself, until it is merged.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 
 from mulligan.history.desk import Desk
@@ -18,11 +17,12 @@ from mulligan.history.tables import CALLS, TURNS, CallRow
 from mulligan.session.tables import SESSIONS
 from mulligan.store.protocol import Tx
 from mulligan.values.ids import SessionId
+from mulligan.values.plain import plain
 
 _CALLS_LOOKED_AT = 50
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Span:
     """A completed turn of a session, and when it ran. A call outside any turn is a turn of its own."""
 

@@ -7,9 +7,9 @@ plan happens, or none: a disk that fails half-way is put back as it was.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import field, replace
+from typing import Any, Literal, get_args
 
 from mulligan.history.call import Intent
 from mulligan.history.desk import Desk
@@ -23,7 +23,7 @@ from mulligan.history.log import (
     verb_of,
     workspace_of,
 )
-from mulligan.history.plans import Move, OnConflict, Outcome, Planner, RestorePlan, restricted
+from mulligan.history.plans import Move, OnConflict, Outcome, Planner, RestorePlan, check_choice, restricted
 from mulligan.history.points import (
     TalkMove,
     find_point,
@@ -42,7 +42,7 @@ from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
 from mulligan.values.clock import parse_timestamp
 from mulligan.values.digest import Digest
-from mulligan.values.entries import Change, Entry, FileEntry, same_state
+from mulligan.values.entries import Change, DirEntry, Entry, FileEntry, same_state
 from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId
 from mulligan.values.paths import (
@@ -55,6 +55,7 @@ from mulligan.values.paths import (
     text_from_wire,
     to_wire,
 )
+from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import Image
 from mulligan.workspace.quiet import is_quiet
@@ -70,7 +71,7 @@ Git = Literal["leave", "restore"]
 """Whether a repository that was there before a call and after it goes back too."""
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class WayBack:
     """What a way back came to. `call_id` is None for a dry run, and if there was nothing it could do."""
 
@@ -98,7 +99,7 @@ class WayBack:
         }
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class How:
     """What all ways back can be asked."""
 
@@ -106,9 +107,15 @@ class How:
     dry_run: bool = False
     session: SessionId | None = None
     git: Git = "leave"
+    may_write: Callable[[Desk, RepoPath], None] | None = None
+    """asked of every path before any is touched; raises for one that is not for whoever goes back to change"""
+
+    def __post_init__(self) -> None:
+        check_choice("on_conflict", self.on_conflict, get_args(OnConflict))
+        check_choice("git", self.git, get_args(Git))
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class _Target:
     """What a way back takes back: calls, newest first, and which of their paths count.
 
@@ -249,6 +256,7 @@ def _go(desk: Desk, target: _Target, how: How) -> WayBack:
     talk = None if target.talk is None else target.talk.shown(desk)
     for _ in range(_REPLAN_TRIES):
         plans = _plans(sites, target, how)
+        _check_moves(sites, plans, how)
         plan = together([as_seen_from(desk, site, one) for site, one in zip(sites, plans, strict=True)])
         if how.dry_run:
             return WayBack(plan.ok, None, plan.outcomes, plan.overwrote_external, _ids(target), plan, talk)
@@ -267,11 +275,20 @@ def _go(desk: Desk, target: _Target, how: How) -> WayBack:
 
 
 def _plans(sites: Sequence[Site], target: _Target, how: How) -> list[RestorePlan]:
-    """One for each site. With `refuse`, a conflict in one of them leaves all of them alone."""
+    """One for each site. A path that fails in one of them leaves all of them alone; with `refuse`, a conflict too."""
     plans = [_plan(site.desk, replace(target, calls=site.calls), how) for site in sites]
-    if how.on_conflict == "refuse" and not all(plan.ok for plan in plans):
+    refused = how.on_conflict == "refuse" and not all(plan.ok for plan in plans)
+    if refused or any(plan.stops(how.on_conflict) for plan in plans):
         return [plan.untouched() for plan in plans]
     return plans
+
+
+def _check_moves(sites: Sequence[Site], plans: Sequence[RestorePlan], how: How) -> None:
+    """One path that may not be written refuses the whole way back, also one that only asks what would happen."""
+    if how.may_write is not None:
+        for site, plan in zip(sites, plans, strict=True):
+            for move in plan.moves:
+                how.may_write(site.desk, move.path)
 
 
 def _ids(target: _Target) -> tuple[str, ...]:
@@ -402,14 +419,21 @@ def _apply(sites: Sequence[Site], target: _Target, plans: Sequence[RestorePlan],
         with call:
             for site, plan in zip(sites, plans, strict=True):
                 acting = call if site is sites[0] else site.desk.part_of_way_back(call, target.verb)
-                for start in range(0, len(plan.moves), _MOVES_PER_EFFECT):
-                    some = plan.moves[start : start + _MOVES_PER_EFFECT]
-                    acting.change([_intent(site.desk, move) for move in some])
+                for moves in _effects(plan):
+                    acting.change([_intent(site.desk, move) for move in moves])
     except Refused as refused:
         if refused.code == "path_claimed":
             raise fault("path_claimed", refused.message) from None
         raise _WorldMoved from None
     return call.id
+
+
+def _effects(plan: RestorePlan) -> Iterator[Sequence[Move]]:
+    """The moves in portions; then directories get the times they had, as all is in them that changes these."""
+    folders = [one for one in plan.moves if isinstance(one.target, DirEntry) and one.target.mtime_ns]
+    for moves in (plan.moves, [replace(one, now=one.target) for one in folders]):
+        for start in range(0, len(moves), _MOVES_PER_EFFECT):
+            yield moves[start : start + _MOVES_PER_EFFECT]
 
 
 def _move_session(tx: Tx, desk: Desk, target: _Target, call: str) -> bool:
@@ -465,8 +489,10 @@ def _in_conflict(sites: Sequence[Site], target: _Target, plans: Sequence[Restore
     found = set[str]()
     for site, plan in zip(sites, plans, strict=True):
         paths = {one.path for one in plan.outcomes if one.outcome == "conflicted"}
+        if not paths:
+            continue
         with site.desk.ledger.store.read() as tx:
-            layers = [(main_of(call), _layer(tx, site.desk, call, target)) for call in site.calls if paths]
+            layers = [(main_of(call), _layer(tx, site.desk, call, target)) for call in site.calls]
         found |= {main for main, layer in layers if any(change.path in paths for change in layer)}
     return found
 
@@ -483,4 +509,4 @@ def _intent(desk: Desk, move: Move) -> Intent:
             content = image.content if stays else stored(move.target.digest, move.target.size)
         return Wanted(move.target, content)
 
-    return Intent(move.path, plan)
+    return Intent(move.path, plan, lifts=True)

@@ -14,39 +14,28 @@ from __future__ import annotations
 
 import os
 import stat
-import struct
 import time
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from hashlib import sha256
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
-from mulligan.history.baseline import FILE_MAX_BYTES, WORKSPACE_MAX_BYTES, clean_files, git_contents
-from mulligan.history.ledger import entry_bytes, intending, touch_row
+from mulligan.history.baseline import FILE_MAX_BYTES, WORKSPACE_MAX_BYTES, clean_files, git_contents, lacks
+from mulligan.history.kept_rows import Known, forget, keep_for_windows, kept_in, row_of
 from mulligan.history.putting_back import Site
 from mulligan.history.repositories import is_object, repository_of
-from mulligan.history.tables import (
-    KEPT,
-    KEPT_ROOTS,
-    TOUCHES,
-    WINDOWS,
-    KeptRootRow,
-    KeptRow,
-    RootRow,
-    TouchRow,
-)
+from mulligan.history.tables import KEPT, KEPT_ROOTS, KeptRootRow
+from mulligan.store.blobs import SMALL_BYTES
 from mulligan.store.protocol import Tx
-from mulligan.values.canonical import decode
 from mulligan.values.clock import monotonic_s
 from mulligan.values.content import Content
-from mulligan.values.digest import digest_of, raw_digest
-from mulligan.values.entries import ABSENT, Entry, FileEntry, entry_from_json, same_state
+from mulligan.values.digest import digest_of
+from mulligan.values.entries import ABSENT, Absent, Entry, FileEntry, same_state
 from mulligan.values.faults import MulliganError
-from mulligan.values.ids import CallId
 from mulligan.values.limits import MIB_BYTES
 from mulligan.values.paths import ROOT, RepoPath, path_bytes, path_from_bytes
-from mulligan.workspace.disk import DRAFT_PREFIX, Image
-from mulligan.workspace.exec.scan import Stamp, StatIndex, stamp_of
+from mulligan.values.plain import plain
+from mulligan.workspace.disk import Image
+from mulligan.workspace.exec.scan import Stamp, StatIndex, Statuses, stamp_now, stamp_of, status_of, statuses, twins
 from mulligan.workspace.exec.watch import Watcher
 
 TOUCHED_MAX_BYTES = 64 * MIB_BYTES
@@ -55,23 +44,25 @@ TOUCHED_MAX_BYTES = 64 * MIB_BYTES
 WATCHED_FROM_PATHS = 4_000
 """Below this, looking at every stamp is quick enough that nothing has to be taken on the kernel's word."""
 
-OF_A_WINDOW = -1
-"""The ordinal of what was kept for a command that sees its changes only afterwards."""
-
-_STAMP = struct.Struct("<5q")
+_GIT = b"/.git"
+_OBJECTS = b"/.git/objects"
 _BATCH = 200
 
-Known: TypeAlias = Entry | str | None
-"""An entry whose bytes are in the store, git's name for a clean file, or None for what nobody knows."""
 
-
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Drift:
-    """A path that is not as it was. None: unknown before, or not to be captured now."""
+    """A path that is not as it was. None: unknown before, or not to be captured now. `seen`: an image of `after`.
+
+    `links`: how many names below the root it had before. `elsewhere`: what is there now has names outside, too; of
+    several below the root, the first is told.
+    """
 
     path: RepoPath
     before: Entry | None
     after: Entry | None
+    seen: Image | None = None
+    links: int = 1
+    elsewhere: bool = False
 
     @property
     def is_none(self) -> bool:
@@ -110,10 +101,12 @@ class KeptTree:
         self._watcher: Watcher | None = None
         self._watch_is_new = False
         self._left: frozenset[bytes] = frozenset()
+        self._back: tuple[int, frozenset[bytes]] = (0, frozenset())
+        self._small: list[Content] = []
+        """bytes that the next rows to be published name"""
         self._twins: dict[int, list[bytes]] | None = None
         self._special: set[bytes] = set()
-        self._links: tuple[bytes, ...] = ()
-        """what links there were at the last look where something had changed, each with a slash"""
+        self.looks = 0
         self.specials: set[bytes] = set()
         """where a device, FIFO or socket has come or gone; whoever wants to know clears it"""
 
@@ -132,17 +125,35 @@ class KeptTree:
         """Whether everything that is to be read has been read and saved."""
         return not self._pending and self._asked_git and not self._unsaved
 
-    def look(self, *, whole: bool = False, until_ns: int | None = None) -> list[Drift]:
+    def look(self, *, whole: bool = False, until_ns: int | None = None, keep: bool = True) -> list[Drift]:
         """What is not as it was at the last look. `whole`: the kernel's word is not enough, look at every stamp.
 
-        `until_ns`: what has changed since then is left for the next look.
+        `until_ns`: what has changed since then is left for the next look. Without `keep` what is there now is not
+        stored, for it will not stand; and what git has of before is unknown if the store cannot take it.
         """
         if self._index is None and not self.restore():
             self._begin()
             return []
-        touched = self._touched(whole=whole) | self._left
+        self.looks += 1
+        touched = self._touched(whole=whole)
         self._left = frozenset() if until_ns is None else _changed_since(touched, until_ns)
-        return self.settle(touched - self._left)
+        return self._settle({path: touched[path] for path in touched.keys() - self._left}, keep=keep)
+
+    def take_back(self) -> None:
+        """What the last look found will not stand: all is said to be as it was before, and looked at once more."""
+        for path, was in self._fresh.items():
+            if isinstance(was, Absent):
+                self._known.pop(path, None)
+                self._stamps.pop(path, None)
+            else:
+                self._known[path] = was
+        self._left |= self._fresh.keys()
+        self._fresh = {}
+        self._small.clear()
+
+    def were_put_back(self, paths: Iterable[RepoPath], *, since: int) -> None:
+        """A call has put these back. If that look was the last, the next does not read what nobody else was at."""
+        self._back = since, frozenset(self._absolute(path) for path in paths)
 
     def entry(self, path: RepoPath) -> Entry | None:
         """What the last look found, with its bytes in the store or in git's; None if nobody knows."""
@@ -205,14 +216,16 @@ class KeptTree:
         self._pending = sorted(unread, key=lambda path: -_size(self._stamps[path]))
 
     def _may_keep(self, path: bytes) -> bool:
-        return _size(self._stamps[path]) <= self._file_max_bytes and not is_object(self._below(path))
+        if _size(self._stamps[path]) > self._file_max_bytes:
+            return False
+        return path.endswith(_OBJECTS) or not is_object(self._below(path))
 
     def _read(self, paths: Iterable[bytes]) -> None:
         """Only what still has the stamp of the look: then it is what it was then."""
         found: dict[bytes, Entry] = {}
         self._desk.ledger.blobs.store_all(self._contents(paths, found))
         for path, entry in found.items():
-            if _stamp_now(path) == self._stamps.get(path):
+            if stamp_now(path) == self._stamps.get(path):
                 self._known[path] = entry
 
     def _contents(self, paths: Iterable[bytes], found: dict[bytes, Entry]) -> Iterator[Content]:
@@ -229,94 +242,160 @@ class KeptTree:
 
     # Every other look.
 
-    def _touched(self, *, whole: bool) -> frozenset[bytes]:
+    def _touched(self, *, whole: bool) -> Statuses:
+        """What may not be as it was at the last look, and what is there now."""
         assert self._index is not None
         dirty = self._watcher.take() if self._watcher is not None else None
+        since, back = self._back
         if dirty is None or dirty.overflowed or whole or self._watch_is_new:
             fresh = self._index.again()
             touched = fresh.touched_since(self._index)
             self._index, self._watch_is_new = fresh, False
             self._watch()
-            return touched if dirty is None else touched | dirty.paths
+            return self._with_twins(statuses(self._left.union(touched, () if dirty is None else dirty.paths)))
         gone = tuple(folder + b"/" for folder in dirty.moved_away)
         inner = [path for path in self._stamps if path.startswith(gone)] if gone else []
-        return self._with_twins(dirty.paths.union(inner))
+        found = statuses(self._left.union(dirty.paths, inner))
+        for path in back & dirty.placed if since == self.looks - 1 else ():
+            now = found[path]
+            if now is not None and self._is_as_put_back(path, now):
+                self._stamps[path] = stamp_of(now)
+                del found[path]
+        return self._with_twins(found)
 
-    def _with_twins(self, touched: frozenset[bytes]) -> frozenset[bytes]:
+    def _is_as_put_back(self, path: bytes, now: os.stat_result) -> bool:
+        """Of a path to which nothing was moved but what we put there ourselves, in place of what was there."""
+        was = self._known.get(path)
+        if not isinstance(was, FileEntry) or not stat.S_ISREG(now.st_mode) or now.st_nlink > 1:
+            return False
+        return (now.st_size, now.st_mtime_ns, stat.S_IMODE(now.st_mode)) == (was.size, was.mtime_ns, was.mode)
+
+    def _with_twins(self, touched: Statuses) -> Statuses:
         """The other names of the same files: the kernel tells only of the name that was used."""
-        looks = [status for path in touched if (status := _status(path)) is not None and stat.S_ISREG(status.st_mode)]
-        linked = {status.st_ino for status in looks if status.st_nlink > 1}
-        if linked or self._twins is None:
-            self._twins = _twins(self._stamps)
-        before = {self._stamps[path][3] for path in touched if path in self._stamps}
-        known = [name for inode in before for name in self._twins.get(inode, ())]
+        if self._twins is None:
+            self._twins = twins(self._stamps)
+        linked = {now.st_ino for now in touched.values() if now and now.st_nlink > 1 and stat.S_ISREG(now.st_mode)}
+        known = [name for path in touched for name in self._names_of(path)] if self._twins else []
         new = [path for path, stamp in self._stamps.items() if stamp[3] in linked] if linked else []
-        return touched.union(known, new)
+        return touched | statuses({*known, *new} - touched.keys())
 
-    def settle(self, touched: Collection[bytes]) -> list[Drift]:
-        """Read these paths again, and remember what they are now. The ones that differ from what they were.
+    def _names_of(self, path: bytes) -> list[bytes]:
+        """All names that what was there had at the last look, if there were several."""
+        stamp = self._stamps.get(path)
+        if stamp is None or self._twins is None:
+            return []
+        names = self._twins.get(stamp[3], ())
+        return [name for name in names if name in self._stamps and self._stamps[name][3] == stamp[3]]
 
-        What was below a directory that is a link by now is not there any more, whatever the link leads to.
-        """
-        self._links = tuple(path + b"/" for path in touched if os.path.islink(path))
-        ours = [path for path in touched if path != self._root and not self._is_gits_own(path)]
-        self._forget_gone(set(touched) - set(ours))
-        before = self._befores(ours)
-        after = self._afters(ours)
-        drifts = [Drift(self._below(path), was, after[path]) for path, was in before.items()]
-        self._fresh = before | self._fresh
-        return [
-            one for one in drifts if one.before is None or one.after is None or not same_state(one.before, one.after)
+    def settle(self, touched: Iterable[bytes]) -> list[Drift]:
+        """Read these paths again, and remember what they are now. The ones that differ from what they were."""
+        return self._settle(statuses(touched))
+
+    def _settle(self, touched: Statuses, *, keep: bool = True) -> list[Drift]:
+        """What was below a directory that is a link by now is not there any more, whatever the link leads to."""
+        links = tuple(path + b"/" for path, now in touched.items() if now is not None and stat.S_ISLNK(now.st_mode))
+        stamps = {
+            path: None if now is None or path.startswith(links) else stamp_of(now)
+            for path, now in touched.items()
+            if now is not None or path in self._stamps or path in self._known or path in self._special
+        }
+        ours = {path: now for path, now in stamps.items() if path != self._root and not self._is_gits_own(path, now)}
+        gone = [path for path, now in stamps.items() if now is None and path not in ours]
+        lost = self._lost_objects(gone)
+        self._forget_gone(gone)
+        before = self._befores(ours, keep=keep)
+        names = {path: len(self._names_of(path)) or 1 for path in ours} if self._twins else {}
+        seen = self._afters(ours, keep=keep)
+        elsewhere = self._elsewhere(seen)
+        drifts = [
+            Drift(self._below(path), was, self._entry_of(path), seen.get(path), names.get(path, 1), path in elsewhere)
+            for path, was in before.items()
         ]
+        self._fresh = before | self._fresh
+        return [one for one in drifts if not one.is_none] + lost
 
-    def _is_gits_own(self, path: bytes) -> bool:
+    def _lost_objects(self, gone: Iterable[bytes]) -> list[Drift]:
+        """Of object stores that lack something now, which nobody has kept. What git has packed is still there."""
+        files: dict[bytes, list[bytes]] = {}
+        for path in gone:
+            if _OBJECTS + b"/" in path and path in self._stamps and stat.S_ISREG(self._stamps[path][4]):
+                folder, _, name = path.rpartition(_OBJECTS + b"/")
+                files.setdefault(folder, []).append(name)
+        return [Drift(self._below(one + _OBJECTS), None, None) for one, names in files.items() if lacks(one, names)]
+
+    def _elsewhere(self, seen: Mapping[bytes, Image]) -> frozenset[bytes]:
+        """Those with names outside the root; of several names of one file, the first."""
+        linked = {path: image for path, image in seen.items() if image.links > 1}
+        if not linked:
+            return frozenset()
+        self._twins = twins(self._stamps)
+        names = {path: self._names_of(path) or [path] for path in linked}
+        return frozenset(min(names[path]) for path, image in linked.items() if image.links > len(names[path]))
+
+    def _entry_of(self, path: bytes) -> Entry | None:
+        known = self._known.get(path, ABSENT)
+        assert not isinstance(known, str), "what was git's has been fetched"
+        return known
+
+    def _is_gits_own(self, path: bytes, now: Stamp | None) -> bool:
         """An object of a repository that was there at the last look: only that all of them went is worth a word."""
+        if _GIT not in path:
+            return False
         inner = self._below(path)
         repository = repository_of(inner) if is_object(inner) else None
         if repository is None or self._absolute(repository) not in self._stamps:
             return False
-        return inner != f"{repository}/objects" or _stamp_now(path) is not None
+        return inner != f"{repository}/objects" or now is not None
 
     def _forget_gone(self, paths: Iterable[bytes]) -> None:
         """What is nobody's business is not remembered either, lest it be taken for known when it comes again."""
         for path in paths:
-            if path in self._stamps and self._stamp_now(path) is None:
+            if path in self._stamps:
                 del self._stamps[path]
                 self._known.pop(path, None)
                 self._fresh.setdefault(path, None)
 
-    def _befores(self, paths: Collection[bytes]) -> dict[bytes, Entry | None]:
+    def _befores(self, paths: Collection[bytes], *, keep: bool = True) -> dict[bytes, Entry | None]:
         """What they were; what was git's own is fetched from it, all at once."""
         in_git = {path: known for path in paths if isinstance(known := self._known.get(path), str)}
         contents = git_contents(self._root, in_git) if in_git else {}
-        self._desk.ledger.blobs.store_all(contents.values())
+        try:
+            self._desk.ledger.blobs.store_all(contents.values())
+        except MulliganError:
+            if keep:
+                raise
+            contents = {}
         for path, data in contents.items():
             stamp = self._stamps[path]
             self._known[path] = FileEntry(digest_of(data), len(data), stat.S_IMODE(stamp[4]), stamp[1])
         found = {path: self._known.get(path, ABSENT) for path in paths}
         return {path: None if isinstance(known, str) else known for path, known in found.items()}
 
-    def _afters(self, paths: Collection[bytes]) -> dict[bytes, Entry | None]:
-        found: dict[bytes, Entry] = {}
-        changed = {path for path in paths if self._restamp(path)}
-        self._desk.ledger.blobs.store_all(self._touched_contents(paths, changed, found))
-        for path in paths:
+    def _afters(self, stamps: Mapping[bytes, Stamp | None], *, keep: bool) -> dict[bytes, Image]:
+        """Remember what is there now; images of what could be read, without the bytes."""
+        seen: dict[bytes, Image] = {}
+        changed = {path for path, stamp in stamps.items() if self._restamp(path, stamp)}
+        contents = self._touched_contents(stamps, changed, seen)
+        if keep:
+            self._desk.ledger.blobs.store_all(contents)
+        else:
+            deque(contents, maxlen=0)
+        for path in stamps:
             if path not in self._stamps:
                 self._known.pop(path, None)
-            elif path in found or path in changed:
-                self._known[path] = found.get(path)
-        return {path: self._known.get(path, ABSENT) for path in paths}  # type: ignore[misc]  # no names of git's left
+            elif path in seen:
+                self._known[path] = seen[path].entry
+            elif path in changed:
+                self._known[path] = None
+        return seen
 
-    def _stamp_now(self, path: bytes) -> Stamp | None:
-        return None if path.startswith(self._links) else _stamp_now(path)
-
-    def _restamp(self, path: bytes) -> bool:
+    def _restamp(self, path: bytes, stamp: Stamp | None) -> bool:
         """Before it is read: if it changes meanwhile, the next look finds another stamp. Whether it has one now."""
-        before, stamp = self._stamps.get(path), self._stamp_now(path)
+        before = self._stamps.get(path)
         is_special = stamp is not None and not _is_keepable(stamp[4])
         if is_special or path in self._special:
             self.specials.add(path)
-        (self._special.add if is_special else self._special.discard)(path)
+            (self._special.add if is_special else self._special.discard)(path)
         if stamp is None or is_special:
             self._stamps.pop(path, None)
         else:
@@ -324,30 +403,46 @@ class KeptTree:
         return stamp != before
 
     def _touched_contents(
-        self, paths: Collection[bytes], changed: Collection[bytes], found: dict[bytes, Entry]
+        self, paths: Iterable[bytes], changed: Collection[bytes], seen: dict[bytes, Image]
     ) -> Iterator[Content]:
+        """What has to be stored at once: small ones can wait for the rows that name them, as long as they are few."""
         for path in paths:
             stamp = self._stamps.get(path)
             if stamp is None or _size(stamp) > (TOUCHED_MAX_BYTES if path in changed else self._file_max_bytes):
                 continue
             image = self._image(path)
-            if image is not None and not image.special:
-                found[path] = image.entry
-                if image.content is not None:
-                    yield image.content
+            if image is None or image.special:
+                continue
+            seen[path] = image.without_content()
+            if image.content is not None and len(image.content) > SMALL_BYTES:
+                yield image.content
+            elif image.content is not None:
+                self._small.append(image.content)
+            if len(self._small) == _BATCH:
+                yield from self._small
+                self._small.clear()
 
     # The rows.
 
     def publish(self, tx: Tx) -> None:
-        """What looks have found since the last time, as part of the transaction that puts it on record."""
+        """What looks have found since the last time, as part of the transaction that puts it on record.
+
+        `has_published` when that is over: what a failed one took along goes with the next.
+        """
+        blobs = self._desk.ledger.blobs
+        for content in self._small:
+            blobs.put(tx, blobs.prepare(content))
         keep_for_windows(tx, self._desk.root, {self._below(path): was for path, was in self._fresh.items()})
         for path in self._fresh:
             self._put(tx, path)
-        self._unsaved.difference_update(self._fresh)
-        self._fresh = {}
-        if not self._unsaved and self._index is not None:
+        if self._unsaved <= self._fresh.keys() and self._index is not None:
             root = self._desk.root.id
             tx.put(KEPT_ROOTS, KeptRootRow(root, self._index.taken_ns, self._desk.ledger.now()))
+
+    def has_published(self) -> None:
+        self._unsaved.difference_update(self._fresh)
+        self._fresh = {}
+        self._small.clear()
 
     def _save_some(self) -> None:
         some = [path for path, _ in zip(self._unsaved, range(_BATCH), strict=False)]
@@ -357,18 +452,15 @@ class KeptTree:
             self._unsaved.difference_update(some)
             if not self._unsaved:
                 self.publish(tx)
+        if not self._unsaved:
+            self.has_published()
 
     def _put(self, tx: Tx, path: bytes) -> None:
-        stamp, key = self._stamps.get(path), path_bytes(self._below(path))
+        root, key, stamp = self._desk.root.id, path_bytes(self._below(path)), self._stamps.get(path)
         if stamp is None:
-            tx.delete(KEPT, self._desk.root.id, key)
-            return
-        known = self._known.get(path)
-        entry = None if known is None or isinstance(known, str) else known
-        digest = raw_digest(entry.digest) if isinstance(entry, FileEntry) else None
-        oid = known if isinstance(known, str) else None
-        text = None if entry is None else entry_bytes(entry)
-        tx.put(KEPT, KeptRow(self._desk.root.id, key, _STAMP.pack(*stamp), text, oid, digest))
+            tx.delete(KEPT, root, key)
+        else:
+            tx.put(KEPT, row_of(root, key, stamp, self._known.get(path)))
 
     def restore(self) -> bool:
         """Go on from what another process left; False if there is nothing, or not all of it."""
@@ -379,8 +471,7 @@ class KeptTree:
             return False
         for row in rows:
             path = self._absolute(path_from_bytes(row.path))
-            self._stamps[path] = _STAMP.unpack(row.stamp)
-            self._known[path] = row.oid if row.entry is None else entry_from_json(decode(row.entry))
+            self._stamps[path], self._known[path] = kept_in(row)
             self._room_bytes -= _size(self._stamps[path]) if row.digest is not None else 0
         self._index = StatIndex.restored(self._root, self._stamps, whole.taken_ns)
         return True
@@ -407,61 +498,6 @@ class KeptTree:
             self._watcher = None
 
 
-def keep_for_windows(tx: Tx, root: RootRow, befores: Mapping[RepoPath, Entry | None]) -> None:
-    """Before rows change: a command in a window of its own has its before in them, and needs it should it die."""
-    for window in tx.select(WINDOWS, {"root": root.id}) if befores else ():
-        for path, before in befores.items():
-            if before is not None and not tx.has(TOUCHES, window.call, path_bytes(path)):
-                tx.put(TOUCHES, watched_row(CallId(window.call), path_bytes(path), root, before=before))
-
-
-def watched_row(call: CallId, path: bytes, root: RootRow, *, before: Entry) -> TouchRow:
-    """What a path was before a command that is watched by nobody but the kernel."""
-    row = touch_row(call, path, root, ordinal=OF_A_WINDOW, before=before)
-    return intending(row, before, draft_name(call, path), in_place=True)
-
-
-def draft_name(call: CallId, path: bytes) -> bytes:
-    return DRAFT_PREFIX + f"{call[-12:]}-{sha256(path).hexdigest()[:16]}".encode("ascii")
-
-
-def forget(tx: Tx, root: str) -> None:
-    """Nobody looks at this root any more."""
-    tx.delete(KEPT_ROOTS, root)
-    for row in tx.select(KEPT, {"root": root}):
-        tx.delete(KEPT, root, row.path)
-
-
-def forget_unused(tx: Tx, before: str) -> list[str]:
-    """Forget the roots that nobody has looked at since that time. Which they were."""
-    stale = [row.root for row in tx.select(KEPT_ROOTS) if row.looked_at < before]
-    for root in stale:
-        forget(tx, root)
-    return stale
-
-
-def _twins(stamps: Mapping[bytes, Stamp]) -> dict[int, list[bytes]]:
-    """Files that have several of these names."""
-    first: dict[int, bytes] = {}
-    found: dict[int, list[bytes]] = {}
-    for path, stamp in stamps.items():
-        if stat.S_ISREG(stamp[4]) and (other := first.setdefault(stamp[3], path)) is not path:
-            found.setdefault(stamp[3], [other]).append(path)
-    return found
-
-
-def _stamp_now(path: bytes) -> Stamp | None:
-    status = _status(path)
-    return None if status is None else stamp_of(status)
-
-
-def _status(path: bytes) -> os.stat_result | None:
-    try:
-        return os.lstat(path)
-    except OSError:
-        return None
-
-
 def kernel_time_ns() -> int:
     """What files are stamped with: the world's clock, whatever a session takes for the time."""
     return time.clock_gettime_ns(time.CLOCK_REALTIME)
@@ -473,7 +509,7 @@ def _changed_since(paths: Collection[bytes], when_ns: int) -> frozenset[bytes]:
     A file system whose clock is ahead of ours says nothing; there, none.
     """
     now_ns = kernel_time_ns()
-    stamps = {path: status.st_ctime_ns for path in paths if (status := _status(path)) is not None}
+    stamps = {path: status.st_ctime_ns for path in paths if (status := status_of(path)) is not None}
     late = {path for path, changed_ns in stamps.items() if when_ns < changed_ns <= now_ns}
     for path in set(paths) - late:
         while (path := os.path.dirname(path)) in late:

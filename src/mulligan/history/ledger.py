@@ -145,20 +145,23 @@ class Ledger:
         """
         with self.store.read() as tx:
             known = _known_root(tx, root.place, identity)
-        if known is not None or not record:
-            return known or RootRow("", "", root.place, identity)
+            moved = [] if known is not None else _moved_roots(tx, root.place, identity)
+        if known is None and not record:
+            return replace(moved[0], place=root.place) if moved else RootRow("", "", root.place, identity)
+        if known is not None:
+            return known
         with self.store.write() as tx:
             return _known_root(tx, root.place, identity) or self._record_root(tx, root.place, identity)
 
     def _record_root(self, tx: Tx, place: bytes, identity: str) -> RootRow:
-        joined = {row.workspace for row in tx.select(ROOTS) if _overlap(row.place, place)}
+        moved = _moved_roots(tx, place, identity)
+        joined = {row.workspace for row in tx.select(ROOTS) if _overlap(row.place, place) or row in moved}
         # The one with the most history goes on: places in its order come after all that any of them gave before.
-        overlapping = sorted(joined, key=lambda one: (-_length(tx, workspace_journal(one)), one))
-        moved = [row for row in tx.select(ROOTS) if row.identity == identity and row.place != place]
-        workspace = overlapping[0] if overlapping else self.ids.new()
+        joining = sorted(joined, key=lambda one: (-_length(tx, workspace_journal(one)), one))
+        workspace = joining[0] if joining else self.ids.new()
         row = RootRow(moved[0].id if moved else self.ids.new(), workspace, place, identity)
         shown = to_wire_place(place)
-        body = {"root": row.id, "workspace": workspace, "place": shown, "identity": identity, "joins": overlapping[1:]}
+        body = {"root": row.id, "workspace": workspace, "place": shown, "identity": identity, "joins": joining[1:]}
         self.journal.append(tx, workspace_journal(workspace), "root.opened", body, at=self.now())
         return row
 
@@ -297,6 +300,10 @@ class Ledger:
             row = tx.get(OPEN, call)
         return row is not None and row.owner == owner
 
+    def any_open(self) -> bool:
+        with self.store.read() as tx:
+            return bool(tx.select(OPEN, limit=1))
+
     def any_dead(self, calls: Iterable[CallId]) -> bool:
         """Whether a call is still open though its process is gone."""
         with self.store.read() as tx:
@@ -355,6 +362,11 @@ def _chunks(changes: Sequence[Change]) -> list[Sequence[Change]]:
 def _known_root(tx: Tx, place: bytes, identity: str) -> RootRow | None:
     rows = tx.select(ROOTS, {"place": place})
     return next((row for row in rows if row.identity == identity), rows[0] if rows else None)
+
+
+def _moved_roots(tx: Tx, place: bytes, identity: str) -> list[RootRow]:
+    """The one that was elsewhere when it was last seen, if there is one."""
+    return [row for row in tx.select(ROOTS) if row.identity == identity and row.place != place][:1]
 
 
 def _length(tx: Tx, journal: str) -> int:

@@ -7,15 +7,16 @@ on record which calls it took only in `part`, and of which of those it was a con
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from mulligan.history.sites import with_parts
 from mulligan.history.tables import CALLS, CHANGES, TAKEN_IN_PART, CallRow
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
+from mulligan.values.plain import plain
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Taken:
     """What is back already: of each call some places, and of some calls everything that is not files."""
 

@@ -8,28 +8,33 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mulligan.history.ledger import Claimed, Facts, Ledger, intending, meant_to_stay, touch_row
-from mulligan.history.tables import RootRow, TouchRow
+from mulligan.history.tables import CHANGES, RootRow, TouchRow
 from mulligan.history.traits import Traits
 from mulligan.store.blobs import Prepared, Vanished
 from mulligan.store.claims import Wanted as Claim
 from mulligan.store.protocol import Tx
-from mulligan.values.entries import ABSENT, Change, DirEntry, Entry, FileEntry, same_state
+from mulligan.values.canonical import decode
+from mulligan.values.entries import ABSENT, Change, DirEntry, Entry, FileEntry, entry_from_json, same_state
+from mulligan.values.faults import MulliganError
 from mulligan.values.ids import OwnerId
-from mulligan.values.paths import RepoPath, path_bytes, to_wire
+from mulligan.values.paths import RepoPath, parent_of, path_bytes, to_wire
+from mulligan.values.plain import plain
+from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import NOTHING, Disk, Image
-from mulligan.workspace.places import Spot
+from mulligan.workspace.places import Spot, Spots
 
 
 @dataclass(slots=True)
 class Touched:
     """A path this call has changed: what it was before the call, and what we last put there.
 
-    `unsure`: it is being changed right now, or whoever did could not say how far it came.
+    `unsure`: it is being changed right now, or whoever did could not say how far it came. `seen`: an image of `after`
+    as it was found there, without its bytes.
     """
 
     row: TouchRow
@@ -39,6 +44,12 @@ class Touched:
     acted: bool = False
     unsure: bool = False
     origin: RepoPath | None = None
+    seen: Image | None = None
+
+    def take_seen(self) -> Image | None:
+        """Once, and only if it is what we last knew: whoever puts it back a second time has to look for himself."""
+        seen, self.seen = self.seen, None
+        return seen if seen is not None and seen.entry is self.after and not self.unsure else None
 
     def noted_in(self, row: TouchRow) -> Touched:
         """The same with another row of the store."""
@@ -47,6 +58,34 @@ class Touched:
     @property
     def change(self) -> Change:
         return Change(self.path, self.before, self.after, self.origin)
+
+
+@plain(slots=True, frozen=True)
+class _Doomed:
+    """A path that a command is about to change, with all that the store has to hold before it may."""
+
+    path: RepoPath
+    image: Image
+    claim: Claim
+    row: TouchRow
+    bodies: Sequence[Prepared]
+
+
+@plain(slots=True, frozen=True)
+class Learned:
+    """A change that somebody else has seen: what was there, under how many names, and what is there now.
+
+    `after` None: whoever saw it has not read it. It is to be absorbed.
+    """
+
+    path: RepoPath
+    before: Entry
+    after: Entry | None
+    seen: Image | None = None
+    links: int = 1
+
+
+WSEQ_END = 2**62
 
 
 class Surprised(Exception):
@@ -69,6 +108,7 @@ class Watching(ABC):
     _done: list[tuple[RepoPath, Entry]]
     _shared: set[RepoPath]
     _traits: Traits
+    _times: dict[RepoPath, int]
     _lock: threading.RLock
 
     def about_to_change(self, paths: Sequence[RepoPath], *, going: bool = False) -> None:
@@ -78,39 +118,55 @@ class Watching(ABC):
         """
         with self._lock:
             self._check_open()
-            images = {path: self._image(path) for path in paths if path not in self._touched}
+            images = self._images(path for path in paths if path not in self._touched)
             self._leave_special(path for path, image in images.items() if image.special)
-            fresh = {path: image for path, image in images.items() if not image.special}
+            self._note_times({parent_of(path) for path in images} - self._times.keys())
+            fresh = [
+                self._doomed(path, image, len(self._touched) + count)
+                for count, (path, image) in enumerate(images.items())
+                if not image.special
+            ]
             if not fresh:
                 return
             try:
                 self._keep(fresh, going=going)
             except (Claimed, Surprised, Vanished):
-                self._keep_carefully(list(fresh), going=going)
+                self._keep_carefully([one.path for one in fresh], going=going)
 
-    def _keep(self, images: Mapping[RepoPath, Image], *, going: bool) -> None:
+    def _note_times(self, folders: Iterable[RepoPath]) -> None:
+        """Of directories in which something is about to change, as that changes their time too."""
+        for path, image in self._images(folders).items():
+            if isinstance(image.entry, DirEntry):
+                self._times[path] = image.entry.mtime_ns
+
+    def _doomed(self, path: RepoPath, image: Image, ordinal: int) -> _Doomed:
+        if isinstance(image.entry, DirEntry) and path in self._times:
+            image = replace(image, entry=replace(image.entry, mtime_ns=self._times[path]))
+        row = touch_row(self.facts.id, path_bytes(path), self.root, ordinal=ordinal, before=image.entry)
+        claim = Claim(self.disk.root.place_of(path))
+        return _Doomed(path, image, claim, meant_to_stay(row, self._draft(row)), self._body(image))
+
+    def _keep(self, doomed: Sequence[_Doomed], *, going: bool) -> None:
         """All of them in one transaction, if nobody is in the way and everything is as the record says."""
-        bodies = {path: self._body(image) for path, image in images.items()}
-        rows = {path: self._live_row(path, image.entry, count) for count, (path, image) in enumerate(images.items())}
-        places = {path: self.disk.root.place_of(path) for path in images}
-        wanted = {Claim(place) for place in places.values()} - self._claimed
+        wanted = {one.claim for one in doomed} - self._claimed
         with self.ledger.store.write() as tx:
             self.begin_in(tx)
             self.ledger.claim(tx, self.facts.id, list(wanted))
             if going:
-                folders = [path for path, image in images.items() if isinstance(image.entry, DirEntry)]
-                self.ledger.check_free(tx, self.facts.id, [Claim(places[path], deep=True) for path in folders])
-            for path, image in images.items():
-                seen = self.ledger.last_seen(tx, places[path])
-                if seen is not None and not same_state(seen, image.entry):
-                    self._record_external(tx, Change(path, seen, image.entry), bodies[path])
-                self.ledger.touch(tx, rows[path], bodies[path])
+                folders = [one.claim.place for one in doomed if isinstance(one.image.entry, DirEntry)]
+                self.ledger.check_free(tx, self.facts.id, [Claim(place, deep=True) for place in folders])
+            for one in doomed:
+                seen = self.ledger.last_seen(tx, one.claim.place)
+                if seen is not None and not same_state(seen, one.image.entry):
+                    self._record_external(tx, Change(one.path, seen, one.image.entry), one.bodies)
+                self.ledger.touch(tx, one.row, one.bodies)
         self._begun = True
         self._claimed |= wanted
-        for path, image in images.items():
-            self._touched[path] = Touched(rows[path], path, image.entry, image.entry, unsure=True)
-            self._done.append((path, image.entry))
-            self._traits.note(path, image)
+        for one in doomed:
+            before = one.image.entry
+            self._touched[one.path] = Touched(one.row, one.path, before, before, unsure=True)
+            self._done.append((one.path, before))
+            self._traits.note(one.path, one.image)
 
     def _record_external(self, tx: Tx, change: Change, bodies: Sequence[Prepared]) -> None:
         """Somebody changed it since the record: theirs, if it is still so now that the place is ours."""
@@ -125,11 +181,6 @@ class Watching(ABC):
             return []
         return [self.ledger.blobs.prepare_seen(image.content, image.entry.digest)]
 
-    def _live_row(self, path: RepoPath, before: Entry, count: int) -> TouchRow:
-        ordinal = len(self._touched) + count
-        row = touch_row(self.facts.id, path_bytes(path), self.root, ordinal=ordinal, before=before)
-        return meant_to_stay(row, self._draft(row))
-
     def _leave_special(self, paths: Iterable[RepoPath]) -> None:
         """A device, FIFO or socket cannot be kept: said so, and left to the command."""
         self.coverage += [{"path": to_wire(path), "reason": "special_file"} for path in paths]
@@ -137,55 +188,78 @@ class Watching(ABC):
     def absorb(self, paths: Sequence[RepoPath], *, keep: bool = True) -> None:
         """The command is over: what it left at these paths is what this call has done there.
 
-        Without `keep` its bytes are not stored: for a command that is about to be put back.
+        Without `keep` its bytes are not stored: for a command that is about to be put back. So is one whose bytes the
+        store does not take.
         """
         with self._lock:
-            images = {path: self._image(path) for path in paths}
+            try:
+                images = self._images(paths, kept=keep)
+                if keep:
+                    self.ledger.blobs.store_all(image.content for image in images.values() if image.content is not None)
+            except MulliganError:
+                if keep:
+                    self.absorb(paths, keep=False)
+                raise
             self._leave_special(path for path, image in images.items() if image.special)
-            if keep:
-                self.ledger.blobs.store_all(image.content for image in images.values() if image.content is not None)
             for path, image in images.items():
                 if not image.special:
-                    self._has_become(self._touched.get(path) or self._unannounced(path, ABSENT), image.entry)
+                    touched = self._touched.get(path) or self._unannounced(path, ABSENT)
+                    self._has_become(touched, image.entry, image.without_content())
 
-    def _has_become(self, touched: Touched, after: Entry) -> None:
+    def _has_become(self, touched: Touched, after: Entry, seen: Image | None) -> None:
         self._touched[touched.path] = touched
         self._done.append((touched.path, touched.after))
-        touched.after, touched.acted, touched.unsure = after, True, False
+        touched.after, touched.acted, touched.unsure, touched.seen = after, True, False, seen
 
     def _unannounced(self, path: RepoPath, before: Entry) -> Touched:
         """A path the command changed without our knowing."""
         row = touch_row(self.facts.id, path_bytes(path), self.root, ordinal=len(self._touched), before=before)
         return Touched(intending(row, before, self._draft(row), in_place=False), path, before, before)
 
+    def _note_lift(self, path: RepoPath, now: DirEntry, lifted: DirEntry) -> None:
+        """A directory is about to be opened for a step: should we die in it, that mode was ours."""
+        touched = self._touched.get(path) or self._unannounced(path, now)
+        row = intending(touched.row, lifted, self._draft(touched.row), in_place=False)
+        if row != touched.row:
+            with self.ledger.store.write() as tx:
+                self.begin_in(tx)
+                self.ledger.touch(tx, row, ())
+            self._begun = True
+        touched.row, self._touched[path] = row, touched
+
     def live_paths(self) -> list[RepoPath]:
         """Paths a command was about to change and that have not been absorbed yet."""
         return [path for path, touched in self._touched.items() if touched.row.in_place and not touched.acted]
 
-    def learn(
-        self, steps: Sequence[tuple[RepoPath, Entry, Entry]], *, also: Iterable[Callable[[Tx], None]] = ()
-    ) -> None:
-        """What a command did, from somebody who knows the before and the after, whose bytes are in the store.
+    def learn(self, steps: Sequence[Learned], *, also: Iterable[Callable[[Tx], None]] = ()) -> None:
+        """What a command did, from somebody who knows the before, whose bytes are in the store, and the after.
 
-        Durable when this returns, together with what `also` write.
+        Durable when this returns, together with what `also` write. Should the store fail, it can be put back all the
+        same.
         """
         with self._lock:
             self._check_open()
+            rows = [self._learned(step) for step in steps]
             with self.ledger.store.write() as tx:
                 self.begin_in(tx)
-                for path, before, after in steps:
-                    touched = self._touched.get(path) or self._unannounced(path, before)
-                    touched.row = intending(touched.row, after, self._draft(touched.row), in_place=False)
-                    self.ledger.touch(tx, touched.row, ())
-                    self._has_become(touched, after)
+                for row in rows:
+                    self.ledger.touch(tx, row, ())
                 for act in also:
                     act(tx)
             self._begun = True
 
-    def adopt(self, path: RepoPath, before: Entry) -> None:
-        """What a path was before a command, as somebody knows who kept it; its bytes are in the store."""
-        if path not in self._touched:
-            self._touched[path] = self._unannounced(path, before)
+    def _learned(self, step: Learned) -> TouchRow:
+        touched = self._touched.get(step.path) or self._unannounced(step.path, step.before)
+        self._traits.note(step.path, Image(step.before, links=step.links))
+        if step.after is None:
+            touched.row = intending(touched.row, touched.after, self._draft(touched.row), in_place=True)
+            touched.unsure = True
+            self._touched[step.path] = touched
+            self._done.append((step.path, touched.after))
+        else:
+            touched.row = intending(touched.row, step.after, self._draft(touched.row), in_place=False)
+            self._has_become(touched, step.after, step.seen)
+        return touched.row
 
     def let_be(self, paths: Iterable[RepoPath]) -> None:
         """Somebody else was at work there beside the command, and nobody can say whose is what.
@@ -230,23 +304,28 @@ class Watching(ABC):
         known = self._touched.get(path)
         return None if known is None else known.before
 
-    def seen_at_start(self, paths: Iterable[RepoPath]) -> dict[RepoPath, Entry | None]:
-        """What the record says of paths; None where it says nothing."""
+    def seen_at(self, path: RepoPath, wseq: int) -> Entry | None:
+        """What a path held when the workspace had come so far, by the record; None where that says nothing."""
+        known = self._touched.get(path)
+        if known is not None:
+            return known.after
+        place = self.disk.root.place_of(path)
         with self.ledger.store.read() as tx:
-            return {
-                path: known.after if (known := self._touched.get(path)) else self._last_seen(tx, path) for path in paths
-            }
-
-    def _last_seen(self, tx: Tx, path: RepoPath) -> Entry | None:
-        return self.ledger.last_seen(tx, self.disk.root.place_of(path))
+            since = ("wseq", wseq + 1, WSEQ_END)
+            later = tx.select(CHANGES, {"place": place}, between=since, order=("wseq",), limit=1)
+            return entry_from_json(decode(later[0].before)) if later else self.ledger.last_seen(tx, place)
 
     def begin(self) -> None:
         """On record before a command runs in it: a Mulligan that the command starts finds the call it is part of."""
         with self._lock:
             with self.ledger.store.write() as tx:
-                self.ledger.check_not_inside(tx, [self.root.place])
-                self.begin_in(tx)
+                self.begin_command_in(tx)
             self.has_begun()
+
+    def begin_command_in(self, tx: Tx) -> None:
+        """As part of somebody's transaction; `has_begun` when that has been published."""
+        self.ledger.check_not_inside(tx, [self.root.place])
+        self.begin_in(tx)
 
     def begin_in(self, tx: Tx) -> None:
         """On record, as part of somebody's transaction; `has_begun` when that has been published."""
@@ -258,9 +337,20 @@ class Watching(ABC):
     def has_begun(self) -> None:
         self._begun = True
 
+    def _images(self, paths: Iterable[RepoPath], *, kept: bool = True) -> dict[RepoPath, Image]:
+        with Spots(self.disk) as spots:
+            return {path: self._image_at(spots, path, kept=kept) for path in paths}
+
     def _image(self, path: RepoPath) -> Image:
-        with self._spot(path) as spot:
-            return NOTHING if spot is None else self.disk.image(spot)
+        with Spots(self.disk) as spots:
+            return self._image_at(spots, path)
+
+    def _image_at(self, spots: Spots, path: RepoPath, *, kept: bool = True) -> Image:
+        """What is at a real path: nothing, while its directory is not there, or is a link that leads elsewhere."""
+        try:
+            return self.disk.image(spots.at(path), kept=kept)
+        except (FileNotFoundError, NotADirectoryError, Refused):
+            return NOTHING
 
     # What `Call` has.
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from mulligan.history.desk import Desk
 from mulligan.history.leftovers import left_of
 from mulligan.history.plans import OnConflict
-from mulligan.history.projection import WAYS_BACK
+from mulligan.history.sites import with_parts
 from mulligan.history.tables import CALLS, CHANGES, OPEN, ROOTS, TURNS, CallRow, ChangeRow, TurnRow
 from mulligan.session.roots import ENDED_ASIDES
 from mulligan.store.protocol import Tx
 from mulligan.store.tables import Value
 from mulligan.values.canonical import decode
-from mulligan.values.entries import Change, entry_from_json
+from mulligan.values.entries import Change, FileEntry, entry_from_json
 from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId
 from mulligan.values.paths import path_from_bytes
@@ -22,6 +22,10 @@ from mulligan.values.paths import path_from_bytes
 LOG_LIMIT = 100
 _FIRST_PAGE, _PAGE = 8, 200
 _SHORT_ID_MIN = 4
+_WSEQ_END = 2**62
+_NEXT_CHANGES = 8
+"""So many changes of a file are looked at after an outside edit: other such edits may have come before the call's."""
+_STANDS: Mapping[str, Value] = MappingProxyType({"status": "committed", "undone_by": None, "way_back": None})
 
 
 def workspace_of(tx: Tx, desk: Desk) -> str:
@@ -55,14 +59,55 @@ def calls_of(
         upper, limit = page[-1].id, _PAGE
 
 
+def as_it_happened(tx: Tx, rows: Iterable[CallRow]) -> Iterator[CallRow]:
+    """Of calls by their birth, newest first: outside edits moved below the calls that found them.
+
+    Such an edit is on record only since a call looked at the file, so its id is younger than that call's.
+    """
+    found: dict[str, list[CallRow]] = {}
+    for row in rows:
+        finder = _found_by(tx, row) if row.external else None
+        if finder is None:
+            yield row
+            yield from found.pop(row.id, ())
+        else:
+            found.setdefault(finder, []).append(row)
+    for left in found.values():
+        yield from left
+
+
+def _found_by(tx: Tx, edit: CallRow) -> str | None:
+    """The call that was at work when an outside edit was recorded, and then changed the same file."""
+    later = ("wseq", (edit.wseq or 0) + 1, _WSEQ_END)
+    for change in tx.select(CHANGES, {"call": edit.id}):
+        upon = tx.select(CHANGES, {"place": change.place}, between=later, order=("wseq",), limit=_NEXT_CHANGES)
+        for row in upon:
+            if row.call < edit.id:
+                return row.call
+    return None
+
+
 def newest_standing(
     tx: Tx, desk: Desk, session: SessionId | None, *, on_conflict: OnConflict = "merge"
 ) -> CallRow | None:
-    """What `undo` without a name is about. What a conflict left of a call is met again only by who overwrites."""
-    for row in calls_of(tx, desk, session, only={"status": "committed", "undone_by": None}):
+    """What `undo` without a name is about. What a conflict left of a call is met again only by who overwrites.
+
+    A call of which nothing can come back any more is meant only if there is no other.
+    """
+    dropped: CallRow | None = None
+    for row in calls_of(tx, desk, session, only=_STANDS):
         if can_be_undone(row) and is_reachable(tx, row) and (on_conflict == "overwrite" or not left_of(tx, [row])):
-            return row
-    return None
+            if not row.evicted or _is_left(tx, desk, row):
+                return row
+            dropped = dropped or row
+    return dropped
+
+
+def _is_left(tx: Tx, desk: Desk, evicted: CallRow) -> bool:
+    """Whether anything that an evicted call replaced is still there, or was nothing."""
+    changes = (change for one in with_parts(tx, [evicted]) for change in changes_of(tx, one.id))
+    was = (change.before for change in changes)
+    return any(not isinstance(entry, FileEntry) or desk.ledger.blobs.has(tx, entry.digest) for entry in was)
 
 
 def is_reachable(tx: Tx, row: CallRow) -> bool:
@@ -114,20 +159,20 @@ def _newest_labelled(tx: Tx, desk: Desk, label: str, session: SessionId | None) 
 
 
 def verb_of(row: CallRow) -> str | None:
-    """The way back a call is, if it is one."""
+    """What made a call that is not work of its own: a way back, a merge, a fork."""
     return decode(row.cause).get("verb") if row.cause else None
 
 
 def can_be_undone(row: CallRow) -> bool:
     """What `undo` without a name looks for: work of a call that still stands."""
     stands = row.status == "committed" and row.undone_by is None and row.wseq is not None
-    return stands and not row.external and verb_of(row) not in (*WAYS_BACK, "redo")
+    return stands and not row.external and row.way_back is None
 
 
 def is_open_turn(tx: Tx, session: str, turn: str) -> bool:
     """Opened by hand and not ended, or with a call still in progress."""
     row: TurnRow | None = tx.get(TURNS, session, turn)
-    if row is not None and row.opened and row.ended_at is None:
+    if row is not None and row.is_open:
         return True
     rows = tx.select(CALLS, {"session": session, "turn": turn}, order=("id",))
     return any(call.status == "open" for call in rows)

@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias, TypeVar
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.entries import Absent, DirEntry, Entry, FileEntry, Xattrs, kind_of, same_content, same_state
 from mulligan.values.limits import MERGE_MAX_BYTES
+from mulligan.values.plain import plain
 from mulligan.workspace.diffing import Edit, edits
 from mulligan.workspace.lines import looks_binary, split_lines
 
@@ -25,33 +26,33 @@ Read: TypeAlias = Callable[[Digest], bytes]
 T = TypeVar("T")
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Conflict:
     """Both sides changed the same thing. The path stays as it is."""
 
     reason: ConflictReason
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Merged:
     content: bytes
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class KeepOurs:
     """Nothing to do: `already` when the path is what it should become, `unchanged` when theirs changed nothing."""
 
     why: Literal["already", "unchanged"]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class TakeTheirs:
     """The path becomes what theirs is, whole."""
 
     entry: Entry
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class WriteMerged:
     """The path becomes an entry that neither side had.
 
@@ -199,7 +200,7 @@ def _named(entry: FileEntry | DirEntry, content: bytes | None, ours: Entry, thei
     return TakeTheirs(theirs) if same_state(entry, theirs) else WriteMerged(entry, content)
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class _Content:
     """Merged content; `fresh` holds its bytes when no side has them."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from mulligan.history.desk import Desk
@@ -25,11 +25,12 @@ from mulligan.values.entries import ABSENT, Absent, Change, DirEntry, Entry, ent
 from mulligan.values.faults import AskedWrongly
 from mulligan.values.ids import CallId, RootId, SessionId, TurnId, WorkspaceId
 from mulligan.values.paths import ROOT, RepoPath, ancestors_of, path_bytes, path_from_bytes, to_wire
+from mulligan.values.plain import plain
 
 Note = Mapping[str, str]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Observed:
     """A tool call as its agent announces it. `paths` None: it may change anything. `pid`: the agent's process."""
 
@@ -42,7 +43,7 @@ class Observed:
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Looked:
     """What was at some paths at the last look, when the journal of the workspace had come to `since`."""
 
@@ -155,6 +156,7 @@ def take_stock(
         for drift in drifts:
             _put_down(tx, desk, account, drift)
         tree.publish(tx)
+    tree.has_published()
     return [_gap(drift) for drift in drifts if _is_gap(drift)]
 
 
@@ -359,7 +361,7 @@ def end_turn(desk: Desk, session: SessionId, turn: TurnId) -> None:
 def end_open_turns(desk: Desk, session: SessionId) -> None:
     """Whoever was to end them is gone."""
     with desk.ledger.store.read() as tx:
-        turns = [row.id for row in tx.select(TURNS, {"session": session}) if row.opened and row.ended_at is None]
+        turns = [row.id for row in tx.select(TURNS, {"session": session}) if row.is_open]
     for turn in turns:
         end_turn(desk, session, TurnId(turn))
 

@@ -7,7 +7,6 @@ the rest fits: their bodies go, a record says so, and the call's coverage lists 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from mulligan.history.dropping import drop_body, droppable
 from mulligan.session.tables import session_journal
@@ -19,6 +18,7 @@ from mulligan.values.entries import Change, FileEntry
 from mulligan.values.ids import SessionId
 from mulligan.values.limits import SESSION_CAP_BYTES
 from mulligan.values.paths import to_wire
+from mulligan.values.plain import plain
 
 
 def cap_of(tx: Tx, session: SessionId) -> int:
@@ -60,7 +60,7 @@ def coverage_of(given_up: Iterable[Change]) -> list[dict[str, str]]:
     ]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class GivingUp:
     """An ended call that lets go of some of its changes' bodies, in the transaction of its end."""
 

@@ -16,8 +16,9 @@ from mulligan.history.repositories import LeftAlone
 from mulligan.values.content import Content
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.entries import ABSENT, Absent, Change, DirEntry, Entry, FileEntry, same_state
-from mulligan.values.faults import MulliganError
+from mulligan.values.faults import MulliganError, fault
 from mulligan.values.paths import RepoPath, ancestors_of, parent_of, path_bytes, to_wire
+from mulligan.values.plain import plain
 
 OnConflict = Literal["merge", "overwrite", "refuse"]
 OutcomeName = Literal["restored", "merged", "conflicted", "skipped", "failed"]
@@ -26,7 +27,13 @@ _DONE = ("restored", "merged")
 _UNDONE_IN_PART = frozenset({"evicted", "not_captured", "ambiguous"})
 
 
-@dataclass(slots=True, frozen=True)
+def check_choice(name: str, value: object, known: Sequence[str]) -> None:
+    """Whoever writes it in Python has no menu to choose from. Raises `invalid_params`."""
+    if value not in known:
+        raise fault("invalid_params", f"{name} is {', '.join(known[:-1])} or {known[-1]}, not {value!r}.", field=name)
+
+
+@plain(slots=True, frozen=True)
 class Outcome:
     """What became of one path on a way back, and why."""
 
@@ -45,7 +52,7 @@ class Outcome:
         return self.outcome in _DONE or (self.outcome == "skipped" and self.reason not in _UNDONE_IN_PART)
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Move:
     """One path from what it holds now to what it shall hold. `content` is there only if no blob has it yet."""
 
@@ -55,7 +62,7 @@ class Move:
     content: Content | None = None
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class RestorePlan:
     moves: tuple[Move, ...]
     outcomes: tuple[Outcome, ...]
@@ -78,6 +85,11 @@ class RestorePlan:
     @property
     def ok(self) -> bool:
         return all(outcome.is_fine for outcome in self.outcomes)
+
+    def stops(self, on_conflict: OnConflict) -> bool:
+        """Whether nothing of it may be done: a path cannot even be looked at, or there is a conflict to refuse."""
+        outcomes = {one.outcome for one in self.outcomes}
+        return "failed" in outcomes or (on_conflict == "refuse" and "conflicted" in outcomes)
 
 
 def _always(_: Digest) -> bool:
@@ -117,6 +129,7 @@ class Planner:
         for layer in layers:
             for change in layer:
                 self._step_back(change)
+        self._leave_what_was_dropped()
         self._keep_full_directories()
         if self.on_conflict == "overwrite":
             self._make_directories()
@@ -125,27 +138,35 @@ class Planner:
         for path in not_captured:
             self._outcomes[path] = Outcome(path, "skipped", "not_captured")
         outcomes = tuple(self._outcomes[path] for path in sorted(self._outcomes, key=path_bytes))
-        if self.on_conflict == "refuse" and any(one.outcome == "conflicted" for one in outcomes):
-            return RestorePlan((), outcomes).untouched()
-        return RestorePlan(self._moves(), outcomes, tuple(sorted(self._overwrote, key=path_bytes)))
+        plan = RestorePlan(self._moves(), outcomes, tuple(sorted(self._overwrote, key=path_bytes)))
+        return plan.untouched() if plan.stops(self.on_conflict) else plan
 
     def _step_back(self, change: Change) -> None:
         path = change.path
         if path in self._outcomes and self._outcomes[path].reason is not None:
             return
         if path not in self._seen:
-            now = self.now(path)
+            try:
+                now = self.now(path)
+            except OSError:
+                self._outcomes[path] = Outcome(path, "failed", "io_error")
+                return
             if now is None:
                 self._outcomes[path] = Outcome(path, "conflicted", "type_changed")
                 return
             self._seen[path] = self._tree[path] = now
         ours, base, theirs = self._tree[path], change.after, change.before
-        if not self._can_have(theirs):
-            self._leave(path, Outcome(path, "skipped", "evicted"))
-        elif self.on_conflict == "overwrite":
+        if self.on_conflict == "overwrite":
             self._overwrite(path, ours, base, theirs)
         else:
             self._merge(path, ours, base, theirs)
+
+    def _leave_what_was_dropped(self) -> None:
+        """Only what a path shall become must be there. What it was in between is needed to merge, and read then."""
+        for path, target in self._tree.items():
+            if not same_state(self._seen[path], target) and not self._can_have(target):
+                self._leave(path, Outcome(path, "skipped", "evicted"))
+                self._overwrote = [one for one in self._overwrote if one != path]
 
     def _can_have(self, entry: Entry) -> bool:
         return not isinstance(entry, FileEntry) or entry.digest in self._fresh or self.has(entry.digest)
@@ -196,7 +217,12 @@ class Planner:
             if isinstance(self._seen[path], DirEntry) and not isinstance(entry, DirEntry)
         ]
         for path in sorted(doomed, key=path_bytes, reverse=True):
-            if any(not isinstance(self._tree.get(child, _KEPT), Absent) for child in self.children(path)):
+            try:
+                stays = any(not isinstance(self._tree.get(child, _KEPT), Absent) for child in self.children(path))
+            except OSError:
+                self._leave(path, Outcome(path, "failed", "io_error"))
+                continue
+            if stays:
                 gone = isinstance(self._tree[path], Absent)
                 outcome = Outcome(path, "skipped") if gone else Outcome(path, "conflicted", "type_changed")
                 self._leave(path, outcome)
@@ -223,7 +249,10 @@ class Planner:
         return "deleted_externally" if isinstance(above, DirEntry) else "type_changed"
 
     def _planned(self, path: RepoPath) -> Entry | None:
-        return self._tree[path] if path in self._tree else self.now(path)
+        try:
+            return self._tree[path] if path in self._tree else self.now(path)
+        except OSError:
+            return None
 
     def _say_what_comes_of_it(self) -> None:
         """Layers may cancel each other out, so only the end says what happens to a path."""

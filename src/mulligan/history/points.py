@@ -6,7 +6,6 @@ A point is a call or a message. It divides the calls of its session, and what wa
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from mulligan.history.desk import Desk
@@ -29,6 +28,7 @@ from mulligan.session.windows import Window, at_place, length, part, to_json
 from mulligan.store.protocol import Tx
 from mulligan.values.faults import MulliganError, fault
 from mulligan.values.ids import SessionId
+from mulligan.values.plain import plain
 
 _END = 2**62
 
@@ -37,7 +37,7 @@ def archive_of(ledger: Ledger) -> Archive:
     return Archive(ledger.store, ledger.journal, ledger.clock, ledger.ids)
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Point:
     """`kept` is what was in force there, `rest` what follows it now; `later`, the calls after it, newest first."""
 
@@ -121,7 +121,7 @@ def _call_point(desk: Desk, name: str | int, session: SessionId | None, *, side:
 # What a way back does to the talk.
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class TalkMove:
     """What shall be in force in a session, worked out in the transaction that puts it there."""
 
@@ -171,6 +171,8 @@ def _bounds(tx: Tx, session: SessionId, turn: str) -> tuple[int, int] | None:
 
 def last_turn_with_talk(tx: Tx, session: SessionId) -> tuple[str, int] | None:
     """The newest completed turn that has messages in force, and where it begins."""
+    if not window_of(tx, session):
+        return None
     rows = [row for row in tx.select(TURNS, {"session": session}) if row.opened and row.ended_at is not None]
     for row in sorted(rows, key=lambda row: (row.started_at, row.id), reverse=True):
         bounds = _bounds(tx, session, row.id)

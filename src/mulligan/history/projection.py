@@ -77,7 +77,10 @@ from mulligan.workspace.snapshots import (
 )
 
 WAYS_BACK = frozenset({"undo", "restore", "rollback", "rewind"})
-"""Verbs whose calls can be taken back by `redo`, and are themselves never what `undo` looks for."""
+"""Verbs whose calls can be taken back by `redo`."""
+
+TAKES_BACK = WAYS_BACK | {"redo"}
+"""Verbs whose calls are never what `undo` without a name looks for."""
 
 
 def _root_opened(tx: Tx, record: Record) -> None:
@@ -87,8 +90,18 @@ def _root_opened(tx: Tx, record: Record) -> None:
             tx.update(ROOTS, root.id, workspace=body["workspace"])
         for call in tx.select(CALLS, {"workspace": joined}):
             tx.update(CALLS, call.id, workspace=body["workspace"])
-    place = path_bytes(from_wire(body["place"].lstrip("/") or "."))
-    tx.put(ROOTS, RootRow(body["root"], body["workspace"], b"/" + place if place != b"." else b"", body["identity"]))
+    shown = path_bytes(from_wire(body["place"].lstrip("/") or "."))
+    root = RootRow(body["root"], body["workspace"], b"/" + shown if shown != b"." else b"", body["identity"])
+    if tx.has(ROOTS, root.id):
+        _move_changes(tx, root)
+    tx.put(ROOTS, root)
+
+
+def _move_changes(tx: Tx, root: RootRow) -> None:
+    """A root that somebody moved takes its files along: what was recorded of them was at the same paths in it."""
+    for call in tx.select(CALLS, {"workspace": root.workspace}):
+        for change in tx.select(CHANGES, {"call": call.id}) if call.root == root.id else ():
+            tx.update(CHANGES, call.id, change.path, place=root.place_of(change.path))
 
 
 def _turn_opened(tx: Tx, record: Record) -> None:
@@ -102,6 +115,7 @@ def _turn_ended(tx: Tx, record: Record) -> None:
 
 def _call_begun(tx: Tx, record: Record) -> None:
     body = record.payload
+    cause = body.get("cause") or {}
     tx.put(
         CALLS,
         CallRow(
@@ -111,7 +125,8 @@ def _call_begun(tx: Tx, record: Record) -> None:
             label=body.get("label"),
             tool=body.get("tool"),
             status="open",
-            cause=_text(body.get("cause")),
+            cause=_text(cause or None),
+            way_back=verb if (verb := cause.get("verb")) in TAKES_BACK else None,
             observed=int(body.get("observed", False)),
             external=0,
             root=body["root"],
@@ -119,7 +134,6 @@ def _call_begun(tx: Tx, record: Record) -> None:
             started_at=record.at,
         ),
     )
-    cause = body.get("cause") or {}
     if "part_of" in cause:
         tx.put(CALL_PARTS, CallPartRow(cause["part_of"], body["call"]))
     if body["turn"] != body["call"] and tx.get(TURNS, body["session"], body["turn"]) is None:

@@ -15,16 +15,19 @@ is that, not the preimage, which goes back. All of it can be done again from the
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
 from mulligan.history.ledger import Ledger
+from mulligan.history.lifting import NoteLift, despite_modes
 from mulligan.history.plans import leaves
 from mulligan.history.repositories import is_locked_by_git
 from mulligan.history.tables import RootRow, TouchRow
+from mulligan.values import limits
 from mulligan.values.canonical import decode
 from mulligan.values.clock import monotonic_s
 from mulligan.values.content import Content, begins_with
@@ -40,10 +43,13 @@ from mulligan.values.entries import (
     same_content,
     same_state,
 )
+from mulligan.values.faults import MulliganError
+from mulligan.values.limits import BLOB_BATCH_BYTES
 from mulligan.values.paths import RepoPath, ancestors_of, join, path_from_bytes
+from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import NOTHING, Disk, Image
-from mulligan.workspace.places import Spot
+from mulligan.workspace.places import Spot, Spots
 from mulligan.workspace.writing import Found, Swap, Wanted
 
 _STAGED_MODE = 0o600
@@ -51,6 +57,7 @@ _TRIES = 5
 _BACK = b"-back"
 _GIT_LOCK = b".lock"
 _GIT_LOCK_FILE = FileEntry(digest_of(b""), 0, 0o644)
+_READABLE = FileEntry(digest_of(b""), 0, _STAGED_MODE)
 _GIT_LOCK_WAIT_S = 2.0
 _GIT_LOCK_NAP_S = 0.005
 
@@ -66,26 +73,38 @@ class Site(Protocol):
     def root(self) -> RootRow: ...
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Trace:
-    """One path an open call may have changed: what belongs there, and all the call ever meant to put there."""
+    """One path an open call may have changed: what belongs there, and all the call ever `intended` to put there.
+
+    `after`: what whoever is still alive knows it has put there. `seen`: an image of that, if nobody has begun to put
+    the path back yet: then there are no drafts, and what was seen will do until the place is taken.
+    """
 
     path: RepoPath
     before: Entry
-    meant: tuple[Entry, ...]
     drafts: tuple[bytes, ...]
     in_place: bool
+    intended: bytes = b"[]"
+    after: Entry | None = None
+    seen: Image | None = None
+
+    @property
+    def meant(self) -> tuple[Entry, ...]:
+        """The newest last."""
+        entries = [entry_from_json(body) for body in decode(self.intended)]
+        return (*entries, self.after) if self.after is not None else tuple(entries)
 
 
-def trace_of(row: TouchRow, *, before: Entry | None = None) -> Trace:
+def trace_of(row: TouchRow) -> Trace:
+    """Of a call that died: all that is left of it is in the store."""
+    before = entry_from_json(decode(row.before))
+    return Trace(path_from_bytes(row.path), before, drafts_of(row), bool(row.in_place), row.intended)
+
+
+def drafts_of(row: TouchRow) -> tuple[bytes, ...]:
     drafts = [name.encode("ascii") for name in decode(row.drafts)]
-    return Trace(
-        path=path_from_bytes(row.path),
-        before=before if before is not None else entry_from_json(decode(row.before)),
-        meant=tuple(entry_from_json(body) for body in decode(row.intended)),
-        drafts=(*drafts, *(draft + _BACK for draft in drafts)),
-        in_place=bool(row.in_place),
-    )
+    return (*drafts, *(draft + _BACK for draft in drafts))
 
 
 def everything_below(site: Site, traces: Sequence[Trace]) -> list[Trace]:
@@ -96,7 +115,7 @@ def everything_below(site: Site, traces: Sequence[Trace]) -> list[Trace]:
     while queue:
         above = queue.pop()
         inner = [path for path in _children(site, above.path) if path not in known]
-        fresh = [Trace(path, ABSENT, (), above.drafts, in_place=True) for path in inner]
+        fresh = [Trace(path, ABSENT, above.drafts, in_place=True) for path in inner]
         found += fresh
         queue += fresh
     return found
@@ -122,23 +141,66 @@ class Report:
     rescued: set[Digest] = field(default_factory=set)
 
 
-def put_back(site: Site, traces: Iterable[Trace]) -> Report:
+def put_back(site: Site, traces: Iterable[Trace], note_lift: NoteLift) -> Report:
     """Every path, whatever happens to the others; the first OSError is raised when all have been tried.
 
     The traces are given newest first and go back in that order, as far as directories allow.
     """
     report, errors = Report(), list[OSError]()
-    ways = [_Way(site, trace) for trace in traces]
-    for way in ways:
-        _try(way.look, errors)
-    ordered = _newest_first(ways)
-    for way in ordered:
-        _try(partial(way.go, report), errors)
-    for way in reversed(ordered):
-        _try(way.set_time, errors)
+    bodies = _Bodies(site.ledger)
+
+    def attempt(way: _Way, act: Callable[[], None]) -> None:
+        try:
+            despite_modes(site.disk, way.path, act, note_lift)
+        except OSError as error:
+            errors.append(error)
+
+    with Spots(site.disk) as spots:
+        ways = [_Way(site, trace, spots, bodies) for trace in traces]
+        for way in ways:
+            attempt(way, way.look)
+        ordered = _newest_first(ways)
+        bodies.expect(way.target for way in ordered)
+        for way in ordered:
+            attempt(way, partial(way.go, report))
+        for way in reversed(ordered):
+            attempt(way, way.set_time)
     if errors:
         raise errors[0]
     return report
+
+
+class _Bodies:
+    """The bytes of files on their way back: those that will be wanted next are read along, in one transaction."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._ahead: deque[FileEntry] = deque()
+        self._read: dict[Digest, bytes] = {}
+
+    def expect(self, entries: Iterable[Entry]) -> None:
+        """What will be asked for, in this order, if all goes well."""
+        self._ahead = deque(entry for entry in entries if isinstance(entry, FileEntry) and _is_whole(entry))
+
+    def content(self, entry: FileEntry) -> Content:
+        if entry.digest not in self._read and self._ahead and _is_whole(entry):
+            self._read_along()
+        known = self._read.get(entry.digest)
+        return self._ledger.blobs.content(entry.digest, entry.size) if known is None else known
+
+    def _read_along(self) -> None:
+        self._read, size = {}, 0
+        with self._ledger.store.read() as tx:
+            while self._ahead and size < BLOB_BATCH_BYTES:
+                entry = self._ahead.popleft()
+                # What cannot be read is the business of whoever asks for it.
+                with suppress(MulliganError):
+                    self._read[entry.digest] = self._ledger.blobs.read_in(tx, entry.digest)
+                    size += entry.size
+
+
+def _is_whole(entry: FileEntry) -> bool:
+    return entry.size <= limits.WHOLE_MAX_BYTES
 
 
 def _newest_first(ways: Sequence[_Way]) -> list[_Way]:
@@ -162,19 +224,14 @@ def _newest_first(ways: Sequence[_Way]) -> list[_Way]:
     return sorted(ways, key=turn)
 
 
-def _try(act: Callable[[], None], errors: list[OSError]) -> None:
-    try:
-        act()
-    except OSError as error:
-        errors.append(error)
-
-
 @dataclass(slots=True)
 class _Way:
     """One path on its way back."""
 
     site: Site
     trace: Trace
+    spots: Spots
+    bodies: _Bodies
     now: Entry = ABSENT
     target: Entry = ABSENT
     _made: bool = False
@@ -191,17 +248,29 @@ class _Way:
     def look(self) -> None:
         """What is there, and what belongs there: the preimage, or somebody's save that we had just displaced."""
         self.target = self.trace.before
+        if self.trace.seen is not None:
+            self.now = self.trace.seen.entry
+            return
         spot = self._spot()
         if spot is None:
             return
-        with spot:
-            now = self._seen = self.site.disk.image(spot)
-            self.now = now.entry
-            for draft in self.trace.drafts:
-                image = self.site.disk.image(spot, draft=draft)
-                self._strays |= image is not NOTHING
-                if image.replaceable and not self._is_known(image):
-                    self._find_displaced(image, now)
+        now = self._seen = self._image(spot)
+        self.now = now.entry
+        for draft in self.trace.drafts:
+            image = self.site.disk.image(spot, draft=draft)
+            self._strays |= image is not NOTHING
+            if image.replaceable and not self._is_known(image):
+                self._find_displaced(image, now)
+
+    def _image(self, spot: Spot, known: Image | None = None) -> Image:
+        """A file that a command has left so that we may not read it is ours to open up: what is in it is kept."""
+        try:
+            return self.site.disk.image(spot, known=known)
+        except PermissionError:
+            if not self.trace.in_place:
+                raise
+            self.site.disk.set_metadata(spot, _READABLE)
+            return self.site.disk.image(spot)
 
     def _find_displaced(self, image: Image, now: Image) -> None:
         """Under a draft's name, something that was at the path before we took its place.
@@ -224,16 +293,17 @@ class _Way:
                 # Its directory is gone, and whoever took that away never saw these bytes.
                 report.rescued |= {self.target.digest} if isinstance(self.target, FileEntry) else set()
             return
-        with spot:
-            self._settle(spot, report)
-            for draft in self.trace.drafts if self._strays else ():
-                self.site.disk.discard(spot, draft)
-            if is_locked_by_git(self.path) and self._is_our_lock(spot):
-                self.site.disk.discard(spot, spot.name + _GIT_LOCK)
+        self._settle(spot, report)
+        for draft in self.trace.drafts if self._strays else ():
+            self.site.disk.discard(spot, draft)
+        if is_locked_by_git(self.path) and self._is_our_lock(spot):
+            self.site.disk.discard(spot, spot.name + _GIT_LOCK)
+        if isinstance(self.now, DirEntry) or isinstance(self.target, DirEntry):
+            self.spots.let_go()
 
     def _settle(self, spot: Spot, report: Report) -> None:
         for _ in range(_TRIES):
-            now, self._seen = self._seen or self.site.disk.image(spot), None
+            now, self._seen = self._seen or self._image(spot, known=self.trace.seen), None
             if now.holds(self.target):
                 self._settle_time(spot, now.entry)
                 return
@@ -260,7 +330,7 @@ class _Way:
             self.site.disk.set_mtime(spot, self.target.mtime_ns)
 
     def _swap(self, spot: Spot, now: Image, target: Entry) -> object:
-        content = self._content(target) if isinstance(target, FileEntry) else None
+        content = self.bodies.content(target) if isinstance(target, FileEntry) else None
         draft = self.trace.drafts[-1]
         if self._strays:
             self.site.disk.discard(spot, draft)
@@ -328,17 +398,18 @@ class _Way:
         if self._made and isinstance(self.target, DirEntry) and self.target.mtime_ns:
             spot = self._spot()
             if spot is not None:
-                with spot:
-                    self.site.disk.set_mtime(spot, self.target.mtime_ns)
+                self.site.disk.set_mtime(spot, self.target.mtime_ns)
 
     def _spot(self) -> Spot | None:
         """Where it is; None, if its directory is not there, or is a link that leads elsewhere by now."""
         try:
-            return self.site.disk.resolve_exactly(self.path)
+            return self.spots.at(self.path)
         except (FileNotFoundError, NotADirectoryError, Refused):
             return None
 
     def _is_ours(self, image: Image) -> bool:
+        if image is self.trace.seen:
+            return True
         return not image.special and any(same_state(image.entry, entry) for entry in self.trace.meant)
 
     def _is_known(self, image: Image) -> bool:
@@ -353,10 +424,7 @@ class _Way:
         return begins_with(self._mark, content) or any(self._begins(entry, content) for entry in files)
 
     def _begins(self, entry: FileEntry, content: Content) -> bool:
-        return entry.size >= len(content) and begins_with(self._content(entry), content)
-
-    def _content(self, entry: FileEntry) -> Content:
-        return self.site.ledger.blobs.content(entry.digest, entry.size)
+        return entry.size >= len(content) and begins_with(self.bodies.content(entry), content)
 
     def _store(self, theirs: Image) -> None:
         if theirs.content is not None:

@@ -5,18 +5,21 @@ Calls that were only observed are never put back: they end by recording what cha
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from mulligan.history.dead_windows import Left, forget, left_by, of_window
 from mulligan.history.kept import Ground
-from mulligan.history.ledger import Ending, Facts
+from mulligan.history.kept_rows import draft_name
+from mulligan.history.ledger import Ending, Facts, intending, touch_row
+from mulligan.history.lifting import NoteLift
 from mulligan.history.putting_back import Trace, everything_below, put_back, trace_of
 from mulligan.history.tables import AGENT, CALLS, OPEN, ROOTS, TOUCHES, OpenRow, TouchRow
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
-from mulligan.values.entries import Change, Entry, entry_from_json, same_state
-from mulligan.values.faults import AskedWrongly
+from mulligan.values.entries import Change, DirEntry, Entry, entry_from_json, same_state
+from mulligan.values.faults import AskedWrongly, MulliganError
 from mulligan.values.ids import CallId, OwnerId, RootId, SessionId, TurnId, WorkspaceId
 from mulligan.values.paths import RepoPath, from_wire, path_bytes, path_from_bytes, to_wire
 
@@ -29,12 +32,16 @@ class Reach(Ground, Protocol):
 
 @dataclass(slots=True)
 class Recovered:
-    """One dead call, ended: the paths put back, and the ones somebody had changed. An observed one stands instead."""
+    """One dead call, ended: the paths put back, and the ones somebody had changed. An observed one stands instead.
+
+    `stuck` says why it could not be ended yet; whoever opens the store next tries again.
+    """
 
     call: str
     put_back: list[RepoPath] = field(default_factory=list)
     conflicts: list[RepoPath] = field(default_factory=list)
     stands: bool = False
+    stuck: str | None = None
 
 
 def recover(desk: Reach) -> list[Recovered]:
@@ -54,6 +61,17 @@ def _recover(desk: Reach, row: OpenRow) -> Recovered | None:
         there = desk.at(row.root)
     except AskedWrongly:
         return None
+    try:
+        return _ended(there, row)
+    except (OSError, MulliganError) as error:
+        # A disk that fails now must not keep anybody from working or looking.
+        with suppress(MulliganError), desk.ledger.store.write() as tx:
+            tx.put(OPEN, row)
+        why = error.message if isinstance(error, MulliganError) else f"{error.strerror or error}"
+        return Recovered(row.call, stuck=why)
+
+
+def _ended(desk: Reach, row: OpenRow) -> Recovered | None:
     store, owner = desk.ledger.store, desk.ledger.store.owner()
     with store.write() as tx:
         # Whoever takes the row over first does the work; a second process sees a living owner.
@@ -62,13 +80,7 @@ def _recover(desk: Reach, row: OpenRow) -> Recovered | None:
         tx.put(OPEN, replace(row, owner=owner))
         touches = tx.select(TOUCHES, {"call": row.call})
         facts = _facts(tx, row)
-    try:
-        return _observe(there, facts, touches) if row.observed else _put_back_all(there, facts, touches)
-    except OSError:
-        # A disk that fails now must not keep anybody from working: the next to open the store tries again.
-        with store.write() as tx:
-            tx.put(OPEN, row)
-        return None
+    return _observe(desk, facts, touches) if row.observed else _put_back_all(desk, facts, touches)
 
 
 def _facts(tx: Tx, row: OpenRow) -> Facts:
@@ -90,7 +102,8 @@ def _put_back_all(desk: Reach, facts: Facts, touches: list[TouchRow]) -> Recover
     newest_first = sorted(touches, key=lambda touch: touch.ordinal, reverse=True)
     traces = [trace_of(touch) for touch in newest_first if touch not in kept]
     left = left_by(desk, facts.id, kept)
-    report = put_back(desk, [*traces, *everything_below(desk, traces), *_beside(traces, left, facts.id)])
+    all_of_it = [*traces, *everything_below(desk, traces), *_beside(traces, left, facts.id)]
+    report = put_back(desk, all_of_it, _noting_lifts(desk, facts.id))
     notes = [{"path": to_wire(path), "reason": "conflicted"} for path in report.conflicts]
     with desk.ledger.store.write() as tx:
         coverage = [*left.notes, *notes]
@@ -98,6 +111,19 @@ def _put_back_all(desk: Reach, facts: Facts, touches: list[TouchRow]) -> Recover
         desk.ledger.end(tx, facts, ending)
     forget(desk, facts.id)
     return Recovered(facts.id, report.put_back, [*report.conflicts, *(from_wire(note["path"]) for note in left.notes)])
+
+
+def _noting_lifts(desk: Reach, call: CallId) -> NoteLift:
+    """As one more thing that the dead call meant, should we die too."""
+
+    def note(path: RepoPath, now: DirEntry, lifted: DirEntry) -> None:
+        key = path_bytes(path)
+        with desk.ledger.store.write() as tx:
+            known = tx.select(TOUCHES, {"call": call, "path": key})
+            row = known[0] if known else touch_row(call, key, desk.root, ordinal=0, before=now)
+            desk.ledger.touch(tx, intending(row, lifted, draft_name(call, key), in_place=False), ())
+
+    return note
 
 
 def _beside(traces: list[Trace], left: Left, call: CallId) -> list[Trace]:

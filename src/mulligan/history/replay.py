@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
@@ -30,12 +29,13 @@ from mulligan.values.entries import entry_to_json
 from mulligan.values.faults import MulliganError, fault
 from mulligan.values.ids import SessionId
 from mulligan.values.paths import to_wire
+from mulligan.values.plain import plain
 
 _LOCAL_TABLES = frozenset({"roots", "branches", "asides", "ended_asides"})
 """They name places of one machine, which are no part of what happened."""
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Replayed:
     """`digest` is that of the folded state; `live` that of the tables as they stand."""
 
@@ -137,7 +137,7 @@ def _call(tx: Tx, call: CallRow) -> dict[str, Any]:
 # Two sessions beside each other.
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Divergence:
     """The first step at which two sessions part: what the one did there, and what the other did. None: nothing."""
 

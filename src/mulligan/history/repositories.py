@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from mulligan.values.digest import Digest
 from mulligan.values.entries import Absent, Change, FileEntry
 from mulligan.values.paths import RepoPath, to_wire
+from mulligan.values.plain import plain
 
 _GIT = ".git"
 _MOVED = re.compile(rb"\A([0-9a-f]{40,64}) ([0-9a-f]{40,64}) ")
 _LOCKED = ("HEAD", "index", "config", "packed-refs", "refs/")
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class LeftAlone:
     """A repository that a way back does not touch although the call did, and how its HEAD moved, if it did."""
 

@@ -8,19 +8,20 @@ and not removed where the repository was there before: a commit made inside a co
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from mulligan.history.call import Call
 from mulligan.history.desk import Desk
+from mulligan.history.live import WSEQ_END
 from mulligan.history.repositories import is_object, repository_of
 from mulligan.history.tables import CHANGES
-from mulligan.history.taking_over import take_over
+from mulligan.history.taking_over import Start, take_over
 from mulligan.history.windows import Window, lookout_of
 from mulligan.values.entries import ABSENT, Absent
 from mulligan.values.paths import RepoPath, path_bytes, path_from_bytes, to_wire
+from mulligan.values.plain import plain
+from mulligan.workspace.exec.capture import Coverage
 from mulligan.workspace.exec.choose import Means, run_caught
 from mulligan.workspace.exec.command import Command, is_inside
 from mulligan.workspace.exec.ledger import below
@@ -29,12 +30,10 @@ from mulligan.workspace.exec.overlay import Overlay
 from mulligan.workspace.exec.pump import Handle
 from mulligan.workspace.exec.run import Ran
 
-_WSEQ_END = 2**62
-
 Strategy = Literal["notify", "watch", "scan", "overlay", "bare"]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class How:
     """How a command is to be run. `only_success`: what an isolated command did is dropped unless it exits with 0."""
 
@@ -70,8 +69,9 @@ def paths_below(root: bytes, paths: Iterable[bytes]) -> list[RepoPath]:
 
 def run_in_call(desk: Desk, call: Call, command: Command, *, sink: Sink, how: How) -> Ran:
     """Run to the end. What it changed is then part of the call; nothing is committed or put back here."""
-    call.begin()
-    started_ns = time.clock_gettime_ns(time.CLOCK_REALTIME)
+    if how.strategy not in ("watch", "scan"):  # a window begins it together with itself
+        call.begin()
+    start = Start.now(desk) if how.isolate or how.strategy == "overlay" else None
     windows: list[Window] = []
     means = Means(
         CallWitness(call, command.root),
@@ -93,20 +93,21 @@ def run_in_call(desk: Desk, call: Call, command: Command, *, sink: Sink, how: Ho
     finally:
         if not over:
             _absorb_unfinished(call, command.root, windows)
+    _cover(call, command.root, ran.coverage)
     if isinstance(capture, Overlay):
+        assert start is not None, "nobody isolates unasked"
         try:
             if _stands(ran, how):
-                take_over(desk, call, capture.changes, started_ns=started_ns)
+                take_over(desk, call, capture.changes, start=start)
         finally:
             capture.close()
     elif isinstance(capture, Window):
-        capture.take()
+        capture.take(stands=_stands(ran, how))
         _name_ambiguous(desk, call, capture)
     else:
         # What somebody else wrote at too is left there, whatever becomes of the command.
         _absorb(call, command.root, ran.touched, keep=_stands(ran, how) or bool(ran.shared))
         _name_shared(call, paths_below(command.root, ran.shared))
-    _cover(call, command.root, ran)
     return ran
 
 
@@ -133,7 +134,8 @@ def _absorb_unfinished(call: Call, root: bytes, windows: Iterable[Window]) -> No
     call.absorb(_left_behind(call, root))
     for window in windows:
         if window.is_open:
-            window.take()
+            _cover(call, root, window.look())
+            window.take(stands=False)
 
 
 def _absorb(call: Call, root: bytes, touched: Iterable[bytes], *, keep: bool) -> None:
@@ -161,14 +163,14 @@ def _name_shared(call: Call, paths: Sequence[RepoPath]) -> None:
 def _name_ambiguous(desk: Desk, call: Call, window: Window) -> None:
     """A window sees no writer: where somebody else was on record meanwhile, nobody can say whose the change is."""
     with desk.ledger.store.read() as tx:
-        for path in window.paths():
+        for path in window.paths() if window.has_company(tx) else ():
             place = desk.disk.root.place_of(path)
-            if tx.select(CHANGES, {"place": place}, between=("wseq", window.since + 1, _WSEQ_END), limit=1):
+            if tx.select(CHANGES, {"place": place}, between=("wseq", window.since + 1, WSEQ_END), limit=1):
                 call.coverage.append({"path": to_wire(path), "reason": "ambiguous"})
 
 
-def _cover(call: Call, root: bytes, ran: Ran) -> None:
-    for path, reason in ran.coverage:
+def _cover(call: Call, root: bytes, coverage: Coverage) -> None:
+    for path, reason in coverage:
         inner = is_inside(path, root) and path != root
         shown = path_from_bytes(path[len(root) :].lstrip(b"/")) if inner else RepoPath(os.fsdecode(path))
         call.coverage.append({"path": to_wire(shown), "reason": reason})

@@ -21,19 +21,18 @@ from mulligan.history.tables import (
     TURNS,
     WINDOWS,
 )
-from mulligan.session.clients import CLIENTS
 from mulligan.session.graphs import GRAPH_TABLES
 from mulligan.session.kept import SLICE_TABLES
 from mulligan.session.projection import TALK_TABLES
 from mulligan.session.roots import ASIDES, ENDED_ASIDES
-from mulligan.session.tables import BOUNDARIES, SESSIONS
+from mulligan.session.tables import BOUNDARIES, CLIENTS, SESSIONS
 from mulligan.session.tokens import SIGHTS, TOKENS
 from mulligan.store.blobs import BLOBS, BODIES
 from mulligan.store.claims import CLAIMS
 from mulligan.store.journal import HEADS, RECORDS, REFS, Schema
 from mulligan.store.protocol import OWNERS
-from mulligan.workspace.lease import LEASE_PATHS, LEASES
 from mulligan.workspace.snapshots import LINEAGE, SNAPSHOTS
+from mulligan.workspace.tables import LEASE_PATHS, LEASES
 
 SCHEMA = Schema(
     tables=(

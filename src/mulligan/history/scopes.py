@@ -7,7 +7,6 @@ of its session hold more than the cap; either way a record says so.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 from mulligan.history.dropping import drop_body, droppable, holder_of_scope
@@ -21,11 +20,12 @@ from mulligan.values.clock import parse_timestamp
 from mulligan.values.entries import Change, Entry, FileEntry, entry_from_json, entry_to_json
 from mulligan.values.ids import SessionId
 from mulligan.values.paths import RepoPath, path_bytes, to_wire
+from mulligan.values.plain import plain
 
 _CAPTURES_PER_RECORD = 200
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Scopes:
     """The scopes of one session, inside a transaction."""
 

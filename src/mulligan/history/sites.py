@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mulligan.history.desk import Desk
 from mulligan.history.plans import Move, Outcome, RestorePlan
@@ -17,9 +17,10 @@ from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
 from mulligan.values.faults import fault
 from mulligan.values.paths import RepoPath, text_from_wire, to_wire
+from mulligan.values.plain import plain
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Site:
     """A root, and the calls to be taken back there, newest first."""
 
@@ -104,6 +105,8 @@ def _told(outcome: Outcome, path: RepoPath) -> Outcome:
 
 def _prefix(desk: Desk, there: Desk) -> str | None:
     """None for a root that overlaps ours: its paths are told as they always were."""
+    if desk is there:
+        return None
     with desk.ledger.store.read() as tx:
         ours, theirs = tx.get(ROOTS, desk.root.id), tx.get(ROOTS, there.root.id)
         if ours is None or theirs is None or ours.workspace == theirs.workspace:

@@ -3,8 +3,6 @@ what open calls are about to do, so that anyone can put it back if they die."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mulligan.store.tables import Table
 from mulligan.values.ids import OwnerId
 from mulligan.values.plain import plain
@@ -32,7 +30,7 @@ class RootRow:
         return folded(whole) if self.identity.endswith(FOLDS) else whole
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class TurnRow:
     """A prompt and what followed. `opened` by hand, or only by its calls naming it."""
 
@@ -43,10 +41,18 @@ class TurnRow:
     started_at: str
     ended_at: str | None
 
+    @property
+    def is_open(self) -> bool:
+        """Opened by hand and not ended. One with a call in progress is open too, which only the calls say."""
+        return bool(self.opened) and self.ended_at is None
+
 
 @plain(slots=True, frozen=True)
 class CallRow:
-    """One call, or (`external`) a change that nobody's call made. `cause` is JSON: a way back's verb and calls."""
+    """One call, or (`external`) a change that nobody's call made.
+
+    `cause` is JSON: what made it, if not work of its own. `way_back` is its verb, if it took other calls back.
+    """
 
     id: str
     session: str | None
@@ -66,6 +72,7 @@ class CallRow:
     evicted: int = 0
     reason: str | None = None
     coverage: str = "[]"
+    way_back: str | None = None
 
 
 @plain(slots=True, frozen=True)
@@ -105,7 +112,7 @@ class RedoRow:
     call: str
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class ScopeRow:
     """A snapshot in S0's sense: preimages kept under an id somebody chose. `seq` is its place of insertion."""
 
@@ -116,7 +123,7 @@ class ScopeRow:
     root: str
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class CaptureRow:
     session: str
     scope: str
@@ -124,14 +131,14 @@ class CaptureRow:
     before: bytes
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class PinRow:
     """A call whose bodies are never evicted."""
 
     call: str
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class BranchRow:
     """A forked session with files of its own. `manifest` is the blob that says what the files were when it began."""
 
@@ -173,7 +180,7 @@ class TouchRow:
     in_place: int
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class KeptRow:
     """What a path below a watched root was when it was last looked at, so that a later change has a before.
 
@@ -189,7 +196,7 @@ class KeptRow:
     digest: bytes | None
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class KeptRootRow:
     """A root that is being watched between calls: when all of it was last looked at."""
 
@@ -202,7 +209,7 @@ AGENT = OwnerId(0)
 """Owns the calls that belong to somebody else's agent. No process of ours has this number."""
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class WindowRow:
     """A command whose changes are seen only afterwards: what was there before is in `kept` until it has ended.
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache, partial
 
 from mulligan.history.call import Call, Intent
 from mulligan.history.desk import Desk
 from mulligan.history.merge import Conflict, TakeTheirs, WriteMerged, merge_entry
+from mulligan.history.observing import workspace_seq
 from mulligan.values import limits
 from mulligan.values.content import Content, KeepLarge, digest_of_content, whole
 from mulligan.values.digest import Digest
 from mulligan.values.entries import ABSENT, Absent, DirEntry, Entry, FileEntry, SymlinkEntry
 from mulligan.values.paths import RepoPath, path_from_bytes, to_wire
+from mulligan.values.plain import plain
 from mulligan.workspace.disk import Image
 from mulligan.workspace.exec.ledger import look
 from mulligan.workspace.exec.overlay import IsolatedChange, attributes_of, kind_of_status
@@ -25,20 +29,34 @@ from mulligan.workspace.writing import Wanted
 _CHANGES_PER_EFFECT = 500
 
 
-def take_over(desk: Desk, call: Call, changes: Sequence[IsolatedChange], *, started_ns: int) -> None:
+@dataclass(slots=True, frozen=True)
+class Start:
+    """When a command began: by the clock that files are stamped with, and by the journal of the workspace."""
+
+    moment_ns: int
+    wseq: int
+
+    @classmethod
+    def now(cls, desk: Desk) -> Start:
+        return cls(time.clock_gettime_ns(time.CLOCK_REALTIME), workspace_seq(desk))
+
+
+def take_over(desk: Desk, call: Call, changes: Sequence[IsolatedChange], *, start: Start) -> None:
     """Apply what an isolated command did, wholly or not at all. Until here the real tree has not seen any of it."""
     root = desk.disk.root.path
     inner = [one for one in changes if one.path != root and not _is_special(call, root, one)]
     leaving = [one for one in reversed(inner) if one.kind == "absent"]
     coming = [one for one in inner if one.kind != "absent"]
     ordered = [*leaving, *coming]
-    since, going = _Since(started_ns), {one.path for one in leaving}
+    since, going = _Since(start.moment_ns), {one.path for one in leaving}
     gone = {one.path for one in ordered if since.may_be_gone(one.path)}  # before we ourselves change any folder
     with call.savepoint():
-        for start in range(0, len(ordered), _CHANGES_PER_EFFECT):
-            part = {_path(root, change): change for change in ordered[start : start + _CHANGES_PER_EFFECT]}
-            seen = call.seen_at_start(part)
-            made = {path: _Made(one, seen[path], since, going, one.path in gone) for path, one in part.items()}
+        for at in range(0, len(ordered), _CHANGES_PER_EFFECT):
+            part = {_path(root, change): change for change in ordered[at : at + _CHANGES_PER_EFFECT]}
+            made = {
+                path: _Made(one, cache(partial(call.seen_at, path, start.wseq)), since, going, one.path in gone)
+                for path, one in part.items()
+            }
             call.change([_intent(desk, call, path, one) for path, one in made.items()])
 
 
@@ -55,7 +73,7 @@ def _path(root: bytes, change: IsolatedChange) -> RepoPath:
     return path_from_bytes(change.path[len(root) :].lstrip(b"/"))
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class _Since:
     """What the real tree says of a moment: when the command began."""
 
@@ -81,7 +99,8 @@ class _Made:
     """What an isolated command made of a path, and what was there before, as far as that is known."""
 
     change: IsolatedChange
-    seen: Entry | None
+    saw: Callable[[], Entry | None]
+    """what the command found there, as far as anybody can say; asked once, as later it may be our own doing"""
     since: _Since
     going: set[bytes]
     """all that it removed, without what stays nevertheless; children are planned before their folders"""
@@ -112,7 +131,7 @@ def _intent(desk: Desk, call: Call, path: RepoPath, made: _Made) -> Intent:
             made.going.discard(made.change.path)
         return wanted
 
-    return Intent(path, plan)
+    return Intent(path, plan, lifts=True)
 
 
 def _wanted(change: IsolatedChange, keep_large: KeepLarge) -> Wanted:
@@ -135,7 +154,7 @@ def _xattrs(source: bytes) -> tuple[tuple[str, str], ...]:
     return tuple((name, b64encode(own[name]).decode("ascii")) for name in sorted(own))
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class _Sides:
     """What a path holds now, and what an isolated command would have there."""
 
@@ -159,14 +178,14 @@ class _Sides:
 
 def _merged(desk: Desk, call: Call, path: RepoPath, sides: _Sides) -> Wanted:
     """A path that somebody changed while the command ran is merged, or stays theirs and is reported."""
-    before = sides.made.seen
     if sides.made.holds_others(sides.now):
         _conflicted(call, path)
         return sides.kept
     if not sides.made.is_disputed(sides.now):
         # Should it be planned again, this is what the command saw: under another name we may change it ourselves.
-        sides.made.seen = sides.now.entry
+        sides.made.saw = lambda: sides.now.entry
         return sides.wanted
+    before = sides.made.saw()
     if before is None:
         if isinstance(sides.now.entry, Absent | DirEntry):
             return sides.wanted

@@ -13,7 +13,6 @@ from mulligan.history.families import newest_with_children, span_of, work_of_chi
 from mulligan.history.log import calls_of, can_be_undone, is_open_turn, is_reachable, newest_standing, open_calls_of
 from mulligan.history.plans import OnConflict
 from mulligan.history.points import began_at, last_turn_with_talk
-from mulligan.history.projection import WAYS_BACK
 from mulligan.history.tables import CALLS, TURNS, CallRow
 from mulligan.session.tables import session_journal
 from mulligan.store.protocol import Tx
@@ -91,7 +90,7 @@ def _idle_since(tx: Tx, desk: Desk, session: SessionId, *, after: Named | None, 
         if cause.get("verb") in _OVER_TURNS and row.status == "committed" and row.undone_by is None:
             gone.add(cause.get("turn", ""))
             reach = min(reach, *cause["of"], *cause.get("part", ()), _LAST_ID)
-        is_work = row.turn != row.id and cause.get("verb") not in (*WAYS_BACK, "redo")
+        is_work = row.turn != row.id and row.way_back is None
         if is_work and row.turn not in gone and row.id < reach:
             return session, row.turn
     return None
@@ -101,7 +100,7 @@ def close_open_turns(desk: Desk, session: SessionId, *, cancel: bool) -> set[str
     """A turn that is still running is cancelled first, or nothing is rolled back. The turns that were cancelled."""
     with desk.ledger.store.read() as tx:
         running = open_calls_of(tx, session)
-        turns = {row.id for row in tx.select(TURNS, {"session": session}) if is_open_turn(tx, session, row.id)}
+        turns = {row.id for row in tx.select(TURNS, {"session": session}) if row.is_open}
         turns |= {row.turn for row in running}
     if not turns:
         return turns

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
 
 from mulligan.history.desk import Desk
-from mulligan.history.log import LOG_LIMIT, calls_of, changes_of, status_shown
+from mulligan.history.log import LOG_LIMIT, as_it_happened, calls_of, changes_of, status_shown
 from mulligan.history.tables import ROOTS, TURNS, CallRow, RootRow, TurnRow
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
 from mulligan.values.entries import Change, Entry, FileEntry, SymlinkEntry, kind_of_change
 from mulligan.values.faults import MulliganError
 from mulligan.values.ids import SessionId
-from mulligan.values.paths import RepoPath, to_wire
+from mulligan.values.paths import RepoPath, text_from_wire, to_wire
 from mulligan.workspace.diffing import line_counts, unified_diff
 
+MayTell = Callable[[str], bool]
+"""Whether there may be talk of a path, which is as the desk shows it."""
 
-def log_view(desk: Desk, session: SessionId | None = None, *, limit: int = LOG_LIMIT) -> list[dict[str, Any]]:
+
+def _anything(_: str) -> bool:
+    return True
+
+
+def log_view(
+    desk: Desk, session: SessionId | None = None, *, limit: int = LOG_LIMIT, may_tell: MayTell = _anything
+) -> list[dict[str, Any]]:
     """The newest calls and external changes, newest first."""
     with desk.ledger.store.read() as tx:
-        return [call_view(desk, tx, row) for row in islice(calls_of(tx, desk, session), limit)]
+        rows = islice(as_it_happened(tx, calls_of(tx, desk, session)), limit)
+        return [call_view(desk, tx, row, may_tell) for row in rows]
 
 
-def call_view(desk: Desk, tx: Tx, row: CallRow) -> dict[str, Any]:
+def call_view(desk: Desk, tx: Tx, row: CallRow, may_tell: MayTell = _anything) -> dict[str, Any]:
     root = tx.get(ROOTS, row.root) or desk.root
+    changes = [one for one in changes_of(tx, row.id) if _may_tell_of(desk, root, one, may_tell)]
     return {
         "id": row.id,
         "label": row.label,
@@ -35,9 +47,18 @@ def call_view(desk: Desk, tx: Tx, row: CallRow) -> dict[str, Any]:
         "external": bool(row.external),
         "started_at": row.started_at,
         "ended_at": row.ended_at,
-        "changes": [_change_view(desk, tx, root, change) for change in changes_of(tx, row.id)],
-        "coverage": decode(row.coverage),
+        "changes": [_change_view(desk, tx, root, change) for change in changes],
+        "coverage": [gap for gap in decode(row.coverage) if may_tell(desk.shown(root, _path_of(gap)))],
     }
+
+
+def _may_tell_of(desk: Desk, root: RootRow, change: Change, may_tell: MayTell) -> bool:
+    names = [change.path] if change.renamed_from is None else [change.path, change.renamed_from]
+    return all(may_tell(desk.shown(root, name)) for name in names)
+
+
+def _path_of(gap: Mapping[str, str]) -> RepoPath:
+    return RepoPath(text_from_wire(gap["path"]))
 
 
 def _change_view(desk: Desk, tx: Tx, root: RootRow, change: Change) -> dict[str, Any]:
@@ -67,10 +88,12 @@ def _content(desk: Desk, tx: Tx, entry: Entry) -> bytes:
     return entry.target.encode("utf-8", "surrogateescape") if isinstance(entry, SymlinkEntry) else b""
 
 
-def diff_view(desk: Desk, row: CallRow) -> str:
+def diff_view(desk: Desk, row: CallRow, may_tell: MayTell = _anything) -> str:
     """What a call changed, as a diff that `git apply` takes."""
     with desk.ledger.store.read() as tx:
-        return "".join(change_diff(desk, tx, change) for change in changes_of(tx, row.id))
+        root = tx.get(ROOTS, row.root) or desk.root
+        changes = [one for one in changes_of(tx, row.id) if may_tell(desk.shown(root, one.path))]
+        return "".join(change_diff(desk, tx, change) for change in changes)
 
 
 def change_diff(desk: Desk, tx: Tx, change: Change) -> str:

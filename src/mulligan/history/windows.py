@@ -13,20 +13,23 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from mulligan.history.call import Call
 from mulligan.history.dead_windows import CLOSED
 from mulligan.history.desk import Desk
 from mulligan.history.kept import Drift, KeptTree
+from mulligan.history.live import Learned
 from mulligan.history.observing import take_stock
 from mulligan.history.tables import OPEN, TOUCHES, WINDOWS, WindowRow
 from mulligan.store.journal import HEADS
 from mulligan.store.protocol import Tx
-from mulligan.values.faults import fault_of_os_error
+from mulligan.values.faults import fault, fault_of_os_error
 from mulligan.values.paths import RepoPath, path_bytes
-from mulligan.workspace.exec.capture import Caught, StrategyName
+from mulligan.workspace.exec.capture import Caught, Coverage, StrategyName
 from mulligan.workspace.exec.choose import WindowName
 from mulligan.workspace.exec.command import Command
 from mulligan.workspace.exec.spawn import Extras
@@ -75,6 +78,12 @@ class Ready:
         self.tree.close()
         if self.mark is not None:
             self.mark.close()
+
+    def leave(self) -> None:
+        """The mark stays where it is, for whoever has to put back what we could not."""
+        self.tree.close()
+        if self.mark is not None:
+            os.close(self.mark.fd)
 
 
 class Lookout:
@@ -177,10 +186,22 @@ class Window:
             frozenset(self._absolute(one.path) for one in self.drifts), self._coverage(), attribution="window"
         )
 
-    def _coverage(self) -> tuple[tuple[bytes, str], ...]:
+    def look(self) -> Coverage:
+        """What it could not capture. If it broke in the middle of its look, what that found is lost; what the store
+        has is not."""
+        assert self._ready is not None
+        if not self._looked:
+            self._ready.tree.close()
+            tree = self._ready.tree = KeptTree(self._desk, watched_from=_NEVER_WATCHED)
+            self.drifts = tree.look(whole=True, keep=False) if tree.restore() else []
+            self._looked = True
+        return self._coverage()
+
+    def _coverage(self) -> Coverage:
         assert self._ready is not None
         lost = {self._absolute(one.path): "no_baseline" for one in self.drifts if one.before is None}
-        return tuple(sorted((lost | dict.fromkeys(self._ready.tree.specials, "special_file")).items()))
+        linked = {self._absolute(one.path): "hard_link" for one in self.drifts if one.elsewhere}
+        return tuple(sorted((linked | lost | dict.fromkeys(self._ready.tree.specials, "special_file")).items()))
 
     def _look_around(self, tree: KeptTree) -> None:
         """What changed since the last window is somebody else's, and goes on record as such."""
@@ -199,50 +220,84 @@ class Window:
         if ready.mark is not None:
             ready.mark.clear()
         with self._desk.ledger.store.write() as tx:
-            self._call.begin_in(tx)
+            self._call.begin_command_in(tx)
             _forget_ended(tx)
-            head = tx.get(HEADS, f"w:{self._desk.root.workspace}")
-            self.since = 0 if head is None else head.seq
+            self.since = self._newest(tx)
             path = "" if ready.mark is None else ready.mark.path
             tx.put(WINDOWS, WindowRow(self._call.id, self._desk.root.id, self.since, started_ns, path))
             ready.tree.publish(tx)
         self._call.has_begun()
+        self._call.at_end.append(self._end_with_call)
+        ready.tree.has_published()
 
-    def take(self) -> None:
-        """What changed in the window is the call's, durably; the window is closed with that."""
+    def take(self, *, stands: bool) -> None:
+        """What changed in the window is the call's, durably; the window is closed with that.
+
+        If it does not stand, nobody needs the bytes: it is about to be put back. So it is if this fails.
+        """
         ready, self._ready = self._ready, None
-        assert ready is not None
-        if not self._looked:
-            self.drifts = self._look_again(ready)
-        self._learn(ready.tree)
-        if ready.mark is not None:
-            ready.mark.close_in_order()
+        assert ready is not None and self._looked
+        taken = False
+        try:
+            self._put_on_record(ready.tree, stands=stands)
+            if ready.mark is not None:
+                ready.mark.close_in_order()
+            taken = True
+        finally:
+            if not taken:
+                ready.leave()
         lookout_of(self._desk).give_back(ready)
 
-    def _look_again(self, ready: Ready) -> list[Drift]:
-        """It broke in the middle of a look. What that found is lost; what the store has is not."""
-        ready.tree.close()
-        ready.tree = KeptTree(self._desk, watched_from=_NEVER_WATCHED)
-        return ready.tree.look(whole=True) if ready.tree.restore() else []
-
-    def _learn(self, tree: KeptTree) -> None:
+    def _put_on_record(self, tree: KeptTree, *, stands: bool) -> None:
         if not self.drifts:
-            self._call.at_end.append(self._forget_with_call)
             return
-        known = [(one.path, one.before, one.after) for one in self.drifts if one.before is not None]
-        seen = [(path, before, after) for path, before, after in known if after is not None]
-        self._call.learn(seen, also=(self._forget, tree.publish))
-        large = [(path, before) for path, before, after in known if after is None]
-        for path, before in large:
-            self._call.adopt(path, before)
-        self._call.absorb([path for path, _ in large])
+        if stands:
+            self._learn(self._forget, tree.publish)
+            tree.has_published()
+            self._call.absorb(self._unread())
+            return
+        self._learn(self._forget)
+        tree.take_back()
+        self._call.at_end.append(partial(self._tell_of_return, tree, tree.looks))
+        with suppress(PermissionError):  # whoever puts it back takes the right to read it
+            self._call.absorb(self._unread(), keep=False)
+
+    def _tell_of_return(self, tree: KeptTree, looks: int, _: Tx, status: str) -> bool:
+        if status == "aborted":
+            tree.were_put_back(set(self.paths()).difference(self._call.conflicts), since=looks)
+        return False
+
+    def _learn(self, *also: Callable[[Tx], None]) -> None:
+        known = [
+            Learned(one.path, one.before, one.after, one.seen, one.links)
+            for one in self.drifts
+            if one.before is not None
+        ]
+        self._call.learn(known, also=also)
+
+    def _unread(self) -> list[RepoPath]:
+        """What was too large to be read along, or may not be read."""
+        return [one.path for one in self.drifts if one.before is not None and one.after is None]
 
     def _forget(self, tx: Tx) -> None:
         tx.delete(WINDOWS, self._call.id)
 
-    def _forget_with_call(self, tx: Tx, _: str) -> bool:
-        self._forget(tx)
+    def _end_with_call(self, tx: Tx, _: str) -> bool:
+        """A call does not end before it is known what a command did in it: the store has all it takes to find out."""
+        if self.is_open:
+            words = "What a command has changed could not be told. Opening the store again puts it back."
+            raise fault("restore_failed", words, call=self._call.id)
+        if not self.drifts:
+            self._forget(tx)
         return False
+
+    def _newest(self, tx: Tx) -> int:
+        head = tx.get(HEADS, f"w:{self._desk.root.workspace}")
+        return 0 if head is None else head.seq
+
+    def has_company(self, tx: Tx) -> bool:
+        """Whether anybody has put anything on record since it was opened."""
+        return self._newest(tx) != self.since
 
     def paths(self) -> list[RepoPath]:
         return [one.path for one in self.drifts]

@@ -6,16 +6,16 @@ Only messages count. Events beside them, such as clients coming and going, never
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from mulligan.session.options import checked_count, checked_options
 from mulligan.values.faults import fault
+from mulligan.values.plain import plain
 
 Recovery = Literal["reject", "trim", "compact"]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Budget:
     """`reject` refuses the message; `trim` and `compact` make room and keep the last ones."""
 

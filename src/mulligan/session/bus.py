@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
+
+from mulligan.values.plain import plain
 
 Listener = Callable[[Any], object]
 
@@ -30,7 +31,7 @@ class Isolated:
         return True
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class DispatchResult:
     """What came of an event: every error of a reducer or listener. It is true exactly if there were none."""
 

@@ -15,17 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from mulligan.session.in_force import InForce
 from mulligan.session.options import checked_options
 from mulligan.session.subscribers import poke
+from mulligan.session.tables import CLIENTS, ClientRow
 from mulligan.session.transcript import Archive, Written, append_event_in, append_message_in, written
 from mulligan.store.blobs import Vanished
 from mulligan.store.protocol import Tx
-from mulligan.store.tables import Table
 from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import parse_timestamp
 from mulligan.values.faults import MulliganError, fault
@@ -48,24 +48,6 @@ _RIGHTS = {"prompt_injection": bool, "permission_routing": bool, "metadata": Map
 _ATTACH = {"mode": str, "takeover": bool, **_RIGHTS}
 _DETACH = {"reason": str, "metadata": Mapping}
 _METADATA = {"metadata": Mapping}
-
-
-@dataclass(slots=True, frozen=True)
-class ClientRow:
-    """One attached client. `beat_told_at`: when a heartbeat of it was last told as an event."""
-
-    session: str
-    client: str
-    mode: str
-    attached_at: str
-    last_seen_at: str
-    prompt_injection: int
-    permission_routing: int
-    metadata: str
-    beat_told_at: str | None = None
-
-
-CLIENTS: Table[ClientRow] = Table("clients", ClientRow, key=("session", "client"))
 
 
 class Clients(InForce):

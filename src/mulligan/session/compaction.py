@@ -20,6 +20,7 @@ from mulligan.session.messages import (
 )
 from mulligan.session.transcript import Message, check_message, text_of
 from mulligan.values.faults import fault
+from mulligan.values.plain import plain
 
 Strategy = Literal["llm", "truncate", "observation_mask", "custom"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
@@ -38,7 +39,7 @@ _MASK_FROM_CHARS, _FIRST_LINE_CHARS = 500, 120
 _CHARS_PER_TOKEN = 4
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Options:
     """What compaction can be asked. Anything else is refused."""
 
@@ -105,7 +106,7 @@ _CHECKS: Mapping[str, Callable[[str, object], None]] = {
 }
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Compacted:
     """What is in force afterwards: `summaries`, then the messages from `archived` on, some of them `shortened`."""
 

@@ -8,13 +8,14 @@ journal: the framework deletes and prunes them, and then they are gone.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mulligan.store.protocol import Tx
 from mulligan.store.tables import Table
+from mulligan.values.plain import plain
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class GraphPointRow:
     """One checkpoint without its values. `kind` is how the framework's serialiser says it wrote `body`."""
 
@@ -29,7 +30,7 @@ class GraphPointRow:
     about: bytes
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class GraphValueRow:
     """What a channel held in one of its versions."""
 
@@ -41,7 +42,7 @@ class GraphValueRow:
     body: bytes
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class GraphWriteRow:
     """What a task wrote after a checkpoint, waiting for the next one."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from mulligan.session.bundle import Document, body_of, is_message_event, parse_bundle
@@ -26,6 +25,7 @@ from mulligan.values.canonical import encode
 from mulligan.values.digest import Digest
 from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId, parse_user_id
+from mulligan.values.plain import plain
 
 
 def import_bundle(
@@ -79,7 +79,7 @@ def _written_insertions(archive: Archive, section: Document) -> list[Written]:
     return [written(archive, message, id=place["id"]) for place, message in pairs if place["event"] is None]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class _Made:
     """A session that is being made."""
 

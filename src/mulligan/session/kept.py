@@ -25,12 +25,13 @@ from mulligan.store.protocol import Store, Tx
 from mulligan.store.tables import Table
 from mulligan.values.canonical import decode, encode
 from mulligan.values.ids import SessionId
+from mulligan.values.plain import plain
 from mulligan.values.state_faults import ExecutionStateError
 
 CHANGED, RECORDED = "slices.changed", "checkpoint.recorded"
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class SliceRow:
     """One slice. `version` is the place of its newest change in the session's journal, `next_place` is free."""
 
@@ -41,7 +42,7 @@ class SliceRow:
     next_place: int
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class SliceItemRow:
     session: str
     slice: str
@@ -49,7 +50,7 @@ class SliceItemRow:
     body: bytes
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class SliceChangeRow:
     """What a call did to a STATE slice: `came` lists places, `went` places and what was there."""
 
@@ -67,7 +68,7 @@ SLICE_CHANGES: Table[SliceChangeRow] = Table(
 )
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class CheckpointRow:
     """The newest checkpoint with a name. `body` is its JSON, or the digest of the blob that holds it."""
 
@@ -92,7 +93,7 @@ SLICE_TABLES: tuple[Table[Any], ...] = (SLICES, SLICE_ITEMS, SLICE_CHANGES, CHEC
 Placed: TypeAlias = tuple[int, Any]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class SliceChange:
     """Places that fall empty, and items as JSON at theirs."""
 
@@ -351,7 +352,7 @@ class StoreHome:
                     self._known[diff.kind] = _Kept(version, diff.items, diff.places(), diff.next_place)
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class _Diff:
     """From a kept version to another: the change, and the places afterwards."""
 

@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from mulligan.session.slices import SlicePolicy
 from mulligan.session.types import TYPES
+from mulligan.values.plain import plain
 
 V = TypeVar("V")
 
@@ -21,7 +22,7 @@ UPDATE_PLAN = "update_plan"
 """The tool by which a model says what it is about."""
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class PlanStep:
     title: str
     status: StepStatus = "pending"

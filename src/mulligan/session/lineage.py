@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from mulligan.session.facts import BRANCHED_AT, OF_THE_FORK, facts_of
 from mulligan.session.projection import talk_row, window_row
-from mulligan.session.tables import SESSIONS, session_journal
+from mulligan.session.roots import is_in
+from mulligan.session.tables import BOUNDARIES, SESSIONS, session_journal
 from mulligan.session.transcript import Archive, head_of, run_holding, window_of
 from mulligan.session.windows import Window, to_json
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
 from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId, parse_user_id
+from mulligan.values.plain import plain
 
 LogEntry = list[Any]
 """[session, after, upto, events, events before `after`]: events that a session inherited."""
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Ancestry:
     parent_id: str | None
     child_ids: tuple[str, ...]
@@ -59,9 +60,19 @@ def fresh_id(tx: Tx, archive: Archive, wanted: str | None) -> SessionId:
 
 
 def fork_in(
-    tx: Tx, archive: Archive, parent: SessionId, child: SessionId, *, root: str, kept: Window | None = None
+    tx: Tx,
+    archive: Archive,
+    parent: SessionId,
+    child: SessionId,
+    *,
+    root: str,
+    kept: Window | None = None,
+    copied: tuple[str, str] | None = None,
 ) -> None:
-    """Open a child that has its parent's talk in force, or what is `kept` of it. Nothing is copied."""
+    """Open a child that has its parent's talk in force, or what is `kept` of it. Nothing is copied.
+
+    It may do what its parent may, and no longer. `copied`: where its files were copied from, and where they are.
+    """
     log = inherited_log(tx, parent)
     facts = {name: value for name, value in facts_of(tx, parent).items() if name not in OF_THE_FORK}
     if kept is not None:
@@ -73,6 +84,24 @@ def fork_in(
     archive.journal.append(tx, journal, "session.opened", opened, at=at)
     body = {"verb": "fork", "spans": to_json(window), "log": log, "log_after": 0, "was": 0, "facts": facts}
     archive.journal.append(tx, journal, "window.changed", body, at=at)
+    bounds = tx.get(BOUNDARIES, parent)
+    if bounds is not None:
+        inherited = decode(bounds.body) if copied is None else _as_in_copy(decode(bounds.body), *copied)
+        times = {"started_at_ns": bounds.started_at_ns, "expires_at_ns": bounds.expires_at_ns}
+        attached = {"session": child, "boundary": inherited, **times}
+        archive.journal.append(tx, journal, "boundary.attached", attached, at=at)
+
+
+def _as_in_copy(boundary: dict[str, Any], source: str, copy: str) -> dict[str, Any]:
+    """What a boundary says of paths by their whole names, it says of those in the copy too."""
+
+    def with_copies(body: dict[str, Any], field: str) -> dict[str, Any]:
+        names = body.get(field) or []
+        there = [copy + name[len(source) :] for name in names if is_in(name, source)]
+        return {**body, field: [*names, *there]} if there else body
+
+    capability = with_copies(boundary["capability"], "fs_roots")
+    return {**boundary, "capability": capability, "policy": [with_copies(one, "paths") for one in boundary["policy"]]}
 
 
 def inherited_log(tx: Tx, session: SessionId) -> list[LogEntry]:

@@ -12,11 +12,12 @@ from typing import Any
 
 from mulligan.session.transcript import text_of
 from mulligan.values.canonical import encode
+from mulligan.values.plain import plain
 
 RESULT_ROLES = ("tool", "tool_result", "function")
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class ToolCall:
     id: str
     name: str

@@ -7,6 +7,7 @@ is kept for that: times never run backwards in a journal, so the record that a t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 
 from mulligan.session.messages import is_continuable
 from mulligan.session.projection import APPENDED, INSERTED, window_row
@@ -23,7 +24,7 @@ from mulligan.session.transcript import (
     window_of,
 )
 from mulligan.session.windows import Span, Window, length, normal, part, place_of, without
-from mulligan.store.journal import RECORDS, Record, parse_record, records_of
+from mulligan.store.journal import RECORDS, Record, parse_record
 from mulligan.store.protocol import Tx
 from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId
@@ -33,11 +34,13 @@ _NEAR = 32
 
 def record_at(tx: Tx, session: SessionId, at: str, matches: Callable[[Record], bool]) -> int | None:
     """The record of that time that matches; None if the journal has none."""
-    for record in records_of(tx, session_journal(session), after=_first_at(tx, session, at) - 1):
-        if record.at != at:
-            return None
+    for seq in count(_first_at(tx, session, at)):
+        row = tx.get(RECORDS, session_journal(session), seq)
+        record = None if row is None else parse_record(row)
+        if record is None or record.at != at:
+            break
         if matches(record):
-            return record.seq
+            return seq
     return None
 
 

@@ -13,7 +13,7 @@ each other are one run, and the run that still grows is in the session's own row
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from mulligan.session.tables import SESSIONS
@@ -22,9 +22,10 @@ from mulligan.store.journal import Record
 from mulligan.store.protocol import Tx
 from mulligan.store.tables import Table
 from mulligan.values.canonical import encode
+from mulligan.values.plain import plain
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class TalkRow:
     """Where a session's talk stands.
 
@@ -46,7 +47,7 @@ class TalkRow:
     log_from: int = 0
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class RunRow:
     """Messages from number `first` on, up to the next run, are in the records from `seq` on, one each.
 
@@ -60,7 +61,7 @@ class RunRow:
     inserted: int
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class WindowRow:
     """What is in force since record `seq`, besides the session's own messages from `tail` on.
 
@@ -79,7 +80,7 @@ class WindowRow:
     call: str | None
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class FactRow:
     session: str
     name: str

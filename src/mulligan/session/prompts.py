@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from mulligan.session.messages import RESULT_ROLES, ToolCall, ToolResult, as_text, calls_in, paired
 from mulligan.session.transcript import Message, text_of
 from mulligan.values.canonical import decode
 from mulligan.values.faults import MulliganError, fault
+from mulligan.values.plain import plain
 
 Shape = Literal["openai", "anthropic"]
 
@@ -25,7 +25,7 @@ _ODD = re.compile("[^a-zA-Z0-9_-]")
 _NAME_CHARS = 56
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Prompt:
     """What a model is sent. For OpenAI the system text is the first message as well; for Anthropic it is apart."""
 
@@ -33,7 +33,7 @@ class Prompt:
     messages: list[dict[str, Any]]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class _Exchange:
     """An assistant's calls with their results, all there."""
 
@@ -42,7 +42,7 @@ class _Exchange:
     results: list[ToolResult]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class _Said:
     role: str
     content: Any

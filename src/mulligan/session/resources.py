@@ -13,6 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar, overload, runtime_checkable
 
 from mulligan.session.state import Session
 from mulligan.session.types import TYPES
+from mulligan.values.plain import plain
 
 T = TypeVar("T")
 SnapshotT = TypeVar("SnapshotT")
@@ -138,7 +139,7 @@ def _is_apart(one: object) -> bool:
     return not isinstance(one, Session | type)
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class RandomSnapshot:
     state: tuple[Any, ...]
 
@@ -159,7 +160,7 @@ class RandomResource:
 # Tokens spent.
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class TokenUsage:
     input_tokens: int = 0
     output_tokens: int = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from mulligan.session.facts import fact, set_facts_in
@@ -23,6 +23,7 @@ from mulligan.store.protocol import Tx
 from mulligan.store.tables import Table
 from mulligan.values.faults import MulliganError, fault
 from mulligan.values.ids import SessionId
+from mulligan.values.plain import plain
 
 ANCHOR, POLICY = "workspace_anchor", "workspace_policy"
 MountMode = Literal["read_only", "extend", "sandboxed"]
@@ -33,7 +34,7 @@ ROOTS_MAX = 256
 Json = dict[str, Any]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Mount:
     """One additional root, by its real path."""
 
@@ -45,7 +46,7 @@ class Mount:
         return {"path": self.path, "mount_mode": self.mode, "mounted_at": self.mounted_at}
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Anchor:
     primary: str
     mounts: tuple[Mount, ...]
@@ -69,7 +70,7 @@ class Anchor:
         return replace(self, mounts=tuple(one for one in self.mounts if one.path != path))
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class AsideRow:
     """A sandboxed root with writes that are not merged yet: where its copy is, and what it was made from.
 
@@ -85,7 +86,7 @@ class AsideRow:
     created_at: str
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class EndedAsideRow:
     """The root of a copy that is gone, merged or dropped: nothing can be put back there any more."""
 

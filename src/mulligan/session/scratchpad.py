@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from mulligan.session.facts import SCRATCHPAD, SCRATCHPAD_VERSION, fact, set_facts_in
@@ -13,13 +12,14 @@ from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode, encode
 from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId
+from mulligan.values.plain import plain
 
 SCRATCHPAD_MAX_BYTES = 16_384
 _COUNTED = ("goals", "open_items", "facts", "refs")
 _OPTIONS = {"source": str, "reason": str, "metadata": Mapping}
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Scratchpad:
     version: int
     content: dict[str, Any] | None

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from inspect import Parameter, signature
 from typing import Any, Generic, TypeAlias, TypeVar, overload
+
+from mulligan.values.plain import plain
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -106,28 +107,28 @@ class Items(Sequence[T_co]):
 NO_ITEMS: Items[Any] = Items()
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Append(Generic[T]):
     """Add one item at the end of the slice."""
 
     item: T
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Extend(Generic[T]):
     """Add several items at the end of the slice."""
 
     items: Sequence[T]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Replace(Generic[T]):
     """These items instead of whatever is in the slice."""
 
     items: Sequence[T]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Clear(Generic[T]):
     """Without a predicate, everything goes."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 from uuid import UUID
@@ -28,6 +27,7 @@ from mulligan.session.snapshot import Slices, Snapshot, SnapshotMetadata
 from mulligan.session.types import TYPES
 from mulligan.values.clock import Clock, SystemClock
 from mulligan.values.ids import IdSource, SystemIds
+from mulligan.values.plain import plain
 from mulligan.values.state_faults import ExecutionStateError, SnapshotMismatchError
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ T = TypeVar("T")
 ONLY_STATE = frozenset({SlicePolicy.STATE})
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class _Rule:
     """What an event does to a slice."""
 
@@ -56,7 +56,7 @@ class ReducerError(ExecutionStateError):
         return ExecutionStateError, (self.message,)
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class ReducerContext:
     """What a reducer may look at besides its slice: `context[Plan].latest()`."""
 
@@ -344,7 +344,7 @@ class _Attempt:
             self._session.tell(self._pending, only_logs=only_logs)
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class SliceAccessor(Generic[T]):
     """One slice of a session. What it gives is immutable; it changes only through the session."""
 

@@ -1,17 +1,18 @@
-"""What a session is in the store: one row, folded from its journal."""
+"""What a session is in the store: a row folded from its journal, what it may do, and who is attached to it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mulligan.store.journal import Record
 from mulligan.store.protocol import Tx
 from mulligan.store.tables import Table
 from mulligan.values.canonical import encode
 from mulligan.values.ids import SessionId
+from mulligan.values.plain import plain
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class SessionRow:
     id: str
     root: str
@@ -25,7 +26,7 @@ SESSIONS: Table[SessionRow] = Table(
 )
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class BoundaryRow:
     """What a session may do, as it was opened: `body` is JSON with capability, policy, workdir and environment."""
 
@@ -37,6 +38,24 @@ class BoundaryRow:
 
 
 BOUNDARIES: Table[BoundaryRow] = Table("boundaries", BoundaryRow, key=("session",), projected=True)
+
+
+@plain(slots=True, frozen=True)
+class ClientRow:
+    """One attached client. `beat_told_at`: when a heartbeat of it was last told as an event."""
+
+    session: str
+    client: str
+    mode: str
+    attached_at: str
+    last_seen_at: str
+    prompt_injection: int
+    permission_routing: int
+    metadata: str
+    beat_told_at: str | None = None
+
+
+CLIENTS: Table[ClientRow] = Table("clients", ClientRow, key=("session", "client"))
 
 
 def session_journal(session: SessionId) -> str:

@@ -14,7 +14,7 @@ import os
 from base64 import urlsafe_b64encode
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from math import log2
@@ -28,6 +28,7 @@ from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import Clock, FixedClock, parse_timestamp, timestamp
 from mulligan.values.faults import fault
 from mulligan.values.ids import parse_user_id
+from mulligan.values.plain import plain
 
 PREFIX = "mlg_"
 HANDLE_PREFIX = "sha256:v1:"
@@ -44,7 +45,7 @@ Entropy = Callable[[int], bytes]
 """So many random bytes, fit for secrets."""
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class TokenRow:
     """What the journal says of a token. `last_seen_at` is the last sight on record; the newest is in SIGHTS."""
 
@@ -57,7 +58,7 @@ class TokenRow:
     attributes: str
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class SightRow:
     """When a token was last used: coordination, updated in place."""
 
@@ -91,7 +92,7 @@ def project_token_expired(tx: Tx, record: Record) -> None:
         tx.put(TOKENS, replace(row, expires_at=record.payload["expires_at"], ended=1))
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Token:
     """A token as whoever asked may know it. `id` is the bearer token itself, only ever as the caller already has it:
     from `create`, or because it was given. None where it was named by its handle. It is never shown by `repr`.

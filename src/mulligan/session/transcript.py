@@ -37,6 +37,7 @@ from mulligan.values.digest import Digest
 from mulligan.values.faults import fault
 from mulligan.values.ids import IdSource, SessionId
 from mulligan.values.limits import RECORD_INLINE_BYTES
+from mulligan.values.plain import plain
 
 Message = dict[str, Any]
 Event = dict[str, Any]
@@ -63,7 +64,7 @@ class Archive:
         return timestamp(self.clock)
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Written:
     """A message as it is going to be written: in its record, or, when large, in a blob that the record names."""
 
@@ -234,7 +235,7 @@ def _run_after(tx: Tx, row: TalkRow, run: RunRow) -> RunRow:
 # Reading messages.
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Entry:
     """A message where it stands: in record `seq` of the session that it was written in."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -19,6 +19,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from uuid import UUID
 
 from mulligan.values.faults import MulliganError
+from mulligan.values.plain import plain
 from mulligan.values.state_faults import SnapshotMismatchError
 
 C = TypeVar("C", bound=type[Any])
@@ -219,7 +220,7 @@ TYPES = Types()
 """The registry of this process."""
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Unknown:
     """A stored value of a type that this process does not know. It is kept, and stored again, as it is."""
 

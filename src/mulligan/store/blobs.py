@@ -32,6 +32,9 @@ _BATCH_BLOBS = 250
 SMALL_BYTES = 8_192
 """Packing so little takes no longer than asking whether the store has it, and less than packing it as a change."""
 
+TOUCHED_ANEW_MS = 60_000
+"""A blob touched less long ago is not touched again, so whoever collects must look that much further back."""
+
 _DELTA_MIN_BYTES = 1_024
 _BASE_MIN_BYTES = 64
 _DELTA_MAX_BYTES = 32 * 1024 * 1024
@@ -54,14 +57,14 @@ class BodyRow:
     body: bytes
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class UnsyncedRow:
     """A body beside the database that a power cut could still take; `housekeeping` syncs it and removes the row."""
 
     digest: bytes
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class PartRow:
     """One part of a blob that is kept in parts; `part` is an edge that keeps it reachable."""
 
@@ -82,6 +85,7 @@ class Prepared:
     """Hashed and packed, not yet named by the store. Without a body: the store had it when we looked.
 
     `plain`: small bytes the store surely has, which are packed only if it turns out that it has not.
+    `fresh`: it was touched so lately that nothing is left to do.
     """
 
     digest: Digest
@@ -90,6 +94,7 @@ class Prepared:
     base: bytes | None = None
     depth: int = 0
     plain: bytes | None = None
+    fresh: bool = False
 
     @property
     def place(self) -> str:
@@ -117,17 +122,19 @@ class Blobs:
         self._store = store
         self._clock = clock
 
-    def prepare(self, data: Content, *, after: Content | None = None) -> Prepared:
+    def prepare(self, data: Content, *, after: Content | None = None, digest: Digest | None = None) -> Prepared:
         """Hash and pack; large bodies are written beside the database here, before any row names them.
 
         `after` is an earlier version of the same file, which the caller has put, or is about to put before this one.
+        `digest` is that of the data, for who knows it already.
         """
         if isinstance(data, Large):
             return Prepared(data.digest, data.size, None)
+        digest = digest or digest_of(data)
         after = None if isinstance(after, Large) else after
         if after is None and len(data) <= SMALL_BYTES:
-            return Prepared(digest_of(data), len(data), pack(data))
-        return self._prepare_looking(data, digest_of(data), after)
+            return Prepared(digest, len(data), pack(data))
+        return self._prepare_looking(data, digest, after)
 
     def prepare_seen(self, data: Content, digest: Digest) -> Prepared:
         """What a look at a file gave. Mostly the store knows it: it is what somebody's last change left there."""
@@ -142,7 +149,7 @@ class Blobs:
             known = tx.get(BLOBS, raw_digest(digest))
             base = self._base(tx, data, after)
         if known is not None and known.place in READABLE:
-            return Prepared(digest, len(data), None)
+            return Prepared(digest, len(data), None, fresh=self._is_fresh(known))
         prepared = (
             Prepared(digest, len(data), pack(data)) if base is None or after is None else _changed(data, after, base)
         )
@@ -166,8 +173,9 @@ class Blobs:
         raw = raw_digest(prepared.digest)
         known = tx.get(BLOBS, raw)
         if known is not None and known.place in READABLE:
-            tx.update(BLOBS, raw, touched_ms=self._now_ms())
-            self._catch_up(tx, known)
+            if not self._is_fresh(known):
+                tx.update(BLOBS, raw, touched_ms=self._now_ms())
+                self._catch_up(tx, known)
             return prepared.digest
         base, body = prepared.base, prepared.body if prepared.plain is None else pack(prepared.plain)
         depth = 0 if base is None else _depth_on(tx, base)
@@ -180,6 +188,11 @@ class Blobs:
             tx.put(UNSYNCED, UnsyncedRow(raw))
         return prepared.digest
 
+    def _is_fresh(self, known: BlobRow) -> bool:
+        """Touched lately, and as durable as we are asked to be."""
+        is_durable = known.place != BESIDE or self._store.durability == "process"
+        return is_durable and self._now_ms() - known.touched_ms <= TOUCHED_ANEW_MS
+
     def _catch_up(self, tx: Tx, known: BlobRow) -> None:
         """A body that somebody put without waiting for the disk, now needed by one who must wait."""
         if known.place == BESIDE and self._store.durability == "power" and tx.delete(UNSYNCED, known.digest):
@@ -189,6 +202,8 @@ class Blobs:
         """Prepare and publish one blob in a transaction of its own."""
         while True:
             prepared = self.prepare(data)
+            if prepared.fresh:
+                return prepared.digest
             with suppress(Vanished), self._store.write() as tx:
                 return self.put(tx, prepared)
 
@@ -301,7 +316,7 @@ class Blobs:
         if row.place == BESIDE:
             return self._store.bodies.get(digest)
         if row.place == EVICTED:
-            raise fault("evicted", f"The bytes of {digest} were dropped to stay under the cap.", digest=digest)
+            raise fault("evicted", f"The bytes of {digest} were dropped: over the cap, or on demand.", digest=digest)
         if row.place == LOST:
             raise fault("evicted", f"The bytes of {digest} were lost in a power cut.", digest=digest, lost=True)
         found = tx.get(BODIES, row.digest) if row.place == IN_DATABASE else None
@@ -318,7 +333,7 @@ class Blobs:
         return int(self._clock.now().timestamp() * 1000)
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class _Base:
     digest: bytes
     depth: int

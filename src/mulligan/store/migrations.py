@@ -16,9 +16,26 @@ from mulligan.values.faults import fault
 
 Step: TypeAlias = Callable[[apsw.Connection], None]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
-STEPS: Mapping[int, Step] = MappingProxyType({})
+
+def _to_2(connection: apsw.Connection) -> None:
+    """Calls say whether they are a way back, and what was taken back only in part is looked up, not searched for."""
+    connection.execute(
+        """
+        ALTER TABLE "calls" ADD COLUMN "way_back" TEXT;
+        UPDATE "calls" SET "way_back" = json_extract("cause", '$.verb')
+            WHERE json_extract("cause", '$.verb') IN ('undo', 'restore', 'rollback', 'rewind', 'redo');
+        CREATE TABLE IF NOT EXISTS "taken_in_part"
+            ("call" TEXT NOT NULL, "by" TEXT NOT NULL, PRIMARY KEY ("call", "by")) STRICT, WITHOUT ROWID;
+        INSERT OR IGNORE INTO "taken_in_part" SELECT "part"."value", "calls"."id"
+            FROM "calls", json_each("calls"."cause", '$.part') AS "part"
+            WHERE "calls"."status" = 'committed' AND "calls"."way_back" <> 'redo';
+        """
+    )
+
+
+STEPS: Mapping[int, Step] = MappingProxyType({1: _to_2})
 """For each older version, the step that leads to the next one."""
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
 from mulligan.store.tables import Table, Value
 from mulligan.values.digest import Digest
 from mulligan.values.ids import OwnerId
+from mulligan.values.plain import plain
 
 R = TypeVar("R")
 Durability = Literal["process", "power"]
@@ -97,7 +97,7 @@ class BlobStore(Protocol):
         ...
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class OwnerRow:
     """A process that may hold open calls. `id` is never reused; `host` says where its life can be checked."""
 
@@ -106,7 +106,7 @@ class OwnerRow:
     started_at: str
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class MetaRow:
     """What a store knows about itself, by name."""
 

@@ -204,7 +204,8 @@ class SqliteStore:
             pass
         except OSError as error:
             raise fault("sync_failed", f"Syncing the store: {error.strerror}", errno=error.errno) from error
-        with self._tending, self._connection() as connection:
+        # Another process may be copying the log at this moment; then it does the work.
+        with self._tending, self._connection() as connection, suppress(apsw.BusyError):
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def size_bytes(self) -> int:

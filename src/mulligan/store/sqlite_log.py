@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass
+
+from mulligan.values.plain import plain
 
 _HEAD_BYTES, _FRAME_HEAD_BYTES = 32, 24
 _MAGIC = {0x377F0682: "<", 0x377F0683: ">"}
 """The first number of a log, and the byte order its checksums are made in."""
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class _Head:
     order: str
     page_bytes: int

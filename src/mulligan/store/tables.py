@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from functools import cached_property
-from operator import attrgetter
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from mulligan.values.faults import fault
+from mulligan.values.plain import values_getter
 
 Value: TypeAlias = str | int | bytes | None
 R = TypeVar("R")
@@ -42,21 +42,14 @@ class Table(Generic[R]):
 
     @cached_property
     def values_of(self) -> Callable[[R], tuple[Value, ...]]:
-        return _getter(self.columns)
+        return values_getter(self.columns)
 
     @cached_property
     def key_of(self) -> Callable[[R], tuple[Value, ...]]:
-        return _getter(self.key)
+        return values_getter(self.key)
 
     def make(self, values: tuple[Any, ...]) -> R:
         return self.row(*values)
-
-
-def _getter(columns: tuple[str, ...]) -> Callable[[Any], tuple[Value, ...]]:
-    if len(columns) == 1:
-        (only,) = columns
-        return lambda row: (getattr(row, only),)
-    return attrgetter(*columns)
 
 
 def check_update(table: Table[Any], columns: Collection[str]) -> None:

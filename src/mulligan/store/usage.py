@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from itertools import groupby
 
 from mulligan.store.blobs import BLOBS, IN_PARTS, PARTS, READABLE, BlobRow
 from mulligan.store.journal import HEADS, REFS, STORE_HEAD
 from mulligan.store.paging import rows_by, rows_of_journal
 from mulligan.store.protocol import Store, Tx
+from mulligan.values.plain import plain
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class JournalUsage:
     """`blob_bytes` is what its blobs take, packed; one that several journals need counts in each."""
 
@@ -23,7 +23,7 @@ class JournalUsage:
     blob_bytes: int
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class BlobUsage:
     """Blobs in one place: `db`, `out`, `parts` (which are blobs themselves), `evicted` or `lost`."""
 
@@ -33,7 +33,7 @@ class BlobUsage:
     stored_bytes: int
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Usage:
     total_bytes: int
     journals: tuple[JournalUsage, ...]

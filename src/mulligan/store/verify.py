@@ -51,6 +51,7 @@ from mulligan.store.tables import Table, Value
 from mulligan.values.clock import SystemClock
 from mulligan.values.digest import digest_from_raw, raw_digest
 from mulligan.values.faults import INTEGRITY_CODES, MulliganError, fault
+from mulligan.values.plain import plain
 
 Kind = Literal["engine", "journal", "ref", "blob", "orphan", "projection"]
 Severity = Literal["broken", "harmless"]
@@ -60,7 +61,7 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 R = TypeVar("R")
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Problem:
     """One thing found. `broken` means stored bytes are not what was written; `harmless` needs nobody to act."""
 

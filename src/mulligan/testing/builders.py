@@ -9,15 +9,15 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from mulligan.values.paths import ROOT, RepoPath, ancestors_of
+from mulligan.values.plain import plain
 
 FILE_MODE, DIR_MODE = 0o644, 0o755
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class File:
     """`mtime_ns` 0 stands for whatever it is."""
 
@@ -26,14 +26,14 @@ class File:
     mtime_ns: int = 0
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Link:
     """A symbolic link to be planted, and where it leads."""
 
     target: str
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Dir:
     """A directory to be planted, with its mode."""
 

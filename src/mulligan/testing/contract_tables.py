@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mulligan.store.blobs import BLOBS, BODIES
 from mulligan.store.claims import CLAIMS
 from mulligan.store.journal import HEADS, RECORDS, REFS, Record, Schema
 from mulligan.store.protocol import OWNERS, Tx
 from mulligan.store.tables import Table
+from mulligan.values.plain import plain
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Thing:
     """A row with every kind of column, and a key of two."""
 
@@ -22,7 +21,7 @@ class Thing:
     print: bytes | None = None
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Parcel:
     """A row with a body, which engines may keep in another way."""
 
@@ -30,7 +29,7 @@ class Parcel:
     body: bytes
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Sum:
     """What the records of kind `added` come to, per journal."""
 

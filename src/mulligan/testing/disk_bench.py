@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 from mulligan.testing.builders import Sketch, Tree
 from mulligan.testing.faults import FaultPlan
@@ -13,13 +12,14 @@ from mulligan.testing.people import Person
 from mulligan.values.digest import digest_of
 from mulligan.values.entries import FileEntry
 from mulligan.values.paths import RepoPath
+from mulligan.values.plain import plain
 from mulligan.workspace.disk import Disk
 from mulligan.workspace.places import Spot
 
 DRAFT = b".mulligan-draft"
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Scene:
     """One disk under judgement, who else is at it, and all that is on it."""
 

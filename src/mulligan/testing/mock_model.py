@@ -9,11 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from mulligan.values.canonical import decode, encode
+from mulligan.values.plain import plain
 
 Body = dict[str, Any]
 Step = tuple[str, Body]
@@ -54,7 +54,7 @@ class MockModel(ThreadingHTTPServer):
         return None if found is None else Call(done + 1, found, arguments, heard.tools[found])
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Heard:
     """A request, in no vendor's words. `tools`: those on offer, and what a call of each has to say besides its name."""
 
@@ -62,7 +62,7 @@ class Heard:
     results: Sequence[str]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Call:
     number: int
     name: str

@@ -109,7 +109,8 @@ class SimulatedDisk:
         path = path_from_bytes(b"/".join([*(above for above, _ in trail), name]))
         return Spot(path, self.root.place_of(path), _handle(folder), name)
 
-    def image(self, spot: Spot, *, draft: bytes | None = None, kept: bool = True) -> Image:
+    def image(self, spot: Spot, *, draft: bytes | None = None, kept: bool = True, known: Image | None = None) -> Image:
+        """It has no stamps, and so trusts no earlier image."""
         inode = self._find(spot, draft)
         if inode is None:
             return NOTHING

@@ -13,6 +13,8 @@ from random import Random
 from types import TracebackType
 from typing import TypeAlias
 
+from mulligan.values.plain import plain
+
 SEED_VARIABLE = "MULLIGAN_SEED"
 
 _BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
@@ -23,7 +25,7 @@ Actor: TypeAlias = Iterator[Ready | None]
 """Each `yield` is a moment where others may act; yielding a condition waits until it holds."""
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Seed:
     """One number to repeat a run by. As a context, it adds itself to whatever exception leaves the block."""
 

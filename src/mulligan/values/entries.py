@@ -7,7 +7,6 @@ Two entries are *the same content* when a person would see no difference in what
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from mulligan.values.digest import Digest, parse_digest
@@ -19,7 +18,7 @@ Xattrs: TypeAlias = tuple[tuple[str, str], ...]
 """Extended attributes as sorted (name, base64 value) pairs."""
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Absent:
     """Nothing is there."""
 
@@ -34,12 +33,12 @@ class FileEntry:
     link_group: str | None = None
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class SymlinkEntry:
     target: str
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class DirEntry:
     mode: int
     mtime_ns: int = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import binascii
 from base64 import b64decode, b64encode
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NewType
 
@@ -115,11 +116,19 @@ def from_wire(text: object) -> RepoPath:
     return parse_repo_path(text_from_wire(text) if isinstance(text, str) else text)
 
 
+def paths_from_wire(texts: Iterable[str] | None) -> list[RepoPath] | None:
+    return None if texts is None else [from_wire(text) for text in texts]
+
+
 def text_from_wire(text: str) -> str:
     """What was written, before anybody asks whether it is a path."""
     if not text.startswith(_WIRE_PREFIX):
         return text
+    body = text[len(_WIRE_PREFIX) :]
+    # Directories are listed with a slash at the end. Base64 has slashes too, but comes in groups of four.
+    if len(body) % 4 == 1:
+        body = body.removesuffix("/")
     try:
-        return b64decode(text[len(_WIRE_PREFIX) :], validate=True).decode("utf-8", "surrogateescape")
+        return b64decode(body, validate=True).decode("utf-8", "surrogateescape")
     except (binascii.Error, ValueError):
         raise fault("invalid_path", "A path that begins with 'base64:' must be base64.") from None

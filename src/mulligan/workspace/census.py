@@ -7,12 +7,12 @@ import os
 import stat
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from mulligan.values.clock import Clock
 from mulligan.values.digest import Digest, digest_of, parse_digest
 from mulligan.values.paths import ROOT, RepoPath, name_of, parent_of
+from mulligan.values.plain import plain
 from mulligan.workspace.places import Root
 from mulligan.workspace.search.handles import OPEN_FILE, Handles
 from mulligan.workspace.search.stamps import is_local, stamp_of, was_at_rest
@@ -22,7 +22,7 @@ REMEMBERED_MAX = 300_000
 Stamp = tuple[int, ...]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Seen:
     """What a path held: kind `file`, `symlink`, `dir`, `special` or `absent`. For a link the digest of its target."""
 

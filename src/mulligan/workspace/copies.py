@@ -14,9 +14,9 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 
 from mulligan.values.faults import fault, fault_of_os_error
+from mulligan.values.plain import plain
 from mulligan.workspace.disk import DRAFT_PREFIX, read_xattrs, write_xattrs
 
 _FICLONE = 0x40049409
@@ -32,7 +32,7 @@ _GIT_NOT_SHARED = frozenset(
 )
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Copied:
     """One path of the copy. The stamps say later whether either side has been touched since."""
 
@@ -42,7 +42,7 @@ class Copied:
     copy_stamp: str
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Skipped:
     """A path that has no copy: a device, FIFO or socket, or one that cannot be read."""
 

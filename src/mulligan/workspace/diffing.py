@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 from mulligan.values.paths import RepoPath, path_bytes
+from mulligan.values.plain import plain
 from mulligan.workspace.lines import is_utf8, looks_binary, match_blocks, split_lines
 from mulligan.workspace.patch.names import quote
 
@@ -71,7 +71,7 @@ def unified_diff(
     return sides.first_line() + header + body if header or body else ""
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class _Sides:
     before: RepoPath | None
     after: RepoPath | None

@@ -17,7 +17,7 @@ import stat
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Protocol
 
@@ -42,6 +42,10 @@ _OF_ANOTHER_KIND = frozenset({errno.EINVAL, errno.ELOOP, errno.EISDIR, errno.ENX
 _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
 
 
+Stamp = tuple[int, int, int, int]
+"""Inode, size, time of change of the bytes and of anything."""
+
+
 class Steps(Protocol):
     """Told the name of each step as it is about to happen. May raise, and then it does not."""
 
@@ -60,7 +64,8 @@ class Image:
     """What a spot holds: its entry, the bytes of a file, and what replacing it would have to take care of.
 
     A `special` file (device, FIFO, socket) has no content that could be captured, and no entry. One that is `bound` has
-    an access list, or other attributes of the system's, which we may not give to another file.
+    an access list, or other attributes of the system's, which we may not give to another file. A file has a `stamp`
+    where the disk can tell by it that nothing has happened to it since.
     """
 
     entry: Entry
@@ -69,11 +74,16 @@ class Image:
     owner: int = -1
     special: bool = False
     bound: bool = False
+    stamp: Stamp | None = field(default=None, compare=False)
 
     @property
     def data(self) -> bytes:
         """All bytes of a file, however many, for whoever cannot do with less; none of anything else."""
         return b"" if self.content is None else whole(self.content)
+
+    def without_content(self) -> Image:
+        """To be remembered: all but the bytes."""
+        return Image(self.entry, None, self.links, self.owner, self.special, self.bound, self.stamp)
 
     def holds(self, entry: Entry) -> bool:
         """Whether this is what `entry` says, times aside."""
@@ -116,7 +126,9 @@ class Disk(Protocol):
 
     def resolve(self, path: RepoPath, *, follow: Follow = "within_root_only", final: bool = True) -> Spot: ...
     def resolve_exactly(self, path: RepoPath) -> Spot: ...
-    def image(self, spot: Spot, *, draft: bytes | None = None, kept: bool = True) -> Image: ...
+    def image(
+        self, spot: Spot, *, draft: bytes | None = None, kept: bool = True, known: Image | None = None
+    ) -> Image: ...
     def children(self, spot: Spot) -> list[bytes]: ...
     def mtime_ns(self, spot: Spot) -> int: ...
     def stage_file(self, spot: Spot, draft: bytes, content: Content, *, like: FileEntry) -> None: ...
@@ -144,7 +156,10 @@ class HostDisk:
             self.root: Root = open_root(root)
         except OSError as error:
             shown = os.fsdecode(root)
-            raise fault("unknown_root", f"{shown} cannot be opened as a root: {error.strerror}.", root=shown) from error
+            words = f"{shown} cannot be opened as a root: {error.strerror}."
+            if isinstance(error, FileNotFoundError):
+                words += " If it was removed, make it anew, empty, and undo."
+            raise fault("unknown_root", words, root=shown) from error
         self.keep_large: KeepLarge | None = None
         self._steps: Steps = steps or FreeSteps()
         self._is_open = True
@@ -163,15 +178,16 @@ class HostDisk:
     def resolve_exactly(self, path: RepoPath) -> Spot:
         return resolve_exactly(self.root, path)
 
-    def image(self, spot: Spot, *, draft: bytes | None = None, kept: bool = True) -> Image:
+    def image(self, spot: Spot, *, draft: bytes | None = None, kept: bool = True, known: Image | None = None) -> Image:
         """What is there now, or under a draft name beside it. A file changing under our eyes is read again.
 
-        Not `kept`: a large file's bytes are not put anywhere, and its image cannot give them.
+        Not `kept`: a large file's bytes are not put anywhere, and its image cannot give them. `known` is an earlier
+        image, given again if the stamp is still the same: a hint, as two changes may share one tick of the clock.
         """
         name = spot.name if draft is None else draft
         for _ in range(_KIND_TRIES):
             try:
-                return self._image_of(spot, name, kept)
+                return self._image_of(spot, name, kept, known)
             except FileNotFoundError:
                 return NOTHING
             except OSError as error:
@@ -180,8 +196,10 @@ class HostDisk:
                     raise
         raise OSError(errno.EBUSY, "It is exchanged for something else all the time", os.fsdecode(spot.place))
 
-    def _image_of(self, spot: Spot, name: bytes, kept: bool) -> Image:
+    def _image_of(self, spot: Spot, name: bytes, kept: bool, known: Image | None) -> Image:
         status = os.lstat(name, dir_fd=spot.parent)
+        if known is not None and known.stamp == _stamp(status):
+            return known
         if stat.S_ISREG(status.st_mode):
             return self._file_image(spot, name, kept)
         if stat.S_ISLNK(status.st_mode):
@@ -222,7 +240,8 @@ class HostDisk:
                 mtime_ns=after.st_mtime_ns,
                 xattrs=_values(handle, names),
             )
-            return Image(entry, content, after.st_nlink, after.st_uid, bound=not _BINDING.isdisjoint(names))
+            bound = not _BINDING.isdisjoint(names)
+            return Image(entry, content, after.st_nlink, after.st_uid, bound=bound, stamp=_stamp(after))
         finally:
             os.close(handle)
 
@@ -388,13 +407,14 @@ class HostDisk:
         os.fsync(spot.parent)
 
 
-def _stamp(status: os.stat_result) -> tuple[int, int, int, int]:
+def _stamp(status: os.stat_result) -> Stamp:
     return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def _read_all(handle: int, size: int) -> bytes:
     """From the beginning to the end, which a short read that comes just to the expected `size` has found."""
-    pieces, at = list[bytes](), 0
+    pieces: list[bytes] = []
+    at = 0
     while piece := os.pread(handle, max(size + 1, 65_536), at):
         pieces.append(piece)
         at += len(piece)
@@ -432,7 +452,7 @@ def _attributes(handle: int) -> list[str]:
 
 
 def _values(handle: int, names: list[str]) -> Xattrs:
-    ours = sorted(name for name in names if name.startswith("user."))
+    ours = sorted(name for name in names if name.startswith("user.")) if names else ()
     return tuple((name, b64encode(os.getxattr(handle, name)).decode("ascii")) for name in ours)
 
 

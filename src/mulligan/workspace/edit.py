@@ -15,10 +15,10 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import repeat
 from typing import Literal, TypeAlias
 
+from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 from mulligan.workspace.normal import SPACES, WHITE_SPACE, fold, is_blank
 
@@ -29,7 +29,7 @@ _LINES_NAMED = 5
 Span: TypeAlias = tuple[int, int]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Edited:
     """The text after the edit, how many places changed, and how they were found."""
 
@@ -112,7 +112,7 @@ def _same_by_table(text: str, old: str) -> list[Span]:
     return [_fitted(text, view, span, head=head, tail=tail) for span in _occurrences(view.text, wanted)]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class _View:
     """A text with some runs squeezed to one character, and the way back to the offsets of the original."""
 
@@ -137,7 +137,7 @@ def _squeezed(text: str, runs: re.Pattern[str], mark: str) -> _View:
     return _View(runs.sub(mark, text), squeezed_at, removed)
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class _Edge:
     """The white space at one end of `old`, read outwards: its line breaks, and whether it goes on beyond the last."""
 

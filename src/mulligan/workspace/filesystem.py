@@ -17,12 +17,13 @@ from uuid import UUID
 from mulligan.values.faults import MulliganError
 from mulligan.values.globs import parse_glob
 from mulligan.values.paths import ROOT, RepoPath, ancestors_of, join, name_of, parse_repo_path
+from mulligan.values.plain import plain
 
 WriteMode = Literal["create", "overwrite", "append"]
 FileKind = Literal["file", "dir"]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class ReadResult:
     """Some lines of a file. `limit` is how many; `truncated`: there are more after them."""
 
@@ -34,7 +35,7 @@ class ReadResult:
     truncated: bool = False
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class ReadBytesResult:
     content: bytes
     path: str
@@ -44,14 +45,14 @@ class ReadBytesResult:
     truncated: bool = False
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class WriteResult:
     path: str
     bytes_written: int
     mode: WriteMode
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class FileEntryShown:
     """One name in a directory."""
 

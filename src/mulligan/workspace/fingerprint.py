@@ -18,6 +18,7 @@ from hashlib import sha256
 from mulligan.values.canonical import encode
 from mulligan.values.clock import Clock
 from mulligan.values.paths import ROOT, RepoPath, path_bytes, path_from_bytes
+from mulligan.values.plain import plain
 from mulligan.workspace.disk import DRAFT_PREFIX
 from mulligan.workspace.git import GitFailed, GitReader, Repository, find_repository, read_small
 from mulligan.workspace.listing import list_below
@@ -34,7 +35,7 @@ _UNTRACKED = b"??"
 Stamp = tuple[int, ...]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Fingerprint:
     head_oid: str
     index_oid: str

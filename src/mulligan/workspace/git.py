@@ -19,10 +19,10 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from types import TracebackType
 
 from mulligan.values.paths import RepoPath, path_bytes, path_from_bytes
+from mulligan.values.plain import plain
 
 TIMEOUT_S = 120.0
 
@@ -92,7 +92,7 @@ class GitFailed(Exception):
     """Git is not there, or this is nothing it can read."""
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Repository:
     """Where a repository keeps what belongs to this working tree, and what all of its working trees share."""
 
@@ -101,7 +101,7 @@ class Repository:
     common_dir: bytes
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Tracked:
     """A file as git knows it: its mode with the type bits, and the id of its content."""
 

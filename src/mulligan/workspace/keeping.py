@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
 from mulligan.store.bodies import DirectoryBodies
@@ -21,6 +21,7 @@ from mulligan.values.digest import Digest, digest_of
 from mulligan.values.entries import DirEntry, Entry, FileEntry, SymlinkEntry, entry_from_json, entry_to_json
 from mulligan.values.faults import MulliganError
 from mulligan.values.paths import RepoPath, from_wire, path_bytes, to_wire
+from mulligan.values.plain import plain
 from mulligan.values.state_faults import RestoreFailedError
 from mulligan.workspace.disk import DRAFT_PREFIX, read_xattrs
 from mulligan.workspace.search.handles import OPEN_DIRECTORY, OPEN_FILE
@@ -39,7 +40,7 @@ class Bodies(Protocol):
     def read(self, digest: Digest) -> bytes: ...
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class _Place:
     handle: int
     offset: int

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from mulligan.store.protocol import Store
-from mulligan.store.tables import Table
 from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import Clock, parse_timestamp, timestamp
 from mulligan.values.ids import IdSource
@@ -29,6 +28,7 @@ from mulligan.workspace.census import Census, Seen
 from mulligan.workspace.fingerprint import Fingerprint, Fingerprints, TreeState, changed_facts, parse_status
 from mulligan.workspace.places import Root
 from mulligan.workspace.search.handles import Handles
+from mulligan.workspace.tables import LEASE_PATHS, LEASES, LeasePathRow, LeaseRow
 
 IDLE_LIMIT = timedelta(hours=1)
 _FORGET_AFTER = timedelta(days=1)
@@ -37,33 +37,6 @@ _FORGET_BATCH = 20
 _FACTS_KEPT_BYTES = 256 * 1024
 _REMEMBERED_LEASES = 256
 _RULE_FILES = frozenset({".gitignore", ".ignore", ".gitattributes"})
-
-
-@dataclass(slots=True, frozen=True)
-class LeaseRow:
-    """`facts_hash` and `facts` (packed, unless too many) say what git said of all paths but the holder's own."""
-
-    id: str
-    root: str
-    fingerprint: str
-    facts_hash: str
-    facts: bytes | None
-    used_at: str
-    version: int
-
-
-@dataclass(slots=True, frozen=True)
-class LeasePathRow:
-    """A touched path and what was seen there; `own` if the holder wrote it."""
-
-    lease: str
-    path: bytes
-    seen: bytes
-    own: int
-
-
-LEASES: Table[LeaseRow] = Table("leases", LeaseRow, key=("id",), indexes=(("used_at",),))
-LEASE_PATHS: Table[LeasePathRow] = Table("lease_paths", LeasePathRow, key=("lease", "path"))
 
 
 class UnknownLease(Exception):

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 from mulligan.values.paths import ROOT, RepoPath, ancestors_of, join, name_of
+from mulligan.values.plain import plain
 from mulligan.workspace.disk import DRAFT_PREFIX
 from mulligan.workspace.search.handles import OPEN_DIRECTORY, Handles
 from mulligan.workspace.search.ignore import IgnoreRules, read_sources
@@ -24,7 +24,7 @@ _DRAFT = DRAFT_PREFIX.decode("ascii")
 _MARKS = (".gitignore", ".ignore", _GIT)
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Listed:
     """One entry. `empty` is a directory with nothing in it at all; only known of directories that were entered."""
 

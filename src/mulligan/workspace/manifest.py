@@ -15,12 +15,13 @@ from typing import Any, Literal
 from mulligan.values.canonical import encode
 from mulligan.values.digest import Digest, parse_digest
 from mulligan.values.paths import ROOT, RepoPath, ancestors_of, from_wire, is_below, parent_of, path_bytes, to_wire
+from mulligan.values.plain import plain
 from mulligan.workspace.fingerprint import Fingerprint
 
 CapturedKind = Literal["file", "symlink"]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Captured:
     """One file or link of a snapshot."""
 
@@ -102,7 +103,7 @@ def snapshot_id(fingerprint: Fingerprint, manifest: Manifest) -> str:
     return "sha256:" + sha256(fingerprint.canonical() + b"\n" + manifest.canonical()).hexdigest()
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Row:
     """What a listing shows of a snapshot: a captured entry, or a directory that leads to some."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from mulligan.values.plain import plain
 from mulligan.workspace.search.dialect import parse
 from mulligan.workspace.search.expression import Alt, Anchor, Chars, Node, Repeat, Seq
 from mulligan.workspace.search.finders import make_finder, recipe_for
@@ -18,7 +19,7 @@ from mulligan.workspace.search.spelling import for_re2
 _BOM = "\ufeff"
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Match:
     """`line` and `col` count from 1, `col` in code points of the line without a byte order mark."""
 

@@ -12,9 +12,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from mulligan.values.paths import ROOT, RepoPath, parse_repo_path, path_bytes
+from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 from mulligan.workspace import kernel
 
@@ -53,7 +54,7 @@ class Spot:
         self.close()
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Root:
     """An open root directory: its handle, its real path, and the prefix of every place below it."""
 
@@ -68,6 +69,52 @@ class Root:
     def place_of(self, path: RepoPath) -> bytes:
         whole = self.place if path == ROOT else self.place + b"/" + path_bytes(path)
         return folded(whole) if self.folds_case else whole
+
+
+class Ground(Protocol):
+    """Where paths mean something: a disk."""
+
+    @property
+    def root(self) -> Root: ...
+    def resolve_exactly(self, path: RepoPath) -> Spot: ...
+
+
+class Spots:
+    """Spots of many paths, one after the other. The directory of the last is held: one beside it needs no walk.
+
+    A spot is good until the next is asked for. `let_go` when a directory may have been replaced, and at the end.
+    """
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self._folder = ""
+        self._last: Spot | None = None
+
+    def at(self, path: RepoPath) -> Spot:
+        """Raises as `resolve_exactly` does."""
+        folder, _, name = path.rpartition("/")
+        if self._last is not None and folder == self._folder and ROOT not in (path, self._last.path):
+            return self._beside(self._last, path, name)
+        self.let_go()
+        self._folder, self._last = folder, self._ground.resolve_exactly(path)
+        return self._last
+
+    def _beside(self, last: Spot, path: RepoPath, name: str) -> Spot:
+        raw = path_bytes(RepoPath(name))
+        above = last.place.rpartition(b"/")[0]
+        shown = folded(raw) if self._ground.root.folds_case else raw
+        return Spot(path, above + b"/" + shown, last.parent, raw)
+
+    def let_go(self) -> None:
+        if self._last is not None:
+            self._last.close()
+            self._last = None
+
+    def __enter__(self) -> Spots:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.let_go()
 
 
 def folded(place: bytes) -> bytes:

@@ -7,8 +7,8 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
+from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 from mulligan.workspace.places import Spot
 
@@ -17,7 +17,7 @@ _UTF8_TAIL_MAX = 3
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Slice:
     """Some bytes of a file and where they lie. `lines`: first line and number of lines, for a read by lines."""
 
@@ -83,19 +83,28 @@ def read_bytes(
     status = os.fstat(handle)
     start = min(offset, status.st_size)
     end = status.st_size if limit is None else min(start + limit, status.st_size)
-    data = _pread(handle, start, end)
-    if whole_characters and data and len(data) < status.st_size:
-        start, data = _fitting(_widened(handle, start, data), (start, data), ceiling)
+    if whole_characters and end - start < status.st_size:
+        first = max(0, start - _UTF8_TAIL_MAX)
+        window = _pread(handle, first, end + _UTF8_TAIL_MAX)
+        begin, data = whole_page(window, start - first, end - start, ceiling=ceiling)
+        start = first + begin
+    else:
+        data = _pread(handle, start, end)
     end = start + len(data)
     return Slice(data, start, status.st_size, status.st_mtime_ns, truncated=end < status.st_size)
 
 
-def _fitting(wide: tuple[int, bytes], narrow: tuple[int, bytes], ceiling: int | None) -> tuple[int, bytes]:
-    start, data = wide
-    if ceiling is None or len(data) <= ceiling:
-        return wide
-    whole = without_half_character(data[:ceiling])
-    return (start, whole) if whole else narrow
+def whole_page(window: bytes, at: int, length: int, *, ceiling: int | None) -> tuple[int, bytes]:
+    """`length` bytes of the window and where they begin, widened to whole characters if that makes them text.
+
+    The window reaches a character beyond them at both ends, where there is more.
+    """
+    stop = min(at + length, len(window))
+    begin, end = _widened(window, at, stop) if at < stop else (at, at)
+    if ceiling is None or end - begin <= ceiling:
+        return begin, window[begin:end]
+    whole = without_half_character(window[begin : begin + ceiling])
+    return (begin, whole) if whole else (at, window[at:stop])
 
 
 def without_half_character(data: bytes) -> bytes:
@@ -106,19 +115,6 @@ def without_half_character(data: bytes) -> bytes:
     return data
 
 
-def whole_page(data: bytes, offset: int, limit: int) -> tuple[int, bytes]:
-    """At most `limit` bytes from `offset` on and where they really begin: no character is cut, if they are text."""
-    start = min(offset, len(data))
-    page = data[start : start + limit]
-    back = next((n for n in range(min(start, _UTF8_TAIL_MAX) + 1) if not _continues_at(data, start - n)), 0)
-    whole = without_half_character(data[start - back : start - back + limit])
-    return (start - back, whole) if whole and _is_utf8(whole) else (start, page)
-
-
-def _continues_at(data: bytes, at: int) -> bool:
-    return at < len(data) and _continues(data[at])
-
-
 def _pread(handle: int, start: int, end: int) -> bytes:
     pieces = []
     while start < end and (piece := os.pread(handle, end - start, start)):
@@ -127,21 +123,16 @@ def _pread(handle: int, start: int, end: int) -> bytes:
     return b"".join(pieces)
 
 
-def _widened(handle: int, start: int, data: bytes) -> tuple[int, bytes]:
+def _widened(window: bytes, start: int, end: int) -> tuple[int, int]:
     """Grown at both ends to whole characters, if that makes it text; else as it was."""
-    before = (
-        os.pread(handle, min(start, _UTF8_TAIL_MAX), max(0, start - _UTF8_TAIL_MAX)) if _continues(data[0]) else b""
-    )
-    back = next((n for n in range(1, len(before) + 1) if not _continues(before[-n])), 0)
-    after = os.pread(handle, _UTF8_TAIL_MAX, start + len(data))
-    grown = (before[-back:] if back else b"") + data
-    for extra in range(len(after) + 1):
-        candidate = grown + after[:extra]
-        if _is_utf8(candidate):
-            return start - back, candidate
-        if extra < len(after) and not _continues(after[extra]):
+    ahead = range(start, max(-1, start - _UTF8_TAIL_MAX - 1), -1)
+    begin = next((at for at in ahead if not _continues(window[at])), start)
+    for stop in range(end, min(end + _UTF8_TAIL_MAX, len(window)) + 1):
+        if _is_utf8(window[begin:stop]):
+            return begin, stop
+        if stop < len(window) and not _continues(window[stop]):
             break
-    return start, data
+    return start, end
 
 
 def _continues(byte: int) -> bool:

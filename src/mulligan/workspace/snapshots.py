@@ -9,15 +9,14 @@ parent recorded stays, and nothing is its own parent.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mulligan.store.journal import Record
 from mulligan.store.protocol import Tx
 from mulligan.store.tables import Table
 from mulligan.values.canonical import encode
+from mulligan.values.plain import plain
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class SnapshotRow:
     """`manifest` is the digest of the blob that holds it, with what is kept beside it. Created last at `created_at`."""
 
@@ -28,7 +27,7 @@ class SnapshotRow:
     created_at: str
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class LineageRow:
     root: str
     child: str

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from mulligan.values.clock import monotonic_s
@@ -46,7 +46,7 @@ class Swapped:
     race_window: bool = False
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Found:
     """Not done: something else than expected was there, and is there still."""
 
@@ -329,7 +329,7 @@ class Swap:
 
     def _done(self) -> Swapped:
         entry = self.wanted.entry
-        if isinstance(entry, FileEntry | DirEntry):
+        if isinstance(entry, FileEntry | DirEntry) and not entry.mtime_ns:
             # Somebody may have removed it already; it was there, and what they do after us is theirs.
             with suppress(FileNotFoundError):
                 entry = replace(entry, mtime_ns=self.disk.mtime_ns(self.spot))

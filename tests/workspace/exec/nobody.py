@@ -45,7 +45,7 @@ def run_as_nobody(module: str, *arguments: str) -> str:
 
 def _copy_tests(home: Path) -> None:
     tests = Path(__file__).parent.parent.parent
-    for room in ("workspace", "exec"):
+    for room in ("workspace", "exec", "history"):
         shutil.copytree(tests / room, home / room, ignore=_IGNORED)
     shutil.copy(tests / "benches.py", home)
 

@@ -122,6 +122,19 @@ class TestWatch:
         assert names(sh("cat a; ls -R", tmp_path, Watch(watcher)), tmp_path) == set()
         watcher.close()
 
+    def test_what_was_put_somewhere_once_is_told_from_what_was_written(self, tmp_path: Path) -> None:
+        for name in "abcde":
+            (tmp_path / name).write_text(name)
+        watcher = Watcher(real(tmp_path))
+        script = (
+            "echo > 1; mv 1 a; echo > 1; mv 1 b; echo > 1; mv 1 b; echo >> c; mv d f; echo > 1; mv 1 e; chmod 600 e"
+        )
+        sh(script, tmp_path, Bare())
+        dirty = watcher.take()
+        assert dirty.paths == {real(tmp_path / name) for name in "1abcdef"}
+        assert dirty.placed == {real(tmp_path / name) for name in "af"}
+        watcher.close()
+
     def test_when_the_queue_runs_over_a_scan_finds_it(self, tmp_path: Path) -> None:
         watcher = Watcher(real(tmp_path))
         index = StatIndex.take(real(tmp_path))

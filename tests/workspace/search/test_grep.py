@@ -250,8 +250,9 @@ def test_a_file_that_changes_after_ripgrep_read_it_is_searched_again(
 class TestShownText:
     def test_long_lines_are_cut_between_characters(self, root: Path, root_fd: int, engine: Engine) -> None:
         (root / "a").write_text("x" + "é" * 5_000 + " hit\n")
-        (line,) = grep(root_fd, ROOT, "hit", engine=engine).lines
-        assert line == Line(RepoPath("a"), 1, ("x" + "é" * 999).encode(), cut=True)
+        result = grep(root_fd, ROOT, "hit", engine=engine)
+        assert result.lines == (Line(RepoPath("a"), 1, ("x" + "é" * 999).encode(), cut=True),)
+        assert (render(result), result.truncated) == ("a:1:x" + "é" * 999 + "…", True)
 
     def test_line_ends_and_byte_order_marks_are_not_shown(self, root: Path, root_fd: int, engine: Engine) -> None:
         (root / "a").write_bytes(b"\xef\xbb\xbfhit\r\n\xef\xbb\xbfhit\r\r\nhit")

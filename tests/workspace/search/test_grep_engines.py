@@ -12,8 +12,9 @@ import hypothesis
 import pydantic
 import pytest
 
+from mulligan.values.limits import GIB_BYTES, MIB_BYTES, WHOLE_MAX_BYTES
 from mulligan.values.paths import ROOT, RepoPath
-from mulligan.workspace.search import GrepOptions, GrepResult, grep, rg_process, ripgrep
+from mulligan.workspace.search import GrepOptions, GrepResult, grep, native, rg_process, ripgrep
 from mulligan.workspace.search.tree_cache import TreeCache
 
 Opens = Callable[[Path], int]
@@ -219,6 +220,48 @@ def test_however_ripgrep_is_led_to_the_files(
         by_ripgrep, by_native = both(opens(odd_tree), pattern, max_results=limit)
         assert by_ripgrep.lines == by_native.lines
         assert by_ripgrep.truncated == by_native.truncated
+
+
+@pytest.mark.req("D9.grep_engines_agree")
+@pytest.mark.parametrize("pattern", ["needle", "needle$", "^needle", r"\r", "", r"x{200}"])
+@pytest.mark.parametrize("first_files", [3, 128])
+def test_where_many_files_are_large_and_lines_come_in_pieces(
+    odd_tree: Path, pattern: str, first_files: int, opens: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ripgrep, "FIRST_FILES", first_files)
+    monkeypatch.setattr(ripgrep, "PATIENCE_S", 0.0)
+    for module in (native, ripgrep):
+        monkeypatch.setattr(module, "WHOLE_MAX_BYTES", 1_000)
+    monkeypatch.setattr(native, "BLOCK_BYTES", 300)
+    for limit in (2, 10_000):
+        by_ripgrep, by_native = both(opens(odd_tree), pattern, max_results=limit)
+        assert by_ripgrep.lines == by_native.lines
+        assert by_ripgrep.truncated == by_native.truncated
+        assert len({(line.path, line.line_no) for line in by_native.lines}) == len(by_native.lines)
+
+
+@pytest.mark.req("D9.grep_engines_agree", "D9.grep_excludes")
+@pytest.mark.parametrize("count", [1, 300])
+@pytest.mark.parametrize("ignored", ["", "*.img\n"])
+def test_a_binary_file_of_any_size_is_passed_by(tmp_path: Path, count: int, ignored: str, opens: Opens) -> None:
+    """Reading this one would take longer than there is time, and more memory than there is."""
+    for number in range(count):
+        (tmp_path / f"{number:03}").write_text("needle\n")
+    (tmp_path / ".gitignore").write_text(ignored)
+    (tmp_path / "disk.img").touch()
+    os.truncate(tmp_path / "disk.img", 64 * GIB_BYTES)
+    for pattern in ("needle", "need.e"):
+        by_ripgrep, by_native = both(opens(tmp_path), pattern, timeout_s=10.0)
+        assert by_ripgrep.lines == by_native.lines
+        assert len(by_native.lines) == count
+
+
+def test_a_line_longer_than_memory_allows_is_still_one_line(tmp_path: Path, opens: Opens) -> None:
+    half = b"x" * (WHOLE_MAX_BYTES + MIB_BYTES)
+    (tmp_path / "log").write_bytes(b"needle\n" + half + b"needle" + half + b"needle\nneedle\n")
+    by_ripgrep, by_native = both(opens(tmp_path), "needle")
+    assert by_ripgrep.lines == by_native.lines
+    assert [line.line_no for line in by_native.lines] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("glob_filter", ["*.txt", "!*.txt", "sub/**", "a*", "/a/x", "{a,sub}/*", "日本/"])

@@ -8,6 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mulligan.values.paths import ROOT
 from mulligan.workspace.search import IgnoreRules, is_ignored
@@ -59,6 +61,28 @@ def test_rules_step_down_with_the_walk() -> None:
     ]
 
 
+def text_of(*pieces: bytes, max_size: int) -> st.SearchStrategy[bytes]:
+    return st.lists(st.sampled_from(pieces), min_size=1, max_size=max_size).map(b"".join)
+
+
+LETTERS = (b"a", b"b", b".o", b"o", b"\xc3\xa9", b"\xc3", b"\xa9")
+"""Characters of one byte and of two, and halves of those."""
+RULE_FILES = st.lists(text_of(*LETTERS, b"*", b"?", b"/", b"[ab]", b"!", b"**/", max_size=5), max_size=5).map(
+    b"\n".join
+)
+ENTRIES = st.dictionaries(text_of(*LETTERS, max_size=3), st.booleans(), max_size=6)
+
+
+@given(RULE_FILES, RULE_FILES, ENTRIES)
+def test_a_listing_is_divided_as_if_each_entry_were_asked_about(
+    above: bytes, inside: bytes, names: dict[bytes, bool]
+) -> None:
+    rules = IgnoreRules().with_sources(IgnoreSources(git=above)).child("a", IgnoreSources(own=inside))
+    entries = tuple(name.decode("utf-8", "surrogateescape") + "/" * is_dir for name, is_dir in names.items())
+    ignored = tuple(entry for entry in entries if rules.ignores(entry.rstrip("/"), entry.endswith("/")))
+    assert rules.divide(entries) == (tuple(entry for entry in entries if entry not in ignored), ignored)
+
+
 def test_lines_are_read_as_git_reads_them() -> None:
     text = b"\xef\xbb\xbfa\r\n#c\n\\#c\n\n  \nb \\ \n!c/ \nd\0e\n/f/g"
     assert [(rule.pattern, rule.negated, rule.dirs_only, rule.anchored) for rule in parse_rules(text)] == [
@@ -79,6 +103,24 @@ def test_an_ignore_file_that_is_no_small_regular_file_counts_as_absent(tmp_path:
     (tmp_path / "big" / ".gitignore").write_bytes(b"a\n" * IGNORE_FILE_MAX_BYTES)
     assert not is_ignored(tmp_path, "a", is_dir=False)
     assert not is_ignored(tmp_path, "big/a", is_dir=False)
+
+
+def test_above_the_root_too(tmp_path: Path) -> None:
+    (tmp_path / ".git").write_bytes(b"gitdir: no\0where\n")
+    (tmp_path / "rules").write_text("a\n")
+    (tmp_path / ".gitignore").symlink_to("rules")
+    (tmp_path / "x/y/root").mkdir(parents=True)
+    os.mkfifo(tmp_path / "x/.gitignore")
+    (tmp_path / "x/.ignore").mkdir()
+    (tmp_path / "x/y/.gitignore").write_bytes(b"a\n" * IGNORE_FILE_MAX_BYTES)
+    assert not is_ignored(tmp_path / "x/y/root", "a", is_dir=False)
+
+
+def test_directories_above_the_root_count_up_to_the_top_of_the_repository(tmp_path: Path) -> None:
+    files = {".gitignore": "a\n", "top/.git/HEAD": "", "top/.gitignore": "/x/root/b\n/b\n", "top/x/.ignore": "!d\nc\n"}
+    write(tmp_path, files | {"top/.git/info/exclude": "d\ne\n", "top/x/root/f": ""})
+    ignored = [name for name in "abcdef" if is_ignored(tmp_path / "top/x/root", name, is_dir=False)]
+    assert ignored == ["b", "c", "e"]
 
 
 def test_hostile_rules_take_no_time(tmp_path: Path) -> None:

@@ -193,6 +193,38 @@ def test_generated_rules_give_gits_verdict_on_every_path(seed: int, tmp_path: Pa
     assert [path for path in walked(tmp_path) if not path.endswith(b".gitignore")] == kept
 
 
+@pytest.mark.parametrize("seed", range(100, 115))
+def test_a_root_below_the_top_of_its_repository_gets_gits_verdict_too(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    found = make_tree(os.fsencode(tmp_path), rng)
+    (tmp_path / ".git/info/exclude").write_bytes(rule_text(rng))
+    judged = dict(zip(found, verdicts_of_git(os.fsencode(tmp_path), [path for path, _ in found]), strict=True))
+    for directory in [path for (path, is_dir), ignored in judged.items() if is_dir and not ignored]:
+        root = tmp_path / os.fsdecode(directory)
+        below = {one: ignored for one, ignored in judged.items() if one[0].startswith(directory + b"/")}
+        inside = [(path[len(directory) + 1 :], is_dir, ignored) for (path, is_dir), ignored in below.items()]
+        assert [one for one in inside if is_ignored(root, os.fsdecode(one[0]), one[1]) != one[2]] == []
+        kept = sorted(path for path, is_dir, ignored in inside if not is_dir and not ignored)
+        assert [path for path in walked(root) if not path.endswith(b".gitignore")] == kept
+
+
+def test_a_linked_worktree_has_the_rules_of_its_repository(tmp_path: Path) -> None:
+    main, linked = tmp_path / "main", tmp_path / "linked"
+    author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run(["git", "init", "-q", main], check=True)
+    subprocess.run(["git", *author, "commit", "-q", "--allow-empty", "-m", "x"], cwd=main, check=True)
+    subprocess.run(["git", "worktree", "add", "-q", linked], cwd=main, check=True, stderr=subprocess.DEVNULL)
+    (main / ".git/info/exclude").write_text("secret\n/d/top\n")
+    names = ["secret", "open", "d/secret", "d/top", "d/open"]
+    (linked / "d").mkdir()
+    for name in names:
+        (linked / name).touch()
+    assert verdicts_of_git(os.fsencode(linked), list(map(os.fsencode, names))) == [True, False, True, True, False]
+    assert walked(linked) == [b"d/open", b"open"]
+    assert walked(linked / "d") == [b"open"]
+
+
 def test_the_generated_paths_are_many_and_both_kinds(tmp_path: Path) -> None:
     """The suite above judges at least 2 000 paths, and neither verdict is rare among them."""
     total = ignored = 0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from mulligan.values.paths import ROOT, RepoPath
 from mulligan.workspace.search.handles import Handles
 from mulligan.workspace.search.stamps import Stamp, is_local, was_at_rest
 from mulligan.workspace.search.tree_cache import TreeCache
-from mulligan.workspace.search.walk import DEPTH_MAX, Walk
+from mulligan.workspace.search.walk import Walk
 
 LONG_AFTER = FixedClock(datetime(2999, 1, 1, tzinfo=UTC))
 """To this clock every directory has been at rest for ages, so that every listing is trusted."""
@@ -87,15 +89,74 @@ def test_a_walk_goes_no_further_than_asked(root: Path, root_fd: int) -> None:
     assert os.listdir("/proc/self/fd") == open_before
 
 
-def test_a_tree_too_deep_is_walked_to_the_limit(root: Path, root_fd: int) -> None:
-    deep = root
-    for _ in range(DEPTH_MAX + 5):
-        deep = deep / "d"
-    deep.mkdir(parents=True)
-    (root / "/".join("d" * (DEPTH_MAX - 1)) / "f").write_text("x")
+def test_a_walk_taken_up_again_goes_on_in_order(root: Path, root_fd: int) -> None:
+    names = ["a", "b/c", "b/d/e", "b/f", "b/g/h", "b/i", "j"]
+    make(root, *names)
+    for count in range(len(names)):
+        with TreeCache().walk(root_fd, ROOT) as walk:
+            assert list(islice(walk, count)) == names[:count]
+            assert walk.finish().files == list(walk) == names
+            assert walk.file_count == len(names)
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (400, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_tree_is_walked_however_deep(root: Path, root_fd: int, few_descriptors: None) -> None:
+    for depth in (150, 300, 450):
+        folder = "/".join("d" * depth)
+        make(root, f"{folder}/c/g", f"{folder}/e/g", f"{folder}/f")
     walk = TreeCache().walk(root_fd, ROOT).finish()
-    assert len(walk.files) == 1
-    assert walk.unreadable == ["/".join("d" * DEPTH_MAX)]
+    assert [(path.count("/"), path[-3:]) for path in walk.files] == [
+        *((151, "c/g"), (301, "c/g"), (451, "c/g"), (451, "e/g"), (450, "d/f")),
+        *((301, "e/g"), (300, "d/f"), (151, "e/g"), (150, "d/f")),
+    ]
+    with Handles(root_fd) as handles:
+        for path in walk.files:
+            os.close(handles.open_file(path))
+    assert walk.unreadable == []
+
+
+def test_a_tree_is_walked_as_far_as_paths_go(root: Path, root_fd: int) -> None:
+    fd = os.dup(root_fd)
+    for _ in range(20):
+        os.mkdir("d" * 255, dir_fd=fd)
+        fd, above = os.open("d" * 255, os.O_RDONLY, dir_fd=fd), fd
+        os.close(above)
+    os.close(fd)
+    assert TreeCache().walk(root_fd, ROOT).finish().unreadable == ["/".join(["d" * 255] * 17)]
+
+
+def test_a_directory_that_is_gone_is_not_taken_for_one_above_it(root: Path, root_fd: int) -> None:
+    make(root, "a/f", "f")
+    with Handles(root_fd) as handles:
+        with pytest.raises(FileNotFoundError):
+            handles.directory("a/gone")
+        assert os.path.samestat(os.fstat(handles.directory(ROOT)), root.stat())
+
+
+@pytest.mark.parametrize("base", [".", "d"])
+def test_what_is_said_above_the_root_is_read_every_time(root: Path, root_fd: int, base: str) -> None:
+    make(root, "d/a", "d/b")
+    make(root.parent, ".git/info/exclude")
+    cache = TreeCache(LONG_AFTER)
+    seen = []
+    for name, rule in ((".gitignore", "a"), (".gitignore", "b"), (".git/info/exclude", "/root/d/a"), (".ignore", "!a")):
+        (root.parent / name).write_text(rule)
+        seen.append(files(cache, root_fd, RepoPath(base)))
+    assert seen == [["d/b"], ["d/a"], [], ["d/a"]]
+    (root.parent / ".gitignore").write_text("/root/d/b")
+    (root.parent / ".ignore").unlink()
+    assert files(cache, root_fd, RepoPath(base)) == []
+    root.rename(root.with_name("moved"))
+    assert files(cache, root_fd, RepoPath(base)) == ["d/a", "d/b"]
+    shutil.rmtree(root.parent / ".git")
+    assert files(cache, root_fd, RepoPath(base)) == ["d/a", "d/b"]
 
 
 @pytest.mark.parametrize("name", [".gitignore", ".ignore", ".git/info/exclude"])
@@ -139,7 +200,7 @@ def test_an_unchanged_tree_is_not_listed_again(root: Path, root_fd: int) -> None
     next_tick(root)
     again = cache.walk(root_fd, ROOT)
     assert again.complete
-    assert again.files is first
+    assert again.files == first
     make(root, "d/new")
     changed = cache.walk(root_fd, ROOT).finish()
     assert changed.files == ["a", "d/b", "d/e/c", "d/new"]

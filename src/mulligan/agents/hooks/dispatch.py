@@ -17,6 +17,7 @@ from mulligan.agents.hooks.recorder import Recorder
 from mulligan.agents.hooks.spool import Spool
 from mulligan.values.clock import monotonic_s
 from mulligan.values.faults import Broken, MulliganError
+from mulligan.values.plain import plain
 
 TROUBLE = "trouble.txt"
 _ON_THE_WAY_S = 0.6
@@ -33,7 +34,7 @@ OpenRecorder = Callable[[HookEvent, str], Recorder]
 """The recorder of the root that an event belongs to, given the project folder the agent named; opened if need be."""
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Message:
     """What a hook sends: for which agent, from which project, who, when, how long it waits; and the agent's words."""
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Any, Literal
 
 from mulligan.values.canonical import decode
 from mulligan.values.faults import MulliganError, fault
+from mulligan.values.plain import plain
 
 Kind = Literal["pre", "post", "failure", "prompt", "stop", "session_start", "session_end"]
 
@@ -61,7 +62,7 @@ _COMMAND_MAX = 4_000
 _PROMPT_MAX = 100_000
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class HookEvent:
     """One moment of an agent's work. `worker` names the part of the agent that works, if it is not the main one."""
 

@@ -6,11 +6,11 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
 from mulligan.agents.hooks.events import LOOKS_ONLY
+from mulligan.values.plain import plain
 
 Scope = Literal["user", "project"]
 
@@ -19,7 +19,7 @@ MARK = "mulligan/agents/hooks/client.py"
 """What every command of ours contains, wherever it was installed."""
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Host:
     """An agent. `home_variable` moves its folder in the home directory; `timeout` is in the unit it counts in."""
 

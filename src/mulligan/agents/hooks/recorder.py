@@ -206,7 +206,7 @@ def _open_calls(tx: Tx, session: str) -> list[CallRow]:
 
 
 def _open_turn(tx: Tx, session: str) -> str | None:
-    rows = [row for row in tx.select(TURNS, {"session": session}) if row.opened and row.ended_at is None]
+    rows = [row for row in tx.select(TURNS, {"session": session}) if row.is_open]
     return max(rows, key=lambda row: row.started_at).id if rows else None
 
 

@@ -13,7 +13,6 @@ import tempfile
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -22,13 +21,14 @@ from mulligan.agents.hooks.jsonc import Node, cut, insert, parse
 from mulligan.agents.hooks.spool import private_folder
 from mulligan.values.canonical import decode, encode
 from mulligan.values.faults import MulliganError, fault, fault_of_os_error
+from mulligan.values.plain import plain
 
 _BOM = b"\xef\xbb\xbf"
 _MEMORY = "installed"
 _TRIES = 5
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Standing:
     """Whether our entries are in a settings file, and for which moments."""
 

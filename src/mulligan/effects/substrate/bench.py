@@ -21,6 +21,7 @@ from mulligan.values.faults import MulliganError
 from mulligan.values.ids import SessionId, TurnId
 from mulligan.values.limits import MIB_BYTES
 from mulligan.values.paths import ROOT, RepoPath, parse_repo_path, path_bytes, text_from_wire
+from mulligan.values.plain import plain
 from mulligan.workspace.census import GONE, Seen, bytes_at, link_seen
 from mulligan.workspace.fingerprint import Fingerprint, TreeState
 from mulligan.workspace.lease import Lease, Leases
@@ -34,7 +35,7 @@ SEARCHED_MAX_BYTES = 64 * MIB_BYTES
 _KINDS: Mapping[str, Kind] = {"file": "file", "symlink": "symlink"}
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Taken:
     """Files as they all were at one moment. `bytes_of` gives what was seen, or fails with REPO_CHANGED."""
 
@@ -63,11 +64,12 @@ class Bench:
         self.leases.close()
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Named:
     """Whose request it is and what it is called, as far as the caller says.
 
     `began` is told of its call as soon as there is one; `may_commit` is asked last, and False means nothing happened.
+    `within` is what it may do at most, if that is less than everybody at the bench may.
     """
 
     session: SessionId
@@ -75,6 +77,7 @@ class Named:
     turn: TurnId | None = None
     began: Callable[[Call], None] = field(default=lambda call: None)
     may_commit: Callable[[], bool] = field(default=lambda: True)
+    within: Boundary | None = None
 
 
 def parse_path(text: str) -> RepoPath:
@@ -109,7 +112,7 @@ class Ask:
     def of(bench: Bench, tool: str, named: Named, *, op: FsOp) -> Ask:
         """Refuses a session that is closed or has expired, and one that may not do such a thing at all."""
         bench.desk.ledger.session(named.session, bench.desk.root)
-        boundary = hosted(bench.desk, named.session, default=bench.boundary).boundary
+        boundary = hosted(bench.desk, named.session, default=named.within or bench.boundary).boundary
         boundary.check_op(op)
         return Ask(bench, tool, named, boundary, op)
 

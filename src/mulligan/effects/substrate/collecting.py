@@ -10,7 +10,6 @@ between, the next time goes on; if somebody creates it again in between, it is w
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 
 from mulligan.history.dropping import drop_body, droppable, holder_of_snapshot
@@ -21,6 +20,7 @@ from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
 from mulligan.values.clock import FixedClock, timestamp
 from mulligan.values.digest import Digest, parse_digest, raw_digest
+from mulligan.values.plain import plain
 from mulligan.workspace.manifest import Manifest
 from mulligan.workspace.snapshots import LINEAGE, SNAPSHOTS, SnapshotRow
 
@@ -30,7 +30,7 @@ KEPT_BY_DEFAULT = timedelta(days=30)
 _BODIES_PER_RECORD = 500
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Collected:
     """How many snapshots were given up, and how many stored bytes came back."""
 
@@ -59,7 +59,7 @@ def _may_go(tx: Tx, row: SnapshotRow, kept_since: str) -> bool:
     return not any(tx.has(SNAPSHOTS, row.root, child.child) for child in children)
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class _Giving:
     ledger: Ledger
     row: SnapshotRow

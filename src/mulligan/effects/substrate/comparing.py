@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import new as new_hash
 from typing import Any
 
@@ -13,6 +12,7 @@ from mulligan.effects.substrate.failure import Failure
 from mulligan.effects.substrate.reading import immutable, snapshot_of, until_dirty
 from mulligan.effects.substrate.shelf import Snapshot
 from mulligan.values.paths import ROOT, RepoPath, is_below, path_bytes, path_from_bytes, to_wire
+from mulligan.values.plain import plain
 from mulligan.workspace.census import GONE, Seen
 from mulligan.workspace.diffing import unified_diff
 from mulligan.workspace.fingerprint import TreeState
@@ -23,7 +23,7 @@ Body = dict[str, Any]
 Args = Mapping[str, Any]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Side:
     """One side of a file's diff: its bytes (of a link, its target) and its mode, as git counts them."""
 

@@ -13,6 +13,7 @@ from mulligan.effects.substrate.failure import Failure, failure_of
 from mulligan.effects.substrate.schemas import INPUTS, OUTPUTS, Schema, defaults_of
 from mulligan.effects.substrate.shapes import misfit
 from mulligan.values.faults import MulliganError
+from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 from mulligan.workspace.lease import StaleLease, UnknownLease
 
@@ -68,7 +69,7 @@ TOOLS: tuple[Tool, ...] = (
 BY_NAME: Mapping[str, Tool] = {name: one for one in TOOLS for name in (one.name, one.name.replace(".", "_"))}
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Outcome:
     """What a tool answered. `call_id` is its call in the journal, if it changed something."""
 

@@ -36,6 +36,7 @@ from mulligan.store.protocol import Tx
 from mulligan.values.entries import Absent, Entry, FileEntry
 from mulligan.values.faults import MulliganError
 from mulligan.values.limits import MIB_BYTES
+from mulligan.values.plain import plain
 
 Prompt = str | Sequence[Mapping[str, Any]]
 
@@ -84,7 +85,7 @@ class Live:
     at_work: threading.Lock = field(default_factory=threading.Lock)
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Means:
     """What the server is given: where its folders are, who works on prompts, and in which mode a session begins."""
 
@@ -305,7 +306,7 @@ class AcpAgent:
         self.wire.notify("session/update", {"sessionId": live.session.id, "update": dict(update)})
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class _OnTheWire:
     """Shows one session's work to its client."""
 

@@ -12,7 +12,6 @@ import re
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,6 +24,7 @@ from mulligan.servers.acp.sightings import Frame, folder_of
 from mulligan.servers.acp.wire import BACKEND, INVALID_PARAMS, AcpError, Later, Params, Wire
 from mulligan.values.canonical import decode, encode
 from mulligan.values.faults import MulliganError
+from mulligan.values.plain import plain
 
 HELD_S = 2.0
 QUIET_S = 1.0
@@ -35,7 +35,7 @@ _LEARNT = ("session/new", "session/load", "session/resume", "session/fork")
 _OUR_ID = "mulligan:fork:"
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Asked:
     """A request of the client that the agent has not answered yet."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from mulligan.history.going_back import WayBack
 from mulligan.history.log import verb_of
@@ -13,9 +12,10 @@ from mulligan.history.tables import CALLS, CHANGES, ROOTS, CallRow
 from mulligan.store.protocol import Store, Tx
 from mulligan.values.canonical import decode
 from mulligan.values.ids import SessionId
+from mulligan.values.plain import plain
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Checkpoint:
     """What a way back and its redo have in common.
 

@@ -18,9 +18,8 @@ from mulligan.effects.session import Session
 from mulligan.history import observing
 from mulligan.history.desk import Desk
 from mulligan.history.kept import KeptTree
-from mulligan.history.log import calls_of, changes_of, verb_of
+from mulligan.history.log import calls_of, changes_of
 from mulligan.history.observing import Looked, Note, Observed
-from mulligan.history.projection import WAYS_BACK
 from mulligan.history.tables import CALLS, TURNS
 from mulligan.servers.acp.sightings import Announced, told_of, told_of_fork
 from mulligan.servers.acp.workspaces import Workspace, Workspaces, close_for_client
@@ -68,6 +67,7 @@ class Ground:
         self.tree.settle_paths(paths)
         with self.desk.ledger.store.write() as tx:
             self.tree.publish(tx)
+        self.tree.has_published()
 
     def below(self, path: str) -> RepoPath | None:
         """The path below the root, links on the way to it resolved; None if it is elsewhere."""
@@ -295,7 +295,7 @@ def _put_back(live: Live) -> list[Change]:
         for row in calls_of(tx, desk, live.session.id):
             if row.started_at < turns[0].started_at:
                 break
-            if row.status == "committed" and verb_of(row) in (*WAYS_BACK, "redo"):
+            if row.status == "committed" and row.way_back is not None:
                 for change in changes_of(tx, row.id):
                     last = found.get(change.path, change)
                     found[change.path] = Change(change.path, change.before, last.after)

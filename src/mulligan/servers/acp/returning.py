@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from mulligan.effects.session import Session
@@ -18,6 +17,7 @@ from mulligan.history.plans import OnConflict
 from mulligan.servers.acp.checkpoints import checkpoint_of
 from mulligan.servers.acp.wire import BACKEND, INVALID_PARAMS, AcpError, Later, Params
 from mulligan.values.faults import MulliganError
+from mulligan.values.plain import plain
 
 S0_CAPABILITIES = ("close", "list", "resume", "rollback", "redo", "restoreToolCall")
 STRICT_CAPABILITIES = ("rollback", "redo", "restoreToolCall", "rewind")
@@ -39,7 +39,7 @@ def param(params: Mapping[str, Any], name: str, *, required: bool = True) -> Any
     return found
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class WaysBack:
     """The ways back of one session. `strict`: for the `_mulligan` forms."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from mulligan.servers.acp.returning import STRICT_CAPABILITIES
 from mulligan.values.entries import Absent, Change
+from mulligan.values.plain import plain
 
 Frame = dict[str, Any]
 Stage = Literal["announced", "running", "over"]
@@ -25,7 +26,7 @@ OVER = ("completed", "failed")
 _SHOWN_PATHS = 40
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Announced:
     """A tool call, as far as its agent has told of it."""
 

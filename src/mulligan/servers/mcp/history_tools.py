@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
+from mulligan.boundary.verdict import Boundary
+from mulligan.effects.hosting import hosted
+from mulligan.effects.judging import Judge
 from mulligan.effects.substrate.shapes import misfit
 from mulligan.history import branches, going_back
 from mulligan.history.desk import Desk
@@ -18,59 +22,72 @@ from mulligan.values.paths import RepoPath, from_wire
 from mulligan.values.refusal import Refused
 
 Body = dict[str, Any]
-Verb = Callable[[Desk, Mapping[str, Any], SessionId], Body]
+Args = Mapping[str, Any]
 
 
-def _log(desk: Desk, args: Mapping[str, Any], session: SessionId) -> Body:
-    return {"calls": log_view(desk, None if args.get("everyone", True) else session, limit=args["limit"])}
+class Past(NamedTuple):
+    """The past of a root, as far as a session may see and change it."""
+
+    desk: Desk
+    session: SessionId
+    judge: Judge
+
+    def how(self, args: Args) -> How:
+        return How(args["on_conflict"], args["dry_run"], self.session, may_write=self.judge.may_write)
 
 
-def _show(desk: Desk, args: Mapping[str, Any], session: SessionId) -> Body:
-    row = find_call(desk, args["call"])
-    with desk.ledger.store.read() as tx:
-        return call_view(desk, tx, row)
+Verb = Callable[[Past, Args], Body]
 
 
-def _diff(desk: Desk, args: Mapping[str, Any], session: SessionId) -> Body:
-    text = diff_view(desk, find_call(desk, args["call"]))
+def _log(past: Past, args: Args) -> Body:
+    session = None if args.get("everyone", True) else past.session
+    return {"calls": log_view(past.desk, session, limit=args["limit"], may_tell=past.judge.may_tell)}
+
+
+def _show(past: Past, args: Args) -> Body:
+    row = find_call(past.desk, args["call"])
+    with past.desk.ledger.store.read() as tx:
+        return call_view(past.desk, tx, row, past.judge.may_tell)
+
+
+def _diff(past: Past, args: Args) -> Body:
+    past.judge.boundary.check_op("read")
+    text = diff_view(past.desk, find_call(past.desk, args["call"]), partial(past.judge.may_tell, content=True))
     return {"diff": text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")}
 
 
-def _how(args: Mapping[str, Any], session: SessionId) -> How:
-    return How(args["on_conflict"], args["dry_run"], session)
-
-
-def _paths(args: Mapping[str, Any]) -> list[RepoPath] | None:
+def _paths(args: Args) -> list[RepoPath] | None:
     return [from_wire(text) for text in args["paths"]] if "paths" in args else None
 
 
-def _undo(desk: Desk, args: Mapping[str, Any], session: SessionId) -> Body:
-    return going_back.undo(desk, args.get("call"), paths=_paths(args), how=_how(args, session)).to_json()
+def _undo(past: Past, args: Args) -> Body:
+    return going_back.undo(past.desk, args.get("call"), paths=_paths(args), how=past.how(args)).to_json()
 
 
-def _redo(desk: Desk, args: Mapping[str, Any], session: SessionId) -> Body:
-    return going_back.redo(desk, how=_how(args, session)).to_json()
+def _redo(past: Past, args: Args) -> Body:
+    return going_back.redo(past.desk, how=past.how(args)).to_json()
 
 
-def _restore(desk: Desk, args: Mapping[str, Any], session: SessionId) -> Body:
-    return going_back.restore(desk, args["call"], paths=_paths(args), how=_how(args, session)).to_json()
+def _restore(past: Past, args: Args) -> Body:
+    return going_back.restore(past.desk, args["call"], paths=_paths(args), how=past.how(args)).to_json()
 
 
-def _rollback(desk: Desk, args: Mapping[str, Any], session: SessionId) -> Body:
-    return going_back.rollback(desk, how=_how(args, session), cancel_open=args["cancel_open"]).to_json()
+def _rollback(past: Past, args: Args) -> Body:
+    return going_back.rollback(past.desk, how=past.how(args), cancel_open=args["cancel_open"]).to_json()
 
 
-def _rewind(desk: Desk, args: Mapping[str, Any], session: SessionId) -> Body:
-    return going_back.rewind(desk, args["to"], side=args["side"], how=_how(args, session)).to_json()
+def _rewind(past: Past, args: Args) -> Body:
+    return going_back.rewind(past.desk, args["to"], side=args["side"], how=past.how(args)).to_json()
 
 
-def _fork(desk: Desk, args: Mapping[str, Any], session: SessionId) -> Body:
+def _fork(past: Past, args: Args) -> Body:
+    """A copy is of everything, so it is for those who may read everything; where it goes is not theirs to say."""
     if args["files"] == "share":
-        made = branches.fork(desk, session)
-    elif "to" not in args:
-        raise fault("invalid_params", "With files 'copy', `to` says where the copy goes.")
+        made = branches.fork(past.desk, past.session)
+    elif past.judge.home.admits_everywhere("read"):
+        made = branches.fork_files(past.desk, past.session, at=args.get("at"))
     else:
-        made = branches.fork_files(desk, session, args["to"], at=args.get("at"))
+        raise fault("forbidden", "This session may not read every file, so it cannot have a copy of all of them.")
     return {
         "session_id": made.session,
         "parent_id": made.parent,
@@ -98,7 +115,7 @@ def failed_body(error: MulliganError | Refused) -> Body:
     return {"error": {"code": error.code, "message": error.message}}
 
 
-def run_history(desk: Desk, name: str, given: Mapping[str, Any], session: SessionId) -> tuple[Body, bool]:
+def run_history(desk: Desk, name: str, given: Args, session: SessionId, *, boundary: Boundary) -> tuple[Body, bool]:
     """The answer, without what is null, and whether it is a failure: a fault, or a way back that met conflicts."""
     schema = _INPUTS[name]
     try:
@@ -106,7 +123,8 @@ def run_history(desk: Desk, name: str, given: Mapping[str, Any], session: Sessio
         if wrong is not None:
             raise fault("invalid_params", f"{wrong}.")
         defaults = {key: one["default"] for key, one in schema["properties"].items() if "default" in one}
-        body = HISTORY[name](desk, {**defaults, **given}, session)
+        judge = Judge.of(desk, session, hosted(desk, session, default=boundary))
+        body = HISTORY[name](Past(desk, session, judge), {**defaults, **given})
     except (MulliganError, Refused) as error:
         return failed_body(error), True
     return {key: value for key, value in body.items() if value is not None}, body.get("ok") is False

@@ -7,8 +7,9 @@ carries its own revision and client in `_meta`, and `server/discover` takes the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from mulligan.values.plain import plain
 
 HANDSHAKE = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 MODERN = ("2026-07-28",)
@@ -49,7 +50,7 @@ class RpcError(Exception):
         return body if self.data is None else {**body, "data": self.data}
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Peer:
     """Who asks, in which revision."""
 

@@ -208,12 +208,8 @@ _HISTORY: tuple[HistoryRow, ...] = (
     ),
     (
         "fork",
-        "Start a child session, sharing the files or with a copy of all of them.",
-        {
-            "at": _CALL,
-            "files": {"type": "string", "enum": ["share", "copy"], "default": "share"},
-            "to": {"type": "string", "description": "Where the copy goes; needed with files 'copy'."},
-        },
+        "Start a child session, sharing the files or with a copy of all of them, beside the store.",
+        {"at": _CALL, "files": {"type": "string", "enum": ["share", "copy"], "default": "share"}},
         [],
         {
             "type": "object",

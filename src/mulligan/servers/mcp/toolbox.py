@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from mulligan.boundary.verdict import Boundary
+from mulligan.effects.hosting import hosted
 from mulligan.effects.perform import perform
 from mulligan.effects.receipt import refusal_receipt
 from mulligan.effects.registry import BY_NAME as EFFECTS
@@ -43,7 +44,8 @@ class Place(NamedTuple):
 class Toolbox:
     """The tools of one root. For any thread. Close it.
 
-    `session` is that of calls that name none; without it, they have one for each root and client.
+    `session` is that of calls that name none; without it, they have one for each root and client. With it, calls that
+    name another may do no more there than in this one: a model does not choose its own authority.
     """
 
     def __init__(self, desk: Desk, boundary: Boundary, session: str | None = None) -> None:
@@ -68,7 +70,7 @@ class Toolbox:
             place = self._place()
             named = self._named(place, session, meta, peer=peer, running=running)
             result = tool_result(*self._done(place, name, given, named=named, running=running))
-        except MulliganError as error:
+        except (MulliganError, Refused) as error:
             result = failed_result(name, error)
         if running.cancelled:
             raise Cancelled
@@ -93,12 +95,16 @@ class Toolbox:
         default = self._session or f"mcp:{peer.client[:100]}:{place.desk.root.id}"
         chosen = default if session is None else parse_user_id(session, "session_id")
         turn = turn_of(meta)
+        within = self._boundary
+        if self._session is not None and chosen != self._session:
+            within = hosted(place.desk, SessionId(self._session), default=within).boundary
         return Named(
             SessionId(chosen),
             label=label_of(meta),
             turn=None if turn is None else TurnId(turn),
             began=lambda call: running.began(call.id),
             may_commit=running.settle,
+            within=within,
         )
 
     def _done(
@@ -110,7 +116,8 @@ class Toolbox:
         if name in HISTORY:
             if not running.settle():  # a way back is one step: before it a cancel is in time, after it is not
                 raise Cancelled
-            return (*run_history(place.desk, name, given, named.session), None)
+            within = named.within or self._boundary
+            return (*run_history(place.desk, name, given, named.session, boundary=within), None)
         return self._performed(place.desk, EFFECTS[name], given, named=named, running=running)
 
     def _performed(
@@ -120,7 +127,7 @@ class Toolbox:
         sink = None if running.progress is None else _Ticker(running.progress)
         with call:
             named.began(call)
-            receipt = perform(desk, call, effect.name, given, boundary=self._boundary, sink=sink)
+            receipt = perform(desk, call, effect.name, given, boundary=named.within or self._boundary, sink=sink)
             if not receipt.ok or not named.may_commit():
                 call.abort(receipt.error_code or "cancelled")
         return receipt.to_dict(), receipt.status != "ok", call.id
@@ -152,7 +159,7 @@ def tool_result(body: Body, failed: bool, call_id: str | None) -> Body:
     return result if call_id is None else {**result, "_meta": {"mulligan/callId": call_id}}
 
 
-def failed_result(name: str, error: MulliganError) -> Body:
+def failed_result(name: str, error: MulliganError | Refused) -> Body:
     """A fault in the words of the tool that met it."""
     if name in SUBSTRATE:
         body = failure_of(error).envelope()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 from mulligan.values.entries import Entry
+from mulligan.values.plain import plain
 from mulligan.workspace.exec import bpf, kernel
 from mulligan.workspace.exec.command import Command
 from mulligan.workspace.exec.ledger import Witness
@@ -17,7 +17,7 @@ Attribution: TypeAlias = Literal["call", "window"]
 Coverage: TypeAlias = tuple[tuple[bytes, str], ...]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Caught:
     """Absolute real paths that may have changed. With `window`, others may have changed them too."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 from mulligan.workspace.exec.capture import Capture, Notify, StrategyName
 from mulligan.workspace.exec.command import Command
@@ -30,7 +30,7 @@ def _plain(name: WindowName) -> Capture:
     raise _nothing_to_catch_with(name)
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Means:
     """What there is to catch changes with."""
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 
 SURVIVORS_LINGER_S = 0.2
@@ -16,7 +17,7 @@ _ENV_NAMES = frozenset(b"PATH HOME USER SHELL LANG TERM TZ TMPDIR".split())
 _ENV_PREFIX = b"LC_"
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Command:
     """A program to run inside `root`, both absolute and real. `env` is the whole environment it will see.
 

@@ -17,6 +17,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from mulligan.values.faults import MulliganError, fault
 from mulligan.values.refusal import Refused
@@ -30,6 +31,8 @@ from mulligan.workspace.exec.syscalls import CALLS, CWD, Call, Does
 _RECEIVE = 0xC0502100
 _SEND = 0xC0182101
 _STILL_THERE = 0x40082102
+_SET_FLAGS = 0x40082104
+_WAKE_BESIDE = 1
 _CONTINUE = 1
 
 _REQUEST = struct.Struct("=QII i I Q 6Q".replace(" ", ""))
@@ -109,6 +112,9 @@ class Supervisor:
             os.close(listener)
 
     def _answer_all(self, listener: int) -> None:
+        # Who waits for us need not be woken on another processor. Before Linux 6.6 the kernel knows no such wish.
+        with suppress(OSError):
+            fcntl.ioctl(listener, _SET_FLAGS, _WAKE_BESIDE)
         poller = select.poll()
         poller.register(listener, select.POLLIN)
         request = bytearray(_EMPTY_REQUEST)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 from mulligan.values.limits import GIB_BYTES
+from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 from mulligan.workspace.exec.capture import Caught, StrategyName
 from mulligan.workspace.exec.command import Command, is_inside
@@ -24,7 +24,7 @@ UPPER_MAX_BYTES = 4 * GIB_BYTES
 _PREFIXES = (b"trusted.overlay.", b"user.overlay.")
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class IsolatedChange:
     """What a path is after the command. `source` is where bytes, target and attributes can be read until `close`."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from mulligan.values.faults import fault
+from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 from mulligan.workspace.exec import sandbox
 from mulligan.workspace.exec.capture import Attribution, Capture, Coverage, StrategyName
@@ -15,7 +15,7 @@ from mulligan.workspace.exec.pump import Ending, Handle, Pump
 from mulligan.workspace.exec.spawn import LAUNCHER, Extras, spawn
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Ran:
     """What a command did. `exit_code` is -1 when a signal ended it (S1); `touched` are absolute real paths.
 

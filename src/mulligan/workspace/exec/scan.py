@@ -16,6 +16,7 @@ from mulligan.workspace.exec.command import Command
 from mulligan.workspace.exec.spawn import Extras
 
 Stamp = tuple[int, int, int, int, int]
+Statuses = dict[bytes, os.stat_result | None]
 
 RACY_NS = 20_000_000
 """Two ticks of the slowest kernel clock, and some: Linux before 6.13 stamps with the tick, not the time."""
@@ -26,12 +27,13 @@ _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.
 class Folder:
     """One folder's names and their stamps; the names are good for as long as the folder's own stamp is the same."""
 
-    __slots__ = ("entries", "inner", "stamp")
+    __slots__ = ("entries", "inner", "newest", "stamp")
 
-    def __init__(self, stamp: Stamp, entries: dict[bytes, Stamp], inner: list[bytes]) -> None:
+    def __init__(self, stamp: Stamp, entries: dict[bytes, Stamp]) -> None:
         self.stamp = stamp
         self.entries = entries
-        self.inner = inner
+        self.inner = [name for name, one in entries.items() if stat.S_ISDIR(one[4])]
+        self.newest = max((one[0] for one in entries.values()), default=0)
 
 
 class StatIndex:
@@ -46,18 +48,19 @@ class StatIndex:
 
     @classmethod
     def take(cls, root: bytes, skip: frozenset[bytes] = frozenset()) -> StatIndex:
-        """Look at everything below `root` but the folders in `skip` (absolute paths)."""
+        """Look at everything below `root`, which has to be there, but the folders in `skip` (absolute paths)."""
+        os.lstat(root)
         return cls(root, skip, {}, 0).again()
 
     @classmethod
     def restored(cls, root: bytes, stamps: Mapping[bytes, Stamp], taken_ns: int) -> StatIndex:
         """An earlier look, from the stamps it found: of the root itself and of everything below it."""
-        folders = {path: Folder(stamp, {}, []) for path, stamp in stamps.items() if stat.S_ISDIR(stamp[4])}
+        inner: dict[bytes, dict[bytes, Stamp]] = {path: {} for path, one in stamps.items() if stat.S_ISDIR(one[4])}
         for path, stamp in stamps.items():
             above, _, name = path.rpartition(b"/")
-            if path != root and above in folders:
-                folders[above].entries[name] = stamp
-                folders[above].inner += [name] if stat.S_ISDIR(stamp[4]) else []
+            if path != root and above in inner:
+                inner[above][name] = stamp
+        folders = {path: Folder(stamps[path], entries) for path, entries in inner.items()}
         return cls(root, frozenset(), folders, taken_ns)
 
     @property
@@ -71,18 +74,20 @@ class StatIndex:
             yield from ((path + b"/" + name, stamp) for name, stamp in folder.entries.items())
 
     def again(self) -> StatIndex:
-        """Look once more. Folders whose own stamp is the same are not listed again: 3 us a path instead of 5."""
+        """Look once more. Folders whose own stamp is the same are not listed again. A root that is gone has none."""
         fresh = StatIndex(self.root, self._skip, {}, time.clock_gettime_ns(time.CLOCK_REALTIME))
-        queue = [(self.root, stamp_of(os.lstat(self.root)))]
+        root = _look(self.root)
+        queue = [] if root is None else [(self.root, root)]
         while queue:
             path, stamp = queue.pop()
             folder = self._look_into(path, stamp, fresh.unreadable)
-            if folder is not None:
-                fresh._folders[path] = folder
-                below = path + b"/"
-                queue += [
-                    (below + name, folder.entries[name]) for name in folder.inner if below + name not in self._skip
-                ]
+            if folder is None:
+                continue
+            fresh._folders[path] = folder
+            for name in folder.inner:
+                inner = path + b"/" + name
+                if inner not in self._skip:
+                    queue.append((inner, folder.entries[name]))
         return fresh
 
     def touched_since(self, before: StatIndex) -> frozenset[bytes]:
@@ -90,6 +95,8 @@ class StatIndex:
         found: set[bytes] = set()
         for path in self._folders.keys() | before._folders.keys():
             new, old = self._folders.get(path), before._folders.get(path)
+            if new is old:
+                continue
             now, then = new.entries if new else {}, old.entries if old else {}
             if path == self.root and new and old and new.stamp != old.stamp:
                 found.add(path)
@@ -106,7 +113,7 @@ class StatIndex:
     def _racy(self) -> Iterator[bytes]:
         horizon = self._taken_ns - RACY_NS
         for path, folder in self._folders.items():
-            for name, stamp in folder.entries.items():
+            for name, stamp in folder.entries.items() if folder.newest >= horizon else ():
                 if stamp[0] >= horizon and not stat.S_ISDIR(stamp[4]):
                     yield path + b"/" + name
 
@@ -115,8 +122,8 @@ class StatIndex:
         known = self._folders.get(path)
         try:
             if known is not None and known.stamp == stamp and stamp[0] < self._taken_ns - RACY_NS:
-                return Folder(stamp, *_stamps(path, known.entries, known.entries))
-            return Folder(stamp, *_stamps(path, _listed(path), known.entries if known is not None else {}))
+                return _same_names(path, known)
+            return Folder(stamp, _listed(path))
         except PermissionError:
             unreadable.add(path)
             return known  # what cannot be seen is not taken for gone
@@ -124,41 +131,72 @@ class StatIndex:
             return None  # gone, or no folder any more
 
 
-def _listed(folder: bytes) -> list[bytes]:
+def _listed(folder: bytes) -> dict[bytes, Stamp]:
     fd = os.open(folder, _OPEN_FOLDER)
     try:
-        return [os.fsencode(name) for name in os.listdir(fd)]
+        names = [os.fsencode(name) for name in os.listdir(fd)]
     finally:
         os.close(fd)
+    found = {name: _look(folder + b"/" + name) for name in names}
+    return {name: stamp for name, stamp in found.items() if stamp is not None}
 
 
-def _stamps(
-    folder: bytes, names: Iterable[bytes], known: Mapping[bytes, Stamp]
-) -> tuple[dict[bytes, Stamp], list[bytes]]:
-    """On the way of every path of every scan: written for speed.
+def _same_names(folder: bytes, known: Folder) -> Folder:
+    """The same folder, if nothing in it has changed. On the way of every path of every scan: written for speed.
 
-    An inode whose time of change is the same has not changed: its old stamp will do, which saves making a new one.
+    An inode whose time of change is the same has not changed, so that is all that is looked at.
     """
-    found: dict[bytes, Stamp] = {}
-    inner: list[bytes] = []
-    look, folder_bits, kind_bits, below = os.lstat, stat.S_IFDIR, 0o170000, folder + b"/"
-    for name in names:
+    changed: dict[bytes, Stamp | None] = {}
+    look, below = os.lstat, folder + b"/"
+    for name, old in known.entries.items():
         try:
             s = look(below + name)
         except FileNotFoundError:
-            continue
-        ctime = s.st_ctime_ns
-        old = known.get(name)
-        if old is None or old[0] != ctime or old[3] != s.st_ino:
-            old = (ctime, s.st_mtime_ns, s.st_size, s.st_ino, s.st_mode)
-        found[name] = old
-        if old[4] & kind_bits == folder_bits:
-            inner.append(name)
-    return found, inner
+            changed[name] = None
+        else:
+            if s.st_ctime_ns != old[0] or s.st_ino != old[3]:
+                changed[name] = stamp_of(s)
+    if not changed:
+        return known
+    return Folder(known.stamp, {name: one for name, one in (known.entries | changed).items() if one is not None})
+
+
+def _look(path: bytes) -> Stamp | None:
+    try:
+        return stamp_of(os.lstat(path))
+    except FileNotFoundError:
+        return None
 
 
 def stamp_of(s: os.stat_result) -> Stamp:
     return (s.st_ctime_ns, s.st_mtime_ns, s.st_size, s.st_ino, s.st_mode)
+
+
+def stamp_now(path: bytes) -> Stamp | None:
+    status = status_of(path)
+    return None if status is None else stamp_of(status)
+
+
+def status_of(path: bytes) -> os.stat_result | None:
+    """None: nothing there, or nothing that we may see."""
+    try:
+        return os.lstat(path)
+    except OSError:
+        return None
+
+
+def statuses(paths: Iterable[bytes]) -> Statuses:
+    return {path: status_of(path) for path in paths}
+
+
+def twins(stamps: Mapping[bytes, Stamp]) -> dict[int, list[bytes]]:
+    """Files that have several of these names, by inode."""
+    first: dict[int, bytes] = {}
+    found: dict[int, list[bytes]] = {}
+    for path, stamp in stamps.items():
+        if stat.S_ISREG(stamp[4]) and (other := first.setdefault(stamp[3], path)) is not path:
+            found.setdefault(stamp[3], [other]).append(path)
+    return found
 
 
 class Scan:

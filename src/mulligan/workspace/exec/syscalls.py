@@ -7,8 +7,9 @@ for writing (write, ftruncate, mmap, copy_file_range, ioctl FICLONE) is not here
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, auto
+
+from mulligan.values.plain import plain
 
 
 class Does(Enum):
@@ -37,7 +38,7 @@ CWD = -1
 """In place of a dirfd argument: relative names start at the working directory."""
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Call:
     """One system call. `dirfd`, `path`, `flags` are argument positions (or CWD); a number of 0 means there is none."""
 

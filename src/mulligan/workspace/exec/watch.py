@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
 
 from mulligan.values.faults import fault_of_os_error
+from mulligan.values.plain import plain
 from mulligan.workspace.exec import kernel
 from mulligan.workspace.exec.capture import Baseline, Caught, StrategyName, without_baseline
 from mulligan.workspace.exec.command import Command
@@ -40,8 +40,11 @@ _HOW = ONLY_FOLDERS | DO_NOT_FOLLOW | EXCLUDE_UNLINKED
 
 _READ_BYTES = 1 << 18
 
+_PLACED, _MORE = 1, 2
+"""What is done to a path is added up: nothing for what leaves it, one for what is moved there, two for all else."""
 
-@dataclass(slots=True, frozen=True)
+
+@plain(slots=True, frozen=True)
 class Dirty:
     """Paths that changed since the last time. With `overflowed` there may be more."""
 
@@ -49,6 +52,8 @@ class Dirty:
     moved_away: frozenset[bytes] = frozenset()
     """folders that were moved: everything that was below them is touched, though the kernel does not list it"""
     overflowed: bool = False
+    placed: frozenset[bytes] = frozenset()
+    """of the paths, those to which something was moved once, and nothing else was done but to move things away"""
 
 
 class Watcher:
@@ -61,7 +66,7 @@ class Watcher:
         self._fd = kernel.inotify_init()
         self._paths: dict[int, bytes] = {}
         self._watches: dict[bytes, int] = {}
-        self._dirty: set[bytes] = set()
+        self._deeds: dict[bytes, int] = {}
         self._moved_away: set[bytes] = set()
         self._overflowed = False
         try:
@@ -77,8 +82,9 @@ class Watcher:
         """Everything since the last `take`."""
         with self._lock:
             self._drain()
-            found = Dirty(frozenset(self._dirty), frozenset(self._moved_away), self._overflowed)
-            self._dirty, self._moved_away, self._overflowed = set(), set(), False
+            placed = frozenset(path for path, deeds in self._deeds.items() if deeds == _PLACED)
+            found = Dirty(frozenset(self._deeds), frozenset(self._moved_away), self._overflowed, placed)
+            self._deeds, self._moved_away, self._overflowed = {}, set(), False
             return found
 
     def drain(self) -> None:
@@ -109,7 +115,8 @@ class Watcher:
             self._forget(watch, folder)
             return
         path = folder + b"/" + name if name else folder
-        self._dirty.add(path)
+        deed = _PLACED if mask & MOVED_TO else 0 if mask & MOVED_FROM else _MORE
+        self._deeds[path] = self._deeds.get(path, 0) + deed
         if mask & IS_FOLDER and name:
             self._note_folder(path, mask)
 
@@ -122,7 +129,7 @@ class Watcher:
                 self._add_tree(path)
             except OSError:
                 self._overflowed = True  # no more watches to be had
-            self._dirty.update(below(path))
+            self._deeds.update(dict.fromkeys(below(path), _MORE))
 
     def _add_tree(self, top: bytes) -> None:
         queue = [top]
@@ -156,7 +163,7 @@ class Watcher:
         for path in gone:
             watch = self._watches.pop(path)
             self._paths.pop(watch, None)
-            self._dirty.add(path)
+            self._deeds[path] = _MORE
             try:
                 kernel.inotify_rm_watch(self._fd, watch)
             except OSError:

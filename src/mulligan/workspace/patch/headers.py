@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from mulligan.values.limits import MAX_PATH_BYTES
+from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 from mulligan.workspace.patch.names import DEV_NULL, Named, named, unquote, without_leading
 
@@ -38,7 +38,7 @@ _STAMP = re.compile(
 )
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Header:
     """`old` is None for a file that is created, `new` for one that is deleted. Modes are git's, None when not told."""
 
@@ -50,7 +50,7 @@ class Header:
 
 
 def unreadable(message: str) -> Refused:
-    return Refused("parse_error", "patch_parse_error", message)
+    return Refused("parse_error", "patch_parse_error", message, errors=[message])
 
 
 def git_header(names: bytes, facts: Mapping[bytes, bytes], strip: int) -> Header:

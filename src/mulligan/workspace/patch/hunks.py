@@ -18,10 +18,11 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Literal, TypeAlias
 
+from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 from mulligan.workspace.normal import WHITE_SPACE, is_blank, line_key
 
@@ -34,13 +35,13 @@ _QUOTED_LINES_MAX = 3
 _QUOTED_CHARS_MAX = 120
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class HunkLine:
     op: Op
     text: str
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Hunk:
     lines: tuple[HunkLine, ...]
     anchors: tuple[str, ...] = ()
@@ -85,7 +86,7 @@ _GRADES: tuple[Callable[[str], str], ...] = (
 )
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class _Script:
     """Lines as numbers, equal lines as equal ones, and as text with one character for each number.
 
@@ -141,7 +142,7 @@ def _only_at(place: int, start: int, _stop: int) -> int | None:
     return place if start <= place else None
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class _Placing:
     """Where a hunk goes. `at` are the lines of its anchors, then of its old lines; `steps` are how they were found."""
 

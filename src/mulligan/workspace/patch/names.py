@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import NewType
 
 from mulligan.values.faults import MulliganError
 from mulligan.values.paths import ROOT, RepoPath, path_bytes, path_from_bytes
+from mulligan.values.plain import plain
 
 PatchName = NewType("PatchName", str)
 """A name as a patch has it, decoded like a path but not admitted as one."""
@@ -68,7 +68,7 @@ def admit(name: bytes) -> RepoPath | None:
     return None if path == ROOT or inside_git else path
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Named:
     """A file as a header names it. `path` is None when no file may be touched under that name."""
 

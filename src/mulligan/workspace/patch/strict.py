@@ -12,10 +12,11 @@ from __future__ import annotations
 import stat
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from mulligan.values.paths import RepoPath, ancestors_of
+from mulligan.values.plain import plain
 from mulligan.workspace.lines import split_lines
 from mulligan.workspace.patch.names import PatchName
 from mulligan.workspace.patch.unified import AnyHunk, FilePatch, Hunk, MalformedHunk, Reason
@@ -26,7 +27,7 @@ _EXECUTE_BITS = 0o111
 _LINK_MODE = 0o777
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Present:
     """A file's bytes and permission bits; the content of a symbolic link is its target."""
 
@@ -35,19 +36,19 @@ class Present:
     kind: Kind = "file"
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class HunkReject:
     index: int
     reason: Reason
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Reject:
     path: RepoPath | PatchName
     hunks: tuple[HunkReject, ...]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class UnifiedStaged:
     """What a patch makes of the files it touches (None: deleted), or why it cannot: then `files` is empty.
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from mulligan.values.faults import fault
 from mulligan.values.paths import RepoPath
+from mulligan.values.plain import plain
 from mulligan.workspace.lines import split_lines
 from mulligan.workspace.patch.headers import (
     GIT_FACTS,
@@ -43,7 +43,7 @@ _SIGNATURE = re.compile(rb"-- ?\r?\n")
 _VERSION = re.compile(rb"[0-9]+\.")
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Hunk:
     """`old` stands from line `old_start` on and becomes `new`. Without `old`, `new` goes after line `old_start`."""
 
@@ -52,7 +52,7 @@ class Hunk:
     new: tuple[bytes, ...]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class MalformedHunk:
     """A hunk whose header cannot be read, or whose lines are not those its header counts."""
 
@@ -60,7 +60,7 @@ class MalformedHunk:
 AnyHunk = Hunk | MalformedHunk
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class FilePatch:
     """What a diff does to one file. `path` is the name it is reported by.
 

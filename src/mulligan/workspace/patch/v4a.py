@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from mulligan.values.faults import AskedWrongly
 from mulligan.values.paths import ROOT, RepoPath, ancestors_of, parse_repo_path, path_bytes
+from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 from mulligan.workspace.patch.hunks import apply_hunks
 from mulligan.workspace.patch.v4a_parse import Add, Delete, Operation, Update, parse_v4a
@@ -19,7 +20,7 @@ Read: TypeAlias = Callable[[RepoPath], bytes | None]
 """The bytes of a file, None if there is none. May refuse."""
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Staged:
     """Every path a patch names, as it was and as it shall be; None is no file.
 

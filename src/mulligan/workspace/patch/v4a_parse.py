@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn, TypeAlias, cast
 
+from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 from mulligan.workspace.normal import WHITE_SPACE, is_blank
 from mulligan.workspace.patch.hunks import Hunk, HunkLine, Op
@@ -34,18 +35,18 @@ _ENVIRONMENT = re.compile(r"\*\*\* Environment ID:\s*\S.*", re.DOTALL)
 _QUOTED_CHARS_MAX = 120
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Add:
     path: str
     content: str
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Delete:
     path: str
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Update:
     path: str
     move_to: str | None

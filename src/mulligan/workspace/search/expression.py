@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from mulligan.values.plain import plain
 from mulligan.workspace.search.charset import CharSet
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Chars:
     """One code point out of a set."""
 
@@ -19,24 +19,24 @@ class Chars:
         return len(self.members) == 1 and self.members[0][0] == self.members[0][1]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Anchor:
     """A place between two characters: `start` or `end` of the line, `word` boundary, `not_word` boundary."""
 
     kind: str
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Seq:
     items: tuple[Node, ...]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Alt:
     branches: tuple[Node, ...]
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Repeat:
     item: Node
     low: int

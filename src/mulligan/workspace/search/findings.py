@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from mulligan.values.clock import monotonic_s
 from mulligan.values.limits import BINARY_PROBE_BYTES
 from mulligan.values.paths import RepoPath
+from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 from mulligan.workspace.search.expression import Node
 
@@ -18,7 +19,7 @@ READ_AHEAD_BYTES = TEXT_MAX_BYTES + 5
 _BOM = b"\xef\xbb\xbf"
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Line:
     """A line that matches. `text` is without line ending and byte order mark; `cut` when its end is not shown."""
 
@@ -27,8 +28,12 @@ class Line:
     text: bytes
     cut: bool = False
 
+    @property
+    def shown(self) -> str:
+        return self.text.decode("utf-8", "replace") + ("…" if self.cut else "")
 
-@dataclass(slots=True, frozen=True)
+
+@plain(slots=True, frozen=True)
 class Job:
     """Find the first `limit` lines that match `tree`, in order, before `deadline_s` of the monotonic clock.
 

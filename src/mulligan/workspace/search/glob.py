@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import islice
 
 from mulligan.values.globs import Glob, GlobError, parse_glob
 from mulligan.values.limits import GLOB_RESULTS_DEFAULT
 from mulligan.values.paths import ROOT, RepoPath
+from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 from mulligan.workspace.search.ages import Ages, Ranking
 from mulligan.workspace.search.bases import SHARED_CACHE, admit_all, base_is_directory, refusing_bad_base
@@ -17,7 +17,7 @@ from mulligan.workspace.search.tree_cache import TreeCache
 from mulligan.workspace.search.walk import Walk, Ways
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class GlobResult:
     """The files that match, newest first. `truncated`: there are more, or a limit kept the walk from its end."""
 

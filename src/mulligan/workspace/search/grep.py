@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Literal, TypedDict, Unpack
 
 from mulligan.values.clock import monotonic_s
 from mulligan.values.globs import Glob, GlobError, parse_glob
 from mulligan.values.limits import GREP_RESULTS_DEFAULT, REGEX_TIMEOUT_S
-from mulligan.values.paths import ROOT, RepoPath, name_of, parent_of, to_wire
+from mulligan.values.paths import ROOT, RepoPath, name_of, to_wire
+from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 from mulligan.workspace.search import native, ripgrep
 from mulligan.workspace.search.bases import SHARED_CACHE, admit_all, base_is_directory, refusing_bad_base
@@ -37,7 +36,7 @@ class GrepOptions(TypedDict, total=False):
     cache: TreeCache
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class _Asked:
     glob_filter: str | None = None
     case_insensitive: bool = False
@@ -50,9 +49,12 @@ class _Asked:
     cache: TreeCache = SHARED_CACHE
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class GrepResult:
-    """The matching lines by path bytes, then line. `truncated`: there are more, or a limit kept files unsearched."""
+    """The matching lines by path bytes, then line.
+
+    `truncated`: there are more, one of them is cut, or a limit kept files unsearched.
+    """
 
     lines: tuple[Line, ...]
     truncated: bool
@@ -98,11 +100,10 @@ def _job(root_fd: int, pattern: str, asked: _Asked) -> Job:
 
 def render(result: GrepResult) -> str:
     """`path:line:text` a line, as people and models read it."""
-    rows = (f"{to_wire(line.path)}:{line.line_no}:{line.text.decode('utf-8', 'replace')}" for line in result.lines)
-    return "\n".join(rows)
+    return "\n".join(f"{to_wire(line.path)}:{line.line_no}:{line.shown}" for line in result.lines)
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class FileFilter:
     """Which files are wanted. `prefix` is the length of what comes before the part of a path that is matched."""
 
@@ -136,7 +137,7 @@ class FileFilter:
         return lambda directory: shape.may_match_below(directory[prefix:])
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class _Searching:
     asked: _Asked
     job: Job
@@ -148,8 +149,9 @@ class _Searching:
             source = filter(self.job.admits, source)  # what nobody may see must not use up what may be searched
         selection = Selection(budget.spend_on(source), wants, is_bounded=budget.is_limited)
         engine, found = self._run(selection, walk)
-        truncated = len(found) > self.asked.max_results or budget.exhausted
-        return GrepResult(tuple(found[: self.asked.max_results]), truncated, engine)
+        lines = tuple(found[: self.asked.max_results])
+        truncated = len(found) > len(lines) or budget.exhausted or any(line.cut for line in lines)
+        return GrepResult(lines, truncated, engine)
 
     def _run(self, selection: Selection, walk: Walk | None) -> tuple[Engine, list[Line]]:
         program = ripgrep.find_ripgrep() if self.asked.engine != "native" else None
@@ -189,12 +191,5 @@ class _Budget:
         if self._files is not None:
             self._files -= 1
         if self._bytes is not None:
-            self._bytes -= _size_bytes(handles, path)
+            self._bytes -= handles.size_bytes(path)
         return (self._files is None or self._files >= 0) and (self._bytes is None or self._bytes >= 0)
-
-
-def _size_bytes(handles: Handles, path: RepoPath) -> int:
-    try:
-        return os.stat(name_of(path), dir_fd=handles.directory(parent_of(path)), follow_symlinks=False).st_size
-    except OSError:
-        return 0

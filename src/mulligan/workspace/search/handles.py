@@ -11,6 +11,8 @@ from mulligan.values.paths import ROOT
 OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Non-blocking, so that a FIFO put in a file's place cannot hold us up."""
+OPEN_MAX = 128
+"""How many directories, one in the other, are kept open; of a longer chain the first ones and the last."""
 
 
 class Handles:
@@ -33,9 +35,9 @@ class Handles:
         if path != self._path:
             names = [] if path == ROOT else path.split("/")
             self._keep(_common(names, self._names))
+            self._path = ""  # no path at all until every name is open
             for name in names[len(self._names) :]:
-                self._fds.append(os.open(name, OPEN_DIRECTORY, dir_fd=self._last()))
-                self._names.append(name)
+                self._add(os.open(name, OPEN_DIRECTORY, dir_fd=self._last()), name)
             self._path = path
         return self._last()
 
@@ -49,10 +51,26 @@ class Handles:
         parent, _, name = path.rpartition("/")
         return open_regular(self.directory(parent or ROOT), name)[0]
 
+    def size_bytes(self, path: str) -> int:
+        """The size of a file; 0 when there is none."""
+        parent, _, name = path.rpartition("/")
+        try:
+            return os.stat(name, dir_fd=self.directory(parent or ROOT), follow_symlinks=False).st_size
+        except OSError:
+            return 0
+
     def _last(self) -> int:
         return self._fds[-1] if self._fds else self._root_fd
 
+    def _add(self, fd: int, name: str) -> None:
+        if len(self._fds) == OPEN_MAX:
+            os.close(self._fds.pop())
+        self._fds.append(fd)
+        self._names.append(name)
+
     def _keep(self, count: int) -> None:
+        if OPEN_MAX <= count < len(self._names):
+            count = OPEN_MAX - 1  # what comes between is no longer open
         for fd in reversed(self._fds[count:]):
             os.close(fd)
         del self._fds[count:], self._names[count:]

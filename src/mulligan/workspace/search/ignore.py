@@ -1,11 +1,13 @@
 """Which paths are ignored: git's rules, and `.ignore` files on top of them as ripgrep reads them.
 
  * `.gitignore` of every directory, deepest first; within a file the last rule that matches wins.
- * `.git/info/exclude` of every directory that has a `.git` directory, after all `.gitignore` files.
+ * `info/exclude` of the repository of every directory that has a `.git`, after all `.gitignore` files. `.git` may be a
+   file that says where the repository is: that of a linked worktree is shared with the others.
  * `.ignore` of every directory, deepest first, before all of git's: what it says, either way, is final.
  * Nothing below an ignored directory can be taken back.
- * Nothing outside the root counts: no global ignore file, no configuration, no directory above. No repository is
-   needed. A nested repository is a directory like any other, its own `info/exclude` included.
+ * No repository is needed. A nested one is a directory like any other, its own `info/exclude` included. But for a root
+   inside a working tree the directories above it count too, up to the top of that tree.
+ * Nothing else counts: no global ignore file, no configuration.
 
 Matching is by bytes and by case. An ignore file that is a symlink, unreadable or over a size limit counts as absent.
 """
@@ -14,14 +16,17 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TypeAlias
 
 from mulligan.values.limits import MIB_BYTES
 from mulligan.values.paths import ROOT
-from mulligan.workspace.search.handles import Handles, read_regular
+from mulligan.values.plain import plain
+from mulligan.workspace.git import find_repository, read_small
+from mulligan.workspace.kernel import real_path_of
+from mulligan.workspace.search.handles import OPEN_DIRECTORY, Handles, read_regular
 from mulligan.workspace.search.wildmatch import literal_prefix, translate
 
 IGNORE_FILE_MAX_BYTES = MIB_BYTES
@@ -34,7 +39,7 @@ OWN_IGNORE = ".ignore"
 _BOM = b"\xef\xbb\xbf"
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Rule:
     """One line of an ignore file. `anchored`: matched against the whole path below the file's directory."""
 
@@ -44,7 +49,7 @@ class Rule:
     anchored: bool
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class IgnoreSources:
     """What a directory has to say: the bytes of its ignore files, None where there is none."""
 
@@ -88,73 +93,92 @@ class _Index:
     """The rules of one file that may speak about one kind of entry, arranged for quick lookup of the last match."""
 
     def __init__(self, rules: Iterable[tuple[int, Rule]]) -> None:
-        self._names: dict[bytes, int] = {}
+        self._names: dict[str, int] = {}
         self._paths: dict[bytes, int] = {}
-        self._suffixes: dict[bytes, int] = {}
-        self._path_starts: set[bytes] = set()
+        self._suffixes: dict[str, int] = {}
         name_sources: dict[int, bytes] = {}
         path_sources: dict[int, bytes] = {}
+        path_starts: set[bytes] = set()
         for number, rule in rules:
-            self._file(number, rule, path_sources if rule.anchored else name_sources)
+            prefix = literal_prefix(rule.pattern)
+            if rule.anchored:
+                path_starts.add(prefix)
+            self._file(number, rule, prefix, path_sources if rule.anchored else name_sources)
+        self._names_as_listed = {name + slash for name in self._names for slash in ("", "/")}
         self._endings = tuple(self._suffixes)
         self._name_match, self._name_numbers = _union(name_sources)
         self._path_match, self._path_numbers = _union(path_sources)
-        self._needs_path = bool(self._paths or self._path_numbers)
+        self._path_starts = tuple(path_starts)
+        self._on_the_way = {start[:end] for start in path_starts for end in _ends_of_names(start)}
 
-    def _file(self, number: int, rule: Rule, sources: dict[int, bytes]) -> None:
-        prefix = literal_prefix(rule.pattern)
-        if rule.anchored:
-            self._path_starts.add(prefix)
-        if prefix == rule.pattern:
-            (self._paths if rule.anchored else self._names)[prefix] = number
+    def _file(self, number: int, rule: Rule, prefix: bytes, sources: dict[int, bytes]) -> None:
+        if prefix == rule.pattern and rule.anchored:
+            self._paths[prefix] = number
+        elif prefix == rule.pattern:
+            self._names[_as_name(prefix)] = number
         elif not rule.anchored and (endings := _endings(rule.pattern)):
             self._suffixes.update(dict.fromkeys(endings, number))
         elif len(sources) < WILDCARD_RULES_MAX and (source := _source(rule, prefix)) is not None:
             sources[number] = source
 
-    def mentions(self, names: Sequence[bytes], directory: bytes) -> list[int]:
-        """Which of the names of a directory some rule matches, by their places. One pass, for whole listings."""
-        known, endings, match = self._names, self._endings, self._name_match
-        found: list[int] = []
+    def mentions(self, entries: Sequence[str], text: str, directory: bytes) -> set[str]:
+        """Which entries of a directory some rule matches; `text` is all of them in a row.
+
+        Most often it is none, and that is found out without going through them one by one.
+        """
+        found = self._names_as_listed.intersection(entries)
+        for ending in self._endings:
+            if ending in text:
+                found.update(entry for entry in entries if entry.rstrip("/").endswith(ending))
         if self._name_numbers:
-            found += [at for at, name in enumerate(names) if name in known or name.endswith(endings) or match(name)]
-        elif known or endings:
-            found += [at for at, name in enumerate(names) if name in known or name.endswith(endings)]
-        if self._path_starts and self._speaks_of(directory):
-            paths, path_match = self._paths, self._path_match
-            rels = (directory + name for name in names)
-            found += [at for at, rel in enumerate(rels) if rel in paths or path_match(rel)]
+            found.update(entry for entry in entries if self._name_match(_raw(entry.rstrip("/"))))
+        if self._path_starts and (directory in self._on_the_way or directory.startswith(self._path_starts)):
+            found.update(entry for entry in entries if self._last_by_path(directory + _raw(entry.rstrip("/"))) >= 0)
         return found
 
-    def _speaks_of(self, directory: bytes) -> bool:
-        """Whether a rule about paths may match inside the directory, by the part before its first wildcard."""
-        return any(directory.startswith(start) or start.startswith(directory) for start in self._path_starts)
-
-    def last(self, name: bytes, path: bytes) -> int:
+    def last(self, name: str, path: bytes) -> int:
         """The number of the last rule that matches, -1 when none does."""
         best = self._names.get(name, -1)
-        if self._endings and name.endswith(self._endings):
+        if name.endswith(self._endings):
             best = max(best, *(number for end, number in self._suffixes.items() if name.endswith(end)))
-        if self._name_numbers and (hit := self._name_match(name)) is not None:
+        if self._name_numbers and (hit := self._name_match(_raw(name))) is not None:
             best = max(best, self._name_numbers[hit.lastindex or 0])
-        if self._needs_path:
-            best = max(best, self._paths.get(path, -1))
-            if self._path_numbers and (hit := self._path_match(path)) is not None:
-                best = max(best, self._path_numbers[hit.lastindex or 0])
+        return max(best, self._last_by_path(path)) if self._path_starts else best
+
+    def _last_by_path(self, path: bytes) -> int:
+        best = self._paths.get(path, -1)
+        if self._path_numbers and (hit := self._path_match(path)) is not None:
+            best = max(best, self._path_numbers[hit.lastindex or 0])
         return best
+
+
+def _as_name(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _raw(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")
+
+
+def _ends_of_names(path: bytes) -> list[int]:
+    """Where the directories that a path leads through end, slash included; the one it starts from is one of them."""
+    return [0, *(at for at, byte in enumerate(path, start=1) if byte == ord("/"))]
 
 
 _ENDING = re.compile(rb"\*([^*?\[\\]+)|\*([^*?\[\\]*)\[([a-zA-Z0-9]+)\]([^*?\[\\]*)", re.DOTALL)
 
 
-def _endings(pattern: bytes) -> list[bytes]:
-    """What a name must end in, for the commonest wildcards of all: `*.o` and `*.py[co]`."""
+def _endings(pattern: bytes) -> list[str]:
+    """What a name must end in, for the commonest wildcards of all: `*.o` and `*.py[co]`.
+
+    Only in ASCII: the bytes at the end of a name need not be whole characters.
+    """
     found = _ENDING.fullmatch(pattern)
-    if found is None:
+    if found is None or not pattern.isascii():
         return []
     if found[1]:
-        return [found[1]]
-    return [found[2] + bytes([letter]) + found[4] for letter in found[3]]
+        return [found[1].decode()]
+    return [(found[2] + bytes([letter]) + found[4]).decode() for letter in found[3]]
 
 
 def _source(rule: Rule, prefix: bytes) -> bytes | None:
@@ -189,14 +213,14 @@ class RuleFile:
     def __bool__(self) -> bool:
         return bool(self._rules)
 
-    def verdict(self, name: bytes, path: bytes, is_dir: bool) -> bool | None:
+    def verdict(self, name: str, path: bytes, is_dir: bool) -> bool | None:
         """True: ignored; False: taken back; None: not mentioned. `path` is from the root."""
         number = (self._for_dirs if is_dir else self._for_files).last(name, path[self._base_length :])
         return None if number < 0 else not self._rules[number].negated
 
-    def mentions(self, names: Sequence[bytes], prefix: bytes) -> list[int]:
-        """The places of the names, of the directory with this prefix, that some rule may be about."""
-        return self._for_dirs.mentions(names, prefix[self._base_length :])
+    def mentions(self, entries: Sequence[str], text: str, prefix: bytes) -> set[str]:
+        """Those entries of the directory with this prefix that some rule may be about."""
+        return self._for_dirs.mentions(entries, text, prefix[self._base_length :])
 
     @cached_property
     def _for_dirs(self) -> _Index:
@@ -207,14 +231,14 @@ class RuleFile:
         return _Index((number, rule) for number, rule in enumerate(self._rules) if not rule.dirs_only)
 
 
-@dataclass(slots=True, frozen=True, eq=False)
+@plain(slots=True, frozen=True)
 class IgnoreRules:
     """The rules in force inside one directory. Immutable; `child` gives those of a directory inside it."""
 
     prefix: bytes = b""
     own: tuple[RuleFile, ...] = ()
     git: tuple[RuleFile, ...] = ()
-    exclude: tuple[RuleFile, ...] = field(default=())
+    exclude: tuple[RuleFile, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -222,27 +246,21 @@ class IgnoreRules:
 
     def ignores(self, name: str, is_dir: bool) -> bool:
         """Whether the entry `name` of this directory is ignored by a rule about itself."""
-        raw = name.encode("utf-8", "surrogateescape")
-        path = self.prefix + raw
-        for files in (self.own, self.git, self.exclude):
-            for rules in files:
-                verdict = rules.verdict(raw, path, is_dir)
-                if verdict is not None:
-                    return verdict
+        path = self.prefix + _raw(name)
+        for rules in (*self.own, *self.git, *self.exclude):
+            verdict = rules.verdict(name, path, is_dir)
+            if verdict is not None:
+                return verdict
         return False
 
     def divide(self, entries: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The entries of this directory, those that are directories with a slash, into kept and ignored ones."""
-        if self.is_empty or not entries:
+        layers = self.own + self.git + self.exclude
+        if not layers or not entries:
             return entries, ()
-        joined = "\0".join((*entries, "")).replace("/\0", "\0")
-        names = joined.encode("utf-8", "surrogateescape").split(b"\0")[:-1]
-        suspects: set[int] = set()
-        for rules in (*self.own, *self.git, *self.exclude):
-            suspects.update(rules.mentions(names, self.prefix))
-        if not suspects:
-            return entries, ()
-        out = {entries[at] for at in suspects if self.ignores(entries[at].rstrip("/"), entries[at][-1] == "/")}
+        text = "".join(entries)
+        suspects = [entry for rules in layers for entry in rules.mentions(entries, text, self.prefix)]
+        out = {entry for entry in suspects if self.ignores(entry.rstrip("/"), is_dir=entry[-1] == "/")}
         if not out:
             return entries, ()
         return tuple(one for one in entries if one not in out), tuple(one for one in entries if one in out)
@@ -288,12 +306,64 @@ def read_sources(dir_fd: int, names: Sequence[str]) -> IgnoreSources:
 
 
 def _read_exclude(dir_fd: int) -> bytes | None:
-    """`.git` may be a file that points out of the root; then there is nothing for us to read."""
-    with Handles(dir_fd) as handles:
-        try:
+    try:
+        if stat.S_ISREG(os.stat(".git", dir_fd=dir_fd, follow_symlinks=False).st_mode):
+            return _exclude_elsewhere(dir_fd)
+        with Handles(dir_fd) as handles:
             return read_regular(handles.directory(".git/info"), "exclude", IGNORE_FILE_MAX_BYTES)
-        except OSError:
-            return None
+    except OSError:
+        return None
+
+
+def _exclude_elsewhere(dir_fd: int) -> bytes | None:
+    """Of a repository that may lie anywhere, so it is read by path. It gives rules and nothing that is ever shown."""
+    repository = find_repository(real_path_of(dir_fd))
+    if repository is None:
+        return None
+    return read_small(os.path.join(repository.common_dir, b"info/exclude"), IGNORE_FILE_MAX_BYTES)
+
+
+Above: TypeAlias = tuple[tuple[str, IgnoreSources], ...]
+"""What directories around a root say, the outermost first, each with the name of the next one inside it."""
+
+
+def read_above(root_fd: int) -> Above:
+    """From the top of the working tree that the root is in down to its parent. Empty for a root that is none's part."""
+    try:
+        path = real_path_of(root_fd)
+    except OSError:
+        return ()
+    names: list[bytes] = []
+    while not os.path.lexists(os.path.join(path, b".git")):
+        parent, _, name = path.rpartition(b"/")
+        if not name:
+            return ()
+        names.append(name)
+        path = parent or b"/"
+    above: list[tuple[str, IgnoreSources]] = []
+    for name in reversed(names):
+        above.append((os.fsdecode(name), _sources_of(path)))
+        path = os.path.join(path, name)
+    return tuple(above)
+
+
+def _sources_of(path: bytes) -> IgnoreSources:
+    try:
+        dir_fd = os.open(path, OPEN_DIRECTORY)
+    except OSError:
+        return NO_SOURCES
+    try:
+        return read_sources(dir_fd, (GIT_IGNORE, OWN_IGNORE, ".git"))
+    finally:
+        os.close(dir_fd)
+
+
+def rules_inside(above: Above) -> IgnoreRules:
+    """The rules in force in a root, before its own ignore files."""
+    rules = IgnoreRules()
+    for name, sources in above:
+        rules = rules.with_sources(sources).child(name)
+    return rules
 
 
 def is_ignored(root: str | bytes | os.PathLike[str], path: str, is_dir: bool) -> bool:
@@ -309,7 +379,7 @@ def is_ignored_below(root_fd: int, path: str, is_dir: bool) -> bool:
     """`is_ignored` for a root that is already open."""
     *above, name = [name for name in path.split("/") if name not in ("", ".")] or [ROOT]
     with Handles(root_fd) as handles:
-        rules = IgnoreRules().with_sources(_sources_at(handles, "."))
+        rules = rules_inside(read_above(root_fd)).with_sources(_sources_at(handles, "."))
         for depth, directory in enumerate(above):
             if rules.ignores(directory, is_dir=True):
                 return True

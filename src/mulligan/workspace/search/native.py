@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from mulligan.values.faults import fault
-from mulligan.values.limits import MIB_BYTES
+from mulligan.values.limits import BINARY_PROBE_BYTES, MIB_BYTES, WHOLE_MAX_BYTES
 from mulligan.values.paths import ROOT, RepoPath
 from mulligan.workspace.search.expression import steps_of
 from mulligan.workspace.search.finders import Finder, Recipe, make_finder, recipe_for
@@ -24,7 +24,6 @@ from mulligan.workspace.search.findings import (
     READ_AHEAD_BYTES,
     Job,
     Line,
-    Selection,
     is_binary,
     shown_text,
     too_slow,
@@ -35,12 +34,12 @@ BLOCK_BYTES = 4 * MIB_BYTES
 STEPS_IN_PROCESS_MAX = 300
 
 
-def search(job: Job, selection: Selection) -> list[Line]:
+def search(job: Job, paths: Iterable[RepoPath]) -> list[Line]:
     """The first `job.limit` matching lines. Raises Refused `regex_timeout`."""
     recipe = recipe_for(job.tree)
     if recipe.kind == "re" or steps_of(job.tree) > STEPS_IN_PROCESS_MAX:
-        return _search_in_child(job, recipe, list(selection))
-    return FileSearch(job.root_fd, make_finder(recipe), job.limit, job.admits, job.left_s).among(selection)
+        return _search_in_child(job, recipe, list(paths))
+    return FileSearch(job.root_fd, make_finder(recipe), job.limit, job.admits, job.left_s).among(paths)
 
 
 @dataclass(slots=True)
@@ -71,16 +70,34 @@ class FileSearch:
         fd, status = open_regular(handles.directory(parent or ROOT), name)
         try:
             line_no, offset = 1, 0
-            for block in _blocks(fd, status.st_size):
-                if offset == 0 and is_binary(block):
-                    break
-                self.still_time()
+            for block in self._blocks(fd, status.st_size):
                 if not self._search_block(block, path, line_no, offset):
                     break
                 line_no += block.count(b"\n")
                 offset += len(block)
         finally:
             os.close(fd)
+
+    def _blocks(self, fd: int, size: int) -> Iterator[bytes]:
+        """The bytes of a text file in blocks of whole lines, a line that is too long in pieces. Mostly one block."""
+        wanted = min(max(size + 1, BINARY_PROBE_BYTES), BLOCK_BYTES)
+        data = os.read(fd, wanted)
+        if is_binary(data):
+            return
+        if len(data) == size < wanted:
+            yield data
+            return
+        pending = b""
+        while data:
+            self.still_time()
+            pending += data
+            end = pending.rfind(b"\n") + 1 or (len(pending) if len(pending) >= WHOLE_MAX_BYTES else 0)
+            if end:
+                yield pending[:end]
+                pending = pending[end:]
+            data = os.read(fd, BLOCK_BYTES)
+        if pending:
+            yield pending
 
     def _search_block(self, block: bytes, path: RepoPath, line_no: int, offset: int) -> bool:
         """Whether to go on with the file."""
@@ -94,33 +111,20 @@ class FileSearch:
         for begin in chain((first,), starts):
             line_no += block.count(b"\n", counted, begin)
             counted = begin
+            if begin == 0 and self._has_last(path, line_no):
+                continue  # a piece further on of the same line
             self.found.append(Line(path, line_no, *shown_text(_raw_line(block, begin), offset + begin)))
             if len(self.found) >= self.limit:
                 return False
         return True
 
+    def _has_last(self, path: RepoPath, line_no: int) -> bool:
+        return bool(self.found) and (self.found[-1].path, self.found[-1].line_no) == (path, line_no)
+
 
 def _raw_line(block: bytes, begin: int) -> bytes:
     end = block.find(b"\n", begin, begin + READ_AHEAD_BYTES)
     return block[begin : begin + READ_AHEAD_BYTES] if end < 0 else block[begin:end]
-
-
-def _blocks(fd: int, size: int) -> Iterator[bytes]:
-    """The bytes of a file in blocks of whole lines. Small files come in one read."""
-    wanted = min(size + 1, BLOCK_BYTES)
-    pending: list[bytes] = []
-    while data := os.read(fd, wanted):
-        cut = data.rfind(b"\n") + 1
-        if len(data) < wanted and len(data) == size and not pending:
-            yield data
-            return
-        if not cut:
-            pending.append(data)
-            continue
-        yield b"".join([*pending, data[:cut]])
-        pending = [data[cut:]] if cut < len(data) else []
-    if pending:
-        yield b"".join(pending)
 
 
 def _search_in_child(job: Job, recipe: Recipe, paths: list[RepoPath]) -> list[Line]:

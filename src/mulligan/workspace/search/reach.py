@@ -7,7 +7,8 @@ from types import TracebackType
 from mulligan.values.paths import ROOT, RepoPath, name_of, parent_of
 from mulligan.workspace.search.handles import Handles
 from mulligan.workspace.search.ignore import IgnoreRules, read_sources
-from mulligan.workspace.search.walk import DEPTH_MAX, MARKS, WalkPlan
+from mulligan.workspace.search.listings import MARKS
+from mulligan.workspace.search.walk import WalkPlan
 
 
 class Reach:
@@ -26,23 +27,24 @@ class Reach:
 
     def holds(self, path: RepoPath) -> bool:
         """Whether nothing on the way from the base to this file is ignored, nor the file. It may still be no file."""
-        below = path if self._plan.base == ROOT else path[len(self._plan.base) + 1 :]
-        if below.count("/") >= DEPTH_MAX:
-            return False
         rules = self._rules_in(parent_of(path))
         return rules is not None and not rules.ignores(name_of(path), is_dir=False)
 
     def _rules_in(self, directory: RepoPath) -> IgnoreRules | None:
         """The rules inside a directory; None when a walk would not enter it."""
-        if directory not in self._inside:
-            self._inside[directory] = self._read_rules(directory)
+        missing = [directory]
+        while missing[-1] not in self._inside and missing[-1] != self._plan.base:
+            missing.append(parent_of(missing[-1]))
+        for one in reversed(missing):
+            if one not in self._inside:
+                self._inside[one] = self._read_rules(one)
         return self._inside[directory]
 
     def _read_rules(self, directory: RepoPath) -> IgnoreRules | None:
         if directory == self._plan.base:
             inside = self._plan.rules if directory == ROOT else self._plan.rules.child(name_of(directory))
         else:
-            above = self._rules_in(parent_of(directory))
+            above = self._inside[parent_of(directory)]
             if above is None or above.ignores(name_of(directory), is_dir=True):
                 return None
             inside = above.child(name_of(directory))

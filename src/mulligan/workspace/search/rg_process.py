@@ -43,10 +43,14 @@ class Hit(NamedTuple):
 
 @dataclass(slots=True)
 class Hits:
-    """What was found, by path from the root. `all_named`: no file found has a name that the output cannot carry."""
+    """What was found, by path from the root. `all_named`: no file found has a name that the output cannot carry.
+
+    `unasked`: files that were not to be searched.
+    """
 
     by_path: dict[str, list[Hit]] = field(default_factory=dict)
     all_named: bool = True
+    unasked: frozenset[str] = frozenset()
 
 
 class TooMuchOutput(Exception):
@@ -66,19 +70,11 @@ def find_ripgrep() -> str | None:
 class RipgrepRun:
     """One process. Leave `with`, and it has ended."""
 
-    def __init__(
-        self,
-        job: Job,
-        program: str,
-        paths: Sequence[bytes],
-        *,
-        options: Sequence[str] = (),
-        stdin: int = subprocess.DEVNULL,
-    ) -> None:
+    def __init__(self, job: Job, program: str, paths: Sequence[bytes], *, options: Sequence[str] = ()) -> None:
         self._job = job
         self._command: list[str | bytes] = [program, *_OPTIONS, f"--regexp={for_rust(job.tree)}"]
         settings: list[str | bytes] = [f"--max-count={job.limit}", *options, "--", *paths]
-        self._process = _start(job.root_fd, self._command + settings, stdin)
+        self._process = _start(job.root_fd, self._command + settings)
         self._chunks: list[bytes] = []
         self._room = max(OUTPUT_MAX_BYTES, 2 * KIB_BYTES * job.limit)
 
@@ -138,7 +134,7 @@ class RipgrepRun:
             return
         if returncode != 2:
             raise fault("internal", "ripgrep ended without an answer.", returncode=returncode)
-        with _start(self._job.root_fd, [*self._command, "-"], subprocess.DEVNULL) as probe:
+        with _start(self._job.root_fd, [*self._command, "-"]) as probe:
             try:
                 code = probe.wait(self._job.left_s())
             except subprocess.TimeoutExpired:
@@ -149,7 +145,7 @@ class RipgrepRun:
             raise Refused("invalid_regex", "invalid_regex", "This pattern is too large to be searched for.")
 
 
-def _start(root_fd: int, command: list[str | bytes], stdin: int) -> subprocess.Popen[bytes]:
+def _start(root_fd: int, command: list[str | bytes]) -> subprocess.Popen[bytes]:
     """In the root by its descriptor, not by its name."""
     on_linux = os.path.isdir("/proc/self/fd")
     return subprocess.Popen(
@@ -157,7 +153,7 @@ def _start(root_fd: int, command: list[str | bytes], stdin: int) -> subprocess.P
         cwd=f"/proc/self/fd/{root_fd}" if on_linux else None,
         preexec_fn=None if on_linux else lambda: os.fchdir(root_fd),
         env={},
-        stdin=stdin,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )

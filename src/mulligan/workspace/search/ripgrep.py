@@ -1,7 +1,8 @@
 """The engine that runs ripgrep, and trusts it with nothing but speed.
 
-Ripgrep says where lines match; what is shown is read by us, through descriptors that follow no symlink, and a line that
-is not there as ripgrep saw it is searched again from our own descriptor.
+Ripgrep says where lines match; what is shown is read by us, through descriptors that follow no symlink, and a file in
+which a line is not as ripgrep saw it is searched again by the native engine. So is every large file: ripgrep would read
+a binary one to its end, and hold a line of any length in memory.
 
 Order and an early end go together so: the first files are handed over by name, and often they are enough. For the rest
 ripgrep walks by itself, which is faster than naming every file, and what we did not select is dropped. It sets out
@@ -15,12 +16,13 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from types import TracebackType
 
-from mulligan.values.limits import BINARY_PROBE_BYTES, KIB_BYTES
-from mulligan.values.paths import ROOT, RepoPath, path_bytes
+from mulligan.values.limits import BINARY_PROBE_BYTES, KIB_BYTES, WHOLE_MAX_BYTES
+from mulligan.values.paths import ROOT, RepoPath, join, path_bytes
+from mulligan.workspace.search import native
 from mulligan.workspace.search.findings import READ_AHEAD_BYTES, Job, Line, Selection, is_binary, shown_text
 from mulligan.workspace.search.handles import Handles
 from mulligan.workspace.search.reach import Reach
@@ -61,12 +63,14 @@ class _Ahead:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.run.__exit__(kind, error, tb)
 
-    def is_where_it_should_be(self) -> bool:
-        """Whether it goes nowhere it should not, or is back already. Else it is called back."""
+    def hits(self, job: Job) -> Hits | None:
+        """What it finds, if it goes nowhere it should not, or is back already. Else it is called back."""
         if self.walk.complete and (self.excluded == len(self.walk.pruned) or self.run.has_ended):
-            return True
+            hits = self.run.hits(PATIENCE_S)
+            if hits is not None or not _large_files(job, self.walk):
+                return hits or self.run.hits()
         self.run.kill()
-        return False
+        return None
 
 
 @dataclass(slots=True)
@@ -89,15 +93,15 @@ class _Search:
         """When there is more to search than the first files, and it seems that most of the tree is."""
         if walk is None or selection.is_bounded or len(first) < FIRST_FILES:
             return nullcontext()
-        came_across = walk.files.index(first[-1]) + 1
+        came_across = next(number for number, path in enumerate(walk, 1) if path == first[-1])
         return self._set_out(walk) if _is_worth_walking(walk, len(first), came_across) else nullcontext()
 
-    def _set_out(self, walk: Walk) -> _Ahead:
+    def _set_out(self, walk: Walk, *options: str) -> _Ahead:
         """Over the whole tree but for the directories known to be left out."""
         excluded = [f"--glob=!/{path}" for path in walk.pruned if _PLAIN_PATH.fullmatch(path)]
         base = "./" if walk.plan.base == ROOT else f"./{walk.plan.base}/"
         where = [base.encode("utf-8", "surrogateescape")]
-        run = RipgrepRun(self.job, self.program, where, options=[*excluded, "--glob=!.git"])
+        run = RipgrepRun(self.job, self.program, where, options=[*excluded, "--glob=!.git", *options])
         return _Ahead(run, walk, len(walk.pruned))
 
     def _after(
@@ -127,12 +131,15 @@ class _Search:
 
     def _by_walking(self, wanted: int, walk: Walk | None, ahead: _Ahead | None) -> Hits | None:
         """What ripgrep finds on its own way; None when it should not take that."""
-        if ahead is not None and ahead.is_where_it_should_be():
-            return ahead.run.hits()
-        if walk is None or not walk.complete or not _is_worth_walking(walk, wanted, len(walk.files)):
+        hits = None if ahead is None else ahead.hits(self.job)
+        if hits is not None or walk is None or not walk.complete:
+            return hits
+        if not _is_worth_walking(walk, wanted, walk.file_count):
             return None
-        with self._set_out(walk) as again:
-            return again.run.hits()
+        with self._set_out(walk, f"--max-filesize={WHOLE_MAX_BYTES}") as again:
+            large = frozenset(_large_files(self.job, walk))
+            hits = again.run.hits()
+        return None if hits is None else replace(hits, unasked=large)
 
     def _in_batches(self, paths: Iterable[RepoPath], wanted: int) -> list[Line]:
         found: list[Line] = []
@@ -143,8 +150,11 @@ class _Search:
         return found
 
     def _by_name(self, paths: list[RepoPath], wanted: int) -> list[Line]:
-        named = [b"./" + path_bytes(path) for path in paths if "\n" not in path]
-        return self._confirmed(paths, self._hits_in(named) if named else Hits(), wanted)
+        with Handles(self.job.root_fd) as handles:
+            large = frozenset(path for path in paths if handles.size_bytes(path) > WHOLE_MAX_BYTES)
+        named = [b"./" + path_bytes(path) for path in paths if "\n" not in path and path not in large]
+        hits = self._hits_in(named) if named else Hits()
+        return self._confirmed(paths, replace(hits, unasked=large), wanted)
 
     def _hits_in(self, paths: list[bytes]) -> Hits:
         with RipgrepRun(self.job, self.program, paths) as run:
@@ -155,40 +165,24 @@ class _Search:
         found: list[Line] = []
         with Handles(self.job.root_fd) as handles:
             for path in paths:
-                if (path in hits.by_path or "\n" in path) and self.job.admits(path):
+                known = path in hits.by_path or path in hits.unasked or "\n" in path
+                if known and self.job.admits(path):
                     found += self._lines_of(handles, path, hits.by_path.get(path))
                     if len(found) >= wanted:
                         break
         return found[:wanted]
 
     def _lines_of(self, handles: Handles, path: RepoPath, hits: list[Hit] | None) -> list[Line]:
-        """`hits` is None for a file whose name ripgrep's output cannot carry."""
+        """`hits` is None for a file that ripgrep did not search, or whose name its output cannot carry."""
         self.job.left_s()
-        try:
-            fd = handles.open_file(path)
-        except OSError:
-            return []
-        try:
-            if is_binary(os.pread(fd, BINARY_PROBE_BYTES, 0)):
-                return []
-            lines = None if hits is None else _read_lines(fd, path, hits)
-            return self._search_again(fd, path) if lines is None else lines
-        except OSError:
-            return []
-        finally:
-            os.close(fd)
-
-    def _search_again(self, fd: int, path: RepoPath) -> list[Line]:
-        """What our own descriptor holds, given to ripgrep to read."""
-        with RipgrepRun(self.job, self.program, [b"-"], stdin=fd) as run:
-            hits = (run.hits() or Hits()).by_path.get("<stdin>", [])
-        return [Line(path, hit.line_no, *shown_text(_raw_line(fd, hit.offset), hit.offset)) for hit in hits]
+        lines = None if hits is None else _read_lines(handles, path, hits)
+        return native.search(self.job, [path]) if lines is None else lines
 
 
 def _is_worth_walking(walk: Walk, wanted: int, came_across: int) -> bool:
     """Whether most of what ripgrep would come across by itself is wanted, as far as we know."""
     excludable = len(walk.pruned) <= PRUNED_MAX and sum(map(len, walk.pruned)) <= BATCH_BYTES
-    return excludable and 2 * wanted >= came_across and walk.ignored_files <= len(walk.files)
+    return excludable and 2 * wanted >= came_across and walk.ignored_files <= walk.file_count
 
 
 def _batches(paths: Iterable[RepoPath]) -> Iterator[list[RepoPath]]:
@@ -205,8 +199,34 @@ def _batches(paths: Iterable[RepoPath]) -> Iterator[list[RepoPath]]:
         yield batch
 
 
-def _read_lines(fd: int, path: RepoPath, hits: list[Hit]) -> list[Line] | None:
-    """The lines that were hit, from our own descriptor; None when one of them is not what ripgrep saw there."""
+def _large_files(job: Job, walk: Walk) -> list[RepoPath]:
+    """Those that ripgrep would come across, wanted or not."""
+    found: list[RepoPath] = []
+    with Handles(job.root_fd) as handles:
+        for folder, place in walk.places.items():
+            job.left_s()
+            paths = (join(RepoPath(folder), name) for name in (*place.kept, *place.ignored) if name[-1] != "/")
+            found += [path for path in paths if handles.size_bytes(path) > WHOLE_MAX_BYTES]
+    return found
+
+
+def _read_lines(handles: Handles, path: RepoPath, hits: list[Hit]) -> list[Line] | None:
+    """The lines that were hit; None when the file is large, or one of them is not what ripgrep saw there."""
+    try:
+        fd = handles.open_file(path)
+    except OSError:
+        return []
+    try:
+        if is_binary(os.pread(fd, BINARY_PROBE_BYTES, 0)):
+            return []
+        return None if os.fstat(fd).st_size > WHOLE_MAX_BYTES else _lines_at(fd, path, hits)
+    except OSError:
+        return []
+    finally:
+        os.close(fd)
+
+
+def _lines_at(fd: int, path: RepoPath, hits: list[Hit]) -> list[Line] | None:
     lines = []
     for hit in hits:
         if hit.offset and os.pread(fd, 1, hit.offset - 1) != b"\n":

@@ -7,13 +7,13 @@ either are searched like files with neither. Greed is not spelled: it cannot cha
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import MappingProxyType
 
+from mulligan.values.plain import plain
 from mulligan.workspace.search.expression import Alt, Anchor, Chars, Node, Repeat, Seq, is_found_inside
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class _Style:
     character: Callable[[int], str]
     anchors: MappingProxyType[str, str]

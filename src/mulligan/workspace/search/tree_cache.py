@@ -119,7 +119,7 @@ class TreeCache:
             kept.watch = None
 
     def _file_count(self) -> int:
-        return sum(len(kept.walk.files) for kept in self._kept.values())
+        return sum(kept.walk.file_count for kept in self._kept.values())
 
     def _find(self, key: _Key) -> _Kept | None:
         with self._lock:

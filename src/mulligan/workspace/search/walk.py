@@ -2,7 +2,7 @@
 
  * Regular files only. Symlinks are neither listed nor followed, to files or to directories; special files are left out.
  * `.git`, directory or file, is never entered or listed. Other hidden files are.
- * A directory that cannot be read, or lies deeper than `DEPTH_MAX`, is skipped and named in `unreadable`.
+ * A directory that cannot be read, or whose path is longer than any may be, is skipped and named in `unreadable`.
  * The base itself is asked for by name and so is never ignored; what is below it may be.
 
 A walk goes only as far as somebody asks. One that went to its end can be the start of the next: a directory is not even
@@ -13,31 +13,30 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
 from typing import Protocol
 
 from mulligan.values.clock import Clock
-from mulligan.values.paths import ROOT, RepoPath, ancestors_of, name_of
-from mulligan.workspace.search.handles import OPEN_DIRECTORY, Handles
+from mulligan.values.limits import MAX_PATH_BYTES
+from mulligan.values.paths import ROOT, RepoPath, ancestors_of, name_of, path_bytes
+from mulligan.values.plain import plain
+from mulligan.workspace.search.handles import OPEN_DIRECTORY, OPEN_MAX, Handles
 from mulligan.workspace.search.ignore import (
-    GIT_IGNORE,
     NO_SOURCES,
-    OWN_IGNORE,
+    Above,
     IgnoreRules,
     IgnoreSources,
+    read_above,
     read_sources,
+    rules_inside,
 )
-from mulligan.workspace.search.stamps import Stamp, is_local, stamp_of, was_at_rest
+from mulligan.workspace.search.listings import MARKS, Lister, Listing
+from mulligan.workspace.search.stamps import Stamp, stamp_of
 from mulligan.workspace.search.watching import Changes, Watch
 
-DEPTH_MAX = 128
-
-_GIT = ".git"
-MARKS = (_GIT, GIT_IGNORE, OWN_IGNORE)
-"""Entries that say something about the others."""
-_MARKS_AS_LISTED = frozenset([*MARKS, *(mark + "/" for mark in MARKS)])
+_NO_ENTRIES: Iterator[str] = iter(())
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
@@ -45,17 +44,7 @@ Enters = Callable[[str], bool]
 """Whether a walk has any business inside a directory, given its path from the root."""
 
 
-@dataclass(slots=True, frozen=True, eq=False)
-class Listing:
-    """What a directory held: entries in walking order, directories with a slash; and which marks were among them."""
-
-    stamp: Stamp
-    trusted: bool
-    entries: tuple[str, ...]
-    marks: tuple[str, ...]
-
-
-@dataclass(slots=True, frozen=True, eq=False)
+@plain(slots=True, frozen=True)
 class Place:
     """A directory as walked. `above`: the rules in force around it; `rules`: with what its own ignore files say."""
 
@@ -76,12 +65,12 @@ class Visitor(Protocol):
         """`opened` gives a descriptor of the directory; it may raise OSError."""
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class WalkPlan:
-    """What is walked: `chain` are the ignore files around the base, the root's first, and `rules` what they say."""
+    """What is walked: `chain` are the ignore files around the base, the outermost first, and `rules` what they say."""
 
     base: RepoPath
-    chain: tuple[IgnoreSources, ...]
+    chain: Above
     rules: IgnoreRules
     include_ignored: bool = False
 
@@ -95,10 +84,9 @@ class _Frame:
     fd: int
     """-1 while nobody needed it."""
     rules: IgnoreRules
-    rest: Iterator[str]
-    is_leaf: bool = False
     is_same: bool = False
     """Whether this is the directory that was known by this path before, so that a watch on it counts."""
+    rest: Iterator[str] = _NO_ENTRIES
 
 
 @dataclass(slots=True)
@@ -106,7 +94,9 @@ class Walk:
     """A walk under way, or at its end when `complete`. Iterating goes on as far as needed; leaving `with` stops it."""
 
     plan: WalkPlan
-    files: list[RepoPath] = field(default_factory=list)
+    runs: list[tuple[str, Sequence[str]]] = field(default_factory=list)
+    """The files so far, in order: names that follow each other in one directory, behind its path with a slash."""
+    file_count: int = 0
     unreadable: list[RepoPath] = field(default_factory=list)
     pruned: list[RepoPath] = field(default_factory=list)
     """Directories left out as ignored."""
@@ -123,14 +113,24 @@ class Walk:
     _steps: Generator[None] | None = None
     _in_haste: bool = False
 
+    @property
+    def files(self) -> list[RepoPath]:
+        """Those it came across so far, each with its whole path: a hundred thousand are not made unless wanted."""
+        return [RepoPath(prefix + name) for prefix, names in self.runs for name in names]
+
     def __iter__(self) -> Iterator[RepoPath]:
-        at = 0
-        going = True
+        at, going = 0, True
         while going:
-            going = at < len(self.files) or self._advance()
-            for path in self.files[at:]:
+            going = at < len(self.runs) or self._advance()
+            for prefix, names in self.runs[at:]:
                 at += 1
-                yield path
+                for name in names:
+                    yield RepoPath(prefix + name)
+
+    def add(self, prefix: str, names: Sequence[str]) -> None:
+        """Files of one directory that come next."""
+        self.runs.append((prefix, names))
+        self.file_count += len(names)
 
     def __enter__(self) -> Walk:
         return self
@@ -159,19 +159,21 @@ class Walk:
 
 def plan_walk(root_fd: int, base: RepoPath, *, include_ignored: bool = False) -> WalkPlan:
     """Read the ignore files around the base. Raises OSError when a directory above the base cannot be opened."""
-    chain: list[IgnoreSources] = []
-    rules = IgnoreRules()
+    above = () if include_ignored else read_above(root_fd)
+    rules = rules_inside(above)
     if base == ROOT or include_ignored:
-        return WalkPlan(base, (), rules, include_ignored)
+        return WalkPlan(base, above, rules, include_ignored)
+    chain = list(above)
     with Handles(root_fd) as handles:
         for directory in reversed(ancestors_of(base)):
-            chain.append(read_sources(handles.directory(directory), MARKS))
+            sources = read_sources(handles.directory(directory), MARKS)
+            chain.append((directory, sources))
             inside = rules if directory == ROOT else rules.child(name_of(directory))
-            rules = inside.with_sources(chain[-1])
+            rules = inside.with_sources(sources)
     return WalkPlan(base, tuple(chain), rules)
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Known:
     """What an earlier walk with the same plan found. With `changes`, what is not among them is as it was."""
 
@@ -179,7 +181,7 @@ class Known:
     changes: Changes | None = None
 
 
-@dataclass(slots=True, frozen=True)
+@plain(slots=True, frozen=True)
 class Ways:
     """How a walk goes: into which directories, and who looks into them. A tree that is looked into is watched too."""
 
@@ -249,11 +251,10 @@ class _Walker:
         self.walk = walk
         self.known = known.places
         self.changes = known.changes
-        self.now_ns = now_ns
+        self.lister = Lister(now_ns)
         self.enters = ways.enters
         self.visitor = ways.visitor
         self.frames: list[_Frame] = []
-        self.local_devices: dict[int, bool] = {}
 
     def steps(self) -> Generator[None]:
         """Walk on, pausing after each directory's files, so that a caller who has enough can stop."""
@@ -274,6 +275,7 @@ class _Walker:
     def _close(frame: _Frame) -> None:
         if frame.fd >= 0:
             os.close(frame.fd)
+            frame.fd = -1
 
     def _enter_base(self) -> None:
         plan = self.walk.plan
@@ -281,20 +283,23 @@ class _Walker:
             fd = handles.open_directory(plan.base)
         inside = plan.rules if plan.base == ROOT else plan.rules.child(name_of(plan.base))
         prefix = "" if plan.base == ROOT else plan.base + "/"
-        frame = _Frame(plan.base, prefix, fd, plan.rules, iter(()), is_same=self._is_same(plan.base))
+        frame = _Frame(plan.base, prefix, fd, plan.rules, self._is_same(plan.base))
         self._enter(frame, inside)
 
     def _go_on(self, frame: _Frame) -> bool:
         """Take entries up to the next directory that can be entered; False when the frame has no more."""
-        prefix, files = frame.prefix, self.walk.files
-        if frame.is_leaf:
-            files += [RepoPath(prefix + entry) for entry in frame.rest]
-            return False
+        run: list[str] = []
         for entry in frame.rest:
             if entry[-1] != "/":
-                files.append(RepoPath(prefix + entry))
-            elif self._try_child(frame, entry):
+                run.append(entry)
+                continue
+            if run:
+                self.walk.add(frame.prefix, run)
+                run = []
+            if self._try_child(frame, entry):
                 return True
+        if run:
+            self.walk.add(frame.prefix, run)
         return False
 
     def _try_child(self, frame: _Frame, entry: str) -> bool:
@@ -302,14 +307,13 @@ class _Walker:
         path = RepoPath(prefix[:-1])
         if self.enters is not None and not self.enters(path):
             return False
-        if self._take_leaf(frame, path, prefix):
+        if self.known and self._take_leaf(frame, path, prefix):
             return False
-        if len(self.frames) >= DEPTH_MAX:
+        if len(path_bytes(path)) > MAX_PATH_BYTES:
             self.walk.unreadable.append(path)
             return False
         is_same = frame.is_same and self._is_same(path)
-        child = _Frame(path, prefix, -1, frame.rules, iter(()), is_same=is_same)
-        return self._enter(child, None)
+        return self._enter(_Frame(path, prefix, -1, frame.rules, is_same), None)
 
     def _take_leaf(self, frame: _Frame, path: RepoPath, prefix: str) -> bool:
         """Take the files of a directory that is as it was and has no other in it: most have none."""
@@ -319,9 +323,9 @@ class _Walker:
         if not self._is_same(path) or self._is_listed_anew(path):
             return False
         self._write_down(path, prefix, place)
-        self.walk.files += [RepoPath(prefix + entry) for entry in place.kept]
+        self.walk.add(prefix, place.kept)
         if self.visitor is not None:
-            self.frames.append(_Frame(path, prefix, -1, frame.rules, iter(())))
+            self.frames.append(_Frame(path, prefix, -1, frame.rules))
             self.visitor.visit(self.walk, path, place.kept, self._opened)
             self._close(self.frames.pop())
         return True
@@ -351,7 +355,11 @@ class _Walker:
             self._skip(frame.path, error)
             return False
         self._write_down(frame.path, frame.prefix, place)
-        frame.rules, frame.rest, frame.is_leaf = place.rules, iter(place.kept), place.is_leaf
+        frame.rules = place.rules
+        if place.is_leaf:
+            self.walk.add(frame.prefix, place.kept)
+        else:
+            frame.rest = iter(place.kept)
         if self.visitor is not None:
             self.visitor.visit(self.walk, frame.path, place.kept, self._opened)
         return True
@@ -359,11 +367,13 @@ class _Walker:
     def _opened(self) -> int:
         """A descriptor of the directory on top of the stack, opened name by name from the last one that is open."""
         frames = self.frames
-        at = len(frames) - 1
-        while frames[at].fd < 0:
-            at -= 1
-        for above, frame in zip(frames[at:], frames[at + 1 :], strict=False):
-            frame.fd = os.open(name_of(frame.path), OPEN_DIRECTORY, dir_fd=above.fd)
+        last_open = len(frames) - 1
+        while frames[last_open].fd < 0:
+            last_open -= 1
+        for at in range(last_open + 1, len(frames)):
+            frames[at].fd = os.open(name_of(frames[at].path), OPEN_DIRECTORY, dir_fd=frames[at - 1].fd)
+            if at > OPEN_MAX:
+                self._close(frames[at - 1])
         return frames[-1].fd
 
     def _place(self, frame: _Frame, inside: IgnoreRules | None) -> Place:
@@ -391,7 +401,7 @@ class _Walker:
         stamp = stamp_of(os.fstat(fd))
         if old is not None and old.listing.trusted and old.listing.stamp == stamp:
             return old.listing
-        return self._list(fd, stamp)
+        return self.lister.list(fd, stamp)
 
     def _write_down(self, path: RepoPath, prefix: str, place: Place) -> None:
         self.walk.places[path] = place
@@ -400,31 +410,3 @@ class _Walker:
                 self.walk.pruned.append(RepoPath(prefix + entry[:-1]))
             else:
                 self.walk.ignored_files += 1
-
-    def _list(self, fd: int, stamp: Stamp) -> Listing:
-        """A change since the stamp was taken makes the next one differ, whether this listing has seen it or not."""
-        names: list[str] = []
-        with os.scandir(fd) as entries:
-            for entry in entries:
-                if entry.is_file(follow_symlinks=False):
-                    names.append(entry.name)
-                elif entry.is_dir(follow_symlinks=False):
-                    names.append(entry.name + "/")
-        found = _MARKS_AS_LISTED.intersection(names)
-        marks = tuple(sorted({mark.rstrip("/") for mark in found})) if found else ()
-        if _GIT in marks:
-            names = [name for name in names if name not in (_GIT, _GIT + "/")]
-        trusted = was_at_rest(stamp, self.now_ns) and self._is_local(fd, stamp)
-        return Listing(stamp, trusted, _in_byte_order(names), marks)
-
-    def _is_local(self, fd: int, stamp: Stamp) -> bool:
-        if stamp.device not in self.local_devices:
-            self.local_devices[stamp.device] = is_local(fd)
-        return self.local_devices[stamp.device]
-
-
-def _in_byte_order(names: list[str]) -> tuple[str, ...]:
-    """Code points sort as their UTF-8 does, except for the surrogates that stand for other bytes."""
-    if "".join(names).isascii():
-        return tuple(sorted(names))
-    return tuple(sorted(names, key=lambda name: name.encode("utf-8", "surrogateescape")))

@@ -1,0 +1,173 @@
+"""What a user without privileges may take back inside folders that he has shut to himself, printed as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benches import Bench, open_bench
+from exec.commands import plant, sh
+from exec.unprivileged import WAYS
+from history.deaths import die_in, die_opening
+from mulligan.history.tables import OPEN, TOUCHES
+from mulligan.values.ids import SessionId
+from mulligan.values.paths import RepoPath
+from workspace.exec.trees import Seen, tree
+
+FILES = {"ro/f": "1\n", "deep/x/q": "q\n"}
+SHUT = {"ro": 0o555, "deep/x": 0o555, "deep": 0o500}
+SCRIPT = """
+chmod -R u+w ro deep; rm -r ro deep
+mkdir -p cache/a/b; echo 1 > cache/a/b/f; chmod -R a-w cache
+"""
+RO, INNER = RepoPath("ro"), RepoPath("ro/f")
+
+
+class Failed(Exception):
+    """Whatever lets a call fail."""
+
+
+def seen(root: Path) -> dict[bytes, Seen]:
+    return tree(os.fsencode(root))
+
+
+def scene(base: Path) -> Bench:
+    bench = open_bench(base)
+    plant(bench.root, FILES)
+    for name, mode in SHUT.items():
+        (bench.root / name).chmod(mode)
+    return bench
+
+
+def there_and_back_twice(base: Path, way: str) -> str:
+    bench = scene(base)
+    before = seen(bench.root)
+    receipt = sh(bench, SCRIPT, strategy=way)
+    if not receipt.ok:
+        return f"{receipt.error_code} {receipt.error_message}"
+    after = seen(bench.root)
+    for back, wanted in ((bench.session().undo, before), (bench.session().redo, after), (bench.session().undo, before)):
+        done = back()
+        if not done.ok or seen(bench.root) != wanted:
+            return f"{done}"
+    return "back"
+
+
+def rolled_back(base: Path, way: str) -> str:
+    bench = scene(base)
+    before = seen(bench.root)
+    receipt = sh(bench, f"{SCRIPT}\nexit 3", strategy=way, rollback_on="nonzero")
+    return str(receipt.error_code) if seen(bench.root) == before else f"not put back: {receipt}"
+
+
+def tools(base: Path) -> list[str | None]:
+    """They keep to the modes that people gave."""
+    bench = scene(base)
+    with bench.session().call("tools") as call:
+        return [call.write_file("ro/new", "x").error_code, call.delete("ro", recursive=True).error_code]
+
+
+def closed(base: Path) -> list[Any]:
+    """What cannot even be looked at: said, and nothing of the call is taken back."""
+    bench = scene(base)
+    sh(bench, "echo 2 > a; echo 2 > b")
+    (bench.root / "b").chmod(0)
+    done = bench.session().undo()
+    return [done.ok, [(one.path, one.outcome, one.reason) for one in done.outcomes], (bench.root / "a").exists()]
+
+
+def undo(bench: Bench) -> None:
+    bench.session().undo()
+
+
+def failing(bench: Bench, *, mode_too: bool) -> None:
+    """A command that empties a shut folder, and removes it or shuts it again."""
+    try:
+        with bench.desk.call(SessionId("default")) as call:
+            paths = [INNER, RO] if mode_too else [INNER]
+            call.about_to_change(paths, going=True)
+            (bench.root / "ro").chmod(0o755)
+            (bench.root / "ro/f").unlink()
+            (bench.root / "ro").rmdir() if mode_too else (bench.root / "ro").chmod(0o555)
+            call.absorb(paths)
+            raise Failed
+    except Failed:
+        return
+
+
+def deaths(
+    base: Path, act: Callable[[Bench], object], *, until: dict[bytes, Seen] | None = None
+) -> list[dict[bytes, Seen]]:
+    """Die at every point, and while that is put back: what is there after each recovery, and at last undisturbed.
+
+    Or until all is done, if whoever dies after that would find nothing more to do.
+    """
+    found: list[dict[bytes, Seen]] = []
+    at, died = 1, True
+    while died and (until is None or until not in found):
+        died = die_in(base, act, at=at)
+        if at % 3 == 0:
+            die_opening(base, at=at % 5 + 1)
+        bench = open_bench(base)
+        with bench.desk.ledger.store.read() as tx:
+            assert not tx.select(OPEN) and not tx.select(TOUCHES), "something is left of a call that has ended"
+        bench.close()
+        found.append(seen(bench.root))
+        at += 1
+    return found
+
+
+def dead_undo(base: Path) -> str:
+    bench = scene(base)
+    before = seen(bench.root)
+    assert sh(bench, SCRIPT, strategy="notify").ok
+    after = seen(bench.root)
+    bench.close()
+    *died, last = deaths(base, undo, until=before)
+    fine = last == before and all(one == after for one in died) and len(died) > len(FILES)
+    return "whole or not at all" if fine else f"{died} {last}"
+
+
+def dead_abort(base: Path, *, mode_too: bool) -> str:
+    bench = scene(base)
+    before = seen(bench.root)
+    bench.close()
+    found = deaths(base, lambda bench: failing(bench, mode_too=mode_too))
+    return "put back" if all(one == before for one in found) and len(found) > len(FILES) else f"{found}"
+
+
+def fresh(base: Path) -> Path:
+    return Path(tempfile.mkdtemp(dir=base))
+
+
+def session(base: Path) -> dict[str, Any]:
+    return {
+        "undo": {way: there_and_back_twice(fresh(base), way) for way in WAYS},
+        "rollback": {way: rolled_back(fresh(base), way) for way in WAYS},
+        "tools": tools(fresh(base)),
+        "closed": closed(fresh(base)),
+        "dead undo": dead_undo(fresh(base)),
+        "dead abort": [dead_abort(fresh(base), mode_too=mode_too) for mode_too in (True, False)],
+    }
+
+
+def main() -> None:
+    base = Path(os.path.realpath(tempfile.mkdtemp()))
+    try:
+        print(json.dumps(session(base)))
+    finally:
+        for folder, _, _ in os.walk(base):
+            os.chmod(folder, 0o700)
+            for inner in os.scandir(folder):
+                if inner.is_dir(follow_symlinks=False):
+                    os.chmod(inner.path, 0o700)
+        shutil.rmtree(base)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""A command that fails under `rollback_on`: all of it goes back, whoever is at work and whatever breaks meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from benches import Bench, closing_all, open_bench
+from exec.commands import plant, sh, told
+from mulligan.effects.receipt import Receipt
+from mulligan.history.log import calls_of
+from mulligan.history.tables import TOUCHES
+from mulligan.store.blobs import BLOBS
+from mulligan.testing import FaultPlan
+from mulligan.values.digest import digest_of, raw_digest
+from mulligan.values.faults import MulliganError
+from workspace.exec.trees import tree
+
+WAYS = pytest.mark.parametrize("way", ["notify", "watch", "scan"])
+FILES = {"a": "a\n", "b": "bb\n", "d/x": "x\n", "d/y": "y\n", "gone/z": "z\n", "mode": "m\n"}
+COMMAND = "echo 2 >> a; echo 3 > d/x; rm -r gone; mkdir n; echo n > n/n; chmod 600 mode; ln -sf b link; rm b"
+
+
+def failing(bench: Bench, text: str, way: str) -> Receipt:
+    return sh(bench, f"{text}; exit 1", strategy=way, rollback_on="nonzero")
+
+
+def everything(bench: Bench) -> object:
+    return tree(os.fsencode(bench.root))
+
+
+@WAYS
+def test_it_leaves_the_tree_as_it_was_however_often(bench: Bench, way: str) -> None:
+    plant(bench.root, FILES)
+    before = everything(bench)
+    for _ in range(4):
+        assert told(failing(bench, COMMAND, way)) == ("error", "nonzero_exit")
+        assert everything(bench) == before
+    assert sh(bench, COMMAND, strategy=way).ok
+    assert everything(bench) != before
+    assert bench.session().undo().ok
+    assert everything(bench) == before
+
+
+@WAYS
+def test_a_folder_that_was_removed_has_its_time_again(bench: Bench, way: str) -> None:
+    plant(bench.root, {"d/e/x": "x", "d/y": "y"})
+    times = {"d/e": 3 * 10**18 // 2, "d": 10**18}
+    for name, moment_ns in times.items():
+        os.utime(bench.root / name, ns=(moment_ns, moment_ns))
+    assert told(failing(bench, "rm -r d", way)) == ("error", "nonzero_exit")
+    assert {name: (bench.root / name).stat().st_mtime_ns for name in times} == times
+    assert sh(bench, "rm -r d", strategy=way).ok and bench.session().undo().ok
+    assert {name: (bench.root / name).stat().st_mtime_ns for name in times} == times
+
+
+@WAYS
+def test_bytes_that_nobody_will_want_are_not_kept(bench: Bench, way: str) -> None:
+    plant(bench.root, FILES)
+    failing(bench, "echo nobody wants this > a", way)
+    with bench.desk.ledger.store.read() as tx:
+        assert tx.get(BLOBS, raw_digest(digest_of(b"nobody wants this\n"))) is None
+
+
+@WAYS
+def test_what_the_store_cannot_take_is_put_back_although_it_would_have_stood(bench: Bench, way: str) -> None:
+    plant(bench.root, FILES)
+    before = everything(bench)
+    (bench.home / "blobs").write_text("in the way of every blob that is not small")
+    with pytest.raises(MulliganError):
+        sh(bench, f"{COMMAND}; head -c 200000 /dev/urandom > large", strategy=way)
+    assert everything(bench) == before
+    with bench.desk.ledger.store.read() as tx:
+        assert [row.status for row in calls_of(tx, bench.desk, None)] == ["aborted"]
+
+
+@WAYS
+def test_what_could_not_go_back_is_not_said_to_have(bench: Bench, way: str) -> None:
+    plant(bench.root, FILES)
+    with pytest.raises(MulliganError) as caught:
+        failing(bench, f"rm -rf {bench.root}", way)
+    assert caught.value.code == "restore_failed"
+    with bench.desk.ledger.store.read() as tx:
+        assert [row.status for row in calls_of(tx, bench.desk, None)] == ["open"]
+        assert {row.path.decode() for row in tx.select(TOUCHES)} >= FILES.keys()
+
+
+def save_in_place(path: Path) -> None:
+    path.write_text("person\n")
+
+
+def save_by_rename(path: Path) -> None:
+    draft = path.with_name("person's draft")
+    draft.write_text("person\n")
+    draft.rename(path)
+
+
+def save_with_the_old_time(path: Path) -> None:
+    """The same size and time as what is there: nothing but the bytes and the kernel's own stamp tells."""
+    status, data = path.stat(), b"P" * path.stat().st_size
+    path.write_bytes(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def rename_with_the_old_time(path: Path) -> None:
+    status, draft = path.stat(), path.with_name("person's draft")
+    draft.write_bytes(b"P" * status.st_size)
+    draft.chmod(status.st_mode & 0o777)
+    os.utime(draft, ns=(status.st_atime_ns, status.st_mtime_ns))
+    draft.rename(path)
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def change_mode(path: Path) -> None:
+    path.chmod(0o640)
+
+
+PERSONS = [save_in_place, save_by_rename, save_with_the_old_time, rename_with_the_old_time, remove, change_mode]
+
+
+@WAYS
+@pytest.mark.parametrize("person", PERSONS)
+def test_what_a_person_does_afterwards_is_theirs(bench: Bench, way: str, person: Callable[[Path], None]) -> None:
+    plant(bench.root, FILES)
+    failing(bench, COMMAND, way)
+    person(bench.root / "a")
+    person(bench.root / "d" / "x")
+    theirs = everything(bench)
+    failing(bench, "rm -f a; echo 9 > d/x; echo more >> d/y", way)
+    assert everything(bench) == theirs
+    assert sh(bench, "echo 9 > a; echo 9 > d/x", strategy=way).ok
+    assert bench.session().undo().ok
+    assert everything(bench) == theirs
+
+
+def steps_of(base: Path, way: str) -> int:
+    """How many steps it takes to put everything back."""
+    plan = FaultPlan()
+    bench = open_bench(base, steps=plan)
+    plant(bench.root, FILES)
+    failing(bench, COMMAND, way)
+    bench.close()
+    return len(plan.reached)
+
+
+@WAYS
+@pytest.mark.parametrize("save", [save_in_place, save_by_rename])
+def test_a_person_who_saves_while_it_goes_back_loses_nothing(
+    tmp_path: Path, way: str, save: Callable[[Path], None]
+) -> None:
+    """At every step, into the very file that is on its way; and what they saved is theirs for the next command, too."""
+    with closing_all():
+        for at in range(1, steps_of(tmp_path / "dry", way) + 1):
+            base = tmp_path / str(at)
+            saved: list[Path] = []
+
+            def act(_: str, path: str, root: Path = base / "work", saved: list[Path] = saved) -> None:
+                if (root / path).is_file() and not (root / path).is_symlink():
+                    save(root / path)
+                    saved.append(root / path)
+
+            bench = open_bench(base, steps=FaultPlan().act(act, at=at))
+            plant(bench.root, FILES)
+            failing(bench, COMMAND, way)
+            assert [path.read_text() for path in saved] == ["person\n"] * len(saved)
+            for path in saved:
+                failing(bench, f"echo agent > {path}", way)
+                assert path.read_text() == "person\n"
+            bench.close()
+
+
+@WAYS
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, "It broke")], ids=["interrupt", "io"])
+def test_whatever_breaks_in_the_middle_of_it_the_rest_is_put_back_later(
+    tmp_path: Path, way: str, error: BaseException
+) -> None:
+    def fail(_: str, __: str) -> None:
+        raise error
+
+    with closing_all():
+        for at in range(1, steps_of(tmp_path / "dry", way) + 1):
+            base = tmp_path / str(at)
+            bench = open_bench(base, steps=FaultPlan().act(fail, at=at))
+            plant(bench.root, FILES)
+            before = everything(bench)
+            with suppress(KeyboardInterrupt, MulliganError):
+                failing(bench, COMMAND, way)
+            bench.close()
+            again = open_bench(base)
+            assert everything(again) == before, at
+            again.close()
