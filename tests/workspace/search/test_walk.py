@@ -101,8 +101,10 @@ def test_a_walk_taken_up_again_goes_on_in_order(root: Path, root_fd: int) -> Non
 
 @pytest.fixture
 def few_descriptors() -> Iterator[None]:
+    """Fewer than a deep tree has directories, above those that this process has open already."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (400, hard))
+    highest = max(map(int, os.listdir("/dev/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, highest + 300), hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
