@@ -43,7 +43,8 @@ def _told(opened: Mulligan) -> Mulligan:
 def _recovered_words(one: Recovered) -> str:
     name = one.call[-8:]
     if one.stuck is not None:
-        return f"{name} had died half-way and could not be put back yet: {one.stuck} The next command tries again."
+        why = one.stuck.rstrip(".")
+        return f"{name} had died half-way and could not be put back yet: {why}. The next command tries again."
     if one.stands:
         return f"{name} was cut short; what it had done is on record, `mulligan undo {name}` takes it back"
     left = f", but for {', '.join(map(visible, one.conflicts))}" if one.conflicts else ""

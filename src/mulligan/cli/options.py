@@ -52,9 +52,14 @@ def json_given(context: click.Context, parameter: click.Parameter, given: str | 
 def boundary_options(command: F) -> F:
     """Give the verb `capability` and `policy`, each as what its JSON says, or None."""
     capability = click.option(
-        "--capability", metavar="FILE", callback=json_given, help="What may be done: JSON, or a file of it."
+        "--capability", metavar="JSON|FILE", callback=json_given, help="What may be done, by any session here."
     )
-    policy = click.option("--policy", metavar="FILE", callback=json_given, help="Rules that narrow it further, also.")
+    policy = click.option(
+        "--policy",
+        metavar="JSON|FILE",
+        callback=json_given,
+        help="Rules that narrow that further; the last that fits.",
+    )
     return capability(policy(command))
 
 

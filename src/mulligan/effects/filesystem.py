@@ -16,7 +16,7 @@ from mulligan.history import going_back
 from mulligan.history.current import current_call
 from mulligan.history.going_back import How
 from mulligan.history.log import calls_of, verb_of
-from mulligan.history.tables import CALLS, CallRow
+from mulligan.history.tables import CALLS, WSEQ_END, CallRow
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
 from mulligan.values.digest import parse_digest
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from mulligan.history.desk import Desk
 
 _REF = "call:"
-_FEW, _WSEQ_END = 8, 1 << 62
+_FEW = 8
 _WHOLLY = ("undo", "rollback", "rewind", "redo")
 _ERRORS: Mapping[str, type[OSError]] = {
     "path_not_found": FileNotFoundError,
@@ -89,7 +89,7 @@ class SessionFilesystem(PlainFilesystem):
         def found(limit: int | None = None) -> list[CallRow]:
             whose = {"session": self._session.id, "status": "committed"}
             order = ("id",)
-            return tx.select(CALLS, whose, between=("wseq", 0, _WSEQ_END), order=order, descending=True, limit=limit)
+            return tx.select(CALLS, whose, between=("wseq", 0, WSEQ_END), order=order, descending=True, limit=limit)
 
         yield from (few := found(_FEW))
         if len(few) == _FEW:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from mulligan.history.desk import Desk
 from mulligan.history.log import change_from_row
-from mulligan.history.tables import CALLS, CHANGES, ROOTS, TURNS, CallRow, ChangeRow, TurnRow
+from mulligan.history.tables import CALLS, CHANGES, ROOTS, TURNS, WSEQ_END, CallRow, ChangeRow, TurnRow
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
 from mulligan.values.entries import Entry, FileEntry
@@ -24,7 +24,6 @@ from mulligan.workspace.lines import match_blocks, split_lines
 BEFORE_HISTORY = "before"
 UNRECORDED = "external"
 
-_WSEQ_END = 2**62
 _VERSIONS_KEPT = 64
 """A file's older versions are no longer looked at for lines that came back."""
 _HOPS_MAX = 100
@@ -46,7 +45,7 @@ def blame(desk: Desk, path: RepoPath) -> list[BlamedLine]:
     if image.content is None:
         raise fault("path_not_found", f"{path} is not a file.")
     with desk.ledger.store.read() as tx:
-        newest = _Past(desk, tx).version_before(desk.disk.root.place_of(path), _WSEQ_END) or _Version(0, [], [])
+        newest = _Past(desk, tx).version_before(desk.disk.root.place_of(path), WSEQ_END) or _Version(0, [], [])
         now = split_lines(image.data)
         origins = newest.carried_to(now, UNRECORDED)
         return [_named(tx, origin, line) for origin, line in zip(origins, now, strict=True)]

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from mulligan.history.kept import Ground, KeptTree
 from mulligan.history.kept_rows import OF_A_WINDOW, draft_name
 from mulligan.history.putting_back import Trace
-from mulligan.history.tables import CHANGES, WINDOWS, TouchRow
+from mulligan.history.tables import CHANGES, WINDOWS, WSEQ_END, TouchRow
 from mulligan.values.canonical import decode
 from mulligan.values.clock import monotonic_s
 from mulligan.values.entries import ABSENT, Absent, Entry, entry_from_json
@@ -33,7 +33,6 @@ _TICK_NS = 20_000_000
 CLOSED = b"closed"
 """In a mark: whatever was in the window is the call's by now."""
 
-_WSEQ_END = 2**62
 _WARDEN_PATIENCE_S = 10.0
 _WARDEN_NAP_S = 0.005
 
@@ -126,7 +125,7 @@ def _wait_for_warden(mark: int) -> None:
 def _is_on_record(site: Ground, path: RepoPath, since: int) -> bool:
     place = site.disk.root.place_of(path)
     with site.ledger.store.read() as tx:
-        return bool(tx.select(CHANGES, {"place": place}, between=("wseq", since + 1, _WSEQ_END), limit=1))
+        return bool(tx.select(CHANGES, {"place": place}, between=("wseq", since + 1, WSEQ_END), limit=1))
 
 
 def _take_emptied_folders(left: Left, befores: dict[RepoPath, Entry | None], span: _Span) -> None:

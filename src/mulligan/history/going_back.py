@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from mulligan.history.call import Intent
 from mulligan.history.desk import Desk
+from mulligan.history.ledger import newest_wseq
 from mulligan.history.leftovers import Taken, taken_of
 from mulligan.history.log import (
     calls_of,
@@ -34,10 +35,9 @@ from mulligan.history.points import (
 )
 from mulligan.history.repositories import left_alone, split_off, without_objects
 from mulligan.history.sites import Site, as_seen_from, holds, main_of, sites_of, together, with_parts
-from mulligan.history.tables import CALLS, CHANGES, REDO, CallRow, ChangeRow, RootRow
+from mulligan.history.tables import CALLS, CHANGES, REDO, WSEQ_END, CallRow, ChangeRow, RootRow
 from mulligan.history.turns import Sought, close_open_turns, last_turn, work_of
 from mulligan.session.kept import changes_slices, take_back_in
-from mulligan.store.journal import HEADS
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
 from mulligan.values.clock import parse_timestamp
@@ -63,7 +63,6 @@ from mulligan.workspace.writing import Wanted
 
 _REPLAN_TRIES = 5
 _MOVES_PER_EFFECT = 500
-_WSEQ_END = 2**62
 _LOOK_ENTRIES_MAX = 200
 
 
@@ -197,7 +196,7 @@ def _later_changers(tx: Tx, row: CallRow, places: Iterable[bytes]) -> list[CallR
 
     Those that are undone are among them, as their undoing is: taken back in order, they cancel each other out.
     """
-    after = ("wseq", (row.wseq or 0) + 1, _WSEQ_END)
+    after = ("wseq", (row.wseq or 0) + 1, WSEQ_END)
     found = {change.call for place in places for change in tx.select(CHANGES, {"place": place}, between=after)}
     rows = [one for call in found if (one := tx.get(CALLS, call)) is not None and not one.external]
     return _newest_first(rows)
@@ -386,9 +385,9 @@ def _unknown(touched: Iterable[RepoPath], paths: Sequence[RepoPath] | None) -> l
 
 def _nothing_recorded_since(tx: Tx, desk: Desk, calls: Sequence[CallRow]) -> bool:
     """Whether nothing in the workspace was recorded after the oldest of the calls but the calls themselves."""
-    head = tx.get(HEADS, f"w:{workspace_of(tx, desk)}")
+    newest = newest_wseq(tx, workspace_of(tx, desk))
     places = [call.wseq for call in calls if call.wseq is not None]
-    return head is not None and bool(places) and head.seq - min(places) + 1 == len(places)
+    return bool(places) and newest - min(places) + 1 == len(places)
 
 
 def _nothing_seen_since(desk: Desk, calls: Sequence[CallRow], layers: Sequence[Sequence[Change]]) -> bool:

@@ -157,7 +157,7 @@ class Ledger:
         moved = _moved_roots(tx, place, identity)
         joined = {row.workspace for row in tx.select(ROOTS) if _overlap(row.place, place) or row in moved}
         # The one with the most history goes on: places in its order come after all that any of them gave before.
-        joining = sorted(joined, key=lambda one: (-_length(tx, workspace_journal(one)), one))
+        joining = sorted(joined, key=lambda one: (-newest_wseq(tx, one), one))
         workspace = joining[0] if joining else self.ids.new()
         row = RootRow(moved[0].id if moved else self.ids.new(), workspace, place, identity)
         shown = to_wire_place(place)
@@ -369,8 +369,9 @@ def _moved_roots(tx: Tx, place: bytes, identity: str) -> list[RootRow]:
     return [row for row in tx.select(ROOTS) if row.identity == identity and row.place != place][:1]
 
 
-def _length(tx: Tx, journal: str) -> int:
-    head = tx.get(HEADS, journal)
+def newest_wseq(tx: Tx, workspace: str) -> int:
+    """The last place that was given to a change in a workspace."""
+    head = tx.get(HEADS, workspace_journal(workspace))
     return 0 if head is None else head.seq
 
 

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from mulligan.history.ledger import Claimed, Facts, Ledger, intending, meant_to_stay, touch_row
-from mulligan.history.tables import CHANGES, RootRow, TouchRow
+from mulligan.history.tables import CHANGES, WSEQ_END, RootRow, TouchRow
 from mulligan.history.traits import Traits
 from mulligan.store.blobs import Prepared, Vanished
 from mulligan.store.claims import Wanted as Claim
@@ -83,9 +83,6 @@ class Learned:
     after: Entry | None
     seen: Image | None = None
     links: int = 1
-
-
-WSEQ_END = 2**62
 
 
 class Surprised(Exception):

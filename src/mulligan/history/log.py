@@ -9,7 +9,7 @@ from mulligan.history.desk import Desk
 from mulligan.history.leftovers import left_of
 from mulligan.history.plans import OnConflict
 from mulligan.history.sites import with_parts
-from mulligan.history.tables import CALLS, CHANGES, OPEN, ROOTS, TURNS, CallRow, ChangeRow, TurnRow
+from mulligan.history.tables import CALLS, CHANGES, OPEN, ROOTS, TURNS, WSEQ_END, CallRow, ChangeRow, TurnRow
 from mulligan.session.roots import ENDED_ASIDES
 from mulligan.store.protocol import Tx
 from mulligan.store.tables import Value
@@ -22,7 +22,6 @@ from mulligan.values.paths import path_from_bytes
 LOG_LIMIT = 100
 _FIRST_PAGE, _PAGE = 8, 200
 _SHORT_ID_MIN = 4
-_WSEQ_END = 2**62
 _NEXT_CHANGES = 8
 """So many changes of a file are looked at after an outside edit: other such edits may have come before the call's."""
 _STANDS: Mapping[str, Value] = MappingProxyType({"status": "committed", "undone_by": None, "way_back": None})
@@ -78,7 +77,7 @@ def as_it_happened(tx: Tx, rows: Iterable[CallRow]) -> Iterator[CallRow]:
 
 def _found_by(tx: Tx, edit: CallRow) -> str | None:
     """The call that was at work when an outside edit was recorded, and then changed the same file."""
-    later = ("wseq", (edit.wseq or 0) + 1, _WSEQ_END)
+    later = ("wseq", (edit.wseq or 0) + 1, WSEQ_END)
     for change in tx.select(CHANGES, {"call": edit.id}):
         upon = tx.select(CHANGES, {"place": change.place}, between=later, order=("wseq",), limit=_NEXT_CHANGES)
         for row in upon:

@@ -15,10 +15,9 @@ from typing import Any
 
 from mulligan.history.desk import Desk
 from mulligan.history.kept import Drift, KeptTree
-from mulligan.history.ledger import Ending, Facts, touch_row
+from mulligan.history.ledger import Ending, Facts, newest_wseq, touch_row
 from mulligan.history.tables import AGENT, CALLS, CHANGES, OPEN, TOUCHES, TURNS, CallRow
 from mulligan.session.tables import session_journal
-from mulligan.store.journal import HEADS
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
 from mulligan.values.entries import ABSENT, Absent, Change, DirEntry, Entry, entry_from_json, same_state
@@ -67,7 +66,7 @@ def begin(desk: Desk, observed: Observed, tree: KeptTree | None = None, *, looke
     if looked is None and tree is not None and observed.paths is None:
         take_stock(desk, tree)
     with ledger.store.write() as tx:
-        facts = _facts(desk, observed, since=_workspace_seq(tx, desk) if looked is None else looked.since)
+        facts = _facts(desk, observed, since=newest_wseq(tx, desk.root.workspace) if looked is None else looked.since)
         ledger.begin(tx, facts, AGENT)
         for ordinal, (path, before) in enumerate(befores.items()):
             if looked is None:
@@ -91,7 +90,7 @@ def as_looked(tree: KeptTree, paths: Iterable[RepoPath], *, since: int) -> Looke
 def workspace_seq(desk: Desk) -> int:
     """How far the journal of the workspace has come."""
     with desk.ledger.store.read() as tx:
-        return _workspace_seq(tx, desk)
+        return newest_wseq(tx, desk.root.workspace)
 
 
 def _facts(desk: Desk, observed: Observed, *, since: int) -> Facts:
@@ -364,8 +363,3 @@ def end_open_turns(desk: Desk, session: SessionId) -> None:
         turns = [row.id for row in tx.select(TURNS, {"session": session}) if row.is_open]
     for turn in turns:
         end_turn(desk, session, TurnId(turn))
-
-
-def _workspace_seq(tx: Tx, desk: Desk) -> int:
-    head = tx.get(HEADS, f"w:{desk.root.workspace}")
-    return 0 if head is None else head.seq

@@ -13,9 +13,8 @@ from typing import Literal
 
 from mulligan.history.call import Call
 from mulligan.history.desk import Desk
-from mulligan.history.live import WSEQ_END
 from mulligan.history.repositories import is_object, repository_of
-from mulligan.history.tables import CHANGES
+from mulligan.history.tables import CHANGES, WSEQ_END
 from mulligan.history.taking_over import Start, take_over
 from mulligan.history.windows import Window, lookout_of
 from mulligan.values.entries import ABSENT, Absent

@@ -9,6 +9,8 @@ from mulligan.values.plain import plain
 from mulligan.workspace.places import folded
 
 FOLDS = ":folds"
+WSEQ_END = 2**62
+"""No change ever has so high a place."""
 
 
 @plain(slots=True, frozen=True)

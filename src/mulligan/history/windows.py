@@ -22,10 +22,10 @@ from mulligan.history.call import Call
 from mulligan.history.dead_windows import CLOSED
 from mulligan.history.desk import Desk
 from mulligan.history.kept import Drift, KeptTree
+from mulligan.history.ledger import newest_wseq
 from mulligan.history.live import Learned
 from mulligan.history.observing import take_stock
 from mulligan.history.tables import OPEN, TOUCHES, WINDOWS, WindowRow
-from mulligan.store.journal import HEADS
 from mulligan.store.protocol import Tx
 from mulligan.values.faults import fault, fault_of_os_error
 from mulligan.values.paths import RepoPath, path_bytes
@@ -222,7 +222,7 @@ class Window:
         with self._desk.ledger.store.write() as tx:
             self._call.begin_command_in(tx)
             _forget_ended(tx)
-            self.since = self._newest(tx)
+            self.since = newest_wseq(tx, self._desk.root.workspace)
             path = "" if ready.mark is None else ready.mark.path
             tx.put(WINDOWS, WindowRow(self._call.id, self._desk.root.id, self.since, started_ns, path))
             ready.tree.publish(tx)
@@ -291,13 +291,9 @@ class Window:
             self._forget(tx)
         return False
 
-    def _newest(self, tx: Tx) -> int:
-        head = tx.get(HEADS, f"w:{self._desk.root.workspace}")
-        return 0 if head is None else head.seq
-
     def has_company(self, tx: Tx) -> bool:
         """Whether anybody has put anything on record since it was opened."""
-        return self._newest(tx) != self.since
+        return newest_wseq(tx, self._desk.root.workspace) != self.since
 
     def paths(self) -> list[RepoPath]:
         return [one.path for one in self.drifts]

@@ -71,8 +71,8 @@ class Root:
         return folded(whole) if self.folds_case else whole
 
 
-class Ground(Protocol):
-    """Where paths mean something: a disk."""
+class Resolving(Protocol):
+    """What finds the spot of a path: a disk."""
 
     @property
     def root(self) -> Root: ...
@@ -85,8 +85,8 @@ class Spots:
     A spot is good until the next is asked for. `let_go` when a directory may have been replaced, and at the end.
     """
 
-    def __init__(self, ground: Ground) -> None:
-        self._ground = ground
+    def __init__(self, disk: Resolving) -> None:
+        self._disk = disk
         self._folder = ""
         self._last: Spot | None = None
 
@@ -96,13 +96,13 @@ class Spots:
         if self._last is not None and folder == self._folder and ROOT not in (path, self._last.path):
             return self._beside(self._last, path, name)
         self.let_go()
-        self._folder, self._last = folder, self._ground.resolve_exactly(path)
+        self._folder, self._last = folder, self._disk.resolve_exactly(path)
         return self._last
 
     def _beside(self, last: Spot, path: RepoPath, name: str) -> Spot:
         raw = path_bytes(RepoPath(name))
         above = last.place.rpartition(b"/")[0]
-        shown = folded(raw) if self._ground.root.folds_case else raw
+        shown = folded(raw) if self._disk.root.folds_case else raw
         return Spot(path, above + b"/" + shown, last.parent, raw)
 
     def let_go(self) -> None:
