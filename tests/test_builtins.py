@@ -483,6 +483,23 @@ def test_a_snapshot_larger_than_the_cap_is_kept_while_it_is_the_newest(work: Pat
     builtins.configure_session_byte_cap(S, 2**30)
 
 
+@pytest.mark.parametrize("cap", [2e9, "9", None])
+def test_a_cap_is_a_whole_number_of_bytes(work: Path, cap: Any) -> None:
+    with pytest.raises(AskedWrongly) as error:
+        builtins.configure_session_byte_cap(S, cap)
+    assert error.value.code == "invalid_params"
+    snapshot("one", work / "a")
+    assert builtins.configure_session_byte_cap(S, 2**30) == 2**30
+
+
+def test_one_path_is_one_path(work: Path) -> None:
+    path = str(work / "a")
+    assert builtins.hostlib_fs_snapshot(session_id=S, scope_id="one", paths=path)["captured_paths"] == [path]
+    with pytest.raises(AskedWrongly) as error:
+        builtins.hostlib_fs_snapshot(session_id=S, scope_id="two", paths=3)
+    assert error.value.code == "invalid_params"
+
+
 @pytest.mark.req("S0.close.drops_snapshots")
 def test_dropping_a_sessions_snapshots_leaves_none(work: Path) -> None:
     snapshot("one", work / "a")

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import apsw
@@ -278,6 +279,51 @@ class TestOpen:
         with mulligan.open(str(root), store=home) as product:
             product.session("mine").undo()
         assert list(root.iterdir()) == []
+
+    def test_what_is_closed_says_so_and_touches_nothing(self, tmp_path: Path) -> None:
+        root, other = tmp_path / "root", tmp_path / "other"
+        root.mkdir()
+        other.mkdir()
+        product = mulligan.open(root, store=tmp_path / "home")
+        session = product.session("mine")
+        with session.call() as call:
+            call.write_file("file", "x")
+        was = product.desk.disk.root.handle
+        product.close()
+        taken = os.open(other, os.O_RDONLY)  # the next to be opened is given the number of the root's handle
+        os.dup2(taken, was)
+        for act in (
+            lambda: session.call().__enter__().write_file("again", "x"),
+            lambda: session.files.write("again", "x"),
+            lambda: session.inject({"role": "user", "content": "hi"}),
+            session.messages,
+            session.undo,
+            session.fork,
+            lambda: product.session("another"),
+        ):
+            with pytest.raises(MulliganError) as caught:
+                act()
+            assert caught.value.code == "workspace_closed"
+        product.close()
+        assert (os.listdir(root), os.listdir(other)) == (["file"], [])
+        for handle in {taken, was}:
+            os.close(handle)
+
+    @pytest.mark.parametrize(
+        ("given", "code"),
+        [
+            ({"root": "a\0"}, "unknown_root"),
+            ({"root": "\ud800"}, "unknown_root"),
+            ({"root": 3}, "unknown_root"),
+            ({"store": 3}, "invalid_store_url"),
+            ({"clock": 3}, "invalid_params"),
+            ({"ids": 3}, "invalid_params"),
+        ],
+    )
+    def test_what_means_nothing_is_refused_by_name(self, tmp_path: Path, given: dict[str, Any], code: str) -> None:
+        with pytest.raises(MulliganError) as caught:
+            mulligan.open(**{"root": tmp_path, "store": "memory:", **given})
+        assert caught.value.code == code
 
     @pytest.mark.req("D5.durability_power")
     @pytest.mark.parametrize("durability", ["process", "power"])

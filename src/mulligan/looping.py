@@ -43,8 +43,8 @@ def agent_loop(
     `permission(call, tool)` is asked before a tool that may change something; `on_event` is told text and tool calls
     as they come. `bounds` are iterations, deadline, budget, and a way to cancel.
 
-    Raises `no_provider`, `provider_failed`, PromptEvaluationError for a deadline, RestoreFailedError, and whatever the
-    callbacks raise. What was said and done until then stays.
+    Raises `no_provider`, `provider_failed`, PromptEvaluationError for a deadline, RestoreFailedError, and whatever
+    `permission` raises. What was said and done until then stays. What `on_event` raises is logged and ends nothing.
     """
     from mulligan.agents.loop import Loop
 
@@ -55,10 +55,18 @@ def agent_loop(
         tools=tools,
         bounds=bounds,
         may=permission,
-        tell=on_event,
+        tell=None if on_event is None else _quietly(on_event),
         keeps_talk=session is not None,
     )
     return loop.run(prompt, system=system)
+
+
+def _quietly(hear: Tell) -> Tell:
+    from mulligan.session.bus import EventBus, publish_quietly
+
+    bus = EventBus()
+    bus.subscribe(object, hear)
+    return lambda event: publish_quietly(bus, event)
 
 
 def chosen_provider(given: Model | None) -> Provider | Driver:

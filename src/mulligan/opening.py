@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mulligan.session.here import Here
 from mulligan.values.clock import Clock, SystemClock
 from mulligan.values.faults import MulliganError, fault, fault_of_os_error
 
@@ -45,10 +47,14 @@ def call_around(environ: Mapping[str, str]) -> str | None:
     return call if call.isascii() and call else None
 
 
-def store_directory(url: str | None, environ: Mapping[str, str]) -> str | None:
+def store_directory(url: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> str | None:
     """The directory a store URL means; None for a store that is not on a disk. Raises `invalid_store_url`."""
     if url is None:
         return state_directory(environ)
+    if isinstance(url, os.PathLike):
+        return os.path.abspath(os.fspath(url))
+    if not isinstance(url, str):
+        raise fault("invalid_store_url", f"{url!r} is no store. Give {_ENGINES}.")
     scheme, colon, rest = url.partition(":")
     reader = _SCHEMES.get(scheme) if colon and "/" not in scheme else None
     if reader is not None:
@@ -83,7 +89,7 @@ _SCHEMES: Mapping[str, Callable[[str], str | None]] = {
 
 
 def open_store(
-    url: str | None,
+    url: str | os.PathLike[str] | None,
     schema: Schema,
     *,
     durability: Durability,
@@ -137,12 +143,29 @@ def _refuse_inside(directory: str, root: str | None) -> None:
         )
 
 
+_here: Here[Mulligan] = Here("mulligan_workspace")
 _open: list[Mulligan] = []
+_folders: dict[tuple[str, int, str], Mulligan] = {}
+_opening_folders = threading.Lock()
 
 
 def innermost() -> Mulligan:
-    """The workspace opened last and not closed yet; the current folder, if there is none."""
-    return _open[-1] if _open else open(".")
+    """The workspace opened last and not closed yet: by this thread or task, else by any; else the current folder."""
+    found = _here.now() or next(reversed(_open), None)
+    return _current_folder() if found is None else found
+
+
+def _current_folder() -> Mulligan:
+    """Opened once for each folder and store. It counts nowhere else: nobody has asked for it to be open."""
+    try:
+        place = os.getcwd(), os.stat(".").st_ino, state_directory(os.environ)
+    except OSError:
+        return open(".")
+    with _opening_folders:
+        if place not in _folders:
+            _folders[place] = open(".")
+            _folders[place]._stand_back()
+        return _folders[place]
 
 
 class Mulligan:
@@ -153,6 +176,8 @@ class Mulligan:
         self.boundary = boundary
         self.recovered = tuple(recovered)
         self._sessions: Sessions | None = None
+        self._block = _here.block(self)
+        self._block.__enter__()
         _open.append(self)
 
     @property
@@ -174,6 +199,7 @@ class Mulligan:
         """All sessions of this workspace."""
         from mulligan.effects.sessions import Sessions
 
+        self.desk.check_open()
         if self._sessions is None:
             self._sessions = Sessions(self.desk, self.boundary)
         return self._sessions
@@ -188,10 +214,17 @@ class Mulligan:
 
     def close(self) -> None:
         """Let go of the folder and the store. What is recorded stays; opening again goes on with it."""
-        if self in _open:
-            _open.remove(self)
+        self._stand_back()
+        for place in [place for place, one in _folders.items() if one is self]:
+            del _folders[place]
         self.desk.close()
         self.desk.ledger.store.close()
+
+    def _stand_back(self) -> None:
+        """From here on this is not the workspace meant by whoever names none."""
+        self._block.__exit__()
+        if self in _open:
+            _open.remove(self)
 
     def __enter__(self) -> Mulligan:
         return self
@@ -201,9 +234,9 @@ class Mulligan:
 
 
 def open(
-    root: str = ".",
+    root: str | os.PathLike[str] = ".",
     *,
-    store: str | None = None,
+    store: str | os.PathLike[str] | None = None,
     blobs: str | None = None,
     durability: Durability = "process",
     capability: Mapping[str, object] | None = None,
@@ -230,10 +263,29 @@ def open(
         raise fault("invalid_store_url", "Object stores for blobs are not part of this version yet; leave `blobs` out.")
     if durability not in ("process", "power"):
         raise fault("invalid_params", f"durability is process or power, not {durability!r}.", field="durability")
+    _check_has("clock", clock, "now")
+    _check_has("ids", ids, "new")
     limits = parse_capability({} if capability is None else capability)
     rules = parse_policy([] if policy is None else policy)
-    desk = _desk(root, store, durability=durability, clock=clock or SystemClock(), ids=ids)
-    return _recovered(desk, Boundary(os.path.abspath(root), limits, rules))
+    folder = _folder(root)
+    desk = _desk(folder, store, durability=durability, clock=clock or SystemClock(), ids=ids)
+    return _recovered(desk, Boundary(os.path.abspath(folder), limits, rules))
+
+
+def _check_has(name: str, given: object, method: str) -> None:
+    if given is not None and not hasattr(given, method):
+        raise fault("invalid_params", f"{name} has a method {method}(), and {given!r} has none.", field=name)
+
+
+def _folder(root: object) -> str:
+    """What was given, as text, if it can be the name of a folder at all."""
+    try:
+        raw = os.fsencode(root)  # type: ignore[arg-type]  # it raises for what it does not take
+    except (TypeError, UnicodeEncodeError):
+        raw = b"\0"
+    if b"\0" in raw:
+        raise fault("unknown_root", f"{root!r} cannot be the name of a folder.")
+    return os.fsdecode(raw)
 
 
 def look(root: str = ".", *, store: str | None = None) -> Mulligan:
@@ -246,7 +298,7 @@ def look(root: str = ".", *, store: str | None = None) -> Mulligan:
 
 def _desk(
     root: str,
-    store: str | None,
+    store: str | os.PathLike[str] | None,
     *,
     durability: Durability,
     clock: Clock,

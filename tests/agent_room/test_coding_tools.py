@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import mulligan
-from mulligan import ProviderToolCall, ToolContext, ToolRunner, agent_loop, coding_tools
+from mulligan import Bounds, PromptEvaluationError, ProviderToolCall, ToolContext, ToolRunner, agent_loop, coding_tools
 from mulligan.agents.profiles import PROFILES
 from mulligan.agents.providers.mock import Line, Mock
 from mulligan.agents.speech import Ask
@@ -25,6 +28,7 @@ from mulligan.session.tables import session_journal
 from mulligan.store.journal import records_of
 from mulligan.testing import contents_of
 from mulligan.values.canonical import decode
+from mulligan.values.clock import SystemClock
 from mulligan.values.digest import parse_digest
 from mulligan.values.faults import MulliganError
 
@@ -44,6 +48,58 @@ def opened(tmp_path: Path) -> Iterator[Mulligan]:
 def run(session: Session, name: str, profile: str = "anthropic", **params: Any) -> ToolResult[Any]:
     tools = {tool.name: tool for tool in coding_tools(session, profile)}
     return ToolRunner(session.execution_state(), tools).execute(ProviderToolCall(f"call_{name}", name, params))
+
+
+class TestACommandThatIsStopped:
+    """It tells of itself through a pipe, would write outside the workspace in the end, and leaves nothing."""
+
+    @pytest.fixture
+    def command(self, tmp_path: Path) -> str:
+        os.mkfifo(tmp_path / "begun")
+        return f"echo half > half.txt; echo > {tmp_path}/begun; sleep 25; echo late > {tmp_path}/late"
+
+    @staticmethod
+    def gone(tmp_path: Path) -> bool:
+        return contents_of(tmp_path / "work") == {} and not (tmp_path / "late").exists()
+
+    @pytest.mark.req("D12.async_handlers")
+    def test_by_cancelling_the_task(self, opened: Mulligan, tmp_path: Path, command: str) -> None:
+        session = opened.session("s")
+        tools = {tool.name: tool for tool in coding_tools(session)}
+        runner = ToolRunner(session.execution_state(), tools)
+
+        async def work() -> None:
+            task = asyncio.create_task(runner.aexecute(ProviderToolCall("1", "shell", {"command": command})))
+            await asyncio.to_thread((tmp_path / "begun").read_bytes)
+            task.cancel()
+            await task
+
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(work())
+        assert self.gone(tmp_path)
+
+    @pytest.mark.req("D12.deadline_raises")
+    def test_by_the_deadline(self, opened: Mulligan, tmp_path: Path) -> None:
+        command = f"echo half > half.txt; sleep 25; echo late > {tmp_path}/late"
+        bounds = Bounds(deadline=SystemClock().now() + timedelta(seconds=1))
+        script: list[Line] = [{"tool": "shell", "args": {"command": command}}, "done"]
+        with pytest.raises(PromptEvaluationError):
+            agent_loop("go", session=opened.session("s"), provider=Mock(script), bounds=bounds)
+        assert self.gone(tmp_path)
+
+    def test_by_cancelling_the_run(self, opened: Mulligan, tmp_path: Path, command: str) -> None:
+        bounds = Bounds()
+
+        def cancel() -> None:
+            (tmp_path / "begun").read_bytes()
+            bounds.cancelled.set()
+
+        canceller = threading.Thread(target=cancel)
+        canceller.start()
+        script: list[Line] = [{"tool": "shell", "args": {"command": command}}, "done"]
+        result = agent_loop("go", session=opened.session("s"), provider=Mock(script), bounds=bounds)
+        canceller.join()
+        assert result.stop_reason == "cancelled" and self.gone(tmp_path)
 
 
 class TestWhatTheyAre:

@@ -392,15 +392,28 @@ class TestTheRunItself:
             agent_loop("go", session="s", provider=Breaking())
         assert opened.session("s").messages()[-1] == {"role": "assistant", "content": "half a ", "interrupted": True}
 
-    def test_a_listener_that_raises_ends_the_run_and_what_was_done_is_known(
-        self, opened: Mulligan, tmp_path: Path
+    def test_a_listener_that_raises_ends_nothing_and_is_logged(
+        self, opened: Mulligan, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         def hear(event: LoopEvent) -> None:
             if isinstance(event, ToolEnded):
                 raise BrokenPipeError("nobody looks any more")
 
         write = {"tool": "write_file", "args": {"path": "a.txt", "content": "x"}}
-        with pytest.raises(BrokenPipeError):
+        assert agent_loop("go", session="s", provider=[write, "done"], on_event=hear).text == "done"
+        assert (tmp_path / "work" / "a.txt").read_text() == "x"
+        assert len(told(opened.session("s"))) == 1
+        assert "ToolEnded" in caplog.text and "nobody looks any more" in caplog.text
+
+    def test_an_interrupt_in_a_listener_ends_the_run_and_what_was_done_is_known(
+        self, opened: Mulligan, tmp_path: Path
+    ) -> None:
+        def hear(event: LoopEvent) -> None:
+            if isinstance(event, ToolEnded):
+                raise KeyboardInterrupt
+
+        write = {"tool": "write_file", "args": {"path": "a.txt", "content": "x"}}
+        with pytest.raises(KeyboardInterrupt):
             agent_loop("go", session="s", provider=[write, "done"], on_event=hear)
         assert (tmp_path / "work" / "a.txt").read_text() == "x"
         assert len(told(opened.session("s"))) == 1

@@ -34,11 +34,11 @@ def test_the_table_has_every_field() -> None:
     assert sorted(told) == sorted(field.name for field in fields(Capability))
 
 
-def test_the_python_runs(planted: Path) -> None:
+def test_the_python_runs(work: Path) -> None:
     names: dict[str, object] = {}
     for number, piece in enumerate(pieces("python")):
         exec(compile(piece, f"boundaries.md piece {number}", "exec", dont_inherit=True), names)
-    assert (planted / "src/app.py").read_text("utf-8") == "VERSION = 'v2'\n"
+    assert (work / "play/src/app.py").read_text("utf-8") == "VERSION = 'v2'\n"
 
 
 def test_the_commands_are_refused_as_it_says(planted: Path, run: Run) -> None:

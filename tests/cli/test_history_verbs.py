@@ -7,7 +7,9 @@ import os
 import pty
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,6 +99,15 @@ def test_log_says_how_each_call_ended(run: Run) -> None:
     assert statuses == {"write_file": "undone", "undo": "committed", "edit_file": "aborted"}
 
 
+def test_log_says_why_a_call_does_not_stand(run: Run) -> None:
+    run("call", "edit_file", "--args", '{"path": "a", "old_string": "q", "new_string": "r"}')
+    run("call", "exec", "--args", '{"argv": ["sh", "-c", "echo x > x; false"], "rollback_on": "nonzero"}')
+    told = [line.partition("nothing of it stands: ")[2] for line in run("log").out.splitlines()]
+    assert told == ["nonzero exit", "path not found"]
+    newest = run("log", "--json").json[0]["id"]
+    assert run("show", newest).out.splitlines()[0].endswith("nothing of it stands: nonzero exit")
+
+
 @pytest.mark.req("D14.json.log_change_kinds")
 def test_log_names_each_kind_of_change(run: Run, work: Path) -> None:
     write(run, "a", "x\n")
@@ -110,6 +121,25 @@ def test_log_names_each_kind_of_change(run: Run, work: Path) -> None:
         ("move", "a", "deleted"),
         ("move", "b", "renamed"),
     }
+
+
+def test_lines_that_moved_with_their_file_count_nowhere(run: Run) -> None:
+    write(run, "a", "1\n2\n3\n")
+    run("call", "move", "--args", '{"path": "a", "to": "b"}')
+    with mulligan.open() as m, m.session().call() as call:
+        assert call.move("b", "c").ok and call.edit_file("c", "2", "two\nand a half").ok
+    write(run, "d", "d\n")
+    run("call", "move", "--args", '{"path": "c", "to": "d", "overwrite": true}')
+    over, _, edited, moved, _ = run("log", "--json").json
+    assert [counts(row) for row in (moved, edited, over)] == [
+        {"a": ("deleted", 0, 0), "b": ("renamed", 0, 0)},
+        {"b": ("deleted", 0, 0), "c": ("renamed", 2, 1)},
+        {"c": ("deleted", 0, 4), "d": ("renamed", 4, 1)},
+    ]
+
+
+def counts(row: dict[str, Any]) -> dict[str, tuple[str, int, int]]:
+    return {one["path"]: (one["kind"], one["added"], one["removed"]) for one in row["changes"]}
 
 
 @pytest.mark.req("D14.cli.undo", "D14.cli.redo", "D14.json.ways_back", "D14.cli.whole_root")
@@ -399,21 +429,79 @@ def test_calls_from_several_processes_at_once_all_stand(run: Run, work: Path) ->
     assert run("verify").code == 0
 
 
-@pytest.mark.req("D14.cli.asks_on_terminal")
-@pytest.mark.parametrize(("answer", "left"), [("n\n", ["a"]), ("y\n", [])])
-def test_on_a_terminal_undo_shows_its_plan_and_asks(run: Run, work: Path, answer: str, left: list[str]) -> None:
-    write(run, "a", "x")
+def on_a_terminal(work: Path, *arguments: str, answer: str) -> tuple[int, str]:
+    """The exit code and what was shown; the answer is typed if something is asked."""
     controller, terminal = pty.openpty()
-    command = [sys.executable, "-m", "mulligan.cli", "undo"]
+    command = [sys.executable, "-m", "mulligan.cli", *arguments]
     child = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, cwd=work)
     os.close(terminal)
     shown = b""
-    while b"Go ahead?" not in shown:
-        shown += os.read(controller, 1024)
-    os.write(controller, answer.encode())
-    child.wait(timeout=60)
+    # A terminal whose last user has gone is told by an error.
+    with suppress(OSError):
+        while more := os.read(controller, 1024):
+            shown += more
+            if answer and (b"]: " in shown or b"? " in shown):
+                os.write(controller, answer.encode())
+                answer = ""
     os.close(controller)
-    assert (b"would remove a" in shown, os.listdir(work)) == (True, left)
+    return child.wait(timeout=60), shown.decode()
+
+
+@pytest.mark.req("D14.cli.asks_on_terminal")
+@pytest.mark.parametrize(("answer", "left"), [("n\n", ["a"]), ("y\n", []), ("\n", [])])
+def test_on_a_terminal_undo_shows_its_plan_and_asks(run: Run, work: Path, answer: str, left: list[str]) -> None:
+    write(run, "a", "x")
+    code, shown = on_a_terminal(work, "undo", answer=answer)
+    assert ("would remove a" in shown, os.listdir(work), code) == (True, left, 1 if left else 0)
+
+
+@pytest.mark.req("D14.cli.asks_on_terminal")
+def test_on_a_terminal_work_of_yours_is_replaced_only_if_you_say_so(run: Run, work: Path) -> None:
+    (work / "a").write_text("before")
+    write(run, "a", "agent")
+    (work / "a").write_text("mine")
+    code, shown = on_a_terminal(work, "undo", "--on-conflict", "overwrite", answer="\n")
+    assert ("would replace your version of a" in shown, code, (work / "a").read_text()) == (True, 1, "mine")
+    assert "would replace your version of a" in run("undo", "--on-conflict", "overwrite", "--dry-run").out
+    code, shown = on_a_terminal(work, "undo", "--on-conflict", "overwrite", answer="y\n")
+    assert ("replaced your version of a" in shown, code, (work / "a").read_text()) == (True, 0, "before")
+
+
+@pytest.mark.req("D14.cli.asks_on_terminal")
+def test_on_a_terminal_nothing_is_asked_where_nothing_would_change(run: Run, work: Path) -> None:
+    (work / "a").write_text("before")
+    write(run, "a", "agent")
+    (work / "a").write_text("mine")
+    code, shown = on_a_terminal(work, "undo", answer="n\n")
+    assert ("Go ahead?" in shown, "left a alone" in shown, code) == (False, True, 1)
+
+
+@pytest.mark.req("D14.cli.asks_on_terminal")
+def test_on_a_terminal_a_no_is_a_no(run: Run, work: Path) -> None:
+    write(run, "a", "x")
+    made = run("fork", "--files", "copy", "--json").json
+    for verb in (["gc"], ["drop", made["session_id"]]):
+        code, shown = on_a_terminal(work, *verb, answer="n\n")
+        assert (code, "--yes" in shown) == (1, False)
+    assert os.path.isdir(made["directory"])
+
+
+def test_merging_nothing_offers_no_way_back(run: Run, work: Path) -> None:
+    write(run, "a", "x")
+    done = run("merge", run("fork", "--files", "copy", "--json").json["session_id"])
+    assert (done.code, done.out) == (0, "Nothing had to change.\n")
+
+
+def test_a_place_for_a_copy_needs_a_copy(run: Run, tmp_path: Path) -> None:
+    done = run("fork", "--to", str(tmp_path / "copy"))
+    assert (done.code, "--files copy" in done.err, (tmp_path / "copy").exists()) == (2, True, False)
+
+
+@pytest.mark.parametrize("verb", ["call", "exec", "run", "fork", "compact"])
+def test_help_says_which_session_is_worked_in(run: Run, verb: str) -> None:
+    told = " ".join(run(verb, "--help").out.split())
+    assert "Only this session" not in told and "Default: 'default'." in told
+    assert "Default: the nearest known one around this folder" in told
 
 
 NOT_UTF8 = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
@@ -441,3 +529,42 @@ def test_a_python_that_reads_names_otherwise_is_told_how_to_start(work: Path) ->
     script = "import mulligan\ntry: mulligan.open()\nexcept mulligan.MulliganError as error: print(error.code)"
     done = subprocess.run([sys.executable, "-c", script], env=os.environ | NOT_UTF8, capture_output=True, check=True)
     assert done.stdout == b"invalid_encoding\n"
+
+
+def test_a_folder_that_came_or_went_whole_is_one_line(run: Run, work: Path) -> None:
+    (work / "keep").mkdir()
+    (work / "keep" / "a").write_text("x")
+    made = (
+        "mkdir -p big/in keep/few; for i in 1 2 3; do echo $i > big/in/$i; echo $i > keep/few/$i; done; echo y > keep/a"
+    )
+    assert run("exec", "--", "sh", "-c", made).code == 0
+    line = run("log").out
+    assert "A big and 4 in it, M keep/a +1 -1, A keep/few, A keep/few/1 +1 -0 and 2 more" in line
+    told = run("undo", "--yes").out.splitlines()
+    assert told[:-1] == [
+        "removed big and 4 in it",
+        "restored keep/a",
+        *("removed " + path for path in ("keep/few", "keep/few/1", "keep/few/2", "keep/few/3")),
+    ]
+    assert run("log", "--json").json[0]["changes"][1] == {"path": "big/in", "kind": "deleted", "added": 0, "removed": 0}
+
+
+def test_a_folder_that_a_command_moved_is_two_lines(run: Run, work: Path) -> None:
+    (work / "big").mkdir()
+    for name in "abcd":
+        (work / "big" / name).write_text(name)
+    assert run("exec", "--", "mv", "big", "moved").code == 0
+    assert "D big and 4 in it, A moved and 4 in it" in run("log").out
+
+
+def test_many_gaps_for_one_reason_are_one_line_and_gits_files_come_last(
+    run: Run, work: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    outside = tmp_path_factory.mktemp("outside")
+    subprocess.run(["git", "init", "-q"], cwd=work, check=True)
+    made = f"for i in 1 2 3 4; do echo $i > {outside}/$i; done; echo x > .git/description; echo x > z"
+    assert run("exec", "--strategy", "notify", "--", "sh", "-c", made).code == 0
+    assert "A z +1 -0, M .git/description" in run("log").out
+    told = f"not captured {outside}/1 and 3 more: it is outside the workspace (`mulligan coverage` lists them)"
+    assert told in run("undo", "--dry-run").out.splitlines()
+    assert len(run("coverage").out.splitlines()) == 4

@@ -130,6 +130,56 @@ def test_a_deadline_is_a_time_with_its_zone(stage: Stage, deadline: Any) -> None
     assert (caught.value.code, caught.value.details["field"]) == ("invalid_params", "deadline")
 
 
+def test_a_path_may_be_a_path_object_and_content_may_not(stage: Stage) -> None:
+    with stage.session.call() as call:
+        assert call.mkdir(Path("d")).ok
+        assert call.write_file(Path("d/a"), "one\n").ok
+        assert call.edit_file(Path("d/a"), "one", "two").ok
+        assert call.move(Path("d/a"), Path("d/b")).ok
+        assert call.grep("two", path=Path("d")).matches == text("d/b:1:two")
+        assert call.exec(["cat", "b"], cwd=Path("d")).ok
+        assert call.write_file("c", Path("d/b")).error_code == "invalid_params"  # type: ignore[arg-type]  # a caller's mistake
+    assert stage.tree() == as_tree({"d/b": "two\n"})
+
+
+@pytest.mark.parametrize("given", [{"argv": None}, {"argv": 3}, {"argv": b"ls"}, {"argv": ["true"], "env": ["A"]}])
+def test_a_command_that_is_none_is_refused(stage: Stage, given: dict[str, Any]) -> None:
+    with stage.session.call() as call:
+        assert call.exec(**given).error_code == "invalid_params"
+
+
+def test_what_is_no_effect_is_refused(stage: Stage) -> None:
+    with stage.session.call() as call:
+        for name in (3, ["read_file"]):
+            with pytest.raises(MulliganError) as caught:
+                call.perform(name)  # type: ignore[arg-type]  # a caller's mistake
+            assert caught.value.code == "unknown_effect"
+    for effect, params in (("read_file", None), ("read_file", ["a"]), (3, {})):
+        with pytest.raises(MulliganError) as caught:
+            stage.session.perform(effect, params)  # type: ignore[arg-type]  # a caller's mistake
+        assert caught.value.code == "invalid_params"
+
+
+def test_a_call_is_worked_in_only_inside_its_with_and_has_only_one(stage: Stage) -> None:
+    early = stage.session.call()
+    with pytest.raises(MulliganError) as caught:
+        early.write_file("a", "1")
+    assert caught.value.code == "call_not_open"
+    with stage.session.call() as call:
+        with early:
+            assert early.write_file("a", "1").ok
+        for act in (early.__enter__, lambda: early.write_file("b", "1"), call.__enter__):
+            with pytest.raises(MulliganError) as caught:
+                act()
+            assert caught.value.code == "call_not_open"
+        with stage.session.call() as inner:
+            assert inner.write_file("c", "1").ok
+        with pytest.raises(MulliganError) as caught:
+            inner.write_file("c", "2")
+        assert caught.value.code == "call_not_open"
+    assert stage.tree() == as_tree({"a": "1", "c": "1"})
+
+
 def test_leaving_a_call_that_was_cancelled_says_so(stage: Stage) -> None:
     for nested in (False, True):
         with pytest.raises(MulliganError) as caught, stage.session.call() as call:

@@ -13,7 +13,7 @@ import pytest
 from benches import open_bench
 from effects.stage import Fields, Stage, denied, failed, text
 from mulligan import open as opened
-from mulligan.testing import Link, SteppingClock
+from mulligan.testing import Link, SteppingClock, contents_of
 from mulligan.values.faults import MulliganError
 from mulligan.values.ids import CallId
 
@@ -239,6 +239,13 @@ class TestGoingBack:
 
 
 class TestForks:
+    def test_a_place_for_a_copy_needs_a_copy(self, hosted: Hosted, tmp_path: Path) -> None:
+        assert hosted.stage.perform("host.fs.write_file", path="a", content="1")["status"] == "ok"
+        with pytest.raises(MulliganError) as caught:
+            hosted.stage.session.fork(to=str(tmp_path / "copy"))
+        assert (caught.value.code, caught.value.details["field"]) == ("invalid_params", "to")
+        assert not (tmp_path / "copy").exists()
+
     def test_every_kind_of_child_may_do_what_its_parent_may(self, hosted: Hosted) -> None:
         hosted.stage.plant({"src/a": "x", "secret": "x"})
         secret = str(hosted.stage.root / "secret")
@@ -271,6 +278,53 @@ class TestForks:
         with there:
             read = [there.session("child").perform("read_file", {"path": path})[0].status for path in ("a", "secret")]
         assert read == ["ok", "forbidden"]
+
+    @pytest.mark.parametrize("attached", [True, False])
+    @pytest.mark.parametrize("wholly_named", [True, False])
+    def test_merging_brings_back_only_what_the_session_may_write(
+        self, hosted: Hosted, attached: bool, wholly_named: bool
+    ) -> None:
+        stage, prefix = hosted.stage, f"{hosted.stage.root}/" if wholly_named else ""
+        stage.plant({"src/a": "x", "src/kept": "x", "secret": "x"})
+        limits = {"fs_roots": [f"{prefix}src"]}
+        deny = [{"paths": [f"{prefix}src/kept"], "ops": ["write"], "verdict": "deny"}]
+        hosted.open(session_id="limited", **({"capability": limits, "policy": deny} if attached else {}))
+        session = stage.bench.session("limited") if attached else stage.within(limits, policy=deny).session
+        child = session.fork(files="copy", dst="child")
+        assert child.perform("write_file", {"path": "src/a", "content": "y"})[0].ok
+        for path in ("src/kept", "secret"):
+            Path(child.root, path).write_text("somebody's")
+            for dry_run in (True, False):
+                with pytest.raises(MulliganError) as caught:
+                    child.merge(on_conflict="overwrite", dry_run=dry_run)
+                assert (caught.value.code, caught.value.family) == ("path_not_allowed", "may_not")
+            assert contents_of(stage.root) == {"src/a": b"x", "src/kept": b"x", "secret": b"x"}
+            Path(child.root, path).write_text("x")
+        assert child.merge().ok and stage.bytes_of("src/a") == b"y"
+        if attached:
+            hosted.open(session_id="reader", capability={"allowed_fs_ops": ["read"]})
+            reader = stage.bench.session("reader").fork(files="copy")
+            Path(reader.root, "src/a").write_text("z")
+            with pytest.raises(MulliganError) as caught:
+                reader.merge()
+            assert caught.value.code == "fs_op_not_allowed" and stage.bytes_of("src/a") == b"y"
+
+    def test_a_root_written_aside_comes_back_only_where_the_session_may_write(
+        self, hosted: Hosted, tmp_path: Path
+    ) -> None:
+        box = tmp_path / "box"
+        box.mkdir()
+        deny = [{"paths": [f"{box}/secret"], "ops": ["write"], "verdict": "deny"}]
+        free, bound = hosted.stage.bench.session("limited"), hosted.stage.within(policy=deny).session
+        with free.turn():
+            assert free.add_root(str(box), mount_mode="sandboxed")["ok"]
+        assert all(
+            free.perform("write_file", {"path": f"{box}/{name}", "content": ""})[0].ok for name in ("a", "secret")
+        )
+        with pytest.raises(MulliganError) as caught:
+            bound.merge_root(str(box))
+        assert caught.value.code == "path_not_allowed" and list(box.iterdir()) == []
+        assert free.merge_root(str(box)).ok and len(list(box.iterdir())) == 2
 
 
 class TestWhose:

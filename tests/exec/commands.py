@@ -12,6 +12,7 @@ from typing import Any
 from benches import Bench
 from mulligan.effects.receipt import Receipt
 from mulligan.workspace.exec.scan import RACY_NS
+from workspace.exec.trees import Seen, tree
 
 
 def execute(bench: Bench, *argv: str, **params: Any) -> Receipt:
@@ -69,3 +70,9 @@ def git(root: Path, *words: str) -> str:
     # Without taking the chance to rewrite the index.
     command = [*GIT, "--no-optional-locks", *words]
     return subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def seen(bench: Bench) -> dict[bytes, Seen]:
+    """Everything but git's objects, of which new ones may always stay."""
+    found = tree(os.fsencode(bench.root))
+    return {path: one for path, one in found.items() if b".git/objects/" not in path}

@@ -19,11 +19,17 @@ from mulligan.values.ids import SessionId
 from mulligan.values.paths import RepoPath
 from workspace.exec.trees import Seen, tree
 
+LOOKING = ("notify", "watch", "scan")
+WINDOWS = ("watch", "scan")
 FILES = {"ro/f": "1\n", "deep/x/q": "q\n"}
 SHUT = {"ro": 0o555, "deep/x": 0o555, "deep": 0o500}
 SCRIPT = """
 chmod -R u+w ro deep; rm -r ro deep
 mkdir -p cache/a/b; echo 1 > cache/a/b/f; chmod -R a-w cache
+"""
+LEFT = """
+echo 2 > open/f; rm open/g; echo 3 > open/h; chmod 000 open
+mkdir -p new/in; echo 4 > new/in/f; chmod 000 new/in; chmod 000 new
 """
 RO, INNER = RepoPath("ro"), RepoPath("ro/f")
 
@@ -63,6 +69,71 @@ def rolled_back(base: Path, way: str) -> str:
     before = seen(bench.root)
     receipt = sh(bench, f"{SCRIPT}\nexit 3", strategy=way, rollback_on="nonzero")
     return str(receipt.error_code) if seen(bench.root) == before else f"not put back: {receipt}"
+
+
+def left_shut(base: Path, way: str) -> str:
+    """What a command did in folders that it then shut to everybody is known, and comes back."""
+    bench = open_bench(base)
+    plant(bench.root, {"open/f": "1\n", "open/g": "g\n"})
+    before = seen(bench.root)
+    failed = sh(bench, f"{LEFT}\nexit 3", strategy=way, rollback_on="nonzero")
+    if failed.error_code != "nonzero_exit" or seen(bench.root) != before:
+        return f"not put back: {failed}"
+    receipt = sh(bench, LEFT, strategy=way)
+    changed = " ".join(f"{one['kind']}:{one['path']}" for one in receipt.changes)
+    modes = [modes_of(bench, "open", "new")]
+    done = [bench.session().undo()]
+    back = [seen(bench.root) == before]
+    done.append(bench.session().redo())
+    modes.append(modes_of(bench, "open", "new"))
+    done.append(bench.session().undo())
+    back.append(seen(bench.root) == before)
+    fine = all(one.ok for one in done) and all(back) and modes == [[0, 0], [0, 0]] and receipt.coverage == []
+    return changed if fine else f"{done} {back} {receipt} {modes}"
+
+
+def modes_of(bench: Bench, *names: str) -> list[int]:
+    return [(bench.root / name).lstat().st_mode & 0o777 for name in names]
+
+
+def shut_by_person(base: Path) -> list[Any]:
+    """A folder that a person has shut since stays so: what is in it is not taken back, and nothing is opened."""
+    bench = open_bench(base)
+    sh(bench, "mkdir d; echo 1 > d/f")
+    (bench.root / "d").chmod(0)
+    before = (bench.root / "d").lstat()
+    done = bench.session().undo()
+    return [done.ok, [(one.path, one.outcome) for one in done.outcomes], (bench.root / "d").lstat() == before]
+
+
+def shut_between(base: Path, way: str) -> list[Any]:
+    """A folder that a person shuts between two commands is neither opened nor blamed on the next."""
+    bench = open_bench(base)
+    plant(bench.root, {"p/f": "1\n"})
+    sh(bench, ":", strategy=way)
+    (bench.root / "p").chmod(0)
+    before = (bench.root / "p").lstat()
+    receipt = sh(bench, "echo 2 > a", strategy=way)
+    untouched = (bench.root / "p").lstat() == before
+    opened = sh(bench, "chmod 700 p; echo 3 > p/f", strategy=way)
+    return [untouched, receipt.coverage, [tuple(one.values()) for one in opened.coverage]]
+
+
+def shut_all_along(base: Path, way: str, script: str) -> list[Any]:
+    """What nobody could see before is not said to be new; if it is not there any more, that is said.
+
+    What is left of it when the command was undone comes last.
+    """
+    bench = open_bench(base)
+    plant(bench.root, {"p/f": "1\n"})
+    (bench.root / "p").chmod(0)
+    receipt = sh(bench, script, strategy=way)
+    told = [[(one["kind"], one["path"]) for one in receipt.changes], [tuple(one.values()) for one in receipt.coverage]]
+    if receipt.changes:
+        bench.session().undo()
+    for folder in bench.root.iterdir():
+        folder.chmod(0o700)
+    return [*told, [str(one.relative_to(bench.root)) for one in bench.root.rglob("f")]]
 
 
 def tools(base: Path) -> list[str | None]:
@@ -149,6 +220,20 @@ def session(base: Path) -> dict[str, Any]:
     return {
         "undo": {way: there_and_back_twice(fresh(base), way) for way in WAYS},
         "rollback": {way: rolled_back(fresh(base), way) for way in WAYS},
+        "left shut": {way: left_shut(fresh(base), way) for way in LOOKING},
+        "opened": {way: shut_all_along(fresh(base), way, "chmod 700 p; echo 2 > p/f") for way in LOOKING},
+        "opened and shut": {
+            way: shut_all_along(fresh(base), way, "chmod 700 p; echo 2 > p/f; chmod 000 p") for way in LOOKING
+        },
+        "emptied": {way: shut_all_along(fresh(base), way, "chmod 700 p; rm p/f") for way in WINDOWS},
+        "removed": {way: shut_all_along(fresh(base), way, "chmod 700 p; rm -r p") for way in WINDOWS},
+        "moved": {way: shut_all_along(fresh(base), way, "chmod 700 p; mv p q; echo 2 > q/f") for way in WINDOWS},
+        "moved, still shut": {way: shut_all_along(fresh(base), way, "mv p q") for way in WINDOWS},
+        "moved into a shut one": {
+            way: shut_all_along(fresh(base), way, "mkdir q; chmod 700 p; mv p q/p; chmod 000 q") for way in WINDOWS
+        },
+        "shut by a person": shut_by_person(fresh(base)),
+        "shut between": {way: shut_between(fresh(base), way) for way in WINDOWS},
         "tools": tools(fresh(base)),
         "closed": closed(fresh(base)),
         "dead undo": dead_undo(fresh(base)),

@@ -303,10 +303,11 @@ class TestRun:
         failed = run("run", "--json", "--", "no-such-program-anywhere")
         assert (failed.returncode, json.loads(failed.stdout)["error"]["code"]) == (125, "spawn_failed")
 
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
     def test_passes_on_what_asks_it_to_end(self, run: Run, work: Path, number: int) -> None:
         script = f"trap 'echo told > told; exit 3' {number}; echo ready; while :; do sleep 0.05; done"
-        with subprocess.Popen([*MULLIGAN, "run", "--", "sh", "-c", script], stdout=subprocess.PIPE, text=True) as ours:
+        words = [*MULLIGAN, "run", "--", "sh", "-c", script]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, preexec_fn=heed_interrupts) as ours:
             assert ours.stdout is not None and ours.stdout.readline() == "ready\n"
             ours.send_signal(number)
         assert (ours.returncode, (work / "told").read_text()) == (3, "told\n")
@@ -323,6 +324,21 @@ class TestRun:
             os.killpg(process.pid, signal.SIGINT)
             assert process.wait() == 9
         assert (work / "got").read_text() == "caught\n"
+
+    def test_an_interrupt_of_the_whole_group_reaches_the_program_once(self, work: Path) -> None:
+        told = (
+            "import signal, sys; times = []; signal.signal(2, lambda *_: (times.append(1), print('got', flush=True)))"
+        )
+        told += "; signal.signal(15, lambda *_: sys.exit(len(times))); print('ready', flush=True)"
+        words = [*MULLIGAN, "run", "--", sys.executable, "-c", f"{told}\nwhile True: signal.pause()"]
+        with subprocess.Popen(
+            words, stdout=subprocess.PIPE, text=True, process_group=0, preexec_fn=heed_interrupts
+        ) as process:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+            os.killpg(process.pid, signal.SIGINT)
+            assert process.stdout.readline() == "got\n"
+            process.send_signal(signal.SIGTERM)  # comes after whatever else is passed on
+            assert process.wait() == 1
 
     def test_keeps_what_a_program_that_failed_has_done(self, run: Run, work: Path) -> None:
         assert run("run", "--", "sh", "-c", "echo 1 > a; kill -KILL $$").returncode == 128 + signal.SIGKILL

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from benches import Bench, open_bench
-from exec.commands import git, plant, repository, sh, told
+from exec.commands import git, plant, repository, seen, sh, text, told
+from mulligan.history.blame import blame
+from mulligan.history.views import log_view
 from mulligan.testing import contents_of
+from mulligan.values.paths import RepoPath
 from workspace.exec.kinds import KINDS, Kind, make
-from workspace.exec.trees import Seen, tree
 
 WAYS = ("notify", "overlay", "scan", "watch")
 BLIND_SPOTS = {
@@ -31,12 +33,6 @@ BLIND_SPOTS = {
         "new hard link, changed through it",
     },
 }
-
-
-def seen(bench: Bench) -> dict[bytes, Seen]:
-    """Everything but git's objects, of which new ones may always stay."""
-    found = tree(os.fsencode(bench.root))
-    return {path: one for path, one in found.items() if b".git/objects/" not in path}
 
 
 def perform(bench: Bench, kind: Kind, way: str, *, ending: str = "", **params: Any) -> Any:
@@ -84,6 +80,65 @@ def test_undo_brings_back_the_tree_and_redo_what_was_done(scene: Callable[[Kind]
     if receipt.changes:
         assert session.redo().ok
     assert seen(bench) == after
+
+
+@pytest.mark.req("D14.json.log_change_kinds")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_file_that_a_command_moved_is_told_so_and_keeps_its_past(bench: Bench, way: str) -> None:
+    with bench.session().call() as author:
+        assert author.write_file("a", "1\n").ok
+    plant(bench.root, {"same": "s\n", "again": "s\n", "empty": ""})
+    before = contents_of(bench.root)
+    receipt = sh(bench, "mkdir d; mv a d/b; mv same d/same; mv again d/again; mv empty d/empty", strategy=way)
+    gone = [{"kind": "deleted", "path": path} for path in ("a", "again", "empty", "same")]
+    made = [{"kind": "created", "path": path} for path in ("d", "d/again", "d/empty", "d/same")]
+    moved = {"kind": "renamed", "path": "d/b", "from": "a"}
+    changes = sorted([*gone, *made, moved], key=lambda change: change["path"])
+    shown = log_view(bench.desk, None, limit=1)[0]["changes"]
+    lines = {"added", "removed"}
+    assert receipt.changes == changes
+    assert [{key: value for key, value in one.items() if key not in lines} for one in shown] == changes
+    assert [line.origin for line in blame(bench.desk, RepoPath("d/b"))] == [author.id]
+    after = contents_of(bench.root)
+    assert bench.session().undo().ok and contents_of(bench.root) == before
+    assert bench.session().redo().ok and contents_of(bench.root) == after
+    assert [line.origin for line in blame(bench.desk, RepoPath("d/b"))] == [author.id]
+
+
+def kinds_told(bench: Bench) -> dict[str, str]:
+    return {one["path"]: one["kind"] for one in log_view(bench.desk, None, limit=1)[0]["changes"]}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_move_is_told_of_where_the_call_left_a_file(bench: Bench, way: str) -> None:
+    plant(bench.root, {"a": "1\n"})
+    with bench.session().call() as call:
+        call.exec(["mv", "a", "b"], strategy=way)
+        moved = call.exec(["mv", "b", "c"], strategy=way)
+    assert moved.changes == [{"path": "c", "kind": "renamed", "from": "a"}]
+    assert kinds_told(bench) == {"a": "deleted", "c": "renamed"}
+
+
+def test_what_was_written_where_a_file_had_been_moved_was_not_moved_there(bench: Bench) -> None:
+    plant(bench.root, {"a": "1\n"})
+    with bench.session().call() as call:
+        call.exec(["mv", "a", "b"])
+        call.delete("b")
+        call.write_file("b", "another\n")
+    assert kinds_told(bench) == {"a": "deleted", "b": "created"}
+
+
+@pytest.mark.parametrize("by_command", [True, False])
+def test_a_move_that_was_put_back_is_not_told(bench: Bench, by_command: bool) -> None:
+    plant(bench.root, {"a": "1\n"})
+    session = bench.session()
+    with session.call() as call:
+        with pytest.raises(ValueError), session.call() as inner:
+            assert (inner.exec(["mv", "a", "b"]) if by_command else inner.move("a", "b")).ok
+            raise ValueError
+        call.delete("a")
+        call.write_file("b", "nothing to do with a\n")
+    assert kinds_told(bench) == {"a": "deleted", "b": "created"}
 
 
 @pytest.mark.req("D6.git_abort_puts_back", "D6.git_control_captured", "D7.overlay_failure_discarded")
@@ -179,131 +234,20 @@ def test_a_turn_of_shell_commands_and_edits_is_rolled_back_whole(mixed: Bench, w
     assert (mixed.root / "lib/c.py").exists() and not (mixed.root / "docs").exists()
 
 
-class TestGit:
-    @pytest.mark.req("D6.git_undo_leaves_alone", "D6.git_objects_kept")
-    @pytest.mark.parametrize("way", ["notify", "overlay", "scan"])
-    def test_a_commit_inside_a_command_outlives_its_undo(self, bench: Bench, way: str) -> None:
-        repository(bench.root, {"a": "1\n"})
-        old, session = git(bench.root, "rev-parse", "HEAD"), bench.session()
-        commit = "echo 2 > a; git -c user.name=u -c user.email=e commit -qam two"
-        assert sh(bench, commit, strategy=way).exit_code == 0
-        new = git(bench.root, "rev-parse", "HEAD")
-        planned = session.undo(dry_run=True).to_json()
-        assert planned["git"] == [{"repository": ".git", "head": {"before": old, "after": new}}]
-        assert planned["outcomes"] == [
-            {"path": ".git", "outcome": "skipped", "reason": "git"},
-            {"path": "a", "outcome": "restored"},
-        ]
-        assert session.undo().ok
-        assert git(bench.root, "rev-parse", "HEAD") == new != old
-        assert git(bench.root, "show", "HEAD:a") == "2"
-        assert (bench.root / "a").read_text() == "1\n"
-
-    @pytest.mark.req("D6.git_restore_option")
-    @pytest.mark.parametrize("way", ["notify", "overlay", "scan"])
-    def test_a_commit_goes_back_when_that_is_asked_for_and_its_objects_stay(self, bench: Bench, way: str) -> None:
-        repository(bench.root, {"a": "1\n"})
-        old, session = git(bench.root, "rev-parse", "HEAD"), bench.session()
-        sh(bench, "echo 2 > a; git -c user.name=u -c user.email=e commit -qam two", strategy=way)
-        new = git(bench.root, "rev-parse", "HEAD")
-        assert session.undo(git="restore").ok
-        assert git(bench.root, "rev-parse", "HEAD") == old
-        assert git(bench.root, "status", "--short") == ""
-        assert git(bench.root, "cat-file", "-t", new) == "commit"
-        git(bench.root, "fsck", "--strict")
-        assert session.redo().ok
-        assert git(bench.root, "rev-parse", "HEAD") == new
-
-    def test_undoing_a_call_that_only_committed_moves_on_to_the_one_before(self, bench: Bench) -> None:
-        repository(bench.root, {"a": "1\n"})
-        session = bench.session()
-        sh(bench, "echo 2 > a")
-        sh(bench, "git -c user.name=u -c user.email=e commit -qam two")
-        assert session.undo().ok and (bench.root / "a").read_text() == "2\n"
-        assert session.undo().ok and (bench.root / "a").read_text() == "1\n"
-
-    @pytest.mark.req("D6.git_abort_puts_back")
-    @pytest.mark.parametrize("way", ["notify", "overlay", "scan"])
-    def test_an_aborted_checkout_leaves_head_index_and_files(self, bench: Bench, way: str) -> None:
-        repository(bench.root, {"a": "1\n", "gone": "g\n"})
-        git(bench.root, "checkout", "-qb", "other")
-        plant(bench.root, {"a": "2\n"})
-        git(bench.root, "rm", "-q", "gone")
-        git(bench.root, "commit", "-qam", "two")
-        git(bench.root, "checkout", "-q", "main")
-        plant(bench.root, {"staged": "s\n"})
-        git(bench.root, "add", "staged")
-        before = seen(bench)
-        receipt = sh(bench, "git checkout -q other && false", strategy=way, rollback_on="nonzero")
-        assert told(receipt) == ("error", "nonzero_exit")
-        assert seen(bench) == before
-        assert git(bench.root, "status", "--short") == "A  staged"
-        assert git(bench.root, "symbolic-ref", "HEAD") == "refs/heads/main"
-
-    @pytest.mark.req("D6.git_created_is_files", "W6.cloned_repo_removed")
-    @pytest.mark.parametrize("way", ["notify", "overlay", "scan"])
-    def test_a_repository_made_by_a_call_is_ordinary_files(self, bench: Bench, tmp_path: Path, way: str) -> None:
-        repository(tmp_path / "origin", {"x": "x\n"})
-        before = tree(os.fsencode(bench.root))
-        failed = sh(bench, f"git clone -q {tmp_path}/origin c && false", strategy=way, rollback_on="nonzero")
-        assert told(failed) == ("error", "nonzero_exit") and tree(os.fsencode(bench.root)) == before
-        assert sh(bench, f"git clone -q {tmp_path}/origin c", strategy=way).exit_code == 0
-        after = tree(os.fsencode(bench.root))
-        assert bench.session().undo().ok
-        assert tree(os.fsencode(bench.root)) == before
-        assert bench.session().redo().ok
-        assert tree(os.fsencode(bench.root)) == after
-
-    @pytest.mark.req("D6.git_created_is_files")
-    @pytest.mark.parametrize("way", ["notify", "overlay"])
-    def test_a_repository_removed_by_a_call_comes_back_with_its_objects(self, bench: Bench, way: str) -> None:
-        repository(bench.root, {"a": "1\n"})
-        before = tree(os.fsencode(bench.root))
-        sh(bench, "rm -rf .git", strategy=way)
-        assert not (bench.root / ".git").exists()
-        assert bench.session().undo().ok
-        assert tree(os.fsencode(bench.root)) == before
-        git(bench.root, "fsck", "--strict")
-
-    def test_a_scan_says_that_it_does_not_keep_objects(self, bench: Bench) -> None:
-        repository(bench.root, {"a": "1\n"})
-        receipt = sh(bench, "rm -rf .git", strategy="scan")
-        lost = {one["path"] for one in receipt.coverage if one["reason"] == "no_baseline"}
-        assert lost and all(path.startswith(".git/objects") for path in lost)
-
-    def test_a_persons_commit_made_meanwhile_is_never_overwritten(self, bench: Bench) -> None:
-        repository(bench.root, {"a": "1\n", "b": "1\n"})
-        sh(bench, "echo 2 > a; git -c user.name=u -c user.email=e commit -qam agent")
-        plant(bench.root, {"b": "person\n"})
-        git(bench.root, "commit", "-qam", "person")
-        head = git(bench.root, "rev-parse", "HEAD")
-        assert bench.session().undo().ok
-        assert git(bench.root, "rev-parse", "HEAD") == head
-        assert (bench.root / "b").read_text() == "person\n" and (bench.root / "a").read_text() == "1\n"
-
-    def test_a_git_that_runs_meanwhile_holds_the_abort_up_until_it_is_done(self, bench: Bench) -> None:
-        repository(bench.root, {"a": "1\n"})
-        index = (bench.root / ".git/index").read_bytes()
-        with bench.session().call() as call:
-            call.exec(["sh", "-c", "echo 2 > a; git add a"])
-            lock = bench.root / ".git/index.lock"
-            lock.touch()
-            release = threading.Timer(0.1, lock.unlink)
-            release.start()
-            call.fail("no")
-        release.join()
-        assert (bench.root / ".git/index").read_bytes() == index and not lock.exists()
-
-
-def during(bench: Bench, script: str, edit: Callable[[], object], **params: Any) -> Any:
-    """Run a script that waits at `gate` until somebody has made an edit."""
+def during(bench: Bench, script: str, edit: Callable[[], object], *, call: Any = None, **params: Any) -> Any:
+    """Run a script that waits at `gate` until somebody has made an edit. Without `call` as a call of its own."""
     gates = bench.root.parent / "gates"
     gates.mkdir()
     os.mkfifo(gates / "reached")
     os.mkfifo(gates / "go")
     found: list[Any] = []
     wait = f"echo > {gates}/reached; read x < {gates}/go"
-    work = threading.Thread(target=lambda: found.append(sh(bench, script.replace("GATE", wait), **params)))
+    whole = script.replace("GATE", wait)
+
+    def run() -> None:
+        found.append(sh(bench, whole, **params) if call is None else call.exec(["sh", "-c", whole], **params))
+
+    work = threading.Thread(target=run)
     work.start()
     (gates / "reached").read_text()
     edit()
@@ -394,6 +338,55 @@ class TestPeople:
         assert receipt.ok and receipt.coverage == []
         assert (bench.root / "f").read_text() == "person\nagent\n"
         assert bench.session().undo().ok and (bench.root / "f").read_text() == "person\n"
+
+    @pytest.mark.req("D7.overlay_changed_lower")
+    @pytest.mark.parametrize("same_call", [False, True])
+    def test_what_an_isolated_command_undid_of_an_edit_before_it_is_merged_with_an_edit_beside_it(
+        self, bench: Bench, same_call: bool
+    ) -> None:
+        """The command makes the file what the record says it was: seen from the record it has changed nothing."""
+        edited = self.LINES.replace("line 17\n", "the person's 17\n")
+        beside = edited.replace("line 2\n", "the person's 2\n")
+        script = 'sed -i "s/the person\'s 17/line 17/" f; GATE'
+
+        def run(call: Any) -> Any:
+            plant(bench.root, {"f": edited})
+            return during(bench, script, lambda: plant(bench.root, {"f": beside}), call=call, isolate=True)
+
+        with bench.session().call() as call:
+            assert call.write_file("f", self.LINES).ok
+            receipt = run(call) if same_call else None
+        receipt = receipt or run(None)
+        assert receipt.ok and receipt.coverage == []
+        assert (bench.root / "f").read_text() == self.LINES.replace("line 2\n", "the person's 2\n")
+
+    def test_the_mode_that_an_isolated_command_gave_a_folder_is_not_taken_for_the_one_it_had(
+        self, bench: Bench
+    ) -> None:
+        assert sh(bench, "mkdir -m 755 d", isolate=True).ok
+        (bench.root / "d").chmod(0o700)
+        assert sh(bench, "chmod 755 d", isolate=True).ok
+        assert (bench.root / "d").stat().st_mode & 0o777 == 0o755
+
+    @pytest.mark.req("D7.overlay_changed_lower")
+    def test_an_edit_of_what_was_on_record_long_ago_is_a_named_conflict(self, bench: Bench) -> None:
+        for number in range(60):
+            with bench.session().call() as call:
+                assert call.write_file("f" if number == 0 else "g", f"{number}\n").ok
+        plant(bench.root, {"f": "1\n"})
+        receipt = during(bench, "echo 0 > f; GATE", lambda: plant(bench.root, {"f": "2\n"}), isolate=True)
+        assert receipt.coverage == [{"path": "f", "reason": "conflicted"}]
+        assert [one["path"] for one in receipt.rescued] == ["f"] and (bench.root / "f").read_text() == "2\n"
+
+    @pytest.mark.req("D7.overlay_changed_lower")
+    def test_the_bytes_of_an_isolated_command_that_had_to_give_way_are_kept(self, bench: Bench) -> None:
+        plant(bench.root, {"f": "line\n"})
+        receipt = during(bench, "echo agent > f; GATE", lambda: plant(bench.root, {"f": "person\n"}), isolate=True)
+        assert receipt.coverage == [{"path": "f", "reason": "conflicted"}]
+        [rescued] = receipt.rescued
+        assert rescued["path"] == "f"
+        with bench.session().call() as call:
+            assert call.perform("read_blob", blob_ref=rescued["blob_ref"]).content == text("agent\n")
 
     @pytest.mark.req("D7.overlay_changed_lower")
     @pytest.mark.parametrize("known", [True, False])

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
 import pytest
 
+from exec.shut_folders import LOOKING, WINDOWS
 from exec.unprivileged import WAYS
 from workspace.exec.nobody import NOBODY, run_as_nobody
 
+LEFT_SHUT = "created:new created:new/in created:new/in/f mode:open modified:open/f deleted:open/g created:open/h"
 USER = NOBODY if os.geteuid() == 0 else os.geteuid()
+
+
+def in_windows(found: list[Any]) -> dict[str, list[Any]]:
+    return dict.fromkeys(WINDOWS, found)
 
 
 @pytest.mark.req("D7.notify_unprivileged", "D7.overlay_refused_with_reason")
@@ -32,6 +39,28 @@ def test_what_happened_in_folders_shut_by_their_mode_comes_back_whoever_dies() -
     assert json.loads(run_as_nobody("exec.shut_folders")) == {
         "undo": dict.fromkeys(WAYS, "back"),
         "rollback": dict.fromkeys(WAYS, "nonzero_exit"),
+        "left shut": dict.fromkeys(LOOKING, LEFT_SHUT),
+        "opened": {
+            "notify": [[["mode", "p"], ["modified", "p/f"]], [], ["p/f"]],
+            **in_windows([[["mode", "p"]], [["p/f", "no_baseline"]], ["p/f"]]),
+        },
+        "opened and shut": {
+            "notify": [[["modified", "p/f"]], [], ["p/f"]],
+            **in_windows([[], [["p", "unreadable"]], ["p/f"]]),
+        },
+        "emptied": in_windows([[["mode", "p"]], [["p", "no_baseline"]], []]),
+        "removed": in_windows([[["deleted", "p"]], [["p", "no_baseline"]], []]),
+        "moved": in_windows([[["deleted", "p"]], [[path, "no_baseline"] for path in ("p", "q", "q/f")], ["q/f"]]),
+        "moved, still shut": in_windows([[["deleted", "p"]], [["p", "no_baseline"], ["q", "unreadable"]], ["q/f"]]),
+        "moved into a shut one": in_windows(
+            [
+                [["deleted", "p"], ["created", "q"]],
+                [[path, "no_baseline"] for path in ("p", "q/p", "q/p/f")],
+                ["q/p/f"],
+            ],
+        ),
+        "shut by a person": [False, [["d", "conflicted"], ["d/f", "failed"]], True],
+        "shut between": in_windows([True, [], [["p/f", "no_baseline"]]]),
         "tools": ["permission_denied", "permission_denied"],
         "closed": [False, [["a", "skipped", None], ["b", "failed", "io_error"]], True],
         "dead undo": "whole or not at all",

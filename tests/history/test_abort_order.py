@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from benches import closing_all, open_bench
 from history.deaths import KILLED, in_child
 from mulligan.effects.handle import CallHandle
-from mulligan.history.call import Intent
 from mulligan.history.current import current_call
+from mulligan.history.intents import Intent
 from mulligan.testing import FaultPlan, contents_of, plant, tree_of
 from mulligan.values.entries import DirEntry
 from mulligan.values.paths import RepoPath

@@ -25,10 +25,11 @@ from mulligan.history.plans import OnConflict
 from mulligan.history.schema import SCHEMA
 from mulligan.history.tables import CALLS, PINS, PinRow
 from mulligan.session.tables import session_journal
+from mulligan.store.protocol import META, MetaRow
 from mulligan.store.verify import verify
 from mulligan.values.canonical import decode
 from mulligan.values.clock import FixedClock, SystemClock
-from mulligan.values.faults import MayNot
+from mulligan.values.faults import AskedWrongly, MayNot
 from mulligan.values.ids import SessionId
 
 SESSION = SessionId("default")
@@ -152,6 +153,24 @@ def test_a_cap_is_in_force_at_once_and_for_every_process(bench: Bench, tmp_path:
     assert set_cap(bench.desk.ledger, SESSION, 25_000) == 2**30
     assert evicted(bench) == calls[:2]
     assert set_cap(open_bench(tmp_path).desk.ledger, SESSION, 2**30) == 25_000
+
+
+@pytest.mark.parametrize("cap", [2e9, 1.5, "9", None, True])
+def test_a_cap_that_is_no_whole_number_is_refused_and_changes_nothing(bench: Bench, cap: object) -> None:
+    with pytest.raises(AskedWrongly) as caught:
+        set_cap(bench.desk.ledger, SESSION, cap)  # type: ignore[arg-type]  # what a program may do all the same
+    assert caught.value.code == "invalid_params"
+    write(bench, "a", b"1")
+    assert set_cap(bench.desk.ledger, SESSION, 2**30) == 2**30
+
+
+def test_a_cap_that_an_earlier_version_stored_wrongly_harms_nobody(bench: Bench) -> None:
+    with bench.desk.ledger.store.write() as tx:
+        tx.put(META, MetaRow(f"cap:{SESSION}", "2000000000.0"))
+    write(bench, "a", noise(1, 100_000))
+    bench.session().undo()
+    assert keep_all_bounds(bench.desk.ledger) == []
+    assert set_cap(bench.desk.ledger, SESSION, 1_000) == 2**30
 
 
 class TestACapHoldsWhileCallsGoOn:
@@ -326,6 +345,13 @@ class TestACallOverItsCap:
         with capped.desk.ledger.store.read() as tx:
             assert usage_of(tx, SESSION).bytes <= 500 * 1024
         assert problems(capped) == []
+
+    @pytest.mark.parametrize("way", ["notify", "watch", "scan", "overlay"])
+    def test_a_commands_receipt_says_of_it_what_the_record_says(self, capped: Bench, way: str) -> None:
+        (capped.root.parent / "new").write_bytes(pages(9, 300))
+        with capped.session().call() as call:
+            receipt = call.exec(["sh", "-c", f"cat {capped.root.parent}/new > larger; echo 1 > small"], strategy=way)
+        assert receipt.coverage == coverage(capped, call.id) == [{"path": "larger", "reason": "not_undoable"}]
 
     @pytest.mark.req("D6.nothing_claimed_uncaptured", "D6.outcome.skipped")
     def test_undoing_it_brings_the_others_back_and_says_what_it_left(self, capped: Bench) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,9 @@ from mulligan.boundary.capability import UNLIMITED
 from mulligan.boundary.verdict import Boundary
 from mulligan.effects.session import Session
 from mulligan.history.desk import Desk
+from mulligan.history.kept import KeptTree
 from mulligan.history.log import calls_of
+from mulligan.history.observing import Observed, begin, finish, take_stock
 from mulligan.history.schema import SCHEMA
 from mulligan.history.tables import CAPTURES
 from mulligan.store.verify import verify
@@ -26,6 +28,7 @@ from mulligan.values.digest import digest_of
 from mulligan.values.faults import MulliganError
 from mulligan.values.ids import SessionId
 from mulligan.workspace.disk import HostDisk
+from mulligan.workspace.exec.output import Stream
 
 
 @pytest.fixture
@@ -54,6 +57,22 @@ def is_refused(session: Session, path: str) -> bool:
             assert receipt.error_code == "path_claimed"
             call.fail("somebody is there")
     return not receipt.ok
+
+
+def wrote(session: Session, path: str, content: str) -> str:
+    receipt, call = session.perform("write_file", {"path": path, "content": content})
+    assert receipt.ok
+    return call
+
+
+class Editing:
+    """Somebody acts when a command prints something."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act = act
+
+    def write(self, stream: Stream, data: bytes) -> None:
+        self._act()
 
 
 def externals(bench: Bench) -> int:
@@ -105,6 +124,33 @@ class TestOfARoot:
                 listed = [row.id for row in calls_of(tx, session._desk, None)]
             assert (listed[-1], externals(bench)) == (call.id, 0)
         assert session.restore(call.id).ok and not (home / "a").exists()
+
+    @pytest.mark.req("D4.roots_overlap_share")
+    def test_one_that_is_open_goes_on_in_the_history_of_one_that_is_opened_around_it(
+        self, bench: Bench, tmp_path: Path
+    ) -> None:
+        plant(tmp_path / "outer", {"inner/f": "0\n", "other/f": "0\n"})
+        inner, other = (session_at(bench, tmp_path / "outer" / name, name=name) for name in ("inner", "other"))
+        for session, count in ((inner, 1), (other, 9)):
+            assert all(wrote(session, "f", f"{number}\n") for number in range(1, count + 1))
+        outer = session_at(bench, tmp_path / "outer", name="outer")
+        newest = wrote(inner, "f", "2\n")
+        with bench.desk.ledger.store.read() as tx:
+            assert next(calls_of(tx, outer._desk, None)).id == newest
+
+        tree = KeptTree(inner._desk)
+        take_stock(inner._desk, tree)
+        call = begin(inner._desk, Observed(SessionId("agent"), "bash"), tree)
+        (tmp_path / "outer/inner/f").write_text("3\n")
+        assert finish(inner._desk, call, tree)
+        tree.close()
+        assert bench.desk.ledger.call_row(call).coverage == "[]"
+
+        os.mkfifo(tmp_path / "go")
+        command = ["sh", "-c", f"echo reached; read x < {tmp_path}/go; echo mine >> f"]
+        edit = Editing(lambda: wrote(outer, "inner/f", "theirs\n") and (tmp_path / "go").write_text("\n"))
+        ran, _ = inner.perform("exec", {"argv": command, "strategy": "scan"}, sink=edit)
+        assert ran.coverage == [{"path": "f", "reason": "ambiguous"}]
 
 
 class TestWhereCaseFolds:

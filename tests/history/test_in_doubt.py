@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import apsw
 import pytest
@@ -43,10 +43,10 @@ class LosingStore(SqliteStore):
             self.cut, self.reachable = None, not self.stays_away
             raise fault("io_error", "The connection was lost at COMMIT.")
 
-    def _begin(self, sql: str, doing: str) -> apsw.Connection:
+    def _begin(self, tx: Any, *, writable: bool) -> None:
         if not self.reachable:
             raise fault("io_error", "The store cannot be reached.")
-        return super()._begin(sql, doing)
+        super()._begin(tx, writable=writable)
 
 
 @dataclass
@@ -180,3 +180,14 @@ def test_the_open_calls_of_a_process_on_another_host_are_left_to_it(tmp_path: Pa
     assert (tmp_path / "work" / "f").read_bytes() == b"before"
     desk.close()
     store.close()
+
+
+def test_an_abort_that_the_store_did_not_take_down_is_taken_down_before_the_next_call(world: World) -> None:
+    with pytest.raises(Broken), world.session.call() as call:
+        assert call.write_file("f", "ours").ok
+        world.store.cut = "before"
+        call.fail("it went wrong")
+    assert (world.file(), world.statuses()) == (b"before", ["open"])
+    with world.session.call() as after:
+        assert after.write_file("f", "again").ok
+    assert (world.file(), world.statuses()) == (b"again", ["aborted", "committed"])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,3 +115,31 @@ def test_a_persons_save_of_one_is_a_named_conflict_and_stays(bench: Bench) -> No
     done = bench.session().undo()
     assert not done.ok and [(one.path, one.outcome) for one in done.outcomes] == [("large.bin", "conflicted")]
     assert digest(bench.root / "large.bin") == saved
+
+
+class TestWithoutRoomInTheStore:
+    """Putting back takes no room, so a call ends even if the store is full; what has to be kept first waits for it."""
+
+    def play(self, tmp_path: Path, scene: str) -> Any:
+        script = str(Path(__file__).with_name("full_store.py"))
+        command = ["unshare", "--mount", "--map-root-user", sys.executable, script, str(tmp_path), scene]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def test_what_a_command_made_is_taken_away_and_the_call_ends(self, tmp_path: Path) -> None:
+        seen = self.play(tmp_path, "made_by_a_command")
+        ended = {"files": {}, "calls": ["aborted"], "stuck": []}
+        assert seen == {"told": "no_space", "full": ended, "room": ended, "broken": []}
+
+    def test_what_somebody_saved_stays_and_the_call_ends(self, tmp_path: Path) -> None:
+        seen = self.play(tmp_path, "saved_by_somebody")
+        ended = {"files": {"large.bin": 8 * MIB_BYTES}, "calls": ["aborted"], "stuck": []}
+        assert seen == {"told": "", "full": ended, "room": ended, "broken": []}
+
+    @pytest.mark.req("D5.recovery_on_open")
+    def test_what_a_dead_call_left_half_done_is_put_back_once_there_is_room(self, tmp_path: Path) -> None:
+        seen = self.play(tmp_path, "died_with_its_command")
+        waits = {"files": {"large.bin": 8 * MIB_BYTES}, "calls": ["open"], "stuck": [True]}
+        ended = {"files": {}, "calls": ["aborted"], "stuck": [False]}
+        assert seen == {"told": "SIGKILL", "full": waits, "room": ended, "broken": []}

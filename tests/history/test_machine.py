@@ -34,7 +34,7 @@ from mulligan.history.desk import Desk
 from mulligan.history.going_back import WayBack
 from mulligan.history.log import calls_of
 from mulligan.history.schema import SCHEMA
-from mulligan.history.tables import OPEN, TOUCHES
+from mulligan.history.tables import CALLS, OPEN, TOUCHES
 from mulligan.store.claims import CLAIMS
 from mulligan.store.verify import verify
 from mulligan.testing import Crash, contents_of, tree_of
@@ -261,6 +261,12 @@ class Machine(RuleBasedStateMachine):
         with self.bench.desk.ledger.store.read() as tx:
             return [row.id for row in calls_of(tx, self.bench.desk, None) if row.status == "committed"]
 
+    def owner_of(self, call: str) -> str | None:
+        """The session whose call it is; None: somebody's edit."""
+        with self.bench.desk.ledger.store.read() as tx:
+            row = tx.get(CALLS, call)
+        return None if row is None else row.session
+
     def go_back(self, way: Callable[..., WayBack], *named: Any, mode: str = "merge") -> WayBack | None:
         before = tree_of(self.root)
         try:
@@ -287,7 +293,11 @@ class Machine(RuleBasedStateMachine):
     @rule(session=sessions, pick=picks, mode=modes, verb=st.sampled_from(["undo", "restore", "rewind"]))
     def go_back_to_one(self, session: str, pick: int, mode: str, verb: str) -> None:
         calls = self.calls()
-        self.go_back(getattr(self.session(session), verb), calls[pick % len(calls)], mode=mode)
+        chosen = calls[pick % len(calls)]
+        if verb != "rewind":
+            self.go_back(getattr(self.session(session), verb), chosen, mode=mode)
+        elif (owner := self.owner_of(chosen)) is not None:
+            self.go_back(self.session(owner).rewind, chosen, mode=mode)
 
     @precondition(lambda self: self.calls())
     @rule(session=sessions, pick=picks, path=places)

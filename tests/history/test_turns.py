@@ -12,7 +12,9 @@ import apsw
 import pytest
 
 from benches import Bench, open_bench
+from history.deaths import KILLED, die_in
 from mulligan.effects.session import Session
+from mulligan.history.going_back import How, rollback
 from mulligan.history.schema import SCHEMA
 from mulligan.history.tables import CALLS, REDO
 from mulligan.store.sqlite import SqliteStore
@@ -228,6 +230,38 @@ class TestRollback:
         thread.join()
         assert done.ok and told == ["call_not_open"]
         assert contents_of(bench.root) == {}
+
+    @pytest.mark.req("D5.turn_complete")
+    @pytest.mark.parametrize("in_call", [False, True])
+    def test_a_turn_whose_process_died_is_over(self, bench: Bench, in_call: bool) -> None:
+        session = bench.session()
+
+        def die(there: Bench) -> None:
+            with there.session().turn():
+                write(there.session(), "a.txt", "of the dead")
+                if in_call:
+                    with there.session().call() as call:
+                        call.write_file("b.txt", "half")
+                        os._exit(KILLED)
+                os._exit(KILLED)
+
+        assert die_in(bench.root.parent, die, at=None)
+        with session.turn():
+            write(session, "later.txt", "later")
+        assert session.rollback().ok and contents_of(bench.root).keys() - {"b.txt"} == {"a.txt"}
+        assert session.rollback().ok and contents_of(bench.root) == {}
+
+    @pytest.mark.req("D6.rollback_turn_open")
+    def test_of_the_whole_root_it_is_not_one_that_another_session_is_still_in(self, bench: Bench) -> None:
+        running, other = bench.session("running"), bench.session("other")
+        with running.turn():
+            write(running, "half.txt", "half")
+            write(other, "z.txt", "z")
+            assert rollback(bench.desk, how=How()).ok
+            with fails_with("turn_open"):
+                rollback(bench.desk, how=How())
+            assert contents_of(bench.root) == {"half.txt": b"half"}
+            assert rollback(bench.desk, how=How(), cancel_open=True).ok and contents_of(bench.root) == {}
 
     def test_several_roots_and_sessions_are_rolled_back_apart(self, bench: Bench) -> None:
         one, two = bench.session("one"), bench.session("two")

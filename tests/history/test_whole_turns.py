@@ -11,6 +11,7 @@ import pytest
 
 from benches import Bench, open_bench
 from mulligan import Plan
+from mulligan.cli.words import outcome_lines
 from mulligan.effects.session import Session
 from mulligan.history.schema import SCHEMA
 from mulligan.servers.acp.returning import WaysBack
@@ -20,6 +21,7 @@ from mulligan.values.digest import digest_of
 from mulligan.values.faults import MulliganError
 from mulligan.values.ids import SessionId
 from mulligan.values.paths import RepoPath
+from session.shapes import Note
 
 State = tuple[dict[str, bytes], list[str], list[str]]
 
@@ -69,6 +71,79 @@ def test_files_talk_and_slices_of_the_last_turn_go_back_and_come_forward(bench: 
     assert state(bench, session) == first
     assert session.redo().ok
     assert state(bench, session) == second
+
+
+class TestSlicesBetweenCalls:
+    """What is done to slices in a turn, but in none of its calls, is of the turn all the same."""
+
+    @staticmethod
+    def mixed(session: Session, name: str) -> None:
+        with session.turn(name):
+            session[Plan].seed(Plan(f"{name} begins"))
+            with session.call("work") as call:
+                assert call.write_file(name, name).ok
+                session[Plan].seed(Plan(f"{name} works"))
+            session[Plan].seed([Plan(f"{name} ends"), Plan("and more")])
+            session[Plan].clear(lambda plan: plan.objective == "and more")
+
+    @pytest.mark.req("D6.rollback_turn", "D6.redo_turn")
+    def test_go_back_and_come_forward_with_each_turn(self, bench: Bench, session: Session) -> None:
+        session[Plan].seed(Plan("first"))
+        states = [state(bench, session)]
+        for name in ("one", "two"):
+            self.mixed(session, name)
+            states.append(state(bench, session))
+        with session.turn("three"):
+            session[Plan].clear()
+        states.append(state(bench, session))
+        for wanted in states[-2::-1]:
+            assert session.rollback().ok and state(bench, session) == wanted
+        with pytest.raises(MulliganError) as caught:
+            session.rollback()
+        assert caught.value.code == "nothing_to_undo"
+        for wanted in states[1:]:
+            assert session.redo().ok and state(bench, session) == wanted
+
+    def test_go_back_to_any_point(self, bench: Bench, session: Session) -> None:
+        session[Plan].seed(Plan("first"))
+        self.mixed(session, "one")
+        after = state(bench, session)
+        self.mixed(session, "two")
+        whole = state(bench, session)
+        session.rewind("work", talk=False)
+        assert state(bench, session) == (after[0], [], ["two begins"])
+        assert session.redo().ok and state(bench, session) == whole
+        assert [plan.objective for plan in session.fork(at="work")[Plan].all()] == ["two begins"]
+
+    def test_what_a_fork_begins_with_is_not_taken_from_it(self, bench: Bench, session: Session) -> None:
+        session[Plan].seed(Plan("first"))
+        session.inject({"role": "user", "content": "before the fork"})
+        child = session.fork()
+        child[Plan].seed(Plan("of the child"))
+        child.rewind(1)
+        assert [plan.objective for plan in child[Plan].all()] == ["first"]
+
+    def test_what_was_done_since_on_top_of_a_turn_goes_with_it_and_the_rest_stays(self, session: Session) -> None:
+        with session.call("work") as call:
+            assert call.write_file("a", "x").ok
+            session[Plan].seed(Plan("of the call"))
+        session[Plan].seed(Plan("on top of it"))
+        session[Note].seed(Note("beside it"))
+        back = session.rollback()
+        assert back.ok and back.slices_left == ()
+        assert (session[Plan].all(), session[Note].all()) == ((), (Note("beside it"),))
+        assert session.redo().ok and session[Plan].all() == (Plan("on top of it"),)
+
+    def test_one_call_that_others_built_on_says_what_stays(self, bench: Bench, session: Session) -> None:
+        session[Plan].seed(Plan("first"))
+        for name in ("one", "two"):
+            with session.call(name) as call:
+                assert call.write_file(name, name).ok
+                session[Plan].seed(Plan(name))
+        undone = session.undo("one")
+        assert len(undone.slices_left) == 1 and undone.to_json()["slices_left"] == list(undone.slices_left)
+        assert any("slice" in line for line in outcome_lines(undone))
+        assert state(bench, session) == ({"two": b"two"}, [], ["two"])
 
 
 class TestUndoingTheRollback:

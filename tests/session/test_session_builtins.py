@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Callable
@@ -87,6 +88,42 @@ class TestOpening:
         b.agent_session_open("here")
         assert os.path.exists(tmp_path / "state" / "store.db")
         assert opening.innermost().root == str(tmp_path / "inner")
+        (tmp_path / "next").mkdir()
+        monkeypatch.chdir(tmp_path / "next")
+        assert opening.innermost() is opening.innermost()
+        assert opening.innermost().root == str(tmp_path / "next")
+        monkeypatch.chdir(tmp_path / "inner")
+        assert opening.innermost().root == str(tmp_path / "inner") and b.agent_session_exists("here")
+
+    @pytest.mark.req("D11.builtins_act_on_innermost")
+    def test_each_thread_and_task_has_an_innermost_workspace_of_its_own(self, tmp_path: Path) -> None:
+        together, found = threading.Barrier(2), dict[str, bool]()
+
+        def opened(name: str) -> opening.Mulligan:
+            (tmp_path / name).mkdir()
+            return opening.open(str(tmp_path / name), store=str(tmp_path / f"store of {name}"))
+
+        def in_thread(name: str) -> None:
+            with opened(name) as m:
+                together.wait()
+                found[name] = opening.innermost() is m
+                together.wait()
+
+        async def in_task(name: str) -> None:
+            with opened(name) as m:
+                await asyncio.sleep(0)
+                found[name] = opening.innermost() is m and await asyncio.to_thread(opening.innermost) is m
+
+        async def tasks() -> None:
+            await asyncio.gather(in_task("three"), in_task("four"))
+
+        threads = [threading.Thread(target=in_thread, args=(name,)) for name in ("one", "two")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        asyncio.run(tasks())
+        assert found == dict.fromkeys(("one", "two", "three", "four"), True)
 
 
 UNKNOWN: dict[str, Callable[[str], object]] = {

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,8 @@ from mulligan.store.verify import verify
 from mulligan.values.faults import AskedWrongly
 from mulligan.values.ids import SessionId
 from session.messages_made import user
+from session.shapes import Added, counting
+from session.shapes import number as counted
 
 CHILD = Path(__file__).with_name("writer_child.py")
 
@@ -46,6 +50,7 @@ class TestMemory:
         child = first.fork(dst="child").id
         first.rollback()
         view = first.view()
+        del first
         sessions.open("second")
         sessions.get("first")
         sessions.open("third")
@@ -53,9 +58,33 @@ class TestMemory:
         sessions.open("fourth")
         assert "first" not in sessions.live.ids() and sessions.exists("first")
         again = sessions.get("first")
-        assert again is not first and again.view() == view and view["child_ids"] == [child]
+        assert again.view() == view and view["child_ids"] == [child]
         again.redo()
         assert (work / "a.txt").exists() and again.messages() == [user("one")]
+
+    @pytest.mark.req("HS5.eviction_loses_nothing")
+    @pytest.mark.parametrize("held", [True, False])
+    def test_what_was_registered_on_one_counts_as_long_as_it_is_open(
+        self, opened: opening.Mulligan, held: bool
+    ) -> None:
+        sessions = Sessions(opened.desk, opened.boundary, cap=1)
+        first = counting(sessions.open("one"))
+        in_hand = [first] if held else []
+        del first
+        sessions.open("two")
+        gc.collect()
+        again = sessions.get("one")
+        again.dispatch(Added())
+        assert counted(again) == 1 and (again in in_hand) is held
+        sessions.close("one")
+        assert not sessions.open("one").has_reducers()
+
+    def test_one_that_nobody_holds_leaves_memory(self, opened: opening.Mulligan) -> None:
+        sessions = Sessions(opened.desk, opened.boundary, cap=1)
+        left = weakref.ref(sessions.open("one"))
+        sessions.open("two")
+        gc.collect()
+        assert left() is None
 
     def test_asking_does_not_count_as_using(self, opened: opening.Mulligan) -> None:
         sessions = Sessions(opened.desk, opened.boundary, cap=2)
@@ -74,9 +103,10 @@ class TestMemory:
         assert told.wait() and heard == ["hi"]
 
     def test_many_threads_share_one_live_object(self) -> None:
-        live: LiveSessions[object] = LiveSessions(4)
+        live: LiveSessions[threading.Event] = LiveSessions(4)
         found: list[object] = []
-        threads = [threading.Thread(target=lambda: found.append(live.get(SessionId("s"), object))) for _ in range(16)]
+        make = threading.Event
+        threads = [threading.Thread(target=lambda: found.append(live.get(SessionId("s"), make))) for _ in range(16)]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -423,14 +423,28 @@ class TestTransactions:
             raise RuntimeError
         assert number(session) == 0
 
-    def test_what_comes_after_the_end_of_a_call_changes_nothing(self) -> None:
+    def test_what_comes_after_the_end_of_a_call_is_no_part_of_it(self) -> None:
+        import contextvars
+
+        session = counting(Session())
+        with session.attempt("outer", "1"):
+            with session.attempt("inner", "2"):
+                later = contextvars.copy_context()
+            assert later.run(session.dispatch, Added()).ok
+            assert number(session) == 1
+            session.dispatch(Added())
+        assert later.run(session.dispatch, Added()).ok
+        assert number(session) == 3
+
+    def test_what_comes_after_a_call_that_failed_changes_nothing(self) -> None:
         import contextvars
 
         from mulligan import ExecutionStateError
 
         session = counting(Session())
-        with session.attempt("tool", "1"):
+        with pytest.raises(RuntimeError), session.attempt("tool", "1"):
             later = contextvars.copy_context()
+            raise RuntimeError
         with pytest.raises(ExecutionStateError):
             later.run(session.dispatch, Added())
         assert number(session) == 0

@@ -135,7 +135,7 @@ class TestWriteAndDelete:
 
     @pytest.mark.req("D10.conflict_code")
     def test_a_file_another_call_is_changing_is_a_conflict(self, repo: Site) -> None:
-        from mulligan.history.call import Intent
+        from mulligan.history.intents import Intent
         from mulligan.workspace.writing import Wanted
 
         older = repo.opened.desk.call(SessionId("other"))

@@ -27,6 +27,7 @@ from mulligan.values.paths import (
     parse_repo_path,
     path_bytes,
     path_from_bytes,
+    paths_from_wire,
     to_wire,
 )
 
@@ -95,6 +96,15 @@ def test_a_slash_behind_a_path_changes_nothing_in_any_form(raw: bytes) -> None:
     path = path_from_bytes(raw)
     for wire in (to_wire(path), to_wire(path, one_line=True), "base64:" + b64encode(raw).decode()):
         assert from_wire(wire + "/") == from_wire(wire) == path
+
+
+def test_paths_given_together_or_one_alone_are_never_taken_letter_by_letter() -> None:
+    assert paths_from_wire(None) is None
+    assert paths_from_wire("one.txt") == paths_from_wire(["one.txt"]) == paths_from_wire(Path("one.txt")) == ["one.txt"]
+    assert paths_from_wire(("a", Path("b/c"))) == ["a", "b/c"]
+    with pytest.raises(MulliganError) as caught:
+        paths_from_wire(3)
+    assert caught.value.code == "invalid_params"
 
 
 @given(raw_paths)

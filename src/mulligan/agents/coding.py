@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from base64 import b64decode
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from mulligan.agents.profiles import ToolSpec
 from mulligan.agents.profiles import tools as specs
 from mulligan.agents.runner import ToolRunner
-from mulligan.agents.tools import AnyTool, Tool, as_tool, by_name
+from mulligan.agents.tools import AnyTool, Tool, ToolContext, as_tool, by_name
+from mulligan.effects.handle import CallHandle
 from mulligan.effects.receipt import Receipt, text_of
 from mulligan.effects.session import Session
 from mulligan.history.composite import ExecutionState
@@ -20,6 +22,8 @@ from mulligan.values.canonical import encode
 from mulligan.values.faults import fault
 from mulligan.workspace.filesystem import Filesystem
 
+_LOOK_EVERY_S = 0.05
+_COMMAND = "host.shell"
 _PAYLOADS = ("content", "matches", "paths", "entries")
 
 
@@ -29,9 +33,9 @@ def coding_tools(
     """Reading, writing, editing, searching and running commands, described as models of that profile know them.
 
     A tool whose receipt is not ok fails, so its call leaves nothing behind; so does one during which `cancelled` was
-    set. Raises `invalid_params` for a profile nobody knows.
+    set: a command is killed then, and at the deadline of the run. Raises `invalid_params` for a profile nobody knows.
     """
-    return [_tool(session, spec, cancelled or threading.Event()) for spec in specs(profile)]
+    return [_tool(session, spec, cancelled) for spec in specs(profile)]
 
 
 def state_of(given: Session | ExecutionState) -> ExecutionState:
@@ -57,14 +61,39 @@ def runner_of(
     return ToolRunner(state_of(given), by_name(own), adapter=adapter)
 
 
-def _tool(session: Session, spec: ToolSpec, cancelled: threading.Event) -> Tool[Any, Any]:
-    def act(**params: Any) -> ToolResult[dict[str, Any]]:
+def _tool(session: Session, spec: ToolSpec, cancelled: threading.Event | None) -> Tool[Any, Any]:
+    watched = cancelled if spec.effect == _COMMAND else None
+
+    def act(tool_context: ToolContext | None = None, /, **params: Any) -> ToolResult[dict[str, Any]]:
+        deadline = None if tool_context is None else tool_context.deadline
         # Part of the runner's own call, which carries the provider's id.
-        with session.call(spec.name) as call:
+        with session.call(spec.name, deadline=deadline) as call, _stopping(call, watched):
             receipt = call.perform(spec.effect, **params)
-        return ToolResult(said(receipt), _facts(receipt), receipt.ok and not cancelled.is_set())
+        return ToolResult(said(receipt), _facts(receipt), receipt.ok and not (cancelled and cancelled.is_set()))
 
     return Tool(spec.name, spec.description, act, read_only=spec.read_only, schema=spec.parameters)
+
+
+@contextmanager
+def _stopping(call: CallHandle, when: threading.Event | None) -> Iterator[None]:
+    """The block's command is killed once the event is set."""
+    if when is None:
+        yield
+        return
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_LOOK_EVERY_S):
+            if when.is_set():
+                call.stop()
+
+    watcher = threading.Thread(target=watch, name="mulligan-cancel", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
 
 
 def said(receipt: Receipt) -> str:

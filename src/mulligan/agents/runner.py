@@ -36,6 +36,7 @@ from mulligan.values.state_faults import (
 
 RENDERED_CHARACTERS = 1000
 LOGGED_CHARACTERS = 4000
+_STOP_EVERY_S = 0.05
 _making_gates = threading.Lock()
 
 
@@ -73,6 +74,10 @@ class _Transaction:
             self._attempt = entering.enter_context(state.session.attempt(self._call.name, self._call.id))
             self._scope = entering.pop_all()
         return self.outcome
+
+    def stop(self) -> None:
+        """Whatever command the handler is waiting for ends now."""
+        self._attempt.stop()
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
         outcome = self.outcome
@@ -290,12 +295,15 @@ class ToolRunner:
             return transaction.outcome.result or ToolResult("")
 
     async def aexecute(self, tool_call: ProviderToolCall, *, context: ToolContext | None = None) -> ToolResult[Any]:
-        """The same for an event loop: sync handlers run in a worker thread. Cancelling it aborts the call."""
+        """The same for an event loop: sync handlers run in a worker thread. Cancelling it aborts the call.
+
+        A thread cannot be stopped, so who cancels waits for the handler; but the commands that it runs are killed.
+        """
         told = self._context(tool_call, context)
         async with _apassing(told, tool_call):
             transaction = _Transaction(self.execution_state, tool_call, told)
             with transaction as outcome:
-                outcome.result = await _run_async(_prepared(outcome, tool_call, told), told)
+                outcome.result = await _run_async(_prepared(outcome, tool_call, told), transaction.stop)
             return transaction.outcome.result or ToolResult("")
 
     def _context(self, call: ProviderToolCall, context: ToolContext | None) -> ToolContext:
@@ -357,11 +365,12 @@ def _in_thread(context: Any, act: Callable[[], Any]) -> Any:
         return pool.submit(context.run, act).result()
 
 
-async def _run_async(prepared: _Prepared, context: ToolContext) -> ToolResult[Any]:
+async def _run_async(prepared: _Prepared, stop: Callable[[], None]) -> ToolResult[Any]:
+    context = prepared.context
     if prepared.tool.is_async:
         given = await _awaited(prepared.call(), context)
     else:
-        given = await _in_worker(prepared.call)
+        given = await _in_worker(prepared.call, stop)
         if inspect.isawaitable(given):
             given = await _awaited(given, context)
     return _in_time(as_result(given), context)
@@ -379,20 +388,22 @@ async def _awaited(given: Any, context: ToolContext) -> Any:
         raise DeadlineExceededError("The deadline passed while the tool was at work.") from None
 
 
-async def _in_worker(call: Callable[[], Any]) -> Any:
-    """A thread cannot be stopped. Who is cancelled waits for it: it must not act after the state is put back."""
+async def _in_worker(call: Callable[[], Any], stop: Callable[[], None]) -> Any:
+    """Who is cancelled waits for the thread: it must not act after the state is put back."""
     work = asyncio.ensure_future(asyncio.to_thread(call))
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
-        await _settled(work)
+        await _settled(work, stop)
         raise
 
 
-async def _settled(work: asyncio.Future[Any]) -> None:
+async def _settled(work: asyncio.Future[Any], stop: Callable[[], None]) -> None:
+    """Again and again: one command may follow another."""
     while not work.done():
+        stop()
         try:
-            await asyncio.wait([work])
+            await asyncio.wait([work], timeout=_STOP_EVERY_S)
         except asyncio.CancelledError:
             continue
     if not work.cancelled():

@@ -57,8 +57,14 @@ def _check_root(opened: Mulligan, root: object) -> None:
         raise fault("invalid_params", f"This workspace is {opened.root}, not {root}.", field="root")
 
 
-def _paths(opened: Mulligan, paths: Sequence[str] | None) -> list[RepoPath] | None:
-    return [_path(opened, path) for path in paths] if paths else None
+def _paths(opened: Mulligan, paths: object) -> list[RepoPath] | None:
+    """Of some paths, or of one: a text is a path and not a path for each of its letters."""
+    if not paths:
+        return None
+    given = [paths] if isinstance(paths, str) else paths
+    if not isinstance(given, list | tuple) or not all(isinstance(path, str) for path in given):
+        raise fault("invalid_params", "paths: Give a list of paths.", field="paths")
+    return [_path(opened, path) for path in given]
 
 
 def _shown(desk: Desk, paths: Sequence[RepoPath]) -> list[str]:

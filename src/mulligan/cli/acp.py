@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mulligan.cli.options import Common, common_options
+from mulligan.cli.options import Common, options_saying
 from mulligan.values.clock import SystemClock
 from mulligan.values.faults import MulliganError
 
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 @click.option("--provider", metavar="NAME[:MODEL]", help="Our own agent: openai, litellm, claude or mock.")
 @click.option("--mode", type=click.Choice(["ask", "auto", "read"]), default="auto", show_default=True)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@common_options
+@options_saying(
+    "Not used: the client names its sessions.",
+    root="With a command: the folder to keep every session's record at. Default: the one its client works in.",
+)
 def acp_verb(common: Common, provider: str | None, mode: str, command: tuple[str, ...]) -> int:
     """Be an agent on stdio for an editor or client that speaks the Agent Client Protocol.
 

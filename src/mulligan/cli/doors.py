@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from mulligan.history.recovery import Recovered
     from mulligan.opening import Mulligan
 
-DEFAULT_SESSION = "default"
-"""The session of `call`, `exec` and `run` when none is named."""
-
 
 def work(common: Common, *, capability: Any = None, policy: Any = None) -> Mulligan:
     """Open for work: the store and the root are made known if they are new."""

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from mulligan.cli.doors import DEFAULT_SESSION, root_folder, work
+from mulligan.cli.doors import root_folder, work
 from mulligan.cli.joining import Around, call_around, join
-from mulligan.cli.options import Common, common_options
+from mulligan.cli.options import DEFAULT_SESSION, Common, working_options
 from mulligan.cli.output import paint, print_json
-from mulligan.cli.words import change_words, short
+from mulligan.cli.words import changes_words, short
 from mulligan.values.faults import MulliganError, fault
 from mulligan.values.ids import CallId
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 OUR_FAILURE = 125
 _SIGNALED = 128
+_CHANGES_SHOWN = 20
 _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
@@ -56,7 +57,7 @@ class _Through:
 @click.option("--turn", metavar="ID", help="Calls with the same turn are rolled back together.")
 @click.option("--label", metavar="ID", help="A name for the call.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@common_options
+@working_options
 def exec_verb(common: Common, command: tuple[str, ...], **asked: Any) -> int:
     """Run a command as a call and exit with its code (our own failure: 125). It gets no input; `run` passes it on.
 
@@ -199,7 +200,7 @@ def _exit_code(receipt: Receipt) -> int:
 @click.option("--strategy", type=click.Choice(["notify", "watch", "scan"]), help="How changes are caught.")
 @click.option("--turn", metavar="ID", help="Calls with the same turn are rolled back together.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@common_options
+@working_options
 def run_verb(common: Common, command: tuple[str, ...], strategy: str | None, turn: str | None) -> int:
     """Run any program, on this terminal and with this environment; what it changes is one call that can be undone.
 
@@ -259,12 +260,15 @@ def _run(common: Common, opened: Mulligan, command: tuple[str, ...], *, strategy
 
 @contextmanager
 def _signals_are_the_programs(handle: Handle) -> Iterator[None]:
-    """Who asks us to end means the program; we go on to see what it makes of it. Ctrl-C reaches it without us."""
-    # A handler, because the program would inherit that a signal is ignored.
-    before = {signal.SIGINT: signal.signal(signal.SIGINT, lambda number, frame: None)}
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            before[number] = signal.signal(number, lambda number, frame: handle.signal(number))
+    """Who asks us to end means the program; we go on to see what it makes of it.
+
+    Its warden passes on what came to us alone: Ctrl-C reaches it without us.
+    """
+    ours = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    # A handler in any case, because the program would inherit that a signal is ignored.
+    before = {
+        number: signal.signal(number, lambda number, frame: handle.signal(number)) for number in (signal.SIGINT, *ours)
+    }
     try:
         yield
     finally:
@@ -281,8 +285,8 @@ def _summary(common: Common, opened: Mulligan, call: str, ran: Ran) -> None:
     if common.as_json:
         print_json(_as_receipt(view, ran, call_id=desk.ledger.joins[0] if desk.ledger.joins else call))
         return
-    for change in view["changes"][:20]:
-        click.echo("  " + change_words(change), err=True)
+    for words in changes_words(view["changes"])[:_CHANGES_SHOWN]:
+        click.echo(f"  {words}", err=True)
     count = len(view["changes"])
     words = "nothing changed" if not count else f"{count} path{'' if count == 1 else 's'} changed"
     hint = f"; `mulligan undo {short(call)}` takes it back" if count else ""

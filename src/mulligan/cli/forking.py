@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mulligan.cli.doors import DEFAULT_SESSION, look, work
-from mulligan.cli.options import Common, common_options, text
+from mulligan.cli.doors import look, work
+from mulligan.cli.options import DEFAULT_SESSION, Common, common_options, options_saying, text
 from mulligan.cli.output import counted, paint, print_json, visible
 from mulligan.cli.returning import report
 from mulligan.cli.words import ago, short
@@ -28,12 +28,14 @@ if TYPE_CHECKING:
 @click.option("--files", type=click.Choice(["share", "copy"]), default="share", show_default=True)
 @click.option("--to", metavar="DIR", help="Where the copy goes. Default: beside the store.")
 @click.option("--name", callback=text, metavar="ID", help="The new session's id.")
-@common_options
+@options_saying(f"The session to fork. Default: '{DEFAULT_SESSION}'.")
 def fork(common: Common, *, at: str | None, files: str, to: str | None, name: str | None) -> None:
     """A child session; with --files copy it gets every file, uncommitted and ignored ones too."""
     from mulligan.history import branches as forks
     from mulligan.opening import state_directory
 
+    if to is not None and files == "share":
+        raise click.UsageError("--to is where a copy of the files goes; ask for one with --files copy.")
     with work(common) as opened:
         parent = SessionId(common.session or DEFAULT_SESSION)
         if common.session is not None:
@@ -114,14 +116,22 @@ def drop(common: Common, fork_session: str, yes: bool) -> None:
     """Delete a fork's files."""
     from mulligan.history import branches as forks
 
-    if not yes and not (sys.stdin.isatty() and click.confirm(f"Delete the files of {fork_session}?")):
-        raise click.UsageError("drop deletes files; say --yes if you mean it.")
+    if not yes:
+        _ask(f"Delete the files of {visible(fork_session)}?", otherwise="drop deletes files; say --yes if you mean it.")
     with work(common) as opened:
         directory = forks.drop_branch(opened.desk, fork_session)
     if common.as_json:
         print_json({"session_id": fork_session, "dropped": directory})
     else:
         click.echo(f"deleted {visible(directory)}")
+
+
+def _ask(question: str, *, otherwise: str) -> None:
+    """Go on only if a person says yes; where there is none to ask, that is bad usage."""
+    if not sys.stdin.isatty():
+        raise click.UsageError(otherwise)
+    if not click.confirm(question):
+        raise click.exceptions.Exit(1)
 
 
 @click.command()
@@ -161,8 +171,8 @@ def gc(common: Common, yes: bool, days: int) -> None:
     from mulligan.effects.substrate.collecting import collect_snapshots
     from mulligan.history.bounds import collect_garbage, keep_all_bounds
 
-    if not yes and not (sys.stdin.isatty() and click.confirm("Delete what nothing needs any more?")):
-        raise click.UsageError("gc deletes stored bytes; say --yes if you mean it.")
+    if not yes:
+        _ask("Delete what nothing needs any more?", otherwise="gc deletes stored bytes; say --yes if you mean it.")
     with work(common) as opened:
         store = opened.desk.ledger.store
         before = store.size_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,11 +11,12 @@ import click
 from mulligan.cli.doors import look
 from mulligan.cli.options import Common, common_options, text
 from mulligan.cli.output import counted, paint, print_json, visible
-from mulligan.cli.words import ago, change_line, change_words, gap_words, short
+from mulligan.cli.words import aborted_words, ago, change_line, changes_words, gap_lines, gap_words, short
 from mulligan.history.log import LOG_LIMIT
 from mulligan.values.ids import SessionId
 
 if TYPE_CHECKING:
+    from mulligan.history.desk import Desk
     from mulligan.history.tables import CallRow
 
 _LABEL_SHOWN = 12
@@ -65,13 +67,21 @@ def log(common: Common, limit: int) -> None:
 
     with look(common) as opened:
         rows = log_view(opened.desk, _session(common), limit=limit)
+        reasons = _reasons(opened.desk, [row["id"] for row in rows if row["status"] == "aborted"])
     if common.as_json:
         print_json(rows)
         return
     if not rows:
         click.echo("Nothing has happened here yet.")
     for row in rows:
-        click.echo(log_line(row))
+        click.echo(log_line(row, reasons.get(row["id"])))
+
+
+def _reasons(desk: Desk, calls: Iterable[str]) -> dict[str, str | None]:
+    from mulligan.history.tables import CALLS
+
+    with desk.ledger.store.read() as tx:
+        return {call: row.reason for call in calls if (row := tx.get(CALLS, call)) is not None}
 
 
 def _named(row: dict[str, Any]) -> str:
@@ -82,13 +92,14 @@ def _named(row: dict[str, Any]) -> str:
     return f"{tool} {label}" if len(label) <= _LABEL_SHOWN else f"{tool} {label[: _LABEL_SHOWN - 1]}…"
 
 
-def log_line(row: dict[str, Any]) -> str:
+def log_line(row: dict[str, Any], reason: str | None = None) -> str:
+    """`reason`: why it does not stand, if it does not."""
     mark, colour = ("~", "magenta") if row["external"] else _MARKS.get(row["status"], ("·", "white"))
     who = "edited outside" if row["external"] else visible(_named(row))
     when = ago(row["started_at"])
-    changed = ", ".join(change_words(change) for change in row["changes"][:4])
-    more = len(row["changes"]) - 4
-    done = "put back" if row["status"] == "aborted" else changed
+    words = changes_words(row["changes"])
+    changed, more = ", ".join(words[:4]), len(words) - 4
+    done = aborted_words(reason) if row["status"] == "aborted" else changed
     tail = f"{done} and {more} more" if more > 0 else done
     return f"{paint(mark, colour)} {paint(short(row['id']), 'bold')}  {when:>12}  {who:<18} {tail}".rstrip()
 
@@ -113,7 +124,7 @@ def show(common: Common, call: str) -> None:
     if common.as_json:
         print_json(view)
         return
-    click.echo(log_line(view | {"changes": []}))
+    click.echo(log_line(view | {"changes": []}, view["reason"]))
     click.echo(f"  id       {view['id']}")
     click.echo(f"  session  {visible(view['session_id'] or '(none: edited outside)')}")
     if view["prompt"]:
@@ -124,8 +135,8 @@ def show(common: Common, call: str) -> None:
         click.echo(f"  reason   {visible(view['reason'])}")
     for change in view["changes"]:
         click.echo("  " + change_line(change))
-    for gap in view["coverage"]:
-        click.echo(paint(f"  not captured {gap_words(gap)}", "yellow"))
+    for line in gap_lines(view["coverage"]):
+        click.echo(paint(f"  {line}", "yellow"))
     print_diff(diff)
 
 
@@ -195,7 +206,7 @@ def coverage(common: Common, call: str | None) -> None:
         return
     for row in rows:
         for gap in row["coverage"]:
-            click.echo(f"{short(row['id'])}  {gap_words(gap)}")
+            click.echo(f"{short(row['id'])}  {gap_words(gap['path'], gap['reason'])}")
     if not any(row["coverage"] for row in rows):
         click.echo("Everything was captured.")
 

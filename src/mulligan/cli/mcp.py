@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from mulligan.cli.doors import work
-from mulligan.cli.options import Common, boundary_options, common_options
+from mulligan.cli.options import Common, boundary_options, options_saying
 from mulligan.values.faults import fault
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--token-file", type=click.File("r"), help="HTTP: also accept these static keys, one a line.")
 @click.option("--require-token", is_flag=True, help="HTTP: clients must bear a token (`mulligan token create`).")
 @boundary_options
-@common_options
+@options_saying("The session of a client that names none. Default: one for each client and root.")
 def mcp(
     common: Common,
     *,

@@ -13,6 +13,9 @@ from mulligan.values.plain import plain
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+DEFAULT_SESSION = "default"
+"""The session of verbs that work in one when none is named."""
+
 
 def text(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
     """For names of calls, messages and sessions: a shell hands over any bytes, and not all of them are text."""
@@ -63,22 +66,36 @@ def boundary_options(command: F) -> F:
     return capability(policy(command))
 
 
-_OPTIONS = (
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
-    click.option("--store", metavar="URL", help="The store: a directory, sqlite:///directory, or memory:."),
-    click.option("--session", metavar="ID", callback=_session_id, help="Only this session."),
-    click.option("--root", metavar="DIR", type=click.Path(file_okay=False), help="The workspace."),
-)
+_ROOT = "The workspace. Default: the nearest known one around this folder, else this folder."
+
+
+def options_saying(session: str, root: str = _ROOT) -> Callable[[F], Callable[..., Any]]:
+    """Give the verb its common options, as one value in front of its own. The words say what two of them mean."""
+    options = (
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
+        click.option("--store", metavar="URL", help="The store: a directory, sqlite:///directory, or memory:."),
+        click.option("--session", metavar="ID", callback=_session_id, help=session),
+        click.option("--root", metavar="DIR", type=click.Path(file_okay=False), help=root),
+    )
+
+    def give(command: F) -> Callable[..., Any]:
+        @wraps(command)
+        def with_common(root: str | None, session: str | None, store: str | None, as_json: bool, **own: Any) -> Any:
+            return command(Common(root, session, store, as_json), **own)
+
+        wrapped: Callable[..., Any] = with_common
+        for option in options:
+            wrapped = option(wrapped)
+        return wrapped
+
+    return give
 
 
 def common_options(command: F) -> Callable[..., Any]:
-    """Give the verb its common options, as one value in front of its own."""
+    """The common options of a verb that looks, or goes back."""
+    return options_saying("Only this session.")(command)
 
-    @wraps(command)
-    def with_common(root: str | None, session: str | None, store: str | None, as_json: bool, **own: Any) -> Any:
-        return command(Common(root, session, store, as_json), **own)
 
-    wrapped: Callable[..., Any] = with_common
-    for option in _OPTIONS:
-        wrapped = option(wrapped)
-    return wrapped
+def working_options(command: F) -> Callable[..., Any]:
+    """The common options of a verb that works in one session."""
+    return options_saying(f"The session to work in. Default: '{DEFAULT_SESSION}'.")(command)

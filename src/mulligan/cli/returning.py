@@ -10,7 +10,7 @@ import click
 
 from mulligan.cli.doors import work
 from mulligan.cli.options import Common, common_options, text
-from mulligan.cli.output import paint, print_json
+from mulligan.cli.output import paint, print_json, visible
 from mulligan.cli.words import outcome_lines, short
 from mulligan.values.paths import paths_from_wire
 
@@ -58,12 +58,28 @@ def go(
         ask = not (dry_run or yes or common.as_json) and sys.stdin.isatty() and sys.stdout.isatty()
         if ask:
             planned = act(opened, How(on_conflict, True, session, git))  # type: ignore[arg-type]  # click checked both
-            for line in outcome_lines(planned, dry_run=True):
-                click.echo(f"  {line}")
-            if not click.confirm("Go ahead?", default=True):
-                raise click.exceptions.Exit(1)
+            _ask(planned)
         done = act(opened, How(on_conflict, dry_run, session, git))  # type: ignore[arg-type]  # click checked both
     report(common, done, dry_run=dry_run)
+
+
+def _ask(planned: WayBack) -> None:
+    """Show what would happen and go on if the answer is yes; a plan that changes nothing needs no answer."""
+    if not _changes_something(planned):
+        return
+    for line in (*outcome_lines(planned, dry_run=True), *_replaced_lines(planned, dry_run=True)):
+        click.echo(f"  {line}")
+    if not click.confirm("Go ahead?", default=not planned.overwrote_external):
+        raise click.exceptions.Exit(1)
+
+
+def _changes_something(way: WayBack) -> bool:
+    return way.talk is not None or (way.plan is not None and bool(way.plan.moves))
+
+
+def _replaced_lines(way: WayBack, *, dry_run: bool) -> list[str]:
+    done = "would replace" if dry_run else "replaced"
+    return [paint(f"{done} your version of {visible(path)}; it is kept", "yellow") for path in way.overwrote_external]
 
 
 def report(common: Common, done: WayBack, *, dry_run: bool, came: str = "restored") -> None:
@@ -73,9 +89,9 @@ def report(common: Common, done: WayBack, *, dry_run: bool, came: str = "restore
         lines = outcome_lines(done, dry_run=dry_run, came=came)
         for line in lines or ["Nothing had to change."]:
             click.echo(paint(line, "yellow") if line.startswith("left") else line)
-        for path in done.overwrote_external:
-            click.echo(paint(f"replaced your version of {path}; it is kept", "yellow"))
-        if done.call_id is not None:
+        for line in _replaced_lines(done, dry_run=dry_run):
+            click.echo(line)
+        if done.call_id is not None and _changes_something(done):
             click.echo(paint(f"(`mulligan undo {short(done.call_id)}` takes this back)", "dim"))
     if not done.ok:
         raise click.exceptions.Exit(1)

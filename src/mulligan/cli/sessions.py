@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from mulligan.cli.doors import DEFAULT_SESSION, look, work
-from mulligan.cli.options import Common, common_options
+from mulligan.cli.doors import look, work
+from mulligan.cli.options import DEFAULT_SESSION, Common, common_options, working_options
 from mulligan.cli.output import counted, paint, print_json, print_rows, visible
 from mulligan.cli.words import ago
 
@@ -103,7 +103,7 @@ def reset(common: Common, *, session_id: str, yes: bool) -> None:
 @click.option("--tool-output-max-chars", type=int, help="Cut kept tool outputs to this.  [default: 16000]")
 @click.option("--hard-limit-tokens", type=int, help="No more than this in the end.")
 @click.option("--hard-limit-strategy", type=_STRATEGIES, help="How to get there.  [default: llm]")
-@common_options
+@working_options
 def compact_verb(common: Common, *, session_id: str | None, **given: Any) -> None:
     """Replace the older part of a session's talk by a summary. The journal keeps all of it."""
     name = session_id or common.session or DEFAULT_SESSION

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mulligan.cli.output import counted, visible
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from mulligan.history.going_back import WayBack
 
 _HEAD_CHARACTERS = 12
+_NAMED_IN_FOLDER_MAX = 3
+_GAPS_NAMED_MAX = 3
 _LETTERS = {"created": "A", "modified": "M", "deleted": "D", "renamed": "R", "mode": "m"}
 
 _REASONS = {
@@ -56,9 +59,48 @@ def short(call: object) -> str:
     return str(call)[-8:]
 
 
-def change_words(change: dict[str, Any]) -> str:
+def changes_words(changes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A few words for each change; a folder that came or went whole is one, and git's own files come last."""
+    named = _named({change["path"]: _fate(change["kind"]) for change in changes})
+    shown = sorted((change for change in changes if change["path"] in named), key=lambda one: _is_gits(one["path"]))
+    return [_change_words(change, named[change["path"]]) for change in shown]
+
+
+def _fate(kind: str) -> str:
+    """What was moved into a new folder has come with it."""
+    return "created" if kind == "renamed" else kind
+
+
+def _is_gits(path: str) -> bool:
+    return ".git" in path.split("/")
+
+
+def _change_words(change: Mapping[str, Any], below: int) -> str:
     counts = f" +{change['added']} -{change['removed']}" if change["added"] or change["removed"] else ""
-    return f"{_LETTERS.get(change['kind'], '?')} {visible(change['path'])}{counts}"
+    return f"{_LETTERS.get(change['kind'], '?')} {visible(change['path'])}{counts}{_in_it(below)}"
+
+
+def _named(fates: Mapping[str, str]) -> dict[str, int]:
+    """The paths to name, each with how many below it met the same fate and go without: those of a full folder."""
+    tops = {path: _top(path, fates) for path in fates}
+    folders = {top: size - 1 for top, size in Counter(tops.values()).items() if size - 1 > _NAMED_IN_FOLDER_MAX}
+    return {path: folders.get(path, 0) for path, top in tops.items() if path == top or top not in folders}
+
+
+def _top(path: str, fates: Mapping[str, str]) -> str:
+    """The highest folder above a path that met the same fate, and every folder between."""
+    while fates.get(above := path.rpartition("/")[0]) == fates[path]:
+        path = above
+    return path
+
+
+def _in_it(below: int) -> str:
+    return f" and {below} in it" if below else ""
+
+
+def aborted_words(reason: str | None) -> str:
+    """What became of a call that does not stand, whether it was refused or put back."""
+    return "nothing of it stands" + (f": {visible(reason.replace('_', ' '))}" if reason else "")
 
 
 def change_line(change: dict[str, Any]) -> str:
@@ -76,16 +118,19 @@ def ago(text: str, clock: Clock | None = None) -> str:
 
 
 def outcome_lines(way: WayBack, *, dry_run: bool = False, came: str = "restored") -> list[str]:
-    """One line per path that mattered. `came` says how a path got its content."""
+    """One line per path that mattered, or per folder of them. `came` says how a path got its content."""
     moves, repositories = ((), ()) if way.plan is None else (way.plan.moves, way.plan.left_alone)
     gone = {move.path for move in moves if isinstance(move.target, Absent)}
     heads = {one.repository: _head_words(*one.head) for one in repositories if one.head is not None}
-    lines = [
-        _outcome_line(one, came="removed" if one.path in gone else came, head=heads.get(one.path))
-        for one in way.outcomes
-    ]
+    fates = {
+        str(one.path): "removed" if one.path in gone else came for one in way.outcomes if one.outcome == "restored"
+    }
+    named = _named(fates)
+    lines = [f"{fates[path]} {visible(path)}{_in_it(below)}" for path, below in named.items()]
+    lines += [_outcome_line(one, heads.get(one.path)) for one in way.outcomes if one.outcome != "restored"]
     talk = [] if way.talk is None else [_talk_line(way.talk["messages_before"], way.talk["messages"])]
-    return [_would(line) if dry_run else line for line in [*lines, *talk] if line] + _gap_lines(way)
+    slices = [f"left slice {visible(name)} alone: it has changed since" for name in way.slices_left]
+    return [_would(line) if dry_run else line for line in [*lines, *talk, *slices] if line] + _untold_gap_lines(way)
 
 
 def _would(line: str) -> str:
@@ -97,16 +142,34 @@ def _head_words(before: str, after: str) -> str:
     return f"HEAD {before[:_HEAD_CHARACTERS]}→{after[:_HEAD_CHARACTERS]} stays"
 
 
-def _gap_lines(way: WayBack) -> list[str]:
+def _untold_gap_lines(way: WayBack) -> list[str]:
     """What was never captured, unless its outcome has said so."""
     gaps = () if way.plan is None else way.plan.coverage
     told = {to_wire(one.path) for one in way.outcomes if one.reason is not None}
-    return [f"not captured {gap_words(gap)}" for gap in gaps if gap["path"] not in told]
+    return gap_lines([gap for gap in gaps if gap["path"] not in told])
 
 
-def gap_words(gap: Mapping[str, str]) -> str:
-    reason = gap["reason"]
-    return f"{visible(gap['path'])}: {_GAPS.get(reason, reason.replace('_', ' '))}"
+def gap_lines(gaps: Sequence[Mapping[str, str]]) -> list[str]:
+    """One line per path that was not captured; many for the same reason are one."""
+    paths: dict[str, list[str]] = {}
+    for gap in gaps:
+        paths.setdefault(gap["reason"], []).append(gap["path"])
+    return [f"not captured {words}" for reason, some in paths.items() for words in _gaps_words(some, reason)]
+
+
+def _gaps_words(paths: Sequence[str], reason: str) -> list[str]:
+    if len(paths) <= _GAPS_NAMED_MAX:
+        return [gap_words(path, reason) for path in paths]
+    some = f"{visible(paths[0])} and {len(paths) - 1} more"
+    return [f"{some}: {_gap_reason(reason)} (`mulligan coverage` lists them)"]
+
+
+def gap_words(path: str, reason: str) -> str:
+    return f"{visible(path)}: {_gap_reason(reason)}"
+
+
+def _gap_reason(reason: str) -> str:
+    return _GAPS.get(reason, reason.replace("_", " "))
 
 
 def _talk_line(before: int, after: int) -> str:
@@ -115,10 +178,8 @@ def _talk_line(before: int, after: int) -> str:
     return f"brought back {words}" if after > before else f"taken back {words}"
 
 
-def _outcome_line(one: Outcome, *, came: str, head: str | None) -> str:
+def _outcome_line(one: Outcome, head: str | None) -> str:
     path, why = visible(one.path), head or _REASONS.get(one.reason or "", one.reason or "")
-    if one.outcome == "restored":
-        return f"{came} {path}"
     if one.outcome == "merged":
         return f"merged your edit in {path}"
     if one.outcome == "conflicted":

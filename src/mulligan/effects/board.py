@@ -96,6 +96,13 @@ class Board:
             posted.handle.signal(number)
             return True
 
+    def stop(self, call: str) -> None:
+        """Kill what a call runs in the foreground, and all that it started: it fails as `cancelled`."""
+        with self._lock:
+            posted = self._posted.get(call)
+            if posted is not None and posted.thread is None and not posted.ended.is_set():
+                posted.handle.cancel()
+
     def signal_session(self, session: SessionId, number: int) -> int:
         """To every running command of a session; how many there were."""
         with self._lock:

@@ -8,7 +8,7 @@ from typing import Any
 from mulligan.boundary.capability import Capability
 from mulligan.effects import params
 from mulligan.effects.scene import Scene
-from mulligan.history.call import Intent, Plan
+from mulligan.history.intents import Intent, Plan
 from mulligan.values.digest import digest_of
 from mulligan.values.entries import ABSENT, Absent, DirEntry, Entry, FileEntry
 from mulligan.values.paths import RepoPath, is_below, join

@@ -18,10 +18,10 @@ from mulligan.history.call import Call
 from mulligan.history.desk import Desk
 from mulligan.history.running import How, run_in_call
 from mulligan.values.clock import monotonic_s
-from mulligan.values.digest import parse_digest
+from mulligan.values.digest import Digest, parse_digest
 from mulligan.values.entries import Change, FileEntry, kind_of_change
 from mulligan.values.faults import MulliganError
-from mulligan.values.paths import ROOT, path_from_bytes, to_wire
+from mulligan.values.paths import ROOT, RepoPath, path_from_bytes, to_wire
 from mulligan.values.refusal import Refused
 from mulligan.workspace.exec.command import Command, command
 from mulligan.workspace.exec.output import Sink, Spool, Spools, Stream
@@ -85,10 +85,10 @@ def _to_the_end(scene: Scene, run_it: Callable[[], Fields]) -> Fields:
             answer = Receipt("host.exec", fields.pop("status", "ok"), fields).to_dict()
         except Refused as refused:
             answer = refusal_receipt("host.exec", refused).to_dict()
-            scene.call.note_effect("host.exec", {"background": True}, answer)
+            scene.call.account.note_effect("host.exec", {"background": True}, answer)
             scene.call.abort(refused.code)
             return answer
-        scene.call.note_effect("host.exec", {"background": True}, answer)
+        scene.call.account.note_effect("host.exec", {"background": True}, answer)
         return answer
 
 
@@ -139,10 +139,10 @@ def _run(
 ) -> Fields:
     limit_ms = _limit_ms(scene, asked)
     how = _how(asked, handle, limit_ms)
-    before = {change.path: change for change in scene.call.changes()}
+    before = {change.path: (change.before, change.after) for change in scene.call.changes()}
     started = _now_ns(scene)
     ran = run_in_call(scene.desk, scene.call, what, sink=sink, how=how)
-    changes = [change for change in scene.call.changes() if before.get(change.path) != change]
+    changes = [one for one in scene.call.changes() if before.get(one.path) != (one.before, one.after)]
     fields = {
         "exit_code": ran.exit_code,
         "signal": ran.signal,
@@ -154,6 +154,7 @@ def _run(
         "sandbox": ran.sandbox,
         "changes": [_change(scene, change) for change in changes],
         "coverage": list(scene.call.coverage),
+        **({"rescued": [_rescued(scene, *one) for one in ran.given_way]} if ran.given_way else {}),
     }
     try:
         fields |= answer()
@@ -162,7 +163,7 @@ def _run(
         refused.fields.update(fields)
         raise
     _judge(asked, ran, fields, limit_ms)
-    return fields
+    return fields | {"coverage": scene.call.gaps()}
 
 
 def _limit_ms(scene: Scene, asked: params.Exec) -> int | None:
@@ -179,8 +180,18 @@ def _how(asked: params.Exec, handle: Handle, limit_ms: int | None) -> How:
 
 
 def _change(scene: Scene, change: Change) -> Fields:
-    path = to_wire(change.path) if scene.mount is None else scene.shown(change.path)
-    return {"path": path, "kind": kind_of_change(change)}
+    origin = {} if change.renamed_from is None else {"from": _shown(scene, change.renamed_from)}
+    return {"path": _shown(scene, change.path), "kind": kind_of_change(change), **origin}
+
+
+def _rescued(scene: Scene, path: bytes, digest: Digest) -> Fields:
+    """What the command had there; somebody else's is there instead."""
+    inner = path_from_bytes(os.path.relpath(path, scene.desk.disk.root.path))
+    return {"path": _shown(scene, inner), "blob_ref": digest}
+
+
+def _shown(scene: Scene, path: RepoPath) -> str:
+    return to_wire(path) if scene.mount is None else scene.shown(path)
 
 
 def _check_changes(scene: Scene, changes: Sequence[Change]) -> None:
@@ -277,7 +288,7 @@ def _output(scene: Scene, asked: params.Exec, spool: Spool) -> Fields | None:
     if asked.output_mode == "require_inline":
         raise too_large(scene.boundary.inline_limit)
     digest, kept = scene.desk.ledger.blobs.store_stream(_pages(spool))
-    scene.whole.hand_out(digest)
+    scene.whole.account.hand_out(digest)
     payload = {"blob_ref": digest, "size_bytes": kept, "preview_bytes": _base64(spool.head)}
     payload |= {"tail_bytes": _base64(spool.tail)}
     return {"blob": payload | ({"dropped_bytes": spool.dropped_bytes} if spool.dropped_bytes else {})}

@@ -7,15 +7,15 @@ inside another one of the same session is a savepoint of it: it can fail alone, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from datetime import datetime
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from mulligan.boundary.verdict import Boundary
 from mulligan.effects.perform import perform
 from mulligan.effects.receipt import Receipt
-from mulligan.effects.verbs import Effects
-from mulligan.history.call import Call
+from mulligan.effects.verbs import Effects, asked
+from mulligan.history.call import Call, Savepoint
 from mulligan.history.current import current_call, making
 from mulligan.history.desk import Desk
 from mulligan.session.active import active
@@ -58,7 +58,9 @@ class CallHandle(Effects, AbstractContextManager["CallHandle"]):
         self._deadline = deadline
         self._failed: str | None = None
         self._beside = beside
+        self._savepoint: Savepoint | None = None
         self._stack = ExitStack()
+        self._block: Literal["ahead", "inside", "over"] = "ahead"
 
     # The transaction.
 
@@ -83,12 +85,22 @@ class CallHandle(Effects, AbstractContextManager["CallHandle"]):
         return self._call.conflicts
 
     def __enter__(self) -> Self:
-        if self._joins:
-            self._stack.enter_context(self._call.savepoint())
-        self._stack.enter_context(making(self._call))
-        self._stack.enter_context(active(self._call.facts.session))
-        if self._beside is not None:
-            self._stack.enter_context(self._beside(self._call, self._joins))
+        if self._block != "ahead":
+            raise fault("call_not_open", f"Call {self.id} has had its `with`; make another one.")
+        self._block = "inside"
+        inside = False
+        try:
+            if self._joins:
+                self._savepoint = self._call.savepoint()
+                self._stack.enter_context(self._savepoint)
+            self._stack.enter_context(making(self._call))
+            self._stack.enter_context(active(self._call.facts.session))
+            if self._beside is not None:
+                self._stack.enter_context(self._beside(self._call, self._joins))
+            inside = True
+        finally:
+            if not inside:
+                self._leave(_Failed("interrupted"))
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
@@ -99,13 +111,14 @@ class CallHandle(Effects, AbstractContextManager["CallHandle"]):
             if error is None:
                 self._check_deadline()
                 self._check_not_ended()
-        except MulliganError as late:
+        except (MulliganError, KeyboardInterrupt, SystemExit) as late:
             self._leave(late)
             raise
         self._leave(error)
 
     def _leave(self, error: BaseException | None) -> None:
         """Out of the block: a savepoint of the outer call goes back or stays, a call of its own ends."""
+        self._block = "over"
         with suppress(_Failed), self._stack:
             if not self._joins:
                 self._call.__exit__(None, error, None)
@@ -122,6 +135,13 @@ class CallHandle(Effects, AbstractContextManager["CallHandle"]):
         """This call shall not stand: when its block ends, everything in it is put back."""
         self._failed = reason
 
+    def stop(self) -> None:
+        """For other threads: kill the command that runs in this call, if one does; it fails as `cancelled`."""
+        # Loaded here: hardly any call runs a command that somebody stops.
+        from mulligan.effects.board import board_of
+
+        board_of(self._desk).stop(self.id)
+
     def _check_deadline(self) -> None:
         if self._deadline is not None and self._desk.ledger.clock.now() > self._deadline:
             raise PromptEvaluationError(f"Call {self.id} ran past its deadline; nothing of it was kept.")
@@ -133,8 +153,17 @@ class CallHandle(Effects, AbstractContextManager["CallHandle"]):
 
     def perform(self, effect: str, /, **params: Any) -> Receipt:
         """Any effect or tool by its name."""
-        if self.status != "open":
-            raise fault("call_not_open", f"Call {self.id} is {self.status}; make another one for what is left to do.")
+        if self._block == "ahead":
+            raise fault("call_not_open", f"Call {self.id} has not begun; work in it inside its `with`.")
+        if self._block == "over" or self.status != "open":
+            raise fault("call_not_open", f"Call {self.id} is over; make another one for what is left to do.")
         self._check_deadline()
-        given = {name: value for name, value in params.items() if value is not None}
-        return perform(self._desk, self._call, effect, given, boundary=self._boundary, deadline=self._deadline)
+        with self._as_part():
+            return perform(
+                self._desk, self._call, effect, asked(params), boundary=self._boundary, deadline=self._deadline
+            )
+
+    def _as_part(self) -> AbstractContextManager[None]:
+        """A thread that was started by hand does not know that what it does is part of the block."""
+        savepoint = self._savepoint
+        return nullcontext() if savepoint is None or savepoint.is_around else savepoint.again()

@@ -20,7 +20,7 @@ from mulligan.effects.changes import (
 )
 from mulligan.effects.receipt import legible
 from mulligan.effects.scene import Scene
-from mulligan.history.call import Intent, Plan
+from mulligan.history.intents import Intent, Plan
 from mulligan.values.entries import ABSENT, Absent, DirEntry, FileEntry, SymlinkEntry, same_state
 from mulligan.values.paths import ROOT, RepoPath, ancestors_of, join, path_bytes, to_wire
 from mulligan.values.refusal import Refused

@@ -39,7 +39,7 @@ _PATH_FIELDS = ("path", "to", "cwd")
 
 
 def effect_named(name: str) -> Effect:
-    effect = BY_NAME.get(name)
+    effect = BY_NAME.get(name) if isinstance(name, str) else None
     if effect is None:
         raise unknown_effect(name, [one.tool for one in EFFECTS])
     return effect
@@ -77,7 +77,8 @@ def perform(
         receipt = refusal_receipt(effect.name, _as_told(effect, refused))
     except OSError as error:
         receipt = refusal_receipt(effect.name, _as_told(effect, refusal_of(error, _what(given))))
-    call.note_effect(effect.name, recorded(given), recorded(receipt.to_dict(), keep=call.keep))
+    account = call.account
+    account.note_effect(effect.name, recorded(given), recorded(receipt.to_dict(), keep=account.keep))
     return receipt
 
 

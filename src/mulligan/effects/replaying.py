@@ -14,7 +14,7 @@ from typing import Any
 from mulligan.effects.perform import effect_named, recorded
 from mulligan.effects.receipt import Receipt
 from mulligan.effects.session import Session
-from mulligan.effects.verbs import Effects
+from mulligan.effects.verbs import Effects, asked
 from mulligan.history.replay import Divergence, steps_of
 from mulligan.session.transcript import Archive
 from mulligan.values.faults import MulliganError, fault
@@ -106,5 +106,4 @@ class ReplayCall(Effects):
         self._session = session
 
     def perform(self, effect: str, /, **params: Any) -> Receipt:
-        given = {name: value for name, value in params.items() if value is not None}
-        return self._session.answer(effect, given)
+        return self._session.answer(effect, asked(params))

@@ -241,7 +241,7 @@ class Scene:
             digest = self.desk.ledger.blobs.store(data)
         except MulliganError as error:
             raise Refused("error", "output_store_failed", error.message) from None
-        self.whole.hand_out(digest)
+        self.whole.account.hand_out(digest)
         return digest
 
 

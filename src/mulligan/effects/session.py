@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from random import Random
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from mulligan.boundary.verdict import Boundary
 from mulligan.effects.handle import CallHandle
@@ -17,32 +17,36 @@ from mulligan.effects.perform import SESSION_EFFECTS, effect_named, perform, per
 from mulligan.effects.portable import Portable
 from mulligan.effects.receipt import Receipt
 from mulligan.effects.slices import slices_beside
+from mulligan.effects.verbs import StrPath
 from mulligan.history import asides, branches, going_back
 from mulligan.history.call import Call
 from mulligan.history.current import current_turn, during
 from mulligan.history.desk import Desk
-from mulligan.history.going_back import Git, How, WayBack
+from mulligan.history.going_back import Git, How, MayWrite, WayBack
 from mulligan.history.plans import OnConflict
 from mulligan.history.points import archive_of
 from mulligan.history.tables import REDO, TURNS
 from mulligan.session.clients import Clients, clients_in, controller_in, release_all_in
-from mulligan.session.kept import copy_slices_in, home_of
+from mulligan.session.kept import home_of
 from mulligan.session.pending import pending_here
 from mulligan.session.roots import Roots
+from mulligan.session.slices_back import copy_slices_in
 from mulligan.session.snapshot import Snapshot, SnapshotMetadata
 from mulligan.session.state import Session as State
-from mulligan.session.tables import SESSIONS, session_journal
+from mulligan.session.tables import SESSIONS, SessionRow, session_journal
 from mulligan.session.talk import Talk
 from mulligan.session.transcript import Archive
 from mulligan.store.protocol import Tx
 from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId, TurnId, parse_user_id, uuid_of
-from mulligan.values.paths import paths_from_wire
+from mulligan.values.paths import RepoPath, paths_from_wire
 from mulligan.workspace.exec.output import Sink
 
 if TYPE_CHECKING:
     from mulligan.effects.filesystem import SessionFilesystem
     from mulligan.history.composite import ExecutionState
+
+T = TypeVar("T")
 
 
 class Session(Talk, Clients, Roots, Portable, State):
@@ -85,6 +89,10 @@ class Session(Talk, Clients, Roots, Portable, State):
         with self._archive.store.read() as tx:
             self._check_open(tx, "call")
         return CallHandle(self._desk, call, self._boundary, deadline=deadline, beside=self._beside)
+
+    def _check_open(self, tx: Tx, verb: str) -> SessionRow:
+        self._desk.check_open()
+        return super()._check_open(tx, verb)
 
     def _beside(self, call: Call, joins: bool) -> slices_beside:
         return slices_beside(self, self._slices, call, joins=joins)
@@ -136,6 +144,8 @@ class Session(Talk, Clients, Roots, Portable, State):
         host.session.open and host.session.signal are no calls and have an empty id.
         `sink` is told a command's output as it comes, besides the receipt.
         """
+        if not isinstance(effect, str) or not isinstance(params, Mapping):
+            raise fault("invalid_params", "Give the name of an effect, and its parameters by their names.")
         if effect in SESSION_EFFECTS:
             return perform_session_effect(self._desk, effect, params, boundary=self._boundary), ""
         found = TurnId(parse_user_id(turn, "turn")) if turn is not None else current_turn()
@@ -161,10 +171,11 @@ class Session(Talk, Clients, Roots, Portable, State):
         turn = TurnId(parse_user_id(id, "turn") if id is not None else ledger.ids.new())
         ledger.session(self.id, self._desk.root)
         body = {"session": self.id, "turn": turn}
+        opened = {**body, "prompt": prompt, "owner": ledger.store.owner()}
         with ledger.store.write() as tx:
             self._check_open(tx, "turn")
             journal = session_journal(self.id)
-            ledger.journal.append(tx, journal, "turn.opened", {**body, "prompt": prompt}, at=ledger.now())
+            ledger.journal.append(tx, journal, "turn.opened", opened, at=ledger.now())
         try:
             with during(turn), self.active():
                 yield turn
@@ -174,8 +185,8 @@ class Session(Talk, Clients, Roots, Portable, State):
 
     def undo(
         self,
-        call: str | None = None,
-        paths: Sequence[str] | None = None,
+        call: str | CallHandle | None = None,
+        paths: StrPath | Sequence[StrPath] | None = None,
         *,
         on_conflict: OnConflict = "merge",
         dry_run: bool = False,
@@ -185,15 +196,18 @@ class Session(Talk, Clients, Roots, Portable, State):
 
         What came later stays: lines are merged, and what clashes is left alone and named, unless `on_conflict` says
         otherwise. `paths` takes back only those; `dry_run` only says what would happen. Raises `unknown_call`,
-        `nothing_to_undo`; like every way back `fs_op_not_allowed` and `path_not_allowed`, where the session may not
-        write.
+        `nothing_to_undo`; like every way back `call_open` inside a call of this session, `fs_op_not_allowed` and
+        `path_not_allowed`, where the session may not write.
         """
         how = self._how(on_conflict, dry_run, git)
-        return going_back.undo(self._desk, call, paths=paths_from_wire(paths), how=how)
+        return going_back.undo(self._desk, _named(call), paths=paths_from_wire(paths), how=how)
 
     def _how(self, on_conflict: OnConflict, dry_run: bool = False, git: Git = "leave") -> How:
-        found = once_hosted(self._desk, self.id, default=self._boundary)
-        return How(on_conflict, dry_run, self.id, git, Judge.of(self._desk, self.id, found).may_write)
+        self._desk.check_open()
+        return How(on_conflict, dry_run, self.id, git, self._judge(self._desk, self.id).may_write)
+
+    def _judge(self, desk: Desk, session: SessionId) -> Judge:
+        return Judge.of(desk, session, once_hosted(desk, session, default=self._boundary))
 
     def redo(self, *, on_conflict: OnConflict = "merge", dry_run: bool = False) -> WayBack:
         """Take back the newest way back of this session. Raises `nothing_to_redo`."""
@@ -201,8 +215,8 @@ class Session(Talk, Clients, Roots, Portable, State):
 
     def restore(
         self,
-        call: str,
-        paths: Sequence[str] | None = None,
+        call: str | CallHandle,
+        paths: StrPath | Sequence[StrPath] | None = None,
         *,
         on_conflict: OnConflict = "merge",
         dry_run: bool = False,
@@ -213,7 +227,7 @@ class Session(Talk, Clients, Roots, Portable, State):
         Like every way back it is a call itself and can be undone. Raises `unknown_call`.
         """
         how = self._how(on_conflict, dry_run, git)
-        return going_back.restore(self._desk, call, paths=paths_from_wire(paths), how=how)
+        return going_back.restore(self._desk, _named(call), paths=paths_from_wire(paths), how=how)
 
     @overload
     def rollback(self, snapshot: Snapshot, *, preserve_logs: bool = True) -> None: ...
@@ -245,7 +259,7 @@ class Session(Talk, Clients, Roots, Portable, State):
 
     def rewind(
         self,
-        to: str | int,
+        to: str | int | CallHandle,
         side: str = "before",
         *,
         files: bool = True,
@@ -256,11 +270,11 @@ class Session(Talk, Clients, Roots, Portable, State):
     ) -> WayBack:
         """Move files, talk or both to a call or a message, by id or by how many messages there are up to it."""
         how = self._how(on_conflict, dry_run, git)
-        return going_back.rewind(self._desk, to, side=side, files=files, talk=talk, how=how)
+        return going_back.rewind(self._desk, _named(to), side=side, files=files, talk=talk, how=how)
 
     def fork(
         self,
-        at: str | int | None = None,
+        at: str | int | CallHandle | None = None,
         *,
         files: Literal["share", "copy"] = "share",
         dst: str | None = None,
@@ -273,20 +287,37 @@ class Session(Talk, Clients, Roots, Portable, State):
         """
         with self._archive.store.read() as tx:
             self._check_open(tx, "fork")
+        point = _named(at)
         if files == "share":
-            made = branches.fork(self._desk, self.id, at=at, child=dst)
+            if to is not None:
+                raise fault("invalid_params", "to is where a copy goes; ask for it with files='copy'.", field="to")
+            made = branches.fork(self._desk, self.id, at=point, child=dst)
             return Session(self._desk, SessionId(made.session), self._boundary)
         if files != "copy":
             raise fault("invalid_params", "files is 'share' or 'copy'.", field="files")
-        made = branches.fork_files(self._desk, self.id, to, at=at, child=dst)
+        made = branches.fork_files(self._desk, self.id, to, at=point, child=dst)
         return Session(self._desk.at(_root_of(self._desk, made.session)), SessionId(made.session), self._boundary)
 
     def merge(self, *, on_conflict: OnConflict = "merge", dry_run: bool = False) -> WayBack:
         """Bring what this fork changed into the files it was forked from, as one call of its parent.
 
-        Where both sides have changed a file, lines are merged. Raises `unknown_session` if it has no files of its own.
+        Where both sides have changed a file, lines are merged. Raises `unknown_session` if it has no files of its own,
+        `fs_op_not_allowed` and `path_not_allowed` where it or its parent may not write.
         """
-        return branches.merge_branch(self._desk, self.id, on_conflict=on_conflict, dry_run=dry_run)
+        may_write = self._may_merge()
+        return branches.merge_branch(self._desk, self.id, on_conflict=on_conflict, dry_run=dry_run, may_write=may_write)
+
+    def _may_merge(self) -> MayWrite:
+        """What this fork may write in its files and its parent, whose call it will be, in the ones it came from."""
+        parent = SessionId(branches.branch_of(self._desk, self.id).parent)
+        own = self._judge(self._desk, self.id)
+        parents = self._judge(self._desk.at(_root_of(self._desk, parent)), parent)
+
+        def check(source: Desk, path: RepoPath) -> None:
+            own.may_write(self._desk, path)
+            parents.may_write(source, path)
+
+        return check
 
     def drop(self) -> None:
         """Delete the files of this fork, merged or not. What it said and did stays in the history.
@@ -317,9 +348,14 @@ class Session(Talk, Clients, Roots, Portable, State):
     # Roots beside the primary one.
 
     def merge_root(self, root: str, *, on_conflict: OnConflict = "merge", dry_run: bool = False) -> WayBack:
-        """Bring what was written aside for a sandboxed root into the root itself, as one call."""
-        path = self._mounted_path(root, "merge_root")
-        return asides.merge_aside(self._desk, self.id, path, on_conflict=on_conflict, dry_run=dry_run)
+        """Bring what was written aside for a sandboxed root into the root itself, as one call.
+
+        Raises `fs_op_not_allowed` and `path_not_allowed` where the session may not write.
+        """
+        path, may_write = self._mounted_path(root, "merge_root"), self._judge(self._desk, self.id).may_write
+        return asides.merge_aside(
+            self._desk, self.id, path, on_conflict=on_conflict, dry_run=dry_run, may_write=may_write
+        )
 
     def drop_root(self, root: str) -> None:
         """Forget what was written aside for a sandboxed root. It stays mounted."""
@@ -335,6 +371,11 @@ class Session(Talk, Clients, Roots, Portable, State):
 
 DurableSession = Session
 """What `m.session()` gives, under the name it has beside `mulligan.Session`, which lives in memory."""
+
+
+def _named(point: T | CallHandle) -> T | str:
+    """A call by its id."""
+    return point.id if isinstance(point, CallHandle) else point
 
 
 def _root_of(desk: Desk, session: str) -> str:

@@ -37,7 +37,7 @@ class Sessions(Arrivals):
         self._desk = desk
         self._boundary = boundary
         self._archive = archive_of(desk.ledger)
-        self.live: LiveSessions[Session] = LiveSessions(cap)
+        self.live: LiveSessions[Session] = LiveSessions(cap, keeps=Session.has_reducers)
 
     def open(self, id: str | None = None, opts: Mapping[str, Any] | None = None) -> Session:
         """A new session, or the one with this id, which goes on if it was closed. Opening it twice changes nothing."""

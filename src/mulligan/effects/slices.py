@@ -33,7 +33,7 @@ class slices_beside:
     def _end(self, tx: Tx, status: str) -> bool:
         """Logs are kept however the call ends."""
         pending, only_logs = self._pending, status != "committed"
-        pending.close()
+        pending.close(failed=only_logs)
         if not pending.now:
             return False
         try:

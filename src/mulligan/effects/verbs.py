@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mulligan.effects.receipt import Receipt, inline_bytes
+from mulligan.values.paths import as_text
+
+StrPath = str | os.PathLike[str]
+
+_PATHS = frozenset({"path", "file_path", "to", "cwd"})
 
 
 class Effects(ABC):
@@ -16,13 +22,13 @@ class Effects(ABC):
     def perform(self, effect: str, /, **params: Any) -> Receipt:
         """Any effect or tool by its name."""
 
-    def read_file(self, path: str, **params: Any) -> Receipt:
+    def read_file(self, path: StrPath, **params: Any) -> Receipt:
         """A file, its text in `receipt.text`; or a part: `offset_bytes`, `max_bytes`, `offset_lines`, `max_lines`."""
         return self.perform("read_file", path=path, **params)
 
     def write_file(
         self,
-        path: str,
+        path: StrPath,
         content: str | bytes | dict[str, Any],
         *,
         create_parents: bool = False,
@@ -42,7 +48,7 @@ class Effects(ABC):
             expected_digest=expected_digest,
         )
 
-    def edit_file(self, path: str, old_string: str, new_string: str, *, replace_all: bool = False) -> Receipt:
+    def edit_file(self, path: StrPath, old_string: str, new_string: str, *, replace_all: bool = False) -> Receipt:
         """Replace text that is there once, or with `replace_all` everywhere; white space and quotes may differ."""
         return self.perform(
             "edit_file", path=path, old_string=old_string, new_string=new_string, replace_all=replace_all
@@ -65,27 +71,27 @@ class Effects(ABC):
         """Files that match a pattern such as `**/*.py`, newest first; `path`, `max_results`, `include_ignored`."""
         return self.perform("glob", pattern=pattern, **params)
 
-    def stat(self, path: str) -> Receipt:
+    def stat(self, path: StrPath) -> Receipt:
         """Whether a path is a file or a directory, its size and its time."""
         return self.perform("stat", path=path)
 
-    def exists(self, path: str) -> Receipt:
+    def exists(self, path: StrPath) -> Receipt:
         """Whether there is anything at the path, in `receipt.exists`."""
         return self.perform("exists", path=path)
 
-    def list_dir(self, path: str = ".", **params: Any) -> Receipt:
+    def list_dir(self, path: StrPath = ".", **params: Any) -> Receipt:
         """The names in a directory, directories with a trailing slash."""
         return self.perform("list_dir", path=path, **params)
 
-    def delete(self, path: str, *, recursive: bool = False) -> Receipt:
+    def delete(self, path: StrPath, *, recursive: bool = False) -> Receipt:
         """Delete a file, a link, or a directory: one with something in it only if `recursive`."""
         return self.perform("delete", path=path, recursive=recursive)
 
-    def move(self, path: str, to: str, *, overwrite: bool = False) -> Receipt:
+    def move(self, path: StrPath, to: StrPath, *, overwrite: bool = False) -> Receipt:
         """Move a file, a link or a directory; onto something else only with `overwrite`."""
         return self.perform("move", path=path, to=to, overwrite=overwrite)
 
-    def mkdir(self, path: str, *, parents: bool = False) -> Receipt:
+    def mkdir(self, path: StrPath, *, parents: bool = False) -> Receipt:
         """Make a directory, with `parents` those around it too."""
         return self.perform("mkdir", path=path, parents=parents)
 
@@ -93,22 +99,34 @@ class Effects(ABC):
         self,
         argv: Sequence[str],
         *,
-        cwd: str | None = None,
+        cwd: StrPath | None = None,
         timeout_ms: int | None = None,
         env: Mapping[str, str] | None = None,
         stdin: str | None = None,
         **how: Any,
     ) -> Receipt:
         """Run a program; `how` takes rollback_on, isolate, sandbox, network and strategy."""
-        given = {"cwd": cwd, "timeout_ms": timeout_ms, "env": None if env is None else dict(env), "stdin": stdin}
-        # One text is no list of words, and not a list of its letters either.
-        words = argv if isinstance(argv, str) else list(argv)
-        return self.perform("host.exec", argv=words, **given, **how)
+        given = {"cwd": cwd, "timeout_ms": timeout_ms, "env": _plain(env), "stdin": stdin}
+        return self.perform("host.exec", argv=_plain(argv), **given, **how)
 
     def read_blob(self, blob_ref: str, *, offset_bytes: int = 0, max_bytes: int | None = None) -> Receipt:
         """Page through an answer that was too large to be inline."""
         return self.perform("blob.read", blob_ref=blob_ref, offset_bytes=offset_bytes, max_bytes=max_bytes)
 
 
+def asked(params: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given, with each path as the text that effects take."""
+    given = {name: value for name, value in params.items() if value is not None}
+    return {name: as_text(value) if name in _PATHS else value for name, value in given.items()}
+
+
 def _payload(content: str | bytes | dict[str, Any]) -> str | dict[str, Any]:
     return inline_bytes(content) if isinstance(content, bytes | bytearray | memoryview) else content
+
+
+def _plain(given: object) -> object:
+    """A mapping as a dict, words as a list; one text is no list of its letters, and what is neither is for the effect
+    to refuse."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes) else given

@@ -14,7 +14,7 @@ from typing import Any
 
 from mulligan.history.branches import CopyMerge, as_told, carry_out
 from mulligan.history.desk import Desk
-from mulligan.history.going_back import WayBack
+from mulligan.history.going_back import MayWrite, WayBack, check_moves
 from mulligan.history.plans import OnConflict
 from mulligan.history.sites import Site, as_seen_from
 from mulligan.history.tables import BranchRow
@@ -94,7 +94,13 @@ def _sweep(desk: Desk, folder: str) -> None:
 
 
 def merge_aside(
-    desk: Desk, session: SessionId, path: str, *, on_conflict: OnConflict = "merge", dry_run: bool = False
+    desk: Desk,
+    session: SessionId,
+    path: str,
+    *,
+    on_conflict: OnConflict = "merge",
+    dry_run: bool = False,
+    may_write: MayWrite | None = None,
 ) -> WayBack:
     """Bring what was written aside into the root itself, as one call. The copy goes once nothing is left to merge."""
     row = _waiting(desk, session, path)
@@ -111,6 +117,7 @@ def merge_aside(
     )
     merge = CopyMerge(source, there, branch, on_conflict)
     plan = merge.plan()
+    check_moves(source, plan, may_write)
     shown = as_seen_from(desk, Site(source, ()), plan)
     if dry_run or (not plan.ok and (not plan.moves or on_conflict == "refuse")):
         return WayBack(plan.ok, None, shown.outcomes, shown.overwrote_external, plan=shown)

@@ -22,6 +22,7 @@ from mulligan.store.journal import REFS
 from mulligan.store.protocol import META, MetaRow, Tx
 from mulligan.values.clock import FixedClock, parse_timestamp, timestamp
 from mulligan.values.digest import Digest, digest_from_raw, raw_digest
+from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId
 from mulligan.values.limits import MIB_BYTES, STORE_CAP_BYTES
 from mulligan.values.plain import plain
@@ -63,6 +64,8 @@ def _bodies_of(tx: Tx, call: CallRow) -> set[Digest]:
 
 def set_cap(ledger: Ledger, session: SessionId, cap_bytes: int) -> int:
     """A session's cap, at least one byte, in force at once and for every process. The previous one."""
+    if not isinstance(cap_bytes, int) or isinstance(cap_bytes, bool):
+        raise fault("invalid_params", f"A cap is a whole number of bytes, not {cap_bytes!r}.", field="cap_bytes")
     with ledger.store.write() as tx:
         previous = cap_of(tx, session)
         put_cap(tx, session, cap_bytes)

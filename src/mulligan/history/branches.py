@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, get_args
 
-from mulligan.history.call import Intent
 from mulligan.history.current import current_turn
 from mulligan.history.desk import Desk
-from mulligan.history.going_back import WayBack
+from mulligan.history.going_back import MayWrite, WayBack, check_moves
+from mulligan.history.intents import Intent
 from mulligan.history.leftovers import taken_of
 from mulligan.history.log import calls_of, can_be_undone, change_from_row, changes_of
 from mulligan.history.merge import Conflict, KeepOurs, MergedEntry, WriteMerged, merge_entry
@@ -27,10 +27,10 @@ from mulligan.history.points import Point, archive_of, find_point
 from mulligan.history.sites import holds
 from mulligan.history.tables import BRANCHES, CHANGES, TURNS, BranchRow, CallRow, RootRow
 from mulligan.session.facts import set_facts_in
-from mulligan.session.kept import copy_slices_in
 from mulligan.session.lineage import fork_in, fresh_id
 from mulligan.session.positions import check_continuable
 from mulligan.session.roots import ANCHOR, anchor_in
+from mulligan.session.slices_back import copy_slices_in
 from mulligan.session.tables import session_journal
 from mulligan.store.protocol import Tx
 from mulligan.store.tables import Value
@@ -171,7 +171,8 @@ def _open_child(
         if copy is not None and anchor is not None:
             set_facts_in(tx, archive, session, {ANCHOR: anchor.copied_to(os.fsdecode(copy)).to_json()})
         later = [] if point is None else [row.id for row in point.later]
-        copy_slices_in(tx, archive.journal, parent, session, at=desk.ledger.now(), without=later)
+        since = None if point is None or point.session != parent else point.since
+        copy_slices_in(tx, archive.journal, parent, session, at=desk.ledger.now(), without=later, stretch=since)
     return session
 
 
@@ -211,7 +212,8 @@ def branches(desk: Desk) -> list[BranchRow]:
         return sorted(tx.select(BRANCHES, {"source": desk.root.id}), key=lambda row: row.created_at)
 
 
-def _branch(desk: Desk, session: str) -> BranchRow:
+def branch_of(desk: Desk, session: str) -> BranchRow:
+    """Raises `unknown_session` if it has no files of its own, or has them no more."""
     with desk.ledger.store.read() as tx:
         row = tx.get(BRANCHES, session)
     if row is None or row.status == "dropped":
@@ -368,14 +370,22 @@ def _walk(directory: bytes) -> Iterator[RepoPath]:
             yield path_from_bytes(name if below == b"." else os.path.join(below, name))
 
 
-def merge_branch(desk: Desk, session: str, *, on_conflict: OnConflict = "merge", dry_run: bool = False) -> WayBack:
+def merge_branch(
+    desk: Desk,
+    session: str,
+    *,
+    on_conflict: OnConflict = "merge",
+    dry_run: bool = False,
+    may_write: MayWrite | None = None,
+) -> WayBack:
     """Bring what a fork changed into the files it was forked from, as one call that can be undone."""
-    branch = _branch(desk, session)
+    branch = branch_of(desk, session)
     source = desk.at(branch.source)
     there = Desk(desk.ledger, HostDisk(branch.directory))
     try:
         merge = CopyMerge(source, there, branch, on_conflict)
         plan = merge.plan()
+        check_moves(source, plan, may_write)
         if dry_run or (not plan.moves and not plan.ok) or (on_conflict == "refuse" and not plan.ok):
             return WayBack(plan.ok, None, plan.outcomes, plan.overwrote_external, plan=plan)
         cause = {"verb": "merge", "session": session, **merge.told()}
@@ -418,7 +428,7 @@ def _expecting(desk: Desk, move: Move) -> Any:
 
 def drop_branch(desk: Desk, session: str) -> str:
     """Delete a fork's files. What it changed through calls stays in the store like any history."""
-    branch = _branch(desk, session)
+    branch = branch_of(desk, session)
     try:
         remove_copy(branch.directory)
     except FileNotFoundError:

@@ -10,17 +10,22 @@ Invariants, in the order they are kept:
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Literal
 
+from mulligan.history.account import Account
+from mulligan.history.deeds import Block, Deeds
+from mulligan.history.intents import Intent, Step, as_it_is
 from mulligan.history.ledger import Claimed, Ending, Facts, Held, Ledger, entry_bytes, intending, touch_row
 from mulligan.history.lifting import despite_modes
 from mulligan.history.live import Touched, Watching
 from mulligan.history.merge import Conflict, KeepOurs, WriteMerged, merge_entry
+from mulligan.history.moves import with_moves
 from mulligan.history.putting_back import Trace, drafts_of, put_back
 from mulligan.history.tables import RootRow, TouchRow
 from mulligan.history.traits import Traits
@@ -30,20 +35,16 @@ from mulligan.store.claims import Wanted as Claim
 from mulligan.store.journal import REFS
 from mulligan.store.protocol import Tx
 from mulligan.values.clock import monotonic_s
-from mulligan.values.digest import Digest, digest_of, raw_digest
-from mulligan.values.entries import ABSENT, Change, DirEntry, Entry, FileEntry, same_state
+from mulligan.values.digest import Digest, raw_digest
+from mulligan.values.entries import Change, DirEntry, Entry, FileEntry, same_state
 from mulligan.values.faults import Broken, MayNot, MulliganError, WorldChanged, fault, fault_of_os_error
 from mulligan.values.ids import RootId, WorkspaceId
 from mulligan.values.limits import CLAIM_WAIT_S
 from mulligan.values.paths import RepoPath, path_bytes, to_wire
-from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import DRAFT_PREFIX, NOTHING, Disk, Image
 from mulligan.workspace.places import Spot
 from mulligan.workspace.writing import Found, Swap, Swapped, Wanted, must_stay_one_file
-
-Plan = Callable[[Image], Wanted]
-"""From what a path holds now to what it shall hold. May raise Refused."""
 
 Heal = Callable[[], bool]
 """Ends calls that dead processes left open; whether there were any."""
@@ -53,52 +54,6 @@ AtEnd = Callable[[Tx, str], bool]
 
 _CLAIM_NAP_S = 0.002
 _BUSY_TRIES = 25
-
-
-@plain(slots=True, frozen=True)
-class Intent:
-    """One path's part of an effect. `blind`: the plan does not depend on what is there, so it may simply insist."""
-
-    path: RepoPath
-    plan: Plan
-    blind: bool = False
-    deep: bool = False
-    origin: RepoPath | None = None
-    lifts: bool = False
-    """modes of our own directories that forbid it are lifted for the step: whoever did it first was allowed to"""
-
-
-@dataclass(slots=True)
-class _Step:
-    """One intent on its way to the disk."""
-
-    intent: Intent
-    image: Image
-    wanted: Wanted
-    bodies: list[Prepared]
-
-    @property
-    def deep(self) -> bool:
-        """A directory that goes away takes everything below it along, so nobody else may be at work there."""
-        leaves = isinstance(self.image.entry, DirEntry) and not isinstance(self.wanted.entry, DirEntry)
-        return self.intent.deep or leaves
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether what we do to it happens under other names too."""
-        stays = self.image.links > 1 and must_stay_one_file(self.image, self.wanted.entry)
-        return stays and not self.image.holds(self.wanted.entry)
-
-    def passing(self) -> tuple[Entry, ...]:
-        """What the path will hold on its way: a directory and a file cannot change places, so one goes first."""
-        entries = (self.image.entry, self.wanted.entry)
-        changes_kind = isinstance(entries[0], DirEntry) != isinstance(entries[1], DirEntry)
-        return (ABSENT, entries[1]) if changes_kind and ABSENT not in entries else entries[1:]
-
-
-def _as_it_is(image: Image) -> Wanted:
-    """No plan of ours: somebody else decides what becomes of the path."""
-    return Wanted(image.entry, image.content)
 
 
 class _LookAgain(Exception):
@@ -126,14 +81,14 @@ class Call(Watching):
         self.parts: dict[str, Call] = {}
         self.home = root.id
         self._owner = ledger.store.owner()
-        self._effects: list[dict[str, Any]] = []
-        self._handed_out: set[Digest] = set()
-        self._to_store: list[Prepared] = []
-        self._begun = self._stuck = False
+        self._pid, self._thread = os.getpid(), threading.get_ident()
+        self.account = Account(ledger.blobs)
+        self._begun = self._stuck = self._has_commands = False
+        self._reason = "in_doubt"
         self._heal = heal
         self._claimed: set[Claim] = set()
         self._touched: dict[RepoPath, Touched] = {}
-        self._done: list[tuple[RepoPath, Entry]] = []
+        self._done = Deeds()
         self._shared: set[RepoPath] = set()
         self._traits = Traits()
         self._times: dict[RepoPath, int] = {}
@@ -172,7 +127,7 @@ class Call(Watching):
         """What happens inside is put back if it does not end well. The call goes on."""
         return Savepoint(self)
 
-    def _prepare(self, intents: Sequence[Intent], *, live: bool = False) -> list[_Step]:
+    def _prepare(self, intents: Sequence[Intent], *, live: bool = False) -> list[Step]:
         """Claim every path; make its preimage and our intention durable. One transaction, if all is as last seen."""
         deadline = monotonic_s() + CLAIM_WAIT_S
         surprised = careful = False
@@ -185,6 +140,7 @@ class Call(Watching):
                     noted = {} if surprised else self._note(tx, steps, careful=careful, live=live)
                 self._begun = True
                 self._claimed |= claimed
+                self.ledger.note_acting(self.facts.id, self._thread)
                 if not surprised:
                     self._touched |= noted
                     return steps
@@ -196,12 +152,13 @@ class Call(Watching):
             except Claimed as claimed:
                 if self.ledger.any_dead(claimed.by) and self._heal():
                     continue
-                if not claimed.worth_waiting or monotonic_s() > deadline:
+                futile = not claimed.worth_waiting or self.ledger.acts_here(claimed.by)
+                if futile or monotonic_s() > deadline:
                     words = f"Another call is changing the same files: {', '.join(claimed.by)}."
                     raise Refused("error", "path_claimed", words, claimed_by=list(claimed.by)) from None
                 time.sleep(_CLAIM_NAP_S)
 
-    def _planned(self, intents: Sequence[Intent]) -> list[_Step]:
+    def _planned(self, intents: Sequence[Intent]) -> list[Step]:
         """A refusal counts only if it is not of what somebody else is in the middle of doing there."""
         try:
             return [self._captured(intent) for intent in intents]
@@ -211,7 +168,7 @@ class Call(Watching):
                 self.ledger.check_free(tx, self.facts.id, wanted)
             raise
 
-    def _claim(self, tx: Tx, steps: Sequence[_Step]) -> set[Claim]:
+    def _claim(self, tx: Tx, steps: Sequence[Step]) -> set[Claim]:
         """The new ones: whoever holds a place holds it to the end."""
         if not self._begun:
             self.ledger.begin(tx, self.facts, self._owner)
@@ -223,13 +180,19 @@ class Call(Watching):
             self.ledger.claim(tx, self.facts.id, list(wanted))
         return wanted
 
-    def _captured(self, intent: Intent) -> _Step:
-        with self._spot(intent.path) as spot:
-            image = NOTHING if spot is None else self.disk.image(spot)
+    def _captured(self, intent: Intent) -> Step:
+        image = self._found(intent)
         if image.special:
             raise Refused("error", "special_file", f"{intent.path} is a device, FIFO or socket.")
         wanted = intent.plan(image)
-        return _Step(intent, image, wanted, self._bodies(image, wanted))
+        return Step(intent, image, wanted, self._bodies(image, wanted))
+
+    def _found(self, intent: Intent) -> Image:
+        def look() -> Image:
+            with self._spot(intent.path) as spot:
+                return NOTHING if spot is None else self.disk.image(spot)
+
+        return despite_modes(self.disk, intent.path, look, self._note_lift) if intent.lifts else look()
 
     def _bodies(self, image: Image, wanted: Wanted) -> list[Prepared]:
         """What the store must hold before the act: the bytes that are there, and those that shall be."""
@@ -242,7 +205,7 @@ class Call(Watching):
             bodies.append(blobs.prepare(wanted.content, after=after, digest=wanted.entry.digest))
         return bodies
 
-    def _note(self, tx: Tx, steps: Sequence[_Step], *, careful: bool, live: bool) -> dict[RepoPath, Touched]:
+    def _note(self, tx: Tx, steps: Sequence[Step], *, careful: bool, live: bool) -> dict[RepoPath, Touched]:
         """Durable before the act: what was there, whose it was, and what we mean to put there."""
         noted: dict[RepoPath, Touched] = {}
         ordinal = len(self._touched)
@@ -260,7 +223,7 @@ class Call(Watching):
             noted[path] = known.noted_in(row)
         return noted
 
-    def _first_touch(self, tx: Tx, step: _Step, ordinal: int, careful: bool) -> Touched:
+    def _first_touch(self, tx: Tx, step: Step, ordinal: int, careful: bool) -> Touched:
         path, before = step.intent.path, step.image.entry
         seen = self.ledger.last_seen(tx, self._place(path))
         if seen is not None and not same_state(seen, before):
@@ -272,44 +235,45 @@ class Call(Watching):
         row = touch_row(self.facts.id, path_bytes(path), self.root, ordinal=ordinal, before=before)
         return Touched(row, path, before, before, origin=step.intent.origin)
 
-    def _act_under(self, names: Sequence[RepoPath] | None, step: _Step) -> Entry:
+    def _act_under(self, names: Sequence[RepoPath] | None, step: Step) -> Entry:
         """What happens to a file under one of its names is our change under all of them."""
         entry = self._act(step)
         if names is not None:
             self.absorb(names)
         return entry
 
-    def _act(self, step: _Step) -> Entry:
+    def _act(self, step: Step) -> Entry:
         for _ in range(_BUSY_TRIES):
             touched = self._touched[step.intent.path]
             if self._came_with_another_name(step):
-                self._done.append((touched.path, step.image.entry))
+                self._done.add(touched.path, step.image.entry)
                 touched.after, touched.acted = step.wanted.entry, True
                 return touched.after
             # On the list before it happens: an interrupt in the middle of it is put back too.
-            self._done.append((touched.path, step.image.entry))
+            self._done.add(touched.path, step.image.entry)
             touched.unsure = True
             outcome = self._swap_lifting(step) if step.intent.lifts else self._swap(step)
             touched.unsure = False
             if isinstance(outcome, Swapped):
-                touched.after, touched.acted = outcome.entry, True
+                touched.becomes(outcome.entry)
+                touched.acted = True
                 self.race_window |= outcome.race_window
                 return outcome.entry
-            self._done.pop()
+            self._done.drop_last()
             (step,) = self._prepare([step.intent])
         words = f"{step.intent.path} is being written so fast by somebody else that no moment was found to change it."
         raise Refused("conflict", "path_busy", words)
 
-    def _came_with_another_name(self, step: _Step) -> bool:
+    def _came_with_another_name(self, step: Step) -> bool:
         """A file with several names has changed under all of them when it was written under one."""
         if step.image.links < 2 or step.image.holds(step.wanted.entry):
             return False
         return self._image(step.intent.path).holds(step.wanted.entry)
 
-    def _swap_lifting(self, step: _Step) -> Swapped | Found:
+    def _swap_lifting(self, step: Step) -> Swapped | Found:
         return despite_modes(self.disk, step.intent.path, lambda: self._swap(step), self._note_lift)
 
-    def _swap(self, step: _Step) -> Swapped | Found:
+    def _swap(self, step: Step) -> Swapped | Found:
         touched = self._touched[step.intent.path]
         try:
             found = self.disk.resolve_exactly(step.intent.path)
@@ -329,7 +293,7 @@ class Call(Watching):
                 seen=step.image,
             ).run()
 
-    def _notice(self, steps: Sequence[_Step]) -> None:
+    def _notice(self, steps: Sequence[Step]) -> None:
         """Somebody changed a path between two of our changes of it."""
         for step in steps:
             touched = self._touched.get(step.intent.path)
@@ -351,9 +315,7 @@ class Call(Watching):
     def _make_room_for(self, touched: Touched, theirs: Entry) -> None:
         """Whatever we put back from now on has their change in it."""
         touched.before = self._without_us(touched, theirs, touched.before)
-        for i, (path, was) in enumerate(self._done):
-            if path == touched.path:
-                self._done[i] = (path, self._without_us(touched, theirs, was))
+        self._done.revise(touched.path, lambda was: self._without_us(touched, theirs, was))
         touched.row = replace(touched.row, before=entry_bytes(touched.before))
         touched.after = theirs
 
@@ -367,33 +329,13 @@ class Call(Watching):
         return merged.entry
 
     def _keep_carefully(self, paths: Sequence[RepoPath], *, going: bool) -> None:
-        for step in self._prepare([Intent(path, _as_it_is, deep=going) for path in paths], live=True):
-            self._done.append((step.intent.path, step.image.entry))
+        for step in self._prepare([Intent(path, as_it_is, deep=going) for path in paths], live=True):
+            self._done.add(step.intent.path, step.image.entry)
             self._touched[step.intent.path].unsure = True
-
-    # What the record says besides files.
-
-    def note_effect(self, name: str, params: Mapping[str, Any], receipt: Mapping[str, Any]) -> None:
-        """Put an effect and its receipt on the call's record, for replay and for people."""
-        self._effects.append({"effect": name, "params": params, "receipt": receipt})
-
-    def hand_out(self, digest: Digest) -> None:
-        """A blob this call answers with: the session may read it from now on, and its record keeps it reachable."""
-        self._handed_out.add(digest)
-
-    def keep(self, data: bytes) -> Digest:
-        """Bytes that the record names by their digest. Small ones are stored with it, in the same transaction."""
-        if len(data) > SMALL_BYTES:
-            digest = self.ledger.blobs.store(data)
-        else:
-            digest = digest_of(data)
-            self._to_store.append(self.ledger.blobs.prepare_seen(data, digest))
-        self.hand_out(digest)
-        return digest
 
     def may_read_blob(self, digest: Digest) -> bool:
         """Only what this session has been handed, or has itself changed: a digest is not a key to others' work."""
-        if digest in self._handed_out:
+        if digest in self.account.handed_out:
             return True
         with self.ledger.store.read() as tx:
             journal = session_journal(self.facts.session)
@@ -403,11 +345,12 @@ class Call(Watching):
 
     def changes(self) -> list[Change]:
         """What this call has changed so far, in path order."""
-        return [
+        changes = [
             one.change
             for _, one in sorted(self._touched.items(), key=lambda item: path_bytes(item[0]))
             if one.acted and not same_state(one.before, one.after)
         ]
+        return with_moves(changes, guessed=self._has_commands)
 
     def commit(self, *, reason: str | None = None) -> list[Change]:
         """Publish. If somebody ended this call for us (`call_lost`), nothing is; putting back was theirs to do."""
@@ -417,7 +360,7 @@ class Call(Watching):
             try:
                 with self.ledger.store.write() as tx:
                     for call, ending in endings:
-                        call._end(tx, ending)
+                        call._end(tx, ending, held=call._held())
             except Broken as broken:
                 self._resolve_doubt(broken)
             for call in (*self.parts.values(), self):
@@ -434,8 +377,9 @@ class Call(Watching):
         changes = self.changes()
         if self.ledger.store.durability == "power":
             self._sync(changes)
-        coverage = [*self.coverage, *self._lost_with(change.path for change in changes)]
-        return Ending("committed", changes, reason, coverage, self._effects, self._handed_out, strict=self.strict)
+        coverage = [*self.coverage, *self._conflicted(), *self._lost_with(change.path for change in changes)]
+        effects, handed_out = self.account.effects, self.account.handed_out
+        return Ending("committed", changes, reason, coverage, effects, handed_out, strict=self.strict)
 
     def __enter__(self) -> Call:
         return self
@@ -464,19 +408,23 @@ class Call(Watching):
         try:
             published = self.ledger.has_ended(self.facts.id)
         except MulliganError:
-            self.status = "in_doubt"
-            self.ledger.doubts.append(self._settle_doubt)
+            self._ask_later()
             words = f"It is not known whether call {self.facts.id} was committed: the store cannot be read."
             raise fault("in_doubt", words, call=self.facts.id) from broken
         if not published:
             raise broken
 
-    def _settle_doubt(self) -> bool:
+    def _ask_later(self) -> None:
+        self.status = "in_doubt"
+        if self._settle not in self.ledger.doubts:
+            self.ledger.doubts.append(self._settle)
+
+    def _settle(self) -> bool:
         """Ask again. Published, the files stay; not published, they go back. False: the store cannot say yet."""
         with self._lock:
+            self.status = "open"
             try:
-                self.status = "committed" if self.ledger.has_ended(self.facts.id) else "open"
-                self.abort("in_doubt")
+                self.abort(self._reason)
             except MulliganError:
                 self.status = "in_doubt"
         return self.status != "in_doubt"
@@ -486,48 +434,96 @@ class Call(Watching):
         with self._lock:
             if self.status != "open":
                 return []
-            for part in self.parts.values():
-                part.abort(reason)
-            if self._begun and not self.ledger.is_ours(self.facts.id, self._owner):
-                self.status = "aborted"
-                return []
-            self._put_back_to(0)
-            notes = [{"path": to_wire(path), "reason": "conflicted"} for path in self.conflicts]
-            notes += self._lost_with(self._traits.had)
-            with self.ledger.store.write() as tx:
-                self._end(tx, Ending("aborted", (), reason, [*self.coverage, *notes], self._effects, self._handed_out))
-            self.status = "aborted"
+            self._reason = reason
+            ours = [call for call in (*self.parts.values(), self) if call.status == "open" and not call._was_ended()]
+            for call in ours:
+                call._put_back(None)
+            self._record_abort(ours)
             return self.conflicts
 
-    def _end(self, tx: Tx, ending: Ending) -> None:
+    def _record_abort(self, calls: Sequence[Call]) -> None:
+        """All is as it was; should the store not take that down now, it will be asked to later."""
+        try:
+            with self.ledger.store.write() as tx:
+                for call in calls:
+                    call._end(tx, call._aborted(self._reason), held=None)
+        except Broken:
+            self._ask_later()
+            raise
+        for call in calls:
+            call.status = "aborted"
+
+    def _aborted(self, reason: str) -> Ending:
+        coverage = [*self.coverage, *self._conflicted(), *self._lost_with(self._traits.had)]
+        return Ending("aborted", (), reason, coverage, self.account.effects, self.account.handed_out)
+
+    def _conflicted(self) -> list[dict[str, str]]:
+        return [{"path": to_wire(path), "reason": "conflicted"} for path in self.conflicts]
+
+    def _was_ended(self) -> bool:
+        """By somebody else, or by us: an interrupt may have kept us from noticing what the store knows.
+
+        In a child of the process that made the call, it is not ours to end.
+        """
+        if self._is_elsewhere:
+            self.status = "aborted"
+            return True
+        stands = self.ledger.how_it_stands(self.facts.id, self._owner)
+        if stands == "ours" or (stands == "unknown" and not self._begun):
+            self._begun = stands == "ours"
+            return False
+        self.status = "committed" if stands == "committed" else "aborted"
+        self.ledger.has_acted(self.facts.id)
+        return True
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        return os.getpid() != self._pid
+
+    @property
+    def is_open_here(self) -> bool:
+        """Whether somebody in this process may still act in it."""
+        return self.status == "open" and not self._is_elsewhere
+
+    def __del__(self) -> None:
+        """Nobody has it any more, and it never ended: an interrupt kept somebody from it. It ends before the next."""
+        if getattr(self, "_begun", False) and self.is_open_here:
+            self.ledger.doubts.append(self._settle)
+
+    def _end(self, tx: Tx, ending: Ending, *, held: Held | None) -> None:
         if self._begun:
             self.ledger.check_ours(tx, self.facts.id, self._owner)
         else:
             self.ledger.record_begin(tx, self.facts)
-        for prepared in self._to_store:
-            self.ledger.blobs.put(tx, prepared)
-        held = Held(
-            [one.row.path for one in self._touched.values()], [claim.place for claim in self._claimed], self._begun
-        )
+        self.account.store_kept(tx)
         moved = [act(tx, ending.status) for act in self.at_end]
         self.ledger.end(tx, self.facts, replace(ending, placed=True) if any(moved) else ending, held=held)
 
-    def _put_back_to(self, mark: int) -> None:
-        """Everything this call changed since the mark, as it was then."""
+    def _held(self) -> Held:
+        """As far as we know, which is all there is unless something came in between."""
+        paths = [one.row.path for one in self._touched.values()]
+        return Held(paths, [claim.place for claim in self._claimed], self._begun)
+
+    def _put_back(self, block: Block | None) -> None:
+        """Everything that was changed in a block, as it was before. What somebody changed since stays as it is."""
         with self._lock:
-            self._leave_shared(dict.fromkeys(path for path, _ in self._done[mark:]))
-            earlier = {path: was for path, was in reversed(self._done[mark:]) if path not in self._shared}
+            undoing = self._done.undoing(block)
+            self._leave_shared(reversed(undoing.before))
+            earlier = {path: was for path, was in undoing.before.items() if path not in self._shared}
             try:
                 report = put_back(self, [self._trace(*one) for one in earlier.items()], self._note_lift)
             except OSError as error:
                 self._stuck = True
                 words = f"Not everything could be put back: {error.strerror}. Opening the store again tries once more."
                 raise fault("restore_failed", words, call=self.id) from error
-            del self._done[mark:]
-            self._handed_out |= report.rescued
-            self.conflicts += [path for path in report.conflicts if path not in self.conflicts]
+            self.account.handed_out |= report.rescued
+            in_the_way = [*report.conflicts, *sorted(undoing.overtaken)]
+            self.conflicts += [path for path in in_the_way if path not in self.conflicts]
+            # A folder in which the call itself has done more since; of files, somebody else has.
+            full = {path for path in report.conflicts if isinstance(self._touched[path].after, DirEntry)}
+            self._done.leave(undoing, but=full)
             for path in earlier.keys() - set(report.conflicts):
-                self._touched[path].after, self._touched[path].unsure = earlier[path], False
+                self._touched[path].becomes(earlier[path])
 
     def _trace(self, path: RepoPath, before: Entry) -> Trace:
         touched = self._touched[path]
@@ -567,25 +563,25 @@ class Call(Watching):
         return DRAFT_PREFIX + f"{self.facts.id[-12:]}-{row.ordinal}".encode("ascii")
 
     def _check_open(self) -> None:
+        if self._is_elsewhere:
+            raise fault("call_not_open", f"Call {self.facts.id} belongs to the process that this one was forked from.")
         if self.status != "open":
             raise fault("call_not_open", f"Call {self.facts.id} is {self.status}.")
 
 
-class Savepoint:
-    """A mark in an open call and its parts, as a block."""
+class Savepoint(Block):
+    """A block of an open call and its parts: put back, if it does not end well."""
 
-    __slots__ = ("_call", "_marks")
+    __slots__ = ("_call",)
 
     def __init__(self, call: Call) -> None:
         self._call = call
 
-    def __enter__(self) -> None:
-        self._marks = {id(call): len(call._done) for call in (self._call, *self._call.parts.values())}
-
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if error is not None:
+        super().__exit__(None, error, None)
+        if error is not None and not self._call._is_elsewhere:
             for call in (*self._call.parts.values(), self._call):
-                call._put_back_to(self._marks.get(id(call), 0))
+                call._put_back(self)
 
 
 def reason_of(error: BaseException | None) -> str:

@@ -11,8 +11,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mulligan.history.call import Intent
 from mulligan.history.desk import Desk
+from mulligan.history.intents import Intent
 from mulligan.history.plans import Move, in_order
 from mulligan.history.scopes import before_of, size_of
 from mulligan.history.tables import CALLS, CAPTURES, OPEN, ROOTS, SCOPES, TOUCHES, CaptureRow, ScopeRow

@@ -68,7 +68,7 @@ def left_by(site: Ground, call: str, kept: Sequence[TouchRow]) -> Left:
     if row is None or written == CLOSED:
         return left
     span = _Span(site.disk.root.path, row.started_ns, int(written) if written.isdigit() else None)
-    befores = _befores(site) | {path_from_bytes(one.path): entry_from_json(decode(one.before)) for one in kept}
+    befores = _befores(site, left) | {path_from_bytes(one.path): entry_from_json(decode(one.before)) for one in kept}
     for path, before in befores.items():
         if before is None:
             left.leave(path, "no_baseline")
@@ -91,10 +91,13 @@ def forget(site: Ground, call: str) -> None:
             os.unlink(row.mark)
 
 
-def _befores(site: Ground) -> dict[RepoPath, Entry | None]:
+def _befores(site: Ground, left: Left) -> dict[RepoPath, Entry | None]:
+    """A folder that is shut stays so: opening it would be the last that happened to it."""
     tree = KeptTree(site)
     try:
-        drifts = tree.look(whole=True) if tree.restore() else []
+        drifts = tree.look(whole=True, opens=False) if tree.restore() else []
+        for folder in tree.closed:
+            left.leave(folder, "unreadable")
         return {one.path: one.before for one in drifts}
     finally:
         tree.close()

@@ -51,6 +51,7 @@ class Desk:
         self._closing: list[Callable[[], None]] = []
         self._calls: WeakValueDictionary[str, Call] = WeakValueDictionary()
         self._lock = threading.Lock()
+        self._is_open = True
 
     def at(self, root: str) -> Desk:
         """The desk of another root of the same store."""
@@ -107,6 +108,7 @@ class Desk:
 
         With `strict`, one that changes more than its session may keep is refused at its end, and put back.
         """
+        self.check_open()
         self.ledger.settle_doubts()
         self.ledger.session(session, self.root)
         identifier = CallId(self.ledger.ids.new())
@@ -188,7 +190,13 @@ class Desk:
         """Something to be done before this desk closes."""
         self._closing.append(act)
 
+    def check_open(self) -> None:
+        if not self._is_open:
+            place = os.fsdecode(self.disk.root.path)
+            raise fault("workspace_closed", f"The workspace {place} was closed here; open it again.", root=place)
+
     def close(self) -> None:
+        self._is_open = False
         while self._closing:
             self._closing.pop()()
         for other in (*self._others.values(), *self._views.values()):

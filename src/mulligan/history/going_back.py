@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack, contextmanager
 from dataclasses import field, replace
 from typing import Any, Literal, get_args
 
-from mulligan.history.call import Intent
+from mulligan.history.current import current_call
 from mulligan.history.desk import Desk
+from mulligan.history.intents import Intent
 from mulligan.history.ledger import newest_wseq
 from mulligan.history.leftovers import Taken, taken_of
+from mulligan.history.lifting import is_shut, opened_up
 from mulligan.history.log import (
     calls_of,
     change_from_row,
@@ -32,12 +35,13 @@ from mulligan.history.points import (
     move_of_turn,
     move_of_undo,
     move_to,
+    stretch_of_turn,
 )
 from mulligan.history.repositories import left_alone, split_off, without_objects
 from mulligan.history.sites import Site, as_seen_from, holds, main_of, sites_of, together, with_parts
 from mulligan.history.tables import CALLS, CHANGES, REDO, WSEQ_END, CallRow, ChangeRow, RootRow
 from mulligan.history.turns import Sought, close_open_turns, last_turn, work_of
-from mulligan.session.kept import changes_slices, take_back_in
+from mulligan.session.slices_back import Stretch, changes_slices, slices_back, take_back_in
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
 from mulligan.values.clock import parse_timestamp
@@ -69,6 +73,9 @@ _LOOK_ENTRIES_MAX = 200
 Git = Literal["leave", "restore"]
 """Whether a repository that was there before a call and after it goes back too."""
 
+MayWrite = Callable[[Desk, RepoPath], None]
+"""Asked of every path before any is touched; raises for one that is not for whoever asks to change."""
+
 
 @plain(slots=True, frozen=True)
 class WayBack:
@@ -81,9 +88,13 @@ class WayBack:
     of: tuple[str, ...] = ()
     plan: RestorePlan | None = None
     talk: Mapping[str, int] | None = None
+    slices_left: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """`talk`, when the way back moves it: how many messages are in force, and how many were."""
+        """`talk`, when the way back moves it: how many messages are in force, and how many were.
+
+        `slices_left`: slices that something else has changed since, so that they are not as they were.
+        """
         left = [one.to_json() for one in self.plan.left_alone] if self.plan is not None else []
         gaps = [dict(gap) for gap in self.plan.coverage] if self.plan is not None else []
         return {
@@ -95,6 +106,7 @@ class WayBack:
             **({"coverage": gaps} if gaps else {}),
             **({"git": left} if left else {}),
             **({"talk": dict(self.talk)} if self.talk else {}),
+            **({"slices_left": list(self.slices_left)} if self.slices_left else {}),
         }
 
 
@@ -106,8 +118,7 @@ class How:
     dry_run: bool = False
     session: SessionId | None = None
     git: Git = "leave"
-    may_write: Callable[[Desk, RepoPath], None] | None = None
-    """asked of every path before any is touched; raises for one that is not for whoever goes back to change"""
+    may_write: MayWrite | None = None
 
     def __post_init__(self) -> None:
         check_choice("on_conflict", self.on_conflict, get_args(OnConflict))
@@ -119,7 +130,7 @@ class _Target:
     """What a way back takes back: calls, newest first, and which of their paths count.
 
     `places`: where alone they do, through whichever root they were changed; None: everywhere. `taken`: what of the
-    calls is back already.
+    calls is back already. `stretch`: where slices go back too that were changed outside any call.
     """
 
     verb: str
@@ -130,6 +141,7 @@ class _Target:
     places: frozenset[bytes] | None = None
     taken: Taken = field(default_factory=Taken)
     turn: str | None = None
+    stretch: Stretch | None = None
 
 
 class _WorldMoved(Exception):
@@ -214,10 +226,13 @@ def rollback(desk: Desk, *, how: How, cancel_open: bool = False) -> WayBack:
     cancelled = set[str]() if session is None else close_open_turns(desk, session, cancel=cancel_open)
     with desk.ledger.store.read() as tx:
         owner, turn = last_turn(tx, desk, Sought(how.session, session, how.on_conflict, cancelled))
+    if owner != session:
+        close_open_turns(desk, owner, cancel=cancel_open)
+    with desk.ledger.store.read() as tx:
         calls = tuple(_newest_first(work_of(tx, desk, owner, turn)))
-        taken = taken_of(tx, calls)
+        taken, stretch = taken_of(tx, calls), stretch_of_turn(tx, owner, turn, calls)
     talk = move_of_turn(desk, owner, turn)
-    return _go(desk, _Target("rollback", calls, session=owner, talk=talk, taken=taken, turn=turn), how)
+    return _go(desk, _Target("rollback", calls, None, owner, talk, taken=taken, turn=turn, stretch=stretch), how)
 
 
 def rewind(
@@ -228,10 +243,13 @@ def rewind(
     Talk goes along only to where a model could go on from: else `not_continuable`.
     """
     found = find_point(desk, point, how.session, side=side)
+    if how.session is not None and found.session != how.session:
+        raise fault("unknown_call", f"{point!r} is not a call of session {how.session!r}; name one of its own.")
     own = found.call.id if found.call is not None and side == "after" else None
     calls = tuple(row for row in _newest_first(found.later) if main_of(row) != own) if files else ()
     move = move_to(desk, found) if talk else None
-    return _go(desk, _Target("rewind", calls, session=found.session, talk=move), how)
+    stretch = found.since if files else None
+    return _go(desk, _Target("rewind", calls, session=found.session, talk=move, stretch=stretch), how)
 
 
 def redo(desk: Desk, *, how: How) -> WayBack:
@@ -253,14 +271,16 @@ def _go(desk: Desk, target: _Target, how: How) -> WayBack:
     """Plan and apply; if somebody changes a planned path in between, plan again."""
     sites = sites_of(desk, target.calls)
     talk = None if target.talk is None else target.talk.shown(desk)
+    moves_slices, left = _slices(desk, target)
     for _ in range(_REPLAN_TRIES):
         plans = _plans(sites, target, how)
-        _check_moves(sites, plans, how)
+        for site, one in zip(sites, plans, strict=True):
+            check_moves(site.desk, one, how.may_write)
         plan = together([as_seen_from(desk, site, one) for site, one in zip(sites, plans, strict=True)])
         if how.dry_run:
-            return WayBack(plan.ok, None, plan.outcomes, plan.overwrote_external, _ids(target), plan, talk)
+            return WayBack(plan.ok, None, plan.outcomes, plan.overwrote_external, _ids(target), plan, talk, left)
         # On record even if they move nothing: else what is below or before would never have its turn.
-        counts = target.verb in ("redo", "rollback") or plan.outcomes or talk or _moves_slices(desk, target)
+        counts = target.verb in ("redo", "rollback") or plan.outcomes or talk or moves_slices
         if not plan.moves and not (plan.ok and counts):
             return WayBack(plan.ok, None, plan.outcomes, of=_ids(target), plan=plan)
         try:
@@ -269,7 +289,7 @@ def _go(desk: Desk, target: _Target, how: How) -> WayBack:
             return WayBack(False, None, _failed(plan), of=_ids(target), plan=plan)
         except _WorldMoved:
             continue
-        return WayBack(plan.ok, call, plan.outcomes, plan.overwrote_external, _ids(target), plan, talk)
+        return WayBack(plan.ok, call, plan.outcomes, plan.overwrote_external, _ids(target), plan, talk, left)
     raise fault("path_busy", "The files keep changing while going back; try again when they are quiet.")
 
 
@@ -282,12 +302,11 @@ def _plans(sites: Sequence[Site], target: _Target, how: How) -> list[RestorePlan
     return plans
 
 
-def _check_moves(sites: Sequence[Site], plans: Sequence[RestorePlan], how: How) -> None:
-    """One path that may not be written refuses the whole way back, also one that only asks what would happen."""
-    if how.may_write is not None:
-        for site, plan in zip(sites, plans, strict=True):
-            for move in plan.moves:
-                how.may_write(site.desk, move.path)
+def check_moves(desk: Desk, plan: RestorePlan, may_write: MayWrite | None) -> None:
+    """One path that may not be written refuses the whole plan, also if somebody only asks what would happen."""
+    if may_write is not None:
+        for move in plan.moves:
+            may_write(desk, move.path)
 
 
 def _ids(target: _Target) -> tuple[str, ...]:
@@ -298,6 +317,8 @@ def _plan(desk: Desk, target: _Target, how: How) -> RestorePlan:
     contents: dict[Digest, bytes] = {}
 
     def now(path: RepoPath) -> Entry | None:
+        if path in shut:
+            return shut[path]
         image = desk.image(path)
         if isinstance(image.content, bytes) and isinstance(image.entry, FileEntry):
             contents[image.entry.digest] = image.content
@@ -322,8 +343,23 @@ def _plan(desk: Desk, target: _Target, how: How) -> RestorePlan:
         named = _unknown([change.path for layer in touched for change in layer], target.paths)
         kept = [change for _, part in split for change in part]
         unclear = [] if how.on_conflict == "overwrite" else _ambiguous(target.calls, layers)
-        plan = planner.plan(layers, not_captured=named, ambiguous=unclear).leaving(left_alone(kept, read))
+        with _opened(desk, layers) as shut:
+            plan = planner.plan(layers, not_captured=named, ambiguous=unclear)
+        plan = plan.leaving(left_alone(kept, read))
     return replace(plan, coverage=tuple(_gaps(target)))
+
+
+@contextmanager
+def _opened(desk: Desk, layers: Sequence[Sequence[Change]]) -> Iterator[Mapping[RepoPath, Entry]]:
+    """Folders as shut as the calls have left them are open for a look. What they are while they are shut."""
+    left = {change.path: change.after for layer in reversed(layers) for change in layer}
+    shut: dict[RepoPath, Entry] = {}
+    with ExitStack() as closing:
+        for path in sorted(left, key=path_bytes):
+            if is_shut(desk.disk, path) and same_state(now := desk.entry(path), left[path]):
+                shut[path] = now
+                closing.enter_context(opened_up(desk.disk, path))
+        yield shut
 
 
 def _gaps(target: _Target) -> list[Mapping[str, str]]:
@@ -412,6 +448,7 @@ def _apply(sites: Sequence[Site], target: _Target, plans: Sequence[RestorePlan],
     """The id of the call. What happens in further roots are parts of it."""
     desk = sites[0].desk
     session = SessionId(how.session or target.session or target.calls[0].session or "default")
+    _check_between_calls(session)
     call = desk.call(session, tool=target.verb, cause=_cause(desk, target, _in_conflict(sites, target, plans)))
     call.at_end.append(lambda tx, status: status == "committed" and _move_session(tx, desk, target, call.id))
     try:
@@ -427,6 +464,13 @@ def _apply(sites: Sequence[Site], target: _Target, plans: Sequence[RestorePlan],
     return call.id
 
 
+def _check_between_calls(session: SessionId) -> None:
+    """A way back is a call of its own: it would stand even if the one around it fails."""
+    around = current_call()
+    if around is not None and around.facts.session == session:
+        raise fault("call_open", f"Call {around.id} is still open here; end it, and go back then.")
+
+
 def _effects(plan: RestorePlan) -> Iterator[Sequence[Move]]:
     """The moves in portions; then directories get the times they had, as all is in them that changes these."""
     folders = [one for one in plan.moves if isinstance(one.target, DirEntry) and one.target.mtime_ns]
@@ -439,7 +483,8 @@ def _move_session(tx: Tx, desk: Desk, target: _Target, call: str) -> bool:
     """Talk and slices go with the files. Whether slices did."""
     if target.talk is not None:
         target.talk.apply_in(tx, desk.ledger, target.verb, call)
-    return take_back_in(tx, desk.ledger.journal, _with_slices(target), at=desk.ledger.now(), by=call)
+    calls = _with_slices(target)
+    return take_back_in(tx, desk.ledger.journal, calls, target.stretch, at=desk.ledger.now(), by=call)
 
 
 def _with_slices(target: _Target) -> list[str]:
@@ -449,9 +494,12 @@ def _with_slices(target: _Target) -> list[str]:
     return [call for call in _ids(target) if call not in target.taken.slices]
 
 
-def _moves_slices(desk: Desk, target: _Target) -> bool:
+def _slices(desk: Desk, target: _Target) -> tuple[bool, tuple[str, ...]]:
+    """Whether it is about slices at all, and which of them it cannot put back as they were."""
+    calls = _with_slices(target)
     with desk.ledger.store.read() as tx:
-        return changes_slices(tx, _with_slices(target))
+        back = slices_back(tx, calls, target.stretch)
+        return bool(back.changes) or changes_slices(tx, calls), back.left
 
 
 def _failed(plan: RestorePlan) -> tuple[Outcome, ...]:

@@ -21,6 +21,7 @@ from typing import Protocol
 
 from mulligan.history.baseline import FILE_MAX_BYTES, WORKSPACE_MAX_BYTES, clean_files, git_contents, lacks
 from mulligan.history.kept_rows import Known, forget, keep_for_windows, kept_in, row_of
+from mulligan.history.lifting import is_shut, opened_up
 from mulligan.history.putting_back import Site
 from mulligan.history.repositories import is_object, repository_of
 from mulligan.history.tables import KEPT, KEPT_ROOTS, KeptRootRow
@@ -44,6 +45,7 @@ TOUCHED_MAX_BYTES = 64 * MIB_BYTES
 WATCHED_FROM_PATHS = 4_000
 """Below this, looking at every stamp is quick enough that nothing has to be taken on the kernel's word."""
 
+_TO_LOOK_INTO = 0o500
 _GIT = b"/.git"
 _OBJECTS = b"/.git/objects"
 _BATCH = 200
@@ -106,9 +108,15 @@ class KeptTree:
         """bytes that the next rows to be published name"""
         self._twins: dict[int, list[bytes]] | None = None
         self._special: set[bytes] = set()
+        self._inside: set[bytes] = set()
+        """folders that were opened for a look while they were shut: what was in them is known"""
+        self._strays: set[int] = set()
+        """inodes of folders that nobody could look into, and that are not where they were"""
         self.looks = 0
         self.specials: set[bytes] = set()
         """where a device, FIFO or socket has come or gone; whoever wants to know clears it"""
+        self.closed: set[RepoPath] = set()
+        """folders that were shut, and could not be opened for a look; likewise"""
 
     @property
     def watcher(self) -> Watcher | None:
@@ -125,11 +133,14 @@ class KeptTree:
         """Whether everything that is to be read has been read and saved."""
         return not self._pending and self._asked_git and not self._unsaved
 
-    def look(self, *, whole: bool = False, until_ns: int | None = None, keep: bool = True) -> list[Drift]:
+    def look(
+        self, *, whole: bool = False, until_ns: int | None = None, keep: bool = True, opens: bool = True
+    ) -> list[Drift]:
         """What is not as it was at the last look. `whole`: the kernel's word is not enough, look at every stamp.
 
         `until_ns`: what has changed since then is left for the next look. Without `keep` what is there now is not
-        stored, for it will not stand; and what git has of before is unknown if the store cannot take it.
+        stored, for it will not stand; and what git has of before is unknown if the store cannot take it. `opens`: a
+        folder of ours that was shut since the last look is opened for this one.
         """
         if self._index is None and not self.restore():
             self._begin()
@@ -137,7 +148,54 @@ class KeptTree:
         self.looks += 1
         touched = self._touched(whole=whole)
         self._left = frozenset() if until_ns is None else _changed_since(touched, until_ns)
-        return self._settle({path: touched[path] for path in touched.keys() - self._left}, keep=keep)
+        folders = {path: now for path, now in touched.items() if now is not None and stat.S_ISDIR(now.st_mode)}
+        shut = {path for path in folders.keys() - self._left if is_shut(self._desk.disk, self._below(path))}
+        hidden = tuple(path + b"/" for path in shut)
+        seen = {path: touched[path] for path in touched.keys() - self._left if not path.startswith(hidden)}
+        lost = self._lost_folders(seen)
+        news = {path for path in shut if stamp_of(folders[path]) != self._stamps.get(path)}
+        inside = {path for path in news if opens and not self._is_unseen(path, folders[path].st_ino)}
+        self._close(news - inside)
+        drifts = self._settle(seen, keep=keep) + lost
+        return drifts + [one for path in inside for one in self._look_inside(path, keep=keep)]
+
+    def _look_inside(self, folder: bytes, *, keep: bool) -> list[Drift]:
+        """A folder that was shut since the last look. What nobody can see there is not taken for gone."""
+        with opened_up(self._desk.disk, self._below(folder)):
+            inner = StatIndex.of(folder)
+            if folder in inner.unreadable:
+                self._close([folder])
+                return []
+            hidden = tuple(path + b"/" for path in inner.unreadable)
+            known = [path for path in self._stamps if path.startswith(folder + b"/") and not path.startswith(hidden)]
+            found = statuses({*inner.paths(), *known})
+            unseen = {path for path in inner.unreadable if (now := found[path]) and self._is_unseen(path, now.st_ino)}
+            self._close(unseen)
+            drifts = self._settle(found, keep=keep)
+            drifts += [one for path in inner.unreadable - unseen for one in self._look_inside(path, keep=keep)]
+        self._inside.add(folder)
+        stamp = stamp_now(folder)
+        if stamp is not None:
+            self._stamps[folder] = stamp  # it was us who opened it and shut it again
+        return drifts
+
+    def _close(self, folders: Iterable[bytes]) -> None:
+        """Folders that are not looked into."""
+        self._inside.difference_update(folders)
+        self.closed |= {self._below(folder) for folder in folders}
+
+    def _is_unseen(self, path: bytes, inode: int | None = None) -> bool:
+        """Whether nobody could look into a folder at the last look, wherever it has gone to since."""
+        mode = self._stamps[path][4] if path in self._stamps else 0
+        was_shut = stat.S_ISDIR(mode) and mode & _TO_LOOK_INTO != _TO_LOOK_INTO and os.geteuid() != 0
+        return (was_shut and path not in self._inside) or inode in self._strays
+
+    def _lost_folders(self, touched: Statuses) -> list[Drift]:
+        """Those that nobody could look into, and that are gone, or lack something, or have more: what, is unknown."""
+        unseen = {path: self._stamps[path] for path in touched if self._is_unseen(path)}
+        self._strays = {stamp[3] for path, stamp in unseen.items() if touched[path] is None}
+        changed = [path for path, was in unseen.items() if not _has_same_names(touched[path], was)]
+        return [Drift(self._below(path), None, None) for path in changed]
 
     def take_back(self) -> None:
         """What the last look found will not stand: all is said to be as it was before, and looked at once more."""
@@ -303,7 +361,7 @@ class KeptTree:
         gone = [path for path, now in stamps.items() if now is None and path not in ours]
         lost = self._lost_objects(gone)
         self._forget_gone(gone)
-        before = self._befores(ours, keep=keep)
+        before = self._befores(ours, keep=keep) | dict.fromkeys(self._astray(ours))
         names = {path: len(self._names_of(path)) or 1 for path in ours} if self._twins else {}
         seen = self._afters(ours, keep=keep)
         elsewhere = self._elsewhere(seen)
@@ -313,6 +371,12 @@ class KeptTree:
         ]
         self._fresh = before | self._fresh
         return [one for one in drifts if not one.is_none] + lost
+
+    def _astray(self, stamps: Mapping[bytes, Stamp | None]) -> list[bytes]:
+        """Folders that nobody could look into and that were moved there, with all that is in them."""
+        tops = {path for path, now in stamps.items() if now and now[3] in self._strays and stat.S_ISDIR(now[4])}
+        below = tuple(path + b"/" for path in tops)
+        return [path for path in stamps if path in tops or path.startswith(below)] if tops else []
 
     def _lost_objects(self, gone: Iterable[bytes]) -> list[Drift]:
         """Of object stores that lack something now, which nobody has kept. What git has packed is still there."""
@@ -368,7 +432,8 @@ class KeptTree:
         for path, data in contents.items():
             stamp = self._stamps[path]
             self._known[path] = FileEntry(digest_of(data), len(data), stat.S_IMODE(stamp[4]), stamp[1])
-        found = {path: self._known.get(path, ABSENT) for path in paths}
+        unseen = tuple(path + b"/" for path in paths if self._is_unseen(path))
+        found = {path: None if path.startswith(unseen) else self._known.get(path, ABSENT) for path in paths}
         return {path: None if isinstance(known, str) else known for path, known in found.items()}
 
     def _afters(self, stamps: Mapping[bytes, Stamp | None], *, keep: bool) -> dict[bytes, Image]:
@@ -515,6 +580,11 @@ def _changed_since(paths: Collection[bytes], when_ns: int) -> frozenset[bytes]:
         while (path := os.path.dirname(path)) in late:
             late.discard(path)
     return frozenset(late)
+
+
+def _has_same_names(now: os.stat_result | None, was: Stamp) -> bool:
+    """Of a folder: the same one, in which nothing has come or gone."""
+    return now is not None and (now.st_mtime_ns, now.st_ino) == (was[1], was[3])
 
 
 def _size(stamp: Stamp) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -108,6 +109,7 @@ class Ledger:
         self.keep_bounds: Callable[[SessionId, int], object] | None = None
         self._grown: dict[SessionId, int] = {}
         self._sessions: set[SessionId] = set()
+        self._acting: dict[CallId, int] = {}
         self.doubts: list[Callable[[], bool]] = []
         self.inside: str | None = None
         """the call of another process whose command we are, as far as we are told"""
@@ -196,9 +198,9 @@ class Ledger:
 
     def check_free(self, tx: Tx, call: CallId, wanted: Sequence[Wanted]) -> None:
         self.check_not_inside(tx, [one.place for one in wanted])
-        standing = blockers(tx, call, wanted)
-        if standing:
-            by = sorted({CallId(row.call) for row in standing})
+        # A claim of a call that is not open is void, whatever went wrong with it.
+        by = sorted({CallId(row.call) for row in blockers(tx, call, wanted) if tx.has(OPEN, row.call)})
+        if by:
             raise Claimed(by, worth_waiting=all(call < other for other in by))
 
     def check_not_inside(self, tx: Tx, places: Iterable[bytes]) -> None:
@@ -279,6 +281,7 @@ class Ledger:
         return replace(ending, coverage=[*ending.coverage, *coverage_of(given_up)])
 
     def _let_go(self, tx: Tx, call: CallId, held: Held | None = None) -> None:
+        self.has_acted(call)
         if held is None or held.is_open:
             tx.delete(OPEN, call)
         if held is None:
@@ -295,10 +298,24 @@ class Ledger:
         if row is None or row.owner != owner:
             raise fault("call_lost", f"Call {call} was ended by another process; nothing was committed.", call=call)
 
-    def is_ours(self, call: CallId, owner: OwnerId) -> bool:
+    def how_it_stands(self, call: CallId, owner: OwnerId) -> str:
+        """`ours` or `lost` while it is open, else its status; `unknown` before it is on record."""
         with self.store.read() as tx:
-            row = tx.get(OPEN, call)
-        return row is not None and row.owner == owner
+            row, shown = tx.get(OPEN, call), tx.get(CALLS, call)
+        if row is not None:
+            return "ours" if row.owner == owner else "lost"
+        return "unknown" if shown is None else shown.status
+
+    def note_acting(self, call: CallId, thread: int) -> None:
+        """Until it ends: it was made on that thread, which will end it."""
+        self._acting[call] = thread
+
+    def has_acted(self, call: CallId) -> None:
+        self._acting.pop(call, None)
+
+    def acts_here(self, calls: Iterable[CallId]) -> bool:
+        """Whether one of them is to be ended by this very thread, so that nobody would while it waits."""
+        return any(self._acting.get(call) == threading.get_ident() for call in calls)
 
     def any_open(self) -> bool:
         with self.store.read() as tx:

@@ -8,13 +8,14 @@ lifted is put back like everything else.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TypeVar
 
 from mulligan.values.entries import DirEntry
-from mulligan.values.paths import RepoPath, ancestors_of, parent_of
+from mulligan.values.paths import RepoPath, ancestors_of, join, parent_of, path_bytes
 from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import Disk
 
@@ -23,7 +24,8 @@ T = TypeVar("T")
 NoteLift = Callable[[RepoPath, DirEntry, DirEntry], None]
 """Told which directory is about to be opened, what it is, and what it will be for a moment. Durable when it returns."""
 
-_TO_PASS = 0o100
+_TO_PASS = 0o500
+"""A directory is opened for reading on the way to what is in it."""
 _TO_WORK_IN = 0o700
 
 
@@ -36,6 +38,22 @@ def despite_modes(disk: Disk, path: RepoPath, act: Callable[[], T], note: NoteLi
             if not opened:
                 raise
             return act()
+
+
+def is_shut(disk: Disk, path: RepoPath) -> bool:
+    """Whether a directory is there that its mode keeps us out of."""
+    there = os.path.join(disk.root.path, path_bytes(path))
+    try:
+        return stat.S_ISDIR(os.lstat(there).st_mode) and not os.access(there, os.R_OK | os.X_OK)
+    except OSError:
+        return False
+
+
+@contextmanager
+def opened_up(disk: Disk, folder: RepoPath) -> Iterator[None]:
+    """For a look into a directory that is shut, if it is ours. Nobody notes it: should we die in it, it stays open."""
+    with _opened(disk, join(folder, "."), lambda *_: None):
+        yield
 
 
 @contextmanager

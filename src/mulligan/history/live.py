@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
+from mulligan.history.deeds import Deeds
 from mulligan.history.ledger import Claimed, Facts, Ledger, intending, meant_to_stay, touch_row
-from mulligan.history.tables import CHANGES, WSEQ_END, RootRow, TouchRow
+from mulligan.history.over_cap import changes_over_cap, coverage_of
+from mulligan.history.tables import RootRow, TouchRow
 from mulligan.history.traits import Traits
 from mulligan.store.blobs import Prepared, Vanished
 from mulligan.store.claims import Wanted as Claim
 from mulligan.store.protocol import Tx
-from mulligan.values.canonical import decode
-from mulligan.values.entries import ABSENT, Change, DirEntry, Entry, FileEntry, entry_from_json, same_state
+from mulligan.values.entries import ABSENT, Absent, Change, DirEntry, Entry, FileEntry, same_state
 from mulligan.values.faults import MulliganError
 from mulligan.values.ids import OwnerId
 from mulligan.values.paths import RepoPath, parent_of, path_bytes, to_wire
@@ -54,6 +55,12 @@ class Touched:
     def noted_in(self, row: TouchRow) -> Touched:
         """The same with another row of the store."""
         return Touched(row, self.path, self.before, self.after, self.acted, self.unsure, self.origin)
+
+    def becomes(self, after: Entry) -> None:
+        """What it holds now, for sure. Where nothing is, nothing has come from elsewhere."""
+        self.after, self.unsure = after, False
+        if isinstance(after, Absent):
+            self.origin = None
 
     @property
     def change(self) -> Change:
@@ -100,9 +107,10 @@ class Watching(ABC):
     conflicts: list[RepoPath]
     _owner: OwnerId
     _begun: bool
+    _has_commands: bool
     _claimed: set[Claim]
     _touched: dict[RepoPath, Touched]
-    _done: list[tuple[RepoPath, Entry]]
+    _done: Deeds
     _shared: set[RepoPath]
     _traits: Traits
     _times: dict[RepoPath, int]
@@ -162,7 +170,7 @@ class Watching(ABC):
         for one in doomed:
             before = one.image.entry
             self._touched[one.path] = Touched(one.row, one.path, before, before, unsure=True)
-            self._done.append((one.path, before))
+            self._done.add(one.path, before)
             self._traits.note(one.path, one.image)
 
     def _record_external(self, tx: Tx, change: Change, bodies: Sequence[Prepared]) -> None:
@@ -205,8 +213,9 @@ class Watching(ABC):
 
     def _has_become(self, touched: Touched, after: Entry, seen: Image | None) -> None:
         self._touched[touched.path] = touched
-        self._done.append((touched.path, touched.after))
-        touched.after, touched.acted, touched.unsure, touched.seen = after, True, False, seen
+        self._done.add(touched.path, touched.after)
+        touched.becomes(after)
+        touched.acted, touched.seen = True, seen
 
     def _unannounced(self, path: RepoPath, before: Entry) -> Touched:
         """A path the command changed without our knowing."""
@@ -252,7 +261,7 @@ class Watching(ABC):
             touched.row = intending(touched.row, touched.after, self._draft(touched.row), in_place=True)
             touched.unsure = True
             self._touched[step.path] = touched
-            self._done.append((step.path, touched.after))
+            self._done.add(step.path, touched.after)
         else:
             touched.row = intending(touched.row, step.after, self._draft(touched.row), in_place=False)
             self._has_become(touched, step.after, step.seen)
@@ -296,21 +305,17 @@ class Watching(ABC):
         folders = {path for path, one in self._touched.items() if one.acted and isinstance(one.before, DirEntry)}
         return self._traits.lost(paths, folders, self._image)
 
+    def gaps(self) -> list[dict[str, str]]:
+        """What the record would say of it, ended now: what was not captured, and what could not be undone."""
+        changes = self.changes()
+        with self.ledger.store.read() as tx:
+            given_up = changes_over_cap(tx, self.facts.session, changes)
+        return [*self.coverage, *self._lost_with(change.path for change in changes), *coverage_of(given_up)]
+
     def before_of(self, path: RepoPath) -> Entry | None:
         """What a path was before this call; None if the call has nothing to do with it."""
         known = self._touched.get(path)
         return None if known is None else known.before
-
-    def seen_at(self, path: RepoPath, wseq: int) -> Entry | None:
-        """What a path held when the workspace had come so far, by the record; None where that says nothing."""
-        known = self._touched.get(path)
-        if known is not None:
-            return known.after
-        place = self.disk.root.place_of(path)
-        with self.ledger.store.read() as tx:
-            since = ("wseq", wseq + 1, WSEQ_END)
-            later = tx.select(CHANGES, {"place": place}, between=since, order=("wseq",), limit=1)
-            return entry_from_json(decode(later[0].before)) if later else self.ledger.last_seen(tx, place)
 
     def begin(self) -> None:
         """On record before a command runs in it: a Mulligan that the command starts finds the call it is part of."""
@@ -322,10 +327,12 @@ class Watching(ABC):
     def begin_command_in(self, tx: Tx) -> None:
         """As part of somebody's transaction; `has_begun` when that has been published."""
         self.ledger.check_not_inside(tx, [self.root.place])
+        self._has_commands = True
         self.begin_in(tx)
 
     def begin_in(self, tx: Tx) -> None:
         """On record, as part of somebody's transaction; `has_begun` when that has been published."""
+        self._check_open()
         if self._begun:
             self.ledger.check_ours(tx, self.facts.id, self._owner)
         else:
@@ -339,10 +346,11 @@ class Watching(ABC):
             return {path: self._image_at(spots, path, kept=kept) for path in paths}
 
     def _image(self, path: RepoPath) -> Image:
+        """To be compared: the bytes of a large file are put nowhere."""
         with Spots(self.disk) as spots:
-            return self._image_at(spots, path)
+            return self._image_at(spots, path, kept=False)
 
-    def _image_at(self, spots: Spots, path: RepoPath, *, kept: bool = True) -> Image:
+    def _image_at(self, spots: Spots, path: RepoPath, *, kept: bool) -> Image:
         """What is at a real path: nothing, while its directory is not there, or is a link that leads elsewhere."""
         try:
             return self.disk.image(spots.at(path), kept=kept)
@@ -350,6 +358,9 @@ class Watching(ABC):
             return NOTHING
 
     # What `Call` has.
+
+    @abstractmethod
+    def changes(self) -> list[Change]: ...
 
     @abstractmethod
     def _check_open(self) -> None: ...

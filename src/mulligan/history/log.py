@@ -134,6 +134,8 @@ def change_from_row(row: ChangeRow) -> Change:
 
 def find_call(desk: Desk, name: str, session: SessionId | None = None) -> CallRow:
     """The call a person means: its id, the newest with that label, or a unique beginning or end of an id."""
+    if not isinstance(name, str):
+        raise fault("invalid_params", "A call is named by its id or its label.", field="call")
     name = name.encode("utf-8", "backslashreplace").decode("utf-8")  # no store holds, or looks for, lone surrogates
     with desk.ledger.store.read() as tx:
         exact = tx.get(CALLS, name)

@@ -16,6 +16,7 @@ from typing import Any
 from mulligan.history.desk import Desk
 from mulligan.history.kept import Drift, KeptTree
 from mulligan.history.ledger import Ending, Facts, newest_wseq, touch_row
+from mulligan.history.log import workspace_of
 from mulligan.history.tables import AGENT, CALLS, CHANGES, OPEN, TOUCHES, TURNS, CallRow
 from mulligan.session.tables import session_journal
 from mulligan.store.protocol import Tx
@@ -66,7 +67,8 @@ def begin(desk: Desk, observed: Observed, tree: KeptTree | None = None, *, looke
     if looked is None and tree is not None and observed.paths is None:
         take_stock(desk, tree)
     with ledger.store.write() as tx:
-        facts = _facts(desk, observed, since=newest_wseq(tx, desk.root.workspace) if looked is None else looked.since)
+        since = newest_wseq(tx, workspace_of(tx, desk)) if looked is None else looked.since
+        facts = _facts(desk, observed, since=since)
         ledger.begin(tx, facts, AGENT)
         for ordinal, (path, before) in enumerate(befores.items()):
             if looked is None:
@@ -90,7 +92,7 @@ def as_looked(tree: KeptTree, paths: Iterable[RepoPath], *, since: int) -> Looke
 def workspace_seq(desk: Desk) -> int:
     """How far the journal of the workspace has come."""
     with desk.ledger.store.read() as tx:
-        return newest_wseq(tx, desk.root.workspace)
+        return newest_wseq(tx, workspace_of(tx, desk))
 
 
 def _facts(desk: Desk, observed: Observed, *, since: int) -> Facts:
@@ -130,6 +132,11 @@ def open_windows(tx: Tx, desk: Desk) -> list[CallRow]:
     return sorted((row for row in rows if row is not None and _cause(row).get("window")), key=_id, reverse=True)
 
 
+def _is_any_window_open(desk: Desk) -> bool:
+    with desk.ledger.store.read() as tx:
+        return bool(open_windows(tx, desk))
+
+
 def _id(row: CallRow) -> str:
     return row.id
 
@@ -144,9 +151,9 @@ def take_stock(
 ) -> list[Note]:
     """Look, and put what changed to the account of the call, else of the newest open window, else of nobody.
 
-    What could not be captured, as notes for the call's coverage.
+    What could not be captured, as notes for the call's coverage. What no call can have shut is not opened.
     """
-    drifts = tree.look(whole=whole, until_ns=until_ns)
+    drifts = tree.look(whole=whole, until_ns=until_ns, opens=call is not None or _is_any_window_open(desk))
     if not drifts and not tree.has_news:
         return []
     with desk.ledger.store.write() as tx:
@@ -156,7 +163,9 @@ def take_stock(
             _put_down(tx, desk, account, drift)
         tree.publish(tx)
     tree.has_published()
-    return [_gap(drift) for drift in drifts if _is_gap(drift)]
+    closed = [{"path": to_wire(path), "reason": "unreadable"} for path in sorted(tree.closed)]
+    tree.closed.clear()
+    return [*(_gap(drift) for drift in drifts if _is_gap(drift)), *closed]
 
 
 def _put_down(tx: Tx, desk: Desk, account: CallId | None, drift: Drift) -> None:
@@ -311,9 +320,13 @@ def _finish_abandoned(desk: Desk, call: CallRow) -> bool:
 
 
 def is_agent_alive(call: CallRow) -> bool:
-    """An agent that did not say who it is may be alive."""
-    pid = _cause(call).get("pid")
-    return not isinstance(pid, int) or born(pid) == _cause(call).get("born")
+    return is_running(_cause(call))
+
+
+def is_running(agent: Mapping[str, Any]) -> bool:
+    """One that did not say who it is may be."""
+    pid = agent.get("pid")
+    return not isinstance(pid, int) or born(pid) == agent.get("born")
 
 
 def born(pid: int) -> str | None:
@@ -342,11 +355,14 @@ def _born_elsewhere(pid: int) -> str | None:
 # Turns.
 
 
-def open_turn(desk: Desk, session: SessionId, turn: TurnId, prompt: str | None) -> None:
+def open_turn(desk: Desk, session: SessionId, turn: TurnId, prompt: str | None, *, pid: int | None = None) -> None:
+    """It ends by `end_turn`, or with this process; with a `pid`, with the agent's process, if that is known."""
     ledger = desk.ledger
     ledger.session(session, desk.root)
+    opener: dict[str, Any] = {"owner": ledger.store.owner()} if pid is None else {}
+    opener |= {"pid": pid, "born": born(pid)} if pid else {}
     with ledger.store.write() as tx:
-        body = {"session": session, "turn": turn, "prompt": prompt}
+        body = {"session": session, "turn": turn, "prompt": prompt, **opener}
         ledger.journal.append(tx, session_journal(session), "turn.opened", body, at=ledger.now())
 
 

@@ -22,8 +22,9 @@ from mulligan.values.plain import plain
 
 
 def cap_of(tx: Tx, session: SessionId) -> int:
+    """What an earlier version may have stored and is no whole number counts as nothing said."""
     row = tx.get(META, _cap_name(session))
-    return int(row.value) if row is not None else SESSION_CAP_BYTES
+    return int(row.value) if row is not None and row.value.isdecimal() else SESSION_CAP_BYTES
 
 
 def put_cap(tx: Tx, session: SessionId, cap_bytes: int) -> None:

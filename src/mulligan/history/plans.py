@@ -12,13 +12,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 from mulligan.history.merge import Conflict, KeepOurs, TakeTheirs, WriteMerged, merge_entry
-from mulligan.history.repositories import LeftAlone
+from mulligan.history.repositories import LeftAlone, is_index
 from mulligan.values.content import Content
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.entries import ABSENT, Absent, Change, DirEntry, Entry, FileEntry, same_state
 from mulligan.values.faults import MulliganError, fault
+from mulligan.values.limits import MERGE_MAX_BYTES
 from mulligan.values.paths import RepoPath, ancestors_of, parent_of, path_bytes, to_wire
 from mulligan.values.plain import plain
+from mulligan.workspace.git_index import say_the_same
 
 OnConflict = Literal["merge", "overwrite", "refuse"]
 OutcomeName = Literal["restored", "merged", "conflicted", "skipped", "failed"]
@@ -156,10 +158,23 @@ class Planner:
                 return
             self._seen[path] = self._tree[path] = now
         ours, base, theirs = self._tree[path], change.after, change.before
+        if is_index(path) and not same_state(ours, base):
+            # Git writes it anew whenever it looks at files; nobody has changed what it says then.
+            base, theirs = (ours if self._say_the_same(ours, one) else one for one in (base, theirs))
         if self.on_conflict == "overwrite":
             self._overwrite(path, ours, base, theirs)
         else:
             self._merge(path, ours, base, theirs)
+
+    def _say_the_same(self, one: Entry, other: Entry) -> bool:
+        if not isinstance(one, FileEntry) or not isinstance(other, FileEntry) or one.mode != other.mode:
+            return False
+        if max(one.size, other.size) > MERGE_MAX_BYTES:
+            return False
+        try:
+            return say_the_same(self._content(one.digest), self._content(other.digest))
+        except MulliganError:
+            return False
 
     def _leave_what_was_dropped(self) -> None:
         """Only what a path shall become must be there. What it was in between is needed to merge, and read then."""

@@ -5,7 +5,7 @@ A point is a call or a message. It divides the calls of its session, and what wa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mulligan.history.desk import Desk
@@ -22,6 +22,7 @@ from mulligan.session.positions import (
     without_turn,
 )
 from mulligan.session.projection import WINDOWS, WindowRow
+from mulligan.session.slices_back import Stretch, has_standing, has_state
 from mulligan.session.tables import session_journal
 from mulligan.session.transcript import Archive, head_of, seq_of, window_at, window_of
 from mulligan.session.windows import Window, at_place, length, part, to_json
@@ -39,19 +40,25 @@ def archive_of(ledger: Ledger) -> Archive:
 
 @plain(slots=True, frozen=True)
 class Point:
-    """`kept` is what was in force there, `rest` what follows it now; `later`, the calls after it, newest first."""
+    """`kept` is what was in force there, `rest` what follows it now; `later`, the calls after it, newest first.
+
+    `since` is all of the session's journal after it.
+    """
 
     session: SessionId | None
     call: CallRow | None
     kept: Window
     rest: Window
     later: tuple[CallRow, ...]
+    since: Stretch | None = None
 
 
 def find_point(desk: Desk, name: str | int, session: SessionId | None, *, side: str) -> Point:
     """A call, or a message in force by its id or by how many there are up to it. Raises `unknown_point`."""
     if side not in ("before", "after"):
         raise fault("invalid_params", "side is 'before' or 'after'.", field="side")
+    if not isinstance(name, int | str):
+        raise fault("invalid_params", "A point is a call, a message, or how many messages come before it.", field="at")
     if isinstance(name, int) or "#" in name:
         return _message_point(desk, name, session, side=side) or _call_point(desk, name, session, side=side)
     try:
@@ -77,8 +84,9 @@ def _message_point(desk: Desk, name: str | int, session: SessionId | None, *, si
             if found is None:
                 return None
             source, seq, place = SessionId(found[0]), found[1], found[2] + (side == "after")
-        later = _calls_after(tx, desk, session, seq if source == session else 0)
-        return Point(session, None, part(window, 0, place), part(window, place, _END), later)
+        after = seq if source == session else 0
+        later, since = _calls_after(tx, desk, session, after), Stretch(session, after, _END)
+        return Point(session, None, part(window, 0, place), part(window, place, _END), later, since)
 
 
 def _seq_before(tx: Tx, session: SessionId, window: Window, place: int) -> int:
@@ -115,7 +123,8 @@ def _call_point(desk: Desk, name: str | int, session: SessionId | None, *, side:
         seq = (began - 1 if began else 0) if side == "before" else (ended or _END)
         kept = window_at(tx, session, seq)
         same = part(now, 0, length(kept)) == kept
-        return Point(session, row, kept, part(now, length(kept), _END) if same else (), (*later, *own))
+        rest, since = part(now, length(kept), _END) if same else (), Stretch(session, seq, _END)
+        return Point(session, row, kept, rest, (*later, *own), since)
 
 
 # What a way back does to the talk.
@@ -169,19 +178,34 @@ def _bounds(tx: Tx, session: SessionId, turn: str) -> tuple[int, int] | None:
     return turn_bounds(tx, session, turn, started_at=row.started_at, ended_at=row.ended_at)
 
 
-def last_turn_with_talk(tx: Tx, session: SessionId) -> tuple[str, int] | None:
-    """The newest completed turn that has messages in force, and where it begins."""
-    if not window_of(tx, session):
+def stretch_of_turn(tx: Tx, session: SessionId, turn: str, calls: Sequence[CallRow]) -> Stretch | None:
+    """Where a turn and what came after it is on record. One that was not opened by hand is nothing but its calls."""
+    if not has_state(tx, session):
         return None
+    bounds = _bounds(tx, session, turn)
+    if bounds is not None:
+        return Stretch(session, *bounds)
+    places = [call_began(tx, session, row.id, row.started_at) for row in calls if row.session == session]
+    began = [place for place in places if place is not None]
+    return Stretch(session, min(began), min(began)) if began and len(began) == len(places) else None
+
+
+def last_turn_beside_calls(tx: Tx, session: SessionId, last: CallRow | None) -> str | None:
+    """The newest completed turn, not before that of the call, with messages or changes of slices beside its calls."""
+    if not (window_of(tx, session) or has_state(tx, session)):
+        return None
+    since = 0 if last is None or last.session != session else _began_at(tx, last)
     rows = [row for row in tx.select(TURNS, {"session": session}) if row.opened and row.ended_at is not None]
     for row in sorted(rows, key=lambda row: (row.started_at, row.id), reverse=True):
         bounds = _bounds(tx, session, row.id)
-        if bounds is not None and has_talk(tx, session, *bounds):
-            return row.id, bounds[0]
+        if bounds is not None and bounds[0] < since:
+            break
+        if bounds is not None and (has_talk(tx, session, *bounds) or has_standing(tx, Stretch(session, *bounds))):
+            return row.id
     return None
 
 
-def began_at(tx: Tx, row: CallRow) -> int:
+def _began_at(tx: Tx, row: CallRow) -> int:
     """Where the turn of a call begins in the journal of its session."""
     session = SessionId(row.session or "")
     bounds = _bounds(tx, session, row.turn)

@@ -115,7 +115,7 @@ def _turn_ended(tx: Tx, record: Record) -> None:
 
 def _call_begun(tx: Tx, record: Record) -> None:
     body = record.payload
-    cause = body.get("cause") or {}
+    cause, root = body.get("cause") or {}, tx.get(ROOTS, body["root"])
     tx.put(
         CALLS,
         CallRow(
@@ -130,7 +130,8 @@ def _call_begun(tx: Tx, record: Record) -> None:
             observed=int(body.get("observed", False)),
             external=0,
             root=body["root"],
-            workspace=body["workspace"],
+            # Whoever wrote it may not know that somebody has opened a root around this one.
+            workspace=body["workspace"] if root is None else root.workspace,
             started_at=record.at,
         ),
     )

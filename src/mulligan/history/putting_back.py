@@ -7,13 +7,15 @@ For every path the call meant to touch, from what is there now:
 | something the call meant to put there | what was there before goes back |
 | that content under a mode of somebody's, or that mode over somebody's content | only our half of it goes back |
 | a torn file that was being written in place | kept in the store, then what was there before goes back |
-| anything else | somebody's work: it stays, is kept in the store too, and is reported |
+| anything else | somebody's work: it stays, is kept in the store too if that has room, and is reported |
 What lies under a draft name is ours to throw away, unless it is somebody's save that had just been displaced: then it
 is that, not the preimage, which goes back. All of it can be done again from the start, so it may itself die anywhere.
+Only what is to be kept needs room in the store.
 """
 
 from __future__ import annotations
 
+import errno
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +32,7 @@ from mulligan.history.tables import RootRow, TouchRow
 from mulligan.values import limits
 from mulligan.values.canonical import decode
 from mulligan.values.clock import monotonic_s
-from mulligan.values.content import Content, begins_with
+from mulligan.values.content import Content, digest_of_beginning
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.entries import (
     ABSENT,
@@ -43,12 +45,12 @@ from mulligan.values.entries import (
     same_content,
     same_state,
 )
-from mulligan.values.faults import MulliganError
+from mulligan.values.faults import Broken, MulliganError
 from mulligan.values.limits import BLOB_BATCH_BYTES
 from mulligan.values.paths import RepoPath, ancestors_of, join, path_from_bytes
 from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
-from mulligan.workspace.disk import NOTHING, Disk, Image
+from mulligan.workspace.disk import NOTHING, Disk, Image, with_bytes
 from mulligan.workspace.places import Spot, Spots
 from mulligan.workspace.writing import Found, Swap, Wanted
 
@@ -142,24 +144,28 @@ class Report:
 
 
 def put_back(site: Site, traces: Iterable[Trace], note_lift: NoteLift) -> Report:
-    """Every path, whatever happens to the others; the first OSError is raised when all have been tried.
+    """Every path, whatever happens to the others; the first error is raised, as OSError, when all have been tried.
 
     The traces are given newest first and go back in that order, as far as directories allow.
     """
     report, errors = Report(), list[OSError]()
     bodies = _Bodies(site.ledger)
 
-    def attempt(way: _Way, act: Callable[[], None]) -> None:
+    def attempt(way: _Way, act: Callable[[], None]) -> bool:
         try:
             despite_modes(site.disk, way.path, act, note_lift)
         except OSError as error:
             errors.append(error)
+            return False
+        except Broken as broken:
+            errors.append(OSError(errno.EIO, broken.message))
+            return False
+        return True
 
     with Spots(site.disk) as spots:
         ways = [_Way(site, trace, spots, bodies) for trace in traces]
-        for way in ways:
-            attempt(way, way.look)
-        ordered = _newest_first(ways)
+        # Where nobody could look, there may be somebody's save under a draft's name.
+        ordered = _newest_first([way for way in ways if attempt(way, way.look)])
         bodies.expect(way.target for way in ordered)
         for way in ordered:
             attempt(way, partial(way.go, report))
@@ -257,20 +263,20 @@ class _Way:
         now = self._seen = self._image(spot)
         self.now = now.entry
         for draft in self.trace.drafts:
-            image = self.site.disk.image(spot, draft=draft)
+            image = self.site.disk.image(spot, draft=draft, kept=False)
             self._strays |= image is not NOTHING
             if image.replaceable and not self._is_known(image):
-                self._find_displaced(image, now)
+                self._find_displaced(with_bytes(self.site.disk, spot, image, draft=draft), now)
 
     def _image(self, spot: Spot, known: Image | None = None) -> Image:
         """A file that a command has left so that we may not read it is ours to open up: what is in it is kept."""
         try:
-            return self.site.disk.image(spot, known=known)
+            return self.site.disk.image(spot, kept=False, known=known)
         except PermissionError:
             if not self.trace.in_place:
                 raise
             self.site.disk.set_metadata(spot, _READABLE)
-            return self.site.disk.image(spot)
+            return self.site.disk.image(spot, kept=False)
 
     def _find_displaced(self, image: Image, now: Image) -> None:
         """Under a draft's name, something that was at the path before we took its place.
@@ -307,9 +313,11 @@ class _Way:
             if now.holds(self.target):
                 self._settle_time(spot, now.entry)
                 return
-            target = self._half(now, report)
+            target = self._half(spot, now, report)
             if target is None:
-                self._keep(Change(self.path, self.target, now.entry), now)
+                # It stays where it is; unless it is on record now, whoever finds it there next records it.
+                with suppress(Broken):
+                    self._keep_found(spot, now)
                 break
             if now.holds(target):
                 return
@@ -378,7 +386,7 @@ class _Way:
     def _is_mark(self, entry: Entry) -> bool:
         return isinstance(entry, FileEntry) and entry.digest == digest_of(self._mark)
 
-    def _half(self, now: Image, report: Report) -> Entry | None:
+    def _half(self, spot: Spot, now: Image, report: Report) -> Entry | None:
         """What the path shall become: ours taken out of what is there. None: it is somebody's and stays."""
         if self._is_ours(now):
             return self.target
@@ -389,8 +397,9 @@ class _Way:
         if not self.trace.in_place or now.special:
             return None
         if isinstance(now.entry, FileEntry):
-            self._store(now)
-            report.rescued.add(now.entry.digest)
+            torn = with_bytes(self.site.disk, spot, now)
+            self._store(torn)
+            report.rescued |= {torn.entry.digest} if isinstance(torn.entry, FileEntry) else set()
         return self.target
 
     def set_time(self) -> None:
@@ -419,16 +428,18 @@ class _Way:
             return True
         if not isinstance(image.entry, FileEntry) or image.entry.mode != _STAGED_MODE:
             return False
-        content: Content = b"" if image.content is None else image.content
-        files = [entry for entry in known if isinstance(entry, FileEntry)]
-        return begins_with(self._mark, content) or any(self._begins(entry, content) for entry in files)
-
-    def _begins(self, entry: FileEntry, content: Content) -> bool:
-        return entry.size >= len(content) and begins_with(self.bodies.content(entry), content)
+        torn, files = image.entry, [entry for entry in known if isinstance(entry, FileEntry)]
+        return is_beginning(torn, self._mark) or any(
+            entry.size >= torn.size and is_beginning(torn, self.bodies.content(entry)) for entry in files
+        )
 
     def _store(self, theirs: Image) -> None:
         if theirs.content is not None:
             self.site.ledger.blobs.store(theirs.content)
+
+    def _keep_found(self, spot: Spot, now: Image) -> None:
+        theirs = with_bytes(self.site.disk, spot, now)
+        self._keep(Change(self.path, self.target, theirs.entry), theirs)
 
     def _keep(self, change: Change, theirs: Image) -> None:
         """Somebody's work goes on record, so that it can be found again whatever happens to the file."""
@@ -439,6 +450,10 @@ class _Way:
             seen = self.site.ledger.last_seen(tx, self.site.disk.root.place_of(self.path))
             if seen is None or not same_state(seen, theirs.entry):
                 self.site.ledger.external(tx, self.site.root, [change])
+
+
+def is_beginning(torn: FileEntry, content: Content) -> bool:
+    return digest_of_beginning(content, torn.size) == torn.digest
 
 
 def without(ours: Entry, now: Entry, before: Entry) -> Entry | None:

@@ -56,6 +56,11 @@ def is_locked_by_git(path: RepoPath) -> bool:
     return path[len(repository) + 1 :].startswith(_LOCKED) and not path.endswith(".lock")
 
 
+def is_index(path: RepoPath) -> bool:
+    """Whether a path may be an index of git's, of a repository or of one of its further working trees."""
+    return path.endswith("/index") and repository_of(path) is not None
+
+
 def without_objects(layer: Sequence[Change]) -> list[Change]:
     """Everything but what was added to the object store of a repository that was there before."""
     ordinary, kept = split_off(layer)

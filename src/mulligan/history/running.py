@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Literal
 
 from mulligan.history.call import Call
 from mulligan.history.desk import Desk
+from mulligan.history.lifting import is_shut, opened_up
 from mulligan.history.repositories import is_object, repository_of
 from mulligan.history.tables import CHANGES, WSEQ_END
 from mulligan.history.taking_over import Start, take_over
@@ -70,7 +73,7 @@ def run_in_call(desk: Desk, call: Call, command: Command, *, sink: Sink, how: Ho
     """Run to the end. What it changed is then part of the call; nothing is committed or put back here."""
     if how.strategy not in ("watch", "scan"):  # a window begins it together with itself
         call.begin()
-    start = Start.now(desk) if how.isolate or how.strategy == "overlay" else None
+    start = Start.now(desk, call) if how.isolate or how.strategy == "overlay" else None
     windows: list[Window] = []
     means = Means(
         CallWitness(call, command.root),
@@ -97,7 +100,7 @@ def run_in_call(desk: Desk, call: Call, command: Command, *, sink: Sink, how: Ho
         assert start is not None, "nobody isolates unasked"
         try:
             if _stands(ran, how):
-                take_over(desk, call, capture.changes, start=start)
+                ran = replace(ran, given_way=take_over(desk, call, capture.changes, start=start))
         finally:
             capture.close()
     elif isinstance(capture, Window):
@@ -124,13 +127,14 @@ def _left_behind(call: Call, root: bytes) -> list[RepoPath]:
     found = dict.fromkeys(call.live_paths())
     for path in list(found):
         if isinstance(call.before_of(path), Absent):
-            found |= dict.fromkeys(paths_below(root, below(os.path.join(root, path_bytes(path)))))
-    return list(found)
+            with opened_up(call.disk, path):
+                found |= dict.fromkeys(paths_below(root, below(os.path.join(root, path_bytes(path)))))
+    return sorted(found, key=path_bytes)
 
 
 def _absorb_unfinished(call: Call, root: bytes, windows: Iterable[Window]) -> None:
     """It was interrupted or broke: what it has done so far is the call's, which will be put back."""
-    call.absorb(_left_behind(call, root))
+    _absorb_lifting(call, _left_behind(call, root))
     for window in windows:
         if window.is_open:
             _cover(call, root, window.look())
@@ -140,7 +144,19 @@ def _absorb_unfinished(call: Call, root: bytes, windows: Iterable[Window]) -> No
 def _absorb(call: Call, root: bytes, touched: Iterable[bytes], *, keep: bool) -> None:
     paths = paths_below(root, touched)
     every = frozenset(paths)
-    call.absorb([path for path in paths if not _is_new_object(call, path, every)], keep=keep)
+    _absorb_lifting(call, [path for path in paths if not _is_new_object(call, path, every)], keep=keep)
+
+
+def _absorb_lifting(call: Call, paths: Sequence[RepoPath], *, keep: bool = True) -> None:
+    """Folders that the command has shut, parents first, are open while what is in them is read."""
+    shut = set[RepoPath]()
+    with ExitStack() as closing:
+        for path in paths:
+            if is_shut(call.disk, path):
+                shut.add(path)
+                closing.callback(call.absorb, [path], keep=keep)  # when it is shut again
+                closing.enter_context(opened_up(call.disk, path))
+        call.absorb([path for path in paths if path not in shut], keep=keep)
 
 
 def _is_new_object(call: Call, path: RepoPath, touched: frozenset[RepoPath]) -> bool:

@@ -6,20 +6,26 @@ import os
 import stat
 import time
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 
-from mulligan.history.call import Call, Intent
+from mulligan.history.call import Call
 from mulligan.history.desk import Desk
+from mulligan.history.intents import Intent
+from mulligan.history.ledger import newest_wseq, workspace_journal
+from mulligan.history.log import workspace_of
 from mulligan.history.merge import Conflict, TakeTheirs, WriteMerged, merge_entry
-from mulligan.history.observing import workspace_seq
+from mulligan.history.tables import CALLS, CHANGES, WSEQ_END
+from mulligan.store.journal import records_of
+from mulligan.store.protocol import Tx
 from mulligan.values import limits
+from mulligan.values.canonical import decode
 from mulligan.values.content import Content, KeepLarge, digest_of_content, whole
 from mulligan.values.digest import Digest
-from mulligan.values.entries import ABSENT, Absent, DirEntry, Entry, FileEntry, SymlinkEntry
-from mulligan.values.paths import RepoPath, path_from_bytes, to_wire
+from mulligan.values.entries import ABSENT, Absent, DirEntry, Entry, FileEntry, SymlinkEntry, entry_from_json
+from mulligan.values.paths import ROOT, RepoPath, path_from_bytes, to_wire
 from mulligan.values.plain import plain
 from mulligan.workspace.disk import Image
 from mulligan.workspace.exec.ledger import look
@@ -28,21 +34,92 @@ from mulligan.workspace.writing import Wanted
 
 _CHANGES_PER_EFFECT = 500
 
+_LATELY_RECORDS = 50
+_LATELY_PLACES = 200
+"""How far the record is looked through for what people may be at work on: an isolated command has to start soon."""
 
-@dataclass(slots=True, frozen=True)
+
+@plain(slots=True, frozen=True)
 class Start:
-    """When a command began: by the clock that files are stamped with, and by the journal of the workspace."""
+    """When a command began: by the clock that files are stamped with, and by the journal of the workspace.
+
+    `found`: what was there, at the places that were changed last, with its bytes in the store.
+    """
 
     moment_ns: int
     wseq: int
+    found: Mapping[bytes, Entry]
 
     @classmethod
-    def now(cls, desk: Desk) -> Start:
-        return cls(time.clock_gettime_ns(time.CLOCK_REALTIME), workspace_seq(desk))
+    def now(cls, desk: Desk, call: Call) -> Start:
+        moment_ns = time.clock_gettime_ns(time.CLOCK_REALTIME)
+        with desk.ledger.store.read() as tx:
+            wseq = newest_wseq(tx, workspace_of(tx, desk))
+            known = _lately(tx, desk, wseq)
+        known |= {desk.disk.root.place_of(change.path): change.after for change in call.changes()}
+        found = {place: _as_found(desk, place, entry) for place, entry in known.items()}
+        return cls(moment_ns, wseq, {place: entry for place, entry in found.items() if entry is not None})
+
+    def saw(self, desk: Desk, path: RepoPath) -> Entry | None:
+        """What the command found at a path, as far as anybody can say.
+
+        Else what whoever changed it first since then has found there, if that was older than the command.
+        """
+        place = desk.disk.root.place_of(path)
+        if place in self.found:
+            return self.found[place]
+        with desk.ledger.store.read() as tx:
+            rows = tx.select(
+                CHANGES, {"place": place}, between=("wseq", self.wseq + 1, WSEQ_END), order=("wseq",), limit=1
+            )
+            call = tx.get(CALLS, rows[0].call) if rows else None
+        if call is None:
+            return None
+        entry = entry_from_json(decode(rows[0].after if call.external else rows[0].before))
+        return None if isinstance(entry, FileEntry) and entry.mtime_ns >= self.moment_ns else entry
 
 
-def take_over(desk: Desk, call: Call, changes: Sequence[IsolatedChange], *, start: Start) -> None:
-    """Apply what an isolated command did, wholly or not at all. Until here the real tree has not seen any of it."""
+def _lately(tx: Tx, desk: Desk, wseq: int) -> dict[bytes, Entry]:
+    """What the record says of the places below the root that were changed last."""
+    root, found = desk.disk.root.place_of(ROOT) + b"/", dict[bytes, bytes]()
+    records = records_of(tx, workspace_journal(workspace_of(tx, desk)), after=max(0, wseq - _LATELY_RECORDS))
+    for record in reversed(list(records)):
+        call = record.payload.get("call") or record.payload.get("id")
+        for row in tx.select(CHANGES, {"call": call}, limit=_LATELY_PLACES - len(found)):
+            if row.place.startswith(root):
+                found.setdefault(row.place, row.after)
+        if len(found) == _LATELY_PLACES:
+            break
+    return {place: entry_from_json(decode(after)) for place, after in found.items()}
+
+
+def _as_found(desk: Desk, place: bytes, known: Entry) -> Entry | None:
+    """What is there: what is known, if it looks so, else it is read. None: too large to be merged, or not for us."""
+    with suppress(PermissionError):
+        status = look(place)
+        if isinstance(known, FileEntry) and status is not None and _looks_so(known, status):
+            return known
+        if status is not None and stat.S_ISREG(status.st_mode) and status.st_size > limits.MERGE_MAX_BYTES:
+            return None
+        image = desk.image(path_from_bytes(place[len(desk.disk.root.place_of(ROOT)) + 1 :]))
+        if image.content is not None:
+            desk.ledger.blobs.store(image.content)
+        return None if image.special else image.entry
+    return None
+
+
+def _looks_so(known: FileEntry, now: os.stat_result) -> bool:
+    found = (now.st_size, now.st_mtime_ns, stat.S_IMODE(now.st_mode))
+    return stat.S_ISREG(now.st_mode) and found == (known.size, known.mtime_ns, known.mode)
+
+
+def take_over(
+    desk: Desk, call: Call, changes: Sequence[IsolatedChange], *, start: Start
+) -> tuple[tuple[bytes, Digest], ...]:
+    """Apply what an isolated command did, wholly or not at all. Until here the real tree has not seen any of it.
+
+    Where it had to give way to somebody else: the path, and what the command had there, by its digest in the store.
+    """
     root = desk.disk.root.path
     inner = [one for one in changes if one.path != root and not _is_special(call, root, one)]
     leaving = [one for one in reversed(inner) if one.kind == "absent"]
@@ -50,14 +127,16 @@ def take_over(desk: Desk, call: Call, changes: Sequence[IsolatedChange], *, star
     ordered = [*leaving, *coming]
     since, going = _Since(start.moment_ns), {one.path for one in leaving}
     gone = {one.path for one in ordered if since.may_be_gone(one.path)}  # before we ourselves change any folder
+    given_way: dict[bytes, Digest] = {}
     with call.savepoint():
         for at in range(0, len(ordered), _CHANGES_PER_EFFECT):
             part = {_path(root, change): change for change in ordered[at : at + _CHANGES_PER_EFFECT]}
             made = {
-                path: _Made(one, cache(partial(call.seen_at, path, start.wseq)), since, going, one.path in gone)
+                path: _Made(one, cache(partial(start.saw, desk, path)), since, going, one.path in gone)
                 for path, one in part.items()
             }
-            call.change([_intent(desk, call, path, one) for path, one in made.items()])
+            call.change([_intent(desk, call, path, one, given_way=given_way) for path, one in made.items()])
+    return tuple(given_way.items())
 
 
 def _is_special(call: Call, root: bytes, change: IsolatedChange) -> bool:
@@ -122,11 +201,16 @@ class _Made:
         return False
 
 
-def _intent(desk: Desk, call: Call, path: RepoPath, made: _Made) -> Intent:
+def _intent(desk: Desk, call: Call, path: RepoPath, made: _Made, *, given_way: dict[bytes, Digest]) -> Intent:
     keep_large = desk.ledger.blobs.store_large
 
     def plan(image: Image) -> Wanted:
-        wanted = _merged(desk, call, path, _Sides(image, _wanted(made.change, keep_large), made))
+        sides = _Sides(image, _wanted(made.change, keep_large), made)
+        wanted = _merged(desk, sides)
+        if wanted is None:
+            _name_conflict(call, path)
+            given_way.update(_kept_aside(desk, call, sides))
+            wanted = sides.kept
         if not isinstance(wanted.entry, Absent):
             made.going.discard(made.change.path)
         return wanted
@@ -176,37 +260,41 @@ class _Sides:
         return Wanted(self.now.entry, self.now.content)
 
 
-def _merged(desk: Desk, call: Call, path: RepoPath, sides: _Sides) -> Wanted:
-    """A path that somebody changed while the command ran is merged, or stays theirs and is reported."""
+def _merged(desk: Desk, sides: _Sides) -> Wanted | None:
+    """A path that somebody changed while the command ran is merged. None: it stays theirs, which has to be said."""
     if sides.made.holds_others(sides.now):
-        _conflicted(call, path)
-        return sides.kept
+        return None
     if not sides.made.is_disputed(sides.now):
         # Should it be planned again, this is what the command saw: under another name we may change it ourselves.
         sides.made.saw = lambda: sides.now.entry
         return sides.wanted
     before = sides.made.saw()
     if before is None:
-        if isinstance(sides.now.entry, Absent | DirEntry):
-            return sides.wanted
-        _conflicted(call, path)
-        return sides.kept
+        return sides.wanted if isinstance(sides.now.entry, Absent | DirEntry) else None
     if sides.now.holds(before):
         return sides.wanted
     merged = merge_entry(before, sides.now.entry, sides.wanted.entry, _reader(desk, sides))
     if isinstance(merged, Conflict):
-        _conflicted(call, path)
-        return sides.kept
+        return None
     if isinstance(merged, WriteMerged):
         return Wanted(merged.entry, merged.content or sides.content(merged.entry))
     return sides.wanted if isinstance(merged, TakeTheirs) else sides.kept
 
 
-def _conflicted(call: Call, path: RepoPath) -> None:
+def _name_conflict(call: Call, path: RepoPath) -> None:
     """Said once, however often it is planned again."""
     note = {"path": to_wire(path), "reason": "conflicted"}
     if note not in call.coverage:
         call.coverage.append(note)
+
+
+def _kept_aside(desk: Desk, call: Call, sides: _Sides) -> dict[bytes, Digest]:
+    """What the command would have had there, in the store, and named by the call's record."""
+    if sides.wanted.content is None:
+        return {}
+    digest = desk.ledger.blobs.store(sides.wanted.content)
+    call.account.hand_out(digest)
+    return {sides.made.change.path: digest}
 
 
 def _reader(desk: Desk, sides: _Sides) -> Callable[[Digest], bytes]:

@@ -12,13 +12,15 @@ from mulligan.history.desk import Desk
 from mulligan.history.families import newest_with_children, span_of, work_of_children
 from mulligan.history.log import calls_of, can_be_undone, is_open_turn, is_reachable, newest_standing, open_calls_of
 from mulligan.history.plans import OnConflict
-from mulligan.history.points import began_at, last_turn_with_talk
-from mulligan.history.tables import CALLS, TURNS, CallRow
+from mulligan.history.points import last_turn_beside_calls
+from mulligan.history.tables import CALLS, TURNS, CallRow, TurnRow
+from mulligan.session.positions import turn_began
 from mulligan.session.tables import session_journal
+from mulligan.store.journal import RECORDS, parse_record
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
 from mulligan.values.faults import fault
-from mulligan.values.ids import SessionId
+from mulligan.values.ids import OwnerId, SessionId
 from mulligan.values.plain import plain
 
 Named = tuple[SessionId, str]
@@ -59,13 +61,13 @@ def work_of(tx: Tx, desk: Desk, session: SessionId, turn: str) -> list[CallRow]:
 
 
 def _newest_with_something(tx: Tx, desk: Desk, sought: Sought) -> Named | None:
-    """Of which something stands: work of its calls, or messages in force."""
+    """Of which something stands: work of its calls, messages in force, or changes of slices outside calls."""
     session = sought.session
     last = newest_standing(tx, desk, sought.scope, on_conflict=sought.on_conflict)
-    said = None if session is None else last_turn_with_talk(tx, session)
-    is_later = last is None or last.session != session or said is None or began_at(tx, last) <= said[1]
-    if session is not None and said is not None and is_later:
-        return session, said[0]
+    if session is not None:
+        beside = last_turn_beside_calls(tx, session, last)
+        if beside is not None:
+            return session, beside
     return (SessionId(last.session), last.turn) if last is not None and last.session is not None else None
 
 
@@ -98,6 +100,7 @@ def _idle_since(tx: Tx, desk: Desk, session: SessionId, *, after: Named | None, 
 
 def close_open_turns(desk: Desk, session: SessionId, *, cancel: bool) -> set[str]:
     """A turn that is still running is cancelled first, or nothing is rolled back. The turns that were cancelled."""
+    _end_dead(desk, session)
     with desk.ledger.store.read() as tx:
         running = open_calls_of(tx, session)
         turns = {row.id for row in tx.select(TURNS, {"session": session}) if row.is_open}
@@ -105,11 +108,42 @@ def close_open_turns(desk: Desk, session: SessionId, *, cancel: bool) -> set[str
     if not turns:
         return turns
     if not cancel or not all(desk.cancel(row.id) for row in running):
-        raise fault("turn_open", "The newest turn is still running; stop it first, or ask to cancel it.")
+        words = f"A turn of session {session} is still running; stop it first, or cancel it with --cancel-open"
+        raise fault("turn_open", f"{words} (cancel_open=True).")
+    _end(desk, session, turns, "cancelled")
+    return turns
+
+
+def _end_dead(desk: Desk, session: SessionId) -> None:
+    """A turn is over with the process that it ran in, and so are its calls."""
+    with desk.ledger.store.read() as tx:
+        rows = [row for row in tx.select(TURNS, {"session": session, "ended_at": None}) if row.is_open]
+        dead = {row.id for row in rows if _is_dead(tx, desk, session, row)}
+        is_working = bool(open_calls_of(tx, session))
+    if is_working:
+        # Loaded here, as below: hardly anybody goes back while somebody is at work.
+        from mulligan.history.recovery import recover
+
+        recover(desk)
+    if dead:
+        _end(desk, session, dead, "process_died")
+
+
+def _is_dead(tx: Tx, desk: Desk, session: SessionId, row: TurnRow) -> bool:
+    seq = turn_began(tx, session, row.id, row.started_at)
+    record = None if seq is None else tx.get(RECORDS, session_journal(session), seq)
+    opener = {} if record is None else parse_record(record).payload
+    if "owner" in opener:
+        return desk.ledger.store.is_alive(OwnerId(opener["owner"])) is False
+    from mulligan.history.observing import is_running
+
+    return not is_running(opener)
+
+
+def _end(desk: Desk, session: SessionId, turns: Set[str], reason: str) -> None:
     ledger = desk.ledger
     with ledger.store.write() as tx:
         for turn in sorted(turns):
             if is_open_turn(tx, session, turn):
-                body = {"session": session, "turn": turn, "reason": "cancelled"}
+                body = {"session": session, "turn": turn, "reason": reason}
                 ledger.journal.append(tx, session_journal(session), "turn.ended", body, at=ledger.now())
-    return turns

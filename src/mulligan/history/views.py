@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -11,7 +11,7 @@ from mulligan.history.log import LOG_LIMIT, as_it_happened, calls_of, changes_of
 from mulligan.history.tables import ROOTS, TURNS, CallRow, RootRow, TurnRow
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
-from mulligan.values.entries import Change, Entry, FileEntry, SymlinkEntry, kind_of_change
+from mulligan.values.entries import Absent, Change, Entry, FileEntry, SymlinkEntry, kind_of_change
 from mulligan.values.faults import MulliganError
 from mulligan.values.ids import SessionId
 from mulligan.values.paths import RepoPath, text_from_wire, to_wire
@@ -37,6 +37,7 @@ def log_view(
 def call_view(desk: Desk, tx: Tx, row: CallRow, may_tell: MayTell = _anything) -> dict[str, Any]:
     root = tx.get(ROOTS, row.root) or desk.root
     changes = [one for one in changes_of(tx, row.id) if _may_tell_of(desk, root, one, may_tell)]
+    moved = _moved(changes)
     return {
         "id": row.id,
         "label": row.label,
@@ -47,7 +48,7 @@ def call_view(desk: Desk, tx: Tx, row: CallRow, may_tell: MayTell = _anything) -
         "external": bool(row.external),
         "started_at": row.started_at,
         "ended_at": row.ended_at,
-        "changes": [_change_view(desk, tx, root, change) for change in changes],
+        "changes": [_change_view(desk, tx, root, change, moved=moved) for change in changes],
         "coverage": [gap for gap in decode(row.coverage) if may_tell(desk.shown(root, _path_of(gap)))],
     }
 
@@ -61,8 +62,19 @@ def _path_of(gap: Mapping[str, str]) -> RepoPath:
     return RepoPath(text_from_wire(gap["path"]))
 
 
-def _change_view(desk: Desk, tx: Tx, root: RootRow, change: Change) -> dict[str, Any]:
-    added, removed = _counts(desk, tx, change)
+def _moved(changes: Iterable[Change]) -> dict[RepoPath, Entry]:
+    """What was at the paths that only went elsewhere in the same call."""
+    gone = {one.path: one.before for one in changes if isinstance(one.after, Absent)}
+    names = [one.renamed_from for one in changes if isinstance(one.before, Absent)]
+    return {name: gone[name] for name in names if name in gone}
+
+
+def _change_view(
+    desk: Desk, tx: Tx, root: RootRow, change: Change, *, moved: Mapping[RepoPath, Entry]
+) -> dict[str, Any]:
+    """Lines that moved with their file count neither where they went nor where they came from."""
+    before = moved.get(change.renamed_from, change.before) if change.renamed_from else change.before
+    added, removed = (0, 0) if change.path in moved else _counts(desk, tx, before, change.after)
     body: dict[str, Any] = {
         "path": to_wire(RepoPath(desk.shown(root, change.path))),
         "kind": kind_of_change(change),
@@ -74,9 +86,9 @@ def _change_view(desk: Desk, tx: Tx, root: RootRow, change: Change) -> dict[str,
     return body
 
 
-def _counts(desk: Desk, tx: Tx, change: Change) -> tuple[int, int]:
+def _counts(desk: Desk, tx: Tx, before: Entry, after: Entry) -> tuple[int, int]:
     try:
-        return line_counts(_content(desk, tx, change.before), _content(desk, tx, change.after))
+        return line_counts(_content(desk, tx, before), _content(desk, tx, after))
     except MulliganError:
         return (0, 0)
 

@@ -24,6 +24,7 @@ from mulligan.history.desk import Desk
 from mulligan.history.kept import Drift, KeptTree
 from mulligan.history.ledger import newest_wseq
 from mulligan.history.live import Learned
+from mulligan.history.log import workspace_of
 from mulligan.history.observing import take_stock
 from mulligan.history.tables import OPEN, TOUCHES, WINDOWS, WindowRow
 from mulligan.store.protocol import Tx
@@ -201,7 +202,9 @@ class Window:
         assert self._ready is not None
         lost = {self._absolute(one.path): "no_baseline" for one in self.drifts if one.before is None}
         linked = {self._absolute(one.path): "hard_link" for one in self.drifts if one.elsewhere}
-        return tuple(sorted((linked | lost | dict.fromkeys(self._ready.tree.specials, "special_file")).items()))
+        unseen = dict.fromkeys(self._ready.tree.specials, "special_file")
+        unseen |= {self._absolute(path): "unreadable" for path in self._ready.tree.closed}
+        return tuple(sorted((linked | lost | unseen).items()))
 
     def _look_around(self, tree: KeptTree) -> None:
         """What changed since the last window is somebody else's, and goes on record as such."""
@@ -210,6 +213,7 @@ class Window:
             tree.go_on(math.inf)
             take_stock(self._desk, tree)
         tree.specials.clear()
+        tree.closed.clear()
 
     def _absolute(self, path: RepoPath) -> bytes:
         return os.path.join(self._desk.disk.root.path, path_bytes(path))
@@ -222,7 +226,7 @@ class Window:
         with self._desk.ledger.store.write() as tx:
             self._call.begin_command_in(tx)
             _forget_ended(tx)
-            self.since = newest_wseq(tx, self._desk.root.workspace)
+            self.since = newest_wseq(tx, workspace_of(tx, self._desk))
             path = "" if ready.mark is None else ready.mark.path
             tx.put(WINDOWS, WindowRow(self._call.id, self._desk.root.id, self.since, started_ns, path))
             ready.tree.publish(tx)
@@ -293,7 +297,7 @@ class Window:
 
     def has_company(self, tx: Tx) -> bool:
         """Whether anybody has put anything on record since it was opened."""
-        return newest_wseq(tx, self._desk.root.workspace) != self.since
+        return newest_wseq(tx, workspace_of(tx, self._desk)) != self.since
 
     def paths(self) -> list[RepoPath]:
         return [one.path for one in self.drifts]

@@ -1,6 +1,8 @@
-"""Slices in the store: what they are as rows, how records change them, and how a call's changes are taken back.
+"""Slices in the store: what they are as rows, and how records change them.
 
 `slices.changed`       items that went and items that came, each at its place. `call`: the call they are a part of.
+                       `source`: the session they are copied from. `back`: the calls, and the records outside any
+                       call, that they take back
 `checkpoint.recorded`  the state around a tool call, under a name that may be used again
 
 Items of a slice are kept in the order of their places. A place is given once and for all: an item that comes back after
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -107,11 +109,19 @@ class SliceChange:
 
 
 def record_changes(
-    tx: Tx, journal: Journal, session: SessionId, changes: Iterable[SliceChange], *, at: str, call: str | None = None
+    tx: Tx,
+    journal: Journal,
+    session: SessionId,
+    changes: Iterable[SliceChange],
+    *,
+    at: str,
+    call: str | None = None,
+    source: SessionId | None = None,
+    back: Sequence[str | int] = (),
 ) -> Record:
     body: dict[str, Any] = {"session": session, "changes": [change.to_json() for change in changes]}
-    if call is not None:
-        body["call"] = call
+    more = {"call": call, "source": source, "back": list(back)}
+    body |= {name: value for name, value in more.items() if value}
     return journal.append(tx, session_journal(session), CHANGED, body, at=at)
 
 
@@ -139,93 +149,14 @@ def _project_change(tx: Tx, record: Record, session: str, change: Mapping[str, A
         tx.put(SLICE_CHANGES, SliceChangeRow(call, session, name, encode(came), encode(went)))
 
 
-# Taking back.
-
-
-def changes_slices(tx: Tx, calls: Iterable[str]) -> bool:
-    return any(tx.select(SLICE_CHANGES, {"call": call}, limit=1) for call in calls)
-
-
-@dataclass(slots=True)
-class _Pile:
-    """The items of one slice while calls are taken back one after the other, newest first."""
-
-    items: dict[int, Any]
-    policy: str
-    before: dict[int, Any] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.before = dict(self.items)
-
-    def take_back(self, change: SliceChangeRow) -> None:
-        """Unless somebody has changed since what this call brought: then theirs stays as it is."""
-        came, went = decode(change.came), decode(change.went)
-        if all(place in self.items for place in came):
-            for place in came:
-                del self.items[place]
-            self.items |= dict(went)
-
-    def change(self, name: str) -> SliceChange | None:
-        drop = sorted(self.before.keys() - self.items.keys())
-        add = [(place, self.items[place]) for place in sorted(self.items.keys() - self.before.keys())]
-        return SliceChange(name, self.policy, drop, add) if drop or add else None
-
-
-def taken_back(tx: Tx, calls: Sequence[str], *, into: SessionId | None = None) -> dict[SessionId, list[SliceChange]]:
-    """What it takes to undo these calls' changes of slices, newest first, in their own sessions or in a copy of one."""
-    piles: dict[tuple[str, str], _Pile] = {}
-    for call in calls:
-        for change in tx.select(SLICE_CHANGES, {"call": call}):
-            key = (into or change.session, change.slice)
-            if key not in piles:
-                piles[key] = _pile(tx, *key)
-            piles[key].take_back(change)
-    found: dict[SessionId, list[SliceChange]] = {}
-    for (session, name), pile in sorted(piles.items()):
-        change_back = pile.change(name)
-        if change_back is not None:
-            found.setdefault(SessionId(session), []).append(change_back)
-    return found
-
-
-def _pile(tx: Tx, session: str, name: str) -> _Pile:
-    rows = tx.select(SLICE_ITEMS, {"session": session, "slice": name})
-    slice_row = tx.get(SLICES, session, name)
-    policy = SlicePolicy.STATE.value if slice_row is None else slice_row.policy
-    return _Pile({row.place: decode(row.body) for row in rows}, policy)
-
-
-def take_back_in(tx: Tx, journal: Journal, calls: Sequence[str], *, at: str, by: str) -> bool:
-    """Undo these calls' changes of slices, as a part of the call `by`. Whether there was anything to undo."""
-    found = taken_back(tx, calls)
-    for session, changes in found.items():
-        record_changes(tx, journal, session, changes, at=at, call=by)
-    return bool(found)
-
-
-def copy_slices_in(
-    tx: Tx, journal: Journal, source: SessionId, target: SessionId, *, at: str, without: Sequence[str] = ()
-) -> None:
-    """Give a fork its parent's slices, but for what these calls, newest first, did to them."""
-    changes = [
-        SliceChange(row.slice, row.policy, add=[(one.place, decode(one.body)) for one in _rows(tx, source, row.slice)])
-        for row in tx.select(SLICES, {"session": source})
-    ]
-    if changes:
-        record_changes(tx, journal, target, changes, at=at)
-    back = taken_back(tx, without, into=target).get(target)
-    if back:
-        record_changes(tx, journal, target, back, at=at)
-
-
-def _rows(tx: Tx, session: str, name: str) -> list[SliceItemRow]:
+def item_rows(tx: Tx, session: str, name: str) -> list[SliceItemRow]:
     return tx.select(SLICE_ITEMS, {"session": session, "slice": name}, order=("place",))
 
 
 def slices_document(tx: Tx, session: str) -> dict[str, Any]:
     """All slices of a session as plain JSON: what a replay must give again."""
     return {
-        row.slice: {"policy": row.policy, "items": [decode(one.body) for one in _rows(tx, session, row.slice)]}
+        row.slice: {"policy": row.policy, "items": [decode(one.body) for one in item_rows(tx, session, row.slice)]}
         for row in tx.select(SLICES, {"session": session})
     }
 
@@ -307,7 +238,7 @@ class StoreHome:
         with self._lock:
             known = self._known.get(kind)
             if known is None or known.version != row.version:
-                rows = _rows(tx, self._session, row.slice)
+                rows = item_rows(tx, self._session, row.slice)
                 read = log_item if row.policy == SlicePolicy.LOG.value else TYPES.from_json
                 items = Items.of(read(decode(one.body)) for one in rows)
                 known = _Kept(row.version, items, [one.place for one in rows], row.next_place)

@@ -97,6 +97,7 @@ class Pending:
     events: list[tuple[object, frozenset[Kind]]] = field(default_factory=list)
     working: dict[Kind, Items[Any]] = field(default_factory=dict)
     is_open: bool = True
+    has_failed: bool = False
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def read(self, kind: Kind) -> Items[Any]:
@@ -163,14 +164,14 @@ class Pending:
                 items = step(items)
         return items
 
-    def close(self) -> None:
+    def close(self, *, failed: bool) -> None:
         """Nothing more can be done here."""
         with self.lock:
-            self.is_open = False
+            self.is_open, self.has_failed = False, failed
 
     def publish(self, *, only_logs: bool = False) -> None:
         """Into the changes that these are a part of, or home. With `only_logs`, the rest is dropped."""
-        self.close()
+        self.close(failed=only_logs)
         if only_logs and not any(self.policy_of(kind) is SlicePolicy.LOG for kind in self.now):
             return
         if self.outer is not None:
@@ -198,25 +199,31 @@ _all_pending: ContextVar[tuple[Pending, ...]] = ContextVar("mulligan_pending", d
 
 
 def pending_here(home: Home) -> Pending | None:
-    """The innermost changes of a session that this thread or task is making. Raises if their call is over."""
+    """The innermost changes of a session that this thread or task is making. Those of a call that is over are none."""
     for pending in reversed(_all_pending.get()):
-        if pending.home is home:
-            pending.check_open()
+        if pending.home is home and pending.is_open:
             return pending
     return None
 
 
-class doing:
-    """Whatever the block does to slices is part of these changes."""
+def check_not_astray(home: Home) -> None:
+    """Raises ExecutionStateError for whoever was started in a call that has failed meanwhile."""
+    innermost = next((one for one in reversed(_all_pending.get()) if one.home is home), None)
+    if innermost is not None and innermost.has_failed:
+        raise ExecutionStateError("The call that this was started in has failed; what it does now changes nothing.")
 
-    __slots__ = ("_pending", "_token")
+
+class doing:
+    """Whatever the block does to slices is part of these changes. It may be left in another context than this."""
+
+    __slots__ = ("_pending",)
 
     def __init__(self, pending: Pending) -> None:
         self._pending = pending
 
     def __enter__(self) -> Pending:
-        self._token = _all_pending.set((*_all_pending.get(), self._pending))
+        _all_pending.set((*(one for one in _all_pending.get() if one.is_open), self._pending))
         return self._pending
 
     def __exit__(self, *_: object) -> None:
-        _all_pending.reset(self._token)
+        _all_pending.set(tuple(one for one in _all_pending.get() if one is not self._pending))

@@ -65,9 +65,13 @@ def call_ended(tx: Tx, session: SessionId, call: str, at: str) -> int | None:
     return record_at(tx, session, at, lambda one: one.kind == "call.ended" and one.payload["call"] == call)
 
 
+def turn_began(tx: Tx, session: SessionId, turn: str, at: str) -> int | None:
+    return record_at(tx, session, at, lambda one: one.kind == "turn.opened" and one.payload["turn"] == turn)
+
+
 def turn_bounds(tx: Tx, session: SessionId, turn: str, *, started_at: str, ended_at: str) -> tuple[int, int] | None:
     """Where a turn that was opened by hand begins and ends."""
-    begin = record_at(tx, session, started_at, lambda one: one.kind == "turn.opened" and one.payload["turn"] == turn)
+    begin = turn_began(tx, session, turn, started_at)
     end = record_at(tx, session, ended_at, lambda one: one.kind == "turn.ended" and one.payload["turn"] == turn)
     return None if begin is None or end is None else (begin, end)
 

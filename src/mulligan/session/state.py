@@ -9,7 +9,7 @@ from uuid import UUID
 
 from mulligan.session.bus import DispatchResult, EventBus, Isolated, publish_quietly
 from mulligan.session.known import DEFAULT_POLICIES
-from mulligan.session.pending import Home, Kind, MemoryHome, Pending, Step, doing, pending_here
+from mulligan.session.pending import Home, Kind, MemoryHome, Pending, Step, check_not_astray, doing, pending_here
 from mulligan.session.slices import (
     NO_ITEMS,
     Append,
@@ -74,6 +74,10 @@ class Attempt(Protocol):
     """A transaction over a session: left normally it stands, left by an exception or after `fail` it never was."""
 
     def fail(self, reason: str) -> None: ...
+    def stop(self) -> None:
+        """Whatever runs in it that can be stopped from another thread shall end now."""
+        ...
+
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -134,6 +138,10 @@ class Session:
         for event, method in reducers_of(kind).items():
             self[kind].register(event, as_reducer(method, initial))
 
+    def has_reducers(self) -> bool:
+        """Whether anything was registered here, which is known to this object alone."""
+        return bool(self._rules)
+
     def _register(self, kind: Kind, event: Kind, reducer: Reducer, policy: SlicePolicy | None) -> None:
         if policy is not None:
             self._policies[kind] = policy
@@ -164,6 +172,7 @@ class Session:
 
     def _change(self, steps: list[tuple[Kind, Callable[[Pending], Step]]], event: object = None) -> None:
         """As a part of the changes being made here; without any, published at once."""
+        check_not_astray(self._home)
         here = pending_here(self._home)
         pending = here or Pending(self._home, self.policy_of)
         with pending.lock:
@@ -323,6 +332,9 @@ class _Attempt:
 
     def fail(self, reason: str) -> None:
         self._failed = True
+
+    def stop(self) -> None:
+        """Memory runs nothing."""
 
     def __enter__(self) -> Self:
         self._pending = self._session.pending()

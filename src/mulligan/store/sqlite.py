@@ -9,9 +9,11 @@ tell the child for ever that a writer, which exists only in the parent, has the 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -60,10 +62,11 @@ class SqliteStore:
         self._pool: list[apsw.Connection] = []
         self._pid = os.getpid()
         self._abandoned: list[apsw.Connection] = []
-        self._writing = threading.Lock()
-        self._tending = threading.Lock()
+        self._writing = threading.RLock()
+        self._tending = threading.RLock()
         self._writer = 0
-        self._stilled: list[threading.Lock] = []
+        self._transaction: _SqliteTx | None = None
+        self._stilled: list[threading.RLock] = []
         self._owner: tuple[int, OwnerId] | None = None
         self._closing: list[Callable[[], None]] = []
         self.after_write: Callable[[], None] = _nothing
@@ -78,33 +81,42 @@ class SqliteStore:
     def read(self) -> _SqliteTx:
         return _SqliteTx(self, writable=False)
 
-    def _begin_write(self) -> apsw.Connection:
-        self._notice_fork()
-        if self._writer == threading.get_ident():
-            raise fault("nested_transaction", "A write transaction is already open on this thread.")
+    def _begin(self, tx: _SqliteTx, *, writable: bool) -> None:
+        """If it does not end well, and be it by an interrupt, `_stop` is to follow."""
+        if not writable:
+            self._connect(tx, "BEGIN", "Reading the store")
+            return
+        me = threading.get_ident()
         self._writing.acquire()
-        begun = False
-        try:
-            connection = self._begin("BEGIN IMMEDIATE", "Writing the store")
-            self._writer = threading.get_ident()
-            begun = True
-        finally:
-            if not begun:
-                self._writing.release()
-        return connection
+        self._connect(tx, "BEGIN IMMEDIATE", "Writing the store")
+        self._writer, self._transaction = me, tx
 
-    def _begin_read(self) -> apsw.Connection:
-        self._notice_fork()
-        return self._begin("BEGIN", "Reading the store")
-
-    def _begin(self, sql: str, doing: str) -> apsw.Connection:
-        connection = self._take()
+    def _connect(self, tx: _SqliteTx, sql: str, doing: str) -> None:
+        tx._connection = self._take()
         try:
-            connection.execute(sql)
+            tx._connection.execute(sql)
         except apsw.Error as error:
-            self._give_back(connection)
             raise fault_of_sqlite(error, doing) from error
-        return connection
+
+    def _stop(self, tx: _SqliteTx, *, writable: bool) -> None:
+        """However far it came: an interrupt does not say."""
+        connection = getattr(tx, "_connection", None)
+        if connection is not None:
+            self._give_back(connection)
+        if writable:
+            if self._writer == threading.get_ident():
+                self._writer, self._transaction = 0, None
+            with suppress(RuntimeError):  # it is not ours
+                self._writing.release()
+
+    def _check_not_writing(self) -> None:
+        if self._writer != threading.get_ident() or self._transaction is None:
+            return
+        if _is_in_hand(self._transaction):
+            raise fault("nested_transaction", "A write transaction is already open on this thread.")
+        # An interrupt kept it from ending, in the moment in which it was about to.
+        self._transaction.ended = True
+        self._stop(self._transaction, writable=True)
 
     def _end(self, connection: apsw.Connection, *, writable: bool, failed: bool) -> None:
         try:
@@ -112,7 +124,7 @@ class SqliteStore:
         finally:
             # First of all, and without a call in between, in which an interrupt could come.
             if writable:
-                self._writer = 0
+                self._writer, self._transaction = 0, None
                 self._writing.release()
             self._give_back(connection)
         if writable and not failed:
@@ -149,7 +161,7 @@ class SqliteStore:
         """Connections must not be used, nor closed, in a forked child: keep them alive and untouched."""
         if os.getpid() != self._pid:
             self._abandoned, self._pool, self._pid = self._abandoned + self._pool, [], os.getpid()
-            self._writing, self._tending, self._writer = threading.Lock(), threading.Lock(), 0
+            self._writing, self._tending, self._writer = threading.RLock(), threading.RLock(), 0
 
     def _be_still(self) -> None:
         """Before a fork: wait for whoever writes or copies the log, unless it is the one who forks."""
@@ -274,18 +286,30 @@ class _SqliteTx:
 
     __slots__ = ("_connection", "_execute", "_store", "_writable", "ended")
 
+    _connection: apsw.Connection
+
     def __init__(self, store: SqliteStore, *, writable: bool) -> None:
         self._store = store
         self._writable = writable
         self.ended = True
 
     def __enter__(self) -> _SqliteTx:
-        self._connection = self._store._begin_write() if self._writable else self._store._begin_read()
-        self._execute = self._connection.cursor().execute
-        self.ended = False
+        store = self._store
+        store._notice_fork()
+        if self._writable:
+            store._check_not_writing()
+        try:
+            store._begin(self, writable=self._writable)
+            self._execute = self._connection.cursor().execute
+            self.ended = False
+        finally:
+            if self.ended:
+                store._stop(self, writable=self._writable)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if self.ended:
+            raise fault("internal", "A transaction was ended twice.")
         self.ended = True
         self._store._end(self._connection, writable=self._writable, failed=kind is not None)
 
@@ -344,6 +368,14 @@ class _SqliteTx:
             raise fault_of_sqlite(error, "Writing the store") from error
         except (OverflowError, UnicodeEncodeError, TypeError) as error:
             raise fault("internal", f"Writing the store: a value that no column can hold. ({error})") from error
+
+
+def _is_in_hand(transaction: _SqliteTx) -> bool:
+    """Whether a function that is being run has it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not any(value is transaction for value in frame.f_locals.values()):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _commit(connection: apsw.Connection) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from hashlib import sha256
 from typing import TypeAlias
 
-from mulligan.values.digest import Digest, digest_of
+from mulligan.values.digest import Digest, digest_from_raw, digest_of
 
 
 class Large(ABC):
@@ -36,19 +37,15 @@ def pieces_of(content: Content) -> Iterable[bytes]:
     return (content,) if isinstance(content, bytes) else content
 
 
-def begins_with(content: Content, beginning: Content) -> bool:
-    """Whether it starts with these bytes, however both are cut into pieces."""
-    rest, held = iter(pieces_of(content)), b""
-    for piece in pieces_of(beginning):
-        while len(held) < len(piece):
-            more = next(rest, b"")
-            if not more:
-                return False
-            held += more
-        if not held.startswith(piece):
-            return False
-        held = held[len(piece) :]
-    return True
+def digest_of_beginning(content: Content, size: int) -> Digest:
+    """Of its first bytes, or of all if there are not so many."""
+    seen = sha256()
+    for piece in pieces_of(content):
+        seen.update(piece[:size])
+        size -= min(size, len(piece))
+        if not size:
+            break
+    return digest_from_raw(seen.digest())
 
 
 def whole(content: Content) -> bytes:

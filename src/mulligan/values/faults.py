@@ -70,7 +70,7 @@ _CODES: dict[type[MulliganError], str] = {
     AskedWrongly: """
         invalid_params invalid_path invalid_id invalid_digest invalid_json invalid_entry invalid_store_url
         unknown_call unknown_session unknown_turn unknown_blob unknown_effect unknown_root unknown_point
-        session_not_found session_closed session_expired nothing_to_undo nothing_to_redo call_not_open
+        session_not_found session_closed session_expired workspace_closed nothing_to_undo nothing_to_redo call_not_open
         call_open turn_open not_continuable nested_transaction store_inside_workspace network_store
         snapshot_mismatch tool_validation
         unsupported_strategy unsupported_target bad_usage session_exists unknown_option token_exists weak_token

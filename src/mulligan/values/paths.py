@@ -116,8 +116,21 @@ def from_wire(text: object) -> RepoPath:
     return parse_repo_path(text_from_wire(text) if isinstance(text, str) else text)
 
 
-def paths_from_wire(texts: Iterable[str] | None) -> list[RepoPath] | None:
-    return None if texts is None else [from_wire(text) for text in texts]
+def paths_from_wire(given: object) -> list[RepoPath] | None:
+    """Of some paths, or of one: a text is a path and not a path for each of its letters."""
+    if given is None:
+        return None
+    one = as_text(given)
+    texts = [one] if isinstance(one, str) else given
+    if not isinstance(texts, Iterable):
+        raise fault("invalid_params", "paths: Give a list of paths.", field="paths")
+    return [from_wire(as_text(text)) for text in texts]
+
+
+def as_text(path: object) -> object:
+    """A `Path` as the text that tools take; anything else as it is."""
+    to_text = getattr(path, "__fspath__", None)
+    return path if to_text is None else to_text()
 
 
 def text_from_wire(text: str) -> str:

@@ -17,7 +17,7 @@ import stat
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Protocol
 
@@ -148,6 +148,11 @@ class Disk(Protocol):
     def close(self) -> None: ...
 
 
+def with_bytes(disk: Disk, spot: Spot, image: Image, *, draft: bytes | None = None) -> Image:
+    """An image whose bytes are safe: this one, or that of what is there by now, if nobody kept these."""
+    return disk.image(spot, draft=draft) if isinstance(image.content, Passed) else image
+
+
 class HostDisk:
     """The real file system below one root."""
 
@@ -169,6 +174,7 @@ class HostDisk:
         if self._is_open:
             self._is_open = False
             os.close(self.root.handle)
+            self.root = replace(self.root, handle=-1)
 
     # Looking.
 

@@ -19,7 +19,7 @@ from mulligan.values.clock import monotonic_s
 from mulligan.values.content import Content
 from mulligan.values.entries import ABSENT, Absent, DirEntry, Entry, FileEntry, SymlinkEntry, same_content, same_state
 from mulligan.values.plain import plain
-from mulligan.workspace.disk import Disk, Image
+from mulligan.workspace.disk import Disk, Image, with_bytes
 from mulligan.workspace.places import Spot
 
 Rescue = Callable[[Image], None]
@@ -89,7 +89,7 @@ class Swap:
         try:
             self.disk.place(self.spot, self.draft)
         except FileExistsError:
-            found = self.disk.image(self.spot)
+            found = self._now()
             if self.insist and found.replaceable:
                 return self._exchange_staged()
             self.disk.discard(self.spot, self.draft)
@@ -98,17 +98,17 @@ class Swap:
 
     def _remove(self) -> Swapped | Found:
         if isinstance(self.expected, Absent):
-            found = self.disk.image(self.spot)
+            found = self._now()
             return Swapped(ABSENT) if found.holds(ABSENT) else Found(found)
         try:
             self.disk.set_aside(self.spot, self.draft)
         except FileNotFoundError:
-            return Found(self.disk.image(self.spot))
+            return Found(self._now())
         theirs = self._look_at_draft()
         if theirs is None:
             self.disk.discard(self.spot, self.draft)
             return Swapped(ABSENT)
-        self.rescue(theirs)
+        theirs = self._rescued(theirs)
         if self.insist and theirs.replaceable:
             self.disk.discard(self.spot, self.draft)
             return Swapped(ABSENT)
@@ -121,13 +121,13 @@ class Swap:
         except FileExistsError:
             if theirs.replaceable:
                 self.disk.discard(self.spot, self.draft)
-            return Found(self.disk.image(self.spot))
+            return Found(self._now())
         return Found(theirs)
 
     # Over a file or link.
 
     def _replace(self) -> Swapped | Found:
-        now = self.seen or self.disk.image(self.spot)
+        now = self.seen or self._now()
         if must_stay_one_file(now, self.wanted.entry):
             return self._write_in_place()
         try:
@@ -141,7 +141,7 @@ class Swap:
             self.disk.exchange(self.spot, self.draft)
         except FileNotFoundError:
             self.disk.discard(self.spot, self.draft)
-            return Found(self.disk.image(self.spot))
+            return Found(self._now())
         except OSError as error:
             if error.errno not in _NO_EXCHANGE:
                 raise
@@ -151,7 +151,7 @@ class Swap:
         if theirs is None:
             self.disk.discard(self.spot, self.draft)
             return self._done()
-        self.rescue(theirs)
+        theirs = self._rescued(theirs)
         if self.insist and theirs.replaceable:
             self.disk.discard(self.spot, self.draft)
             return self._done()
@@ -171,29 +171,35 @@ class Swap:
             returned, held = held, self._draft_image()
             if same_content(held.entry, below) and not held.special:
                 break
-            self.rescue(held)
+            held = self._rescued(held)
             below = returned.entry
         if held.replaceable:
             self.disk.discard(self.spot, self.draft)
-        return Found(self.disk.image(self.spot))
+        return Found(self._now())
 
     def _look_at_draft(self) -> Image | None:
-        """What came out, once nobody writes into it any more; None if it is what we expected."""
+        """What came out, once nobody writes into it any more; None if it is what we expected, which needs no room."""
         image = self._draft_image()
         return None if image.holds(self.expected) else image
+
+    def _rescued(self, theirs: Image, *, draft: bool = True) -> Image:
+        """What is there by now, safe."""
+        found = with_bytes(self.disk, self.spot, theirs, draft=self.draft if draft else None)
+        self.rescue(found)
+        return found
 
     def _draft_image(self) -> Image:
         limit = monotonic_s() + SETTLE_LIMIT_S
         while self.disk.settled(self.spot, self.draft) is False and monotonic_s() < limit:
             time.sleep(_SETTLE_NAP_S)
-        return self.disk.image(self.spot, draft=self.draft)
+        return self.disk.image(self.spot, draft=self.draft, kept=False)
 
     def _write_in_place(self) -> Swapped | Found:
         """For a file that must stay one inode. A save between look and write cannot be excluded, and we say so."""
         wanted = self.wanted
-        now = self.disk.image(self.spot)
+        now = self._now()
         if not now.holds(self.expected):
-            self.rescue(now)
+            now = self._rescued(now, draft=False)
             if not self.insist:
                 return Found(now)
         if not isinstance(now.entry, FileEntry) or not isinstance(wanted.entry, FileEntry):
@@ -229,10 +235,10 @@ class Swap:
         try:
             self.disk.set_aside(self.spot, self.draft)
         except FileNotFoundError:
-            return Found(self.disk.image(self.spot))
+            return Found(self._now())
         theirs = self._look_at_draft()
         if theirs is not None:
-            self.rescue(theirs)
+            theirs = self._rescued(theirs)
             if not self.insist or not theirs.replaceable:
                 return self._return_draft(theirs)
         try:
@@ -249,7 +255,7 @@ class Swap:
         try:
             self.disk.make_dir(self.spot, self.wanted.entry.mode)
         except FileExistsError:
-            return Found(self.disk.image(self.spot))
+            return Found(self._now())
         try:
             return self._set_metadata_of(self.wanted.entry, now=DirEntry(self.wanted.entry.mode))
         except OSError:
@@ -258,7 +264,7 @@ class Swap:
             raise
 
     def _from_directory(self) -> Swapped | Found:
-        found = self.disk.image(self.spot)
+        found = self._now()
         if not isinstance(found.entry, DirEntry):
             return Found(found)
         if isinstance(self.wanted.entry, DirEntry):
@@ -283,7 +289,7 @@ class Swap:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR):
                 raise
-            return Found(self.disk.image(self.spot))
+            return Found(self._now())
         return Swapped(ABSENT)
 
     def _place_over_removed(self, before: DirEntry) -> Swapped | Found:
@@ -300,7 +306,7 @@ class Swap:
 
     def _set_metadata(self) -> Swapped | Found:
         assert isinstance(self.wanted.entry, FileEntry | DirEntry)
-        found = self.disk.image(self.spot)
+        found = self._now()
         same = self.insist and not found.special and same_content(found.entry, self.expected)
         if not same and not found.holds(self.expected):
             return Found(found)
@@ -316,8 +322,12 @@ class Swap:
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ELOOP):
                 raise
-            return Found(self.disk.image(self.spot))
+            return Found(self._now())
         return self._done()
+
+    def _now(self) -> Image:
+        """What is there, to be compared: the bytes of a large file are put nowhere."""
+        return self.disk.image(self.spot, kept=False)
 
     def _stage(self) -> None:
         entry = self.wanted.entry

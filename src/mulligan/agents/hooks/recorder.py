@@ -162,7 +162,7 @@ class Recorder:
             return
         self._over(event, reason="interrupted")
         turn = TurnId(event.turn or self._desk.ledger.ids.new())
-        observing.open_turn(self._desk, session, turn, event.prompt)
+        observing.open_turn(self._desk, session, turn, event.prompt, pid=max(0, pid))
 
     def _stop(self, event: HookEvent, until: float, pid: int) -> None:
         self._over(event, reason="stopped")

@@ -16,7 +16,7 @@ from mulligan.effects.substrate.failure import Failure
 from mulligan.effects.substrate.reading import immutable, snapshot_id_of, until_dirty
 from mulligan.effects.substrate.shelf import Snapshot
 from mulligan.effects.substrate.writing import acted, as_seen, change, check_size
-from mulligan.history.call import Intent
+from mulligan.history.intents import Intent
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.entries import ABSENT, Absent, DirEntry, FileEntry, SymlinkEntry
 from mulligan.values.faults import MulliganError

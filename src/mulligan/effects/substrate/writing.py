@@ -16,7 +16,7 @@ from mulligan.effects.scene import Scene
 from mulligan.effects.substrate.bench import CONTENT_MAX_BYTES, Ask, parse_path
 from mulligan.effects.substrate.failure import Failure
 from mulligan.effects.substrate.reading import until_dirty
-from mulligan.history.call import Intent, Plan
+from mulligan.history.intents import Intent, Plan
 from mulligan.values.entries import Absent, DirEntry, Entry, FileEntry, SymlinkEntry
 from mulligan.values.paths import ROOT, RepoPath, to_wire
 from mulligan.workspace.census import GONE, Seen, link_seen
@@ -107,7 +107,7 @@ def acted(ask: Ask, lease: Lease, before: TreeState, act: Callable[[Scene], dict
     """Do it in a call of its own, then renew the lease for what it changed. The tree as it is then."""
     with ask.call() as scene:
         own = act(scene)
-        scene.call.note_effect(ask.tool, {"paths": [to_wire(path) for path in own]}, {"status": "ok"})
+        scene.call.account.note_effect(ask.tool, {"paths": [to_wire(path) for path in own]}, {"status": "ok"})
     return before if not own else ask.bench.leases.renew(lease, before, own)
 
 

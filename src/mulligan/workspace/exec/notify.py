@@ -18,6 +18,8 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
 
 from mulligan.values.faults import MulliganError, fault
 from mulligan.values.refusal import Refused
@@ -82,7 +84,9 @@ class Supervisor:
         return self._bystanders.were_at(self.touched)
 
     def start(self, listener: int) -> None:
-        self._thread = threading.Thread(target=self._serve, args=(listener,), name="mulligan-notify", daemon=True)
+        # What the command does is done in the block of the call that it runs in.
+        serve = partial(copy_context().run, self._serve, listener)
+        self._thread = threading.Thread(target=serve, name="mulligan-notify", daemon=True)
         self._thread.start()
 
     def join(self) -> None:

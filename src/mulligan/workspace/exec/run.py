@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from mulligan.values.digest import Digest
 from mulligan.values.faults import fault
 from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
@@ -38,6 +39,8 @@ class Ran:
     sandbox: str
     coverage: Coverage
     stops: int
+    given_way: tuple[tuple[bytes, Digest], ...] = ()
+    """what of an isolated command was not applied, because somebody else was at work there; its bytes are kept"""
 
 
 def run(

@@ -53,6 +53,11 @@ class StatIndex:
         return cls(root, skip, {}, 0).again()
 
     @classmethod
+    def of(cls, folder: bytes) -> StatIndex:
+        """Of a folder that may be gone: nothing then."""
+        return cls(folder, frozenset(), {}, 0).again()
+
+    @classmethod
     def restored(cls, root: bytes, stamps: Mapping[bytes, Stamp], taken_ns: int) -> StatIndex:
         """An earlier look, from the stamps it found: of the root itself and of everything below it."""
         inner: dict[bytes, dict[bytes, Stamp]] = {path: {} for path, one in stamps.items() if stat.S_ISDIR(one[4])}

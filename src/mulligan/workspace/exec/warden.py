@@ -23,6 +23,8 @@ _DEFAULTED = (
 )
 _FREEZE_ROUNDS_MAX = 1000
 _KILL_RETRY_S = 0.02
+_SAME_INTERRUPT_S = 1.0
+"""How long after our own interrupt the word of it may come that was sent to all of our group."""
 
 
 class Order:
@@ -44,7 +46,8 @@ def serve(channel: socket.socket, ordered: socket.socket) -> None:
     Its order goes straight to it. We are told only how to watch (`linger_s`) and whether to move somewhere first; then
     the waiting process is of no use, and the channel of another one is sent back.
     """
-    signal.signal(signal.SIGCHLD, _ignore)
+    for number in (signal.SIGCHLD, signal.SIGINT):
+        signal.signal(number, _ignore)
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     pid = _stand_by(ordered, confine.Rules())
     received = wire.receive(channel)
@@ -176,6 +179,8 @@ class Watch:
         self._kill_at: float | None = None
         self._killing = False
         self._survivors = 0
+        self._interrupts = 0
+        self._interrupted_at = 0.0
         self._woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(waker)
         self._poller = select.poll()
@@ -186,7 +191,7 @@ class Watch:
         while self._reap():
             for fd, _ in self._poller.poll(self._patience_ms()):
                 if fd == self._woken:
-                    os.read(self._woken, 4096)
+                    self._wake()
                 else:
                     self._obey()
             if self._killing or (self._kill_at is not None and time.monotonic() >= self._kill_at):
@@ -197,6 +202,15 @@ class Watch:
             wire.send(self._channel, ("gone", self._status, self._survivors))
         except (BrokenPipeError, ConnectionResetError):
             return  # nobody is there to hear it
+
+    def _wake(self) -> None:
+        """By signals, whose numbers are in the pipe."""
+        try:
+            interrupts = os.read(self._woken, 4096).count(signal.SIGINT)
+        except BlockingIOError:
+            return
+        if interrupts:
+            self._interrupts, self._interrupted_at = self._interrupts + interrupts, time.monotonic()
 
     def _reap(self) -> bool:
         """Collect everyone who ended; False when nobody is left."""
@@ -232,8 +246,18 @@ class Watch:
         order = received[0]
         if order[0] == "kill":
             self._killing = True
-        elif order[0] == "signal":
+        elif order[0] == "signal" and not (order[1] == signal.SIGINT and self._has_come_to_all()):
             _signal_each(_descendants(), order[1])
+
+    def _has_come_to_all(self) -> bool:
+        """Whether an interrupt went to a whole group, as the terminal's do: to ourselves, and so to a command in it."""
+        self._wake()
+        if time.monotonic() - self._interrupted_at > _SAME_INTERRUPT_S:
+            self._interrupts = 0
+        if not self._interrupts or not self._main_running or os.getpgid(self._main_pid) != os.getpgrp():
+            return False
+        self._interrupts -= 1
+        return True
 
     def _kill(self) -> None:
         """Freeze, then kill: a process that is stopped cannot fork away from the list it is on."""

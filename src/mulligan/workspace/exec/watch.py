@@ -1,8 +1,9 @@
 """The `watch` way: the kernel's own list of what changed in a window of time, by inotify.
 
-A watch per folder, set once and kept between commands. A folder that appears is watched from then on and everything in
-it counts as touched, because it may have been filled before the watch was there. When the kernel's queue runs over,
-only a scan can tell. The other names of a hard-linked file and late mmap stores are not seen: the scan is the audit.
+A watch per folder, set once and kept between commands. A folder that appears, or opens, is watched from then on and
+everything in it counts as touched, because it may have been filled before the watch was there. When the kernel's queue
+runs over, only a scan can tell. The other names of a hard-linked file and late mmap stores are not seen: the scan is
+the audit.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from mulligan.workspace.exec.inotify import (
     OVERFLOW,
     events_in,
 )
-from mulligan.workspace.exec.ledger import below
 from mulligan.workspace.exec.scan import StatIndex
 from mulligan.workspace.exec.spawn import Extras
 
@@ -124,14 +124,14 @@ class Watcher:
         if mask & MOVED_FROM:
             self._moved_away.add(path)
             self._drop_tree(path)
-        elif mask & (CREATE | MOVED_TO) and path not in self._skip:
+        elif mask & (CREATE | MOVED_TO) or (mask & ATTRIB and path not in self._watches):
             try:
-                self._add_tree(path)
+                self._add_tree(path, is_new=True)
             except OSError:
                 self._overflowed = True  # no more watches to be had
-            self._deeds.update(dict.fromkeys(below(path), _MORE))
 
-    def _add_tree(self, top: bytes) -> None:
+    def _add_tree(self, top: bytes, *, is_new: bool = False) -> None:
+        """What is in a folder that is new to us counts as touched."""
         queue = [top]
         while queue:
             folder = queue.pop()
@@ -139,9 +139,11 @@ class Watcher:
                 continue
             try:
                 with os.scandir(folder) as entries:
-                    queue.extend(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
+                    found = list(entries)
             except (FileNotFoundError, NotADirectoryError, PermissionError):
                 continue
+            queue.extend(entry.path for entry in found if entry.is_dir(follow_symlinks=False))
+            self._deeds.update((entry.path, _MORE) for entry in found if is_new)
 
     def _add(self, folder: bytes) -> bool:
         try:

@@ -1,0 +1,62 @@
+"""What an effect means to do to each path: its intents, and each intent on its way to the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mulligan.store.blobs import Prepared
+from mulligan.values.entries import ABSENT, DirEntry, Entry
+from mulligan.values.paths import RepoPath
+from mulligan.values.plain import plain
+from mulligan.workspace.disk import Image
+from mulligan.workspace.writing import Wanted, must_stay_one_file
+
+Plan = Callable[[Image], Wanted]
+"""From what a path holds now to what it shall hold. May raise Refused."""
+
+
+@plain(slots=True, frozen=True)
+class Intent:
+    """One path's part of an effect. `blind`: the plan does not depend on what is there, so it may simply insist."""
+
+    path: RepoPath
+    plan: Plan
+    blind: bool = False
+    deep: bool = False
+    origin: RepoPath | None = None
+    lifts: bool = False
+    """modes of our own directories that forbid it are lifted for the step: whoever did it first was allowed to"""
+
+
+@dataclass(slots=True)
+class Step:
+    """One intent on its way to the disk."""
+
+    intent: Intent
+    image: Image
+    wanted: Wanted
+    bodies: list[Prepared]
+
+    @property
+    def deep(self) -> bool:
+        """A directory that goes away takes everything below it along, so nobody else may be at work there."""
+        leaves = isinstance(self.image.entry, DirEntry) and not isinstance(self.wanted.entry, DirEntry)
+        return self.intent.deep or leaves
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether what we do to it happens under other names too."""
+        stays = self.image.links > 1 and must_stay_one_file(self.image, self.wanted.entry)
+        return stays and not self.image.holds(self.wanted.entry)
+
+    def passing(self) -> tuple[Entry, ...]:
+        """What the path will hold on its way: a directory and a file cannot change places, so one goes first."""
+        entries = (self.image.entry, self.wanted.entry)
+        changes_kind = isinstance(entries[0], DirEntry) != isinstance(entries[1], DirEntry)
+        return (ABSENT, entries[1]) if changes_kind and ABSENT not in entries else entries[1:]
+
+
+def as_it_is(image: Image) -> Wanted:
+    """No plan of ours: somebody else decides what becomes of the path."""
+    return Wanted(image.entry, image.content)

@@ -1,0 +1,217 @@
+"""What comes between: an interrupt at any line of a call, a fork inside one, calls side by side in one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import mulligan
+from effects.stage import Stage
+from history.deaths import in_child
+from mulligan.effects.handle import CallHandle
+from mulligan.effects.session import Session
+from mulligan.session.tables import session_journal
+from mulligan.store.journal import records_of
+from mulligan.testing import as_tree
+from mulligan.values.faults import MulliganError
+from mulligan.values.ids import SessionId
+
+SOURCE = str(Path(mulligan.__file__).parent)
+EDGES = frozenset({"__enter__", "__exit__", "_leave", "__del__"})
+"""Python itself cannot be interrupted at each line of these, or nobody notices that somebody was."""
+
+
+class Interrupt:
+    """Raised at the n-th line of ours that runs, once; with None, lines are only counted."""
+
+    def __init__(self, at: int | None) -> None:
+        self.at = at
+        self.lines = 0
+
+    def over(self, act: Callable[[], object]) -> None:
+        sys.settrace(self._trace)
+        try:
+            act()
+        except KeyboardInterrupt:
+            assert self.at is not None
+        finally:
+            sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, _: object) -> Any:
+        if not frame.f_code.co_filename.startswith(SOURCE) or frame.f_code.co_name in EDGES:
+            return None
+        if event == "line":
+            self.lines += 1
+            if self.lines == self.at:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self._trace
+
+
+def write(stage: Stage, content: str) -> None:
+    with stage.session.call() as call:
+        assert call.write_file("a", content).ok
+
+
+@pytest.mark.parametrize("offset", range(4))
+def test_an_interrupt_at_any_line_leaves_a_call_whole_or_without_trace_and_the_next_one_works(
+    stage: Stage, offset: int
+) -> None:
+    write(stage, "0")
+    counting = Interrupt(None)
+    counting.over(lambda: write(stage, "0"))
+    for at in range(1 + offset * 5, counting.lines, 20):
+        before = stage.bytes_of("a")
+        Interrupt(at).over(lambda new=f"new {at}": write(stage, new))  # type: ignore[misc]  # a default that binds
+        assert stage.bytes_of("a") in (before, f"new {at}".encode())
+        write(stage, f"next {at}")
+    ledger = stage.bench.desk.ledger
+    with ledger.store.read() as tx:
+        records = list(records_of(tx, session_journal(SessionId("default"))))
+    counts = Counter((record.payload["call"], record.kind) for record in records if record.kind.startswith("call."))
+    begun = {call for call, kind in counts if kind == "call.begun"}
+    assert counts == Counter({(call, kind): 1 for call in begun for kind in ("call.begun", "call.ended")})
+
+
+def test_what_a_child_writes_while_a_call_of_its_parent_is_open_is_a_call_of_its_own(stage: Stage) -> None:
+    session = stage.session
+
+    def child() -> int:
+        with pytest.raises(MulliganError) as refused:
+            call.write_file("b", "in the parent's")
+        session.files.write("c", "of the child")
+        return 0 if refused.value.code == "call_not_open" else 1
+
+    with session.call("outer") as call:
+        call.write_file("a", "of the parent")
+        assert in_child(child) == 0
+    assert sorted(os.listdir(stage.root)) == ["a", "c"]
+    session.undo()
+    session.undo()
+    assert os.listdir(stage.root) == []
+    write(stage, "again")
+
+
+class Beside:
+    """Two nested calls side by side: the first acts, then the second, then the first ends and then the second."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def run(self, first: Callable[[CallHandle], object], second: Callable[[CallHandle], object]) -> None:
+        asyncio.run(self._both(first, second))
+
+    async def _both(self, first: Callable[[CallHandle], object], second: Callable[[CallHandle], object]) -> None:
+        acted, ended = (asyncio.Event(), asyncio.Event()), asyncio.Event()
+
+        async def one() -> None:
+            with self._session.call("one") as call:
+                first(call)
+                acted[0].set()
+                await acted[1].wait()
+            ended.set()
+
+        async def two() -> None:
+            await acted[0].wait()
+            with self._session.call("two") as call:
+                second(call)
+                acted[1].set()
+                await ended.wait()
+
+        await asyncio.gather(one(), two())
+
+
+def failing(act: Callable[[CallHandle], object]) -> Callable[[CallHandle], object]:
+    def both(call: CallHandle) -> None:
+        act(call)
+        call.fail("it went wrong")
+
+    return both
+
+
+def writing(**files: str) -> Callable[[CallHandle], object]:
+    return lambda call: [call.write_file(path, content, create_parents=True) for path, content in files.items()]
+
+
+def test_calls_side_by_side_in_one_call_fail_alone(stage: Stage) -> None:
+    with stage.session.call("outer") as outer:
+        Beside(stage.session).run(failing(writing(bad="1", shared="bad")), writing(good="1", shared="good"))
+    assert stage.tree() == as_tree({"good": "1", "shared": "good"})
+    assert outer.conflicts == ["shared"]
+    stage.session.undo(outer.id)
+    assert os.listdir(stage.root) == []
+
+
+def test_calls_side_by_side_that_fail_leave_nothing_of_each_other(stage: Stage) -> None:
+    stage.plant({"f": "before"})
+    with stage.session.call("outer"):
+        Beside(stage.session).run(failing(writing(f="one")), failing(writing(f="two")))
+        Beside(stage.session).run(failing(lambda call: call.mkdir("d")), failing(writing(**{"d/x": "two"})))
+    assert stage.tree() == as_tree({"f": "before"})
+
+
+def test_what_overtook_a_part_that_failed_goes_back_with_the_whole(stage: Stage) -> None:
+    stage.plant({"f": "before"})
+    with stage.session.call("outer") as outer:
+        Beside(stage.session).run(failing(writing(f="one", **{"d/x": "one"})), writing(f="two", **{"d/y": "two"}))
+        outer.fail("all of it")
+    assert stage.tree() == as_tree({"f": "before"})
+
+
+def test_what_a_thread_does_with_a_nested_call_fails_with_it(stage: Stage) -> None:
+    with stage.session.call("outer"), ThreadPoolExecutor(1) as pool, stage.session.call("inner") as inner:
+        pool.submit(inner.write_file, "f", "1").result()
+        pool.submit(inner.exec, ["sh", "-c", "echo x > g"]).result()
+        inner.fail("it went wrong")
+    assert os.listdir(stage.root) == []
+
+
+def test_a_child_that_leaves_a_nested_call_takes_nothing_back(stage: Stage) -> None:
+    session = stage.session
+
+    def child() -> int:
+        with pytest.raises(MulliganError):
+            outer.exec(["true"])
+        with pytest.raises(SystemExit):
+            nested.__exit__(SystemExit, SystemExit(0), None)
+        return 0
+
+    with session.call("outer") as outer:
+        nested = session.call("inner")
+        with nested:
+            nested.write_file("a", "of the parent")
+            assert in_child(child) == 0
+    assert stage.bytes_of("a") == b"of the parent"
+
+
+def test_whoever_ends_elsewhere_is_waited_for(stage: Stage) -> None:
+    def end(_: float) -> None:
+        younger.__exit__(None, None, None)
+
+    older, younger = stage.session.call("older"), stage.session.call("younger")
+    with ThreadPoolExecutor(1) as pool, pytest.MonkeyPatch.context() as patch, older as early:
+        younger.__enter__()
+        younger.write_file("a", "1")
+        patch.setattr("mulligan.history.call.time.sleep", end)
+        assert pool.submit(early.write_file, "a", "2").result().ok
+
+
+def test_nobody_waits_for_a_call_that_only_he_could_end(stage: Stage) -> None:
+    older, younger = stage.session.call("older"), stage.session.call("younger")
+    with younger as late:
+        late.write_file("a", "1")
+        asked: list[float] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("mulligan.history.call.time.sleep", asked.append)
+            with older as early:
+                assert early.write_file("a", "2").error_code == "path_claimed"
+    assert asked == []

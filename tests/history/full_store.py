@@ -1,0 +1,89 @@
+"""Large files and a store that has no room for them: run in a mount namespace of its own.
+
+`python full_store.py DIRECTORY SCENE` has the workspace in DIRECTORY and the store on a small file system in memory
+there, plays the scene, makes room, opens again, and prints one line of JSON with what it saw.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benches import Bench, open_bench
+from history.deaths import in_child
+from mulligan.history.schema import SCHEMA
+from mulligan.history.tables import CALLS
+from mulligan.store.verify import verify
+from mulligan.values import limits
+from mulligan.values.faults import MulliganError
+from mulligan.values.limits import MIB_BYTES
+
+ROOM, MORE_ROOM = "size=6m", "size=100m"
+MAKE = f"head -c {8 * MIB_BYTES} /dev/urandom > large.bin"
+
+
+def seen(bench: Bench) -> dict[str, object]:
+    """What is there, how every call stands, and what recovery could not end."""
+    with bench.desk.ledger.store.read() as tx:
+        statuses = [row.status for row in tx.select(CALLS)]
+    stuck = [one.stuck is not None for one in bench.recovered]
+    sizes = {path.name: path.stat().st_size for path in sorted(bench.root.iterdir())}
+    return {"files": sizes, "calls": statuses, "stuck": stuck}
+
+
+def made_by_a_command(bench: Bench) -> str:
+    try:
+        with bench.session().call() as call:
+            call.exec(["sh", "-c", f"{MAKE}; echo 1 > small.txt"])
+    except MulliganError as fault:
+        return fault.code
+    return ""
+
+
+def saved_by_somebody(bench: Bench) -> str:
+    with bench.session().call() as call:
+        call.write_file("large.bin", "ours")
+        (bench.root / "large.bin").write_bytes(os.urandom(8 * MIB_BYTES))
+        call.write_file("small.txt", "ours")
+        call.fail("changed its mind")
+    return ""
+
+
+def died_with_its_command(bench: Bench) -> str:
+    def run() -> int:
+        with open_bench(bench.root.parent).session().call() as call:
+            call.exec(["sh", "-c", f"{MAKE}; kill -9 {os.getpid()}"])
+        return 0
+
+    return signal.Signals(-in_child(run)).name
+
+
+SCENES = {one.__name__: one for one in (made_by_a_command, saved_by_somebody, died_with_its_command)}
+
+
+def main(base: Path, scene: str) -> None:
+    limits.WHOLE_MAX_BYTES = MIB_BYTES
+    home = base / "home"
+    home.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", ROOM, "tmpfs", home], check=True)
+    bench = open_bench(base)
+    told = SCENES[scene](bench)
+    bench.close()
+    full = open_bench(base)
+    before = seen(full)
+    full.close()
+    subprocess.run(["mount", "-o", f"remount,{MORE_ROOM}", home], check=True)
+    bench = open_bench(base)
+    broken = [one.message for one in verify(bench.desk.ledger.store, SCHEMA) if one.severity == "broken"]
+    print(json.dumps({"told": told, "full": before, "room": seen(bench), "broken": broken}))
+    bench.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,85 @@
+"""What a way back is given: which call, which paths, whose session, and when it may be asked for at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benches import Bench, open_bench
+from mulligan.effects.session import Session
+from mulligan.testing import contents_of
+from mulligan.values.faults import MulliganError
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = open_bench(tmp_path)
+    yield bench
+    bench.close()
+
+
+def write(session: Session, path: str, content: str) -> str:
+    with session.call() as call:
+        assert call.write_file(path, content).ok
+    return call.id
+
+
+@pytest.mark.parametrize("verb", ["undo", "restore"])
+@pytest.mark.parametrize("paths", ["one.txt", Path("one.txt"), ["one.txt"]])
+def test_one_path_is_one_path_and_a_call_can_be_named_by_itself(bench: Bench, verb: str, paths: object) -> None:
+    session = bench.session()
+    with session.call() as call:
+        call.write_file("one.txt", "1")
+        call.write_file("two.txt", "2")
+    done = getattr(session, verb)(call, paths=paths)
+    assert [(one.path, one.outcome) for one in done.outcomes] == [("one.txt", "restored")]
+    assert contents_of(bench.root) == {"two.txt": b"2"}
+
+
+def test_what_cannot_be_a_call_is_refused(bench: Bench) -> None:
+    session = bench.session()
+    write(session, "a", "1")
+    for given in (3, 1.5, b"x", ["x"], object()):
+        for going in (session.undo, session.restore, session.rewind, session.fork):
+            if given == 3 and going in (session.rewind, session.fork):
+                continue  # how many messages
+            with pytest.raises(MulliganError) as caught:
+                going(given)  # type: ignore[arg-type]  # what a program may do all the same
+            assert caught.value.code == "invalid_params"
+    with pytest.raises(MulliganError) as caught:
+        session.undo(paths=3)  # type: ignore[arg-type]  # so too
+    assert caught.value.code == "invalid_params"
+    assert contents_of(bench.root) == {"a": b"1"}
+
+
+def test_a_session_is_rewound_to_a_call_of_its_own(bench: Bench) -> None:
+    theirs, ours = bench.session("theirs"), bench.session("ours")
+    with theirs.call() as call:
+        call.write_file("a", "1")
+    write(ours, "b", "2")
+    with pytest.raises(MulliganError) as caught:
+        ours.rewind(call)
+    assert (caught.value.code, contents_of(bench.root)) == ("unknown_call", {"a": b"1", "b": b"2"})
+    assert theirs.rewind(call).ok
+    assert contents_of(bench.root) == {"b": b"2"}
+
+
+@pytest.mark.parametrize("verb", ["undo", "restore", "rewind", "redo"])
+def test_inside_a_call_of_its_session_there_is_no_way_back(bench: Bench, verb: str) -> None:
+    session = bench.session()
+    first = write(session, "a", "1")
+    if verb == "redo":
+        session.undo()
+    named = (first,) if verb in ("restore", "rewind") else ()
+    before = contents_of(bench.root)
+    with session.call() as call:
+        assert getattr(session, verb)(*named, dry_run=True).ok
+        with pytest.raises(MulliganError) as caught:
+            getattr(session, verb)(*named)
+        assert (caught.value.code, call.id in caught.value.message) == ("call_open", True)
+        write(bench.session("other"), "b", "2")
+        assert bench.session("other").undo().ok
+    assert contents_of(bench.root) == before
+    assert getattr(session, verb)(*named).ok
