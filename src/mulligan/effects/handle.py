@@ -15,7 +15,8 @@ from mulligan.boundary.verdict import Boundary
 from mulligan.effects.perform import perform
 from mulligan.effects.receipt import Receipt
 from mulligan.effects.verbs import Effects, asked
-from mulligan.history.call import Call, Savepoint
+from mulligan.history.call import Call
+from mulligan.history.closing import Savepoint
 from mulligan.history.current import current_call, making
 from mulligan.history.desk import Desk
 from mulligan.session.active import active

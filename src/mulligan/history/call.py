@@ -16,17 +16,15 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Literal
 
 from mulligan.history.account import Account
-from mulligan.history.deeds import Block, Deeds
+from mulligan.history.closing import Closing
+from mulligan.history.deeds import Deeds
 from mulligan.history.intents import Intent, Step, as_it_is
-from mulligan.history.ledger import Claimed, Ending, Facts, Held, Ledger, entry_bytes, intending, touch_row
+from mulligan.history.ledger import Claimed, Facts, Ledger, entry_bytes, intending, touch_row
 from mulligan.history.lifting import despite_modes
-from mulligan.history.live import Touched, Watching
+from mulligan.history.live import Touched
 from mulligan.history.merge import Conflict, KeepOurs, WriteMerged, merge_entry
-from mulligan.history.moves import with_moves
-from mulligan.history.putting_back import Trace, drafts_of, put_back
 from mulligan.history.tables import RootRow, TouchRow
 from mulligan.history.traits import Traits
 from mulligan.session.tables import session_journal
@@ -36,11 +34,11 @@ from mulligan.store.journal import REFS
 from mulligan.store.protocol import Tx
 from mulligan.values.clock import monotonic_s
 from mulligan.values.digest import Digest, raw_digest
-from mulligan.values.entries import Change, DirEntry, Entry, FileEntry, same_state
-from mulligan.values.faults import Broken, MayNot, MulliganError, WorldChanged, fault, fault_of_os_error
+from mulligan.values.entries import Change, Entry, FileEntry, same_state
+from mulligan.values.faults import fault
 from mulligan.values.ids import RootId, WorkspaceId
 from mulligan.values.limits import CLAIM_WAIT_S
-from mulligan.values.paths import RepoPath, path_bytes, to_wire
+from mulligan.values.paths import RepoPath, path_bytes
 from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import DRAFT_PREFIX, NOTHING, Disk, Image
 from mulligan.workspace.places import Spot
@@ -48,9 +46,6 @@ from mulligan.workspace.writing import Found, Swap, Swapped, Wanted, must_stay_o
 
 Heal = Callable[[], bool]
 """Ends calls that dead processes left open; whether there were any."""
-
-AtEnd = Callable[[Tx, str], bool]
-"""Part of how a call ends, in the same transaction: told the status, says whether it has moved the session's state."""
 
 _CLAIM_NAP_S = 0.002
 _BUSY_TRIES = 25
@@ -60,7 +55,7 @@ class _LookAgain(Exception):
     """What was captured before the claim is not what the store last saw; capture again under the claim."""
 
 
-class Call(Watching):
+class Call(Closing):
     """Open until `commit` or `abort`. One thread at a time acts in it; the lock makes that so.
 
     `parts` are what it does in other roots: calls of their own that are published in one transaction with it, and put
@@ -72,12 +67,12 @@ class Call(Watching):
         self.disk = disk
         self.root = root
         self.facts = facts
-        self.status: Literal["open", "committed", "aborted", "in_doubt"] = "open"
+        self.status = "open"
         self.strict = False
         self.race_window = False
         self.conflicts: list[RepoPath] = []
         self.coverage: list[dict[str, str]] = []
-        self.at_end: list[AtEnd] = []
+        self.at_end = []
         self.parts: dict[str, Call] = {}
         self.home = root.id
         self._owner = ledger.store.owner()
@@ -93,10 +88,6 @@ class Call(Watching):
         self._traits = Traits()
         self._times: dict[RepoPath, int] = {}
         self._lock = threading.RLock()
-
-    @property
-    def id(self) -> str:
-        return self.facts.id
 
     # In other roots.
 
@@ -122,10 +113,6 @@ class Call(Watching):
             steps = self._prepare(intents)
             names = self._names_of(step.intent.path for step in steps if step.is_shared)
             return [self._act_under(names.get(step.intent.path), step) for step in steps]
-
-    def savepoint(self) -> Savepoint:
-        """What happens inside is put back if it does not end well. The call goes on."""
-        return Savepoint(self)
 
     def _prepare(self, intents: Sequence[Intent], *, live: bool = False) -> list[Step]:
         """Claim every path; make its preimage and our intention durable. One transaction, if all is as last seen."""
@@ -341,212 +328,6 @@ class Call(Watching):
             journal = session_journal(self.facts.session)
             return bool(tx.select(REFS, {"digest": raw_digest(digest), "journal": journal}, limit=1))
 
-    # Ending.
-
-    def changes(self) -> list[Change]:
-        """What this call has changed so far, in path order."""
-        changes = [
-            one.change
-            for _, one in sorted(self._touched.items(), key=lambda item: path_bytes(item[0]))
-            if one.acted and not same_state(one.before, one.after)
-        ]
-        return with_moves(changes, guessed=self._has_commands)
-
-    def commit(self, *, reason: str | None = None) -> list[Change]:
-        """Publish. If somebody ended this call for us (`call_lost`), nothing is; putting back was theirs to do."""
-        with self._lock:
-            parts = [part for part in self.parts.values() if part._begun]
-            endings = [(call, call._ending(reason)) for call in (*parts, self)]
-            try:
-                with self.ledger.store.write() as tx:
-                    for call, ending in endings:
-                        call._end(tx, ending, held=call._held())
-            except Broken as broken:
-                self._resolve_doubt(broken)
-            for call in (*self.parts.values(), self):
-                call.status = "committed"
-            changes = [change for _, ending in endings for change in ending.changes]
-            self.ledger.note_growth(self.facts.session, sum(_size(one.before) + _size(one.after) for one in changes))
-            return list(endings[-1][1].changes)
-
-    def _ending(self, reason: str | None) -> Ending:
-        """What is going to be published."""
-        self._check_open()
-        if self._stuck:
-            raise fault("restore_failed", f"Call {self.id} could not put back a part that failed.", call=self.id)
-        changes = self.changes()
-        if self.ledger.store.durability == "power":
-            self._sync(changes)
-        coverage = [*self.coverage, *self._conflicted(), *self._lost_with(change.path for change in changes)]
-        effects, handed_out = self.account.effects, self.account.handed_out
-        return Ending("committed", changes, reason, coverage, effects, handed_out, strict=self.strict)
-
-    def __enter__(self) -> Call:
-        return self
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Left normally, commit, unless aborted inside. Left any other way, or if the commit fails, put all back.
-
-        A commit in doubt leaves the files; whoever ended a lost call for us has put it back.
-        """
-        lost = False
-        try:
-            if error is None and self.status == "open":
-                self.commit()
-        except WorldChanged:
-            lost = True
-            raise
-        except MayNot as refused:
-            error = refused
-            raise
-        finally:
-            if self.status == "open" and not lost:
-                self.abort(reason_of(error))
-
-    def _resolve_doubt(self, broken: Broken) -> None:
-        """The store failed while we published. Files stay as they are until it says whether we did."""
-        try:
-            published = self.ledger.has_ended(self.facts.id)
-        except MulliganError:
-            self._ask_later()
-            words = f"It is not known whether call {self.facts.id} was committed: the store cannot be read."
-            raise fault("in_doubt", words, call=self.facts.id) from broken
-        if not published:
-            raise broken
-
-    def _ask_later(self) -> None:
-        self.status = "in_doubt"
-        if self._settle not in self.ledger.doubts:
-            self.ledger.doubts.append(self._settle)
-
-    def _settle(self) -> bool:
-        """Ask again. Published, the files stay; not published, they go back. False: the store cannot say yet."""
-        with self._lock:
-            self.status = "open"
-            try:
-                self.abort(self._reason)
-            except MulliganError:
-                self.status = "in_doubt"
-        return self.status != "in_doubt"
-
-    def abort(self, reason: str) -> list[RepoPath]:
-        """Put everything back and say so on record. The paths somebody else changed meanwhile, left as they are."""
-        with self._lock:
-            if self.status != "open":
-                return []
-            self._reason = reason
-            ours = [call for call in (*self.parts.values(), self) if call.status == "open" and not call._was_ended()]
-            for call in ours:
-                call._put_back(None)
-            self._record_abort(ours)
-            return self.conflicts
-
-    def _record_abort(self, calls: Sequence[Call]) -> None:
-        """All is as it was; should the store not take that down now, it will be asked to later."""
-        try:
-            with self.ledger.store.write() as tx:
-                for call in calls:
-                    call._end(tx, call._aborted(self._reason), held=None)
-        except Broken:
-            self._ask_later()
-            raise
-        for call in calls:
-            call.status = "aborted"
-
-    def _aborted(self, reason: str) -> Ending:
-        coverage = [*self.coverage, *self._conflicted(), *self._lost_with(self._traits.had)]
-        return Ending("aborted", (), reason, coverage, self.account.effects, self.account.handed_out)
-
-    def _conflicted(self) -> list[dict[str, str]]:
-        return [{"path": to_wire(path), "reason": "conflicted"} for path in self.conflicts]
-
-    def _was_ended(self) -> bool:
-        """By somebody else, or by us: an interrupt may have kept us from noticing what the store knows.
-
-        In a child of the process that made the call, it is not ours to end.
-        """
-        if self._is_elsewhere:
-            self.status = "aborted"
-            return True
-        stands = self.ledger.how_it_stands(self.facts.id, self._owner)
-        if stands == "ours" or (stands == "unknown" and not self._begun):
-            self._begun = stands == "ours"
-            return False
-        self.status = "committed" if stands == "committed" else "aborted"
-        self.ledger.has_acted(self.facts.id)
-        return True
-
-    @property
-    def _is_elsewhere(self) -> bool:
-        return os.getpid() != self._pid
-
-    @property
-    def is_open_here(self) -> bool:
-        """Whether somebody in this process may still act in it."""
-        return self.status == "open" and not self._is_elsewhere
-
-    def __del__(self) -> None:
-        """Nobody has it any more, and it never ended: an interrupt kept somebody from it. It ends before the next."""
-        if getattr(self, "_begun", False) and self.is_open_here:
-            self.ledger.doubts.append(self._settle)
-
-    def _end(self, tx: Tx, ending: Ending, *, held: Held | None) -> None:
-        if self._begun:
-            self.ledger.check_ours(tx, self.facts.id, self._owner)
-        else:
-            self.ledger.record_begin(tx, self.facts)
-        self.account.store_kept(tx)
-        moved = [act(tx, ending.status) for act in self.at_end]
-        self.ledger.end(tx, self.facts, replace(ending, placed=True) if any(moved) else ending, held=held)
-
-    def _held(self) -> Held:
-        """As far as we know, which is all there is unless something came in between."""
-        paths = [one.row.path for one in self._touched.values()]
-        return Held(paths, [claim.place for claim in self._claimed], self._begun)
-
-    def _put_back(self, block: Block | None) -> None:
-        """Everything that was changed in a block, as it was before. What somebody changed since stays as it is."""
-        with self._lock:
-            undoing = self._done.undoing(block)
-            self._leave_shared(reversed(undoing.before))
-            earlier = {path: was for path, was in undoing.before.items() if path not in self._shared}
-            try:
-                report = put_back(self, [self._trace(*one) for one in earlier.items()], self._note_lift)
-            except OSError as error:
-                self._stuck = True
-                words = f"Not everything could be put back: {error.strerror}. Opening the store again tries once more."
-                raise fault("restore_failed", words, call=self.id) from error
-            self.account.handed_out |= report.rescued
-            in_the_way = [*report.conflicts, *sorted(undoing.overtaken)]
-            self.conflicts += [path for path in in_the_way if path not in self.conflicts]
-            # A folder in which the call itself has done more since; of files, somebody else has.
-            full = {path for path in report.conflicts if isinstance(self._touched[path].after, DirEntry)}
-            self._done.leave(undoing, but=full)
-            for path in earlier.keys() - set(report.conflicts):
-                self._touched[path].becomes(earlier[path])
-
-    def _trace(self, path: RepoPath, before: Entry) -> Trace:
-        touched = self._touched[path]
-        in_place = bool(touched.row.in_place) and touched.unsure
-        drafts, seen = drafts_of(touched.row), touched.take_seen()
-        return Trace(path, before, drafts, in_place, touched.row.intended, touched.after, seen)
-
-    def _sync(self, changes: Sequence[Change]) -> None:
-        synced: set[str] = set()
-        for change in changes:
-            with self._spot(change.path) as spot:
-                if spot is None:
-                    continue
-                try:
-                    if isinstance(change.after, FileEntry):
-                        self.disk.sync_file(spot)
-                    folder = change.path.rpartition("/")[0]
-                    if folder not in synced:
-                        self.disk.sync_dir(spot)
-                        synced.add(folder)
-                except OSError as error:
-                    raise fault_of_os_error(error, f"Syncing {change.path}") from error
-
     # Finding.
 
     def _spot(self, path: RepoPath) -> Spot | nullcontext[None]:
@@ -567,29 +348,3 @@ class Call(Watching):
             raise fault("call_not_open", f"Call {self.facts.id} belongs to the process that this one was forked from.")
         if self.status != "open":
             raise fault("call_not_open", f"Call {self.facts.id} is {self.status}.")
-
-
-class Savepoint(Block):
-    """A block of an open call and its parts: put back, if it does not end well."""
-
-    __slots__ = ("_call",)
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        super().__exit__(None, error, None)
-        if error is not None and not self._call._is_elsewhere:
-            for call in (*self._call.parts.values(), self._call):
-                call._put_back(self)
-
-
-def reason_of(error: BaseException | None) -> str:
-    """What the record says of a call that was left by an exception."""
-    if error is None:
-        return "commit_failed"
-    return error.code if isinstance(error, MulliganError | Refused) else type(error).__name__
-
-
-def _size(entry: Entry) -> int:
-    return entry.size if isinstance(entry, FileEntry) else 0
