@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from pathlib import Path
+from collections.abc import AsyncGenerator
 
-import pytest
-
-from benches import Bench, open_bench
+from benches import Bench
 from mulligan import Plan
 from mulligan.history.current import current_call, current_turn
-from mulligan.history.schema import SCHEMA
 from mulligan.session.active import current_id
-from mulligan.store.verify import verify
 from mulligan.testing import contents_of
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = open_bench(tmp_path)
-    yield bench
-    assert list(verify(bench.desk.ledger.store, SCHEMA)) == []
-    bench.close()
 
 
 def test_a_generator_that_others_close_ends_the_call_and_leaves_nothing_behind(bench: Bench) -> None:

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from benches import Bench, open_bench
+from benches import Bench
 from mulligan.effects.session import Session
 from mulligan.history.branches import fork
-from mulligan.history.schema import SCHEMA
 from mulligan.session.tables import SESSIONS
-from mulligan.store.verify import verify
 from mulligan.testing import contents_of
 from mulligan.values.faults import MulliganError
 from mulligan.values.ids import SessionId
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = open_bench(tmp_path)
-    yield bench
-    assert list(verify(bench.desk.ledger.store, SCHEMA)) == []
-    bench.close()
 
 
 def write(session: Session, path: str, content: str) -> str:

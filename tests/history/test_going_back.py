@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,14 +31,6 @@ TEXT = "".join(LINES)
 def text(**changed: str) -> str:
     """TEXT with some lines replaced: `l3="x"` replaces line 3."""
     return "".join(changed.get(f"l{i}", line.rstrip("\n")) + "\n" for i, line in enumerate(LINES))
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = open_bench(tmp_path)
-    yield bench
-    assert list(verify(bench.desk.ledger.store, SCHEMA)) == []
-    bench.close()
 
 
 def write(session: Session, path: str, content: str | bytes, *, label: str | None = None) -> str:

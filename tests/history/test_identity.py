@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benches import Bench, open_bench
+from benches import Bench
 from mulligan import builtins
 from mulligan import opening as opening
 from mulligan.boundary.capability import UNLIMITED
@@ -19,9 +19,7 @@ from mulligan.history.desk import Desk
 from mulligan.history.kept import KeptTree
 from mulligan.history.log import calls_of
 from mulligan.history.observing import Observed, begin, finish, take_stock
-from mulligan.history.schema import SCHEMA
 from mulligan.history.tables import CAPTURES
-from mulligan.store.verify import verify
 from mulligan.testing import contents_of, plant
 from mulligan.values.canonical import decode
 from mulligan.values.digest import digest_of
@@ -29,14 +27,6 @@ from mulligan.values.faults import MulliganError
 from mulligan.values.ids import SessionId
 from mulligan.workspace.disk import HostDisk
 from mulligan.workspace.exec.output import Stream
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = open_bench(tmp_path)
-    yield bench
-    assert list(verify(bench.desk.ledger.store, SCHEMA)) == []
-    bench.close()
 
 
 def session_at(bench: Bench, root: Path, *, name: str = "default", folds: bool = False) -> Session:

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from benches import Bench, open_bench
+from benches import Bench
 from mulligan.history.log import calls_of, changes_of
-from mulligan.history.schema import SCHEMA
 from mulligan.history.tables import OPEN
 from mulligan.store.journal import RECORDS, REFS, records_of
-from mulligan.store.verify import verify
 from mulligan.values.canonical import encode
 from mulligan.values.digest import digest_of, raw_digest
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = open_bench(tmp_path)
-    yield bench
-    assert list(verify(bench.desk.ledger.store, SCHEMA)) == []
-    bench.close()
 
 
 @pytest.mark.req("D3.journal_and_commit_together")

@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import apsw
 import pytest
 
-from benches import Bench, open_bench
+from benches import Bench
 from history.deaths import KILLED, die_in
 from mulligan.effects.session import Session
 from mulligan.history.going_back import How, rollback
-from mulligan.history.schema import SCHEMA
 from mulligan.history.tables import CALLS, REDO
 from mulligan.store.sqlite import SqliteStore
-from mulligan.store.verify import verify
 from mulligan.testing import Dir, File, Link, Tree, contents_of, plant, tree_of
 from mulligan.values.faults import MulliganError
 
@@ -27,14 +25,6 @@ LINES = [f"line {i}\n" for i in range(20)]
 
 def text(**changed: str) -> str:
     return "".join(changed.get(f"l{i}", line.rstrip("\n")) + "\n" for i, line in enumerate(LINES))
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = open_bench(tmp_path)
-    yield bench
-    assert list(verify(bench.desk.ledger.store, SCHEMA)) == []
-    bench.close()
 
 
 def write(session: Session, path: str, content: str | bytes) -> str:
