@@ -339,10 +339,6 @@ class Ledger:
             raise fault("unknown_call", f"There is no call {call}. `mulligan log` lists them.", call=call)
         return row
 
-    def is_claimed(self, place: bytes) -> bool:
-        with self.store.read() as tx:
-            return tx.get(CLAIMS, place) is not None
-
 
 def _workspace_now(tx: Tx, root: str) -> str:
     """Where a root belongs: opening a root around it may have moved it since we looked."""
