@@ -260,6 +260,21 @@ def test_show_diff_and_cat_look_at_one_call(run: Run, work: Path) -> None:
     assert (run("cat", call, "a").out, run("cat", call, "a", "--after").out) == ("old\n", "new\n")
 
 
+def test_a_diff_tells_a_move_as_a_move_and_git_applies_it(run: Run, work: Path) -> None:
+    (work / "old").mkdir()
+    (work / "old" / "moved").write_text("same\nthen\n")
+    (work / "old" / "edited").write_text("one\ntwo\n")
+    command = "mv old new; printf 'one\\nzwei\\n' > new/edited; chmod +x new/moved"
+    assert run("exec", "--", "sh", "-c", command).code == 0
+    made = {path.name: (path.read_bytes(), path.stat().st_mode) for path in (work / "new").iterdir()}
+    patch = run("diff", run("log", "--json").json[0]["id"]).out
+    assert "rename from old/moved" in patch and "-same" not in patch
+    assert run("undo", "--yes").code == 0
+    subprocess.run(["git", "apply", "-"], input=patch.encode(), cwd=work, check=True)
+    assert {path.name: (path.read_bytes(), path.stat().st_mode) for path in (work / "new").iterdir()} == made
+    assert not (work / "old").exists()
+
+
 @pytest.mark.req("D14.cli.blame")
 def test_blame_names_the_call_of_each_line(run: Run, work: Path) -> None:
     first = write(run, "a", "one\ntwo\n")
@@ -549,12 +564,15 @@ def test_a_folder_that_came_or_went_whole_is_one_line(run: Run, work: Path) -> N
     assert run("log", "--json").json[0]["changes"][1] == {"path": "big/in", "kind": "deleted", "added": 0, "removed": 0}
 
 
-def test_a_folder_that_a_command_moved_is_two_lines(run: Run, work: Path) -> None:
-    (work / "big").mkdir()
-    for name in "abcd":
-        (work / "big" / name).write_text(name)
-    assert run("exec", "--", "mv", "big", "moved").code == 0
-    assert "D big and 4 in it, A moved and 4 in it" in run("log").out
+def test_a_folder_that_moved_is_told_as_one_move(run: Run, work: Path) -> None:
+    (work / "old" / "in").mkdir(parents=True)
+    (work / "old" / "a").write_text("a")
+    assert run("exec", "--", "mv", "old", "new").code == 0
+    assert "R old → new and 2 in it" in run("log").out
+    assert run("call", "move", "--args", '{"path": "new", "to": "newer"}').code == 0
+    assert "R new → newer and 2 in it" in run("log").out
+    assert run("exec", "--", "sh", "-c", "mkdir own; mv newer/a own/b").code == 0
+    assert "A own, R newer/a → own/b" in run("log").out
 
 
 def test_many_gaps_for_one_reason_are_one_line_and_gits_files_come_last(

@@ -12,7 +12,7 @@ from mulligan.values.digest import digest_of
 from mulligan.values.entries import ABSENT, Absent, Change, DirEntry, Entry, FileEntry
 from mulligan.values.paths import RepoPath
 
-NAMES = [RepoPath(name) for name in "abcde"]
+NAMES = [RepoPath(name) for name in ("a", "b", "c", "a/d", "b/d", "c/d", "a/d/e", "b/d/e")]
 
 
 def file(content: str) -> FileEntry:
@@ -68,6 +68,26 @@ def test_a_source_that_is_there_again_is_none() -> None:
 
 def test_what_a_tool_moved_is_not_a_commands_too() -> None:
     assert origins(GONE, change("b", ABSENT, TWO, "a"), change("c", ABSENT, ONE)) == {"b": "a"}
+
+
+DIR = DirEntry(0o755, 0)
+LEFT = [change("old", DIR, ABSENT), change("old/x", ONE, ABSENT), change("old/in", DIR, ABSENT)]
+CAME = [change("new", ABSENT, DIR), change("new/x", ABSENT, ONE), change("new/in", ABSENT, DIR)]
+
+
+def test_a_folder_was_moved_to_where_its_files_went_with_what_is_empty_in_it() -> None:
+    assert origins(*LEFT, *CAME) == {"new": "old", "new/x": "old/x", "new/in": "old/in"}
+    assert origins(*LEFT, *CAME, guessed=False) == {}
+
+
+def test_a_folder_that_is_still_there_or_whose_files_went_apart_was_not_moved() -> None:
+    assert origins(*LEFT[1:], *CAME) == {"new/x": "old/x"}
+    apart = [change("old/y", TWO, ABSENT), change("other", ABSENT, DIR), change("other/y", ABSENT, TWO)]
+    assert origins(*LEFT[:2], *CAME[:2], *apart) == {"new/x": "old/x", "other/y": "old/y"}
+
+
+def test_a_file_that_was_given_another_name_says_nothing_of_its_folder() -> None:
+    assert origins(*LEFT, CAME[0], change("new/z", ABSENT, ONE)) == {"new/z": "old/x"}
 
 
 @given(_changes, st.booleans())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mulligan.cli.output import counted, visible
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _HEAD_CHARACTERS = 12
 _NAMED_IN_FOLDER_MAX = 3
 _GAPS_NAMED_MAX = 3
+_MOVED = "moved to "
 _LETTERS = {"created": "A", "modified": "M", "deleted": "D", "renamed": "R", "mode": "m"}
 
 _REASONS = {
@@ -60,15 +61,31 @@ def short(call: object) -> str:
 
 
 def changes_words(changes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A few words for each change; a folder that came or went whole is one, and git's own files come last."""
-    named = _named({change["path"]: _fate(change["kind"]) for change in changes})
-    shown = sorted((change for change in changes if change["path"] in named), key=lambda one: _is_gits(one["path"]))
+    """A few words for each change; a folder that came, went or moved whole is one, and git's own files come last.
+
+    What a move left behind is told by the move.
+    """
+    origins = {change["path"]: change["from"] for change in changes if "from" in change}
+    left = set(origins.values())
+    told = [change for change in changes if change["path"] not in left]
+    carriers = {_above(path) for path, origin in origins.items() if origins.get(_above(path)) == _above(origin)}
+    named = _named({change["path"]: _fate(change, origins, carriers) for change in told})
+    shown = sorted((change for change in told if change["path"] in named), key=lambda one: _is_gits(one["path"]))
     return [_change_words(change, named[change["path"]]) for change in shown]
 
 
-def _fate(kind: str) -> str:
-    """What was moved into a new folder has come with it."""
-    return "created" if kind == "renamed" else kind
+def _fate(change: Mapping[str, Any], origins: Mapping[str, str], carriers: Collection[str]) -> str:
+    """What was moved with its folder met that folder's fate; what was moved into a new one has come with that."""
+    if "from" not in change:
+        return str(change["kind"])
+    path, origin = change["path"], change["from"]
+    while origins.get(_above(path)) == _above(origin):
+        path, origin = _above(path), _above(origin)
+    return f"{_MOVED}{path}" if path in carriers else "created"
+
+
+def _above(path: str) -> str:
+    return path.rpartition("/")[0]
 
 
 def _is_gits(path: str) -> bool:
@@ -76,20 +93,24 @@ def _is_gits(path: str) -> bool:
 
 
 def _change_words(change: Mapping[str, Any], below: int) -> str:
+    origin = f"{visible(change['from'])} → " if "from" in change else ""
     counts = f" +{change['added']} -{change['removed']}" if change["added"] or change["removed"] else ""
-    return f"{_LETTERS.get(change['kind'], '?')} {visible(change['path'])}{counts}{_in_it(below)}"
+    return f"{_LETTERS.get(change['kind'], '?')} {origin}{visible(change['path'])}{counts}{_in_it(below)}"
 
 
 def _named(fates: Mapping[str, str]) -> dict[str, int]:
-    """The paths to name, each with how many below it met the same fate and go without: those of a full folder."""
+    """The paths to name, each with how many below it met the same fate and go without: those of a full folder, or of
+    one that moved."""
     tops = {path: _top(path, fates) for path in fates}
-    folders = {top: size - 1 for top, size in Counter(tops.values()).items() if size - 1 > _NAMED_IN_FOLDER_MAX}
+    below = {top: size - 1 for top, size in Counter(tops.values()).items()}
+    listed = {top: 0 if fates[top].startswith(_MOVED) else _NAMED_IN_FOLDER_MAX for top in below}
+    folders = {top: size for top, size in below.items() if size > listed[top]}
     return {path: folders.get(path, 0) for path, top in tops.items() if path == top or top not in folders}
 
 
 def _top(path: str, fates: Mapping[str, str]) -> str:
     """The highest folder above a path that met the same fate, and every folder between."""
-    while fates.get(above := path.rpartition("/")[0]) == fates[path]:
+    while fates.get(above := _above(path)) == fates[path]:
         path = above
     return path
 

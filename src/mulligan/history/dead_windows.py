@@ -97,7 +97,7 @@ def _befores(site: Ground, left: Left) -> dict[RepoPath, Entry | None]:
     try:
         drifts = tree.look(whole=True, opens=False) if tree.restore() else []
         for folder in tree.closed:
-            left.leave(folder, "unreadable")
+            left.leave(site.disk.root.below(folder), "unreadable")
         return {one.path: one.before for one in drifts}
     finally:
         tree.close()

@@ -20,20 +20,20 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from mulligan.history.baseline import FILE_MAX_BYTES, WORKSPACE_MAX_BYTES, clean_files, git_contents, lacks
-from mulligan.history.kept_rows import Known, forget, keep_for_windows, kept_in, row_of
+from mulligan.history.kept_rows import KeptRows
 from mulligan.history.lifting import is_shut, opened_up
 from mulligan.history.putting_back import Site
 from mulligan.history.repositories import is_object, repository_of
-from mulligan.history.tables import KEPT, KEPT_ROOTS, KeptRootRow
+from mulligan.history.shut_folders import ShutFolders
 from mulligan.store.blobs import SMALL_BYTES
 from mulligan.store.protocol import Tx
 from mulligan.values.clock import monotonic_s
 from mulligan.values.content import Content
 from mulligan.values.digest import digest_of
-from mulligan.values.entries import ABSENT, Absent, Entry, FileEntry, same_state
+from mulligan.values.entries import ABSENT, Entry, FileEntry, same_state
 from mulligan.values.faults import MulliganError
 from mulligan.values.limits import MIB_BYTES
-from mulligan.values.paths import ROOT, RepoPath, path_bytes, path_from_bytes
+from mulligan.values.paths import RepoPath
 from mulligan.values.plain import plain
 from mulligan.workspace.disk import Image
 from mulligan.workspace.exec.scan import Stamp, StatIndex, Statuses, stamp_now, stamp_of, status_of, statuses, twins
@@ -45,7 +45,6 @@ TOUCHED_MAX_BYTES = 64 * MIB_BYTES
 WATCHED_FROM_PATHS = 4_000
 """Below this, looking at every stamp is quick enough that nothing has to be taken on the kernel's word."""
 
-_TO_LOOK_INTO = 0o500
 _GIT = b"/.git"
 _OBJECTS = b"/.git/objects"
 _BATCH = 200
@@ -91,32 +90,24 @@ class KeptTree:
         self._desk = desk
         self._watched_from = watched_from
         self._root = desk.disk.root.path
+        self._below, self._absolute = desk.disk.root.below, desk.disk.root.absolute
         self._file_max_bytes = file_max_bytes
         self._room_bytes = workspace_max_bytes
         self._index: StatIndex | None = None
-        self._known: dict[bytes, Known] = {}
-        self._stamps: dict[bytes, Stamp] = {}
+        self._rows = KeptRows(desk)
+        self._shut = ShutFolders(self._rows.stamps)
         self._pending: list[bytes] = []
         self._asked_git = True
-        self._unsaved: set[bytes] = set()
-        self._fresh: dict[bytes, Entry | None] = {}
         self._watcher: Watcher | None = None
         self._watch_is_new = False
         self._left: frozenset[bytes] = frozenset()
         self._back: tuple[int, frozenset[bytes]] = (0, frozenset())
-        self._small: list[Content] = []
-        """bytes that the next rows to be published name"""
         self._twins: dict[int, list[bytes]] | None = None
         self._special: set[bytes] = set()
-        self._inside: set[bytes] = set()
-        """folders that were opened for a look while they were shut: what was in them is known"""
-        self._strays: set[int] = set()
-        """inodes of folders that nobody could look into, and that are not where they were"""
         self.looks = 0
         self.specials: set[bytes] = set()
         """where a device, FIFO or socket has come or gone; whoever wants to know clears it"""
-        self.closed: set[RepoPath] = set()
-        """folders that were shut, and could not be opened for a look; likewise"""
+        self.closed = self._shut.closed
 
     @property
     def watcher(self) -> Watcher | None:
@@ -126,12 +117,12 @@ class KeptTree:
     @property
     def has_news(self) -> bool:
         """Whether there is something to publish."""
-        return bool(self._fresh)
+        return bool(self._rows.fresh)
 
     @property
     def is_settled(self) -> bool:
         """Whether everything that is to be read has been read and saved."""
-        return not self._pending and self._asked_git and not self._unsaved
+        return not self._pending and self._asked_git and not self._rows.unsaved
 
     def look(
         self, *, whole: bool = False, until_ns: int | None = None, keep: bool = True, opens: bool = True
@@ -152,10 +143,10 @@ class KeptTree:
         shut = {path for path in folders.keys() - self._left if is_shut(self._desk.disk, self._below(path))}
         hidden = tuple(path + b"/" for path in shut)
         seen = {path: touched[path] for path in touched.keys() - self._left if not path.startswith(hidden)}
-        lost = self._lost_folders(seen)
-        news = {path for path in shut if stamp_of(folders[path]) != self._stamps.get(path)}
-        inside = {path for path in news if opens and not self._is_unseen(path, folders[path].st_ino)}
-        self._close(news - inside)
+        lost = [Drift(self._below(path), None, None) for path in self._shut.lost(seen)]
+        news = {path for path in shut if stamp_of(folders[path]) != self._rows.stamps.get(path)}
+        inside = {path for path in news if opens and not self._shut.is_unseen(path, folders[path].st_ino)}
+        self._shut.close(news - inside)
         drifts = self._settle(seen, keep=keep) + lost
         return drifts + [one for path in inside for one in self._look_inside(path, keep=keep)]
 
@@ -164,50 +155,25 @@ class KeptTree:
         with opened_up(self._desk.disk, self._below(folder)):
             inner = StatIndex.of(folder)
             if folder in inner.unreadable:
-                self._close([folder])
+                self._shut.close([folder])
                 return []
             hidden = tuple(path + b"/" for path in inner.unreadable)
-            known = [path for path in self._stamps if path.startswith(folder + b"/") and not path.startswith(hidden)]
-            found = statuses({*inner.paths(), *known})
-            unseen = {path for path in inner.unreadable if (now := found[path]) and self._is_unseen(path, now.st_ino)}
-            self._close(unseen)
+            known = {path for path in self._rows.stamps if path.startswith(folder + b"/")}
+            found = statuses({path for path in known if not path.startswith(hidden)}.union(inner.paths()))
+            inodes = {path: now.st_ino for path in inner.unreadable if (now := found[path])}
+            unseen = {path for path, inode in inodes.items() if self._shut.is_unseen(path, inode)}
+            self._shut.close(unseen)
             drifts = self._settle(found, keep=keep)
             drifts += [one for path in inner.unreadable - unseen for one in self._look_inside(path, keep=keep)]
-        self._inside.add(folder)
+        self._shut.was_opened(folder)
         stamp = stamp_now(folder)
         if stamp is not None:
-            self._stamps[folder] = stamp  # it was us who opened it and shut it again
+            self._rows.stamps[folder] = stamp  # it was us who opened it and shut it again
         return drifts
-
-    def _close(self, folders: Iterable[bytes]) -> None:
-        """Folders that are not looked into."""
-        self._inside.difference_update(folders)
-        self.closed |= {self._below(folder) for folder in folders}
-
-    def _is_unseen(self, path: bytes, inode: int | None = None) -> bool:
-        """Whether nobody could look into a folder at the last look, wherever it has gone to since."""
-        mode = self._stamps[path][4] if path in self._stamps else 0
-        was_shut = stat.S_ISDIR(mode) and mode & _TO_LOOK_INTO != _TO_LOOK_INTO and os.geteuid() != 0
-        return (was_shut and path not in self._inside) or inode in self._strays
-
-    def _lost_folders(self, touched: Statuses) -> list[Drift]:
-        """Those that nobody could look into, and that are gone, or lack something, or have more: what, is unknown."""
-        unseen = {path: self._stamps[path] for path in touched if self._is_unseen(path)}
-        self._strays = {stamp[3] for path, stamp in unseen.items() if touched[path] is None}
-        changed = [path for path, was in unseen.items() if not _has_same_names(touched[path], was)]
-        return [Drift(self._below(path), None, None) for path in changed]
 
     def take_back(self) -> None:
         """What the last look found will not stand: all is said to be as it was before, and looked at once more."""
-        for path, was in self._fresh.items():
-            if isinstance(was, Absent):
-                self._known.pop(path, None)
-                self._stamps.pop(path, None)
-            else:
-                self._known[path] = was
-        self._left |= self._fresh.keys()
-        self._fresh = {}
-        self._small.clear()
+        self._left |= self._rows.take_back()
 
     def were_put_back(self, paths: Iterable[RepoPath], *, since: int) -> None:
         """A call has put these back. If that look was the last, the next does not read what nobody else was at."""
@@ -215,18 +181,17 @@ class KeptTree:
 
     def entry(self, path: RepoPath) -> Entry | None:
         """What the last look found, with its bytes in the store or in git's; None if nobody knows."""
-        known = self._known.get(self._absolute(path), ABSENT)
-        return None if isinstance(known, str) else known
+        return self._rows.entry(self._absolute(path))
 
     def as_looked(self, paths: Iterable[RepoPath]) -> dict[RepoPath, Entry | None]:
         """What the last look found there, its bytes in the store. None: nobody had read it, and it is another now."""
         places = [self._absolute(path) for path in paths]
-        unread = [place for place in places if self._known.get(place, ABSENT) is None and self._is_small(place)]
+        unread = [place for place in places if self._rows.known.get(place, ABSENT) is None and self._is_small(place)]
         self._read(unread)
         return {self._below(place): was for place, was in self._befores(places).items()}
 
     def _is_small(self, path: bytes) -> bool:
-        return path in self._stamps and _size(self._stamps[path]) <= TOUCHED_MAX_BYTES
+        return path in self._rows.stamps and _size(self._rows.stamps[path]) <= TOUCHED_MAX_BYTES
 
     def settle_paths(self, paths: Iterable[RepoPath]) -> None:
         """These are on record as they are now; the next look has nothing to say of them."""
@@ -237,17 +202,13 @@ class KeptTree:
     def _begin(self) -> None:
         """Every stamp at once; what they stand for is read by and by, as long as the stamp is still the same."""
         self._index = StatIndex.take(self._root)
-        self._stamps = dict(self._index.stamps())
-        with self._desk.ledger.store.write() as tx:
-            forget(tx, self._desk.root.id)
-        self._known = dict.fromkeys(self._stamps)
+        self._rows.begin(dict(self._index.stamps()))
         self._asked_git = False
-        self._unsaved = set(self._stamps)
         self._watch()
 
     def _watch(self) -> None:
         """What changes until the watches are set is found by looking at every stamp once more."""
-        if len(self._stamps) < self._watched_from or self._watcher is not None:
+        if len(self._rows.stamps) < self._watched_from or self._watcher is not None:
             return
         try:
             self._watcher, self._watch_is_new = Watcher(self._root), True
@@ -262,19 +223,19 @@ class KeptTree:
         while self._pending and monotonic_s() < until:
             batch, self._pending = self._pending[-_BATCH:], self._pending[:-_BATCH]
             self._read(batch)
-        while self._unsaved and not self._pending and monotonic_s() < until:
-            self._save_some()
+        while self._rows.unsaved and not self._pending and monotonic_s() < until:
+            self._rows.save_some(self._taken_ns)
 
     def _plan_reading(self) -> None:
-        for path, found in clean_files(self._root, self._stamps.keys()).items():
-            as_looked = self._stamps[path]
+        for path, found in clean_files(self._root, self._rows.stamps.keys()).items():
+            as_looked = self._rows.stamps[path]
             if not found.xattrs and (found.ctime_ns, found.mtime_ns, found.size) == as_looked[:3]:
-                self._known[path] = found.oid
-        unread = [path for path, known in self._known.items() if known is None and self._may_keep(path)]
-        self._pending = sorted(unread, key=lambda path: -_size(self._stamps[path]))
+                self._rows.known[path] = found.oid
+        unread = [path for path, known in self._rows.known.items() if known is None and self._may_keep(path)]
+        self._pending = sorted(unread, key=lambda path: -_size(self._rows.stamps[path]))
 
     def _may_keep(self, path: bytes) -> bool:
-        if _size(self._stamps[path]) > self._file_max_bytes:
+        if _size(self._rows.stamps[path]) > self._file_max_bytes:
             return False
         return path.endswith(_OBJECTS) or not is_object(self._below(path))
 
@@ -283,13 +244,13 @@ class KeptTree:
         found: dict[bytes, Entry] = {}
         self._desk.ledger.blobs.store_all(self._contents(paths, found))
         for path, entry in found.items():
-            if stamp_now(path) == self._stamps.get(path):
-                self._known[path] = entry
+            if stamp_now(path) == self._rows.stamps.get(path):
+                self._rows.known[path] = entry
 
     def _contents(self, paths: Iterable[bytes], found: dict[bytes, Entry]) -> Iterator[Content]:
         """Entries are put into `found` as their bytes are given."""
         for path in paths:
-            size = _size(self._stamps[path]) if path in self._stamps else 0
+            size = _size(self._rows.stamps[path]) if path in self._rows.stamps else 0
             image = self._image(path) if size <= self._room_bytes else None
             if image is None or image.special:
                 continue
@@ -312,18 +273,18 @@ class KeptTree:
             self._watch()
             return self._with_twins(statuses(self._left.union(touched, () if dirty is None else dirty.paths)))
         gone = tuple(folder + b"/" for folder in dirty.moved_away)
-        inner = [path for path in self._stamps if path.startswith(gone)] if gone else []
+        inner = [path for path in self._rows.stamps if path.startswith(gone)] if gone else []
         found = statuses(self._left.union(dirty.paths, inner))
         for path in back & dirty.placed if since == self.looks - 1 else ():
             now = found[path]
             if now is not None and self._is_as_put_back(path, now):
-                self._stamps[path] = stamp_of(now)
+                self._rows.stamps[path] = stamp_of(now)
                 del found[path]
         return self._with_twins(found)
 
     def _is_as_put_back(self, path: bytes, now: os.stat_result) -> bool:
         """Of a path to which nothing was moved but what we put there ourselves, in place of what was there."""
-        was = self._known.get(path)
+        was = self._rows.known.get(path)
         if not isinstance(was, FileEntry) or not stat.S_ISREG(now.st_mode) or now.st_nlink > 1:
             return False
         return (now.st_size, now.st_mtime_ns, stat.S_IMODE(now.st_mode)) == (was.size, was.mtime_ns, was.mode)
@@ -331,19 +292,19 @@ class KeptTree:
     def _with_twins(self, touched: Statuses) -> Statuses:
         """The other names of the same files: the kernel tells only of the name that was used."""
         if self._twins is None:
-            self._twins = twins(self._stamps)
+            self._twins = twins(self._rows.stamps)
         linked = {now.st_ino for now in touched.values() if now and now.st_nlink > 1 and stat.S_ISREG(now.st_mode)}
         known = [name for path in touched for name in self._names_of(path)] if self._twins else []
-        new = [path for path, stamp in self._stamps.items() if stamp[3] in linked] if linked else []
+        new = [path for path, stamp in self._rows.stamps.items() if stamp[3] in linked] if linked else []
         return touched | statuses({*known, *new} - touched.keys())
 
     def _names_of(self, path: bytes) -> list[bytes]:
         """All names that what was there had at the last look, if there were several."""
-        stamp = self._stamps.get(path)
+        stamp = self._rows.stamps.get(path)
         if stamp is None or self._twins is None:
             return []
         names = self._twins.get(stamp[3], ())
-        return [name for name in names if name in self._stamps and self._stamps[name][3] == stamp[3]]
+        return [name for name in names if name in self._rows.stamps and self._rows.stamps[name][3] == stamp[3]]
 
     def settle(self, touched: Iterable[bytes]) -> list[Drift]:
         """Read these paths again, and remember what they are now. The ones that differ from what they were."""
@@ -355,13 +316,13 @@ class KeptTree:
         stamps = {
             path: None if now is None or path.startswith(links) else stamp_of(now)
             for path, now in touched.items()
-            if now is not None or path in self._stamps or path in self._known or path in self._special
+            if now is not None or path in self._rows.stamps or path in self._rows.known or path in self._special
         }
         ours = {path: now for path, now in stamps.items() if path != self._root and not self._is_gits_own(path, now)}
         gone = [path for path, now in stamps.items() if now is None and path not in ours]
         lost = self._lost_objects(gone)
         self._forget_gone(gone)
-        before = self._befores(ours, keep=keep) | dict.fromkeys(self._astray(ours))
+        before = self._befores(ours, keep=keep) | dict.fromkeys(self._shut.astray(ours))
         names = {path: len(self._names_of(path)) or 1 for path in ours} if self._twins else {}
         seen = self._afters(ours, keep=keep)
         elsewhere = self._elsewhere(seen)
@@ -369,20 +330,14 @@ class KeptTree:
             Drift(self._below(path), was, self._entry_of(path), seen.get(path), names.get(path, 1), path in elsewhere)
             for path, was in before.items()
         ]
-        self._fresh = before | self._fresh
+        self._rows.fresh = before | self._rows.fresh
         return [one for one in drifts if not one.is_none] + lost
-
-    def _astray(self, stamps: Mapping[bytes, Stamp | None]) -> list[bytes]:
-        """Folders that nobody could look into and that were moved there, with all that is in them."""
-        tops = {path for path, now in stamps.items() if now and now[3] in self._strays and stat.S_ISDIR(now[4])}
-        below = tuple(path + b"/" for path in tops)
-        return [path for path in stamps if path in tops or path.startswith(below)] if tops else []
 
     def _lost_objects(self, gone: Iterable[bytes]) -> list[Drift]:
         """Of object stores that lack something now, which nobody has kept. What git has packed is still there."""
         files: dict[bytes, list[bytes]] = {}
         for path in gone:
-            if _OBJECTS + b"/" in path and path in self._stamps and stat.S_ISREG(self._stamps[path][4]):
+            if _OBJECTS + b"/" in path and path in self._rows.stamps and stat.S_ISREG(self._rows.stamps[path][4]):
                 folder, _, name = path.rpartition(_OBJECTS + b"/")
                 files.setdefault(folder, []).append(name)
         return [Drift(self._below(one + _OBJECTS), None, None) for one, names in files.items() if lacks(one, names)]
@@ -392,12 +347,12 @@ class KeptTree:
         linked = {path: image for path, image in seen.items() if image.links > 1}
         if not linked:
             return frozenset()
-        self._twins = twins(self._stamps)
+        self._twins = twins(self._rows.stamps)
         names = {path: self._names_of(path) or [path] for path in linked}
         return frozenset(min(names[path]) for path, image in linked.items() if image.links > len(names[path]))
 
     def _entry_of(self, path: bytes) -> Entry | None:
-        known = self._known.get(path, ABSENT)
+        known = self._rows.known.get(path, ABSENT)
         assert not isinstance(known, str), "what was git's has been fetched"
         return known
 
@@ -407,21 +362,21 @@ class KeptTree:
             return False
         inner = self._below(path)
         repository = repository_of(inner) if is_object(inner) else None
-        if repository is None or self._absolute(repository) not in self._stamps:
+        if repository is None or self._absolute(repository) not in self._rows.stamps:
             return False
         return inner != f"{repository}/objects" or now is not None
 
     def _forget_gone(self, paths: Iterable[bytes]) -> None:
         """What is nobody's business is not remembered either, lest it be taken for known when it comes again."""
         for path in paths:
-            if path in self._stamps:
-                del self._stamps[path]
-                self._known.pop(path, None)
-                self._fresh.setdefault(path, None)
+            if path in self._rows.stamps:
+                del self._rows.stamps[path]
+                self._rows.known.pop(path, None)
+                self._rows.fresh.setdefault(path, None)
 
     def _befores(self, paths: Collection[bytes], *, keep: bool = True) -> dict[bytes, Entry | None]:
         """What they were; what was git's own is fetched from it, all at once."""
-        in_git = {path: known for path in paths if isinstance(known := self._known.get(path), str)}
+        in_git = {path: known for path in paths if isinstance(known := self._rows.known.get(path), str)}
         contents = git_contents(self._root, in_git) if in_git else {}
         try:
             self._desk.ledger.blobs.store_all(contents.values())
@@ -430,10 +385,10 @@ class KeptTree:
                 raise
             contents = {}
         for path, data in contents.items():
-            stamp = self._stamps[path]
-            self._known[path] = FileEntry(digest_of(data), len(data), stat.S_IMODE(stamp[4]), stamp[1])
-        unseen = tuple(path + b"/" for path in paths if self._is_unseen(path))
-        found = {path: None if path.startswith(unseen) else self._known.get(path, ABSENT) for path in paths}
+            stamp = self._rows.stamps[path]
+            self._rows.known[path] = FileEntry(digest_of(data), len(data), stat.S_IMODE(stamp[4]), stamp[1])
+        unseen = tuple(path + b"/" for path in paths if self._shut.is_unseen(path))
+        found = {path: None if path.startswith(unseen) else self._rows.known.get(path, ABSENT) for path in paths}
         return {path: None if isinstance(known, str) else known for path, known in found.items()}
 
     def _afters(self, stamps: Mapping[bytes, Stamp | None], *, keep: bool) -> dict[bytes, Image]:
@@ -446,25 +401,25 @@ class KeptTree:
         else:
             deque(contents, maxlen=0)
         for path in stamps:
-            if path not in self._stamps:
-                self._known.pop(path, None)
+            if path not in self._rows.stamps:
+                self._rows.known.pop(path, None)
             elif path in seen:
-                self._known[path] = seen[path].entry
+                self._rows.known[path] = seen[path].entry
             elif path in changed:
-                self._known[path] = None
+                self._rows.known[path] = None
         return seen
 
     def _restamp(self, path: bytes, stamp: Stamp | None) -> bool:
         """Before it is read: if it changes meanwhile, the next look finds another stamp. Whether it has one now."""
-        before = self._stamps.get(path)
+        before = self._rows.stamps.get(path)
         is_special = stamp is not None and not _is_keepable(stamp[4])
         if is_special or path in self._special:
             self.specials.add(path)
             (self._special.add if is_special else self._special.discard)(path)
         if stamp is None or is_special:
-            self._stamps.pop(path, None)
+            self._rows.stamps.pop(path, None)
         else:
-            self._stamps[path] = stamp
+            self._rows.stamps[path] = stamp
         return stamp != before
 
     def _touched_contents(
@@ -472,7 +427,7 @@ class KeptTree:
     ) -> Iterator[Content]:
         """What has to be stored at once: small ones can wait for the rows that name them, as long as they are few."""
         for path in paths:
-            stamp = self._stamps.get(path)
+            stamp = self._rows.stamps.get(path)
             if stamp is None or _size(stamp) > (TOUCHED_MAX_BYTES if path in changed else self._file_max_bytes):
                 continue
             image = self._image(path)
@@ -482,73 +437,36 @@ class KeptTree:
             if image.content is not None and len(image.content) > SMALL_BYTES:
                 yield image.content
             elif image.content is not None:
-                self._small.append(image.content)
-            if len(self._small) == _BATCH:
-                yield from self._small
-                self._small.clear()
+                self._rows.small.append(image.content)
+            if len(self._rows.small) == _BATCH:
+                yield from self._rows.small
+                self._rows.small.clear()
 
     # The rows.
+
+    @property
+    def _taken_ns(self) -> int | None:
+        return None if self._index is None else self._index.taken_ns
 
     def publish(self, tx: Tx) -> None:
         """What looks have found since the last time, as part of the transaction that puts it on record.
 
-        `has_published` when that is over: what a failed one took along goes with the next.
+        `has_published` when that is over.
         """
-        blobs = self._desk.ledger.blobs
-        for content in self._small:
-            blobs.put(tx, blobs.prepare(content))
-        keep_for_windows(tx, self._desk.root, {self._below(path): was for path, was in self._fresh.items()})
-        for path in self._fresh:
-            self._put(tx, path)
-        if self._unsaved <= self._fresh.keys() and self._index is not None:
-            root = self._desk.root.id
-            tx.put(KEPT_ROOTS, KeptRootRow(root, self._index.taken_ns, self._desk.ledger.now()))
+        self._rows.publish(tx, self._taken_ns)
 
     def has_published(self) -> None:
-        self._unsaved.difference_update(self._fresh)
-        self._fresh = {}
-        self._small.clear()
-
-    def _save_some(self) -> None:
-        some = [path for path, _ in zip(self._unsaved, range(_BATCH), strict=False)]
-        with self._desk.ledger.store.write() as tx:
-            for path in some:
-                self._put(tx, path)
-            self._unsaved.difference_update(some)
-            if not self._unsaved:
-                self.publish(tx)
-        if not self._unsaved:
-            self.has_published()
-
-    def _put(self, tx: Tx, path: bytes) -> None:
-        root, key, stamp = self._desk.root.id, path_bytes(self._below(path)), self._stamps.get(path)
-        if stamp is None:
-            tx.delete(KEPT, root, key)
-        else:
-            tx.put(KEPT, row_of(root, key, stamp, self._known.get(path)))
+        self._rows.has_published()
 
     def restore(self) -> bool:
         """Go on from what another process left; False if there is nothing, or not all of it."""
-        with self._desk.ledger.store.read() as tx:
-            whole = tx.get(KEPT_ROOTS, self._desk.root.id)
-            rows = tx.select(KEPT, {"root": self._desk.root.id}) if whole is not None else []
-        if whole is None or not rows:
+        taken_ns = self._rows.restore()
+        if taken_ns is None:
             return False
-        for row in rows:
-            path = self._absolute(path_from_bytes(row.path))
-            self._stamps[path], self._known[path] = kept_in(row)
-            self._room_bytes -= _size(self._stamps[path]) if row.digest is not None else 0
-        self._index = StatIndex.restored(self._root, self._stamps, whole.taken_ns)
+        stored = [path for path, known in self._rows.known.items() if isinstance(known, FileEntry)]
+        self._room_bytes -= sum(_size(self._rows.stamps[path]) for path in stored)
+        self._index = StatIndex.restored(self._root, self._rows.stamps, taken_ns)
         return True
-
-    # Paths.
-
-    def _below(self, path: bytes) -> RepoPath:
-        inner = path[len(self._root) :].lstrip(b"/")
-        return path_from_bytes(inner) if inner else ROOT
-
-    def _absolute(self, path: RepoPath) -> bytes:
-        return self._root if path == ROOT else os.path.join(self._root, path_bytes(path))
 
     def _image(self, path: bytes) -> Image | None:
         """None: there, and not for us to read."""
@@ -580,11 +498,6 @@ def _changed_since(paths: Collection[bytes], when_ns: int) -> frozenset[bytes]:
         while (path := os.path.dirname(path)) in late:
             late.discard(path)
     return frozenset(late)
-
-
-def _has_same_names(now: os.stat_result | None, was: Stamp) -> bool:
-    """Of a folder: the same one, in which nothing has come or gone."""
-    return now is not None and (now.st_mtime_ns, now.st_ino) == (was[1], was[3])
 
 
 def _size(stamp: Stamp) -> int:

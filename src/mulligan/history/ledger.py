@@ -13,7 +13,7 @@ from mulligan.history.scopes import Scopes
 from mulligan.history.tables import CALLS, CHANGES, OPEN, ROOTS, TOUCHES, CallRow, OpenRow, RootRow, TouchRow
 from mulligan.session.tables import SESSIONS, session_journal
 from mulligan.store.blobs import Blobs, Prepared
-from mulligan.store.claims import CLAIMS, ClaimRow, Wanted, blockers, release
+from mulligan.store.claims import CLAIMS, Wanted, blockers, claim, may_wait, release
 from mulligan.store.journal import HEADS, Journal, Record
 from mulligan.store.protocol import Store, Tx
 from mulligan.values.canonical import decode, encode
@@ -191,17 +191,17 @@ class Ledger:
         tx.put(OPEN, OpenRow(facts.id, owner, facts.session, facts.root, int(facts.observed)))
 
     def claim(self, tx: Tx, call: CallId, wanted: Sequence[Wanted]) -> None:
-        """All of them, in order, or raise `Claimed`. The call holds none of them yet, or not as deep."""
+        """All of them, or raise `Claimed`. The call has none of them as deep yet."""
         self.check_free(tx, call, wanted)
-        for one in sorted(wanted):
-            tx.put(CLAIMS, ClaimRow(one.place, call, 1 if one.deep else None))
+        claim(tx, call, wanted)
 
     def check_free(self, tx: Tx, call: CallId, wanted: Sequence[Wanted]) -> None:
         self.check_not_inside(tx, [one.place for one in wanted])
         # A claim of a call that is not open is void, whatever went wrong with it.
-        by = sorted({CallId(row.call) for row in blockers(tx, call, wanted) if tx.has(OPEN, row.call)})
-        if by:
-            raise Claimed(by, worth_waiting=all(call < other for other in by))
+        blocking = [row for row in blockers(tx, call, wanted) if tx.has(OPEN, row.call)]
+        if blocking:
+            by = sorted({CallId(row.call) for row in blocking})
+            raise Claimed(by, worth_waiting=may_wait(call, blocking))
 
     def check_not_inside(self, tx: Tx, places: Iterable[bytes]) -> None:
         """What we change in the root of the call around us is that call's doing; each would wait for the other."""

@@ -5,17 +5,18 @@
 2. What a tool of ours says that it moved is believed as long as its source is gone, whatever was made of it since.
 3. A command says nothing: a file that left one path and came to another with the same bytes was moved. Where several
    have the same bytes, or there are none, nobody can say, and nothing is told.
+4. A folder that is gone was moved to where all those of its files went that are known to have moved, if that is new.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from mulligan.values.digest import Digest
-from mulligan.values.entries import Absent, Change, Entry, FileEntry
-from mulligan.values.paths import RepoPath
+from mulligan.values.entries import Absent, Change, DirEntry, Entry, FileEntry
+from mulligan.values.paths import RepoPath, join, name_of, parent_of
 
 
 def with_moves(changes: Sequence[Change], *, guessed: bool) -> list[Change]:
@@ -30,8 +31,30 @@ def with_moves(changes: Sequence[Change], *, guessed: bool) -> list[Change]:
     left = _by_digest((was, path) for path, was in gone.items() if path not in set(origins.values()))
     came = _by_digest((one.after, one.path) for one in changes if _is_new(one) and one.path not in origins)
     asked = {change.path for change in changes if guessed or change.renamed_from is not None}
-    found = {path: left[digest] for digest, path in came.items() if digest in left and path in asked}
-    return [replace(one, renamed_from=origins.get(one.path) or found.get(one.path)) for one in changes]
+    found = {path: left[digest] for digest, path in came.items() if digest in left and path in asked} | origins
+    if guessed:
+        found = _folders(changes, found) | found
+    return [replace(one, renamed_from=found.get(one.path)) for one in changes]
+
+
+def _folders(changes: Iterable[Change], moved: Mapping[RepoPath, RepoPath]) -> dict[RepoPath, RepoPath]:
+    """New folders, each with the one that is gone, from which everything came that was moved there under its name."""
+    gone = {one.path for one in changes if isinstance(one.before, DirEntry) and isinstance(one.after, Absent)}
+    new = {one.path for one in changes if isinstance(one.after, DirEntry) and _is_new(one)}
+    sources: dict[RepoPath, set[RepoPath]] = {}
+    for path, origin in moved.items():
+        while name_of(path) == name_of(origin):
+            path, origin = parent_of(path), parent_of(origin)
+            if path not in new or origin not in gone:
+                break
+            sources.setdefault(path, set()).add(origin)
+    times = Counter(origin for origins in sources.values() for origin in origins)
+    found = {path: origin for path, (origin, *others) in sources.items() if not others and times[origin] == 1}
+    for path in sorted(new - found.keys() - moved.keys()):
+        above = found.get(parent_of(path))
+        if above is not None and join(above, name_of(path)) in gone:
+            found[path] = join(above, name_of(path))  # it had nothing in it that could tell
+    return found
 
 
 def _is_new(change: Change) -> bool:

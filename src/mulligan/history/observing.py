@@ -163,7 +163,7 @@ def take_stock(
             _put_down(tx, desk, account, drift)
         tree.publish(tx)
     tree.has_published()
-    closed = [{"path": to_wire(path), "reason": "unreadable"} for path in sorted(tree.closed)]
+    closed = [{"path": to_wire(desk.disk.root.below(path)), "reason": "unreadable"} for path in sorted(tree.closed)]
     tree.closed.clear()
     return [*(_gap(drift) for drift in drifts if _is_gap(drift)), *closed]
 

@@ -62,7 +62,7 @@ def _path_of(gap: Mapping[str, str]) -> RepoPath:
     return RepoPath(text_from_wire(gap["path"]))
 
 
-def _moved(changes: Iterable[Change]) -> dict[RepoPath, Entry]:
+def _moved(changes: Iterable[Change]) -> dict[RepoPath | None, Entry]:
     """What was at the paths that only went elsewhere in the same call."""
     gone = {one.path: one.before for one in changes if isinstance(one.after, Absent)}
     names = [one.renamed_from for one in changes if isinstance(one.before, Absent)]
@@ -70,10 +70,10 @@ def _moved(changes: Iterable[Change]) -> dict[RepoPath, Entry]:
 
 
 def _change_view(
-    desk: Desk, tx: Tx, root: RootRow, change: Change, *, moved: Mapping[RepoPath, Entry]
+    desk: Desk, tx: Tx, root: RootRow, change: Change, *, moved: Mapping[RepoPath | None, Entry]
 ) -> dict[str, Any]:
     """Lines that moved with their file count neither where they went nor where they came from."""
-    before = moved.get(change.renamed_from, change.before) if change.renamed_from else change.before
+    before = moved.get(change.renamed_from, change.before)
     added, removed = (0, 0) if change.path in moved else _counts(desk, tx, before, change.after)
     body: dict[str, Any] = {
         "path": to_wire(RepoPath(desk.shown(root, change.path))),
@@ -105,19 +105,23 @@ def diff_view(desk: Desk, row: CallRow, may_tell: MayTell = _anything) -> str:
     with desk.ledger.store.read() as tx:
         root = tx.get(ROOTS, row.root) or desk.root
         changes = [one for one in changes_of(tx, row.id) if may_tell(desk.shown(root, one.path))]
-        return "".join(change_diff(desk, tx, change) for change in changes)
+        moved = _moved(changes)
+        told = [one for one in changes if one.path not in moved]
+        return "".join(_change_diff(desk, tx, change, came_from=moved.get(change.renamed_from)) for change in told)
 
 
-def change_diff(desk: Desk, tx: Tx, change: Change) -> str:
+def _change_diff(desk: Desk, tx: Tx, change: Change, *, came_from: Entry | None) -> str:
+    """`came_from`: what was at the path it was moved from, and is nowhere else now."""
+    path, was = (change.path, change.before) if came_from is None else (change.renamed_from, came_from)
     try:
-        before, after = _content(desk, tx, change.before), _content(desk, tx, change.after)
+        before, after = _content(desk, tx, was), _content(desk, tx, change.after)
     except MulliganError as error:
         return f"# {change.path}: {error.message}\n"
-    had, has = _git_mode(change.before), _git_mode(change.after)
+    had, has = _git_mode(was), _git_mode(change.after)
     return unified_diff(
         before,
         after,
-        path_before=None if had is None else change.path,
+        path_before=None if had is None else path,
         path_after=None if has is None else change.path,
         mode_before=had or 0o644,
         mode_after=has or 0o644,

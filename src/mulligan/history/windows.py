@@ -29,7 +29,7 @@ from mulligan.history.observing import take_stock
 from mulligan.history.tables import OPEN, TOUCHES, WINDOWS, WindowRow
 from mulligan.store.protocol import Tx
 from mulligan.values.faults import fault, fault_of_os_error
-from mulligan.values.paths import RepoPath, path_bytes
+from mulligan.values.paths import RepoPath
 from mulligan.workspace.exec.capture import Caught, Coverage, StrategyName
 from mulligan.workspace.exec.choose import WindowName
 from mulligan.workspace.exec.command import Command
@@ -183,9 +183,8 @@ class Window:
         assert self._ready is not None
         self.drifts = self._ready.tree.look(whole=self._whole)
         self._looked = True
-        return Caught(
-            frozenset(self._absolute(one.path) for one in self.drifts), self._coverage(), attribution="window"
-        )
+        absolute = self._desk.disk.root.absolute
+        return Caught(frozenset(absolute(one.path) for one in self.drifts), self._coverage(), attribution="window")
 
     def look(self) -> Coverage:
         """What it could not capture. If it broke in the middle of its look, what that found is lost; what the store
@@ -200,10 +199,10 @@ class Window:
 
     def _coverage(self) -> Coverage:
         assert self._ready is not None
-        lost = {self._absolute(one.path): "no_baseline" for one in self.drifts if one.before is None}
-        linked = {self._absolute(one.path): "hard_link" for one in self.drifts if one.elsewhere}
-        unseen = dict.fromkeys(self._ready.tree.specials, "special_file")
-        unseen |= {self._absolute(path): "unreadable" for path in self._ready.tree.closed}
+        absolute, tree = self._desk.disk.root.absolute, self._ready.tree
+        lost = {absolute(one.path): "no_baseline" for one in self.drifts if one.before is None}
+        linked = {absolute(one.path): "hard_link" for one in self.drifts if one.elsewhere}
+        unseen = dict.fromkeys(tree.specials, "special_file") | dict.fromkeys(tree.closed, "unreadable")
         return tuple(sorted((linked | lost | unseen).items()))
 
     def _look_around(self, tree: KeptTree) -> None:
@@ -214,9 +213,6 @@ class Window:
             take_stock(self._desk, tree)
         tree.specials.clear()
         tree.closed.clear()
-
-    def _absolute(self, path: RepoPath) -> bytes:
-        return os.path.join(self._desk.disk.root.path, path_bytes(path))
 
     # The record's side.
 

@@ -51,11 +51,9 @@ def blockers(tx: Tx, call: CallId, wanted: Iterable[Wanted]) -> list[ClaimRow]:
 
 
 def claim(tx: Tx, call: CallId, wanted: Iterable[Wanted]) -> None:
-    """Take the places. The caller has seen that there are no blockers, in this transaction."""
+    """Take the places. The caller has seen in this transaction that there are no blockers, and has none as deep yet."""
     for one in sorted(wanted):
-        mine = tx.get(CLAIMS, one.place)
-        deep = one.deep or (mine is not None and mine.deep == 1)
-        tx.put(CLAIMS, ClaimRow(one.place, call, 1 if deep else None))
+        tx.put(CLAIMS, ClaimRow(one.place, call, 1 if one.deep else None))
 
 
 def release(tx: Tx, call: CallId) -> None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from mulligan.values.paths import ROOT, RepoPath, parse_repo_path, path_bytes
+from mulligan.values.faults import MulliganError
+from mulligan.values.paths import ROOT, RepoPath, parse_repo_path, path_bytes, path_from_bytes
 from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 from mulligan.workspace import kernel
@@ -69,6 +70,23 @@ class Root:
     def place_of(self, path: RepoPath) -> bytes:
         whole = self.place if path == ROOT else self.place + b"/" + path_bytes(path)
         return folded(whole) if self.folds_case else whole
+
+    def absolute(self, path: RepoPath) -> bytes:
+        return self.path if path == ROOT else os.path.join(self.path, path_bytes(path))
+
+    def below(self, real: bytes) -> RepoPath:
+        """The way back from `absolute`."""
+        return path_from_bytes(real[len(self.path) :].lstrip(b"/") or b".")
+
+    def find(self, name: str) -> RepoPath | None:
+        """The path below that a name on this machine means, links on its way followed; None if it is elsewhere."""
+        folder, last = os.path.split(os.path.join(self.path, os.fsencode(name)))
+        real = os.path.join(os.path.realpath(folder), last)
+        if not real.startswith(self.path.rstrip(b"/") + b"/"):
+            return None
+        with suppress(MulliganError):
+            return self.below(real)
+        return None
 
 
 class Resolving(Protocol):

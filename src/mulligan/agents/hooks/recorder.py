@@ -7,7 +7,6 @@ call whose end is told first, and the call says that its beginning was missed.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import sha256
@@ -23,9 +22,7 @@ from mulligan.history.tables import AGENT, CALLS, OPEN, TURNS, CallRow
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import monotonic_s
-from mulligan.values.faults import MulliganError
 from mulligan.values.ids import CallId, SessionId, TurnId
-from mulligan.values.paths import RepoPath, path_from_bytes
 
 _LATER_WAITS_S = 0.02
 
@@ -93,8 +90,9 @@ class Recorder:
 
     def _observed(self, event: HookEvent, pid: int) -> tuple[Observed, list[Note]]:
         named = event.paths()
-        inside = None if named is None else [path for one in named if (path := self._below(one)) is not None]
-        outside = [one for one in named or () if self._below(one) is None]
+        found = {one: self._desk.disk.root.find(one) for one in named or ()}
+        inside = None if named is None else [path for path in found.values() if path is not None]
+        outside = [one for one, path in found.items() if path is None]
         notes: list[Note] = [{"path": one, "reason": "outside_root"} for one in outside]
         about = {
             "agent": event.agent,
@@ -115,18 +113,6 @@ class Recorder:
             about={name: value for name, value in about.items() if value is not None},
         )
         return observed, notes
-
-    def _below(self, path: str) -> RepoPath | None:
-        """The path below our root, links on the way to it resolved; None if it is elsewhere."""
-        folder, name = os.path.split(os.fsencode(path))
-        real = os.path.join(os.path.realpath(folder), name)
-        root = self._desk.disk.root.path
-        if not real.startswith(root.rstrip(b"/") + b"/"):
-            return None
-        try:
-            return path_from_bytes(real[len(root) :].lstrip(b"/"))
-        except MulliganError:
-            return None
 
     def _after_tool(self, event: HookEvent, until: float, pid: int) -> None:
         if event.looks_only:

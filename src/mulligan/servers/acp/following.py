@@ -8,9 +8,7 @@ answered, and while the agent is silent with no call in progress.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,10 +23,9 @@ from mulligan.servers.acp.sightings import Announced, told_of, told_of_fork
 from mulligan.servers.acp.workspaces import Workspace, Workspaces, close_for_client
 from mulligan.values.clock import monotonic_s
 from mulligan.values.entries import Change, DirEntry, same_state
-from mulligan.values.faults import MulliganError
 from mulligan.values.ids import CallId, TurnId
 from mulligan.values.limits import MIB_BYTES
-from mulligan.values.paths import RepoPath, path_from_bytes
+from mulligan.values.paths import RepoPath
 
 NOT_RECORDED: Note = {"path": ".", "reason": "not_recorded"}
 _FIRST_READING_S = 2.0
@@ -68,17 +65,6 @@ class Ground:
         with self.desk.ledger.store.write() as tx:
             self.tree.publish(tx)
         self.tree.has_published()
-
-    def below(self, path: str) -> RepoPath | None:
-        """The path below the root, links on the way to it resolved; None if it is elsewhere."""
-        root = self.desk.disk.root.path
-        folder, name = os.path.split(os.path.join(root, os.fsencode(path)))
-        real = os.path.join(os.path.realpath(folder), name)
-        if not real.startswith(root.rstrip(b"/") + b"/"):
-            return None
-        with suppress(MulliganError):
-            return path_from_bytes(real[len(root) :].lstrip(b"/"))
-        return None
 
 
 @dataclass(slots=True)
@@ -217,7 +203,7 @@ class Follower:
 
     def _begin(self, live: Live, followed: Followed) -> None:
         said, ground = followed.announced, live.ground
-        named = [(path, ground.below(path)) for path in said.paths] if said.kind == "edit" else []
+        named = [(path, ground.desk.disk.root.find(path)) for path in said.paths] if said.kind == "edit" else []
         followed.notes = [{"path": path, "reason": "outside_root"} for path, below in named if below is None]
         inside = [below for _, below in named if below is not None]
         looked = ground.looked(inside)
