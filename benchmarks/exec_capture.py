@@ -3,8 +3,8 @@
     python benchmarks/exec_capture.py [--files 1000,10000] [--rounds 15] [--folder /dev/shm]
 
 Prints milliseconds (p50, minimum in brackets) and the ratio to `subprocess.run` in the same rounds. The witness reads
-and hashes every preimage, as a store would before it writes; nothing is written. `scan` looks twice, `watch` keeps its
-watcher, `overlay` reads its upper layer and applies nothing.
+and hashes every preimage, as a store would before it writes; nothing is written. `overlay` reads its upper layer and
+applies nothing. The ways that need a baseline are in `exec.py`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ from mulligan.workspace.exec.command import command
 from mulligan.workspace.exec.output import Spools
 from mulligan.workspace.exec.overlay import Overlay
 from mulligan.workspace.exec.run import run
-from mulligan.workspace.exec.scan import Scan
 from mulligan.workspace.exec.spawn import LAUNCHER
-from mulligan.workspace.exec.watch import Watch, Watcher
 
 FILES_PER_FOLDER = 10
 BULK = 3000
@@ -72,14 +70,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Path], None]]] = {
 }
 
 
-def ways(watcher: Watcher) -> dict[str, Callable[[], Capture]]:
-    return {
-        "bare": Bare,
-        "notify": lambda: Notify(Hashing()),
-        "watch": lambda: Watch(watcher),
-        "scan": Scan,
-        "overlay": Overlay,
-    }
+WAYS: dict[str, Callable[[], Capture]] = {"bare": Bare, "notify": lambda: Notify(Hashing()), "overlay": Overlay}
 
 
 def once(text: str, root: Path, capture: Capture) -> float:
@@ -101,22 +92,18 @@ def plain(text: str, root: Path) -> float:
 
 
 def measure(root: Path, rounds: int) -> None:
-    watcher = Watcher(os.fsencode(root))
-    known = ways(watcher)
     for title, (text, prepare) in COMMANDS.items():
-        times: dict[str, list[float]] = {name: [] for name in ("subprocess", *known)}
+        times: dict[str, list[float]] = {name: [] for name in ("subprocess", *WAYS)}
         for _ in range(rounds):
             for name in times:
                 prepare(root)
                 LAUNCHER.warm_up()
                 time.sleep(0.02)  # a person's or a model's pause: the next warden is ready
-                times[name].append(plain(text, root) if name == "subprocess" else once(text, root, known[name]()))
+                times[name].append(plain(text, root) if name == "subprocess" else once(text, root, WAYS[name]()))
         bulk = root / "bulk"
         if bulk.exists():
             shutil.rmtree(bulk)
-        watcher.take()
         show(title, times)
-    watcher.close()
 
 
 def show(title: str, times: dict[str, list[float]]) -> None:

@@ -68,7 +68,7 @@ def is_vague(module_name: str) -> bool:
 def unfinished_in(source: str, name: str) -> Iterator[str]:
     """Lines that say the work is not done."""
     for number, line in enumerate(source.splitlines(), start=1):
-        if re.search(r"\b(TODO|FIXME|XXX)\b", line):
+        if re.search(r"\b(TODO|FIXME|XXX|TBD)\b", line):
             yield f"{name}:{number}"
 
 

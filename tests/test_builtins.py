@@ -209,6 +209,15 @@ def test_a_tree_that_was_deleted_comes_back_whole(work: Path, opened: opening.Mu
     assert tree_of(work) == before
 
 
+def test_what_is_captured_through_a_linked_folder_comes_back_where_it_is(work: Path, opened: opening.Mulligan) -> None:
+    plant(work, {"d/x": "precious", "linked": Link("d")})
+    taken = snapshot("k", work / "linked/x")
+    assert (taken["captured_paths"], taken["byte_count"]) == ([str(work / "d/x")], 8)
+    (work / "d/x").unlink()
+    assert restore("k", work / "linked/x")["restored_paths"] == [str(work / "d/x")]
+    assert (work / "d/x").read_text() == "precious"
+
+
 def test_what_was_written_through_a_link_comes_back_where_it_is(work: Path, opened: opening.Mulligan) -> None:
     plant(work, {"a": "a", "ln": Link("a"), "d/f": "f", "to_d": Link("d")})
     before = tree_of(work)

@@ -20,6 +20,7 @@ from typing import Any
 import apsw
 import pytest
 
+import mulligan
 from mulligan.history.schema import SCHEMA as HISTORY
 from mulligan.store.blobs import BODIES, Blobs, BodyRow
 from mulligan.store.codec import RAW, ZSTD, ZSTD_PREFIX, unpack
@@ -172,6 +173,19 @@ class TestBlobs:
         assert (tmp_path / "blobs" / digest[7:9] / digest[9:]).read_bytes() == RAW + data
 
 
+def test_the_page_names_everything_in_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    with mulligan.open(str(tmp_path / "work"), store=str(tmp_path / "home")) as opened:
+        with opened.session().call() as call:
+            call.write_file("large", os.urandom(100_000))
+            call.exec(["true"])
+        opened.session().fork(files="copy").close()
+    page = (Path(__file__).parents[1] / "docs" / "format.md").read_text("utf-8")
+    table = page.partition("## The directory")[2].partition("\n## ")[0]
+    named = {name.partition("/")[0] for name in re.findall("`([^`]+)`", table)}
+    assert {"blobs", "forks", "store.db"} <= {one.name for one in (tmp_path / "home").iterdir()} <= named
+
+
 class TestTheDatabase:
     def test_its_own_tables_are_those_of_the_page(self) -> None:
         assert create_statements(OWN_TABLES) == (FIXTURES / "tables.sql").read_text("utf-8").splitlines()
@@ -215,4 +229,14 @@ def test_the_page_names_every_kind_of_record() -> None:
     named = {
         kind for line in kinds.splitlines() if line.startswith("| `") for kind in KIND.findall(line.split(" | ")[0])
     }
-    assert named == {*HISTORY.projectors, "committed", "paths.evicted", "session.imported", "store.lost"}
+    assert named == {*HISTORY.projectors, *(HISTORY.unfolded or ())}
+
+
+def test_a_kind_that_nothing_names_is_never_written() -> None:
+    """Otherwise the page could lack one, and nobody would know."""
+    store = MemoryStore(HISTORY)
+    with store.write() as tx:
+        Journal(HISTORY).append(tx, "store", "store.lost", {"digests": [], "mark": None}, at="2026-01-01T00:00:00Z")
+        with pytest.raises(MulliganError) as refused:
+            Journal(HISTORY).append(tx, "store", "snapshot.forgotten", {}, at="2026-01-01T00:00:00Z")
+        assert (refused.value.code, tx.count(RECORDS)) == ("internal", 1)

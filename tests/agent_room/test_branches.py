@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+import gc
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
 
 import pytest
 
 import mulligan
+from benches import open_bench
 from mulligan import Plan, agent_loop
 from mulligan.effects.session import Session
+from mulligan.history.bounds import evict_over
+from mulligan.history.branches import branches, fork_files
+from mulligan.history.going_back import WayBack
+from mulligan.history.tables import CALLS
 from mulligan.opening import Mulligan
+from mulligan.session.roots import ASIDES
 from mulligan.testing import contents_of
+from mulligan.values.canonical import decode
 from mulligan.values.faults import MulliganError
+from mulligan.values.ids import SystemIds
 
+Merge: TypeAlias = Callable[..., WayBack]
 LINES = "".join(f"{number}\n" for number in range(30))
 
 
@@ -222,6 +240,165 @@ class TestFromAnEarlierPoint:
         both = LINES.replace("\n7\n", "\nseven\n").replace("\n20\n", "\nlater\n")
         assert contents_of(tmp_path / "work") == {"a.txt": both.encode(), "late.txt": b"late\n"}
 
+    def test_what_was_undone_and_rolled_back_since_is_there_again(self, session: Session, tmp_path: Path) -> None:
+        then = contents_of(tmp_path / "work")
+        with session.call("last", tool_call_id="last") as call:
+            assert call.edit_file("a.txt", "\n7\n", "\nlast\n").ok
+        for way in (session.undo("first", on_conflict="overwrite"), session.rollback(), session.undo("gone")):
+            assert way.call_id is not None
+        branch = session.fork(at="last", files="copy")
+        assert contents_of(Path(branch.root)) == then
+        assert session.rewind("last").ok
+        assert contents_of(tmp_path / "work") == then
+
+    def test_what_a_person_changed_since_stays(self, session: Session, tmp_path: Path) -> None:
+        (tmp_path / "work/a.txt").write_text((tmp_path / "work/a.txt").read_text().replace("\n7\n", "\nmine\n"))
+        branch = session.fork(at="point", files="copy")
+        assert (Path(branch.root) / "a.txt").read_text() == LINES.replace("\n7\n", "\nmine\n")
+
+    def test_what_could_not_be_brought_back_is_told(self, opened: Mulligan, session: Session, tmp_path: Path) -> None:
+        (tmp_path / "work/a.txt").write_text("mine\n")
+        made = fork_files(opened.desk, session.id, str(tmp_path / "then"), at="point")
+        left = {"path": "a.txt", "reason": "same_lines"}
+        assert (made.coverage, (tmp_path / "then/a.txt").read_text()) == ((left,), "mine\n")
+        with opened.store.read() as tx:
+            assert [decode(row.coverage) for row in tx.select(CALLS, {"session": made.session})] == [[left]]
+
+    def test_what_was_dropped_is_told(self, opened: Mulligan, session: Session, tmp_path: Path) -> None:
+        evict_over(opened.desk.ledger, session.id, 0)
+        made = fork_files(opened.desk, session.id, str(tmp_path / "then"), at="point")
+        assert made.coverage == ({"path": "a.txt", "reason": "evicted"},)
+        now = LINES.replace("\n20\n", "\nlater\n").encode()
+        assert contents_of(tmp_path / "then") == {"a.txt": now, "gone.txt": b"gone\n"}
+
+
+def _move_and_link(folder: Path) -> None:
+    (folder / "d").rename(folder / "z")
+    (folder / "d").symlink_to("z")
+
+
+def _file_to_directory(folder: Path) -> None:
+    (folder / "d/a").unlink()
+    (folder / "d/a").mkdir()
+    (folder / "d/a/in").write_text("theirs\n")
+
+
+def _link_to_itself(folder: Path) -> None:
+    shutil.rmtree(folder / "d")
+    (folder / "d").symlink_to("d")
+
+
+class TestDirectories:
+    """One that is gone, full or something else stops only what needs it otherwise; a dry run says the same."""
+
+    CASES: ClassVar[dict[str, tuple[Any, ...]]] = {
+        # What the fork does, what a person does, and which outcomes that has: with merge, and with overwrite.
+        "adds to one that is gone": (
+            lambda fork: (fork / "d/new").write_text("theirs\n"),
+            lambda root: shutil.rmtree(root / "d"),
+            {"d/new": "conflicted"},
+            {"d": "restored", "d/new": "restored"},
+        ),
+        "edits in one that was renamed": (
+            lambda fork: (fork / "d/a").write_text("theirs\n"),
+            lambda root: (root / "d").rename(root / "moved"),
+            {"d/a": "conflicted"},
+            {"d": "restored", "d/a": "restored"},
+        ),
+        "removes one that was added to": (
+            lambda fork: shutil.rmtree(fork / "d"),
+            lambda root: (root / "d/extra").write_text("mine\n"),
+            {"d": "skipped", "d/a": "restored"},
+            {"d": "skipped", "d/a": "restored"},
+        ),
+        "moves one in which a file was edited": (
+            lambda fork: (fork / "d").rename(fork / "z"),
+            lambda root: (root / "d/a").write_text("mine\n"),
+            {"d": "skipped", "d/a": "conflicted", "z": "restored", "z/a": "restored"},
+            {"d": "restored", "d/a": "restored", "z": "restored", "z/a": "restored"},
+        ),
+        "makes one of a file that was edited": (
+            _file_to_directory,
+            lambda root: (root / "d/a").write_text("mine\n"),
+            {"d/a": "conflicted", "d/a/in": "conflicted"},
+            {"d/a": "restored", "d/a/in": "restored"},
+        ),
+        "edits in one that became a link": (
+            lambda fork: (fork / "d/a").write_text("theirs\n"),
+            _move_and_link,
+            {"d/a": "conflicted"},
+            {"d/a": "conflicted"},
+        ),
+        "makes a link of one": (
+            _move_and_link,
+            lambda root: None,
+            {"d": "restored", "d/a": "restored", "z": "restored", "z/a": "restored"},
+            {"d": "restored", "d/a": "restored", "z": "restored", "z/a": "restored"},
+        ),
+        "makes a link to itself of one": (
+            _link_to_itself,
+            lambda root: None,
+            {"d": "restored", "d/a": "restored"},
+            {"d": "restored", "d/a": "restored"},
+        ),
+    }
+
+    @pytest.fixture(params=["fork", "aside"])
+    def merging(self, request: pytest.FixtureRequest, opened: Mulligan, tmp_path: Path) -> tuple[Path, Path, Merge]:
+        """The original, the copy, and how the one is merged into the other."""
+        session, root = opened.session("main"), tmp_path / ("work" if request.param == "fork" else "box")
+        (root / "d").mkdir(parents=True)
+        (root / "d").chmod(0o750)
+        (root / "d/a").write_text("begin\n")
+        if request.param == "fork":
+            branch = session.fork(files="copy")
+            return root, Path(branch.root), branch.merge
+        session.add_root(str(root), mount_mode="sandboxed")
+        wrote(session, str(root / "first"), "theirs\n")
+        with opened.store.read() as tx:
+            copy = tx.select(ASIDES)[0].directory
+        return root, Path(copy), partial(session.merge_root, str(root))
+
+    @pytest.mark.parametrize("on_conflict", ["merge", "overwrite"])
+    @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+    def test_the_rest_is_merged(
+        self, merging: tuple[Path, Path, Merge], case: tuple[Any, ...], on_conflict: str
+    ) -> None:
+        (root, copy, merge), (theirs, mine, merged, overwritten) = merging, case
+        theirs(copy)
+        mine(root)
+        (copy / "y").write_text("theirs\n")
+        dry, done = merge(on_conflict=on_conflict, dry_run=True), merge(on_conflict=on_conflict)
+        assert (dry.ok, dry.outcomes, dry.overwrote_external) == (done.ok, done.outcomes, done.overwrote_external)
+        found = {one.path.removeprefix(f"{root}/"): one.outcome for one in done.outcomes}
+        found.pop("first", None)
+        assert found == {**(merged if on_conflict == "merge" else overwritten), "y": "restored"}
+        assert (root / "y").read_text() == "theirs\n"
+
+    def test_one_that_is_made_again_is_as_the_copy_has_it(self, merging: tuple[Path, Path, Merge]) -> None:
+        root, copy, merge = merging
+        (copy / "d/new").write_text("theirs\n")
+        shutil.rmtree(root / "d")
+        assert merge(on_conflict="overwrite").ok
+        assert (stat.S_IMODE((root / "d").stat().st_mode), os.listdir(root / "d")) == (0o750, ["new"])
+
+
+def test_a_file_whose_common_ground_was_dropped_does_not_stop_the_rest(opened: Mulligan, tmp_path: Path) -> None:
+    session = opened.session("main")
+    (tmp_path / "work/a.txt").write_text(LINES)
+    branch = session.fork(files="copy")
+    wrote(session, "a.txt", LINES.replace("\n7\n", "\nours\n"))
+    (Path(branch.root) / "a.txt").write_text(LINES.replace("\n20\n", "\ntheirs\n"))
+    wrote(branch, "b.txt", "new\n")
+    wrote(session, "c.txt", "the newest keeps its bytes\n")
+    evict_over(opened.desk.ledger, session.id, 0)
+    merged = branch.merge()
+    assert [one.to_json() for one in merged.outcomes] == [
+        {"path": "a.txt", "outcome": "conflicted", "reason": "not_captured"},
+        {"path": "b.txt", "outcome": "restored"},
+    ]
+    assert (tmp_path / "work/b.txt").read_text() == "new\n"
+
 
 @pytest.mark.parametrize("place", ["inside", "deep/er/inside", "../link/inside", "."])
 def test_a_copy_inside_the_original_is_refused_and_nothing_made(opened: Mulligan, tmp_path: Path, place: str) -> None:
@@ -239,3 +416,86 @@ def test_a_copy_may_hold_the_folder_of_its_original_in_its_name(opened: Mulligan
     wrote(session, "a.txt", "one\n")
     branch = session.fork(files="copy", to=str(tmp_path / "work-too" / "work"))
     assert contents_of(Path(branch.root)) == {"a.txt": b"one\n"}
+
+
+def test_a_merge_of_nothing_is_no_call_that_would_have_to_be_undone(opened: Mulligan, tmp_path: Path) -> None:
+    session, box = opened.session("main"), tmp_path / "box"
+    box.mkdir()
+    (box / "b.txt").write_text("theirs\n")
+    session.add_root(str(box), mount_mode="sandboxed")
+    wrote(session, "a.txt", "one\n")
+    branch = session.fork(files="copy", dst="idea")
+    wrote(session, str(box / "b.txt"), "ours\n")
+    wrote(session, str(box / "b.txt"), "theirs\n")
+    with opened.store.read() as tx:
+        calls = tx.count(CALLS)
+    nothing = (branch.merge(), session.merge_root(str(box)))
+    assert [(way.ok, way.call_id) for way in nothing] == [(True, None)] * 2
+    with opened.store.read() as tx:
+        assert tx.count(CALLS) == calls
+    assert [one.status for one in branches(opened.desk)] == ["merged"]
+
+
+def test_what_refuses_a_conflict_refuses_whatever_cannot_come(opened: Mulligan, tmp_path: Path) -> None:
+    session = opened.session("main")
+    wrote(session, "a.txt", "one\n")
+    branch = session.fork(files="copy")
+    wrote(branch, "a.txt", "two\n")
+    os.mkfifo(Path(branch.root) / "pipe")
+    way = branch.merge(on_conflict="refuse")
+    assert (way.ok, way.call_id, contents_of(tmp_path / "work")) == (False, None, {"a.txt": b"one\n"})
+    assert [(one.path, one.outcome, one.reason) for one in way.outcomes] == [
+        ("a.txt", "skipped", None),
+        ("pipe", "skipped", "not_captured"),
+    ]
+
+
+class TestACopyThatCameToNothing:
+    class Failing(SystemIds):
+        """The disk of the store is full from a moment on."""
+
+        def __init__(self, copy: Path, after: int) -> None:
+            self.copy, self.left = copy, after
+
+        def new(self) -> str:
+            self.left -= self.copy.exists()
+            if self.left < 0:
+                raise OSError(errno.ENOSPC, "full")
+            return super().new()
+
+    @pytest.mark.parametrize("after", range(4))
+    def test_is_removed_and_nothing_of_it_stays_open(self, tmp_path: Path, after: int) -> None:
+        ids = self.Failing(tmp_path / "copy", after)
+        bench = open_bench(tmp_path, ids=ids)
+        session = bench.session()
+        with session.call() as call:
+            call.write_file("a.txt", b"one\n")
+        handles = set(os.listdir("/proc/self/fd"))
+        with pytest.raises(OSError) as caught:
+            session.fork(at=call.id, files="copy", to=str(ids.copy))
+        assert caught.value.errno == errno.ENOSPC
+        gc.collect()
+        assert (ids.copy.exists(), set(os.listdir("/proc/self/fd")) - handles) == (False, set())
+        assert branches(bench.desk) == []
+        bench.close()
+
+    def test_is_removed_when_it_could_not_even_be_finished(self, opened: Mulligan, tmp_path: Path) -> None:
+        deep = tmp_path / "work" / "/".join(["n" * 250] * 12)
+        deep.mkdir(parents=True)
+        (tmp_path / "work" / "a.txt").write_text("one\n")
+        far = tmp_path / "/".join(["f" * 250] * 5)
+        with pytest.raises(MulliganError):
+            opened.session("main").fork(files="copy", to=str(far / "copy"))
+        assert list(far.iterdir()) == []
+
+    def test_of_a_dead_process_is_swept_up_by_the_next_who_forks(self, tmp_path: Path) -> None:
+        (tmp_path / "work").mkdir()
+        code = "import mulligan, sys; print(mulligan.open(sys.argv[1], store=sys.argv[2]).store.owner())"
+        places = [str(tmp_path / "work"), str(tmp_path / "home")]
+        dead = subprocess.run([sys.executable, "-c", code, *places], capture_output=True, text=True, check=True).stdout
+        with mulligan.open(places[0], store=places[1]) as opened:
+            kept = [Path(opened.session("main").fork(files="copy").root).name, f"{opened.store.owner()}-half", "others"]
+            for name in (f"{dead.strip()}-half", *kept[1:]):
+                (tmp_path / "home/forks" / name).mkdir()
+            newest = Path(opened.session("main").fork(files="copy").root).name
+        assert sorted(os.listdir(tmp_path / "home/forks")) == sorted([*kept, newest])

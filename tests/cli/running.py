@@ -20,3 +20,10 @@ class Done:
 
 
 Run = Callable[..., Done]
+
+
+def write(run: Run, path: str, content: str, *options: str) -> str:
+    """The id of a call that wrote a file."""
+    done = run("call", "write_file", "--args", json.dumps({"path": path, "content": content}), *options)
+    assert done.code == 0, done
+    return str(done.json["call_id"])

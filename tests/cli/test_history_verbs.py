@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import mulligan
-from cli.running import Run
-
-
-def write(run: Run, path: str, content: str, *options: str) -> str:
-    """The id of a call that wrote a file."""
-    done = run("call", "write_file", "--args", json.dumps({"path": path, "content": content}), *options)
-    assert done.code == 0, done
-    return str(done.json["call_id"])
+from cli.running import Run, write
 
 
 def edit(run: Run, path: str, old: str, new: str, *options: str) -> str:
@@ -88,6 +80,18 @@ def test_log_lists_calls_and_outside_edits_newest_first(run: Run, work: Path) ->
     assert [row["id"] for row in run("log", "--json", "--limit", "1").json] == [second]
     assert run("diff", "--json").json["calls"] == [second]
     assert run("diff", first, external["id"], "--json").json["calls"] == [first, external["id"], second]
+
+
+@pytest.mark.parametrize("verb", ["show", "diff", "undo", "restore", "rewind"])
+def test_a_session_and_a_root_bound_what_a_whole_id_means(run: Run, work: Path, verb: str) -> None:
+    call = write(run, "a", "one\n", "--session", "one")
+    beside = work.parent / "beside"
+    beside.mkdir()
+    for elsewhere in (("--session", "other"), ("--root", str(beside))):
+        done = run(verb, call, *elsewhere, "--json")
+        assert (done.code, done.json["error"]["code"]) == (2, "unknown_call")
+    assert (work / "a").read_text() == "one\n"
+    assert run(verb, call, "--session", "one", "--json").code == 0
 
 
 @pytest.mark.req("D14.json.log_statuses")
@@ -336,6 +340,31 @@ class TestBlameFollows:
         assert (self.origins(run, "a"), self.origins(run, "new")) == ([ours, mine, theirs], [new])
 
 
+def test_coverage_looks_at_every_call_there_ever_was(run: Run, work: Path, tmp_path: Path) -> None:
+    assert run("exec", "--strategy", "notify", "--", "sh", "-c", f"echo x > {tmp_path}/outside").code == 0
+    gap = run("log", "--json").json[0]
+    assert gap["coverage"] == [{"path": str(tmp_path / "outside"), "reason": "outside_root"}]
+    with mulligan.open(str(work)) as opened:
+        for _ in range(1000):
+            opened.session("default").perform("list_dir", {"path": "."})
+    assert run("coverage", "--json").json == [{"id": gap["id"], "coverage": gap["coverage"]}]
+    assert "outside" in run("coverage").out
+
+
+def test_status_names_only_the_open_calls_of_this_workspace_and_session(run: Run, work: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with ExitStack() as opened:
+        calls = []
+        for root, session in ((work, "one"), (tmp_path / "other", "two")):
+            desk = opened.enter_context(mulligan.open(str(root)))
+            call = opened.enter_context(desk.session(session).call())
+            assert call.write_file("a", "x").ok
+            calls.append(call.id)
+        assert run("status", "--json").json["open"] == calls[:1]
+        assert run("status", "--json", "--session", "none").json["open"] == []
+        assert run("status", "--json", "--root", str(tmp_path / "other")).json["open"] == calls[1:]
+
+
 @pytest.mark.req("D14.cli.status", "D14.cli.coverage", "D14.cli.pin")
 def test_status_coverage_and_pin(run: Run) -> None:
     call = write(run, "a", "x")
@@ -378,6 +407,16 @@ def test_a_fork_is_made_merged_and_dropped(run: Run, work: Path, tmp_path: Path)
     assert (work / "a").read_text() == "one\n2\n3\n4\n5\n"
     assert run("drop", "idea", "--yes").code == 0
     assert not (tmp_path / "fork").exists()
+
+
+def test_a_fork_says_which_files_are_not_as_they_were_then(run: Run, work: Path, tmp_path: Path) -> None:
+    write(run, "a", "1\n")
+    write(run, "a", "2\n")
+    (work / "a").write_text("mine\n")
+    point, place = run("log", "--json").json[0]["id"], str(tmp_path / "fork")
+    told = run("fork", "--at", point, "--files", "copy", "--to", place).out
+    assert "not captured a: you changed the same lines\n" in told
+    assert run("coverage", "--root", place).out.endswith("  a: you changed the same lines\n")
 
 
 @pytest.mark.req("D14.cli.default_session")
@@ -444,67 +483,18 @@ def test_calls_from_several_processes_at_once_all_stand(run: Run, work: Path) ->
     assert run("verify").code == 0
 
 
-def on_a_terminal(work: Path, *arguments: str, answer: str) -> tuple[int, str]:
-    """The exit code and what was shown; the answer is typed if something is asked."""
-    controller, terminal = pty.openpty()
-    command = [sys.executable, "-m", "mulligan.cli", *arguments]
-    child = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, cwd=work)
-    os.close(terminal)
-    shown = b""
-    # A terminal whose last user has gone is told by an error.
-    with suppress(OSError):
-        while more := os.read(controller, 1024):
-            shown += more
-            if answer and (b"]: " in shown or b"? " in shown):
-                os.write(controller, answer.encode())
-                answer = ""
-    os.close(controller)
-    return child.wait(timeout=60), shown.decode()
-
-
-@pytest.mark.req("D14.cli.asks_on_terminal")
-@pytest.mark.parametrize(("answer", "left"), [("n\n", ["a"]), ("y\n", []), ("\n", [])])
-def test_on_a_terminal_undo_shows_its_plan_and_asks(run: Run, work: Path, answer: str, left: list[str]) -> None:
-    write(run, "a", "x")
-    code, shown = on_a_terminal(work, "undo", answer=answer)
-    assert ("would remove a" in shown, os.listdir(work), code) == (True, left, 1 if left else 0)
-
-
-@pytest.mark.req("D14.cli.asks_on_terminal")
-def test_on_a_terminal_work_of_yours_is_replaced_only_if_you_say_so(run: Run, work: Path) -> None:
-    (work / "a").write_text("before")
-    write(run, "a", "agent")
-    (work / "a").write_text("mine")
-    code, shown = on_a_terminal(work, "undo", "--on-conflict", "overwrite", answer="\n")
-    assert ("would replace your version of a" in shown, code, (work / "a").read_text()) == (True, 1, "mine")
-    assert "would replace your version of a" in run("undo", "--on-conflict", "overwrite", "--dry-run").out
-    code, shown = on_a_terminal(work, "undo", "--on-conflict", "overwrite", answer="y\n")
-    assert ("replaced your version of a" in shown, code, (work / "a").read_text()) == (True, 0, "before")
-
-
-@pytest.mark.req("D14.cli.asks_on_terminal")
-def test_on_a_terminal_nothing_is_asked_where_nothing_would_change(run: Run, work: Path) -> None:
-    (work / "a").write_text("before")
-    write(run, "a", "agent")
-    (work / "a").write_text("mine")
-    code, shown = on_a_terminal(work, "undo", answer="n\n")
-    assert ("Go ahead?" in shown, "left a alone" in shown, code) == (False, True, 1)
-
-
-@pytest.mark.req("D14.cli.asks_on_terminal")
-def test_on_a_terminal_a_no_is_a_no(run: Run, work: Path) -> None:
-    write(run, "a", "x")
-    made = run("fork", "--files", "copy", "--json").json
-    for verb in (["gc"], ["drop", made["session_id"]]):
-        code, shown = on_a_terminal(work, *verb, answer="n\n")
-        assert (code, "--yes" in shown) == (1, False)
-    assert os.path.isdir(made["directory"])
-
-
 def test_merging_nothing_offers_no_way_back(run: Run, work: Path) -> None:
     write(run, "a", "x")
     done = run("merge", run("fork", "--files", "copy", "--json").json["session_id"])
     assert (done.code, done.out) == (0, "Nothing had to change.\n")
+
+
+def test_a_copy_goes_beside_the_store_that_is_meant(run: Run, work: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    write(run, "a", "x", "--store", str(store))
+    made = run("fork", "--files", "copy", "--store", str(store), "--json").json
+    assert Path(made["directory"]).is_relative_to(store) and os.listdir(made["directory"]) == ["a"]
+    assert not (tmp_path / "home").exists()
 
 
 def test_a_place_for_a_copy_needs_a_copy(run: Run, tmp_path: Path) -> None:

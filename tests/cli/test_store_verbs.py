@@ -22,7 +22,7 @@ from mulligan.history.tables import CALLS, CHANGES
 from mulligan.session.tables import SESSIONS
 from mulligan.store.blobs import BODIES
 from mulligan.store.claims import CLAIMS, ClaimRow
-from mulligan.store.protocol import OWNERS, OwnerRow, Tx
+from mulligan.store.protocol import META, OWNERS, MetaRow, OwnerRow, Tx
 from mulligan.store.sqlite import SqliteStore
 from mulligan.store.tables import Table
 from mulligan.testing.contract_tables import CONTRACT_SCHEMA
@@ -171,6 +171,18 @@ class TestStore:
         done = subprocess.run(apart, capture_output=True, text=True, env=environ, check=False)
         assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
         assert "MULLIGAN_HOME" in done.stderr
+
+    def test_that_a_sync_failed_is_said_by_store_and_doctor(self, home: Path) -> None:
+        assert run("store", "--json", home=home).json["sync_failure"] is None
+        assert [one for one in run("doctor", "--json", home=home).json["findings"] if one["name"] == "sync"] == []
+        why = "2026-01-01T12:00:00.000000Z Syncing blobs: Input/output error"
+        store = SqliteStore(str(home), SCHEMA)
+        with store.write() as tx:
+            tx.put(META, MetaRow("sync_failed", why))
+        store.close()
+        assert run("store", "--json", home=home).json["sync_failure"] == why
+        words = f"a power cut may take what was written since {why}"
+        assert words in run("store", home=home).out and words in run("doctor", home=home).out
 
     def test_one_that_is_not_there_is_not_made(self, tmp_path: Path) -> None:
         assert run("store", home=tmp_path / "none").code == 2

@@ -92,9 +92,9 @@ OUTWARD = {
 
 
 def malformed() -> Iterator[Attack]:
-    for path in ("", " ", "\t\n", "\0", "a\0", "a/\0/b", "../\0", "base64:", "base64:!", "base64:YQ", "base64:Li4=x"):
+    for path in ("", "\0", "a\0", "a/\0/b", "../\0", "base64:", "base64:!", "base64:YQ", "base64:Li4=x"):
         yield Attack(path, "invalid_path")
-    for raw in (b"\0", b"a\0b", b" "):
+    for raw in (b"\0", b"a\0b"):
         yield Attack(wire(raw), "invalid_path")
     for path in (
         "x" * 256,

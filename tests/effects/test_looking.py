@@ -128,10 +128,31 @@ class TestReadFile:
         found = stage.perform("read_file", path="a", offset_lines=9)
         assert found == read(stage, "a", text(""), range={"offset_lines": 9, "lines": 0})
 
+    @pytest.mark.req("D9.read_widened_range")
     def test_lines_cut_by_a_limit_hold_no_half_character(self, stage: Stage) -> None:
         stage.plant({"a": "é" * 10})
         found = stage.perform("read_file", path="a", max_lines=1, max_bytes=5)
-        assert found == read(stage, "a", text("éé"), truncated=True, range={"offset_lines": 0, "lines": 1})
+        where = {"offset_lines": 0, "lines": 1}
+        assert found == read(stage, "a", text("ééé"), truncated=True, range={**where, "length_bytes": 6})
+        found = stage.within({"max_read_bytes": 5}).perform("read_file", path="a", max_lines=1)
+        assert found == read(stage, "a", text("éé"), truncated=True, range=where)
+
+    @pytest.mark.req("D9.read_no_encoding", "D9.read_invalid_utf8")
+    @pytest.mark.parametrize("data", [b"ab\xff", b"\xfe\xff", b"ab\xe6\x97", b"ab\xe6", b"\xff\xe6\x97\xa5"])
+    def test_lines_cut_by_a_limit_lose_no_byte_that_is_not_utf8(self, stage: Stage, data: bytes) -> None:
+        stage.plant({"a": data + b"\n\n"})
+        expected = read(
+            stage,
+            "a",
+            {"inline_bytes": {"bytes": base64(data)}},
+            truncated=True,
+            range={"offset_lines": 0, "lines": 1},
+        )
+        limits: Fields = {"max_lines": 9, "max_bytes": len(data)}
+        assert stage.perform("read_file", path="a", **limits) == expected
+        assert stage.within({"max_read_bytes": len(data)}).perform("read_file", path="a", max_lines=9) == expected
+        refusal = stage.refused("read_file", path="a", encoding="utf8", **limits)
+        assert refusal == failed("invalid_utf8", size_bytes=len(data) + 2)
 
     @pytest.mark.req("W27.negative_offset", "D9.invalid_params", "D18.bad_input_changes_nothing")
     @pytest.mark.parametrize(

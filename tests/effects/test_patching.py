@@ -266,6 +266,23 @@ class TestUnified:
         assert stage.session.undo().ok
         assert stage.tree() == before
 
+    @pytest.mark.parametrize("verb", ["rename", "copy"])
+    def test_a_link_moves_without_a_word_about_its_mode(self, stage: Stage, verb: str) -> None:
+        stage.plant({"a": Link("f"), "f": "1\n"})
+        patch = f"diff --git a/a b/b\nsimilarity index 100%\n{verb} from a\n{verb} to b\n"
+        assert stage.perform("apply_patch", patch=patch, patch_format="unified")["status"] == "ok"
+        stayed: Sketch = {"a": Link("f")} if verb == "copy" else {}
+        assert stage.tree() == as_tree({**stayed, "b": Link("f"), "f": "1\n"})
+
+    @pytest.mark.parametrize("dry_run", [False, True])
+    def test_what_is_in_the_end_as_it_was_is_not_told_as_changed(self, stage: Stage, dry_run: bool) -> None:
+        stage.plant({"a": "1\n"})
+        made = "--- /dev/null\n+++ b/d/x\n@@ -0,0 +1 @@\n+x\n--- a/d/x\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n"
+        back = "--- a/a\n+++ b/a\n@@ -1 +1 @@\n-1\n+2\n--- a/a\n+++ b/a\n@@ -1 +1 @@\n-2\n+1\n"
+        found = stage.perform("apply_patch", patch=made + back, patch_format="unified", dry_run=dry_run)
+        assert (found["status"], found["files_changed"], found["changed_paths"]) == ("ok", 0, [])
+        assert stage.tree() == as_tree({"a": "1\n"})
+
     def test_every_hunk_that_does_not_fit_is_told(self, stage: Stage) -> None:
         stage.plant({"a": "1\n", "b": "2\n"})
         patch = (

@@ -193,6 +193,9 @@ class TestGlob:
         found = stage.perform("glob", pattern="*")
         assert (found["count"], found["truncated"]) == (100, True)
         assert stage.perform("glob", pattern="*", max_results=101)["truncated"] is False
+        limited = stage.within({"max_glob_results": 2**63 - 1, "max_scan_files": 2**63 - 1})
+        for session in (stage, limited):
+            assert session.perform("glob", pattern="*", max_results=2**63 - 1)["count"] == 101
         assert stage.perform("glob", pattern="*", max_results=1) == globbed("000", truncated=True)
 
     @pytest.mark.req("S1.glob.paths_variants", "S1.glob.output_mode")
@@ -232,6 +235,14 @@ def test_no_file_lies_too_deep(stage: Stage, engine: str) -> None:
     stage.plant({f"{deep}/g.py": "hit\n", **{f"f{number}": "miss\n" for number in range(300)}})
     assert stage.perform("glob", pattern="**/g.py") == globbed(f"{deep}/g.py")
     assert stage.perform("grep", pattern="hit") == matched(engine, f"{deep}/g.py:1:hit")
+
+
+def test_a_blank_name_is_answered_and_can_be_asked_for(stage: Stage) -> None:
+    stage.plant({" ": "hit"})
+    assert stage.perform("glob", pattern="*")["paths"] == text(" ")
+    for path in (" ", "base64:IA=="):
+        assert stage.perform("read_file", path=path)["content"] == text("hit")
+    assert stage.refused("read_file", path="") == failed("invalid_path")
 
 
 def test_paths_begin_at_the_working_directory(stage: Stage) -> None:

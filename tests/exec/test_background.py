@@ -10,9 +10,11 @@ import pytest
 
 from benches import Bench, open_bench
 from exec.commands import sh, text, told
-from mulligan.effects.board import board_of
+from mulligan.effects.board import Board, Posted, board_of
 from mulligan.effects.receipt import Receipt
 from mulligan.history.log import calls_of
+from mulligan.values.ids import SessionId
+from mulligan.workspace.exec.pump import Handle
 
 
 def output(bench: Bench, exec_id: str, **params: Any) -> Receipt:
@@ -89,6 +91,18 @@ class TestBackground:
         started, _ = bench.session().perform("host.exec", {"argv": ["no-such-program"], "background": True})
         wait(bench, started.exec_id)
         assert output(bench, started.exec_id).result["error_code"] == "spawn_failed"
+
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+    def test_one_that_breaks_has_a_receipt_like_every_failure(self) -> None:
+        def broken(handle: Handle) -> dict[str, Any]:
+            raise OSError("the disk is gone")
+
+        board, posted = Board(), Posted("c", SessionId("s"), Handle())
+        board.start(posted, broken)
+        board.close()
+        assert board.find("c") is posted and posted.receipt is not None
+        assert posted.receipt.keys() == {"status", "error_code", "error_message"}
+        assert (posted.receipt["status"], posted.receipt["error_code"]) == ("error", "internal")
 
     def test_descendants_may_outlive_the_first_process(self, bench: Bench) -> None:
         started = sh(bench, "(sleep 0.5; echo late > late) &", background=True)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from exec.commands import plant, text
+from mulligan.testing import contents_of
 
 Done = subprocess.CompletedProcess[str]
 Run = Callable[..., Done]
@@ -49,6 +50,23 @@ def log(run: Run) -> list[dict[str, Any]]:
 
 
 class TestExec:
+    def test_what_was_in_a_window_that_was_put_back_is_named_and_can_be_printed(self, run: Run, work: Path) -> None:
+        plant(work, {"a": "1\n"})
+        script = "echo mine > new; echo 2 > a; exit 1"
+        assert run("exec", "--strategy", "scan", "--rollback-on", "nonzero", "--", "sh", "-c", script).returncode == 1
+        call = log(run)[0]["id"]
+        assert [
+            (run("cat", call, name, "--after").stdout, run("cat", call, name).returncode) for name in ("a", "new")
+        ] == [
+            ("2\n", 1),
+            ("mine\n", 1),
+        ]
+        told = [
+            f"put back {name}: what was there when it was put back is kept (`mulligan cat --after`)"
+            for name in ("a", "new")
+        ]
+        assert [line.strip() for line in run("show", call).stdout.splitlines() if "kept" in line] == told
+
     @pytest.mark.req("D14.cli.exec")
     def test_passes_output_and_exit_code_through_and_can_be_undone(self, run: Run, work: Path) -> None:
         plant(work, {"a": "1\n"})
@@ -154,6 +172,33 @@ class TestExec:
             assert process.wait() == 128 + number
         assert os.listdir(work) == []
         assert [call["status"] for call in log(run)] == ["aborted"]
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    def test_what_a_person_saved_meanwhile_outlives_a_signal_and_is_named(
+        self, run: Run, work: Path, number: signal.Signals
+    ) -> None:
+        plant(work, {"f": "old\n"})
+        gate = work.parent / "gate"
+        os.mkfifo(gate)
+        script = f"echo 1 > own; echo 1 > n; echo c >> f; echo > {gate}; sleep 1000"
+        words = [*MULLIGAN, "exec", "--strategy", "notify", "--", "sh", "-c", script]
+        with subprocess.Popen(words, stderr=subprocess.DEVNULL, preexec_fn=heed_interrupts) as process:
+            gate.read_text()
+            plant(work, {"f": "person's f\n", "n": "person's n\n"})
+            process.send_signal(number)
+            assert process.wait() == 128 + number
+        assert contents_of(work) == {"f": b"person's f\n", "n": b"person's n\n"}
+        theirs, call = log(run)
+        assert (theirs["external"], [change["path"] for change in theirs["changes"]]) == (True, ["f", "n"])
+        named = [{"path": path, "reason": reason} for reason in ("ambiguous", "conflicted") for path in "fn"]
+        assert (call["status"], call["coverage"]) == ("aborted", named)
+
+    @pytest.mark.parametrize("verb", ["exec", "run"])
+    @pytest.mark.parametrize("turn", ["", " ", "a\tb", "x" * 257])
+    def test_a_turn_is_printable_text(self, run: Run, verb: str, turn: str) -> None:
+        done = run(verb, "--json", "--turn", turn, "--", "touch", "a")
+        assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (125, "invalid_id")
+        assert log(run) == []
 
     @pytest.mark.req("D14.cli.turn_option")
     def test_calls_with_the_same_turn_are_rolled_back_together(self, run: Run, work: Path) -> None:
@@ -363,3 +408,19 @@ def test_whoever_comes_after_a_kill_is_told_what_became_of_it(run: Run, work: Pa
     assert run("log").stderr == ""
     assert run("undo", call["id"]).returncode == (0 if verb == "run" else 2)
     assert (work / "a").read_text() == "1\n"
+
+
+def test_what_a_person_saved_before_a_kill_is_named_and_can_be_had(run: Run, work: Path) -> None:
+    plant(work, {"f": "old\n"})
+    gate = work.parent / "gate"
+    os.mkfifo(gate)
+    words = [*MULLIGAN, "exec", "--strategy", "notify", "--", "sh", "-c", f"echo c >> f; echo > {gate}; sleep 1000"]
+    with subprocess.Popen(words) as process:
+        gate.read_text()
+        plant(work, {"f": "person's f\n"})
+        process.kill()
+    (call,) = log(run)
+    assert (work / "f").read_text() == "old\n"
+    assert [(gap["path"], gap["reason"]) for gap in call["coverage"]] == [("f", "rescued")]
+    assert "f: what was there" in run("coverage").stdout and "put back f" in run("show", call["id"]).stdout
+    assert run("cat", call["id"], "f", "--after").stdout == "person's f\n"

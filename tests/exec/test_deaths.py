@@ -200,6 +200,31 @@ with bench.session().call() as call:
     bench.close()
 
 
+@pytest.mark.parametrize("way", ["scan", "watch"])
+def test_what_a_person_saved_between_two_commands_of_a_call_stays_when_it_dies(tmp_path: Path, way: str) -> None:
+    root, gate = tmp_path / "work", tmp_path / "gate"
+    plant(root, {"a": "1\n"})
+    os.mkfifo(gate)
+    code = f"""
+import sys
+from pathlib import Path
+from benches import open_bench
+bench = open_bench(Path(sys.argv[1]))
+with bench.session().call() as call:
+    call.exec(["true"], strategy={way!r})
+    (bench.root / "a").write_text("person\\n")
+    call.exec(["sh", "-c", "echo 2 > a; echo $$ > {gate}; exec sleep 1000"], strategy={way!r})
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env=environment) as process:
+        shell = int(gate.read_text())
+        process.kill()
+    wait_for_death(shell)
+    bench = open_bench(tmp_path)
+    assert (root / "a").read_text() == "person\n"
+    bench.close()
+
+
 def test_killed_while_an_observed_program_runs_nothing_is_put_back(tmp_path: Path) -> None:
     root, gate = tmp_path / "work", tmp_path / "gate"
     plant(root, {"a": "1\n"})

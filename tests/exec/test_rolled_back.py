@@ -7,21 +7,29 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benches import Bench, closing_all, open_bench
 from exec.commands import plant, sh, told
 from mulligan.effects.receipt import Receipt
-from mulligan.history.log import calls_of
+from mulligan.history.bounds import collect_garbage, evict_over, usage_of
+from mulligan.history.log import calls_of, status_shown
+from mulligan.history.rescues import rescued_in
+from mulligan.history.schema import SCHEMA
 from mulligan.history.tables import TOUCHES
 from mulligan.store.blobs import BLOBS
+from mulligan.store.verify import verify
 from mulligan.testing import FaultPlan
 from mulligan.values.digest import digest_of, raw_digest
 from mulligan.values.faults import MulliganError
+from mulligan.values.ids import SessionId
+from mulligan.values.paths import RepoPath
 from workspace.exec.trees import tree
 
 WAYS = pytest.mark.parametrize("way", ["notify", "watch", "scan"])
+WINDOWS = pytest.mark.parametrize("way", ["watch", "scan"])
 FILES = {"a": "a\n", "b": "bb\n", "d/x": "x\n", "d/y": "y\n", "gone/z": "z\n", "mode": "m\n"}
 COMMAND = "echo 2 >> a; echo 3 > d/x; rm -r gone; mkdir n; echo n > n/n; chmod 600 mode; ln -sf b link; rm b"
 
@@ -59,12 +67,89 @@ def test_a_folder_that_was_removed_has_its_time_again(bench: Bench, way: str) ->
     assert {name: (bench.root / name).stat().st_mtime_ns for name in times} == times
 
 
-@WAYS
-def test_bytes_that_nobody_will_want_are_not_kept(bench: Bench, way: str) -> None:
+def test_bytes_that_nobody_will_want_are_not_kept(bench: Bench) -> None:
     plant(bench.root, FILES)
-    failing(bench, "echo nobody wants this > a", way)
+    failing(bench, "echo nobody wants this > a", "notify")
     with bench.desk.ledger.store.read() as tx:
         assert tx.get(BLOBS, raw_digest(digest_of(b"nobody wants this\n"))) is None
+
+
+SAVES = (
+    "echo mine > new; seq 9000 > d/x; chmod 600 mode; cp a b; cat mode > y; for i in $(seq 250); do echo $i > n$i; done"
+)
+
+
+def saved() -> dict[str, bytes]:
+    """What the record has to name of that: all that was not there before."""
+    many = {f"n{number}": f"{number}\n".encode() for number in range(1, 251)}
+    return {"new": b"mine\n", "d/x": "".join(f"{i}\n" for i in range(1, 9001)).encode(), **many} | {
+        "b": b"a\n",
+        "y": b"m\n",
+    }
+
+
+def rescued(bench: Bench) -> list[dict[str, bytes]]:
+    """What each call says was there when it was put back, gone through the collection of garbage long after."""
+    ledger = bench.desk.ledger
+    with ledger.store.write() as tx:
+        for blob in tx.select(BLOBS):
+            tx.update(BLOBS, blob.digest, touched_ms=0)
+    collect_garbage(ledger)
+    with ledger.store.read() as tx:
+        found = [rescued_in(row) for row in calls_of(tx, bench.desk, None)]
+    return [{path: ledger.blobs.read(digest) for path, digest in one} for one in found]
+
+
+@WINDOWS
+@pytest.mark.parametrize("ending", [{"rollback_on": "nonzero"}, {"timeout_ms": 3_000}])
+def test_what_anybody_may_have_written_is_kept_and_named(bench: Bench, way: str, ending: dict[str, Any]) -> None:
+    plant(bench.root, FILES)
+    before = everything(bench)
+    script = f"{SAVES}; " + ("exit 1" if "rollback_on" in ending else "exec sleep 60")
+    assert not sh(bench, script, strategy=way, **ending).ok
+    assert everything(bench) == before
+    assert rescued(bench) == [saved()]
+
+
+@WINDOWS
+def test_what_anybody_may_have_written_is_kept_if_the_call_fails_later(bench: Bench, way: str) -> None:
+    plant(bench.root, FILES)
+    before = everything(bench)
+    with suppress(LookupError), bench.session().call() as call:
+        call.exec(["sh", "-c", SAVES], strategy=way)
+        call.write_file("new", "the agent's")
+        raise LookupError
+    assert everything(bench) == before
+    assert rescued(bench) == [saved()]
+
+
+@WINDOWS
+def test_what_a_part_took_back_is_named_by_the_call_that_stands(bench: Bench, way: str) -> None:
+    plant(bench.root, FILES)
+    with bench.session().call() as call:
+        call.exec(["sh", "-c", "echo 1 > new; echo 2 > other; exit 1"], strategy=way, rollback_on="nonzero")
+        call.exec(["sh", "-c", "echo 2 > other"], strategy=way)
+    assert rescued(bench) == [{"new": b"1\n"}]
+
+
+@WINDOWS
+def test_what_stands_is_not_said_to_be_rescued(bench: Bench, way: str) -> None:
+    plant(bench.root, FILES)
+    assert sh(bench, SAVES, strategy=way).ok
+    assert rescued(bench) == [{}]
+
+
+@WINDOWS
+def test_what_was_rescued_goes_when_the_session_keeps_too_much(bench: Bench, way: str) -> None:
+    plant(bench.root, FILES)
+    failing(bench, "head -c 100000 /dev/urandom > a", way)
+    sh(bench, "echo 2 > b", strategy=way)
+    ledger = bench.desk.ledger
+    assert len(evict_over(ledger, SessionId("default"), 1_000)) == 1
+    with ledger.store.read() as tx:
+        assert [status_shown(row) for row in calls_of(tx, bench.desk, None)] == ["committed", "aborted"]
+        assert usage_of(tx, SessionId("default")).bytes < 1_000
+    assert [one for one in verify(ledger.store, SCHEMA) if one.severity == "broken"] == []
 
 
 @WAYS
@@ -197,3 +282,16 @@ def test_whatever_breaks_in_the_middle_of_it_the_rest_is_put_back_later(
             again = open_bench(base)
             assert everything(again) == before, at
             again.close()
+
+
+def test_what_was_there_when_a_call_ended_before_its_command_is_kept_and_named(bench: Bench) -> None:
+    plant(bench.root, {"f": "old\n"})
+    call = bench.desk.call(SessionId("default"))
+    call.about_to_change([RepoPath("f")])
+    plant(bench.root, {"f": "person's\n"})
+    call.abort("cancelled")
+    assert (bench.root / "f").read_text() == "old\n"
+    with bench.desk.ledger.store.read() as tx:
+        (row,) = calls_of(tx, bench.desk, None)
+    assert rescued_in(row) == [("f", digest_of(b"person's\n"))]
+    assert bench.desk.ledger.blobs.read(digest_of(b"person's\n")) == b"person's\n"

@@ -15,8 +15,10 @@ import pytest
 from benches import Bench, open_bench
 from exec.commands import git, plant, repository, seen, sh, text, told
 from mulligan.history.blame import blame
+from mulligan.history.running import CallWitness
 from mulligan.history.views import log_view
 from mulligan.testing import contents_of
+from mulligan.values.ids import SessionId
 from mulligan.values.paths import RepoPath
 from workspace.exec.kinds import KINDS, Kind, make
 
@@ -284,12 +286,31 @@ class TestPeople:
         assert told(receipt) == ("error", "nonzero_exit")
         assert (bench.root / "agents").read_text() == "1\n" and (bench.root / "persons").read_text() == "2\n"
 
-    def test_an_edit_before_the_command_gets_to_the_file_is_part_of_what_comes_back(self, bench: Bench) -> None:
+    @pytest.mark.parametrize("elsewhere", ["", "echo x > x; "], ids=["first", "after_another_file_beside_it"])
+    def test_an_edit_before_the_command_gets_to_the_file_is_part_of_what_comes_back(
+        self, bench: Bench, elsewhere: str
+    ) -> None:
         plant(bench.root, {"f": self.LINES})
         edited = self.LINES.replace("line 2\n", "the person's 2\n")
-        during(bench, "GATE; sed -i 's/line 17/agent 17/' f", lambda: plant(bench.root, {"f": edited}))
+        script = f"{elsewhere}GATE; sed -i 's/line 17/agent 17/' f"
+        receipt = during(bench, script, lambda: plant(bench.root, {"f": edited}))
+        assert receipt.coverage == []
         assert bench.session().undo().ok
         assert (bench.root / "f").read_text() == edited
+
+    def test_an_edit_of_another_call_before_the_command_gets_to_the_file_is_that_calls(self, bench: Bench) -> None:
+        plant(bench.root, {"f": self.LINES})
+        edited = self.LINES.replace("line 2\n", "another's 2\n")
+
+        def edit() -> None:
+            with bench.session("other").call() as call:
+                call.edit_file("f", "line 2\n", "another's 2\n")
+
+        script = "echo x > x; GATE; echo agent >> f; exit 1"
+        receipt = during(bench, script, edit, rollback_on="nonzero")
+        assert (receipt.error_code, receipt.coverage) == ("nonzero_exit", [])
+        assert contents_of(bench.root) == {"f": edited.encode()}
+        assert [one["external"] for one in log_view(bench.desk, None)] == [False, False]
 
     @pytest.mark.req("D7.overlay_changed_lower")
     def test_an_edit_of_the_same_file_is_merged_with_an_isolated_command(self, bench: Bench) -> None:
@@ -461,6 +482,16 @@ class TestSameFile:
         assert told(receipt) == ("error", "nonzero_exit")
         assert {"path": "f", "reason": "ambiguous"} in receipt.coverage
         assert (bench.root / "f").read_text() == "person\n" and (bench.root / "own").read_text() == "1\n"
+
+    def test_its_witness_knows_whether_what_was_kept_is_still_there(self, bench: Bench) -> None:
+        plant(bench.root, {"f": "1\n"})
+        root = os.fsencode(bench.root)
+        with bench.desk.call(SessionId("default")) as call:
+            witness = CallWitness(bench.desk, call, root)
+            witness.about_to_change([root, root + b"/f", root + b"/new"])
+            assert all(witness.has(path) for path in (root, root + b"/f", root + b"/new"))
+            plant(bench.root, {"f": "2\n", "new": ""})
+            assert [witness.has(path) for path in (root, root + b"/f", root + b"/new")] == [True, False, False]
 
     def test_what_others_do_to_a_file_that_the_command_left_as_it_was_is_not_the_commands(self, bench: Bench) -> None:
         plant(bench.root, {"f": "1\n"})

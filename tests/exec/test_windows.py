@@ -13,6 +13,7 @@ import pytest
 from benches import Bench, open_bench
 from exec.commands import at_rest, git, plant, repository, sh
 from mulligan.history.kept import KeptTree
+from mulligan.history.tables import TOUCHES
 from mulligan.history.windows import lookout_of
 from mulligan.store.blobs import BLOBS
 from mulligan.values.digest import digest_of, raw_digest
@@ -232,6 +233,24 @@ class TestWarm:
         bench.session().undo()
         bench.session().undo()
         assert (bench.root / "a").read_text() == (bench.root / "b").read_text() == "1\n"
+
+
+@pytest.mark.parametrize("way", ["scan", "watch"])
+def test_what_was_kept_for_a_window_goes_with_it(bench: Bench, tmp_path: Path, way: str) -> None:
+    """What others did while it was open, and took back again."""
+    plant(bench.root, {"a": "1\n", "b": "1\n"})
+    reached, go = tmp_path / "reached", tmp_path / "go"
+    os.mkfifo(reached)
+    os.mkfifo(go)
+    work = threading.Thread(target=lambda: sh(bench, f"echo 2 > a; echo > {reached}; read x < {go}", strategy=way))
+    work.start()
+    reached.read_text()
+    sh(bench, "echo 2 > b; echo new > c", strategy=way)
+    sh(bench, "echo 1 > b; rm c", strategy=way)
+    go.write_text("\n")
+    work.join()
+    with bench.desk.ledger.store.read() as tx:
+        assert tx.select(TOUCHES) == []
 
 
 def test_a_kept_watcher_is_taken_where_notify_cannot_be_had(bench: Bench) -> None:

@@ -55,6 +55,14 @@ def saved_by_somebody(bench: Bench) -> str:
     return ""
 
 
+def left_by_a_program(bench: Bench) -> str:
+    """Of `mulligan run`: nobody takes away what it did."""
+    words = [sys.executable, "-m", "mulligan", "run", "--", "sh", "-c", f"{MAKE}; echo 1 > small.txt"]
+    environment = {**os.environ, "MULLIGAN_HOME": str(bench.home)}
+    done = subprocess.run(words, cwd=bench.root, env=environment, capture_output=True, text=True, check=False)
+    return f"{done.returncode} {done.stderr}"
+
+
 def died_with_its_command(bench: Bench) -> str:
     def run() -> int:
         with open_bench(bench.root.parent).session().call() as call:
@@ -64,7 +72,7 @@ def died_with_its_command(bench: Bench) -> str:
     return signal.Signals(-in_child(run)).name
 
 
-SCENES = {one.__name__: one for one in (made_by_a_command, saved_by_somebody, died_with_its_command)}
+SCENES = {one.__name__: one for one in (made_by_a_command, saved_by_somebody, left_by_a_program, died_with_its_command)}
 
 
 def main(base: Path, scene: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 from random import Random
+from typing import Any, cast
 
 import pytest
 
@@ -19,16 +20,21 @@ from mulligan.history.bounds import (
     set_store_cap,
     usage_of,
 )
+from mulligan.history.dropping import droppable
 from mulligan.history.log import status_shown
 from mulligan.history.over_cap import put_cap
 from mulligan.history.plans import OnConflict
 from mulligan.history.schema import SCHEMA
 from mulligan.history.tables import CALLS, PINS, PinRow
 from mulligan.session.tables import session_journal
-from mulligan.store.protocol import META, MetaRow
+from mulligan.store.blobs import BLOBS
+from mulligan.store.journal import RECORDS
+from mulligan.store.protocol import META, MetaRow, Tx
+from mulligan.store.tables import Table, Value
 from mulligan.store.verify import verify
 from mulligan.values.canonical import decode
 from mulligan.values.clock import FixedClock, SystemClock
+from mulligan.values.digest import digest_of
 from mulligan.values.faults import AskedWrongly, MayNot
 from mulligan.values.ids import SessionId
 
@@ -110,6 +116,22 @@ def test_the_newest_turn_and_pins_stay(bench: Bench) -> None:
 
 
 @pytest.mark.req("H7.needed_preimages_pinned")
+def test_what_a_person_wrote_in_between_goes_with_the_call_that_came_upon_it(bench: Bench) -> None:
+    saves = [noise(number) for number in range(8)]
+    for number, saved in enumerate(saves):
+        (bench.root / "f").write_bytes(saved)
+        newest = write(bench, "f", noise(100 + number))
+    ledger = bench.desk.ledger
+    gone = len(evict_over(ledger, SESSION, 60_000))
+    with ledger.store.read() as tx:
+        kept = [ledger.blobs.has(tx, digest_of(saved)) for saved in saves]
+        # What the last of them left is what the first outside edit that stays began from.
+        assert 0 < gone < 8 and not any(kept[: gone - 1]) and all(kept[gone:])
+        assert sum(row.stored for row in tx.select(BLOBS)) < 100_000
+    assert bench.session().undo(newest).ok and (bench.root / "f").read_bytes() == saves[-1]
+    assert problems(bench) == []
+
+
 def test_a_body_that_a_kept_call_needs_is_not_dropped_with_an_evicted_one(bench: Bench) -> None:
     first = write(bench, "a", noise(1))
     overwriting = write(bench, "a", noise(2))
@@ -241,6 +263,56 @@ class TestACapHoldsWhileCallsGoOn:
         with bench.desk.ledger.store.write() as tx:
             put_cap(tx, SESSION, 25_000)
         assert keep_all_bounds(bench.desk.ledger) == calls[:2] == evicted(bench)
+
+
+class TestTheStoresCap:
+    """It is held to what the store itself keeps, which is also what it says of its size."""
+
+    @pytest.mark.req("D6.cap_store")
+    def test_so_much_goes_as_is_too_much(self, bench: Bench) -> None:
+        calls, store = [write(bench, f"f{n}", noise(n)) for n in range(10)], bench.desk.ledger.store
+        cap = store.size_bytes() - 50_000
+        assert set_store_cap(bench.desk.ledger, cap) == calls[:3] == evicted(bench)
+        assert store.size_bytes() <= cap
+
+    @pytest.mark.req("D6.cap_store")
+    def test_copies_of_files_beside_it_do_not_count(self, bench: Bench) -> None:
+        write(bench, "f", noise(1))
+        write(bench, "g", noise(2))
+        store = bench.desk.ledger.store
+        (bench.root / "large").write_bytes(noise(3, 3_000_000))
+        bench.session().fork(files="copy").close()
+        assert [one.stat().st_size for one in bench.home.glob("forks/*/large")] == [3_000_000]
+        assert store.size_bytes() < 1_000_000
+        assert set_store_cap(bench.desk.ledger, 1_000_000) == []
+
+
+def test_to_see_that_nothing_has_to_go_nobody_is_kept_from_writing(bench: Bench) -> None:
+    write(bench, "f", noise(1))
+    with bench.desk.ledger.store.write():
+        assert evict_over(bench.desk.ledger, SESSION, 2**30) == []
+
+
+def test_who_still_needs_a_body_is_found_without_asking_everybody_who_ever_did(bench: Bench) -> None:
+    """Else a session that wrote the same bytes n times would be evicted in n * n steps, and all others wait."""
+    calls = [write(bench, "f", noise(n % 2)) for n in range(60)]
+    assert evict_over(bench.desk.ledger, SESSION, 0) == calls[:-1]
+
+    class Counted:
+        def __init__(self, tx: Tx) -> None:
+            self.tx, self.records = tx, 0
+
+        def get(self, table: Table[Any], *key: Value) -> Any:
+            self.records += table is RECORDS
+            return self.tx.get(table, *key)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.tx, name)
+
+    with bench.desk.ledger.store.read() as tx:
+        counted = Counted(tx)
+        assert droppable(cast(Tx, counted), [digest_of(noise(1))], but_for=calls[0]) == []
+    assert counted.records <= 3
 
 
 def test_dropping_a_session_drops_its_newest_turn_too(bench: Bench) -> None:

@@ -13,6 +13,7 @@ import pytest
 from benches import Bench, open_bench
 from history.deaths import KILLED, die_in, die_opening, killed_after
 from mulligan.history.log import calls_of
+from mulligan.history.rescues import rescued_in
 from mulligan.history.schema import SCHEMA
 from mulligan.history.tables import OPEN, TOUCHES, CallRow
 from mulligan.store.claims import CLAIMS
@@ -366,6 +367,7 @@ class TestTheLockOfGit:
         with bench.desk.ledger.store.read() as tx:
             *_, ended = records_of(tx, "s:default")
         assert ended.refs == (digest_of(b"staged"),)
+        assert rescued_in(row) == [(".git/index", digest_of(b"staged"))]
         assert bench.desk.ledger.blobs.read(digest_of(b"staged")) == b"staged"
         bench.close()
 

@@ -316,6 +316,17 @@ class TestConflicts:
         assert done.call_id is not None and session.undo(done.call_id).ok
         assert contents_of(bench.root) == before
 
+    def test_what_overwriting_has_to_leave_alone_it_does_not_claim_to_have_overwritten(self, bench: Bench) -> None:
+        session = bench.session()
+        plant(bench.root, {"d/b": "0", "e/c": "0", "x": "0"})
+        with session.call() as call:
+            assert call.write_file("d/b", "1").ok and call.write_file("x", "1").ok
+        (bench.root / "d").rename(bench.root / "kept")
+        (bench.root / "d").symlink_to("e")
+        done = session.undo(on_conflict="overwrite")
+        assert outcomes(done) == {"d/b": ("conflicted", "type_changed"), "x": "restored"}
+        assert done.overwrote_external == ()
+
     @pytest.mark.req("D6.dry_run", "D6.plan_first")
     @pytest.mark.parametrize("verb", ["undo", "restore", "rollback", "rewind", "redo"])
     def test_a_dry_run_says_it_all_and_touches_nothing(self, bench: Bench, verb: str) -> None:
@@ -375,76 +386,14 @@ class TestConflicts:
         assert not done.ok and contents_of(bench.root) == {"a.txt": b"agent", "b.txt": b"b"}
 
 
-class TestLeftovers:
-    """What a conflict kept from going back is not lost to going back."""
-
-    def undone_in_part(self, bench: Bench) -> tuple[Session, str, str]:
-        """A call of which one path is back and the other is somebody's; and the way back that did it."""
-        session = bench.session()
-        plant(bench.root, {"a.txt": TEXT, "b.txt": "b"})
-        write(session, "older.txt", "older")
-        with session.call() as call:
-            call.write_file("a.txt", text(l1="agent"))
-            call.write_file("b.txt", "agent")
-        (bench.root / "a.txt").write_text(text(l1="person"))
-        done = session.undo()
-        assert outcomes(done) == {"a.txt": ("conflicted", "same_lines"), "b.txt": "restored"}
-        assert done.call_id is not None and status_of(bench, call.id) is None
-        return session, call.id, done.call_id
-
-    @pytest.mark.parametrize("paths", [None, ["a.txt"]])
-    def test_it_is_taken_back_once_it_may_be(self, bench: Bench, paths: list[str] | None) -> None:
-        session, call, first = self.undone_in_part(bench)
-        assert outcomes(session.undo(call, paths)) == {"a.txt": ("conflicted", "same_lines")}
-        done = session.undo(call, paths, on_conflict="overwrite")
-        assert (outcomes(done), done.overwrote_external) == ({"a.txt": "restored"}, ("a.txt",))
-        assert contents_of(bench.root) == {"a.txt": TEXT.encode(), "b.txt": b"b", "older.txt": b"older"}
-        assert status_of(bench, call) == done.call_id
-        assert session.redo().ok
-        assert (status_of(bench, call), status_of(bench, first)) == (None, None)
-        assert (bench.root / "a.txt").read_text() == text(l1="person")
-        assert session.redo().ok
-        assert status_of(bench, call) is None and (bench.root / "b.txt").read_text() == "agent"
-
-    def test_it_merges_once_nobody_is_in_the_way_any_more(self, bench: Bench) -> None:
-        session, call, _ = self.undone_in_part(bench)
-        (bench.root / "a.txt").write_text(text(l1="agent", l8="person"))
-        assert outcomes(session.undo(call)) == {"a.txt": "merged"}
-        assert (bench.root / "a.txt").read_text() == text(l8="person")
-
-    def test_what_is_back_already_is_not_taken_back_twice(self, bench: Bench) -> None:
-        session, call, _ = self.undone_in_part(bench)
-        write(session, "b.txt", "later")
-        assert session.undo(call, ["b.txt"]).outcomes == ()
-        assert outcomes(session.undo(call, on_conflict="overwrite")) == {"a.txt": "restored"}
-        assert (bench.root / "b.txt").read_text() == "later"
-
-    @pytest.mark.req("D6.undo_repeats_further")
-    @pytest.mark.parametrize("verb", ["undo", "rollback"])
-    def test_repeating_goes_on_to_older_work_and_overwriting_comes_back_to_it(self, bench: Bench, verb: str) -> None:
-        session, call, _ = self.undone_in_part(bench)
-        assert outcomes(getattr(session, verb)()) == {"older.txt": "restored"}
-        with pytest.raises(MulliganError) as caught:
-            getattr(session, verb)()
-        assert caught.value.code == "nothing_to_undo"
-        assert outcomes(getattr(session, verb)(on_conflict="overwrite")) == {"a.txt": "restored"}
-        assert contents_of(bench.root) == {"a.txt": TEXT.encode(), "b.txt": b"b"}
-        assert status_of(bench, call) is not None
-
-    def test_a_rollback_in_part_leaves_the_rest_to_the_next_who_overwrites(self, bench: Bench) -> None:
-        session = bench.session()
-        plant(bench.root, {"a.txt": TEXT})
-        with session.turn():
-            write(session, "a.txt", text(l1="agent"))
-            write(session, "b.txt", "agent")
-        (bench.root / "a.txt").write_text(text(l1="person"))
-        assert not session.rollback().ok
-        assert contents_of(bench.root) == {"a.txt": text(l1="person").encode()}
-        assert session.rollback(on_conflict="overwrite").ok
-        assert contents_of(bench.root) == {"a.txt": TEXT.encode()}
-        for _ in range(2):
-            session.redo()
-        assert contents_of(bench.root) == {"a.txt": text(l1="person").encode(), "b.txt": b"agent"}
+def test_what_was_changed_later_goes_back_first_whichever_call_began_first(bench: Bench) -> None:
+    plant(bench.root, {"a.txt": "0"})
+    with bench.session("older").call() as older:
+        younger = write(bench.session("younger"), "a.txt", "1")
+        assert older.write_file("a.txt", "2").ok
+    assert older.id < younger
+    assert outcomes(bench.session("younger").restore(younger)) == {"a.txt": "restored"}
+    assert contents_of(bench.root) == {"a.txt": b"0"}
 
 
 class TestFailingDisk:
@@ -540,7 +489,7 @@ class TestRoots:
         first = write(nested, "a.txt", text(l1="inner"))
         second = write(bench.session("outer"), "sub/a.txt", text(l1="inner", l8="outer"))
         assert [row.external for row in self.rows(bench.desk)] == [0, 0]
-        assert bench.session("outer").undo(first).ok
+        assert bench.session("inner").undo(first).ok
         assert contents_of(bench.root)["sub/a.txt"] == text(l8="outer").encode()
         assert nested.restore(first).ok
         assert contents_of(bench.root)["sub/a.txt"] == TEXT.encode()
@@ -563,7 +512,7 @@ class TestRoots:
         write(sessions[1], "b.txt", "b5")
         told = self.rows(around)
         assert [row.external for row in told] == [0] * 8
-        assert Session(around, SessionId("s2"), Boundary("/")).undo(last, on_conflict="overwrite").ok
+        assert Session(around, SessionId("s0"), Boundary("/")).undo(last, on_conflict="overwrite").ok
         assert contents_of(tmp_path / "work") == {"one/a.txt": b"a", "two/b.txt": b"b5"}
         assert list(verify(ledger.store, SCHEMA)) == []
         for desk in (*desks, around):

@@ -16,15 +16,17 @@ from mulligan.boundary.capability import UNLIMITED
 from mulligan.boundary.verdict import Boundary
 from mulligan.effects.session import Session
 from mulligan.history.desk import Desk
+from mulligan.history.going_back import WayBack
 from mulligan.history.kept import KeptTree
 from mulligan.history.log import calls_of
 from mulligan.history.observing import Observed, begin, finish, take_stock
 from mulligan.history.tables import CAPTURES
+from mulligan.history.views import diff_view
 from mulligan.testing import contents_of, plant
 from mulligan.values.canonical import decode
 from mulligan.values.digest import digest_of
 from mulligan.values.faults import MulliganError
-from mulligan.values.ids import SessionId
+from mulligan.values.ids import CallId, SessionId
 from mulligan.workspace.disk import HostDisk
 from mulligan.workspace.exec.output import Stream
 
@@ -53,6 +55,10 @@ def wrote(session: Session, path: str, content: str) -> str:
     receipt, call = session.perform("write_file", {"path": path, "content": content})
     assert receipt.ok
     return call
+
+
+def told(way: WayBack) -> dict[str, str]:
+    return {one.path: one.reason or one.outcome for one in way.outcomes}
 
 
 class Editing:
@@ -114,6 +120,44 @@ class TestOfARoot:
                 listed = [row.id for row in calls_of(tx, session._desk, None)]
             assert (listed[-1], externals(bench)) == (call.id, 0)
         assert session.restore(call.id).ok and not (home / "a").exists()
+
+    def test_another_one_in_its_place_keeps_the_history_of_the_place_and_takes_it_along(self, bench: Bench) -> None:
+        home, aside, away = (bench.root.with_name(name) for name in (bench.root.name, "aside", "away"))
+        first = wrote(session_at(bench, home), "a", "1\n")
+        home.rename(aside)
+        home.mkdir()
+        second = wrote(session_at(bench, home), "b", "1\n")
+        (aside / "b").write_text("1\n")
+        third = wrote(session_at(bench, aside), "c", "1\n")
+        with bench.desk.ledger.store.read() as tx:
+            assert [row.id for row in calls_of(tx, session_at(bench, home)._desk, None)] == [second, first]
+            assert [row.id for row in calls_of(tx, session_at(bench, aside)._desk, None)] == [third]
+        home.rename(away)
+        assert session_at(bench, away).undo(second).ok and not (away / "b").exists()
+        assert (aside / "b").exists()
+
+    @pytest.mark.req("D4.roots_overlap_share")
+    def test_ways_back_speak_of_the_paths_of_the_root_they_are_asked_in(self, bench: Bench) -> None:
+        plant(bench.root, {"sub/a": "0\n", "b": "0\n"})
+        inner = session_at(bench, bench.root / "sub")
+        with inner.call() as first:
+            first.write_file("a", "1\n")
+        outer = session_at(bench, bench.root)
+        with outer.call() as second:
+            second.write_file("sub/a", "2\n")
+            second.write_file("b", "2\n")
+        whole = str(bench.root / "b")
+        for session, a, b in ((inner, "a", whole), (outer, "sub/a", "b")):
+            for paths in (None, [a]):
+                assert told(session.restore(first, paths, dry_run=True)) == {a: "restored"}
+                assert told(session.undo(first, paths, on_conflict="overwrite", dry_run=True)) == {a: "restored"}
+            assert told(session.undo(second, [a], dry_run=True)) == {a: "restored"}
+            assert told(session.undo(second, dry_run=True)) == {a: "restored", b: "restored"}
+            assert told(session.undo(second, [b], dry_run=True)) == {b: "restored"}
+            diff = diff_view(session._desk, bench.desk.ledger.call_row(CallId(first.id)))
+            assert diff.startswith(f"diff --git a/{a} b/{a}\n")
+        assert told(inner.restore(first, ["a"])) == {"a": "restored"}
+        assert contents_of(bench.root) == {"sub/a": b"0\n", "b": b"2\n"}
 
     @pytest.mark.req("D4.roots_overlap_share")
     def test_one_that_is_open_goes_on_in_the_history_of_one_that_is_opened_around_it(
@@ -180,7 +224,7 @@ class TestWhereCaseFolds:
             assert is_refused(inner, "a")
         with inner.call() as call:
             assert call.write_file("A", "3").ok
-        assert outer.undo(call.id).ok
+        assert session_at(bench, folding, name="other", folds=True).undo(call.id).ok
         assert contents_of(folding) == {"Sub/A": b"2"}
 
     def test_elsewhere_they_are_two(self, bench: Bench) -> None:

@@ -137,6 +137,14 @@ class TestWithoutRoomInTheStore:
         ended = {"files": {"large.bin": 8 * MIB_BYTES}, "calls": ["aborted"], "stuck": []}
         assert seen == {"told": "", "full": ended, "room": ended, "broken": []}
 
+    def test_what_a_program_did_stays_and_is_on_record_once_there_is_room(self, tmp_path: Path) -> None:
+        seen = self.play(tmp_path, "left_by_a_program")
+        files = {"large.bin": 8 * MIB_BYTES, "small.txt": 2}
+        waits = {"files": files, "calls": ["open"], "stuck": [True]}
+        ended = {"files": files, "calls": ["committed"], "stuck": [False]}
+        assert "No space left" in seen["told"] and seen["told"].startswith("125 ")
+        assert (seen["full"], seen["room"], seen["broken"]) == (waits, ended, [])
+
     @pytest.mark.req("D5.recovery_on_open")
     def test_what_a_dead_call_left_half_done_is_put_back_once_there_is_room(self, tmp_path: Path) -> None:
         seen = self.play(tmp_path, "died_with_its_command")

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -124,6 +125,17 @@ def test_two_sessions_are_compared_step_by_step(opened: Mulligan, tmp_path: Path
     assert (code, found["divergence"]["step"], sides) == (1, 3, ["1", "2"])
 
 
+@pytest.mark.req("D13.replay_diff")
+def test_messages_too_large_for_a_record_are_compared_too(opened: Mulligan, tmp_path: Path) -> None:
+    for name, letter in (("a", "x"), ("b", "x"), ("c", "y")):
+        opened.session(name).inject({"role": "user", "content": letter * 100_000})
+    opened.close()
+    assert cli(tmp_path / "home", "replay", "diff", "a", "b") == (0, {"same": True, "divergence": None})
+    code, found = cli(tmp_path / "home", "replay", "diff", "a", "c")
+    ours, theirs = (found["divergence"][side]["said"] for side in ("ours", "theirs"))
+    assert (code, found["divergence"]["step"], ours.startswith("sha256:"), ours == theirs) == (1, 1, True, False)
+
+
 def program(session: Any, content: str = "one") -> str:
     with session.turn("go"), session.call("first") as call:
         call.write_file("a.txt", content)
@@ -155,6 +167,13 @@ class TestRunner:
         assert found.ours is not None
         assert found.theirs is not None
         assert (found.step, found.ours["params"]["content"], found.theirs["params"]["content"]) == (1, "one", "two")
+
+    def test_a_whole_number_with_a_point_is_on_record_without(self, opened: Mulligan) -> None:
+        session = opened.session("s")
+        session.perform("glob", {"pattern": "**", "max_results": 1.0})
+        for same in (1, 1.0):
+            asked = {"pattern": "**", "max_results": same}
+            assert mulligan.ReplayRunner(session).run(partial(ReplaySession.perform, effect="glob", params=asked)) == 1
 
     def test_a_program_that_ends_early_or_goes_on_diverges_too(self, opened: Mulligan) -> None:
         session = opened.session("s")

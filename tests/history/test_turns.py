@@ -221,6 +221,27 @@ class TestRollback:
         assert done.ok and told == ["call_not_open"]
         assert contents_of(bench.root) == {}
 
+    @pytest.mark.req("D6.rollback_cancel_open", "D6.dry_run")
+    @pytest.mark.parametrize("says", [None, "hello"])
+    def test_a_dry_run_says_what_would_go_and_cancels_nothing(self, bench: Bench, says: str | None) -> None:
+        session = bench.session()
+        with session.turn("one"):
+            session.inject({"role": "user", "content": "one"})
+            write(session, "a.txt", "first")
+        with session.turn("two"):
+            if says is not None:
+                session.inject({"role": "user", "content": says})
+            with session.call() as call:
+                call.write_file("b.txt", "second")
+                planned = session.rollback(dry_run=True, cancel_open=True)
+            assert call.status == "committed" and contents_of(bench.root).keys() == {"a.txt", "b.txt"}
+            before = session.rollback(dry_run=True, cancel_open=True)
+            done = session.rollback(cancel_open=True)
+            assert (before.outcomes, before.talk) == (done.outcomes, done.talk)
+        assert [one.path for one in planned.outcomes] == ([] if says else ["a.txt"])
+        assert planned.talk == {"messages": 1 if says else 0, "messages_before": 2 if says else 1}
+        assert [one.path for one in done.outcomes] == ["b.txt"]
+
     @pytest.mark.req("D5.turn_complete")
     @pytest.mark.parametrize("in_call", [False, True])
     def test_a_turn_whose_process_died_is_over(self, bench: Bench, in_call: bool) -> None:

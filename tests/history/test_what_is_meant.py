@@ -9,8 +9,12 @@ import pytest
 
 from benches import Bench, open_bench
 from mulligan.effects.session import Session
+from mulligan.history.desk import Desk
+from mulligan.history.going_back import How, restore, rewind, undo
+from mulligan.history.views import log_view
 from mulligan.testing import contents_of
 from mulligan.values.faults import MulliganError
+from mulligan.workspace.disk import HostDisk
 
 
 @pytest.fixture
@@ -64,6 +68,41 @@ def test_a_session_is_rewound_to_a_call_of_its_own(bench: Bench) -> None:
     assert (caught.value.code, contents_of(bench.root)) == ("unknown_call", {"a": b"1", "b": b"2"})
     assert theirs.rewind(call).ok
     assert contents_of(bench.root) == {"b": b"2"}
+
+
+@pytest.mark.parametrize("verb", ["undo", "restore", "rewind"])
+def test_what_another_session_did_is_meant_by_its_whole_id_only(bench: Bench, verb: str) -> None:
+    theirs, ours = write(bench.session("theirs"), "a", "1"), bench.session("ours")
+    write(ours, "b", "2")
+    for name in (theirs[-12:], theirs) if verb == "rewind" else (theirs[-12:],):
+        with pytest.raises(MulliganError) as caught:
+            getattr(ours, verb)(name)
+        assert (caught.value.code, contents_of(bench.root)) == ("unknown_call", {"a": b"1", "b": b"2"})
+    assert verb == "rewind" or (getattr(ours, verb)(theirs).ok and contents_of(bench.root) == {"b": b"2"})
+
+
+def test_no_session_is_rewound_to_what_a_person_did(bench: Bench) -> None:
+    session = bench.session()
+    write(session, "a", "1")
+    (bench.root / "a").write_text("2")
+    write(session, "a", "3")
+    outside = next(row["id"] for row in log_view(bench.desk) if row["external"])
+    with pytest.raises(MulliganError) as caught:
+        session.rewind(outside)
+    assert (caught.value.code, contents_of(bench.root)) == ("unknown_call", {"a": b"3"})
+
+
+def test_without_a_session_a_call_of_this_workspace_is_meant(bench: Bench, tmp_path: Path) -> None:
+    call = write(bench.session(), "a", "1")
+    (tmp_path / "beside").mkdir()
+    beside = Desk(bench.desk.ledger, HostDisk(str(tmp_path / "beside")))
+    for going in (undo, restore, rewind):
+        with pytest.raises(MulliganError) as caught:
+            going(beside, call, how=How())
+        assert (caught.value.code, contents_of(bench.root)) == ("unknown_call", {"a": b"1"})
+    beside.close()
+    assert undo(bench.desk, call, how=How()).ok
+    assert contents_of(bench.root) == {}
 
 
 @pytest.mark.parametrize("verb", ["undo", "restore", "rewind", "redo"])

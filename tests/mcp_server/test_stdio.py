@@ -13,6 +13,7 @@ import pytest
 import mulligan
 from mcp_server.wire import MODERN, SERVER, Body, Peer, environment, on_stdio
 from mulligan.agents.profiles import PROFILES, tools
+from mulligan.cli import run
 from mulligan.effects.registry import EFFECTS
 from mulligan.servers.mcp.listing import FILE, TOOLSETS, read_table
 from mulligan.servers.mcp.revisions import Peer as Revision
@@ -247,6 +248,33 @@ class TestCalls:
         everyone = ["other", "one"]
         assert [[call["session_id"] for call in calls] for calls in logs] == [["one"], [], everyone, everyone]
 
+    @pytest.mark.req("D14.mcp.session_id_param")
+    def test_anybodys_call_can_be_looked_at_and_only_ones_own_goes_back(self, peer: Peer, root: Path) -> None:
+        made = peer.call("write_file", path="a", content="1", session_id="other")["_meta"]["mulligan/callId"]
+        assert "+1" in peer.call("history_diff", call=made)["structuredContent"]["diff"]
+        assert peer.call("history_show", call=made)["structuredContent"]["session_id"] == "other"
+        for tool, named in (("undo", "call"), ("restore", "call"), ("rewind", "to"), ("fork", "at")):
+            refused = peer.call(f"history_{tool}", **{named: made})["structuredContent"]
+            assert refused["error"]["code"] == "unknown_call"
+        assert (root / "a").read_text() == "1"
+        assert peer.call("history_undo", call=made, session_id="other")["isError"] is False
+
+    @pytest.mark.req("D14.mcp.history_fork")
+    @pytest.mark.parametrize("files", ["share", "copy"])
+    def test_a_fork_begins_at_the_point_it_is_asked_for(self, root: Path, tmp_path: Path, files: str) -> None:
+        home = tmp_path / "home"
+        with mulligan.open(str(root), store=str(home)) as opened:
+            session = opened.session("talk")
+            for word in ("one", "two", "three"):
+                session.inject({"role": "user", "content": word})
+            said = session.message_ids()
+        with on_stdio(root, home) as peer:
+            ask = partial(peer.call, "history_fork", session_id="talk", files=files)
+            assert ask(at="no-such-point")["structuredContent"]["error"]["code"] == "unknown_call"
+            child = ask(at=said[0])["structuredContent"]["session_id"]
+        with mulligan.open(str(root), store=str(home)) as opened:
+            assert [message["content"] for message in opened.sessions.get(child).messages()] == ["one"]
+
     @pytest.mark.parametrize("options", [["--capability", '{"allowed_fs_ops": ["read"]}'], ["--session", "ro"]])
     def test_no_session_a_client_names_is_wider_than_the_server(
         self, root: Path, tmp_path: Path, options: list[str]
@@ -264,7 +292,8 @@ class TestCalls:
                 wrote = peer.call("workspace_write_file", path="a", content="1", **session)["structuredContent"]
                 assert wrote["error"]["details"] == {"reason": "fs_op_not_allowed"}
                 undone = peer.call("history_undo", call=made, **session)["structuredContent"]
-                assert undone["error"]["code"] == "fs_op_not_allowed"
+                is_own = session == {"session_id": "other"}
+                assert undone["error"]["code"] == ("fs_op_not_allowed" if is_own else "unknown_call")
                 assert peer.call("read_file", path="README.md", **session)["isError"] is False
         assert (sorted(path.name for path in root.iterdir()), (root / "README.md").read_text()) == (
             [".git", "README.md", "src"],
@@ -339,7 +368,8 @@ def test_a_locale_that_is_not_utf8_changes_no_answer(
 class TestCancelAndProgress:
     @pytest.mark.req("D14.mcp.cancel_open", "D14.mcp.progress")
     def test_cancelling_an_open_call_puts_everything_back(self, peer: Peer, root: Path, tmp_path: Path) -> None:
-        command = "echo half > half; echo begun; exec sleep 600"
+        # Without the environment that it was given: nothing of it says whose it is.
+        command = "echo half > half; echo begun; exec env -i sleep 600"
         params = {"name": "shell", "arguments": {"command": command}, "_meta": {"progressToken": "p"}}
         identifier = peer.ask("tools/call", params)
         begun = peer.read()
@@ -450,17 +480,30 @@ class TestBadClients:
         codes = (listed["error"]["code"], read["error_code"], logged["error"]["code"])
         assert codes == ("INVALID_ARGUMENT", "invalid_id", "invalid_id")
 
-    def test_a_whole_number_may_be_written_with_a_point(self, peer: Peer) -> None:
-        asked: tuple[tuple[str, Body], ...] = (
-            ("snapshot_list", {"depth": 1}),
-            ("history_log", {"limit": 1}),
-            ("read_file", {"path": "README.md", "max_lines": 1}),
-        )
-        for tool, arguments in asked:
-            pointed = {key: float(one) if isinstance(one, int) else one for key, one in arguments.items()}
-            plain, same = (peer.call(tool, **given)["structuredContent"] for given in (arguments, pointed))
-            assert {**same, "lease_id": None} == {**plain, "lease_id": None}
-        assert peer.call("snapshot_list", depth=1.5)["isError"] is True
+    def test_a_whole_number_may_be_written_with_a_point(
+        self, peer: Peer, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        home = str(tmp_path / "other home")
+
+        def over_mcp(tool: str, given: Body) -> Body:
+            return dict(peer.call(tool, **given)["structuredContent"])
+
+        def on_the_command_line(tool: str, given: Body) -> Body:
+            run(["call", tool, "--args", json.dumps(given), "--root", str(root), "--store", home])
+            return dict(json.loads(capsys.readouterr().out))
+
+        def in_python(tool: str, given: Body) -> Body:
+            with mulligan.open(str(root), store=home) as opened:
+                return opened.session("a").perform(tool, given)[0].to_dict()
+
+        own = {"lease_id": None, "call_id": None}
+        effects = ("read_file", "path", "README.md", "max_lines"), ("glob", "pattern", "**", "max_results")
+        others = ("snapshot_list", "path", ".", "depth"), ("history_log", "everyone", False, "limit")
+        for ask in (over_mcp, on_the_command_line, in_python):
+            for tool, key, value, count in effects if ask is in_python else (*effects, *others):
+                plain, pointed, broken = (ask(tool, {key: value, count: number}) for number in (1, 1.0, 1.5))
+                assert {**pointed, **own} == {**plain, **own}
+                assert [bool(body.keys() & {"error", "error_code"}) for body in (plain, broken)] == [False, True]
         assert peer.call("history_log", limit=0.0)["isError"] is True
 
     def test_ten_megabytes_of_arguments(self, peer: Peer, root: Path) -> None:

@@ -110,3 +110,10 @@ def test_mistakes_are_one_line_and_make_nothing(place: Path, arguments: tuple[st
 def test_a_file_that_is_no_bundle_is_refused(place: Path) -> None:
     done = run(place, "import", "-", given=b'{"_type": "mulligan_session_bundle"}')
     assert (done.returncode, b"schema_version" in done.stderr) == (2, True)
+
+
+def test_an_export_that_fails_leaves_no_draft_behind(place: Path) -> None:
+    (place / "taken").mkdir()
+    before = sorted(os.listdir(place))
+    assert run(place, "export", "s", "--mode", "local", "-o", str(place / "taken")).returncode in (1, 2)
+    assert sorted(os.listdir(place)) == before

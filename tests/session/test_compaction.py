@@ -307,6 +307,19 @@ class TestHardLimit:
         session.compact(hard_limit_tokens=10_000, hard_limit_strategy="truncate")
         assert session.view()["events"][-1]["metadata"]["strategy"] == "observation_mask"
 
+    def test_each_message_is_looked_at_a_few_times_however_many_there_are(self) -> None:
+        class Looked(list[Message]):
+            looks = 0
+
+            def __getitem__(self, at: Any) -> Any:
+                self.looks += 1
+                return super().__getitem__(at)
+
+        messages = Looked(user("x" * 400) for _ in range(400))
+        options = Options(keep_last=399, hard_limit_tokens=500, hard_limit_strategy="truncate")
+        assert compacted(messages, options) is not None
+        assert messages.looks <= 10 * len(messages)
+
 
 class TestSplit:
     @pytest.mark.req("D11.compaction_no_orphans")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,29 @@ class TestOneCallInSeveralRoots:
             call.fail("no")
         assert (call.status, yard.tree()) == ("aborted", before)
 
+    def test_whatever_runs_in_it_is_stopped_in_whichever_root(self, yard: Yard) -> None:
+        os.mkfifo(yard.base / "begun")
+        command = ["sh", "-c", f"echo half > half; echo > {yard.at('begun')}; exec sleep 600"]
+        found: list[tuple[str, str]] = []
+
+        def run(root: str) -> None:
+            done = call.exec(command, cwd=yard.at(root))
+            found.append((done.status, done.error_code))
+
+        with yard.session.call() as call:
+            assert call.write_file("a.txt", "W\n").ok
+            # One after the other, as each command claims its root while it begins.
+            threads = [threading.Thread(target=run, args=(root,)) for root in ("ext", "work")]
+            for thread in threads:
+                thread.start()
+                (yard.base / "begun").read_text()
+            call.stop()
+            for thread in threads:
+                thread.join()
+        assert found == [("error", "cancelled")] * 2
+        assert yard.text("work/a.txt") == "W\n"
+        assert not os.path.exists(yard.at("ext/half")) and not os.path.exists(yard.at("work/half"))
+
     def test_a_nested_call_can_fail_alone(self, yard: Yard) -> None:
         with yard.session.call("outer") as outer:
             outer.write_file(yard.at("ext/a.txt"), "kept\n")
@@ -244,6 +268,15 @@ class TestOneCallInSeveralRoots:
         rolled = yard.session.rollback()
         assert rolled.ok and yard.tree() == before and yard.read(yard.at("box/a.txt")) == "box one\nbox two\n"
         assert yard.session.redo().ok and yard.tree() == after and yard.read(yard.at("box/a.txt")) == "B\n"
+
+    def test_and_the_turn_before_it_after_that(self, yard: Yard) -> None:
+        before = yard.tree()
+        with yard.session.turn("one"):
+            yard.perform("write_file", path="a.txt", content="W\n")
+        with yard.session.turn("two"):
+            self.work_more(yard)
+        assert yard.session.rollback().ok and yard.session.rollback().ok
+        assert yard.tree() == before
 
     def work_more(self, yard: Yard) -> None:
         with yard.session.call() as call:

@@ -15,8 +15,9 @@ from history.deaths import die_in, in_child
 from mulligan import ExecutionStateError, Plan, SlicePolicy, Snapshot, ToolInvoked, WorkspaceDigest, append_all
 from mulligan.effects.session import Session
 from mulligan.history.schema import SCHEMA
-from mulligan.session.kept import slices_document
+from mulligan.session.kept import SLICES, item_rows
 from mulligan.store.verify import verify
+from mulligan.values.canonical import decode
 from mulligan.values.ids import SessionId
 from session.shapes import Added, Count, Note, Seen, counting, invoked, number
 
@@ -302,6 +303,33 @@ class TestGoingBack:
         session.restore("c")
         assert number(session) == 1
 
+    @pytest.mark.parametrize("last", ["rollback", "undo"])
+    @pytest.mark.parametrize("first", ["restore", "undo"])
+    def test_what_went_back_in_files_only_still_goes_back_in_state(self, tmp_path: Path, first: str, last: str) -> None:
+        bench, session = opened(tmp_path)
+        with session.turn("t"), session.call("c") as call:
+            call.write_file("a", "b")
+            session.dispatch(Added())
+        assert getattr(session, first)("c", ["a"]).ok and (files(bench), number(session)) == ({}, 1)
+        assert getattr(session, last)().ok and number(session) == 0
+        assert session.redo().ok and (files(bench), number(session)) == ({}, 1)
+        assert session.redo().ok and (files(bench), number(session)) == ({"a": "b"}, 1)
+        assert sound(bench)
+
+    def test_and_so_does_a_rollback_that_was_taken_back_in_files_only(self, tmp_path: Path) -> None:
+        bench, session = opened(tmp_path)
+        with session.turn("t"):
+            session.inject({"role": "user", "content": "hi"})
+            with session.call("c") as call:
+                call.write_file("a", "b")
+                session.dispatch(Added())
+        rolled = session.rollback().call_id
+        assert rolled is not None and session.undo(rolled, ["a"]).ok
+        assert (files(bench), number(session), session.length()) == ({"a": "b"}, 0, 0)
+        assert session.undo(rolled).ok
+        assert (files(bench), number(session), session.length()) == ({"a": "b"}, 1, 1)
+        assert sound(bench)
+
     @pytest.mark.req("D12.rollback_empties_cache", "D12.log_never_emptied")
     def test_a_snapshot_puts_slices_back_also_in_another_process(self, tmp_path: Path) -> None:
         bench, session = opened(tmp_path)
@@ -356,8 +384,9 @@ def test_the_slices_of_a_session_are_a_plain_document(tmp_path: Path) -> None:
     session.dispatch(Added(2))
     session[Plan].seed(Plan("p"))
     with bench.desk.ledger.store.read() as tx:
-        document = slices_document(tx, "s")
-    assert document == {
+        rows = tx.select(SLICES, {"session": "s"})
+        items = {row.slice: [decode(one.body) for one in item_rows(tx, "s", row.slice)] for row in rows}
+    assert {row.slice: {"policy": row.policy, "items": items[row.slice]} for row in rows} == {
         "mulligan:Plan": {
             "policy": "state",
             "items": [

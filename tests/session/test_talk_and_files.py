@@ -156,6 +156,21 @@ class TestRollback:
         assert not done.ok and done.talk is None and session.messages() == before
         assert (work / "a.txt").read_text() == "somebody's"
 
+    def test_a_dry_run_promises_no_talk_that_then_stays(self, session: Session, work: Path) -> None:
+        turn(session, "one", "a.txt")
+        (work / "a.txt").write_text("somebody's")
+        planned = session.rollback(dry_run=True, on_conflict="refuse")
+        assert not planned.ok and planned.talk is None
+
+    def test_a_conflict_on_its_only_file_leaves_the_file_and_not_the_talk(self, session: Session, work: Path) -> None:
+        turn(session, "one", "a.txt")
+        (work / "a.txt").write_text("somebody's")
+        planned, done = session.rollback(dry_run=True), session.rollback()
+        assert (planned.ok, planned.talk, planned.outcomes) == (done.ok, done.talk, done.outcomes)
+        assert not done.ok and done.talk == {"messages": 0, "messages_before": 4} and said(session) == []
+        assert (work / "a.txt").read_text() == "somebody's"
+        assert session.redo().talk == {"messages": 4, "messages_before": 0} and said(session) == ["one"]
+
     def test_a_closed_session_still_goes_back(self, opened: opening.Mulligan, session: Session, work: Path) -> None:
         turn(session, "one", "a.txt")
         session.close()

@@ -19,7 +19,7 @@ import mulligan
 from mulligan.history.bounds import collect_garbage
 from mulligan.opening import Mulligan
 from mulligan.store.blobs import BLOBS, LOST, PARTS, UNSYNCED, Blobs
-from mulligan.store.housekeeping import LOST_KIND, STORE_JOURNAL, SyncMark, boot_id, look_back
+from mulligan.store.housekeeping import LOST_KIND, STORE_JOURNAL, SyncMark, boot_id, look_back, sync_failure
 from mulligan.store.journal import Journal, records_of
 from mulligan.store.migrations import SCHEMA_VERSION, Step, migrate
 from mulligan.store.protocol import META, MetaRow, Store
@@ -169,7 +169,9 @@ class TestTheMark:
         assert meta(store) == {}
 
     @pytest.mark.req("D5.fsync_error_is_fault")
-    def test_after_a_failed_sync_it_stays_for_good(self, store: SqliteStore, tmp_path: Path) -> None:
+    def test_after_a_failed_sync_it_stays_for_good_and_that_is_told(
+        self, store: SqliteStore, caplog: pytest.LogCaptureFixture
+    ) -> None:
         digest = put(store, big(1))
         mark = SyncMark(store, NOON, interval_s=NEVER_S)
         put(store, b"more")
@@ -178,7 +180,18 @@ class TestTheMark:
         body_path(store, digest).symlink_to(body_path(store, digest))
         store.close()
         assert mark.failure is not None and mark.failure.code == "sync_failed"
-        assert (waiting(store), meta(store)) == (1, {})
+        why = "2026-01-01T12:00:00.000000Z Syncing blobs: Too many levels of symbolic links"
+        assert (waiting(store), meta(store)) == (1, {"sync_failed": why})
+        assert [one.levelname for one in caplog.records] == ["WARNING"]
+        assert "may not survive a power cut. Syncing blobs" in caplog.text
+
+    def test_a_sync_that_works_again_takes_the_failure_back(self, store: SqliteStore) -> None:
+        with store.write() as tx:
+            tx.put(META, MetaRow("sync_failed", "then"))
+            assert sync_failure(tx) == "then"
+        SyncMark(store, NOON, interval_s=NEVER_S).move()
+        with store.read() as tx:
+            assert sync_failure(tx) is None
 
     def test_a_process_that_forgets_to_close_still_ends(self, tmp_path: Path) -> None:
         done = subprocess.run([sys.executable, "-c", FORGETFUL, str(tmp_path)], timeout=60, check=False)
@@ -356,7 +369,7 @@ class TestGarbage:
             later = digest_of(page + b"more")
             row = tx.get(BLOBS, raw_digest(later))
             assert row is not None and row.base == raw_digest(first)
-            ledger.journal.append(tx, STORE_JOURNAL, "noted", {}, at=ledger.now(), refs=[later])
+            ledger.journal.append(tx, STORE_JOURNAL, "committed", {}, at=ledger.now(), refs=[later])
         ledger.blobs.store(b"nobody needs this")
         clock.advance(timedelta(hours=1))
         assert collect_garbage(ledger)[0] == 1

@@ -11,6 +11,7 @@ from mulligan.store.protocol import BlobStore, Store
 from mulligan.store.sqlite import SqliteStore
 from mulligan.testing import BodiesContract, StoreContract
 from mulligan.testing.blob_contract import BlobContract
+from mulligan.testing.contract_tables import CONTRACT_SCHEMA, THINGS, Thing
 from mulligan.testing.store_contract import LifeContract, TransactionContract
 
 
@@ -20,6 +21,28 @@ class TestMemoryStore(StoreContract):
 
     def open_store(self, directory: str, schema: Schema) -> Store:
         return MemoryStore(schema)
+
+    def test_where_the_key_begins_so_the_rest_of_the_table_is_not_looked_at(self) -> None:
+        store, looked = MemoryStore(CONTRACT_SCHEMA), list[object]()
+
+        class Shelf(str):
+            __slots__ = ()
+
+            def __eq__(self, other: object) -> bool:
+                looked.append(other)
+                return str.__eq__(self, other) is True
+
+            def __ne__(self, other: object) -> bool:
+                return not self == other
+
+            __hash__ = str.__hash__
+
+        with store.write() as tx:
+            for number in range(300):
+                tx.put(THINGS, Thing(f"shelf {number // 3:02}", number))
+        with store.read() as tx:
+            assert [row.number for row in tx.select(THINGS, {"shelf": Shelf("shelf 07")})] == [21, 22, 23]
+        assert len(looked) < 20
 
 
 @pytest.mark.req(

@@ -184,6 +184,16 @@ class TestPatch:
         assert made["content"] == "one\n2\nthree\n"
         assert repo.ok("snapshot.file", mode="snapshot", snapshot_id=taken, path="f")["content"] == "one\ntwo\nthree\n"
 
+    @pytest.mark.parametrize("mode", ["worktree", "snapshot"])
+    def test_a_file_that_comes_and_goes_leaves_nothing(self, repo: Site, mode: str) -> None:
+        repo.write("f", "one\n")
+        taken, before = repo.snapshot("f"), tree(repo.root)
+        where = {"mode": mode, "snapshot_id": taken} if mode == "snapshot" else {}
+        gone = "--- a/d/x\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n"
+        body = repo.ok("workspace.apply_patch", patch=NEW.format(path="d/x") + gone, **where)
+        assert (body["applied"], body["rejects"], body.get("snapshot_id", taken)) == (["d/x"], [], taken)
+        assert tree(repo.root) == before
+
     @pytest.mark.req("D10.apply_patch.strip_default")
     def test_strip(self, repo: Site) -> None:
         plain = NEW.format(path="q").replace("b/q", "q")

@@ -165,6 +165,30 @@ class TestGrep:
         ]
         assert (body["files_searched"], body["truncated"]) == (3, False)
 
+    @pytest.mark.parametrize(("pattern", "col"), [("b$", 2), (r"\r", 3), (r"b\r$", 2), (r"b\s", None), (r"b.$", None)])
+    def test_the_carriage_return_of_a_line_end_is_found_only_by_its_name(
+        self, folder: Site, pattern: str, col: int | None
+    ) -> None:
+        folder.write("a", b"ab\r\n")
+        assert [one["col"] for one in folder.ok("snapshot.grep", pattern=pattern)["matches"]] == ([col] if col else [])
+
+    def test_a_byte_order_mark_is_no_character_of_a_file_and_u_feff_elsewhere_is_one(self, folder: Site) -> None:
+        folder.write("a", "\ufefffoo\n\ufeffbar\n")
+        folder.write("b", "\ufeff")
+        found = {
+            pattern: [
+                (one["path"], one["line"], one["col"]) for one in folder.ok("snapshot.grep", pattern=pattern)["matches"]
+            ]
+            for pattern in ("^foo", "o$", "^bar", r"^\W", "^$")
+        }
+        assert found == {
+            "^foo": [("a", 1, 1)],
+            "o$": [("a", 1, 3)],
+            "^bar": [],
+            r"^\W": [("a", 2, 1)],
+            "^$": [("b", 1, 1)],
+        }
+
     @pytest.mark.req(
         "S2.grep.lexicographic_walk",
         "S2.grep.stable_selection",

@@ -102,6 +102,7 @@ def test_paths_given_together_or_one_alone_are_never_taken_letter_by_letter() ->
     assert paths_from_wire(None) is None
     assert paths_from_wire("one.txt") == paths_from_wire(["one.txt"]) == paths_from_wire(Path("one.txt")) == ["one.txt"]
     assert paths_from_wire(("a", Path("b/c"))) == ["a", "b/c"]
+    assert paths_from_wire(["/other//root/./b/", "base64:L/8="]) == ["/other/root/b", "/\udcff"]
     with pytest.raises(MulliganError) as caught:
         paths_from_wire(3)
     assert caught.value.code == "invalid_params"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import pytest
 from hypothesis import example, given
@@ -61,6 +62,7 @@ class TestRefusals:
     def test_several_fuzzy_candidates_are_ambiguous_with_their_number(self) -> None:
         fields: dict[str, object] = {"replacements": 2, "applied": False}
         assert refusal("a  b\nx\na\tb\n", "a   b", "z") == ("ambiguous", "ambiguous_matches", fields)
+        assert refusal("a\r\nb; a  b\r\n", "a\nb", "z") == ("ambiguous", "ambiguous_matches", fields)
 
     @pytest.mark.req("S1.edit_file.not_found", "S1.edit_file.error_code")
     def test_no_candidate_is_not_found(self) -> None:
@@ -127,7 +129,8 @@ class TestFuzzy:
         except Refused:
             assert is_blank(old) or not naive_pattern(old).search(text)
             return
-        if found.match == "fuzzy" and not is_blank(old) and "\r" not in text + old:
+        if found.match == "fuzzy":
+            assert not is_blank(old)
             assert found.replacements == len(naive_pattern(old).findall(text))
 
     @given(NASTY, OLD)
@@ -205,8 +208,10 @@ class TestOnlyWhiteSpace:
             outcome = refusal("a b\nc d\n", "\t ", "_", replace_all=replace_all)
             assert outcome == ("not_found", "edit_target_not_found", fields)
 
-    def test_line_breaks_alone_match_in_a_crlf_file(self) -> None:
-        assert edit_text("a\r\n\r\nb\r\n", "\n\n", "\n") == Edited("a\r\nb\r\n", 1, "fuzzy")
+    @pytest.mark.parametrize("old", ["\n", "\n\n", "\r", "\r\n\n", "\n  "])
+    def test_so_lf_does_not_find_crlf(self, old: str) -> None:
+        for text, wanted in (("a\r\n\r\n  b\r\n", old), ("a\n\n  b\n", old.replace("\n", "\r\n"))):
+            assert refusal(text, wanted, "_", replace_all=True)[1] == "edit_target_not_found"
 
 
 @pytest.mark.req("D9.edit_keeps_bytes", "A11.crlf_not_mixed")
@@ -231,9 +236,23 @@ class TestBytesKept:
         assert edit_text("a", "a", "b\r\nc\nd").text == "b\r\nc\nd"
 
     def test_half_a_crlf_is_never_replaced(self) -> None:
-        assert edit_text("a\r\nb", "\n", " ") == Edited("a b", 1, "fuzzy")
         assert edit_text("a\r\nb", "\nb", "c") == Edited("ac", 1, "fuzzy")
+        assert edit_text("a\r\nb", "a\r", "c") == Edited("cb", 1, "fuzzy")
         assert edit_text("\r\n\n\n", "\n\n", "x") == Edited("\r\nx", 1, "exact")
+        assert edit_text("a\r\na\rb", "a\r", "x") == Edited("a\r\nxb", 1, "exact")
+        assert refusal("\r\n", "\n\ud800", "x")[1] == "edit_target_not_found"
+
+    @given(st.text(alphabet="a\r\n", max_size=12), st.text(alphabet="a\r\n", min_size=1, max_size=4))
+    def test_every_other_exact_match_is_found(self, text: str, old: str) -> None:
+        halves = {found.start() + 1 for found in re.finditer("\r\n", text)}
+        spans: list[tuple[int, int]] = []
+        for start, end in ((at, at + len(old)) for at in range(len(text))):
+            if text[start:end] == old and not halves & {start, end} and (not spans or spans[-1][1] <= start):
+                spans.append((start, end))
+        pieces = [text[end:start] for (_, end), (start, _) in pairwise([(0, 0), *spans, (len(text), 0)])]
+        if spans:
+            expected = Edited(SENTINEL.join(pieces), len(spans), "exact")
+            assert edit_text(text, old, SENTINEL, replace_all=True) == expected
 
     def test_the_byte_order_mark_stays(self) -> None:
         assert edit_text("\ufeffusing System;\n", "using System;", "using Up;").text == "\ufeffusing Up;\n"
@@ -286,6 +305,8 @@ MEGA = 1_000_000
         pytest.param("\r\n" * (MEGA // 2), "\n" * 1000 + "x", id="line breaks"),
         pytest.param("\r" * MEGA + "\n", "\r" * 1000 + "x", id="carriage returns"),
         pytest.param("“" * MEGA, '"' * 1000 + "x", id="quotes"),
+        pytest.param("\r\n" * (MEGA // 2), "\n" + "\r\n" * (MEGA // 4), id="cut at the front"),
+        pytest.param("\r\n" * (MEGA // 2), "\r\n" * (MEGA // 4) + "\r", id="cut at the back"),
     ],
 )
 def test_a_megabyte_of_the_worst_text_is_searched_through(text: str, old: str) -> None:
@@ -300,7 +321,7 @@ def test_a_megabyte_of_the_worst_text_is_searched_through(text: str, old: str) -
         pytest.param("a" * MEGA, "a", "b\n", id="everywhere in one line"),
         pytest.param("a  b" * (MEGA // 4), "a b", "c\nd", id="fuzzy everywhere"),
         pytest.param("a\r\n" * (MEGA // 3), "a\n", "b\n", id="every line"),
-        pytest.param("a\r\n" * (MEGA // 3), "\n", " ", id="every line break"),
+        pytest.param("a\r\n" * (MEGA // 3), "\r\n", " ", id="every line break"),
         pytest.param("a " * (MEGA // 2), "\n" * (MEGA // 2) + "a", "b", id="a run in old"),
         pytest.param("a " + "\n" * MEGA + " a", "a ", "b", id="a run at the end"),
     ],

@@ -263,6 +263,16 @@ class TestRenamesAndCopies:
         patch = self.moved(b"rename", b"a", b"b") + self.moved(b"rename", b"b", b"c")
         assert files(patch, {"a": b"A", "b": b"B"}) == {"a": None, "b": b"A", "c": b"B"}
 
+    @pytest.mark.parametrize("verb", [b"rename", b"copy"])
+    def test_a_link_is_moved_as_it_is_but_takes_no_text(self, verb: bytes) -> None:
+        link = Present(b"f", 0o777, "symlink")
+        gone = {"a": None} if verb == b"rename" else {}
+        assert stage(self.moved(verb, b"a", b"b"), {"a": link}).files == {**gone, "b": link}
+        text = self.moved(verb, b"a", b"b", b"@@ -1 +1 @@\n-f\n+g\n")
+        assert reasons(text, {"a": link}) == [("b", 0, "context_mismatch")]
+        outside = self.moved(verb, b"d/a", b"b")
+        assert reasons(outside, {"d/a": Present(b"../f", 0o777, "symlink")}) == [("b", 0, "path_rejected")]
+
     def test_the_destination_must_be_free_and_the_origin_there(self) -> None:
         patch = self.moved(b"rename", b"a", b"b")
         assert reasons(patch, {"a": b"A", "b": b"B"}) == [("b", 0, "target_exists")]
@@ -279,6 +289,12 @@ class TestRenamesAndCopies:
         staged = stage(patch, {"k": TEN})
         assert staged.files == {"k": Present(TEN.replace(b"line 2\n", b"two\n"), 0o644)}
         assert staged.applied == ("k",)
+
+    def test_what_is_in_the_end_as_it_was_is_no_change(self) -> None:
+        made = b"--- /dev/null\n+++ b/d/x\n@@ -0,0 +1 @@\n+x\n--- a/d/x\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n"
+        there_and_back = edit_of(b"k", SECOND_LINE) + edit_of(b"k", b"@@ -2 +2 @@\n-L2\n+line 2\n")
+        staged = stage(made + there_and_back, {"k": TEN})
+        assert staged == UnifiedStaged(applied=(RepoPath("d/x"), RepoPath("k")))
 
     def test_hunks_of_a_path_are_counted_through_its_sections(self) -> None:
         patch = edit_of(b"k", SECOND_LINE) + edit_of(b"k", b"@@ -2 +2 @@\n-line 2\n+two\n")

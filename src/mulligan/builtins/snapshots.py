@@ -21,6 +21,7 @@ from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId
 from mulligan.values.limits import SESSION_CAP_BYTES
 from mulligan.values.paths import RepoPath, parse_repo_path
+from mulligan.values.refusal import Refused
 
 DEFAULT_SESSION_BYTE_CAP = SESSION_CAP_BYTES
 
@@ -64,7 +65,18 @@ def _paths(opened: Mulligan, paths: object) -> list[RepoPath] | None:
     given = [paths] if isinstance(paths, str) else paths
     if not isinstance(given, list | tuple) or not all(isinstance(path, str) for path in given):
         raise fault("invalid_params", "paths: Give a list of paths.", field="paths")
-    return [_path(opened, path) for path in given]
+    return [_real(opened.desk, _path(opened, path)) for path in given]
+
+
+def _real(desk: Desk, path: RepoPath) -> RepoPath:
+    """What is below a linked folder is known by that folder's own name. A link at the end is meant itself."""
+    try:
+        with desk.disk.resolve(path, final=False) as spot:
+            return spot.path
+    except (FileNotFoundError, NotADirectoryError):
+        return path
+    except Refused as refused:
+        raise fault("forbidden", refused.message) from None
 
 
 def _shown(desk: Desk, paths: Sequence[RepoPath]) -> list[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
 from mulligan.cli.doors import look, work
-from mulligan.cli.options import Common, common_options
+from mulligan.cli.options import Common, common_options, options_saying
 from mulligan.cli.output import counted, print_json, size_words, visible
 from mulligan.values.faults import fault, fault_of_os_error
 
@@ -53,9 +54,14 @@ def _write(path: str, data: bytes) -> None:
     draft = f"{path}.{os.getpid()}.part"
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE)
-        with open(descriptor, "wb") as file:
-            file.write(data)
-        os.replace(draft, path)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(data)
+            os.replace(draft, path)
+        finally:
+            # Once it has replaced the file, there is no draft any more.
+            with suppress(FileNotFoundError):
+                os.unlink(draft)
     except OSError as error:
         raise fault_of_os_error(error, f"Writing {path}") from None
 
@@ -82,7 +88,7 @@ def _tell(common: Common, bundle: Document, path: str, size: int) -> None:
 )
 @click.option("--last", type=click.IntRange(min=0), metavar="N", help="With --from: only the last N messages.")
 @click.option("--drop-tool-calls", is_flag=True, help="With --from: only what was said.")
-@common_options
+@options_saying("Not used: --as names the new session.")
 def import_verb(
     common: Common, *, file: str, name: str | None, agent: str | None, last: int | None, drop_tool_calls: bool
 ) -> int:

@@ -9,7 +9,7 @@ import click
 
 from mulligan.cli.doors import work
 from mulligan.cli.joining import call_around, join
-from mulligan.cli.options import DEFAULT_SESSION, Common, boundary_options, working_options
+from mulligan.cli.options import DEFAULT_SESSION, WORKING_SESSION, Common, boundary_options, options_saying
 from mulligan.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class _Wanted(NamedTuple):
 @click.option("--turn", metavar="ID", help="Calls with the same turn are rolled back together.")
 @click.option("--label", metavar="ID", help="A name for the call, such as the provider's tool call id.")
 @boundary_options
-@working_options
+@options_saying(WORKING_SESSION, as_json="Errors as JSON; the receipt always is.")
 def call(
     common: Common, *, tool: str, arguments: str, turn: str | None, label: str | None, capability: Any, policy: Any
 ) -> None:

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 import click
 
 from mulligan.cli.errors import exit_code_of_fault
-from mulligan.cli.options import Common, common_options
+from mulligan.cli.options import Common, options_saying
 from mulligan.cli.output import paint, print_json, visible
 from mulligan.opening import open_store, store_directory
 from mulligan.values.clock import SystemClock
@@ -28,6 +28,7 @@ _SYS_SECCOMP = {"x86_64": 317, "aarch64": 277}
 _SECCOMP_GET_NOTIF_SIZES = 3
 _LANDLOCK_VERSION = 1
 _PROGRAM_TIMEOUT_S = 10.0
+_NOT_USED = "Not used: it is about the machine and the store."
 
 
 @plain(slots=True, frozen=True)
@@ -41,7 +42,7 @@ class Finding:
 
 
 @click.command("doctor")
-@common_options
+@options_saying(_NOT_USED, root=_NOT_USED)
 def doctor_verb(common: Common) -> int:
     """Say what this machine offers and what is missing. Missing parts cost speed or features, never correctness.
 
@@ -81,18 +82,23 @@ def _store(common: Common) -> list[Finding]:
 
         found.append(Finding("file system", file_system_of(directory) or "unknown"))
     if os.path.exists(os.path.join(directory, "store.db")):
-        found.append(_opens(common))
+        found += _opens(common)
     return found
 
 
-def _opens(common: Common) -> Finding:
+def _opens(common: Common) -> list[Finding]:
     from mulligan.history.schema import SCHEMA
+    from mulligan.store.housekeeping import sync_failure
 
     try:
-        open_store(common.store, SCHEMA, durability="process", clock=SystemClock(), create=False).close()
+        store = open_store(common.store, SCHEMA, durability="process", clock=SystemClock(), create=False)
+        with store.read() as tx:
+            failed = sync_failure(tx)
+        store.close()
     except MulliganError as error:
-        return Finding("store", error.message, False, error.code)
-    return Finding("store", "opens", True)
+        return [Finding("store", error.message, False, error.code)]
+    unsafe = [Finding("sync", f"a power cut may take what was written since {failed}", False)] if failed else []
+    return [Finding("store", "opens", True), *unsafe]
 
 
 def _kernel() -> list[Finding]:

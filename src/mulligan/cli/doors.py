@@ -11,8 +11,10 @@ from mulligan.cli.options import Common
 from mulligan.cli.output import visible
 
 if TYPE_CHECKING:
+    from mulligan.history.desk import Desk
     from mulligan.history.recovery import Recovered
     from mulligan.opening import Mulligan
+    from mulligan.values.paths import RepoPath
 
 
 def work(common: Common, *, capability: Any = None, policy: Any = None) -> Mulligan:
@@ -55,6 +57,51 @@ def root_folder(common: Common) -> str:
     here = os.path.realpath(os.getcwd())
     above = [root for root in known_roots(common.store) if here == root or here.startswith(root.rstrip("/") + "/")]
     return max(above, key=len, default=here)
+
+
+def path_meant(opened: Mulligan, given: str) -> RepoPath:
+    """The path a person means: from this folder if something is there, or ever was; else from the root.
+
+    Of what is known in neither place, the one in this folder. Raises `invalid_path` for one that is not in the root.
+    """
+    from mulligan.values.faults import MulliganError
+    from mulligan.values.paths import from_wire
+
+    meant = _from_here(opened.desk, given)
+    try:
+        meant.append(from_wire(given))
+    except MulliganError:
+        # Absolute, or climbing with '..': as typed here it may well be in the root.
+        if not meant:
+            raise
+    return next((path for path in meant if _is_known(opened.desk, path)), meant[0])
+
+
+def _from_here(desk: Desk, given: str) -> list[RepoPath]:
+    """What a path typed in this folder may be, if that is in the root: by its names alone, and with links followed."""
+    from mulligan.values.paths import is_inside, text_from_wire
+
+    root, typed = desk.disk.root, text_from_wire(given)
+    if not typed or "\0" in typed:
+        return []
+    try:
+        whole = os.path.join(os.path.realpath(os.getcwd()), typed)
+    except FileNotFoundError:  # this folder was deleted
+        return []
+    by_names = os.path.normpath(os.fsencode(whole))
+    found = [root.below(by_names) if is_inside(by_names, root.path) else None, root.find(whole)]
+    return [path for path in found if path is not None]
+
+
+def _is_known(desk: Desk, path: RepoPath) -> bool:
+    from mulligan.history.tables import CHANGES
+
+    root = desk.disk.root
+    # What is there through a link on the way is really another path.
+    if os.path.lexists(root.absolute(path)) and root.find(path) == path:
+        return True
+    with desk.ledger.store.read() as tx:
+        return bool(tx.select(CHANGES, {"place": root.place_of(path)}, limit=1))
 
 
 def has_store(store: str | None) -> bool:

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 OUR_FAILURE = 125
 _SIGNALED = 128
 _CHANGES_SHOWN = 20
+_SECONDS = click.FloatRange(min=0, min_open=True)
 _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
@@ -48,7 +49,7 @@ class _Through:
 
 @click.command(context_settings=_SETTINGS)
 @click.option("--rollback-on", type=click.Choice(["nonzero"]), help="Put everything back if the command fails.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), help="Seconds; then put back.")
+@click.option("--timeout", "timeout_s", type=_SECONDS, metavar="SECONDS", help="After these, put everything back.")
 @click.option("--isolate", is_flag=True, help="The files see nothing until the command has ended and stands.")
 @click.option("--strategy", type=click.Choice(["notify", "watch", "scan", "overlay"]), help="How changes are caught.")
 @click.option("--sandbox", type=click.Choice(["none", "workspace"]), default="none", show_default=True)
@@ -225,7 +226,7 @@ def run_verb(common: Common, command: tuple[str, ...], strategy: str | None, tur
 def _run(common: Common, opened: Mulligan, command: tuple[str, ...], *, strategy: str | None, turn: str | None) -> int:
     from mulligan.effects.executing import call_environment
     from mulligan.history.running import How, run_in_call
-    from mulligan.values.ids import SessionId, TurnId
+    from mulligan.values.ids import SessionId, TurnId, parse_user_id
     from mulligan.values.refusal import Refused
     from mulligan.workspace.exec.command import command as make_command
     from mulligan.workspace.exec.pump import Handle
@@ -233,7 +234,7 @@ def _run(common: Common, opened: Mulligan, command: tuple[str, ...], *, strategy
     desk = opened.desk
     call = desk.call(
         SessionId(common.session or DEFAULT_SESSION),
-        turn=None if turn is None else TurnId(turn),
+        turn=None if turn is None else TurnId(parse_user_id(turn, "turn")),
         label=os.path.basename(command[0]),
         tool="run",
         observed=True,
@@ -251,9 +252,11 @@ def _run(common: Common, opened: Mulligan, command: tuple[str, ...], *, strategy
         call.abort(refused.code)
         return _failed(common, refused.code, refused.message)
     finally:
-        # Whatever happened to us, it is the program's own work: it is recorded, never put back.
+        # Whatever happened to us, it is the program's own work: it is recorded, never put back; if the store cannot
+        # take it now, by whoever opens it next.
         if call.status == "open":
-            call.commit(reason=None if ended else "interrupted")
+            with nullcontext() if ended else suppress(MulliganError):
+                call.commit(reason=None if ended else "interrupted")
     _summary(common, opened, call.id, ran)
     return _SIGNALED + ran.signal if ran.signal else ran.exit_code
 

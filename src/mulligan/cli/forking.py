@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import TYPE_CHECKING
 
 import click
 
+from mulligan.cli.asking import make_sure
 from mulligan.cli.doors import look, work
 from mulligan.cli.options import DEFAULT_SESSION, Common, common_options, options_saying, text
 from mulligan.cli.output import counted, paint, print_json, visible
-from mulligan.cli.returning import report
-from mulligan.cli.words import ago, short
+from mulligan.cli.returning import go
+from mulligan.cli.words import ago, gap_lines, short
 from mulligan.session.tables import SESSIONS
 from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId
 
 if TYPE_CHECKING:
     from mulligan.history.desk import Desk
+    from mulligan.history.going_back import How, WayBack
+    from mulligan.opening import Mulligan
 
 
 @click.command()
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
 def fork(common: Common, *, at: str | None, files: str, to: str | None, name: str | None) -> None:
     """A child session; with --files copy it gets every file, uncommitted and ignored ones too."""
     from mulligan.history import branches as forks
-    from mulligan.opening import state_directory
 
     if to is not None and files == "share":
         raise click.UsageError("--to is where a copy of the files goes; ask for one with --files copy.")
@@ -43,9 +44,7 @@ def fork(common: Common, *, at: str | None, files: str, to: str | None, name: st
         if files == "share":
             made = forks.fork(opened.desk, parent, at=at, child=name)
         else:
-            base = os.path.join(state_directory(os.environ), "forks", opened.desk.ledger.ids.new())
-            place = to or os.path.join(base, os.path.basename(opened.root) or "root")
-            made = forks.fork_files(opened.desk, parent, place, at=at, child=name)
+            made = forks.fork_files(opened.desk, parent, to, at=at, child=name)
     if common.as_json:
         body = {"session_id": made.session, "parent_id": made.parent, "directory": made.directory}
         print_json({**body, "coverage": list(made.coverage)})
@@ -53,6 +52,8 @@ def fork(common: Common, *, at: str | None, files: str, to: str | None, name: st
     click.echo(f"session {visible(made.session)}, forked from {visible(made.parent)}")
     if made.directory is not None:
         click.echo(f"its files are in {visible(made.directory)}")
+        for line in gap_lines(made.coverage):
+            click.echo(line)
         click.echo(paint(f"(`mulligan merge {visible(made.session)}` brings its changes back)", "dim"))
 
 
@@ -63,14 +64,26 @@ def _check_known(desk: Desk, session: SessionId) -> None:
             raise fault("unknown_session", f"There is no session {session!r}; see `mulligan sessions`.")
 
 
+def _check_fork_of(desk: Desk, fork: str, parent: str | None) -> None:
+    """Where a parent is named, another session's fork is not meant."""
+    from mulligan.history.branches import branch_of
+
+    if parent is not None and branch_of(desk, fork).parent != parent:
+        words = f"{fork!r} is not a fork of session {parent!r}; `mulligan branches` lists the forks."
+        raise fault("unknown_session", words)
+
+
+_forks_options = options_saying("Only forks of this session.")
+
+
 @click.command()
-@common_options
+@_forks_options
 def branches(common: Common) -> None:
     """Forks of this root that have files of their own."""
     from mulligan.history import branches as forks
 
     with look(common) as opened:
-        rows = forks.branches(opened.desk)
+        rows = [row for row in forks.branches(opened.desk) if common.session in (None, row.parent)]
     if common.as_json:
         print_json(
             [
@@ -96,42 +109,36 @@ def branches(common: Common) -> None:
 @click.option("--dry-run", is_flag=True, help="Show what would happen, and do nothing.")
 @click.option("--on-conflict", type=click.Choice(["merge", "overwrite", "refuse"]), default="merge", show_default=True)
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@common_options
+@_forks_options
 def merge(common: Common, *, fork_session: str, dry_run: bool, on_conflict: str, yes: bool) -> None:
     """Bring what a fork changed back into the files it was forked from. One call, so it can be undone."""
     from mulligan.history import branches as forks
 
-    if on_conflict == "overwrite" and not yes and not dry_run:
-        raise click.UsageError("--on-conflict overwrite replaces somebody's work; say --yes if you mean it.")
-    with work(common) as opened:
-        done = forks.merge_branch(opened.desk, fork_session, on_conflict=on_conflict, dry_run=dry_run)  # type: ignore[arg-type]
-    report(common, done, dry_run=dry_run, came="brought in")
+    def act(opened: Mulligan, how: How) -> WayBack:
+        _check_fork_of(opened.desk, fork_session, how.session)
+        return forks.merge_branch(opened.desk, fork_session, on_conflict=how.on_conflict, dry_run=how.dry_run)
+
+    go(common, act, dry_run=dry_run, on_conflict=on_conflict, yes=yes, came="brought in")
 
 
 @click.command()
 @click.argument("fork_session", callback=text, metavar="FORK")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@common_options
+@_forks_options
 def drop(common: Common, fork_session: str, yes: bool) -> None:
     """Delete a fork's files."""
     from mulligan.history import branches as forks
 
-    if not yes:
-        _ask(f"Delete the files of {visible(fork_session)}?", otherwise="drop deletes files; say --yes if you mean it.")
     with work(common) as opened:
+        _check_fork_of(opened.desk, fork_session, common.session)
+        forks.branch_of(opened.desk, fork_session)
+        otherwise = "drop deletes files; say --yes if you mean it."
+        make_sure(common, f"Delete the files of {visible(fork_session)}?", yes=yes, otherwise=otherwise)
         directory = forks.drop_branch(opened.desk, fork_session)
     if common.as_json:
         print_json({"session_id": fork_session, "dropped": directory})
     else:
         click.echo(f"deleted {visible(directory)}")
-
-
-def _ask(question: str, *, otherwise: str) -> None:
-    """Go on only if a person says yes; where there is none to ask, that is bad usage."""
-    if not sys.stdin.isatty():
-        raise click.UsageError(otherwise)
-    if not click.confirm(question):
-        raise click.exceptions.Exit(1)
 
 
 @click.command()
@@ -163,7 +170,7 @@ def pin(common: Common, call: str, off: bool) -> None:
     show_default=True,
     help="Give up snapshots not created again for so long, unless another derives from them.",
 )
-@common_options
+@options_saying("Not used: stored bytes may belong to several sessions.")
 def gc(common: Common, yes: bool, days: int) -> None:
     """Delete stored bytes that nothing needs any more, and give the space back."""
     from datetime import timedelta
@@ -171,8 +178,8 @@ def gc(common: Common, yes: bool, days: int) -> None:
     from mulligan.effects.substrate.collecting import collect_snapshots
     from mulligan.history.bounds import collect_garbage, keep_all_bounds
 
-    if not yes:
-        _ask("Delete what nothing needs any more?", otherwise="gc deletes stored bytes; say --yes if you mean it.")
+    otherwise = "gc deletes stored bytes; say --yes if you mean it."
+    make_sure(common, "Delete what nothing needs any more?", yes=yes, otherwise=otherwise)
     with work(common) as opened:
         store = opened.desk.ledger.store
         before = store.size_bytes()

@@ -10,10 +10,13 @@ import click
 
 from mulligan.agents.hooks.hosts import HOSTS, Scope
 from mulligan.agents.hooks.settings import Settings
-from mulligan.cli.options import Common, common_options
+from mulligan.cli.options import Common, options_saying
 from mulligan.cli.output import paint, print_json, visible
 from mulligan.values.faults import fault
 
+_hook_options = options_saying(
+    "Not used: hooks hear every session of the agent.", root="The folder of the project. Default: this one."
+)
 _NEXT = {
     "claude": "Start a new session, or the ones that run will not know. `claude` may ask you to trust the folder.",
     "gemini": "Start a new session. Hooks of a project run only in a folder that Gemini CLI trusts.",
@@ -64,7 +67,7 @@ def home_of(store: str | None) -> str:
 
 @hooks.command()
 @_scoped
-@common_options
+@_hook_options
 def install(common: Common, agent: str, scope: Scope) -> None:
     """Put our hooks into the agent's settings, beside whatever is there."""
     settings = _settings(common, agent, scope)
@@ -79,7 +82,7 @@ def install(common: Common, agent: str, scope: Scope) -> None:
 
 @hooks.command()
 @_scoped
-@common_options
+@_hook_options
 def uninstall(common: Common, agent: str, scope: Scope) -> None:
     """Take our hooks out again; the rest of the settings stays as it is."""
     settings = _settings(common, agent, scope)
@@ -106,7 +109,7 @@ def _stop(common: Common) -> None:
 
 @hooks.command()
 @click.argument("agent", type=click.Choice(sorted(HOSTS)), required=False)
-@common_options
+@_hook_options
 def status(common: Common, agent: str | None) -> None:
     """Say what is installed where, and whether the background process runs."""
     body = {"hooks": _standings(common, agent), **_process(common)}
@@ -166,7 +169,7 @@ def _process(common: Common) -> dict[str, Any]:
 
 @hooks.command(hidden=True)
 @click.option("--once", is_flag=True, help="Write down the one event on stdin.")
-@common_options
+@_hook_options
 def keep(common: Common, once: bool) -> None:
     """Be the process behind the hooks. They start it themselves."""
     from mulligan.agents.hooks import keeper

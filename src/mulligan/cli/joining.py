@@ -52,7 +52,7 @@ def call_around(common: Common) -> Around | None:
     from mulligan.history.tables import CALLS, OPEN, ROOTS
     from mulligan.session.tables import BOUNDARIES
     from mulligan.values.clock import SystemClock
-    from mulligan.workspace.exec.command import is_inside
+    from mulligan.values.paths import is_inside
 
     call = opening.call_around(os.environ)
     if call is None or not has_store(common.store):

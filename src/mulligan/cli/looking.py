@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mulligan.cli.doors import look
-from mulligan.cli.options import Common, common_options, text
+from mulligan.cli.doors import look, path_meant
+from mulligan.cli.options import THIS_SESSION, Common, common_options, options_saying, text
 from mulligan.cli.output import counted, paint, print_json, visible
 from mulligan.cli.words import aborted_words, ago, change_line, changes_words, gap_lines, gap_words, short
 from mulligan.history.log import LOG_LIMIT
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from mulligan.history.tables import CallRow
 
 _LABEL_SHOWN = 12
+_NO_GAPS = "[]"
 _MARKS = {"committed": ("✓", "green"), "undone": ("↩", "yellow"), "aborted": ("✗", "red"), "open": ("…", "cyan")}
 
 
@@ -32,16 +34,16 @@ def _session(common: Common) -> SessionId | None:
 def status(common: Common) -> None:
     """Where things stand: the newest call, what is open, what can be undone and redone."""
     from mulligan.history.log import calls_of, newest_standing
-    from mulligan.history.tables import CALLS, OPEN, REDO
+    from mulligan.history.tables import OPEN, REDO
 
     with look(common) as opened, opened.desk.ledger.store.read() as tx:
-        rows = list(calls_of(tx, opened.desk, _session(common)))
-        working = [one.call for one in tx.select(OPEN)]
-        redo = [one.call for one in tx.select(REDO) if (row := tx.get(CALLS, one.call)) and row in rows]
+        calls = {row.id for row in calls_of(tx, opened.desk, _session(common))}
+        working = [one.call for one in tx.select(OPEN) if one.call in calls]
+        redo = [one.call for one in tx.select(REDO) if one.call in calls]
         standing = newest_standing(tx, opened.desk, _session(common))
         body: dict[str, Any] = {
             "root": opened.root,
-            "calls": len(rows),
+            "calls": len(calls),
             "open": working,
             "undo": None if standing is None else standing.id,
             "redo": max(redo, default=None),
@@ -50,7 +52,7 @@ def status(common: Common) -> None:
     if common.as_json:
         print_json(body)
         return
-    click.echo(f"{visible(str(body['root']))}: {counted(len(rows), 'call')} on record")
+    click.echo(f"{visible(str(body['root']))}: {counted(len(calls), 'call')} on record")
     click.echo(f"  undo would take back {short(body['undo'])}" if body["undo"] else "  nothing to undo")
     if body["redo"]:
         click.echo(f"  redo would bring back what {short(body['redo'])} took back")
@@ -59,7 +61,9 @@ def status(common: Common) -> None:
 
 
 @click.command()
-@click.option("--limit", type=click.IntRange(min=1), default=LOG_LIMIT, show_default=True, help="How many at most.")
+@click.option(
+    "--limit", metavar="N", type=click.IntRange(min=1), default=LOG_LIMIT, show_default=True, help="How many at most."
+)
 @common_options
 def log(common: Common, limit: int) -> None:
     """Calls and outside edits, newest first."""
@@ -164,14 +168,21 @@ def print_diff(diff: str) -> None:
 @click.argument("other", callback=text, required=False)
 @common_options
 def diff(common: Common, call: str | None, other: str | None) -> None:
-    """What a call changed (default: the newest), as a diff that `git apply` takes."""
+    """What a call changed (default: the newest), as a diff that `git apply` takes.
+
+    Of files that are not text it says only that they differ.
+    """
     from mulligan.history.log import as_it_happened, calls_of, find_call
+    from mulligan.history.sites import main_of
     from mulligan.history.views import diff_view
 
     with look(common) as opened:
         desk, session = opened.desk, _session(common)
         with desk.ledger.store.read() as tx:
             rows = [row for row in as_it_happened(tx, calls_of(tx, desk, session)) if row.wseq is not None]
+        # A part is told with its call, if that is told.
+        whole = {row.id for row in rows if main_of(row) == row.id}
+        rows = [row for row in rows if row.id in whole or main_of(row) not in whole]
         chosen = rows[:1] if call is None else [find_call(desk, call, session)]
         if call is not None and other is not None:
             last = find_call(desk, other, session)
@@ -191,23 +202,23 @@ def diff(common: Common, call: str | None, other: str | None) -> None:
 @common_options
 def coverage(common: Common, call: str | None) -> None:
     """What could not be captured, of one call or of all."""
-    from mulligan.history.log import find_call
-    from mulligan.history.views import call_view, log_view
+    from mulligan.history.log import calls_of, find_call
+    from mulligan.values.canonical import decode
 
     with look(common) as opened:
         if call is None:
-            rows = [row for row in log_view(opened.desk, _session(common), limit=1000) if row["coverage"]]
-        else:
-            found = find_call(opened.desk, call, _session(common))
             with opened.desk.ledger.store.read() as tx:
-                rows = [call_view(opened.desk, tx, found)]
+                rows = [row for row in calls_of(tx, opened.desk, _session(common)) if row.coverage != _NO_GAPS]
+        else:
+            rows = [find_call(opened.desk, call, _session(common))]
+    found = [(row.id, decode(row.coverage)) for row in rows]
     if common.as_json:
-        print_json([{"id": row["id"], "coverage": row["coverage"]} for row in rows])
+        print_json([{"id": one, "coverage": gaps} for one, gaps in found])
         return
-    for row in rows:
-        for gap in row["coverage"]:
-            click.echo(f"{short(row['id'])}  {gap_words(gap['path'], gap['reason'])}")
-    if not any(row["coverage"] for row in rows):
+    for one, gaps in found:
+        for gap in gaps:
+            click.echo(f"{short(one)}  {gap_words(gap['path'], gap['reason'])}")
+    if not any(gaps for _, gaps in found):
         click.echo("Everything was captured.")
 
 
@@ -215,43 +226,43 @@ def coverage(common: Common, call: str | None) -> None:
 @click.argument("call", callback=text)
 @click.argument("path")
 @click.option("--after", is_flag=True, help="As the call left it, instead of as it found it.")
-@common_options
+@options_saying(THIS_SESSION, as_json="Errors as JSON; the file is printed as it is.")
 def cat(common: Common, call: str, path: str, after: bool) -> None:
     """Print a file as it was before a call, or with --after as the call left it."""
     from mulligan.history.log import changes_of, find_call
+    from mulligan.history.rescues import rescued_in
     from mulligan.values.entries import FileEntry
     from mulligan.values.faults import fault
-    from mulligan.values.paths import from_wire
 
     with look(common) as opened:
-        row = find_call(opened.desk, call, _session(common))
+        row, meant = find_call(opened.desk, call, _session(common)), path_meant(opened, path)
         with opened.desk.ledger.store.read() as tx:
             changes = {change.path: change for change in changes_of(tx, row.id)}
-        change = changes.get(from_wire(path))
+        change = changes.get(meant)
         entry = None if change is None else (change.after if after else change.before)
-        if not isinstance(entry, FileEntry):
-            raise fault("path_not_found", f"{path} was not a file {'after' if after else 'before'} that call.")
-        data = opened.desk.ledger.blobs.read(entry.digest)
+        digest = entry.digest if isinstance(entry, FileEntry) else dict(rescued_in(row)).get(meant) if after else None
+        if digest is None:
+            raise fault("path_not_found", f"{meant} was not a file {'after' if after else 'before'} that call.")
+        data = opened.desk.ledger.blobs.read(digest)
     sys.stdout.buffer.write(data)
 
 
 @click.command()
 @click.argument("file")
-@common_options
+@options_saying("Only the lines that this session wrote.")
 def blame(common: Common, file: str) -> None:
     """Which call, turn and prompt wrote each line of a file."""
-    import os
-
     from mulligan.history.blame import blame as blamed
-    from mulligan.values.paths import from_wire
 
     with look(common) as opened:
-        inside = os.path.relpath(os.path.realpath(file), opened.root) if os.path.exists(file) else file
-        lines = blamed(opened.desk, from_wire(inside))
+        # A link has no lines of its own.
+        path = path_meant(opened, os.path.realpath(file) if os.path.islink(file) else file)
+        numbered = enumerate(blamed(opened.desk, path), 1)
+    wanted = [(number, line) for number, line in numbered if common.session in (None, line.call and line.call.session)]
     if common.as_json:
-        print_json([_blame_view(number, line) for number, line in enumerate(lines, 1)])
+        print_json([_blame_view(number, line) for number, line in wanted])
         return
-    for number, line in enumerate(lines, 1):
+    for number, line in wanted:
         who = short(line.origin) if line.call is not None and not line.call.external else line.origin
         prompt = (line.turn.prompt if line.turn else None) or (line.call.label if line.call else None) or ""
         text = line.line.decode("utf-8", "replace").rstrip("\r\n")

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 @click.option(
     "--profile", metavar="PROVIDER", help="Coding tools as the models of openai, anthropic or gemini know them."
 )
-@click.option("--token-file", type=click.File("r"), help="HTTP: also accept these static keys, one a line.")
+@click.option(
+    "--token-file", metavar="FILE", type=click.File("r"), help="HTTP: also accept these static keys, one a line."
+)
 @click.option("--require-token", is_flag=True, help="HTTP: clients must bear a token (`mulligan token create`).")
 @boundary_options
 @options_saying("The session of a client that names none. Default: one for each client and root.")

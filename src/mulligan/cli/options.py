@@ -66,13 +66,19 @@ def boundary_options(command: F) -> F:
     return capability(policy(command))
 
 
+THIS_SESSION = "Only this session."
+WORKING_SESSION = f"The session to work in. Default: '{DEFAULT_SESSION}'."
 _ROOT = "The workspace. Default: the nearest known one around this folder, else this folder."
+_JSON = "Print one JSON document instead of text."
 
 
-def options_saying(session: str, root: str = _ROOT) -> Callable[[F], Callable[..., Any]]:
-    """Give the verb its common options, as one value in front of its own. The words say what two of them mean."""
+def options_saying(session: str, root: str = _ROOT, as_json: str = _JSON) -> Callable[[F], Callable[..., Any]]:
+    """Give the verb its common options, as one value in front of its own. The words say what they mean for it.
+
+    Every verb takes all of them, so that one line of options fits all; where one can mean nothing, its words say so.
+    """
     options = (
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text."),
+        click.option("--json", "as_json", is_flag=True, help=as_json),
         click.option("--store", metavar="URL", help="The store: a directory, sqlite:///directory, or memory:."),
         click.option("--session", metavar="ID", callback=_session_id, help=session),
         click.option("--root", metavar="DIR", type=click.Path(file_okay=False), help=root),
@@ -93,9 +99,9 @@ def options_saying(session: str, root: str = _ROOT) -> Callable[[F], Callable[..
 
 def common_options(command: F) -> Callable[..., Any]:
     """The common options of a verb that looks, or goes back."""
-    return options_saying("Only this session.")(command)
+    return options_saying(THIS_SESSION)(command)
 
 
 def working_options(command: F) -> Callable[..., Any]:
     """The common options of a verb that works in one session."""
-    return options_saying(f"The session to work in. Default: '{DEFAULT_SESSION}'.")(command)
+    return options_saying(WORKING_SESSION)(command)

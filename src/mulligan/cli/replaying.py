@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 
 from mulligan.cli.errors import INTEGRITY, PARTLY
-from mulligan.cli.options import Common, common_options
+from mulligan.cli.options import Common, options_saying
 from mulligan.cli.output import paint, print_json, print_rows, visible
 from mulligan.cli.store import opened
 from mulligan.values.ids import SessionId
@@ -16,7 +16,7 @@ from mulligan.values.ids import SessionId
 @click.command("replay")
 @click.argument("words", nargs=-1, metavar="SESSION | diff A B")
 @click.option("--verify", is_flag=True, help="Also check the chain, and that every blob the state needs is there.")
-@common_options
+@options_saying("The session, if none is named.", root="Not used: sessions are found in the store.")
 def replay_verb(common: Common, words: tuple[str, ...], verify: bool) -> int:
     """Rebuild a session's state from the journal alone, and say whether it is what stands now. Touches nothing.
 

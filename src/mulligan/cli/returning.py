@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from mulligan.cli.doors import work
+from mulligan.cli.asking import ask, can_ask
+from mulligan.cli.doors import path_meant, work
 from mulligan.cli.options import Common, common_options, text
 from mulligan.cli.output import paint, print_json, visible
 from mulligan.cli.words import outcome_lines, short
-from mulligan.values.paths import paths_from_wire
 
 if TYPE_CHECKING:
     from mulligan.history.going_back import How, WayBack
     from mulligan.opening import Mulligan
+    from mulligan.values.paths import RepoPath
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -45,32 +46,38 @@ def way_back_options(function: F) -> F:
 
 
 def go(
-    common: Common, act: Callable[[Any, How], WayBack], *, dry_run: bool, on_conflict: str, git: str, yes: bool
+    common: Common,
+    act: Callable[[Any, How], WayBack],
+    *,
+    dry_run: bool,
+    on_conflict: str,
+    yes: bool,
+    git: str = "leave",
+    came: str = "restored",
 ) -> None:
-    """Plan, ask where a person is there to answer, apply, and say what happened."""
+    """Plan, ask where a person is there to answer, apply, and say what happened. `came`: see `outcome_lines`."""
     from mulligan.history.going_back import How
     from mulligan.values.ids import SessionId
 
-    if on_conflict == "overwrite" and not yes and not dry_run and not sys.stdin.isatty():
+    asks = not (dry_run or yes) and can_ask(common)
+    if on_conflict == "overwrite" and not (dry_run or yes or asks):
         raise click.UsageError("--on-conflict overwrite replaces somebody's work; say --yes if you mean it.")
     session = None if common.session is None else SessionId(common.session)
     with work(common) as opened:
-        ask = not (dry_run or yes or common.as_json) and sys.stdin.isatty() and sys.stdout.isatty()
-        if ask:
-            planned = act(opened, How(on_conflict, True, session, git))  # type: ignore[arg-type]  # click checked both
-            _ask(planned)
+        if asks:
+            _ask(act(opened, How(on_conflict, True, session, git)), came)  # type: ignore[arg-type]  # click checked both
         done = act(opened, How(on_conflict, dry_run, session, git))  # type: ignore[arg-type]  # click checked both
-    report(common, done, dry_run=dry_run)
+    report(common, done, dry_run=dry_run, came=came)
 
 
-def _ask(planned: WayBack) -> None:
+def _ask(planned: WayBack, came: str) -> None:
     """Show what would happen and go on if the answer is yes; a plan that changes nothing needs no answer."""
-    if not _changes_something(planned):
+    if not (_changes_something(planned) or planned.cancelled):
         return
-    for line in (*outcome_lines(planned, dry_run=True), *_replaced_lines(planned, dry_run=True)):
+    stops = ["would stop the turn that is still running"] if planned.cancelled else []
+    for line in (*stops, *outcome_lines(planned, dry_run=True, came=came), *_replaced_lines(planned, dry_run=True)):
         click.echo(f"  {line}")
-    if not click.confirm("Go ahead?", default=not planned.overwrote_external):
-        raise click.exceptions.Exit(1)
+    ask("Go ahead?", default=not planned.overwrote_external)
 
 
 def _changes_something(way: WayBack) -> bool:
@@ -97,6 +104,25 @@ def report(common: Common, done: WayBack, *, dry_run: bool, came: str = "restore
         raise click.exceptions.Exit(1)
 
 
+def _meant(opened: Mulligan, paths: Sequence[str]) -> list[RepoPath] | None:
+    return [_one_meant(opened, path) for path in paths] or None
+
+
+def _one_meant(opened: Mulligan, given: str) -> RepoPath:
+    """A path in the root, or the whole path of one that may be in another root where the call was at work."""
+    from mulligan.values.faults import MulliganError
+    from mulligan.values.paths import RepoPath, text_from_wire
+
+    try:
+        return path_meant(opened, given)
+    except MulliganError:
+        typed = text_from_wire(given)
+        if not typed or "\0" in typed:
+            raise
+    folder, name = os.path.split(os.path.abspath(typed))
+    return RepoPath(os.path.join(os.path.realpath(folder), name))
+
+
 @click.command()
 @click.argument("call", callback=text, required=False)
 @click.option("--path", "paths", multiple=True, metavar="P", help="Only this path; can be given again.")
@@ -106,7 +132,7 @@ def undo(common: Common, call: str | None, paths: tuple[str, ...], **options: An
     """Take back one call (default: the newest that stands), keeping everything that came after it."""
     from mulligan.history.going_back import undo as going
 
-    go(common, lambda opened, how: going(opened.desk, call, paths=paths_from_wire(paths or None), how=how), **options)
+    go(common, lambda opened, how: going(opened.desk, call, paths=_meant(opened, paths), how=how), **options)
 
 
 @click.command()
@@ -121,14 +147,14 @@ def redo(common: Common, **options: Any) -> None:
 
 @click.command()
 @click.argument("call", callback=text)
-@click.argument("paths", nargs=-1)
+@click.argument("paths", nargs=-1, metavar="[PATH]...")
 @way_back_options
 @common_options
 def restore(common: Common, call: str, paths: tuple[str, ...], **options: Any) -> None:
     """Put a call's files back to what they were before it."""
     from mulligan.history.going_back import restore as going
 
-    go(common, lambda opened, how: going(opened.desk, call, paths=paths_from_wire(paths or None), how=how), **options)
+    go(common, lambda opened, how: going(opened.desk, call, paths=_meant(opened, paths), how=how), **options)
 
 
 @click.command()

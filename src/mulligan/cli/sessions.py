@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
 
+from mulligan.cli.asking import make_sure
 from mulligan.cli.doors import look, work
-from mulligan.cli.options import DEFAULT_SESSION, Common, common_options, working_options
+from mulligan.cli.options import DEFAULT_SESSION, Common, common_options, options_saying, working_options
 from mulligan.cli.output import counted, paint, print_json, print_rows, visible
 from mulligan.cli.words import ago
 
 _SHOWN_CHARS = 200
+_named_options = options_saying("Not used: SESSION says which.")
 _STRATEGIES = click.Choice(["llm", "truncate", "observation_mask"])
 
 
@@ -27,6 +28,7 @@ def sessions_verb(context: click.Context, common: Common, *, closed: bool, every
         return
     with look(common) as opened:
         rows = opened.sessions.list(closed=closed, everywhere=everywhere)
+    rows = [row for row in rows if common.session in (None, row["id"])]
     if common.as_json:
         print_json(rows)
     elif not rows:
@@ -44,9 +46,14 @@ def _row(row: dict[str, Any]) -> list[str]:
 @sessions_verb.command("show")
 @click.argument("session_id", metavar="SESSION")
 @click.option(
-    "--limit", type=click.IntRange(min=0), default=20, show_default=True, help="How many of the last messages."
+    "--limit",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    help="How many of the last messages.",
 )
-@common_options
+@_named_options
 def show(common: Common, *, session_id: str, limit: int) -> None:
     """Show a session: where it comes from, and the end of its talk."""
     with look(common) as opened:
@@ -73,8 +80,8 @@ def _shown(message: dict[str, Any]) -> str:
 
 @sessions_verb.command("close")
 @click.argument("session_id", metavar="SESSION")
-@click.option("--reason", help="Why, for the record.")
-@common_options
+@click.option("--reason", metavar="WORDS", help="Why, for the record.")
+@_named_options
 def close(common: Common, *, session_id: str, reason: str | None) -> None:
     """End a live session. Its history stays and can be undone; opening it again goes on with it."""
     with work(common) as opened:
@@ -85,11 +92,11 @@ def close(common: Common, *, session_id: str, reason: str | None) -> None:
 @sessions_verb.command("reset")
 @click.argument("session_id", metavar="SESSION")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@common_options
+@_named_options
 def reset(common: Common, *, session_id: str, yes: bool) -> None:
     """Forget a session's talk. Its id, forks and files stay."""
-    if not yes and not (sys.stdin.isatty() and click.confirm(f"Forget the talk of {session_id}?")):
-        raise click.UsageError("reset forgets the talk of a session; say --yes if you mean it.")
+    otherwise = "reset forgets the talk of a session; say --yes if you mean it."
+    make_sure(common, f"Forget the talk of {visible(session_id)}?", yes=yes, otherwise=otherwise)
     with work(common) as opened:
         opened.sessions.get(session_id, "reset").reset()
     _said(common, {"session_id": session_id, "reset": True}, f"reset {visible(session_id)}")
@@ -97,11 +104,13 @@ def reset(common: Common, *, session_id: str, yes: bool) -> None:
 
 @click.command()
 @click.argument("session_id", metavar="[SESSION]", required=False)
-@click.option("--keep-last", type=int, help="How many of the last messages stay as they are.  [default: 12]")
+@click.option(
+    "--keep-last", metavar="N", type=int, help="How many of the last messages stay as they are.  [default: 12]"
+)
 @click.option("--strategy", "compact_strategy", type=_STRATEGIES, help="[default: observation_mask]")
-@click.option("--token-threshold", type=int, help="Only if there are more tokens than this.")
-@click.option("--tool-output-max-chars", type=int, help="Cut kept tool outputs to this.  [default: 16000]")
-@click.option("--hard-limit-tokens", type=int, help="No more than this in the end.")
+@click.option("--token-threshold", metavar="N", type=int, help="Only if there are more tokens than this.")
+@click.option("--tool-output-max-chars", metavar="N", type=int, help="Cut kept tool outputs to this.  [default: 16000]")
+@click.option("--hard-limit-tokens", metavar="N", type=int, help="No more than this in the end.")
 @click.option("--hard-limit-strategy", type=_STRATEGIES, help="How to get there.  [default: llm]")
 @working_options
 def compact_verb(common: Common, *, session_id: str | None, **given: Any) -> None:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 import click
 
 from mulligan.cli.errors import INTEGRITY
-from mulligan.cli.options import Common, common_options
+from mulligan.cli.options import THIS_SESSION, Common, options_saying
 from mulligan.cli.output import ProgressLine, counted, paint, print_json, print_rows, size_words, visible
 from mulligan.history.bounds import set_store_cap, store_cap_of
 from mulligan.history.ledger import Ledger
@@ -18,6 +18,7 @@ from mulligan.history.schema import SCHEMA
 from mulligan.history.tables import CALLS, ROOTS
 from mulligan.opening import open_store, store_directory
 from mulligan.session.tables import SESSIONS, SessionRow, session_journal
+from mulligan.store.housekeeping import sync_failure
 from mulligan.store.journal import Journal
 from mulligan.store.migrations import SCHEMA_VERSION
 from mulligan.store.protocol import Store
@@ -26,6 +27,8 @@ from mulligan.store.verify import Problem, verify, verify_journal
 from mulligan.values.clock import SystemClock
 from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId, SystemIds
+
+_WHOLE = "Not used: it is about the store as a whole."
 
 
 @contextmanager
@@ -40,7 +43,7 @@ def opened(common: Common) -> Iterator[Store]:
 
 @click.command("store")
 @click.option("--cap", metavar="BYTES", type=click.IntRange(min=1), help="Set how large the store may grow.")
-@common_options
+@options_saying(_WHOLE, root=_WHOLE)
 def store_verb(common: Common, cap: int | None) -> int:
     """Say where the store is, what is in it and how large it may grow.
 
@@ -66,6 +69,7 @@ class _About:
     sessions: int
     calls: int
     roots: list[str]
+    sync_failure: str | None
 
 
 def _about(store: Store, directory: str) -> _About:
@@ -78,6 +82,7 @@ def _about(store: Store, directory: str) -> _About:
             sessions=tx.count(SESSIONS),
             calls=tx.count(CALLS),
             roots=sorted(os.fsdecode(root.place) for root in tx.select(ROOTS)),
+            sync_failure=sync_failure(tx),
         )
 
 
@@ -88,12 +93,14 @@ def _print_about(about: _About) -> None:
         ("size", f"{size_words(about.size_bytes)} of at most {size_words(about.cap_bytes)}"),
         ("holds", f"{counted(about.sessions, 'session')}, {counted(about.calls, 'call')}"),
     ]
+    if about.sync_failure is not None:
+        rows.append(("unsafe", f"a power cut may take what was written since {about.sync_failure}"))
     print_rows([*rows, *(("root", root) for root in about.roots)])
 
 
 @click.command("verify")
 @click.option("--quick", is_flag=True, help="Do not read the bodies of blobs.")
-@common_options
+@options_saying("Only this session's journal, and what it needs.", root=_WHOLE)
 def verify_verb(common: Common, quick: bool) -> int:
     """Check that every stored byte is what was written. Exit code 3 if one is not."""
     line = ProgressLine()
@@ -132,7 +139,7 @@ def _print_problems(found: list[Problem], broken: list[Problem]) -> None:
 
 
 @click.command("du")
-@common_options
+@options_saying(THIS_SESSION, root="Only the sessions of this root. Default: those of every root.")
 def du_verb(common: Common) -> int:
     """Show what the store takes, and what for."""
     with opened(common) as store:

@@ -17,7 +17,7 @@ from typing import Any, TextIO, TypeVar
 import click
 
 from mulligan.cli.errors import PARTLY
-from mulligan.cli.options import Common, common_options
+from mulligan.cli.options import Common, options_saying
 from mulligan.cli.output import print_json, print_rows, visible
 from mulligan.history.schema import SCHEMA
 from mulligan.opening import open_store
@@ -32,6 +32,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _TTL = re.compile(r"(?:\d+[smhdw])+|\d+")
 _TTL_MAX = timedelta(days=36_500)
+_NOT_USED = "Not used: tokens belong to the store."
+
+_store_options = options_saying(_NOT_USED, root=_NOT_USED)
 
 
 @contextmanager
@@ -59,7 +62,9 @@ def _ttl(_: click.Context, __: click.Parameter, given: str | None) -> timedelta 
 
 def _named(command: F) -> F:
     """The two ways to say which token is meant."""
-    file = click.option("--token-file", type=click.File("r"), default="-", help="Where the token is; default stdin.")
+    file = click.option(
+        "--token-file", metavar="FILE", type=click.File("r"), default="-", help="Where the token is; default stdin."
+    )
     return click.argument("handle", required=False)(file(command))
 
 
@@ -71,7 +76,7 @@ def _checked(handle: str | None) -> str | None:
 
 
 @click.group("token", context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
-@common_options
+@_store_options
 @click.pass_context
 def token_verb(context: click.Context, common: Common) -> None:
     """Make and end bearer tokens for clients of `mulligan mcp --http`.
@@ -86,7 +91,7 @@ def token_verb(context: click.Context, common: Common) -> None:
 def _token_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The common options of a verb of this group, with those that stood before it."""
 
-    @common_options
+    @_store_options
     @wraps(command)
     def with_outer(common: Common, **own: Any) -> Any:
         outer = click.get_current_context().find_object(Common) or common

@@ -49,9 +49,21 @@ _GAPS = {
     **_REASONS,
     "owner": "who owned it cannot be put back",
     "access_list": "its access list cannot be put back",
+    "hard_link": "it has or had other names, which may not go back with it",
     "special_file": "it is a device, FIFO or socket",
+    "unreadable": "it could not be read",
+    "too_large": "it is too large to be kept",
     "not_undoable": "it is larger than what is kept",
+    "no_baseline": "nobody had read it before it changed",
+    "conflicted": "somebody else changed it too, and it was left as it is",
+    "rescued": "what was there when it was put back is kept (`mulligan cat --after`)",
     "outside_root": "it is outside the workspace",
+    "other_mounts": "it is on another file system",
+    "other_daemon": "another program was spoken to, and what that did is not known",
+    "network": "what went over the network cannot be taken back",
+    "hook_missed": "the beginning of the call was not heard",
+    "hook_late": "the agent had gone on before it was heard of",
+    "not_recorded": "something before this call could not be written down",
 }
 
 
@@ -175,7 +187,11 @@ def gap_lines(gaps: Sequence[Mapping[str, str]]) -> list[str]:
     paths: dict[str, list[str]] = {}
     for gap in gaps:
         paths.setdefault(gap["reason"], []).append(gap["path"])
-    return [f"not captured {words}" for reason, some in paths.items() for words in _gaps_words(some, reason)]
+    return [
+        f"{'put back' if reason == 'rescued' else 'not captured'} {words}"
+        for reason, some in paths.items()
+        for words in _gaps_words(some, reason)
+    ]
 
 
 def _gaps_words(paths: Sequence[str], reason: str) -> list[str]:

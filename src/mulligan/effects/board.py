@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from mulligan.effects.receipt import refusal_receipt
 from mulligan.history.desk import Desk
 from mulligan.values.ids import SessionId
+from mulligan.values.refusal import Refused
 from mulligan.workspace.exec.output import Spools
 from mulligan.workspace.exec.pump import Handle
 
@@ -25,10 +27,11 @@ ENDED_KEPT = 64
 """How many background commands that have ended can still be asked for their output."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Posted:
-    """One command. Those in the background keep their output, and have a receipt when they have ended."""
+    """One command of a call. Those in the background keep their output, and have a receipt when they have ended."""
 
+    call: str
     session: SessionId
     handle: Handle
     spools: Spools | None = None
@@ -42,31 +45,33 @@ class Board:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._posted: dict[str, Posted] = {}
+        self._posted: list[Posted] = []
 
-    def find(self, exec_id: str) -> Posted | None:
+    def find(self, call: str) -> Posted | None:
+        """The command in the background that is this call."""
         with self._lock:
-            return self._posted.get(exec_id)
+            return next((one for one in self._posted if one.call == call and one.thread is not None), None)
 
     @contextmanager
-    def running(self, exec_id: str, session: SessionId) -> Iterator[Handle]:
-        """A command in the foreground, for as long as the block lasts."""
+    def running(self, call: str, session: SessionId) -> Iterator[Handle]:
+        """A command in the foreground, for as long as the block lasts. A call may have several at once."""
         with Handle() as handle:
-            posted = Posted(session, handle)
+            posted = Posted(call, session, handle)
             with self._lock:
-                self._posted[exec_id] = posted
+                self._posted.append(posted)
             try:
                 yield handle
             finally:
                 with self._lock:
                     posted.ended.set()
-                    self._posted.pop(exec_id, None)
+                    self._posted.remove(posted)
 
-    def start(self, exec_id: str, posted: Posted, work: Callable[[Handle], dict[str, Any]]) -> None:
+    def start(self, posted: Posted, work: Callable[[Handle], dict[str, Any]]) -> None:
         """Run in the background; what `work` answers is the receipt."""
 
         def run() -> None:
-            receipt: dict[str, Any] = {"status": "error", "error_code": "internal"}
+            words = "The command broke; the error output of this process says how."
+            receipt = refusal_receipt("host.exec", Refused("error", "internal", words)).to_dict()
             try:
                 receipt = work(posted.handle)
             finally:
@@ -75,18 +80,17 @@ class Board:
                     posted.ended.set()
                     posted.handle.close()
 
-        posted.thread = threading.Thread(target=run, name=f"mulligan-exec-{exec_id[-8:]}", daemon=True)
+        posted.thread = threading.Thread(target=run, name=f"mulligan-exec-{posted.call[-8:]}", daemon=True)
         with self._lock:
-            self._posted[exec_id] = posted
+            self._posted.append(posted)
             self._forget_oldest()
         posted.thread.start()
 
     def _forget_oldest(self) -> None:
-        over = [name for name, one in self._posted.items() if one.ended.is_set()][:-ENDED_KEPT]
-        for name in over:
-            spools = self._posted.pop(name).spools
-            if spools is not None:
-                spools.close()
+        for one in [one for one in self._posted if one.ended.is_set()][:-ENDED_KEPT]:
+            self._posted.remove(one)
+            if one.spools is not None:
+                one.spools.close()
 
     def signal(self, posted: Posted, number: int) -> bool:
         """False: it has ended already."""
@@ -99,19 +103,19 @@ class Board:
     def stop(self, call: str) -> None:
         """Kill what a call runs in the foreground, and all that it started: it fails as `cancelled`."""
         with self._lock:
-            posted = self._posted.get(call)
-            if posted is not None and posted.thread is None and not posted.ended.is_set():
-                posted.handle.cancel()
+            for posted in self._posted:
+                if posted.call == call and posted.thread is None and not posted.ended.is_set():
+                    posted.handle.cancel()
 
     def signal_session(self, session: SessionId, number: int) -> int:
         """To every running command of a session; how many there were."""
         with self._lock:
-            found = [one for one in self._posted.values() if one.session == session and not one.ended.is_set()]
+            found = [one for one in self._posted if one.session == session and not one.ended.is_set()]
         return sum(self.signal(one, number) for one in found)
 
     def close(self) -> None:
         with self._lock:
-            left = list(self._posted.values())
+            left = list(self._posted)
             for posted in left:
                 if posted.thread is not None and not posted.ended.is_set():
                     posted.handle.cancel()

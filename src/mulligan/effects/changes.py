@@ -168,11 +168,11 @@ def delete(scene: Scene, asked: params.Delete) -> Fields:
         words = f"{scene.shown(path)} is not empty; ask with recursive to delete what is in it."
         raise Refused("error", "directory_not_empty", words)
     check_changed(scene.capability, len(found))
-    scene.call.change([Intent(one, _gone, deep=one == path and len(found) > 1) for one in reversed(found)])
+    scene.call.change([Intent(one, gone, deep=one == path and len(found) > 1) for one in reversed(found)])
     return {"deleted": True, "removed_paths": len(found), "summary_text": f"Deleted {scene.shown(path)}"}
 
 
-def _gone(image: Image) -> Wanted:
+def gone(_: Image) -> Wanted:
     return Wanted(ABSENT)
 
 
@@ -265,7 +265,7 @@ def _in_the_way(scene: Scene, target: RepoPath, *, overwrite: bool) -> list[Inte
 
 def _departure(seen: Image) -> Plan:
     """Directories lose their content one by one before they go; files must be what arrived elsewhere."""
-    return _gone if isinstance(seen.entry, DirEntry) else expecting(seen, Wanted(ABSENT))
+    return gone if isinstance(seen.entry, DirEntry) else expecting(seen, Wanted(ABSENT))
 
 
 def _arrival(image: Image, shown: str, *, overwrite: bool) -> Plan:

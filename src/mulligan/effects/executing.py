@@ -69,12 +69,12 @@ def _start(scene: Scene, asked: params.Exec) -> Fields:
     own = replace(scene, whole=call, deadline=None)
     what = replace(_command(own, asked), background=True)
     spools = _Told(own)
-    posted = Posted(scene.session, Handle(), spools)
+    posted = Posted(call.id, scene.session, Handle(), spools)
 
     def work(handle: Handle) -> Fields:
         return _to_the_end(own, lambda: _run(own, what, asked, sink=spools, handle=handle, answer=dict))
 
-    board_of(scene.desk).start(call.id, posted, work)
+    board_of(scene.desk).start(posted, work)
     return {"exec_id": call.id, "started_at_ns": _now_ns(scene)}
 
 
@@ -130,7 +130,7 @@ def shell(scene: Scene, asked: params.Shell) -> Fields:
 
 
 def run(scene: Scene, what: Command, asked: params.Exec, *, sink: Sink, answer: Callable[[], Fields]) -> Fields:
-    with board_of(scene.desk).running(scene.call.id, scene.session) as handle:
+    with board_of(scene.desk).running(scene.whole.id, scene.session) as handle:
         return _run(scene, what, asked, sink=sink, handle=handle, answer=answer)
 
 
@@ -220,15 +220,20 @@ def _command(scene: Scene, asked: params.Exec) -> Command:
     """The session's environment and network rule hold for its commands as its boundary does for its files."""
     if not asked.argv:
         raise Refused("error", "argv_empty", "A command needs at least a program name.")
-    cwd = scene.workdir if asked.cwd is None else scene.path(asked.cwd)
-    scene.boundary.check_path("exec", cwd)
+    cwd = _cwd(scene, asked.cwd)
     told = call_environment(scene.desk, scene.call)
     env = {**told, **scene.env, **(asked.env or {}), CALL_VARIABLE: told[CALL_VARIABLE]}
     _check_words(asked.argv, env)
     made = command(asked.argv, scene.desk.disk.root.path, cwd=cwd, env=env, stdin=_stdin(scene, asked))
-    # A link may lead to another folder than the one it is asked by.
-    scene.boundary.check_path("exec", path_from_bytes(os.path.relpath(made.cwd, made.root)))
     return replace(made, sandbox=asked.sandbox, network="none" if scene.network == "none" else asked.network)
+
+
+def _cwd(scene: Scene, asked: str | None) -> RepoPath:
+    """The folder by its real name, judged like a path to look at. Whether it is still there, who enters it will see."""
+    with scene.spot("exec", scene.shown(scene.workdir) if asked is None else asked) as spot:
+        if spot.outside:
+            raise Refused("forbidden", "path_not_allowed", "A command runs inside the root.", path=asked)
+        return spot.path
 
 
 def call_environment(desk: Desk, call: Call) -> dict[str, str]:

@@ -34,10 +34,11 @@ def _read(scene: Scene, asked: params.ReadFile, handle: int) -> Slice:
     if asked.output_mode == "require_inline":
         limit = clamped(limit, fits + _CHARACTER_SLACK_BYTES)
     whole = asked.encoding != "bytes"
-    if asked.by_lines:
-        return read_lines(handle, asked.offset_lines or 0, asked.max_lines, limit, whole_characters=whole)
     # Whoever asks for no more than fits inline gets it inline, a character less rather than one more.
     ceiling = clamped(cap, fits) if limit is not None and limit <= fits else cap
+    if asked.by_lines:
+        first = asked.offset_lines or 0
+        return read_lines(handle, first, asked.max_lines, limit, whole_characters=whole, ceiling=ceiling)
     return read_bytes(handle, asked.offset_bytes or 0, limit, whole_characters=whole, ceiling=ceiling)
 
 
@@ -71,7 +72,9 @@ def _check_encoding(asked: params.ReadFile, found: Slice) -> None:
 def _range(asked: params.ReadFile, found: Slice) -> Fields | None:
     """Said when what is returned is not what was asked for to the byte."""
     if found.lines is not None:
-        return {"offset_lines": found.lines[0], "lines": found.lines[1]}
+        lines = {"offset_lines": found.lines[0], "lines": found.lines[1]}
+        widened = asked.max_bytes is not None and len(found.data) > asked.max_bytes
+        return {**lines, "length_bytes": len(found.data)} if widened else lines
     start = min(asked.offset_bytes or 0, found.size_bytes)
     left = found.size_bytes - start
     length = left if asked.max_bytes is None else min(asked.max_bytes, left)

@@ -18,7 +18,6 @@ from mulligan.history.going_back import How
 from mulligan.history.log import calls_of, verb_of
 from mulligan.history.tables import CALLS, WSEQ_END, CallRow
 from mulligan.store.protocol import Tx
-from mulligan.values.canonical import decode
 from mulligan.values.digest import parse_digest
 from mulligan.values.faults import MulliganError
 from mulligan.values.paths import ROOT, RepoPath, join, path_bytes, to_wire
@@ -232,8 +231,8 @@ def _standing(rows: Iterable[CallRow]) -> str:
         newest = row.id if newest is None else newest
         if row.id in taken_back:
             taken_back.remove(row.id)
-        elif verb_of(row) in _WHOLLY and row.cause is not None and "part" not in decode(row.cause):
-            taken_back |= set(decode(row.cause)["of"])
+        elif verb_of(row) in _WHOLLY and "part" not in row.why:
+            taken_back |= set(row.why["of"])
         else:
             return newest if taken_back else row.id
     return newest or "" if taken_back else ""

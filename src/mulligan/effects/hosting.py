@@ -19,7 +19,7 @@ from mulligan.values.canonical import decode
 from mulligan.values.entries import DirEntry
 from mulligan.values.faults import MulliganError
 from mulligan.values.ids import SessionId, parse_user_id
-from mulligan.values.paths import ROOT, RepoPath, from_wire, parse_repo_path, to_wire
+from mulligan.values.paths import ROOT, RepoPath, from_wire, is_inside, parse_repo_path, to_wire
 from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 
@@ -92,9 +92,9 @@ def _workdir(desk: Desk, text: str | None) -> RepoPath:
     """Where relative paths begin: a directory below the root, by its real name."""
     if text is None:
         return ROOT
-    own = os.fsdecode(desk.disk.root.path).rstrip("/")
+    own = os.fsdecode(desk.disk.root.path)
     clean = os.path.normpath(text) if text else text
-    relative = os.path.relpath(clean, own) if clean.startswith(own + "/") or clean == own else clean
+    relative = os.path.relpath(clean, own) if is_inside(clean, own) else clean
     try:
         with desk.disk.resolve(parse_repo_path(relative)) as spot:
             if isinstance(desk.disk.image(spot).entry, DirEntry):

@@ -10,10 +10,10 @@ from mulligan.boundary.capability import FsOp
 from mulligan.boundary.verdict import Boundary
 from mulligan.effects.hosting import Hosted
 from mulligan.history.desk import Desk
-from mulligan.session.roots import ASIDES, is_in
+from mulligan.session.roots import ASIDES
 from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId
-from mulligan.values.paths import ROOT, RepoPath
+from mulligan.values.paths import ROOT, RepoPath, is_inside
 from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 
@@ -63,9 +63,9 @@ class Judge:
     def _as_known(self, op: FsOp, whole: str) -> tuple[Boundary, RepoPath]:
         """The boundary over the root that a path is in, and the path below it. Other roots are for the unbounded."""
         own = _own(self.desk)
-        if is_in(whole, own):
+        if is_inside(whole, own):
             return self.boundary, _below(whole, own)
-        folder = max((one for one in self.others if is_in(whole, one)), key=len, default=None)
+        folder = max((one for one in self.others if is_inside(whole, one)), key=len, default=None)
         if folder is not None:
             return self.boundary.moved_to(self.others[folder]), _below(whole, folder)
         unbounded = self.boundary.capability.fs_roots is None and self.boundary.admits_everywhere(op)

@@ -13,9 +13,9 @@ from mulligan.boundary.verdict import Boundary
 from mulligan.effects.scene import Scene
 from mulligan.history.asides import aside_of, set_aside
 from mulligan.history.desk import Desk
-from mulligan.session.roots import Anchor, Mount, is_in
+from mulligan.session.roots import Anchor, Mount
 from mulligan.values.ids import SessionId
-from mulligan.values.paths import ROOT, RepoPath, parse_repo_path
+from mulligan.values.paths import ROOT, RepoPath, is_inside, parse_repo_path
 from mulligan.values.refusal import Refused
 from mulligan.workspace.reading import refusal_of
 
@@ -65,5 +65,5 @@ def _moved(boundary: Boundary, desk: Desk, root: str, walls: tuple[RepoPath, ...
 
 def _walls(anchor: Anchor, root: str) -> tuple[RepoPath, ...]:
     """Roots mounted inside this one that may not be written through it."""
-    inner = [one for one in anchor.mounts if one.mode != "extend" and one.path != root and is_in(one.path, root)]
+    inner = [one for one in anchor.mounts if one.mode != "extend" and one.path != root and is_inside(one.path, root)]
     return tuple(parse_repo_path(one.path[len(root.rstrip("/")) + 1 :]) for one in inner)

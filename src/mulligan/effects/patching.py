@@ -16,6 +16,7 @@ from mulligan.effects.changes import (
     directories,
     expecting,
     file_like,
+    gone,
     until_still,
 )
 from mulligan.effects.receipt import legible
@@ -197,7 +198,7 @@ def _apply_unified(looking: _Looking, patch: bytes, *, dry_run: bool) -> Fields:
     check_changed(scene.capability, len(reals))
 
     def look(path: RepoPath) -> Present | None:
-        return _present(looking.plain_image(reals[path])) if path in reals else _above(scene, path)
+        return present(looking.plain_image(reals[path])) if path in reals else _above(scene, path)
 
     staged = stage_unified(patches, look)
     if staged.rejects:
@@ -233,12 +234,12 @@ def _above(scene: Scene, path: RepoPath) -> Present | None:
     """What is at a directory above a file of the patch. It is not judged: nothing changes there."""
     try:
         here = join(scene.workdir, path) if scene.mount is None else scene.path(path)
-        return _present(scene.desk.image(here))
+        return present(scene.desk.image(here))
     except Refused:
         return None
 
 
-def _present(image: Image) -> Present | None:
+def present(image: Image) -> Present | None:
     """What the applier sees: files, and links as files that hold their target."""
     if isinstance(image.entry, FileEntry):
         return Present(image.data, image.entry.mode)
@@ -303,7 +304,7 @@ def _commit(scene: Scene, looking: _Looking, wanted: Mapping[RepoPath, Wanted], 
     scene.call.change(
         [
             *(Intent(path, expecting(looking.image(path), wanted[path])) for path in leaving),
-            *(Intent(path, _gone) for path in emptied),
+            *(Intent(path, gone) for path in emptied),
             *directories(parents, leaving=frozenset(leaving)),
             *(Intent(path, _arriving(looking.image(path), wanted[path])) for path in coming),
         ]
@@ -322,10 +323,6 @@ def _check_one_result(looking: _Looking, coming: Mapping[RepoPath, Wanted]) -> N
             shown = looking.scene.shown
             words = f"{shown(other)} and {shown(path)} are names of one file; the patch makes a different one of each."
             raise looking.reject("hunk_rejected", path, words, reason="context_mismatch")
-
-
-def _gone(image: Image) -> Wanted:
-    return Wanted(ABSENT)
 
 
 def _arriving(seen: Image, wanted: Wanted) -> Plan:

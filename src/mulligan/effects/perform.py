@@ -21,6 +21,7 @@ from mulligan.effects.params import OpenSession, Params, SignalSession
 from mulligan.effects.receipt import Receipt, refusal_receipt
 from mulligan.effects.registry import BY_NAME, EFFECTS, Effect
 from mulligan.effects.scene import Elsewhere, Scene
+from mulligan.effects.substrate.shapes import with_whole_numbers
 from mulligan.history.call import Call
 from mulligan.history.desk import Desk
 from mulligan.values.digest import Digest, digest_of
@@ -66,6 +67,7 @@ def perform(
     A command is stopped at the `deadline`; anything else is so short that whoever asks looks at the clock.
     """
     effect = effect_named(name)
+    given = with_whole_numbers(given)
     try:
         asked = _parsed(effect.params, given)
         _check_session(desk, call, name, asked)
@@ -167,6 +169,7 @@ def _parsed(model: type[Params], given: Mapping[str, Any]) -> Any:
 
 def perform_session_effect(desk: Desk, name: str, given: Mapping[str, Any], *, boundary: Boundary) -> Receipt:
     """host.session.open and host.session.signal: they make and end what calls live in, so they are not calls."""
+    given = with_whole_numbers(given)
     try:
         if name == "host.session.open":
             opened = open_session(desk, _parsed(OpenSession, given), default=boundary)

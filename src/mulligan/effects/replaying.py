@@ -14,6 +14,7 @@ from typing import Any
 from mulligan.effects.perform import effect_named, recorded
 from mulligan.effects.receipt import Receipt
 from mulligan.effects.session import Session
+from mulligan.effects.substrate.shapes import with_whole_numbers
 from mulligan.effects.verbs import Effects, asked
 from mulligan.history.replay import Divergence, steps_of
 from mulligan.session.transcript import Archive
@@ -78,7 +79,7 @@ class ReplaySession:
 
     def answer(self, effect: str, params: Mapping[str, Any]) -> Receipt:
         name = effect_named(effect).name
-        asked = {"did": name, "params": recorded(params)}
+        asked = {"did": name, "params": recorded(with_whole_numbers(params))}
         known = self._steps[self.at] if self.at < len(self._steps) else None
         if known is None or (known["did"], known["params"]) != (asked["did"], asked["params"]):
             raise ReplayDiverged(Divergence(self.at + 1, known, asked))

@@ -17,7 +17,7 @@ from mulligan.boundary.verdict import Boundary
 from mulligan.effects.receipt import blob_payload, inline
 from mulligan.history.call import Call
 from mulligan.history.desk import Desk
-from mulligan.session.roots import Anchor, Mount, is_in, mount_holding
+from mulligan.session.roots import Anchor, Mount, mount_holding
 from mulligan.values.digest import Digest, parse_digest
 from mulligan.values.entries import DirEntry
 from mulligan.values.faults import MulliganError, fault
@@ -27,6 +27,7 @@ from mulligan.values.paths import (
     RepoPath,
     ancestors_of,
     is_below,
+    is_inside,
     parse_below,
     parse_repo_path,
     text_from_wire,
@@ -76,7 +77,7 @@ class Scene:
         """The path a text means: relative to the working directory, or absolute inside the root."""
         try:
             plain = text_from_wire(text)
-            if not plain.strip():
+            if not plain:
                 raise fault("invalid_path", "A path is not empty.")
             return self._normal(plain)
         except MulliganError as error:
@@ -111,15 +112,14 @@ class Scene:
             return parse_below(self.workdir, text)
         own = (anchor.primary, *(() if self.mount is not None else (self.boundary.root,)))
         clean = os.path.normpath("/" + text.lstrip("/"))
-        return next((parse_below(ROOT, clean[len(root.rstrip("/")) :]) for root in own if is_in(clean, root)), None)
+        return next((parse_below(ROOT, clean[len(root.rstrip("/")) :]) for root in own if is_inside(clean, root)), None)
 
     def _below_root(self, text: str) -> str:
         """An absolute path relative to the root, by whole names: `/repo-evil` is not in `/repo`."""
         clean = os.path.normpath("/" + text.lstrip("/"))
         for root in (os.fsdecode(self.desk.disk.root.path), self.boundary.root):
-            own = root.rstrip("/")
-            if clean == own or clean.startswith(own + "/"):
-                return clean[len(own) + 1 :]
+            if is_inside(clean, root):
+                return clean[len(root) :].lstrip("/")
         raise Refused("forbidden", "path_not_allowed", f"{text!r} is outside the root.")
 
     def shown(self, path: RepoPath) -> str:

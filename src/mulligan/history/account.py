@@ -8,12 +8,15 @@ from typing import Any
 from mulligan.store.blobs import SMALL_BYTES, Blobs, Prepared
 from mulligan.store.protocol import Tx
 from mulligan.values.digest import Digest, digest_of
+from mulligan.values.paths import RepoPath
 
 
 class Account:
     def __init__(self, blobs: Blobs) -> None:
         self.effects: list[dict[str, Any]] = []
         self.handed_out: set[Digest] = set()
+        self.rescued: dict[tuple[RepoPath, Digest], None] = {}
+        """what is about to go from the disk and may be anybody's, in order"""
         self._blobs = blobs
         self._to_store: list[Prepared] = []
 
@@ -24,6 +27,11 @@ class Account:
     def hand_out(self, digest: Digest) -> None:
         """A blob this call answers with: the session may read it from now on, and its record keeps it reachable."""
         self.handed_out.add(digest)
+
+    def rescue(self, path: RepoPath, digest: Digest) -> None:
+        """What is at a path is in the store by now, and about to go from the disk: the record names it."""
+        self.rescued[path, digest] = None
+        self.hand_out(digest)
 
     def keep(self, data: bytes) -> Digest:
         """Bytes that the record names by their digest. Small ones are stored with it, in the same transaction."""

@@ -7,27 +7,25 @@ their own; merging is one call in the original, which can be undone.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
-from mulligan.history.branches import CopyMerge, as_told, carry_out
+from mulligan.history.beside_store import fresh_place
+from mulligan.history.branches import CopyMerge, as_told
 from mulligan.history.desk import Desk
-from mulligan.history.going_back import MayWrite, WayBack, check_moves
+from mulligan.history.going_back import MayWrite, WayBack
 from mulligan.history.plans import OnConflict
 from mulligan.history.sites import Site, as_seen_from
-from mulligan.history.tables import BranchRow
 from mulligan.session.roots import ASIDES, AsideRow
 from mulligan.session.tables import session_journal
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import encode
 from mulligan.values.digest import Digest
 from mulligan.values.faults import fault
-from mulligan.values.ids import OwnerId, SessionId
+from mulligan.values.ids import SessionId
 from mulligan.workspace.copies import Copied, copy_tree, remove_copy
-
-_FOLDER = "aside"
 
 
 def aside_of(tx: Tx, session: SessionId, path: str) -> AsideRow | None:
@@ -40,7 +38,7 @@ def set_aside(desk: Desk, session: SessionId, path: str) -> AsideRow:
         known = aside_of(tx, session, path)
     if known is not None:
         return known
-    target = _fresh_place(desk)
+    target = fresh_place(desk, "aside")
     told = list(copy_tree(os.fsencode(path), target))
     manifest = desk.ledger.blobs.store(encode([as_told(one) for one in told if isinstance(one, Copied)]))
     body = {
@@ -69,30 +67,6 @@ def _published(desk: Desk, session: SessionId, body: Mapping[str, Any], manifest
     return found
 
 
-def _fresh_place(desk: Desk) -> bytes:
-    """Beside the store, where no workspace is; in the folder for temporary things, if the store is nowhere.
-
-    The name says which process makes the copy, so that what a dead one left unfinished can be told.
-    """
-    home, ledger = desk.ledger.store.directory, desk.ledger
-    folder = os.path.join(home, _FOLDER) if home is not None else tempfile.mkdtemp(prefix="mulligan-aside-")
-    if home is not None and os.path.isdir(folder):
-        _sweep(desk, folder)
-    return os.fsencode(os.path.join(folder, f"{ledger.store.owner()}-{ledger.ids.new()}"))
-
-
-def _sweep(desk: Desk, folder: str) -> None:
-    """Remove copies that nobody knows and whose makers are dead."""
-    store = desk.ledger.store
-    with store.read() as tx:
-        known = {os.path.basename(row.directory) for row in tx.select(ASIDES)}
-    for name in os.listdir(folder):
-        maker = name.partition("-")[0]
-        if name not in known and maker.isdigit() and store.is_alive(OwnerId(int(maker))) is False:
-            with suppress(FileNotFoundError):
-                remove_copy(os.fsencode(os.path.join(folder, name)))
-
-
 def merge_aside(
     desk: Desk,
     session: SessionId,
@@ -104,28 +78,14 @@ def merge_aside(
 ) -> WayBack:
     """Bring what was written aside into the root itself, as one call. The copy goes once nothing is left to merge."""
     row = _waiting(desk, session, path)
-    source, there = desk.at(row.source), desk.at(row.root)
-    branch = BranchRow(
-        session=row.session,
-        parent=row.session,
-        source=row.source,
-        root=row.root,
-        directory=os.fsencode(row.directory),
-        manifest=row.manifest,
-        created_at=row.created_at,
-        status="open",
-    )
-    merge = CopyMerge(source, there, branch, on_conflict)
-    plan = merge.plan()
-    check_moves(source, plan, may_write)
-    shown = as_seen_from(desk, Site(source, ()), plan)
-    if dry_run or (not plan.ok and (not plan.moves or on_conflict == "refuse")):
-        return WayBack(plan.ok, None, shown.outcomes, shown.overwrote_external, plan=shown)
-    cause = {"verb": "merge", "root": path, **merge.told()}
-    call = carry_out(source, session, plan.moves, cause) if plan.moves else None
-    if plan.ok:
+    source = desk.at(row.source)
+    merge = CopyMerge(source, desk.at(row.root), session, row.manifest, on_conflict)
+    way = merge.bring_in({"root": path}, dry_run=dry_run, may_write=may_write)
+    assert way.plan is not None, "a merge has one"
+    shown = as_seen_from(desk, Site(source, ()), way.plan)
+    if way.ok and not dry_run:
         _end(desk, row, "merged")
-    return WayBack(plan.ok, call, shown.outcomes, shown.overwrote_external, plan=shown)
+    return replace(way, outcomes=shown.outcomes, overwrote_external=shown.overwrote_external, plan=shown)
 
 
 def drop_aside(desk: Desk, session: SessionId, path: str) -> None:

@@ -11,14 +11,13 @@ import os
 import re
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from hashlib import sha1, sha256
 
 from mulligan.values.entries import Xattrs
 from mulligan.values.limits import MIB_BYTES
 from mulligan.values.paths import path_bytes
 from mulligan.values.plain import plain
 from mulligan.workspace.disk import read_xattrs
-from mulligan.workspace.git import GitFailed, GitReader, reading
+from mulligan.workspace.git import GitFailed, GitReader, oid_of, reading
 
 FILE_MAX_BYTES = 2 * MIB_BYTES
 WORKSPACE_MAX_BYTES = 512 * MIB_BYTES
@@ -93,8 +92,7 @@ def _if_it_is_still(path: bytes, oid: str) -> bytes | None:
             data = file.read()
     except OSError:
         return None
-    named = (sha1 if len(oid) == 40 else sha256)(b"blob %d\0%b" % (len(data), data))
-    return data if named.hexdigest() == oid else None
+    return data if oid_of(data, like=oid) == oid else None
 
 
 def _sizes(git: GitReader, oids: list[str]) -> dict[str, int]:
@@ -116,11 +114,3 @@ def _as_it_is(path: bytes, oid: str) -> InGit | None:
         return InGit(oid, status.st_size, mode, status.st_mtime_ns, status.st_ctime_ns, read_xattrs(handle))
     finally:
         os.close(handle)
-
-
-def _size(path: bytes) -> int:
-    try:
-        status = os.lstat(path)
-    except FileNotFoundError:
-        return 0
-    return status.st_size if stat.S_ISREG(status.st_mode) else 0

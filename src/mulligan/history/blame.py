@@ -14,7 +14,6 @@ from mulligan.history.desk import Desk
 from mulligan.history.log import change_from_row
 from mulligan.history.tables import CALLS, CHANGES, ROOTS, TURNS, WSEQ_END, CallRow, ChangeRow, TurnRow
 from mulligan.store.protocol import Tx
-from mulligan.values.canonical import decode
 from mulligan.values.entries import Entry, FileEntry
 from mulligan.values.faults import MulliganError, fault
 from mulligan.values.paths import RepoPath
@@ -129,7 +128,7 @@ class _Past:
     def _sources(self, file: _File, row: ChangeRow, after: Sequence[bytes]) -> Iterator[_Version]:
         """From where a merge or a way back may have lines that are not its own work."""
         call = self.tx.get(CALLS, row.call)
-        cause = decode(call.cause) if call is not None and call.cause else {}
+        cause = {} if call is None else call.why
         copy = self._in_copy(cause["copy"], row) if "copy" in cause else None
         if copy is not None:
             yield copy

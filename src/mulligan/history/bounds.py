@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from functools import partial
 
-from mulligan.history.dropping import delete_body, drop_body, droppable, is_part, is_watched
+from mulligan.history.dropping import Keepers, came_upon, delete_body, drop_body, droppable, is_part, is_watched
 from mulligan.history.ledger import Ledger, digests_of, workspace_journal
 from mulligan.history.log import changes_of
 from mulligan.history.over_cap import cap_of, put_cap
+from mulligan.history.rescues import rescued_in
 from mulligan.history.tables import CALLS, OPEN, PINS, CallRow
 from mulligan.session.tables import SESSIONS, session_journal
 from mulligan.store.blobs import BESIDE, BLOBS, READABLE, TOUCHED_ANEW_MS, BlobRow
@@ -59,7 +60,7 @@ def usages(tx: Tx) -> Iterator[Usage]:
 
 
 def _bodies_of(tx: Tx, call: CallRow) -> set[Digest]:
-    return digests_of(changes_of(tx, call.id))
+    return digests_of(changes_of(tx, call.id)) | {digest for _, digest in rescued_in(call)}
 
 
 def set_cap(ledger: Ledger, session: SessionId, cap_bytes: int) -> int:
@@ -120,20 +121,16 @@ def keep_all_bounds(ledger: Ledger) -> list[str]:
 
 
 def _keep_store_bound(ledger: Ledger) -> list[str]:
+    """Over the cap, sessions give up their oldest calls until the store fits or nothing may go; closed ones first."""
     with ledger.store.read() as tx:
-        cap = store_cap_of(tx)
-    return _evict_everywhere(ledger, cap) if ledger.store.size_bytes() > cap else []
-
-
-def _evict_everywhere(ledger: Ledger, cap_bytes: int) -> list[str]:
-    """The store is over its cap: every session gives up its oldest calls until the sum fits; closed sessions first."""
-    with ledger.store.read() as tx:
+        surplus = ledger.store.size_bytes() - store_cap_of(tx)
         rows = sorted(tx.select(SESSIONS), key=lambda row: (row.closed_at is None, row.created_at))
-        sizes = {SessionId(row.id): usage_of(tx, SessionId(row.id)).bytes for row in rows}
-    surplus, evicted = sum(sizes.values()) - cap_bytes, []
-    for session, size in sizes.items():
+    evicted: list[str] = []
+    for session in (SessionId(row.id) for row in rows):
         if surplus <= 0:
             break
+        with ledger.store.read() as tx:
+            size = usage_of(tx, session).bytes
         evicted += evict_over(ledger, session, max(0, size - surplus))
         with ledger.store.read() as tx:
             surplus -= size - usage_of(tx, session).bytes
@@ -142,13 +139,18 @@ def _evict_everywhere(ledger: Ledger, cap_bytes: int) -> list[str]:
 
 def evict_over(ledger: Ledger, session: SessionId, cap_bytes: int) -> list[str]:
     """Drop the oldest calls' bodies until the session keeps at most `cap_bytes`. The calls evicted."""
+    # To measure takes long, and mostly nothing has to go: nobody waits for that.
+    with ledger.store.read() as tx:
+        if usage_of(tx, session).bytes <= cap_bytes:
+            return []
     evicted: list[str] = []
+    keepers: Keepers = {}
     with ledger.store.write() as tx:
         kept = usage_of(tx, session).bytes
         for call in _evictable(tx, session):
             if kept <= cap_bytes:
                 break
-            kept -= _evict(ledger, tx, call)
+            kept -= _evict(ledger, tx, call, keepers)
             evicted.append(call.id)
     return evicted
 
@@ -156,10 +158,11 @@ def evict_over(ledger: Ledger, session: SessionId, cap_bytes: int) -> list[str]:
 def drop_session(ledger: Ledger, session: SessionId) -> list[str]:
     """Drop every body of a session's calls, the newest turn's too: it was asked for. The calls that lost theirs."""
     dropped: list[str] = []
+    keepers: Keepers = {}
     with ledger.store.write() as tx:
         for call in tx.select(CALLS, {"session": session}, order=("id",)):
             if call.status != "open" and not call.evicted and not tx.has(PINS, call.id):
-                _evict(ledger, tx, call)
+                _evict(ledger, tx, call, keepers)
                 dropped.append(call.id)
     return dropped
 
@@ -171,13 +174,15 @@ def _evictable(tx: Tx, session: SessionId) -> list[CallRow]:
     is_closed = known is not None and known.closed_at is not None
     last_turn = next((row.turn for row in reversed(rows)), None)
     old = [row for row in rows if is_closed or row.turn != last_turn]
-    return [row for row in old if row.status == "committed" and not row.evicted and not tx.has(PINS, row.id)]
+    keeping = [row for row in old if row.status == "committed" or rescued_in(row)]
+    return [row for row in keeping if not row.evicted and not tx.has(PINS, row.id)]
 
 
-def _evict(ledger: Ledger, tx: Tx, call: CallRow) -> int:
+def _evict(ledger: Ledger, tx: Tx, call: CallRow, keepers: Keepers) -> int:
     """Record it with what is dropped: the bodies that nothing kept still needs. Bytes given back."""
     assert call.session is not None
-    doomed = droppable(tx, _with_bases(tx, _bodies_of(tx, call)), but_for=call.id)
+    bodies = _with_bases(tx, _bodies_of(tx, call) | came_upon(tx, call.id))
+    doomed = droppable(tx, bodies, but_for=call.id, keepers=keepers)
     body = {"call": call.id, "digests": doomed}
     journal = session_journal(SessionId(call.session))
     ledger.journal.append(tx, journal, "call.evicted", body, at=ledger.now())

@@ -8,22 +8,23 @@ else over what the path was when the fork began, as either side's history record
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
+from mulligan.history.beside_store import fresh_place
 from mulligan.history.current import current_turn
 from mulligan.history.desk import Desk
 from mulligan.history.going_back import MayWrite, WayBack, check_moves
 from mulligan.history.intents import Intent
 from mulligan.history.leftovers import taken_of
-from mulligan.history.log import calls_of, can_be_undone, change_from_row, changes_of
-from mulligan.history.merge import Conflict, KeepOurs, MergedEntry, WriteMerged, merge_entry
-from mulligan.history.plans import Move, OnConflict, Outcome, Planner, RestorePlan, check_choice, in_order
+from mulligan.history.log import calls_of, change_from_row, changes_of
+from mulligan.history.merge import Conflict, MergedEntry, TakeTheirs, WriteMerged, merge_entry
+from mulligan.history.plans import Move, OnConflict, Planner, RestorePlan, check_choice
 from mulligan.history.points import Point, archive_of, find_point
+from mulligan.history.present import Present, content_for
 from mulligan.history.sites import holds
 from mulligan.history.tables import BRANCHES, CHANGES, TURNS, BranchRow, CallRow, RootRow
 from mulligan.session.facts import set_facts_in
@@ -38,16 +39,17 @@ from mulligan.values.canonical import decode, encode
 from mulligan.values.content import Content
 from mulligan.values.digest import Digest, parse_digest
 from mulligan.values.entries import ABSENT, Change, Entry, FileEntry, entry_from_json, entry_to_json, same_state
-from mulligan.values.faults import fault, fault_of_os_error
+from mulligan.values.faults import MulliganError, fault, fault_of_os_error
 from mulligan.values.ids import SessionId, TurnId
-from mulligan.values.paths import RepoPath, from_wire, path_bytes, path_from_bytes, to_wire
+from mulligan.values.paths import RepoPath, ancestors_of, from_wire, path_bytes, path_from_bytes, to_wire
 from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
-from mulligan.workspace.copies import Copied, Skipped, copy_tree, remove_copy, stamp
+from mulligan.workspace.copies import Copied, Skipped, copy_tree, remove_copy, removed_unless_done, stamp
 from mulligan.workspace.disk import HostDisk, Image
 from mulligan.workspace.writing import Wanted
 
 _STANDING_MERGES: Mapping[str, Value] = MappingProxyType({"tool": "merge", "status": "committed", "undone_by": None})
+Gap: TypeAlias = dict[str, str]
 _TAKEN_BACK = 4
 """Where a manifest's line has what the copy began with, if that was not the original's."""
 
@@ -57,7 +59,7 @@ class Fork:
     session: str
     parent: str
     directory: str | None = None
-    coverage: tuple[dict[str, str], ...] = ()
+    coverage: tuple[Gap, ...] = ()
 
 
 def fork(desk: Desk, parent: SessionId, *, at: str | int | None = None, child: str | None = None) -> Fork:
@@ -86,36 +88,37 @@ def fork_files(
     _fresh(desk, child)
     desk.ledger.session(parent, desk.root)
     point = _forked_at(desk, parent, at)
-    target = os.fsencode(os.path.abspath(directory or _beside_store(desk)))
+    target = fresh_place(desk, "forks") if directory is None else os.fsencode(os.path.abspath(directory))
     source = _working_at(desk, parent)
     told = list(copy_tree(source.disk.root.path, target))
-    there = Desk(desk.ledger, HostDisk(target))
-    session = _open_child(desk, parent, there.root.id, child=child, point=point, copy=there.disk.root.path)
-    copied = {path_from_bytes(one.path): as_told(one) for one in told if isinstance(one, Copied)}
-    if point is not None:
-        changed = _take_back(source, there, session, point=point, at=str(at))
-        copied |= {one.path: _as_taken_back(target, one) for one in changed}
-    manifest = desk.ledger.blobs.store(encode(list(copied.values())))
-    body = {
-        "session": session,
-        "parent": parent,
-        "source": source.root.id,
-        "root": there.root.id,
-        "directory": "/" + to_wire(path_from_bytes(target.lstrip(b"/"))),
-        "manifest": manifest,
-    }
-    with desk.ledger.store.write() as tx:
-        journal = session_journal(session)
-        desk.ledger.journal.append(tx, journal, "branch.opened", body, at=desk.ledger.now(), refs=[manifest])
-    there.close()
+    gaps: list[Gap] = []
+    with (
+        removed_unless_done(target),
+        closing(HostDisk(target)) as disk,
+        closing(Desk(desk.ledger, disk)) as there,
+    ):
+        session = _open_child(desk, parent, there.root.id, child=child, point=point, copy=there.disk.root.path)
+        copied = {path_from_bytes(one.path): as_told(one) for one in told if isinstance(one, Copied)}
+        if point is not None:
+            changed, gaps = _take_back(source, there, session, point=point, at=str(at))
+            copied |= {one.path: _as_taken_back(target, one) for one in changed}
+        body = {
+            "session": session,
+            "parent": parent,
+            "source": source.root.id,
+            "root": there.root.id,
+            "directory": "/" + to_wire(path_from_bytes(target.lstrip(b"/"))),
+        }
+        _record_branch(desk, session, body, manifest=list(copied.values()))
     skipped = [{"path": to_wire(path_from_bytes(s.path)), "reason": s.reason} for s in told if isinstance(s, Skipped)]
-    return Fork(session, parent, os.fsdecode(target), tuple(skipped))
+    return Fork(session, parent, os.fsdecode(target), (*skipped, *gaps))
 
 
-def _beside_store(desk: Desk) -> str:
-    """A folder that is not there yet."""
-    home, name = desk.ledger.store.directory, desk.ledger.ids.new()
-    return os.path.join(tempfile.gettempdir() if home is None else os.path.join(home, "forks"), name)
+def _record_branch(desk: Desk, session: SessionId, body: dict[str, Any], *, manifest: list[Any]) -> None:
+    ledger, told = desk.ledger, desk.ledger.blobs.store(encode(manifest))
+    with ledger.store.write() as tx:
+        journal, whole = session_journal(session), {**body, "manifest": told}
+        ledger.journal.append(tx, journal, "branch.opened", whole, at=ledger.now(), refs=[told])
 
 
 def as_told(one: Copied) -> list[Any]:
@@ -176,15 +179,31 @@ def _open_child(
     return session
 
 
-def _take_back(desk: Desk, there: Desk, session: SessionId, *, point: Point, at: str) -> list[Change]:
-    """In the copy, undo what the parent did to the original from a point on. What that changed."""
+def _take_back(desk: Desk, there: Desk, session: SessionId, *, point: Point, at: str) -> tuple[list[Change], list[Gap]]:
+    """In the copy, take back what the parent did to the original from a point on, as a rewind would.
+
+    What that changed, and which paths are not as they were there.
+    """
+    now = Present(there)
     with desk.ledger.store.read() as tx:
-        later = [one for one in point.later if can_be_undone(one)]
+        # Undone calls are among them, as their undoing is: taken back in order, they cancel each other out.
+        later = sorted(point.later, key=lambda row: row.wseq or 0, reverse=True)
         layers = [sorted(_changes_here(tx, desk.root, one), key=lambda c: path_bytes(c.path)) for one in later]
-    planner = Planner(there.entry, _reader(there), lambda path: _below(there, path))
-    call = carry_out(there, session, planner.plan(layers).moves, {"verb": "fork", "at": at})
+        planner = Planner(now.entry, now.read, there.children, has=lambda digest: now.has(tx, digest))
+        plan = planner.plan(layers)
+    if plan.stops("merge"):
+        raise fault("io_error", "The files cannot be as they were then, because some of them cannot be looked at.")
+    gaps = _gaps(desk.root, later, plan)
+    call = carry_out(there, session, plan.moves, {"verb": "fork", "at": at}, coverage=gaps)
     with desk.ledger.store.read() as tx:
-        return changes_of(tx, call)
+        return changes_of(tx, call), gaps
+
+
+def _gaps(root: RootRow, calls: Sequence[CallRow], plan: RestorePlan) -> list[Gap]:
+    """What the calls could not capture and what the plan leaves, each once. What was ambiguous is as it was before."""
+    told = [gap for call in calls if call.root == root.id for gap in decode(call.coverage)]
+    left = [{"path": to_wire(one.path), "reason": one.reason} for one in plan.outcomes if one.reason is not None]
+    return list({tuple(gap.items()): gap for gap in (*told, *left) if gap["reason"] != "ambiguous"}.values())
 
 
 def _changes_here(tx: Tx, root: RootRow, call: CallRow) -> list[Change]:
@@ -194,16 +213,6 @@ def _changes_here(tx: Tx, root: RootRow, call: CallRow) -> list[Change]:
     below = len(root.place_of(b".")) + 1
     rows = [row for row in tx.select(CHANGES, {"call": call.id}) if holds(root, row.place)]
     return [replace(change_from_row(row), path=path_from_bytes(row.place[below:])) for row in rows]
-
-
-def _below(desk: Desk, path: RepoPath) -> list[RepoPath]:
-    with desk.disk.resolve_exactly(path) as spot:
-        names = desk.disk.children(spot)
-    return [path_from_bytes(path_bytes(path) + b"/" + name) for name in names]
-
-
-def _reader(desk: Desk) -> Any:
-    return desk.ledger.blobs.read
 
 
 def branches(desk: Desk) -> list[BranchRow]:
@@ -223,72 +232,89 @@ def branch_of(desk: Desk, session: str) -> BranchRow:
 
 @dataclass(slots=True)
 class CopyMerge:
-    """What a fork's files mean for the original's, path by path."""
+    """What a copy's files mean for the original's, path by path. To bring them in is a call of `session`.
+
+    `manifest` is the blob that says how the copy began.
+    """
 
     desk: Desk
     there: Desk
-    branch: BranchRow
+    session: SessionId
+    manifest: str
     on_conflict: OnConflict
     _manifest: dict[RepoPath, list[Any]] = field(default_factory=dict)
     _brought: dict[RepoPath, Entry] = field(default_factory=dict)
     _mixed: dict[str, Any] = field(default_factory=dict)
-    _overwrote: list[RepoPath] = field(default_factory=list)
+    _contents: dict[RepoPath, Content | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_choice("on_conflict", self.on_conflict, get_args(OnConflict))
         _check_there(self.desk, self.there)
-        told = decode(self.desk.ledger.blobs.read(parse_digest(self.branch.manifest)))
+        told = decode(self.desk.ledger.blobs.read(parse_digest(self.manifest)))
         self._manifest = {from_wire(one[0]): one for one in told}
         self._brought = self._brought_before()
 
+    def bring_in(self, cause: Mapping[str, str], *, dry_run: bool, may_write: MayWrite | None) -> WayBack:
+        """As one call that can be undone; where there is nothing to bring in, or nothing may be, there is none."""
+        plan = self.plan()
+        if self.on_conflict == "refuse" and not plan.ok:
+            plan = plan.untouched()
+        check_moves(self.desk, plan, may_write)
+        call = None
+        if plan.moves and not dry_run:
+            call = carry_out(self.desk, self.session, plan.moves, {"verb": "merge", **cause, **self._told()})
+        return WayBack(plan.ok, call, plan.outcomes, plan.overwrote_external, plan=plan)
+
     def plan(self) -> RestorePlan:
-        outcomes: list[Outcome] = []
-        moves: list[Move] = []
-        for path in self._changed():
-            outcome, move = self._one(path)
-            outcomes.append(outcome)
-            if move is not None:
-                moves.append(move)
-        plan = RestorePlan(tuple(in_order(moves)), tuple(outcomes), tuple(self._overwrote))
-        refused = self.on_conflict == "refuse" and any(one.outcome == "conflicted" for one in outcomes)
-        return plan.untouched() if refused else plan
+        now, again = Present(self.desk), self.there.entry
+        planner = Planner(now.entry, now.read, self.desk.children, self.on_conflict, again=again)
+        special = [path for path in self._changed() if not self._take(planner, path)]
+        plan = planner.plan((), not_captured=special)
+        return replace(plan, moves=tuple(map(self._filled, plan.moves)))
+
+    def _filled(self, move: Move) -> Move:
+        return move if move.content is not None else replace(move, content=self._contents.get(move.path))
 
     def _changed(self) -> list[RepoPath]:
         """Paths of the copy that are not as they were copied, git's own files aside."""
         found = {path for path, told in self._manifest.items() if stamp(self._file(path)) != told[3]}
-        found |= {path for path in _walk(self.branch.directory) if path not in self._manifest}
+        found |= {path for path in _walk(self.there.disk.root.path) if path not in self._manifest}
         found |= self._brought.keys()
+        # Through a link where a directory was, another file would be looked at.
+        links = {path for path in found if os.path.islink(self._file(path))}
+        found |= {path for path in self._manifest if not links.isdisjoint(ancestors_of(path))}
         return sorted((path for path in found if ".git" not in path.split("/")), key=path_bytes)
 
     def _file(self, path: RepoPath) -> bytes:
-        return os.path.join(self.branch.directory, path_bytes(path))
+        return os.path.join(self.there.disk.root.path, path_bytes(path))
 
-    def _one(self, path: RepoPath) -> tuple[Outcome, Move | None]:
+    def _take(self, planner: Planner, path: RepoPath) -> bool:
+        """Plan what becomes of a path. False for what is special on either side: nothing can."""
         ours, theirs = self.desk.image(path), self.there.image(path)
         if theirs.special or ours.special:
-            return Outcome(path, "skipped", "not_captured"), None
-        if same_state(ours.entry, theirs.entry):
-            return Outcome(path, "skipped"), None
-        base = self._base(path, ours)
-        merged = Conflict("not_captured") if base is None else self._merged(base, ours, theirs)
-        if isinstance(merged, Conflict):
-            if self.on_conflict != "overwrite":
-                return Outcome(path, "conflicted", merged.reason), None
-            self._overwrote.append(path)
-        if isinstance(merged, KeepOurs):
-            return Outcome(path, "skipped"), None
+            return False
+        merged = self._merged(path, ours, theirs)
+        overwrites = isinstance(merged, Conflict) and self.on_conflict == "overwrite"
+        if overwrites:
+            merged = TakeTheirs(theirs.entry)
         if isinstance(merged, WriteMerged):
             self._mixed[to_wire(path)] = entry_to_json(theirs.entry)
-            content = merged.content or _content_of(merged.entry, ours, theirs)
-            return Outcome(path, "merged"), Move(path, ours.entry, _now(merged.entry), content)
-        return Outcome(path, "restored"), Move(path, ours.entry, _now(theirs.entry), theirs.content)
+        if isinstance(merged, TakeTheirs | WriteMerged):
+            self._contents[path] = _content_of(merged.entry, ours, theirs)
+        planner.take(path, ours.entry, merged, overwrites=overwrites)
+        return True
 
-    def _merged(self, base: Entry, ours: Image, theirs: Image) -> MergedEntry:
+    def _merged(self, path: RepoPath, ours: Image, theirs: Image) -> MergedEntry:
         def read(digest: Digest) -> bytes:
             known = [i for i in (ours, theirs) if isinstance(i.entry, FileEntry) and i.entry.digest == digest]
             return known[0].data if known else self.desk.ledger.blobs.read(digest)
 
-        return merge_entry(base, ours.entry, theirs.entry, read)
+        base = ours.entry if same_state(ours.entry, theirs.entry) else self._base(path, ours)
+        try:
+            return Conflict("not_captured") if base is None else merge_entry(base, ours.entry, theirs.entry, read)
+        except MulliganError:
+            # What both sides had is on record, but its bytes were dropped.
+            return Conflict("not_captured")
 
     def _base(self, path: RepoPath, ours: Image) -> Entry | None:
         """What both sides had last: when the path was brought in, or the fork began. None if nobody knows any more."""
@@ -311,10 +337,10 @@ class CopyMerge:
     def _brought_before(self) -> dict[RepoPath, Entry]:
         """What the copy held where merges that stand have brought it in. Not what they left, if that is a mixture."""
         found: dict[RepoPath, Entry] = {}
-        blobs, parent = self.desk.ledger.blobs, SessionId(self.branch.parent)
+        blobs, copy = self.desk.ledger.blobs, self.there.root.id
         with self.desk.ledger.store.read() as tx:
-            rows = calls_of(tx, self.desk, parent, after=self.branch.root, only=_STANDING_MERGES)
-            merges = [row for row in rows if decode(row.cause or "{}").get("copy") == self.branch.root]
+            rows = calls_of(tx, self.desk, self.session, after=copy, only=_STANDING_MERGES)
+            merges = [row for row in rows if decode(row.cause or "{}").get("copy") == copy]
             taken = taken_of(tx, merges)
             for row in reversed(merges):
                 mixed, back = decode(row.cause or "{}").get("mixed", {}), taken.places.get(row.id, frozenset())
@@ -326,9 +352,9 @@ class CopyMerge:
                         found[change.path] = entry
         return found
 
-    def told(self) -> dict[str, Any]:
+    def _told(self) -> dict[str, Any]:
         """What the merge says of itself for later: of which copy, and what that held where both sides were mixed."""
-        return {"copy": self.branch.root} | ({"mixed": self._mixed} if self._mixed else {})
+        return {"copy": self.there.root.id} | ({"mixed": self._mixed} if self._mixed else {})
 
     def _first_before(self, desk: Desk, path: RepoPath) -> Entry | None:
         """What a side's first recorded change of the path since the fork replaced."""
@@ -341,7 +367,7 @@ class CopyMerge:
 
     def _began(self, desk: Desk) -> str:
         """Ids sort by birth: calls with a greater id came after the fork. In the copy, all did, as none was before."""
-        return "" if desk is self.there else self.branch.root
+        return "" if desk is self.there else self.there.root.id
 
 
 def _check_there(*desks: Desk) -> None:
@@ -356,10 +382,6 @@ def _content_of(entry: Entry, *images: Image) -> Content | None:
     """The bytes of a file entry that one of the images holds."""
     wanted = entry.digest if isinstance(entry, FileEntry) else None
     return next((i.content for i in images if isinstance(i.entry, FileEntry) and i.entry.digest == wanted), None)
-
-
-def _now(entry: Entry) -> Entry:
-    return replace(entry, mtime_ns=0) if isinstance(entry, FileEntry) else entry
 
 
 def _walk(directory: bytes) -> Iterator[RepoPath]:
@@ -380,25 +402,19 @@ def merge_branch(
 ) -> WayBack:
     """Bring what a fork changed into the files it was forked from, as one call that can be undone."""
     branch = branch_of(desk, session)
-    source = desk.at(branch.source)
-    there = Desk(desk.ledger, HostDisk(branch.directory))
-    try:
-        merge = CopyMerge(source, there, branch, on_conflict)
-        plan = merge.plan()
-        check_moves(source, plan, may_write)
-        if dry_run or (not plan.moves and not plan.ok) or (on_conflict == "refuse" and not plan.ok):
-            return WayBack(plan.ok, None, plan.outcomes, plan.overwrote_external, plan=plan)
-        cause = {"verb": "merge", "session": session, **merge.told()}
-        call = carry_out(source, SessionId(branch.parent), plan.moves, cause)
-    finally:
-        there.close()
-    if plan.ok:
+    with closing(HostDisk(branch.directory)) as disk, closing(Desk(desk.ledger, disk)) as there:
+        merge = CopyMerge(desk.at(branch.source), there, SessionId(branch.parent), branch.manifest, on_conflict)
+        way = merge.bring_in({"session": session}, dry_run=dry_run, may_write=may_write)
+    if way.ok and not dry_run:
         _end_branch(desk, branch, "merged")
-    return WayBack(plan.ok, call, plan.outcomes, plan.overwrote_external, plan=plan)
+    return way
 
 
-def carry_out(desk: Desk, session: SessionId, moves: Sequence[Move], cause: dict[str, Any]) -> str:
+def carry_out(
+    desk: Desk, session: SessionId, moves: Sequence[Move], cause: dict[str, Any], *, coverage: Sequence[Gap] = ()
+) -> str:
     call = desk.call(session, turn=_turn_of(desk, session), tool=str(cause["verb"]), cause=cause)
+    call.coverage += coverage
     try:
         with call:
             call.change([Intent(move.path, _expecting(desk, move)) for move in moves])
@@ -418,10 +434,7 @@ def _expecting(desk: Desk, move: Move) -> Any:
     def plan(image: Image) -> Wanted:
         if image.special or not same_state(image.entry, move.now):
             raise Refused("conflict", "path_busy", f"{move.path} changed while it was being merged; try again.")
-        content = move.content
-        if content is None and isinstance(move.target, FileEntry):
-            content = desk.ledger.blobs.content(move.target.digest, move.target.size)
-        return Wanted(move.target, content)
+        return Wanted(move.target, content_for(desk, move, image))
 
     return plan
 

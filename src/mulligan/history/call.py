@@ -85,6 +85,7 @@ class Call(Closing):
         self._touched: dict[RepoPath, Touched] = {}
         self._done = Deeds()
         self._shared: set[RepoPath] = set()
+        self._anybodys: dict[tuple[RepoPath, Digest], int] = {}
         self._traits = Traits()
         self._times: dict[RepoPath, int] = {}
         self._lock = threading.RLock()

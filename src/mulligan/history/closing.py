@@ -7,17 +7,19 @@ anything is done about it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, Self
 
 from mulligan.history.account import Account
 from mulligan.history.deeds import Block
-from mulligan.history.ledger import Ending, Held
+from mulligan.history.ledger import Ending, Held, digests_of
 from mulligan.history.live import Watching
 from mulligan.history.moves import with_moves
 from mulligan.history.putting_back import Trace, drafts_of, put_back
+from mulligan.history.rescues import rescue_note
 from mulligan.store.protocol import Tx
+from mulligan.values.digest import Digest
 from mulligan.values.entries import Change, DirEntry, Entry, FileEntry, same_state
 from mulligan.values.faults import Broken, MayNot, MulliganError, WorldChanged, fault, fault_of_os_error
 from mulligan.values.paths import RepoPath, path_bytes, to_wire
@@ -84,7 +86,12 @@ class Closing(Watching):
         changes = self.changes()
         if self.ledger.store.durability == "power":
             self._sync(changes)
+        bare = [one.path for one in self._touched.values() if one.bare]
+        if bare:
+            words = f"The store did not take the bytes that call {self.id} left at {bare[0]}; it is not on record yet."
+            raise fault("io_error", words, call=self.id)
         coverage = [*self.coverage, *self._conflicted(), *self._lost_with(change.path for change in changes)]
+        coverage += self._rescued(standing=digests_of(changes))
         effects, handed_out = self.account.effects, self.account.handed_out
         return Ending("committed", changes, reason, coverage, effects, handed_out, strict=self.strict)
 
@@ -161,11 +168,15 @@ class Closing(Watching):
             call.status = "aborted"
 
     def _aborted(self, reason: str) -> Ending:
-        coverage = [*self.coverage, *self._conflicted(), *self._lost_with(self._traits.had)]
+        coverage = [*self.coverage, *self._conflicted(), *self._lost_with(self._traits.had), *self._rescued()]
         return Ending("aborted", (), reason, coverage, self.account.effects, self.account.handed_out)
 
     def _conflicted(self) -> list[dict[str, str]]:
         return [{"path": to_wire(path), "reason": "conflicted"} for path in self.conflicts]
+
+    def _rescued(self, *, standing: Container[Digest] = ()) -> list[dict[str, str]]:
+        named = sorted(self.account.rescued, key=lambda one: path_bytes(one[0]))
+        return [rescue_note(path, digest) for path, digest in named if digest not in standing]
 
     def _was_ended(self) -> bool:
         """By somebody else, or by us: an interrupt may have kept us from noticing what the store knows.
@@ -223,7 +234,9 @@ class Closing(Watching):
                 self._stuck = True
                 words = f"Not everything could be put back: {error.strerror}. Opening the store again tries once more."
                 raise fault("restore_failed", words, call=self.id) from error
-            self.account.handed_out |= report.rescued
+            for rescued in report.rescued:
+                self.account.rescue(*rescued)
+            self._name_anybodys(earlier)
             in_the_way = [*report.conflicts, *sorted(undoing.overtaken)]
             self.conflicts += [path for path in in_the_way if path not in self.conflicts]
             # A folder in which the call itself has done more since; of files, somebody else has.
@@ -231,6 +244,14 @@ class Closing(Watching):
             self._done.leave(undoing, but=full)
             for path in earlier.keys() - set(report.conflicts):
                 self._touched[path].becomes(earlier[path])
+
+    def _name_anybodys(self, gone: Container[RepoPath]) -> None:
+        """What anybody may have written is kept, and counts like everything that is."""
+        found = {key: size for key, size in self._anybodys.items() if key[0] in gone}
+        for path, digest in found:
+            self.account.rescue(path, digest)
+            del self._anybodys[path, digest]
+        self.ledger.note_growth(self.facts.session, sum(found.values()))
 
     def _trace(self, path: RepoPath, before: Entry) -> Trace:
         touched = self._touched[path]

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from mulligan.history.kept import Ground, KeptTree
 from mulligan.history.kept_rows import OF_A_WINDOW, draft_name
 from mulligan.history.putting_back import Trace
-from mulligan.history.tables import CHANGES, WINDOWS, WSEQ_END, TouchRow
+from mulligan.history.tables import CHANGES, WATCH_WINDOWS, WSEQ_END, TouchRow
 from mulligan.values.canonical import decode
 from mulligan.values.clock import monotonic_s
 from mulligan.values.entries import ABSENT, Absent, Entry, entry_from_json
@@ -62,7 +62,7 @@ def of_window(touches: Iterable[TouchRow]) -> list[TouchRow]:
 def left_by(site: Ground, call: str, kept: Sequence[TouchRow]) -> Left:
     """Nothing, if the call had no window open. `kept`: what others had to forget and kept for it."""
     with site.ledger.store.read() as tx:
-        row = tx.get(WINDOWS, call)
+        row = tx.get(WATCH_WINDOWS, call)
     left = Left()
     written = b"" if row is None else _written(row.mark)
     if row is None or written == CLOSED:
@@ -84,8 +84,8 @@ def left_by(site: Ground, call: str, kept: Sequence[TouchRow]) -> Left:
 
 def forget(site: Ground, call: str) -> None:
     with site.ledger.store.write() as tx:
-        row = tx.get(WINDOWS, call)
-        tx.delete(WINDOWS, call)
+        row = tx.get(WATCH_WINDOWS, call)
+        tx.delete(WATCH_WINDOWS, call)
     if row is not None and row.mark:
         with suppress(FileNotFoundError):
             os.unlink(row.mark)

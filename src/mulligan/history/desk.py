@@ -150,13 +150,19 @@ class Desk:
         told = {**cause, "part_of": facts.id}
         return self.call(facts.session, turn=facts.turn, label=facts.label, tool=facts.tool, cause=told)
 
-    def cancel(self, call: str) -> bool:
-        """Abort a call that is open on this desk, whoever is working in it. False: it is somebody else's."""
-        found = self._calls.get(call)
+    def cancel(self, call: str) -> None:
+        """Abort a call that is open on this desk, whoever is working in it."""
+        found = self._call_here(call)
         if found is not None:
             found.abort("cancelled")
-            return True
-        return any(other.cancel(call) for other in (*self._others.values(), *self._views.values()))
+
+    def can_cancel(self, call: str) -> bool:
+        """False: it is somebody else's."""
+        return self._call_here(call) is not None
+
+    def _call_here(self, call: str) -> Call | None:
+        others = (other._call_here(call) for other in (*self._others.values(), *self._views.values()))
+        return self._calls.get(call) or next((found for found in others if found is not None), None)
 
     def image(self, path: RepoPath) -> Image:
         """What a real path holds now; nothing, if its directory is not there, or is a link that leads elsewhere."""

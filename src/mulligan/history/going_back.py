@@ -21,13 +21,12 @@ from mulligan.history.lifting import is_shut, opened_up
 from mulligan.history.log import (
     calls_of,
     change_from_row,
-    changes_of,
     find_call,
     newest_standing,
     verb_of,
     workspace_of,
 )
-from mulligan.history.plans import Move, OnConflict, Outcome, Planner, RestorePlan, check_choice, restricted
+from mulligan.history.plans import Move, OnConflict, Outcome, Planner, RestorePlan, check_choice
 from mulligan.history.points import (
     TalkMove,
     find_point,
@@ -35,27 +34,37 @@ from mulligan.history.points import (
     move_of_turn,
     move_of_undo,
     move_to,
+    moved_talk,
     stretch_of_turn,
 )
+from mulligan.history.present import Present, content_for
 from mulligan.history.repositories import left_alone, split_off, without_objects
-from mulligan.history.sites import Site, as_seen_from, holds, main_of, sites_of, together, with_parts
-from mulligan.history.tables import CALLS, CHANGES, REDO, WSEQ_END, CallRow, ChangeRow, RootRow
+from mulligan.history.sites import (
+    Places,
+    Site,
+    as_seen_from,
+    counts_at,
+    main_of,
+    path_here,
+    places_named,
+    sites_of,
+    together,
+    upwards,
+    with_parts,
+)
+from mulligan.history.tables import CALLS, CHANGES, REDO, ROOTS, WSEQ_END, CallRow, ChangeRow
 from mulligan.history.turns import Sought, close_open_turns, last_turn, work_of
 from mulligan.session.slices_back import Stretch, changes_slices, slices_back, take_back_in
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
 from mulligan.values.clock import parse_timestamp
-from mulligan.values.digest import Digest
-from mulligan.values.entries import Change, DirEntry, Entry, FileEntry, same_state
+from mulligan.values.entries import Change, DirEntry, Entry, same_state
 from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId
 from mulligan.values.paths import (
     RepoPath,
     ancestors_of,
-    from_wire,
-    is_below,
     path_bytes,
-    path_from_bytes,
     text_from_wire,
     to_wire,
 )
@@ -79,7 +88,10 @@ MayWrite = Callable[[Desk, RepoPath], None]
 
 @plain(slots=True, frozen=True)
 class WayBack:
-    """What a way back came to. `call_id` is None for a dry run, and if there was nothing it could do."""
+    """What a way back came to. `call_id` is None for a dry run, and if there was nothing it could do.
+
+    `cancelled`: the turns that were running, and were stopped for it.
+    """
 
     ok: bool
     call_id: str | None
@@ -89,6 +101,7 @@ class WayBack:
     plan: RestorePlan | None = None
     talk: Mapping[str, int] | None = None
     slices_left: tuple[str, ...] = ()
+    cancelled: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """`talk`, when the way back moves it: how many messages are in force, and how many were.
@@ -129,19 +142,22 @@ class How:
 class _Target:
     """What a way back takes back: calls, newest first, and which of their paths count.
 
-    `places`: where alone they do, through whichever root they were changed; None: everywhere. `taken`: what of the
-    calls is back already. `stretch`: where slices go back too that were changed outside any call.
+    `named`: the paths somebody asked for. `places`: where alone they count, through whichever root they were changed;
+    None: everywhere. `taken`: what of the calls is back already. `stretch`: where slices go back too that were changed
+    outside any call. `is_newest`: nobody has named it, so the next one like it goes on to what is older, even if all of
+    this one is in conflict.
     """
 
     verb: str
     calls: tuple[CallRow, ...]
-    paths: Sequence[RepoPath] | None = None
+    named: Places | None = None
     session: str | None = None
     talk: TalkMove | None = None
     places: frozenset[bytes] | None = None
     taken: Taken = field(default_factory=Taken)
     turn: str | None = None
     stretch: Stretch | None = None
+    is_newest: bool = False
 
 
 class _WorldMoved(Exception):
@@ -155,11 +171,18 @@ def undo(desk: Desk, call: str | None = None, *, paths: Sequence[RepoPath] | Non
     """
     row = _newest(desk, how) if call is None else find_call(desk, call, how.session)
     talk = move_of_undo(desk, row) if paths is None and verb_of(row) is not None else None
-    _check_standing(row, moved_talk=talk is not None)
+    _check_standing(row)
     with desk.ledger.store.read() as tx:
         rows = tuple(one for one in with_parts(tx, [row]) if one.wseq is not None or one.id == row.id)
         taken = taken_of(tx, rows)
-    return _go(desk, _Target("undo", rows, paths, talk=talk, taken=taken), how)
+        named = None if paths is None else places_named(tx, desk, rows, paths)
+    is_newest = call is None and paths is None
+    target = _Target("undo", rows, named, talk=talk, places=_all_of(named), taken=taken, is_newest=is_newest)
+    return _go(desk, target, how)
+
+
+def _all_of(named: Places | None) -> frozenset[bytes] | None:
+    return None if named is None else frozenset().union(*named.values())
 
 
 def _newest(desk: Desk, how: How) -> CallRow:
@@ -170,12 +193,13 @@ def _newest(desk: Desk, how: How) -> CallRow:
     return row
 
 
-def _check_standing(row: CallRow, *, moved_talk: bool) -> None:
+def _check_standing(row: CallRow) -> None:
+    """A way back counts even if it moved nothing: what it took back stands again without it."""
     if row.status == "open":
         raise fault("call_open", f"Call {row.id} is still running.")
     if row.undone_by is not None:
         raise fault("nothing_to_undo", f"Call {row.id} is undone already; `mulligan redo` brings it back.")
-    if row.status != "committed" or (row.wseq is None and not moved_talk):
+    if row.status != "committed" or (row.wseq is None and row.way_back is None):
         raise fault("nothing_to_undo", f"Call {row.id} changed nothing that stands.")
 
 
@@ -185,22 +209,15 @@ def restore(desk: Desk, call: str, *, paths: Sequence[RepoPath] | None = None, h
     if row.status == "open":
         raise fault("call_open", f"Call {row.id} is still running.")
     with desk.ledger.store.read() as tx:
-        touched: list[RepoPath] = []
-        places = set[bytes]()
-        calls: dict[str, CallRow] = {}
-        for one in with_parts(tx, [row]):
-            own = [change.path for change in restricted(changes_of(tx, one.id), paths)]
-            there = _places_of(tx, one, own)
+        rows = with_parts(tx, [row])
+        named = None if paths is None else places_named(tx, desk, rows, paths)
+        asked, places, calls = _all_of(named), set[bytes](), dict[str, CallRow]()
+        for one in rows:
+            there = {change.place for change in tx.select(CHANGES, {"call": one.id}) if counts_at(change.place, asked)}
             calls |= {each.id: each for each in (*_later_changers(tx, one, there), one)}
-            touched += own
             places |= there
-    named = sorted({*touched, *_unknown(touched, paths)}, key=path_bytes)
-    calls_back = tuple(calls.values())
-    return _go(desk, _Target("restore", calls_back, None if paths is None else named, places=frozenset(places)), how)
-
-
-def _places_of(tx: Tx, row: CallRow, paths: Iterable[RepoPath]) -> set[bytes]:
-    return {change.place for path in paths if (change := tx.get(CHANGES, row.id, path_bytes(path))) is not None}
+        back, taken = _newest_first(calls.values()), Taken(slices=taken_of(tx, tuple(calls.values())).slices)
+    return _go(desk, _Target("restore", back, named, places=frozenset(places), taken=taken), how)
 
 
 def _later_changers(tx: Tx, row: CallRow, places: Iterable[bytes]) -> list[CallRow]:
@@ -210,12 +227,12 @@ def _later_changers(tx: Tx, row: CallRow, places: Iterable[bytes]) -> list[CallR
     """
     after = ("wseq", (row.wseq or 0) + 1, WSEQ_END)
     found = {change.call for place in places for change in tx.select(CHANGES, {"place": place}, between=after)}
-    rows = [one for call in found if (one := tx.get(CALLS, call)) is not None and not one.external]
-    return _newest_first(rows)
+    return [one for call in found if (one := tx.get(CALLS, call)) is not None and not one.external]
 
 
-def _newest_first(rows: Iterable[CallRow]) -> list[CallRow]:
-    return sorted(rows, key=lambda row: row.wseq or 0, reverse=True)
+def _newest_first(rows: Iterable[CallRow]) -> tuple[CallRow, ...]:
+    """By birth, whichever root they were at work in."""
+    return tuple(sorted(rows, key=lambda row: row.id, reverse=True))
 
 
 def rollback(desk: Desk, *, how: How, cancel_open: bool = False) -> WayBack:
@@ -223,16 +240,19 @@ def rollback(desk: Desk, *, how: How, cancel_open: bool = False) -> WayBack:
     with desk.ledger.store.read() as tx:
         newest = next((row for row in calls_of(tx, desk, how.session) if not row.external), None)
     session = how.session or (SessionId(newest.session) if newest is not None and newest.session else None)
-    cancelled = set[str]() if session is None else close_open_turns(desk, session, cancel=cancel_open)
+    cancelled = set[str]()
+    if session is not None:
+        cancelled = close_open_turns(desk, session, cancel=cancel_open, dry_run=how.dry_run)
     with desk.ledger.store.read() as tx:
         owner, turn = last_turn(tx, desk, Sought(how.session, session, how.on_conflict, cancelled))
     if owner != session:
-        close_open_turns(desk, owner, cancel=cancel_open)
+        cancelled |= close_open_turns(desk, owner, cancel=cancel_open, dry_run=how.dry_run)
     with desk.ledger.store.read() as tx:
-        calls = tuple(_newest_first(work_of(tx, desk, owner, turn)))
+        calls = _newest_first(work_of(tx, desk, owner, turn))
         taken, stretch = taken_of(tx, calls), stretch_of_turn(tx, owner, turn, calls)
     talk = move_of_turn(desk, owner, turn)
-    return _go(desk, _Target("rollback", calls, None, owner, talk, taken=taken, turn=turn, stretch=stretch), how)
+    target = _Target("rollback", calls, None, owner, talk, taken=taken, turn=turn, stretch=stretch, is_newest=True)
+    return replace(_go(desk, target, how), cancelled=tuple(sorted(cancelled)))
 
 
 def rewind(
@@ -243,8 +263,6 @@ def rewind(
     Talk goes along only to where a model could go on from: else `not_continuable`.
     """
     found = find_point(desk, point, how.session, side=side)
-    if how.session is not None and found.session != how.session:
-        raise fault("unknown_call", f"{point!r} is not a call of session {how.session!r}; name one of its own.")
     own = found.call.id if found.call is not None and side == "after" else None
     calls = tuple(row for row in _newest_first(found.later) if main_of(row) != own) if files else ()
     move = move_to(desk, found) if talk else None
@@ -269,37 +287,42 @@ def redo(desk: Desk, *, how: How) -> WayBack:
 
 def _go(desk: Desk, target: _Target, how: How) -> WayBack:
     """Plan and apply; if somebody changes a planned path in between, plan again."""
-    sites = sites_of(desk, target.calls)
+    sites, unknown = sites_of(desk, target.calls), _unknown(desk, target)
     talk = None if target.talk is None else target.talk.shown(desk)
     moves_slices, left = _slices(desk, target)
     for _ in range(_REPLAN_TRIES):
-        plans = _plans(sites, target, how)
+        plans = [_plan(site.desk, replace(target, calls=site.calls), how) for site in sites]
+        stopped = _stops(plans, unknown, how)
+        if stopped:
+            plans = [plan.untouched() for plan in plans]
         for site, one in zip(sites, plans, strict=True):
             check_moves(site.desk, one, how.may_write)
-        plan = together([as_seen_from(desk, site, one) for site, one in zip(sites, plans, strict=True)])
-        if how.dry_run:
-            return WayBack(plan.ok, None, plan.outcomes, plan.overwrote_external, _ids(target), plan, talk, left)
-        # On record even if they move nothing: else what is below or before would never have its turn.
-        counts = target.verb in ("redo", "rollback") or plan.outcomes or talk or moves_slices
-        if not plan.moves and not (plan.ok and counts):
-            return WayBack(plan.ok, None, plan.outcomes, of=_ids(target), plan=plan)
+        plan = together([as_seen_from(desk, site, one) for site, one in zip(sites, plans, strict=True)], unknown)
+        if stopped:
+            return WayBack(False, None, plan.outcomes, of=_ids(target), plan=plan)
+        told = WayBack(plan.ok, None, plan.outcomes, plan.overwrote_external, _ids(target), plan, talk, left)
+        if how.dry_run or not (plan.moves or talk or moves_slices or _counts_all_the_same(target, plan, how)):
+            return told
         try:
-            call = _apply(sites, target, plans, how)
+            return replace(told, call_id=_apply(sites, target, plans, how))
         except OSError:
             return WayBack(False, None, _failed(plan), of=_ids(target), plan=plan)
         except _WorldMoved:
             continue
-        return WayBack(plan.ok, call, plan.outcomes, plan.overwrote_external, _ids(target), plan, talk, left)
     raise fault("path_busy", "The files keep changing while going back; try again when they are quiet.")
 
 
-def _plans(sites: Sequence[Site], target: _Target, how: How) -> list[RestorePlan]:
-    """One for each site. A path that fails in one of them leaves all of them alone; with `refuse`, a conflict too."""
-    plans = [_plan(site.desk, replace(target, calls=site.calls), how) for site in sites]
-    refused = how.on_conflict == "refuse" and not all(plan.ok for plan in plans)
-    if refused or any(plan.stops(how.on_conflict) for plan in plans):
-        return [plan.untouched() for plan in plans]
-    return plans
+def _stops(plans: Sequence[RestorePlan], unknown: Sequence[Outcome], how: How) -> bool:
+    """A path that fails in one of them leaves all of them alone; with `refuse`, whatever does not go back does."""
+    refused = how.on_conflict == "refuse" and not (all(plan.ok for plan in plans) and not unknown)
+    return refused or any(plan.stops(how.on_conflict) for plan in plans)
+
+
+def _counts_all_the_same(target: _Target, plan: RestorePlan, how: How) -> bool:
+    """Whether what moves nothing is on record: else what is below or before would never have its turn."""
+    goes_on = target.is_newest and how.on_conflict == "merge"
+    is_over = target.verb == "rollback" or any(call.way_back is not None for call in target.calls)
+    return (plan.ok or goes_on) and (is_over or bool(plan.outcomes))
 
 
 def check_moves(desk: Desk, plan: RestorePlan, may_write: MayWrite | None) -> None:
@@ -314,39 +337,25 @@ def _ids(target: _Target) -> tuple[str, ...]:
 
 
 def _plan(desk: Desk, target: _Target, how: How) -> RestorePlan:
-    contents: dict[Digest, bytes] = {}
-
-    def now(path: RepoPath) -> Entry | None:
-        if path in shut:
-            return shut[path]
-        image = desk.image(path)
-        if isinstance(image.content, bytes) and isinstance(image.entry, FileEntry):
-            contents[image.entry.digest] = image.content
-        return None if image.special else image.entry
-
-    def read(digest: Digest) -> bytes:
-        return contents[digest] if digest in contents else desk.ledger.blobs.read(digest)
-
+    present = Present(desk)
     with desk.ledger.store.read() as tx:
         split = [_split(_layer(tx, desk, call, target), target, how) for call in target.calls]
         layers = [ordinary for ordinary, _ in split]
         quiet = _nothing_recorded_since(tx, desk, target.calls) and _nothing_seen_since(desk, target.calls, layers)
         planner = Planner(
-            now,
-            read,
+            lambda path: shut[path] if path in shut else present.entry(path),
+            present.read,
             desk.children,
             how.on_conflict,
             keep_mtimes=quiet,
-            has=lambda digest: digest in contents or desk.ledger.blobs.has(tx, digest),
+            has=lambda digest: present.has(tx, digest),
         )
-        touched = [_layer(tx, desk, call, replace(target, taken=Taken())) for call in target.calls if target.paths]
-        named = _unknown([change.path for layer in touched for change in layer], target.paths)
         kept = [change for _, part in split for change in part]
-        unclear = [] if how.on_conflict == "overwrite" else _ambiguous(target.calls, layers)
+        unclear = [] if how.on_conflict == "overwrite" else _ambiguous(tx, desk, target.calls, layers)
         with _opened(desk, layers) as shut:
-            plan = planner.plan(layers, not_captured=named, ambiguous=unclear)
-        plan = plan.leaving(left_alone(kept, read))
-    return replace(plan, coverage=tuple(_gaps(target)))
+            plan = planner.plan(layers, ambiguous=unclear)
+        plan = plan.leaving(left_alone(kept, present.read))
+        return replace(plan, coverage=tuple(_gaps(tx, desk, target)))
 
 
 @contextmanager
@@ -362,22 +371,32 @@ def _opened(desk: Desk, layers: Sequence[Sequence[Change]]) -> Iterator[Mapping[
         yield shut
 
 
-def _gaps(target: _Target) -> list[Mapping[str, str]]:
-    """What the calls say they could not capture, at the paths that count; each once."""
+def _notes(tx: Tx, desk: Desk, calls: Iterable[CallRow]) -> Iterator[tuple[RepoPath, Mapping[str, str]]]:
+    """What the calls say they could not capture, at the paths this desk has for it."""
+    for call in calls:
+        root = tx.get(ROOTS, call.root) or desk.root
+        for note in decode(call.coverage):
+            path = RepoPath(text_from_wire(note["path"]))
+            yield (
+                path_here(desk.root, root.place_of(path_bytes(path)), path) if root.id != desk.root.id else path,
+                note,
+            )
+
+
+def _gaps(tx: Tx, desk: Desk, target: _Target) -> list[Mapping[str, str]]:
+    """What is not captured at the paths that count; each once."""
     found: list[Mapping[str, str]] = []
-    for gap in (gap for call in target.calls for gap in decode(call.coverage)):
-        path = RepoPath(text_from_wire(gap["path"]))
-        counts = target.paths is None or any(path == one or is_below(path, one) for one in target.paths)
-        if counts and gap not in found:
+    asked = _all_of(target.named)
+    for path, note in _notes(tx, desk, target.calls):
+        gap = {**note, "path": to_wire(path)}
+        if gap not in found and counts_at(desk.root.place_of(path_bytes(path)), asked):
             found.append(gap)
     return found
 
 
-def _ambiguous(calls: Sequence[CallRow], layers: Sequence[Sequence[Change]]) -> list[RepoPath]:
+def _ambiguous(tx: Tx, desk: Desk, calls: Sequence[CallRow], layers: Sequence[Sequence[Change]]) -> list[RepoPath]:
     """Paths that somebody else may have changed in the same window as a call."""
-    unclear = {
-        from_wire(note["path"]) for call in calls for note in decode(call.coverage) if note["reason"] == "ambiguous"
-    }
+    unclear = {path for path, note in _notes(tx, desk, calls) if note["reason"] == "ambiguous"}
     return sorted({change.path for layer in layers for change in layer} & unclear, key=path_bytes)
 
 
@@ -390,33 +409,30 @@ def _split(layer: list[Change], target: _Target, how: How) -> tuple[list[Change]
 
 def _layer(tx: Tx, desk: Desk, call: CallRow, target: _Target) -> list[Change]:
     """A call's changes that count, as this desk sees their places."""
-    back = target.taken.places.get(call.id, frozenset())
-    found = tx.select(CHANGES, {"call": call.id})
-    rows = [row for row in found if row.place not in back and _counts(row.place, target.places)]
+    rows = _rows(tx, call, target)
     changes = [change_from_row(row) for row in rows]
     if call.root != desk.root.id:
-        changes = [replace(one, path=_path_here(desk.root, row)) for one, row in zip(changes, rows, strict=True)]
-    return sorted(restricted(changes, target.paths), key=lambda change: path_bytes(change.path))
+        here = [path_here(desk.root, row.place, one.path) for one, row in zip(changes, rows, strict=True)]
+        changes = [replace(one, path=path) for one, path in zip(changes, here, strict=True)]
+    return sorted(changes, key=lambda change: path_bytes(change.path))
 
 
-def _counts(place: bytes, places: frozenset[bytes] | None) -> bool:
-    """Whether it is one of the places, or below one."""
-    return places is None or any(place[:end] in places for end in (*_slashes(place), len(place)))
+def _rows(tx: Tx, call: CallRow, target: _Target) -> list[ChangeRow]:
+    back = target.taken.places.get(call.id, frozenset())
+    found = tx.select(CHANGES, {"call": call.id})
+    return [row for row in found if row.place not in back and counts_at(row.place, target.places)]
 
 
-def _slashes(place: bytes) -> Iterator[int]:
-    return (at for at, byte in enumerate(place) if byte == ord("/"))
-
-
-def _path_here(root: RootRow, row: ChangeRow) -> RepoPath:
-    below = len(root.place_of(b".")) + 1
-    return path_from_bytes(row.place[below:] if holds(root, row.place) else row.path)
-
-
-def _unknown(touched: Iterable[RepoPath], paths: Sequence[RepoPath] | None) -> list[RepoPath]:
-    """Paths somebody asked for that no change is at or below."""
-    known = {above for path in touched for above in (path, *ancestors_of(path))}
-    return [path for path in paths or () if path not in known]
+def _unknown(desk: Desk, target: _Target) -> tuple[Outcome, ...]:
+    """Of paths somebody asked for that no change is at or below."""
+    if target.named is None:
+        return ()
+    with desk.ledger.store.read() as tx:
+        every = replace(target, taken=Taken())
+        rows = [row for call in target.calls for row in _rows(tx, call, every)]
+    known = {above for row in rows for above in upwards(row.place)}
+    unknown = [path for path, places in target.named.items() if places.isdisjoint(known)]
+    return tuple(Outcome(path, "skipped", "not_captured") for path in unknown)
 
 
 def _nothing_recorded_since(tx: Tx, desk: Desk, calls: Sequence[CallRow]) -> bool:
@@ -445,16 +461,17 @@ def _ns(moment: str) -> int:
 
 
 def _apply(sites: Sequence[Site], target: _Target, plans: Sequence[RestorePlan], how: How) -> str:
-    """The id of the call. What happens in further roots are parts of it."""
-    desk = sites[0].desk
+    """The id of the call, which is where something moves. What happens in further roots are parts of it."""
+    acts = sorted(zip(sites, plans, strict=True), key=lambda act: not act[1].moves)
+    desk = acts[0][0].desk
     session = SessionId(how.session or target.session or target.calls[0].session or "default")
     _check_between_calls(session)
     call = desk.call(session, tool=target.verb, cause=_cause(desk, target, _in_conflict(sites, target, plans)))
     call.at_end.append(lambda tx, status: status == "committed" and _move_session(tx, desk, target, call.id))
     try:
         with call:
-            for site, plan in zip(sites, plans, strict=True):
-                acting = call if site is sites[0] else site.desk.part_of_way_back(call, target.verb)
+            for site, plan in acts:
+                acting = call if site.desk is desk else site.desk.part_of_way_back(call, target.verb)
                 for moves in _effects(plan):
                     acting.change([_intent(site.desk, move) for move in moves])
     except Refused as refused:
@@ -489,7 +506,7 @@ def _move_session(tx: Tx, desk: Desk, target: _Target, call: str) -> bool:
 
 def _with_slices(target: _Target) -> list[str]:
     """Restoring, or going back in some paths only, is about files."""
-    if target.verb == "restore" or target.paths is not None:
+    if target.verb == "restore" or target.named is not None:
         return []
     return [call for call in _ids(target) if call not in target.taken.slices]
 
@@ -522,13 +539,17 @@ def _cause(desk: Desk, target: _Target, in_conflict: Set[str]) -> dict[str, Any]
 
 
 def _asked_in_part(desk: Desk, target: _Target) -> dict[str, bool]:
-    """The calls of which not every path counts, and whether any does."""
-    if target.paths is None and target.places is None:
+    """The calls of which not everything counts, each with all its parts, and whether any of their paths does."""
+    if target.places is None:
         return {}
+    in_part = {main_of(call) for call in target.calls if moved_talk(desk, call)}
     with desk.ledger.store.read() as tx:
-        all_of = replace(target, paths=None, places=None)
-        layers = {call.id: (_layer(tx, desk, call, all_of), _layer(tx, desk, call, target)) for call in target.calls}
-    return {call: bool(taken) for call, (every, taken) in layers.items() if len(every) != len(taken)}
+        every, family = replace(target, places=None), with_parts(tx, target.calls)
+        counted = {call.id: len(_rows(tx, call, target)) for call in family}
+        in_part |= {main_of(call) for call in family if len(_rows(tx, call, every)) != counted[call.id]}
+        beside = [call for call in family if call.id not in target.taken.slices]
+        in_part |= {main_of(call) for call in beside if changes_slices(tx, [call.id])}
+    return {call.id: counted[call.id] > 0 for call in target.calls if main_of(call) in in_part}
 
 
 def _in_conflict(sites: Sequence[Site], target: _Target, plans: Sequence[RestorePlan]) -> set[str]:
@@ -548,12 +569,6 @@ def _intent(desk: Desk, move: Move) -> Intent:
     def plan(image: Image) -> Wanted:
         if image.special or not (same_state(image.entry, move.now) or same_state(image.entry, move.target)):
             raise _WorldMoved
-        content = move.content
-        if content is None and isinstance(move.target, FileEntry):
-            # Bytes that stay may be somebody's own, which no store has yet.
-            stays = isinstance(image.entry, FileEntry) and image.entry.digest == move.target.digest
-            stored = desk.ledger.blobs.content
-            content = image.content if stays else stored(move.target.digest, move.target.size)
-        return Wanted(move.target, content)
+        return Wanted(move.target, content_for(desk, move, image))
 
     return Intent(move.path, plan, lifts=True)

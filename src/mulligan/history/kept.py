@@ -458,6 +458,10 @@ class KeptTree:
     def has_published(self) -> None:
         self._rows.has_published()
 
+    def keep_bytes(self, tx: Tx) -> None:
+        """What the last look has read and nobody has stored yet, without the rows: they will not stand."""
+        self._rows.put_small(tx)
+
     def restore(self) -> bool:
         """Go on from what another process left; False if there is nothing, or not all of it."""
         taken_ns = self._rows.restore()

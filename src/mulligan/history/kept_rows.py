@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from mulligan.history.ledger import entry_bytes, intending, touch_row
 from mulligan.history.putting_back import Site
-from mulligan.history.tables import KEPT, KEPT_ROOTS, TOUCHES, WINDOWS, KeptRootRow, KeptRow, RootRow, TouchRow
+from mulligan.history.tables import KEPT, KEPT_ROOTS, TOUCHES, WATCH_WINDOWS, KeptRootRow, KeptRow, RootRow, TouchRow
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
 from mulligan.values.content import Content
@@ -79,14 +79,18 @@ class KeptRows:
 
         `has_published` when the transaction is over: what a failed one took along goes with the next.
         """
-        blobs, root = self._desk.ledger.blobs, self._desk.disk.root
-        for content in self.small:
-            blobs.put(tx, blobs.prepare(content))
+        root = self._desk.disk.root
+        self.put_small(tx)
         keep_for_windows(tx, self._desk.root, {root.below(path): was for path, was in self.fresh.items()})
         for path in self.fresh:
             self._put(tx, path)
         if self.unsaved <= self.fresh.keys() and taken_ns is not None:
             tx.put(KEPT_ROOTS, KeptRootRow(self._desk.root.id, taken_ns, self._desk.ledger.now()))
+
+    def put_small(self, tx: Tx) -> None:
+        blobs = self._desk.ledger.blobs
+        for content in self.small:
+            blobs.put(tx, blobs.prepare(content))
 
     def has_published(self) -> None:
         self.unsaved.difference_update(self.fresh)
@@ -136,10 +140,16 @@ def _kept_in(row: KeptRow) -> tuple[Stamp, Known]:
 
 def keep_for_windows(tx: Tx, root: RootRow, befores: Mapping[RepoPath, Entry | None]) -> None:
     """Before rows change: a command in a window of its own has its before in them, and needs it should it die."""
-    for window in tx.select(WINDOWS, {"root": root.id}) if befores else ():
+    for window in tx.select(WATCH_WINDOWS, {"root": root.id}) if befores else ():
         for path, before in befores.items():
             if before is not None and not tx.has(TOUCHES, window.call, path_bytes(path)):
                 tx.put(TOUCHES, watched_row(CallId(window.call), path_bytes(path), root, before=before))
+
+
+def forget_kept_for(tx: Tx, call: str) -> None:
+    """A window of the call is over: what others kept for it, and it did not come to need."""
+    for row in tx.select(TOUCHES, {"call": call, "ordinal": OF_A_WINDOW}):
+        tx.delete(TOUCHES, call, row.path)
 
 
 def watched_row(call: CallId, path: bytes, root: RootRow, *, before: Entry) -> TouchRow:

@@ -23,7 +23,7 @@ from mulligan.values.entries import Change, Entry, FileEntry, change_to_json, en
 from mulligan.values.faults import Broken, fault
 from mulligan.values.ids import CallId, IdSource, OwnerId, RootId, SessionId, TurnId, WorkspaceId
 from mulligan.values.limits import KIB_BYTES
-from mulligan.values.paths import path_bytes, to_wire
+from mulligan.values.paths import is_inside, path_from_bytes, to_wire
 from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 from mulligan.workspace.places import Root
@@ -143,20 +143,25 @@ class Ledger:
     def root(self, root: Root, identity: str, *, record: bool = True) -> RootRow:
         """The row of a root, recorded on first sight. Roots that overlap share a workspace.
 
-        With `record` off, a root nobody has worked in yet gets a row that belongs to no workspace.
+        Another directory in a known place has the history of that place, and takes it along when it is moved. With
+        `record` off, a root nobody has worked in yet gets a row that belongs to no workspace.
         """
         with self.store.read() as tx:
             known = _known_root(tx, root.place, identity)
             moved = [] if known is not None else _moved_roots(tx, root.place, identity)
         if known is None and not record:
             return replace(moved[0], place=root.place) if moved else RootRow("", "", root.place, identity)
-        if known is not None:
+        if known is not None and (known.identity == identity or not record):
             return known
         with self.store.write() as tx:
-            return _known_root(tx, root.place, identity) or self._record_root(tx, root.place, identity)
+            known = _known_root(tx, root.place, identity)
+            if known is not None and known.identity == identity:
+                return known
+            return self._record_root(tx, root.place, identity)
 
     def _record_root(self, tx: Tx, place: bytes, identity: str) -> RootRow:
-        moved = _moved_roots(tx, place, identity)
+        known = _known_root(tx, place, identity)
+        moved = _moved_roots(tx, place, identity) if known is None else [known]
         joined = {row.workspace for row in tx.select(ROOTS) if _overlap(row.place, place) or row in moved}
         # The one with the most history goes on: places in its order come after all that any of them gave before.
         joining = sorted(joined, key=lambda one: (-newest_wseq(tx, one), one))
@@ -207,7 +212,7 @@ class Ledger:
         """What we change in the root of the call around us is that call's doing; each would wait for the other."""
         around = None if self.inside is None else tx.get(OPEN, CallId(self.inside))
         root = None if around is None else tx.get(ROOTS, around.root)
-        if root is not None and any(place == root.place or place.startswith(root.place + b"/") for place in places):
+        if root is not None and any(is_inside(place, root.place) for place in places):
             words = f"This process is part of call {self.inside}; only `mulligan call`, `exec` and `run` join it."
             raise Refused("error", "path_claimed", words, claimed_by=[self.inside])
 
@@ -352,8 +357,6 @@ def workspace_journal(workspace: str) -> str:
 
 
 def to_wire_place(place: bytes) -> str:
-    from mulligan.values.paths import path_from_bytes
-
     return "/" if not place else "/" + to_wire(path_from_bytes(place.lstrip(b"/")))
 
 
@@ -389,7 +392,7 @@ def newest_wseq(tx: Tx, workspace: str) -> int:
 
 
 def _overlap(one: bytes, other: bytes) -> bool:
-    return one == other or one.startswith(other + b"/") or other.startswith(one + b"/")
+    return is_inside(one, other) or is_inside(other, one)
 
 
 def touch_row(call: CallId, path: bytes, root: RootRow, *, ordinal: int, before: Entry) -> TouchRow:
@@ -418,9 +421,3 @@ def _with(listed: bytes, item: bytes) -> bytes:
     if item in listed:
         return listed
     return listed[:-1] + (b"," if len(listed) > 2 else b"") + item + b"]"
-
-
-def path_key(path: str) -> bytes:
-    from mulligan.values.paths import RepoPath
-
-    return path_bytes(RepoPath(path))

@@ -12,7 +12,6 @@ from dataclasses import field
 from mulligan.history.sites import with_parts
 from mulligan.history.tables import CALLS, CHANGES, TAKEN_IN_PART, CallRow
 from mulligan.store.protocol import Tx
-from mulligan.values.canonical import decode
 from mulligan.values.plain import plain
 
 
@@ -29,7 +28,7 @@ def taken_of(tx: Tx, calls: Sequence[CallRow]) -> Taken:
     places: dict[str, frozenset[bytes]] = {}
     slices = set[str]()
     for way in _ways_back_of(tx, calls):
-        cause = decode(way.cause or "{}")
+        cause = way.why
         part = [call.id for call in calls if call.id in cause.get("part", ())]
         there = frozenset(row.place for one in with_parts(tx, [way]) for row in tx.select(CHANGES, {"call": one.id}))
         places |= {call: places.get(call, frozenset()) | there for call in part}
@@ -46,5 +45,5 @@ def _ways_back_of(tx: Tx, calls: Sequence[CallRow]) -> list[CallRow]:
 
 def left_of(tx: Tx, calls: Sequence[CallRow]) -> frozenset[str]:
     """Those of the calls that a way back that stands could take only in part, because of a conflict."""
-    left = {call for way in _ways_back_of(tx, calls) for call in decode(way.cause or "{}").get("left", ())}
+    left = {call for way in _ways_back_of(tx, calls) for call in way.why.get("left", ())}
     return frozenset(call.id for call in calls if call.id in left)

@@ -20,7 +20,8 @@ from mulligan.history.traits import Traits
 from mulligan.store.blobs import Prepared, Vanished
 from mulligan.store.claims import Wanted as Claim
 from mulligan.store.protocol import Tx
-from mulligan.values.entries import ABSENT, Absent, Change, DirEntry, Entry, FileEntry, same_state
+from mulligan.values.digest import Digest
+from mulligan.values.entries import ABSENT, Absent, Change, DirEntry, Entry, FileEntry, same_content, same_state
 from mulligan.values.faults import MulliganError
 from mulligan.values.ids import OwnerId
 from mulligan.values.paths import RepoPath, parent_of, path_bytes, to_wire
@@ -35,7 +36,7 @@ class Touched:
     """A path this call has changed: what it was before the call, and what we last put there.
 
     `unsure`: it is being changed right now, or whoever did could not say how far it came. `seen`: an image of `after`
-    as it was found there, without its bytes.
+    as it was found there, without its bytes. `bare`: the store does not have the bytes of `after`.
     """
 
     row: TouchRow
@@ -46,6 +47,7 @@ class Touched:
     unsure: bool = False
     origin: RepoPath | None = None
     seen: Image | None = None
+    bare: bool = False
 
     def take_seen(self) -> Image | None:
         """Once, and only if it is what we last knew: whoever puts it back a second time has to look for himself."""
@@ -54,11 +56,12 @@ class Touched:
 
     def noted_in(self, row: TouchRow) -> Touched:
         """The same with another row of the store."""
-        return Touched(row, self.path, self.before, self.after, self.acted, self.unsure, self.origin)
+        return Touched(row, self.path, self.before, self.after, self.acted, self.unsure, self.origin, bare=self.bare)
 
-    def becomes(self, after: Entry) -> None:
+    def becomes(self, after: Entry, *, bare: bool = False) -> None:
         """What it holds now, for sure. Where nothing is, nothing has come from elsewhere."""
         self.after, self.unsure = after, False
+        self.bare = bare and isinstance(after, FileEntry) and not same_content(self.before, after)
         if isinstance(after, Absent):
             self.origin = None
 
@@ -82,7 +85,7 @@ class _Doomed:
 class Learned:
     """A change that somebody else has seen: what was there, under how many names, and what is there now.
 
-    `after` None: whoever saw it has not read it. It is to be absorbed.
+    `after` None: whoever saw it has not read it. It is to be absorbed. `bare`: its bytes are not in the store.
     """
 
     path: RepoPath
@@ -90,6 +93,7 @@ class Learned:
     after: Entry | None
     seen: Image | None = None
     links: int = 1
+    bare: bool = False
 
 
 class Surprised(Exception):
@@ -112,6 +116,7 @@ class Watching(ABC):
     _touched: dict[RepoPath, Touched]
     _done: Deeds
     _shared: set[RepoPath]
+    _anybodys: dict[tuple[RepoPath, Digest], int]
     _traits: Traits
     _times: dict[RepoPath, int]
     _lock: threading.RLock
@@ -194,7 +199,7 @@ class Watching(ABC):
         """The command is over: what it left at these paths is what this call has done there.
 
         Without `keep` its bytes are not stored: for a command that is about to be put back. So is one whose bytes the
-        store does not take.
+        store does not take; it cannot be published.
         """
         with self._lock:
             try:
@@ -209,12 +214,12 @@ class Watching(ABC):
             for path, image in images.items():
                 if not image.special:
                     touched = self._touched.get(path) or self._unannounced(path, ABSENT)
-                    self._has_become(touched, image.entry, image.without_content())
+                    self._has_become(touched, image.entry, image.without_content(), bare=not keep)
 
-    def _has_become(self, touched: Touched, after: Entry, seen: Image | None) -> None:
+    def _has_become(self, touched: Touched, after: Entry, seen: Image | None, *, bare: bool) -> None:
         self._touched[touched.path] = touched
         self._done.add(touched.path, touched.after)
-        touched.becomes(after)
+        touched.becomes(after, bare=bare)
         touched.acted, touched.seen = True, seen
 
     def _unannounced(self, path: RepoPath, before: Entry) -> Touched:
@@ -264,8 +269,15 @@ class Watching(ABC):
             self._done.add(step.path, touched.after)
         else:
             touched.row = intending(touched.row, step.after, self._draft(touched.row), in_place=False)
-            self._has_become(touched, step.after, step.seen)
+            self._has_become(touched, step.after, step.seen, bare=step.bare)
         return touched.row
+
+    def may_be_anybodys(self, paths: Iterable[RepoPath]) -> None:
+        """Nobody knows who put there what is there: should it be put back, the record names the bytes."""
+        for path in paths:
+            one = self._touched[path]
+            if isinstance(one.after, FileEntry) and not (one.unsure or one.bare or same_content(one.before, one.after)):
+                self._anybodys[path, one.after.digest] = one.after.size
 
     def let_be(self, paths: Iterable[RepoPath]) -> None:
         """Somebody else was at work there beside the command, and nobody can say whose is what.

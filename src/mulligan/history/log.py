@@ -8,7 +8,7 @@ from types import MappingProxyType
 from mulligan.history.desk import Desk
 from mulligan.history.leftovers import left_of
 from mulligan.history.plans import OnConflict
-from mulligan.history.sites import with_parts
+from mulligan.history.sites import main_of, with_parts
 from mulligan.history.tables import CALLS, CHANGES, OPEN, ROOTS, TURNS, WSEQ_END, CallRow, ChangeRow, TurnRow
 from mulligan.session.roots import ENDED_ASIDES
 from mulligan.store.protocol import Tx
@@ -133,30 +133,27 @@ def change_from_row(row: ChangeRow) -> Change:
 
 
 def find_call(desk: Desk, name: str, session: SessionId | None = None) -> CallRow:
-    """The call a person means: its id, the newest with that label, or a unique beginning or end of an id."""
+    """The call a person means: its id, the newest with that label, or a unique beginning or end of an id.
+
+    Only a call of that session is meant, or without one, of this workspace; by its whole id, anybody's of it, and an
+    outside edit too.
+    """
     if not isinstance(name, str):
         raise fault("invalid_params", "A call is named by its id or its label.", field="call")
     name = name.encode("utf-8", "backslashreplace").decode("utf-8")  # no store holds, or looks for, lone surrogates
     with desk.ledger.store.read() as tx:
-        exact = tx.get(CALLS, name)
-        if exact is not None:
-            return exact
-        labelled = _newest_labelled(tx, desk, name, session)
-        if labelled is not None:
-            return labelled
+        own: Mapping[str, Value] = {"id": name}
+        for whose, only in ((session, own), (None, own), (session, {"label": name})):
+            for row in calls_of(tx, desk, whose, only=only):
+                # A part has the label of its call; in a root beside that one it is all there is of it.
+                return row if session is None or row.id == name else tx.get(CALLS, main_of(row)) or row
         ends = len(name) >= _SHORT_ID_MIN
         short = [r for r in calls_of(tx, desk, session) if ends and (r.id.endswith(name) or r.id.startswith(name))]
     if len(short) == 1:
         return short[0]
-    words = "is not a call here" if not short else f"could be any of {len(short)} calls; write more of it"
+    here = "here" if session is None else f"of session {session!r}"
+    words = f"is not a call {here}" if not short else f"could be any of {len(short)} calls; write more of it"
     raise fault("unknown_call", f"{name!r} {words}. `mulligan log` lists the calls.", call=name)
-
-
-def _newest_labelled(tx: Tx, desk: Desk, label: str, session: SessionId | None) -> CallRow | None:
-    where: dict[str, Value] = {"label": label}
-    where |= {"session": session} if session is not None else {"workspace": workspace_of(tx, desk)}
-    rows = tx.select(CALLS, where, order=("id",), descending=True, limit=1)
-    return rows[0] if rows else None
 
 
 def verb_of(row: CallRow) -> str | None:
@@ -180,6 +177,6 @@ def is_open_turn(tx: Tx, session: str, turn: str) -> bool:
 
 
 def status_shown(row: CallRow) -> str:
-    if row.evicted:
-        return "evicted"
-    return "undone" if row.undone_by is not None and row.status == "committed" else row.status
+    if row.status != "committed":
+        return row.status
+    return "evicted" if row.evicted else "undone" if row.undone_by is not None else row.status

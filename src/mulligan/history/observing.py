@@ -9,7 +9,7 @@ first; what others have put on record meanwhile stays theirs.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -26,6 +26,7 @@ from mulligan.values.faults import AskedWrongly
 from mulligan.values.ids import CallId, RootId, SessionId, TurnId, WorkspaceId
 from mulligan.values.paths import ROOT, RepoPath, ancestors_of, path_bytes, path_from_bytes, to_wire
 from mulligan.values.plain import plain
+from mulligan.workspace.disk import Image
 
 Note = Mapping[str, str]
 
@@ -80,11 +81,7 @@ def begin(desk: Desk, observed: Observed, tree: KeptTree | None = None, *, looke
 def as_looked(tree: KeptTree, paths: Iterable[RepoPath], *, since: int) -> Looked:
     """What the tree knows of the paths, and of the folders on the way to them that were missing."""
     found = tree.as_looked(paths)
-    for path in [path for path, entry in found.items() if isinstance(entry, Absent)]:
-        for above in ancestors_of(path):
-            if above == ROOT or not isinstance(tree.as_looked([above])[above], Absent):
-                break
-            found[above] = ABSENT
+    found |= _missing_above(found, lambda folder: tree.as_looked([folder])[folder])
     befores = {path: entry for path, entry in found.items() if entry is not None}
     return Looked(since, befores, [{"path": to_wire(path), "reason": "no_baseline"} for path in found.keys() - befores])
 
@@ -118,18 +115,26 @@ def _images(desk: Desk, paths: Iterable[RepoPath]) -> dict[RepoPath, Entry]:
     images = {path: desk.image(path) for path in paths}
     desk.ledger.blobs.store_all(one.content for one in images.values() if one.content is not None)
     found: dict[RepoPath, Entry] = {path: one.entry for path, one in images.items() if not one.special}
-    for path in list(found):
+    return found | _missing_above(found, desk.entry)
+
+
+def _missing_above(
+    found: Mapping[RepoPath, Entry | None], entry_of: Callable[[RepoPath], Entry | None]
+) -> dict[RepoPath, Entry]:
+    """The folders on the way to what is not there that are not there either."""
+    missing: dict[RepoPath, Entry] = {}
+    for path in (path for path, entry in found.items() if isinstance(entry, Absent)):
         for above in ancestors_of(path):
-            if above == ROOT or not isinstance(desk.entry(above), Absent):
+            if above == ROOT or not isinstance(entry_of(above), Absent):
                 break
-            found[above] = ABSENT
-    return found
+            missing[above] = ABSENT
+    return missing
 
 
 def open_windows(tx: Tx, desk: Desk) -> list[CallRow]:
     """Calls of agents that may change anything below this root, the one that began last first."""
     rows = [tx.get(CALLS, row.call) for row in tx.select(OPEN) if row.owner == AGENT and row.root == desk.root.id]
-    return sorted((row for row in rows if row is not None and _cause(row).get("window")), key=_id, reverse=True)
+    return sorted((row for row in rows if row is not None and row.why.get("window")), key=_id, reverse=True)
 
 
 def _is_any_window_open(desk: Desk) -> bool:
@@ -139,11 +144,6 @@ def _is_any_window_open(desk: Desk) -> bool:
 
 def _id(row: CallRow) -> str:
     return row.id
-
-
-def _cause(row: CallRow) -> dict[str, Any]:
-    found: dict[str, Any] = decode(row.cause) if row.cause else {}
-    return found
 
 
 def take_stock(
@@ -202,7 +202,6 @@ def finish(
     *,
     reason: str | None = None,
     notes: Sequence[Note] = (),
-    effects: Sequence[Mapping[str, Any]] = (),
     until_ns: int | None = None,
 ) -> bool:
     """The tool is over, or its agent is: what changed is recorded, nothing is undone. False: it had ended already.
@@ -213,13 +212,13 @@ def finish(
         row, shown = tx.get(OPEN, call), tx.get(CALLS, call)
     if row is None or shown is None or row.owner != AGENT:
         return False
-    window = bool(_cause(shown).get("window"))
+    window = bool(shown.why.get("window"))
     gaps = take_stock(desk, tree, call, until_ns=until_ns) if window and tree is not None else []
     lost: list[Note] = [{"path": ".", "reason": "no_baseline"}] if window and tree is None else []
-    return _end(desk, shown, reason, notes=[*notes, *gaps, *lost], effects=effects)
+    return _end(desk, shown, reason, notes=[*notes, *gaps, *lost])
 
 
-def _end(desk: Desk, shown: CallRow, reason: str | None, *, notes: Sequence[Note], effects: Sequence[Any]) -> bool:
+def _end(desk: Desk, shown: CallRow, reason: str | None, *, notes: Sequence[Note]) -> bool:
     with desk.ledger.store.read() as tx:
         touches = tx.select(TOUCHES, {"call": shown.id})
     befores = {path_from_bytes(touch.path): entry_from_json(decode(touch.before)) for touch in touches}
@@ -227,14 +226,14 @@ def _end(desk: Desk, shown: CallRow, reason: str | None, *, notes: Sequence[Note
     with desk.ledger.store.write() as tx:
         if tx.get(OPEN, shown.id) is None:
             return False
-        told = _Told(tx, desk, int(_cause(shown).get("since", 0)))
+        told = _Told(tx, desk, int(shown.why.get("since", 0)))
         changes = [told.change(path, befores[path], after) for path, after in sorted(afters.items(), key=_by_bytes)]
-        ending = Ending("committed", [one for one in changes if one], reason, [*notes, *told.notes], effects)
+        ending = Ending("committed", [one for one in changes if one], reason, [*notes, *told.notes])
         desk.ledger.end(tx, _facts_of(shown), ending)
     return True
 
 
-def _kept_image(desk: Desk, path: RepoPath) -> Any:
+def _kept_image(desk: Desk, path: RepoPath) -> Image:
     image = desk.image(path)
     if image.content is not None:
         desk.ledger.blobs.store(image.content)
@@ -320,7 +319,7 @@ def _finish_abandoned(desk: Desk, call: CallRow) -> bool:
 
 
 def is_agent_alive(call: CallRow) -> bool:
-    return is_running(_cause(call))
+    return is_running(call.why)
 
 
 def is_running(agent: Mapping[str, Any]) -> bool:

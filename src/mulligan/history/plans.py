@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
-from mulligan.history.merge import Conflict, KeepOurs, TakeTheirs, WriteMerged, merge_entry
+from mulligan.history.merge import Conflict, KeepOurs, MergedEntry, TakeTheirs, merge_entry
 from mulligan.history.repositories import LeftAlone, is_index
 from mulligan.values.content import Content
 from mulligan.values.digest import Digest, digest_of
@@ -98,12 +98,16 @@ def _always(_: Digest) -> bool:
     return True
 
 
+def _plain_directory(_: RepoPath) -> Entry:
+    return DirEntry(0o755)
+
+
 @dataclass(slots=True)
 class Planner:
     """Undoes layers of changes on a virtual tree, newest first.
 
     `now` says None of what cannot be looked at: a device, FIFO or socket. `has` says whether a body can be read, so
-    that nothing is promised that cannot be done.
+    that nothing is promised that cannot be done. `again` says what a directory is that has to be made anew.
     """
 
     now: Callable[[RepoPath], Entry | None]
@@ -112,6 +116,7 @@ class Planner:
     on_conflict: OnConflict = "merge"
     keep_mtimes: bool = False
     has: Callable[[Digest], bool] = _always
+    again: Callable[[RepoPath], Entry] = _plain_directory
     _seen: dict[RepoPath, Entry] = field(default_factory=dict)
     _tree: dict[RepoPath, Entry] = field(default_factory=dict)
     _outcomes: dict[RepoPath, Outcome] = field(default_factory=dict)
@@ -142,6 +147,13 @@ class Planner:
         outcomes = tuple(self._outcomes[path] for path in sorted(self._outcomes, key=path_bytes))
         plan = RestorePlan(self._moves(), outcomes, tuple(sorted(self._overwrote, key=path_bytes)))
         return plan.untouched() if plan.stops(self.on_conflict) else plan
+
+    def take(self, path: RepoPath, now: Entry, merged: MergedEntry, *, overwrites: bool = False) -> None:
+        """A path that somebody else has merged, to be planned with the rest; before `plan`."""
+        self._seen[path] = self._tree[path] = now
+        if overwrites:
+            self._overwrote.append(path)
+        self._take(path, merged)
 
     def _step_back(self, change: Change) -> None:
         path = change.path
@@ -181,7 +193,6 @@ class Planner:
         for path, target in self._tree.items():
             if not same_state(self._seen[path], target) and not self._can_have(target):
                 self._leave(path, Outcome(path, "skipped", "evicted"))
-                self._overwrote = [one for one in self._overwrote if one != path]
 
     def _can_have(self, entry: Entry) -> bool:
         return not isinstance(entry, FileEntry) or entry.digest in self._fresh or self.has(entry.digest)
@@ -190,6 +201,7 @@ class Planner:
         """The path stays as it is on disk, whatever newer layers had planned for it."""
         self._tree[path] = self._seen[path]
         self._outcomes[path] = outcome
+        self._overwrote = [one for one in self._overwrote if one != path]
 
     def _merge(self, path: RepoPath, ours: Entry, base: Entry, theirs: Entry) -> None:
         try:
@@ -199,7 +211,7 @@ class Planner:
             return
         self._take(path, merged)
 
-    def _take(self, path: RepoPath, merged: KeepOurs | TakeTheirs | WriteMerged | Conflict) -> None:
+    def _take(self, path: RepoPath, merged: MergedEntry) -> None:
         before = self._outcomes.get(path)
         if isinstance(merged, Conflict):
             gone = merged.reason == "deleted_externally"
@@ -247,7 +259,7 @@ class Planner:
         for path in [path for path, entry in self._tree.items() if not isinstance(entry, Absent)]:
             for above in reversed(ancestors_of(path)):
                 if isinstance(self._planned(above), Absent):
-                    self._seen[above], self._tree[above] = ABSENT, _AGAIN
+                    self._seen[above], self._tree[above] = ABSENT, self.again(above)
                     self._outcomes[above] = Outcome(above, "restored")
 
     def _leave_what_has_no_directory(self) -> None:
@@ -294,7 +306,6 @@ class Planner:
 
 
 _KEPT = DirEntry(0)
-_AGAIN = DirEntry(0o755)
 
 
 class Step(Protocol):

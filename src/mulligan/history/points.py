@@ -5,7 +5,7 @@ A point is a call or a message. It divides the calls of its session, and what wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 from mulligan.history.desk import Desk
@@ -18,6 +18,7 @@ from mulligan.session.positions import (
     check_continuable,
     has_talk,
     message_named,
+    turn_began,
     turn_bounds,
     without_turn,
 )
@@ -109,6 +110,8 @@ def _call_point(desk: Desk, name: str | int, session: SessionId | None, *, side:
     if isinstance(name, int):
         raise fault("unknown_point", f"There is no message {name} here.", point=name)
     row = find_call(desk, name, session)
+    if session is not None and row.session != session:
+        raise fault("unknown_call", f"{name!r} is not a call of session {session!r}; name one of its own.", call=name)
     if row.status == "open":
         raise fault("call_open", f"Call {row.id} is still running.")
     session = SessionId(row.session) if row.session is not None else None
@@ -172,9 +175,13 @@ def move_of_turn(desk: Desk, session: SessionId, turn: str) -> TalkMove | None:
 
 
 def _bounds(tx: Tx, session: SessionId, turn: str) -> tuple[int, int] | None:
+    """Of one that is running: up to now."""
     row = tx.get(TURNS, session, turn)
-    if row is None or not row.opened or row.ended_at is None:
+    if row is None or not row.opened:
         return None
+    if row.ended_at is None:
+        began = turn_began(tx, session, turn, row.started_at)
+        return None if began is None else (began, head_of(tx, session))
     return turn_bounds(tx, session, turn, started_at=row.started_at, ended_at=row.ended_at)
 
 
@@ -190,12 +197,18 @@ def stretch_of_turn(tx: Tx, session: SessionId, turn: str, calls: Sequence[CallR
     return Stretch(session, min(began), min(began)) if began and len(began) == len(places) else None
 
 
-def last_turn_beside_calls(tx: Tx, session: SessionId, last: CallRow | None) -> str | None:
-    """The newest completed turn, not before that of the call, with messages or changes of slices beside its calls."""
+def last_turn_beside_calls(
+    tx: Tx, session: SessionId, last: CallRow | None, *, cancelled: Set[str] = frozenset()
+) -> str | None:
+    """The newest completed turn, not before that of the call, with messages or changes of slices beside its calls.
+
+    `cancelled`: turns that are completed, or will be by then.
+    """
     if not (window_of(tx, session) or has_state(tx, session)):
         return None
     since = 0 if last is None or last.session != session else _began_at(tx, last)
-    rows = [row for row in tx.select(TURNS, {"session": session}) if row.opened and row.ended_at is not None]
+    opened = [row for row in tx.select(TURNS, {"session": session}) if row.opened]
+    rows = [row for row in opened if row.ended_at is not None or row.id in cancelled]
     for row in sorted(rows, key=lambda row: (row.started_at, row.id), reverse=True):
         bounds = _bounds(tx, session, row.id)
         if bounds is not None and bounds[0] < since:
@@ -237,6 +250,11 @@ def move_of_undo(desk: Desk, row: CallRow) -> TalkMove | None:
         return window_at(tx, session, moved.was) if now == window_at(tx, session, moved.seq) else now
 
     return TalkMove(session, target)
+
+
+def moved_talk(desk: Desk, row: CallRow) -> bool:
+    """Whether it is a way back that put another talk in force."""
+    return row.way_back is not None and _talk_moved_by(desk, row)[1] is not None
 
 
 def _talk_moved_by(desk: Desk, row: CallRow) -> tuple[SessionId, WindowRow | None]:

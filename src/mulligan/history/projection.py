@@ -68,7 +68,7 @@ from mulligan.session.tables import project_boundary_attached, project_boundary_
 from mulligan.session.tokens import project_token_created, project_token_expired, project_token_touched
 from mulligan.store.journal import Projector, Record
 from mulligan.store.protocol import Tx
-from mulligan.values.canonical import decode, encode
+from mulligan.values.canonical import encode
 from mulligan.values.paths import from_wire, path_bytes
 from mulligan.workspace.snapshots import (
     project_snapshot_created,
@@ -92,9 +92,13 @@ def _root_opened(tx: Tx, record: Record) -> None:
             tx.update(CALLS, call.id, workspace=body["workspace"])
     shown = path_bytes(from_wire(body["place"].lstrip("/") or "."))
     root = RootRow(body["root"], body["workspace"], b"/" + shown if shown != b"." else b"", body["identity"])
-    if tx.has(ROOTS, root.id):
+    before = tx.get(ROOTS, root.id)
+    if before is not None and before.place_of(_ANY_NAME) != root.place_of(_ANY_NAME):
         _move_changes(tx, root)
     tx.put(ROOTS, root)
+
+
+_ANY_NAME = b"A"
 
 
 def _move_changes(tx: Tx, root: RootRow) -> None:
@@ -177,7 +181,7 @@ def _call_ended(tx: Tx, record: Record) -> None:
 
 def _follow_cause(tx: Tx, call: CallRow, *, changed: bool) -> None:
     """What a committed call means for the calls it took back, and for the redo stack of its session."""
-    cause = decode(call.cause) if call.cause else {}
+    cause = call.why
     verb, targets = cause.get("verb"), cause.get("of", ())
     if verb is not None and "part_of" in cause:
         # A part of a way back: the call it belongs to says what became of what.
@@ -218,15 +222,22 @@ def _session_of(call: CallRow) -> str:
     return call.session
 
 
-def _mark_undone(tx: Tx, targets: Sequence[str], *, by: str | None) -> None:
-    """With `by` None the calls stand again. What a way back took back stands exactly while the way back does not."""
-    for target in targets if by is not None else reversed(targets):
+def _mark_undone(tx: Tx, targets: Sequence[str], *, by: str) -> None:
+    """What a way back took back stands exactly while the way back does not."""
+    for target in targets:
         row = tx.get(CALLS, target)
-        if row is None or (row.undone_by is None) == (by is None):
-            continue
-        tx.update(CALLS, row.id, undone_by=by)
-        cause = decode(row.cause) if row.cause else {}
-        _mark_undone(tx, cause.get("of", ()), by=row.id if by is None else None)
+        if row is not None and row.undone_by is None:
+            tx.update(CALLS, row.id, undone_by=by)
+            _stand_again(tx, row)
+
+
+def _stand_again(tx: Tx, way: CallRow) -> None:
+    """What a way back that stands no more had taken back, but for what another had taken back before it."""
+    for target in reversed(way.why.get("of", ())):
+        row = tx.get(CALLS, target)
+        if row is not None and row.undone_by == way.id:
+            tx.update(CALLS, row.id, undone_by=None)
+            _mark_undone(tx, row.why.get("of", ()), by=row.id)
 
 
 def _call_evicted(tx: Tx, record: Record) -> None:

@@ -6,7 +6,7 @@ For every path the call meant to touch, from what is there now:
 | what was there before | nothing: it never happened, or was put back already |
 | something the call meant to put there | what was there before goes back |
 | that content under a mode of somebody's, or that mode over somebody's content | only our half of it goes back |
-| a torn file that was being written in place | kept in the store, then what was there before goes back |
+| a torn file that was being written in place | kept in the store and named, then what was there before goes back |
 | anything else | somebody's work: it stays, is kept in the store too if that has room, and is reported |
 What lies under a draft name is ours to throw away, unless it is somebody's save that had just been displaced: then it
 is that, not the preimage, which goes back. All of it can be done again from the start, so it may itself die anywhere.
@@ -135,12 +135,16 @@ def _children(site: Site, path: RepoPath) -> list[RepoPath]:
 class Report:
     """The paths that were put back, and the ones somebody else had changed, left as they are.
 
-    `rescued`: bytes of nobody in particular that had to give way; the record of the call's end shall keep them.
+    `rescued`: bytes of nobody in particular that had to give way, and where; the record of the call's end shall keep
+    them and say so.
     """
 
     put_back: list[RepoPath] = field(default_factory=list)
     conflicts: list[RepoPath] = field(default_factory=list)
-    rescued: set[Digest] = field(default_factory=set)
+    rescued: dict[tuple[RepoPath, Digest], None] = field(default_factory=dict)
+
+    def rescue(self, path: RepoPath, *entries: Entry) -> None:
+        self.rescued |= {(path, entry.digest): None for entry in entries if isinstance(entry, FileEntry)}
 
 
 def put_back(site: Site, traces: Iterable[Trace], note_lift: NoteLift) -> Report:
@@ -291,13 +295,13 @@ class _Way:
         self.target = image.entry if self._is_ours(now) else self.target
 
     def go(self, report: Report) -> None:
-        report.rescued |= {entry.digest for entry in self._displaced if isinstance(entry, FileEntry)}
+        report.rescue(self.path, *self._displaced)
         spot = self._spot()
         if spot is None:
             if not isinstance(self.target, Absent):
                 report.conflicts.append(self.path)
                 # Its directory is gone, and whoever took that away never saw these bytes.
-                report.rescued |= {self.target.digest} if isinstance(self.target, FileEntry) else set()
+                report.rescue(self.path, self.target)
             return
         self._settle(spot, report)
         for draft in self.trace.drafts if self._strays else ():
@@ -399,7 +403,7 @@ class _Way:
         if isinstance(now.entry, FileEntry):
             torn = with_bytes(self.site.disk, spot, now)
             self._store(torn)
-            report.rescued |= {torn.entry.digest} if isinstance(torn.entry, FileEntry) else set()
+            report.rescue(self.path, torn.entry)
         return self.target
 
     def set_time(self) -> None:

@@ -15,6 +15,7 @@ from mulligan.history.kept_rows import draft_name
 from mulligan.history.ledger import Ending, Facts, intending, touch_row
 from mulligan.history.lifting import NoteLift
 from mulligan.history.putting_back import Trace, everything_below, put_back, trace_of
+from mulligan.history.rescues import rescue_note
 from mulligan.history.tables import AGENT, CALLS, OPEN, ROOTS, TOUCHES, OpenRow, TouchRow
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
@@ -106,8 +107,9 @@ def _put_back_all(desk: Reach, facts: Facts, touches: list[TouchRow]) -> Recover
     report = put_back(desk, all_of_it, _noting_lifts(desk, facts.id))
     notes = [{"path": to_wire(path), "reason": "conflicted"} for path in report.conflicts]
     with desk.ledger.store.write() as tx:
-        coverage = [*left.notes, *notes]
-        ending = Ending("aborted", reason="process_died", coverage=coverage, handed_out=report.rescued)
+        coverage = [*left.notes, *notes, *(rescue_note(*one) for one in report.rescued)]
+        digests = {digest for _, digest in report.rescued}
+        ending = Ending("aborted", reason="process_died", coverage=coverage, handed_out=digests)
         desk.ledger.end(tx, facts, ending)
     forget(desk, facts.id)
     return Recovered(facts.id, report.put_back, [*report.conflicts, *(from_wire(note["path"]) for note in left.notes)])

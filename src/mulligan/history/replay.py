@@ -150,7 +150,7 @@ def steps_of(tx: Tx, session: SessionId, *, whole: bool = False) -> Iterator[dic
     """What was said and done, without what differs from run to run: ids and times; `whole`: with them."""
     for record in records_of(tx, session_journal(session)):
         if record.kind == "message.appended":
-            yield {"said": record.payload.get("message") or record.payload.get("ref")}
+            yield {"said": record.payload.get("message") or record.payload["blob"]}
         elif record.kind == "call.ended":
             for effect in record.payload.get("effects", ()):
                 receipt = effect["receipt"] if whole else _lasting(effect["receipt"])

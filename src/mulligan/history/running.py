@@ -21,11 +21,11 @@ from mulligan.history.tables import CHANGES, WSEQ_END
 from mulligan.history.taking_over import Start, take_over
 from mulligan.history.windows import Window, lookout_of
 from mulligan.values.entries import ABSENT, Absent
-from mulligan.values.paths import RepoPath, path_bytes, path_from_bytes, to_wire
+from mulligan.values.paths import RepoPath, is_inside, path_bytes, path_from_bytes, to_wire
 from mulligan.values.plain import plain
-from mulligan.workspace.exec.capture import Coverage
+from mulligan.workspace.exec.capture import Capture, Caught, Coverage, Notify
 from mulligan.workspace.exec.choose import Means, run_caught
-from mulligan.workspace.exec.command import Command, is_inside
+from mulligan.workspace.exec.command import Command
 from mulligan.workspace.exec.ledger import below
 from mulligan.workspace.exec.output import Sink
 from mulligan.workspace.exec.overlay import Overlay
@@ -49,7 +49,8 @@ class How:
 class CallWitness:
     """Told by the supervisor before a command changes a path; returns when the call has it safe."""
 
-    def __init__(self, call: Call, root: bytes) -> None:
+    def __init__(self, desk: Desk, call: Call, root: bytes) -> None:
+        self._desk = desk
         self._call = call
         self._root = root
 
@@ -58,6 +59,11 @@ class CallWitness:
         below_root = paths_below(self._root, paths)
         kept = [path for path in below_root if not is_object(path) or self._is_there(path)]
         self._call.about_to_change(kept, going=going)
+
+    def has(self, path: bytes) -> bool:
+        """What was not kept will not go back either."""
+        befores = {inner: self._call.before_of(inner) for inner in paths_below(self._root, [path])}
+        return all(one is None or self._desk.image(inner).holds(one) for inner, one in befores.items())
 
     def _is_there(self, path: RepoPath) -> bool:
         return os.path.lexists(os.path.join(self._root, path_bytes(path)))
@@ -74,11 +80,12 @@ def run_in_call(desk: Desk, call: Call, command: Command, *, sink: Sink, how: Ho
     if how.strategy not in ("watch", "scan"):  # a window begins it together with itself
         call.begin()
     start = Start.now(desk, call) if how.isolate or how.strategy == "overlay" else None
-    windows: list[Window] = []
+    begun: list[Capture] = []
     means = Means(
-        CallWitness(call, command.root),
-        window=lambda name: _noted(windows, Window(desk, call, name)),
+        CallWitness(desk, call, command.root),
+        window=lambda name: Window(desk, call, name),
         is_watching=lookout_of(desk).is_watching,
+        begun=begun.append,
     )
     over = False
     try:
@@ -94,7 +101,7 @@ def run_in_call(desk: Desk, call: Call, command: Command, *, sink: Sink, how: Ho
         over = True
     finally:
         if not over:
-            _absorb_unfinished(call, command.root, windows)
+            _absorb_unfinished(call, command.root, begun)
     _cover(call, command.root, ran.coverage)
     if isinstance(capture, Overlay):
         assert start is not None, "nobody isolates unasked"
@@ -106,16 +113,9 @@ def run_in_call(desk: Desk, call: Call, command: Command, *, sink: Sink, how: Ho
     elif isinstance(capture, Window):
         capture.take(stands=_stands(ran, how))
         _name_ambiguous(desk, call, capture)
-    else:
-        # What somebody else wrote at too is left there, whatever becomes of the command.
-        _absorb(call, command.root, ran.touched, keep=_stands(ran, how) or bool(ran.shared))
-        _name_shared(call, paths_below(command.root, ran.shared))
+    elif isinstance(capture, Notify):
+        _absorb_all(call, command.root, capture, keep=_stands(ran, how))
     return ran
-
-
-def _noted(windows: list[Window], window: Window) -> Window:
-    windows.append(window)
-    return window
 
 
 def _stands(ran: Ran, how: How) -> bool:
@@ -132,19 +132,32 @@ def _left_behind(call: Call, root: bytes) -> list[RepoPath]:
     return sorted(found, key=path_bytes)
 
 
-def _absorb_unfinished(call: Call, root: bytes, windows: Iterable[Window]) -> None:
+def _absorb_unfinished(call: Call, root: bytes, begun: Iterable[Capture]) -> None:
     """It was interrupted or broke: what it has done so far is the call's, which will be put back."""
-    _absorb_lifting(call, _left_behind(call, root))
-    for window in windows:
-        if window.is_open:
-            _cover(call, root, window.look())
-            window.take(stands=False)
+    for capture in begun:
+        if isinstance(capture, Notify):
+            _cover(call, root, capture.caught.coverage)
+            _absorb_all(call, root, capture, keep=True)
+            _absorb_lifting(call, _left_behind(call, root))
+        elif isinstance(capture, Window) and capture.is_open:
+            _cover(call, root, capture.look())
+            capture.take(stands=False)
 
 
-def _absorb(call: Call, root: bytes, touched: Iterable[bytes], *, keep: bool) -> None:
-    paths = paths_below(root, touched)
+def _absorb_all(call: Call, root: bytes, capture: Notify, *, keep: bool) -> None:
+    """Whoever came before we had looked may be in what we saw."""
+    _absorb(call, root, capture.caught, keep=keep)
+    late = capture.late()
+    _absorb(call, root, Caught(late, shared=late), keep=True)
+
+
+def _absorb(call: Call, root: bytes, caught: Caught, *, keep: bool) -> None:
+    """What somebody else wrote at too is left there, whatever becomes of the command."""
+    paths = paths_below(root, caught.touched)
     every = frozenset(paths)
-    _absorb_lifting(call, [path for path in paths if not _is_new_object(call, path, every)], keep=keep)
+    ours = [path for path in paths if not _is_new_object(call, path, every)]
+    _absorb_lifting(call, ours, keep=keep or bool(caught.shared))
+    _name_shared(call, paths_below(root, caught.shared))
 
 
 def _absorb_lifting(call: Call, paths: Sequence[RepoPath], *, keep: bool = True) -> None:

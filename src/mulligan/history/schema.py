@@ -19,7 +19,7 @@ from mulligan.history.tables import (
     TAKEN_IN_PART,
     TOUCHES,
     TURNS,
-    WINDOWS,
+    WATCH_WINDOWS,
 )
 from mulligan.session.graphs import GRAPH_TABLES
 from mulligan.session.kept import SLICE_TABLES
@@ -39,7 +39,7 @@ SCHEMA = Schema(
         *(RECORDS, HEADS, REFS, BLOBS, BODIES, OWNERS, CLAIMS),
         *(SESSIONS, BOUNDARIES, ROOTS, TURNS, CALLS, CALL_PARTS, TAKEN_IN_PART, CHANGES, REDO),
         *(PINS, BRANCHES, SCOPES, CAPTURES),
-        *(OPEN, TOUCHES, KEPT, KEPT_ROOTS, WINDOWS),
+        *(OPEN, TOUCHES, KEPT, KEPT_ROOTS, WATCH_WINDOWS),
         *TALK_TABLES,
         *SLICE_TABLES,
         *GRAPH_TABLES,
@@ -47,4 +47,5 @@ SCHEMA = Schema(
         *(SNAPSHOTS, LINEAGE, LEASES, LEASE_PATHS),
     ),
     projectors=PROJECTORS,
+    unfolded=frozenset({"committed", "paths.evicted", "session.imported", "snapshot.bodies", "store.lost"}),
 )

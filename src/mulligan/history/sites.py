@@ -6,7 +6,7 @@ What a call did in other roots are its parts. They are published with it, and th
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mulligan.history.desk import Desk
@@ -14,10 +14,12 @@ from mulligan.history.plans import Move, Outcome, RestorePlan
 from mulligan.history.tables import CALL_PARTS, CALLS, ROOTS, CallRow, RootRow
 from mulligan.session.roots import ASIDES
 from mulligan.store.protocol import Tx
-from mulligan.values.canonical import decode
 from mulligan.values.faults import fault
-from mulligan.values.paths import RepoPath, text_from_wire, to_wire
+from mulligan.values.paths import RepoPath, is_inside, path_bytes, path_from_bytes, text_from_wire, to_wire
 from mulligan.values.plain import plain
+
+Places = Mapping[RepoPath, frozenset[bytes]]
+"""Paths as somebody names them, each with where it may be."""
 
 
 @plain(slots=True, frozen=True)
@@ -30,7 +32,7 @@ class Site:
 
 def main_of(row: CallRow) -> str:
     """The call that a part belongs to; any other call's own id."""
-    found = decode(row.cause).get("part_of") if row.cause else None
+    found = row.why.get("part_of")
     return found if isinstance(found, str) else row.id
 
 
@@ -56,7 +58,12 @@ def sites_of(desk: Desk, calls: Sequence[CallRow]) -> list[Site]:
             root = tx.get(ROOTS, call.root)
             by_workspace.setdefault(call.workspace if root is None else root.workspace, []).append(call)
     groups: list[list[CallRow]] = list(by_workspace.values()) or [[]]
-    return [Site(_home(desk, group), tuple(group)) for group in groups]
+    return [Site(_home(desk, group), tuple(_in_order(group))) for group in groups]
+
+
+def _in_order(calls: Iterable[CallRow]) -> list[CallRow]:
+    """Newest first by their places in the one workspace: one that began earlier may have changed a file later."""
+    return sorted(calls, key=lambda row: row.wseq or 0, reverse=True)
 
 
 def _home(desk: Desk, calls: Sequence[CallRow]) -> Desk:
@@ -73,19 +80,61 @@ def _home(desk: Desk, calls: Sequence[CallRow]) -> Desk:
 
 
 def holds(root: RootRow, place: bytes) -> bool:
-    own = root.place_of(b".")
-    return place == own or place.startswith(own + b"/")
+    return is_inside(place, root.place_of(b"."))
+
+
+def places_named(tx: Tx, desk: Desk, calls: Iterable[CallRow], paths: Iterable[RepoPath]) -> Places:
+    """Where each path is that somebody names as this desk shows it: relative, or absolute in another root.
+
+    What is aside goes by its root's name, so that is two places. Raises `invalid_path` for what is in no root in which
+    the calls were at work.
+    """
+    own = tx.get(ROOTS, desk.root.id) or desk.root
+    rows = {call.root: tx.get(ROOTS, call.root) for call in calls}
+    roots = [(row.place, row) for row in (own, *rows.values()) if row is not None]
+    roots += [(os.fsencode(one.path), row) for one in tx.select(ASIDES) if (row := rows.get(one.root)) is not None]
+    found = {path: _places(os.path.join(own.place + b"/", path_bytes(path)), roots) for path in paths}
+    for path in (path for path, places in found.items() if not places):
+        raise fault("invalid_path", f"{path!r} is not in a root in which that happened.", path=path)
+    return found
+
+
+def _places(whole: bytes, roots: Iterable[tuple[bytes, RootRow]]) -> frozenset[bytes]:
+    inside = ((root, whole[len(name) + 1 :] or b".") for name, root in roots if is_inside(whole, name))
+    return frozenset(root.place_of(below) for root, below in inside)
+
+
+def counts_at(place: bytes, places: frozenset[bytes] | None) -> bool:
+    """Whether it is one of the places, or below one; None: anywhere."""
+    return places is None or not places.isdisjoint(upwards(place))
+
+
+def upwards(place: bytes) -> Iterator[bytes]:
+    """The place itself, and every directory above it."""
+    return (place[:end] for end in (*(at for at, byte in enumerate(place) if byte == ord("/")), len(place)))
+
+
+def path_here(root: RootRow, place: bytes, path: RepoPath) -> RepoPath:
+    """A place as a path of this root; one that is not in it stays what it was."""
+    return path_from_bytes(place[len(root.place_of(b".")) + 1 :] or b".") if holds(root, place) else path
+
+
+def shown_by(tx: Tx, desk: Desk, root: RootRow) -> Callable[[RepoPath], RepoPath]:
+    """How this desk shows paths of any root: relative below its own, else absolute; what is aside by its own name."""
+    if root.id == desk.root.id:
+        return lambda path: path
+    aside = tx.select(ASIDES, {"root": root.id}, limit=1)
+    if aside:
+        return lambda path: RepoPath(os.path.normpath(os.path.join(aside[0].path, path)))
+    return lambda path: RepoPath(desk.shown(root, path))
 
 
 def as_seen_from(desk: Desk, site: Site, plan: RestorePlan) -> RestorePlan:
-    """The plan with whole paths for what is in a root beside this desk's; what is aside goes by its own name."""
-    prefix = _prefix(desk, site.desk)
-    if prefix is None:
+    """The plan with paths as this desk shows them."""
+    if desk is site.desk:
         return plan
-
-    def whole(path: RepoPath) -> RepoPath:
-        return RepoPath(os.path.normpath(os.path.join(prefix, path)))
-
+    with desk.ledger.store.read() as tx:
+        whole = shown_by(tx, desk, site.desk.root)
     return replace(
         plan,
         moves=tuple(_moved(move, whole(move.path)) for move in plan.moves),
@@ -103,25 +152,14 @@ def _told(outcome: Outcome, path: RepoPath) -> Outcome:
     return replace(outcome, path=path)
 
 
-def _prefix(desk: Desk, there: Desk) -> str | None:
-    """None for a root that overlaps ours: its paths are told as they always were."""
-    if desk is there:
-        return None
-    with desk.ledger.store.read() as tx:
-        ours, theirs = tx.get(ROOTS, desk.root.id), tx.get(ROOTS, there.root.id)
-        if ours is None or theirs is None or ours.workspace == theirs.workspace:
-            return None
-        aside = tx.select(ASIDES, {"root": there.root.id})
-    return aside[0].path if aside else os.fsdecode(theirs.place)
-
-
-def together(plans: Sequence[RestorePlan]) -> RestorePlan:
-    """Plans of several sites as one, to be shown."""
-    if len(plans) == 1:
+def together(plans: Sequence[RestorePlan], unknown: Sequence[Outcome] = ()) -> RestorePlan:
+    """Plans of several sites as one, to be shown, with what none of them knows of."""
+    if len(plans) == 1 and not unknown:
         return plans[0]
+    outcomes = (*(one for plan in plans for one in plan.outcomes), *unknown)
     return RestorePlan(
         tuple(move for plan in plans for move in plan.moves),
-        tuple(one for plan in plans for one in plan.outcomes),
+        tuple(sorted(outcomes, key=lambda one: path_bytes(one.path))),
         tuple(path for plan in plans for path in plan.overwrote_external),
         tuple(one for plan in plans for one in plan.left_alone),
         tuple(gap for plan in plans for gap in plan.coverage),

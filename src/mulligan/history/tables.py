@@ -3,7 +3,10 @@ what open calls are about to do, so that anyone can put it back if they die."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from mulligan.store.tables import Table
+from mulligan.values.canonical import decode
 from mulligan.values.ids import OwnerId
 from mulligan.values.plain import plain
 from mulligan.workspace.places import folded
@@ -75,6 +78,12 @@ class CallRow:
     reason: str | None = None
     coverage: str = "[]"
     way_back: str | None = None
+
+    @property
+    def why(self) -> dict[str, Any]:
+        """Its cause, read; empty for work of its own."""
+        found: dict[str, Any] = decode(self.cause) if self.cause else {}
+        return found
 
 
 @plain(slots=True, frozen=True)
@@ -212,7 +221,7 @@ AGENT = OwnerId(0)
 
 
 @plain(slots=True, frozen=True)
-class WindowRow:
+class WatchWindowRow:
     """A command whose changes are seen only afterwards: what was there before is in `kept` until it has ended.
 
     `since` is the workspace's newest record then; `mark` is the file that says when its last process ended.
@@ -253,4 +262,4 @@ OPEN: Table[OpenRow] = Table("open_calls", OpenRow, key=("call",))
 TOUCHES: Table[TouchRow] = Table("touches", TouchRow, key=("call", "path"))
 KEPT: Table[KeptRow] = Table("kept", KeptRow, key=("root", "path"), indexes=(("digest",),))
 KEPT_ROOTS: Table[KeptRootRow] = Table("kept_roots", KeptRootRow, key=("root",))
-WINDOWS: Table[WindowRow] = Table("windows", WindowRow, key=("call",), indexes=(("root",),))
+WATCH_WINDOWS: Table[WatchWindowRow] = Table("windows", WatchWindowRow, key=("call",), indexes=(("root",),))

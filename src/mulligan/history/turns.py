@@ -18,7 +18,6 @@ from mulligan.session.positions import turn_began
 from mulligan.session.tables import session_journal
 from mulligan.store.journal import RECORDS, parse_record
 from mulligan.store.protocol import Tx
-from mulligan.values.canonical import decode
 from mulligan.values.faults import fault
 from mulligan.values.ids import OwnerId, SessionId
 from mulligan.values.plain import plain
@@ -65,7 +64,7 @@ def _newest_with_something(tx: Tx, desk: Desk, sought: Sought) -> Named | None:
     session = sought.session
     last = newest_standing(tx, desk, sought.scope, on_conflict=sought.on_conflict)
     if session is not None:
-        beside = last_turn_beside_calls(tx, session, last)
+        beside = last_turn_beside_calls(tx, session, last, cancelled=sought.cancelled)
         if beside is not None:
             return session, beside
     return (SessionId(last.session), last.turn) if last is not None and last.session is not None else None
@@ -78,28 +77,31 @@ def _or_of_children(tx: Tx, desk: Desk, own: Named | None, sought: Sought) -> Na
     if session is None or delegated is None:
         return own
     span = None if own is None else span_of(tx, *own)
-    return own if span is not None and span.started_at >= delegated.started_at else (session, delegated.turn)
+    is_newer = own is not None and (span is None or span.started_at >= delegated.started_at)
+    return own if is_newer else (session, delegated.turn)
 
 
 def _idle_since(tx: Tx, desk: Desk, session: SessionId, *, after: Named | None, but: Set[str]) -> Named | None:
     """The newest turn after one, of which nothing stands although nobody has rolled it back."""
     span = None if after is None else span_of(tx, *after)
+    if after is not None and span is None:
+        return None  # it is running, and about to be cancelled
     gone, reach = set(but), _LAST_ID
     for row in calls_of(tx, desk, session):
         if (session, row.turn) == after or (span is not None and row.started_at < span.started_at):
             return None
-        cause = decode(row.cause) if row.cause else {}
+        cause = row.why
         if cause.get("verb") in _OVER_TURNS and row.status == "committed" and row.undone_by is None:
             gone.add(cause.get("turn", ""))
-            reach = min(reach, *cause["of"], *cause.get("part", ()), _LAST_ID)
+            reach = min(reach, *cause.get("of", ()), *cause.get("part", ()), _LAST_ID)
         is_work = row.turn != row.id and row.way_back is None
         if is_work and row.turn not in gone and row.id < reach:
             return session, row.turn
     return None
 
 
-def close_open_turns(desk: Desk, session: SessionId, *, cancel: bool) -> set[str]:
-    """A turn that is still running is cancelled first, or nothing is rolled back. The turns that were cancelled."""
+def close_open_turns(desk: Desk, session: SessionId, *, cancel: bool, dry_run: bool = False) -> set[str]:
+    """A turn that is still running is cancelled first, or nothing is rolled back. Which turns these are."""
     _end_dead(desk, session)
     with desk.ledger.store.read() as tx:
         running = open_calls_of(tx, session)
@@ -107,10 +109,13 @@ def close_open_turns(desk: Desk, session: SessionId, *, cancel: bool) -> set[str
         turns |= {row.turn for row in running}
     if not turns:
         return turns
-    if not cancel or not all(desk.cancel(row.id) for row in running):
+    if not cancel or not all(desk.can_cancel(row.id) for row in running):
         words = f"A turn of session {session} is still running; stop it first, or cancel it with --cancel-open"
         raise fault("turn_open", f"{words} (cancel_open=True).")
-    _end(desk, session, turns, "cancelled")
+    if not dry_run:
+        for row in running:
+            desk.cancel(row.id)
+        _end(desk, session, turns, "cancelled")
     return turns
 
 

@@ -22,13 +22,14 @@ from mulligan.history.call import Call
 from mulligan.history.dead_windows import CLOSED
 from mulligan.history.desk import Desk
 from mulligan.history.kept import Drift, KeptTree
+from mulligan.history.kept_rows import forget_kept_for
 from mulligan.history.ledger import newest_wseq
 from mulligan.history.live import Learned
 from mulligan.history.log import workspace_of
 from mulligan.history.observing import take_stock
-from mulligan.history.tables import OPEN, TOUCHES, WINDOWS, WindowRow
+from mulligan.history.tables import OPEN, TOUCHES, WATCH_WINDOWS, WatchWindowRow
 from mulligan.store.protocol import Tx
-from mulligan.values.faults import fault, fault_of_os_error
+from mulligan.values.faults import MulliganError, fault, fault_of_os_error
 from mulligan.values.paths import RepoPath
 from mulligan.workspace.exec.capture import Caught, Coverage, StrategyName
 from mulligan.workspace.exec.choose import WindowName
@@ -148,6 +149,8 @@ class Window:
         self._call = call
         self._ready: Ready | None = None
         self._looked = False
+        self._kept = True
+        """whether the store has the bytes that the look found"""
         self.drifts: list[Drift] = []
         self.since = 0
         """the workspace's newest record when it was opened"""
@@ -191,11 +194,18 @@ class Window:
         has is not."""
         assert self._ready is not None
         if not self._looked:
-            self._ready.tree.close()
-            tree = self._ready.tree = KeptTree(self._desk, watched_from=_NEVER_WATCHED)
-            self.drifts = tree.look(whole=True, keep=False) if tree.restore() else []
+            try:
+                self._look_anew(self._ready)
+            except MulliganError:  # what the store does not take must not keep anything from going back
+                self._look_anew(self._ready, keep=False)
             self._looked = True
         return self._coverage()
+
+    def _look_anew(self, ready: Ready, *, keep: bool = True) -> None:
+        ready.tree.close()
+        ready.tree = tree = KeptTree(self._desk, watched_from=_NEVER_WATCHED)
+        self.drifts = tree.look(whole=True, keep=keep) if tree.restore() else []
+        self._kept = keep
 
     def _coverage(self) -> Coverage:
         assert self._ready is not None
@@ -222,9 +232,10 @@ class Window:
         with self._desk.ledger.store.write() as tx:
             self._call.begin_command_in(tx)
             _forget_ended(tx)
+            self._forget(tx)
             self.since = newest_wseq(tx, workspace_of(tx, self._desk))
             path = "" if ready.mark is None else ready.mark.path
-            tx.put(WINDOWS, WindowRow(self._call.id, self._desk.root.id, self.since, started_ns, path))
+            tx.put(WATCH_WINDOWS, WatchWindowRow(self._call.id, self._desk.root.id, self.since, started_ns, path))
             ready.tree.publish(tx)
         self._call.has_begun()
         self._call.at_end.append(self._end_with_call)
@@ -233,7 +244,8 @@ class Window:
     def take(self, *, stands: bool) -> None:
         """What changed in the window is the call's, durably; the window is closed with that.
 
-        If it does not stand, nobody needs the bytes: it is about to be put back. So it is if this fails.
+        If it does not stand, it is about to be put back; so it is if this fails. Whoever wrote the bytes, they are in
+        the store then, if that takes them.
         """
         ready, self._ready = self._ready, None
         assert ready is not None and self._looked
@@ -255,12 +267,13 @@ class Window:
             self._learn(self._forget, tree.publish)
             tree.has_published()
             self._call.absorb(self._unread())
-            return
-        self._learn(self._forget)
-        tree.take_back()
-        self._call.at_end.append(partial(self._tell_of_return, tree, tree.looks))
-        with suppress(PermissionError):  # whoever puts it back takes the right to read it
-            self._call.absorb(self._unread(), keep=False)
+        else:
+            self._learn(self._forget, *([tree.keep_bytes] if self._kept else ()))
+            tree.take_back()
+            self._call.at_end.append(partial(self._tell_of_return, tree, tree.looks))
+            with suppress(PermissionError, MulliganError):  # whoever puts it back takes the right to read it
+                self._call.absorb(self._unread())
+        self._call.may_be_anybodys(one.path for one in self.drifts if one.before is not None)
 
     def _tell_of_return(self, tree: KeptTree, looks: int, _: Tx, status: str) -> bool:
         if status == "aborted":
@@ -269,7 +282,7 @@ class Window:
 
     def _learn(self, *also: Callable[[Tx], None]) -> None:
         known = [
-            Learned(one.path, one.before, one.after, one.seen, one.links)
+            Learned(one.path, one.before, one.after, one.seen, one.links, bare=not self._kept)
             for one in self.drifts
             if one.before is not None
         ]
@@ -280,7 +293,8 @@ class Window:
         return [one.path for one in self.drifts if one.before is not None and one.after is None]
 
     def _forget(self, tx: Tx) -> None:
-        tx.delete(WINDOWS, self._call.id)
+        tx.delete(WATCH_WINDOWS, self._call.id)
+        forget_kept_for(tx, self._call.id)
 
     def _end_with_call(self, tx: Tx, _: str) -> bool:
         """A call does not end before it is known what a command did in it: the store has all it takes to find out."""
@@ -301,8 +315,8 @@ class Window:
 
 def _forget_ended(tx: Tx) -> None:
     """Windows of calls that have ended, and what others kept for them."""
-    for window in tx.select(WINDOWS):
+    for window in tx.select(WATCH_WINDOWS):
         if tx.get(OPEN, window.call) is None:
-            tx.delete(WINDOWS, window.call)
+            tx.delete(WATCH_WINDOWS, window.call)
             for touch in tx.select(TOUCHES, {"call": window.call}):
                 tx.delete(TOUCHES, window.call, touch.path)

@@ -1,1 +1,1 @@
-"""TBD."""
+"""Wires: MCP and ACP, each a thin translation to effects and ways back."""

@@ -156,6 +156,12 @@ class _Work:
     all: Sequence[Message]
     options: Options
     summarize: Summarizer | None
+    _named: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Which tool was called under an id: the first, where a provider repeats them. Only a compressor asks."""
+        if self.options.compress_callback is not None:
+            self._named = {call.id: call.name for one in reversed(self.all) for call in reversed(calls_in(one))}
 
     def archive(self, split: int) -> Compacted:
         strategy = self.options.compact_strategy
@@ -166,20 +172,24 @@ class _Work:
         """Archive as much more as the limit needs, at a sound place, by the strategy for that."""
         strategy = self.options.hard_limit_strategy
         # A quarter of the room is for the summary, unless the kept messages leave more.
-        cuts = [at for at in sound_cuts(self.all) if at >= done.archived]
-        fits = [at for at in cuts if self._kept_tokens(done, at) <= limit * 3 // 4]
-        split = fits[0] if fits else len(self.all)
+        kept_tokens = self._kept_tokens(done)
+        cuts = (at for at in sound_cuts(self.all) if at >= done.archived)
+        split = next((at for at in cuts if kept_tokens[at] <= limit * 3 // 4), len(self.all))
         more = [done.shortened.get(at, self.all[at]) for at in range(done.archived, split)]
         archived = [*done.summaries, *more]
-        room = (limit - self._kept_tokens(done, split)) * _CHARS_PER_TOKEN
+        room = (limit - kept_tokens[split]) * _CHARS_PER_TOKEN
         text = "\n\n".join(text_of(one) for one in self._summaries(strategy, archived))
         summaries = [_summary(_cut(text, room), strategy, split)] if room > 0 else []
         kept = {at: message for at, message in done.shortened.items() if at >= split}
         return Compacted(split, strategy, summaries, kept)
 
-    def _kept_tokens(self, done: Compacted, split: int) -> int:
-        kept = [done.shortened.get(at, self.all[at]) for at in range(split, len(self.all))]
-        return sum(estimated_tokens([one]) + 1 for one in kept)
+    def _kept_tokens(self, done: Compacted) -> dict[int, int]:
+        """For each place where more could be archived, what would stay."""
+        found, tokens = {len(self.all): 0}, 0
+        for at in range(len(self.all) - 1, done.archived - 1, -1):
+            tokens += estimated_tokens([done.shortened.get(at, self.all[at])]) + 1
+            found[at] = tokens
+        return found
 
     def _summaries(self, strategy: str, archived: Sequence[Message]) -> list[Message]:
         if strategy == "custom":
@@ -250,7 +260,7 @@ class _Work:
         if isinstance(named, str):
             return named
         wanted = message.get("tool_call_id") or message.get("tool_use_id")
-        return next((call.name for one in self.all for call in calls_in(one) if call.id == wanted), None)
+        return self._named.get(wanted) if isinstance(wanted, str) else None
 
 
 def _masks(chosen: object) -> list[str | None]:

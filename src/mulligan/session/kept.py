@@ -153,14 +153,6 @@ def item_rows(tx: Tx, session: str, name: str) -> list[SliceItemRow]:
     return tx.select(SLICE_ITEMS, {"session": session, "slice": name}, order=("place",))
 
 
-def slices_document(tx: Tx, session: str) -> dict[str, Any]:
-    """All slices of a session as plain JSON: what a replay must give again."""
-    return {
-        row.slice: {"policy": row.policy, "items": [decode(one.body) for one in item_rows(tx, session, row.slice)]}
-        for row in tx.select(SLICES, {"session": session})
-    }
-
-
 # A session's slices, for its process.
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from mulligan.session.facts import BRANCHED_AT, OF_THE_FORK, facts_of
 from mulligan.session.projection import talk_row, window_row
-from mulligan.session.roots import is_in
 from mulligan.session.tables import BOUNDARIES, SESSIONS, session_journal
 from mulligan.session.transcript import Archive, head_of, run_holding, window_of
 from mulligan.session.windows import Window, to_json
@@ -14,6 +13,7 @@ from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
 from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId, parse_user_id
+from mulligan.values.paths import is_inside
 from mulligan.values.plain import plain
 
 LogEntry = list[Any]
@@ -97,7 +97,7 @@ def _as_in_copy(boundary: dict[str, Any], source: str, copy: str) -> dict[str, A
 
     def with_copies(body: dict[str, Any], field: str) -> dict[str, Any]:
         names = body.get(field) or []
-        there = [copy + name[len(source) :] for name in names if is_in(name, source)]
+        there = [copy + name[len(source) :] for name in names if is_inside(name, source)]
         return {**body, field: [*names, *there]} if there else body
 
     capability = with_copies(boundary["capability"], "fs_roots")

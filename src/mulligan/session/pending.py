@@ -55,8 +55,8 @@ class Home(Protocol):
 class MemoryHome:
     """Slices that live as long as the session object."""
 
-    def __init__(self, slices: Mapping[Kind, Items[Any]] | None = None) -> None:
-        self._slices: dict[Kind, Items[Any]] = dict(slices or {})
+    def __init__(self) -> None:
+        self._slices: dict[Kind, Items[Any]] = {}
         self._lock = threading.Lock()
 
     def read(self, kind: Kind) -> Items[Any]:

@@ -196,9 +196,9 @@ def without_secrets(text: str, kinds: Sequence[SecretKind] = SECRET_KINDS) -> tu
     return ("".join([*pieces, text[at:]]), replacements) if pieces else (text, [])
 
 
-def first_secret(text: str, kinds: Sequence[SecretKind] = BLOCKING_KINDS) -> str | None:
+def first_secret(text: str) -> str | None:
     """The name of a kind that is in the text, if any is."""
-    return next((name for _, _, name in _spans(text, kinds)), None)
+    return next((name for _, _, name in _spans(text, BLOCKING_KINDS)), None)
 
 
 def refuse_survivors(document: Any, *, doing: str) -> None:

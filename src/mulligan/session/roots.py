@@ -23,6 +23,7 @@ from mulligan.store.protocol import Tx
 from mulligan.store.tables import Table
 from mulligan.values.faults import MulliganError, fault
 from mulligan.values.ids import SessionId
+from mulligan.values.paths import is_inside
 from mulligan.values.plain import plain
 
 ANCHOR, POLICY = "workspace_anchor", "workspace_policy"
@@ -62,8 +63,10 @@ class Anchor:
     def copied_to(self, directory: str) -> Anchor:
         """For whoever works in a copy of the primary root: what is mounted inside of it is in the copy as well."""
         own = len(self.primary.rstrip("/"))
-        inside = (replace(one, path=directory + one.path[own:]) for one in self.mounts if is_in(one.path, self.primary))
-        beside = (one for one in self.mounts if not is_in(one.path, self.primary))
+        inside = (
+            replace(one, path=directory + one.path[own:]) for one in self.mounts if is_inside(one.path, self.primary)
+        )
+        beside = (one for one in self.mounts if not is_inside(one.path, self.primary))
         return replace(self, primary=directory, mounts=(*beside, *inside))
 
     def without(self, path: str) -> Anchor:
@@ -135,12 +138,8 @@ def anchor_in(tx: Tx, session: SessionId) -> Anchor | None:
 
 def mount_holding(anchor: Anchor, path: str) -> Mount | None:
     """The innermost mounted root that an absolute, normal path is in, by whole names."""
-    holding = [one for one in anchor.mounts if is_in(path, one.path)]
+    holding = [one for one in anchor.mounts if is_inside(path, one.path)]
     return max(holding, key=lambda one: len(one.path), default=None)
-
-
-def is_in(path: str, root: str) -> bool:
-    return path == root or path.startswith(root.rstrip("/") + "/")
 
 
 class Roots(Standing, ABC):
@@ -208,7 +207,7 @@ class Roots(Standing, ABC):
         if not os.access(real, os.R_OK | os.X_OK):
             raise fault("invalid_path", f"{path!r} cannot be read.")
         state = self._state_place()
-        if state is not None and (is_in(state, real) or is_in(real, state)):
+        if state is not None and (is_inside(state, real) or is_inside(real, state)):
             raise fault("store_inside_workspace", f"{path!r} holds the store, or is part of it.")
         return real
 

@@ -199,11 +199,9 @@ class Tokens:
         with self._store.read() as tx:
             return _token(tx, handle, None) if tx.has(TOKENS, handle) else None
 
-    def touch_named(
-        self, handle: str, *, expires_at: datetime | str | None = None, attributes: Mapping[str, Any] | None = None
-    ) -> Token | None:
+    def touch_named(self, handle: str, *, expires_at: datetime | str | None = None) -> Token | None:
         with self._store.write() as tx:
-            return self._seen(tx, tx.get(TOKENS, handle), None, expires_at=expires_at, attributes=attributes)
+            return self._seen(tx, tx.get(TOKENS, handle), None, expires_at=expires_at, attributes=None)
 
     def expire_named(self, handle: str) -> Token | None:
         return self._revoke(handle, None)

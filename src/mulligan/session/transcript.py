@@ -11,7 +11,6 @@ the business of the verbs (`session.talk`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +27,7 @@ from mulligan.session.projection import (
 )
 from mulligan.session.tables import session_journal
 from mulligan.session.windows import Span, Window, from_text, normal, part
-from mulligan.store.blobs import Blobs, Prepared, Vanished
+from mulligan.store.blobs import Blobs, Prepared
 from mulligan.store.journal import HEADS, RECORDS, Journal, Record, parse_record, records_of
 from mulligan.store.protocol import Store, Tx
 from mulligan.values.canonical import decode, encode
@@ -106,17 +105,6 @@ def written(archive: Archive, message: object, *, id: str | None = None) -> Writ
     return Written({**known, "role": checked["role"], "blob": prepared.digest, "size": len(data)}, prepared)
 
 
-def append_message(archive: Archive, session: SessionId, message: object, *, id: str | None = None) -> Event:
-    """Append one message to a session, in a transaction of its own. The event it is."""
-    while True:
-        ready = written(archive, message, id=id)
-        # A large body may be collected between its packing and our transaction; then it is packed again.
-        with suppress(Vanished):
-            with archive.store.write() as tx:
-                record = append_message_in(tx, archive, session, ready)
-            return _message_event(record, check_message(message))
-
-
 def append_message_in(
     tx: Tx, archive: Archive, session: SessionId, message: Written, *, inserted: bool = False
 ) -> Record:
@@ -126,21 +114,6 @@ def append_message_in(
     kind = INSERTED if inserted else APPENDED
     journal = session_journal(session)
     return archive.journal.append(tx, journal, kind, message.body, at=archive.now(), refs=message.refs)
-
-
-def append_event(
-    archive: Archive,
-    session: SessionId,
-    kind: str,
-    metadata: Mapping[str, Any] | None = None,
-    *,
-    text: str = "",
-    visibility: str = "internal",
-) -> Event:
-    """Append an event that is no message, in a transaction of its own."""
-    with archive.store.write() as tx:
-        record = append_event_in(tx, archive, session, kind, metadata=metadata, text=text, visibility=visibility)
-    return _event_of(record, record.payload["event"])
 
 
 def append_event_in(
@@ -153,7 +126,7 @@ def append_event_in(
     text: str = "",
     visibility: str = "internal",
 ) -> Record:
-    """As `append_event`, within the caller's transaction."""
+    """Append an event that is no message."""
     body = {"event": event_body(kind, metadata, text=text, visibility=visibility)}
     return archive.journal.append(tx, session_journal(session), "event.appended", body, at=archive.now())
 

@@ -136,7 +136,7 @@ _RECORD: Shape = {
     "cause": {"verb": WORD, "of": [ID]},
     "changes": [_CHANGE],
     "effects": [{"effect": WORD, "params": TEXT, "receipt": _RECEIPT}],
-    "coverage": [{"path": PATH, "reason": WORD}],
+    "coverage": [{"path": PATH, "reason": WORD, "blob_ref": DIGEST}],
 }
 _SECTION: Shape = {
     **_each(WORD, "label scope location"),

@@ -5,6 +5,9 @@ so: the bodies that were waiting (UNSYNCED) are taken off the list and the mark 
 so a body whose writer was killed is not forgotten. When a store is opened under another boot than its last one, the
 bodies still on the list are what a power cut may have taken: they are checked once, and the missing ones become one
 `store.lost` record. SQLite itself never keeps half a transaction, so rows need no such check.
+
+A sync that fails harms no call: each survives the death of its process, as promised. But it is told, once on the log
+and in META until a sync works again, for from then on a power cut may take more than a few seconds of work.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 
 from mulligan.store.blobs import BLOBS, BODIES, LOST, PARTS, READABLE, UNSYNCED, BlobRow, Blobs
 from mulligan.store.journal import Journal
@@ -25,7 +29,7 @@ from mulligan.values.limits import MIB_BYTES, SYNC_MARK_INTERVAL_S
 
 STORE_JOURNAL = "store"
 LOST_KIND = "store.lost"
-BOOT, MARK = "boot", "mark"
+BOOT, MARK, _FAILED = "boot", "mark", "sync_failed"
 
 _FREE_KEPT_BYTES = 64 * MIB_BYTES
 _VACUUM_PAGES = 2_048
@@ -93,10 +97,22 @@ class SyncMark:
                 self.failure = None
             except MulliganError as error:
                 self.failure, self._written = error, True
+                if self._given_up():
+                    self._tell(error)
         return not self._given_up()
 
     def _given_up(self) -> bool:
         return self.failure is not None and self.failure.code in _FINAL
+
+    def _tell(self, error: MulliganError) -> None:
+        import logging  # Hardly ever needed, and every process that opens a store would wait for it.
+
+        words = "What is written to the store in %s from now on may not survive a power cut. %s"
+        logging.getLogger("mulligan.store").warning(words, self._store.directory, error.message)
+        self._marking = threading.get_ident()
+        with suppress(MulliganError), self._store.write() as tx:
+            tx.put(META, MetaRow(_FAILED, f"{timestamp(self._clock)} {error.message}"))
+        self._marking = 0
 
     def move(self) -> None:
         """Sync everything acknowledged before now, by whichever process, then say so. Gives some free space back."""
@@ -111,6 +127,7 @@ class SyncMark:
                 for row in waiting:
                     tx.delete(UNSYNCED, row.digest)
                 tx.put(META, MetaRow(MARK, at))
+                tx.delete(META, _FAILED)
             if self._store.free_bytes() > _FREE_KEPT_BYTES:
                 self._store.give_back_space(_VACUUM_PAGES)
         finally:
@@ -133,6 +150,12 @@ class SyncMark:
             return True
         age = self._clock.now() - parse_timestamp(mark.value)
         return abs(age.total_seconds()) >= self._interval_s
+
+
+def sync_failure(tx: Tx) -> str | None:
+    """When and why a sync failed, if none has worked since."""
+    row = tx.get(META, _FAILED)
+    return None if row is None else row.value
 
 
 def look_back(store: Store, journal: Journal, clock: Clock, *, boot: str) -> tuple[Digest, ...]:
@@ -194,4 +217,4 @@ def _lose(tx: Tx, taken: Iterable[Digest]) -> set[Digest]:
     return lost
 
 
-__all__ = ["LOST_KIND", "STORE_JOURNAL", "SyncMark", "boot_id", "look_back"]
+__all__ = ["LOST_KIND", "STORE_JOURNAL", "SyncMark", "boot_id", "look_back", "sync_failure"]

@@ -85,17 +85,22 @@ Projector: TypeAlias = Callable[[Tx, Record], None]
 class Schema:
     """What a store holds: its tables, and how each kind of record folds into the projected ones.
 
-    A kind without a projector is a record that projects to nothing; it is still truth. The store's own tables are
-    always there and need not be named.
+    A kind without a projector is a record that projects to nothing; it is still truth. Where such kinds are named
+    (`unfolded`), no others are written. The store's own tables are always there and need not be named.
     """
 
     tables: tuple[Table[Any], ...]
     projectors: Mapping[str, Projector]
+    unfolded: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
         named = {table.name for table in self.tables}
         own = tuple(table for table in OWN_TABLES if table.name not in named)
         object.__setattr__(self, "tables", (*self.tables, *own))
+
+    def check_kind(self, kind: str) -> None:
+        if kind not in self.projectors and self.unfolded is not None and kind not in self.unfolded:
+            raise fault("internal", f"The schema does not name records of kind {kind!r}.")
 
     def project(self, tx: Tx, record: Record) -> None:
         projector = self.projectors.get(record.kind)
@@ -127,6 +132,7 @@ class Journal:
         refs: Iterable[Digest] = (),
     ) -> Record:
         """Times never run backwards within a journal, whatever the clock does: `at` is at least the last one's."""
+        self.schema.check_kind(kind)
         head = tx.get(HEADS, journal)
         seq, prev = (head.seq + 1, head.hash.hex()) if head else (1, GENESIS)
         at = max(at, head.at) if head else at

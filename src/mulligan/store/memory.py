@@ -12,6 +12,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any, TypeVar
 
 from mulligan.store.bodies import MemoryBodies
@@ -44,6 +45,15 @@ class _Rows:
     def remove(self, key: _Key) -> None:
         del self.by_key[key]
         del self.ordered[bisect_left(self.ordered, (_sorted(key), key))]
+
+    def beginning_with(self, prefix: _Key) -> Iterator[Any]:
+        """Rows whose keys begin so, in order."""
+        start = bisect_left(self.ordered, (_sorted(prefix),))
+        for at in range(start, len(self.ordered)):
+            key = self.ordered[at][1]
+            if key[: len(prefix)] != prefix:
+                return
+            yield self.by_key[key]
 
 
 def _sorted(key: _Key) -> _Sorted:
@@ -160,7 +170,9 @@ class _MemoryTx:
     ) -> list[R]:
         rows = self._of(table)
         _check_columns(table, (*(where or ()), *(between or ())[:1], *(order or ())))
-        found = [rows.by_key[key] for _, key in rows.ordered if _matches(rows.by_key[key], where, between)]
+        known = takewhile(lambda column: column in (where or ()), table.key)
+        prefix = tuple((where or {})[column] for column in known)
+        found = [row for row in rows.beginning_with(prefix) if _matches(row, where, between)]
         if order:
             found.sort(key=lambda row: tuple(sort_key(getattr(row, column)) for column in order))
         if descending:
@@ -212,7 +224,9 @@ def _is_storable(value: Value, kind: type) -> bool:
     """Of exactly that kind, and within what every engine can keep."""
     if isinstance(value, int):
         return type(value) is kind and -(2**63) <= value < 2**63
-    return type(value) is kind and not (isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value))
+    if type(value) is not kind or not isinstance(value, str) or value.isascii():
+        return type(value) is kind
+    return not any("\ud800" <= c <= "\udfff" for c in value)
 
 
 def _checked_key(table: Table[R], key: _Key) -> _Key:

@@ -160,7 +160,10 @@ class Store(Protocol):
         ...
 
     def size_bytes(self) -> int:
-        """What the store takes on its medium."""
+        """What the store keeps: its tables and the bodies beside them.
+
+        Neither room that deletions left free, nor what others keep in its directory.
+        """
         ...
 
     def give_back_space(self) -> None:

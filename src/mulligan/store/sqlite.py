@@ -221,8 +221,9 @@ class SqliteStore:
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def size_bytes(self) -> int:
-        total = 0
-        for folder, _, names in os.walk(self.directory):
+        with self._connection() as connection:
+            total = int(connection.pragma("page_count")) * int(connection.pragma("page_size")) - self.free_bytes()
+        for folder, _, names in os.walk(os.path.join(self.directory, BODY_DIRECTORY)):
             for name in names:
                 with suppress(FileNotFoundError):
                     total += os.stat(os.path.join(folder, name)).st_size

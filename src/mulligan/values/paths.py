@@ -10,7 +10,7 @@ import binascii
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import NewType
+from typing import AnyStr, NewType
 
 from mulligan.values.faults import fault
 from mulligan.values.limits import MAX_PATH_BYTES
@@ -18,6 +18,8 @@ from mulligan.values.limits import MAX_PATH_BYTES
 RepoPath = NewType("RepoPath", str)
 
 ROOT = RepoPath(".")
+
+_SLASHES = ("/", b"/")
 
 _WIRE_PREFIX = "base64:"
 
@@ -90,6 +92,12 @@ def is_below(path: RepoPath, base: RepoPath) -> bool:
     return path != ROOT if base == ROOT else path.startswith(base + "/")
 
 
+def is_inside(real: AnyStr, folder: AnyStr) -> bool:
+    """Of whole paths, by whole names: `/repo-evil` is not in `/repo`. A folder is inside itself."""
+    rest = real[len(folder) :]
+    return real.startswith(folder) and (not rest or rest[:1] in _SLASHES or folder[-1:] in _SLASHES)
+
+
 def ancestors_of(path: RepoPath) -> list[RepoPath]:
     """Every directory above the path, nearest first, the root last and included."""
     found = []
@@ -117,14 +125,22 @@ def from_wire(text: object) -> RepoPath:
 
 
 def paths_from_wire(given: object) -> list[RepoPath] | None:
-    """Of some paths, or of one: a text is a path and not a path for each of its letters."""
+    """Of some paths, or of one: a text is a path and not a path for each of its letters.
+
+    As history tells them: those in other roots are absolute.
+    """
     if given is None:
         return None
     one = as_text(given)
     texts = [one] if isinstance(one, str) else given
     if not isinstance(texts, Iterable):
         raise fault("invalid_params", "paths: Give a list of paths.", field="paths")
-    return [from_wire(as_text(text)) for text in texts]
+    return [_told_from_wire(as_text(text)) for text in texts]
+
+
+def _told_from_wire(text: object) -> RepoPath:
+    path = text_from_wire(text) if isinstance(text, str) else ""
+    return RepoPath("/" + parse_below(ROOT, path)) if path.startswith("/") else from_wire(text)
 
 
 def as_text(path: object) -> object:

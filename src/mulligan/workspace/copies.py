@@ -13,7 +13,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 from mulligan.values.faults import fault, fault_of_os_error
 from mulligan.values.plain import plain
@@ -54,7 +54,9 @@ def stamp(path: bytes) -> str:
     """Changes whenever content, mode or identity of a path changes; "" when it is not there."""
     try:
         status = os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
         return ""
     kind = stat.S_IFMT(status.st_mode)
     if kind == stat.S_IFDIR:
@@ -63,7 +65,10 @@ def stamp(path: bytes) -> str:
 
 
 def copy_tree(source: bytes, target: bytes) -> Iterator[Copied | Skipped]:
-    """Copy into a directory that must not exist yet, nor be inside the original; each path is told, parents first."""
+    """Copy into a directory that must not exist yet, nor be inside the original; each path is told, parents first.
+
+    A copy that cannot be finished is removed.
+    """
     if _is_inside(os.path.realpath(target), source):
         shown = os.fsdecode(target)
         raise fault("invalid_params", f"{shown} is inside the files to be copied; choose a place outside.")
@@ -73,8 +78,23 @@ def copy_tree(source: bytes, target: bytes) -> Iterator[Copied | Skipped]:
     except FileExistsError:
         shown = os.fsdecode(target)
         raise fault("file_exists", f"{shown} exists already; choose another place for the copy.") from None
-    yield from _copy_directory(source, target, b"")
-    shutil.copystat(source, target, follow_symlinks=False)
+    with removed_unless_done(target):
+        yield from _copy_directory(source, target, b"")
+        shutil.copystat(source, target, follow_symlinks=False)
+
+
+@contextmanager
+def removed_unless_done(copy: bytes) -> Iterator[None]:
+    """Remove a copy of which nobody knows yet, if what is inside does not come to its end."""
+    with ExitStack() as undone:
+        undone.callback(_try_to_remove, copy)
+        yield
+        undone.pop_all()
+
+
+def _try_to_remove(copy: bytes) -> None:
+    with suppress(OSError):
+        remove_copy(copy)
 
 
 def _is_inside(target: bytes, source: bytes) -> bool:

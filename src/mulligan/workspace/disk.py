@@ -32,7 +32,6 @@ from mulligan.workspace import kernel
 from mulligan.workspace.places import Follow, Root, Spot, open_root, resolve, resolve_exactly
 
 DRAFT_PREFIX = b".mulligan-"
-PERMISSION_BITS = 0o7777
 
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _BINDING = frozenset({"system.posix_acl_access", "system.nfs4_acl", "system.richacl"})

@@ -3,8 +3,7 @@
 The first rule that finds anything decides, and everything it finds is a candidate:
 
 1. `exact`: the very characters, never half of a CRLF;
-2. `fuzzy`: the same but for CRLF against LF;
-3. `fuzzy`: the same by the table of `normal`, unless `old` is nothing but white space.
+2. `fuzzy`: the same by the table of `normal`, unless `old` is nothing but white space. So LF finds CRLF.
 
 Text outside the replaced spans is not touched, and the new lines end as the lines around them do. All of it takes time
 linear in the text: the searches are `str.find`, which is, and offsets are mapped back by a merge.
@@ -23,6 +22,7 @@ from mulligan.values.refusal import Refused
 from mulligan.workspace.normal import SPACES, WHITE_SPACE, fold, is_blank
 
 _CRLF = re.compile("\r\n")
+_WHOLE_CRLF = "\ud800"  # a CRLF as one character, and one that is in no text
 _PIECES = re.compile("\r\n|\n|\r|[^\r\n]+")
 _LINES_NAMED = 5
 
@@ -46,8 +46,8 @@ def edit_text(text: str, old: str, new: str, *, replace_all: bool = False) -> Ed
         raise Refused("error", "invalid_params", "new_string holds half of a surrogate pair, which no file can.")
     spans = _exact(text, old)
     match: Literal["exact", "fuzzy"] = "exact" if spans else "fuzzy"
-    spans = spans or _same_but_for_crlf(text, old) or _same_by_table(text, old)
-    _require_one(text, spans, replace_all=replace_all)
+    spans = spans or _same_by_table(text, old)
+    _require_one(text, old, spans, replace_all=replace_all)
     return Edited(_replaced(text, spans, new), len(spans), match)
 
 
@@ -59,9 +59,11 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _require_one(text: str, spans: Sequence[Span], *, replace_all: bool) -> None:
+def _require_one(text: str, old: str, spans: Sequence[Span], *, replace_all: bool) -> None:
     if not spans:
         message = "old_string is not in the file, not even with other white space, quotes or dashes. Read it again."
+        if is_blank(old):
+            message = "old_string is not in the file; white space alone, line endings too, is found only as it is."
         raise Refused("not_found", "edit_target_not_found", message, replacements=0, applied=False)
     if len(spans) > 1 and not replace_all:
         message = (
@@ -77,29 +79,19 @@ def _lines_of(text: str, spans: Sequence[Span]) -> str:
 
 
 def _exact(text: str, old: str) -> list[Span]:
-    return [*_occurrences(text, old, can_cut=old.startswith("\n") or old.endswith("\r"))]
+    if "\r\n" not in text or not (old.startswith("\n") or old.endswith("\r")) or _WHOLE_CRLF in old:
+        return [*_occurrences(text, old)]
+    view = _squeezed(text, _CRLF, _WHOLE_CRLF)
+    return [view.origin(span) for span in _occurrences(view.text, _CRLF.sub(_WHOLE_CRLF, old))]
 
 
-def _occurrences(text: str, old: str, *, can_cut: bool = False) -> Iterator[Span]:
-    """Without overlaps, left to right. Those that would cut a CRLF in two are no occurrences."""
+def _occurrences(text: str, old: str) -> Iterator[Span]:
+    """Without overlaps, left to right."""
     at = text.find(old)
     while at >= 0:
         end = at + len(old)
-        cut = can_cut and (_is_inside_crlf(text, at) or _is_inside_crlf(text, end))
-        if not cut:
-            yield at, end
-        at = text.find(old, at + 1 if cut else end)
-
-
-def _is_inside_crlf(text: str, at: int) -> bool:
-    return at > 0 and text[at - 1 : at + 1] == "\r\n"
-
-
-def _same_but_for_crlf(text: str, old: str) -> list[Span]:
-    if "\r\n" not in text and "\r\n" not in old:
-        return []
-    view = _squeezed(text, _CRLF, "\n")
-    return [view.origin(span) for span in _occurrences(view.text, old.replace("\r\n", "\n"))]
+        yield at, end
+        at = text.find(old, end)
 
 
 def _same_by_table(text: str, old: str) -> list[Span]:

@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from hashlib import new as new_hash
 from types import TracebackType
 
 from mulligan.values.paths import RepoPath, path_bytes, path_from_bytes
@@ -149,6 +150,13 @@ def _git_dir(root: bytes) -> bytes | None:
 def _first_line(path: bytes) -> bytes | None:
     data = read_small(path, _POINTER_MAX_BYTES)
     return None if data is None else data.split(b"\n", 1)[0].rstrip(b"\r")
+
+
+def oid_of(data: bytes, *, like: str) -> str:
+    """The name that git has for the bytes of a file, in the hash of its other names."""
+    hashed = new_hash("sha256" if len(like) == 64 else "sha1", b"blob %d\0" % len(data), usedforsecurity=False)
+    hashed.update(data)
+    return hashed.hexdigest()
 
 
 def read_small(path: bytes, max_bytes: int) -> bytes | None:

@@ -10,7 +10,6 @@ import ctypes
 import errno
 import fcntl
 import os
-import platform
 import signal
 import sys
 
@@ -59,15 +58,14 @@ def exchange(directory: int, one: bytes, other: bytes) -> None:
     _rename(directory, one, other, flags=_RENAME_EXCHANGE if LINUX else _RENAME_SWAP_MAC)
 
 
-def rename_to_free(directory: int, old: bytes, new: bytes, *, to_directory: int | None = None) -> None:
+def rename_to_free(directory: int, old: bytes, new: bytes) -> None:
     """Rename, unless something already has the new name (EEXIST)."""
-    _rename(directory, old, new, flags=_RENAME_NOREPLACE if LINUX else _RENAME_EXCL_MAC, to_directory=to_directory)
+    _rename(directory, old, new, flags=_RENAME_NOREPLACE if LINUX else _RENAME_EXCL_MAC)
 
 
-def _rename(directory: int, old: bytes, new: bytes, *, flags: int, to_directory: int | None = None) -> None:
-    target = directory if to_directory is None else to_directory
+def _rename(directory: int, old: bytes, new: bytes, *, flags: int) -> None:
     function = _libc.renameat2 if LINUX else _libc.renameatx_np
-    if function(directory, old, target, new, ctypes.c_uint(flags)) != 0:
+    if function(directory, old, directory, new, ctypes.c_uint(flags)) != 0:
         raise _failed(old)
 
 
@@ -118,12 +116,3 @@ def mount_of(handle: int) -> int:
             return next(int(line.split()[1]) for line in lines if line.startswith(b"mnt_id:"))
     except (OSError, StopIteration):
         return os.fstat(handle).st_dev
-
-
-def kernel_release() -> tuple[int, int]:
-    """Major and minor number of the running kernel, for behaviour that cannot be probed."""
-    numbers = platform.release().split(".")
-    try:
-        return int(numbers[0]), int("".join(c for c in numbers[1] if c.isdigit()) or 0)
-    except (IndexError, ValueError):
-        return (0, 0)

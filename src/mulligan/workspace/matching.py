@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from mulligan.values.plain import plain
+from mulligan.workspace.search.charset import single
 from mulligan.workspace.search.dialect import parse
 from mulligan.workspace.search.expression import Alt, Anchor, Chars, Node, Repeat, Seq
 from mulligan.workspace.search.finders import make_finder, recipe_for
-from mulligan.workspace.search.findings import shown_text
+from mulligan.workspace.search.findings import shown_text, without_bom
 from mulligan.workspace.search.spelling import for_re2
 
-_BOM = "\ufeff"
+_END = Anchor("end")
+_RETURN = Chars(single("\r"))
+"""It belongs to the end of a line, if it is there, as it does for the other engines."""
 
 
 @plain(slots=True, frozen=True)
@@ -42,16 +45,17 @@ class Matcher:
             self._first = _re2_first(tree)
 
     def matches(self, data: bytes) -> Iterator[Match]:
-        """One for each matching line, in order."""
+        """One for each matching line of a file's bytes, in order."""
+        data = without_bom(data)
         line_no, counted = 1, 0
         for begin in self._starts(data):
             line_no += data.count(b"\n", counted, begin)
             counted = begin
             end = data.find(b"\n", begin)
             line = data[begin : len(data) if end < 0 else end]
-            first = self._first(_decoded(line, begin))
+            first = self._first(line.decode("utf-8", "surrogateescape"))
             if first is not None:
-                yield Match(line_no, first + 1, shown_text(line, begin)[0].decode("utf-8", "replace"))
+                yield Match(line_no, first + 1, shown_text(line)[0].decode("utf-8", "replace"))
 
     def _walked(self, data: bytes) -> Iterator[int]:
         """Every line that could match."""
@@ -64,11 +68,6 @@ class Matcher:
             if self._literal in data[begin:end]:
                 yield begin
             begin = end + 1
-
-
-def _decoded(line: bytes, offset: int) -> str:
-    text = line.removesuffix(b"\r").decode("utf-8", "surrogateescape")
-    return text.removeprefix(_BOM) if offset == 0 else text
 
 
 def _re2_first(tree: Node) -> Callable[[str], int | None]:
@@ -116,7 +115,8 @@ class _Program:
             return self._state(None, *(self._add(branch, after) for branch in node.branches))
         if isinstance(node, Repeat):
             return self._add_repeat(node, after)
-        return self._state(node, after)
+        place = self._state(node, after)
+        return self._state(None, self._state(_RETURN, place), place) if node == _END else place
 
     def _add_repeat(self, node: Repeat, after: int) -> int:
         if node.high is None:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from mulligan.values.faults import MulliganError
-from mulligan.values.paths import ROOT, RepoPath, parse_repo_path, path_bytes, path_from_bytes
+from mulligan.values.paths import ROOT, RepoPath, is_inside, parse_repo_path, path_bytes, path_from_bytes
 from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 from mulligan.workspace import kernel
@@ -154,16 +153,12 @@ def place_prefix(real: bytes, device: int) -> bytes:
     It names no device number, because those change from one boot to the next and history must not.
     """
     mounts = _mounts_of(device)
-    inside = next((_path_inside(real, mount) for mount in mounts if _is_at_or_below(real, mount[0])), None)
+    inside = next((_path_inside(real, mount) for mount in mounts if is_inside(real, mount[0])), None)
     if inside is None:
         return real.rstrip(b"/")
-    homes = [(root, point) for point, root in mounts if _is_at_or_below(inside, root)]
+    homes = [(root, point) for point, root in mounts if is_inside(inside, root)]
     root, point = min(homes, key=lambda home: (len(home[0]), home[1]))
     return (point.rstrip(b"/") + b"/" + inside[len(root) :].lstrip(b"/")).rstrip(b"/")
-
-
-def _is_at_or_below(path: bytes, directory: bytes) -> bool:
-    return path == directory or path.startswith(directory.rstrip(b"/") + b"/")
 
 
 def _path_inside(real: bytes, mount: tuple[bytes, bytes]) -> bytes:
@@ -413,13 +408,3 @@ class _Way:
             return Spot(ROOT, self._root.place_of(ROOT), os.dup(self._root.handle), b".")
         *above, name = self._real
         return _spot_at(self._root, _as_path(self._real), self._open_real(above), name)
-
-
-@contextmanager
-def spot_at(root: Root, path: RepoPath) -> Iterator[Spot]:
-    """`resolve_exactly` for the length of a block."""
-    spot = resolve_exactly(root, path)
-    try:
-        yield spot
-    finally:
-        spot.close()

@@ -103,16 +103,9 @@ def whole_page(window: bytes, at: int, length: int, *, ceiling: int | None) -> t
     begin, end = _widened(window, at, stop) if at < stop else (at, at)
     if ceiling is None or end - begin <= ceiling:
         return begin, window[begin:end]
-    whole = without_half_character(window[begin : begin + ceiling])
+    # What was widened is text, so only a character at the end can be incomplete.
+    whole = window[begin : begin + ceiling].decode("utf-8", "ignore").encode("utf-8")
     return (begin, whole) if whole else (at, window[at:stop])
-
-
-def without_half_character(data: bytes) -> bytes:
-    """The data without the beginning of a character at its end, if what is left is text; else as it is."""
-    for cut in range(min(_UTF8_TAIL_MAX, len(data)) + 1):
-        if _is_utf8(data[: len(data) - cut]):
-            return data[: len(data) - cut]
-    return data
 
 
 def _pread(handle: int, start: int, end: int) -> bytes:
@@ -148,14 +141,21 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def read_lines(
-    handle: int, first: int, count: int | None, limit: int | None, *, whole_characters: bool = True
+    handle: int,
+    first: int,
+    count: int | None,
+    limit: int | None,
+    *,
+    whole_characters: bool = True,
+    ceiling: int | None = None,
 ) -> Slice:
-    """`count` lines from line `first` (from 0), at most `limit` bytes of them and no half character."""
+    """`count` lines from line `first` (from 0), at most `limit` bytes of them; characters as `read_bytes` does."""
     status = os.fstat(handle)
     start = _line_start(handle, first)
     data = _lines_at(handle, start, count, limit)
     if whole_characters and len(data) == limit:
-        data = without_half_character(data)
+        end = start + limit
+        _, data = whole_page(data + _pread(handle, end, end + _UTF8_TAIL_MAX), 0, limit, ceiling=ceiling)
     found = data.count(b"\n") + (1 if data and not data.endswith(b"\n") else 0)
     truncated = start + len(data) < status.st_size
     return Slice(data, start, status.st_size, status.st_mtime_ns, truncated, lines=(first, found))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 import mulligan.opening as opening
+from mulligan.agents.hooks.dispatch import DONE, TROUBLE, Dispatcher
 from mulligan.agents.hooks.events import HookEvent, Kind
 from mulligan.agents.hooks.recorder import Recorder
 from mulligan.history.bounds import collect_garbage
@@ -82,6 +85,19 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
 
 def tree(root: Path) -> dict[str, bytes | None]:
     return {str(path.relative_to(root)): path.read_bytes() if path.is_file() else None for path in root.rglob("*")}
+
+
+def test_what_breaks_between_two_events_is_told(agent: Agent, tmp_path: Path) -> None:
+    told = {"session_id": "s1", "cwd": str(agent.root), "hook_event_name": "PreToolUse", "tool_name": "Bash"}
+    dispatcher = Dispatcher(str(tmp_path), lambda event, project: agent.recorder)
+    sent = f"1 claude - {os.getpid()} {time.time_ns()} 60000\n".encode()
+    assert dispatcher.take(sent + json.dumps({**told, "tool_input": {}, "tool_use_id": "c1"}).encode()) == DONE
+    agent.opened.store.close()
+    (tmp_path / "store" / "store.db").write_bytes(b"this is no database at all" * 100)
+    while not dispatcher.is_broken:
+        os.sched_yield()
+    assert (tmp_path / TROUBLE).read_text()
+    dispatcher.close()
 
 
 @pytest.mark.req("D14.hooks.edits_and_shell")

@@ -219,11 +219,13 @@ def perform(kind: Kind, root: bytes, capture: Capture) -> Ran:
 Wrong = dict[bytes, tuple[Seen | None, Seen | None]]
 
 
-def wrong_after_putting_back(root: bytes, before: dict[bytes, Seen], ran: Ran) -> Wrong:
+def wrong_after_putting_back(
+    root: bytes, before: dict[bytes, Seen], touched: frozenset[bytes], *, moved_away: frozenset[bytes] = frozenset()
+) -> Wrong:
     """For the ways that see afterwards: put back what they saw from a copy of everything, and compare."""
     whole = {os.path.normpath(os.path.join(root, path)): seen for path, seen in before.items()}
-    inner = {path for path in whole if any(path.startswith(folder + b"/") for folder in ran.moved_away)}
-    put_back(ran.touched | inner, whole)
+    inner = {path for path in whole if any(path.startswith(folder + b"/") for folder in moved_away)}
+    put_back(touched | inner, whole)
     after = tree(root)
     wrong = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
     return {path: (before.get(path), after.get(path)) for path in wrong}

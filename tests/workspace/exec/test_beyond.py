@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -31,8 +31,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def caught(root: Path, *argv: str) -> Ran:
-    return run(command(list(argv), str(root)), capture=Notify(Recorder()), sink=Spools())
+def caught(root: Path, *argv: str, witness: Recorder | None = None) -> Ran:
+    return run(command(list(argv), str(root)), capture=Notify(witness or Recorder()), sink=Spools())
 
 
 def sh(root: Path, text: str) -> Ran:
@@ -135,6 +135,18 @@ def beside(root: Path, before: str, edit: Callable[[], object], after: str = ":"
     return found[0]
 
 
+class _Then(Recorder):
+    """Tells another when it has its own."""
+
+    def __init__(self, other: Recorder) -> None:
+        super().__init__()
+        self._other = other
+
+    def about_to_change(self, paths: Sequence[bytes], *, going: bool = False) -> None:
+        super().about_to_change(paths, going=going)
+        self._other.about_to_change(paths, going=going)
+
+
 class TestBystanders:
     """What happens more often than the command asked for is somebody else's doing."""
 
@@ -163,6 +175,37 @@ class TestBystanders:
     def test_what_the_command_never_touched_is_nobodys_business(self, root: Path) -> None:
         ran = beside(root, "echo agent > f", lambda: (root / "other").write_text("person"))
         assert ran.touched == {real(root) + b"/f"} and not ran.shared
+
+    @pytest.mark.parametrize("person", [lambda path: path.write_text("person"), Path.unlink])
+    def test_what_happened_before_the_command_got_there_is_not_beside_it(
+        self, root: Path, person: Callable[[Path], object]
+    ) -> None:
+        (root / "f").write_text("1")
+        ran = beside(root, "echo agent > own", lambda: person(root / "f"), "echo agent >> f")
+        assert ran.touched == {real(root) + b"/f", real(root) + b"/own"} and not ran.shared
+
+    @pytest.mark.parametrize("moment", ["before", "after"])
+    def test_only_what_happened_after_the_preimage_is_beside_the_command(self, root: Path, moment: str) -> None:
+        """The witness may take his time: he waits for calls of ours that are at work there."""
+        (root / "f").write_text("1")
+
+        def save(path: bytes) -> None:
+            Path(os.fsdecode(path)).write_text("person")
+
+        person = Recorder(on_told=save)
+        witness = person if moment == "before" else _Then(person)
+        ran = caught(root, "sh", "-c", "echo agent >> f", witness=witness)
+        assert ran.shared == ({real(root) + b"/f"} if moment == "after" else frozenset())
+        assert (root / "f").read_text() == "personagent\n"
+
+    @pytest.mark.parametrize("lingers", [False, True])
+    def test_who_comes_after_the_end_is_late_for_whoever_lingers(self, root: Path, lingers: bool) -> None:
+        capture = Notify(Recorder(), lingers=lingers)
+        run(command(["sh", "-c", "echo agent > f; echo agent > g"], str(root)), capture=capture, sink=Spools())
+        (root / "f").write_text("person")
+        assert capture.late() == ({real(root) + b"/f"} if lingers else frozenset())
+        (root / "g").write_text("person")
+        assert real(root) + b"/g" not in capture.late()
 
     def test_reading_is_no_deed(self, root: Path) -> None:
         assert beside(root, "echo agent > f", lambda: (root / "f").read_text()).shared == frozenset()

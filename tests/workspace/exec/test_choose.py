@@ -18,23 +18,28 @@ from mulligan.workspace.exec.output import Spools
 from mulligan.workspace.exec.overlay import Overlay
 from mulligan.workspace.exec.run import Ran, run
 from workspace.exec.trees import Recorder
+from workspace.exec.windowed import Scanned
+
+MEANS = Means(Recorder(), window=lambda _: Scanned())
 
 
-def taken(root: Path, means: Means, *, strategy: StrategyName | None = None, isolate: bool = False) -> Ran:
+def taken(root: Path, means: Means = MEANS, *, strategy: StrategyName | None = None, isolate: bool = False) -> Ran:
     asked = command(["sh", "-c", "echo x > a"], str(root))
     ran, capture = run_caught(asked, means, strategy=strategy, isolate=isolate, sink=Spools())
     if isinstance(capture, Overlay):
         capture.close()
+    if isinstance(capture, Notify):
+        assert capture.late() == frozenset()
     return ran
 
 
 def test_notify_is_the_default(tmp_path: Path) -> None:
-    ran = taken(tmp_path, Means(Recorder()))
+    ran = taken(tmp_path)
     assert (ran.strategy, ran.strategy_reason, ran.attribution) == ("notify", "default on Linux", "call")
 
 
 def test_isolation_is_an_overlay(tmp_path: Path) -> None:
-    ran = taken(tmp_path, Means(Recorder()), isolate=True)
+    ran = taken(tmp_path, isolate=True)
     assert (ran.strategy, ran.strategy_reason) == ("overlay", "isolation asked for")
     assert list(tmp_path.iterdir()) == []
 
@@ -42,20 +47,20 @@ def test_isolation_is_an_overlay(tmp_path: Path) -> None:
 @pytest.mark.parametrize("strategy", ["notify", "scan", "watch"])
 def test_what_isolates_nothing_is_refused_where_isolation_is_asked_for(tmp_path: Path, strategy: StrategyName) -> None:
     with pytest.raises(Refused) as refused:
-        taken(tmp_path, Means(Recorder()), strategy=strategy, isolate=True)
+        taken(tmp_path, strategy=strategy, isolate=True)
     assert (refused.value.code, list(tmp_path.iterdir())) == ("invalid_params", [])
 
 
 @pytest.mark.parametrize("strategy", ["notify", "scan", "overlay"])
 def test_what_is_asked_for_is_taken(tmp_path: Path, strategy: StrategyName) -> None:
-    ran = taken(tmp_path, Means(Recorder()), strategy=strategy)
+    ran = taken(tmp_path, strategy=strategy)
     assert (ran.strategy, ran.strategy_reason) == (strategy, "asked for")
     assert ran.touched >= {os.fsencode(os.path.realpath(tmp_path)) + b"/a"}
 
 
-def test_a_watcher_that_is_not_there_cannot_be_asked_for(tmp_path: Path) -> None:
+def test_what_catches_nothing_cannot_be_asked_for(tmp_path: Path) -> None:
     with pytest.raises(Refused) as refused:
-        taken(tmp_path, Means(Recorder()), strategy="watch")
+        taken(tmp_path, strategy="bare")
     assert refused.value.code == "unsupported_strategy"
 
 
@@ -64,7 +69,7 @@ def test_where_notify_cannot_be_had_the_next_is_taken_and_the_reason_kept(tmp_pa
     code = (
         "import sys; sys.path[:0] = sys.argv[1:]\n"
         "from workspace.exec.test_choose import *\n"
-        "ran = taken(Path('.'), Means(Recorder()))\n"
+        "ran = taken(Path('.'))\n"
         "print(ran.strategy, ran.attribution, ran.strategy_reason, sep='|')\n"
     )
     spools = Spools()

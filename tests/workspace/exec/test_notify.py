@@ -41,6 +41,9 @@ class Raising:
     def about_to_change(self, paths: Sequence[bytes], *, going: bool = False) -> None:
         raise self._error()
 
+    def has(self, path: bytes) -> bool:
+        raise AssertionError("he was never told")
+
 
 class TestTelling:
     def test_the_bytes_are_still_there_when_it_is_told(self, tmp_path: Path) -> None:

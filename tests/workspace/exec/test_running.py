@@ -99,6 +99,17 @@ class TestWords:
             command(["true"], str(root), cwd=cwd)
         assert (refused.value.status, refused.value.code) == ("forbidden", "path_not_allowed")
 
+    def test_a_folder_that_became_a_link_out_of_the_root_is_not_entered(self, tmp_path: Path) -> None:
+        root = tmp_path / "root"
+        (root / "d").mkdir(parents=True)
+        asked = command(["touch", "a"], str(root), cwd="d")
+        (root / "d").rmdir()
+        (root / "d").symlink_to("..")
+        with pytest.raises(Refused) as refused:
+            run(asked, capture=Bare(), sink=Spools())
+        assert (refused.value.status, refused.value.code) == ("forbidden", "path_not_allowed")
+        assert not (tmp_path / "a").exists()
+
     def test_a_name_that_only_begins_like_the_root_is_outside(self, tmp_path: Path) -> None:
         (tmp_path / "repo").mkdir()
         (tmp_path / "repo-evil").mkdir()

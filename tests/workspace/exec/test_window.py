@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from exec.commands import at_rest
-from mulligan.values.entries import ABSENT, Entry
 from mulligan.workspace.exec.capture import Bare, Capture
 from mulligan.workspace.exec.command import command
 from mulligan.workspace.exec.output import Spools
 from mulligan.workspace.exec.run import Ran, run
-from mulligan.workspace.exec.scan import Scan, StatIndex
-from mulligan.workspace.exec.watch import Watch, Watcher
+from mulligan.workspace.exec.scan import StatIndex
+from mulligan.workspace.exec.watch import Watcher
 from workspace.exec.kinds import KINDS, Kind, make, perform, wrong_after_putting_back
+from workspace.exec.windowed import Scanned, Watched
 
 MISSED_BY_WATCH = {"another hard link, then removed", "new hard link, changed through it"}
 """An inotify event names the path that was used; the other name of the inode changes unseen."""
@@ -37,9 +37,7 @@ def names(ran: Ran, root: Path) -> set[bytes]:
 def test_everything_a_scan_finds_comes_back(kind: Kind, tmp_path: Path) -> None:
     root = real(tmp_path)
     before = make(kind, root)
-    ran = perform(kind, root, Scan())
-    assert wrong_after_putting_back(root, before, ran) == {}
-    assert ran.attribution == "window"
+    assert wrong_after_putting_back(root, before, perform(kind, root, Scanned()).touched) == {}
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -48,10 +46,12 @@ def test_everything_a_watcher_sees_comes_back(kind: Kind, tmp_path: Path) -> Non
     before = make(kind, root)
     watcher = Watcher(root)
     try:
-        ran = perform(kind, root, Watch(watcher))
+        capture = Watched(watcher)
+        ran = perform(kind, root, capture)
     finally:
         watcher.close()
-    assert bool(wrong_after_putting_back(root, before, ran)) == (kind.name in MISSED_BY_WATCH)
+    wrong = wrong_after_putting_back(root, before, ran.touched, moved_away=capture.dirty.moved_away)
+    assert bool(wrong) == (kind.name in MISSED_BY_WATCH)
 
 
 class TestScan:
@@ -75,51 +75,35 @@ class TestScan:
         (tmp_path / "d" / "a").write_text("a")
         assert real(tmp_path / "d" / "a") not in index.again().touched_since(index)
 
-    def test_a_later_command_may_trust_the_last_look(self, tmp_path: Path) -> None:
-        first = Scan()
-        sh("echo a > a", tmp_path, first)
-        second = Scan(before=first.after)
-        assert names(sh("echo b > b", tmp_path, second), tmp_path) >= {b"b"}
-
-    def test_what_has_no_baseline_is_named(self, tmp_path: Path) -> None:
-        class OnlyNew:
-            def before_of(self, path: bytes) -> Entry | None:
-                return ABSENT if path.endswith(b"/new") else None
-
-        (tmp_path / "old").write_text("x")
-        ran = sh("echo a > new; echo b > old", tmp_path, Scan(OnlyNew()))
-        assert (real(tmp_path / "old"), "no_baseline") in ran.coverage
-        assert (real(tmp_path / "new"), "no_baseline") not in ran.coverage
-
 
 class TestWatch:
     def test_it_is_kept_between_commands(self, tmp_path: Path) -> None:
         watcher = Watcher(real(tmp_path))
-        assert names(sh("mkdir d; echo a > d/a", tmp_path, Watch(watcher)), tmp_path) == {b"d", b"d/a"}
-        assert names(sh("echo b > d/b", tmp_path, Watch(watcher)), tmp_path) == {b"d/b"}
-        assert names(sh("mv d e; echo c > e/c", tmp_path, Watch(watcher)), tmp_path) >= {
+        assert names(sh("mkdir d; echo a > d/a", tmp_path, Watched(watcher)), tmp_path) == {b"d", b"d/a"}
+        assert names(sh("echo b > d/b", tmp_path, Watched(watcher)), tmp_path) == {b"d/b"}
+        assert names(sh("mv d e; echo c > e/c", tmp_path, Watched(watcher)), tmp_path) >= {
             b"d",
             b"e",
             b"e/a",
             b"e/b",
             b"e/c",
         }
-        assert names(sh("echo c >> e/c", tmp_path, Watch(watcher)), tmp_path) == {b"e/c"}
+        assert names(sh("echo c >> e/c", tmp_path, Watched(watcher)), tmp_path) == {b"e/c"}
         watcher.close()
 
     def test_what_changed_before_is_told_apart(self, tmp_path: Path) -> None:
         watcher = Watcher(real(tmp_path))
         (tmp_path / "person").write_text("mine")
-        capture = Watch(watcher)
+        capture = Watched(watcher)
         ran = sh("echo a > agent", tmp_path, capture)
         assert names(ran, tmp_path) == {b"agent"}
-        assert capture.changed_before.paths == {real(tmp_path / "person")}
+        assert capture.before.paths == {real(tmp_path / "person")}
         watcher.close()
 
     def test_reading_dirties_nothing(self, tmp_path: Path) -> None:
         (tmp_path / "a").write_text("a")
         watcher = Watcher(real(tmp_path))
-        assert names(sh("cat a; ls -R", tmp_path, Watch(watcher)), tmp_path) == set()
+        assert names(sh("cat a; ls -R", tmp_path, Watched(watcher)), tmp_path) == set()
         watcher.close()
 
     def test_what_was_put_somewhere_once_is_told_from_what_was_written(self, tmp_path: Path) -> None:

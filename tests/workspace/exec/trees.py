@@ -82,6 +82,9 @@ class Recorder:
             self._on_told(path)
             self.preimages[path] = see(path)
 
+    def has(self, path: bytes) -> bool:
+        return see(path) == self.preimages[path]
+
 
 def put_back(touched: Iterable[bytes], before: dict[bytes, Seen]) -> None:
     """What was never told was absent. Deepest first away, then shallowest first back, metadata of folders last."""

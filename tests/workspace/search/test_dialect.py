@@ -15,6 +15,7 @@ from mulligan.workspace.search.charset import ANY, charset, contains, fold, minu
 from mulligan.workspace.search.dialect import COST_MAX, parse
 from mulligan.workspace.search.expression import cost_of
 from mulligan.workspace.search.finders import LiteralFinder, PythonFinder, Re2Finder, make_finder, recipe_for
+from mulligan.workspace.search.findings import BOM, without_bom
 from mulligan.workspace.search.ripgrep import find_ripgrep
 from mulligan.workspace.search.scripts import SCRIPTS
 from mulligan.workspace.search.spelling import for_python, for_re2, for_rust, required_literal
@@ -217,10 +218,15 @@ def test_every_engine_finds_the_same_lines_in_odd_text(pattern: str, case_insens
     tree = parse(pattern, case_insensitive=case_insensitive)
     literal = required_literal(tree)
     for block in BLOCKS:
-        expected = numbers_by_ripgrep(for_rust(tree), tmp_path, block)
-        assert numbers_from([*Re2Finder(for_re2(tree), literal).starts(block)], block) == expected
-        assert numbers_from([*PythonFinder(for_python(tree), literal).starts(block)], block) == expected
-        assert numbers_from([*make_finder(recipe_for(tree)).starts(block)], block) == expected
+        text = without_bom(block)
+        found = numbers_from([*Re2Finder(for_re2(tree), literal).starts(text)], text)
+        assert numbers_from([*PythonFinder(for_python(tree), literal).starts(text)], text) == found
+        assert numbers_from([*make_finder(recipe_for(tree)).starts(text)], text) == found
+        by_ripgrep = numbers_by_ripgrep(for_rust(tree), tmp_path, block)
+        assert by_ripgrep is not None
+        to_be_asked_again = {1} if block.startswith(BOM) else set()
+        assert set(by_ripgrep) >= set(found)
+        assert set(by_ripgrep) - to_be_asked_again == set(found) - to_be_asked_again
 
 
 PIECES = [
@@ -361,7 +367,9 @@ class TestMeaning:
             (r"foo.$", b"foo\r\n", False),
             (r"\r$", b"foo\r\n", True),
             (r"foo$", b"foo\rx\n", False),
-            (r"^foo", b"\xef\xbb\xbffoo\n", True),
+            (r"x.y", b"x\ry\n", False),
+            (r"x[\r\s]y", b"x\ry\n", True),
+            (r"^foo", b"\xef\xbb\xbffoo\n", False),
             (r"\w", "é".encode(), False),
             (r"\bfoo\b", "éfoo".encode(), True),
             (r"\d", "٣".encode(), False),

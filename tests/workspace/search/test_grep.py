@@ -247,6 +247,39 @@ def test_a_file_that_changes_after_ripgrep_read_it_is_searched_again(
 
 
 @ENGINES
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("^foo", [("a", 1)]),
+        (r"^\W", [("b", 2)]),
+        (r"^[^a-z]", [("b", 2)]),
+        (r"^.{4}$", [("b", 2)]),
+        (r"\x{feff}", [("b", 2)]),
+        ("^$", [("c", 1)]),
+        ("^.{3}$", [("a", 1)]),
+    ],
+)
+def test_a_byte_order_mark_is_no_character_of_a_file_and_u_feff_elsewhere_is_one(
+    root: Path, root_fd: int, engine: Engine, pattern: str, found: list[tuple[str, int]]
+) -> None:
+    for name, text in {"a": "\ufefffoo\n", "b": "x\n\ufefffoo\n", "c": "\ufeff"}.items():
+        (root / name).write_text(text)
+    lines = grep(root_fd, ROOT, pattern, engine=engine).lines
+    assert [(line.path, line.line_no) for line in lines] == found
+
+
+@ENGINES
+def test_lines_that_are_looked_at_again_stay_in_their_place(root: Path, root_fd: int, engine: Engine) -> None:
+    for number in range(6):
+        mark = "\ufeff" if number % 2 else ""
+        (root / str(number)).write_text(f"{mark}hit\nhit\n")
+    result = grep(root_fd, ROOT, "^h.t", engine=engine, max_results=7)
+    order = [(line.path, line.line_no) for line in result.lines]
+    assert order == [(str(number // 2), 1 + number % 2) for number in range(7)]
+    assert result.truncated
+
+
+@ENGINES
 class TestShownText:
     def test_long_lines_are_cut_between_characters(self, root: Path, root_fd: int, engine: Engine) -> None:
         (root / "a").write_text("x" + "é" * 5_000 + " hit\n")
@@ -267,7 +300,7 @@ class TestShownText:
 @pytest.mark.parametrize("extra", range(-6, 8))
 @pytest.mark.parametrize("ending", [b"", b"\r"])
 def test_the_cut_does_not_depend_on_how_much_was_read(extra: int, ending: bytes) -> None:
-    line = b"\xef\xbb\xbf" + b"x" * (TEXT_MAX_BYTES + extra) + ending
-    text, cut = shown_text(line[:READ_AHEAD_BYTES], 0)
+    line = b"x" * (TEXT_MAX_BYTES + extra) + ending
+    text, cut = shown_text(line[:READ_AHEAD_BYTES])
     visible = TEXT_MAX_BYTES + extra
     assert (len(text), cut) == (min(visible, TEXT_MAX_BYTES), visible > TEXT_MAX_BYTES)

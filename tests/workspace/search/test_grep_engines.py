@@ -105,6 +105,8 @@ ODD_FILES = {
     b"crlf.txt": b"needle\r\n\r\nneedle end\r\n",
     b"mixed.txt": b"a\r\nneedle\nneedle\r\n\rneedle\r",
     b"bom.txt": b"\xef\xbb\xbfneedle after bom\r\nneedle\n",
+    b"bom-only": b"\xef\xbb\xbf",
+    b"bom-inside.txt": b"\xef\xbb\xbf\xef\xbb\xbfneedle\n\xef\xbb\xbfneedle\n\nneedle\n",
     b"utf16.txt": "needle utf16\n".encode("utf-16"),
     b"latin1.txt": b"caf\xe9 needle\nna\xefve\n",
     b"binary-early": b"needle\n" + b"\0" + b"needle\n",
@@ -187,6 +189,11 @@ ODD_PATTERNS = [
     r"needle[^\x00]*$",
     r"\r",
     r"(?i)NEEDLE (IN|AT)",
+    r"^\W",
+    r"^[^n]",
+    r"^.{7}$",
+    r"\x{feff}",
+    r"\b^n",
 ]
 
 
@@ -308,6 +315,7 @@ def test_exactly_these_files_are_searched(odd_tree: Path, engine: Engine, opens:
         ),
         *(
             b"back\\slash",
+            b"bom-inside.txt",
             b"bom.txt",
             b"caf\xe9",
             b"colon:12:x",

@@ -14,6 +14,7 @@ import pytest
 
 from mulligan.values.globs import parse_glob
 from mulligan.values.paths import ROOT, RepoPath
+from mulligan.workspace.kernel import exchange
 from mulligan.workspace.search import GlobResult, glob, grep, tree_cache, watching
 from mulligan.workspace.search.ages import Ages
 from mulligan.workspace.search.tree_cache import TreeCache
@@ -104,6 +105,37 @@ def write_through_a_new_name(root: Path) -> None:
     os.utime(root / "e/also")
 
 
+def write_through_a_passing_name(root: Path, *later: str) -> None:
+    """Each of the later names takes over from the one before; the last is gone in the end."""
+    os.link(root / "d/a", root / "e/also")
+    os.utime(root / "e/also")
+    last = root / "e/also"
+    for name in later:
+        last = last.rename(root / name)
+    last.unlink()
+
+
+def write_through_a_name_that_is_taken_over(root: Path) -> None:
+    os.link(root / "d/a", root / "e/also")
+    os.utime(root / "e/also")
+    make(root, "e/other")
+    (root / "e/other").rename(root / "e/also")
+
+
+def write_through_a_name_that_is_exchanged(root: Path) -> None:
+    os.link(root / "d/a", root / "e/also")
+    os.utime(root / "e/also")
+    make(root, "e/other")
+    exchange(0, bytes(root / "e/also"), bytes(root / "e/other"))
+    (root / "e/other").unlink()
+
+
+def write_through_a_name_in_a_new_directory(root: Path) -> None:
+    (root / "e/new").mkdir()
+    os.link(root / "d/a", root / "e/new/also")
+    os.utime(root / "e/new/also")
+
+
 CHANGES: dict[str, Callable[[Path], object]] = {
     "a new file": lambda root: (root / "d/new").touch(),
     "a file gone": lambda root: (root / "d/a").unlink(),
@@ -117,6 +149,13 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "a file becomes a directory": turn_into_a_directory,
     "a link instead of a file": turn_into_a_link,
     "a new name of a file": write_through_a_new_name,
+    "a name that passes": write_through_a_passing_name,
+    "a name that passes and moves": lambda root: write_through_a_passing_name(root, "d/one", "two"),
+    "a name that passes and moves to and fro": lambda root: write_through_a_passing_name(root, "e/t", "e/also"),
+    "a name that passes outside": lambda root: write_through_a_passing_name(root, "../outside"),
+    "a name that is taken over": write_through_a_name_that_is_taken_over,
+    "a name that is exchanged": write_through_a_name_that_is_exchanged,
+    "a name in a new directory": write_through_a_name_in_a_new_directory,
     "a file hidden by rules": lambda root: (root / "d/.gitignore").write_text("a\n"),
     "rules of git": lambda root: (root / ".git/info/exclude").write_text("a\n"),
 }
@@ -131,6 +170,24 @@ def test_every_change_is_seen_at_once(what: str, root: Path, root_fd: int) -> No
     seen = everything(root_fd, cache)
     assert seen == everything(root_fd, TreeCache())
     assert everything(root_fd, cache) == seen
+
+
+@pytest.mark.parametrize("way", ["rename", "exchange"])
+def test_a_save_by_way_of_a_draft_has_no_other_file_asked(
+    way: str, root: Path, root_fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(root, "a", *(f"d/f{number}" for number in range(50)))
+    cache = TreeCache()
+    everything(root_fd, cache)
+    (root / ".draft").write_text("new")
+    if way == "rename":
+        (root / ".draft").rename(root / "a")
+    else:
+        exchange(0, bytes(root / ".draft"), bytes(root / "a"))
+        (root / ".draft").unlink()
+    looks = Looks(monkeypatch)
+    assert everything(root_fd, cache).paths[0] == "a"
+    assert looks.count < 10
 
 
 def test_what_comes_after_a_move_is_seen_in_the_new_place(root: Path, root_fd: int) -> None:

@@ -84,8 +84,9 @@ class Job:
 class Station:
     """A recorder and the one thread that uses it: events in the order they came, reading on in between."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, tell: Callable[[Exception], None]) -> None:
         self.recorder = recorder
+        self._tell = tell
         self.busy = False
         self.broken = False
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -121,7 +122,8 @@ class Station:
             elif self.busy:
                 self.recorder.sweep()
                 self.busy = self.recorder.has_open_calls()
-        except (MulliganError, OSError):
+        except (MulliganError, OSError) as error:
+            self._tell(error)
             self.broken = True
 
     def _do(self, job: Job) -> None:
@@ -197,7 +199,7 @@ class Dispatcher:
         recorder = self._open_recorder(event, project)
         station = self._stations.get(id(recorder))
         if station is None:
-            station = self._stations[id(recorder)] = Station(recorder)
+            station = self._stations[id(recorder)] = Station(recorder, self._tell)
         return station
 
     def _outcome(self, error: Exception | None, message: Message) -> bytes:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import sha256
 from types import MappingProxyType
-from typing import Any
 
 from mulligan.agents.hooks.events import HookEvent, Kind
 from mulligan.history import observing
@@ -20,7 +19,7 @@ from mulligan.history.kept import KeptTree
 from mulligan.history.observing import Note, Observed
 from mulligan.history.tables import AGENT, CALLS, OPEN, TURNS, CallRow
 from mulligan.store.protocol import Tx
-from mulligan.values.canonical import decode, encode
+from mulligan.values.canonical import encode
 from mulligan.values.clock import monotonic_s
 from mulligan.values.ids import CallId, SessionId, TurnId
 
@@ -131,7 +130,7 @@ class Recorder:
         """By the agent's own id for it; else the oldest one that asked for the same."""
         with self._desk.ledger.store.read() as tx:
             rows = [row for row in _open_calls(tx, event.session) if row.label == event.label]
-        same = [row for row in rows if event.label is not None or _cause(row).get("key") == _key(event)]
+        same = [row for row in rows if event.label is not None or row.why.get("key") == _key(event)]
         return CallId(min(row.id for row in same)) if same else None
 
     def _finish(self, call: CallId, *, reason: str | None) -> None:
@@ -163,7 +162,7 @@ class Recorder:
             rows = [row for row in _open_calls(tx, event.session) if row.root == self._desk.root.id]
             turns = [row.id for row in tx.select(TURNS, {"session": event.session}) if row.opened and not row.ended_at]
         for row in rows:
-            if workers or not _cause(row).get("worker"):
+            if workers or not row.why.get("worker"):
                 self._finish(CallId(row.id), reason=reason)
         for turn in turns:
             observing.end_turn(self._desk, SessionId(event.session), TurnId(turn))
@@ -194,11 +193,6 @@ def _open_calls(tx: Tx, session: str) -> list[CallRow]:
 def _open_turn(tx: Tx, session: str) -> str | None:
     rows = [row for row in tx.select(TURNS, {"session": session}) if row.is_open]
     return max(rows, key=lambda row: row.started_at).id if rows else None
-
-
-def _cause(row: CallRow) -> dict[str, Any]:
-    found: dict[str, Any] = decode(row.cause) if row.cause else {}
-    return found
 
 
 def _key(event: HookEvent) -> str | None:

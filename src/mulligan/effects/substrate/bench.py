@@ -183,7 +183,7 @@ class Ask:
             raise moved(path)
         return data
 
-    def below(self, op: FsOp, path: RepoPath, *, include_ignored: bool = False) -> Iterator[Listed]:
+    def below(self, op: FsOp, path: RepoPath) -> Iterator[Listed]:
         """Everything below a real directory that the session may see; the path itself if it is none."""
         with self.looking() as handles:
             seen = self.seen(handles, path)
@@ -193,7 +193,7 @@ class Ask:
             yield Listed(path, _KINDS.get(seen.kind, "special"))
             return
         admits = self.boundary.admits
-        found = list_below(self.desk.disk.root.handle, path, include_ignored=include_ignored)
+        found = list_below(self.desk.disk.root.handle, path)
         yield from (one for one in found if admits(op, one.path))
 
     # Acting.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import new as new_hash
 from typing import Any
 
 from mulligan.effects.substrate.bench import Ask, parse_path
@@ -16,7 +15,7 @@ from mulligan.values.plain import plain
 from mulligan.workspace.census import GONE, Seen
 from mulligan.workspace.diffing import unified_diff
 from mulligan.workspace.fingerprint import TreeState
-from mulligan.workspace.git import GitFailed, GitReader, Tracked
+from mulligan.workspace.git import GitFailed, GitReader, Tracked, oid_of
 from mulligan.workspace.manifest import Captured, changes_between
 
 Body = dict[str, Any]
@@ -60,7 +59,7 @@ def _changes_since_commit(ask: Ask, snapshot: Snapshot) -> list[tuple[RepoPath, 
         old = tracked.pop(entry.path, None)
         if old is None:
             rows.append((entry.path, "added"))
-        elif _kind(old.mode) != entry.kind or _oid_of(ask.bench.shelf.read(entry.blob), old.oid) != old.oid:
+        elif _kind(old.mode) != entry.kind or oid_of(ask.bench.shelf.read(entry.blob), like=old.oid) != old.oid:
             rows.append((entry.path, "modified"))
     admits = ask.boundary.admits
     rows += [(path, "deleted") for path in tracked if snapshot.manifest.covers(path) and admits(ask.op, path)]
@@ -79,13 +78,6 @@ def _commit(ask: Ask, oid: str) -> list[Tracked]:
 
 def _kind(mode: int) -> str:
     return "symlink" if stat.S_ISLNK(mode) else "file"
-
-
-def _oid_of(data: bytes, like: str) -> str:
-    """The name git would give the bytes, in the hash its other names have."""
-    hashed = new_hash("sha256" if len(like) == 64 else "sha1", b"blob %d\0" % len(data), usedforsecurity=False)
-    hashed.update(data)
-    return hashed.hexdigest()
 
 
 # diff

@@ -9,7 +9,7 @@ from typing import Any
 
 from mulligan.effects.changes import LookAgain, check_changed, directories, expecting, file_like
 from mulligan.effects.changes import check_size as check_written
-from mulligan.effects.patching import check_format, check_patch_size
+from mulligan.effects.patching import check_format, check_patch_size, present
 from mulligan.effects.scene import Scene
 from mulligan.effects.substrate.bench import Ask
 from mulligan.effects.substrate.failure import Failure
@@ -18,7 +18,7 @@ from mulligan.effects.substrate.shelf import Snapshot
 from mulligan.effects.substrate.writing import acted, as_seen, change, check_size
 from mulligan.history.intents import Intent
 from mulligan.values.digest import Digest, digest_of
-from mulligan.values.entries import ABSENT, Absent, DirEntry, FileEntry, SymlinkEntry
+from mulligan.values.entries import ABSENT, DirEntry, FileEntry, SymlinkEntry
 from mulligan.values.faults import MulliganError
 from mulligan.values.paths import ROOT, RepoPath, ancestors_of, path_bytes, to_wire
 from mulligan.values.refusal import Refused
@@ -171,7 +171,7 @@ class _Staging:
                 self.refused.add(path)
             return None
         image = self.images[path] = self.scene.desk.image(path)
-        return _present(image)
+        return present(image)
 
     def intents(self, staged: UnifiedStaged) -> list[Intent]:
         """What goes, deepest first; then directories to be made; then what comes."""
@@ -201,14 +201,6 @@ class _Staging:
         above = {parent for path in paths for parent in ancestors_of(path) if parent != ROOT}
         now = {path: self.scene.desk.image(path).entry for path in sorted(above, key=path_bytes)}
         return [path for path, entry in now.items() if not isinstance(entry, DirEntry)]
-
-
-def _present(image: Image) -> Present | None:
-    if isinstance(image.entry, Absent | DirEntry):
-        return None
-    if isinstance(image.entry, SymlinkEntry):
-        return Present(image.entry.target.encode("utf-8", "surrogateescape"), 0o777, kind="symlink")
-    return Present(image.data, image.entry.mode)
 
 
 def _with_execute_bit(entry: FileEntry, mode: int) -> FileEntry:

@@ -1,4 +1,4 @@
-"""list, file, grep, diff and export: of the live tree under a lease, or of a snapshot."""
+"""list, file, grep and export: of the live tree under a lease, or of a snapshot."""
 
 from __future__ import annotations
 

@@ -42,10 +42,9 @@ def misfit(value: object, schema: Schema, where: str = "") -> str | None:
     return _bounds(value, schema, where)
 
 
-def with_whole_numbers(given: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
-    """Arguments with 1.0 for an integer as 1: the numbers of JSON do not tell the two apart."""
-    kinds = {name: one.get("type") for name, one in schema["properties"].items()}
-    return {name: _whole(value) if kinds.get(name) == "integer" else value for name, value in given.items()}
+def with_whole_numbers(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments with 1.0 as 1: JSON Schema counts it as an integer, and no argument of a tool is a fraction."""
+    return {name: _whole(value) for name, value in given.items()}
 
 
 def _whole(value: object) -> object:

@@ -11,7 +11,7 @@ from mulligan.effects.substrate import capturing, comparing, patching, reading, 
 from mulligan.effects.substrate.bench import Ask, Bench, Named
 from mulligan.effects.substrate.failure import Failure, failure_of
 from mulligan.effects.substrate.schemas import INPUTS, OUTPUTS, Schema, defaults_of
-from mulligan.effects.substrate.shapes import misfit
+from mulligan.effects.substrate.shapes import misfit, with_whole_numbers
 from mulligan.values.faults import MulliganError
 from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
@@ -81,8 +81,9 @@ class Outcome:
 def run_tool(bench: Bench, tool: Tool, given: Mapping[str, Any], named: Named) -> Outcome:
     """One request. Every failure is an answer too; only what is broken in our own code raises."""
     ask: Ask | None = None
+    given = with_whole_numbers(given)
     try:
-        wrong = misfit(dict(given), tool.input)
+        wrong = misfit(given, tool.input)
         if wrong is not None:
             raise Failure("INVALID_ARGUMENT", f"{wrong}.")
         ask = Ask.of(bench, tool.name, named, op=tool.op)

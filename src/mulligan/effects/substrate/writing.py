@@ -1,4 +1,4 @@
-"""write_file, delete and apply_patch. On the live tree each is one call, so each can be undone."""
+"""write_file and delete. On the live tree each is one call, so each can be undone."""
 
 from __future__ import annotations
 

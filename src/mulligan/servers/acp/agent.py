@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from mulligan.effects.session import Session
 from mulligan.effects.sessions import listed_in
 from mulligan.history.log import changes_of, find_call, workspace_of
-from mulligan.history.tables import OPEN, TURNS
+from mulligan.history.tables import TURNS
 from mulligan.servers.acp import frames
 from mulligan.servers.acp.returning import (
     METHODS,
@@ -29,7 +29,6 @@ from mulligan.servers.acp.returning import (
 )
 from mulligan.servers.acp.wire import INVALID_PARAMS, METHOD_NOT_FOUND, NOT_FOUND, AcpError, Later, Params, Wire
 from mulligan.servers.acp.workspaces import Workspace, Workspaces, close_for_client
-from mulligan.servers.mcp.running import kill_commands
 from mulligan.session.known import Plan
 from mulligan.session.standing import is_deleted, session_in
 from mulligan.store.protocol import Tx
@@ -208,14 +207,9 @@ class AcpAgent:
             self._stop(self._found(params))
 
     def _stop(self, live: Live) -> None:
-        """The agent ends at its next step; commands that run now are ended, and their calls put back."""
-        if live.cancelled is None:
-            return
-        live.cancelled.set()
-        with live.workspace.store.read() as tx:
-            calls = [row.call for row in tx.select(OPEN) if row.session == live.session.id]
-        for call in calls:
-            kill_commands(call)
+        """The agent ends at its next step, and stops the command that runs now: its call is put back."""
+        if live.cancelled is not None:
+            live.cancelled.set()
 
     def may(self, live: Live, id: str, tool: str, arguments: Mapping[str, Any]) -> bool:
         if live.mode == "auto" or tool in live.always:

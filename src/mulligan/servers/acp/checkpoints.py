@@ -10,7 +10,6 @@ from mulligan.history.log import verb_of
 from mulligan.history.sites import main_of
 from mulligan.history.tables import CALLS, CHANGES, ROOTS, CallRow
 from mulligan.store.protocol import Store, Tx
-from mulligan.values.canonical import decode
 from mulligan.values.ids import SessionId
 from mulligan.values.plain import plain
 
@@ -52,7 +51,7 @@ def _work(tx: Tx, calls: Iterable[str]) -> list[CallRow]:
     work = [row for row in rows if verb_of(row) is None]
     if work:
         return work
-    causes = [decode(row.cause) for row in rows if row.cause]
+    causes = [row.why for row in rows if row.cause]
     taken = [call for cause in causes for call in (*cause.get("of", ()), *cause.get("part", ()))]
     return [row for call in taken if (row := tx.get(CALLS, call)) is not None and verb_of(row) is None]
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from mulligan.servers.acp.returning import STRICT_CAPABILITIES
 from mulligan.values.entries import Absent, Change
 from mulligan.values.plain import plain
 
 Frame = dict[str, Any]
-Stage = Literal["announced", "running", "over"]
 
 ADDED_CAPABILITIES = {
     "session/rollback": "rollback",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from mulligan.boundary.verdict import Boundary
 from mulligan.effects.hosting import hosted
 from mulligan.effects.judging import Judge
-from mulligan.effects.substrate.shapes import misfit
+from mulligan.effects.substrate.shapes import misfit, with_whole_numbers
 from mulligan.history import branches, going_back
 from mulligan.history.desk import Desk
 from mulligan.history.going_back import How
@@ -18,7 +18,7 @@ from mulligan.history.views import call_view, diff_view, log_view
 from mulligan.servers.mcp.listing import read_table
 from mulligan.values.faults import MulliganError, fault
 from mulligan.values.ids import SessionId
-from mulligan.values.paths import RepoPath, from_wire
+from mulligan.values.paths import RepoPath, paths_from_wire
 from mulligan.values.refusal import Refused
 
 Body = dict[str, Any]
@@ -57,11 +57,20 @@ def _diff(past: Past, args: Args) -> Body:
 
 
 def _paths(args: Args) -> list[RepoPath] | None:
-    return [from_wire(text) for text in args["paths"]] if "paths" in args else None
+    return paths_from_wire(args.get("paths"))
+
+
+def _own(past: Past, name: str) -> str:
+    """A call of the session's own, or an outside edit: what other sessions did is not for an agent to take back."""
+    row = find_call(past.desk, name, past.session)
+    if row.session not in (None, past.session):
+        raise fault("unknown_call", f"{name!r} is not a call of session {past.session!r}.", call=name)
+    return row.id
 
 
 def _undo(past: Past, args: Args) -> Body:
-    return going_back.undo(past.desk, args.get("call"), paths=_paths(args), how=past.how(args)).to_json()
+    call = None if "call" not in args else _own(past, args["call"])
+    return going_back.undo(past.desk, call, paths=_paths(args), how=past.how(args)).to_json()
 
 
 def _redo(past: Past, args: Args) -> Body:
@@ -69,7 +78,7 @@ def _redo(past: Past, args: Args) -> Body:
 
 
 def _restore(past: Past, args: Args) -> Body:
-    return going_back.restore(past.desk, args["call"], paths=_paths(args), how=past.how(args)).to_json()
+    return going_back.restore(past.desk, _own(past, args["call"]), paths=_paths(args), how=past.how(args)).to_json()
 
 
 def _rollback(past: Past, args: Args) -> Body:
@@ -83,7 +92,7 @@ def _rewind(past: Past, args: Args) -> Body:
 def _fork(past: Past, args: Args) -> Body:
     """A copy is of everything, so it is for those who may read everything; where it goes is not theirs to say."""
     if args["files"] == "share":
-        made = branches.fork(past.desk, past.session)
+        made = branches.fork(past.desk, past.session, at=args.get("at"))
     elif past.judge.home.admits_everywhere("read"):
         made = branches.fork_files(past.desk, past.session, at=args.get("at"))
     else:
@@ -118,8 +127,9 @@ def failed_body(error: MulliganError | Refused) -> Body:
 def run_history(desk: Desk, name: str, given: Args, session: SessionId, *, boundary: Boundary) -> tuple[Body, bool]:
     """The answer, without what is null, and whether it is a failure: a fault, or a way back that met conflicts."""
     schema = _INPUTS[name]
+    given = with_whole_numbers(given)
     try:
-        wrong = misfit(dict(given), schema)
+        wrong = misfit(given, schema)
         if wrong is not None:
             raise fault("invalid_params", f"{wrong}.")
         defaults = {key: one["default"] for key, one in schema["properties"].items() if "default" in one}

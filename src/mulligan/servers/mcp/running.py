@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
-
-CALL_VARIABLE = "MULLIGAN_CALL"
 
 Progress = Callable[[float, str], None]
 """Told how far long work is, and a word about it."""
@@ -26,7 +21,7 @@ class Running:
     progress: Progress | None = None
     cancelled: bool = False
     _settled: bool = False
-    _call: str | None = None
+    _stop: Callable[[], None] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def cancel(self) -> bool:
@@ -35,9 +30,9 @@ class Running:
             if self._settled:
                 return False
             self.cancelled = True
-            call = self._call
-        if call is not None:
-            kill_commands(call)
+            stop = self._stop
+        if stop is not None:
+            stop()
         return True
 
     def settle(self) -> bool:
@@ -46,20 +41,9 @@ class Running:
             self._settled = not self.cancelled
             return self._settled
 
-    def began(self, call: str) -> None:
-        """Commands that run under this call are the request's. Raises Cancelled if it came too late."""
+    def began(self, stop: Callable[[], None]) -> None:
+        """There is a call now, and this is how to stop what runs in it. Raises Cancelled if it came too late."""
         with self._lock:
-            self._call = call
+            self._stop = stop
             if self.cancelled:
                 raise Cancelled
-
-
-def kill_commands(call: str) -> None:
-    """End the commands of a call: they and all they started carry its id in their environment."""
-    mark = f"{CALL_VARIABLE}={call}\0".encode()
-    for name in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
-        with suppress(OSError):
-            with open(f"/proc/{name}/environ", "rb") as file:
-                found = mark in file.read()
-            if found:
-                os.kill(int(name), signal.SIGKILL)

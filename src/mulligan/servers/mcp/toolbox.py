@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from mulligan.boundary.verdict import Boundary
+from mulligan.effects.board import board_of
 from mulligan.effects.hosting import hosted
 from mulligan.effects.perform import perform
 from mulligan.effects.receipt import refusal_receipt
@@ -15,12 +16,10 @@ from mulligan.effects.registry import BY_NAME as EFFECTS
 from mulligan.effects.registry import Effect
 from mulligan.effects.substrate.bench import Bench, Named
 from mulligan.effects.substrate.failure import failure_of
-from mulligan.effects.substrate.shapes import with_whole_numbers
 from mulligan.effects.substrate.tools import BY_NAME as SUBSTRATE
 from mulligan.effects.substrate.tools import run_tool
 from mulligan.history.desk import Desk
 from mulligan.servers.mcp.history_tools import HISTORY, failed_body, run_history
-from mulligan.servers.mcp.listing import TOOLSETS, read_table
 from mulligan.servers.mcp.revisions import INVALID_PARAMS, Body, Peer, RpcError, label_of, turn_of
 from mulligan.servers.mcp.running import Cancelled, Progress, Running
 from mulligan.values.canonical import encode
@@ -30,8 +29,6 @@ from mulligan.values.ids import SessionId, TurnId, parse_user_id
 from mulligan.values.refusal import Refused
 
 PROGRESS_EVERY_S = 0.1
-
-_INPUTS = {tool["name"]: tool["inputSchema"] for name in TOOLSETS for tool in read_table().tools[name]}
 
 
 class Place(NamedTuple):
@@ -62,7 +59,7 @@ class Toolbox:
         """The result of `tools/call`. Raises RpcError for what is no tool call, Cancelled for one taken back."""
         if not isinstance(arguments, dict):
             raise RpcError(INVALID_PARAMS, "arguments is an object.")
-        given = with_whole_numbers(arguments, _INPUTS[name])
+        given = dict(arguments)
         session = given.pop("session_id", None)
         if name == "history_log" and session is not None:
             given.setdefault("everyone", False)  # who names a session means that one
@@ -102,7 +99,7 @@ class Toolbox:
             SessionId(chosen),
             label=label_of(meta),
             turn=None if turn is None else TurnId(turn),
-            began=lambda call: running.began(call.id),
+            began=lambda call: running.began(lambda: board_of(place.desk).stop(call.id)),
             may_commit=running.settle,
             within=within,
         )

@@ -2,20 +2,22 @@
 
 The supervisor hears of every change before the command makes it; inotify tells of every change that was made, whoever
 made it. What was made more often than the command asked for was made by somebody else: a person's save, a formatter, a
-daemon. It is counted for each name: opened for writing and closed, created, removed, moved there. The kernel may join
-equal events and a call may fail after it was counted, so somebody can be missed; nobody is accused who was not there.
+daemon. It is counted for each name: opened for writing and closed, created, removed, moved there. What happened to a
+name before its preimage was taken is in the preimage, and does not count. The kernel may join equal events and a call
+may fail after it was counted, so somebody can be missed; nobody is accused who was not there.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from enum import IntEnum
 
 from mulligan.workspace.exec import kernel
 from mulligan.workspace.exec.inotify import EXCLUDE_UNLINKED, MODIFY, ONLY_FOLDERS, OVERFLOW, events_in
+from mulligan.workspace.exec.ledger import Witness
 
 _READ_BYTES = 1 << 18
 _DRAIN_EVERY = 256
@@ -70,9 +72,10 @@ def _empty(fd: int) -> None:
 
 
 class Bystanders:
-    """For one thread. Without inotify it sees nobody. Close it."""
+    """Stand between the command and its witness. For one thread. Without inotify it sees nobody. Close it."""
 
-    def __init__(self) -> None:
+    def __init__(self, witness: Witness) -> None:
+        self._witness = witness
         self._folders: dict[int, bytes] = {}
         self._watched: set[bytes] = set()
         self._asked: Counter[tuple[bytes, int]] = Counter()
@@ -108,6 +111,24 @@ class Bystanders:
 
     def _still_open(self, path: bytes) -> int:
         return max(0, self._asked[path, Deed.WRITTEN] - self._done[path, Deed.WRITTEN])
+
+    def about_to_change(self, paths: Sequence[bytes], *, going: bool = False) -> None:
+        """The command gets to these paths: the witness is told, and we count from the preimages on.
+
+        He may have to wait for a call of ours that is at work there. What came meanwhile is in the preimage, if that
+        is what is there now; and what comes after we have asked for that is counted in any case.
+        """
+        self._drain()
+        self._begin_anew(paths)
+        self._witness.about_to_change(paths, going=going)
+        self._drain()
+        meanwhile = [path for path in paths if any((path, deed) in self._done for deed in Deed)]
+        self._begin_anew(path for path in meanwhile if self._witness.has(path))
+
+    def _begin_anew(self, paths: Iterable[bytes]) -> None:
+        for path in paths:
+            for deed in Deed:
+                self._done.pop((path, deed), None)
 
     def forgive(self, path: bytes) -> None:
         """Nobody knows what the command itself has done to it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal, Protocol, TypeAlias
 
-from mulligan.values.entries import Entry
 from mulligan.values.plain import plain
 from mulligan.workspace.exec import bpf, kernel
 from mulligan.workspace.exec.command import Command
@@ -27,8 +26,6 @@ class Caught:
     attribution: Attribution = "call"
     shared: frozenset[bytes] = frozenset()
     """of `touched`, what somebody else has changed as well while the command ran"""
-    moved_away: frozenset[bytes] = frozenset()
-    """folders that the watcher saw leave: whatever the baseline knows below them is touched too"""
 
 
 class Capture(Protocol):
@@ -47,26 +44,18 @@ class Capture(Protocol):
         """After the last descendant. Raises what broke on the way."""
 
 
-class Baseline(Protocol):
-    """What paths were before, for the ways that see a change only afterwards."""
-
-    def before_of(self, path: bytes) -> Entry | None:
-        """The entry before the command, with its bytes in the store; None if it was never captured."""
-
-
-def without_baseline(touched: frozenset[bytes], baseline: Baseline | None) -> Coverage:
-    """What was touched and cannot be put back, because nobody kept how it was."""
-    if baseline is None:
-        return ()
-    return tuple((path, "no_baseline") for path in sorted(touched) if baseline.before_of(path) is None)
-
-
 class Notify:
-    """Told before each change: see `notify`. `witness` is asked from another thread."""
+    """Told before each change: see `notify`. `witness` is asked from another thread.
+
+    `caught` is there once `end` was called, however that went. One that `lingers` goes on listening for others until
+    it is asked who came `late`, which is to be done.
+    """
 
     name: StrategyName = "notify"
 
-    def __init__(self, witness: Witness) -> None:
+    def __init__(self, witness: Witness, *, lingers: bool = False) -> None:
+        self.caught = Caught(frozenset())
+        self._lingers = lingers
         self._witness = witness
         self._supervisor: Supervisor | None = None
 
@@ -79,11 +68,23 @@ class Notify:
         self._supervisor.start(fds[0])
 
     def end(self) -> Caught:
-        assert self._supervisor is not None
+        supervisor = self._supervisor
+        assert supervisor is not None
         try:
-            self._supervisor.join()
-            touched, shared = self._supervisor.touched, self._supervisor.shared()
-            return Caught(touched, self._supervisor.coverage(), self._supervisor.stops, shared=shared)
+            supervisor.join()
+        finally:
+            touched, shared = supervisor.touched, supervisor.shared()
+            self.caught = Caught(touched, supervisor.coverage(), supervisor.stops, shared=shared)
+            if not touched or not self._lingers:
+                supervisor.close()
+        return self.caught
+
+    def late(self) -> frozenset[bytes]:
+        """Of what the command touched, what somebody else has changed since `end`."""
+        if self._supervisor is None:
+            return frozenset()
+        try:
+            return self._supervisor.shared() - self.caught.shared
         finally:
             self._supervisor.close()
 

@@ -14,20 +14,8 @@ from mulligan.workspace.exec.output import Sink
 from mulligan.workspace.exec.overlay import Overlay
 from mulligan.workspace.exec.pump import Handle
 from mulligan.workspace.exec.run import Ran, run
-from mulligan.workspace.exec.scan import Scan
 
 WindowName: TypeAlias = Literal["watch", "scan"]
-
-
-def _nothing_to_catch_with(name: str) -> Refused:
-    return Refused("error", "unsupported_strategy", f"There is nothing to catch changes by {name} with.", strategy=name)
-
-
-def _plain(name: WindowName) -> Capture:
-    """Tells what changed; what was there before, nobody has kept."""
-    if name == "scan":
-        return Scan()
-    raise _nothing_to_catch_with(name)
 
 
 @plain(slots=True, frozen=True)
@@ -35,10 +23,12 @@ class Means:
     """What there is to catch changes with."""
 
     witness: Witness
-    window: Callable[[WindowName], Capture] = _plain
+    window: Callable[[WindowName], Capture]
     """the ways that see a window of time, as whoever keeps what was there before has them"""
     is_watching: bool = False
     """a watcher is running already, so that `watch` costs less than a scan"""
+    begun: Callable[[Capture], object] = bool
+    """told of each way that is tried: an interrupt leaves nobody else who knows what it caught"""
 
 
 def run_caught(
@@ -55,11 +45,12 @@ def run_caught(
 
     A way that was asked for and cannot be had is `unsupported_strategy`; otherwise the next is tried, with the reason.
     One that cannot isolate where that is asked for is `invalid_params`. The capture holds what is particular to it
-    (`Overlay.changes`).
+    (`Overlay.changes`, `Notify.late`).
     """
     refused = ""
     for name, why in _candidates(means, strategy, isolate=isolate):
         capture = _capture(name, means)
+        means.begun(capture)
         try:
             return run(
                 command, capture=capture, sink=sink, reason=why + refused, handle=handle, deadline=deadline
@@ -87,9 +78,9 @@ def _candidates(means: Means, strategy: StrategyName | None, *, isolate: bool) -
 
 def _capture(name: StrategyName, means: Means) -> Capture:
     if name == "notify":
-        return Notify(means.witness)
+        return Notify(means.witness, lingers=True)
     if name == "overlay":
         return Overlay()
     if name == "watch" or name == "scan":
         return means.window(name)
-    raise _nothing_to_catch_with(name)
+    raise Refused("error", "unsupported_strategy", f"There is nothing to catch changes by {name} with.", strategy=name)

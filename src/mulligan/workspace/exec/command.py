@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Literal
 
+from mulligan.values.paths import is_inside
 from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 
@@ -64,11 +65,6 @@ def command(
 def allowed_environment(whole: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
     """The part of an environment that a command sees without being given it: no tokens, no keys."""
     return {k: whole[k] for k in whole if k in _ENV_NAMES or k.startswith(_ENV_PREFIX)}
-
-
-def is_inside(path: bytes, root: bytes) -> bool:
-    """By whole names: `/repo-evil` is not in `/repo`. The root is inside itself."""
-    return path == root or path.startswith(root if root.endswith(b"/") else root + b"/")
 
 
 def _folder_inside(root: bytes, cwd: str | None) -> bytes:

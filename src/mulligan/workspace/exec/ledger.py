@@ -24,7 +24,7 @@ _BATCH = 256
 _LINK_WALK_MAX = 200_000
 
 
-class Witness(Protocol):
+class Told(Protocol):
     """Told before paths change; returns only when their preimages are safe.
 
     Each path is absolute, real, inside the root, and stands for its own entry only (a folder's subtree is told path by
@@ -35,6 +35,13 @@ class Witness(Protocol):
     """
 
     def about_to_change(self, paths: Sequence[bytes], *, going: bool = False) -> None: ...
+
+
+class Witness(Told, Protocol):
+    """Has what he was told of."""
+
+    def has(self, path: bytes) -> bool:
+        """Whether what is there now is the preimage that was made safe. Asked only of paths that were told."""
 
 
 class First(Enum):
@@ -50,7 +57,7 @@ class First(Enum):
 class Ledger:
     """The book of one command. For one thread."""
 
-    def __init__(self, root: bytes, witness: Witness) -> None:
+    def __init__(self, root: bytes, witness: Told) -> None:
         self._root = root
         self._witness = witness
         self._first: dict[bytes, First] = {}

@@ -59,12 +59,12 @@ class Supervisor:
     def __init__(self, root: bytes, witness: Witness) -> None:
         self._memory = kernel.MemoryReader()
         self._resolver = Resolver(root)
-        self._ledger = Ledger(root, witness)
+        self._bystanders = Bystanders(witness)
+        self._ledger = Ledger(root, self._bystanders)
         self._device = os.stat(root).st_dev
         self._handlers = self._table()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._bystanders = Bystanders()
         self._beyond = Beyond()
         self._names_outside: set[bytes] = set()
         self.stops = 0

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from typing import Literal
 
 from mulligan.values.limits import GIB_BYTES
+from mulligan.values.paths import is_inside
 from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 from mulligan.workspace.exec.capture import Caught, StrategyName
-from mulligan.workspace.exec.command import Command, is_inside
+from mulligan.workspace.exec.command import Command
 from mulligan.workspace.exec.ledger import below, look
 from mulligan.workspace.exec.spawn import Extras
 

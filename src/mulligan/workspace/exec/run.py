@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 from mulligan.values.digest import Digest
@@ -21,8 +22,7 @@ class Ran:
     """What a command did. `exit_code` is -1 when a signal ended it (S1); `touched` are absolute real paths.
 
     `attribution` is `call` when the command has touched them, `window` when anybody may have. `shared` are those that
-    somebody else has changed as well. `moved_away` is only for `watch`: folders below which everything that was known
-    is touched.
+    somebody else has changed as well.
     """
 
     exit_code: int
@@ -31,7 +31,6 @@ class Ran:
     cancelled: bool
     survivors_killed: int
     touched: frozenset[bytes]
-    moved_away: frozenset[bytes]
     shared: frozenset[bytes]
     attribution: Attribution
     strategy: StrategyName
@@ -75,7 +74,6 @@ def run(
         cancelled=ending.cancelled,
         survivors_killed=ending.survivors,
         touched=caught.touched,
-        moved_away=caught.moved_away,
         shared=caught.shared,
         attribution=caught.attribution,
         strategy=capture.name,
@@ -105,6 +103,8 @@ def _refusal(command: Command, strategy: str, step: str, number: int) -> Excepti
     why = os.strerror(number)
     if step == "exec":
         return Refused("error", "spawn_failed", f"{os.fsdecode(command.argv[0])}: {why}", errno=number)
+    if step == "cwd" and number == errno.EXDEV:
+        return Refused("forbidden", "path_not_allowed", f"{os.fsdecode(command.cwd)} leads out of the root.")
     if step == "cwd":
         return Refused("error", "not_a_directory", f"{os.fsdecode(command.cwd)}: {why}", errno=number)
     if step in _SANDBOX_STEPS:

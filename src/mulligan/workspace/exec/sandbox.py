@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 
+from mulligan.values.paths import is_inside
 from mulligan.workspace.exec import bpf, kernel
 from mulligan.workspace.exec.command import Command
 from mulligan.workspace.exec.spawn import Extras
@@ -38,15 +39,11 @@ def describe(command: Command) -> str:
 def _cage(command: Command) -> dict[str, list[bytes]]:
     own = os.path.realpath(command.env.get(b"TMPDIR", b"/tmp"))
     temporary = {path for path in (*_TEMPORARY, own) if os.path.isdir(path) and not os.path.islink(path)}
-    outside = sorted(path for path in temporary if not _holds(command.root, path))
+    outside = sorted(path for path in temporary if not is_inside(path, command.root))
     git = command.root + b"/.git"
     return {
         "writable": [command.root],
-        "temporary": [path for path in outside if not any(_holds(other, path) for other in outside if other != path)],
+        "temporary": [path for path in outside if [other for other in outside if is_inside(path, other)] == [path]],
         "guarded_folders": [git] if not os.path.islink(git) else [],
         "guarded": [git + b"/hooks", git + b"/config"],
     }
-
-
-def _holds(folder: bytes, path: bytes) -> bool:
-    return path == folder or path.startswith(folder + b"/")

@@ -11,10 +11,6 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
-from mulligan.workspace.exec.capture import Baseline, Caught, Coverage, StrategyName, without_baseline
-from mulligan.workspace.exec.command import Command
-from mulligan.workspace.exec.spawn import Extras
-
 Stamp = tuple[int, int, int, int, int]
 Statuses = dict[bytes, os.stat_result | None]
 
@@ -202,29 +198,3 @@ def twins(stamps: Mapping[bytes, Stamp]) -> dict[int, list[bytes]]:
         if stat.S_ISREG(stamp[4]) and (other := first.setdefault(stamp[3], path)) is not path:
             found.setdefault(stamp[3], [other]).append(path)
     return found
-
-
-class Scan:
-    """Two looks around the command. `before` may be an earlier one that is still trusted; `after` is for the next."""
-
-    name: StrategyName = "scan"
-
-    def __init__(self, baseline: Baseline | None = None, before: StatIndex | None = None) -> None:
-        self._baseline = baseline
-        self._before = before
-        self.after: StatIndex | None = None
-
-    def begin(self, command: Command) -> Extras:
-        if self._before is None:
-            self._before = StatIndex.take(command.root)
-        return Extras()
-
-    def received(self, word: str, fds: list[int]) -> None:
-        raise AssertionError(word)
-
-    def end(self) -> Caught:
-        assert self._before is not None
-        self.after = self._before.again()
-        touched = self.after.touched_since(self._before)
-        unread: Coverage = tuple((path, "unreadable") for path in sorted(self.after.unreadable))
-        return Caught(touched, unread + without_baseline(touched, self._baseline), attribution="window")

@@ -203,6 +203,7 @@ def _order(command: Command, extras: Extras) -> dict[str, Any]:
     return {
         "argv": list(command.argv),
         "env": dict(command.env),
+        "root": command.root,
         "cwd": command.cwd,
         "program": extras.program,
         "program_without_sockets": extras.program_without_sockets,

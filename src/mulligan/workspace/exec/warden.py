@@ -7,6 +7,7 @@ It runs in the launcher's bare interpreter.
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import select
@@ -33,6 +34,7 @@ class Order:
     def __init__(self, body: dict[str, Any]) -> None:
         self.argv: list[bytes] = body["argv"]
         self.env: dict[bytes, bytes] = body["env"]
+        self.root: bytes = body["root"]
         self.cwd: bytes = body["cwd"]
         self.program: bytes | None = body["program"]
         self.program_without_sockets: bytes | None = body["program_without_sockets"]
@@ -106,7 +108,7 @@ def _become_command(ordered: socket.socket, rules: confine.Rules) -> NoReturn:
         for target, fd in enumerate(stdio):
             os.dup2(fd, target)
         step = "cwd"
-        os.chdir(order.cwd)
+        _enter(order)
         step = "sandbox"
         rules.apply_to_self()
         step = "seccomp"
@@ -117,6 +119,13 @@ def _become_command(ordered: socket.socket, rules: confine.Rules) -> NoReturn:
         wire.send(ordered, ("failed", step, error.errno or 0))
     finally:
         os._exit(127)
+
+
+def _enter(order: Order) -> None:
+    """Where we are then is what counts: a folder on the way may have become a link since it was judged."""
+    os.chdir(order.cwd)
+    if not (os.getcwdb() + b"/").startswith(order.root.rstrip(b"/") + b"/"):
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
 
 def _execute(order: Order) -> None:

@@ -12,10 +12,9 @@ import os
 import threading
 
 from mulligan.values.faults import fault_of_os_error
+from mulligan.values.paths import is_inside
 from mulligan.values.plain import plain
 from mulligan.workspace.exec import kernel
-from mulligan.workspace.exec.capture import Baseline, Caught, StrategyName, without_baseline
-from mulligan.workspace.exec.command import Command
 from mulligan.workspace.exec.inotify import (
     ATTRIB,
     CLOSE_WRITE,
@@ -32,8 +31,6 @@ from mulligan.workspace.exec.inotify import (
     OVERFLOW,
     events_in,
 )
-from mulligan.workspace.exec.scan import StatIndex
-from mulligan.workspace.exec.spawn import Extras
 
 _MASK = MODIFY | ATTRIB | CLOSE_WRITE | MOVED_FROM | MOVED_TO | CREATE | DELETE
 _HOW = ONLY_FOLDERS | DO_NOT_FOLLOW | EXCLUDE_UNLINKED
@@ -161,7 +158,7 @@ class Watcher:
 
     def _drop_tree(self, top: bytes) -> None:
         """A folder that moved keeps its watches under a name that is no longer its own: let them go."""
-        gone = [path for path in self._watches if path == top or path.startswith(top + b"/")]
+        gone = [path for path in self._watches if is_inside(path, top)]
         for path in gone:
             watch = self._watches.pop(path)
             self._paths.pop(watch, None)
@@ -170,39 +167,3 @@ class Watcher:
                 kernel.inotify_rm_watch(self._fd, watch)
             except OSError:
                 continue  # the kernel dropped it already
-
-
-class Watch:
-    """Takes what a kept watcher saw between start and end; on overflow falls back to the index, if there is one."""
-
-    name: StrategyName = "watch"
-
-    def __init__(self, watcher: Watcher, *, baseline: Baseline | None = None, index: StatIndex | None = None) -> None:
-        self._watcher = watcher
-        self._baseline = baseline
-        self._index = index
-        self.changed_before = Dirty()
-        """what changed before the command began: not its doing"""
-
-    def begin(self, command: Command) -> Extras:
-        self.changed_before = self._watcher.take()
-        return Extras(tended=(self._watcher.fileno(), self._watcher.drain))
-
-    def received(self, word: str, fds: list[int]) -> None:
-        raise AssertionError(word)
-
-    def end(self) -> Caught:
-        dirty = self._watcher.take()
-        if not dirty.overflowed:
-            return self._caught(dirty.paths, dirty.moved_away)
-        return self._by_scanning(dirty)
-
-    def _caught(self, touched: frozenset[bytes], moved_away: frozenset[bytes]) -> Caught:
-        coverage = without_baseline(touched, self._baseline)
-        return Caught(touched, coverage, attribution="window", moved_away=moved_away)
-
-    def _by_scanning(self, dirty: Dirty) -> Caught:
-        root = self._watcher._root
-        if self._index is None:
-            return Caught(dirty.paths, ((root, "watch_overflow"),), attribution="window")
-        return self._caught(dirty.paths | self._index.again().touched_since(self._index), dirty.moved_away)

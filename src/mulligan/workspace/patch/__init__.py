@@ -1,1 +1,1 @@
-"""TBD."""
+"""Patches as text: read, checked, and worked out against the texts they change. Pure."""

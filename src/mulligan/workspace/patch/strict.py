@@ -50,8 +50,9 @@ class Reject:
 
 @plain(slots=True, frozen=True)
 class UnifiedStaged:
-    """What a patch makes of the files it touches (None: deleted), or why it cannot: then `files` is empty.
+    """What a patch makes of the files it changes (None: deleted), or why it cannot: then `files` is empty.
 
+    A file that is in the end what it was before is not among them.
     `applied` has each section's file once, a renamed one by its new name, in byte order.
     """
 
@@ -73,7 +74,7 @@ def stage_unified(patches: Sequence[FilePatch], look: Look) -> UnifiedStaged:
     if rejects := stage.rejects():
         return UnifiedStaged(rejects=rejects)
     applied = {path for patch in patches if (path := patch.target or patch.source)}
-    return UnifiedStaged(files=stage.files, applied=tuple(sorted(applied, key=_sort_key)))
+    return UnifiedStaged(files=stage.changed(), applied=tuple(sorted(applied, key=_sort_key)))
 
 
 def _sort_key(path: str) -> bytes:
@@ -109,6 +110,9 @@ class _Stage:
             if now is not None and any(self._now(above) is not None for above in ancestors_of(path)[:-1]):
                 self._rejects.setdefault(path, {}).setdefault(0, "path_rejected")
 
+    def changed(self) -> dict[RepoPath, Present | None]:
+        return {path: now for path, now in self.files.items() if now != self._original(path)}
+
     def rejects(self) -> tuple[Reject, ...]:
         """By path, in byte order, then by hunk. Hunks of a path with several sections are counted through."""
         paths = sorted(self._rejects, key=_sort_key)
@@ -131,7 +135,7 @@ class _Stage:
         before = self._original(patch.source) if moves else self._now(patch.source)
         if before is None:
             return "target_missing"
-        return before if before.kind == _kind(patch) else "context_mismatch"
+        return before if before.kind == _kind(patch, before) else "context_mismatch"
 
     def _original(self, path: RepoPath) -> Present | None:
         if path not in self._looked:
@@ -173,7 +177,7 @@ def _applied(patch: FilePatch, before: Present | None) -> Present | dict[int, Re
         return content
     if patch.action == "delete" and content:
         return _whole(patch, "content_remains")
-    if _kind(patch) == "file":
+    if _kind(patch, before) == "file":
         return Present(content, _mode(patch, before))
     if patch.target is not None and not _stays_inside(patch.target, content):
         return _whole(patch, "path_rejected")
@@ -209,8 +213,11 @@ def _place(lines: Sequence[bytes], done: int, hunk: Hunk) -> int | None:
     return None if ends_file and end < len(lines) else start
 
 
-def _kind(patch: FilePatch) -> Kind:
+def _kind(patch: FilePatch, before: Present | None) -> Kind:
+    """An exact rename or copy tells no mode and holds no lines: it takes what is there as it is."""
     told = patch.mode_after if patch.mode_after is not None else patch.mode_before
+    if told is None and before is not None and not patch.hunks:
+        return before.kind
     return "symlink" if told is not None and stat.S_ISLNK(told) else "file"
 
 

@@ -13,10 +13,10 @@ from mulligan.values.refusal import Refused
 from mulligan.workspace.search.expression import Node
 
 TEXT_MAX_BYTES = 2_000
-READ_AHEAD_BYTES = TEXT_MAX_BYTES + 5
-"""How much of a line is enough to know what is shown of it: room for a byte order mark, a `\\r` and one byte more."""
+READ_AHEAD_BYTES = TEXT_MAX_BYTES + 2
+"""How much of a line is enough to know what is shown of it: room for a `\\r` and one byte more."""
 
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 
 
 @plain(slots=True, frozen=True)
@@ -80,10 +80,14 @@ def is_binary(head: bytes) -> bool:
     return head.find(b"\0", 0, BINARY_PROBE_BYTES) >= 0
 
 
-def shown_text(raw: bytes, offset: int) -> tuple[bytes, bool]:
-    """What is shown of a line that starts at `offset`, and whether it is cut, given its first READ_AHEAD_BYTES."""
+def without_bom(text: bytes) -> bytes:
+    """A file from its beginning, as it is searched. One that holds nothing else has one empty line."""
+    return (text[len(BOM) :] or b"\n") if text.startswith(BOM) else text
+
+
+def shown_text(raw: bytes) -> tuple[bytes, bool]:
+    """What is shown of a line, and whether it is cut, given its first READ_AHEAD_BYTES."""
     text = raw.removesuffix(b"\r") if len(raw) < READ_AHEAD_BYTES else raw
-    text = text.removeprefix(_BOM) if offset == 0 else text
     if len(text) <= TEXT_MAX_BYTES:
         return text, False
     for end in range(TEXT_MAX_BYTES, TEXT_MAX_BYTES - 4, -1):

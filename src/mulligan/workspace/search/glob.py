@@ -64,8 +64,9 @@ def glob(
             ranking, cut = Ranking(ages.folders), next(admitted, None) is not None
         if walk.complete and enters is None:
             cache.remember(root_fd, walk)
-    chosen = list(islice(filter(admits, ranking), max_results + 1))
-    return GlobResult(tuple(chosen[:max_results]), cut or len(chosen) > max_results, tuple(walk.unreadable))
+    ranked = filter(admits, ranking)
+    chosen = tuple(islice(ranked, max_results))
+    return GlobResult(chosen, cut or next(ranked, None) is not None, tuple(walk.unreadable))
 
 
 def _rank_all(root_fd: int, walk: Walk, shape: Glob, ages: Ages) -> Ranking:

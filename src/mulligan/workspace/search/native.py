@@ -27,6 +27,7 @@ from mulligan.workspace.search.findings import (
     is_binary,
     shown_text,
     too_slow,
+    without_bom,
 )
 from mulligan.workspace.search.handles import Handles, open_regular
 
@@ -69,12 +70,12 @@ class FileSearch:
         parent, _, name = path.rpartition("/")
         fd, status = open_regular(handles.directory(parent or ROOT), name)
         try:
-            line_no, offset = 1, 0
-            for block in self._blocks(fd, status.st_size):
-                if not self._search_block(block, path, line_no, offset):
+            line_no = 1
+            for number, block in enumerate(self._blocks(fd, status.st_size)):
+                text = block if number else without_bom(block)
+                if not self._search_block(text, path, line_no):
                     break
-                line_no += block.count(b"\n")
-                offset += len(block)
+                line_no += text.count(b"\n")
         finally:
             os.close(fd)
 
@@ -99,7 +100,7 @@ class FileSearch:
         if pending:
             yield pending
 
-    def _search_block(self, block: bytes, path: RepoPath, line_no: int, offset: int) -> bool:
+    def _search_block(self, block: bytes, path: RepoPath, line_no: int) -> bool:
         """Whether to go on with the file."""
         starts = self.finder.starts(block)
         first = next(starts, None)
@@ -113,7 +114,7 @@ class FileSearch:
             counted = begin
             if begin == 0 and self._has_last(path, line_no):
                 continue  # a piece further on of the same line
-            self.found.append(Line(path, line_no, *shown_text(_raw_line(block, begin), offset + begin)))
+            self.found.append(Line(path, line_no, *shown_text(_raw_line(block, begin))))
             if len(self.found) >= self.limit:
                 return False
         return True

@@ -2,7 +2,8 @@
 
 Ripgrep says where lines match; what is shown is read by us, through descriptors that follow no symlink, and a file in
 which a line is not as ripgrep saw it is searched again by the native engine. So is every large file: ripgrep would read
-a binary one to its end, and hold a line of any length in memory.
+a binary one to its end, and hold a line of any length in memory. And one with a hit in a line that begins with a byte
+order mark, which to ripgrep is a character that any line may begin with.
 
 Order and an early end go together so: the first files are handed over by name, and often they are enough. For the rest
 ripgrep walks by itself, which is faster than naming every file, and what we did not select is dropped. It sets out
@@ -23,7 +24,7 @@ from types import TracebackType
 from mulligan.values.limits import BINARY_PROBE_BYTES, KIB_BYTES, WHOLE_MAX_BYTES
 from mulligan.values.paths import ROOT, RepoPath, join, path_bytes
 from mulligan.workspace.search import native
-from mulligan.workspace.search.findings import READ_AHEAD_BYTES, Job, Line, Selection, is_binary, shown_text
+from mulligan.workspace.search.findings import BOM, READ_AHEAD_BYTES, Job, Line, Selection, is_binary, shown_text
 from mulligan.workspace.search.handles import Handles
 from mulligan.workspace.search.reach import Reach
 from mulligan.workspace.search.rg_process import COLUMNS_MAX, Hit, Hits, RipgrepRun, TooMuchOutput, find_ripgrep
@@ -163,20 +164,25 @@ class _Search:
     def _confirmed(self, paths: Iterable[RepoPath], hits: Hits, wanted: int) -> list[Line]:
         """The lines of those of the paths that were hit, read by us, up to `wanted`."""
         found: list[Line] = []
+        doubtful: list[RepoPath] = []
         with Handles(self.job.root_fd) as handles:
             for path in paths:
                 known = path in hits.by_path or path in hits.unasked or "\n" in path
                 if known and self.job.admits(path):
-                    found += self._lines_of(handles, path, hits.by_path.get(path))
+                    lines = self._lines_of(handles, path, hits.by_path.get(path))
+                    found += lines or []
+                    if lines is None:
+                        doubtful.append(path)
                     if len(found) >= wanted:
                         break
+        if doubtful:
+            found = sorted([*found, *native.search(self.job, doubtful)], key=lambda line: path_bytes(line.path))
         return found[:wanted]
 
-    def _lines_of(self, handles: Handles, path: RepoPath, hits: list[Hit] | None) -> list[Line]:
+    def _lines_of(self, handles: Handles, path: RepoPath, hits: list[Hit] | None) -> list[Line] | None:
         """`hits` is None for a file that ripgrep did not search, or whose name its output cannot carry."""
         self.job.left_s()
-        lines = None if hits is None else _read_lines(handles, path, hits)
-        return native.search(self.job, [path]) if lines is None else lines
+        return None if hits is None else _read_lines(handles, path, hits)
 
 
 def _is_worth_walking(walk: Walk, wanted: int, came_across: int) -> bool:
@@ -211,7 +217,7 @@ def _large_files(job: Job, walk: Walk) -> list[RepoPath]:
 
 
 def _read_lines(handles: Handles, path: RepoPath, hits: list[Hit]) -> list[Line] | None:
-    """The lines that were hit; None when the file is large, or one of them is not what ripgrep saw there."""
+    """The lines that were hit; None when the file is large, or for one of them it takes more than ripgrep's word."""
     try:
         fd = handles.open_file(path)
     except OSError:
@@ -232,9 +238,9 @@ def _lines_at(fd: int, path: RepoPath, hits: list[Hit]) -> list[Line] | None:
         if hit.offset and os.pread(fd, 1, hit.offset - 1) != b"\n":
             return None
         raw = _raw_line(fd, hit.offset)
-        if len(raw) <= COLUMNS_MAX and raw != hit.text:
+        if raw.startswith(BOM) or (len(raw) <= COLUMNS_MAX and raw != hit.text):
             return None
-        lines.append(Line(path, hit.line_no, *shown_text(raw, hit.offset)))
+        lines.append(Line(path, hit.line_no, *shown_text(raw)))
     return lines
 
 

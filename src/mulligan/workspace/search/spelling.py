@@ -1,12 +1,14 @@
 """A pattern's tree, spelled for each engine. The spellings mean the same, set for set and place for place.
 
-The end of a line takes an optional `\\r` with it and its beginning an optional byte order mark, so that files with
-either are searched like files with neither. Greed is not spelled: it cannot change whether a line matches.
+The end of a line takes an optional `\\r` with it, so that files with it are searched like files without. Ripgrep sees
+files from their first byte, so for it the beginning of a line takes an optional byte order mark; whoever asks it has to
+look again at lines that have one. Greed is not spelled: it cannot change whether a line matches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import groupby
 from types import MappingProxyType
 
 from mulligan.values.plain import plain
@@ -32,13 +34,18 @@ def _pythonic(code: int) -> str:
 _RE2 = _Style(
     _braced,
     MappingProxyType(
-        {"start": r"(?:(?m:^)\x{feff}?)", "end": r"(?:\r?(?m:$))", "word": r"\b", "not_word": r"\B"},
+        {"start": r"(?m:^)", "end": r"(?:\r?(?m:$))", "word": r"\b", "not_word": r"\B"},
     ),
 )
-_RUST = _Style(_braced, MappingProxyType(_RE2.anchors | {"word": r"(?-u:\b)", "not_word": r"(?-u:\B)"}))
+_RUST = _Style(
+    _braced,
+    MappingProxyType(
+        _RE2.anchors | {"start": r"(?:(?m:^)\x{feff}?)", "word": r"(?-u:\b)", "not_word": r"(?-u:\B)"},
+    ),
+)
 _PYTHON = _Style(
     _pythonic,
-    MappingProxyType({"start": r"(?:^\ufeff?)", "end": r"(?:\r?$)", "word": r"\b", "not_word": r"\B"}),
+    MappingProxyType({"start": "^", "end": r"(?:\r?$)", "word": r"\b", "not_word": r"\B"}),
 )
 _SEVERAL_BYTES = r"[\x80-\ud7ff\ue000-\U0010ffff]"
 
@@ -49,7 +56,7 @@ def for_re2(tree: Node) -> str:
 
 
 def for_rust(tree: Node) -> str:
-    """For ripgrep's default engine, whatever its flags say about lines."""
+    """For ripgrep's default engine, whatever its flags say about lines. Finds more in lines that begin with U+FEFF."""
     return _spell(tree, _RUST)
 
 
@@ -86,11 +93,18 @@ def _spell(node: Node, style: _Style) -> str:
     if isinstance(node, Anchor):
         return style.anchors[node.kind]
     if isinstance(node, Seq):
-        return "".join(_grouped(item, style) if isinstance(item, Alt) else _spell(item, style) for item in node.items)
+        items = _starts_first(node.items)
+        return "".join(_grouped(item, style) if isinstance(item, Alt) else _spell(item, style) for item in items)
     if isinstance(node, Alt):
         return "|".join(_spell(branch, style) for branch in node.branches)
     item = _spell(node.item, style) if isinstance(node.item, Chars) else _grouped(node.item, style)
     return item + _spell_bounds(node)
+
+
+def _starts_first(items: tuple[Node, ...]) -> Iterator[Node]:
+    """Anchors side by side hold at one place, in any order: that behind the mark which ripgrep's `start` steps over."""
+    for _, run in groupby(items, key=lambda item: isinstance(item, Anchor)):
+        yield from sorted(run, key=lambda item: isinstance(item, Anchor) and item.kind != "start")
 
 
 def _grouped(node: Node, style: _Style) -> str:

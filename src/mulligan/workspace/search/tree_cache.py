@@ -171,15 +171,15 @@ def _times_left(root_fd: int, old: Walk, changes: Changes) -> dict[str, dict[str
 def _may_be_linked(root_fd: int, changes: Changes) -> bool:
     """Whether a name that came may be one more of a file that we know by another, and whose changes it would tell."""
     came = [(path, name) for path, name in changes.files if path in changes.listings]
-    if len(came) > NAMES_ASKED_MAX:
+    if changes.lost or len(came) > NAMES_ASKED_MAX:
         return True
     with Handles(root_fd) as handles:
-        return any(_has_other_names(handles, path, name) for path, name in came)
+        return any(_has_other_names(handles, *one, if_gone=one in changes.made) for one in came)
 
 
-def _has_other_names(handles: Handles, path: str, name: str) -> bool:
+def _has_other_names(handles: Handles, path: str, name: str, *, if_gone: bool) -> bool:
     try:
         status = os.stat(name, dir_fd=handles.directory(path), follow_symlinks=False)
     except OSError:
-        return False
+        return if_gone
     return stat.S_ISREG(status.st_mode) and status.st_nlink > 1

@@ -31,18 +31,24 @@ _MASK = _ENTRIES | _MODIFY | _ATTRIB | _CLOSE_WRITE | _DELETE_SELF | _MOVE_SELF 
 _EVENT = struct.Struct("=iIII")
 _READ_BYTES = 1 << 18
 
+_Name = tuple[str, str]
+
 
 @dataclass(slots=True)
 class Changes:
     """What was heard of, each with the number of the time it was asked for.
 
     `listings`: directories whose entries are others. `trees`: directories that may not be the ones they were, with all
-    that is below them. `files`: by directory and name, whose times may be others.
+    that is below them. `files`: by directory and name, whose times may be others. `made`: those that were not there
+    before: each may be one more name of a file that was.
     """
 
     listings: dict[str, int] = field(default_factory=dict)
     trees: dict[str, int] = field(default_factory=dict)
-    files: dict[tuple[str, str], int] = field(default_factory=dict)
+    files: dict[_Name, int] = field(default_factory=dict)
+    made: dict[_Name, int] = field(default_factory=dict)
+    lost: int = 0
+    """When one that was made was gone again, or may have been made where nothing is heard."""
 
     def __bool__(self) -> bool:
         return bool(self.listings or self.trees or self.files)
@@ -53,6 +59,8 @@ class Changes:
             {path: at for path, at in self.listings.items() if at > number},
             {path: at for path, at in self.trees.items() if at > number},
             {name: at for name, at in self.files.items() if at > number},
+            {name: at for name, at in self.made.items() if at > number},
+            self.lost if self.lost > number else 0,
         )
 
 
@@ -65,6 +73,8 @@ class Watch:
         self._pid = os.getpid()
         self._mounts = mounts()
         self._paths: dict[int, str] = {}
+        self._moving: set[int] = set()
+        self._arrived: _Name | None = None
         self._lock = Lock()
         self.is_broken = False
         """Something may have gone unheard."""
@@ -95,18 +105,22 @@ class Watch:
                 try:
                     data = os.read(self._fd, _READ_BYTES)
                 except BlockingIOError:
-                    return
+                    break
                 self._read(data, changes, number)
+            if self._moving:
+                changes.lost = number
+                self._moving.clear()
 
     def _read(self, data: bytes, changes: Changes, number: int) -> None:
         at = 0
         while at < len(data):
-            watch, mask, _, length = _EVENT.unpack_from(data, at)
+            watch, mask, cookie, length = _EVENT.unpack_from(data, at)
             at += _EVENT.size
-            self._note(watch, mask, data[at : at + length].rstrip(b"\0"), changes=changes, number=number)
+            raw = data[at : at + length].rstrip(b"\0")
+            self._note(watch, mask, raw, cookie=cookie, changes=changes, number=number)
             at += length
 
-    def _note(self, watch: int, mask: int, raw: bytes, *, changes: Changes, number: int) -> None:
+    def _note(self, watch: int, mask: int, raw: bytes, *, cookie: int, changes: Changes, number: int) -> None:
         path = self._paths.get(watch)
         if mask & (_OVERFLOW | _UNMOUNT):
             self.is_broken = True
@@ -123,8 +137,26 @@ class Watch:
             changes.files[path, name] = number
             if mask & _ENTRIES:
                 changes.listings[path] = number
+                self._follow(mask, cookie, (path, name), changes=changes, number=number)
                 if mask & _IS_DIRECTORY:
                     changes.trees[name if path == ROOT else f"{path}/{name}"] = number
+
+    def _follow(self, mask: int, cookie: int, key: _Name, *, changes: Changes, number: int) -> None:
+        """Keep `made` true while files are renamed. What leaves where something just came was exchanged for that."""
+        if mask & _IS_DIRECTORY:
+            if mask & (_CREATE | _MOVED_TO):
+                changes.lost = number  # what was done in it before it is watched is not heard
+        elif mask & _CREATE:
+            changes.made[key] = number
+        elif mask & _MOVED_FROM:
+            if key != self._arrived and changes.made.pop(key, 0):
+                self._moving.add(cookie)
+        elif key in changes.made:
+            changes.lost = number
+        elif cookie in self._moving:
+            self._moving.remove(cookie)
+            changes.made[key] = number
+        self._arrived = key if mask & _MOVED_TO else None
 
 
 def start_watch() -> Watch | None:

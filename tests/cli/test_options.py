@@ -1,0 +1,84 @@
+"""The options that every verb takes: what each means for it, and what its help says of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from cli.running import Run, write
+from mulligan.cli import VERBS, cli
+
+MACHINE_WORDS = re.compile(r"\b(INTEGER|FLOAT|RANGE|TEXT|FILENAME|BOOLEAN|UUID|DIRECTORY)\b")
+
+
+def helps(command: click.Command, name: str) -> Iterator[tuple[str, str]]:
+    """The names of a verb and of those below it, each with its help."""
+    context = click.Context(command, info_name=name)
+    yield name, " ".join(command.get_help(context).split())
+    for inner in command.commands.values() if isinstance(command, click.Group) else ():
+        yield from helps(inner, f"{name} {inner.name}")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_is_for_people(verb: str) -> None:
+    command = cli.get_command(click.Context(cli), verb)
+    assert command is not None
+    assert [
+        (name, MACHINE_WORDS.findall(told)) for name, told in helps(command, verb) if MACHINE_WORDS.search(told)
+    ] == []
+
+
+def test_the_timeout_of_a_command_is_in_seconds(run: Run) -> None:
+    assert "--timeout SECONDS" in run("exec", "--help").out
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [
+        ("gc", ["--session ID Not used"]),
+        ("doctor", ["--session ID Not used", "--root DIR Not used"]),
+        ("store", ["--session ID Not used", "--root DIR Not used"]),
+        ("verify", ["--root DIR Not used"]),
+        ("token list", ["--session ID Not used", "--root DIR Not used"]),
+        ("replay", ["--root DIR Not used"]),
+        ("call", ["--json Errors as JSON; the receipt always is."]),
+        ("cat", ["--json Errors as JSON; the file is printed as it is."]),
+    ],
+)
+def test_help_says_which_option_can_mean_nothing(run: Run, verb: str, words: list[str]) -> None:
+    told = " ".join(run(*verb.split(), "--help").out.split())
+    assert [word for word in words if word not in told] == []
+
+
+def test_forks_of_one_session_are_listed_merged_and_dropped_alone(run: Run, work: Path) -> None:
+    for session in ("one", "two"):
+        write(run, session, "x", "--session", session)
+        assert run("fork", "--files", "copy", "--session", session, "--name", f"of-{session}").code == 0
+    found = run("branches", "--session", "two", "--json").json
+    assert [row["session_id"] for row in found] == ["of-two"]
+    write(run, "new", "x", "--root", found[0]["directory"])
+    for verb in (("merge", "of-two"), ("drop", "of-two", "--yes")):
+        other = run(*verb, "--session", "one", "--json")
+        assert (other.code, other.json["error"]["code"]) == (2, "unknown_session")
+        assert (work / "new").exists() == (verb[0] == "drop")
+        assert run(*verb, "--session", "two").code == 0
+    assert [row["status"] for row in run("branches", "--json").json] == ["open", "dropped"]
+
+
+def test_blame_of_one_session_shows_the_lines_that_it_wrote(run: Run, work: Path) -> None:
+    write(run, "a", "1\n2\n", "--session", "one")
+    (work / "a").write_text("1\n2\nmine\n")
+    write(run, "a", "1\n2\nmine\n4\n", "--session", "two")
+    found = run("blame", "a", "--session", "two", "--json").json
+    assert [(line["line"], line["text"]) for line in found] == [(4, "4\n")]
+    assert len(run("blame", "a", "--session", "one").out.splitlines()) == 2
+
+
+def test_sessions_of_one_name_are_one(run: Run) -> None:
+    for session in ("one", "two"):
+        write(run, "a", session, "--session", session)
+    assert [one["id"] for one in run("sessions", "--session", "two", "--json").json] == ["two"]
