@@ -104,11 +104,13 @@ def test_on_a_terminal_merge_shows_its_plan_and_asks(run: Run, work: Path) -> No
 
 @pytest.mark.req("D14.cli.yes_needed")
 @pytest.mark.parametrize(
-    "verb", [("gc",), ("drop", "x"), ("undo", "--on-conflict", "overwrite"), ("sessions", "reset", "x")]
+    "verb", [("gc",), ("drop", "fork"), ("undo", "--on-conflict", "overwrite"), ("sessions", "reset", "x")]
 )
 def test_on_a_terminal_a_script_that_wants_json_is_not_asked(run: Run, work: Path, verb: tuple[str, ...]) -> None:
     (work / "a").write_text("before")
     write(run, "a", "x")
+    fork = run("fork", "--files", "copy", "--session", "default", "--json").json["session_id"]
     (work / "a").write_text("mine")
-    code, shown = on_a_terminal(work, *verb, "--json", answer="y\n")
+    asked = (fork if word == "fork" else word for word in verb)
+    code, shown = on_a_terminal(work, *asked, "--json", answer="y\n")
     assert (code, "say --yes" in shown, (work / "a").read_text()) == (2, True, "mine")

@@ -204,7 +204,8 @@ class Session(Talk, Clients, Roots, Portable, State):
 
     def _how(self, on_conflict: OnConflict, dry_run: bool = False, git: Git = "leave") -> How:
         self._desk.check_open()
-        return How(on_conflict, dry_run, self.id, git, self._judge(self._desk, self.id).may_write)
+        may_write = self._judge(self._desk, self.id).may_write
+        return How(on_conflict, dry_run, self.id, git, may_write, anyones=True)
 
     def _judge(self, desk: Desk, session: SessionId) -> Judge:
         return Judge.of(desk, session, once_hosted(desk, session, default=self._boundary))

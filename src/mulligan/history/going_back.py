@@ -132,6 +132,8 @@ class How:
     session: SessionId | None = None
     git: Git = "leave"
     may_write: MayWrite | None = None
+    anyones: bool = False
+    """a whole id may name a call of another session"""
 
     def __post_init__(self) -> None:
         check_choice("on_conflict", self.on_conflict, get_args(OnConflict))
@@ -169,7 +171,7 @@ def undo(desk: Desk, call: str | None = None, *, paths: Sequence[RepoPath] | Non
 
     A way back is a call too: undone, what it did to files, slices and talk is as if it had not been.
     """
-    row = _newest(desk, how) if call is None else find_call(desk, call, how.session)
+    row = _newest(desk, how) if call is None else find_call(desk, call, how.session, anyones=how.anyones)
     talk = move_of_undo(desk, row) if paths is None and verb_of(row) is not None else None
     _check_standing(row)
     with desk.ledger.store.read() as tx:
@@ -205,7 +207,7 @@ def _check_standing(row: CallRow) -> None:
 
 def restore(desk: Desk, call: str, *, paths: Sequence[RepoPath] | None = None, how: How) -> WayBack:
     """Put the call's paths back to what they were before it, later calls' changes of those paths included."""
-    row = find_call(desk, call, how.session)
+    row = find_call(desk, call, how.session, anyones=how.anyones)
     if row.status == "open":
         raise fault("call_open", f"Call {row.id} is still running.")
     with desk.ledger.store.read() as tx:

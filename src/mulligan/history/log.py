@@ -132,18 +132,19 @@ def change_from_row(row: ChangeRow) -> Change:
     )
 
 
-def find_call(desk: Desk, name: str, session: SessionId | None = None) -> CallRow:
+def find_call(desk: Desk, name: str, session: SessionId | None = None, *, anyones: bool = False) -> CallRow:
     """The call a person means: its id, the newest with that label, or a unique beginning or end of an id.
 
-    Only a call of that session is meant, or without one, of this workspace; by its whole id, anybody's of it, and an
-    outside edit too.
+    Only a call of that session is meant, or without one, of this workspace. An outside edit, which is nobody's, is
+    meant by its whole id; with `anyones`, so is every call of this workspace.
     """
     if not isinstance(name, str):
         raise fault("invalid_params", "A call is named by its id or its label.", field="call")
     name = name.encode("utf-8", "backslashreplace").decode("utf-8")  # no store holds, or looks for, lone surrogates
     with desk.ledger.store.read() as tx:
         own: Mapping[str, Value] = {"id": name}
-        for whose, only in ((session, own), (None, own), (session, {"label": name})):
+        others = own if anyones else {**own, "external": 1}
+        for whose, only in ((session, own), (None, others), (session, {"label": name})):
             for row in calls_of(tx, desk, whose, only=only):
                 # A part has the label of its call; in a root beside that one it is all there is of it.
                 return row if session is None or row.id == name else tx.get(CALLS, main_of(row)) or row

@@ -107,8 +107,9 @@ def _put_back_all(desk: Reach, facts: Facts, touches: list[TouchRow]) -> Recover
     report = put_back(desk, all_of_it, _noting_lifts(desk, facts.id))
     notes = [{"path": to_wire(path), "reason": "conflicted"} for path in report.conflicts]
     with desk.ledger.store.write() as tx:
-        coverage = [*left.notes, *notes, *(rescue_note(*one) for one in report.rescued)]
-        digests = {digest for _, digest in report.rescued}
+        rescued = sorted(report.rescued, key=lambda one: path_bytes(one[0]))
+        coverage = [*left.notes, *notes, *(rescue_note(*one) for one in rescued)]
+        digests = {digest for _, digest in rescued}
         ending = Ending("aborted", reason="process_died", coverage=coverage, handed_out=digests)
         desk.ledger.end(tx, facts, ending)
     forget(desk, facts.id)

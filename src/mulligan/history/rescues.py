@@ -10,16 +10,14 @@ from mulligan.values.canonical import decode
 from mulligan.values.digest import Digest
 from mulligan.values.paths import RepoPath, from_wire, to_wire
 
-_RESCUED = "rescued"
-
 
 def rescue_note(path: RepoPath, digest: Digest) -> dict[str, str]:
-    return {"path": to_wire(path), "reason": _RESCUED, "blob_ref": digest}
+    return {"path": to_wire(path), "reason": "rescued"} | {"blob_ref": digest}
 
 
 def rescued_in(call: CallRow) -> list[tuple[RepoPath, Digest]]:
     """The same path more than once, if the call was put back there in parts; the last comes last."""
-    if f'"{_RESCUED}"' not in call.coverage:
+    if '"blob_ref"' not in call.coverage:
         return []
-    notes = [note for note in decode(call.coverage) if note["reason"] == _RESCUED]
+    notes = [note for note in decode(call.coverage) if "blob_ref" in note]
     return [(from_wire(note["path"]), Digest(note["blob_ref"])) for note in notes]

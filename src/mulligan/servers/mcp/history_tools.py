@@ -60,17 +60,8 @@ def _paths(args: Args) -> list[RepoPath] | None:
     return paths_from_wire(args.get("paths"))
 
 
-def _own(past: Past, name: str) -> str:
-    """A call of the session's own, or an outside edit: what other sessions did is not for an agent to take back."""
-    row = find_call(past.desk, name, past.session)
-    if row.session not in (None, past.session):
-        raise fault("unknown_call", f"{name!r} is not a call of session {past.session!r}.", call=name)
-    return row.id
-
-
 def _undo(past: Past, args: Args) -> Body:
-    call = None if "call" not in args else _own(past, args["call"])
-    return going_back.undo(past.desk, call, paths=_paths(args), how=past.how(args)).to_json()
+    return going_back.undo(past.desk, args.get("call"), paths=_paths(args), how=past.how(args)).to_json()
 
 
 def _redo(past: Past, args: Args) -> Body:
@@ -78,7 +69,7 @@ def _redo(past: Past, args: Args) -> Body:
 
 
 def _restore(past: Past, args: Args) -> Body:
-    return going_back.restore(past.desk, _own(past, args["call"]), paths=_paths(args), how=past.how(args)).to_json()
+    return going_back.restore(past.desk, args["call"], paths=_paths(args), how=past.how(args)).to_json()
 
 
 def _rollback(past: Past, args: Args) -> Body:
