@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -44,6 +47,24 @@ class Handle:
 
     def fileno(self) -> int:
         return self._woken
+
+    @contextmanager
+    def woken_by_signals(self) -> Iterator[None]:
+        """A signal that comes just before we begin to wait ends the waiting as well: else nobody would see it come.
+
+        In the main thread, where signals are handled; not if somebody else is woken by them, who would miss them then.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        others = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        if others != -1:
+            signal.set_wakeup_fd(others)
+        try:
+            yield
+        finally:
+            if others == -1:
+                signal.set_wakeup_fd(-1)
 
     def take(self) -> list[tuple[str, int]]:
         """Orders given since the last time."""
@@ -113,7 +134,8 @@ class Pump:
         """Until all is over. Whatever goes wrong here, the command is killed first and the error comes after."""
         over = False
         try:
-            self._loop()
+            with self._handle.woken_by_signals():
+                self._loop()
             over = True
         finally:
             if not over:
