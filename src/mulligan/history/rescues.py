@@ -12,7 +12,7 @@ from mulligan.values.paths import RepoPath, from_wire, to_wire
 
 
 def rescue_note(path: RepoPath, digest: Digest) -> dict[str, str]:
-    return {"path": to_wire(path), "reason": "rescued"} | {"blob_ref": digest}
+    return {"path": to_wire(path), "reason": "rescued", "blob_ref": digest}
 
 
 def rescued_in(call: CallRow) -> list[tuple[RepoPath, Digest]]:

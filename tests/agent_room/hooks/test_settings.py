@@ -215,7 +215,7 @@ def test_without_our_memory_ours_is_still_found_and_cut(tmp_path: Path) -> None:
     assert file.read_bytes() == COMMENTED
 
 
-@given(documents(st.dictionaries(st.text(max_size=4), st.integers(), max_size=3)))
+@given(documents(st.dictionaries(st.text(max_size=4), st.integers(-(2**63), 2**63 - 1), max_size=3)))
 def test_any_settings_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
     value, text = document
     found, file = with_file(tmp_path_factory.mktemp("any"), text.encode())

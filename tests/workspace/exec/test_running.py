@@ -45,7 +45,9 @@ def wait_for_end_of(pid: int) -> bool:
     except ProcessLookupError:
         return True
     try:
-        return bool(select.select([fd], [], [], 30)[0])
+        poller = select.poll()
+        poller.register(fd, select.POLLIN)
+        return bool(poller.poll(30_000))
     finally:
         os.close(fd)
 
