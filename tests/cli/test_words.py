@@ -30,7 +30,7 @@ def constants(node: ast.expr | None) -> Iterator[str]:
 
 
 def noted(node: ast.AST) -> Iterator[str]:
-    """Reasons in `{"path": …, "reason": …}`, whatever comes after them, and in what is called with a path and a reason."""
+    """Reasons in `{"path": …, "reason": …, …}`, and in what is called with a path and a reason."""
     if isinstance(node, ast.Dict) and [*map(list, map(constants, node.keys[:2]))] == [["path"], ["reason"]]:
         yield from constants(node.values[1])
     if isinstance(node, ast.Call) and len(node.args) == 2:
