@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benches import Bench
+from history.test_going_back import outcomes, status_of
 from mulligan.effects.session import Session
-from mulligan.history.going_back import WayBack
-from mulligan.history.tables import CALLS
 from mulligan.testing import contents_of, plant
 from mulligan.values.faults import MulliganError
 
@@ -25,17 +24,6 @@ def write(session: Session, path: str, content: str) -> str:
         receipt = call.write_file(path, content)
         assert receipt.ok, receipt
     return call.id
-
-
-def outcomes(done: WayBack) -> dict[str, str | tuple[str, str]]:
-    return {one.path: one.outcome if one.reason is None else (one.outcome, one.reason) for one in done.outcomes}
-
-
-def status_of(bench: Bench, call: str) -> str | None:
-    with bench.desk.ledger.store.read() as tx:
-        row = tx.get(CALLS, call)
-    assert row is not None
-    return row.undone_by
 
 
 class TestLeftovers:

@@ -12,23 +12,13 @@ from mulligan.values.ids import CallId
 from session.yards import Yard
 
 
-def work(yard: Yard) -> str:
-    """A call in two roots."""
-    with yard.session.call("both") as call:
-        assert call.write_file("a.txt", "W\n").ok
-        assert call.edit_file(yard.at("ext/a.txt"), "ext one", "E").ok
-        assert call.write_file(yard.at("ext/new.txt"), "N\n").ok
-        assert call.write_file("b.txt", "B\n").ok
-    return call.id
-
-
 def told(way: WayBack) -> dict[str, str]:
     return {one.path: one.reason or one.outcome for one in way.outcomes}
 
 
 @pytest.mark.req("D11.mount_paths_absolute")
 def test_a_path_is_that_of_the_root_that_holds_it(yard: Yard) -> None:
-    before, call = yard.tree(), work(yard)
+    before, call = yard.tree(), yard.work_in_two_roots()
     assert told(yard.session.undo(call, "new.txt")) == {"new.txt": "not_captured"}
     assert told(yard.session.restore(call, ["new.txt", "a.txt"], dry_run=True)) == {
         "a.txt": "restored",
@@ -55,7 +45,7 @@ def test_what_is_aside_goes_by_the_name_of_its_root(yard: Yard, verb: str) -> No
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "{}/outside/a.txt", "{}/lib/a.txt", "{}/ext-not/a.txt", "/"])
 def test_a_path_in_no_root_of_the_call_is_refused(yard: Yard, path: str) -> None:
-    call, after = work(yard), yard.tree()
+    call, after = yard.work_in_two_roots(), yard.tree()
     with pytest.raises(MulliganError) as caught:
         yard.session.undo(call, ["a.txt", path.format(yard.base)])
     assert caught.value.code == "invalid_path" and yard.tree() == after
@@ -63,7 +53,7 @@ def test_a_path_in_no_root_of_the_call_is_refused(yard: Yard, path: str) -> None
 
 @pytest.mark.req("D11.mount_paths_absolute")
 def test_what_it_did_in_another_root_is_shown_with_it(yard: Yard) -> None:
-    call, desk = work(yard), yard.opened.desk
+    call, desk = yard.work_in_two_roots(), yard.opened.desk
     paths = ["a.txt", "b.txt", yard.at("ext/a.txt"), yard.at("ext/new.txt")]
     with desk.ledger.store.read() as tx:
         view = call_view(desk, tx, desk.ledger.call_row(CallId(call)))
@@ -74,7 +64,7 @@ def test_what_it_did_in_another_root_is_shown_with_it(yard: Yard) -> None:
 
 
 def test_a_label_is_that_of_the_call_and_not_of_what_it_did_elsewhere(yard: Yard) -> None:
-    before, call = yard.tree(), work(yard)
+    before, call = yard.tree(), yard.work_in_two_roots()
     assert find_call(yard.opened.desk, "both", yard.session.id).id == call
     assert yard.session.rewind("both").ok and yard.tree() == before
 

@@ -153,17 +153,9 @@ class TestExtend:
 
 
 class TestOneCallInSeveralRoots:
-    def work(self, yard: Yard) -> str:
-        with yard.session.call("both") as call:
-            assert call.write_file("a.txt", "W\n").ok
-            assert call.edit_file(yard.at("ext/a.txt"), "ext one", "E").ok
-            assert call.write_file(yard.at("ext/new.txt"), "N\n").ok
-            assert call.write_file("b.txt", "B\n").ok
-        return call.id
-
     def test_it_commits_as_one_and_goes_back_as_one(self, yard: Yard) -> None:
         before = yard.tree()
-        call = self.work(yard)
+        call = yard.work_in_two_roots()
         after = yard.tree()
         assert (after["work/a.txt"], after["ext/a.txt"], after["ext/new.txt"]) == ("W\n", "E\next two\n", "N\n")
         plan = yard.session.undo(dry_run=True)
@@ -284,7 +276,7 @@ class TestOneCallInSeveralRoots:
             call.write_file(yard.at("ext/c.txt"), "C\n")
 
     def test_with_refuse_a_conflict_in_one_root_leaves_all_alone(self, yard: Yard) -> None:
-        self.work(yard)
+        yard.work_in_two_roots()
         (yard.base / "ext/a.txt").write_text("a person\n")
         before = yard.tree()
         assert not yard.session.undo(on_conflict="refuse").ok and yard.tree() == before

@@ -39,6 +39,15 @@ class Yard:
         assert self.tree() == before
         return (found["status"], found.get("error_code")) == ("forbidden", "path_not_allowed")
 
+    def work_in_two_roots(self) -> str:
+        """One call in the primary root and the one that extends it."""
+        with self.session.call("both") as call:
+            assert call.write_file("a.txt", "W\n").ok
+            assert call.edit_file(self.at("ext/a.txt"), "ext one", "E").ok
+            assert call.write_file(self.at("ext/new.txt"), "N\n").ok
+            assert call.write_file("b.txt", "B\n").ok
+        return call.id
+
     def tree(self) -> dict[str, str]:
         places = ("work", "lib", "ext", "box", "outside", "external")
         files = [file for name in places for file in sorted((self.base / name).rglob("*")) if file.is_file()]
