@@ -16,7 +16,7 @@ from mulligan.history.deeds import Block
 from mulligan.history.ledger import Ending, Held, digests_of
 from mulligan.history.live import Watching
 from mulligan.history.moves import with_moves
-from mulligan.history.putting_back import Trace, drafts_of, put_back
+from mulligan.history.putting_back import Trace, drafts_of, put_back, sync_paths
 from mulligan.history.rescues import rescue_note
 from mulligan.store.protocol import Tx
 from mulligan.values.digest import Digest
@@ -85,7 +85,7 @@ class Closing(Watching):
             raise fault("restore_failed", f"Call {self.id} could not put back a part that failed.", call=self.id)
         changes = self.changes()
         if self.ledger.store.durability == "power":
-            self._sync(changes)
+            self._sync()
         bare = [one.path for one in self._touched.values() if one.bare]
         if bare:
             words = f"The store did not take the bytes that call {self.id} left at {bare[0]}; it is not on record yet."
@@ -259,21 +259,12 @@ class Closing(Watching):
         drafts, seen = drafts_of(touched.row), touched.take_seen()
         return Trace(path, before, drafts, in_place, touched.row.intended, touched.after, seen)
 
-    def _sync(self, changes: Sequence[Change]) -> None:
-        synced: set[str] = set()
-        for change in changes:
-            with self._spot(change.path) as spot:
-                if spot is None:
-                    continue
-                try:
-                    if isinstance(change.after, FileEntry):
-                        self.disk.sync_file(spot)
-                    folder = change.path.rpartition("/")[0]
-                    if folder not in synced:
-                        self.disk.sync_dir(spot)
-                        synced.add(folder)
-                except OSError as error:
-                    raise fault_of_os_error(error, f"Syncing {change.path}") from error
+    def _sync(self) -> None:
+        """All that this call has put anywhere, though it be the same as before: it is another file."""
+        try:
+            sync_paths(self.disk, [path for path, one in self._touched.items() if one.acted or one.unsure])
+        except OSError as error:
+            raise fault_of_os_error(error, f"Syncing what call {self.id} changed") from error
 
 
 class Savepoint(Block):

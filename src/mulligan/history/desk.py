@@ -43,6 +43,7 @@ class Desk:
         self.ledger = ledger
         self.disk = disk
         disk.keep_large = ledger.blobs.store_large
+        disk.durability = ledger.store.durability
         self.root = ledger.root(disk.root, identity_of(disk), record=record)
         self._open_disk = open_disk
         self._opener = None if opener is None else ref(opener)

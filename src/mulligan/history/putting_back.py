@@ -6,6 +6,7 @@ For every path the call meant to touch, from what is there now:
 | what was there before | nothing: it never happened, or was put back already |
 | something the call meant to put there | what was there before goes back |
 | that content under a mode of somebody's, or that mode over somebody's content | only our half of it goes back |
+| a torn file of ours, after a power cut in the middle of an exchange | what was there before goes back |
 | a torn file that was being written in place | kept in the store and named, then what was there before goes back |
 | anything else | somebody's work: it stays, is kept in the store too if that has room, and is reported |
 What lies under a draft name is ours to throw away, unless it is somebody's save that had just been displaced: then it
@@ -32,7 +33,7 @@ from mulligan.history.tables import RootRow, TouchRow
 from mulligan.values import limits
 from mulligan.values.canonical import decode
 from mulligan.values.clock import monotonic_s
-from mulligan.values.content import Content, digest_of_beginning
+from mulligan.values.content import Content, digest_of_beginning, whole
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.entries import (
     ABSENT,
@@ -47,7 +48,7 @@ from mulligan.values.entries import (
 )
 from mulligan.values.faults import Broken, MulliganError
 from mulligan.values.limits import BLOB_BATCH_BYTES
-from mulligan.values.paths import RepoPath, ancestors_of, join, path_from_bytes
+from mulligan.values.paths import RepoPath, ancestors_of, join, parent_of, path_from_bytes
 from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import NOTHING, Disk, Image, with_bytes
@@ -56,6 +57,7 @@ from mulligan.workspace.writing import Found, Swap, Wanted
 
 _STAGED_MODE = 0o600
 _TRIES = 5
+_SECTOR_BYTES = 512
 _BACK = b"-back"
 _GIT_LOCK = b".lock"
 _GIT_LOCK_FILE = FileEntry(digest_of(b""), 0, 0o644)
@@ -175,9 +177,41 @@ def put_back(site: Site, traces: Iterable[Trace], note_lift: NoteLift) -> Report
             attempt(way, partial(way.go, report))
         for way in reversed(ordered):
             attempt(way, way.set_time)
+    if site.ledger.store.durability == "power":
+        errors += _errors_of_sync(site.disk, [way.path for way in ways])
     if errors:
         raise errors[0]
     return report
+
+
+def sync_paths(disk: Disk, paths: Iterable[RepoPath]) -> None:
+    """Make what is at these paths, and the names in their directories, survive a power cut. Raises OSError."""
+    synced: set[RepoPath] = set()
+    with Spots(disk) as spots:
+        for path in paths:
+            try:
+                spot = spots.at(path)
+            except (FileNotFoundError, NotADirectoryError, Refused):
+                # Its directory is gone; whoever took that away syncs the directory above it.
+                continue
+            try:
+                disk.sync_file(spot)
+            except OSError as error:
+                # Nothing is there, or a link, which its directory holds.
+                if error.errno not in (errno.ENOENT, errno.ELOOP):
+                    raise
+            folder = parent_of(path)
+            if folder not in synced:
+                disk.sync_dir(spot)
+                synced.add(folder)
+
+
+def _errors_of_sync(disk: Disk, paths: Iterable[RepoPath]) -> list[OSError]:
+    try:
+        sync_paths(disk, paths)
+    except OSError as error:
+        return [error]
+    return []
 
 
 class _Bodies:
@@ -248,6 +282,8 @@ class _Way:
     _displaced: list[Entry] = field(default_factory=list)
     _strays: bool = False
     """whether there is anything under a draft's name"""
+    _is_original_aside: bool = False
+    """whether that is what was there before: then the exchange has happened, and nothing more"""
     _seen: Image | None = None
     """what `look` saw; whoever trusts it finds out when he takes the place"""
 
@@ -269,6 +305,7 @@ class _Way:
         for draft in self.trace.drafts:
             image = self.site.disk.image(spot, draft=draft, kept=False)
             self._strays |= image is not NOTHING
+            self._is_original_aside |= not image.special and same_state(image.entry, self.trace.before)
             if image.replaceable and not self._is_known(image):
                 self._find_displaced(with_bytes(self.site.disk, spot, image, draft=draft), now)
 
@@ -398,6 +435,8 @@ class _Way:
             half = None if same_state(ours, self.target) else without(ours, now.entry, self.target)
             if half is not None:
                 return half
+        if self._is_torn_by_power_cut(now):
+            return self.target
         if not self.trace.in_place or now.special:
             return None
         if isinstance(now.entry, FileEntry):
@@ -405,6 +444,15 @@ class _Way:
             self._store(torn)
             report.rescue(self.path, torn.entry)
         return self.target
+
+    def _is_torn_by_power_cut(self, now: Image) -> bool:
+        """Whether it is our file that took the place in a half-done exchange, less the bytes that a power cut took."""
+        if not self._is_original_aside or not isinstance(now.entry, FileEntry):
+            return False
+        meant = [entry for entry in self.trace.meant if isinstance(entry, FileEntry) and _is_whole(entry)]
+        return _is_whole(now.entry) and any(
+            entry.mode == now.entry.mode and is_torn(now.data, whole(self.bodies.content(entry))) for entry in meant
+        )
 
     def set_time(self) -> None:
         """A directory that was made again gets its time when all is in it."""
@@ -458,6 +506,16 @@ class _Way:
 
 def is_beginning(torn: FileEntry, content: Content) -> bool:
     return digest_of_beginning(content, torn.size) == torn.digest
+
+
+def is_torn(left: bytes, meant: bytes) -> bool:
+    """Whether a power cut can leave this of a file: blocks that were written, and zeros, up to any length."""
+    blocks = range(0, len(left), _SECTOR_BYTES)
+    return len(left) <= len(meant) and all(
+        left[at : at + _SECTOR_BYTES] == meant[at : min(at + _SECTOR_BYTES, len(left))]
+        or not left[at : at + _SECTOR_BYTES].strip(b"\0")
+        for at in blocks
+    )
 
 
 def without(ours: Entry, now: Entry, before: Entry) -> Entry | None:

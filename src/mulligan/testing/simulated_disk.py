@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from random import Random
 
+from mulligan.store.protocol import Durability
 from mulligan.testing.builders import Sketch, Tree
 from mulligan.testing.simulated_tree import Inode, SimulatedPerson, SimulatedTree, os_error
 from mulligan.values.content import Content, KeepLarge, whole
@@ -35,6 +36,7 @@ class SimulatedDisk:
         self.person = SimulatedPerson(self.simulated)
         self.root = Root(_handle(self.simulated.root), _ROOT_PATH, b"simulated", device=0, folds_case=False)
         self.keep_large: KeepLarge | None = None
+        self.durability: Durability = "process"
         self._steps: Steps = steps or FreeSteps()
 
     def close(self) -> None:
@@ -143,11 +145,14 @@ class SimulatedDisk:
             self._steps.reach("stage.half", spot.path)
             self.simulated.write(inode, data)
             self._steps.reach("stage.write", spot.path)
+            inode.xattrs, inode.mode = like.xattrs, like.mode
+            inode.mtime_ns = like.mtime_ns or inode.mtime_ns
+            if self.durability == "power":
+                self._steps.reach("sync.draft", spot.path)
+                inode.sync()
         except OSError:
             self._change(spot, {draft: None})
             raise
-        inode.xattrs, inode.mode = like.xattrs, like.mode
-        inode.mtime_ns = like.mtime_ns or inode.mtime_ns
 
     def stage_link(self, spot: Spot, draft: bytes, target: str) -> None:
         self._steps.reach("stage.link", spot.path)

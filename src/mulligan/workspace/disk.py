@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Protocol
 
+from mulligan.store.protocol import Durability
 from mulligan.values import limits
 from mulligan.values.content import Content, KeepLarge, Large, digest_of_content, whole
 from mulligan.values.digest import Digest, digest_from_raw
@@ -122,6 +123,8 @@ class Disk(Protocol):
 
     root: Root
     keep_large: KeepLarge | None
+    durability: Durability
+    """in `power` mode a staged file is synced before it can take its place"""
 
     def resolve(self, path: RepoPath, *, follow: Follow = "within_root_only", final: bool = True) -> Spot: ...
     def resolve_exactly(self, path: RepoPath) -> Spot: ...
@@ -165,6 +168,7 @@ class HostDisk:
                 words += " If it was removed, make it anew, empty, and undo."
             raise fault("unknown_root", words, root=shown) from error
         self.keep_large: KeepLarge | None = None
+        self.durability: Durability = "process"
         self._steps: Steps = steps or FreeSteps()
         self._is_open = True
 
@@ -270,7 +274,7 @@ class HostDisk:
 
     def stage_file(self, spot: Spot, draft: bytes, content: Content, *, like: FileEntry) -> None:
         """`stage.create`, `stage.half`, `stage.write`: a whole file beside its target, with the mode and attributes
-        of `like`, and its time of change unless that is 0."""
+        of `like`, and its time of change unless that is 0. In `power` mode also `sync.draft`."""
         self._steps.reach("stage.create", spot.path)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         handle = os.open(draft, flags, 0o600, dir_fd=spot.parent)
@@ -281,6 +285,9 @@ class HostDisk:
             os.fchmod(handle, like.mode)
             if like.mtime_ns:
                 os.utime(handle, ns=(like.mtime_ns, like.mtime_ns))
+            if self.durability == "power":
+                self._steps.reach("sync.draft", spot.path)
+                os.fsync(handle)
         except OSError:
             with suppress(OSError):
                 os.unlink(draft, dir_fd=spot.parent)
@@ -400,7 +407,12 @@ class HostDisk:
     def sync_file(self, spot: Spot) -> None:
         """`sync.file`: its bytes survive a power cut. An error here is never retried: the handle lies afterwards."""
         self._steps.reach("sync.file", spot.path)
-        handle = os.open(spot.name, _READ_FLAGS, dir_fd=spot.parent)
+        try:
+            handle = os.open(spot.name, _READ_FLAGS, dir_fd=spot.parent)
+        except PermissionError:
+            # Its owner may not read it; the kernel syncs it with all that is on its file system.
+            kernel.sync_file_system(spot.parent)
+            return
         try:
             os.fsync(handle)
         finally:

@@ -90,6 +90,14 @@ def nobody_writes(handle: int) -> bool | None:
     return quiet
 
 
+def sync_file_system(handle: int) -> None:
+    """`syncfs`: everything on the file system of an open file or directory survives a power cut."""
+    if not LINUX:
+        os.sync()
+    elif _libc.syncfs(handle) != 0:
+        raise _failed(b"")
+
+
 def folds_case(directory: int) -> bool:
     """Whether names in this directory differ only up to case."""
     if not LINUX:

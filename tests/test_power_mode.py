@@ -1,0 +1,173 @@
+"""`power` mode: when a call has ended, however it ended, no power cut can change what it left."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import mulligan
+from benches import Bench, open_bench
+from history.deaths import KILLED, die_in, in_child
+from mulligan.testing import FaultPlan
+from syncs import SyncWatch
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "work"
+    (root / "d").mkdir(parents=True)
+    (root / "a.txt").write_text("old a\n")
+    (root / "d" / "b.txt").write_text("old b\n")
+    return root
+
+
+@pytest.fixture
+def product(tmp_path: Path, root: Path) -> Iterator[mulligan.Mulligan]:
+    with mulligan.open(root, store=tmp_path / "home", durability="power") as product:
+        yield product
+
+
+def work(product: mulligan.Mulligan) -> None:
+    with product.session("s").call("work") as call:
+        assert call.write_file("a.txt", "new a\n").ok
+        assert call.delete("d/b.txt").ok
+        assert call.write_file("e/f/c.txt", "new c\n", create_parents=True).ok
+
+
+def aborted(product: mulligan.Mulligan) -> None:
+    with pytest.raises(LookupError), product.session("s").call("fails") as call:
+        call.write_file("a.txt", "newer a\n")
+        call.delete("d", recursive=True)
+        call.write_file("g/h.txt", "h", create_parents=True)
+        raise LookupError
+
+
+def part_failed(product: mulligan.Mulligan) -> None:
+    """The outer call goes on after an inner one failed: what that one changed is as it was, under new inodes."""
+    with product.session("s").call("outer") as outer:
+        with pytest.raises(LookupError), product.session("s").call("inner") as inner:
+            inner.write_file("a.txt", "inner\n")
+            raise LookupError
+        outer.write_file("d/b.txt", "outer\n")
+
+
+def undone(product: mulligan.Mulligan) -> None:
+    work(product)
+    assert product.session("s").undo().ok
+
+
+def redone(product: mulligan.Mulligan) -> None:
+    undone(product)
+    assert product.session("s").redo().ok
+
+
+def restored(product: mulligan.Mulligan) -> None:
+    work(product)
+    assert product.session("s").restore("work").ok
+
+
+def rolled_back(product: mulligan.Mulligan) -> None:
+    work(product)
+    assert product.session("s").rollback().ok
+
+
+def rewound(product: mulligan.Mulligan) -> None:
+    work(product)
+    assert product.session("s").rewind("work").ok
+
+
+@pytest.mark.req("D5.power_syncs_putting_back")
+@pytest.mark.parametrize("act", [work, aborted, part_failed, undone, redone, restored, rolled_back, rewound])
+def test_when_it_is_over_nothing_is_left_to_a_power_cut(
+    act: Callable[[mulligan.Mulligan], None],
+    product: mulligan.Mulligan,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watch = SyncWatch(root, monkeypatch)
+    act(product)
+    assert watch.at_risk() == []
+
+
+@pytest.mark.req("D5.power_syncs_putting_back")
+def test_recovery_syncs_what_it_puts_back(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die_late(bench: Bench) -> None:
+        with bench.session().call("dies") as call:
+            call.write_file("a.txt", "new a\n")
+            call.delete("d", recursive=True)
+            os._exit(KILLED)
+
+    die_in(tmp_path, die_late, at=None)
+    assert (root / "a.txt").read_text() == "new a\n" and not (root / "d").exists()
+    watch = SyncWatch(root, monkeypatch)
+    with mulligan.open(root, store=tmp_path / "home", durability="power"):
+        assert ((root / "a.txt").read_text(), (root / "d" / "b.txt").read_text()) == ("old a\n", "old b\n")
+        assert watch.at_risk() == []
+
+
+@pytest.mark.req("D5.power_syncs_before_exchange")
+def test_a_new_file_is_synced_before_it_takes_its_place(
+    product: mulligan.Mulligan, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = SyncWatch(root, monkeypatch)
+    with product.session("s").call() as call:
+        call.write_file("a.txt", "new a\n")
+        drafts = [name for name in watch.names if "/.mulligan-" in name]
+        assert [os.path.dirname(name) for name in drafts] == [str(root)]
+
+
+def die_after_exchange(base: Path) -> None:
+    def run() -> int:
+        steps = FaultPlan().act(lambda *_: os._exit(KILLED), step="discard")
+        with open_bench(base, steps=steps).session().call("dies") as call:
+            call.write_file("a.txt", "new a\n")
+        return 0
+
+    assert in_child(run) == KILLED
+
+
+@pytest.mark.req("D5.recovery_half_exchange")
+@pytest.mark.parametrize("left", [b"", b"new", b"\0" * 6], ids=["empty", "torn", "zeros"])
+def test_recovery_knows_its_own_half_done_exchange(tmp_path: Path, root: Path, left: bytes) -> None:
+    """The process died between the exchange and the end of it, and the power cut took bytes of the new file."""
+
+    die_after_exchange(tmp_path)
+    assert (root / "a.txt").read_bytes() == b"new a\n"
+    (root / "a.txt").write_bytes(left)
+    with mulligan.open(root, store=tmp_path / "home", durability="power") as product:
+        assert [one.conflicts for one in product.recovered] == [[]]
+        assert (root / "a.txt").read_bytes() == b"old a\n"
+        assert sorted(os.listdir(root)) == ["a.txt", "d"]
+
+
+@pytest.mark.req("D5.recovery_half_exchange")
+def test_recovery_leaves_what_somebody_saved_over_a_half_done_exchange(tmp_path: Path, root: Path) -> None:
+    die_after_exchange(tmp_path)
+    (root / "a.txt").write_bytes(b"a person's\n")
+    with mulligan.open(root, store=tmp_path / "home", durability="power"):
+        assert (root / "a.txt").read_bytes() == b"a person's\n"
+        assert sorted(os.listdir(root)) == ["a.txt", "d"]
+
+
+@pytest.mark.req("D5.fsync_error_is_fault")
+def test_a_draft_that_cannot_be_synced_never_takes_its_place(
+    product: mulligan.Mulligan, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried, really = list[str](), os.fsync
+
+    def failing_once(handle: int) -> None:
+        tried.append(os.readlink(f"/proc/self/fd/{handle}"))
+        if len(tried) == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        really(handle)
+
+    monkeypatch.setattr(os, "fsync", failing_once)
+    with product.session("s").call() as call:
+        receipt = call.write_file("a.txt", "new a\n")
+    assert (receipt.status, receipt.error_code) == ("error", "io_error")
+    assert (root / "a.txt").read_text() == "old a\n"
+    assert "/.mulligan-" in tried[0] and tried[0] not in tried[1:]
