@@ -20,7 +20,7 @@ TESTS = Path(__file__).parent
 
 ID_FORM = re.compile(r"(S[0-4]|D([1-9]|1[0-9])|[AWCH][1-9][0-9]?|HS[1-9][0-9]?|AR)(\.[a-z0-9]+(_[a-z0-9]+)*){1,2}")
 WORD = st.text("abcXYZ019._:/", min_size=1)
-ISSUES = frozenset({0, 2, 3, 4, 5, 6, 7, 8, 9})
+ISSUES = frozenset({0, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17})
 
 
 @pytest.fixture(scope="module")
