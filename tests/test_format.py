@@ -38,6 +38,7 @@ from mulligan.store.journal import (
     parse_record,
 )
 from mulligan.store.memory import MemoryStore
+from mulligan.store.migrations import SCHEMA_VERSION
 from mulligan.store.sql import create_statements
 from mulligan.store.sqlite import SqliteStore
 from mulligan.values.canonical import decode, encode
@@ -195,7 +196,7 @@ class TestTheDatabase:
         SqliteStore(str(tmp_path), SCHEMA).close()
         connection = apsw.Connection(str(tmp_path / "store.db"))
         assert connection.pragma("application_id") == int.from_bytes(b"MLG!", "big")
-        assert connection.pragma("user_version") == 2
+        assert connection.pragma("user_version") == SCHEMA_VERSION
         assert connection.pragma("journal_mode") == "wal"
         assert connection.pragma("auto_vacuum") == 2
 

@@ -35,7 +35,8 @@ def agent_loop(
     """Let a model work on a prompt until it is done, as one turn of a session: `session.rollback()` takes it back.
 
     `session` is one of `mulligan.open()`, its id, or its `execution_state()` if resources of your own take part.
-    Without it no talk is kept; what the model does to files is recorded all the same and can be undone.
+    Without it neither the prompt nor any message is stored; what the model does to files is still recorded and can be
+    undone.
     `provider` is one of ours (`openai`, `litellm`, `claude`, `mock`, or with a model, `openai:gpt-5.1`), an object, or
     a list of what to say, for tests; else $MULLIGAN_PROVIDER says.
     `tools` are plain functions or Tools; by default the coding tools of the provider's profile (see `coding_tools`).
@@ -48,7 +49,10 @@ def agent_loop(
     """
     from mulligan.agents.loop import Loop
 
-    found = innermost().session(session) if session is None or isinstance(session, str) else session
+    if session is None:
+        found: Session | ExecutionState = innermost().sessions.anonymous()
+    else:
+        found = innermost().session(session) if isinstance(session, str) else session
     loop = Loop(
         found,
         chosen_provider(provider),

@@ -19,6 +19,7 @@ from mulligan.agents.tools import ProviderToolCall, Tool
 from mulligan.looping import agent_loop
 from mulligan.opening import Mulligan
 from mulligan.session.resources import BudgetTracker
+from mulligan.store.journal import RECORDS
 from mulligan.values.clock import SystemClock
 from mulligan.values.faults import MulliganError
 from mulligan.values.state_faults import PromptEvaluationError
@@ -73,9 +74,13 @@ class TestARun:
     def test_without_a_session_nothing_said_is_kept_but_what_was_done_is(
         self, opened: Mulligan, tmp_path: Path
     ) -> None:
-        result = agent_loop("go", provider=Mock([wrote("a.txt", "x"), "done"]))
-        assert result.text == "done"
+        model = Mock([wrote("a.txt", "x"), "the secret answer"])
+        result = agent_loop("the secret prompt", provider=model, system="the secret system prompt")
+        assert result.text == "the secret answer"
+        assert opened.sessions.list(closed=True) == []
         assert opened.session(result.session_id).messages() == []
+        with opened.store.read() as tx:
+            assert not [row for row in tx.select(RECORDS) if b"secret" in row.body]
         assert opened.session(result.session_id).undo().ok
         assert not (tmp_path / "work" / "a.txt").exists()
 

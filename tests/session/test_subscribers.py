@@ -93,22 +93,71 @@ def test_a_slow_one_never_blocks_the_writer_nor_the_others(session: Session) -> 
     assert slow_texts == quick.texts
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_one_that_fails_is_told_nothing_more_and_the_others_are(session: Session) -> None:
+@pytest.mark.req("S3.subscribe.survives_errors")
+def test_a_subscriber_that_raises_stays_subscribed_and_its_error_is_logged(
+    session: Session, caplog: pytest.LogCaptureFixture
+) -> None:
     calls: list[str] = []
 
     def failing(event: dict[str, Any]) -> None:
         calls.append(event["text"])
-        raise ZeroDivisionError
+        raise ZeroDivisionError(event["text"])
 
     ear = Ear()
     broken, sound = session.subscribe(failing), session.subscribe(ear)
     for text in ("one", "two"):
         session.inject(user(text))
-    assert sound.wait()
-    broken.join(10)
-    assert calls == ["one"] and isinstance(broken.error, ZeroDivisionError) and broken.ended
-    assert ear.texts == ["one", "two"] and len(session.subscriptions()) == 1
+    assert sound.wait() and broken.wait()
+    assert calls == ["one", "two"] and ear.texts == ["one", "two"]
+    assert not broken.ended and isinstance(broken.error, ZeroDivisionError)
+    assert len(session.subscriptions()) == 2
+    logged = [record.exc_info[1] for record in caplog.records if record.name == "mulligan.events" and record.exc_info]
+    assert [str(error) for error in logged] == ["one", "two"]
+
+
+@pytest.mark.req("S3.subscribe.other_events")
+def test_subscribers_receive_cuts_forks_and_undo_operations(session: Session) -> None:
+    ear = Ear()
+    subscription = session.subscribe(ear)
+    with session.turn("p"):
+        for text in ("one", "two", "three"):
+            session.inject(user(text))
+    session.trim(2)
+    session.truncate(1)
+    child = session.fork_at(1)
+    session.rollback()
+    session.redo()
+    session.inject(user("four"))
+    session.rewind(session.message_ids()[0], side="after")
+    session.reset()
+    assert subscription.wait()
+    kinds = [event["kind"] for event in ear.events]
+    cuts = [kind for kind in kinds if kind in ("trim", "truncate", "fork", "rollback", "redo", "rewind", "reset")]
+    assert cuts == ["trim", "truncate", "fork", "rollback", "redo", "rewind", "reset"]
+    assert next(event for event in ear.events if event["kind"] == "fork")["metadata"] == {"child_id": child}
+    assert len({event["id"] for event in ear.events}) == len(ear.events)
+
+
+@pytest.mark.req("S3.subscribe.other_events")
+def test_subscribers_receive_calls_that_begin_end_and_are_undone(session: Session) -> None:
+    ear = Ear()
+    subscription = session.subscribe(ear)
+    with session.call("tidy") as call:
+        call.write_file("a.txt", "x")
+    undo = session.undo()
+    assert subscription.wait()
+    seen = [(event["kind"], event["metadata"]) for event in ear.events]
+    assert [kind for kind, _ in seen] == [
+        "call_begun",
+        "call_ended",
+        "call_begun",
+        "call_ended",
+        "undo",
+        "call_undone",
+    ]
+    assert seen[0][1]["call_id"] == call.id and seen[0][1]["tool"] == "tidy"
+    assert seen[1][1] == {"call_id": call.id, "status": "committed", "changes": 1, "paths": ["a.txt"]}
+    assert seen[5][1] == {"call_ids": [call.id], "by": undo.call_id}
 
 
 @pytest.mark.parametrize("callback", [None, 7, "print"])

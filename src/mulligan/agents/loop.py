@@ -134,8 +134,9 @@ class Loop:
         """Until the model is done or a bound is met. Whatever is raised, what was said and done so far stays."""
         self._system = system
         self._asking = {"model": model, "options": options or {}}
-        told = prompt if isinstance(prompt, str) else _text_of(prompt)
-        with self._session.turn(told, id=turn_id) as turn:
+        text = prompt if isinstance(prompt, str) else _text_of(prompt)
+        # The record of a turn names its prompt, and a loop that keeps no transcript stores no prompt either.
+        with self._session.turn(text if self._talk is None else None, id=turn_id) as turn:
             result = LoopResult(self._session.id, turn)
             self._say({"role": "user", "content": prompt if isinstance(prompt, str) else list(prompt)})
             if isinstance(self._provider, Driver):

@@ -55,6 +55,12 @@ class Sessions(Arrivals):
             raise
         return found
 
+    def anonymous(self) -> Session:
+        """A new session that no list shows: its calls can be undone, and it is not meant to be opened again."""
+        session = SessionId(self._desk.ledger.ids.new())
+        self._desk.ledger.session(session, self._desk.root, anonymous=True)
+        return self._live(session)
+
     def _apply(self, session: Session, options: Mapping[str, Any]) -> None:
         if "workspace_policy" in options:
             session.set_workspace_policy(options["workspace_policy"])
@@ -128,7 +134,7 @@ class Sessions(Arrivals):
 def listed_in(tx: Tx, *, closed: bool = False, workspace: str | None = None) -> list[dict[str, Any]]:
     """Sessions that are open, or all, oldest first: of the whole store, or only of one workspace."""
     places = {row.id: row for row in tx.select(ROOTS)}
-    rows = [row for row in tx.select(SESSIONS) if closed or row.closed_at is None]
+    rows = [row for row in tx.select(SESSIONS, {"anonymous": 0}) if closed or row.closed_at is None]
     if workspace is not None:
         rows = [row for row in rows if row.root in places and places[row.root].workspace == workspace]
     rows.sort(key=lambda row: (row.created_at, row.id))

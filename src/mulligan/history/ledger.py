@@ -172,8 +172,8 @@ class Ledger:
         self.journal.append(tx, workspace_journal(workspace), "root.opened", body, at=self.now())
         return row
 
-    def session(self, session: SessionId, root: RootRow) -> None:
-        """Make sure the session is on record. Once it is, it stays: nobody takes a session off the record."""
+    def session(self, session: SessionId, root: RootRow, *, anonymous: bool = False) -> None:
+        """Make sure the session is on record. Once it is, it stays: nothing takes a session off the record."""
         if session in self._sessions:
             return
         with self.store.read() as tx:
@@ -182,7 +182,7 @@ class Ledger:
                 return
         with self.store.write() as tx:
             if not tx.has(SESSIONS, session):
-                body = {"session": session, "root": root.id}
+                body = {"session": session, "root": root.id} | ({"anonymous": True} if anonymous else {})
                 self.journal.append(tx, session_journal(session), "session.opened", body, at=self.now())
 
     # The steps of a call.
@@ -258,6 +258,9 @@ class Ledger:
             )
             body["wseq"], at = place.seq, place.at
         body |= ending.notes()
+        if facts.cause is not None and "of" in facts.cause:
+            # A reader who follows the journal learns here which calls were undone, without looking up the begin.
+            body["cause"] = facts.cause
         journal = session_journal(facts.session)
         *early, last = _chunks(ending.changes)
         for chunk in early:

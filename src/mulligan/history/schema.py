@@ -47,5 +47,7 @@ SCHEMA = Schema(
         *(SNAPSHOTS, LINEAGE, LEASES, LEASE_PATHS),
     ),
     projectors=PROJECTORS,
-    unfolded=frozenset({"committed", "paths.evicted", "session.imported", "snapshot.bodies", "store.lost"}),
+    unfolded=frozenset(
+        {"committed", "paths.evicted", "session.forked", "session.imported", "snapshot.bodies", "store.lost"}
+    ),
 )

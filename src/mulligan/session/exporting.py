@@ -42,7 +42,7 @@ CARRIED_FACTS = (
 SECTION = "$.transcript.sections[0]"
 _TALK = frozenset(
     {APPENDED, INSERTED, "event.appended", "facts.set", "window.changed", IMPORTED}
-    | {"session.opened", "session.closed", "session.reopened"}
+    | {"session.opened", "session.closed", "session.forked", "session.reopened"}
 )
 _END = 2**62
 

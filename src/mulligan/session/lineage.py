@@ -84,6 +84,7 @@ def fork_in(
     archive.journal.append(tx, journal, "session.opened", opened, at=at)
     body = {"verb": "fork", "spans": to_json(window), "log": log, "log_after": 0, "was": 0, "facts": facts}
     archive.journal.append(tx, journal, "window.changed", body, at=at)
+    archive.journal.append(tx, session_journal(parent), "session.forked", {"session": parent, "child": child}, at=at)
     bounds = tx.get(BOUNDARIES, parent)
     if bounds is not None:
         inherited = decode(bounds.body) if copied is None else _as_in_copy(decode(bounds.body), *copied)

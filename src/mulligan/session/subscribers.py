@@ -1,20 +1,22 @@
-"""Subscribers: functions that are told every event of a session, in order and without a gap.
+"""Subscribers: functions that receive every event of a session, in order and without a gap.
 
-Each follows the journal with a place of its own, on a thread of its own. So it does not matter which thread or process
-wrote, a slow one holds up nobody, and a writer never waits for any of them. A function that fails is told nothing more:
-its thread ends with the exception, which is kept in `error`.
+Each subscription reads the journal from its own position on its own thread. So any thread or process may write, a slow
+subscriber delays only itself, and a writer never waits for a subscriber. When a function raises, Mulligan logs the
+error, keeps the newest one in `error`, and goes on with the next event.
 """
 
 from __future__ import annotations
 
-import sys
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from weakref import WeakKeyDictionary
 
 from mulligan.session.active import active
+from mulligan.session.bus import Isolated
+from mulligan.session.live_events import live_events_in
 from mulligan.session.tables import session_journal
-from mulligan.session.transcript import Archive, Event, event_in, head_of
+from mulligan.session.transcript import Archive, Event, head_of
 from mulligan.store.journal import records_of
 from mulligan.store.protocol import Store
 from mulligan.values.clock import monotonic_s
@@ -27,6 +29,8 @@ _POLL_S = 0.02
 _PAGE_RECORDS = 200
 _GOODBYE_S = 5.0
 
+_log = logging.getLogger("mulligan.events")
+
 
 class Subscription:
     """One function's place in one session's events. `close` ends it; so does the end of the session."""
@@ -35,7 +39,7 @@ class Subscription:
         self.session = session
         self.callback = callback
         self.cursor = after
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
         self.ended = False
         self._hub = hub
         self._archive = archive
@@ -51,28 +55,32 @@ class Subscription:
                     self._deliver()
                     self._hub.wait_past(self)
         finally:
-            self.error = sys.exc_info()[1]
             self._hub.leave(self)
 
     def _deliver(self) -> None:
-        """Everything there is, page by page; a page is read whole before anybody is told of it."""
-        while not self.ended:
-            page, upto = self._page()
-            for event in page:
-                if self.ended:
-                    return
-                self.callback(event)
-                self._reach(event["seq"])
-                self.ended |= event["kind"] == CLOSED_EVENT
-            if upto == self.cursor and not page:
-                return
-            self._reach(upto)
+        """Everything there is, page by page; a page is read whole before the function receives any of it."""
+        while page := self._page():
+            for seq, events in page:
+                for event in events:
+                    if self.ended:
+                        return
+                    self._call(event)
+                    self.ended |= event["kind"] == CLOSED_EVENT
+                self._reach(seq)
 
-    def _page(self) -> tuple[list[Event], int]:
+    def _call(self, event: Event) -> None:
+        errors: list[Exception] = []
+        with Isolated(errors):
+            self.callback(event)
+        for error in errors:
+            self.error = error
+            _log.warning("A subscriber of session %s failed on %s", self.session, event["kind"], exc_info=error)
+
+    def _page(self) -> list[tuple[int, list[Event]]]:
+        """The next records after the position, each with its events; some records have none."""
         with self._archive.store.read() as tx:
-            records = list(records_of(tx, session_journal(self.session), after=self.cursor, limit=_PAGE_RECORDS))
-            found = [event for one in records if (event := event_in(tx, self._archive, one)) is not None]
-        return found, records[-1].seq if records else self.cursor
+            records = records_of(tx, session_journal(self.session), after=self.cursor, limit=_PAGE_RECORDS)
+            return [(record.seq, live_events_in(tx, self._archive, record)) for record in records]
 
     def _reach(self, seq: int) -> None:
         with self._hub.moved:

@@ -14,11 +14,14 @@ from mulligan.values.plain import plain
 
 @plain(slots=True, frozen=True)
 class SessionRow:
+    """`anonymous`: the session exists only so that its calls can be undone. No list of sessions shows it."""
+
     id: str
     root: str
     created_at: str
     closed_at: str | None = None
     parent: str | None = None
+    anonymous: int = 0
 
 
 SESSIONS: Table[SessionRow] = Table(
@@ -64,7 +67,8 @@ def session_journal(session: SessionId) -> str:
 
 def project_session_opened(tx: Tx, record: Record) -> None:
     body = record.payload
-    tx.put(SESSIONS, SessionRow(body["session"], body["root"], record.at, None, body.get("parent")))
+    anonymous = int(body.get("anonymous", False))
+    tx.put(SESSIONS, SessionRow(body["session"], body["root"], record.at, None, body.get("parent"), anonymous))
 
 
 def project_boundary_attached(tx: Tx, record: Record) -> None:

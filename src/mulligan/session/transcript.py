@@ -317,7 +317,7 @@ def event_in(tx: Tx, archive: Archive, record: Record) -> Event | None:
     if record.kind == APPENDED:
         return _message_event(record, message_in(tx, archive, record))
     body = record.payload.get("event")
-    return None if body is None else _event_of(record, body)
+    return None if body is None else event_of(record, body)
 
 
 def _message_event(record: Record, message: Message) -> Event:
@@ -335,7 +335,8 @@ def _message_event(record: Record, message: Message) -> Event:
     return event | ({"metadata": message["metadata"]} if "metadata" in message else {})
 
 
-def _event_of(record: Record, body: Mapping[str, Any]) -> Event:
+def event_of(record: Record, body: Mapping[str, Any]) -> Event:
+    """An event with the id, time and place of the record that tells of it."""
     text = body.get("text", "")
     event = {
         "id": id_of(record),

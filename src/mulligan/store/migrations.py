@@ -16,7 +16,7 @@ from mulligan.values.faults import fault
 
 Step: TypeAlias = Callable[[apsw.Connection], None]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 def _to_2(connection: apsw.Connection) -> None:
@@ -35,7 +35,12 @@ def _to_2(connection: apsw.Connection) -> None:
     )
 
 
-STEPS: Mapping[int, Step] = MappingProxyType({1: _to_2})
+def _to_3(connection: apsw.Connection) -> None:
+    """Sessions of an agent loop that keeps no transcript are marked, so that no list shows them."""
+    connection.execute('ALTER TABLE "sessions" ADD COLUMN "anonymous" INTEGER; UPDATE "sessions" SET "anonymous" = 0')
+
+
+STEPS: Mapping[int, Step] = MappingProxyType({1: _to_2, 2: _to_3})
 """For each older version, the step that leads to the next one."""
 
 
