@@ -466,16 +466,30 @@ def test_drop_forgets_and_is_idempotent(work: Path) -> None:
 @pytest.mark.req("S0.cap.default_1_gib", "S0.cap.configurable", "S0.cap.evicts_oldest_first")
 def test_over_the_cap_the_oldest_snapshots_go_first(work: Path) -> None:
     assert builtins.DEFAULT_SESSION_BYTE_CAP == 2**30
-    for name in ("one", "two", "three"):
-        (work / name).write_text("x" * 100)
+    for name, letter in (("one", "1"), ("two", "2"), ("three", "3")):
+        (work / name).write_text(letter * 100)
         snapshot(name, work / name)
-    assert builtins.configure_session_byte_cap(S, 250) == 2**30
-    assert [row["snapshot_id"] for row in listed()] == ["two", "three"]
-    assert builtins.configure_session_byte_cap(S, 2**30) == 250
+    assert builtins.configure_session_byte_cap(S, 150) == 2**30
+    assert [row["snapshot_id"] for row in listed()] == ["three"]
+    assert builtins.configure_session_byte_cap(S, 2**30) == 150
+
+
+@pytest.mark.req("S0.cap.unique_bytes")
+def test_the_cap_counts_bytes_that_several_snapshots_share_once(work: Path) -> None:
+    for name in ("one", "two", "three"):
+        (work / name).write_text("the same " * 10)
+        snapshot(name, work / name)
+    (work / "other").write_text("o" * 100)
+    snapshot("other", work / "other")
+    builtins.configure_session_byte_cap(S, 190)
+    assert [row["snapshot_id"] for row in listed()] == ["one", "two", "three", "other"]
+    builtins.configure_session_byte_cap(S, 189)
+    assert [row["snapshot_id"] for row in listed()] == ["other"]
+    builtins.configure_session_byte_cap(S, 2**30)
 
 
 def test_what_calls_change_counts_towards_the_cap(work: Path, opened: opening.Mulligan) -> None:
-    plant(work, dict.fromkeys(("one", "two"), "x" * 100))
+    plant(work, {"one": "x" * 100, "two": "y" * 100})
     builtins.configure_session_byte_cap(S, 150)
     for name in ("one", "two"):
         snapshot(name)

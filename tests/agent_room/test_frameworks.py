@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -162,3 +165,24 @@ def test_tools_of_your_own_are_offered_as_they_describe_themselves(opened: Mulli
     for given in offered:
         (tool,) = tools_for(opened.session("s"), [given])
         assert (tool.name, tool.description) == ("add", "Adds.")
+
+
+@pytest.mark.req("D12.adapter_names_its_extra")
+@pytest.mark.parametrize(
+    ("adapter", "framework", "extra"),
+    [
+        ("langgraph", "langgraph", "langgraph"),
+        ("openai_agents", "agents", "openai-agents"),
+        ("pydantic_ai", "pydantic_ai", "pydantic-ai"),
+    ],
+)
+def test_an_adapter_whose_framework_is_missing_names_the_extra_to_install(
+    adapter: str, framework: str, extra: str
+) -> None:
+    # None in sys.modules makes Python say that the module does not exist.
+    program = f"import sys; sys.modules[{framework!r}] = None; import mulligan.agents.{adapter}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"pip install 'mulligan[{extra}]'" in done.stderr.splitlines()[-1]
+    with (Path(__file__).parents[2] / "pyproject.toml").open("rb") as file:
+        assert extra in tomllib.load(file)["project"]["optional-dependencies"]

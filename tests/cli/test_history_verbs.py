@@ -409,6 +409,16 @@ def test_a_fork_is_made_merged_and_dropped(run: Run, work: Path, tmp_path: Path)
     assert not (tmp_path / "fork").exists()
 
 
+@pytest.mark.req("D14.cli.fork_session")
+def test_a_fork_without_a_session_forks_the_one_that_worked_here_last(run: Run, work: Path) -> None:
+    write(run, "a", "1\n")
+    earlier = write(run, "b", "1\n", "--session", "claude")
+    write(run, "c", "1\n", "--session", "codex")
+    assert run("fork", "--json").json["parent_id"] == "codex"
+    assert run("fork", "--at", earlier, "--json").json["parent_id"] == "claude"
+    assert run("fork", "--session", "default", "--json").json["parent_id"] == "default"
+
+
 def test_a_fork_says_which_files_are_not_as_they_were_then(run: Run, work: Path, tmp_path: Path) -> None:
     write(run, "a", "1\n")
     write(run, "a", "2\n")
@@ -502,7 +512,7 @@ def test_a_place_for_a_copy_needs_a_copy(run: Run, tmp_path: Path) -> None:
     assert (done.code, "--files copy" in done.err, (tmp_path / "copy").exists()) == (2, True, False)
 
 
-@pytest.mark.parametrize("verb", ["call", "exec", "run", "fork", "compact"])
+@pytest.mark.parametrize("verb", ["call", "exec", "run", "compact"])
 def test_help_says_which_session_is_worked_in(run: Run, verb: str) -> None:
     told = " ".join(run(verb, "--help").out.split())
     assert "Only this session" not in told and "Default: 'default'." in told

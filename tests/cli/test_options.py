@@ -82,3 +82,14 @@ def test_sessions_of_one_name_are_one(run: Run) -> None:
     for session in ("one", "two"):
         write(run, "a", session, "--session", session)
     assert [one["id"] for one in run("sessions", "--session", "two", "--json").json] == ["two"]
+
+
+@pytest.mark.req("D14.cli.options_before_sub_verb")
+def test_options_before_a_sub_verb_count_for_it(run: Run, work: Path, tmp_path: Path) -> None:
+    other = ("--store", str(tmp_path / "other"))
+    write(run, "a", "1\n", "--session", "here", *other)
+    assert run("sessions", "show", "here", *other).code == 0
+    assert run("sessions", *other, "--json", "show", "here").json["id"] == "here"
+    assert run("sessions", "show", "here").code != 0
+    nearer = run("sessions", "--store", str(tmp_path / "nowhere"), "show", "here", *other)
+    assert nearer.code == 0, "the option beside the sub-verb wins"

@@ -50,6 +50,25 @@ def log(run: Run) -> list[dict[str, Any]]:
 
 
 class TestExec:
+    @pytest.mark.req("D14.cli.exec_stdin")
+    @pytest.mark.parametrize("options", [(), ("--json",), ("--isolate",), ("--strategy", "scan")])
+    def test_the_command_reads_our_standard_input(self, run: Run, work: Path, options: tuple[str, ...]) -> None:
+        done = run("exec", *options, "--", "sh", "-c", "cat > got", input="typed\n")
+        assert (done.returncode, (work / "got").read_text()) == (0, "typed\n")
+
+    @pytest.mark.req("D14.cli.exec_stdin")
+    def test_a_command_inside_another_calls_command_reads_our_standard_input(self, run: Run, work: Path) -> None:
+        inner = [*MULLIGAN, "exec", "--", "sh", "-c", "cat > got"]
+        assert run("exec", "--", *inner, input="typed\n").returncode == 0
+        assert (work / "got").read_text() == "typed\n"
+
+    @pytest.mark.req("D14.cli.exec_stdin")
+    def test_without_any_standard_input_the_command_reads_nothing(self, run: Run, work: Path) -> None:
+        script = 'exec "$@" <&-'
+        words = ["sh", "-c", script, "sh", *MULLIGAN, "exec", "--", "sh", "-c", "cat > got"]
+        assert subprocess.run(words, check=False, capture_output=True).returncode == 0
+        assert (work / "got").read_text() == ""
+
     def test_what_was_in_a_window_that_was_put_back_is_named_and_can_be_printed(self, run: Run, work: Path) -> None:
         plant(work, {"a": "1\n"})
         script = "echo mine > new; echo 2 > a; exit 1"

@@ -135,6 +135,39 @@ class TestStrategies:
         assert lines[5] == "[assistant] " + "y" * 900
         assert "rest" not in session.messages()[0]["content"]
 
+    @pytest.mark.req("D11.compaction_keeps_the_task")
+    def test_the_mask_keeps_prompts_whole_up_to_4000_characters_and_both_ends_of_longer_ones(
+        self, session: Session
+    ) -> None:
+        task, long_task = "Do this.\n" + "t" * 3_991, "BEGIN" + "l" * 6_000 + "END"
+        session.inject(user(task))
+        session.inject(user(long_task))
+        fill(session, 4)
+        session.compact(keep_last=4)
+        summary = session.messages()[0]["content"]
+        assert f"[user] {task}\n" in summary
+        assert f"[user] {long_task[:2000]} … [2008 characters cut] … {long_task[-2000:]}" in summary
+
+    @pytest.mark.req("D11.compaction_keeps_the_task")
+    def test_a_task_outlives_any_number_of_compactions(self, session: Session) -> None:
+        session.inject(user("The task: paint the fence blue."))
+        for _ in range(5):
+            fill(session, 6)
+            session.compact(keep_last=2)
+        assert session.messages()[0]["content"].count("The task: paint the fence blue.") == 1
+
+    @pytest.mark.req("D11.compaction_keeps_the_task")
+    def test_a_hard_limit_wins_over_prompts_and_earlier_summaries_and_the_summary_says_so(
+        self, session: Session
+    ) -> None:
+        session.inject(user("t" * 3_000))
+        fill(session, 6)
+        session.compact(keep_last=4)
+        fill(session, 4)
+        session.compact(keep_last=4, hard_limit_tokens=200, hard_limit_strategy="observation_mask")
+        assert estimated_tokens(session.messages()) <= 200
+        assert "cut]" in session.messages()[0]["content"]
+
     @pytest.mark.req("S3.compact_strategy.llm")
     def test_llm_asks_the_model_it_is_given(self, session: Session) -> None:
         said = fill(session, 20)

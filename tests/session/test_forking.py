@@ -58,7 +58,7 @@ class TestForking:
         s = b.agent_session_open("s")
         session = opening.innermost().sessions.get(s)
         heard: list[str] = []
-        told = b.agent_subscribe(s, lambda event: heard.append(event["text"]))
+        told = b.agent_subscribe(s, lambda event: heard.append(event["text"]) if event["text"] else None)
         with session.call("c") as call:
             call.write_file("a.txt", "x")
         session.undo()

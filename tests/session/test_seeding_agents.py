@@ -10,11 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mulligan.builtins import agent_session_seed_from_jsonl
+from mulligan.agents.loop import Loop, LoopResult
+from mulligan.agents.providers.claude import Claude
+from mulligan.agents.providers.litellm import LiteLLM
+from mulligan.builtins import agent_loop, agent_session_seed_from_jsonl
 from mulligan.opening import Mulligan
 from mulligan.session.messages import paired
 from mulligan.session.prompts import for_model
 from mulligan.session.seeding import read_seed
+from mulligan.values.faults import MulliganError
 
 Json = dict[str, Any]
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -51,6 +55,33 @@ class TestOtherAgents:
         assert all(answer is not None for answers in pairs.answers.values() for answer in answers)
         assert pairs.orphans == {}
         assert "# Toy" in json.dumps(messages)
+
+    @pytest.mark.req("S3.seed.provider_works")
+    @pytest.mark.parametrize(
+        ("agent", "provider", "model"), [("claude", Claude, None), ("gemini", LiteLLM, "gemini/gemini-2.5-flash")]
+    )
+    def test_a_loop_runs_with_the_provider_that_a_session_file_names(
+        self, opened: Mulligan, monkeypatch: pytest.MonkeyPatch, agent: str, provider: type, model: str | None
+    ) -> None:
+        made: list[Any] = []
+
+        def started(loop: Loop, *_: object, **__: object) -> LoopResult:
+            made.append(loop._provider)
+            return LoopResult("s", "t")
+
+        # The models themselves cannot be reached from a test; what is asked of them is tested with the providers.
+        monkeypatch.setattr(Loop, "run", started)
+        seeded = agent_session_seed_from_jsonl(str(FIXTURES / f"{agent}_session.jsonl"), {"source_agent": agent})
+        agent_loop("go on", None, {"session_id": seeded["session_id"], "provider": seeded["provider"]})
+        assert isinstance(made[0], provider)
+        assert model is None or made[0]._settings["model"] == model
+
+    @pytest.mark.req("S3.seed.provider_works")
+    def test_a_provider_that_does_not_exist_is_refused_and_the_known_ones_are_listed(self, opened: Mulligan) -> None:
+        with pytest.raises(MulliganError) as caught:
+            agent_loop("go on", None, {"provider": "oss"})
+        assert caught.value.code == "no_provider"
+        assert caught.value.details["known"] == ["mock", "openai", "litellm", "claude", "anthropic", "google"]
 
     def test_claude_answers_of_several_lines_are_one_message(self) -> None:
         read = read_seed((FIXTURES / "claude_session.jsonl").read_bytes())

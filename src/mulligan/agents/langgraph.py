@@ -15,19 +15,24 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
 
-from langchain_core.runnables import RunnableConfig
-from langchain_core.tools import StructuredTool, ToolException
-from langgraph.checkpoint.base import (
-    WRITES_IDX_MAP,
-    BaseCheckpointSaver,
-    ChannelVersions,
-    Checkpoint,
-    CheckpointMetadata,
-    CheckpointTuple,
-    get_checkpoint_id,
-    get_checkpoint_metadata,
-)
-from langgraph.checkpoint.serde.base import SerializerProtocol
+from mulligan.agents.extras import needs_extra
+
+try:
+    from langchain_core.runnables import RunnableConfig
+    from langchain_core.tools import StructuredTool, ToolException
+    from langgraph.checkpoint.base import (
+        WRITES_IDX_MAP,
+        BaseCheckpointSaver,
+        ChannelVersions,
+        Checkpoint,
+        CheckpointMetadata,
+        CheckpointTuple,
+        get_checkpoint_id,
+        get_checkpoint_metadata,
+    )
+    from langgraph.checkpoint.serde.base import SerializerProtocol
+except ModuleNotFoundError as error:
+    raise needs_extra("The LangGraph adapter", "langgraph", error) from error
 
 from mulligan.agents.coding import runner_of
 from mulligan.agents.runner import ToolRunner

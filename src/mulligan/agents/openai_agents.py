@@ -15,10 +15,15 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from agents import FunctionTool
-from agents.items import TResponseInputItem
-from agents.memory import SessionSettings
-from agents.tool_context import ToolContext
+from mulligan.agents.extras import needs_extra
+
+try:
+    from agents import FunctionTool
+    from agents.items import TResponseInputItem
+    from agents.memory import SessionSettings
+    from agents.tool_context import ToolContext
+except ModuleNotFoundError as error:
+    raise needs_extra("The OpenAI Agents adapter", "openai-agents", error) from error
 
 from mulligan.agents.coding import runner_of
 from mulligan.agents.providers.items import as_items

@@ -12,8 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from pydantic_ai import RunContext
-from pydantic_ai import Tool as AgentTool
+from mulligan.agents.extras import needs_extra
+
+try:
+    from pydantic_ai import RunContext
+    from pydantic_ai import Tool as AgentTool
+except ModuleNotFoundError as error:
+    raise needs_extra("The Pydantic AI adapter", "pydantic-ai", error) from error
 
 from mulligan.agents.coding import runner_of
 from mulligan.agents.runner import ToolRunner

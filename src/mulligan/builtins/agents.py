@@ -10,8 +10,11 @@ from typing import Any
 from mulligan.agents.loop import Bounds
 from mulligan.looping import agent_loop as loop
 from mulligan.opening import innermost
+from mulligan.session.facts import fact
 from mulligan.session.options import checked_options
+from mulligan.session.seeding import MODEL
 from mulligan.values.faults import fault
+from mulligan.values.ids import SessionId
 
 _LOOP_OPTIONS: Mapping[str, type] = {
     "session_id": str,
@@ -30,10 +33,21 @@ def agent_loop(prompt: str, system: str | None = None, opts: Mapping[str, Any] |
     chosen = checked_options("agent_loop", opts, _LOOP_OPTIONS)
     _check_said(prompt, system, chosen)
     provider = chosen.get("provider") or os.environ.get("MULLIGAN_PROVIDER") or "mock"
-    named = f"{provider}:{chosen['model']}" if "model" in chosen else provider
+    model = chosen.get("model") or _seeded_model(chosen.get("session_id"), provider)
+    named = provider if model is None else f"{provider}:{model}"
     bounds = Bounds(chosen["max_iterations"]) if "max_iterations" in chosen else None
     done = loop(prompt, session=chosen.get("session_id"), provider=named, system=system, bounds=bounds)
     return {**asdict(done), "provider": provider}
+
+
+def _seeded_model(session: str | None, provider: str) -> str | None:
+    """The model that a session file of Gemini CLI named, because `google` has no model of its own."""
+    if session is None or provider != "google":
+        return None
+    archive = innermost().session(session).archive
+    with archive.store.read() as tx:
+        found = fact(tx, SessionId(session), MODEL)
+    return found if isinstance(found, str) else None
 
 
 def _check_said(prompt: object, system: object, chosen: Mapping[str, Any]) -> None:

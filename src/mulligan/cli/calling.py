@@ -108,17 +108,13 @@ def _performed(opened: Mulligan, wanted: _Wanted) -> tuple[dict[str, Any], bool]
 
 
 def _substrate(opened: Mulligan, wanted: _Wanted) -> tuple[dict[str, Any], bool]:
-    from mulligan.effects.substrate.bench import Bench, Named
+    from mulligan.effects.substrate.bench import Named, bench_of
     from mulligan.effects.substrate.tools import BY_NAME, run_tool
     from mulligan.values.ids import SessionId, TurnId, parse_user_id
 
     turn = None if wanted.turn is None else TurnId(parse_user_id(wanted.turn))
     named = Named(SessionId(parse_user_id(wanted.session)), label=wanted.label, turn=turn)
-    bench = Bench(opened.desk, opened.boundary)
-    try:
-        outcome = run_tool(bench, BY_NAME[wanted.tool], wanted.params, named)
-    finally:
-        bench.close()
+    outcome = run_tool(bench_of(opened.desk, opened.boundary), BY_NAME[wanted.tool], wanted.params, named)
     return {**outcome.body, "call_id": outcome.call_id}, not outcome.is_error
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mulligan.workspace.exec.run import Ran
 
 OUR_FAILURE = 125
+STDIN = 0
 _SIGNALED = 128
 _CHANGES_SHOWN = 20
 _SECONDS = click.FloatRange(min=0, min_open=True)
@@ -60,7 +61,7 @@ class _Through:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @working_options
 def exec_verb(common: Common, command: tuple[str, ...], **asked: Any) -> int:
-    """Run a command as a call and exit with its code (our own failure: 125). It gets no input; `run` passes it on.
+    """Run a command as a call and exit with its code (125 if Mulligan itself fails). The command reads our input.
 
     Inside another call's command it joins that call.
     """
@@ -138,7 +139,7 @@ def _is_plain(asked: Mapping[str, Any]) -> bool:
 
 
 def _become_command(command: tuple[str, ...], around: Around, *, cwd: str | None) -> NoReturn:
-    """The command in our place, with what an exec gives: a part of our environment, and no input."""
+    """The command in our place, with what an exec gives: our input, and a part of our environment."""
     from mulligan.values.refusal import Refused
     from mulligan.workspace.exec.command import command as make_command
 
@@ -147,7 +148,6 @@ def _become_command(command: tuple[str, ...], around: Around, *, cwd: str | None
     except Refused as refused:
         raise fault(refused.code, refused.message) from None
     os.chdir(made.cwd)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     _become(command, {**made.env, **around.environment})
 
 
@@ -174,7 +174,7 @@ def _execute(common: Common, opened: Mulligan, command: tuple[str, ...], asked: 
     session = opened.session(common.session or DEFAULT_SESSION)
     given = {name: value for name, value in params.items() if value is not None}
     sink = None if common.as_json else _Through()
-    return session.perform("host.exec", given, sink=sink, label=asked["label"], turn=asked["turn"])
+    return session.perform("host.exec", given, sink=sink, stdin_fd=STDIN, label=asked["label"], turn=asked["turn"])
 
 
 def _here(root: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -14,7 +15,7 @@ from mulligan.cli.output import counted, paint, print_json, visible
 from mulligan.cli.returning import go
 from mulligan.cli.words import ago, gap_lines, short
 from mulligan.session.tables import SESSIONS
-from mulligan.values.faults import fault
+from mulligan.values.faults import MulliganError, fault
 from mulligan.values.ids import SessionId
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 @click.option("--files", type=click.Choice(["share", "copy"]), default="share", show_default=True)
 @click.option("--to", metavar="DIR", help="Where the copy goes. Default: beside the store.")
 @click.option("--name", callback=text, metavar="ID", help="The new session's id.")
-@options_saying(f"The session to fork. Default: '{DEFAULT_SESSION}'.")
+@options_saying(f"The session to fork. Default: the one that worked here last, else '{DEFAULT_SESSION}'.")
 def fork(common: Common, *, at: str | None, files: str, to: str | None, name: str | None) -> None:
     """A child session; with --files copy it gets every file, uncommitted and ignored ones too."""
     from mulligan.history import branches as forks
@@ -38,7 +39,7 @@ def fork(common: Common, *, at: str | None, files: str, to: str | None, name: st
     if to is not None and files == "share":
         raise click.UsageError("--to is where a copy of the files goes; ask for one with --files copy.")
     with work(common) as opened:
-        parent = SessionId(common.session or DEFAULT_SESSION)
+        parent = SessionId(common.session or _session_at_work(opened.desk, at))
         if common.session is not None:
             _check_known(opened.desk, parent)
         if files == "share":
@@ -55,6 +56,18 @@ def fork(common: Common, *, at: str | None, files: str, to: str | None, name: st
         for line in gap_lines(made.coverage):
             click.echo(line)
         click.echo(paint(f"(`mulligan merge {visible(made.session)}` brings its changes back)", "dim"))
+
+
+def _session_at_work(desk: Desk, at: str | None) -> str:
+    """The session of the call to fork at, else of the newest call in this root: that is whose work a person sees."""
+    from mulligan.history.log import calls_of, find_call
+
+    if at is not None:
+        with suppress(MulliganError):  # a message, or a point that nothing knows; the fork itself says so
+            return find_call(desk, at).session or DEFAULT_SESSION
+    with desk.ledger.store.read() as tx:
+        newest = (row.session for row in calls_of(tx, desk, None) if row.wseq is not None and row.session is not None)
+        return next(newest, DEFAULT_SESSION)
 
 
 def _check_known(desk: Desk, session: SessionId) -> None:

@@ -12,6 +12,7 @@ from mulligan.values.ids import parse_user_id
 from mulligan.values.plain import plain
 
 F = TypeVar("F", bound=Callable[..., Any])
+_GIVEN = "mulligan.common"
 
 DEFAULT_SESSION = "default"
 """The session of verbs that work in one when none is named."""
@@ -38,6 +39,17 @@ class Common:
     session: str | None
     store: str | None
     as_json: bool
+
+    def beside(self, before: Common | None) -> Common:
+        """These options, and those given before the sub-verb where these leave one out."""
+        if before is None:
+            return self
+        return Common(
+            self.root if self.root is not None else before.root,
+            self.session if self.session is not None else before.session,
+            self.store if self.store is not None else before.store,
+            self.as_json or before.as_json,
+        )
 
 
 def json_given(context: click.Context, parameter: click.Parameter, given: str | None) -> Any:
@@ -87,7 +99,10 @@ def options_saying(session: str, root: str = _ROOT, as_json: str = _JSON) -> Cal
     def give(command: F) -> Callable[..., Any]:
         @wraps(command)
         def with_common(root: str | None, session: str | None, store: str | None, as_json: bool, **own: Any) -> Any:
-            return command(Common(root, session, store, as_json), **own)
+            # Click shares `meta` between a verb and its sub-verb: `sessions --store X show Y` means store X too.
+            meta = click.get_current_context().meta
+            meta[_GIVEN] = given = Common(root, session, store, as_json).beside(meta.get(_GIVEN))
+            return command(given, **own)
 
         wrapped: Callable[..., Any] = with_common
         for option in options:

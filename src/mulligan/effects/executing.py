@@ -224,8 +224,10 @@ def _command(scene: Scene, asked: params.Exec) -> Command:
     told = call_environment(scene.desk, scene.call)
     env = {**told, **scene.env, **(asked.env or {}), CALL_VARIABLE: told[CALL_VARIABLE]}
     _check_words(asked.argv, env)
-    made = command(asked.argv, scene.desk.disk.root.path, cwd=cwd, env=env, stdin=_stdin(scene, asked))
-    return replace(made, sandbox=asked.sandbox, network="none" if scene.network == "none" else asked.network)
+    stdin = _stdin(scene, asked)
+    made = command(asked.argv, scene.desk.disk.root.path, cwd=cwd, env=env, stdin=stdin)
+    network = "none" if scene.network == "none" else asked.network
+    return replace(made, sandbox=asked.sandbox, network=network, stdin_fd=scene.stdin_fd if stdin is None else None)
 
 
 def _cwd(scene: Scene, asked: str | None) -> RepoPath:

@@ -60,6 +60,7 @@ def perform(
     *,
     boundary: Boundary,
     sink: Sink | None = None,
+    stdin_fd: int | None = None,
     deadline: datetime | None = None,
 ) -> Receipt:
     """Perform one effect inside a call. Expected outcomes are receipts; only broken things raise.
@@ -73,6 +74,7 @@ def perform(
         _check_session(desk, call, name, asked)
         with call.savepoint() if effect.op == "exec" else nullcontext():
             scene = _scene(desk, call, boundary, sink, writes=not effect.read_only, deadline=deadline)
+            scene.stdin_fd = stdin_fd
             fields = _acted(scene, effect, asked)
         receipt = Receipt(effect.name, fields.pop("status", "ok"), fields)
     except Refused as refused:

@@ -57,6 +57,14 @@ def refusal_receipt(effect: str, refused: Refused) -> Receipt:
     return Receipt(effect, refused.status, fields)
 
 
+def snapshot_tool_receipt(tool: str, body: Mapping[str, Any], *, failed: bool) -> Receipt:
+    """The answer of a snapshot or workspace tool: its own fields, and on failure the code and message of its error."""
+    if not failed:
+        return Receipt(tool, "ok", body)
+    error = body.get("error", {"code": "REJECTED", "message": "The patch does not apply; `rejects` says where."})
+    return Receipt(tool, "error", {**body, "error_code": error["code"], "error_message": error["message"]})
+
+
 def legible(message: str) -> str:
     """Names that are not UTF-8 come into messages as lone surrogates, which no JSON text can hold."""
     return message.encode("utf-8", "backslashreplace").decode("utf-8")

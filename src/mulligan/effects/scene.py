@@ -61,6 +61,8 @@ class Scene:
     mount: Mount | None = None
     writes: bool = False
     deadline: datetime | None = None
+    stdin_fd: int | None = None
+    """A descriptor of ours that a command reads as its standard input, unless the effect gives it other input."""
 
     @property
     def call(self) -> Call:

@@ -13,9 +13,9 @@ from mulligan.boundary.verdict import Boundary
 from mulligan.effects.handle import CallHandle
 from mulligan.effects.hosting import is_known, once_hosted
 from mulligan.effects.judging import Judge
-from mulligan.effects.perform import SESSION_EFFECTS, effect_named, perform, perform_session_effect
+from mulligan.effects.perform import SESSION_EFFECTS, effect_named, perform, perform_session_effect, unknown_effect
 from mulligan.effects.portable import Portable
-from mulligan.effects.receipt import Receipt
+from mulligan.effects.receipt import Receipt, snapshot_tool_receipt
 from mulligan.effects.slices import slices_beside
 from mulligan.effects.verbs import StrPath
 from mulligan.history import asides, branches, going_back
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from mulligan.history.composite import ExecutionState
 
 T = TypeVar("T")
+_SNAPSHOT_FAMILIES = ("snapshot", "workspace")
 
 
 class Session(Talk, Clients, Roots, Portable, State):
@@ -138,24 +139,44 @@ class Session(Talk, Clients, Roots, Portable, State):
         label: str | None = None,
         turn: str | None = None,
         sink: Sink | None = None,
+        stdin_fd: int | None = None,
     ) -> tuple[Receipt, str]:
         """One effect as a call of its own: not ok means it never happened. Its receipt and the call's id.
 
-        host.session.open and host.session.signal are no calls and have an empty id.
-        `sink` is told a command's output as it comes, besides the receipt.
+        The snapshot and workspace tools (`snapshot.list`) are performed too. What is no call has an empty id:
+        host.session.open, host.session.signal, and tools that only read.
+        `sink` receives a command's output as it comes, besides the receipt; a command given no `stdin` of its own
+        reads `stdin_fd`, a descriptor of this process.
         """
         if not isinstance(effect, str) or not isinstance(params, Mapping):
             raise fault("invalid_params", "Give the name of an effect, and its parameters by their names.")
         if effect in SESSION_EFFECTS:
             return perform_session_effect(self._desk, effect, params, boundary=self._boundary), ""
         found = TurnId(parse_user_id(turn, "turn")) if turn is not None else current_turn()
+        if effect.partition(".")[0] in _SNAPSHOT_FAMILIES:
+            return self._perform_snapshot_tool(effect, params, label=label, turn=found)
         session = self._meant(effect, params)
         call = self._desk.call(session, turn=found, label=label, tool=effect.rpartition(".")[2])
         with call:
-            receipt = perform(self._desk, call, effect, params, boundary=self._boundary, sink=sink)
+            receipt = perform(self._desk, call, effect, params, boundary=self._boundary, sink=sink, stdin_fd=stdin_fd)
             if not receipt.ok:
                 call.abort(receipt.error_code or receipt.status)
         return receipt, call.id
+
+    def _perform_snapshot_tool(
+        self, effect: str, params: Mapping[str, Any], *, label: str | None, turn: TurnId | None
+    ) -> tuple[Receipt, str]:
+        # Loaded here, because few programs use these tools and they take a while to import.
+        from mulligan.effects.substrate.bench import Named, bench_of
+        from mulligan.effects.substrate.tools import BY_NAME, run_tool
+
+        tool = BY_NAME.get(effect)
+        if tool is None:
+            raise unknown_effect(effect, (name for name in BY_NAME if "." in name))
+        self._desk.check_open()
+        named = Named(self.id, label=label, turn=turn, within=self._boundary)
+        outcome = run_tool(bench_of(self._desk, self._boundary), tool, params, named)
+        return snapshot_tool_receipt(tool.name, outcome.body, failed=outcome.is_error), outcome.call_id or ""
 
     def _meant(self, effect: str, params: Mapping[str, Any]) -> SessionId:
         """The session an effect names by `session_id`, if there is one; tools always act in this one."""

@@ -6,6 +6,7 @@ of its session hold more than the cap; either way a record says so.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
@@ -17,6 +18,7 @@ from mulligan.store.journal import Journal
 from mulligan.store.protocol import BlobStore, Tx
 from mulligan.values.canonical import decode
 from mulligan.values.clock import parse_timestamp
+from mulligan.values.digest import Digest
 from mulligan.values.entries import Change, Entry, FileEntry, entry_from_json, entry_to_json
 from mulligan.values.ids import SessionId
 from mulligan.values.paths import RepoPath, path_bytes, to_wire
@@ -75,20 +77,24 @@ class Scopes:
             drop_body(self.tx, self.bodies, digest)
 
     def evict_over_cap(self, *, keep: str | None) -> None:
-        """Oldest first, in order of insertion, never the one being written."""
+        """Oldest first, in order of insertion, never the one being written. Bytes that two scopes share count once."""
         cap = cap_of(self.tx, self.session)
         rows = sorted(self.tx.select(SCOPES, {"session": self.session}), key=lambda row: row.seq)
-        sizes = {row.scope: self._size_of(row.scope) for row in rows}
-        total = sum(sizes.values())
+        bodies = {row.scope: self._bodies_of(row.scope) for row in rows}
+        holders = Counter(digest for held in bodies.values() for digest in held)
+        total = sum({digest: size for held in bodies.values() for digest, size in held.items()}.values())
         for row in rows:
             if total <= cap:
                 return
             if row.scope != keep:
                 self.drop(row.scope, why="evicted")
-                total -= sizes[row.scope]
+                holders.subtract(bodies[row.scope].keys())
+                total -= sum(size for digest, size in bodies[row.scope].items() if not holders[digest])
 
-    def _size_of(self, scope: str) -> int:
-        return size_of(map(before_of, self.tx.select(CAPTURES, {"session": self.session, "scope": scope})))
+    def _bodies_of(self, scope: str) -> dict[Digest, int]:
+        """The size of each distinct body that a scope holds."""
+        captures = self.tx.select(CAPTURES, {"session": self.session, "scope": scope})
+        return {entry.digest: entry.size for entry in map(before_of, captures) if isinstance(entry, FileEntry)}
 
 
 def before_of(capture: CaptureRow) -> Entry:

@@ -36,6 +36,8 @@ KEEP_LAST = 12
 TOOL_OUTPUT_MAX_CHARS = 16_000
 _SHOWN_MESSAGES, _SHOWN_CHARS = 15, 500
 _MASK_FROM_CHARS, _FIRST_LINE_CHARS = 500, 120
+_PROMPT_MAX_CHARS = 4_000
+"""A user's prompt is the agent's task, so the mask keeps it whole up to here, and both its ends beyond."""
 _CHARS_PER_TOKEN = 4
 
 
@@ -303,12 +305,23 @@ def truncated(archived: Sequence[Message]) -> str:
 
 
 def masked(message: Message) -> str:
-    """What an assistant said stays; of long outputs only the first line, and how much there was."""
+    """What users and the assistant said stays, and so do earlier summaries; of long outputs only the first line."""
+    if "compaction" in message.get("metadata", {}):
+        return text_of(message)
     text = "\n".join([text_of(message), *_called(message)]).strip()
+    if is_prompt(message):
+        return f"[{message['role']}] {_both_ends(text)}"
     if message["role"] == "assistant" or len(text) < _MASK_FROM_CHARS:
         return f"[{message['role']}] {text}"
     first = text.split("\n", 1)[0][:_FIRST_LINE_CHARS]
     return f"[{message['role']}] {first} … ({len(text.splitlines())} lines, {len(text)} characters in all)"
+
+
+def _both_ends(text: str) -> str:
+    if len(text) <= _PROMPT_MAX_CHARS:
+        return text
+    half = _PROMPT_MAX_CHARS // 2
+    return f"{text[:half]} … [{len(text) - 2 * half} characters cut] … {text[-half:]}"
 
 
 def _called(message: Message) -> Iterator[str]:

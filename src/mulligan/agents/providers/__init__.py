@@ -15,6 +15,8 @@ _HOMES = {
     "litellm": ("mulligan.agents.providers.litellm", "LiteLLM"),
     "claude": ("mulligan.agents.providers.claude", "Claude"),
 }
+_SPELLINGS = {"anthropic": ("claude", ""), "google": ("litellm", "gemini/")}
+"""Names that session files of other agents use: our provider, and what stands before the model's name there."""
 
 
 # A script is a list of lines of `Mock`; named as such, every list that a variable holds would need an annotation.
@@ -31,13 +33,20 @@ def provider_of(given: Model) -> Provider | Driver:
 
 
 def provider_named(name: str, **settings: Any) -> Provider | Driver:
-    """A provider by its name, or `name:model`, with its own settings. Raises `no_provider`, with what to install."""
-    name, colon, model = name.partition(":")
+    """A provider by its name, or `name:model`, with its own settings. Raises `no_provider`, with what to install.
+
+    `anthropic` means `claude`; `google:MODEL` means `litellm:gemini/MODEL`.
+    """
+    asked, colon, model = name.partition(":")
+    name, prefix = _SPELLINGS.get(asked, (asked, ""))
     if colon:
-        settings["model"] = model
+        settings["model"] = prefix + model
     home = _HOMES.get(name)
     if home is None:
-        raise fault("no_provider", f"There is no provider {name!r}; there are {', '.join(_HOMES)}.")
+        known = ", ".join([*_HOMES, *_SPELLINGS])
+        raise fault("no_provider", f"There is no provider {asked!r}; there are {known}.", known=[*_HOMES, *_SPELLINGS])
+    if name == "litellm" and "model" not in settings:
+        raise fault("no_provider", f"The provider {asked} needs the name of a model: {asked}:MODEL.")
     try:
         made: Provider | Driver = getattr(import_module(home[0]), home[1])(**settings)
     except ModuleNotFoundError as error:

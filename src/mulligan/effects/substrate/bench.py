@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from weakref import WeakKeyDictionary
 
 from mulligan.boundary.capability import Capability, FsOp
 from mulligan.boundary.verdict import Boundary
@@ -62,6 +64,19 @@ class Bench:
 
     def close(self) -> None:
         self.leases.close()
+
+
+_BENCHES: WeakKeyDictionary[Desk, Bench] = WeakKeyDictionary()
+_BENCHES_LOCK = threading.Lock()
+
+
+def bench_of(desk: Desk, boundary: Boundary) -> Bench:
+    """The one bench of a desk: it is made when the first tool asks for it, and closes with the desk."""
+    with _BENCHES_LOCK:
+        if desk not in _BENCHES:
+            _BENCHES[desk] = bench = Bench(desk, boundary)
+            desk.at_close(bench.close)
+        return _BENCHES[desk]
 
 
 @plain(slots=True, frozen=True)

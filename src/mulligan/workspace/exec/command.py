@@ -23,6 +23,7 @@ class Command:
     """A program to run inside `root`, both absolute and real. `env` is the whole environment it will see.
 
     `background`: descendants may live on after the first process ended; the run ends with the last of them.
+    `stdin_fd`: without `stdin`, the command reads this descriptor of ours.
     `terminal`: standard streams and controlling terminal are ours, nothing is captured (`stdin` must be None).
     """
 
@@ -31,6 +32,7 @@ class Command:
     cwd: bytes
     env: Mapping[bytes, bytes] = field(default_factory=dict)
     stdin: bytes | None = None
+    stdin_fd: int | None = None
     background: bool = False
     terminal: bool = False
     sandbox: Literal["none", "workspace"] = "none"

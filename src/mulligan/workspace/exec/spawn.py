@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -166,7 +167,7 @@ def spawn(command: Command, extras: Extras) -> Spawned:
 
     One that is to be confined gets its order later: its warden moves first and then sends the channel of a new process.
     """
-    given, kept = ((0, 1, 2), (-1, -1, -1)) if command.terminal else _streams(command.stdin)
+    given, kept = ((0, 1, 2), (-1, -1, -1)) if command.terminal else _streams(command)
     linger_s = None if command.background else command.linger_s
     for _ in range(_TRIES_MAX):
         channel, ordered = LAUNCHER.take()
@@ -186,17 +187,25 @@ def spawn(command: Command, extras: Extras) -> Spawned:
     raise fault("internal", "The processes that wait to start commands do not stay alive.")
 
 
-def _streams(stdin: bytes | None) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    if stdin:
+def _streams(command: Command) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    if command.stdin:
         given_in, kept_in = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(kept_in, False)
     else:
-        given_in, kept_in = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), -1
+        given_in, kept_in = _inherited(command.stdin_fd), -1
     kept_out, given_out = os.pipe2(os.O_CLOEXEC)
     kept_err, given_err = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(kept_out, False)
     os.set_blocking(kept_err, False)
     return (given_in, given_out, given_err), (kept_in, kept_out, kept_err)
+
+
+def _inherited(fd: int | None) -> int:
+    """A copy of our descriptor for the command; nothing to read if there is none or our caller has closed it."""
+    if fd is not None:
+        with suppress(OSError):
+            return os.dup(fd)
+    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _order(command: Command, extras: Extras) -> dict[str, Any]:
