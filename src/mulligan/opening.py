@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
 from mulligan.session.here import Here
+from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.clock import Clock, SystemClock
 from mulligan.values.faults import MulliganError, fault, fault_of_os_error
 
@@ -146,7 +146,7 @@ def _refuse_inside(directory: str, root: str | None) -> None:
 _here: Here[Mulligan] = Here("mulligan_workspace")
 _open: list[Mulligan] = []
 _folders: dict[tuple[str, int, str], Mulligan] = {}
-_opening_folders = threading.Lock()
+_opening_folders = fork_safe_lock()
 
 
 def innermost() -> Mulligan:

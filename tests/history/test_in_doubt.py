@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import apsw
 import pytest
 
 from benches import Bench, open_bench
@@ -22,6 +21,7 @@ from mulligan.history.schema import SCHEMA
 from mulligan.history.tables import CALLS, OPEN
 from mulligan.store.journal import Journal
 from mulligan.store.sqlite import SqliteStore
+from mulligan.store.sqlite_file import PooledConnection
 from mulligan.store.verify import verify
 from mulligan.values.clock import SystemClock
 from mulligan.values.faults import Broken, MulliganError, fault
@@ -36,7 +36,7 @@ class LosingStore(SqliteStore):
     stays_away = False
     reachable = True
 
-    def _end(self, connection: apsw.Connection, *, writable: bool, failed: bool) -> None:
+    def _end(self, connection: PooledConnection, *, writable: bool, failed: bool) -> None:
         cut = self.cut if writable and not failed else None
         super()._end(connection, writable=writable, failed=failed or cut == "before")
         if cut is not None:

@@ -3,7 +3,8 @@
 `python store_child.py write DIRECTORY NAME COUNT`    commit so many times, once told to
 `python store_child.py own DIRECTORY`                 become an owner, say which, live until told
 `python store_child.py beside DIRECTORY`              what children forked while other threads write say, as JSON
-`python store_child.py many DIRECTORY`                what children forked by many threads with stores of their own say
+`python store_child.py many DIRECTORY [RUNS FORKS]`   what children forked by many threads with stores of their own say
+`python store_child.py held DIRECTORY`                what a child says, forked inside another thread's transaction
 `python store_child.py fork DIRECTORY`                what a forked child sees of its parent's store, as JSON
 `python store_child.py ask DIRECTORY OWNER`           many at once ask whether an owner lives, as JSON
 `python store_child.py kill DIRECTORY MODE COUNT SEED` kill a writing child again and again, as JSON
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from random import Random
 
+from mulligan.store import sqlite_pool
 from mulligan.store.blobs import Blobs
 from mulligan.store.journal import Journal, records_of
 from mulligan.store.protocol import Durability, Store
@@ -27,6 +29,7 @@ from mulligan.store.sqlite import SqliteStore
 from mulligan.testing.contract_tables import CONTRACT_SCHEMA, THINGS, Thing
 from mulligan.testing.journal_contract import AT, broken_journals
 from mulligan.testing.world import SteppingClock
+from mulligan.values.faults import MulliganError
 from mulligan.values.ids import OwnerId
 
 STORE_KILLS_MAX = 10
@@ -113,23 +116,53 @@ def fork_beside(directory: str) -> None:
     print(json.dumps([sorted(set(said)), _shelves(store).count("child"), _complaints(store)]))
 
 
-def fork_from_many(directory: str) -> None:
-    """Threads that each open a store, fork and close it, again and again, beside each other."""
+def fork_from_many(directory: str, runs: str = "1", forks: str = "15") -> None:
+    """Four threads that each open a store, fork and close it, again and again, beside each other."""
     said: list[str] = []
 
     def lane(name: str) -> None:
-        for number in range(15):
+        for number in range(int(forks)):
             store = SqliteStore(os.path.join(directory, name), CONTRACT_SCHEMA)
             commit(store, "parent", number)
             said.append(in_child(partial(commit, store, "child", number)))
             store.close()
 
-    lanes = [threading.Thread(target=lane, args=(str(number),)) for number in range(4)]
-    for thread in lanes:
-        thread.start()
-    for thread in lanes:
-        thread.join()
+    for _ in range(int(runs)):
+        lanes = [threading.Thread(target=lane, args=(str(number),)) for number in range(4)]
+        for thread in lanes:
+            thread.start()
+        for thread in lanes:
+            thread.join()
     print(json.dumps([sorted(set(said)), len(said)]))
+
+
+def fork_while_held(directory: str) -> None:
+    """A fork does not wait for ever for a thread that stays in a transaction. Here it waits only briefly."""
+    sqlite_pool.FORK_WAIT_S = 0.1
+    store = SqliteStore(directory, CONTRACT_SCHEMA)
+    begun, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with store.write():
+            begun.set()
+            done.wait()
+
+    holding = threading.Thread(target=hold)
+    holding.start()
+    begun.wait()
+
+    def child() -> list[str]:
+        try:
+            commit(store, "child", 1)
+        except MulliganError as error:
+            return [error.code, error.message]
+        return []
+
+    said = json.loads(in_child(child))
+    done.set()
+    holding.join()
+    commit(store, "parent", 1)
+    print(json.dumps([said, json.loads(in_child(child)), _complaints(store)]))
 
 
 def _counting(done: threading.Event) -> Iterator[int]:
@@ -230,6 +263,7 @@ if __name__ == "__main__":
         "fork": fork,
         "beside": fork_beside,
         "many": fork_from_many,
+        "held": fork_while_held,
         "ask": ask,
         "kill": kill,
     }[sys.argv[1]]

@@ -18,6 +18,8 @@ from mulligan.testing.journal_contract import broken_journals
 from mulligan.values.ids import OwnerId
 
 CHILD = str(Path(__file__).with_name("store_child.py"))
+FORK_CHILD = str(Path(__file__).with_name("fork_child.py"))
+FORKED_INSIDE_A_CALL = {"said": ["ok"], "wrong": []}
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -91,8 +93,52 @@ def test_children_forked_while_other_threads_write_can_write_at_once(tmp_path: P
     assert said_by("beside", str(tmp_path)) == [["null"], 30, []]
 
 
+@pytest.mark.req("D5.fork_never_hangs")
 def test_threads_that_fork_and_open_stores_beside_each_other_do_not_wait_for_ever(tmp_path: Path) -> None:
-    assert said_by("many", str(tmp_path)) == [["null"], 60]
+    assert said_by("many", str(tmp_path), "50", "5") == [["null"], 50 * 4 * 5]
+
+
+@pytest.mark.slow
+@pytest.mark.req("D5.fork_never_hangs")
+@pytest.mark.parametrize("part", range(10))
+def test_no_child_hangs_in_a_thousand_runs_of_threads_that_fork(tmp_path: Path, part: int) -> None:
+    assert said_by("many", str(tmp_path), "100", "15") == [["null"], 100 * 4 * 15]
+
+
+def said_by_fork_child(*arguments: str) -> object:
+    done = subprocess.run([sys.executable, FORK_CHILD, *arguments], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.req("D5.fork_never_hangs")
+def test_threads_that_fork_inside_an_open_call_get_children_that_work(tmp_path: Path) -> None:
+    assert said_by_fork_child("calls", str(tmp_path), "50") == FORKED_INSIDE_A_CALL | {"children": 200}
+
+
+@pytest.mark.slow
+@pytest.mark.req("D5.fork_never_hangs")
+@pytest.mark.parametrize("part", range(10))
+def test_no_child_hangs_in_a_thousand_runs_of_threads_that_fork_inside_a_call(tmp_path: Path, part: int) -> None:
+    assert said_by_fork_child("calls", str(tmp_path), "100") == FORKED_INSIDE_A_CALL | {"children": 400}
+
+
+@pytest.mark.req("D5.fork_never_hangs")
+def test_a_child_that_inherits_a_lock_of_sqlite_gets_an_error_that_says_spawn(tmp_path: Path) -> None:
+    said = said_by_fork_child("foreign", str(tmp_path))
+    assert isinstance(said, list)
+    assert said[0] == "forked_unsafely"
+    assert "spawn" in said[1]
+
+
+@pytest.mark.req("D5.fork_never_hangs")
+def test_a_child_forked_in_the_middle_of_another_threads_transaction_gets_an_error_that_says_spawn(
+    tmp_path: Path,
+) -> None:
+    said = said_by("held", str(tmp_path))
+    assert isinstance(said, list)
+    code, message = said[0]
+    assert (code, said[1:]) == ("forked_unsafely", [[], []])
+    assert "spawn" in message
 
 
 @pytest.mark.req("D5.owner_after_fork")

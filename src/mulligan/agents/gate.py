@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 
+from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.state_faults import ExecutionStateError
 
 _held: ContextVar[tuple[int, ...]] = ContextVar("mulligan_gates", default=())
@@ -19,7 +20,7 @@ _held: ContextVar[tuple[int, ...]] = ContextVar("mulligan_gates", default=())
 
 class Gate:
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._is_taken = False
         self._holder: asyncio.AbstractEventLoop | None = None
         self._waiting: deque[Callable[[], None]] = deque()

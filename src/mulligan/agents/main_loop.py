@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
@@ -16,6 +15,7 @@ from mulligan.session.known import PromptExecuted, PromptRendered, ToolResult, V
 from mulligan.session.resources import BudgetTracker, ResourceRegistry
 from mulligan.session.state import Session
 from mulligan.session.types import TYPES
+from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.clock import Clock, SystemClock
 from mulligan.values.plain import plain
 from mulligan.values.state_faults import PromptEvaluationError, VisibilityExpansionRequired
@@ -36,7 +36,7 @@ class TranscriptState:
     def __init__(self, messages: Iterable[Message] = (), provider_payload: Any = None) -> None:
         self._messages: tuple[Message, ...] = tuple(dict(message) for message in messages)
         self.provider_payload = provider_payload
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     @property
     def messages(self) -> tuple[Message, ...]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, nullcontext
 from contextvars import copy_context
@@ -23,6 +22,7 @@ from mulligan.session.known import ToolInvoked, ToolResult
 from mulligan.session.resources import watching_births
 from mulligan.session.snapshot import SnapshotMetadata
 from mulligan.session.types import has_json_form
+from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.faults import MulliganError
 from mulligan.values.plain import plain
 from mulligan.values.state_faults import (
@@ -37,7 +37,7 @@ from mulligan.values.state_faults import (
 RENDERED_CHARACTERS = 1000
 LOGGED_CHARACTERS = 4000
 _STOP_EVERY_S = 0.05
-_making_gates = threading.Lock()
+_making_gates = fork_safe_lock()
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from mulligan.effects.receipt import refusal_receipt
 from mulligan.history.desk import Desk
+from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.ids import SessionId
 from mulligan.values.refusal import Refused
 from mulligan.workspace.exec.output import Spools
@@ -44,7 +45,7 @@ class Board:
     """For any thread. Closing it stops what still runs; what that has changed is put back."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._posted: list[Posted] = []
 
     def find(self, call: str) -> Posted | None:
@@ -127,7 +128,7 @@ class Board:
 
 
 _BOARDS: WeakKeyDictionary[Desk, Board] = WeakKeyDictionary()
-_BOARDS_LOCK = threading.Lock()
+_BOARDS_LOCK = fork_safe_lock()
 
 
 def board_of(desk: Desk) -> Board:

@@ -24,6 +24,7 @@ from mulligan.effects.scene import Elsewhere, Scene
 from mulligan.effects.substrate.shapes import with_whole_numbers
 from mulligan.history.call import Call
 from mulligan.history.desk import Desk
+from mulligan.store.fork_locks import no_fork
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.faults import MulliganError, fault
 from mulligan.values.ids import SessionId
@@ -159,6 +160,10 @@ def _check_op(scene: Scene, effect: Effect, asked: Params) -> None:
 
 
 def _parsed(model: type[Params], given: Mapping[str, Any]) -> Any:
+    if not model.__pydantic_complete__:
+        # Built when first used, under one lock for all models, which a forked child must not inherit locked.
+        with no_fork:
+            model.model_rebuild()
     try:
         asked = model.model_validate(dict(given))
     except ValidationError as error:

@@ -30,6 +30,7 @@ from mulligan.history.traits import Traits
 from mulligan.session.tables import session_journal
 from mulligan.store.blobs import SMALL_BYTES, Prepared, Vanished
 from mulligan.store.claims import Wanted as Claim
+from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.store.journal import REFS
 from mulligan.store.protocol import Tx
 from mulligan.values.clock import monotonic_s
@@ -88,7 +89,7 @@ class Call(Closing):
         self._anybodys: dict[tuple[RepoPath, Digest], int] = {}
         self._traits = Traits()
         self._times: dict[RepoPath, int] = {}
-        self._lock = threading.RLock()
+        self._lock = fork_safe_lock()
 
     # In other roots.
 

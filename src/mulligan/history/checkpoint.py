@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from mulligan.history.composite import CompositeSnapshot, ExecutionState
 from mulligan.session.known import ToolResult
+from mulligan.store.fork_locks import fork_safe_lock
 
 RING_CHECKPOINTS = 100
 _SUMMARY_CHARACTERS = 200
@@ -53,7 +54,7 @@ class CheckpointStore:
     archive: Archive | None = None
     _archived: set[str] = field(default_factory=set, repr=False, compare=False)
     _is_filled: bool = field(default=False, repr=False, compare=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+    _lock: threading.RLock = field(default_factory=fork_safe_lock, repr=False, compare=False)
 
     def record(
         self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakValueDictionary, ref
@@ -13,6 +12,7 @@ from weakref import WeakValueDictionary, ref
 from mulligan.history.call import Call
 from mulligan.history.ledger import Facts, Ledger
 from mulligan.history.tables import FOLDS, ROOTS, RootRow
+from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.entries import ABSENT, Entry
 from mulligan.values.faults import fault
 from mulligan.values.ids import CallId, RootId, SessionId, TurnId, WorkspaceId
@@ -51,7 +51,7 @@ class Desk:
         self._views: dict[tuple[bytes, bool], Desk] = {}
         self._closing: list[Callable[[], None]] = []
         self._calls: WeakValueDictionary[str, Call] = WeakValueDictionary()
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._is_open = True
 
     def at(self, root: str) -> Desk:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import math
 import os
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,6 +27,7 @@ from mulligan.history.live import Learned
 from mulligan.history.log import workspace_of
 from mulligan.history.observing import take_stock
 from mulligan.history.tables import OPEN, TOUCHES, WATCH_WINDOWS, WatchWindowRow
+from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.store.protocol import Tx
 from mulligan.values.faults import MulliganError, fault, fault_of_os_error
 from mulligan.values.paths import RepoPath
@@ -93,7 +93,7 @@ class Lookout:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._ready: Ready | None = None
         self._is_closed = False
 
@@ -127,7 +127,7 @@ class Lookout:
 
 _NEVER_WATCHED = 1 << 62
 _LOOKOUTS: WeakKeyDictionary[Desk, Lookout] = WeakKeyDictionary()
-_LOOKOUTS_LOCK = threading.Lock()
+_LOOKOUTS_LOCK = fork_safe_lock()
 
 
 def lookout_of(desk: Desk) -> Lookout:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.plain import plain
 
 Listener = Callable[[Any], object]
@@ -57,7 +57,7 @@ class EventBus:
 
     def __init__(self) -> None:
         self._listeners: list[tuple[type[object], Listener]] = []
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     def subscribe(self, event_type: type[Any], listener: Listener) -> Callable[[], None]:
         """Call the listener with every such event; the callable given back ends that."""

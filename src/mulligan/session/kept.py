@@ -11,7 +11,6 @@ it went takes its old one. So the inverse of a change needs nothing but the chan
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -22,6 +21,7 @@ from mulligan.session.slices import NO_ITEMS, Items, SlicePolicy
 from mulligan.session.standing import check_open
 from mulligan.session.tables import session_journal
 from mulligan.session.types import TYPES, log_item
+from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.store.journal import HEADS, Journal, Record
 from mulligan.store.protocol import Store, Tx
 from mulligan.store.tables import Table
@@ -192,7 +192,7 @@ class StoreHome:
         self._known: dict[Kind, _Kept] = {}
         self._caches: dict[Kind, Items[Any]] = {}
         self._policies: dict[str, SlicePolicy] = {}
-        self._lock = threading.RLock()
+        self._lock = fork_safe_lock()
 
     def read(self, kind: Kind) -> Items[Any]:
         if kind in self._caches:
@@ -329,7 +329,7 @@ def _as_json(kind: Kind, item: object) -> Any:
 
 
 _homes: WeakKeyDictionary[Any, WeakValueDictionary[str, StoreHome]] = WeakKeyDictionary()
-_making = threading.Lock()
+_making = fork_safe_lock()
 
 
 def home_of(store: Store, journal: Journal, session: SessionId, now: Callable[[], str]) -> StoreHome:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
+from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId
 
@@ -30,7 +30,7 @@ class LiveSessions(Generic[S]):
         self._live: OrderedDict[SessionId, S] = OrderedDict()
         self._kept: dict[SessionId, S] = {}
         self._held: WeakValueDictionary[SessionId, S] = WeakValueDictionary()
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     def get(self, session: SessionId, make: Callable[[], S]) -> S:
         """The live one, else a newly made one, which is live from now on. Either way it is the one used last."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from mulligan.session.slices import NO_ITEMS, Items, SlicePolicy
+from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.state_faults import ExecutionStateError
 
 Kind: TypeAlias = type[Any]
@@ -57,7 +58,7 @@ class MemoryHome:
 
     def __init__(self) -> None:
         self._slices: dict[Kind, Items[Any]] = {}
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     def read(self, kind: Kind) -> Items[Any]:
         return self._slices.get(kind, NO_ITEMS)
@@ -98,7 +99,7 @@ class Pending:
     working: dict[Kind, Items[Any]] = field(default_factory=dict)
     is_open: bool = True
     has_failed: bool = False
-    lock: threading.RLock = field(default_factory=threading.RLock)
+    lock: threading.RLock = field(default_factory=fork_safe_lock)
 
     def read(self, kind: Kind) -> Items[Any]:
         found = self.now.get(kind)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar, overload, runtime_checkable
 
 from mulligan.session.state import Session
 from mulligan.session.types import TYPES
+from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.plain import plain
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class Lazy(Generic[T]):
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
         self._made: Any = _MISSING
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     @property
     def is_made(self) -> bool:
@@ -186,7 +186,7 @@ class BudgetTracker:
     def __init__(self, limit_tokens: int | None = None) -> None:
         self.limit_tokens = limit_tokens
         self._usage: dict[str, TokenUsage] = {}
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     def record(self, evaluation_id: str, *, input_tokens: int = 0, output_tokens: int = 0) -> None:
         """Add to what an evaluation has spent."""

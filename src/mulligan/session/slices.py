@@ -6,12 +6,12 @@ snapshot costs nothing, and no version ever changes.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from inspect import Parameter, signature
 from typing import Any, Generic, TypeAlias, TypeVar, overload
 
+from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.plain import plain
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class SlicePolicy(Enum):
     """Goes back or is emptied: it can be computed again, and is never stored."""
 
 
-_growing = threading.Lock()
+_growing = fork_safe_lock()
 
 
 class Items(Sequence[T_co]):

@@ -17,6 +17,7 @@ from mulligan.session.bus import Isolated
 from mulligan.session.live_events import live_events_in
 from mulligan.session.tables import session_journal
 from mulligan.session.transcript import Archive, Event, head_of
+from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.store.journal import records_of
 from mulligan.store.protocol import Store
 from mulligan.values.clock import monotonic_s
@@ -111,7 +112,7 @@ class Hub:
     """All subscriptions on one store in this process, and the one thread that looks whether a journal has grown."""
 
     def __init__(self, store: Store) -> None:
-        self.moved = threading.Condition()
+        self.moved = threading.Condition(fork_safe_lock())
         self._store = store
         self._subscriptions: list[Subscription] = []
         self._heads: dict[SessionId, int] = {}
@@ -194,7 +195,7 @@ class Hub:
 
 
 _hubs: WeakKeyDictionary[Store, Hub] = WeakKeyDictionary()
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 
 
 def hub_of(store: Store) -> Hub:

@@ -16,6 +16,7 @@ from itertools import takewhile
 from typing import Any, TypeVar
 
 from mulligan.store.bodies import MemoryBodies
+from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.store.journal import Schema
 from mulligan.store.protocol import BlobStore, Durability
 from mulligan.store.tables import Table, Value, check_update, sort_key
@@ -68,7 +69,7 @@ class MemoryStore:
         self.durability: Durability = durability
         self.directory: str | None = None
         self._rows: dict[str, _Rows] = {table.name: _Rows({}, []) for table in schema.tables}
-        self._writing = threading.Lock()
+        self._writing = fork_safe_lock()
         self._writer: int | None = None
         self._closing: list[Callable[[], None]] = []
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import threading
 
-_lock = threading.Lock()
+from mulligan.store.fork_locks import fork_safe_lock
+
+_lock = fork_safe_lock()
 _open: dict[tuple[int, int], OwnerBytes] = {}
 _abandoned: list[dict[tuple[int, int], OwnerBytes]] = []
 _pid = os.getpid()

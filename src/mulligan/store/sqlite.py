@@ -1,9 +1,8 @@
 """The SQLite engine: one file, many threads, many processes.
 
 WAL, so readers never wait; `BEGIN IMMEDIATE`, so writers queue instead of failing half-way; no checkpoint and no fsync
-on the hot path in `process` mode (`housekeeping` does both in the background). Connections are pooled, never shared
-between threads at a time, and never carried over a fork. While a process forks, no thread of it writes: SQLite would
-tell the child for ever that a writer, which exists only in the parent, has the lock.
+on the hot path in `process` mode (`housekeeping` does both in the background). `sqlite_pool` shares connections between
+threads and says what happens when a process forks.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 import apsw
 
@@ -24,8 +22,9 @@ from mulligan.store.journal import Schema
 from mulligan.store.owners import OwnerBytes, owner_bytes
 from mulligan.store.protocol import OWNERS, BlobStore, Durability, OwnerRow
 from mulligan.store.sql import create_statements, delete_sql, get_sql, has_sql, put_sql, select_sql, update_sql
-from mulligan.store.sqlite_file import BUSY_LIMIT_S, Waiting, check_directory, connect, fault_of_sqlite, prepare_file
+from mulligan.store.sqlite_file import PooledConnection, Waiting, check_directory, fault_of_sqlite, prepare_file
 from mulligan.store.sqlite_log import log_bytes, unread_commits
+from mulligan.store.sqlite_pool import ConnectionPool
 from mulligan.store.tables import Table, Value
 from mulligan.values.clock import Clock, SystemClock, timestamp
 from mulligan.values.faults import fault, fault_of_os_error
@@ -58,20 +57,14 @@ class SqliteStore:
         self.bodies: BlobStore = bodies or DirectoryBodies(os.path.join(self.directory, BODY_DIRECTORY))
         self._clock = clock or SystemClock()
         self._path = os.path.join(self.directory, DATABASE)
-        self._vfs = vfs
-        self._pool: list[apsw.Connection] = []
-        self._pid = os.getpid()
-        self._abandoned: list[apsw.Connection] = []
         self._writing = threading.RLock()
         self._tending = threading.RLock()
         self._writer = 0
         self._transaction: _SqliteTx | None = None
-        self._stilled: list[threading.RLock] = []
         self._owner: tuple[int, OwnerId] | None = None
         self._closing: list[Callable[[], None]] = []
         self.after_write: Callable[[], None] = _nothing
-        with _forking:
-            _open_stores.add(self)
+        self._pool = ConnectionPool(self._path, durability=durability, vfs=vfs, after_fork=self._begin_anew)
         with self._connection() as connection:
             prepare_file(connection, create_statements(schema.tables), directory=self.directory)
 
@@ -92,7 +85,7 @@ class SqliteStore:
         self._writer, self._transaction = me, tx
 
     def _connect(self, tx: _SqliteTx, sql: str, doing: str) -> None:
-        tx._connection = self._take()
+        tx._connection = self._pool.take()
         try:
             tx._connection.execute(sql)
         except apsw.Error as error:
@@ -102,7 +95,7 @@ class SqliteStore:
         """However far it came: an interrupt does not say."""
         connection = getattr(tx, "_connection", None)
         if connection is not None:
-            self._give_back(connection)
+            self._pool.give_back(connection)
         if writable:
             if self._writer == threading.get_ident():
                 self._writer, self._transaction = 0, None
@@ -118,7 +111,7 @@ class SqliteStore:
         self._transaction.ended = True
         self._stop(self._transaction, writable=True)
 
-    def _end(self, connection: apsw.Connection, *, writable: bool, failed: bool) -> None:
+    def _end(self, connection: PooledConnection, *, writable: bool, failed: bool) -> None:
         try:
             _roll_back(connection) if failed else _commit(connection)
         finally:
@@ -126,51 +119,27 @@ class SqliteStore:
             if writable:
                 self._writer, self._transaction = 0, None
                 self._writing.release()
-            self._give_back(connection)
+            self._pool.give_back(connection)
         if writable and not failed:
             self.after_write()
 
     @contextmanager
     def _connection(self) -> Iterator[apsw.Connection]:
         """A connection outside any transaction of ours, for the file as a whole."""
-        self._notice_fork()
-        connection = self._take()
+        connection = self._pool.take()
         try:
             yield connection
         except apsw.Error as error:
             raise fault_of_sqlite(error, "Opening or tending the store") from error
         finally:
-            self._give_back(connection)
+            self._pool.give_back(connection)
 
-    def _take(self) -> apsw.Connection:
-        with suppress(IndexError):
-            return self._pool.pop()
-        try:
-            with _opening:
-                return connect(self._path, durability=self.durability, vfs=self._vfs)
-        except apsw.Error as error:
-            raise fault_of_sqlite(error, "Opening the store") from error
-
-    def _give_back(self, connection: apsw.Connection) -> None:
-        if connection.in_transaction:
-            _close(connection)
-        else:
-            self._pool.append(connection)
-
-    def _notice_fork(self) -> None:
-        """Connections must not be used, nor closed, in a forked child: keep them alive and untouched."""
-        if os.getpid() != self._pid:
-            self._abandoned, self._pool, self._pid = self._abandoned + self._pool, [], os.getpid()
-            self._writing, self._tending, self._writer = threading.RLock(), threading.RLock(), 0
-
-    def _be_still(self) -> None:
-        """Before a fork: wait for whoever writes or copies the log, unless it is the one who forks."""
-        if self._writer != threading.get_ident():
-            self._stilled = [one for one in (self._writing, self._tending) if one.acquire(timeout=BUSY_LIMIT_S)]
-
-    def _go_on(self) -> None:
-        while self._stilled:
-            self._stilled.pop().release()
+    def _begin_anew(self) -> None:
+        """In a forked child. A transaction of the parent must not be committed here, so it counts as ended."""
+        if self._transaction is not None:
+            self._transaction.ended = True
+        self._writing, self._tending = threading.RLock(), threading.RLock()
+        self._writer, self._transaction = 0, None
 
     def owner(self) -> OwnerId:
         if self._owner is None or self._owner[0] != os.getpid():
@@ -266,19 +235,17 @@ class SqliteStore:
         while self._closing:
             self._closing.pop()()
         self._fold_long_log()
-        while self._pool and self._pid == os.getpid():
-            _close(self._pool.pop())
+        self._pool.close()
 
     def _fold_long_log(self) -> None:
         """Whoever opens the file next reads all of the log; after much writing that is worth sparing them.
 
         Nobody is waited for, and what cannot be done is left: the log holds everything.
         """
-        if not self._pool or self._pid != os.getpid() or log_bytes(self._path + "-wal") < _LONG_LOG_BYTES:
+        if not self._pool.has_idle() or log_bytes(self._path + "-wal") < _LONG_LOG_BYTES:
             return
-        connection = self._pool[-1]
-        connection.set_busy_handler(None)
-        with suppress(apsw.Error):
+        with self._connection() as connection, suppress(apsw.Error):
+            connection.set_busy_handler(None)
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
 
@@ -287,7 +254,7 @@ class _SqliteTx:
 
     __slots__ = ("_connection", "_execute", "_store", "_writable", "ended")
 
-    _connection: apsw.Connection
+    _connection: PooledConnection
 
     def __init__(self, store: SqliteStore, *, writable: bool) -> None:
         self._store = store
@@ -296,7 +263,6 @@ class _SqliteTx:
 
     def __enter__(self) -> _SqliteTx:
         store = self._store
-        store._notice_fork()
         if self._writable:
             store._check_not_writing()
         try:
@@ -393,41 +359,8 @@ def _roll_back(connection: apsw.Connection) -> None:
             connection.execute("ROLLBACK")
 
 
-def _close(connection: apsw.Connection) -> None:
-    with _opening:
-        connection.close(True)
-
-
 def _nothing() -> None:
     return None
-
-
-_open_stores: WeakSet[SqliteStore] = WeakSet()
-_still_stores: list[SqliteStore] = []
-_forking = threading.Lock()
-"""One thread at a time forks, for two that each had stilled half of the stores would wait for each other; and no store
-is opened meanwhile."""
-_opening = threading.Lock()
-"""Held to open or close a connection, for which SQLite takes a lock of the whole process that a child must not inherit.
-Taken last of all locks here."""
-
-
-def _before_fork() -> None:
-    _forking.acquire()
-    _still_stores.extend(_open_stores)
-    for store in _still_stores:
-        store._be_still()
-    _opening.acquire()
-
-
-def _after_fork() -> None:
-    _opening.release()
-    while _still_stores:
-        _still_stores.pop()._go_on()
-    _forking.release()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 __all__ = ["SqliteStore", "Waiting"]

@@ -71,6 +71,26 @@ def fault_of_sqlite(error: apsw.Error, doing: str) -> MulliganError:
     return fault("internal", f"{doing}: {error}")
 
 
+def _turn_off_memory_statistics() -> None:
+    """They make every allocation take one lock of the process, which a forked child may inherit locked.
+
+    SQLite must not be in use meanwhile. A program that uses it before us keeps what it has.
+    """
+    if not apsw.connections() and apsw.vfs_names()[:1] == ["unix"]:
+        apsw.shutdown()
+        apsw.config(apsw.SQLITE_CONFIG_MEMSTATUS, False)
+        apsw.initialize()
+
+
+_turn_off_memory_statistics()
+
+
+class PooledConnection(apsw.Connection):
+    """`user` is the thread that has the connection, 0 for none."""
+
+    user: int = 0
+
+
 class Waiting:
     """A busy handler: short naps, so that a queue of small commits moves at the speed of the commits."""
 
@@ -87,8 +107,8 @@ class Waiting:
         return True
 
 
-def connect(path: str, *, durability: Durability, vfs: str | None = None) -> apsw.Connection:
-    connection = apsw.Connection(path, vfs=vfs)
+def connect(path: str, *, durability: Durability, vfs: str | None = None) -> PooledConnection:
+    connection = PooledConnection(path, vfs=vfs)
     connection.set_busy_handler(Waiting())
     connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
     connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import threading
 from collections.abc import Callable
 from typing import Any
 
+from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.clock import Clock
 from mulligan.values.digest import Digest, digest_of, parse_digest
 from mulligan.values.paths import ROOT, RepoPath, name_of, parent_of
@@ -57,7 +57,7 @@ class Census:
     def __init__(self, root: Root, clock: Clock) -> None:
         self._root = root
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._known: dict[RepoPath, tuple[Stamp, Seen]] = {}
         self._trusts = is_local(root.handle)
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 
+from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.canonical import encode
 from mulligan.values.clock import Clock
 from mulligan.values.paths import ROOT, RepoPath, path_bytes, path_from_bytes
@@ -92,7 +92,7 @@ class Fingerprints:
     def __init__(self, root: Root, clock: Clock) -> None:
         self._root = root
         self._clock = clock
-        self._lock = threading.RLock()
+        self._lock = fork_safe_lock()
         self._stillness = Stillness(root.path)
         self._reader: GitReader | None = None
         self._last: TreeState | None = None

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Self
 from uuid import UUID
 
+from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.clock import Clock, SystemClock
 from mulligan.values.digest import digest_of, parse_digest
 from mulligan.values.entries import ABSENT, DirEntry, Entry, FileEntry, same_state
@@ -48,7 +49,7 @@ class HostFilesystem(PlainFilesystem):
         self._clock = clock or SystemClock()
         self._ids = SystemIds()
         self._trees = Trees(self._disk.root.handle, self._bodies, self._clock)
-        self._lock = threading.RLock()
+        self._lock = fork_safe_lock()
         self._taken: tuple[Tree, str, str] | None = None
         self._drafts = 0
 

@@ -12,13 +12,13 @@ Leases are coordination, not history: rows that no journal holds.
 
 from __future__ import annotations
 
-import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.store.protocol import Store
 from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import Clock, parse_timestamp, timestamp
@@ -83,7 +83,7 @@ class Leases:
         self._root = root
         self._clock = clock
         self._ids = ids
-        self._lock = threading.RLock()
+        self._lock = fork_safe_lock()
         self._memory: OrderedDict[str, Lease] = OrderedDict()
 
     def close(self) -> None:

@@ -11,8 +11,8 @@ through other names of hard links are not reported.
 from __future__ import annotations
 
 import os
-import threading
 
+from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.faults import MulliganError
 from mulligan.workspace.exec.watch import Watcher
 
@@ -22,7 +22,7 @@ class Stillness:
 
     def __init__(self, root: bytes) -> None:
         self._root = root
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._watcher: Watcher | None = None
         self._asked = self._refused = False
         self._epoch = 0

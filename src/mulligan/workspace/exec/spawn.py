@@ -7,12 +7,12 @@ import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.faults import fault
 from mulligan.workspace.exec import wire
 from mulligan.workspace.exec.command import Command
@@ -40,7 +40,7 @@ class Launcher:
     """One launcher process and the warden it keeps ready. For any thread; a fork of ours must not share it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._channel: socket.socket | None = None
         self._pid = 0
         self._on_the_way = False
@@ -65,7 +65,6 @@ class Launcher:
 
     def forget(self) -> None:
         """In a forked child: the process belongs to the parent."""
-        self._lock = threading.Lock()
         if self._channel is not None:
             self._channel.close()
         self._channel, self._pid, self._on_the_way = None, 0, False

@@ -9,8 +9,8 @@ the audit.
 from __future__ import annotations
 
 import os
-import threading
 
+from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.faults import fault_of_os_error
 from mulligan.values.paths import is_inside
 from mulligan.values.plain import plain
@@ -59,7 +59,7 @@ class Watcher:
     def __init__(self, root: bytes, skip: frozenset[bytes] = frozenset()) -> None:
         self._root = root
         self._skip = skip
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._fd = kernel.inotify_init()
         self._paths: dict[int, bytes] = {}
         self._watches: dict[bytes, int] = {}

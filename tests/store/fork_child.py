@@ -1,0 +1,111 @@
+"""A program that embeds Mulligan and forks; tests start it and read what it says, as JSON.
+
+`python fork_child.py calls DIRECTORY RUNS`  four threads with a call each, all open; each thread forks inside its call
+`python fork_child.py foreign DIRECTORY`     a thread that uses SQLite without Mulligan holds a lock of it at the fork
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import apsw
+
+import mulligan
+
+
+def in_child(act: Callable[[], object]) -> object:
+    """What `act` returns in a forked child. A child that hangs is killed by its alarm."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(120)
+        os.write(writing, json.dumps(act()).encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading, encoding="ascii") as answer:
+        said = answer.read()
+    _, status = os.waitpid(pid, 0)
+    return json.loads(said) if status == 0 else f"ended with {status}"
+
+
+def fork_inside_calls(directory: str, runs: str) -> None:
+    folder = Path(directory, "work")
+    folder.mkdir()
+    said: list[str] = []
+    with mulligan.open(folder, store=Path(directory, "store")) as m:
+
+        def child(name: str) -> str:
+            with m.session(f"child of {name}").call() as call:
+                call.write_file(f"{name}.child", name)
+            return "ok"
+
+        def lane(name: str) -> None:
+            with m.session(name).call() as call:
+                call.write_file(f"{name}.before", name)
+                together.wait()
+                said.append(str(in_child(lambda: child(name))))
+                call.write_file(f"{name}.after", name)
+
+        for number in range(int(runs)):
+            together = threading.Barrier(4)
+            lanes = [threading.Thread(target=lane, args=(f"{number}-{of}",)) for of in range(4)]
+            for thread in lanes:
+                thread.start()
+            for thread in lanes:
+                thread.join()
+        # Each call is whole: undo of the parents' calls leaves exactly what the children's calls wrote.
+        names = [f"{number}-{of}" for number in range(int(runs)) for of in range(4)]
+        wanted = {f"{name}.{part}" for name in names for part in ("before", "child", "after")}
+        wrong = sorted(wanted ^ {path.name for path in folder.iterdir()})
+        for name in names:
+            m.session(name).undo()
+        wrong += sorted({f"{name}.child" for name in names} ^ {path.name for path in folder.iterdir()})
+    print(json.dumps({"said": sorted(set(said)), "wrong": wrong, "children": len(said)}))
+
+
+class SlowRandomness(apsw.VFS):
+    """SQLite asks it for random bytes while it holds the lock of its random numbers, and gets no answer."""
+
+    def __init__(self) -> None:
+        super().__init__("slow-randomness", base="unix", makedefault=True)
+        self.is_asked, self.may_answer = threading.Event(), threading.Event()
+
+    def xRandomness(self, numbytes: int) -> bytes:
+        self.is_asked.set()
+        self.may_answer.wait()
+        return bytes(numbytes)
+
+
+def fork_beside_a_foreign_thread(directory: str) -> None:
+    folder = Path(directory, "work")
+    folder.mkdir()
+    mulligan.open(folder, store=Path(directory, "store")).close()
+    slow = SlowRandomness()
+    apsw.randomness(0)
+    foreign = threading.Thread(target=apsw.randomness, args=(8,))
+    foreign.start()
+    slow.is_asked.wait()
+    slow.unregister()
+
+    def child() -> list[str]:
+        try:
+            mulligan.open(folder, store=Path(directory, "store")).close()
+        except mulligan.MulliganError as error:
+            return [error.code, error.message]
+        return []
+
+    said = in_child(child)
+    slow.may_answer.set()
+    foreign.join()
+    print(json.dumps(said))
+
+
+if __name__ == "__main__":
+    act = {"calls": fork_inside_calls, "foreign": fork_beside_a_foreign_thread}[sys.argv[1]]
+    act(*sys.argv[2:])  # type: ignore[operator]
