@@ -97,6 +97,8 @@ def test_what_a_call_did_in_a_mounted_root_is_named_by_where_that_is(run: Run, w
             made.write_file(lib, "1\n")
     assert [one["path"] for one in run("show", made.id, "--json").json["changes"]] == ["a", lib]
     assert run("diff", "--session", "s", "--json").json["calls"] == [made.id]
+    assert run("cat", made.id, path.format(work.parent), "--after").out == "1\n"
+    assert [line["call_id"] for line in run("blame", path.format(work.parent), "--json").json] == [made.id]
     done = run("undo", made.id, "--path", path.format(work.parent), "--json").json
     assert done["outcomes"] == [{"path": lib, "outcome": "restored"}] and (work / "a").exists()
 

@@ -13,6 +13,7 @@ import pytest
 
 from benches import Bench
 from exec.commands import git, plant, repository, seen, sh, told
+from mulligan.values.faults import MulliganError
 from workspace.exec.trees import tree
 
 
@@ -150,3 +151,23 @@ class TestGit:
             call.fail("no")
         release.join()
         assert (bench.root / ".git/index").read_bytes() == index and not lock.exists()
+
+
+@pytest.mark.req("D6.git_restore_option")
+def test_a_commit_that_undo_kept_is_undone_afterwards_and_redone(bench: Bench) -> None:
+    repository(bench.root, {"a": "1\n"})
+    old, session = git(bench.root, "rev-parse", "HEAD"), bench.session()
+    sh(bench, "echo 2 > a; git -c user.name=u -c user.email=e commit -qam two")
+    new = git(bench.root, "rev-parse", "HEAD")
+    call = session.undo().of[0]
+    assert git(bench.root, "rev-parse", "HEAD") == new
+    assert session.undo(call, git="restore").ok
+    assert git(bench.root, "rev-parse", "HEAD") == old
+    assert git(bench.root, "status", "--short") == ""
+    with pytest.raises(MulliganError) as caught:
+        session.undo(call, git="restore")
+    assert caught.value.code == "nothing_to_undo"
+    assert session.redo().ok and git(bench.root, "rev-parse", "HEAD") == new
+    assert (bench.root / "a").read_text() == "1\n"
+    assert session.redo().ok and (bench.root / "a").read_text() == "2\n"
+    assert git(bench.root, "status", "--short") == ""

@@ -77,6 +77,21 @@ def path_meant(opened: Mulligan, given: str) -> RepoPath:
     return next((path for path in meant if _is_known(opened.desk, path)), meant[0])
 
 
+def path_in_any_root(opened: Mulligan, given: str) -> RepoPath:
+    """A path in the root, or the whole path of one that may be in another root where a call was at work."""
+    from mulligan.values.faults import MulliganError
+    from mulligan.values.paths import RepoPath, text_from_wire
+
+    try:
+        return path_meant(opened, given)
+    except MulliganError:
+        typed = text_from_wire(given)
+        if not typed or "\0" in typed:
+            raise
+    folder, name = os.path.split(os.path.abspath(typed))
+    return RepoPath(os.path.join(os.path.realpath(folder), name))
+
+
 def _from_here(desk: Desk, given: str) -> list[RepoPath]:
     """What a path typed in this folder may be, if that is in the root: by its names alone, and with links followed."""
     from mulligan.values.paths import is_inside, text_from_wire

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mulligan.cli.doors import look, path_meant
+from mulligan.cli.doors import look, path_in_any_root
 from mulligan.cli.options import THIS_SESSION, Common, common_options, options_saying, text
 from mulligan.cli.output import counted, paint, print_json, visible
 from mulligan.cli.words import aborted_words, ago, change_line, changes_words, gap_lines, gap_words, short
@@ -229,18 +229,14 @@ def coverage(common: Common, call: str | None) -> None:
 @options_saying(THIS_SESSION, as_json="Errors as JSON; the file is printed as it is.")
 def cat(common: Common, call: str, path: str, after: bool) -> None:
     """Print a file as it was before a call, or with --after as the call left it."""
-    from mulligan.history.log import changes_of, find_call
-    from mulligan.history.rescues import rescued_in
-    from mulligan.values.entries import FileEntry
+    from mulligan.history.log import find_call
+    from mulligan.history.sites import body_at
     from mulligan.values.faults import fault
 
     with look(common) as opened:
-        row, meant = find_call(opened.desk, call, _session(common)), path_meant(opened, path)
+        row, meant = find_call(opened.desk, call, _session(common)), path_in_any_root(opened, path)
         with opened.desk.ledger.store.read() as tx:
-            changes = {change.path: change for change in changes_of(tx, row.id)}
-        change = changes.get(meant)
-        entry = None if change is None else (change.after if after else change.before)
-        digest = entry.digest if isinstance(entry, FileEntry) else dict(rescued_in(row)).get(meant) if after else None
+            digest = body_at(tx, opened.desk, row, meant, after=after)
         if digest is None:
             raise fault("path_not_found", f"{meant} was not a file {'after' if after else 'before'} that call.")
         data = opened.desk.ledger.blobs.read(digest)
@@ -253,11 +249,12 @@ def cat(common: Common, call: str, path: str, after: bool) -> None:
 def blame(common: Common, file: str) -> None:
     """Which call, turn and prompt wrote each line of a file."""
     from mulligan.history.blame import blame as blamed
+    from mulligan.history.sites import desk_and_path
 
     with look(common) as opened:
         # A link has no lines of its own.
-        path = path_meant(opened, os.path.realpath(file) if os.path.islink(file) else file)
-        numbered = enumerate(blamed(opened.desk, path), 1)
+        path = path_in_any_root(opened, os.path.realpath(file) if os.path.islink(file) else file)
+        numbered = enumerate(blamed(*desk_and_path(opened.desk, path)), 1)
     wanted = [(number, line) for number, line in numbered if common.session in (None, line.call and line.call.session)]
     if common.as_json:
         print_json([_blame_view(number, line) for number, line in wanted])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from mulligan.cli.asking import ask, can_ask
-from mulligan.cli.doors import path_meant, work
+from mulligan.cli.doors import path_in_any_root, work
 from mulligan.cli.options import Common, common_options, text
 from mulligan.cli.output import paint, print_json, visible
 from mulligan.cli.words import outcome_lines, short
@@ -105,22 +104,7 @@ def report(common: Common, done: WayBack, *, dry_run: bool, came: str = "restore
 
 
 def _meant(opened: Mulligan, paths: Sequence[str]) -> list[RepoPath] | None:
-    return [_one_meant(opened, path) for path in paths] or None
-
-
-def _one_meant(opened: Mulligan, given: str) -> RepoPath:
-    """A path in the root, or the whole path of one that may be in another root where the call was at work."""
-    from mulligan.values.faults import MulliganError
-    from mulligan.values.paths import RepoPath, text_from_wire
-
-    try:
-        return path_meant(opened, given)
-    except MulliganError:
-        typed = text_from_wire(given)
-        if not typed or "\0" in typed:
-            raise
-    folder, name = os.path.split(os.path.abspath(typed))
-    return RepoPath(os.path.join(os.path.realpath(folder), name))
+    return [path_in_any_root(opened, path) for path in paths] or None
 
 
 @click.command()

@@ -42,6 +42,7 @@ _WOULD = {
     "merged": "merge",
     "left": "leave",
     "skipped": "skip",
+    "kept": "keep",
 }
 
 
@@ -154,7 +155,7 @@ def outcome_lines(way: WayBack, *, dry_run: bool = False, came: str = "restored"
     """One line per path that mattered, or per folder of them. `came` says how a path got its content."""
     moves, repositories = ((), ()) if way.plan is None else (way.plan.moves, way.plan.left_alone)
     gone = {move.path for move in moves if isinstance(move.target, Absent)}
-    heads = {one.repository: _head_words(*one.head) for one in repositories if one.head is not None}
+    heads = {one.repository: _head_line(*one.head, way) for one in repositories if one.head is not None}
     fates = {
         str(one.path): "removed" if one.path in gone else came for one in way.outcomes if one.outcome == "restored"
     }
@@ -171,8 +172,11 @@ def _would(line: str) -> str:
     return f"would {_WOULD[done]} {rest}"
 
 
-def _head_words(before: str, after: str) -> str:
-    return f"HEAD {before[:_HEAD_CHARACTERS]}→{after[:_HEAD_CHARACTERS]} stays"
+def _head_line(before: str, after: str, way: WayBack) -> str:
+    """Undo leaves commits alone; this line says how to undo the commit as well."""
+    old, new = before[:_HEAD_CHARACTERS], after[:_HEAD_CHARACTERS]
+    also = f"`mulligan undo {short(way.of[-1])} --git restore`" if len(way.of) == 1 else "--git restore"
+    return f"kept commit {new} (HEAD {old}→{new}; undo it too with {also})"
 
 
 def _untold_gap_lines(way: WayBack) -> list[str]:
@@ -216,7 +220,9 @@ def _talk_line(before: int, after: int) -> str:
 
 
 def _outcome_line(one: Outcome, head: str | None) -> str:
-    path, why = visible(one.path), head or _REASONS.get(one.reason or "", one.reason or "")
+    if head is not None:
+        return head
+    path, why = visible(one.path), _REASONS.get(one.reason or "", one.reason or "")
     if one.outcome == "merged":
         return f"merged your edit in {path}"
     if one.outcome == "conflicted":

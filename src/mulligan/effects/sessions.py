@@ -20,7 +20,7 @@ from mulligan.session.active import current_id
 from mulligan.session.lineage import ancestry_in
 from mulligan.session.live import LIVE_SESSIONS, LiveSessions
 from mulligan.session.options import checked_options
-from mulligan.session.standing import DELETED, check_open, session_in
+from mulligan.session.standing import DELETED, check_open, is_deleted, session_in
 from mulligan.session.tables import SESSIONS, SessionRow
 from mulligan.session.transcript import length_of
 from mulligan.store.protocol import Tx
@@ -134,7 +134,11 @@ class Sessions(Arrivals):
 def listed_in(tx: Tx, *, closed: bool = False, workspace: str | None = None) -> list[dict[str, Any]]:
     """Sessions that are open, or all, oldest first: of the whole store, or only of one workspace."""
     places = {row.id: row for row in tx.select(ROOTS)}
-    rows = [row for row in tx.select(SESSIONS, {"anonymous": 0}) if closed or row.closed_at is None]
+    rows = [
+        row
+        for row in tx.select(SESSIONS, {"anonymous": 0})
+        if row.closed_at is None or (closed and not is_deleted(tx, SessionId(row.id)))
+    ]
     if workspace is not None:
         rows = [row for row in rows if row.root in places and places[row.root].workspace == workspace]
     rows.sort(key=lambda row: (row.created_at, row.id))

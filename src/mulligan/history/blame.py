@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from mulligan.history.desk import Desk
 from mulligan.history.log import change_from_row
+from mulligan.history.sites import main_of
 from mulligan.history.tables import CALLS, CHANGES, ROOTS, TURNS, WSEQ_END, CallRow, ChangeRow, TurnRow
 from mulligan.store.protocol import Tx
 from mulligan.values.entries import Entry, FileEntry
@@ -161,5 +162,7 @@ def _named(tx: Tx, origin: str, line: bytes) -> BlamedLine:
     call = tx.get(CALLS, origin) if origin not in (BEFORE_HISTORY, UNRECORDED) else None
     if call is None:
         return BlamedLine(origin, line)
+    # What a call did in a mounted root is a part of it; people know the whole call.
+    call = tx.get(CALLS, main_of(call)) or call
     turn = tx.get(TURNS, call.session, call.turn) if call.session else None
-    return BlamedLine(UNRECORDED if call.external else origin, line, call, turn)
+    return BlamedLine(UNRECORDED if call.external else call.id, line, call, turn)

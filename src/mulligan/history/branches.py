@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias, get_args
@@ -32,7 +32,10 @@ from mulligan.session.lineage import fork_in, fresh_id
 from mulligan.session.positions import check_continuable
 from mulligan.session.roots import ANCHOR, anchor_in
 from mulligan.session.slices_back import copy_slices_in
+from mulligan.session.standing import DELETED
+from mulligan.session.subscribers import CLOSED_EVENT
 from mulligan.session.tables import session_journal
+from mulligan.session.transcript import event_body
 from mulligan.store.protocol import Tx
 from mulligan.store.tables import Value
 from mulligan.values.canonical import decode, encode
@@ -98,20 +101,37 @@ def fork_files(
         closing(Desk(desk.ledger, disk)) as there,
     ):
         session = _open_child(desk, parent, there.root.id, child=child, point=point, copy=there.disk.root.path)
-        copied = {path_from_bytes(one.path): as_told(one) for one in told if isinstance(one, Copied)}
-        if point is not None:
-            changed, gaps = _take_back(source, there, session, point=point, at=str(at))
-            copied |= {one.path: _as_taken_back(target, one) for one in changed}
-        body = {
-            "session": session,
-            "parent": parent,
-            "source": source.root.id,
-            "root": there.root.id,
-            "directory": "/" + to_wire(path_from_bytes(target.lstrip(b"/"))),
-        }
-        _record_branch(desk, session, body, manifest=list(copied.values()))
+        with _forgotten_unless_done(desk, session):
+            copied = {path_from_bytes(one.path): as_told(one) for one in told if isinstance(one, Copied)}
+            if point is not None:
+                changed, gaps = _take_back(source, there, session, point=point, at=str(at))
+                copied |= {one.path: _as_taken_back(target, one) for one in changed}
+            body = {
+                "session": session,
+                "parent": parent,
+                "source": source.root.id,
+                "root": there.root.id,
+                "directory": "/" + to_wire(path_from_bytes(target.lstrip(b"/"))),
+            }
+            _record_branch(desk, session, body, manifest=list(copied.values()))
     skipped = [{"path": to_wire(path_from_bytes(s.path)), "reason": s.reason} for s in told if isinstance(s, Skipped)]
     return Fork(session, parent, os.fsdecode(target), (*skipped, *gaps))
+
+
+@contextmanager
+def _forgotten_unless_done(desk: Desk, child: SessionId) -> Iterator[None]:
+    """A fork that fails leaves no child session that a list shows."""
+    done = False
+    try:
+        yield
+        done = True
+    finally:
+        if not done:
+            ledger = desk.ledger
+            event = event_body(CLOSED_EVENT, {"reason": "fork_failed", "status": DELETED}, visibility="public")
+            # The store may be what failed; then its error is the one to see.
+            with suppress(MulliganError), ledger.store.write() as tx:
+                ledger.journal.append(tx, session_journal(child), "session.closed", {"event": event}, at=ledger.now())
 
 
 def _record_branch(desk: Desk, session: SessionId, body: dict[str, Any], *, manifest: list[Any]) -> None:

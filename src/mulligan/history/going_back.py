@@ -173,6 +173,8 @@ def undo(desk: Desk, call: str | None = None, *, paths: Sequence[RepoPath] | Non
     """
     row = _newest(desk, how) if call is None else find_call(desk, call, how.session, anyones=how.anyones)
     talk = move_of_undo(desk, row) if paths is None and verb_of(row) is not None else None
+    if how.git == "restore" and row.undone_by is not None:
+        return _undo_git(desk, row, how)
     _check_standing(row)
     with desk.ledger.store.read() as tx:
         rows = tuple(one for one in with_parts(tx, [row]) if one.wseq is not None or one.id == row.id)
@@ -181,6 +183,29 @@ def undo(desk: Desk, call: str | None = None, *, paths: Sequence[RepoPath] | Non
     is_newest = call is None and paths is None
     target = _Target("undo", rows, named, talk=talk, places=_all_of(named), taken=taken, is_newest=is_newest)
     return _go(desk, target, how)
+
+
+def _undo_git(desk: Desk, row: CallRow, how: How) -> WayBack:
+    """Take back what an earlier undo of the call left in repositories: commits, branches, the index."""
+    with desk.ledger.store.read() as tx:
+        rows = tuple(one for one in with_parts(tx, [row]) if one.wseq is not None)
+        kept = [change for one in rows for change in _in_repositories(tx, one)]
+        undone = with_parts(tx, [by]) if (by := tx.get(CALLS, row.undone_by or "")) is not None else ()
+        back = {change.place for one in undone for change in tx.select(CHANGES, {"call": one.id})}
+        places = frozenset(change.place for change in kept) - back.union(*taken_of(tx, rows).places.values())
+    if not places:
+        _check_standing(row)
+    # Slices went back with the first undo.
+    taken = Taken(slices=frozenset(one.id for one in rows))
+    return _go(desk, _Target("undo", rows, places=places, taken=taken), how)
+
+
+def _in_repositories(tx: Tx, call: CallRow) -> list[ChangeRow]:
+    found = tx.select(CHANGES, {"call": call.id})
+    changes = [change_from_row(row) for row in found]
+    ordinary = {one.path for one in split_off(changes)[0]}
+    kept = {path_bytes(one.path) for one in without_objects(changes) if one.path not in ordinary}
+    return [row for row in found if row.path in kept]
 
 
 def _all_of(named: Places | None) -> frozenset[bytes] | None:

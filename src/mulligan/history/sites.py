@@ -11,9 +11,13 @@ from dataclasses import replace
 
 from mulligan.history.desk import Desk
 from mulligan.history.plans import Move, Outcome, RestorePlan
-from mulligan.history.tables import CALL_PARTS, CALLS, ROOTS, CallRow, RootRow
+from mulligan.history.rescues import rescued_in
+from mulligan.history.tables import CALL_PARTS, CALLS, CHANGES, ROOTS, CallRow, RootRow
 from mulligan.session.roots import ASIDES
 from mulligan.store.protocol import Tx
+from mulligan.values.canonical import decode
+from mulligan.values.digest import Digest
+from mulligan.values.entries import FileEntry, entry_from_json
 from mulligan.values.faults import fault
 from mulligan.values.paths import RepoPath, is_inside, path_bytes, path_from_bytes, text_from_wire, to_wire
 from mulligan.values.plain import plain
@@ -102,6 +106,36 @@ def places_named(tx: Tx, desk: Desk, calls: Iterable[CallRow], paths: Iterable[R
 def _places(whole: bytes, roots: Iterable[tuple[bytes, RootRow]]) -> frozenset[bytes]:
     inside = ((root, whole[len(name) + 1 :] or b".") for name, root in roots if is_inside(whole, name))
     return frozenset(root.place_of(below) for root, below in inside)
+
+
+def body_at(tx: Tx, desk: Desk, call: CallRow, path: RepoPath, *, after: bool) -> Digest | None:
+    """The bytes of a file before a call, or after it, in whichever root the call worked; None: it was not a file."""
+    parts = with_parts(tx, [call])
+    places = places_named(tx, desk, parts, [path])[path]
+    for part in parts:
+        for row in tx.select(CHANGES, {"call": part.id}):
+            entry = entry_from_json(decode(row.after if after else row.before))
+            if row.place in places and isinstance(entry, FileEntry):
+                return entry.digest
+        root = tx.get(ROOTS, part.root)
+        rescued = rescued_in(part) if after and root is not None else []
+        for name, digest in reversed(rescued):
+            if root is not None and root.place_of(path_bytes(name)) in places:
+                return digest
+    return None
+
+
+def desk_and_path(desk: Desk, path: RepoPath) -> tuple[Desk, RepoPath]:
+    """A path as this desk shows it, and the desk of the root it is in. Raises `invalid_path` if it is in no root."""
+    if not path.startswith("/"):
+        return desk, path
+    whole = os.fsencode(path)
+    with desk.ledger.store.read() as tx:
+        around = [row.place for row in tx.select(ROOTS) if is_inside(whole, row.place or b"/")]
+    if not around:
+        raise fault("invalid_path", f"{path!r} is in no root that Mulligan knows.", path=path)
+    root = max(around, key=len)
+    return desk.elsewhere(root or b"/", record=False), path_from_bytes(whole[len(root) + 1 :])
 
 
 def counts_at(place: bytes, places: frozenset[bytes] | None) -> bool:

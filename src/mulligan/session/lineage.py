@@ -6,6 +6,7 @@ from typing import Any
 
 from mulligan.session.facts import BRANCHED_AT, OF_THE_FORK, facts_of
 from mulligan.session.projection import talk_row, window_row
+from mulligan.session.standing import is_deleted
 from mulligan.session.tables import BOUNDARIES, SESSIONS, session_journal
 from mulligan.session.transcript import Archive, head_of, run_holding, window_of
 from mulligan.session.windows import Window, to_json
@@ -46,8 +47,8 @@ def ancestry_in(tx: Tx, session: SessionId) -> Ancestry | None:
 
 
 def children_in(tx: Tx, session: SessionId) -> tuple[str, ...]:
-    """Forks of a session, oldest first."""
-    rows = tx.select(SESSIONS, {"parent": session})
+    """Forks of a session that were not deleted, oldest first."""
+    rows = [row for row in tx.select(SESSIONS, {"parent": session}) if not is_deleted(tx, SessionId(row.id))]
     return tuple(row.id for row in sorted(rows, key=lambda row: (row.created_at, row.id)))
 
 
