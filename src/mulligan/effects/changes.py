@@ -245,7 +245,7 @@ def _moved(scene: Scene, source: RepoPath, target: RepoPath, *, overwrite: bool)
         scene.boundary.check_write("write", place)
     check_changed(scene.capability, 2 * len(images))
     arriving = [
-        Intent(place, _arrival(images[path], scene.shown(place), overwrite=overwrite), origin=path)
+        Intent(place, _arrival(images[path], scene.shown(place), overwrite=overwrite), origin=path, relinks=True)
         for path, place in places.items()
     ]
     leaving = [

@@ -374,4 +374,5 @@ def _answer(scene: Scene, paths: Sequence[RepoPath], *, ops: Mapping[str, int], 
         "changed_paths": [scene.shown(path) for path in paths],
         "ops": dict(ops),
         "summary_text": f"{done} ({counts})",
+        "race_window": True if scene.call.race_window and not dry_run else None,
     }

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 from mulligan.history.account import Account
 from mulligan.history.closing import Closing
@@ -42,8 +43,9 @@ from mulligan.values.limits import CLAIM_WAIT_S
 from mulligan.values.paths import RepoPath, path_bytes
 from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import DRAFT_PREFIX, NOTHING, Disk, Image
+from mulligan.workspace.hard_links import HardLinks, staying_that_file
 from mulligan.workspace.places import Spot
-from mulligan.workspace.writing import Found, Swap, Swapped, Wanted, must_stay_one_file
+from mulligan.workspace.writing import Found, Swap, Swapped, Wanted, may_stay_one_file
 
 Heal = Callable[[], bool]
 """Ends calls that dead processes left open; whether there were any."""
@@ -113,8 +115,10 @@ class Call(Closing):
         with self._lock, self.savepoint():
             self._check_open()
             steps = self._prepare(intents)
-            names = self._names_of(step.intent.path for step in steps if step.is_shared)
-            return [self._act_under(names.get(step.intent.path), step) for step in steps]
+            aims = {step.intent.path: (step.image, step.wanted.entry) for step in steps}
+            links = HardLinks(self.disk, aims, parts=any(intent.relinks for intent in intents))
+            self.about_to_change(links.all_followers())
+            return [self._act_under_all_names(step, links) for step in steps]
 
     def _prepare(self, intents: Sequence[Intent], *, live: bool = False) -> list[Step]:
         """Claim every path; make its preimage and our intention durable. One transaction, if all is as last seen."""
@@ -170,10 +174,12 @@ class Call(Closing):
         return wanted
 
     def _captured(self, intent: Intent) -> Step:
-        image = self._found(intent)
+        image = self._traits.with_group(self._found(intent))
         if image.special:
             raise Refused("error", "special_file", f"{intent.path} is a device, FIFO or socket.")
         wanted = intent.plan(image)
+        if not intent.relinks:
+            wanted = Wanted(staying_that_file(wanted.entry, image), wanted.content)
         return Step(intent, image, wanted, self._bodies(image, wanted))
 
     def _found(self, intent: Intent) -> Image:
@@ -204,7 +210,7 @@ class Call(Closing):
             if known is None:
                 known = self._first_touch(tx, step, ordinal, careful)
                 ordinal += 1
-            stays = live or must_stay_one_file(step.image, step.wanted.entry)
+            stays = live or may_stay_one_file(step.image, step.wanted.entry)
             row = known.row
             for entry in step.passing():
                 row = intending(row, entry, self._draft(row), in_place=stays)
@@ -224,14 +230,28 @@ class Call(Closing):
         row = touch_row(self.facts.id, path_bytes(path), self.root, ordinal=ordinal, before=before)
         return Touched(row, path, before, before, origin=step.intent.origin)
 
-    def _act_under(self, names: Sequence[RepoPath] | None, step: Step) -> Entry:
+    def _act_under_all_names(self, step: Step, links: HardLinks) -> Entry:
         """What happens to a file under one of its names is our change under all of them."""
-        entry = self._act(step)
-        if names is not None:
-            self.absorb(names)
+        path = step.intent.path
+        names = [] if step.image.holds(step.wanted.entry) else links.followers(path)
+        entry = self._act(step, links)
+        if names:
+            for name in names:
+                self._follow(name, path, step.wanted)
+            self.absorb([path, *names])
         return entry
 
-    def _act(self, step: Step) -> Entry:
+    def _follow(self, name: RepoPath, path: RepoPath, wanted: Wanted) -> None:
+        """A new file has taken the place of the one at `path`, which has this name too: it becomes one of the new."""
+        touched = self._touched[name]
+        with self._spot(name) as spot, self._spot(path) as placed:
+            if spot is None or placed is None or self.disk.image(spot, kept=False).holds(wanted.entry):
+                return
+            theirs = partial(self._rescue, touched)
+            draft = self._draft(touched.row)
+            Swap(self.disk, spot, draft, touched.after, wanted, rescue=theirs, same_as=placed).run()
+
+    def _act(self, step: Step, links: HardLinks) -> Entry:
         for _ in range(_BUSY_TRIES):
             touched = self._touched[step.intent.path]
             if self._came_with_another_name(step):
@@ -241,9 +261,10 @@ class Call(Closing):
             # On the list before it happens: an interrupt in the middle of it is put back too.
             self._done.add(touched.path, step.image.entry)
             touched.unsure = True
-            outcome = self._swap_lifting(step) if step.intent.lifts else self._swap(step)
+            outcome = self._swap_lifting(step, links) if step.intent.lifts else self._swap(step, links)
             touched.unsure = False
             if isinstance(outcome, Swapped):
+                links.was_placed(touched.path)
                 touched.becomes(outcome.entry)
                 touched.acted = True
                 self.race_window |= outcome.race_window
@@ -259,17 +280,17 @@ class Call(Closing):
             return False
         return self._image(step.intent.path).holds(step.wanted.entry)
 
-    def _swap_lifting(self, step: Step) -> Swapped | Found:
-        return despite_modes(self.disk, step.intent.path, lambda: self._swap(step), self._note_lift)
+    def _swap_lifting(self, step: Step, links: HardLinks) -> Swapped | Found:
+        return despite_modes(self.disk, step.intent.path, lambda: self._swap(step, links), self._note_lift)
 
-    def _swap(self, step: Step) -> Swapped | Found:
+    def _swap(self, step: Step, links: HardLinks) -> Swapped | Found:
         touched = self._touched[step.intent.path]
         try:
             found = self.disk.resolve_exactly(step.intent.path)
         except (FileNotFoundError, NotADirectoryError):
             words = f"The directory of {step.intent.path} is not there."
             raise Refused("error", "parent_not_found", words) from None
-        with found as spot:
+        with found as spot, links.same_file(step.intent.path) as same_as:
             expected = step.image.entry
             return Swap(
                 self.disk,
@@ -280,6 +301,8 @@ class Call(Closing):
                 rescue=lambda theirs: self._rescue(touched, theirs),
                 insist=step.intent.blind,
                 seen=step.image,
+                inside=links.inside(step.intent.path),
+                same_as=same_as,
             ).run()
 
     def _notice(self, steps: Sequence[Step]) -> None:

@@ -133,7 +133,12 @@ def restore_scope(desk: Desk, session: SessionId, scope: str, paths: Sequence[Re
         with call:
             moves = in_order(plan.moves.values())
             for start in range(0, len(moves), _MOVES_PER_EFFECT):
-                call.change([Intent(one.path, _put(there, one)) for one in moves[start : start + _MOVES_PER_EFFECT]])
+                call.change(
+                    [
+                        Intent(one.path, _put(there, one), relinks=True)
+                        for one in moves[start : start + _MOVES_PER_EFFECT]
+                    ]
+                )
     except Refused as refused:
         raise fault(refused.code, refused.message) from None
     done = tuple(sorted(chosen.keys() - plan.skipped.keys(), key=path_bytes))

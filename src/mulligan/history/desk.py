@@ -44,6 +44,7 @@ class Desk:
         self.disk = disk
         disk.keep_large = ledger.blobs.store_large
         disk.durability = ledger.store.durability
+        disk.sync_preimages = ledger.store.sync
         self.root = ledger.root(disk.root, identity_of(disk), record=record)
         self._open_disk = open_disk
         self._opener = None if opener is None else ref(opener)

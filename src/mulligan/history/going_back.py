@@ -598,4 +598,4 @@ def _intent(desk: Desk, move: Move) -> Intent:
             raise _WorldMoved
         return Wanted(move.target, content_for(desk, move, image))
 
-    return Intent(move.path, plan, lifts=True)
+    return Intent(move.path, plan, lifts=True, relinks=True)

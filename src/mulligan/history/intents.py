@@ -10,7 +10,7 @@ from mulligan.values.entries import ABSENT, DirEntry, Entry
 from mulligan.values.paths import RepoPath
 from mulligan.values.plain import plain
 from mulligan.workspace.disk import Image
-from mulligan.workspace.writing import Wanted, must_stay_one_file
+from mulligan.workspace.writing import Wanted
 
 Plan = Callable[[Image], Wanted]
 """From what a path holds now to what it shall hold. May raise Refused."""
@@ -27,6 +27,8 @@ class Intent:
     origin: RepoPath | None = None
     lifts: bool = False
     """modes of our own directories that forbid it are lifted for the step: whoever did it first was allowed to"""
+    relinks: bool = False
+    """the plan says of which file the path shall be a name; else it stays that of the file that is there"""
 
 
 @dataclass(slots=True)
@@ -43,12 +45,6 @@ class Step:
         """A directory that goes away takes everything below it along, so nobody else may be at work there."""
         leaves = isinstance(self.image.entry, DirEntry) and not isinstance(self.wanted.entry, DirEntry)
         return self.intent.deep or leaves
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether what we do to it happens under other names too."""
-        stays = self.image.links > 1 and must_stay_one_file(self.image, self.wanted.entry)
-        return stays and not self.image.holds(self.wanted.entry)
 
     def passing(self) -> tuple[Entry, ...]:
         """What the path will hold on its way: a directory and a file cannot change places, so one goes first."""

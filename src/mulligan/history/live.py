@@ -126,6 +126,8 @@ class Watching(ABC):
 
         `going`: directories among them are about to be moved or removed, which nobody else may be at work in.
         """
+        if not paths:
+            return
         with self._lock:
             self._check_open()
             images = self._images(path for path in paths if path not in self._touched)
@@ -150,6 +152,7 @@ class Watching(ABC):
                 self._times[path] = image.entry.mtime_ns
 
     def _doomed(self, path: RepoPath, image: Image, ordinal: int) -> _Doomed:
+        image = self._traits.with_group(image)
         if isinstance(image.entry, DirEntry) and path in self._times:
             image = replace(image, entry=replace(image.entry, mtime_ns=self._times[path]))
         row = touch_row(self.facts.id, path_bytes(path), self.root, ordinal=ordinal, before=image.entry)
@@ -294,21 +297,6 @@ class Watching(ABC):
             with self.ledger.store.write() as tx:
                 self.ledger.external(tx, self.root, changes)
         self.conflicts += [one.path for one in changes if one.path not in self.conflicts]
-
-    def _names_of(self, paths: Iterable[RepoPath]) -> dict[RepoPath, list[RepoPath]]:
-        """All names of files that have several and are about to change: all preimages are durable when this returns.
-
-        Where one may be outside the root, that is said.
-        """
-        found: dict[RepoPath, list[RepoPath]] = {}
-        for path in paths:
-            found[path], complete = self._traits.names_of(self.disk.root.path, path)
-            note = {"path": to_wire(path), "reason": "hard_link"}
-            if not complete and note not in self.coverage:
-                self.coverage.append(note)
-        if found:
-            self.about_to_change(list(dict.fromkeys(name for names in found.values() for name in names)))
-        return found
 
     def _lost_with(self, paths: Iterable[RepoPath]) -> list[dict[str, str]]:
         """What is not on what is there now, and no way back can put there again."""

@@ -15,7 +15,7 @@ from mulligan.history.merge import Conflict, KeepOurs, MergedEntry, TakeTheirs, 
 from mulligan.history.repositories import LeftAlone, is_index
 from mulligan.values.content import Content
 from mulligan.values.digest import Digest, digest_of
-from mulligan.values.entries import ABSENT, Absent, Change, DirEntry, Entry, FileEntry, same_state
+from mulligan.values.entries import ABSENT, Absent, Change, DirEntry, Entry, FileEntry, group_of, same_state
 from mulligan.values.faults import MulliganError, fault
 from mulligan.values.limits import MERGE_MAX_BYTES
 from mulligan.values.paths import RepoPath, ancestors_of, parent_of, path_bytes, to_wire
@@ -210,6 +210,7 @@ class Planner:
             self._leave(path, Outcome(path, "skipped", "evicted" if error.code == "evicted" else "not_captured"))
             return
         self._take(path, merged)
+        self._tree[path] = _linked(self._tree[path], now=ours, before=theirs, after=base)
 
     def _take(self, path: RepoPath, merged: MergedEntry) -> None:
         before = self._outcomes.get(path)
@@ -230,7 +231,7 @@ class Planner:
     def _overwrite(self, path: RepoPath, ours: Entry, base: Entry, theirs: Entry) -> None:
         if not same_state(ours, base) and not same_state(ours, theirs) and path not in self._overwrote:
             self._overwrote.append(path)
-        self._tree[path] = theirs
+        self._tree[path] = _linked(theirs, now=ours, before=theirs, after=base)
         self._outcomes[path] = Outcome(path, "skipped" if same_state(ours, theirs) else "restored")
 
     def _content(self, digest: Digest) -> bytes:
@@ -306,6 +307,17 @@ class Planner:
 
 
 _KEPT = DirEntry(0)
+
+
+def _linked(entry: Entry, *, now: Entry, before: Entry, after: Entry) -> Entry:
+    """What a path shall hold, as a name of the file that it was a name of before the call, if the call changed that.
+
+    Else it stays a name of the file that is there now.
+    """
+    if not isinstance(entry, FileEntry):
+        return entry
+    is_ours = group_of(before) != group_of(after) or not isinstance(now, FileEntry)
+    return replace(entry, link_group=group_of(before if is_ours else now))
 
 
 class Step(Protocol):

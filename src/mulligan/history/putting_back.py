@@ -52,6 +52,7 @@ from mulligan.values.paths import RepoPath, ancestors_of, join, parent_of, path_
 from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import NOTHING, Disk, Image, with_bytes
+from mulligan.workspace.hard_links import Aim, HardLinks
 from mulligan.workspace.places import Spot, Spots
 from mulligan.workspace.writing import Found, Swap, Wanted
 
@@ -173,8 +174,9 @@ def put_back(site: Site, traces: Iterable[Trace], note_lift: NoteLift) -> Report
         # Where nobody could look, there may be somebody's save under a draft's name.
         ordered = _newest_first([way for way in ways if attempt(way, way.look)])
         bodies.expect(way.target for way in ordered)
+        links = HardLinks(site.disk, {way.path: way.aim for way in ordered})
         for way in ordered:
-            attempt(way, partial(way.go, report))
+            attempt(way, partial(way.go, report, links))
         for way in reversed(ordered):
             attempt(way, way.set_time)
     if site.ledger.store.durability == "power":
@@ -331,7 +333,11 @@ class _Way:
         self._keep(Change(self.path, self.trace.before, image.entry), image)
         self.target = image.entry if self._is_ours(now) else self.target
 
-    def go(self, report: Report) -> None:
+    @property
+    def aim(self) -> Aim:
+        return self._seen or self.trace.seen or NOTHING, self.target
+
+    def go(self, report: Report, links: HardLinks) -> None:
         report.rescue(self.path, *self._displaced)
         spot = self._spot()
         if spot is None:
@@ -340,7 +346,7 @@ class _Way:
                 # Its directory is gone, and whoever took that away never saw these bytes.
                 report.rescue(self.path, self.target)
             return
-        self._settle(spot, report)
+        self._settle(spot, report, links)
         for draft in self.trace.drafts if self._strays else ():
             self.site.disk.discard(spot, draft)
         if is_locked_by_git(self.path) and self._is_our_lock(spot):
@@ -348,11 +354,12 @@ class _Way:
         if isinstance(self.now, DirEntry) or isinstance(self.target, DirEntry):
             self.spots.let_go()
 
-    def _settle(self, spot: Spot, report: Report) -> None:
+    def _settle(self, spot: Spot, report: Report, links: HardLinks) -> None:
         for _ in range(_TRIES):
             now, self._seen = self._seen or self._image(spot, known=self.trace.seen), None
             if now.holds(self.target):
-                self._settle_time(spot, now.entry)
+                if now.links <= links.inside(self.path):
+                    self._settle_time(spot, now.entry)
                 return
             target = self._half(spot, now, report)
             if target is None:
@@ -362,7 +369,8 @@ class _Way:
                 break
             if now.holds(target):
                 return
-            if not isinstance(self._swap(spot, now, target), Found):
+            if not isinstance(self._swap(spot, now, target, links), Found):
+                links.was_placed(self.path)
                 report.put_back.append(self.path)
                 self._made = isinstance(target, DirEntry)
                 return
@@ -378,14 +386,23 @@ class _Way:
         if self.target.mtime_ns not in (0, now.mtime_ns):
             self.site.disk.set_mtime(spot, self.target.mtime_ns)
 
-    def _swap(self, spot: Spot, now: Image, target: Entry) -> object:
+    def _swap(self, spot: Spot, now: Image, target: Entry, links: HardLinks) -> object:
         content = self.bodies.content(target) if isinstance(target, FileEntry) else None
         draft = self.trace.drafts[-1]
         if self._strays:
             self.site.disk.discard(spot, draft)
-        with self._as_git_would(spot, now.entry, target):
-            wanted = Wanted(target, content)
-            return Swap(self.site.disk, spot, draft, now.entry, wanted, rescue=self._store, seen=now).run()
+        with self._as_git_would(spot, now.entry, target), links.same_file(self.path) as same_as:
+            return Swap(
+                self.site.disk,
+                spot,
+                draft,
+                now.entry,
+                Wanted(target, content),
+                rescue=self._store,
+                seen=now,
+                inside=links.inside(self.path),
+                same_as=same_as,
+            ).run()
 
     @contextmanager
     def _as_git_would(self, spot: Spot, now: Entry, target: Entry) -> Iterator[None]:

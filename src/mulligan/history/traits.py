@@ -10,9 +10,9 @@ import os
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
-from mulligan.values.paths import RepoPath, ancestors_of, path_bytes, path_from_bytes, to_wire
+from mulligan.values.entries import FileEntry, group_of
+from mulligan.values.paths import RepoPath, ancestors_of, to_wire
 from mulligan.workspace.disk import Image
-from mulligan.workspace.exec.ledger import find_links, look
 from mulligan.workspace.writing import is_unlike_ours
 
 
@@ -21,12 +21,24 @@ class Traits:
 
     def __init__(self) -> None:
         self.had: dict[RepoPath, Image] = {}
-        self._names: dict[tuple[int, int], list[bytes]] | None = None
+        self._groups: dict[int, str] = {}
 
     def note(self, path: RepoPath, image: Image) -> None:
         """What a path holds before the call changes it."""
         if image.links > 1 or is_unlike_ours(image):
             self.had[path] = replace(image, content=None)
+        group = group_of(image.entry)
+        if image.stamp is not None and group is not None:
+            self._groups[image.stamp[0]] = group
+
+    def with_group(self, image: Image) -> Image:
+        """The last name of a file that had more when the call began is still one of that group."""
+        if not self._groups or image.stamp is None or not isinstance(image.entry, FileEntry):
+            return image
+        group = image.entry.link_group or self._groups.get(image.stamp[0])
+        return (
+            image if group == image.entry.link_group else replace(image, entry=replace(image.entry, link_group=group))
+        )
 
     def lost(
         self, paths: Iterable[RepoPath], folders: Collection[RepoPath], now: Callable[[RepoPath], Image]
@@ -40,16 +52,6 @@ class Traits:
             elif reason is not None:
                 found[path, reason] = None
         return [{"path": to_wire(path), "reason": reason} for path, reason in found]
-
-    def names_of(self, root: bytes, path: RepoPath) -> tuple[list[RepoPath], bool]:
-        """All names of a file inside a root, and whether it has none elsewhere. The tree is walked once."""
-        status = look(os.path.join(root, path_bytes(path)))
-        if status is None:
-            return [], True
-        if self._names is None:
-            self._names = find_links(root)
-        names = self._names.get((status.st_dev, status.st_ino), [])
-        return [path_from_bytes(name[len(root) :].lstrip(b"/")) for name in names], len(names) >= status.st_nlink
 
 
 def _lost(had: Image, now: Image) -> str | None:

@@ -117,7 +117,8 @@ _FACTS: Shape = {
     "source": _SOURCE,
 }
 _ENTRY: Shape = {
-    **_each(NUMBER, "size mode mtime_ns link_group"),
+    **_each(NUMBER, "size mode mtime_ns"),
+    "link_group": ID,
     "kind": WORD,
     "digest": DIGEST,
     "target": TEXT,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from random import Random
@@ -37,6 +38,7 @@ class SimulatedDisk:
         self.root = Root(_handle(self.simulated.root), _ROOT_PATH, b"simulated", device=0, folds_case=False)
         self.keep_large: KeepLarge | None = None
         self.durability: Durability = "process"
+        self.sync_preimages: Callable[[], None] = lambda: None
         self._steps: Steps = steps or FreeSteps()
 
     def close(self) -> None:
@@ -124,13 +126,28 @@ class SimulatedDisk:
             return SPECIAL
         content = inode.content
         entry = FileEntry(digest_of(content), len(content), inode.mode, inode.mtime_ns, inode.xattrs)
-        return Image(entry, content, self.simulated.links_of(inode), inode.owner)
+        links = self.simulated.links_of(inode)
+        if links == 1:
+            return Image(entry, content, 1, inode.owner)
+        entry = replace(entry, link_group=str(inode.number))
+        return Image(entry, content, links, inode.owner, inode=(0, inode.number))
 
     def children(self, spot: Spot) -> list[bytes]:
         return sorted(_directory(self._find(spot), spot.name).entries)
 
     def mtime_ns(self, spot: Spot) -> int:
         return self._must_find(spot).mtime_ns
+
+    def names_of(self, numbers: Collection[int]) -> dict[tuple[int, int], list[RepoPath]]:
+        found: dict[tuple[int, int], list[RepoPath]] = {}
+        for path, inode in self.simulated.walk():
+            if inode.kind == "file" and inode.number in numbers:
+                found.setdefault((0, inode.number), []).append(RepoPath(path))
+        return found
+
+    def link_group(self, spot: Spot) -> str | None:
+        inode = self._find(spot)
+        return str(inode.number) if inode is not None and inode.kind == "file" else None
 
     # Changing.
 
@@ -158,6 +175,11 @@ class SimulatedDisk:
         self._steps.reach("stage.link", spot.path)
         self._must_be_free(spot, draft)
         self._change(spot, {draft: self.simulated.new("link", target=os.fsencode(target))})
+
+    def stage_name(self, spot: Spot, draft: bytes, other: Spot) -> None:
+        self._steps.reach("stage.name", spot.path)
+        self._must_be_free(spot, draft)
+        self._change(spot, {draft: self._must_find(other)})
 
     def exchange(self, spot: Spot, draft: bytes) -> None:
         self._steps.reach("exchange", spot.path)
@@ -200,6 +222,7 @@ class SimulatedDisk:
 
     def write_in_place(self, spot: Spot, content: Content) -> None:
         data = whole(content)
+        self.sync_preimages()
         self._steps.reach("in_place.open", spot.path)
         inode = self._must_open(spot)
         if inode.kind == "dir":

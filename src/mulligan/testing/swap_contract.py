@@ -63,12 +63,14 @@ class Rescues:
         return {image.data for image in self.images if image.content is not None}
 
 
-def swap(scene: Scene, expected: Node | None, wanted: Node | None, *, insist: bool = False) -> tuple[object, Rescues]:
+def swap(
+    scene: Scene, expected: Node | None, wanted: Node | None, *, insist: bool = False, inside: int = 1
+) -> tuple[object, Rescues]:
     rescues = Rescues()
     content = wanted.content if isinstance(wanted, File) else None
     with scene.spot("x") as spot:
         aim = Wanted(entry_of(wanted), content)
-        outcome = Swap(scene.disk, spot, DRAFT, entry_of(expected), aim, rescues, insist=insist).run()
+        outcome = Swap(scene.disk, spot, DRAFT, entry_of(expected), aim, rescues, insist=insist, inside=inside).run()
     return outcome, rescues
 
 
@@ -132,15 +134,23 @@ class UndisturbedContract(DiskBench):
     def test_a_file_with_other_names_stays_one_file_and_the_risk_is_told(self) -> None:
         with self.scene({"x": "old"}) as scene:
             scene.person.hard_link("x", "y")
-            outcome, _ = swap(scene, File(b"old"), File(b"new", 0o755))
+            outcome, _ = swap(scene, File(b"old"), File(b"new", 0o755), inside=2)
             assert isinstance(outcome, Swapped) and outcome.race_window
             assert scene.tree() == as_tree({"x": File(b"new", 0o755), "y": File(b"new", 0o755)})
+
+    @pytest.mark.parametrize("wanted", [File(b"new"), File(b"old", 0o755)])
+    def test_a_name_that_is_not_known_to_be_inside_keeps_its_file(self, wanted: File) -> None:
+        with self.scene({"x": "old"}) as scene:
+            scene.person.hard_link("x", "y")
+            outcome, _ = swap(scene, File(b"old"), wanted)
+            assert isinstance(outcome, Swapped) and not outcome.race_window
+            assert scene.tree() == as_tree({"x": wanted, "y": "old"})
 
     @pytest.mark.parametrize("insist", [False, True])
     def test_a_changed_file_with_other_names_is_rescued_before_it_is_written(self, insist: bool) -> None:
         with self.scene({"x": "theirs"}) as scene:
             scene.person.hard_link("x", "y")
-            outcome, rescues = swap(scene, File(b"old"), File(b"new"), insist=insist)
+            outcome, rescues = swap(scene, File(b"old"), File(b"new"), insist=insist, inside=2)
             assert isinstance(outcome, Swapped if insist else Found)
             assert rescues.contents == {b"theirs"}
             assert scene.person.read("y") == (b"new" if insist else b"theirs")

@@ -70,6 +70,11 @@ def kind_of(entry: Entry) -> EntryKind:
 _KIND_NAMES: dict[type, EntryKind] = {Absent: "absent", FileEntry: "file", SymlinkEntry: "symlink", DirEntry: "dir"}
 
 
+def group_of(entry: Entry) -> str | None:
+    """What all names of a file with several have in common; None for a file with one name, and for anything else."""
+    return entry.link_group if isinstance(entry, FileEntry) else None
+
+
 def same_content(a: Entry, b: Entry) -> bool:
     """Equal but for mode, attributes and times."""
     if isinstance(a, FileEntry) and isinstance(b, FileEntry):

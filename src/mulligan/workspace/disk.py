@@ -15,7 +15,7 @@ import errno
 import os
 import stat
 from base64 import b64decode, b64encode
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -30,6 +30,7 @@ from mulligan.values.faults import fault
 from mulligan.values.paths import RepoPath
 from mulligan.values.plain import plain
 from mulligan.workspace import kernel
+from mulligan.workspace.inode_names import Inode, names_inside
 from mulligan.workspace.places import Follow, Root, Spot, open_root, resolve, resolve_exactly
 
 DRAFT_PREFIX = b".mulligan-"
@@ -65,7 +66,7 @@ class Image:
 
     A `special` file (device, FIFO, socket) has no content that could be captured, and no entry. One that is `bound` has
     an access list, or other attributes of the system's, which we may not give to another file. A file has a `stamp`
-    where the disk can tell by it that nothing has happened to it since.
+    where the disk can tell by it that nothing has happened to it since, and an `inode` if it has several names.
     """
 
     entry: Entry
@@ -75,6 +76,7 @@ class Image:
     special: bool = False
     bound: bool = False
     stamp: Stamp | None = field(default=None, compare=False)
+    inode: Inode | None = field(default=None, compare=False)
 
     @property
     def data(self) -> bytes:
@@ -83,7 +85,7 @@ class Image:
 
     def without_content(self) -> Image:
         """To be remembered: all but the bytes."""
-        return Image(self.entry, None, self.links, self.owner, self.special, self.bound, self.stamp)
+        return Image(self.entry, None, self.links, self.owner, self.special, self.bound, self.stamp, self.inode)
 
     def holds(self, entry: Entry) -> bool:
         """Whether this is what `entry` says, times aside."""
@@ -125,6 +127,8 @@ class Disk(Protocol):
     keep_large: KeepLarge | None
     durability: Durability
     """in `power` mode a staged file is synced before it can take its place"""
+    sync_preimages: Callable[[], None]
+    """makes what is about to be written over survive a power cut, before any file is written in place"""
 
     def resolve(self, path: RepoPath, *, follow: Follow = "within_root_only", final: bool = True) -> Spot: ...
     def resolve_exactly(self, path: RepoPath) -> Spot: ...
@@ -133,8 +137,11 @@ class Disk(Protocol):
     ) -> Image: ...
     def children(self, spot: Spot) -> list[bytes]: ...
     def mtime_ns(self, spot: Spot) -> int: ...
+    def names_of(self, numbers: Collection[int]) -> dict[Inode, list[RepoPath]]: ...
+    def link_group(self, spot: Spot) -> str | None: ...
     def stage_file(self, spot: Spot, draft: bytes, content: Content, *, like: FileEntry) -> None: ...
     def stage_link(self, spot: Spot, draft: bytes, target: str) -> None: ...
+    def stage_name(self, spot: Spot, draft: bytes, other: Spot) -> None: ...
     def exchange(self, spot: Spot, draft: bytes) -> None: ...
     def place(self, spot: Spot, draft: bytes) -> None: ...
     def set_aside(self, spot: Spot, draft: bytes) -> None: ...
@@ -169,6 +176,7 @@ class HostDisk:
             raise fault("unknown_root", words, root=shown) from error
         self.keep_large: KeepLarge | None = None
         self.durability: Durability = "process"
+        self.sync_preimages: Callable[[], None] = _nothing
         self._steps: Steps = steps or FreeSteps()
         self._is_open = True
 
@@ -248,9 +256,11 @@ class HostDisk:
                 mode=stat.S_IMODE(after.st_mode),
                 mtime_ns=after.st_mtime_ns,
                 xattrs=_values(handle, names),
+                link_group=_link_group(handle, after) if after.st_nlink > 1 else None,
             )
             bound = not _BINDING.isdisjoint(names)
-            return Image(entry, content, after.st_nlink, after.st_uid, bound=bound, stamp=_stamp(after))
+            inode = (after.st_dev, after.st_ino) if after.st_nlink > 1 else None
+            return Image(entry, content, after.st_nlink, after.st_uid, bound=bound, stamp=_stamp(after), inode=inode)
         finally:
             os.close(handle)
 
@@ -269,6 +279,21 @@ class HostDisk:
 
     def mtime_ns(self, spot: Spot) -> int:
         return os.lstat(spot.name, dir_fd=spot.parent).st_mtime_ns
+
+    def names_of(self, numbers: Collection[int]) -> dict[Inode, list[RepoPath]]:
+        """The names below the root of files with these inode numbers. Walks the whole tree."""
+        return names_inside(self.root, numbers)
+
+    def link_group(self, spot: Spot) -> str | None:
+        """What all names of the file at the spot have in common, and no other file; None if no file is there."""
+        try:
+            handle = os.open(spot.name, _READ_FLAGS, dir_fd=spot.parent)
+        except OSError:
+            return None
+        try:
+            return _link_group(handle, os.fstat(handle))
+        finally:
+            os.close(handle)
 
     # Changing.
 
@@ -299,6 +324,11 @@ class HostDisk:
         """`stage.link`: a symbolic link beside its target."""
         self._steps.reach("stage.link", spot.path)
         os.symlink(os.fsencode(target), draft, dir_fd=spot.parent)
+
+    def stage_name(self, spot: Spot, draft: bytes, other: Spot) -> None:
+        """`stage.name`: one more name, beside the target, of the file that is at another spot."""
+        self._steps.reach("stage.name", spot.path)
+        os.link(other.name, draft, src_dir_fd=other.parent, dst_dir_fd=spot.parent, follow_symlinks=False)
 
     def exchange(self, spot: Spot, draft: bytes) -> None:
         """`exchange`: what was at the spot is now under the draft name, and the other way round."""
@@ -365,6 +395,7 @@ class HostDisk:
 
     def write_in_place(self, spot: Spot, content: Content) -> None:
         """`in_place.open`, `in_place.half`, `in_place.write`: the same file, the same inode, other bytes."""
+        self.sync_preimages()
         self._steps.reach("in_place.open", spot.path)
         handle = os.open(spot.name, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=spot.parent)
         try:
@@ -422,6 +453,15 @@ class HostDisk:
         """`sync.dir`: the names in its directory survive a power cut."""
         self._steps.reach("sync.dir", spot.path)
         os.fsync(spot.parent)
+
+
+def _nothing() -> None:
+    """No store: whoever uses the disk keeps nothing."""
+
+
+def _link_group(handle: int, status: os.stat_result) -> str:
+    """Names no device: that has another number after a restart, and no file has names on two."""
+    return f"{status.st_ino}.{kernel.generation_of(handle)}"
 
 
 def _stamp(status: os.stat_result) -> Stamp:

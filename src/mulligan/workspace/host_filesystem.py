@@ -6,7 +6,7 @@ import os
 import stat
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Self
 from uuid import UUID
@@ -14,7 +14,7 @@ from uuid import UUID
 from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.clock import Clock, SystemClock
 from mulligan.values.digest import digest_of, parse_digest
-from mulligan.values.entries import ABSENT, DirEntry, Entry, FileEntry, same_state
+from mulligan.values.entries import ABSENT, DirEntry, Entry, FileEntry, group_of, same_state
 from mulligan.values.faults import MulliganError, fault
 from mulligan.values.ids import SystemIds
 from mulligan.values.paths import RepoPath, ancestors_of, join, path_bytes
@@ -22,6 +22,7 @@ from mulligan.values.refusal import Refused
 from mulligan.values.state_faults import RestoreFailedError, SnapshotMismatchError
 from mulligan.workspace.disk import DRAFT_PREFIX, HostDisk, Image, Steps
 from mulligan.workspace.filesystem import FileKind, FilesystemSnapshot, PlainFilesystem
+from mulligan.workspace.hard_links import HardLinks, staying_that_file
 from mulligan.workspace.keeping import Bodies, Folder, Pack, Tree, Trees, files_below, tree_from_bytes, tree_to_bytes
 from mulligan.workspace.places import Spot
 from mulligan.workspace.writing import Found, Swap, Wanted, creation_mode
@@ -110,11 +111,13 @@ class HostFilesystem(PlainFilesystem):
         self.check_restore(snapshot)
         with self._lock:
             wanted, now = self._tree_of(snapshot), self._trees.look()
+            moves = list(_moves(now, wanted))
             try:
+                links = self._links(moves, now, wanted)
                 with self._all_or_none(now) as done:
-                    for path, target in _moves(now, wanted):
+                    for path, target in moves:
                         done.append(path)
-                        self._swap(path, now.get(path) or ABSENT, target)
+                        self._swap(path, now.get(path) or ABSENT, target, links)
                     self._settle_times(done, wanted)
             except (OSError, Refused) as error:
                 raise RestoreFailedError(f"The files of {self.root} could not be put back: {error}") from error
@@ -133,7 +136,7 @@ class HostFilesystem(PlainFilesystem):
 
     def _returned(self, path: RepoPath, now: Tree) -> bool:
         try:
-            self._swap(path, self._entry(path), now.get(path) or ABSENT)
+            self._swap(path, self._entry(path), now.get(path) or ABSENT, HardLinks(self._disk, {}))
         except (OSError, Refused):
             return False
         return True
@@ -151,24 +154,44 @@ class HostFilesystem(PlainFilesystem):
         with self._disk.resolve_exactly(path) as spot:
             return self._disk.image(spot).entry
 
-    def _swap(self, path: RepoPath, now: Entry, target: Entry) -> None:
+    def _links(self, moves: Sequence[tuple[RepoPath, Entry]], now: Tree, wanted: Tree) -> HardLinks:
+        """Of the files that change and have several names: which of the names shall change with them."""
+        linked = {path: image for path, _ in moves if (image := self._linked_image(path)) is not None}
+        if linked:
+            linked |= {path: image for path in now if (image := self._linked_image(path)) is not None}
+        aims = {path: (image, staying_that_file(wanted.get(path) or ABSENT, image)) for path, image in linked.items()}
+        return HardLinks(self._disk, aims)
+
+    def _linked_image(self, path: RepoPath) -> Image | None:
+        """What is there, if it is a file with several names."""
+        try:
+            with self._disk.resolve_exactly(path) as spot:
+                status = os.stat(spot.name, dir_fd=spot.parent, follow_symlinks=False)
+                several = stat.S_ISREG(status.st_mode) and status.st_nlink > 1
+                return self._disk.image(spot, kept=False) if several else None
+        except (FileNotFoundError, NotADirectoryError, Refused):
+            return None
+
+    def _swap(self, path: RepoPath, now: Entry, target: Entry, links: HardLinks) -> None:
         if same_state(now, target):
             return
         content = self._bodies.read(target.digest) if isinstance(target, FileEntry) else None
         with self._disk.resolve_exactly(path) as spot:
-            self._place(spot, now, Wanted(target, content))
+            self._place(spot, now, Wanted(target, content), links)
 
-    def _place(self, spot: Spot, now: Entry, wanted: Wanted) -> None:
-        draft, finished = self._draft(), False
-        swap = Swap(self._disk, spot, draft, now, wanted, self._rescue, insist=True)
-        try:
-            found = swap.run()
-            finished = True
-        finally:
-            if not finished:
-                self._tidy(spot, draft, now)
+    def _place(self, spot: Spot, now: Entry, wanted: Wanted, links: HardLinks) -> None:
+        draft, finished, inside = self._draft(), False, links.inside(spot.path)
+        with links.same_file(spot.path) as same_as:
+            swap = Swap(self._disk, spot, draft, now, wanted, self._rescue, insist=True, inside=inside, same_as=same_as)
+            try:
+                found = swap.run()
+                finished = True
+            finally:
+                if not finished:
+                    self._tidy(spot, draft, now)
         if isinstance(found, Found):
             raise FileExistsError(f"{spot.path} was changed by somebody else meanwhile.")
+        links.was_placed(spot.path)
 
     def _tidy(self, spot: Spot, draft: bytes, before: Entry) -> None:
         """A step failed. What was set aside returns if its place is empty; other drafts are ours, or kept already."""
@@ -222,10 +245,21 @@ class HostFilesystem(PlainFilesystem):
 
     def _put(self, path: RepoPath, content: bytes) -> None:
         with self._spot(path) as spot:
-            now = self._disk.image(spot).entry
+            image = self._disk.image(spot)
+            now = image.entry
             mode = now.mode if isinstance(now, FileEntry) else creation_mode(0o666)
             xattrs = now.xattrs if isinstance(now, FileEntry) else ()
-            self._place(spot, now, Wanted(FileEntry(digest_of(content), len(content), mode, 0, xattrs), content))
+            entry = FileEntry(digest_of(content), len(content), mode, 0, xattrs, group_of(now))
+            links = HardLinks(self._disk, {spot.path: (image, entry)})
+            self._place(spot, now, Wanted(entry, content), links)
+            for name in links.followers(spot.path):
+                self._follow(name, now, Wanted(entry, content), spot)
+
+    def _follow(self, name: RepoPath, before: Entry, wanted: Wanted, placed: Spot) -> None:
+        """A new file is where the one was that has this name too: the name becomes one of the new."""
+        with self._disk.resolve_exactly(name) as spot:
+            if self._disk.image(spot, kept=False).holds(before):
+                Swap(self._disk, spot, self._draft(), before, wanted, self._rescue, same_as=placed).run()
 
     def _make_dir(self, path: RepoPath) -> None:
         with self._spot(path) as spot:
@@ -237,7 +271,7 @@ class HostFilesystem(PlainFilesystem):
             if isinstance(entry, DirEntry):
                 for name in self._disk.children(spot):
                     self._remove(join(path, name.decode("utf-8", "surrogateescape")))
-            self._place(spot, entry, Wanted(ABSENT))
+            self._place(spot, entry, Wanted(ABSENT), HardLinks(self._disk, {}))
 
     def _is_there(self, path: RepoPath) -> bool:
         try:

@@ -27,6 +27,7 @@ _RENAME_EXCL_MAC = 4
 
 _SYS_OPENAT2 = 437
 _FS_IOC_GETFLAGS = 0x80086601
+_FS_IOC_GETVERSION = 0x80087601
 _FS_CASEFOLD_FLAG = 0x40000000
 _PC_CASE_SENSITIVE_MAC = 11
 
@@ -96,6 +97,14 @@ def sync_file_system(handle: int) -> None:
         os.sync()
     elif _libc.syncfs(handle) != 0:
         raise _failed(b"")
+
+
+def generation_of(handle: int) -> int:
+    """What tells an inode from an earlier one of the same number; 0 where the file system does not say."""
+    try:
+        return int.from_bytes(fcntl.ioctl(handle, _FS_IOC_GETVERSION, bytes(8))[:4], sys.byteorder)
+    except OSError:
+        return 0
 
 
 def folds_case(directory: int) -> bool:

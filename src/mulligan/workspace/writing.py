@@ -28,6 +28,7 @@ SETTLE_LIMIT_S = 0.25
 _SETTLE_NAP_S = 0.0002
 _RETURNS_MAX = 8
 _NO_EXCHANGE = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
+_NO_NAME = frozenset({errno.ENOENT, errno.EXDEV, errno.EMLINK, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP})
 
 
 @plain(slots=True, frozen=True)
@@ -65,6 +66,10 @@ class Swap:
     rescue: Rescue
     insist: bool = False
     seen: Image | None = None
+    inside: int = 1
+    """how many names of the file are inside the root and change with it: if it has no others, it stays one file"""
+    same_as: Spot | None = None
+    """where the wanted file is already: it gets one more name, if it is still what is wanted"""
 
     def run(self) -> Swapped | Found:
         if isinstance(self.expected, DirEntry):
@@ -128,13 +133,24 @@ class Swap:
 
     def _replace(self) -> Swapped | Found:
         now = self.seen or self._now()
-        if must_stay_one_file(now, self.wanted.entry):
+        if self._stays_one_file(now):
             return self._write_in_place()
         try:
             self._stage()
         except PermissionError:
+            if self._has_names_elsewhere(now):
+                raise
             return self._write_in_place()
         return self._exchange_staged()
+
+    def _stays_one_file(self, now: Image) -> bool:
+        if not isinstance(now.entry, FileEntry) or not isinstance(self.wanted.entry, FileEntry):
+            return False
+        return now.links <= self.inside if now.links > 1 else is_unlike_ours(now)
+
+    def _has_names_elsewhere(self, now: Image) -> bool:
+        """What is done to the file itself would happen outside the root too, or to a file of which this is no name."""
+        return now.links > self.inside
 
     def _exchange_staged(self) -> Swapped | Found:
         try:
@@ -202,8 +218,10 @@ class Swap:
             now = self._rescued(now, draft=False)
             if not self.insist:
                 return Found(now)
-        if not isinstance(now.entry, FileEntry) or not isinstance(wanted.entry, FileEntry):
+        are_files = isinstance(now.entry, FileEntry) and isinstance(wanted.entry, FileEntry)
+        if not are_files or self._has_names_elsewhere(now):
             return self._remove_and_create()
+        assert isinstance(now.entry, FileEntry) and isinstance(wanted.entry, FileEntry)
         assert wanted.content is not None
         self.disk.write_in_place(self.spot, wanted.content)
         if (now.entry.mode, now.entry.xattrs) != (wanted.entry.mode, wanted.entry.xattrs):
@@ -310,7 +328,18 @@ class Swap:
         same = self.insist and not found.special and same_content(found.entry, self.expected)
         if not same and not found.holds(self.expected):
             return Found(found)
+        if isinstance(found.entry, FileEntry) and self._has_names_elsewhere(found):
+            return self._part_with_metadata(found)
         return self._set_metadata_of(self.wanted.entry, now=found.entry)
+
+    def _part_with_metadata(self, found: Image) -> Swapped | Found:
+        """Only under this name: a file of its own with the same bytes. A time alone is not worth that."""
+        assert isinstance(found.entry, FileEntry) and isinstance(self.wanted.entry, FileEntry)
+        if found.holds(self.wanted.entry):
+            return Swapped(found.entry)
+        content = self.wanted.content or self.disk.image(self.spot).content
+        entry = replace(self.wanted.entry, mtime_ns=self.wanted.entry.mtime_ns or found.entry.mtime_ns)
+        return replace(self, wanted=Wanted(entry, content), seen=found)._replace()
 
     def _set_metadata_of(self, wanted: FileEntry | DirEntry, *, now: Entry) -> Swapped | Found:
         """Mode, attributes and time. Somebody may take away what they belong to; then there is nothing to set."""
@@ -333,9 +362,24 @@ class Swap:
         entry = self.wanted.entry
         if isinstance(entry, SymlinkEntry):
             self.disk.stage_link(self.spot, self.draft, entry.target)
-        else:
+        elif not self._stage_name():
             assert isinstance(entry, FileEntry) and self.wanted.content is not None
             self.disk.stage_file(self.spot, self.draft, self.wanted.content, like=entry)
+
+    def _stage_name(self) -> bool:
+        """One more name of the file that is elsewhere, if that can have one and still is what is wanted."""
+        if self.same_as is None:
+            return False
+        try:
+            self.disk.stage_name(self.spot, self.draft, self.same_as)
+        except OSError as error:
+            if error.errno not in _NO_NAME:
+                raise
+            return False
+        if self.disk.image(self.spot, draft=self.draft, kept=False).holds(self.wanted.entry):
+            return True
+        self.disk.discard(self.spot, self.draft)
+        return False
 
     def _done(self) -> Swapped:
         entry = self.wanted.entry
@@ -343,11 +387,14 @@ class Swap:
             # Somebody may have removed it already; it was there, and what they do after us is theirs.
             with suppress(FileNotFoundError):
                 entry = replace(entry, mtime_ns=self.disk.mtime_ns(self.spot))
+        if isinstance(entry, FileEntry) and (entry.link_group is not None or self.same_as is not None):
+            now = self._now()
+            entry = replace(entry, link_group=now.entry.link_group if isinstance(now.entry, FileEntry) else None)
         return Swapped(entry)
 
 
-def must_stay_one_file(now: Image, wanted: Entry) -> bool:
-    """A replacement would break a hard link, or would not have the owner or the access list of what it replaces."""
+def may_stay_one_file(now: Image, wanted: Entry) -> bool:
+    """A replacement may break a hard link, or would not have the owner or the access list of what it replaces."""
     if not isinstance(now.entry, FileEntry) or not isinstance(wanted, FileEntry):
         return False
     return now.links > 1 or is_unlike_ours(now)
