@@ -237,19 +237,21 @@ class Call(Closing):
         entry = self._act(step, links)
         if names:
             for name in names:
-                self._follow(name, path, step.wanted)
+                self._follow(name, path, entry)
             self.absorb([path, *names])
         return entry
 
-    def _follow(self, name: RepoPath, path: RepoPath, wanted: Wanted) -> None:
-        """A new file has taken the place of the one at `path`, which has this name too: it becomes one of the new."""
+    def _follow(self, name: RepoPath, path: RepoPath, entry: Entry) -> None:
+        """If a new file took the place of the one at `path`, which has this name too: it becomes one of the new."""
         touched = self._touched[name]
         with self._spot(name) as spot, self._spot(path) as placed:
-            if spot is None or placed is None or self.disk.image(spot, kept=False).holds(wanted.entry):
+            if spot is None or placed is None or not isinstance(entry, FileEntry):
                 return
-            theirs = partial(self._rescue, touched)
-            draft = self._draft(touched.row)
-            Swap(self.disk, spot, draft, touched.after, wanted, rescue=theirs, same_as=placed).run()
+            if self.disk.link_group(spot) == self.disk.link_group(placed):
+                return
+            wanted = Wanted(entry, self.ledger.blobs.content(entry.digest, entry.size))
+            draft, rescue = self._draft(touched.row), partial(self._rescue, touched)
+            Swap(self.disk, spot, draft, touched.after, wanted, rescue=rescue, same_as=placed).run()
 
     def _act(self, step: Step, links: HardLinks) -> Entry:
         for _ in range(_BUSY_TRIES):

@@ -16,7 +16,7 @@ from mulligan.history.current import current_call
 from mulligan.history.desk import Desk
 from mulligan.history.intents import Intent
 from mulligan.history.ledger import newest_wseq
-from mulligan.history.leftovers import Taken, taken_of
+from mulligan.history.leftovers import Taken, taken_of, without_undone
 from mulligan.history.lifting import is_shut, opened_up
 from mulligan.history.log import (
     calls_of,
@@ -437,6 +437,8 @@ def _split(layer: list[Change], target: _Target, how: How) -> tuple[list[Change]
 def _layer(tx: Tx, desk: Desk, call: CallRow, target: _Target) -> list[Change]:
     """A call's changes that count, as this desk sees their places."""
     rows = _rows(tx, call, target)
+    if target.verb in ("undo", "rollback"):
+        rows = [without_undone(tx, row) for row in rows]
     changes = [change_from_row(row) for row in rows]
     if call.root != desk.root.id:
         here = [path_here(desk.root, row.place, one.path) for one, row in zip(changes, rows, strict=True)]

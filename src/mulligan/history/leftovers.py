@@ -7,11 +7,13 @@ on record which calls it took only in `part`, and of which of those it was a con
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 
-from mulligan.history.sites import with_parts
-from mulligan.history.tables import CALLS, CHANGES, TAKEN_IN_PART, CallRow
+from mulligan.history.sites import main_of, with_parts
+from mulligan.history.tables import CALLS, CHANGES, TAKEN_IN_PART, WSEQ_END, CallRow, ChangeRow
 from mulligan.store.protocol import Tx
+from mulligan.values.canonical import decode
+from mulligan.values.entries import entry_from_json, same_state
 from mulligan.values.plain import plain
 
 
@@ -47,3 +49,30 @@ def left_of(tx: Tx, calls: Sequence[CallRow]) -> frozenset[str]:
     """Those of the calls that a way back that stands could take only in part, because of a conflict."""
     left = {call for way in _ways_back_of(tx, calls) for call in way.why.get("left", ())}
     return frozenset(call.id for call in calls if call.id in left)
+
+
+def without_undone(tx: Tx, row: ChangeRow) -> ChangeRow:
+    """A call's change of a path, as if the calls below it had not been that were undone while it was on top of them.
+
+    One call creates a file, the next moves it away; undo of the first finds nothing to do. What undo of the second puts
+    back is then what was there before the first.
+    """
+    below: ChangeRow | None = row
+    while below is not None:
+        row, below = replace(row, before=below.before), _undone_without_effect(tx, below)
+    return row
+
+
+def _undone_without_effect(tx: Tx, row: ChangeRow) -> ChangeRow | None:
+    """The change just below at the same place, if its call is undone and that has changed nothing there."""
+    earlier = tx.select(
+        CHANGES, {"place": row.place}, between=("wseq", 0, row.wseq), order=("wseq",), descending=True, limit=1
+    )
+    if not earlier or not same_state(entry_from_json(decode(earlier[0].after)), entry_from_json(decode(row.before))):
+        return None
+    call = tx.get(CALLS, earlier[0].call)
+    if call is None or call.undone_by is None:
+        return None
+    later = tx.select(CHANGES, {"place": row.place}, between=("wseq", earlier[0].wseq + 1, WSEQ_END))
+    calls = (tx.get(CALLS, one.call) for one in later)
+    return None if any(main_of(one) == call.undone_by for one in calls if one is not None) else earlier[0]

@@ -134,10 +134,14 @@ def _numbers(image: Image, wanted: Entry) -> Iterator[int]:
     """Of the files whose names have to be known."""
     if not isinstance(wanted, FileEntry):
         return
-    if image.inode is not None and not image.holds(wanted):
+    if image.inode is not None and not (image.holds(wanted) and wanted.mtime_ns in (0, _mtime_of(image.entry))):
         yield image.inode[1]
     if wanted.link_group is not None and wanted.link_group != group_of(image.entry):
         yield _number(wanted.link_group)
+
+
+def _mtime_of(entry: Entry) -> int:
+    return entry.mtime_ns if isinstance(entry, FileEntry) else 0
 
 
 def _number(group: str) -> int:
