@@ -12,15 +12,22 @@ import fcntl
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 
 from mulligan.values.faults import fault, fault_of_os_error
+from mulligan.values.paths import path_from_bytes
 from mulligan.values.plain import plain
+from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import DRAFT_PREFIX, read_xattrs, write_xattrs
+from mulligan.workspace.places import Root, open_root, resolve_exactly
 
 _FICLONE = 0x40049409
 _NO_CLONE = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ETXTBSY)
+_READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_KIND_TRIES = 100
 _GIT_POINTERS = (b"commondir", b"gitdir", b"locked")
 _GIT_SHARED = frozenset(
     b"branches common config description hooks info logs lost-found modules objects packed-refs refs remotes"
@@ -52,12 +59,19 @@ class Skipped:
 
 def stamp(path: bytes) -> str:
     """Changes whenever content, mode or identity of a path changes; "" when it is not there."""
+    return _stamp_at(None, path)
+
+
+def _stamp_at(directory: int | None, name: bytes) -> str:
     try:
-        status = os.lstat(path)
+        return stamp_of(os.stat(name, dir_fd=directory, follow_symlinks=False))
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             raise
         return ""
+
+
+def stamp_of(status: os.stat_result) -> str:
     kind = stat.S_IFMT(status.st_mode)
     if kind == stat.S_IFDIR:
         return f"d:{status.st_mode:o}"
@@ -65,8 +79,9 @@ def stamp(path: bytes) -> str:
 
 
 def copy_tree(source: bytes, target: bytes) -> Iterator[Copied | Skipped]:
-    """Copy into a directory that must not exist yet, nor be inside the original; each path is told, parents first.
+    """Copy into a directory that must not exist yet, nor be inside the original; each path is told.
 
+    Both trees are walked through open directories and no symbolic link is followed, whatever anybody renames meanwhile.
     A copy that cannot be finished is removed.
     """
     if _is_inside(os.path.realpath(target), source):
@@ -78,9 +93,9 @@ def copy_tree(source: bytes, target: bytes) -> Iterator[Copied | Skipped]:
     except FileExistsError:
         shown = os.fsdecode(target)
         raise fault("file_exists", f"{shown} exists already; choose another place for the copy.") from None
-    with removed_unless_done(target):
-        yield from _copy_directory(source, target, b"")
-        shutil.copystat(source, target, follow_symlinks=False)
+    with removed_unless_done(target), _opened(source) as here, _opened(target) as there:
+        yield from _Copying(here, there).everything()
+        _copy_folder_metadata(here.handle, there.handle, os.fstat(here.handle))
 
 
 @contextmanager
@@ -107,78 +122,233 @@ def _is_inside(target: bytes, source: bytes) -> bool:
     return True
 
 
-def _copy_directory(source: bytes, target: bytes, below: bytes) -> Iterator[Copied | Skipped]:
+@contextmanager
+def _opened(path: bytes) -> Iterator[Root]:
+    root = open_root(path)
     try:
-        names = sorted(os.listdir(os.path.join(source, below) if below else source))
-    except PermissionError:
-        yield Skipped(below, "not_captured")
-        return
-    for name in names:
-        if not name.startswith(DRAFT_PREFIX):
-            yield from _copy_one(source, target, os.path.join(below, name) if below else name)
+        yield root
+    finally:
+        os.close(root.handle)
 
 
-def _copy_one(source: bytes, target: bytes, path: bytes) -> Iterator[Copied | Skipped]:
-    here, there = os.path.join(source, path), os.path.join(target, path)
-    try:
-        status = os.lstat(here)
-        before = stamp(here)
-        if stat.S_ISDIR(status.st_mode):
-            os.mkdir(there, 0o700)
-            yield from _copy_directory(source, target, path)
-            shutil.copystat(here, there, follow_symlinks=False)
-        elif stat.S_ISLNK(status.st_mode):
-            os.symlink(os.readlink(here), there)
-        elif stat.S_ISREG(status.st_mode):
-            _copy_file(here, there)
-        else:
-            yield Skipped(path, "special_file")
-            return
-    except FileNotFoundError:
-        return
-    except PermissionError:
-        yield Skipped(path, "not_captured")
-        return
-    except OSError as error:
-        raise fault_of_os_error(error, f"Copying {os.fsdecode(path)}") from error
-    if os.path.basename(path) == b".git" and stat.S_ISREG(status.st_mode):
-        own_git_directory(here, there)
-    yield Copied(path, stat.S_IMODE(status.st_mode), before, stamp(there))
+class _OfAnotherKind(Exception):
+    """What a name stands for was exchanged between the look at it and its copy."""
 
 
-def _copy_file(here: bytes, there: bytes) -> None:
-    with open(here, "rb") as source, open(there, "xb") as target:
+@dataclass(slots=True)
+class _Copying:
+    """One tree on its way into a folder of another. `over`: what that has of the same name gives way."""
+
+    here: Root
+    there: Root
+    into: bytes = b""
+    wanted: Callable[[bytes], bool] = lambda _: True
+    over: bool = False
+    _told: dict[bytes, Copied | Skipped] = field(default_factory=dict)
+
+    def everything(self) -> Iterable[Copied | Skipped]:
+        self._folder(b"")
+        return self._told.values()
+
+    def _folder(self, below: bytes) -> None:
+        """What is in a folder; its own folders when its handles are closed again, so that any depth can be copied."""
+        folders: list[bytes] = []
+        with self._directories(below) as (source, target):
+            for name in sorted(os.fsencode(name) for name in os.listdir(source)):
+                path = below + b"/" + name if below else name
+                if name.startswith(DRAFT_PREFIX) or not self.wanted(path):
+                    continue
+                if self._is_folder(source, target, name):
+                    folders.append(path)
+                else:
+                    self._leaf(source, target, path)
+        for path in folders:
+            self._whole_folder(path)
+
+    def _is_folder(self, source: int, target: int, name: bytes) -> bool:
+        """Whether it is one; then there is one for its copy."""
         try:
-            fcntl.ioctl(target.fileno(), _FICLONE, source.fileno())
-        except OSError as error:
-            if error.errno not in _NO_CLONE:
-                raise
-            shutil.copyfileobj(source, target, 1024 * 1024)
-        with suppress(OSError):
-            write_xattrs(target.fileno(), read_xattrs(source.fileno()))
-        status = os.fstat(source.fileno())
-        os.fchmod(target.fileno(), stat.S_IMODE(status.st_mode))
-    os.utime(there, ns=(status.st_atime_ns, status.st_mtime_ns))
+            if not stat.S_ISDIR(os.stat(name, dir_fd=source, follow_symlinks=False).st_mode):
+                return False
+            with suppress(FileExistsError) if self.over else nullcontext():
+                os.mkdir(name, 0o700, dir_fd=target)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _whole_folder(self, path: bytes) -> None:
+        """If somebody puts something else there meanwhile, the copy of it begins anew."""
+        above, _, name = path.rpartition(b"/")
+        for _ in range(_KIND_TRIES):
+            try:
+                try:
+                    self._folder(path)
+                except PermissionError:
+                    self._told[path + b"/"] = Skipped(path, "not_captured")
+                self._folder_done(path)
+                return
+            except (FileNotFoundError, NotADirectoryError, Refused):
+                with self._directories(above) as (source, target):
+                    self._begin_anew(target, path)
+                    if not self._is_folder(source, target, name):
+                        self._leaf(source, target, path)
+                        return
+        self._told[path] = Skipped(path, "unstable")
+
+    def _begin_anew(self, target: int, path: bytes) -> None:
+        for told in [told for told in self._told if told.startswith(path + b"/")]:
+            del self._told[told]
+        shutil.rmtree(path.rpartition(b"/")[2], dir_fd=target)
+
+    @contextmanager
+    def _directories(self, below: bytes) -> Iterator[tuple[int, int]]:
+        """A folder and its copy."""
+        into = b"/".join(part for part in (self.into, below) if part)
+        with _directory(self.here, below) as source, _directory(self.there, into) as target:
+            yield source, target
+
+    def _folder_done(self, path: bytes) -> None:
+        above, _, name = path.rpartition(b"/")
+        with self._directories(above) as (source, target):
+            status = os.stat(name, dir_fd=source, follow_symlinks=False)
+            if not stat.S_ISDIR(status.st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            with _subdirectory(source, name) as original, _subdirectory(target, name) as copy:
+                _copy_folder_metadata(original, copy, status)
+            self._tell(path, status, target)
+
+    def _tell(self, path: bytes, status: os.stat_result, target: int) -> None:
+        copied = _stamp_at(target, path.rpartition(b"/")[2])
+        self._told[path] = Copied(path, stat.S_IMODE(status.st_mode), stamp_of(status), copied)
+
+    def _leaf(self, source: int, target: int, path: bytes) -> None:
+        """A file or a symbolic link. One that is exchanged for something else all the time has no copy."""
+        name = path.rpartition(b"/")[2]
+        if self.over:
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=target)
+        for _ in range(_KIND_TRIES):
+            try:
+                status = _copy_leaf(source, target, name)
+            except _OfAnotherKind:
+                continue
+            except FileNotFoundError:
+                return
+            except PermissionError:
+                self._told[path] = Skipped(path, "not_captured")
+                return
+            except OSError as error:
+                raise fault_of_os_error(error, f"Copying {os.fsdecode(path)}") from error
+            if status is None:
+                self._told[path] = Skipped(path, "special_file")
+            elif stat.S_ISDIR(status.st_mode):
+                os.mkdir(name, 0o700, dir_fd=target)
+                self._whole_folder(path)
+            else:
+                if name == b".git" and stat.S_ISREG(status.st_mode):
+                    self._own_git_directory(source, target, path)
+                self._tell(path, status, target)
+            return
+        self._told[path] = Skipped(path, "unstable")
+
+    def _own_git_directory(self, source: int, target: int, path: bytes) -> None:
+        """Replace a copied `.git` pointer by a private copy of the git directory it points to, if it points to one.
+
+        A worktree has a directory for what is its own, and shares the rest with the repository it belongs to.
+        """
+        with open(os.open(b".git", _READ_FLAGS, dir_fd=source), "rb") as file:
+            word, _, named = file.read().strip().partition(b": ")
+        git = os.path.normpath(os.path.join(os.path.dirname(self.here.absolute(path_from_bytes(path))), named))
+        common = _shared_by(git)
+        if word != b"gitdir" or not _is_repository(git, common):
+            return
+        os.unlink(b".git", dir_fd=target)
+        os.mkdir(b".git", 0o700, dir_fd=target)
+        self._lay_over(common, path, _is_wanted if common == git else _is_shared)
+        if common != git:
+            self._lay_over(git, path, lambda inner: inner not in _GIT_POINTERS)
+        with _subdirectory(target, b".git") as copy:
+            for name in (b"config", b"config.worktree"):
+                _forget_worktree(copy, name)
+
+    def _lay_over(self, source: bytes, into: bytes, wanted: Callable[[bytes], bool]) -> None:
+        """Copy what is wanted into a folder of the copy, in place of what it has of the same name."""
+        with _opened(source) as here:
+            _Copying(here, self.there, into, wanted, over=True).everything()
 
 
-def own_git_directory(pointer: bytes, target: bytes) -> None:
-    """Replace a copied `.git` pointer by a private copy of the git directory it points to, if it points to one.
+def _copy_leaf(source: int, target: int, name: bytes) -> os.stat_result | None:
+    """What was copied, or a folder, which was not; None for a device, FIFO or socket.
 
-    A worktree has a directory for what is its own, and shares the rest with the repository it belongs to.
+    Raises `_OfAnotherKind` if it is another thing by now.
     """
-    with open(pointer, "rb") as file:
-        word, _, named = file.read().strip().partition(b": ")
-    git = os.path.normpath(os.path.join(os.path.dirname(pointer), named))
-    common = _shared_by(git)
-    if word != b"gitdir" or not _is_repository(git, common):
+    status = os.stat(name, dir_fd=source, follow_symlinks=False)
+    if stat.S_ISLNK(status.st_mode):
+        try:
+            os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            raise _OfAnotherKind from None
+        return status
+    if stat.S_ISREG(status.st_mode):
+        return _copy_file(source, target, name)
+    return status if stat.S_ISDIR(status.st_mode) else None
+
+
+def _copy_file(source: int, target: int, name: bytes) -> os.stat_result:
+    try:
+        handle = os.open(name, _READ_FLAGS, dir_fd=source)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        raise _OfAnotherKind from None
+    with open(handle, "rb") as original:
+        status = os.fstat(original.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise _OfAnotherKind
+        with open(os.open(name, _CREATE_FLAGS, 0o600, dir_fd=target), "wb") as copy:
+            try:
+                fcntl.ioctl(copy.fileno(), _FICLONE, original.fileno())
+            except OSError as error:
+                if error.errno not in _NO_CLONE:
+                    raise
+                shutil.copyfileobj(original, copy, 1024 * 1024)
+                copy.flush()
+            with suppress(OSError):
+                write_xattrs(copy.fileno(), read_xattrs(original.fileno()))
+            os.fchmod(copy.fileno(), stat.S_IMODE(status.st_mode))
+            os.utime(copy.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
+    return status
+
+
+@contextmanager
+def _directory(root: Root, below: bytes) -> Iterator[int]:
+    """A folder of a tree, opened from its root through no symbolic link. Raises as `resolve_exactly` does."""
+    with resolve_exactly(root, path_from_bytes(below + b"/any" if below else b"any")) as spot:
+        yield spot.parent
+
+
+@contextmanager
+def _subdirectory(above: int, name: bytes) -> Iterator[int]:
+    """-1 for one that may not be opened."""
+    try:
+        handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+    except PermissionError:
+        yield -1
         return
-    os.unlink(target)
-    os.mkdir(target, 0o700)
-    _lay_over(common, target, _is_wanted if common == git else _is_shared)
-    if common != git:
-        _lay_over(git, target, lambda path: path not in _GIT_POINTERS)
-    for name in (b"config", b"config.worktree"):
-        _forget_worktree(os.path.join(target, name))
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _copy_folder_metadata(original: int, copy: int, status: os.stat_result) -> None:
+    if original >= 0:
+        with suppress(OSError):
+            write_xattrs(copy, read_xattrs(original))
+    os.fchmod(copy, stat.S_IMODE(status.st_mode))
+    os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def _shared_by(git: bytes) -> bytes:
@@ -202,30 +372,13 @@ def _is_shared(path: bytes) -> bool:
     return path.split(b"/", 1)[0] in _GIT_SHARED and path not in _GIT_NOT_SHARED
 
 
-def _lay_over(source: bytes, target: bytes, wanted: Callable[[bytes], bool], below: bytes = b"") -> None:
-    """Copy what is wanted into a directory, in place of what it has of the same name."""
-    for name in sorted(os.listdir(os.path.join(source, below))):
-        path = os.path.join(below, name)
-        here, there = os.path.join(source, path), os.path.join(target, path)
-        if not wanted(path):
-            continue
-        if os.path.isdir(here) and not os.path.islink(here):
-            os.makedirs(there, exist_ok=True)
-            _lay_over(source, target, wanted, path)
-            continue
-        with suppress(FileNotFoundError):
-            os.unlink(there)
-        for _ in _copy_one(source, target, path):
-            pass
-
-
-def _forget_worktree(config: bytes) -> None:
+def _forget_worktree(git: int, config: bytes) -> None:
     """`core.worktree` would send git back to the original's files."""
     with suppress(FileNotFoundError):
-        with open(config, "rb") as file:
+        with open(os.open(config, _READ_FLAGS, dir_fd=git), "rb") as file:
             lines = file.readlines()
         kept = [line for line in lines if line.partition(b"=")[0].strip().lower() not in (b"worktree", b"bare")]
-        with open(config, "wb") as file:
+        with open(os.open(config, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW, dir_fd=git), "wb") as file:
             file.writelines(kept)
 
 
