@@ -55,7 +55,7 @@ def test_a_folder_that_becomes_a_link_to_the_outside_is_not_copied_through(tmp_p
     root, outside = tmp_path / "work", tmp_path / "outside"
     inside = {f"d/{name}": f"inside {name}" for name in ("a", "b", "e/c", "e/f/g")}
     plant(root, {**inside, "z": "z"})
-    plant(outside, {name: SECRET for name in ("a", "b", "secret", "e/c", "e/f/g", "e/f/secret")})
+    plant(outside, dict.fromkeys(("a", "b", "secret", "e/c", "e/f/g", "e/f/secret"), SECRET))
     with mulligan.open(str(root), store=str(tmp_path / "home")) as m:
         swapper = Swapper(root, outside)
         for seed in range(15):
