@@ -29,10 +29,10 @@ run: demo ## see Mulligan work: one agent's mistakes, taken back
 demo: $(INSTALLED)
 	$(VENV)/bin/mulligan demo
 
-test: check $(TOOLS) ## everything a developer must see green
+test: check $(TOOLS) bubblewrap ## everything a developer must see green
 	$(PY) -m pytest -n auto -m "not slow"
 
-test-slow: $(INSTALLED) $(TOOLS) ## also what takes minutes: long random runs, crashes at every step
+test-slow: $(INSTALLED) $(TOOLS) bubblewrap ## also what takes minutes: long random runs, crashes at every step
 	$(PY) -m pytest -n auto
 
 check: lint ## format, lint, types and the rule between rooms
@@ -79,6 +79,10 @@ $(INSTALLED): requirements.lock pyproject.toml
 	$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
+
+.PHONY: bubblewrap
+bubblewrap:
+	@command -v bwrap >/dev/null || { apt-get update -q && apt-get install -y -q bubblewrap; } >/dev/null
 
 $(TOOLS): $(INSTALLED) requirements-node.lock Makefile
 	@mkdir -p .tools

@@ -31,6 +31,7 @@ from mulligan.store.verify import verify
 from mulligan.testing.contract_tables import CONTRACT_SCHEMA, THINGS, Thing
 from mulligan.values.clock import SystemClock
 from mulligan.values.faults import MulliganError
+from old_formats import as_format_2
 
 
 @pytest.fixture
@@ -359,8 +360,9 @@ mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && exec "$2" -m mulligan
 """
 
 
-def _as_format_1(directory: Path) -> None:
+def _as_format_1(home: Path, directory: Path) -> None:
     """What the first format had not got."""
+    as_format_2(home, directory)
     connection = apsw.Connection(str(directory / "store.db"))
     connection.execute('ALTER TABLE "calls" DROP COLUMN "way_back"; DROP TABLE "taken_in_part"')
     connection.pragma("user_version", 1)
@@ -382,8 +384,8 @@ def test_a_store_of_the_first_format_is_brought_forward_with_all_it_holds(tmp_pa
         session.undo("both", paths=["one.txt"])
         session.undo("both")
         session.undo()
-    _as_format_1(home)
-    with mulligan.open(str(work), store=str(home)) as again:
+    _as_format_1(home, tmp_path / "old")
+    with mulligan.open(str(work), store=str(tmp_path / "old")) as again:
         assert list(verify(again.desk.ledger.store, SCHEMA)) == []
         again.session("s").redo()
         assert sorted(os.listdir(work)) == ["back.txt", "kept.txt"]
@@ -437,6 +439,7 @@ class TestBadStores:
         directory = open_to_all / "store"
         SqliteStore(str(directory), CONTRACT_SCHEMA).close()
         directory.chmod(0)
+        os.chown(directory, *NOBODY)
         try:
             assert as_nobody(str(directory)) == "store_unreadable"
         finally:
@@ -446,6 +449,7 @@ class TestBadStores:
         directory = open_to_all / "store"
         directory.mkdir(mode=0o755)
         directory.chmod(0o555)
+        os.chown(directory, *NOBODY)
         assert as_nobody(str(directory)) == "store_unreadable"
         assert list(directory.iterdir()) == []
 
@@ -478,6 +482,7 @@ def as_nobody(directory: str) -> str:
     return done.stdout.strip()
 
 
+NOBODY = (65534, 65534) if os.getuid() == 0 else (-1, -1)
 AS_NOBODY = """
 import os, sys
 from mulligan.opening import Mulligan, open_store

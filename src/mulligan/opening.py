@@ -289,11 +289,44 @@ def _folder(root: object) -> str:
 
 
 def look(root: str = ".", *, store: str | None = None) -> Mulligan:
-    """Open only to look: a store that is not there is refused, and a new root is not recorded."""
+    """Open only to look: a store that is not there is refused, and a new root is not recorded.
+
+    `root` may also be the path, or the id, of a root whose directory is not there. Only its records can be read then.
+    """
     from mulligan.boundary.verdict import Boundary
 
+    if not os.path.isdir(root):
+        gone = _gone(root, store)
+        if gone is not None:
+            return Mulligan(gone, Boundary(os.fsdecode(gone.root.place) or "/"), ())
     desk = _desk(root, store, durability="process", clock=SystemClock(), create=False)
     return _recovered(desk, Boundary(os.path.abspath(root)))
+
+
+def _gone(root: str, store: str | None) -> Desk | None:
+    """The desk of a known root without its directory. Raises `root_elsewhere` for a root of another host."""
+    from mulligan.history.desk import Desk
+    from mulligan.history.ledger import Ledger
+    from mulligan.history.roots import named_root, root_elsewhere
+    from mulligan.history.schema import SCHEMA
+    from mulligan.store.journal import Journal
+    from mulligan.values.ids import SystemIds
+    from mulligan.workspace.disk import GoneDisk
+    from mulligan.workspace.identity import FOLDS
+
+    clock = SystemClock()
+    with ExitStack() as closing:
+        opened = open_store(store, SCHEMA, durability="process", clock=clock, create=False)
+        closing.callback(opened.close)
+        ledger = Ledger(opened, Journal(SCHEMA), clock=clock, ids=SystemIds())
+        with opened.read() as tx:
+            row = named_root(tx, root, ledger.host())
+        if row is None:
+            return None
+        if row.host not in ("", ledger.host()):
+            raise root_elsewhere(row, ledger.host())
+        closing.pop_all()
+        return Desk(ledger, GoneDisk(row.place, folds_case=row.identity.endswith(FOLDS)), record=False, row=row)
 
 
 def _desk(

@@ -73,6 +73,8 @@ def _ourselves() -> list[Finding]:
 
 
 def _store(common: Common) -> list[Finding]:
+    from mulligan.store.sqlite_file import TRUST_OWNER
+
     directory = store_directory(common.store, os.environ)
     if directory is None:
         return [Finding("store", "in memory")]
@@ -81,6 +83,8 @@ def _store(common: Common) -> list[Finding]:
         from mulligan.store.sqlite_file import file_system_of
 
         found.append(Finding("file system", file_system_of(directory) or "unknown"))
+    if os.environ.get(TRUST_OWNER) == "1":
+        found.append(Finding("owner", f"{TRUST_OWNER}=1: a state directory of another user is trusted", False))
     if os.path.exists(os.path.join(directory, "store.db")):
         found += _opens(common)
     return found

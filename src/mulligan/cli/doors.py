@@ -143,6 +143,7 @@ def known_roots(store: str | None) -> list[str]:
     from mulligan.history.schema import SCHEMA
     from mulligan.history.tables import ROOTS
     from mulligan.opening import open_store
+    from mulligan.store.machine import known_host
     from mulligan.values.clock import SystemClock
 
     if not has_store(store):
@@ -150,6 +151,7 @@ def known_roots(store: str | None) -> list[str]:
     opened = open_store(store, SCHEMA, durability="process", clock=SystemClock(), create=False)
     try:
         with opened.read() as tx:
-            return [os.fsdecode(row.place) or "/" for row in tx.select(ROOTS)]
+            here = ("", known_host(tx, os.environ))
+            return [os.fsdecode(row.place) or "/" for row in tx.select(ROOTS) if row.host in here]
     finally:
         opened.close()

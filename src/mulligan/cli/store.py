@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import click
 
+from mulligan.cli.doors import work
 from mulligan.cli.errors import INTEGRITY
 from mulligan.cli.options import THIS_SESSION, Common, options_saying
 from mulligan.cli.output import ProgressLine, counted, paint, print_json, print_rows, size_words, visible
 from mulligan.history.bounds import set_store_cap, store_cap_of
 from mulligan.history.ledger import Ledger
+from mulligan.history.projection import key_to_wire
 from mulligan.history.schema import SCHEMA
 from mulligan.history.tables import CALLS, ROOTS
 from mulligan.opening import open_store, store_directory
@@ -41,14 +43,17 @@ def opened(common: Common) -> Iterator[Store]:
         store.close()
 
 
-@click.command("store")
+@click.group("store", invoke_without_command=True)
 @click.option("--cap", metavar="BYTES", type=click.IntRange(min=1), help="Set how large the store may grow.")
 @options_saying(_WHOLE, root=_WHOLE)
-def store_verb(common: Common, cap: int | None) -> int:
+@click.pass_context
+def store_verb(context: click.Context, common: Common, cap: int | None) -> int:
     """Say where the store is, what is in it and how large it may grow.
 
     A new cap is in force at once: the oldest calls' bodies are dropped until the store fits, and undo says so.
     """
+    if context.invoked_subcommand is not None:
+        return 0
     with opened(common) as store:
         if cap is not None:
             set_store_cap(Ledger(store, Journal(SCHEMA), clock=SystemClock(), ids=SystemIds()), cap)
@@ -57,6 +62,27 @@ def store_verb(common: Common, cap: int | None) -> int:
         print_json(asdict(about))
     else:
         _print_about(about)
+    return 0
+
+
+@store_verb.command("adopt")
+@click.argument("named", metavar="ROOT")
+@options_saying(_WHOLE, root="The folder that continues ROOT. Default: the path that ROOT had.")
+def adopt_verb(common: Common, named: str) -> int:
+    """Join the history of a folder that was replaced with that of the folder that has its path now.
+
+    A new clone, or a folder that was deleted and made again, has a history of its own. ROOT is the path, or the id of
+    the earlier root, which `mulligan store` lists.
+    """
+    with opened(common) as store, store.read() as tx:
+        earlier = tx.get(ROOTS, named)
+    folder = common.root or (named if earlier is None else os.fsdecode(earlier.place) or "/")
+    with work(replace(common, root=folder)) as now:
+        joined = now.desk.adopt(earlier)
+    if common.as_json:
+        print_json({"root": now.desk.root.id, "adopted": joined.id})
+    else:
+        click.echo(f"{visible(now.root)} has the history of {joined.id} too.")
     return 0
 
 
@@ -69,6 +95,7 @@ class _About:
     sessions: int
     calls: int
     roots: list[str]
+    known_roots: list[dict[str, str]]
     sync_failure: str | None
 
 
@@ -81,7 +108,10 @@ def _about(store: Store, directory: str) -> _About:
             store_cap_of(tx),
             sessions=tx.count(SESSIONS),
             calls=tx.count(CALLS),
-            roots=sorted(os.fsdecode(root.place) for root in tx.select(ROOTS)),
+            roots=sorted({os.fsdecode(root.place) for root in tx.select(ROOTS)}),
+            known_roots=[
+                {"id": root.id, "path": key_to_wire(root.place), "host": root.host} for root in tx.select(ROOTS)
+            ],
             sync_failure=sync_failure(tx),
         )
 
@@ -95,7 +125,7 @@ def _print_about(about: _About) -> None:
     ]
     if about.sync_failure is not None:
         rows.append(("unsafe", f"a power cut may take what was written since {about.sync_failure}"))
-    print_rows([*rows, *(("root", root) for root in about.roots)])
+    print_rows([*rows, *(("root", f"{root['path']} ({root['id']})") for root in about.known_roots)])
 
 
 @click.command("verify")

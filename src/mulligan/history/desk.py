@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary, ref
 
 from mulligan.history.call import Call
 from mulligan.history.ledger import Facts, Ledger
-from mulligan.history.tables import FOLDS, ROOTS, RootRow
+from mulligan.history.roots import Found, root_elsewhere, unrecorded
+from mulligan.history.tables import ROOTS, RootRow
 from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.entries import ABSENT, Entry
-from mulligan.values.faults import fault
+from mulligan.values.faults import MulliganError, fault
 from mulligan.values.ids import CallId, RootId, SessionId, TurnId, WorkspaceId
 from mulligan.values.paths import RepoPath, join
 from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import NOTHING, Disk, HostDisk, Image
+from mulligan.workspace.identity import identity_of, is_simulated, same_directory, simulated_identity
 
 OpenDisk = Callable[[bytes], Disk]
-
-_FS_IOC_GETVERSION = 0x80087601
 
 
 class Desk:
     """A root with its disk and its ledger; other roots are reached through `at` and `elsewhere`.
 
-    `opener` is the desk somebody opened: this one, or the one through which it was reached.
+    `opener` is the desk somebody opened: this one, or the one through which it was reached. `row` is the root, if its
+    directory is not there to say which root it is.
     """
 
     def __init__(
@@ -39,18 +39,21 @@ class Desk:
         open_disk: OpenDisk = HostDisk,
         record: bool = True,
         opener: Desk | None = None,
+        row: RootRow | None = None,
     ) -> None:
         self.ledger = ledger
         self.disk = disk
         disk.keep_large = ledger.blobs.store_large
         disk.durability = ledger.store.durability
         disk.sync_preimages = ledger.store.sync
-        self.root = ledger.root(disk.root, identity_of(disk), record=record)
         self._open_disk = open_disk
+        self.root = self._root_row(record=record) if row is None else row
+        disk.root = disk.root.with_key(self.root.key)
         self._opener = None if opener is None else ref(opener)
         self._others: dict[str, Desk] = {}
         self._views: dict[tuple[bytes, bool], Desk] = {}
         self._closing: list[Callable[[], None]] = []
+        self._seen: set[RootRow] = set()
         self._calls: WeakValueDictionary[str, Call] = WeakValueDictionary()
         self._lock = fork_safe_lock()
         self._is_open = True
@@ -61,8 +64,69 @@ class Desk:
             return self
         with self._lock:
             if root not in self._others:
-                self._others[root] = self._opened(self._place_of(root) or b"/", record=True)
+                self._others[root] = self._opened_again(self._row_of(root))
             return self._others[root]
+
+    def _opened_again(self, row: RootRow) -> Desk:
+        """Raises `root_elsewhere` for a root of another host and where another directory has its path."""
+        if not self.sees(row) and (row.host not in ("", host := self.ledger.host()) or self._identity_at(row.place)):
+            raise root_elsewhere(row, host)
+        return self._opened(row.place or b"/", record=True)
+
+    def sees(self, root: RootRow) -> bool:
+        """Whether the root's directory is at the root's path, as this process sees it."""
+        if root.id == self.root.id or root in self._seen:
+            return True
+        if not self._found().sees(root):
+            return False
+        self._seen.add(root)
+        return True
+
+    def adopt(self, earlier: RootRow | None) -> RootRow:
+        """Join the history of an earlier root with this one's; of the newest that had this path, if none is given.
+
+        Raises `unknown_root` if there is none, and `root_elsewhere` for one of another host.
+        """
+        found = self._found()
+        with self.ledger.store.read() as tx:
+            replaced = found.replaced_in(tx.select(ROOTS))
+        chosen = earlier if earlier is not None else next(reversed(replaced), None)
+        if chosen is None or same_directory(chosen.identity, self.root.identity):
+            place = os.fsdecode(self.disk.root.path)
+            raise fault("unknown_root", f"The store knows no other directory that had the path {place}.", root=place)
+        if not found.is_on_host(chosen):
+            raise root_elsewhere(chosen, found.host)
+        self.ledger.adopt_root(self.root, chosen)
+        return chosen
+
+    def _root_row(self, *, record: bool) -> RootRow:
+        found = self._found()
+        known = self.ledger.known_root(found)
+        if not record:
+            return unrecorded(found) if known is None else replace(known, place=found.place)
+        if known is not None and (known.place, known.identity, known.host) == (
+            found.place,
+            found.identity,
+            found.host,
+        ):
+            return known
+        self.disk.settle_birth()
+        return self.ledger.record_root(replace(found, identity=identity_of(self.disk)))
+
+    def _found(self) -> Found:
+        return Found(self.ledger.host(), self.disk.root.place, identity_of(self.disk), self._identity_at)
+
+    def _identity_at(self, place: bytes) -> str | None:
+        if is_simulated(self.disk):
+            return simulated_identity(place)
+        try:
+            disk = self._open_disk(place or b"/")
+        except MulliganError:
+            return None
+        try:
+            return identity_of(disk)
+        finally:
+            disk.close()
 
     def elsewhere(self, directory: bytes, *, record: bool) -> Desk:
         """The desk of any directory, as it is there now. Without `record`, for looking only: it becomes no root.
@@ -88,12 +152,12 @@ class Desk:
     def opener(self) -> Desk:
         return self if self._opener is None else self._opener() or self
 
-    def _place_of(self, root: str) -> bytes:
+    def _row_of(self, root: str) -> RootRow:
         with self.ledger.store.read() as tx:
             row = tx.get(ROOTS, root)
         if row is None:
             raise fault("unknown_root", f"The store knows no root {root}.")
-        return row.place
+        return row
 
     def call(
         self,
@@ -210,24 +274,3 @@ class Desk:
         for other in (*self._others.values(), *self._views.values()):
             other.close()
         self.disk.close()
-
-
-def identity_of(disk: Disk) -> str:
-    """Device, inode and generation of a root, to know it again after it was moved.
-
-    An inode's number is given to the next directory as soon as one is deleted; its generation tells them apart.
-    """
-    try:
-        status = os.fstat(disk.root.handle)
-    except OSError:
-        return f"simulated:{os.fsdecode(disk.root.place)}"
-    folds = FOLDS if disk.root.folds_case else ""
-    return f"{status.st_dev}:{status.st_ino}:{_generation(disk.root.handle)}{folds}"
-
-
-def _generation(handle: int) -> int:
-    """0 where the file system does not say."""
-    try:
-        return int.from_bytes(fcntl.ioctl(handle, _FS_IOC_GETVERSION, bytes(8))[:4], sys.byteorder)
-    except OSError:
-        return 0

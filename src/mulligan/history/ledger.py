@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -9,12 +10,15 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from mulligan.history.over_cap import GivingUp, changes_over_cap, coverage_of
+from mulligan.history.projection import key_to_wire
+from mulligan.history.roots import Found, Opening, plan_opening
 from mulligan.history.scopes import Scopes
 from mulligan.history.tables import CALLS, CHANGES, OPEN, ROOTS, TOUCHES, CallRow, OpenRow, RootRow, TouchRow
 from mulligan.session.tables import SESSIONS, session_journal
 from mulligan.store.blobs import Blobs, Prepared
 from mulligan.store.claims import CLAIMS, Wanted, blockers, claim, may_wait, release
 from mulligan.store.journal import HEADS, Journal, Record
+from mulligan.store.machine import host_here, known_host
 from mulligan.store.protocol import Store, Tx
 from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import Clock, timestamp
@@ -23,10 +27,9 @@ from mulligan.values.entries import Change, Entry, FileEntry, change_to_json, en
 from mulligan.values.faults import Broken, fault
 from mulligan.values.ids import CallId, IdSource, OwnerId, RootId, SessionId, TurnId, WorkspaceId
 from mulligan.values.limits import KIB_BYTES
-from mulligan.values.paths import is_inside, path_from_bytes, to_wire
+from mulligan.values.paths import is_inside, to_wire
 from mulligan.values.plain import plain
 from mulligan.values.refusal import Refused
-from mulligan.workspace.places import Root
 
 CHANGES_PER_RECORD = 200
 GROWTH_TOLD_BYTES = 64 * KIB_BYTES
@@ -140,37 +143,58 @@ class Ledger:
 
     # Roots and sessions.
 
-    def root(self, root: Root, identity: str, *, record: bool = True) -> RootRow:
-        """The row of a root, recorded on first sight. Roots that overlap share a workspace.
-
-        Another directory in a known place has the history of that place, and takes it along when it is moved. With
-        `record` off, a root nobody has worked in yet gets a row that belongs to no workspace.
-        """
+    def host(self) -> str:
+        """The host id of this machine; "" if the store has not seen this machine."""
         with self.store.read() as tx:
-            known = _known_root(tx, root.place, identity)
-            moved = [] if known is not None else _moved_roots(tx, root.place, identity)
-        if known is None and not record:
-            return replace(moved[0], place=root.place) if moved else RootRow("", "", root.place, identity)
-        if known is not None and (known.identity == identity or not record):
-            return known
-        with self.store.write() as tx:
-            known = _known_root(tx, root.place, identity)
-            if known is not None and known.identity == identity:
-                return known
-            return self._record_root(tx, root.place, identity)
+            return known_host(tx, os.environ)
 
-    def _record_root(self, tx: Tx, place: bytes, identity: str) -> RootRow:
-        known = _known_root(tx, place, identity)
-        moved = _moved_roots(tx, place, identity) if known is None else [known]
-        joined = {row.workspace for row in tx.select(ROOTS) if _overlap(row.place, place) or row in moved}
-        # The one with the most history goes on: places in its order come after all that any of them gave before.
-        joining = sorted(joined, key=lambda one: (-newest_wseq(tx, one), one))
-        workspace = joining[0] if joining else self.ids.new()
-        row = RootRow(moved[0].id if moved else self.ids.new(), workspace, place, identity)
-        shown = to_wire_place(place)
-        body = {"root": row.id, "workspace": workspace, "place": shown, "identity": identity, "joins": joining[1:]}
-        self.journal.append(tx, workspace_journal(workspace), "root.opened", body, at=self.now())
+    def known_root(self, found: Found) -> RootRow | None:
+        with self.store.read() as tx:
+            return found.known_in(tx.select(ROOTS))
+
+    def record_root(self, found: Found) -> RootRow:
+        """The row of a root in which a process is about to work, recorded if the store does not have it like this."""
+        with self.store.write() as tx:
+            found, rows = replace(found, host=host_here(tx, os.environ)), tx.select(ROOTS)
+            plan = plan_opening(found, rows, self.ids.new)
+            row = self._put_root(tx, plan)
+        if all(one.id != row.id for one in rows):
+            self._tell_replaced(row, found.replaced_in(rows))
         return row
+
+    def adopt_root(self, row: RootRow, earlier: RootRow) -> None:
+        """Join the history of a root whose directory is gone with that of the directory that has its path now."""
+        with self.store.write() as tx:
+            current = tx.get(ROOTS, row.id) or row
+            self._put_root(tx, Opening(replace(current, id=earlier.id), [current.workspace, earlier.workspace], {}))
+
+    def _put_root(self, tx: Tx, opening: Opening) -> RootRow:
+        # The one with the most history goes on: places in its order come after all that any of them gave before.
+        joined = set(opening.joined) or {opening.row.workspace}
+        first, *joining = sorted(joined, key=lambda one: (-newest_wseq(tx, one), one))
+        row = replace(opening.row, workspace=first)
+        body: dict[str, Any] = {
+            "root": row.id,
+            "workspace": first,
+            "place": key_to_wire(row.place),
+            "key": key_to_wire(row.key),
+            "identity": row.identity,
+            "host": row.host,
+            "joins": joining,
+        }
+        if opening.keys:
+            body["keys"] = {one: key_to_wire(key) for one, key in opening.keys.items()}
+        self.journal.append(tx, workspace_journal(first), "root.opened", body, at=self.now())
+        return row
+
+    def _tell_replaced(self, row: RootRow, replaced: Sequence[RootRow]) -> None:
+        for earlier in replaced[-1:]:
+            import logging  # Hardly ever needed, and every process that opens a store would wait for it.
+
+            words = "mulligan: %s is another directory than the one that had this path before, so it begins a history "
+            words += "of its own. If it continues the earlier one, `mulligan store adopt %s` joins the two."
+            path = row.place.decode("utf-8", "backslashreplace") or "/"
+            logging.getLogger("mulligan.history").warning(words, path, earlier.id)
 
     def session(self, session: SessionId, root: RootRow, *, anonymous: bool = False) -> None:
         """Make sure the session is on record. Once it is, it stays: nothing takes a session off the record."""
@@ -212,7 +236,7 @@ class Ledger:
         """What we change in the root of the call around us is that call's doing; each would wait for the other."""
         around = None if self.inside is None else tx.get(OPEN, CallId(self.inside))
         root = None if around is None else tx.get(ROOTS, around.root)
-        if root is not None and any(is_inside(place, root.place) for place in places):
+        if root is not None and any(is_inside(place, root.place_of(b".")) for place in places):
             words = f"This process is part of call {self.inside}; only `mulligan call`, `exec` and `run` join it."
             raise Refused("error", "path_claimed", words, claimed_by=[self.inside])
 
@@ -359,10 +383,6 @@ def workspace_journal(workspace: str) -> str:
     return f"w:{workspace}"
 
 
-def to_wire_place(place: bytes) -> str:
-    return "/" if not place else "/" + to_wire(path_from_bytes(place.lstrip(b"/")))
-
-
 def digests_of(changes: Iterable[Change]) -> set[Digest]:
     """Every body the changes need."""
     return {
@@ -378,24 +398,10 @@ def _chunks(changes: Sequence[Change]) -> list[Sequence[Change]]:
     return [changes[i : i + CHANGES_PER_RECORD] for i in range(0, len(changes), CHANGES_PER_RECORD)] or [()]
 
 
-def _known_root(tx: Tx, place: bytes, identity: str) -> RootRow | None:
-    rows = tx.select(ROOTS, {"place": place})
-    return next((row for row in rows if row.identity == identity), rows[0] if rows else None)
-
-
-def _moved_roots(tx: Tx, place: bytes, identity: str) -> list[RootRow]:
-    """The one that was elsewhere when it was last seen, if there is one."""
-    return [row for row in tx.select(ROOTS) if row.identity == identity and row.place != place][:1]
-
-
 def newest_wseq(tx: Tx, workspace: str) -> int:
     """The last place that was given to a change in a workspace."""
     head = tx.get(HEADS, workspace_journal(workspace))
     return 0 if head is None else head.seq
-
-
-def _overlap(one: bytes, other: bytes) -> bool:
-    return is_inside(one, other) or is_inside(other, one)
 
 
 def touch_row(call: CallId, path: bytes, root: RootRow, *, ordinal: int, before: Entry) -> TouchRow:

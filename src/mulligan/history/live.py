@@ -326,7 +326,7 @@ class Watching(ABC):
 
     def begin_command_in(self, tx: Tx) -> None:
         """As part of somebody's transaction; `has_begun` when that has been published."""
-        self.ledger.check_not_inside(tx, [self.root.place])
+        self.ledger.check_not_inside(tx, [self.root.place_of(b".")])
         self._has_commands = True
         self.begin_in(tx)
 

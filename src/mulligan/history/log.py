@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from mulligan.history.desk import Desk
 from mulligan.history.leftovers import left_of
 from mulligan.history.plans import OnConflict
+from mulligan.history.roots import root_elsewhere
 from mulligan.history.sites import main_of, with_parts
 from mulligan.history.tables import CALLS, CHANGES, OPEN, ROOTS, TURNS, WSEQ_END, CallRow, ChangeRow, TurnRow
 from mulligan.session.roots import ENDED_ASIDES
+from mulligan.store.machine import known_host
 from mulligan.store.protocol import Tx
 from mulligan.store.tables import Value
 from mulligan.values.canonical import decode
@@ -48,14 +51,21 @@ def calls_of(
     """
     whose = {"session": session} if session is not None else {"workspace": workspace_of(tx, desk)}
     where: dict[str, Value] = {**whose, **only}
+    hidden = _hidden_roots(tx, desk) if session is None else frozenset()
     upper, lower = before or "\U0010ffff", after + "\0" if after else ""
     limit = _FIRST_PAGE
     while True:
         page = tx.select(CALLS, where, between=("id", lower, upper), order=("id",), descending=True, limit=limit)
-        yield from page
+        yield from (row for row in page if row.root not in hidden) if hidden else page
         if len(page) < limit:
             return
         upper, limit = page[-1].id, _PAGE
+
+
+def _hidden_roots(tx: Tx, desk: Desk) -> frozenset[str]:
+    """Roots of this workspace whose directory is not the one at their path any more."""
+    own = tx.get(ROOTS, desk.root.id) or desk.root
+    return frozenset(row.id for row in tx.select(ROOTS, {"workspace": own.workspace}) if row.tree != own.tree)
 
 
 def as_it_happened(tx: Tx, rows: Iterable[CallRow]) -> Iterator[CallRow]:
@@ -95,7 +105,8 @@ def newest_standing(
     """
     dropped: CallRow | None = None
     for row in calls_of(tx, desk, session, only=_STANDS):
-        if can_be_undone(row) and is_reachable(tx, row) and (on_conflict == "overwrite" or not left_of(tx, [row])):
+        is_meant = can_be_undone(row) and is_reachable(tx, desk, row)
+        if is_meant and (on_conflict == "overwrite" or not left_of(tx, [row])):
             if not row.evicted or _is_left(tx, desk, row):
                 return row
             dropped = dropped or row
@@ -109,9 +120,17 @@ def _is_left(tx: Tx, desk: Desk, evicted: CallRow) -> bool:
     return any(not isinstance(entry, FileEntry) or desk.ledger.blobs.has(tx, entry.digest) for entry in was)
 
 
-def is_reachable(tx: Tx, row: CallRow) -> bool:
-    """Whether the files are still where the call changed them: a sandboxed root's copy goes once it is merged."""
-    return not tx.has(ENDED_ASIDES, row.root)
+def is_reachable(tx: Tx, desk: Desk, row: CallRow) -> bool:
+    """Whether the files are still where the call changed them: a sandboxed root's copy goes once it is merged.
+
+    What a session did in a root of another host, or in a directory that is not there, is not.
+    """
+    if row.root == desk.root.id:
+        return True
+    root, own = tx.get(ROOTS, row.root), tx.get(ROOTS, desk.root.id) or desk.root
+    if root is None or tx.has(ENDED_ASIDES, row.root):
+        return False
+    return (root.workspace, root.tree) == (own.workspace, own.tree) or desk.sees(root)
 
 
 def open_calls_of(tx: Tx, session: SessionId) -> list[CallRow]:
@@ -150,11 +169,21 @@ def find_call(desk: Desk, name: str, session: SessionId | None = None, *, anyone
                 return row if session is None or row.id == name else tx.get(CALLS, main_of(row)) or row
         ends = len(name) >= _SHORT_ID_MIN
         short = [r for r in calls_of(tx, desk, session) if ends and (r.id.endswith(name) or r.id.startswith(name))]
+        if not short:
+            _refuse_elsewhere(tx, desk, name)
     if len(short) == 1:
         return short[0]
     here = "here" if session is None else f"of session {session!r}"
     words = f"is not a call {here}" if not short else f"could be any of {len(short)} calls; write more of it"
     raise fault("unknown_call", f"{name!r} {words}. `mulligan log` lists the calls.", call=name)
+
+
+def _refuse_elsewhere(tx: Tx, desk: Desk, name: str) -> None:
+    """A call is known by its whole id in every root, and only the process that sees its directory can work on it."""
+    call = tx.get(CALLS, name)
+    root = None if call is None else tx.get(ROOTS, call.root)
+    if root is not None and not desk.sees(root):
+        raise root_elsewhere(root, known_host(tx, os.environ))
 
 
 def verb_of(row: CallRow) -> str | None:

@@ -97,13 +97,13 @@ def _seq_before(tx: Tx, session: SessionId, window: Window, place: int) -> int:
 
 
 def _calls_after(tx: Tx, desk: Desk, session: SessionId, seq: int) -> tuple[CallRow, ...]:
-    rows = (row for row in calls_of(tx, desk, session) if _is_work(tx, row))
+    rows = (row for row in calls_of(tx, desk, session) if _is_work(tx, desk, row))
     return tuple(row for row in rows if (call_began(tx, session, row.id, row.started_at) or _END) > seq)
 
 
-def _is_work(tx: Tx, row: CallRow) -> bool:
+def _is_work(tx: Tx, desk: Desk, row: CallRow) -> bool:
     """Whether going back to before it means taking something back."""
-    return row.wseq is not None and not row.external and is_reachable(tx, row)
+    return row.wseq is not None and not row.external and is_reachable(tx, desk, row)
 
 
 def _call_point(desk: Desk, name: str | int, session: SessionId | None, *, side: str) -> Point:
@@ -116,7 +116,7 @@ def _call_point(desk: Desk, name: str | int, session: SessionId | None, *, side:
         raise fault("call_open", f"Call {row.id} is still running.")
     session = SessionId(row.session) if row.session is not None else None
     with desk.ledger.store.read() as tx:
-        later = [one for one in calls_of(tx, desk, session, after=row.id) if _is_work(tx, one)]
+        later = [one for one in calls_of(tx, desk, session, after=row.id) if _is_work(tx, desk, one)]
         own = [row] if side == "before" and row.wseq is not None else []
         if session is None:
             return Point(None, row, (), (), (*later, *own))

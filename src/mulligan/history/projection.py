@@ -25,6 +25,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -69,7 +70,7 @@ from mulligan.session.tokens import project_token_created, project_token_expired
 from mulligan.store.journal import Projector, Record
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import encode
-from mulligan.values.paths import from_wire, path_bytes
+from mulligan.values.paths import from_wire, path_bytes, path_from_bytes, to_wire
 from mulligan.workspace.snapshots import (
     project_snapshot_created,
     project_snapshot_derived,
@@ -90,19 +91,37 @@ def _root_opened(tx: Tx, record: Record) -> None:
             tx.update(ROOTS, root.id, workspace=body["workspace"])
         for call in tx.select(CALLS, {"workspace": joined}):
             tx.update(CALLS, call.id, workspace=body["workspace"])
-    shown = path_bytes(from_wire(body["place"].lstrip("/") or "."))
-    root = RootRow(body["root"], body["workspace"], b"/" + shown if shown != b"." else b"", body["identity"])
+    place, key = key_from_wire(body["place"]), key_from_wire(body.get("key", body["place"]))
+    _put_root(tx, RootRow(body["root"], body["workspace"], place, body["identity"], body.get("host", ""), key))
+    for other, text in body.get("keys", {}).items():
+        row = tx.get(ROOTS, other)
+        assert row is not None, "a root has a key since it is on record"
+        _put_root(tx, replace(row, key=key_from_wire(text)))
+
+
+def _put_root(tx: Tx, root: RootRow) -> None:
     before = tx.get(ROOTS, root.id)
     if before is not None and before.place_of(_ANY_NAME) != root.place_of(_ANY_NAME):
         _move_changes(tx, root)
     tx.put(ROOTS, root)
 
 
+def key_to_wire(key: bytes) -> str:
+    """A path, or the key of a root, as text."""
+    tree, slash, path = key.partition(b"/")
+    return tree.decode("ascii") + "/" + (to_wire(path_from_bytes(path)) if slash and path else "")
+
+
+def key_from_wire(text: str) -> bytes:
+    tree, _, path = text.partition("/")
+    return tree.encode("ascii") + (b"/" + path_bytes(from_wire(path)) if path.strip("/") else b"")
+
+
 _ANY_NAME = b"A"
 
 
 def _move_changes(tx: Tx, root: RootRow) -> None:
-    """A root that somebody moved takes its files along: what was recorded of them was at the same paths in it."""
+    """A root with another key takes its files along: what was recorded of them was at the same paths in it."""
     for call in tx.select(CALLS, {"workspace": root.workspace}):
         for change in tx.select(CHANGES, {"call": call.id}) if call.root == root.id else ():
             tx.update(CHANGES, call.id, change.path, place=root.place_of(change.path))

@@ -9,30 +9,38 @@ from mulligan.store.tables import Table
 from mulligan.values.canonical import decode
 from mulligan.values.ids import OwnerId
 from mulligan.values.plain import plain
+from mulligan.workspace.identity import FOLDS
 from mulligan.workspace.places import folded
 
-FOLDS = ":folds"
 WSEQ_END = 2**62
 """No change ever has so high a place."""
 
 
 @plain(slots=True, frozen=True)
 class RootRow:
-    """A directory somebody opened. Roots that overlap belong to one workspace.
+    """A directory that a process opened on a host. Roots that overlap belong to one workspace.
 
-    `identity` is device, inode and generation, with `FOLDS` after it where names differ only up to case. `place` is how
-    to get there; what is known of files below it is filed by `place_of`.
+    `identity` says which directory it is (see `workspace.identity`), and `place` is its path on that host. `key` begins
+    the key of each file below it, by which claims and changes know the file. It is the path at which the root was first
+    opened, unless another directory has had that path: then the id of a root comes first.
     """
 
     id: str
     workspace: str
     place: bytes
     identity: str
+    host: str
+    key: bytes
 
     def place_of(self, path: bytes) -> bytes:
         """The same as the open root's own: the one name of a file, through whichever root it is reached."""
-        whole = self.place if path == b"." else self.place + b"/" + path
+        whole = self.key if path == b"." else self.key + b"/" + path
         return folded(whole) if self.identity.endswith(FOLDS) else whole
+
+    @property
+    def tree(self) -> bytes:
+        """What comes before the path in a key. Roots of one workspace that differ in it share no files."""
+        return self.key.partition(b"/")[0]
 
 
 @plain(slots=True, frozen=True)

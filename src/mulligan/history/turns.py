@@ -56,7 +56,7 @@ def work_of(tx: Tx, desk: Desk, session: SessionId, turn: str) -> list[CallRow]:
     span = span_of(tx, session, turn)
     children = [] if span is None else work_of_children(tx, desk, session, span)
     rows = [*tx.select(CALLS, {"session": session, "turn": turn}), *children]
-    return [row for row in rows if can_be_undone(row) and is_reachable(tx, row)]
+    return [row for row in rows if can_be_undone(row) and is_reachable(tx, desk, row)]
 
 
 def _newest_with_something(tx: Tx, desk: Desk, sought: Sought) -> Named | None:

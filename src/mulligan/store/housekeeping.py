@@ -12,7 +12,6 @@ and in META until a sync works again, for from then on a power cut may take more
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 from collections.abc import Iterable
@@ -20,6 +19,7 @@ from contextlib import suppress
 
 from mulligan.store.blobs import BLOBS, BODIES, LOST, PARTS, READABLE, UNSYNCED, BlobRow, Blobs
 from mulligan.store.journal import Journal
+from mulligan.store.machine import boot_id
 from mulligan.store.protocol import META, MetaRow, Store, Tx
 from mulligan.store.sqlite import SqliteStore
 from mulligan.values.clock import Clock, parse_timestamp, timestamp
@@ -37,24 +37,6 @@ _DIGESTS_A_RECORD = 500
 _TAKEN = frozenset({"missing_cas_dependency", "blob_corrupt", "evicted"})
 _FINAL = frozenset({"sync_failed", "io_error"})
 """After these the disk cannot be trusted to tell the truth about the same bytes again, so the mark stays for good."""
-
-
-def boot_id() -> str:
-    """Names this run of the machine; "" where the system does not say."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return _boot_time()
-
-
-def _boot_time() -> str:
-    """The start of the machine on systems that keep it as a `kern.boottime` value."""
-    ask = getattr(ctypes.CDLL(None), "sysctlbyname", None)
-    answer, size = (ctypes.c_int64 * 2)(), ctypes.c_size_t(16)
-    if ask is None or ask(b"kern.boottime", ctypes.byref(answer), ctypes.byref(size), None, 0) != 0:
-        return ""
-    return f"boottime:{answer[0]}"
 
 
 class SyncMark:

@@ -16,7 +16,7 @@ from mulligan.values.faults import fault
 
 Step: TypeAlias = Callable[[apsw.Connection], None]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 def _to_2(connection: apsw.Connection) -> None:
@@ -40,7 +40,18 @@ def _to_3(connection: apsw.Connection) -> None:
     connection.execute('ALTER TABLE "sessions" ADD COLUMN "anonymous" INTEGER; UPDATE "sessions" SET "anonymous" = 0')
 
 
-STEPS: Mapping[int, Step] = MappingProxyType({1: _to_2, 2: _to_3})
+def _to_4(connection: apsw.Connection) -> None:
+    """Roots say on which host they are, and what begins the keys of their files: until now, their path."""
+    connection.execute(
+        """
+        ALTER TABLE "roots" ADD COLUMN "host" TEXT NOT NULL DEFAULT '';
+        ALTER TABLE "roots" ADD COLUMN "key" BLOB NOT NULL DEFAULT x'';
+        UPDATE "roots" SET "key" = "place";
+        """
+    )
+
+
+STEPS: Mapping[int, Step] = MappingProxyType({1: _to_2, 2: _to_3, 3: _to_4})
 """For each older version, the step that leads to the next one."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,6 +17,7 @@ from mulligan.store.sqlite_log import unread_commits
 from mulligan.values.clock import monotonic_s
 from mulligan.values.faults import MulliganError, fault, fault_of_os_error
 
+TRUST_OWNER = "MULLIGAN_TRUST_OWNER"
 APPLICATION_ID = 0x4D4C4721  # "MLG!"
 BUSY_LIMIT_S = 30.0
 _BUSY_NAP_S = 0.0004
@@ -194,6 +196,7 @@ def check_directory(directory: str, database: str, *, create: bool) -> None:
     """The directory is on a disk of this machine, and what we make there is ours alone. Looks before it makes."""
     path = os.path.join(directory, database)
     try:
+        refuse_untrusted(directory)
         _refuse_remains(directory, path)
         if not create and not is_there(path):
             raise fault("store_unreadable", f"There is no store in {directory}. Check --store, --root, MULLIGAN_HOME.")
@@ -204,6 +207,24 @@ def check_directory(directory: str, database: str, *, create: bool) -> None:
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except OSError as error:
         raise _unusable(directory, error) from error
+
+
+def refuse_untrusted(path: str) -> None:
+    """Refuse what another user could have prepared: a directory or socket that is not ours, or that others can write.
+
+    Raises `untrusted_owner`. The superuser may, and so may a caller who sets `MULLIGAN_TRUST_OWNER=1`.
+    """
+    user = os.geteuid()
+    if user == 0 or os.environ.get(TRUST_OWNER) == "1" or not is_there(path):
+        return
+    status = os.stat(path)
+    if status.st_uid != user:
+        words = f"{path} belongs to user {status.st_uid}, not to you. Choose another with MULLIGAN_HOME or --store"
+    elif stat.S_IMODE(status.st_mode) & (stat.S_IWGRP | stat.S_IWOTH):
+        words = f"Others can write to {path}. Run `chmod go-w {path}`"
+    else:
+        return
+    raise fault("untrusted_owner", f"{words}, or set {TRUST_OWNER}=1 if you trust them.", path=path)
 
 
 def is_there(path: str) -> bool:

@@ -44,6 +44,9 @@ class SimulatedDisk:
     def close(self) -> None:
         return None
 
+    def settle_birth(self) -> None:
+        return None
+
     def restarted(self, *, steps: Steps | None = None) -> SimulatedDisk:
         """The same disk as the next process finds it."""
         other = SimulatedDisk(steps=steps)

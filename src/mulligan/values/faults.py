@@ -69,7 +69,7 @@ class Broken(MulliganError):
 _CODES: dict[type[MulliganError], str] = {
     AskedWrongly: """
         invalid_params invalid_path invalid_id invalid_digest invalid_json invalid_entry invalid_store_url
-        unknown_call unknown_session unknown_turn unknown_blob unknown_effect unknown_root unknown_point
+        unknown_call unknown_session unknown_turn unknown_blob unknown_effect unknown_root root_elsewhere unknown_point
         session_not_found session_closed session_expired workspace_closed nothing_to_undo nothing_to_redo call_not_open
         call_open turn_open not_continuable nested_transaction store_inside_workspace network_store
         snapshot_mismatch tool_validation
@@ -87,7 +87,7 @@ _CODES: dict[type[MulliganError], str] = {
         forbidden fs_op_not_allowed path_not_allowed symlink_not_allowed max_write_bytes_exceeded
         max_patch_bytes_exceeded patch_format_not_allowed max_changed_files_exceeded
         max_edit_replacements_exceeded sandbox_unavailable not_undoable permission_denied
-        not_controller client_may_not
+        not_controller client_may_not untrusted_owner
         unredacted_secret transcript_budget_exceeded
     """,
     WorldChanged: """

@@ -130,6 +130,14 @@ class Disk(Protocol):
     sync_preimages: Callable[[], None]
     """makes what is about to be written over survive a power cut, before any file is written in place"""
 
+    def settle_birth(self) -> None:
+        """Have the root's time of birth be one that stays.
+
+        On an overlay, a directory of a lower layer gets another one with its first change. Giving it the mode that it
+        has is such a change.
+        """
+        ...
+
     def resolve(self, path: RepoPath, *, follow: Follow = "within_root_only", final: bool = True) -> Spot: ...
     def resolve_exactly(self, path: RepoPath) -> Spot: ...
     def image(
@@ -172,7 +180,7 @@ class HostDisk:
             shown = os.fsdecode(root)
             words = f"{shown} cannot be opened as a root: {error.strerror}."
             if isinstance(error, FileNotFoundError):
-                words += " If it was removed, make it anew, empty, and undo."
+                words += f" If it was removed, make it again, empty; `mulligan store adopt {shown}` joins its history."
             raise fault("unknown_root", words, root=shown) from error
         self.keep_large: KeepLarge | None = None
         self.durability: Durability = "process"
@@ -186,6 +194,11 @@ class HostDisk:
             self._is_open = False
             os.close(self.root.handle)
             self.root = replace(self.root, handle=-1)
+
+    def settle_birth(self) -> None:
+        if kernel.is_on_overlay(self.root.handle):
+            with suppress(OSError):
+                os.fchmod(self.root.handle, stat.S_IMODE(os.fstat(self.root.handle).st_mode))
 
     # Looking.
 
@@ -491,6 +504,22 @@ def _write_all(handle: int, content: bytes) -> None:
     view = memoryview(content)
     while view:
         view = view[os.write(handle, view) :]
+
+
+class GoneDisk(HostDisk):
+    """The disk of a root whose directory is not there: what was recorded of it can be read, and no file is in it."""
+
+    def __init__(self, place: bytes, *, folds_case: bool) -> None:
+        self.root = Root(-1, place or b"/", place, device=0, folds_case=folds_case)
+        self.keep_large = None
+        self._steps = FreeSteps()
+        self._is_open = False
+
+    def resolve(self, path: RepoPath, *, follow: Follow = "within_root_only", final: bool = True) -> Spot:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(self.root.path))
+
+    def resolve_exactly(self, path: RepoPath) -> Spot:
+        return self.resolve(path)
 
 
 def read_xattrs(handle: int) -> Xattrs:

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import signal
+import struct
 import sys
 
 LINUX = sys.platform == "linux"
@@ -28,6 +29,11 @@ _RENAME_EXCL_MAC = 4
 _SYS_OPENAT2 = 437
 _FS_IOC_GETFLAGS = 0x80086601
 _FS_IOC_GETVERSION = 0x80087601
+_AT_EMPTY_PATH = 0x1000
+_STATX_BTIME = 0x800
+_STATX_BYTES, _STATX_BTIME_AT = 256, 80
+_STATFS_BYTES = 256
+_OVERLAYFS_MAGIC = 0x794C7630
 _FS_CASEFOLD_FLAG = 0x40000000
 _PC_CASE_SENSITIVE_MAC = 11
 
@@ -133,3 +139,26 @@ def mount_of(handle: int) -> int:
             return next(int(line.split()[1]) for line in lines if line.startswith(b"mnt_id:"))
     except (OSError, StopIteration):
         return os.fstat(handle).st_dev
+
+
+def birth_ns_of(handle: int) -> int:
+    """When an open file was made. 0 where the file system does not say."""
+    ask = getattr(_libc, "statx", None)
+    if ask is None:
+        return int(getattr(os.fstat(handle), "st_birthtime", 0.0) * 1e9)
+    answer = ctypes.create_string_buffer(_STATX_BYTES)
+    if ask(handle, b"", _AT_EMPTY_PATH, ctypes.c_uint(_STATX_BTIME), answer) != 0:
+        return 0
+    mask, seconds, nanoseconds = (
+        struct.unpack_from("=I", answer)[0],
+        *struct.unpack_from("=qI", answer, _STATX_BTIME_AT),
+    )
+    return seconds * 1_000_000_000 + nanoseconds if mask & _STATX_BTIME else 0
+
+
+def is_on_overlay(handle: int) -> bool:
+    """Whether an open file is on an overlay file system, such as the root of most containers."""
+    answer = ctypes.create_string_buffer(_STATFS_BYTES)
+    if not LINUX or _libc.fstatfs(handle, answer) != 0:
+        return False
+    return bool(struct.unpack_from("=l" if ctypes.sizeof(ctypes.c_long) == 4 else "=q", answer)[0] == _OVERLAYFS_MAGIC)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from mulligan.values.faults import MulliganError
@@ -56,7 +56,11 @@ class Spot:
 
 @plain(slots=True, frozen=True)
 class Root:
-    """An open root directory: its handle, its real path, and the prefix of every place below it."""
+    """An open root directory: its handle, its real path, and the prefix of every place below it.
+
+    `place` is its path with bind mounts taken back. The prefix is `key`, once a store knows the root, and `place` until
+    then. `tree` begins the places of files that are reached through the root and are not below it.
+    """
 
     handle: int
     path: bytes
@@ -65,9 +69,17 @@ class Root:
     folds_case: bool
     resolves_beneath: bool = True
     mount: int = -1
+    key: bytes | None = None
+    tree: bytes = b""
+
+    def with_key(self, key: bytes) -> Root:
+        """The same root, with the key by which a store knows it as the prefix of every place below."""
+        tree = key[: -len(self.place)] if self.place and key.endswith(self.place) else b""
+        return replace(self, key=key, tree=tree)
 
     def place_of(self, path: RepoPath) -> bytes:
-        whole = self.place if path == ROOT else self.place + b"/" + path_bytes(path)
+        prefix = self.place if self.key is None else self.key
+        whole = prefix if path == ROOT else prefix + b"/" + path_bytes(path)
         return folded(whole) if self.folds_case else whole
 
     def absolute(self, path: RepoPath) -> bytes:
@@ -266,7 +278,7 @@ def _spot_at(root: Root, path: RepoPath, handle: int, name: bytes) -> Spot:
     if kernel.mount_of(handle) == root.mount:
         return Spot(path, root.place_of(path), handle, name)
     prefix = place_prefix(kernel.real_path_of(handle), os.fstat(handle).st_dev)
-    return Spot(path, prefix + b"/" + name, handle, name)
+    return Spot(path, root.tree + prefix + b"/" + name, handle, name)
 
 
 def _as_path(names: list[bytes]) -> RepoPath:
@@ -387,7 +399,7 @@ class _Way:
             raise _escapes(self._asked)
         folder, name = os.path.split(real)
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        return Spot(_as_path(self._left_at), real, handle, name or b".", outside=True)
+        return Spot(_as_path(self._left_at), self._root.tree + real, handle, name or b".", outside=True)
 
     def _begin_anew(self, target: bytes, rest: list[bytes]) -> bool:
         """Stand at the root with a path below it ahead; False if by its words it is not below."""

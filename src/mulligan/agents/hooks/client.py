@@ -34,6 +34,10 @@ def main(argv: list[str]) -> None:
     folder = os.path.join(home, _FOLDER)
     message = _message(agent, raw, wait_s)
     answer = None
+    untrusted = _untrusted(home) or _untrusted(folder) or _untrusted(os.path.join(folder, "keeper.sock"))
+    if untrusted:
+        os.write(2, os.fsencode(f"mulligan: {untrusted}\n"))
+        return
     try:
         answer = _ask(folder, message, deadline)
         if answer is None:
@@ -55,6 +59,20 @@ def _home(environ: "os._Environ[str]") -> str:
     if not os.path.isabs(state):
         state = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".local", "state")
     return os.path.join(state, "mulligan")
+
+
+def _untrusted(path: str) -> "str | None":
+    """The same rule as `mulligan.store.sqlite_file.refuse_untrusted`, which cannot be imported from here."""
+    user = os.geteuid()
+    if user == 0 or os.environ.get("MULLIGAN_TRUST_OWNER") == "1":
+        return None
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    if status.st_uid != user:
+        return f"{path} belongs to user {status.st_uid}, not to you; set MULLIGAN_TRUST_OWNER=1 if you trust them."
+    return f"Others can write to {path}; run `chmod go-w {path}`." if status.st_mode & 0o022 else None
 
 
 def _message(agent: str, raw: bytes, wait_s: float) -> bytes:
@@ -151,8 +169,9 @@ def _start(command: list[str]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    kept = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "XDG_STATE_HOME", "MULLIGAN_HOME")
-    return {name: os.environ[name] for name in kept if name in os.environ}
+    kept = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "XDG_STATE_HOME")
+    ours = ("MULLIGAN_HOME", "MULLIGAN_HOST", "MULLIGAN_TRUST_OWNER")
+    return {name: os.environ[name] for name in (*kept, *ours) if name in os.environ}
 
 
 def _once(home: str, message: bytes, deadline: float) -> "bytes | None":

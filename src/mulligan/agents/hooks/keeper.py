@@ -17,6 +17,7 @@ from contextlib import suppress
 
 from mulligan.agents.hooks.dispatch import DONE, Dispatcher, OpenRecorder
 from mulligan.agents.hooks.spool import private_folder
+from mulligan.store.sqlite_file import refuse_untrusted
 from mulligan.values.canonical import encode
 from mulligan.values.clock import monotonic_s
 
@@ -121,7 +122,9 @@ def _read_exactly(speaker: socket.socket, size: int) -> bytes | None:
 
 
 def ask_keeper(folder: str, word: bytes) -> bytes | None:
-    """`stop` or `status`. None if no background process is there."""
+    """`stop` or `status`. None if no background process is there. Raises `untrusted_owner` for one of another user."""
+    for path in (folder, os.path.join(folder, SOCKET)):
+        refuse_untrusted(path)
     here = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.chdir(folder)
@@ -140,6 +143,7 @@ def ask_keeper(folder: str, word: bytes) -> bytes | None:
 def take_lock(folder: str, *, wait: bool) -> int | None:
     """The right to work on this store's hooks, for as long as the handle is open. None: somebody else has it."""
     private_folder(folder)
+    refuse_untrusted(folder)
     handle = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

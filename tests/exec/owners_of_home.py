@@ -1,0 +1,48 @@
+"""What a user without privileges gets with state directories of various owners, printed as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import mulligan
+from mulligan.agents.hooks import client
+from mulligan.values.faults import MulliganError
+
+
+def opened(home: str, work: Path) -> str:
+    try:
+        with mulligan.open(work, store=home), open(os.path.join(home, "store.db"), "rb"):
+            return "opened"
+    except MulliganError as error:
+        assert "\n" not in error.message and home in error.message
+        return error.code
+
+
+def hooked(home: str) -> list[object]:
+    """How the hook ends, and the first word of what it says."""
+    command = [sys.executable, "-I", "-S", client.__file__, "claude", home]
+    done = subprocess.run(command, input="{}", capture_output=True, text=True, env={"PATH": os.defpath})
+    return [done.returncode, done.stdout, done.stderr.partition(" ")[0]]
+
+
+def main() -> None:
+    base = Path(tempfile.mkdtemp())
+    work, own, shared = (base / name for name in ("work", "own", "shared"))
+    for folder, mode in ((work, 0o755), (own, 0o700), (shared, 0o770)):
+        folder.mkdir()
+        folder.chmod(mode)
+    foreign = tempfile.gettempdir()
+    found = {"own": opened(str(own), work), "shared": opened(str(shared), work), "foreign": opened(foreign, work)}
+    left = [os.listdir(shared), os.path.exists(os.path.join(foreign, "store.db"))]
+    hooks = [hooked(str(shared)), hooked(foreign)]
+    os.environ["MULLIGAN_TRUST_OWNER"] = "1"
+    print(json.dumps({**found, "left": left, "hooks": hooks, "trusted": opened(str(shared), work)}))
+
+
+if __name__ == "__main__":
+    main()
