@@ -208,9 +208,11 @@ def coverage(common: Common, call: str | None) -> None:
     with look(common) as opened:
         if call is None:
             with opened.desk.ledger.store.read() as tx:
-                rows = [row for row in calls_of(tx, opened.desk, _session(common)) if row.coverage != _NO_GAPS]
+                known = list(calls_of(tx, opened.desk, _session(common)))
         else:
-            rows = [find_call(opened.desk, call, _session(common))]
+            known = [find_call(opened.desk, call, _session(common))]
+    rows = [row for row in known if call is not None or row.coverage != _NO_GAPS]
+    running = sum(row.status == "open" for row in known)
     found = [(row.id, decode(row.coverage)) for row in rows]
     if common.as_json:
         print_json([{"id": one, "coverage": gaps} for one, gaps in found])
@@ -219,7 +221,8 @@ def coverage(common: Common, call: str | None) -> None:
         for gap in gaps:
             click.echo(f"{short(one)}  {gap_words(gap['path'], gap['reason'])}")
     if not any(gaps for _, gaps in found):
-        click.echo("Everything was captured.")
+        still = f" so far; {counted(running, 'call')} still running" if running else ""
+        click.echo(f"Everything was captured{still}.")
 
 
 @click.command()

@@ -17,16 +17,19 @@ from mulligan.history.desk import Desk
 from mulligan.history.kept import Drift, KeptTree
 from mulligan.history.ledger import Ending, Facts, newest_wseq, touch_row
 from mulligan.history.log import workspace_of
+from mulligan.history.moves import with_moves
 from mulligan.history.tables import AGENT, CALLS, CHANGES, OPEN, TOUCHES, TURNS, CallRow
 from mulligan.session.tables import session_journal
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
+from mulligan.values.clock import since_boot_s
 from mulligan.values.entries import ABSENT, Absent, Change, DirEntry, Entry, entry_from_json, same_state
 from mulligan.values.faults import AskedWrongly
 from mulligan.values.ids import CallId, RootId, SessionId, TurnId, WorkspaceId
 from mulligan.values.paths import ROOT, RepoPath, ancestors_of, path_bytes, path_from_bytes, to_wire
 from mulligan.values.plain import plain
 from mulligan.workspace.disk import Image
+from mulligan.workspace.processes import left_running
 
 Note = Mapping[str, str]
 
@@ -94,7 +97,7 @@ def workspace_seq(desk: Desk) -> int:
 
 def _facts(desk: Desk, observed: Observed, *, since: int) -> Facts:
     identifier = CallId(desk.ledger.ids.new())
-    cause = {**observed.about, "window": observed.paths is None, "since": since}
+    cause = {**observed.about, "window": observed.paths is None, "since": since, "began_s": since_boot_s()}
     if observed.pid:
         cause |= {"pid": observed.pid, "born": born(observed.pid)}
     return Facts(
@@ -215,7 +218,14 @@ def finish(
     window = bool(shown.why.get("window"))
     gaps = take_stock(desk, tree, call, until_ns=until_ns) if window and tree is not None else []
     lost: list[Note] = [{"path": ".", "reason": "no_baseline"}] if window and tree is None else []
-    return _end(desk, shown, reason, notes=[*notes, *gaps, *lost])
+    return _end(desk, shown, reason, notes=[*notes, *gaps, *lost, *(_left_running(desk, shown) if window else ())])
+
+
+def _left_running(desk: Desk, shown: CallRow) -> list[Note]:
+    """A process that the tool has left running may write after the tool is over; that is in no call."""
+    began_s = shown.why.get("began_s")
+    is_known = isinstance(began_s, float) and left_running(desk.disk.root.path, since_s=began_s)
+    return [{"path": ".", "reason": "background"}] if is_known else []
 
 
 def _end(desk: Desk, shown: CallRow, reason: str | None, *, notes: Sequence[Note]) -> bool:
@@ -228,7 +238,8 @@ def _end(desk: Desk, shown: CallRow, reason: str | None, *, notes: Sequence[Note
             return False
         told = _Told(tx, desk, int(shown.why.get("since", 0)))
         changes = [told.change(path, befores[path], after) for path, after in sorted(afters.items(), key=_by_bytes)]
-        ending = Ending("committed", [one for one in changes if one], reason, [*notes, *told.notes])
+        moved = with_moves([one for one in changes if one], guessed=bool(shown.why.get("window")))
+        ending = Ending("committed", moved, reason, [*notes, *told.notes])
         desk.ledger.end(tx, _facts_of(shown), ending)
     return True
 

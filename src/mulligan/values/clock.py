@@ -49,3 +49,8 @@ def timestamp(clock: Clock) -> str:
 
 def parse_timestamp(text: str) -> datetime:
     return datetime.fromisoformat(text)
+
+
+def since_boot_s() -> float:
+    """Seconds since the machine started, on the clock by which the kernel says when a process began."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from mulligan.history.tables import KEPT, OPEN
 from mulligan.history.views import log_view
 from mulligan.opening import Mulligan
 from mulligan.values.clock import monotonic_s
+from mulligan.values.faults import MulliganError, fault
 
 ENV = b"KEY=1\n"
 
@@ -434,3 +436,53 @@ def test_a_folder_moved_and_a_folder_removed_come_back(agent: Agent) -> None:
     agent.undo("c1")
     assert tree(agent.root) == before
     assert (agent.root / "pkg/g.py").stat().st_mode & 0o777 == 0o640
+
+
+def coverage_of(agent: Agent, label: str) -> list[tuple[str, str]]:
+    row = next(row for row in agent.log() if row["label"] == label)
+    return [(note["path"], note["reason"]) for note in row["coverage"]]
+
+
+@contextmanager
+def cat(folder: Path) -> Iterator[None]:
+    """A process that works in a folder as long as the block lasts."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=folder) as running:
+        yield
+        running.communicate()
+
+
+@pytest.mark.req("D6.coverage.background")
+def test_a_process_that_a_command_leaves_running_is_named_in_its_coverage(agent: Agent) -> None:
+    with cat(agent.root):
+        agent.shell("earlier", "echo 1 > b.txt")
+        told: dict[str, Any] = {"label": "leaves", "tool": "Bash", "input": {"command": "cat &"}}
+        agent.say("pre", **told)
+        with cat(agent.root):
+            agent.say("post", **told)
+    agent.shell("later", "echo 2 > b.txt")
+    found = [coverage_of(agent, label) for label in ("earlier", "leaves", "later")]
+    assert found == [[], [(".", "background")], []]
+
+
+@pytest.mark.req("D6.coverage.store_full")
+def test_a_call_during_which_the_store_was_full_says_so(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, Any] = {"label": "full", "tool": "Bash", "input": {"command": "echo"}}
+    with monkeypatch.context() as disk, pytest.raises(MulliganError):
+        disk.setattr(agent.opened.store, "write", _full_disk)
+        agent.say("pre", **told)
+    agent.say("post", **told)
+    agent.shell("later", "echo 2 > b.txt")
+    assert (".", "store_full") in coverage_of(agent, "full") and coverage_of(agent, "later") == []
+
+
+def _full_disk() -> None:
+    raise fault("no_space", "The disk is full; free some space and try again.")
+
+
+@pytest.mark.req("D6.coverage.hooked_moves")
+def test_a_file_that_a_hooked_command_moved_is_a_move(agent: Agent) -> None:
+    agent.shell("c1", "mv a.txt moved.txt")
+    changes = {change["path"]: change for change in agent.log()[-1]["changes"]}
+    assert changes["moved.txt"]["kind"] == "renamed" and changes["moved.txt"]["from"] == "a.txt"
+    agent.undo("c1")
+    assert (agent.root / "a.txt").exists() and not (agent.root / "moved.txt").exists()

@@ -21,12 +21,14 @@ from mulligan.history.tables import AGENT, CALLS, OPEN, TURNS, CallRow
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import encode
 from mulligan.values.clock import monotonic_s
+from mulligan.values.faults import MulliganError
 from mulligan.values.ids import CallId, SessionId, TurnId
 
 _LATER_WAITS_S = 0.02
 
 MISSED: Note = {"path": ".", "reason": "hook_missed"}
 LATE: Note = {"path": ".", "reason": "hook_late"}
+FULL: Note = {"path": ".", "reason": "store_full"}
 
 
 class Recorder:
@@ -37,10 +39,16 @@ class Recorder:
         self._tree = KeptTree(desk)
         self._notes: dict[CallId, list[Note]] = {}
         self._patience_s = float("inf")
+        self._was_full = False
 
     def handle(self, event: HookEvent, *, until: float, pid: int = 0, late: bool = False) -> None:
         """Whatever must be safe before the agent goes on is safe when this returns, if `until` leaves the time."""
-        _HANDLERS[event.kind](self, event, until, pid if not late else -1)
+        try:
+            _HANDLERS[event.kind](self, event, until, pid if not late else -1)
+        except MulliganError as error:
+            # The next call that the store takes says so in its coverage.
+            self._was_full |= error.code == "no_space"
+            raise
 
     @property
     def is_settled(self) -> bool:
@@ -134,7 +142,10 @@ class Recorder:
         return CallId(min(row.id for row in same)) if same else None
 
     def _finish(self, call: CallId, *, reason: str | None) -> None:
-        observing.finish(self._desk, call, self._tree, reason=reason, notes=self._notes.pop(call, []))
+        notes = [*self._notes.get(call, []), *([FULL] if self._was_full else [])]
+        observing.finish(self._desk, call, self._tree, reason=reason, notes=notes)
+        self._notes.pop(call, None)
+        self._was_full = False
 
     # Turns and sessions.
 
