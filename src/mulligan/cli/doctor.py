@@ -93,16 +93,18 @@ def _store(common: Common) -> list[Finding]:
 def _opens(common: Common) -> list[Finding]:
     from mulligan.history.schema import SCHEMA
     from mulligan.store.housekeeping import sync_failure
+    from mulligan.store.machine import older_processes
 
     try:
         store = open_store(common.store, SCHEMA, durability="process", clock=SystemClock(), create=False)
         with store.read() as tx:
-            failed = sync_failure(tx)
+            failed, older = sync_failure(tx), older_processes(tx, store.is_alive)
         store.close()
     except MulliganError as error:
         return [Finding("store", error.message, False, error.code)]
     unsafe = [Finding("sync", f"a power cut may take what was written since {failed}", False)] if failed else []
-    return [Finding("store", "opens", True), *unsafe]
+    outdated = [Finding("older process", f"{words}; restart it", False) for words in older]
+    return [Finding("store", "opens", True), *unsafe, *outdated]
 
 
 def _kernel() -> list[Finding]:

@@ -8,13 +8,16 @@ id of the one kernel, which the store keeps too, so the processes of one boot ag
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 
+from mulligan.store.migrations import SCHEMA_VERSION, program_name
 from mulligan.store.protocol import META, MetaRow, Tx
-from mulligan.values.ids import SystemIds, parse_user_id
+from mulligan.values.ids import OwnerId, SystemIds, parse_user_id
 
 _HOST_OF_MACHINE, _HOST_OF_BOOT = "host_of_machine:", "host_of_boot:"
+_PROCESS = "process:"
 _MACHINE_ID_FILES = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 
 
@@ -84,3 +87,25 @@ def _machine_id() -> str:
         if text and text != "uninitialized":
             return text
     return ""
+
+
+def note_process(tx: Tx, owner: int, is_alive: Callable[[OwnerId], bool | None]) -> None:
+    """Which format a process works with, for `doctor`. Rows of processes that have ended go."""
+    for row in _process_rows(tx):
+        if is_alive(OwnerId(int(row.key.removeprefix(_PROCESS)))) is False:
+            tx.delete(META, row.key)
+    tx.put(META, MetaRow(f"{_PROCESS}{owner}", f"{SCHEMA_VERSION} {os.getpid()} {program_name()}"))
+
+
+def older_processes(tx: Tx, is_alive: Callable[[OwnerId], bool | None]) -> list[str]:
+    """The living processes whose version of Mulligan reads only older formats than ours, each in words."""
+    found = []
+    for row in _process_rows(tx):
+        reads, pid, program = row.value.split(" ", 2)
+        if int(reads) < SCHEMA_VERSION and is_alive(OwnerId(int(row.key.removeprefix(_PROCESS)))):
+            found.append(f"{program} (process {pid}) reads formats up to {reads}, and the store has {SCHEMA_VERSION}")
+    return found
+
+
+def _process_rows(tx: Tx) -> list[MetaRow]:
+    return tx.select(META, between=("key", _PROCESS, _PROCESS[:-1] + ";"))

@@ -6,17 +6,23 @@ tables declared in the code are those of today, not those it starts from.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TypeAlias
 
 import apsw
 
-from mulligan.values.faults import fault
+from mulligan.values.faults import MulliganError, fault
 
 Step: TypeAlias = Callable[[apsw.Connection], None]
 
 SCHEMA_VERSION = 4
+
+
+WRITTEN_BY = "written_by"
+"""The row of `meta` that names the version of Mulligan which made the store's format."""
 
 
 def _to_2(connection: apsw.Connection) -> None:
@@ -53,6 +59,38 @@ def _to_4(connection: apsw.Connection) -> None:
 
 STEPS: Mapping[int, Step] = MappingProxyType({1: _to_2, 2: _to_3, 3: _to_4})
 """For each older version, the step that leads to the next one."""
+
+
+def newer_store(connection: apsw.Connection, found: int) -> MulliganError:
+    """What a process says that meets a store which a newer version has migrated."""
+    from importlib.metadata import version  # Only to say it: reading it takes as long as opening a store.
+
+    try:
+        rows = connection.execute("SELECT value FROM meta WHERE key = ?", (WRITTEN_BY,)).fetchall()
+    except apsw.Error:
+        rows = []
+    newer = f"Mulligan {rows[0][0]}" if rows else "A newer Mulligan"
+    words = (
+        f"{newer} has brought this store to format {found}; this process runs Mulligan {version('mulligan')}, which "
+        f"reads formats up to {SCHEMA_VERSION}. Restart {program_name()} (process {os.getpid()}) with the newer one."
+    )
+    return fault("store_newer", words, format=found, pid=os.getpid())
+
+
+def note_version(connection: apsw.Connection) -> None:
+    """Which version made this format, for older processes that meet it."""
+    from importlib.metadata import version
+
+    connection.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (WRITTEN_BY, version("mulligan")))
+
+
+def program_name() -> str:
+    """The program of this process, with its verb."""
+    words = [os.path.basename(sys.argv[0]) or "python", *sys.argv[1:2]]
+    return (
+        " ".join("mulligan" if word == "__main__.py" else word for word in words if not word.startswith("-"))
+        or "python"
+    )
 
 
 def migrate(connection: apsw.Connection, *, to: int = SCHEMA_VERSION, steps: Mapping[int, Step] = STEPS) -> None:

@@ -19,6 +19,8 @@ import apsw
 
 from mulligan.store.bodies import DirectoryBodies, sync_path
 from mulligan.store.journal import Schema
+from mulligan.store.machine import note_process
+from mulligan.store.migrations import SCHEMA_VERSION, newer_store
 from mulligan.store.owners import OwnerBytes, owner_bytes
 from mulligan.store.protocol import OWNERS, BlobStore, Durability, OwnerRow
 from mulligan.store.sql import create_statements, delete_sql, get_sql, has_sql, put_sql, select_sql, update_sql
@@ -87,9 +89,12 @@ class SqliteStore:
     def _connect(self, tx: _SqliteTx, sql: str, doing: str) -> None:
         tx._connection = self._pool.take()
         try:
-            tx._connection.execute(sql)
+            # With the transaction: a newer version may have migrated the store since this process opened it.
+            ((found,),) = tx._connection.execute(sql + "; PRAGMA user_version").fetchall()
         except apsw.Error as error:
             raise fault_of_sqlite(error, doing) from error
+        if int(found or 0) > SCHEMA_VERSION:
+            raise newer_store(tx._connection, int(found or 0))
 
     def _stop(self, tx: _SqliteTx, *, writable: bool) -> None:
         """However far it came: an interrupt does not say."""
@@ -153,6 +158,7 @@ class SqliteStore:
             number = newest[0].id + 1 if newest else 1
             self._owner_bytes().hold(number)
             tx.put(OWNERS, OwnerRow(number, os.uname().nodename, timestamp(self._clock)))
+            note_process(tx, number, self.is_alive)
         return OwnerId(number)
 
     def is_alive(self, owner: OwnerId) -> bool | None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 
 import apsw
 
-from mulligan.store.migrations import SCHEMA_VERSION, STEPS, Step, migrate
+from mulligan.store.migrations import SCHEMA_VERSION, STEPS, Step, migrate, newer_store, note_version
 from mulligan.store.protocol import Durability
 from mulligan.store.sqlite_log import unread_commits
 from mulligan.values.clock import monotonic_s
@@ -145,11 +145,30 @@ def prepare_file(
             connection.pragma("journal_mode", "wal")
         connection.execute("BEGIN IMMEDIATE")
         try:
-            _create(connection, create, version) if application == 0 else migrate(connection, to=version, steps=steps)
+            if application == 0:
+                _create(connection, create, version)
+            else:
+                copy_before_migration(connection, found)
+                migrate(connection, to=version, steps=steps)
+            note_version(connection)
             connection.execute("COMMIT")
         finally:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
+
+
+def copy_before_migration(connection: apsw.Connection, found: int) -> None:
+    """Copy the database beside itself, as `store.db.format-N`. Our transaction keeps every writer out meanwhile."""
+    target = f"{connection.filename}.format-{found}"
+    with suppress(FileNotFoundError):
+        os.unlink(target + ".part")
+    reader = apsw.Connection(connection.filename, vfs=connection.open_vfs)
+    try:
+        reader.execute("VACUUM INTO ?", (target + ".part",))
+    finally:
+        reader.close()
+    os.chmod(target + ".part", 0o600)
+    os.rename(target + ".part", target)
 
 
 def _standing(connection: apsw.Connection) -> tuple[int, int]:
@@ -158,9 +177,7 @@ def _standing(connection: apsw.Connection) -> tuple[int, int]:
 
 def _refuse_what_is_not_ours(connection: apsw.Connection, found: int, application: int, *, newest: int) -> None:
     if application == APPLICATION_ID and found > newest:
-        raise fault(
-            "store_newer", f"This store has format {found}; this Mulligan reads up to {newest}. Upgrade Mulligan."
-        )
+        raise newer_store(connection, found)
     used = found or application or connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
     if used and application != APPLICATION_ID:
         raise fault("store_corrupt", "That database belongs to another program; choose another directory.")

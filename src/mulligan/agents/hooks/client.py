@@ -46,7 +46,7 @@ def main(argv: list[str]) -> None:
         pass
     if answer is None or answer[:1] != b"0":
         _spool(folder, message)
-    elif len(answer) > 1:
+    if answer is not None and len(answer) > 1:
         os.write(1, answer[1:])
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from mulligan.agents.hooks.events import HookEvent, parse_event
 from mulligan.agents.hooks.recorder import Recorder
 from mulligan.agents.hooks.spool import Spool
+from mulligan.values.canonical import encode
 from mulligan.values.clock import monotonic_s
 from mulligan.values.faults import Broken, MulliganError
 from mulligan.values.plain import plain
@@ -146,6 +147,7 @@ class Dispatcher:
         self._handled: OrderedDict[bytes, None] = OrderedDict()
         self._lock = threading.Lock()
         self._spooling = threading.Lock()
+        self._outdated = False
 
     def take(self, data: bytes) -> bytes:
         """Deliver a message. FAILED only if it should be tried again later."""
@@ -209,8 +211,18 @@ class Dispatcher:
         if isinstance(error, Broken | OSError):
             with self._lock:
                 self._handled.pop(message.identity, None)
-            return FAILED
+            return FAILED + self._told_to_the_host(error)
         return DONE
+
+    def _told_to_the_host(self, error: Exception) -> bytes:
+        """What the agent shows to the person: that this version is too old for the store.
+
+        This process then ends, and the next hook starts one of the version that is installed by then.
+        """
+        if not isinstance(error, MulliganError) or error.code != "store_newer":
+            return b""
+        self._outdated = True
+        return encode({"systemMessage": f"mulligan: {error.message}"})
 
     def _tell(self, error: Exception) -> None:
         """For `hooks status`: the last thing that went wrong."""
@@ -228,7 +240,7 @@ class Dispatcher:
 
     @property
     def is_broken(self) -> bool:
-        return any(station.broken for station in self._stations.values())
+        return self._outdated or any(station.broken for station in self._stations.values())
 
     def settle(self) -> None:
         """Finish what is begun: for a process that lives for one event only."""
