@@ -28,6 +28,7 @@ _REASONS = {
     "type_changed": "it is another kind of thing now",
     "deleted_externally": "you deleted it meanwhile",
     "ambiguous": "it is not certain who changed it",
+    "file_in_use": "a program has it open and has truncated or replaced it meanwhile",
     "evicted": "its earlier content was dropped, over the cap or with its session's snapshots",
     "not_captured": "its earlier content was never captured",
     "io_error": "the disk refused",

@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -45,7 +45,7 @@ from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import DRAFT_PREFIX, NOTHING, Disk, Image
 from mulligan.workspace.hard_links import HardLinks, staying_that_file
 from mulligan.workspace.places import Spot
-from mulligan.workspace.writing import Found, Swap, Swapped, Wanted, may_stay_one_file
+from mulligan.workspace.writing import Found, Swap, Swapped, Wanted, is_held_open, may_stay_one_file
 
 Heal = Callable[[], bool]
 """Ends calls that dead processes left open; whether there were any."""
@@ -180,7 +180,16 @@ class Call(Closing):
         wanted = intent.plan(image)
         if not intent.relinks:
             wanted = Wanted(staying_that_file(wanted.entry, image), wanted.content)
-        return Step(intent, image, wanted, self._bodies(image, wanted))
+        in_use = intent.spares_writers and self._is_in_use(intent.path, image, wanted.entry)
+        return Step(intent, image, wanted, self._bodies(image, wanted), in_use)
+
+    def _is_in_use(self, path: RepoPath, image: Image, wanted: Entry) -> bool:
+        """Whether another process has the file open for writing, and is not about to close it."""
+        if not isinstance(image.entry, FileEntry) or not isinstance(wanted, FileEntry) or image.holds(wanted):
+            return False
+        with suppress(FileNotFoundError), self._spot(path) as spot:
+            return spot is not None and is_held_open(self.disk, spot, spot.name)
+        return False
 
     def _found(self, intent: Intent) -> Image:
         def look() -> Image:
@@ -210,7 +219,7 @@ class Call(Closing):
             if known is None:
                 known = self._first_touch(tx, step, ordinal, careful)
                 ordinal += 1
-            stays = live or may_stay_one_file(step.image, step.wanted.entry)
+            stays = live or step.in_use or may_stay_one_file(step.image, step.wanted.entry)
             row = known.row
             for entry in step.passing():
                 row = intending(row, entry, self._draft(row), in_place=stays)
@@ -267,11 +276,16 @@ class Call(Closing):
             touched.unsure = False
             if isinstance(outcome, Swapped):
                 links.was_placed(touched.path)
+                if outcome.content is not None:
+                    self.ledger.blobs.store(outcome.content)
                 touched.becomes(outcome.entry)
                 touched.acted = True
                 self.race_window |= outcome.race_window
                 return outcome.entry
             self._done.drop_last()
+            if outcome.in_use:
+                words = f"{touched.path} is open in another program, which has truncated or replaced it meanwhile."
+                raise Refused("conflict", "file_in_use", words, path=touched.path, root=self.root.id)
             (step,) = self._prepare([step.intent])
         words = f"{step.intent.path} is being written so fast by somebody else that no moment was found to change it."
         raise Refused("conflict", "path_busy", words)
@@ -304,6 +318,7 @@ class Call(Closing):
                 insist=step.intent.blind,
                 seen=step.image,
                 inside=links.inside(step.intent.path),
+                in_use=step.in_use,
                 same_as=same_as,
             ).run()
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import field, replace
 from typing import Any, Literal, get_args
 
+from mulligan.history.call import Call
 from mulligan.history.current import current_call
 from mulligan.history.desk import Desk
 from mulligan.history.intents import Intent
@@ -58,9 +59,12 @@ from mulligan.session.slices_back import Stretch, changes_slices, slices_back, t
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
 from mulligan.values.clock import parse_timestamp
-from mulligan.values.entries import Change, DirEntry, Entry, same_state
+from mulligan.values.content import digest_of_beginning, whole
+from mulligan.values.digest import digest_of
+from mulligan.values.entries import Change, DirEntry, Entry, FileEntry, same_state
 from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId
+from mulligan.values.limits import MERGE_MAX_BYTES
 from mulligan.values.paths import (
     RepoPath,
     ancestors_of,
@@ -102,11 +106,13 @@ class WayBack:
     talk: Mapping[str, int] | None = None
     slices_left: tuple[str, ...] = ()
     cancelled: tuple[str, ...] = ()
+    race_window: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """`talk`, when the way back moves it: how many messages are in force, and how many were.
 
-        `slices_left`: slices that something else has changed since, so that they are not as they were.
+        `slices_left`: slices that something else has changed since, so that they are not as they were. `race_window`:
+        a file was written in place, where a save of somebody's at that very moment may be lost.
         """
         left = [one.to_json() for one in self.plan.left_alone] if self.plan is not None else []
         gaps = [dict(gap) for gap in self.plan.coverage] if self.plan is not None else []
@@ -120,6 +126,7 @@ class WayBack:
             **({"git": left} if left else {}),
             **({"talk": dict(self.talk)} if self.talk else {}),
             **({"slices_left": list(self.slices_left)} if self.slices_left else {}),
+            **({"race_window": True} if self.race_window else {}),
         }
 
 
@@ -164,6 +171,13 @@ class _Target:
 
 class _WorldMoved(Exception):
     """Somebody changed a planned path between plan and act."""
+
+
+class _InUse(Exception):
+    """A program that has a planned path open has truncated or replaced it between plan and act."""
+
+    def __init__(self, root: str, path: RepoPath) -> None:
+        self.at = (root, path)
 
 
 def undo(desk: Desk, call: str | None = None, *, paths: Sequence[RepoPath] | None = None, how: How) -> WayBack:
@@ -317,8 +331,17 @@ def _go(desk: Desk, target: _Target, how: How) -> WayBack:
     sites, unknown = sites_of(desk, target.calls), _unknown(desk, target)
     talk = None if target.talk is None else target.talk.shown(desk)
     moves_slices, left = _slices(desk, target)
+    in_use = set[tuple[str, RepoPath]]()
     for _ in range(_REPLAN_TRIES):
-        plans = [_plan(site.desk, replace(target, calls=site.calls), how) for site in sites]
+        plans = [
+            _plan(
+                site.desk,
+                replace(target, calls=site.calls),
+                how,
+                {path for root, path in in_use if root == site.desk.root.id},
+            )
+            for site in sites
+        ]
         stopped = _stops(plans, unknown, how)
         if stopped:
             plans = [plan.untouched() for plan in plans]
@@ -331,11 +354,16 @@ def _go(desk: Desk, target: _Target, how: How) -> WayBack:
         if how.dry_run or not (plan.moves or talk or moves_slices or _counts_all_the_same(target, plan, how)):
             return told
         try:
-            return replace(told, call_id=_apply(sites, target, plans, how))
+            call = _apply(sites, target, plans, how)
+            return replace(
+                told, call_id=call.id, race_window=any(one.race_window for one in (call, *call.parts.values()))
+            )
         except OSError:
             return WayBack(False, None, _failed(plan), of=_ids(target), plan=plan)
         except _WorldMoved:
             continue
+        except _InUse as found:
+            in_use.add(found.at)
     raise fault("path_busy", "The files keep changing while going back; try again when they are quiet.")
 
 
@@ -363,7 +391,8 @@ def _ids(target: _Target) -> tuple[str, ...]:
     return tuple(call.id for call in target.calls)
 
 
-def _plan(desk: Desk, target: _Target, how: How) -> RestorePlan:
+def _plan(desk: Desk, target: _Target, how: How, in_use: Set[RepoPath] = frozenset()) -> RestorePlan:
+    """`in_use`: paths that a program keeps changing, and that stay as they are."""
     present = Present(desk)
     with desk.ledger.store.read() as tx:
         split = [_split(_layer(tx, desk, call, target), target, how) for call in target.calls]
@@ -376,11 +405,12 @@ def _plan(desk: Desk, target: _Target, how: How) -> RestorePlan:
             how.on_conflict,
             keep_mtimes=quiet,
             has=lambda digest: present.has(tx, digest),
+            is_held_open=present.is_held_open,
         )
         kept = [change for _, part in split for change in part]
         unclear = [] if how.on_conflict == "overwrite" else _ambiguous(tx, desk, target.calls, layers)
         with _opened(desk, layers) as shut:
-            plan = planner.plan(layers, ambiguous=unclear)
+            plan = planner.plan(layers, ambiguous=unclear, in_use=in_use)
         plan = plan.leaving(left_alone(kept, present.read))
         return replace(plan, coverage=tuple(_gaps(tx, desk, target)))
 
@@ -489,8 +519,8 @@ def _ns(moment: str) -> int:
     return round(parse_timestamp(moment).timestamp() * 1_000_000) * 1_000
 
 
-def _apply(sites: Sequence[Site], target: _Target, plans: Sequence[RestorePlan], how: How) -> str:
-    """The id of the call, which is where something moves. What happens in further roots are parts of it."""
+def _apply(sites: Sequence[Site], target: _Target, plans: Sequence[RestorePlan], how: How) -> Call:
+    """The call, which is where something moves. What happens in further roots are parts of it."""
     acts = sorted(zip(sites, plans, strict=True), key=lambda act: not act[1].moves)
     desk = acts[0][0].desk
     session = SessionId(how.session or target.session or target.calls[0].session or "default")
@@ -506,8 +536,10 @@ def _apply(sites: Sequence[Site], target: _Target, plans: Sequence[RestorePlan],
     except Refused as refused:
         if refused.code == "path_claimed":
             raise fault("path_claimed", refused.message) from None
+        if refused.code == "file_in_use":
+            raise _InUse(str(refused.fields["root"]), RepoPath(str(refused.fields["path"]))) from None
         raise _WorldMoved from None
-    return call.id
+    return call
 
 
 def _check_between_calls(session: SessionId) -> None:
@@ -594,10 +626,25 @@ def _in_conflict(sites: Sequence[Site], target: _Target, plans: Sequence[Restore
     return found
 
 
+def _written_since(desk: Desk, move: Move, image: Image) -> bytes | None:
+    """What a program that has the file open has written to its end since the plan; None if it is not that."""
+    now = move.now
+    if not isinstance(now, FileEntry) or not isinstance(image.entry, FileEntry) or image.entry.mode != now.mode:
+        return None
+    if image.entry.size > MERGE_MAX_BYTES or digest_of_beginning(image.data, now.size) != now.digest:
+        return None
+    return image.data[now.size :] if Present(desk).is_held_open(move.path) else None
+
+
 def _intent(desk: Desk, move: Move) -> Intent:
     def plan(image: Image) -> Wanted:
-        if image.special or not (same_state(image.entry, move.now) or same_state(image.entry, move.target)):
+        content = content_for(desk, move, image)
+        if not image.special and (same_state(image.entry, move.now) or same_state(image.entry, move.target)):
+            return Wanted(move.target, content)
+        end = _written_since(desk, move, image)
+        if end is None or content is None or not isinstance(move.target, FileEntry):
             raise _WorldMoved
-        return Wanted(move.target, content_for(desk, move, image))
+        content = whole(content) + end
+        return Wanted(replace(move.target, digest=digest_of(content), size=len(content), mtime_ns=0), content)
 
-    return Intent(move.path, plan, lifts=True, relinks=True)
+    return Intent(move.path, plan, lifts=True, relinks=True, spares_writers=True)

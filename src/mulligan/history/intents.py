@@ -27,6 +27,8 @@ class Intent:
     origin: RepoPath | None = None
     lifts: bool = False
     """modes of our own directories that forbid it are lifted for the step: whoever did it first was allowed to"""
+    spares_writers: bool = False
+    """a file that another process has open for writing is written in place, so that process goes on writing into it"""
     relinks: bool = False
     """the plan says of which file the path shall be a name; else it stays that of the file that is there"""
 
@@ -39,6 +41,8 @@ class Step:
     image: Image
     wanted: Wanted
     bodies: list[Prepared]
+    in_use: bool = False
+    """another process has the file open for writing, and it shall stay that file"""
 
     @property
     def deep(self) -> bool:

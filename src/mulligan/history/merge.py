@@ -21,7 +21,9 @@ from mulligan.values.plain import plain
 from mulligan.workspace.diffing import Edit, edits
 from mulligan.workspace.lines import looks_binary, split_lines
 
-ConflictReason = Literal["same_lines", "binary", "mode", "type_changed", "deleted_externally", "not_captured"]
+ConflictReason = Literal[
+    "same_lines", "binary", "mode", "type_changed", "deleted_externally", "not_captured", "file_in_use"
+]
 Read: TypeAlias = Callable[[Digest], bytes]
 T = TypeVar("T")
 

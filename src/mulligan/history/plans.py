@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
-from mulligan.history.merge import Conflict, KeepOurs, MergedEntry, TakeTheirs, merge_entry
+from mulligan.history.merge import Conflict, KeepOurs, MergedEntry, TakeTheirs, WriteMerged, merge_entry
 from mulligan.history.repositories import LeftAlone, is_index
 from mulligan.values.content import Content
 from mulligan.values.digest import Digest, digest_of
@@ -98,6 +98,10 @@ def _always(_: Digest) -> bool:
     return True
 
 
+def _never(_: RepoPath) -> bool:
+    return False
+
+
 def _plain_directory(_: RepoPath) -> Entry:
     return DirEntry(0o755)
 
@@ -116,6 +120,7 @@ class Planner:
     on_conflict: OnConflict = "merge"
     keep_mtimes: bool = False
     has: Callable[[Digest], bool] = _always
+    is_held_open: Callable[[RepoPath], bool] = _never
     again: Callable[[RepoPath], Entry] = _plain_directory
     _seen: dict[RepoPath, Entry] = field(default_factory=dict)
     _tree: dict[RepoPath, Entry] = field(default_factory=dict)
@@ -129,10 +134,16 @@ class Planner:
         *,
         not_captured: Iterable[RepoPath] = (),
         ambiguous: Iterable[RepoPath] = (),
+        in_use: Iterable[RepoPath] = (),
     ) -> RestorePlan:
-        """`not_captured`: asked for, and no layer knows them. `ambiguous`: changed by who knows whom, and left."""
+        """`not_captured`: asked for, and no layer knows them. `ambiguous`: changed by who knows whom, and left.
+
+        `in_use`: a program that has them open truncates or replaces them, and they are left too.
+        """
         for path in ambiguous:
             self._outcomes[path] = Outcome(path, "conflicted", "ambiguous")
+        for path in in_use:
+            self._outcomes[path] = Outcome(path, "conflicted", "file_in_use")
         for layer in layers:
             for change in layer:
                 self._step_back(change)
@@ -206,11 +217,25 @@ class Planner:
     def _merge(self, path: RepoPath, ours: Entry, base: Entry, theirs: Entry) -> None:
         try:
             merged = merge_entry(base, ours, theirs, self._content)
+            if isinstance(merged, Conflict) and self.is_held_open(path):
+                merged = self._beside_a_writer(base, ours, theirs)
         except MulliganError as error:
             self._leave(path, Outcome(path, "skipped", "evicted" if error.code == "evicted" else "not_captured"))
             return
         self._take(path, merged)
         self._tree[path] = _linked(self._tree[path], now=ours, before=theirs, after=base)
+
+    def _beside_a_writer(self, base: Entry, ours: Entry, theirs: Entry) -> MergedEntry:
+        """What a program that has the file open has written to its end stays there; all else is a conflict."""
+        if not (isinstance(base, FileEntry) and isinstance(ours, FileEntry) and isinstance(theirs, FileEntry)):
+            return Conflict("file_in_use")
+        if max(base.size, ours.size, theirs.size) > MERGE_MAX_BYTES:
+            return Conflict("file_in_use")
+        was, now = self._content(base.digest), self._content(ours.digest)
+        if not now.startswith(was):
+            return Conflict("file_in_use")
+        content = self._content(theirs.digest) + now[len(was) :]
+        return WriteMerged(replace(theirs, digest=digest_of(content), size=len(content), mode=ours.mode), content)
 
     def _take(self, path: RepoPath, merged: MergedEntry) -> None:
         before = self._outcomes.get(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from mulligan.history.desk import Desk
@@ -11,7 +12,9 @@ from mulligan.values.content import Content
 from mulligan.values.digest import Digest
 from mulligan.values.entries import Entry, FileEntry
 from mulligan.values.paths import RepoPath
+from mulligan.values.refusal import Refused
 from mulligan.workspace.disk import Image
+from mulligan.workspace.writing import is_held_open
 
 
 @dataclass(slots=True)
@@ -25,6 +28,12 @@ class Present:
         if isinstance(image.content, bytes) and isinstance(image.entry, FileEntry):
             self._contents[image.entry.digest] = image.content
         return None if image.special else image.entry
+
+    def is_held_open(self, path: RepoPath) -> bool:
+        """Whether another process has the file open for writing."""
+        with suppress(OSError, Refused), self.desk.disk.resolve_exactly(path) as spot:
+            return is_held_open(self.desk.disk, spot, spot.name)
+        return False
 
     def read(self, digest: Digest) -> bytes:
         return self._contents[digest] if digest in self._contents else self.desk.ledger.blobs.read(digest)

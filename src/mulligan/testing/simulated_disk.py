@@ -223,18 +223,21 @@ class SimulatedDisk:
             raise os_error(errno.ENOTEMPTY, spot.name)
         self._change(spot, {spot.name: None})
 
-    def write_in_place(self, spot: Spot, content: Content) -> None:
+    def write_in_place(self, spot: Spot, content: Content, *, end_from: int | None = None) -> bytes:
         data = whole(content)
         self.sync_preimages()
         self._steps.reach("in_place.open", spot.path)
         inode = self._must_open(spot)
         if inode.kind == "dir":
             raise os_error(errno.EISDIR, spot.name)
+        end = b"" if end_from is None else inode.content[end_from:]
+        data += end
         half = len(data) // 2
         self.simulated.write(inode, data[:half] + inode.content[half:])
         self._steps.reach("in_place.half", spot.path)
         self.simulated.write(inode, data)
         self._steps.reach("in_place.write", spot.path)
+        return end
 
     def set_metadata(self, spot: Spot, entry: FileEntry | DirEntry) -> None:
         self._steps.reach("metadata", spot.path)

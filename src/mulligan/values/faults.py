@@ -92,7 +92,7 @@ _CODES: dict[type[MulliganError], str] = {
     """,
     WorldChanged: """
         path_claimed stale_base conflict call_lost repo_changed path_not_found parent_not_found file_exists
-        not_a_directory is_directory path_busy deadline_exceeded cancelled evicted timeout nonzero_exit
+        not_a_directory is_directory path_busy file_in_use deadline_exceeded cancelled evicted timeout nonzero_exit
         replay_diverged spawn_failed regex_timeout controller_present too_many_clients visibility_expansion_required
     """,
     Broken: """

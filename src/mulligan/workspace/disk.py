@@ -157,7 +157,7 @@ class Disk(Protocol):
     def settled(self, spot: Spot, draft: bytes) -> bool | None: ...
     def make_dir(self, spot: Spot, mode: int) -> None: ...
     def remove_dir(self, spot: Spot) -> None: ...
-    def write_in_place(self, spot: Spot, content: Content) -> None: ...
+    def write_in_place(self, spot: Spot, content: Content, *, end_from: int | None = None) -> bytes: ...
     def set_metadata(self, spot: Spot, entry: FileEntry | DirEntry) -> None: ...
     def set_mtime(self, spot: Spot, mtime_ns: int) -> None: ...
     def sync_file(self, spot: Spot) -> None: ...
@@ -406,15 +406,27 @@ class HostDisk:
         self._steps.reach("remove_dir", spot.path)
         os.rmdir(spot.name, dir_fd=spot.parent)
 
-    def write_in_place(self, spot: Spot, content: Content) -> None:
-        """`in_place.open`, `in_place.half`, `in_place.write`: the same file, the same inode, other bytes."""
+    def write_in_place(self, spot: Spot, content: Content, *, end_from: int | None = None) -> bytes:
+        """`in_place.open`, `in_place.half`, `in_place.write`: the same file, the same inode, other bytes.
+
+        `end_from`: what a process has written from there on stays at the end of the file, and is returned.
+        """
         self.sync_preimages()
         self._steps.reach("in_place.open", spot.path)
-        handle = os.open(spot.name, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=spot.parent)
+        access = os.O_WRONLY if end_from is None else os.O_RDWR
+        handle = os.open(spot.name, access | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=spot.parent)
         try:
+            end = b"" if end_from is None else _read_from(handle, end_from)
             self._write(handle, content, spot, half="in_place.half")
-            os.ftruncate(handle, len(content))
+            size = len(content)
+            if end_from is not None:
+                _write_all(handle, end)
+                late = max(end_from, size) + len(end)
+                end += (more := _read_from(handle, late))
+                _write_all(handle, more)
+            os.ftruncate(handle, size + len(end))
             self._steps.reach("in_place.write", spot.path)
+            return end
         finally:
             os.close(handle)
 
@@ -491,6 +503,14 @@ def _read_all(handle: int, size: int) -> bytes:
         if at == size:
             break
     return b"".join(pieces) if len(pieces) != 1 else pieces[0]
+
+
+def _read_from(handle: int, at: int) -> bytes:
+    pieces: list[bytes] = []
+    while piece := os.pread(handle, 65_536, at):
+        pieces.append(piece)
+        at += len(piece)
+    return b"".join(pieces)
 
 
 def _pieces(handle: int) -> Iterator[bytes]:

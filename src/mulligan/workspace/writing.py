@@ -16,7 +16,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 from mulligan.values.clock import monotonic_s
-from mulligan.values.content import Content
+from mulligan.values.content import Content, digest_of_beginning, whole
+from mulligan.values.digest import digest_of
 from mulligan.values.entries import ABSENT, Absent, DirEntry, Entry, FileEntry, SymlinkEntry, same_content, same_state
 from mulligan.values.plain import plain
 from mulligan.workspace.disk import Disk, Image, with_bytes
@@ -45,13 +46,19 @@ class Swapped:
 
     entry: Entry
     race_window: bool = False
+    content: Content | None = None
+    """the bytes of `entry`, where a process wrote to the end of the file meanwhile: those that were wanted, and its"""
 
 
 @plain(slots=True, frozen=True)
 class Found:
-    """Not done: something else than expected was there, and is there still."""
+    """Not done: something else than expected was there, and is there still.
+
+    `in_use`: the process that has the file open has truncated or replaced it.
+    """
 
     image: Image
+    in_use: bool = False
 
 
 @plain(slots=True, frozen=True)
@@ -68,6 +75,8 @@ class Swap:
     seen: Image | None = None
     inside: int = 1
     """how many names of the file are inside the root and change with it: if it has no others, it stays one file"""
+    in_use: bool = False
+    """another process has the file open for writing: it stays that file, and what is at its end stays there"""
     same_as: Spot | None = None
     """where the wanted file is already: it gets one more name, if it is still what is wanted"""
 
@@ -146,7 +155,9 @@ class Swap:
     def _stays_one_file(self, now: Image) -> bool:
         if not isinstance(now.entry, FileEntry) or not isinstance(self.wanted.entry, FileEntry):
             return False
-        return now.links <= self.inside if now.links > 1 else is_unlike_ours(now)
+        if now.links > 1:
+            return now.links <= self.inside
+        return self.in_use or is_unlike_ours(now)
 
     def _has_names_elsewhere(self, now: Image) -> bool:
         """What is done to the file itself would happen outside the root too, or to a file of which this is no name."""
@@ -205,30 +216,44 @@ class Swap:
         return found
 
     def _draft_image(self) -> Image:
-        limit = monotonic_s() + SETTLE_LIMIT_S
-        while self.disk.settled(self.spot, self.draft) is False and monotonic_s() < limit:
-            time.sleep(_SETTLE_NAP_S)
+        is_held_open(self.disk, self.spot, self.draft)
         return self.disk.image(self.spot, draft=self.draft, kept=False)
 
     def _write_in_place(self) -> Swapped | Found:
         """For a file that must stay one inode. A save between look and write cannot be excluded, and we say so."""
-        wanted = self.wanted
         now = self._now()
         if not now.holds(self.expected):
             now = self._rescued(now, draft=False)
-            if not self.insist:
-                return Found(now)
-        are_files = isinstance(now.entry, FileEntry) and isinstance(wanted.entry, FileEntry)
-        if not are_files or self._has_names_elsewhere(now):
+            if not self.insist and not (self.in_use and self._has_only_grown(now)):
+                return Found(now, in_use=self.in_use and self._is_cut_or_replaced(now))
+        entry, content = self.wanted.entry, self.wanted.content
+        if not isinstance(now.entry, FileEntry) or not isinstance(entry, FileEntry) or self._has_names_elsewhere(now):
             return self._remove_and_create()
-        assert isinstance(now.entry, FileEntry) and isinstance(wanted.entry, FileEntry)
-        assert wanted.content is not None
-        self.disk.write_in_place(self.spot, wanted.content)
-        if (now.entry.mode, now.entry.xattrs) != (wanted.entry.mode, wanted.entry.xattrs):
-            self.disk.set_metadata(self.spot, wanted.entry)
-        if wanted.entry.mtime_ns:
-            self.disk.set_mtime(self.spot, wanted.entry.mtime_ns)
-        return replace(self._done(), race_window=True)
+        assert content is not None
+        end_from = self.expected.size if self.in_use and isinstance(self.expected, FileEntry) else None
+        end = self.disk.write_in_place(self.spot, content, end_from=end_from)
+        if end:
+            content = whole(content) + end
+            entry = replace(entry, digest=digest_of(content), size=len(content), mtime_ns=0)
+        if (now.entry.mode, now.entry.xattrs) != (entry.mode, entry.xattrs):
+            self.disk.set_metadata(self.spot, entry)
+        if entry.mtime_ns:
+            self.disk.set_mtime(self.spot, entry.mtime_ns)
+        done = replace(self, wanted=Wanted(entry, content))._done()
+        return replace(done, race_window=True, content=content if end else None)
+
+    def _has_only_grown(self, now: Image) -> bool:
+        """Whether all that was expected is there, and more after it."""
+        old = self.expected
+        if not isinstance(now.entry, FileEntry) or not isinstance(old, FileEntry) or now.content is None:
+            return False
+        return now.entry.size > old.size and digest_of_beginning(now.content, old.size) == old.digest
+
+    def _is_cut_or_replaced(self, now: Image) -> bool:
+        if not isinstance(now.entry, FileEntry) or not isinstance(self.expected, FileEntry):
+            return True
+        is_other = self.seen is not None and (self.seen.stamp or (0,))[0] != (now.stamp or (0,))[0]
+        return is_other or now.entry.size < self.expected.size
 
     def _remove_and_create(self) -> Swapped | Found:
         """Where names cannot be exchanged and one of the two is no file: for a moment, nothing is there."""
@@ -391,6 +416,16 @@ class Swap:
             now = self._now()
             entry = replace(entry, link_group=now.entry.link_group if isinstance(now.entry, FileEntry) else None)
         return Swapped(entry)
+
+
+def is_held_open(disk: Disk, spot: Spot, name: bytes) -> bool:
+    """Whether a process still has the file open for writing after a short while."""
+    limit = monotonic_s() + SETTLE_LIMIT_S
+    while disk.settled(spot, name) is False:
+        if monotonic_s() >= limit:
+            return True
+        time.sleep(_SETTLE_NAP_S)
+    return False
 
 
 def may_stay_one_file(now: Image, wanted: Entry) -> bool:
