@@ -222,7 +222,7 @@ def _command(scene: Scene, asked: params.Exec) -> Command:
         raise Refused("error", "argv_empty", "A command needs at least a program name.")
     cwd = _cwd(scene, asked.cwd)
     told = call_environment(scene.desk, scene.call)
-    env = {**told, **scene.env, **(asked.env or {}), CALL_VARIABLE: told[CALL_VARIABLE]}
+    env = {**told, **scene.env.values(), **(asked.env or {}), CALL_VARIABLE: told[CALL_VARIABLE]}
     _check_words(asked.argv, env)
     stdin = _stdin(scene, asked)
     made = command(asked.argv, scene.desk.disk.root.path, cwd=cwd, env=env, stdin=stdin)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import field
 from typing import Any
 
 from mulligan.boundary.capability import UNLIMITED, parse_capability
@@ -12,6 +10,7 @@ from mulligan.boundary.policy import NO_POLICY, parse_policy
 from mulligan.boundary.verdict import Boundary
 from mulligan.effects import params
 from mulligan.effects.board import SIGNALS, board_of
+from mulligan.effects.env import NO_ENV, SessionEnv, sealed_env
 from mulligan.history.desk import Desk
 from mulligan.session.roots import Anchor, anchor_in
 from mulligan.session.tables import BOUNDARIES, SESSIONS, BoundaryRow, session_journal
@@ -32,7 +31,7 @@ class Hosted:
 
     boundary: Boundary
     workdir: RepoPath = ROOT
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: SessionEnv = NO_ENV
     network: str = "full"
     anchor: Anchor | None = None
 
@@ -57,7 +56,7 @@ def open_session(desk: Desk, asked: params.OpenSession, *, default: Boundary) ->
         "capability": capability.to_json(),
         "policy": policy.to_json(),
         "workdir": to_wire(workdir),
-        "env": asked.target.local.env or {},
+        **sealed_env(desk.ledger.store.secret_key, asked.target.local.env or {}),
         "network_mode": asked.target.local.network_mode or "full",
         "labels": asked.labels or {},
     }
@@ -121,27 +120,28 @@ def hosted(desk: Desk, session: SessionId, *, default: Boundary) -> Hosted:
     if row is not None and _has_expired(desk, row):
         _end(desk, session)
         raise Refused("error", "session_expired", f"Session {session!r} has expired.")
-    return _as_hosted(row, default, anchor)
+    return _as_hosted(desk, row, default, anchor)
 
 
 def once_hosted(desk: Desk, session: SessionId, *, default: Boundary) -> Hosted:
     """The same for whoever goes back: what a session did can be undone after its end, within what it might do."""
     with desk.ledger.store.read() as tx:
-        return _as_hosted(tx.get(BOUNDARIES, session), default, anchor_in(tx, session))
+        return _as_hosted(desk, tx.get(BOUNDARIES, session), default, anchor_in(tx, session))
 
 
 def _has_expired(desk: Desk, row: BoundaryRow) -> bool:
     return row.expires_at_ns is not None and now_ns(desk) > row.expires_at_ns
 
 
-def _as_hosted(row: BoundaryRow | None, default: Boundary, anchor: Anchor | None) -> Hosted:
+def _as_hosted(desk: Desk, row: BoundaryRow | None, default: Boundary, anchor: Anchor | None) -> Hosted:
     if row is None:
         return Hosted(default, anchor=anchor)
     body = decode(row.body)
     capability = parse_capability(body["capability"]) if body["capability"] else UNLIMITED
     policy = parse_policy(body["policy"]) if body["policy"] else NO_POLICY
     workdir = from_wire(body["workdir"])
-    return Hosted(default.narrowed(capability, policy), workdir, body["env"], body["network_mode"], anchor)
+    env = SessionEnv(session=row.session, body=body, key=desk.ledger.store.secret_key)
+    return Hosted(default.narrowed(capability, policy), workdir, env, body["network_mode"], anchor)
 
 
 def signal_session(desk: Desk, asked: params.SignalSession) -> Fields:

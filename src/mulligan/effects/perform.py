@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mulligan.boundary.verdict import Boundary
+from mulligan.effects.env import without_env_values
 from mulligan.effects.hosting import hosted, is_known, open_session, signal_session
 from mulligan.effects.mounts import anchored, mounted
 from mulligan.effects.params import OpenSession, Params, SignalSession
@@ -83,7 +84,8 @@ def perform(
     except OSError as error:
         receipt = refusal_receipt(effect.name, _as_told(effect, refusal_of(error, _what(given))))
     account = call.account
-    account.note_effect(effect.name, recorded(given), recorded(receipt.to_dict(), keep=account.keep))
+    params = recorded(without_env_values(desk.ledger.store.secret_key, given))
+    account.note_effect(effect.name, params, recorded(receipt.to_dict(), keep=account.keep))
     return receipt
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from mulligan.effects.env import without_env_values
 from mulligan.effects.perform import effect_named, recorded
 from mulligan.effects.receipt import Receipt
 from mulligan.effects.session import Session
@@ -79,7 +80,8 @@ class ReplaySession:
 
     def answer(self, effect: str, params: Mapping[str, Any]) -> Receipt:
         name = effect_named(effect).name
-        asked = {"did": name, "params": recorded(with_whole_numbers(params))}
+        given = without_env_values(self._archive.store.secret_key, with_whole_numbers(params))
+        asked = {"did": name, "params": recorded(given)}
         known = self._steps[self.at] if self.at < len(self._steps) else None
         if known is None or (known["did"], known["params"]) != (asked["did"], asked["params"]):
             raise ReplayDiverged(Divergence(self.at + 1, known, asked))

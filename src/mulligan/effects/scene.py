@@ -6,14 +6,15 @@ Paths enter here as text and leave as spots: resolved, judged, and held by the h
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from mulligan.boundary.capability import Capability, FsOp
 from mulligan.boundary.verdict import Boundary
+from mulligan.effects.env import NO_ENV, SessionEnv
 from mulligan.effects.receipt import blob_payload, inline
 from mulligan.history.call import Call
 from mulligan.history.desk import Desk
@@ -55,7 +56,7 @@ class Scene:
     whole: Call
     workdir: RepoPath = ROOT
     sink: Sink | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: SessionEnv = NO_ENV
     network: str = "full"
     anchor: Anchor | None = None
     mount: Mount | None = None

@@ -19,6 +19,7 @@ from mulligan.store.bodies import MemoryBodies
 from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.store.journal import Schema
 from mulligan.store.protocol import BlobStore, Durability
+from mulligan.store.secret_key import SecretKey
 from mulligan.store.tables import Table, Value, check_update, sort_key
 from mulligan.values.faults import fault
 from mulligan.values.ids import OwnerId
@@ -68,6 +69,7 @@ class MemoryStore:
         self.bodies: BlobStore = bodies if bodies is not None else MemoryBodies()
         self.durability: Durability = durability
         self.directory: str | None = None
+        self.secret_key = SecretKey(None)
         self._rows: dict[str, _Rows] = {table.name: _Rows({}, []) for table in schema.tables}
         self._writing = fork_safe_lock()
         self._writer: int | None = None

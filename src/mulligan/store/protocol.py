@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol, TypeVar
 
+from mulligan.store.secret_key import SecretKey
 from mulligan.store.tables import Table, Value
 from mulligan.values.digest import Digest
 from mulligan.values.ids import OwnerId
@@ -126,6 +127,7 @@ class Store(Protocol):
 
     bodies: BlobStore
     durability: Durability
+    secret_key: SecretKey
 
     @property
     def directory(self) -> str | None:

@@ -23,6 +23,7 @@ from mulligan.store.machine import note_process
 from mulligan.store.migrations import SCHEMA_VERSION, newer_store
 from mulligan.store.owners import OwnerBytes, owner_bytes
 from mulligan.store.protocol import OWNERS, BlobStore, Durability, OwnerRow
+from mulligan.store.secret_key import SecretKey
 from mulligan.store.sql import create_statements, delete_sql, get_sql, has_sql, put_sql, select_sql, update_sql
 from mulligan.store.sqlite_file import PooledConnection, Waiting, check_directory, fault_of_sqlite, prepare_file
 from mulligan.store.sqlite_log import log_bytes, unread_commits
@@ -56,6 +57,7 @@ class SqliteStore:
         self.directory: str = os.path.abspath(directory)
         check_directory(self.directory, DATABASE, create=create)
         self.durability: Durability = durability
+        self.secret_key = SecretKey(self.directory)
         self.bodies: BlobStore = bodies or DirectoryBodies(os.path.join(self.directory, BODY_DIRECTORY))
         self._clock = clock or SystemClock()
         self._path = os.path.join(self.directory, DATABASE)

@@ -98,7 +98,7 @@ _CODES: dict[type[MulliganError], str] = {
     Broken: """
         io_error no_space read_only_disk store_corrupt store_newer store_unreadable store_busy
         missing_cas_dependency blob_corrupt journal_broken sync_failed in_doubt output_store_failed
-        restore_failed execution_state prompt_evaluation provider_failed forked_unsafely internal
+        restore_failed env_lost execution_state prompt_evaluation provider_failed forked_unsafely internal
     """,
 }
 
