@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import mulligan
+from mulligan.agents.hooks.hosts import CLIENT
+from mulligan.agents.hooks.keeper import ask_keeper, keeper_folder
 from mulligan.history.schema import SCHEMA
 from mulligan.store.verify import verify
 from mulligan.testing import contents_of, plant
@@ -53,6 +55,15 @@ def container(here: Shell, tmp_path: Path) -> Shell:
     """A shell with the same state directory, in which the same path is another directory."""
     plant(tmp_path / "volume", {"f": "container\n"})
     return replace(here, around=container_of(tmp_path / "new", tmp_path / "volume", here.folder, here.home))
+
+
+def run_hook(shell: Shell, name: str) -> None:
+    """A hook of Claude Code around one shell command."""
+    body = {"session_id": f"in {shell.around[:1]}", "prompt_id": "p", "cwd": str(shell.folder), "hook_event_name": name}
+    tool = {"tool_name": "Bash", "tool_use_id": "t", "tool_input": {"command": "true"}}
+    patient = replace(shell, environ={**shell.environ, "MULLIGAN_HOOKS_WAIT_S": "60"})
+    process = patient.start(sys.executable, "-I", "-S", CLIENT, "claude")
+    assert process.communicate(json.dumps(body | tool))[0] == "" and process.returncode == 0
 
 
 def files_of(tmp_path: Path) -> list[dict[str, bytes]]:
@@ -103,6 +114,21 @@ class TestTwoMountNamespaces:
         assert files_of(tmp_path) == [plain, {"f": b"half done"}]
         assert container("status").code == 0
         assert files_of(tmp_path) == [plain, {"f": b"container\n"}]
+
+    def test_hooks_in_one_never_record_files_of_the_other(self, here: Shell, container: Shell, tmp_path: Path) -> None:
+        # The container's hooks start no process of their own: a process here is the only one that they could reach.
+        alone = replace(container, environ={"MULLIGAN_HOOKS_PROCESS": "off"})
+        try:
+            for shell, path in ((here, tmp_path / "work"), (alone, tmp_path / "volume")):
+                run_hook(shell, "PreToolUse")
+                (path / "f").write_text("changed by a command\n")
+                run_hook(shell, "PostToolUse")
+        finally:
+            ask_keeper(keeper_folder(str(here.home)), b"stop")
+        changed = [[one["path"] for call in shell.logged() for one in call["changes"]] for shell in (here, container)]
+        assert changed == [["f"], ["f"]]
+        assert container("undo").code == 0
+        assert files_of(tmp_path) == [{"f": b"changed by a command\n"}, {"f": b"container\n"}]
 
     def test_a_claim_holds_in_its_own_directory_only(self, here: Shell, container: Shell) -> None:
         here.write("g", "known\n")

@@ -51,6 +51,7 @@ def _root(common: Common) -> str:
 
 
 def hooks_folder(store: str | None) -> str:
+    """Where Mulligan remembers what the settings of agents were."""
     from mulligan.agents.hooks.keeper import FOLDER
 
     return os.path.join(home_of(store), FOLDER)
@@ -102,9 +103,9 @@ def _any_installed(common: Common) -> bool:
 
 
 def _stop(common: Common) -> None:
-    from mulligan.agents.hooks.keeper import ask_keeper
+    from mulligan.agents.hooks.keeper import ask_keeper, keeper_folder
 
-    ask_keeper(hooks_folder(common.store), b"stop")
+    ask_keeper(keeper_folder(home_of(common.store)), b"stop")
 
 
 @hooks.command()
@@ -149,11 +150,11 @@ def _standing(common: Common, agent: str, scope: Scope) -> dict[str, Any]:
 
 def _process(common: Common) -> dict[str, Any]:
     from mulligan.agents.hooks.dispatch import TROUBLE
-    from mulligan.agents.hooks.keeper import ask_keeper
+    from mulligan.agents.hooks.keeper import ask_keeper, keeper_folder
     from mulligan.agents.hooks.spool import Spool
     from mulligan.values.canonical import decode
 
-    folder = hooks_folder(common.store)
+    folder = keeper_folder(home_of(common.store))
     answer = ask_keeper(folder, b"status")
     try:
         with open(os.path.join(folder, TROUBLE), encoding="utf-8", errors="replace") as file:
@@ -175,7 +176,7 @@ def keep(common: Common, once: bool) -> None:
     from mulligan.agents.hooks import keeper
 
     home = home_of(common.store)
-    folder = os.path.join(home, keeper.FOLDER)
+    folder = keeper.keeper_folder(home)
     rooms = _Rooms(home)
     try:
         if once:

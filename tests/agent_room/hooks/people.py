@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mulligan.agents.hooks.hosts import CLIENT
-from mulligan.agents.hooks.keeper import FOLDER, ask_keeper
+from mulligan.agents.hooks.keeper import ask_keeper, keeper_folder
 
 Body = dict[str, Any]
 
@@ -37,7 +37,7 @@ class Site:
 
     @property
     def folder(self) -> str:
-        return str(self.store / FOLDER)
+        return keeper_folder(str(self.store))
 
     def hook(self, name: str, *, agent: str = "claude", **fields: Any) -> subprocess.CompletedProcess[bytes]:
         """Run the hook as an agent does. It always ends well."""

@@ -81,8 +81,9 @@ def test_the_prompt_is_found_in_the_agents_own_record_of_the_talk(site: Site, tm
 
 def test_only_its_owner_reaches_the_process(site: Site) -> None:
     site.hook("SessionStart")
-    modes = {name: stat.S_IMODE((site.store / name).stat().st_mode) for name in (".", "hooks", "hooks/keeper.sock")}
-    assert modes == {".": 0o700, "hooks": 0o700, "hooks/keeper.sock": 0o600}
+    folder = Path(site.folder)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (site.store, folder.parent, folder, folder / "keeper.sock")]
+    assert modes == [0o700, 0o700, 0o700, 0o600]
 
 
 def test_the_process_has_none_of_the_agents_secrets(site: Site) -> None:

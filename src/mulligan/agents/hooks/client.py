@@ -31,7 +31,7 @@ def main(argv: list[str]) -> None:
     deadline = time.monotonic() + wait_s
     agent, home = argv[0], argv[1] if len(argv) > 1 else _home(os.environ)
     raw = _read_all(0)
-    folder = os.path.join(home, _FOLDER)
+    folder = _folder(home)
     message = _message(agent, raw, wait_s)
     answer = None
     untrusted = _untrusted(home) or _untrusted(folder) or _untrusted(os.path.join(folder, "keeper.sock"))
@@ -59,6 +59,15 @@ def _home(environ: "os._Environ[str]") -> str:
     if not os.path.isabs(state):
         state = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".local", "state")
     return os.path.join(state, "mulligan")
+
+
+def _folder(home: str) -> str:
+    """The same rule as `mulligan.agents.hooks.keeper.keeper_folder`, which cannot be imported from here."""
+    try:
+        namespace = str(os.stat("/proc/self/ns/mnt").st_ino)
+    except OSError:
+        namespace = "0"
+    return os.path.join(home, _FOLDER, namespace)
 
 
 def _untrusted(path: str) -> "str | None":

@@ -1,8 +1,9 @@
 """The background process that makes hooks quick: it has the store open and the tree in its head.
 
-One for a store, held apart by a lock; reached through a socket in the state directory that only its owner can enter.
-It starts when a hook finds none, and ends when nobody has said anything for a while, when it is told to, and when its
-socket is not its own any more. It holds nothing that is not also in the store, so it may be killed at any moment.
+One for a store and a mount namespace, held apart by a lock; reached through a socket in the state directory that only
+its owner can enter. It starts when a hook finds none, and ends when it has heard nothing for a while, when it is asked
+to end, and when its socket is not its own any more. All that it knows is also in the store, so it may be killed at any
+moment.
 """
 
 from __future__ import annotations
@@ -26,6 +27,18 @@ SOCKET, LOCK = "keeper.sock", "keeper.lock"
 IDLE_S = 900.0
 _TICK_S = 1.0
 _MESSAGE_MAX = 80 * 1024 * 1024
+
+
+def keeper_folder(home: str) -> str:
+    """Where hooks reach the background process of their own mount namespace, and leave what they could not deliver.
+
+    A container has other files at the same paths, so its hooks need a process that sees the same files as they do.
+    """
+    try:
+        namespace = os.stat("/proc/self/ns/mnt").st_ino
+    except OSError:
+        namespace = 0
+    return os.path.join(home, FOLDER, str(namespace))
 
 
 class Keeper:
