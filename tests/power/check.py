@@ -1,0 +1,276 @@
+"""Opens the states that power cuts leave of a recorded history, and checks what Mulligan promises for each.
+
+    python tests/power/check.py BASE LOG MODE FIRST COUNT [FILE:FUNCTION:LINE of a sync that did not happen]
+
+Prints one JSON object a line for each state. Every state is opened in a process of its own, under another boot.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import io
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import import_module
+from random import Random
+from typing import Any
+
+if __name__ == "__main__":
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+from power.disk_states import Mode, Node, PowerCut, Recording, Step, Sync, Version, materialise, read_tree
+from power.history import KINDS
+from power.recorder import BOOT_FILE, read_log
+
+DRAFT_PREFIX = ".mulligan-"
+
+
+@dataclass
+class Result:
+    """What became of one state. `seed` and the mode repeat it."""
+
+    seed: int
+    kind: str
+    at: int
+    violations: list[str] = field(default_factory=list)
+
+
+def cut_of(recording: Recording, mode: Mode, seed: int, dropped: Callable[[Sync], bool]) -> tuple[str, PowerCut]:
+    """Each seed takes the next kind of call, and in or shortly after a step of that kind a moment."""
+    random = Random(f"{mode} {seed}")
+    kind = KINDS[seed % len(KINDS)]
+    steps = [step for step in recording.steps if step.kind == kind]
+    step = random.choice(steps)
+    end = step.end or min([one.begin for one in recording.steps if one.begin > step.begin] or [recording.length])
+    late = random.random() < 0.25
+    at = random.randint(end, min(end + 40, recording.length)) if late else random.randint(step.begin + 1, end)
+    return kind, PowerCut(recording, mode, at, random, dropped)
+
+
+class Opened:
+    """Mulligan, opened on what a power cut has left."""
+
+    def __init__(self, base: str, mode: Mode) -> None:
+        from mulligan.cli import run
+
+        self._run = run
+        self.base = base
+        self.options = ["--root", os.path.join(base, "tree"), "--store", os.path.join(base, "state")]
+        self.mode = mode
+
+    def open(self) -> str:
+        """Open and close as a program does; what recovery prints."""
+        import mulligan
+
+        tree, state = self.options[1], self.options[3]
+        mulligan.open(tree, store=state, durability=self.mode).close()
+        return ""
+
+    def ask(self, *verb: str) -> tuple[int, str, str]:
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = self._run([*verb, *self.options])
+        return int(code), out.getvalue(), err.getvalue()
+
+    def log(self) -> dict[str, str]:
+        """The status of every call."""
+        code, out, err = self.ask("log", "--json", "--limit", "1000")
+        if code != 0:
+            raise AssertionError(f"log: {code} {err}")
+        return {entry["id"]: entry["status"] for entry in json.loads(out)}
+
+
+def check(base: str, cut: PowerCut) -> Iterator[str]:
+    """The violations of the promise in one state."""
+    materialise(base, cut.state())
+    opened = Opened(base, cut.mode)
+    code, _, printed = opened.ask("status")
+    first_boot = not os.path.exists(os.path.join(base, "state", "store.db"))
+    if code != 0 and not (first_boot and code == 2):
+        yield f"status ends with {code}: {printed}"
+        return
+    opened.open()
+    found = read_tree(base)
+    yield from (f"{path} is a stray draft" for path in found if DRAFT_PREFIX in path)
+    code, out, err = opened.ask("verify", "--json")
+    if code != 0:
+        yield f"verify ends with {code}: {out}{err}"
+    if cut.mode == "process":
+        yield from _process_violations(cut, found, printed)
+    else:
+        yield from _power_violations(cut, found, opened.log())
+
+
+def _process_violations(cut: PowerCut, found: dict[str, Node], printed: str) -> Iterator[str]:
+    for path, versions in cut.recording.versions.items():
+        known = [version for version in versions if version.at < cut.at]
+        if not known or DRAFT_PREFIX in path:
+            continue
+        allowed = _allowed(cut, known)
+        now = _content(found.get(path))
+        if allowed is not None and now not in allowed and not _is_printed(path, printed):
+            yield f"{path} holds {_shown(now)}, not one of {[_shown(one) for one in allowed]}"
+    unknown = [path for path in found if path not in cut.recording.versions and DRAFT_PREFIX not in path]
+    yield from (f"{path} was never there" for path in unknown)
+
+
+def _is_printed(path: str, printed: str) -> bool:
+    return path.removeprefix("tree/") in printed
+
+
+def _allowed(cut: PowerCut, known: Sequence[Version]) -> set[bytes | None] | None:
+    """The contents that a path may hold: from the last one that was surely on the disk. None: anything, for a command
+    wrote it by itself since then."""
+    whole = PowerCut(cut.recording, cut.mode, cut.at, Random(0))
+    step = cut.recording.step_at(cut.at)
+    begun = step[1].begin if step is not None else 0
+    durable = [number for number, version in enumerate(known) if _is_durable(whole, version, number, known)]
+    before_step = [number for number, version in enumerate(known) if version.at < begun]
+    first = min(durable[-1] if durable else 0, before_step[-1] if before_step else 0)
+    window = known[first:]
+    if any(version.foreign for version in window):
+        return None
+    absent: set[bytes | None] = set() if durable else {None}
+    return absent | {version.content for version in window}
+
+
+def _is_durable(cut: PowerCut, version: Version, number: int, known: Sequence[Version]) -> bool:
+    """Its name and its content were synced before the cut, and the content has not been written over since."""
+    if version.at >= cut.last_sync:
+        return False
+    if version.file is None:
+        return True
+    later = [one for one in known[number + 1 :] if one.file == version.file]
+    return cut.synced_at(version.file) > version.at and not later
+
+
+def _power_violations(cut: PowerCut, found: dict[str, Node], log: dict[str, str]) -> Iterator[str]:
+    number, step = cut.recording.step_at(cut.at) or (0, Step("start", 0))
+    is_done = step.end is not None and step.end < cut.at
+    allowed = [step.after] if is_done else [step.before, step.after]
+    states = [tree for tree in allowed if tree is not None]
+    differences = [_difference(found, tree) for tree in states]
+    if all(differences):
+        yield f"the files differ: {min(differences, key=len)}"
+    acknowledged = [call for one in cut.recording.steps[: number + is_done] for call in one.calls if one.end is not None]
+    lost = [call for call in acknowledged if log.get(call) not in ("committed", "undone")]
+    if lost:
+        yield f"acknowledged calls are not on record: {lost}"
+    if not is_done and step.calls and step.after is not None and _difference(step.before, step.after):
+        is_recorded = log.get(step.calls[-1]) == "committed"
+        if is_recorded != (not _difference(found, step.after)):
+            yield f"the call is {'' if is_recorded else 'not '}on record, and the files say otherwise"
+
+
+def _difference(found: dict[str, Node], wanted: dict[str, Node]) -> list[str]:
+    paths = sorted(found.keys() | wanted.keys())
+    return [
+        f"{path}: {_shown_node(found.get(path))} instead of {_shown_node(wanted.get(path))}"
+        for path in paths
+        if _comparable(found.get(path)) != _comparable(wanted.get(path))
+    ]
+
+
+def _comparable(node: Node | None) -> tuple[Any, ...] | None:
+    return None if node is None else (node.kind, node.mode, node.content)
+
+
+def _content(node: Node | None) -> bytes | None:
+    if node is None:
+        return None
+    return node.content if node.kind == "file" else node.kind.encode() + node.content
+
+
+def _shown(content: bytes | None) -> str:
+    if content is None:
+        return "nothing"
+    return f"{len(content)} bytes {content[:24]!r}"
+
+
+def _shown_node(node: Node | None) -> str:
+    return "nothing" if node is None else f"{node.kind} {node.mode:o} {_shown(node.content)}"
+
+
+def reboot() -> None:
+    """From now on this process runs under another boot, and it does not wait for the disk."""
+    import apsw
+
+    real_open = builtins.open
+
+    def open_(file: Any, *rest: Any, **more: Any) -> Any:
+        if file == BOOT_FILE:
+            return io.StringIO("another-boot\n")
+        return real_open(file, *rest, **more)
+
+    class Quick(apsw.VFS):
+        def __init__(self) -> None:
+            super().__init__("mulligan-quick", "unix", makedefault=True)
+
+        def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:
+            return QuickFile("unix", name, flags)
+
+    class QuickFile(apsw.VFSFile):
+        def xSync(self, flags: int) -> None:
+            return None
+
+    builtins.open = open_
+    os.fsync = os.fdatasync = lambda _: None
+    _kept.append(Quick())
+
+
+_kept: list[object] = []
+
+
+def in_child(act: Callable[[], list[str]]) -> list[str]:
+    """Run in a process of its own. An exception in it is a violation too."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            answer = act()
+        except BaseException:
+            answer = [traceback.format_exc()]
+        with os.fdopen(writing, "w") as file:
+            json.dump(answer, file)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        text = file.read()
+    os.waitpid(child, 0)
+    return list(json.loads(text)) if text else ["the process that opened the state died"]
+
+
+def load_modules(base: str, recording: Recording, mode: Mode) -> None:
+    """Import what opening a state needs, which the processes then share. A state is opened in a process to find out."""
+    _, cut = cut_of(recording, mode, KINDS.index("undo"), lambda _: False)
+
+    def needed() -> list[str]:
+        list(check(base, cut))
+        return [name for name in sys.modules if name.startswith(("mulligan", "pydantic", "orjson", "click"))]
+
+    for name in in_child(needed):
+        with contextlib.suppress(ImportError):
+            import_module(name)
+
+
+def main(base: str, log: str, mode: Mode, first: str, count: str, site: str = "") -> None:
+    reboot()
+    recording = Recording(read_log(log))
+    load_modules(base, recording, mode)
+
+    def dropped(sync: Sync) -> bool:
+        return bool(site) and any(f"{file}:{function}:{line}" == site for file, function, line in sync.sites)
+
+    for seed in range(int(first), int(first) + int(count)):
+        kind, cut = cut_of(recording, mode, seed, dropped)
+        result = Result(seed, kind, cut.at, in_child(lambda cut=cut: list(check(base, cut))))
+        print(json.dumps(asdict(result)), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])  # type: ignore[arg-type]

@@ -1,0 +1,480 @@
+"""Records every operation on the disk that this process makes below one folder, in the order in which they happen.
+
+The recorder replaces the functions of `os`, `open`, the system calls that `ctypes` reaches, and SQLite's access to
+files. It is installed before Mulligan is imported, so it needs no name from inside Mulligan. Each operation is one
+line of a log file that several processes append to, and a killed process has written all that it did.
+
+A command that Mulligan runs is another program, which the recorder does not see. `observing` compares the files before
+and after every operation of ours while a command runs, and records the differences as operations of the command.
+
+No operation waits for the real disk: what a power cut would leave is computed from the log, so a sync is only recorded.
+"""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import io
+import os
+import pickle
+import stat
+import struct
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import IO, Any
+
+import apsw
+
+Event = tuple[Any, ...]
+Site = tuple[str, str, int]
+"""A line of Mulligan's code: the file, the function, the number of the line."""
+
+_EXCHANGE = 2
+_SYNC_CALLS = {74: "fsync", 75: "fdatasync", 306: "syncfs", 277: "sync_file_range"}
+_RENAMEAT2_CALL = 316
+_LENGTH = struct.Struct("<I")
+BOOT_FILE = "/proc/sys/kernel/random/boot_id"
+
+
+def read_log(path: str) -> list[Event]:
+    """All events of a log, in order."""
+    events: list[Event] = []
+    with io.open(path, "rb") as file:
+        while header := file.read(_LENGTH.size):
+            events.append(pickle.loads(file.read(_LENGTH.unpack(header)[0])))
+    return events
+
+
+class Recorder:
+    """One log of what happens below `base`."""
+
+    def __init__(self, base: str, log: str) -> None:
+        self.base = os.path.realpath(base)
+        self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._lock = threading.RLock()
+        self._observed: dict[str, tuple[Any, ...]] | None = None
+
+    def mark(self, *event: Any) -> None:
+        """A note of the history between two operations."""
+        self._append(event)
+
+    def _append(self, event: Event) -> None:
+        body = pickle.dumps(event, protocol=pickle.HIGHEST_PROTOCOL)
+        _real["write"](self._log, _LENGTH.pack(len(body)) + body)
+
+    def where(self, path: Any, dir_fd: int | None = None) -> str | None:
+        """The place below `base` that a path or descriptor names, or None if it is elsewhere."""
+        if isinstance(path, int):
+            try:
+                found = os.readlink(f"/proc/self/fd/{path}")
+            except OSError:
+                return None
+            if found.endswith(" (deleted)"):
+                return None
+        else:
+            found = os.fsdecode(path)
+            if not os.path.isabs(found):
+                parent = os.getcwd() if dir_fd in (None, -100) else os.readlink(f"/proc/self/fd/{dir_fd}")
+                found = os.path.join(parent, found)
+            found = os.path.normpath(found)
+        if found != self.base and not found.startswith(self.base + "/"):
+            return None
+        place = os.path.relpath(found, self.base)
+        return None if place.endswith("-shm") else place
+
+    @contextmanager
+    def operation(self) -> Iterator[None]:
+        """One operation of ours. While a command runs, what the command did before it is recorded first."""
+        with self._lock:
+            if self._observed is not None:
+                self._record_differences()
+            yield
+            if self._observed is not None:
+                self._observed = self._look()
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """While a command runs."""
+        with self._lock:
+            self._observed = self._look()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._record_differences()
+                self._observed = None
+
+    def _look(self) -> dict[str, tuple[Any, ...]]:
+        found: dict[str, tuple[Any, ...]] = {}
+        for folder, folders, files in os.walk(self.base):
+            for name in [*folders, *files]:
+                full = os.path.join(folder, name)
+                place = os.path.relpath(full, self.base)
+                if name.startswith("store.db"):
+                    continue
+                try:
+                    found[place] = _signature(os.lstat(full))
+                except OSError:
+                    continue
+        return found
+
+    def _record_differences(self) -> None:
+        before, now = self._observed or {}, self._look()
+        for place in sorted(before.keys() - now.keys(), reverse=True):
+            self._append(("command.remove", place))
+        for place in sorted(now):
+            if before.get(place) != now[place]:
+                self._append(("command.set", place, _node(os.path.join(self.base, place))))
+        self._observed = now
+
+    def sync_sites(self) -> tuple[Site, ...]:
+        """The lines of Mulligan that lead to this operation, innermost first."""
+        found: list[Site] = []
+        frame = sys._getframe(1)
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if "/mulligan/" in name:
+                found.append((name.rsplit("/mulligan/", 1)[1], frame.f_code.co_qualname, frame.f_lineno))
+            frame = frame.f_back  # type: ignore[assignment]
+        return tuple(found)
+
+    def synced(self, place: str | None) -> None:
+        if place is not None:
+            self._append(("sync", place, self.sync_sites()))
+
+
+def _signature(status: os.stat_result) -> tuple[Any, ...]:
+    if stat.S_ISDIR(status.st_mode):
+        return (status.st_ino, status.st_mode)
+    return (status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _node(path: str) -> tuple[str, int, bytes]:
+    """Kind, mode and content of what is there."""
+    status = os.lstat(path)
+    if stat.S_ISLNK(status.st_mode):
+        return ("link", 0o777, os.fsencode(os.readlink(path)))
+    if stat.S_ISDIR(status.st_mode):
+        return ("dir", stat.S_IMODE(status.st_mode), b"")
+    with io.FileIO(path) as file:
+        return ("file", stat.S_IMODE(status.st_mode), file.readall())
+
+
+_real: dict[str, Callable[..., Any]] = {
+    name: getattr(os, name)
+    for name in (
+        "open write pwrite writev truncate ftruncate link symlink rename replace unlink remove mkdir rmdir chmod fchmod"
+        " utime setxattr removexattr fsync fdatasync sync sendfile copy_file_range"
+    ).split()
+}
+_real_open = builtins.open
+_real_library = ctypes.CDLL
+
+
+def install(recorder: Recorder) -> None:
+    """Replace what changes files in this process, for good. To be called before Mulligan is imported."""
+    for name, made in _os_functions(recorder).items():
+        for supported in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
+            if getattr(os, name) in supported:
+                supported.add(made)
+        setattr(os, name, made)
+    builtins.open = io.open = _recording_open(recorder)  # type: ignore[assignment]
+    ctypes.CDLL = _recording_library(recorder)  # type: ignore[misc]
+    _kept.append(_RecordingVfs(recorder))
+
+
+_kept: list[object] = []
+
+
+def _os_functions(recorder: Recorder) -> dict[str, Callable[..., Any]]:
+    return {**_content_functions(recorder), **_name_functions(recorder), **_other_functions(recorder)}
+
+
+def _content_functions(recorder: Recorder) -> dict[str, Callable[..., Any]]:
+    def open_(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        with recorder.operation():
+            changing = flags & (os.O_CREAT | os.O_TRUNC) and flags & os.O_TMPFILE != os.O_TMPFILE
+            place = recorder.where(path, dir_fd) if changing else None
+            there = place is not None and os.path.lexists(os.path.join(recorder.base, place))
+            handle: int = _real["open"](path, flags, mode, dir_fd=dir_fd)
+            if place is not None:
+                _note_opened(recorder, place, there=there, truncates=bool(flags & os.O_TRUNC))
+            return handle
+
+    def write(handle: int, data: Any) -> int:
+        place = recorder.where(handle)
+        if place is None:
+            return int(_real["write"](handle, data))
+        with recorder.operation():
+            offset = _position(handle)
+            done = int(_real["write"](handle, data))
+            recorder.mark("write", place, offset, bytes(memoryview(data)[:done]))
+            return done
+
+    def pwrite(handle: int, data: Any, offset: int) -> int:
+        with recorder.operation():
+            done = int(_real["pwrite"](handle, data, offset))
+            place = recorder.where(handle)
+            if place is not None:
+                recorder.mark("write", place, offset, bytes(memoryview(data)[:done]))
+            return done
+
+    def truncate(path: Any, length: int) -> None:
+        with recorder.operation():
+            _real["truncate"](path, length)
+            place = recorder.where(path)
+            if place is not None:
+                recorder.mark("truncate", place, length)
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise OSError(38, "the recorder has no such system call")
+
+    refusing = dict.fromkeys(("writev", "sendfile", "copy_file_range"), refused)
+    return {"open": open_, "write": write, "pwrite": pwrite, "truncate": truncate, "ftruncate": truncate} | refusing
+
+
+def _position(handle: int) -> int:
+    import fcntl
+
+    if fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_APPEND:
+        return os.fstat(handle).st_size
+    return os.lseek(handle, 0, os.SEEK_CUR)
+
+
+def _note_opened(recorder: Recorder, place: str, *, there: bool, truncates: bool) -> None:
+    if not there:
+        mode = stat.S_IMODE(os.lstat(os.path.join(recorder.base, place)).st_mode)
+        recorder.mark("create", place, "file", mode, b"")
+    elif truncates:
+        recorder.mark("truncate", place, 0)
+
+
+def _name_functions(recorder: Recorder) -> dict[str, Callable[..., Any]]:
+    def symlink(target: Any, path: Any, target_is_directory: bool = False, *, dir_fd: int | None = None) -> None:
+        with recorder.operation():
+            _real["symlink"](target, path, target_is_directory, dir_fd=dir_fd)
+            if (place := recorder.where(path, dir_fd)) is not None:
+                recorder.mark("create", place, "link", 0o777, os.fsencode(target))
+
+    def mkdir(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        with recorder.operation():
+            _real["mkdir"](path, mode, dir_fd=dir_fd)
+            if (place := recorder.where(path, dir_fd)) is not None:
+                made = stat.S_IMODE(os.lstat(os.path.join(recorder.base, place)).st_mode)
+                recorder.mark("create", place, "dir", made, b"")
+
+    def removing(real: Callable[..., Any]) -> Callable[..., Any]:
+        def remove(path: Any, *, dir_fd: int | None = None) -> None:
+            with recorder.operation():
+                real(path, dir_fd=dir_fd)
+                if (place := recorder.where(path, dir_fd)) is not None:
+                    recorder.mark("remove", place)
+
+        return remove
+
+    def rename(old: Any, new: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
+        with recorder.operation():
+            source, target = recorder.where(old, src_dir_fd), recorder.where(new, dst_dir_fd)
+            _real["rename"](old, new, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+            if source is not None or target is not None:
+                recorder.mark("rename", source, target)
+
+    def link(
+        old: Any,
+        new: Any,
+        *,
+        src_dir_fd: int | None = None,
+        dst_dir_fd: int | None = None,
+        follow_symlinks: bool = True,
+    ) -> None:
+        with recorder.operation():
+            fds = {"src_dir_fd": src_dir_fd, "dst_dir_fd": dst_dir_fd}
+            _real["link"](old, new, follow_symlinks=follow_symlinks, **fds)
+            recorder.mark("link", recorder.where(old, src_dir_fd), recorder.where(new, dst_dir_fd))
+
+    removers = {name: removing(_real[name]) for name in ("unlink", "remove", "rmdir")}
+    return {"symlink": symlink, "mkdir": mkdir, "rename": rename, "replace": rename, "link": link} | removers
+
+
+def _other_functions(recorder: Recorder) -> dict[str, Callable[..., Any]]:
+    def setting(real: Callable[..., Any]) -> Callable[..., Any]:
+        """Mode, time or extended attributes: what the file has afterwards is recorded."""
+
+        def change(path: Any, *rest: Any, dir_fd: int | None = None, **more: Any) -> None:
+            with recorder.operation():
+                with_dir = {} if dir_fd is None else {"dir_fd": dir_fd}
+                real(path, *rest, **with_dir, **more)
+                if (place := recorder.where(path, dir_fd)) is not None:
+                    recorder.mark("meta", place, _metadata(os.path.join(recorder.base, place)))
+
+        return change
+
+    def sync_handle(handle: Any) -> None:
+        number = handle if isinstance(handle, int) else handle.fileno()
+        with recorder.operation():
+            recorder.synced(recorder.where(number))
+
+    def sync_all() -> None:
+        with recorder.operation():
+            recorder.synced("*")
+
+    setters = {name: setting(_real[name]) for name in ("chmod", "fchmod", "utime", "setxattr", "removexattr")}
+    return {"fsync": sync_handle, "fdatasync": sync_handle, "sync": sync_all} | setters
+
+
+def _metadata(path: str) -> tuple[int, int, tuple[tuple[str, bytes], ...]]:
+    """Mode, time of change, and the user's extended attributes."""
+    status = os.lstat(path)
+    if stat.S_ISLNK(status.st_mode):
+        return (0o777, status.st_mtime_ns, ())
+    names = [name for name in os.listxattr(path) if name.startswith("user.")]
+    return (stat.S_IMODE(status.st_mode), status.st_mtime_ns, tuple((name, os.getxattr(path, name)) for name in names))
+
+
+def _recording_open(recorder: Recorder) -> Callable[..., Any]:
+    def open_(file: Any, mode: str = "r", buffering: int = -1, *rest: Any, **more: Any) -> IO[Any]:
+        writes = set(mode) & set("wxa+")
+        if not writes or isinstance(file, int) or recorder.where(file) is None:
+            return _real_open(file, mode, buffering, *rest, **more)  # type: ignore[no-any-return]
+        if "b" not in mode:
+            raise NotImplementedError("text files below the recorded folder")
+        raw = _RecordingFile(recorder, file, mode.replace("b", ""), opener=more.get("opener"))
+        return raw if buffering == 0 else io.BufferedWriter(raw)
+
+    return open_
+
+
+class _RecordingFile(io.FileIO):
+    def __init__(self, recorder: Recorder, file: Any, mode: str, *, opener: Any) -> None:
+        self._recorder = recorder
+        super().__init__(file, mode, opener=opener or (lambda path, flags: os.open(path, flags, 0o666)))
+
+    def write(self, data: Any) -> int:
+        return os.write(self.fileno(), data)
+
+
+def _recording_library(recorder: Recorder) -> type[ctypes.CDLL]:
+    class Library(_real_library):
+        def __getattr__(self, name: str) -> Any:
+            found = super().__getattr__(name)
+            wrap = _WRAPPED.get(name)
+            if wrap is not None:
+                found = wrap(recorder, found)
+                setattr(self, name, found)
+            return found
+
+    return Library
+
+
+def _wrapped_rename(recorder: Recorder, real: Any) -> Callable[..., int]:
+    def renameat2(old_dir: Any, old: Any, new_dir: Any, new: Any, flags: Any) -> int:
+        with recorder.operation():
+            source = recorder.where(_plain(old), _plain(old_dir))
+            target = recorder.where(_plain(new), _plain(new_dir))
+            done: int = real(old_dir, old, new_dir, new, flags)
+            if done == 0 and (source is not None or target is not None):
+                recorder.mark("exchange" if _plain(flags) & _EXCHANGE else "rename", source, target)
+            return done
+
+    return renameat2
+
+
+def _wrapped_sync(recorder: Recorder, _: Any) -> Callable[..., int]:
+    def sync(handle: Any, *__: Any) -> int:
+        with recorder.operation():
+            recorder.synced(recorder.where(_plain(handle)))
+            return 0
+
+    return sync
+
+
+def _wrapped_syncfs(recorder: Recorder, _: Any) -> Callable[..., int]:
+    def syncfs(__: Any) -> int:
+        with recorder.operation():
+            recorder.synced("*")
+            return 0
+
+    return syncfs
+
+
+def _wrapped_syscall(recorder: Recorder, real: Any) -> Callable[..., int]:
+    rename, sync = _wrapped_rename(recorder, None), _wrapped_sync(recorder, None)
+
+    def syscall(number: Any, *arguments: Any) -> int:
+        called = _plain(number)
+        if called == _RENAMEAT2_CALL:
+            raise NotImplementedError(rename)
+        if called in _SYNC_CALLS:
+            return sync(*arguments) if _SYNC_CALLS[called] != "syncfs" else _wrapped_syncfs(recorder, None)(*arguments)
+        return int(real(number, *arguments))
+
+    return syscall
+
+
+def _plain(value: Any) -> Any:
+    return getattr(value, "value", value)
+
+
+_WRAPPED: dict[str, Callable[[Recorder, Any], Callable[..., int]]] = {
+    "renameat2": _wrapped_rename,
+    "fsync": _wrapped_sync,
+    "fdatasync": _wrapped_sync,
+    "sync_file_range": _wrapped_sync,
+    "syncfs": _wrapped_syncfs,
+    "syscall": _wrapped_syscall,
+}
+
+
+class _RecordingVfs(apsw.VFS):
+    """SQLite's files, as the default for every connection."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        super().__init__("mulligan-recording", "unix", makedefault=True)
+
+    def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> apsw.VFSFile:
+        return _RecordingDatabase(self.recorder, name, flags)
+
+    def xDelete(self, filename: str, syncdir: bool) -> None:
+        with self.recorder.operation():
+            super().xDelete(filename, False)
+            place = self.recorder.where(filename)
+            if place is not None:
+                self.recorder.mark("remove", place)
+                if syncdir:
+                    self.recorder.synced(os.path.dirname(place))
+
+
+class _RecordingDatabase(apsw.VFSFile):
+    def __init__(self, recorder: Recorder, name: str | apsw.URIFilename | None, flags: list[int]) -> None:
+        self._recorder = recorder
+        path = name.filename() if isinstance(name, apsw.URIFilename) else name
+        self._place = None if not path else recorder.where(path)
+        # SQLite syncs the folder of a new log with the first sync of the log.
+        self._is_new_log = False
+        there = path and os.path.exists(path)
+        super().__init__("unix", name, flags)
+        if self._place is not None and not there:
+            self._is_new_log = not self._place.endswith(".db")
+            _note_opened(recorder, self._place, there=False, truncates=False)
+
+    def xWrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        with self._recorder.operation():
+            super().xWrite(data, offset)
+            if self._place is not None:
+                self._recorder.mark("write", self._place, offset, bytes(data))
+
+    def xTruncate(self, newsize: int) -> None:
+        with self._recorder.operation():
+            super().xTruncate(newsize)
+            if self._place is not None:
+                self._recorder.mark("truncate", self._place, newsize)
+
+    def xSync(self, flags: int) -> None:
+        with self._recorder.operation():
+            self._recorder.synced(self._place)
+            if self._is_new_log and self._place is not None:
+                self._is_new_log = False
+                self._recorder.synced(os.path.dirname(self._place))
