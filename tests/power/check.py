@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib import import_module
 from random import Random
 from typing import Any
@@ -71,18 +72,31 @@ class Opened:
         mulligan.open(tree, store=state, durability=self.mode).close()
         return ""
 
-    def ask(self, *verb: str) -> tuple[int, str, str]:
+    def ask(self, *verb: str, root: str | None = None) -> tuple[int, str, str]:
         out, err = io.StringIO(), io.StringIO()
+        options = ["--root", root or self.options[1], *self.options[2:]]
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = self._run([*verb, *self.options])
+            code = self._run([*verb, *options])
         return int(code), out.getvalue(), err.getvalue()
 
-    def log(self) -> dict[str, str]:
-        """The status of every call."""
-        code, out, err = self.ask("log", "--json", "--limit", "1000")
+    def statuses(self) -> dict[str, str]:
+        """The status of each call that is on record, in the root and in its forks."""
+        forks = os.path.join(self.base, "state", "forks")
+        roots = [os.path.join(forks, name) for name in os.listdir(forks)] if os.path.isdir(forks) else []
+        return self._statuses(None) | {call: status for root in roots for call, status in self._statuses(root).items()}
+
+    def _statuses(self, root: str | None) -> dict[str, str]:
+        code, out, err = self.ask("log", "--json", "--limit", "1000", root=root)
         if code != 0:
             raise AssertionError(f"log: {code} {err}")
         return {entry["id"]: entry["status"] for entry in json.loads(out)}
+
+    def not_captured(self, calls: Sequence[str]) -> set[str]:
+        """The paths of which these calls say that it is not certain who changed them."""
+        answers = [self.ask("coverage", call, "--json") for call in calls]
+        listed = [one for code, out, _ in answers if code == 0 for one in json.loads(out)]
+        notes = [note for one in listed for note in one["coverage"]]
+        return {"tree/" + note["path"] for note in notes if note["reason"] == "ambiguous"}
 
 
 def check(base: str, cut: PowerCut) -> Iterator[str]:
@@ -103,7 +117,7 @@ def check(base: str, cut: PowerCut) -> Iterator[str]:
     if cut.mode == "process":
         yield from _process_violations(cut, found, printed)
     else:
-        yield from _power_violations(cut, found, opened.log())
+        yield from _power_violations(cut, found, opened)
 
 
 def _process_violations(cut: PowerCut, found: dict[str, Node], printed: str) -> Iterator[str]:
@@ -149,21 +163,26 @@ def _is_durable(cut: PowerCut, version: Version, number: int, known: Sequence[Ve
     return cut.synced_at(version.file) > version.at and not later
 
 
-def _power_violations(cut: PowerCut, found: dict[str, Node], log: dict[str, str]) -> Iterator[str]:
+def _power_violations(cut: PowerCut, found: dict[str, Node], opened: Opened) -> Iterator[str]:
     number, step = cut.recording.step_at(cut.at) or (0, Step("start", 0))
     is_done = step.end is not None and step.end < cut.at
     allowed = [step.after] if is_done else [step.before, step.after]
     states = [tree for tree in allowed if tree is not None]
-    differences = [_difference(found, tree) for tree in states]
+    # After a command, if it is not certain whether the user changed a path since, the path stays and is named.
+    named = opened.not_captured(step.calls) if step.kind in ("exec watch", "exec scan") and not is_done else set()
+    differences = [[one for one in _difference(found, tree) if one.partition(": ")[0] not in named] for tree in states]
     if all(differences):
         yield f"the files differ: {min(differences, key=len)}"
-    acknowledged = [call for one in cut.recording.steps[: number + is_done] for call in one.calls if one.end is not None]
+    acknowledged = [
+        call for one in cut.recording.steps[: number + is_done] for call in one.calls if one.end is not None
+    ]
+    log = opened.statuses()
     lost = [call for call in acknowledged if log.get(call) not in ("committed", "undone")]
     if lost:
         yield f"acknowledged calls are not on record: {lost}"
     if not is_done and step.calls and step.after is not None and _difference(step.before, step.after):
         is_recorded = log.get(step.calls[-1]) == "committed"
-        if is_recorded != (not _difference(found, step.after)):
+        if not named and is_recorded != (not _difference(found, step.after)):
             yield f"the call is {'' if is_recorded else 'not '}on record, and the files say otherwise"
 
 
@@ -219,7 +238,8 @@ def reboot() -> None:
             return None
 
     builtins.open = open_
-    os.fsync = os.fdatasync = lambda _: None
+    for name in ("fsync", "fdatasync", "sync"):
+        setattr(os, name, lambda *_: None)
     _kept.append(Quick())
 
 
@@ -233,7 +253,7 @@ def in_child(act: Callable[[], list[str]]) -> list[str]:
     if child == 0:
         try:
             answer = act()
-        except BaseException:
+        except Exception:  # noqa: BLE001  # whatever goes wrong in a state is a finding
             answer = [traceback.format_exc()]
         with os.fdopen(writing, "w") as file:
             json.dump(answer, file)
@@ -258,6 +278,10 @@ def load_modules(base: str, recording: Recording, mode: Mode) -> None:
             import_module(name)
 
 
+def _violations(base: str, cut: PowerCut) -> list[str]:
+    return list(check(base, cut))
+
+
 def main(base: str, log: str, mode: Mode, first: str, count: str, site: str = "") -> None:
     reboot()
     recording = Recording(read_log(log))
@@ -268,8 +292,8 @@ def main(base: str, log: str, mode: Mode, first: str, count: str, site: str = ""
 
     for seed in range(int(first), int(first) + int(count)):
         kind, cut = cut_of(recording, mode, seed, dropped)
-        result = Result(seed, kind, cut.at, in_child(lambda cut=cut: list(check(base, cut))))
-        print(json.dumps(asdict(result)), flush=True)
+        found = in_child(partial(_violations, base, cut))
+        print(json.dumps(asdict(Result(seed, kind, cut.at, found))), flush=True)
 
 
 if __name__ == "__main__":

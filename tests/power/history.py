@@ -15,13 +15,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if __name__ == "__main__":
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from power.disk_states import read_tree
+from power.disk_states import Mode, read_tree
 from power.recorder import Recorder, install
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ KINDS = (
 )
 SEGMENTS = 3
 LARGE_BYTES = 150_000
+_START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def plant(base: str, seed: int) -> None:
@@ -62,6 +64,20 @@ class Planned(Exception):
     """The tool of this call fails on purpose."""
 
 
+class Ids:
+    """Ids that follow from the seed. Those of a later segment come later."""
+
+    def __init__(self, random: Random, serial: int) -> None:
+        self._random = random
+        self._born_ms = int(_START.timestamp() * 1000) + serial * 3_600_000
+
+    def new(self) -> str:
+        self._born_ms += 1
+        tail = f"{self._random.getrandbits(62) | 1 << 63:016x}"
+        born = f"{self._born_ms:012x}"
+        return f"{born[:8]}-{born[8:]}-7000-{tail[:4]}-{tail[4:]}"
+
+
 @dataclass
 class History:
     """The steps, and what they are done with."""
@@ -76,9 +92,12 @@ class History:
 
     def open(self) -> None:
         import mulligan
+        from mulligan.testing import SteppingClock
 
         tree, state = os.path.join(self.base, "tree"), os.path.join(self.base, "state")
-        self.opened = mulligan.open(tree, store=state, durability=self.mode)  # type: ignore[arg-type]
+        clock, ids = SteppingClock(_START + timedelta(hours=self.serial)), Ids(self.random, self.serial)
+        durability = cast(Mode, self.mode)
+        self.opened = mulligan.open(tree, store=state, durability=durability, clock=clock, ids=ids)
         self.session = self.opened.session("agent")
 
     @contextmanager

@@ -23,11 +23,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import IO, Any
 
 import apsw
 
 Event = tuple[Any, ...]
+Functions = dict[str, Callable[..., Any]]
 Site = tuple[str, str, int]
 """A line of Mulligan's code: the file, the function, the number of the line."""
 
@@ -41,7 +43,7 @@ BOOT_FILE = "/proc/sys/kernel/random/boot_id"
 def read_log(path: str) -> list[Event]:
     """All events of a log, in order."""
     events: list[Event] = []
-    with io.open(path, "rb") as file:
+    with open(path, "rb") as file:
         while header := file.read(_LENGTH.size):
             events.append(pickle.loads(file.read(_LENGTH.unpack(header)[0])))
     return events
@@ -132,12 +134,12 @@ class Recorder:
     def sync_sites(self) -> tuple[Site, ...]:
         """The lines of Mulligan that lead to this operation, innermost first."""
         found: list[Site] = []
-        frame = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             name = frame.f_code.co_filename
             if "/mulligan/" in name:
                 found.append((name.rsplit("/mulligan/", 1)[1], frame.f_code.co_qualname, frame.f_lineno))
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         return tuple(found)
 
     def synced(self, place: str | None) -> None:
@@ -162,13 +164,12 @@ def _node(path: str) -> tuple[str, int, bytes]:
         return ("file", stat.S_IMODE(status.st_mode), file.readall())
 
 
-_real: dict[str, Callable[..., Any]] = {
-    name: getattr(os, name)
-    for name in (
-        "open write pwrite writev truncate ftruncate link symlink rename replace unlink remove mkdir rmdir chmod fchmod"
-        " utime setxattr removexattr fsync fdatasync sync sendfile copy_file_range"
-    ).split()
-}
+_REPLACED = (
+    *("open", "write", "pwrite", "writev", "truncate", "ftruncate", "sendfile", "copy_file_range"),
+    *("link", "symlink", "rename", "replace", "unlink", "remove", "mkdir", "rmdir"),
+    *("chmod", "fchmod", "utime", "setxattr", "removexattr", "fsync", "fdatasync", "sync"),
+)
+_real: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in _REPLACED}
 _real_open = builtins.open
 _real_library = ctypes.CDLL
 
@@ -180,7 +181,7 @@ def install(recorder: Recorder) -> None:
             if getattr(os, name) in supported:
                 supported.add(made)
         setattr(os, name, made)
-    builtins.open = io.open = _recording_open(recorder)  # type: ignore[assignment]
+    builtins.open = io.open = _recording_open(recorder)
     ctypes.CDLL = _recording_library(recorder)  # type: ignore[misc]
     _kept.append(_RecordingVfs(recorder))
 
@@ -188,11 +189,11 @@ def install(recorder: Recorder) -> None:
 _kept: list[object] = []
 
 
-def _os_functions(recorder: Recorder) -> dict[str, Callable[..., Any]]:
+def _os_functions(recorder: Recorder) -> Functions:
     return {**_content_functions(recorder), **_name_functions(recorder), **_other_functions(recorder)}
 
 
-def _content_functions(recorder: Recorder) -> dict[str, Callable[..., Any]]:
+def _content_functions(recorder: Recorder) -> Functions:
     def open_(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         with recorder.operation():
             changing = flags & (os.O_CREAT | os.O_TRUNC) and flags & os.O_TMPFILE != os.O_TMPFILE
@@ -231,8 +232,8 @@ def _content_functions(recorder: Recorder) -> dict[str, Callable[..., Any]]:
     def refused(*_: Any, **__: Any) -> Any:
         raise OSError(38, "the recorder has no such system call")
 
-    refusing = dict.fromkeys(("writev", "sendfile", "copy_file_range"), refused)
-    return {"open": open_, "write": write, "pwrite": pwrite, "truncate": truncate, "ftruncate": truncate} | refusing
+    refusing: Functions = dict.fromkeys(("writev", "sendfile", "copy_file_range"), refused)
+    return {"open": open_, "write": write, "pwrite": pwrite, "truncate": truncate, "ftruncate": truncate, **refusing}
 
 
 def _position(handle: int) -> int:
@@ -251,7 +252,7 @@ def _note_opened(recorder: Recorder, place: str, *, there: bool, truncates: bool
         recorder.mark("truncate", place, 0)
 
 
-def _name_functions(recorder: Recorder) -> dict[str, Callable[..., Any]]:
+def _name_functions(recorder: Recorder) -> Functions:
     def symlink(target: Any, path: Any, target_is_directory: bool = False, *, dir_fd: int | None = None) -> None:
         with recorder.operation():
             _real["symlink"](target, path, target_is_directory, dir_fd=dir_fd)
@@ -295,10 +296,10 @@ def _name_functions(recorder: Recorder) -> dict[str, Callable[..., Any]]:
             recorder.mark("link", recorder.where(old, src_dir_fd), recorder.where(new, dst_dir_fd))
 
     removers = {name: removing(_real[name]) for name in ("unlink", "remove", "rmdir")}
-    return {"symlink": symlink, "mkdir": mkdir, "rename": rename, "replace": rename, "link": link} | removers
+    return {"symlink": symlink, "mkdir": mkdir, "rename": rename, "replace": rename, "link": link, **removers}
 
 
-def _other_functions(recorder: Recorder) -> dict[str, Callable[..., Any]]:
+def _other_functions(recorder: Recorder) -> Functions:
     def setting(real: Callable[..., Any]) -> Callable[..., Any]:
         """Mode, time or extended attributes: what the file has afterwards is recorded."""
 
@@ -321,7 +322,7 @@ def _other_functions(recorder: Recorder) -> dict[str, Callable[..., Any]]:
             recorder.synced("*")
 
     setters = {name: setting(_real[name]) for name in ("chmod", "fchmod", "utime", "setxattr", "removexattr")}
-    return {"fsync": sync_handle, "fdatasync": sync_handle, "sync": sync_all} | setters
+    return {"fsync": sync_handle, "fdatasync": sync_handle, "sync": sync_all, **setters}
 
 
 def _metadata(path: str) -> tuple[int, int, tuple[tuple[str, bytes], ...]]:
@@ -337,7 +338,7 @@ def _recording_open(recorder: Recorder) -> Callable[..., Any]:
     def open_(file: Any, mode: str = "r", buffering: int = -1, *rest: Any, **more: Any) -> IO[Any]:
         writes = set(mode) & set("wxa+")
         if not writes or isinstance(file, int) or recorder.where(file) is None:
-            return _real_open(file, mode, buffering, *rest, **more)  # type: ignore[no-any-return]
+            return _real_open(file, mode, buffering, *rest, **more)
         if "b" not in mode:
             raise NotImplementedError("text files below the recorded folder")
         raw = _RecordingFile(recorder, file, mode.replace("b", ""), opener=more.get("opener"))
@@ -358,7 +359,7 @@ class _RecordingFile(io.FileIO):
 def _recording_library(recorder: Recorder) -> type[ctypes.CDLL]:
     class Library(_real_library):
         def __getattr__(self, name: str) -> Any:
-            found = super().__getattr__(name)
+            found: Any = super().__getattr__(name)
             wrap = _WRAPPED.get(name)
             if wrap is not None:
                 found = wrap(recorder, found)

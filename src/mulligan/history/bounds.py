@@ -186,7 +186,7 @@ def _evict(ledger: Ledger, tx: Tx, call: CallRow, keepers: Keepers) -> int:
     body = {"call": call.id, "digests": doomed}
     journal = session_journal(SessionId(call.session))
     ledger.journal.append(tx, journal, "call.evicted", body, at=ledger.now())
-    return sum(drop_body(tx, ledger.store.bodies, digest) for digest in doomed)
+    return sum(drop_body(tx, digest) for digest in doomed)
 
 
 def _with_bases(tx: Tx, digests: Iterable[Digest]) -> set[Digest]:
@@ -226,7 +226,7 @@ def collect_garbage(ledger: Ledger) -> tuple[int, int]:
             for row in _rows(tx, doomed[start : start + _GC_BATCH]):
                 # Looked at again inside the transaction: somebody may have named or touched it since.
                 if _is_garbage(tx, row, cutoff):
-                    delete_body(tx, ledger.store.bodies, row)
+                    delete_body(tx, row)
                     tx.delete(BLOBS, row.digest)
                     blobs, size = blobs + 1, size + row.stored
     with ledger.store.read() as tx:

@@ -17,7 +17,7 @@ from itertools import takewhile
 from mulligan.history.tables import CALLS, CHANGES, KEPT, SCOPES, TOUCHES, WSEQ_END, ChangeRow, TouchRow
 from mulligan.store.blobs import BESIDE, BLOBS, BODIES, EVICTED, IN_DATABASE, PARTS, READABLE, BlobRow
 from mulligan.store.journal import HEADS, RECORDS, REFS, STORE_HEAD, Record, RefRow, parse_record
-from mulligan.store.protocol import BlobStore, Tx
+from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
 from mulligan.values.clock import parse_timestamp
 from mulligan.values.digest import Digest, digest_from_raw, raw_digest
@@ -46,21 +46,21 @@ def droppable(tx: Tx, digests: Iterable[Digest], *, but_for: str, keepers: Keepe
     return sorted(doomed)
 
 
-def drop_body(tx: Tx, bodies: BlobStore, digest: Digest) -> int:
+def drop_body(tx: Tx, digest: Digest) -> int:
     """The bytes given back. A record that says so must be in the same transaction."""
     row = tx.get(BLOBS, raw_digest(digest))
     if row is None or row.place not in READABLE:
         return 0
-    delete_body(tx, bodies, row)
+    delete_body(tx, row)
     tx.put(BLOBS, replace(row, place=EVICTED, stored=0, base=None, depth=0))
     return row.stored
 
 
-def delete_body(tx: Tx, bodies: BlobStore, row: BlobRow) -> None:
+def delete_body(tx: Tx, row: BlobRow) -> None:
     if row.place == IN_DATABASE:
         tx.delete(BODIES, row.digest)
     elif row.place == BESIDE:
-        bodies.delete(digest_from_raw(row.digest))
+        tx.drop_body(digest_from_raw(row.digest))
     for part in tx.select(PARTS, {"digest": row.digest}):
         tx.delete(PARTS, part.digest, part.ordinal)
 

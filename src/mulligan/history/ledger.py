@@ -298,11 +298,11 @@ class Ledger:
         self._let_go(tx, facts.id, held)
         if given_up:
             giving_up = GivingUp(facts.id, facts.session, ending.changes, given_up)
-            giving_up.apply_in(tx, self.journal, self.store.bodies, at=at)
+            giving_up.apply_in(tx, self.journal, at=at)
         return record
 
     def scopes(self, tx: Tx, session: SessionId) -> Scopes:
-        return Scopes(tx, self.journal, self.store.bodies, session, self.now())
+        return Scopes(tx, self.journal, session, self.now())
 
     def _without_some(self, facts: Facts, ending: Ending, given_up: Sequence[Change]) -> Ending:
         """Said on record, unless the call is only wanted if all of it can be undone."""

@@ -12,7 +12,7 @@ from mulligan.history.dropping import drop_body, droppable
 from mulligan.session.tables import session_journal
 from mulligan.store.blobs import BLOBS, READABLE
 from mulligan.store.journal import Journal
-from mulligan.store.protocol import META, BlobStore, MetaRow, Tx
+from mulligan.store.protocol import META, MetaRow, Tx
 from mulligan.values.digest import Digest, raw_digest
 from mulligan.values.entries import Change, FileEntry
 from mulligan.values.ids import SessionId
@@ -70,14 +70,14 @@ class GivingUp:
     changes: Sequence[Change]
     given_up: Sequence[Change]
 
-    def apply_in(self, tx: Tx, journal: Journal, bodies: BlobStore, *, at: str) -> None:
+    def apply_in(self, tx: Tx, journal: Journal, *, at: str) -> None:
         kept = {digest for one in self.changes if one not in self.given_up for digest in _digests_of(one)}
         named = {digest for one in self.given_up for digest in _digests_of(one)}
         doomed = droppable(tx, named - kept, but_for=self.call)
         body = {"call": self.call, "paths": [to_wire(one.path) for one in self.given_up], "digests": doomed}
         journal.append(tx, session_journal(self.session), "paths.evicted", body, at=at)
         for digest in doomed:
-            drop_body(tx, bodies, digest)
+            drop_body(tx, digest)
 
 
 def _files_of(changes: Iterable[Change]) -> Iterable[FileEntry]:

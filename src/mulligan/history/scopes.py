@@ -15,7 +15,7 @@ from mulligan.history.over_cap import cap_of
 from mulligan.history.tables import CAPTURES, SCOPES, CaptureRow
 from mulligan.session.tables import session_journal
 from mulligan.store.journal import Journal
-from mulligan.store.protocol import BlobStore, Tx
+from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
 from mulligan.values.clock import parse_timestamp
 from mulligan.values.digest import Digest
@@ -33,7 +33,6 @@ class Scopes:
 
     tx: Tx
     journal: Journal
-    bodies: BlobStore
     session: SessionId
     at: str
 
@@ -74,7 +73,7 @@ class Scopes:
         body = {"session": self.session, "scope": scope, "why": why} | ({"digests": gone} if gone else {})
         self.journal.append(self.tx, session_journal(self.session), "scope.dropped", body, at=self.at)
         for digest in gone:
-            drop_body(self.tx, self.bodies, digest)
+            drop_body(self.tx, digest)
 
     def evict_over_cap(self, *, keep: str | None) -> None:
         """Oldest first, in order of insertion, never the one being written. Bytes that two scopes share count once."""

@@ -20,7 +20,7 @@ from mulligan.values import limits
 from mulligan.values.clock import Clock
 from mulligan.values.content import Content, Large
 from mulligan.values.digest import Digest, digest_from_raw, digest_of, raw_digest
-from mulligan.values.faults import fault
+from mulligan.values.faults import MulliganError, fault
 from mulligan.values.limits import BLOB_BATCH_BYTES, BLOB_CHAIN_MAX, BLOB_IN_DATABASE_BYTES, BLOB_PART_BYTES
 from mulligan.values.plain import plain
 
@@ -181,6 +181,9 @@ class Blobs:
         depth = 0 if base is None else _depth_on(tx, base)
         if body is None or depth >= BLOB_CHAIN_MAX:
             raise Vanished(prepared.digest)
+        if prepared.place == BESIDE and not self._store.bodies.has(prepared.digest):
+            # Another process was about to delete the body of an earlier row when we found it there.
+            raise Vanished(prepared.digest)
         tx.put(BLOBS, BlobRow(raw, prepared.size, len(body), prepared.place, base, depth, self._now_ms()))
         if prepared.place == IN_DATABASE:
             tx.put(BODIES, BodyRow(raw, body))
@@ -331,6 +334,18 @@ class Blobs:
 
     def _now_ms(self) -> int:
         return int(self._clock.now().timestamp() * 1000)
+
+
+def delete_dropped_bodies(store: Store, digests: Iterable[Digest]) -> None:
+    """What `Tx.drop_body` asked for, after the commit. A body that stays because this fails is garbage for `gc`."""
+    with suppress(MulliganError):
+        if store.durability == "process":
+            store.sync()
+        with store.write() as tx:
+            for digest in digests:
+                row = tx.get(BLOBS, raw_digest(digest))
+                if row is None or row.place != BESIDE:
+                    store.bodies.delete(digest)
 
 
 @plain(slots=True, frozen=True)

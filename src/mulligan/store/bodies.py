@@ -23,6 +23,9 @@ class MemoryBodies:
         except KeyError:
             raise fault("missing_cas_dependency", f"The body of {digest} is gone.", digest=digest) from None
 
+    def has(self, digest: Digest) -> bool:
+        return digest in self._bodies
+
     def delete(self, digest: Digest) -> None:
         self._bodies.pop(digest, None)
 
@@ -94,6 +97,9 @@ class DirectoryBodies:
             raise fault("missing_cas_dependency", f"The body of {digest} is gone.", digest=digest) from None
         except OSError as error:
             raise fault_of_os_error(error, f"Reading blob {digest[:19]}…") from error
+
+    def has(self, digest: Digest) -> bool:
+        return os.path.exists(self._path_of(digest))
 
     def delete(self, digest: Digest) -> None:
         with suppress(FileNotFoundError):

@@ -15,12 +15,14 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any, TypeVar
 
+from mulligan.store.blobs import delete_dropped_bodies
 from mulligan.store.bodies import MemoryBodies
 from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.store.journal import Schema
 from mulligan.store.protocol import BlobStore, Durability
 from mulligan.store.secret_key import SecretKey
 from mulligan.store.tables import Table, Value, check_update, sort_key
+from mulligan.values.digest import Digest
 from mulligan.values.faults import fault
 from mulligan.values.ids import OwnerId
 
@@ -89,6 +91,8 @@ class MemoryStore:
             finally:
                 tx.ended = True
                 self._writer = None
+        if tx.dropped:
+            delete_dropped_bodies(self, tx.dropped)
 
     @contextmanager
     def read(self) -> Iterator[_MemoryTx]:
@@ -135,6 +139,7 @@ class _MemoryTx:
         self._writable = writable
         self._ours: set[str] = set()
         self.ended = False
+        self.dropped: list[Digest] = []
 
     def get(self, table: Table[R], *key: Value) -> R | None:
         found: R | None = self._of(table).by_key.get(_checked_key(table, key))
@@ -187,6 +192,9 @@ class _MemoryTx:
 
     def count(self, table: Table[R], where: Mapping[str, Value] | None = None) -> int:
         return len(self.select(table, where))
+
+    def drop_body(self, digest: Digest) -> None:
+        self.dropped.append(digest)
 
     def _of(self, table: Table[R], *, writing: bool = False) -> _Rows:
         if self.ended:

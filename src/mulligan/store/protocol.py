@@ -63,6 +63,13 @@ class Tx(Protocol):
 
     def count(self, table: Table[R], where: Mapping[str, Value] | None = None) -> int: ...
 
+    def drop_body(self, digest: Digest) -> None:
+        """Delete a body beside the tables once this transaction survives a power cut, unless a row names it by then.
+
+        Deleted any earlier, the body would be missed by rows that a failed commit or a power cut brings back.
+        """
+        ...
+
 
 class BlobStore(Protocol):
     """Bodies too large for a database row: a directory, or an object store. Keys are digests, bodies are immutable.
@@ -77,8 +84,10 @@ class BlobStore(Protocol):
         """The stored body. Raises `missing_cas_dependency` if it is not there."""
         ...
 
+    def has(self, digest: Digest) -> bool: ...
+
     def delete(self, digest: Digest) -> None:
-        """Remove it; a body that is not there is fine."""
+        """Remove it; a body that is not there is fine. Only for bodies that no row names: see `Tx.drop_body`."""
         ...
 
     def sync(self, digests: Iterable[Digest] | None = None) -> None:

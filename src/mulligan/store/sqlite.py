@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import apsw
 
+from mulligan.store.blobs import delete_dropped_bodies
 from mulligan.store.bodies import DirectoryBodies, sync_path
 from mulligan.store.journal import Schema
 from mulligan.store.machine import note_process
@@ -30,6 +31,7 @@ from mulligan.store.sqlite_log import log_bytes, unread_commits
 from mulligan.store.sqlite_pool import ConnectionPool
 from mulligan.store.tables import Table, Value
 from mulligan.values.clock import Clock, SystemClock, timestamp
+from mulligan.values.digest import Digest
 from mulligan.values.faults import fault, fault_of_os_error
 from mulligan.values.ids import OwnerId
 from mulligan.values.limits import MIB_BYTES
@@ -260,7 +262,7 @@ class SqliteStore:
 class _SqliteTx:
     """One transaction, begun by `with` and ended with it. One cursor serves all its statements, one at a time."""
 
-    __slots__ = ("_connection", "_execute", "_store", "_writable", "ended")
+    __slots__ = ("_connection", "_execute", "_store", "_writable", "dropped", "ended")
 
     _connection: PooledConnection
 
@@ -268,6 +270,7 @@ class _SqliteTx:
         self._store = store
         self._writable = writable
         self.ended = True
+        self.dropped: list[Digest] = []
 
     def __enter__(self) -> _SqliteTx:
         store = self._store
@@ -287,6 +290,8 @@ class _SqliteTx:
             raise fault("internal", "A transaction was ended twice.")
         self.ended = True
         self._store._end(self._connection, writable=self._writable, failed=kind is not None)
+        if self.dropped and kind is None:
+            delete_dropped_bodies(self._store, self.dropped)
 
     def get(self, table: Table[R], *key: Value) -> R | None:
         rows = self._run(get_sql(table), key)
@@ -323,6 +328,9 @@ class _SqliteTx:
     def count(self, table: Table[R], where: Mapping[str, Value] | None = None) -> int:
         sql, values = select_sql(table, where or {}, counting=True)
         return int(self._run(sql, (*values, -1))[0][0])
+
+    def drop_body(self, digest: Digest) -> None:
+        self.dropped.append(digest)
 
     def _run(self, sql: str, values: tuple[Value, ...]) -> list[tuple[Any, ...]]:
         if self.ended:

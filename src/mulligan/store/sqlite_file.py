@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 
 import apsw
 
+from mulligan.store.bodies import sync_path
 from mulligan.store.migrations import SCHEMA_VERSION, STEPS, Step, migrate, newer_store, note_version
 from mulligan.store.protocol import Durability
 from mulligan.store.sqlite_log import unread_commits
@@ -219,7 +220,7 @@ def check_directory(directory: str, database: str, *, create: bool) -> None:
             raise fault("store_unreadable", f"There is no store in {directory}. Check --store, --root, MULLIGAN_HOME.")
         _refuse_network(directory)
         if create and not os.path.exists(path):
-            os.makedirs(directory, mode=0o700, exist_ok=True)
+            _make_directory(directory)
             with suppress(FileExistsError):
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except OSError as error:
@@ -242,6 +243,17 @@ def refuse_untrusted(path: str) -> None:
     else:
         return
     raise fault("untrusted_owner", f"{words}, or set {TRUST_OWNER}=1 if you trust them.", path=path)
+
+
+def _make_directory(directory: str) -> None:
+    """Make it and what is missing above it. Each name is synced: SQLite syncs only the names inside the directory."""
+    above, made = directory, list[str]()
+    while not os.path.lexists(above):
+        above = os.path.dirname(above)
+        made.append(above)
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    for parent in made:
+        sync_path(parent)
 
 
 def is_there(path: str) -> bool:

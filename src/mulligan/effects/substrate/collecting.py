@@ -101,4 +101,4 @@ class _Giving:
             return 0
         body = {"root": self.row.root, "snapshot": self.row.id, "digests": gone, "is_last": is_last}
         self.ledger.journal.append(tx, STORE_JOURNAL, "snapshot.evicted", body, at=self.ledger.now())
-        return sum(drop_body(tx, self.ledger.store.bodies, digest) for digest in gone)
+        return sum(drop_body(tx, digest) for digest in gone)
