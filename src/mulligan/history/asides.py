@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from mulligan.history.beside_store import fresh_place
+from mulligan.history.beside_store import fresh_place, sync_copy
 from mulligan.history.branches import CopyMerge, as_told
 from mulligan.history.desk import Desk
 from mulligan.history.going_back import MayWrite, WayBack
@@ -40,6 +40,7 @@ def set_aside(desk: Desk, session: SessionId, path: str) -> AsideRow:
         return known
     target = fresh_place(desk, "aside")
     told = list(copy_tree(os.fsencode(path), target))
+    sync_copy(desk, target)
     manifest = desk.ledger.blobs.store(encode([as_told(one) for one in told if isinstance(one, Copied)]))
     body = {
         "session": session,

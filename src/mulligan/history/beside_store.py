@@ -12,7 +12,9 @@ from contextlib import suppress
 from mulligan.history.desk import Desk
 from mulligan.history.tables import BRANCHES
 from mulligan.session.roots import ASIDES
+from mulligan.values.faults import fault_of_os_error
 from mulligan.values.ids import OwnerId
+from mulligan.workspace import kernel
 from mulligan.workspace.copies import remove_copy
 
 
@@ -23,6 +25,20 @@ def fresh_place(desk: Desk, kind: str) -> bytes:
     if home is not None and os.path.isdir(folder):
         _sweep(desk, folder)
     return os.fsencode(os.path.join(folder, f"{ledger.store.owner()}-{ledger.ids.new()}"))
+
+
+def sync_copy(desk: Desk, copy: bytes) -> None:
+    """In `power` mode a whole copy is on its disk before the store names it. Syncs its file system at once."""
+    if desk.ledger.store.durability != "power":
+        return
+    try:
+        handle = os.open(copy, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            kernel.sync_file_system(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise fault_of_os_error(error, f"Syncing the copy in {os.fsdecode(copy)}") from error
 
 
 def _sweep(desk: Desk, folder: str) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeAlias, get_args
 
-from mulligan.history.beside_store import fresh_place
+from mulligan.history.beside_store import fresh_place, sync_copy
 from mulligan.history.current import current_turn
 from mulligan.history.desk import Desk
 from mulligan.history.going_back import MayWrite, WayBack, check_moves
@@ -106,6 +106,7 @@ def fork_files(
             if point is not None:
                 changed, gaps = _take_back(source, there, session, point=point, at=str(at))
                 copied |= {one.path: _as_taken_back(target, one) for one in changed}
+            sync_copy(desk, target)
             body = {
                 "session": session,
                 "parent": parent,
