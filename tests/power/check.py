@@ -1,8 +1,11 @@
 """Opens the states that power cuts leave of a recorded history, and checks what Mulligan promises for each.
 
-    python tests/power/check.py BASE LOG MODE FIRST COUNT [FILE:FUNCTION:LINE of a sync that did not happen]
+    python tests/power/check.py BASE LOG MODE states FIRST COUNT
+    python tests/power/check.py BASE LOG MODE without FILE:FUNCTION:LINE
 
-Prints one JSON object a line for each state. Every state is opened in a process of its own, under another boot.
+The first form opens the states of COUNT seeds. The second opens states in which the syncs of one line of Mulligan did
+not happen, until one breaks a promise. Prints one JSON object a line for each state. Every state is opened in a process
+of its own, under another boot.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import builtins
 import contextlib
 import io
 import json
+import linecache
 import os
 import sys
 import traceback
@@ -18,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib import import_module
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -26,9 +31,10 @@ if __name__ == "__main__":
 
 from power.disk_states import Mode, Node, PowerCut, Recording, Step, Sync, Version, materialise, read_tree
 from power.history import KINDS
-from power.recorder import BOOT_FILE, read_log
+from power.recorder import BOOT_FILE, Site, read_log
 
 DRAFT_PREFIX = ".mulligan-"
+MOMENTS_A_SITE = 12
 
 
 @dataclass
@@ -173,13 +179,15 @@ def _power_violations(cut: PowerCut, found: dict[str, Node], opened: Opened) -> 
     differences = [[one for one in _difference(found, tree) if one.partition(": ")[0] not in named] for tree in states]
     if all(differences):
         yield f"the files differ: {min(differences, key=len)}"
+    if is_done and (lost := _difference(read_tree(opened.base, "state/forks"), step.forks)):
+        yield f"the files of forks differ: {lost}"
     acknowledged = [
         call for one in cut.recording.steps[: number + is_done] for call in one.calls if one.end is not None
     ]
     log = opened.statuses()
-    lost = [call for call in acknowledged if log.get(call) not in ("committed", "undone")]
-    if lost:
-        yield f"acknowledged calls are not on record: {lost}"
+    missing = [call for call in acknowledged if log.get(call) not in ("committed", "undone")]
+    if missing:
+        yield f"acknowledged calls are not on record: {missing}"
     if not is_done and step.calls and step.after is not None and _difference(step.before, step.after):
         is_recorded = log.get(step.calls[-1]) == "committed"
         if not named and is_recorded != (not _difference(found, step.after)):
@@ -282,16 +290,54 @@ def _violations(base: str, cut: PowerCut) -> list[str]:
     return list(check(base, cut))
 
 
-def main(base: str, log: str, mode: Mode, first: str, count: str, site: str = "") -> None:
+def sites_of(recording: Recording) -> list[str]:
+    """The lines of Mulligan that sync something, by the names of what they call."""
+    found = {site for sync in recording.syncs for site in sync.sites if is_sync_call(site)}
+    return sorted(map(shown_site, found))
+
+
+def is_sync_call(site: Site) -> bool:
+    import mulligan
+
+    line = linecache.getline(os.path.join(os.path.dirname(mulligan.__file__), site[0]), site[2])
+    return "sync" in line.partition("#")[0]
+
+
+def shown_site(site: Site) -> str:
+    return f"{site[0]}:{site[1]}:{site[2]}"
+
+
+def cuts_without(recording: Recording, mode: Mode, site: str) -> Iterator[PowerCut]:
+    """Cuts shortly after a sync of that line, if the line were not there."""
+
+    def dropped(sync: Sync) -> bool:
+        return site in map(shown_site, sync.sites)
+
+    moments = [sync.at for sync in recording.syncs if dropped(sync)]
+    random = Random(site)
+    ends = [step.end for step in recording.steps if step.end is not None]
+    for moment in random.sample(moments, min(len(moments), MOMENTS_A_SITE)):
+        # Just after the sync, after the call that it belongs to was acknowledged, and some calls later.
+        later = [moment + random.randint(1, 10), *[end + 1 for end in ends if end > moment][:4]]
+        for at, is_worst in product(later, (True, False)):
+            disk = Random(f"{site} {at}")
+            yield PowerCut(recording, mode, min(at, recording.length), disk, dropped, is_worst=is_worst)
+
+
+def main(base: str, log: str, mode: Mode, verb: str, *rest: str) -> None:
     reboot()
     recording = Recording(read_log(log))
     load_modules(base, recording, mode)
-
-    def dropped(sync: Sync) -> bool:
-        return bool(site) and any(f"{file}:{function}:{line}" == site for file, function, line in sync.sites)
-
-    for seed in range(int(first), int(first) + int(count)):
-        kind, cut = cut_of(recording, mode, seed, dropped)
+    if verb == "without":
+        for cut in cuts_without(recording, mode, rest[0]):
+            found = in_child(partial(_violations, base, cut))
+            print(json.dumps(asdict(Result(0, rest[0], cut.at, found))), flush=True)
+            if found:
+                break
+        return
+    first, count = map(int, rest)
+    for seed in range(first, first + count):
+        kind, cut = cut_of(recording, mode, seed, lambda _: False)
         found = in_child(partial(_violations, base, cut))
         print(json.dumps(asdict(Result(seed, kind, cut.at, found))), flush=True)
 

@@ -101,6 +101,7 @@ class Step:
     calls: tuple[str, ...] = ()
     before: dict[str, Node] = field(default_factory=dict)
     after: dict[str, Node] | None = None
+    forks: dict[str, Node] = field(default_factory=dict)
 
 
 def _apply(content: bytearray, change: Data | Size) -> None:
@@ -154,6 +155,7 @@ class Recording:
         for place in list(self.versions):
             self._note_if_changed(place)
         self._settled = step.after = self.tree()
+        step.forks = self.tree("state/forks")
 
     def _create(self, place: str, kind: str, mode: int, target: bytes) -> None:
         self.files.append(File(kind, mode, target, mode_now=mode))
@@ -303,6 +305,8 @@ class PowerCut:
     at: int
     random: Random
     dropped: Dropped = field(default=lambda _: False)
+    is_worst: bool = False
+    """The disk loses everything that it may lose."""
 
     def __post_init__(self) -> None:
         self._synced: dict[int, int] = {}
@@ -317,9 +321,9 @@ class PowerCut:
             else:
                 self._synced[sync.file] = sync.at
         # In process mode, how far the journal of the file system had come.
-        is_behind = self.random.random() < 0.4
+        is_behind = not self.is_worst and self.random.random() < 0.4
         self.metadata_until = self.random.randint(self.last_sync, self.at) if is_behind else self.at
-        self._policy = self.random.choice(("all", "none", "some", "some", "prefix"))
+        self._policy = "none" if self.is_worst else self.random.choice(("all", "none", "some", "some", "prefix"))
 
     def state(self) -> dict[str, Node]:
         """What the next boot finds."""
@@ -386,7 +390,8 @@ class PowerCut:
 
     def _surviving(self, waiting: list[Data | Size], number: int) -> Iterator[Data | Size]:
         """What of the content that was not synced has reached the disk."""
-        policy = self.random.choice(("all", "none", "none", "prefix", "some", "zeros"))
+        policies = ("all", "none", "none", "prefix", "some", "zeros")
+        policy = "none" if self.is_worst else self.random.choice(policies)
         end = self.random.randint(0, len(waiting)) if policy == "prefix" else len(waiting)
         for place, change in enumerate(waiting):
             if isinstance(change, Size):

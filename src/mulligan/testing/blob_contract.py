@@ -172,6 +172,34 @@ class BlobContract(StoreBench):
         store.bodies.delete(digest)
         assert self.code_of(store, digest) == "missing_cas_dependency"
 
+    def test_a_dropped_body_goes_with_the_commit_and_not_before(self, store: Store) -> None:
+        data = Random(3).randbytes(BLOB_IN_DATABASE_BYTES + 1)
+        digest = self.blobs(store).store(data)
+        with suppress(ZeroDivisionError), store.write() as tx:
+            tx.delete(BLOBS, raw_digest(digest))
+            tx.drop_body(digest)
+            raise ZeroDivisionError
+        assert self.blobs(store).read(digest) == data
+        with store.write() as tx:
+            tx.delete(BLOBS, raw_digest(digest))
+            tx.drop_body(digest)
+            assert store.bodies.has(digest)
+        assert not store.bodies.has(digest)
+
+    def test_a_dropped_body_stays_if_a_row_names_it(self, store: Store) -> None:
+        digest = self.blobs(store).store(Random(4).randbytes(BLOB_IN_DATABASE_BYTES + 1))
+        with store.write() as tx:
+            tx.drop_body(digest)
+        assert store.bodies.has(digest)
+
+    def test_a_body_that_went_after_it_was_prepared_is_prepared_again(self, store: Store) -> None:
+        blobs, data = self.blobs(store), Random(5).randbytes(BLOB_IN_DATABASE_BYTES + 1)
+        prepared = blobs.prepare(data)
+        store.bodies.delete(prepared.digest)
+        with pytest.raises(Vanished), store.write() as tx:
+            blobs.put(tx, prepared)
+        assert blobs.read(blobs.store(data)) == data
+
     def test_damage_of_an_earlier_version_is_found_when_a_later_one_is_read(self, store: Store) -> None:
         one, two = self.put_versions(store, list(_versions(2)))
         with store.write() as tx:
