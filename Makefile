@@ -17,7 +17,7 @@ INSTALLED := $(VENV)/.installed
 TOOLS     := .tools/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-slow check bench docs lint format lock clean
+.PHONY: help run demo test test-slow test-power check bench docs lint format lock clean
 .DELETE_ON_ERROR:
 
 help: ## say what can be made
@@ -34,6 +34,12 @@ test: check $(TOOLS) bubblewrap ## everything a developer must see green
 
 test-slow: $(INSTALLED) $(TOOLS) bubblewrap ## also what takes minutes: long random runs, crashes at every step
 	$(PY) -m pytest -n auto
+
+test-power: $(INSTALLED) ## power cuts on real file systems: ext4, xfs, btrfs (as root)
+	@test "$$(id -u)" = 0 || { echo "make test-power needs root: it makes and mounts file systems."; exit 1; }
+	@command -v mkfs.ext4 >/dev/null && command -v mkfs.xfs >/dev/null && command -v mkfs.btrfs >/dev/null || \
+	  apt-get install -y -q e2fsprogs xfsprogs btrfs-progs
+	$(PY) tests/power/mounted.py
 
 check: lint ## format, lint, types and the rule between rooms
 	$(VENV)/bin/mypy

@@ -2,10 +2,11 @@
 
     python tests/power/check.py BASE LOG MODE states FIRST COUNT
     python tests/power/check.py BASE LOG MODE without FILE:FUNCTION:LINE
+    python tests/power/check.py BASE LOG MODE mounted OPERATIONS
 
 The first form opens the states of COUNT seeds. The second opens states in which the syncs of one line of Mulligan did
-not happen, until one breaks a promise. Prints one JSON object a line for each state. Every state is opened in a process
-of its own, under another boot.
+not happen, until one breaks a promise. The third takes the files as they are, after so many operations. Prints one JSON
+object a line for each state. Every state is opened in a process of its own, under another boot.
 """
 
 from __future__ import annotations
@@ -107,7 +108,12 @@ class Opened:
 
 def check(base: str, cut: PowerCut) -> Iterator[str]:
     """The violations of the promise in one state."""
-    materialise(base, cut.state())
+    show_inodes(materialise(base, cut.state()))
+    yield from check_files(base, cut)
+
+
+def check_files(base: str, cut: PowerCut) -> Iterator[str]:
+    """The same for files that are there already."""
     opened = Opened(base, cut.mode)
     code, _, printed = opened.ask("status")
     first_boot = not os.path.exists(os.path.join(base, "state", "store.db"))
@@ -133,10 +139,25 @@ def _process_violations(cut: PowerCut, found: dict[str, Node], printed: str) -> 
             continue
         allowed = _allowed(cut, known)
         now = _content(found.get(path))
-        if allowed is not None and now not in allowed and not _is_printed(path, printed):
+        if allowed is None or now in allowed or _is_printed(path, printed):
+            continue
+        # A new file replaces nothing. But if it is where another file was moved to, the content must be somewhere.
+        if None not in allowed or _is_moved_here(cut, path, known[-1], found):
             yield f"{path} holds {_shown(now)}, not one of {[_shown(one) for one in allowed]}"
     unknown = [path for path in found if path not in cut.recording.versions and DRAFT_PREFIX not in path]
     yield from (f"{path} was never there" for path in unknown)
+
+
+def _is_moved_here(cut: PowerCut, path: str, last: Version, found: dict[str, Node]) -> bool:
+    """Whether this content was on the disk under another name once, and now it is nowhere."""
+    whole = PowerCut(cut.recording, cut.mode, cut.at, Random(0))
+    earlier = [
+        _is_durable(whole, version, number, versions)
+        for other, versions in cut.recording.versions.items()
+        for number, version in enumerate(versions)
+        if other != path and version.content == last.content and last.content and version.at < cut.at
+    ]
+    return any(earlier) and all(_content(node) != last.content for node in found.values())
 
 
 def _is_printed(path: str, printed: str) -> bool:
@@ -147,8 +168,7 @@ def _allowed(cut: PowerCut, known: Sequence[Version]) -> set[bytes | None] | Non
     """The contents that a path may hold: from the last one that was surely on the disk. None: anything, for a command
     wrote it by itself since then."""
     whole = PowerCut(cut.recording, cut.mode, cut.at, Random(0))
-    step = cut.recording.step_at(cut.at)
-    begun = step[1].begin if step is not None else 0
+    begun = _begin_of_unfinished(cut)
     durable = [number for number, version in enumerate(known) if _is_durable(whole, version, number, known)]
     before_step = [number for number, version in enumerate(known) if version.at < begun]
     first = min(durable[-1] if durable else 0, before_step[-1] if before_step else 0)
@@ -159,12 +179,19 @@ def _allowed(cut: PowerCut, known: Sequence[Version]) -> set[bytes | None] | Non
     return absent | {version.content for version in window}
 
 
+def _begin_of_unfinished(cut: PowerCut) -> int:
+    """Since when nothing was acknowledged. Recovery takes back the step under way, and a call that died before it."""
+    number, _ = cut.recording.step_at(cut.at) or (0, None)
+    steps = cut.recording.steps
+    while number > 0 and steps[number - 1].end is None:
+        number -= 1
+    return steps[number].begin
+
+
 def _is_durable(cut: PowerCut, version: Version, number: int, known: Sequence[Version]) -> bool:
     """Its name and its content were synced before the cut, and the content has not been written over since."""
-    if version.at >= cut.last_sync:
+    if version.at >= cut.last_sync or version.file is None:
         return False
-    if version.file is None:
-        return True
     later = [one for one in known[number + 1 :] if one.file == version.file]
     return cut.synced_at(version.file) > version.at and not later
 
@@ -251,6 +278,27 @@ def reboot() -> None:
     _kept.append(Quick())
 
 
+def show_inodes(recorded: dict[int, int]) -> None:
+    """Files keep their inodes over a reboot: from now on this process sees those of the recording."""
+
+    def showing(real: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
+        def look(*arguments: Any, **options: Any) -> os.stat_result:
+            found = real(*arguments, **options)
+            inode = recorded.get(found.st_ino)
+            if not inode:
+                return found
+            exact = {name: getattr(found, name) for name in dir(found) if name.startswith("st_")}
+            return os.stat_result((found.st_mode, inode, *tuple(found)[2:]), exact)
+
+        return look
+
+    for name in ("stat", "lstat", "fstat"):
+        real = getattr(os, name)
+        setattr(os, name, showing(real))
+        for supported in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
+            supported.update({getattr(os, name)} if real in supported else ())
+
+
 _kept: list[object] = []
 
 
@@ -327,6 +375,10 @@ def cuts_without(recording: Recording, mode: Mode, site: str) -> Iterator[PowerC
 def main(base: str, log: str, mode: Mode, verb: str, *rest: str) -> None:
     reboot()
     recording = Recording(read_log(log))
+    if verb == "mounted":
+        cut = PowerCut(recording, mode, int(rest[0]), Random(0))
+        print(json.dumps(asdict(Result(0, mode, cut.at, list(check_files(base, cut))))))
+        return
     load_modules(base, recording, mode)
     if verb == "without":
         for cut in cuts_without(recording, mode, rest[0]):

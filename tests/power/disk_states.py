@@ -30,6 +30,7 @@ class Node(NamedTuple):
     content: bytes
     mtime_ns: int = 0
     xattrs: tuple[tuple[str, bytes], ...] = ()
+    inode: int = 0
 
 
 class Names(NamedTuple):
@@ -43,11 +44,13 @@ class Data(NamedTuple):
     at: int
     offset: int
     data: bytes
+    mtime_ns: int
 
 
 class Size(NamedTuple):
     at: int
     size: int
+    mtime_ns: int
 
 
 class Meta(NamedTuple):
@@ -72,6 +75,7 @@ class File:
     kind: str
     mode: int
     target: bytes
+    inode: int
     content: list[Data | Size] = field(default_factory=list)
     metadata: list[Meta] = field(default_factory=list)
     now: bytearray = field(default_factory=bytearray)
@@ -120,7 +124,7 @@ class Recording:
     """A history's operations by file instead of by path, with the versions of each path and the steps."""
 
     def __init__(self, events: Sequence[Event]) -> None:
-        self.files: list[File] = [File("dir", 0o700, b"")]
+        self.files: list[File] = [File("dir", 0o700, b"", 0)]
         self.names: list[Names] = []
         self.syncs: list[Sync] = []
         self.steps: list[Step] = []
@@ -135,10 +139,10 @@ class Recording:
 
     # One method for each event.
 
-    def _start(self, nodes: dict[str, tuple[str, int, bytes]]) -> None:
+    def _start(self, nodes: dict[str, tuple[str, int, bytes, int, int]]) -> None:
         self._at = -1
         for place, node in nodes.items():
-            self._command_set(place, node)
+            self._command_set(place, *node)
         self._at = 0
         self._sync("*", ())
         self._settled = self.tree()
@@ -157,20 +161,20 @@ class Recording:
         self._settled = step.after = self.tree()
         step.forks = self.tree("state/forks")
 
-    def _create(self, place: str, kind: str, mode: int, target: bytes) -> None:
-        self.files.append(File(kind, mode, target, mode_now=mode))
+    def _create(self, place: str, kind: str, mode: int, target: bytes, inode: int) -> None:
+        self.files.append(File(kind, mode, target, inode, mode_now=mode))
         made = len(self.files) - 1
         if kind == "dir":
             self._children[made] = {}
         self._name((place, made))
 
-    def _write(self, place: str, offset: int, data: bytes) -> None:
-        self._file(place).apply(Data(self._at, offset, data))
+    def _write(self, place: str, offset: int, data: bytes, mtime_ns: int) -> None:
+        self._file(place).apply(Data(self._at, offset, data, mtime_ns))
         if self._foreign:
             self._note(place)
 
-    def _truncate(self, place: str, size: int) -> None:
-        self._file(place).apply(Size(self._at, size))
+    def _truncate(self, place: str, size: int, mtime_ns: int) -> None:
+        self._file(place).apply(Size(self._at, size, mtime_ns))
 
     def _remove(self, place: str) -> None:
         self._name((place, None))
@@ -197,15 +201,14 @@ class Recording:
         self.syncs.append(Sync(self._at, None if place == "*" else self._known(place), sites))
         self._note_if_changed(place)
 
-    def _command_set(self, place: str, node: tuple[str, int, bytes]) -> None:
-        kind, mode, content = node
+    def _command_set(self, place: str, kind: str, mode: int, content: bytes, inode: int, mtime_ns: int) -> None:
         known = self._find(place)
         self._foreign = True
         if known is None or self.files[known].kind != kind or kind != "dir":
-            self._create(place, kind, mode, content if kind == "link" else b"")
+            self._create(place, kind, mode, content if kind == "link" else b"", inode)
             if kind == "file":
-                self._write(place, 0, content)
-        self._meta(place, (mode, 0, ()))
+                self._write(place, 0, content, mtime_ns)
+        self._meta(place, (mode, 0 if kind == "dir" else mtime_ns, ()))
         self._foreign = False
 
     def _command_remove(self, place: str) -> None:
@@ -372,11 +375,14 @@ class PowerCut:
     def _node(self, number: int) -> Node:
         file = self.recording.files[number]
         mode, mtime_ns, xattrs = file.mode, 0, tuple[tuple[str, bytes], ...]()
-        for meta in file.metadata:
-            if meta.at < self.at and self._has_come(meta.at, number):
-                mode, mtime_ns, xattrs = meta.mode, meta.mtime_ns, meta.xattrs
+        for change in sorted([*file.metadata, *file.content], key=lambda one: one.at):
+            if change.at >= self.at or not self._has_come(change.at, number):
+                continue
+            mtime_ns = change.mtime_ns
+            if isinstance(change, Meta):
+                mode, xattrs = change.mode, change.xattrs
         content = self._content(number, file) if file.kind == "file" else file.target
-        return Node(file.kind, mode, content, mtime_ns, xattrs)
+        return Node(file.kind, mode, content, mtime_ns, xattrs, file.inode)
 
     def _content(self, number: int, file: File) -> bytes:
         content, synced = bytearray(), self.synced_at(number)
@@ -424,8 +430,11 @@ def _reachable(children: dict[int, dict[str, int]]) -> Iterator[tuple[str, int]]
     return walk(ROOT, "")
 
 
-def materialise(base: str, nodes: dict[str, Node]) -> None:
-    """Make the folder hold exactly these files. `base` and `base/tree` stay the directories that they are."""
+def materialise(base: str, nodes: dict[str, Node]) -> dict[int, int]:
+    """Make the folder hold exactly these files. `base` and `base/tree` stay the directories that they are.
+
+    Returns which inode each new file has in the recording: it may be known to the store by that.
+    """
     tree = os.path.join(base, "tree")
     for folder in (base, tree):
         for name in os.listdir(folder):
@@ -438,9 +447,14 @@ def materialise(base: str, nodes: dict[str, Node]) -> None:
                 os.unlink(path)
     for place, node in nodes.items():
         _put(os.path.join(base, place), node)
+    inodes = {}
     for place, node in reversed(nodes.items()):
+        path = os.path.join(base, place)
         if node.mtime_ns:
-            os.utime(os.path.join(base, place), ns=(node.mtime_ns, node.mtime_ns), follow_symlinks=False)
+            os.utime(path, ns=(node.mtime_ns, node.mtime_ns), follow_symlinks=False)
+        if path != tree:
+            inodes[os.lstat(path).st_ino] = node.inode
+    return inodes
 
 
 def _put(path: str, node: Node) -> None:

@@ -23,7 +23,7 @@ if __name__ == "__main__":
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from power.disk_states import Mode, read_tree
-from power.recorder import Recorder, install
+from power.recorder import Recorder, install, node_at
 
 if TYPE_CHECKING:
     import mulligan
@@ -309,22 +309,37 @@ def run_segment(history: History, segment: int) -> None:
     history.opened.close()
 
 
-def record(base: str, log: str, *, mode: str, seed: int) -> None:
-    """Run the whole history in processes of its own and leave its log."""
+def start_recording(base: str, log: str, *, seed: int) -> None:
+    """Make the user's files, and a log that begins with them."""
     os.makedirs(os.path.join(base, "tree"))
     plant(base, seed)
+    start = {place: node_at(os.path.join(base, place)) for place in read_tree(base, ".")}
+    Recorder(base, log).mark("start", start)
+
+
+def start_segment(
+    base: str, log: str, *, mode: str, seed: int, segment: int, syncs: bool = False
+) -> subprocess.Popen[str]:
+    """A process for one segment. With `syncs`, what it syncs is really synced and not only recorded."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("MULLIGAN", "XDG"))}
-    Recorder(base, log).mark("start", {place: tuple(node)[:3] for place, node in read_tree(base, ".").items()})
+    argv = [sys.executable, __file__, base, log, mode, str(seed), str(segment), *(["syncs"] if syncs else [])]
+    out, err = subprocess.PIPE, subprocess.STDOUT
+    return subprocess.Popen(argv, env=environment, text=True, start_new_session=True, stdout=out, stderr=err)
+
+
+def record(base: str, log: str, *, mode: str, seed: int) -> None:
+    """Run the whole history in processes of its own and leave its log."""
+    start_recording(base, log, seed=seed)
     for segment in range(SEGMENTS):
-        argv = [sys.executable, __file__, base, log, mode, str(seed), str(segment)]
-        done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+        process = start_segment(base, log, mode=mode, seed=seed, segment=segment)
+        printed, _ = process.communicate()
         expected = 0 if segment == SEGMENTS - 1 else -signal.SIGKILL
-        if done.returncode != expected:
-            raise AssertionError(f"segment {segment} ended with {done.returncode}: {done.stdout}{done.stderr}")
+        if process.returncode != expected:
+            raise AssertionError(f"segment {segment} ended with {process.returncode}: {printed}")
 
 
-def main(base: str, log: str, mode: str, seed: str, segment: str) -> None:
-    recorder = Recorder(base, log)
+def main(base: str, log: str, mode: str, seed: str, segment: str, syncs: str = "") -> None:
+    recorder = Recorder(base, log, syncs=bool(syncs))
     install(recorder)
     random = Random(f"{seed}.{segment}")
     run_segment(History(base, mode, random, recorder, serial=100 * int(segment)), int(segment))

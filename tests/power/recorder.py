@@ -7,7 +7,8 @@ line of a log file that several processes append to, and a killed process has wr
 A command that Mulligan runs is another program, which the recorder does not see. `observing` compares the files before
 and after every operation of ours while a command runs, and records the differences as operations of the command.
 
-No operation waits for the real disk: what a power cut would leave is computed from the log, so a sync is only recorded.
+Unless told otherwise, no operation waits for the real disk: what a power cut would leave is computed from the log, so a
+sync is only recorded.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ Site = tuple[str, str, int]
 """A line of Mulligan's code: the file, the function, the number of the line."""
 
 _EXCHANGE = 2
-_SYNC_CALLS = {74: "fsync", 75: "fdatasync", 306: "syncfs", 277: "sync_file_range"}
-_RENAMEAT2_CALL = 316
+_NOT_BY_NUMBER = frozenset({74, 75, 277, 306, 316})
+"""fsync, fdatasync, sync_file_range, syncfs, renameat2: recorded under their names only."""
 _LENGTH = struct.Struct("<I")
 BOOT_FILE = "/proc/sys/kernel/random/boot_id"
 
@@ -52,8 +53,9 @@ def read_log(path: str) -> list[Event]:
 class Recorder:
     """One log of what happens below `base`."""
 
-    def __init__(self, base: str, log: str) -> None:
+    def __init__(self, base: str, log: str, *, syncs: bool = False) -> None:
         self.base = os.path.realpath(base)
+        self.syncs = syncs
         self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._lock = threading.RLock()
         self._observed: dict[str, tuple[Any, ...]] | None = None
@@ -128,7 +130,7 @@ class Recorder:
             self._append(("command.remove", place))
         for place in sorted(now):
             if before.get(place) != now[place]:
-                self._append(("command.set", place, _node(os.path.join(self.base, place))))
+                self._append(("command.set", place, *node_at(os.path.join(self.base, place))))
         self._observed = now
 
     def sync_sites(self) -> tuple[Site, ...]:
@@ -153,15 +155,16 @@ def _signature(status: os.stat_result) -> tuple[Any, ...]:
     return (status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
-def _node(path: str) -> tuple[str, int, bytes]:
-    """Kind, mode and content of what is there."""
+def node_at(path: str) -> tuple[str, int, bytes, int, int]:
+    """Kind, mode, content, inode and time of change of what is there."""
     status = os.lstat(path)
+    mode, rest = stat.S_IMODE(status.st_mode), (status.st_ino, status.st_mtime_ns)
     if stat.S_ISLNK(status.st_mode):
-        return ("link", 0o777, os.fsencode(os.readlink(path)))
+        return ("link", mode, os.fsencode(os.readlink(path)), *rest)
     if stat.S_ISDIR(status.st_mode):
-        return ("dir", stat.S_IMODE(status.st_mode), b"")
+        return ("dir", mode, b"", *rest)
     with io.FileIO(path) as file:
-        return ("file", stat.S_IMODE(status.st_mode), file.readall())
+        return ("file", mode, file.readall(), *rest)
 
 
 _REPLACED = (
@@ -211,7 +214,7 @@ def _content_functions(recorder: Recorder) -> Functions:
         with recorder.operation():
             offset = _position(handle)
             done = int(_real["write"](handle, data))
-            recorder.mark("write", place, offset, bytes(memoryview(data)[:done]))
+            recorder.mark("write", place, offset, bytes(memoryview(data)[:done]), os.fstat(handle).st_mtime_ns)
             return done
 
     def pwrite(handle: int, data: Any, offset: int) -> int:
@@ -219,7 +222,7 @@ def _content_functions(recorder: Recorder) -> Functions:
             done = int(_real["pwrite"](handle, data, offset))
             place = recorder.where(handle)
             if place is not None:
-                recorder.mark("write", place, offset, bytes(memoryview(data)[:done]))
+                recorder.mark("write", place, offset, bytes(memoryview(data)[:done]), os.fstat(handle).st_mtime_ns)
             return done
 
     def truncate(path: Any, length: int) -> None:
@@ -227,7 +230,7 @@ def _content_functions(recorder: Recorder) -> Functions:
             _real["truncate"](path, length)
             place = recorder.where(path)
             if place is not None:
-                recorder.mark("truncate", place, length)
+                recorder.mark("truncate", place, length, os.stat(path).st_mtime_ns)
 
     def refused(*_: Any, **__: Any) -> Any:
         raise OSError(38, "the recorder has no such system call")
@@ -245,11 +248,11 @@ def _position(handle: int) -> int:
 
 
 def _note_opened(recorder: Recorder, place: str, *, there: bool, truncates: bool) -> None:
+    status = os.lstat(os.path.join(recorder.base, place))
     if not there:
-        mode = stat.S_IMODE(os.lstat(os.path.join(recorder.base, place)).st_mode)
-        recorder.mark("create", place, "file", mode, b"")
+        recorder.mark("create", place, "file", stat.S_IMODE(status.st_mode), b"", status.st_ino)
     elif truncates:
-        recorder.mark("truncate", place, 0)
+        recorder.mark("truncate", place, 0, status.st_mtime_ns)
 
 
 def _name_functions(recorder: Recorder) -> Functions:
@@ -257,14 +260,15 @@ def _name_functions(recorder: Recorder) -> Functions:
         with recorder.operation():
             _real["symlink"](target, path, target_is_directory, dir_fd=dir_fd)
             if (place := recorder.where(path, dir_fd)) is not None:
-                recorder.mark("create", place, "link", 0o777, os.fsencode(target))
+                status = os.lstat(os.path.join(recorder.base, place))
+                recorder.mark("create", place, "link", 0o777, os.fsencode(target), status.st_ino)
 
     def mkdir(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
         with recorder.operation():
             _real["mkdir"](path, mode, dir_fd=dir_fd)
             if (place := recorder.where(path, dir_fd)) is not None:
-                made = stat.S_IMODE(os.lstat(os.path.join(recorder.base, place)).st_mode)
-                recorder.mark("create", place, "dir", made, b"")
+                status = os.lstat(os.path.join(recorder.base, place))
+                recorder.mark("create", place, "dir", stat.S_IMODE(status.st_mode), b"", status.st_ino)
 
     def removing(real: Callable[..., Any]) -> Callable[..., Any]:
         def remove(path: Any, *, dir_fd: int | None = None) -> None:
@@ -315,10 +319,14 @@ def _other_functions(recorder: Recorder) -> Functions:
     def sync_handle(handle: Any) -> None:
         number = handle if isinstance(handle, int) else handle.fileno()
         with recorder.operation():
+            if recorder.syncs:
+                _real["fsync"](number)
             recorder.synced(recorder.where(number))
 
     def sync_all() -> None:
         with recorder.operation():
+            if recorder.syncs:
+                _real["sync"]()
             recorder.synced("*")
 
     setters = {name: setting(_real[name]) for name in ("chmod", "fchmod", "utime", "setxattr", "removexattr")}
@@ -382,33 +390,32 @@ def _wrapped_rename(recorder: Recorder, real: Any) -> Callable[..., int]:
     return renameat2
 
 
-def _wrapped_sync(recorder: Recorder, _: Any) -> Callable[..., int]:
-    def sync(handle: Any, *__: Any) -> int:
+def _wrapped_sync(recorder: Recorder, real: Any) -> Callable[..., int]:
+    def sync(handle: Any, *rest: Any) -> int:
         with recorder.operation():
-            recorder.synced(recorder.where(_plain(handle)))
-            return 0
+            done = int(real(handle, *rest)) if recorder.syncs else 0
+            if done == 0:
+                recorder.synced(recorder.where(_plain(handle)))
+            return done
 
     return sync
 
 
-def _wrapped_syncfs(recorder: Recorder, _: Any) -> Callable[..., int]:
-    def syncfs(__: Any) -> int:
+def _wrapped_syncfs(recorder: Recorder, real: Any) -> Callable[..., int]:
+    def syncfs(handle: Any) -> int:
         with recorder.operation():
-            recorder.synced("*")
-            return 0
+            done = int(real(handle)) if recorder.syncs else 0
+            if done == 0:
+                recorder.synced("*")
+            return done
 
     return syncfs
 
 
-def _wrapped_syscall(recorder: Recorder, real: Any) -> Callable[..., int]:
-    rename, sync = _wrapped_rename(recorder, None), _wrapped_sync(recorder, None)
-
+def _wrapped_syscall(_: Recorder, real: Any) -> Callable[..., int]:
     def syscall(number: Any, *arguments: Any) -> int:
-        called = _plain(number)
-        if called == _RENAMEAT2_CALL:
-            raise NotImplementedError(rename)
-        if called in _SYNC_CALLS:
-            return sync(*arguments) if _SYNC_CALLS[called] != "syncfs" else _wrapped_syncfs(recorder, None)(*arguments)
+        if _plain(number) in _NOT_BY_NUMBER:
+            raise NotImplementedError(f"system call {_plain(number)} by its number")
         return int(real(number, *arguments))
 
     return syscall
@@ -465,16 +472,18 @@ class _RecordingDatabase(apsw.VFSFile):
         with self._recorder.operation():
             super().xWrite(data, offset)
             if self._place is not None:
-                self._recorder.mark("write", self._place, offset, bytes(data))
+                self._recorder.mark("write", self._place, offset, bytes(data), 0)
 
     def xTruncate(self, newsize: int) -> None:
         with self._recorder.operation():
             super().xTruncate(newsize)
             if self._place is not None:
-                self._recorder.mark("truncate", self._place, newsize)
+                self._recorder.mark("truncate", self._place, newsize, 0)
 
     def xSync(self, flags: int) -> None:
         with self._recorder.operation():
+            if self._recorder.syncs:
+                super().xSync(flags)
             self._recorder.synced(self._place)
             if self._is_new_log and self._place is not None:
                 self._is_new_log = False

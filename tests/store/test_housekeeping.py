@@ -285,6 +285,17 @@ class TestAfterAPowerCut:
         assert Blobs(store, NOON).read(lost) == big(2)
         assert list(verify(store, CONTRACT_SCHEMA)) == []
 
+    @pytest.mark.req("D5.power_cut_tester")
+    def test_a_body_whose_row_the_cut_took_is_not_taken_for_whole(self, store: SqliteStore) -> None:
+        digest = put(store, big(3))
+        with store.write() as tx:
+            tx.delete(BLOBS, raw_digest(digest))
+            tx.delete(UNSYNCED, raw_digest(digest))
+        body_path(store, digest).write_bytes(bytes(100))
+        assert reboot(store) == ()
+        assert put(store, big(3)) == digest
+        assert Blobs(store, NOON).read(digest) == big(3)
+
     def test_later_versions_of_what_was_lost_are_lost_with_it(self, store: SqliteStore) -> None:
         blobs = Blobs(store, NOON)
         first = put(store, big(1))

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterable
 from contextlib import suppress
 
-from mulligan.store.blobs import BLOBS, BODIES, LOST, PARTS, READABLE, UNSYNCED, BlobRow, Blobs
+from mulligan.store.blobs import BESIDE, BLOBS, BODIES, LOST, PARTS, READABLE, UNSYNCED, BlobRow, Blobs
 from mulligan.store.journal import Journal
 from mulligan.store.machine import boot_id
 from mulligan.store.protocol import META, MetaRow, Store, Tx
@@ -150,7 +150,10 @@ def look_back(store: Store, journal: Journal, clock: Clock, *, boot: str) -> tup
     if not boot and known is not None and not waiting:
         return ()
     taken = _taken(store, clock, waiting)
-    store.sync()  # The next write begins the log anew: what the cut left of its end is no damage.
+    store.sync()
+    # Empties the log, too: behind what SQLite reads of it, the cut may have left commits, which are no damage. A log of
+    # which nothing can be read would otherwise go on under the same number.
+    store.give_back_space()
     store.bodies.sync(digest for digest in waiting if digest not in taken)
     with store.write() as tx:
         if tx.get(META, BOOT) != known:
@@ -163,10 +166,19 @@ def look_back(store: Store, journal: Journal, clock: Clock, *, boot: str) -> tup
         for digest in taken.union(lost):
             # What is left of it must not be taken for the body when the same bytes are put again.
             store.bodies.delete(digest)
+        _delete_unnamed_bodies(tx, store)
         for digest in waiting:
             tx.delete(UNSYNCED, raw_digest(digest))
         tx.put(META, MetaRow(BOOT, boot))
     return tuple(lost)
+
+
+def _delete_unnamed_bodies(tx: Tx, store: Store) -> None:
+    """Bodies whose rows the cut took: it may have taken their bytes too, and no list says so."""
+    for digest in list(store.bodies.digests()):
+        row = tx.get(BLOBS, raw_digest(digest))
+        if row is None or row.place != BESIDE:
+            store.bodies.delete(digest)
 
 
 def _taken(store: Store, clock: Clock, waiting: Iterable[Digest]) -> set[Digest]:
