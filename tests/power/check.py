@@ -170,13 +170,17 @@ def _allowed(cut: PowerCut, known: Sequence[Version]) -> set[bytes | None] | Non
     whole = PowerCut(cut.recording, cut.mode, cut.at, Random(0))
     begun = _begin_of_unfinished(cut)
     durable = [number for number, version in enumerate(known) if _is_durable(whole, version, number, known)]
+    if durable:
+        # The call that made it may not be on record: then recovery takes the call back.
+        made_at = known[durable[-1]].at
+        begun = min(begun, max((step.begin for step in cut.recording.steps if step.begin < made_at), default=begun))
     before_step = [number for number, version in enumerate(known) if version.at < begun]
     first = min(durable[-1] if durable else 0, before_step[-1] if before_step else 0)
     window = known[first:]
     if any(version.foreign for version in window):
         return None
-    absent: set[bytes | None] = set() if durable else {None}
-    return absent | {version.content for version in window}
+    is_new = first == 0 and known[0].at >= begun
+    return {version.content for version in window} | ({None} if is_new or not durable else set())
 
 
 def _begin_of_unfinished(cut: PowerCut) -> int:

@@ -345,20 +345,21 @@ def _metadata(path: str) -> tuple[int, int, tuple[tuple[str, bytes], ...]]:
 def _recording_open(recorder: Recorder) -> Callable[..., Any]:
     def open_(file: Any, mode: str = "r", buffering: int = -1, *rest: Any, **more: Any) -> IO[Any]:
         writes = set(mode) & set("wxa+")
-        if not writes or isinstance(file, int) or recorder.where(file) is None:
+        if not writes or recorder.where(file) is None:
             return _real_open(file, mode, buffering, *rest, **more)
         if "b" not in mode:
             raise NotImplementedError("text files below the recorded folder")
-        raw = _RecordingFile(recorder, file, mode.replace("b", ""), opener=more.get("opener"))
+        closes = more.get("closefd", True)
+        raw = _RecordingFile(recorder, file, mode.replace("b", ""), opener=more.get("opener"), closefd=closes)
         return raw if buffering == 0 else io.BufferedWriter(raw)
 
     return open_
 
 
 class _RecordingFile(io.FileIO):
-    def __init__(self, recorder: Recorder, file: Any, mode: str, *, opener: Any) -> None:
+    def __init__(self, recorder: Recorder, file: Any, mode: str, *, opener: Any, closefd: bool) -> None:
         self._recorder = recorder
-        super().__init__(file, mode, opener=opener or (lambda path, flags: os.open(path, flags, 0o666)))
+        super().__init__(file, mode, closefd, opener=opener or (lambda path, flags: os.open(path, flags, 0o666)))
 
     def write(self, data: Any) -> int:
         return os.write(self.fileno(), data)
