@@ -12,7 +12,8 @@ from typing import Any
 import uvicorn
 
 import mulligan
-from mulligan.servers.mcp.http import make_app
+from mulligan.servers.auth import Asgi, Receive, Scope, Send, StaticKeys
+from mulligan.servers.mcp.http import Clients, make_app
 from mulligan.servers.mcp.listing import TOOLSETS, Table, read_table
 from mulligan.servers.mcp.revisions import Body, Peer
 from mulligan.servers.mcp.running import Running
@@ -26,6 +27,8 @@ RESOURCE = {
     "type": "resource",
     "resource": {"uri": "test://embedded-resource", "mimeType": "text/plain", "text": "This is an embedded resource."},
 }
+
+KEY = "key-of-the-conformance-suite"
 
 ANSWERS: Mapping[str, list[Body]] = {
     "test_simple_text": [TEXT],
@@ -87,13 +90,24 @@ class FixtureToolbox:
         return {"content": ANSWERS[name], "isError": name == "test_error_handling"}
 
 
+def with_key(app: Asgi) -> Asgi:
+    """The suite sends no token, so this sends one for it."""
+
+    async def keyed(scope: Scope, receive: Receive, send: Send) -> None:
+        header = (b"authorization", f"Bearer {KEY}".encode())
+        await app({**scope, "headers": [*scope.get("headers", ()), header]}, receive, send)
+
+    return keyed
+
+
 def main() -> None:
     root, store = sys.argv[1:]
     table = read_table()
     extended = Table(table.server, {**table.tools, "history": table.tools["history"] + [*map(fixture_tool, ANSWERS)]})
     with mulligan.open(root, store=store) as opened:
         toolbox = Toolbox(opened.desk, opened.boundary)
-        app = make_app(FixtureToolbox(toolbox), TOOLSETS, table=extended)
+        clients = Clients(StaticKeys([KEY]), opened.tokens)
+        app = with_key(make_app(FixtureToolbox(toolbox), TOOLSETS, clients=clients, table=extended))
         uvicorn.run(app, host="127.0.0.1", port=0, access_log=False)
 
 

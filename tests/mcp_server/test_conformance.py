@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_server.wire import _address
+from mcp_server.wire import listening
 
 HERE = Path(__file__).parent
 BINARIES = HERE.parent.parent / ".tools/mcp/node_modules/.bin"
@@ -26,7 +26,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     env = {**os.environ, "PYTHONPATH": str(HERE.parent)}
     with subprocess.Popen(command, stderr=subprocess.PIPE, env=env) as process:
         try:
-            yield f"{_address(process)}/mcp"
+            yield listening(process).address
         finally:
             process.terminate()
 

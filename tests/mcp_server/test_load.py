@@ -11,7 +11,7 @@ import anyio
 import pytest
 from mcp.client.client import Client
 
-from mcp_server.wire import SERVER, _address, environment
+from mcp_server.wire import SERVER, HttpServer, environment, listening
 from mulligan.servers.mcp.http import WORKERS
 
 CLIENTS = 64
@@ -49,14 +49,14 @@ def held(pid: int) -> Held:
     return Held(files, len(os.listdir(f"/proc/{pid}/task")), memory)
 
 
-async def storm(address: str, last_s: float) -> tuple[list[str], list[int]]:
+async def storm(server: HttpServer, last_s: float) -> tuple[list[str], list[int]]:
     """What went wrong, and how many rounds each client made. Each makes at least one."""
     wrong: list[str] = []
     rounds = [0] * CLIENTS
     ends = anyio.current_time() + last_s
 
     async def one(number: int) -> None:
-        async with Client(address, mode="2026-07-28") as client:
+        async with Client(server.transport(), mode="2026-07-28") as client:
             while rounds[number] == 0 or anyio.current_time() < ends:
                 rounds[number] += 1
                 for name, arguments in mixed(number, rounds[number]):
@@ -75,10 +75,10 @@ def test_sixty_four_clients_are_served_and_nothing_is_left_behind(root: Path, tm
     command = [*SERVER, "--root", str(root), "--http", "127.0.0.1:0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment(tmp_path / "home")) as process:
         try:
-            address = f"{_address(process)}/mcp"
-            assert anyio.run(storm, address, WARM_UP_S)[0] == []
+            server = listening(process)
+            assert anyio.run(storm, server, WARM_UP_S)[0] == []
             before = held(process.pid)
-            wrong, rounds = anyio.run(storm, address, STORM_S)
+            wrong, rounds = anyio.run(storm, server, STORM_S)
             after = held(process.pid)
         finally:
             process.terminate()

@@ -17,7 +17,7 @@ from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp.shared.exceptions import MCPError
 
-from mcp_server.wire import MODERN, SERVER, environment, on_http
+from mcp_server.wire import MODERN, SERVER, HttpServer, environment, on_http
 from mulligan.servers.mcp.listing import TOOLSETS, read_table
 
 Act = Callable[[Client], Awaitable[Any]]
@@ -26,8 +26,8 @@ Act = Callable[[Client], Awaitable[Any]]
 @contextmanager
 def served(transport: str, root: Path, home: Path, *options: str) -> Iterator[Any]:
     if transport == "http":
-        with on_http(root, home, *options) as address:
-            yield address
+        with on_http(root, home, *options) as listening:
+            yield listening
     else:
         rest = [*SERVER[1:], "--root", str(root), *options]
         yield StdioServerParameters(command=SERVER[0], args=rest, env=environment(home))
@@ -35,7 +35,8 @@ def served(transport: str, root: Path, home: Path, *options: str) -> Iterator[An
 
 def talk(server: Any, mode: str, act: Act) -> Any:
     async def run() -> Any:
-        async with Client(server, mode=mode) as client:
+        connection = server.transport() if isinstance(server, HttpServer) else server
+        async with Client(connection, mode=mode) as client:
             return await act(client)
 
     return anyio.run(run)
@@ -153,34 +154,95 @@ def test_a_profile_is_listed_and_its_tools_work_on_both(transport: str, root: Pa
 
 
 class TestHttpOnly:
-    def post(self, address: str, headers: dict[str, str]) -> int:
+    def post(self, server: HttpServer, *, key: str | None = None, **headers: str) -> int:
         body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": MODERN}}
         sent = {
             "accept": "application/json, text/event-stream",
             "mcp-protocol-version": "2026-07-28",
             "mcp-method": "tools/list",
+            **({} if key is None else {"authorization": f"Bearer {key}"}),
             **headers,
         }
-        return httpx.post(address, json=body, headers=sent).status_code
+        return httpx.post(server.address, json=body, headers=sent).status_code
 
-    @pytest.mark.req("D14.mcp.http", "D14.cli.mcp")
+    @pytest.mark.req("D14.mcp.http", "D14.cli.mcp", "D14.mcp.own_origin")
     def test_foreign_hosts_and_origins_are_refused(self, root: Path, tmp_path: Path) -> None:
-        with on_http(root, tmp_path / "home") as address:
-            assert self.post(address, {}) == 200
-            assert self.post(address, {"host": "evil.example"}) == 421
-            for foreign in ("http://evil.example", "null", "http://localhost.evil.example", "http://127.0.0.1.evil:1"):
-                assert self.post(address, {"origin": foreign}) == 403
-            for own in ("http://localhost", "https://localhost:3000", "http://127.0.0.1:8080", "http://[::1]"):
-                assert self.post(address, {"origin": own}) == 200
+        with on_http(root, tmp_path / "home") as server:
+            (key,) = server.keys
+            assert self.post(server, key=key) == 200
+            for host in ("evil.example", "localhost.evil.example", "localhost:80.evil.example", "127.0.0.1:x", ""):
+                assert self.post(server, key=key, host=host) == 421, host
+            for origin in (
+                *("http://evil.example", "null", "http://localhost.evil.example", "http://127.0.0.1.evil:1"),
+                *("http://localhost:80.evil.example", "http://localhost:@evil.example", "http://localhost:80@evil"),
+                *(
+                    "http://127.0.0.1:",
+                    "http://127.0.0.1:80/",
+                    "http://localhost:x",
+                    "ftp://localhost",
+                    "http://[::1]:a",
+                ),
+            ):
+                assert self.post(server, key=key, origin=origin) == 403, origin
+            for origin in ("http://localhost", "https://localhost:3000", "http://127.0.0.1:8080", "http://[::1]"):
+                assert self.post(server, key=key, origin=origin) == 200, origin
 
-    def test_tokens_are_asked_for(self, root: Path, tmp_path: Path) -> None:
+    @pytest.mark.req("D14.mcp.token_always")
+    @pytest.mark.parametrize("options", [(), ("--require-token",)])
+    def test_without_a_token_file_one_printed_key_is_asked_for(
+        self, root: Path, tmp_path: Path, options: tuple[str, ...]
+    ) -> None:
+        with on_http(root, tmp_path / "home", *options) as server:
+            (key,) = server.keys
+            assert self.post(server, key=key) == 200
+            for wrong in (None, "nope", key[:-1], key.upper()):
+                assert self.post(server, key=wrong) == 401
+            methods = ("GET", "POST", "DELETE", "PUT", "OPTIONS", "HEAD")
+            assert [httpx.request(one, server.address).status_code for one in methods] == [401] * len(methods)
+        with on_http(root, tmp_path / "home", *options) as server:
+            assert server.keys != [key]
+            assert self.post(server, key=key) == 401
+
+    @pytest.mark.req("D14.mcp.token_always")
+    def test_the_keys_of_a_token_file_are_asked_for(self, root: Path, tmp_path: Path) -> None:
         tokens = tmp_path / "tokens"
         tokens.write_text("mlg_one\nmlg_two\n")
-        with on_http(root, tmp_path / "home", "--token-file", str(tokens)) as address:
-            assert self.post(address, {}) == 401
-            assert self.post(address, {"authorization": "Bearer nope"}) == 401
-            assert self.post(address, {"authorization": "Basic mlg_one"}) == 401
-            assert self.post(address, {"authorization": "Bearer mlg_two"}) == 200
+        with on_http(root, tmp_path / "home", "--token-file", str(tokens)) as server:
+            assert server.keys == []
+            assert self.post(server) == 401
+            assert self.post(server, key="nope") == 401
+            assert self.post(server, authorization="Basic mlg_one") == 401
+            assert self.post(server, key="mlg_two") == 200
+
+    @pytest.mark.req("D14.mcp.token_always", "D14.mcp.own_origin")
+    def test_a_server_on_every_address_asks_for_a_key_and_for_an_origin_like_its_host(
+        self, root: Path, tmp_path: Path
+    ) -> None:
+        with on_http(root, tmp_path / "home", "--http", "0.0.0.0:0") as server:
+            (key,) = server.keys
+            assert [self.post(server, key=one) for one in (None, key)] == [401, 200]
+            origins = ("http://box", "https://box:8443", "http://box.evil.example", "http://box:80.evil", "null")
+            found = [self.post(server, key=key, host="box:80", origin=origin) for origin in origins]
+            assert found == [200, 200, 403, 403, 403]
+
+    @pytest.mark.req("D14.mcp.token_file_created")
+    def test_a_missing_token_file_is_made_with_one_key_for_the_owner_alone(self, root: Path, tmp_path: Path) -> None:
+        tokens = tmp_path / "tokens"
+        with on_http(root, tmp_path / "home", "--token-file", str(tokens)) as server:
+            (key,) = tokens.read_text().splitlines()
+            assert (tokens.stat().st_mode & 0o777, server.keys) == (0o600, [])
+            assert [self.post(server, key=one) for one in (None, key)] == [401, 200]
+        with on_http(root, tmp_path / "home", "--token-file", str(tokens)) as server:
+            assert self.post(server, key=key) == 200
+
+    @pytest.mark.req("D14.mcp.token_file_created")
+    def test_a_token_file_that_cannot_be_made_is_bad_usage(self, root: Path, tmp_path: Path) -> None:
+        command = [*SERVER, "--root", str(root), "--http", "127.0.0.1:0", "--token-file"]
+        for file in (tmp_path / "no/such/folder/tokens", tmp_path):
+            done = subprocess.run(
+                [*command, str(file)], capture_output=True, env=environment(tmp_path / "home"), check=False
+            )
+            assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
 
     def test_without_the_extra_one_line_says_what_to_install(self, root: Path, tmp_path: Path) -> None:
         begin = "import sys; sys.modules['anyio'] = None; from mulligan.__main__ import main; main()"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import httpx2 as httpx
+from mcp.client.streamable_http import streamable_http_client
 
 SERVER = [sys.executable, "-m", "mulligan", "mcp"]
 CLIENT = {"name": "tests", "version": "1"}
@@ -104,20 +108,44 @@ def on_stdio(root: Path, home: Path, *options: str) -> Iterator[Peer]:
             process.wait()
 
 
+class HttpServer(NamedTuple):
+    """A server that listens: its address, and the lines that it wrote to stderr before it listened."""
+
+    address: str
+    told: str
+
+    @property
+    def keys(self) -> list[str]:
+        """Every key that the server printed."""
+        return re.findall(r"mlg_[A-Za-z0-9_-]{43}", self.told)
+
+    @asynccontextmanager
+    async def transport(self) -> AsyncIterator[Any]:
+        """A connection of the SDK's client that sends the printed key."""
+        headers = {"authorization": f"Bearer {self.keys[0]}"}
+        async with (
+            httpx.AsyncClient(headers=headers, timeout=None) as client,
+            streamable_http_client(self.address, http_client=client) as streams,
+        ):
+            yield streams
+
+
 @contextmanager
-def on_http(root: Path, home: Path, *options: str) -> Iterator[str]:
-    """The address of a server that listens on a free port."""
+def on_http(root: Path, home: Path, *options: str) -> Iterator[HttpServer]:
+    """A server that listens on a free port."""
     command = [*SERVER, "--root", str(root), "--http", "127.0.0.1:0", *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment(home)) as process:
         try:
-            yield f"{_address(process)}/mcp"
+            yield listening(process)
         finally:
             process.terminate()
 
 
-def _address(process: subprocess.Popen[bytes]) -> str:
+def listening(process: subprocess.Popen[bytes]) -> HttpServer:
     assert process.stderr is not None
+    told: list[str] = []
     for line in process.stderr:
-        if b"running on " in line:
-            return line.split(b"running on ")[1].split()[0].decode()
-    raise AssertionError("the server did not start")
+        told.append(line.decode())
+        if "running on " in told[-1]:
+            return HttpServer(told[-1].split("running on ")[1].split()[0] + "/mcp", "".join(told))
+    raise AssertionError(f"the server did not start: {told}")

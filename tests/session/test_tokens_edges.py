@@ -22,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from mcp_server.wire import MODERN, on_http
+from mcp_server.wire import MODERN, HttpServer, on_http
 from mulligan.cli.token import token_verb
 from mulligan.history.schema import SCHEMA
 from mulligan.servers.auth import BearerAuth, StaticKeys, read_keys
@@ -235,7 +235,7 @@ class TestMcpOverHttp:
         (tmp_path / "work").mkdir()
         yield tmp_path / "work", tmp_path / "home"
 
-    def post(self, address: str, token: str | None) -> int:
+    def post(self, server: HttpServer, token: str | None) -> int:
         body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": MODERN}}
         headers = {
             "accept": "application/json, text/event-stream",
@@ -243,7 +243,7 @@ class TestMcpOverHttp:
             "mcp-method": "tools/list",
             **({} if token is None else {"authorization": f"Bearer {token}"}),
         }
-        return httpx.post(address, json=body, headers=headers).status_code
+        return httpx.post(server.address, json=body, headers=headers).status_code
 
     def make(self, home: Path) -> tuple[Tokens, Token]:
         tokens = Tokens(SqliteStore(str(home), SCHEMA), Journal(SCHEMA), clock=SystemClock())
@@ -255,29 +255,30 @@ class TestMcpOverHttp:
         tokens, made = self.make(home)
         keys = home.parent / "keys"
         keys.write_text("static\n")
-        with on_http(root, home, "--token-file", str(keys)) as address:
-            assert [self.post(address, one) for one in (None, UNKNOWN, "static", made.id)] == [401, 401, 200, 200]
+        with on_http(root, home, "--token-file", str(keys)) as server:
+            assert [self.post(server, one) for one in (None, UNKNOWN, "static", made.id)] == [401, 401, 200, 200]
             seen = tokens.get(made.id or "")
             assert seen is not None and seen.last_seen_at > made.last_seen_at
             tokens.expire(made.id or "")
-            assert self.post(address, made.id) == 401
+            assert self.post(server, made.id) == 401
 
     def test_a_token_alone_can_be_asked_for_and_nothing_shows_it(self, places: tuple[Path, Path]) -> None:
         root, home = places
         _, made = self.make(home)
-        with on_http(root, home, "--require-token") as address:
-            assert [self.post(address, one) for one in (None, made.id)] == [401, 200]
+        with on_http(root, home, "--require-token") as server:
+            assert [self.post(server, one) for one in (None, made.id)] == [401, 200]
             secret = (made.id or "").encode()
             shown = [file.read_bytes() for file in _commands_and_environments()]
             assert [one for one in shown if secret in one] == []
         assert [file for file in home.rglob("*") if file.is_file() and secret in file.read_bytes()] == []
 
-    def test_a_public_address_or_an_empty_file_of_keys_is_refused(self, places: tuple[Path, Path]) -> None:
+    def test_an_empty_file_of_keys_is_refused(self, places: tuple[Path, Path]) -> None:
         root, home = places
         empty = home.parent / "keys"
         empty.write_text("# none\n")
         command = [sys.executable, "-m", "mulligan.cli", "mcp", "--root", str(root), "--store", str(home), "--http"]
-        for how in (["0.0.0.0:0"], ["127.0.0.1:0", "--token-file", str(empty)]):
+        for address in ("0.0.0.0:0", "127.0.0.1:0"):
+            how = [address, "--token-file", str(empty)]
             assert subprocess.run([*command, *how], capture_output=True, check=False).returncode == 2
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mulligan.cli.doors import work
 from mulligan.cli.options import Common, boundary_options, options_saying
+from mulligan.cli.output import visible
 from mulligan.values.faults import fault
 
 if TYPE_CHECKING:
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
     "--profile", metavar="PROVIDER", help="Coding tools as the models of openai, anthropic or gemini know them."
 )
 @click.option(
-    "--token-file", metavar="FILE", type=click.File("r"), help="HTTP: also accept these static keys, one a line."
+    "--token-file",
+    metavar="FILE",
+    help="HTTP: accept these static keys, one a line. A missing file is created with one random key.",
 )
-@click.option("--require-token", is_flag=True, help="HTTP: clients must bear a token (`mulligan token create`).")
+@click.option("--require-token", is_flag=True, help="HTTP: changes nothing, because a token is always required.")
 @boundary_options
 @options_saying("The session of a client that names none. Default: one for each client and root.")
 def mcp(
@@ -33,15 +36,15 @@ def mcp(
     address: str | None,
     tools: str,
     profile: str | None,
-    token_file: TextIO | None,
+    token_file: str | None,
     require_token: bool,
     capability: Any,
     policy: Any,
 ) -> None:
     """Serve the tools to an agent host over MCP.
 
-    Over HTTP with --require-token or --token-file, clients must bear a token made by `mulligan token create`, or one
-    of the static keys.
+    Over HTTP every request must carry a token made by `mulligan token create`, or a key of --token-file. Without
+    --token-file, Mulligan makes a key for this process and prints it once on stderr.
     """
     from mulligan.servers.mcp.door import Asked, choose_sets, serve_plain
     from mulligan.servers.mcp.listing import PROFILES, TOOLSETS, parse_sets
@@ -67,7 +70,7 @@ def mcp(
     where = parse_address(address)
     if where is None:
         raise click.UsageError("--http takes HOST:PORT.")
-    keys = _keys(token_file) if require_token or token_file is not None else None
+    keys = _keys(token_file)
     with work(common, capability=capability, policy=policy) as opened:
         serve_http(opened, asked, where, keys=keys)
 
@@ -81,12 +84,24 @@ def _check_boundary(capability: Any, policy: Any) -> None:
     parse_policy([] if policy is None else policy)
 
 
-def _keys(file: TextIO | None) -> StaticKeys:
-    from mulligan.servers.auth import StaticKeys, read_keys
+def _keys(path: str | None) -> StaticKeys:
+    """The keys that clients may send."""
+    from mulligan.servers.auth import StaticKeys, create_key_file, read_keys
+    from mulligan.session.tokens import random_token
 
-    if file is None:
-        return StaticKeys()
-    keys = read_keys(file.read())
+    if path is None:
+        key = random_token()
+        click.echo(f"mulligan: clients send this key as Authorization: Bearer {key}", err=True)
+        return StaticKeys([key])
+    try:
+        if path != "-" and create_key_file(path):
+            click.echo(
+                f"mulligan: created {visible(path)} with one key; clients send it as Authorization: Bearer", err=True
+            )
+        with click.open_file(path) as file:
+            keys = read_keys(file.read())
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"--token-file: {error}") from None
     if not keys:
         raise click.UsageError("--token-file holds no key.")
     return keys

@@ -9,11 +9,12 @@ Static keys are tried first, then durable tokens; only a token is touched. A req
 from __future__ import annotations
 
 import hmac
+import os
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from mulligan.session.tokens import Token, Tokens
+from mulligan.session.tokens import Token, Tokens, random_token
 from mulligan.values.faults import MulliganError, fault
 
 KEY_PRINCIPAL = "api-key"
@@ -53,6 +54,17 @@ def read_keys(text: str) -> StaticKeys:
     """A file of keys: one a line, `#` begins a comment line."""
     lines = [line.strip() for line in text.splitlines()]
     return StaticKeys(line for line in lines if line and not line.startswith("#"))
+
+
+def create_key_file(path: str) -> bool:
+    """Make a file with one random key that only its owner can read. False if there is such a file already."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return False
+    with os.fdopen(handle, "w", encoding="ascii") as file:
+        file.write(f"{random_token()}\n")
+    return True
 
 
 def _digest(key: str) -> bytes:

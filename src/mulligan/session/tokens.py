@@ -123,6 +123,10 @@ def handle_of(token: str) -> str:
     return HANDLE_PREFIX + sha256(_DOMAIN + token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def random_token(entropy: Entropy = os.urandom) -> str:
+    return PREFIX + urlsafe_b64encode(entropy(RANDOM_BYTES)).rstrip(b"=").decode("ascii")
+
+
 class Tokens:
     """The tokens of one store. Thread-safe, and the same for every process on the store."""
 
@@ -145,7 +149,7 @@ class Tokens:
 
         An `id` of the caller's own has at least 32 characters that nobody could guess.
         """
-        token = self._generated() if id is None else _parse_supplied(id)
+        token = random_token(self._entropy) if id is None else _parse_supplied(id)
         created = self._now() if created_at is None else _stamp(created_at, "created_at")
         handle = handle_of(token)
         body = {
@@ -264,9 +268,6 @@ class Tokens:
 
     def _now(self) -> str:
         return timestamp(self._clock)
-
-    def _generated(self) -> str:
-        return PREFIX + urlsafe_b64encode(self._entropy(RANDOM_BYTES)).rstrip(b"=").decode("ascii")
 
 
 def _token(tx: Tx, handle: str, id: str | None) -> Token:

@@ -1,11 +1,13 @@
 """MCP over streamable HTTP: the official SDK around the same table and the same toolbox as stdio.
 
-On a loopback address Host and Origin must be loopback too, so that no web page can reach the tools by rebinding a name.
-Any other address is served only to clients that bear a token.
+Every request must carry a key or a token: the tools run commands as the owner of this process, and every user of the
+machine can reach a loopback address. Host and Origin are checked too, so that no web page that holds a token can reach
+the tools by rebinding a name.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -23,7 +25,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.exceptions import MCPError
 from starlette.applications import Starlette
 
-from mulligan.servers.auth import Asgi, BearerAuth, StaticKeys
+from mulligan.servers.auth import Asgi, BearerAuth, Receive, Scope, Send, StaticKeys
 from mulligan.servers.mcp.door import Asked, Workspace, toolbox_of
 from mulligan.servers.mcp.listing import Table, names_of, read_table, tools_in
 from mulligan.servers.mcp.revisions import (
@@ -38,17 +40,21 @@ from mulligan.servers.mcp.revisions import (
 )
 from mulligan.servers.mcp.running import Cancelled, Running
 from mulligan.session.tokens import Tokens
-from mulligan.values.faults import fault
 
 BODY_MAX_BYTES = 64 * 1024 * 1024
 WORKERS = 32
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+EVERY_ADDRESS = ("0.0.0.0", "::")
+
+_AUTHORITY = r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?"
+_HOST = re.compile(_AUTHORITY, re.IGNORECASE)
+_ORIGIN = re.compile(rf"https?://{_AUTHORITY}", re.IGNORECASE)
 
 Context = ServerRequestContext[Any, Any]
 
 
-class Asking(NamedTuple):
-    """What a client may bear: a static key, or a durable token."""
+class Clients(NamedTuple):
+    """What clients are let in by: a static key, or a durable token."""
 
     keys: StaticKeys
     tokens: Tokens
@@ -151,52 +157,80 @@ def _progress(context: Context) -> Callable[[float, str], None]:
     return tell
 
 
+class OwnHostOnly:
+    """Lets in requests whose Host, and Origin if there is one, name this server. The whole header must match.
+
+    A server that listens on every address does not know its names. There, Origin must name the host that Host names.
+    """
+
+    def __init__(self, app: Asgi, host: str) -> None:
+        self._app = app
+        names = LOOPBACK if host in LOOPBACK else (host,)
+        self._names = None if host in EVERY_ADDRESS else frozenset(_bracketed(name.lower()) for name in names)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        host = _name_in(scope, b"host", _HOST)
+        origin = _name_in(scope, b"origin", _ORIGIN)
+        names = {host} if self._names is None else self._names
+        if host is None or not host or host not in names:
+            await _refuse(send, 421, b"This server has another name.")
+        elif origin is not None and origin not in names:
+            await _refuse(send, 403, b"Pages of another origin may not call this server.")
+        else:
+            await self._app(scope, receive, send)
+
+
+def _name_in(scope: Scope, header: bytes, shape: re.Pattern[str]) -> str | None:
+    """The host name in a header. None without the header; empty if the header is not whole, or is there twice."""
+    values = [value for name, value in scope["headers"] if name.lower() == header]
+    if not values:
+        return None
+    found = shape.fullmatch(values[0].decode("latin-1")) if len(values) == 1 else None
+    return "" if found is None else found[1].lower()
+
+
+def _bracketed(host: str) -> str:
+    """A host as it is written before a port."""
+    return f"[{host}]" if ":" in host else host
+
+
+async def _refuse(send: Send, status: int, message: bytes) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]})
+    await send({"type": "http.response.body", "body": message})
+
+
 def make_app(
     toolbox: Caller,
     sets: tuple[str, ...],
     *,
+    clients: Clients,
     host: str = "127.0.0.1",
-    asking: Asking | None = None,
     table: Table | None = None,
 ) -> Asgi:
-    """The ASGI application, with MCP at /mcp. Refuses a public address unless clients are asked who they are."""
-    if host not in LOOPBACK and asking is None:
-        words = f"{host} can be reached by others; give --require-token or --token-file, or a loopback address."
-        raise fault("bad_usage", words)
+    """The ASGI application, with MCP at /mcp. It answers nothing to a request without a key or token of `clients`."""
     app: Starlette = HttpTools(toolbox, sets, table or read_table()).server.streamable_http_app(
         streamable_http_path="/mcp",
         max_request_body_size=BODY_MAX_BYTES,
-        transport_security=_security(host),
+        # The SDK compares beginnings of names; OwnHostOnly compares whole names.
+        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
         host=host,
     )
-    return app if asking is None else BearerAuth(app, keys=asking.keys, tokens=asking.tokens)
+    return BearerAuth(OwnHostOnly(app, host), keys=clients.keys, tokens=clients.tokens)
 
 
-def _security(host: str) -> TransportSecuritySettings:
-    names = ["127.0.0.1", "localhost", "[::1]"] if host in LOOPBACK else [host]
-    if host in ("0.0.0.0", "::"):
-        return TransportSecuritySettings(enable_dns_rebinding_protection=False)
-    return TransportSecuritySettings(
-        allowed_hosts=[f"{name}:*" for name in names] + names,
-        allowed_origins=[
-            f"{scheme}://{name}{port}" for scheme in ("http", "https") for name in names for port in ("", ":*")
-        ],
-    )
-
-
-def serve_http(workspace: Workspace, asked: Asked, where: tuple[str, int], *, keys: StaticKeys | None) -> None:
-    """Until interrupted. Says on stderr where it listens.
-
-    With `keys`, clients must bear one of them, or a token of this store; without, anyone may come.
-    """
+def serve_http(workspace: Workspace, asked: Asked, where: tuple[str, int], *, keys: StaticKeys) -> None:
+    """Until interrupted. Says on stderr where it listens. Clients must send one of `keys`, or a token of this store."""
     import uvicorn
 
     ledger = workspace.desk.ledger
-    asking = None if keys is None else Asking(keys, Tokens(ledger.store, ledger.journal, clock=ledger.clock))
+    clients = Clients(keys, Tokens(ledger.store, ledger.journal, clock=ledger.clock))
     toolbox = toolbox_of(workspace, asked)
     host, port = where
     try:
-        app = make_app(toolbox, asked.sets, host=host, asking=asking)
+        app = make_app(toolbox, asked.sets, clients=clients, host=host)
         uvicorn.run(app, host=host, port=port, log_level="info", access_log=False)
     finally:
         toolbox.close()
