@@ -253,3 +253,26 @@ def test_paths_begin_at_the_working_directory(stage: Stage) -> None:
     outside = stage.perform("host.fs.glob", pattern="**", path="..", session_id=session)["paths"]
     assert outside == text("../b\nd/a")
     assert stage.perform("host.fs.read_file", path="../b", session_id=session)["content"] == text("hit")
+
+
+@pytest.mark.req("D8.search_without_path")
+@pytest.mark.parametrize(
+    ("roots", "found"),
+    [
+        (["src"], ["src/a"]),
+        (["src", "docs"], ["docs/b", "src/a"]),
+        (["src", "docs/b", "no such folder"], ["docs/b", "src/a"]),
+        (["deep/er/one", "deep/er/two"], ["deep/er/one/d", "deep/er/two/e"]),
+    ],
+)
+def test_a_search_without_a_path_searches_what_fs_roots_allow(stage: Stage, roots: list[str], found: list[str]) -> None:
+    stage.plant(dict.fromkeys(("src/a", "docs/b", "other/c", "deep/er/one/d", "deep/er/two/e", "deep/f"), "hit\n"))
+    limited = stage.within({"fs_roots": roots})
+    matches = limited.perform("grep", pattern="hit")
+    assert matches["matches"] == text("\n".join(f"{name}:1:hit" for name in found))
+    paths = limited.perform("glob", pattern="**")["paths"]["inline_text"]["text"]
+    assert sorted(paths.split("\n")) == found
+    for outside in (".", "other"):
+        assert limited.refused("grep", pattern="hit", path=outside) == denied("path_not_allowed")
+        assert limited.refused("glob", pattern="**", path=outside) == denied("path_not_allowed")
+    assert stage.within({"fs_roots": []}).refused("grep", pattern="hit") == denied("path_not_allowed")

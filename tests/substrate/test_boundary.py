@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
@@ -149,3 +150,99 @@ def test_a_patch_to_a_snapshot_changes_only_what_may_be_patched_and_keeps_the_re
     derived = limited.ok("workspace.apply_patch", patch=PATCH, **way)["snapshot_id"]
     kept = site.ok("snapshot.file", path="src/main.rs", mode="snapshot", snapshot_id=derived)
     assert kept["content"] == "fn main() {}"
+
+
+KEPT_OUT = [{"paths": ["src"], "verdict": "allow", "output": "blob"}]
+"""A policy under which the content of a directory is never in an answer."""
+
+
+def ways(site: Site) -> list[dict[str, Any]]:
+    return [{}, {"mode": "snapshot", "snapshot_id": site.snapshot(".")}]
+
+
+@pytest.mark.req("D8.substrate_blob_output")
+@pytest.mark.parametrize("ops", [None, ["read"], ["read", "search"]], ids=str)
+def test_content_that_a_policy_keeps_out_of_answers_is_in_no_answer(site: Site, ops: list[str] | None) -> None:
+    site.write("src/main.rs", "fn secret() {}")
+    site.write("README.md", "# Another")
+    limited = within(site, policy=[{**KEPT_OUT[0], **({} if ops is None else {"ops": ops})}])
+    for way in ways(site):
+        assert limited.code("snapshot.file", path="src/main.rs", **way) == "PERMISSION_DENIED"
+        assert limited.code("snapshot.export", paths=["src/main.rs"], **way) == "PERMISSION_DENIED"
+        assert limited.code("snapshot.export", paths=["."], **way) == "PERMISSION_DENIED"
+        assert limited.ok("snapshot.export", paths=["README.md"], **way)["bundle"]
+        assert [one["path"] for one in limited.ok("snapshot.grep", pattern=".", **way)["matches"]] == ["README.md"]
+        assert limited.ok("snapshot.grep", pattern="secret", paths=["src"], **way)["matches"] == []
+        text = limited.ok("snapshot.diff", **way)["diff"]
+        assert "Another" in text and "secret" not in text and "main" not in text
+        assert limited.ok("snapshot.diff", path="src/main.rs", **way)["diff"] == ""
+
+
+@pytest.mark.req("D8.substrate_blob_output")
+def test_a_diff_of_a_path_that_is_denied_is_refused(site: Site) -> None:
+    site.write("src/main.rs", "fn secret() {}")
+    for limited in (within(site, policy=HIDDEN), within(site, {"fs_roots": ["README.md"]})):
+        for path in ("src/main.rs", "src"):
+            for way in ways(site):
+                assert limited.code("snapshot.diff", path=path, **way) == "PERMISSION_DENIED"
+
+
+@pytest.mark.req("D8.substrate_inline_limit")
+def test_over_max_inline_bytes_a_tool_says_too_large_or_stops_there(site: Site) -> None:
+    site.write("README.md", "x" * 399 + "\n")
+    for way in ways(site):
+        small, large = within(site, {"max_inline_bytes": 399}), within(site, {"max_inline_bytes": 50_000})
+        for tool, args in (
+            ("snapshot.file", {"path": "README.md"}),
+            ("snapshot.diff", {}),
+            ("snapshot.export", {"paths": ["README.md"]}),
+        ):
+            assert small.code(tool, **args, **way) == "TOO_LARGE"
+            large.ok(tool, **args, **way)
+        for size, files in ((0, 0), (150, 1), (200, 2), (50_000, 3)):
+            limited = within(site, {"max_inline_bytes": size})
+            listed = limited.ok("snapshot.list", depth=9, **way)
+            assert (len(listed["entries"]), listed["truncated"], listed["total"]) == (files, files < 3, 3)
+            assert len(json.dumps(listed["entries"], separators=(",", ":"))) <= size + 2
+        for size, matches in ((0, 0), (60, 0), (500, 1), (600, 2)):
+            found = within(site, {"max_inline_bytes": size}).ok("snapshot.grep", pattern=".", **way)
+            assert (len(found["matches"]), found["truncated"]) == (matches, matches < 2)
+
+
+@pytest.mark.req("D8.substrate_inline_limit")
+def test_the_next_page_of_a_list_that_was_cut_begins_where_it_ended(site: Site) -> None:
+    for way in ways(site):
+        limited = within(site, {"max_inline_bytes": 150})
+        names: list[str] = []
+        while True:
+            page = limited.ok("snapshot.list", depth=9, offset=len(names), **way)
+            names += [one["path"] for one in page["entries"]]
+            if not page["truncated"]:
+                break
+        assert names == ["README.md", "src", "src/main.rs"]
+
+
+@pytest.mark.req("D8.substrate_inline_limit")
+def test_a_diff_over_ten_mebibytes_is_too_large(site: Site) -> None:
+    site.write("README.md", "y\n" * (5 * 1024 * 1024))
+    for way in ways(site):
+        assert site.code("snapshot.diff", **way) == "TOO_LARGE"
+        assert within(site, {"max_read_bytes": 20}).code("snapshot.diff", **way) == "TOO_LARGE"
+        assert site.ok("snapshot.diff", path="src", **way)["diff"] == "" or way
+
+
+@pytest.mark.req("D8.search_without_path")
+def test_a_search_without_a_path_searches_what_fs_roots_allow(site: Site) -> None:
+    site.write("docs/a", "main\n")
+    site.write("other/b", "main\n")
+    for roots, found in (
+        (["src"], {"src/main.rs"}),
+        (["src", "docs"], {"src/main.rs", "docs/a"}),
+        (["src", "docs", "no such folder"], {"src/main.rs", "docs/a"}),
+        (["docs/a"], {"docs/a"}),
+    ):
+        limited = within(site, {"fs_roots": roots})
+        for way in ways(site):
+            matches = limited.ok("snapshot.grep", pattern="main", **way)["matches"]
+            assert {one["path"] for one in matches} == found
+    assert within(site, {"fs_roots": []}).code("snapshot.grep", pattern="main") == "PERMISSION_DENIED"

@@ -127,9 +127,15 @@ class Boundary:
         except MulliganError:
             return None
 
+    @property
+    def allowed_roots(self) -> tuple[RepoPath, ...]:
+        """The parts of this root that `fs_roots` allow."""
+        return self._bases()
+
     def keeps_out_of_answers(self, op: FsOp, path: RepoPath) -> bool:
-        """Whether a policy wants this content only as a blob."""
-        return any(rule.output == "blob" for rule in self._rules(op, path))
+        """Whether a policy wants this content only as a blob. What a search finds is content that is read."""
+        ops: tuple[FsOp, ...] = ("search", "read") if op == "search" else (op,)
+        return any(rule.output == "blob" for one in ops for rule in self._rules(one, path))
 
     @property
     def inline_limit(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from mulligan.effects import params
 from mulligan.effects.scene import Scene
 from mulligan.history.repositories import repository_of
 from mulligan.values.limits import GLOB_RESULTS_DEFAULT, GREP_RESULTS_DEFAULT
-from mulligan.values.paths import RepoPath
+from mulligan.values.paths import ROOT, RepoPath, parse_repo_path
 from mulligan.values.refusal import Refused
 from mulligan.workspace.search.bases import admit_all
 from mulligan.workspace.search.findings import Line
@@ -22,6 +23,12 @@ Fields = dict[str, Any]
 
 
 def _base(scene: Scene, op: FsOp, text: str | None) -> RepoPath:
+    """Where a search begins. Without a path it is the working directory, or the parts of the root that are allowed."""
+    if text is None and not scene.boundary.admits(op, scene.workdir):
+        allowed = scene.boundary.allowed_roots
+        if len(allowed) > 1:
+            return parse_repo_path(os.path.commonpath(allowed) or ROOT)
+        text = f"{scene.boundary.root}/{allowed[0]}" if allowed else "."
     with scene.spot(op, "." if text is None else text) as spot:
         if spot.outside:
             words = f"{spot.path!r} leads out of the root; a search stays inside it."
@@ -33,7 +40,8 @@ def _admitting(scene: Scene, op: FsOp, base: RepoPath) -> Callable[[RepoPath], b
     """Files this session may not see are not there for it; git's own are there for no search."""
     if repository_of(base) is not None:
         return lambda _: False
-    return (lambda path: scene.boundary.admits(op, path)) if scene.boundary.has_policy else admit_all
+    is_free = not scene.boundary.has_policy and scene.boundary.admits(op, base)
+    return admit_all if is_free else (lambda path: scene.boundary.admits(op, path))
 
 
 def grep_files(scene: Scene, asked: params.Grep) -> Fields:

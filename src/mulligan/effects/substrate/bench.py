@@ -135,6 +135,28 @@ class Ask:
     def capability(self) -> Capability:
         return self.boundary.capability
 
+    @property
+    def answer_limit(self) -> int:
+        """How many bytes of content fit in an answer."""
+        limits = (CONTENT_MAX_BYTES, self.capability.max_read_bytes, self.capability.max_inline_bytes)
+        return min(limit for limit in limits if limit is not None)
+
+    def check_fits(self, size: int) -> None:
+        """Whole or not at all: half a file would not be what its digest says."""
+        limit = self.answer_limit
+        if size > limit:
+            raise Failure("TOO_LARGE", f"{size} bytes are more than the {limit} that fit in an answer.")
+
+    def may_show(self, path: RepoPath) -> bool:
+        """Whether the content of a resolved path may be in an answer."""
+        return self.boundary.admits(self.op, path) and not self.boundary.keeps_out_of_answers(self.op, path)
+
+    def check_shown(self, path: RepoPath) -> None:
+        """As `may_show`, with a refusal."""
+        self.boundary.check_path(self.op, path)
+        if self.boundary.keeps_out_of_answers(self.op, path):
+            raise Failure("PERMISSION_DENIED", f"The policy keeps {path} out of answers.", reason="path_not_allowed")
+
     def snapshot(self, identifier: str) -> Snapshot:
         """A snapshot, of which the session sees what it may see of the tree."""
         found = self.bench.shelf.get(identifier)

@@ -86,15 +86,17 @@ def _kind(mode: int) -> str:
 def diff(ask: Ask, args: Args) -> Body:
     """snapshot.diff"""
     base = parse_path(args["path"]) if "path" in args else ROOT
+    if base != ROOT:
+        ask.boundary.check_path(ask.op, base)
     snapshot = snapshot_of(ask, args)
     if snapshot is not None:
         return immutable({"diff": _diff_snapshots(ask, snapshot, base, args.get("from_snapshot_id"))})
     lease, state = ask.lease(args.get("lease_id"))
     reader = ask.bench.leases.fingerprints.reader()
     old = _committed(reader, state, base, args) if "from_snapshot_id" not in args else _kept(ask, args, base)
-    old = {path: side for path, side in old.items() if ask.boundary.admits(ask.op, path)}
+    old = {path: side for path, side in old.items() if ask.may_show(path)}
     seen = _seen_now(ask, [*old, *_told(state, base)], base)
-    text = _text(old, _sides_now(ask, seen))
+    text = _text(ask, old, _sides_now(ask, seen))
     ask.touch(lease, seen)
     return until_dirty(lease, state.fingerprint, {"diff": text})
 
@@ -102,11 +104,12 @@ def diff(ask: Ask, args: Args) -> Body:
 def _diff_snapshots(ask: Ask, snapshot: Snapshot, base: RepoPath, other: str | None) -> str:
     origin = other or ask.bench.shelf.parent_of(snapshot.id)
     old = {} if origin is None else _sides_of(ask, ask.snapshot(origin).manifest.entries, base)
-    return _text(old, _sides_of(ask, snapshot.manifest.entries, base))
+    return _text(ask, old, _sides_of(ask, snapshot.manifest.entries, base))
 
 
 def _sides_of(ask: Ask, entries: Iterable[Captured], base: RepoPath) -> dict[RepoPath, Side]:
-    chosen = [one for one in entries if one.path == base or is_below(one.path, base)]
+    below = [one for one in entries if one.path == base or is_below(one.path, base)]
+    chosen = [one for one in below if ask.may_show(one.path)]
     return {one.path: Side(ask.bench.shelf.read(one.blob), _git_mode(one.kind, one.mode)) for one in chosen}
 
 
@@ -144,17 +147,16 @@ def _tracked_mode(one: Tracked) -> int:
 
 def _seen_now(ask: Ask, paths: Sequence[RepoPath], base: RepoPath) -> dict[RepoPath, Seen]:
     """What the paths hold. A base that is named and is a file is looked at even if nothing is said of it."""
-    admits = ask.boundary.admits
     seen: dict[RepoPath, Seen] = {}
     with ask.looking() as handles:
         if base != ROOT:
             now = ask.seen(handles, base)
             if now == GONE and not paths:
                 raise Failure("NOT_FOUND", f"{base} does not exist.")
-            if now.kind in ("file", "symlink"):
+            if now.kind in ("file", "symlink") and ask.may_show(base):
                 seen[base] = now
         for path in paths:
-            if admits("read", path):
+            if ask.may_show(path):
                 seen[path] = ask.seen(handles, path)
     return {path: now for path, now in seen.items() if now.kind in ("file", "symlink", "absent")}
 
@@ -168,8 +170,14 @@ def _sides_now(ask: Ask, seen: Mapping[RepoPath, Seen]) -> dict[RepoPath, Side]:
         }
 
 
-def _text(old: Mapping[RepoPath, Side], new: Mapping[RepoPath, Side]) -> str:
-    return "".join(_one(path, old.get(path), new.get(path)) for path in sorted({*old, *new}, key=path_bytes))
+def _text(ask: Ask, old: Mapping[RepoPath, Side], new: Mapping[RepoPath, Side]) -> str:
+    texts: list[str] = []
+    size = 0
+    for path in sorted({*old, *new}, key=path_bytes):
+        texts.append(_one(path, old.get(path), new.get(path)))
+        size += len(texts[-1].encode("utf-8", "surrogatepass"))
+        ask.check_fits(size)
+    return "".join(texts)
 
 
 def _one(path: RepoPath, old: Side | None, new: Side | None) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from mulligan.boundary.verdict import Boundary
+from mulligan.boundary.verdict import Boundary, clamped
 from mulligan.effects.hosting import hosted
 from mulligan.effects.judging import Judge
 from mulligan.effects.substrate.shapes import misfit, with_whole_numbers
@@ -52,8 +52,13 @@ def _show(past: Past, args: Args) -> Body:
 
 def _diff(past: Past, args: Args) -> Body:
     past.judge.boundary.check_op("read")
-    text = diff_view(past.desk, find_call(past.desk, args["call"]), partial(past.judge.may_tell, content=True))
-    return {"diff": text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")}
+    found = diff_view(past.desk, find_call(past.desk, args["call"]), partial(past.judge.may_tell, content=True))
+    text = found.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    capability = past.judge.boundary.capability
+    limit = clamped(capability.max_read_bytes, capability.max_inline_bytes)
+    if limit is not None and len(text.encode("utf-8")) > limit:
+        raise fault("inline_required_too_large", f"The diff is longer than the {limit} bytes that fit in an answer.")
+    return {"diff": text}
 
 
 def _paths(args: Args) -> list[RepoPath] | None:
