@@ -37,6 +37,10 @@ class SyncWatch:
             self._held_open.append(os.open(path, os.O_RDONLY))
             self._synced[path.stat().st_ino] = _held(path)
 
+    def forget(self, path: Path) -> None:
+        """It is not synced."""
+        del self._synced[path.stat().st_ino]
+
     def at_risk(self) -> list[str]:
         """Files whose bytes, and directories whose names, a power cut could take now."""
         found = []

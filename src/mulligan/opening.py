@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mulligan.effects.sessions import Sessions
     from mulligan.history.desk import Desk
     from mulligan.history.ledger import Ledger
+    from mulligan.history.power_cuts import Found
     from mulligan.history.recovery import Recovered
     from mulligan.session.tokens import Tokens
     from mulligan.store.journal import Schema
@@ -171,10 +172,13 @@ def _current_folder() -> Mulligan:
 class Mulligan:
     """An open workspace: a root, its store, and the sessions on it. Close it, or use it in a `with`."""
 
-    def __init__(self, desk: Desk, boundary: Boundary, recovered: Sequence[Recovered]) -> None:
+    def __init__(
+        self, desk: Desk, boundary: Boundary, recovered: Sequence[Recovered], power_cut: Sequence[Found] = ()
+    ) -> None:
         self.desk = desk
         self.boundary = boundary
         self.recovered = tuple(recovered)
+        self.power_cut = tuple(power_cut)
         self._sessions: Sessions | None = None
         self._block = _here.block(self)
         self._block.__enter__()
@@ -370,10 +374,20 @@ def _keep_bounds(ledger: Ledger, session: SessionId, grown_bytes: int) -> None:
 
 def _recovered(desk: Desk, boundary: Boundary) -> Mulligan:
     recovered: list[Recovered] = []
+    power_cut = _recover_originals(desk.ledger)
     if desk.ledger.any_open():
         from mulligan.history.observing import finish_abandoned
         from mulligan.history.recovery import recover
 
         recovered = recover(desk)
         finish_abandoned(desk)
-    return Mulligan(desk, boundary, recovered)
+    return Mulligan(desk, boundary, recovered, power_cut)
+
+
+def _recover_originals(ledger: Ledger) -> list[Found]:
+    originals = ledger.store.originals
+    if originals is None or not originals.any_left():
+        return []
+    from mulligan.history.power_cuts import recover_originals
+
+    return recover_originals(ledger)

@@ -12,6 +12,7 @@ from mulligan.cli.output import visible
 
 if TYPE_CHECKING:
     from mulligan.history.desk import Desk
+    from mulligan.history.power_cuts import Found
     from mulligan.history.recovery import Recovered
     from mulligan.opening import Mulligan
     from mulligan.values.paths import RepoPath
@@ -34,9 +35,20 @@ def look(common: Common) -> Mulligan:
 
 def _told(opened: Mulligan) -> Mulligan:
     """Whoever comes first after a crash learns what became of it, whatever he came for."""
+    for path in opened.power_cut:
+        click.echo(f"mulligan: {_power_cut_words(path)}", err=True)
     for one in opened.recovered:
         click.echo(f"mulligan: {_recovered_words(one)}", err=True)
     return opened
+
+
+def _power_cut_words(found: Found) -> str:
+    path = visible(found.path)
+    if found.outcome == "put_back":
+        return f"a power cut took what was last written to {path}; its earlier content is back"
+    if found.outcome == "lost":
+        return f"a power cut took the content of {path}, and there is no earlier one"
+    return f"a power cut took the record of a change to {path}; its earlier content is in the store as {found.digest}"
 
 
 def _recovered_words(one: Recovered) -> str:

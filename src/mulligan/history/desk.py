@@ -46,6 +46,7 @@ class Desk:
         disk.keep_large = ledger.blobs.store_large
         disk.durability = ledger.store.durability
         disk.sync_preimages = ledger.store.sync
+        disk.originals = ledger.store.originals
         self._open_disk = open_disk
         self.root = self._root_row(record=record) if row is None else row
         disk.root = disk.root.with_key(self.root.key)

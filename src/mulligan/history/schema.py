@@ -48,6 +48,9 @@ SCHEMA = Schema(
     ),
     projectors=PROJECTORS,
     unfolded=frozenset(
-        {"committed", "paths.evicted", "session.forked", "session.imported", "snapshot.bodies", "store.lost"}
+        {
+            *("committed", "paths.evicted", "session.forked", "session.imported"),
+            *("snapshot.bodies", "store.lost", "store.power_cut"),
+        }
     ),
 )

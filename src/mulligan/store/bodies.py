@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
@@ -170,3 +171,15 @@ def sync_path(path: str) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def sync_file_system(handle: int) -> None:
+    """Make everything on the file system of an open file or directory survive a power cut. Raises OSError."""
+    if not hasattr(_libc, "syncfs"):
+        os.sync()
+    elif _libc.syncfs(handle) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)

@@ -12,9 +12,10 @@ and in META until a sync works again, for from then on a power cut may take more
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from mulligan.store.blobs import BESIDE, BLOBS, BODIES, LOST, PARTS, READABLE, UNSYNCED, BlobRow, Blobs
@@ -40,13 +41,24 @@ _FINAL = frozenset({"sync_failed", "io_error"})
 
 
 class SyncMark:
-    """The background thread of one store. It starts with the first write, in a forked child with that child's first."""
+    """The background thread of one store. It starts with the first write, in a forked child with that child's first.
 
-    def __init__(self, store: SqliteStore, clock: Clock, *, interval_s: float = SYNC_MARK_INTERVAL_S) -> None:
+    `hand_over` asks a background process to sync in our stead when we end; whether there is one.
+    """
+
+    def __init__(
+        self,
+        store: SqliteStore,
+        clock: Clock,
+        *,
+        interval_s: float = SYNC_MARK_INTERVAL_S,
+        hand_over: Callable[[], bool] = bool,
+    ) -> None:
         self.failure: MulliganError | None = None
         self._store = store
         self._clock = clock
         self._interval_s = interval_s
+        self._hand_over = hand_over
         self._written = False
         self._marking = 0
         self._threads: dict[int, tuple[threading.Thread, threading.Event]] = {}
@@ -65,6 +77,8 @@ class SyncMark:
         thread = threading.Thread(target=self._run, args=(stop,), name="mulligan-sync-mark", daemon=True)
         if self._threads.setdefault(os.getpid(), (thread, stop))[0] is thread:
             thread.start()
+            # A process that never closes the store syncs when it ends.
+            atexit.register(self.close)
 
     def _run(self, stop: threading.Event) -> None:
         while not stop.wait(self._interval_s) and self._try():
@@ -101,10 +115,16 @@ class SyncMark:
         self._marking = threading.get_ident()
         try:
             at = timestamp(self._clock)
+            originals = self._store.originals
+            taken = [] if originals is None else originals.taken()
             with self._store.read() as tx:
                 waiting = tx.select(UNSYNCED)
             self._store.bodies.sync([digest_from_raw(row.digest) for row in waiting])
+            if originals is not None and taken:
+                originals.sync(taken)
             self._store.sync()
+            if originals is not None and taken:
+                originals.drop(taken)
             with self._store.write() as tx:
                 for row in waiting:
                     tx.delete(UNSYNCED, row.digest)
@@ -116,14 +136,21 @@ class SyncMark:
             self._marking = 0
 
     def close(self) -> None:
-        """Stop the thread. The last words of a short process move the mark only if nobody has done so lately."""
+        """Stop the thread. What is not synced is handed over or synced; else the mark moves only if it is due."""
         thread, stop = self._threads.pop(os.getpid(), (None, None))
         if thread is None or stop is None:
             return
         stop.set()
         thread.join()
-        if self._written and self._is_due():
+        atexit.unregister(self.close)
+        if self._written and (not self._hand_over() if self._has_unsynced() else self._is_due()):
             self._try()
+        if self._store.originals is not None:
+            self._store.originals.close()
+
+    def _has_unsynced(self) -> bool:
+        with self._store.read() as tx:
+            return bool(self._store.originals and self._store.originals.taken()) or bool(tx.select(UNSYNCED, limit=1))
 
     def _is_due(self) -> bool:
         with self._store.read() as tx:

@@ -19,6 +19,7 @@ from mulligan.store.blobs import delete_dropped_bodies
 from mulligan.store.bodies import MemoryBodies
 from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.store.journal import Schema
+from mulligan.store.originals import Originals
 from mulligan.store.protocol import BlobStore, Durability
 from mulligan.store.secret_key import SecretKey
 from mulligan.store.tables import Table, Value, check_update, sort_key
@@ -70,6 +71,7 @@ class MemoryStore:
     def __init__(self, schema: Schema, *, bodies: BlobStore | None = None, durability: Durability = "process") -> None:
         self.bodies: BlobStore = bodies if bodies is not None else MemoryBodies()
         self.durability: Durability = durability
+        self.originals: Originals | None = None
         self.directory: str | None = None
         self.secret_key = SecretKey(None)
         self._rows: dict[str, _Rows] = {table.name: _Rows({}, []) for table in schema.tables}

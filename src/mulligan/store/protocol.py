@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol, TypeVar
 
+from mulligan.store.originals import Originals
 from mulligan.store.secret_key import SecretKey
 from mulligan.store.tables import Table, Value
 from mulligan.values.digest import Digest
@@ -137,6 +138,9 @@ class Store(Protocol):
     bodies: BlobStore
     durability: Durability
     secret_key: SecretKey
+
+    originals: Originals | None
+    """Where files that gave way are kept until what replaced them is synced. None: nothing waits for a later sync."""
 
     @property
     def directory(self) -> str | None:

@@ -22,6 +22,7 @@ from mulligan.store.bodies import DirectoryBodies, sync_path
 from mulligan.store.journal import Schema
 from mulligan.store.machine import note_process
 from mulligan.store.migrations import SCHEMA_VERSION, newer_store
+from mulligan.store.originals import Originals
 from mulligan.store.owners import OwnerBytes, owner_bytes
 from mulligan.store.protocol import OWNERS, BlobStore, Durability, OwnerRow
 from mulligan.store.secret_key import SecretKey
@@ -38,7 +39,7 @@ from mulligan.values.limits import MIB_BYTES
 
 R = TypeVar("R")
 
-DATABASE, OWNER_FILE, BODY_DIRECTORY = "store.db", "owners.lock", "blobs"
+DATABASE, OWNER_FILE, BODY_DIRECTORY, ORIGINALS_DIRECTORY = "store.db", "owners.lock", "blobs", "originals"
 _LONG_LOG_BYTES = 8 * MIB_BYTES
 
 
@@ -60,6 +61,8 @@ class SqliteStore:
         check_directory(self.directory, DATABASE, create=create)
         self.durability: Durability = durability
         self.secret_key = SecretKey(self.directory)
+        originals = Originals(os.path.join(self.directory, ORIGINALS_DIRECTORY))
+        self.originals: Originals | None = originals if durability == "process" else None
         self.bodies: BlobStore = bodies or DirectoryBodies(os.path.join(self.directory, BODY_DIRECTORY))
         self._clock = clock or SystemClock()
         self._path = os.path.join(self.directory, DATABASE)
@@ -244,6 +247,8 @@ class SqliteStore:
     def close(self) -> None:
         while self._closing:
             self._closing.pop()()
+        if self.originals is not None:
+            self.originals.close()
         self._fold_long_log()
         self._pool.close()
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from random import Random
 
+from mulligan.store.originals import Originals
 from mulligan.store.protocol import Durability
 from mulligan.testing.builders import Sketch, Tree
 from mulligan.testing.simulated_tree import Inode, SimulatedPerson, SimulatedTree, os_error
@@ -39,6 +40,7 @@ class SimulatedDisk:
         self.keep_large: KeepLarge | None = None
         self.durability: Durability = "process"
         self.sync_preimages: Callable[[], None] = lambda: None
+        self.originals: Originals | None = None
         self._steps: Steps = steps or FreeSteps()
 
     def close(self) -> None:
@@ -207,6 +209,9 @@ class SimulatedDisk:
             if self._must_find(spot, draft).entries:
                 raise os_error(errno.ENOTEMPTY, draft)
             self._change(spot, {draft: None})
+
+    def drop_original(self, spot: Spot, draft: bytes) -> None:
+        self.discard(spot, draft)
 
     def settled(self, spot: Spot, draft: bytes) -> bool | None:
         inode = self._must_find(spot, draft)

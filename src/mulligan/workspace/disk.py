@@ -21,6 +21,8 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Protocol
 
+from mulligan.store.bodies import sync_file_system
+from mulligan.store.originals import NO_FILE, NewFile, Original, Originals
 from mulligan.store.protocol import Durability
 from mulligan.values import limits
 from mulligan.values.content import Content, KeepLarge, Large, digest_of_content, whole
@@ -129,6 +131,8 @@ class Disk(Protocol):
     """in `power` mode a staged file is synced before it can take its place"""
     sync_preimages: Callable[[], None]
     """makes what is about to be written over survive a power cut, before any file is written in place"""
+    originals: Originals | None
+    """in `process` mode, where originals are kept until what replaced them is synced; None: a power cut costs all"""
 
     def settle_birth(self) -> None:
         """Have the root's time of birth be one that stays.
@@ -154,6 +158,7 @@ class Disk(Protocol):
     def place(self, spot: Spot, draft: bytes) -> None: ...
     def set_aside(self, spot: Spot, draft: bytes) -> None: ...
     def discard(self, spot: Spot, draft: bytes) -> None: ...
+    def drop_original(self, spot: Spot, draft: bytes) -> None: ...
     def settled(self, spot: Spot, draft: bytes) -> bool | None: ...
     def make_dir(self, spot: Spot, mode: int) -> None: ...
     def remove_dir(self, spot: Spot) -> None: ...
@@ -185,6 +190,9 @@ class HostDisk:
         self.keep_large: KeepLarge | None = None
         self.durability: Durability = "process"
         self.sync_preimages: Callable[[], None] = _nothing
+        self.originals: Originals | None = None
+        self._staged: dict[bytes, NewFile] = {}
+        self._announced: dict[bytes, Original | None] = {}
         self._steps: Steps = steps or FreeSteps()
         self._is_open = True
 
@@ -314,6 +322,8 @@ class HostDisk:
         """`stage.create`, `stage.half`, `stage.write`: a whole file beside its target, with the mode and attributes
         of `like`, and its time of change unless that is 0. In `power` mode also `sync.draft`."""
         self._steps.reach("stage.create", spot.path)
+        if self.originals is not None:
+            self.originals.know(kernel.real_path_of(spot.parent))
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         handle = os.open(draft, flags, 0o600, dir_fd=spot.parent)
         try:
@@ -326,6 +336,9 @@ class HostDisk:
             if self.durability == "power":
                 self._steps.reach("sync.draft", spot.path)
                 os.fsync(handle)
+            if self.originals is not None:
+                status = os.fstat(handle)
+                self._staged[draft] = NewFile(status.st_ino, status.st_mtime_ns, like.digest)
         except OSError:
             with suppress(OSError):
                 os.unlink(draft, dir_fd=spot.parent)
@@ -336,6 +349,9 @@ class HostDisk:
     def stage_link(self, spot: Spot, draft: bytes, target: str) -> None:
         """`stage.link`: a symbolic link beside its target."""
         self._steps.reach("stage.link", spot.path)
+        if self.originals is not None:
+            self.originals.know(kernel.real_path_of(spot.parent))
+            self._staged[draft] = NO_FILE
         os.symlink(os.fsencode(target), draft, dir_fd=spot.parent)
 
     def stage_name(self, spot: Spot, draft: bytes, other: Spot) -> None:
@@ -345,6 +361,9 @@ class HostDisk:
 
     def exchange(self, spot: Spot, draft: bytes) -> None:
         """`exchange`: what was at the spot is now under the draft name, and the other way round."""
+        new = self._staged.pop(draft, None)
+        if new is not None and not self._announce(spot, draft, new) and new != NO_FILE:
+            self._sync_draft(spot, draft)
         self._steps.reach("exchange", spot.path)
         kernel.exchange(spot.parent, draft, spot.name)
 
@@ -361,6 +380,8 @@ class HostDisk:
 
     def set_aside(self, spot: Spot, draft: bytes) -> None:
         """`set_aside`: what is at the spot goes under the draft name; the spot is free."""
+        if self.originals is not None and not self._announce(spot, draft, NO_FILE):
+            self._announced[draft] = None
         self._steps.reach("set_aside", spot.path)
         try:
             kernel.rename_to_free(spot.parent, spot.name, draft)
@@ -372,6 +393,58 @@ class HostDisk:
     def discard(self, spot: Spot, draft: bytes) -> None:
         """`discard`: remove the draft; one that is not there is fine."""
         self._steps.reach("discard", spot.path)
+        self._staged.pop(draft, None)
+        self._announced.pop(draft, None)
+        self._remove(spot, draft)
+
+    def drop_original(self, spot: Spot, draft: bytes) -> None:
+        """`discard`: remove an original that was exchanged or set aside, as soon as a power cut can take nothing that
+        was not in the store or at the spot before."""
+        self._steps.reach("discard", spot.path)
+        is_protected, original = draft in self._announced, self._announced.pop(draft, None)
+        if original is not None and self.originals is not None and self._take(spot, original):
+            return
+        if is_protected:
+            with suppress(FileNotFoundError):
+                self.sync_file(spot)
+            self.sync_preimages()
+        self._remove(spot, draft)
+
+    def _announce(self, spot: Spot, draft: bytes, new: NewFile) -> bool:
+        """False: the original cannot be moved to where originals are kept."""
+        originals = self.originals
+        if originals is None or os.fstat(spot.parent).st_dev != originals.device():
+            return False
+        original = originals.announce(kernel.real_path_of(spot.parent), draft, spot.name, new)
+        if original is not None:
+            self._announced[draft] = original
+        return original is not None
+
+    def _take(self, spot: Spot, original: Original) -> bool:
+        """False: there is another mount in between, which cannot be seen before."""
+        assert self.originals is not None
+        try:
+            self.originals.take(spot.parent, original)
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.ENOENT):
+                raise
+            return False
+        return True
+
+    def put_original_back(self, spot: Spot, folder: int, name: bytes) -> None:
+        """`put_original_back`: one rename out of another open directory, over whatever is at the spot."""
+        self._steps.reach("put_original_back", spot.path)
+        os.rename(name, spot.name, src_dir_fd=folder, dst_dir_fd=spot.parent)
+
+    def _sync_draft(self, spot: Spot, draft: bytes) -> None:
+        self._steps.reach("sync.draft", spot.path)
+        handle = os.open(draft, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=spot.parent)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def _remove(self, spot: Spot, draft: bytes) -> None:
         with suppress(FileNotFoundError):
             try:
                 os.unlink(draft, dir_fd=spot.parent)
@@ -426,6 +499,7 @@ class HostDisk:
                 _write_all(handle, more)
             os.ftruncate(handle, size + len(end))
             self._steps.reach("in_place.write", spot.path)
+            os.fsync(handle)
             return end
         finally:
             os.close(handle)
@@ -467,7 +541,7 @@ class HostDisk:
             handle = os.open(spot.name, _READ_FLAGS, dir_fd=spot.parent)
         except PermissionError:
             # Its owner may not read it; the kernel syncs it with all that is on its file system.
-            kernel.sync_file_system(spot.parent)
+            sync_file_system(spot.parent)
             return
         try:
             os.fsync(handle)

@@ -97,14 +97,6 @@ def nobody_writes(handle: int) -> bool | None:
     return quiet
 
 
-def sync_file_system(handle: int) -> None:
-    """`syncfs`: everything on the file system of an open file or directory survives a power cut."""
-    if not LINUX:
-        os.sync()
-    elif _libc.syncfs(handle) != 0:
-        raise _failed(b"")
-
-
 def generation_of(handle: int) -> int:
     """What tells an inode from an earlier one of the same number; 0 where the file system does not say."""
     try:

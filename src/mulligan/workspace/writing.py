@@ -120,11 +120,11 @@ class Swap:
             return Found(self._now())
         theirs = self._look_at_draft()
         if theirs is None:
-            self.disk.discard(self.spot, self.draft)
+            self.disk.drop_original(self.spot, self.draft)
             return Swapped(ABSENT)
         theirs = self._rescued(theirs)
         if self.insist and theirs.replaceable:
-            self.disk.discard(self.spot, self.draft)
+            self.disk.drop_original(self.spot, self.draft)
             return Swapped(ABSENT)
         return self._return_draft(theirs)
 
@@ -176,11 +176,11 @@ class Swap:
             return self._write_in_place()
         theirs = self._look_at_draft()
         if theirs is None:
-            self.disk.discard(self.spot, self.draft)
+            self.disk.drop_original(self.spot, self.draft)
             return self._done()
         theirs = self._rescued(theirs)
         if self.insist and theirs.replaceable:
-            self.disk.discard(self.spot, self.draft)
+            self.disk.drop_original(self.spot, self.draft)
             return self._done()
         return self._exchange_back(theirs)
 
@@ -290,7 +290,7 @@ class Swap:
             with suppress(OSError):
                 self.disk.place(self.spot, self.draft)
             raise
-        self.disk.discard(self.spot, self.draft)
+        self.disk.drop_original(self.spot, self.draft)
         return made
 
     def _make_directory(self) -> Swapped | Found:

@@ -1,0 +1,296 @@
+"""The originals of files that Mulligan replaced or deleted, for as long as a power cut could take what replaced them.
+
+A file system writes the bytes of a new file to its disk seconds after its name. So an original is not deleted: one
+rename moves it here, and it goes when the new file and the store have been synced. A file system with a journal keeps
+the order of names, so all that recovery has to know is in names; neither a file's bytes nor a row of the store is
+needed. Below the state directory:
+
+    originals/PROCESS/                   locked for as long as that process lives
+        folder-N                         a symbolic link to a directory in which it replaces files
+        next-K~ORIGINAL                  which original it is about to take
+        ORIGINAL                         TIME~FOLDER~INODE~MTIME~DIGEST~DRAFT~NAME; the first five are of the new file
+
+A process that dies leaves its directory, and whoever opens the store next looks through it (`history.power_cuts`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import threading
+import time
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import count
+
+from mulligan.store.bodies import sync_file_system
+from mulligan.values.digest import Digest, digest_from_raw, raw_digest
+from mulligan.values.faults import fault
+from mulligan.values.plain import plain
+
+_NAME_MAX_BYTES = 255
+_FOLDER, _NEXT = b"folder-", b"next-"
+_SEPARATOR = b"~"
+_SYNCED_ONE_BY_ONE = 16
+_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+_OPEN_TO_SYNC = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+@plain(slots=True, frozen=True)
+class NewFile:
+    """What takes a place: the inode, time and content that it has if no power cut took anything from it."""
+
+    inode: int
+    mtime_ns: int
+    digest: Digest
+
+
+NO_FILE = NewFile(0, 0, digest_from_raw(bytes(32)))
+"""Nothing, or what has no bytes that could be lost."""
+
+
+@plain(slots=True, frozen=True)
+class Original:
+    """One original, or one that is about to be taken: out of which directory, under which name, and for what."""
+
+    taken_ns: int
+    folder: int
+    draft: bytes
+    name: bytes
+    new: NewFile
+
+    @property
+    def entry(self) -> bytes:
+        digest = urlsafe_b64encode(raw_digest(self.new.digest)).rstrip(b"=")
+        numbers = b"%d~%d~%d~%d" % (self.taken_ns, self.folder, self.new.inode, self.new.mtime_ns)
+        return _SEPARATOR.join((numbers, digest, self.draft, self.name))
+
+    @classmethod
+    def parse(cls, entry: bytes) -> Original | None:
+        """None: it is no name of ours."""
+        fields = entry.split(_SEPARATOR, 6)
+        try:
+            taken, folder, inode, mtime = map(int, fields[:4])
+            digest = digest_from_raw(urlsafe_b64decode(fields[4] + b"="))
+            return cls(taken, folder, fields[5], fields[6], NewFile(inode, mtime, digest))
+        except (ValueError, IndexError):
+            return None
+
+
+class Originals:
+    """What this process has taken and not yet let go of. A forked child begins with nothing."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self._pid = 0
+        self._process = ""
+        self._handle = -1
+        self._device = -1
+        self._folders: dict[bytes, int] = {}
+        self._free: list[bytes] = []
+        self._slots = count()
+        self._taken: dict[bytes, Original] = {}
+        self._lock = threading.Lock()
+
+    def device(self) -> int:
+        """That of the file system which originals can be moved to."""
+        if self._pid != os.getpid():
+            self._open()
+        return self._device
+
+    def announce(self, folder: bytes, draft: bytes, name: bytes, new: NewFile) -> Original | None:
+        """Before the file at a name is replaced or set aside. None: the name is too long; nothing is announced."""
+        original = Original(time.monotonic_ns(), self.know(folder), draft, name, new)
+        try:
+            slot = self._free.pop()
+        except IndexError:
+            slot = self._new_slot()
+        entry = slot.partition(_SEPARATOR)[0] + _SEPARATOR + original.entry
+        if len(entry) > _NAME_MAX_BYTES:
+            self._free.append(slot)
+            return None
+        os.rename(slot, entry, src_dir_fd=self._handle, dst_dir_fd=self._handle)
+        self._free.append(entry)
+        return original
+
+    def take(self, parent: int, original: Original) -> None:
+        """The original is under its draft's name in the open directory, and goes from there in one step."""
+        entry = original.entry
+        os.rename(original.draft, entry, src_dir_fd=parent, dst_dir_fd=self._handle)
+        self._taken[entry] = original
+
+    def _open(self) -> None:
+        with self._lock:
+            if self._pid == os.getpid():
+                return
+            while True:
+                process = os.urandom(8).hex()
+                path = os.path.join(self.directory, process)
+                os.makedirs(path, mode=0o700)
+                handle = os.open(path, _OPEN_DIRECTORY)
+                fcntl.flock(handle, fcntl.LOCK_EX)
+                # Somebody may have looked into it before we had the lock, and have removed it.
+                with suppress(FileNotFoundError):
+                    if os.path.samestat(os.stat(path), os.fstat(handle)):
+                        break
+                os.close(handle)
+            if self._handle >= 0:
+                # That of the process which this one was forked from, which still holds it.
+                os.close(self._handle)
+            self._handle, self._process, self._device = handle, process, os.fstat(handle).st_dev
+            self._folders, self._free, self._taken = {}, [], {}
+            self._pid = os.getpid()
+
+    def know(self, folder: bytes) -> int:
+        """Before anything is made in a directory: whoever finds it after a power cut knows where to look for it."""
+        if self._pid != os.getpid():
+            self._open()
+        number = self._folders.get(folder)
+        if number is None:
+            with self._lock:
+                number = self._folders.get(folder, len(self._folders))
+                if folder not in self._folders:
+                    os.symlink(folder, _FOLDER + b"%d" % number, dir_fd=self._handle)
+                    self._folders[folder] = number
+        return number
+
+    def _new_slot(self) -> bytes:
+        slot = _NEXT + b"%d" % next(self._slots)
+        os.close(os.open(slot, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self._handle))
+        return slot
+
+    # Letting go.
+
+    def taken(self) -> list[Original]:
+        """Those that are still here; none in a forked child."""
+        return list(self._taken.values()) if self._pid == os.getpid() else []
+
+    def sync(self, taken: Sequence[Original]) -> None:
+        """Make what is now at their places survive a power cut. Raises `sync_failed`."""
+        folders = {number: folder for folder, number in self._folders.items()}
+        places = {(folders[one.folder], one.name) for one in taken}
+        try:
+            if len(places) > _SYNCED_ONE_BY_ONE or not _sync_places(places):
+                sync_file_system(self._handle)
+        except OSError as error:
+            raise fault("sync_failed", f"Syncing files: {error.strerror}", errno=error.errno) from error
+
+    def drop(self, taken: Iterable[Original]) -> None:
+        """When they and the store are synced."""
+        for one in taken:
+            entry = one.entry
+            with suppress(FileNotFoundError):
+                os.unlink(entry, dir_fd=self._handle)
+            self._taken.pop(entry, None)
+
+    def close(self) -> None:
+        """What is still here is left to whoever opens the store next, or syncs for all."""
+        with self._lock:
+            if self._pid != os.getpid():
+                return
+            if not self._taken:
+                remove_all(self._handle, os.path.join(self.directory, self._process))
+            os.close(self._handle)
+            self._handle, self._pid = -1, 0
+
+    def any_left(self) -> bool:
+        """Whether there is anything but ours to look at: of a process that is gone, or of one that lives."""
+        try:
+            names = os.listdir(self.directory)
+        except FileNotFoundError:
+            return False
+        return any(name != self._process for name in names)
+
+    def left(self) -> list[Left]:
+        """The directories of processes that are gone, each locked until it is closed."""
+        try:
+            names = sorted(os.listdir(self.directory))
+        except FileNotFoundError:
+            return []
+        mine = self._process if self._pid == os.getpid() else ""
+        found = [_locked(os.path.join(self.directory, name)) for name in names if name != mine]
+        return [left for left in found if left is not None]
+
+
+def _locked(path: str) -> Left | None:
+    """None: its process lives, or somebody else is looking at it."""
+    try:
+        handle = os.open(path, _OPEN_DIRECTORY)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return Left(handle, path)
+
+
+class Left:
+    """What a process that is gone has left behind. `announced`: it is not known how far it came with these."""
+
+    def __init__(self, handle: int, path: str) -> None:
+        self.handle = handle
+        self.path = path
+        self.folders: dict[int, bytes] = {}
+        names = [os.fsencode(name) for name in os.listdir(handle)]
+        for name in names:
+            if name.startswith(_FOLDER):
+                self.folders[int(name[len(_FOLDER) :])] = os.readlink(name, dir_fd=handle)
+        self.taken = self._parsed(name for name in names if not name.startswith((_FOLDER, _NEXT)))
+        announced = self._parsed(name.partition(_SEPARATOR)[2] for name in names if name.startswith(_NEXT))
+        self.announced = [one for one in announced if one not in self.taken]
+
+    def _parsed(self, entries: Iterable[bytes]) -> list[Original]:
+        found = map(Original.parse, entries)
+        return [one for one in found if one is not None and one.folder in self.folders]
+
+    def remove(self) -> None:
+        """Nothing in it is needed any more."""
+        remove_all(self.handle, self.path)
+
+    def close(self) -> None:
+        os.close(self.handle)
+
+
+def remove_all(handle: int, path: str) -> None:
+    for name in os.listdir(handle):
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=handle)
+    with suppress(FileNotFoundError):
+        os.rmdir(path)
+
+
+def _sync_places(places: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Files and the directories that name them; what is not there any more needs no syncing. False: not all can be."""
+    for folder in {folder for folder, _ in places}:
+        try:
+            handle = os.open(folder, _OPEN_DIRECTORY)
+        except OSError:
+            return False
+        try:
+            for name in (name for other, name in places if other == folder):
+                if not _sync_file(handle, name):
+                    return False
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    return True
+
+
+def _sync_file(folder: int, name: bytes) -> bool:
+    try:
+        if not stat.S_ISREG(os.lstat(name, dir_fd=folder).st_mode):
+            return True
+        handle = os.open(name, _OPEN_TO_SYNC, dir_fd=folder)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    return True
