@@ -177,7 +177,7 @@ def test_what_a_person_wrote_since_stays_and_the_original_is_in_the_store(root: 
     with open_here(root) as product:
         (found,) = product.power_cut
         assert (found.outcome, found.path) == ("rescued", str(root / "a"))
-        assert product.desk.ledger.blobs.read(found.digest).decode() == OLD
+        assert found.digest is not None and product.desk.ledger.blobs.read(found.digest).decode() == OLD
     assert (root / "a").read_text() == "a person's\n"
 
 
@@ -261,9 +261,12 @@ def test_a_root_on_another_file_system_is_synced_before_the_exchange(
         (root / "a").write_text(OLD)
         assert root.stat().st_dev != tmp_path.stat().st_dev, "the test needs two file systems"
         synced, really = list[str](), os.fsync
-        monkeypatch.setattr(
-            os, "fsync", lambda handle: (synced.append(os.readlink(f"/proc/self/fd/{handle}")), really(handle))
-        )
+
+        def noted(handle: int) -> None:
+            synced.append(os.readlink(f"/proc/self/fd/{handle}"))
+            really(handle)
+
+        monkeypatch.setattr(os, "fsync", noted)
         with mulligan.open(root, store=tmp_path / "home") as product:
             synced.clear()
             with product.session("s").call() as call:
