@@ -2,8 +2,8 @@
 
     python benchmarks/power.py OLD_CHECKOUT [--calls 300] [--rounds 6] [--folder FOLDER]
 
-OLD_CHECKOUT is a directory with the older `src` (for example of `git archive`). Old and new code take turns, each round in
-a process of its own, in the same folder, which should be on ext4. Prints the medians in microseconds and their ratio.
+OLD_CHECKOUT is a directory with the older `src` (for example of `git archive`). Old and new code take turns, each round
+in a process of its own, in the same folder, which should be on ext4. Prints medians in microseconds and the ratio.
 """
 
 from __future__ import annotations
