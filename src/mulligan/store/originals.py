@@ -24,6 +24,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import count
+from weakref import WeakSet
 
 from mulligan.store.bodies import sync_file_system
 from mulligan.values.digest import Digest, digest_from_raw, raw_digest
@@ -93,6 +94,7 @@ class Originals:
         self._slots = count()
         self._taken: dict[bytes, Original] = {}
         self._lock = threading.Lock()
+        _all.add(self)
 
     def device(self) -> int:
         """That of the file system which originals can be moved to."""
@@ -212,6 +214,18 @@ class Originals:
         mine = self._process if self._pid == os.getpid() else ""
         found = [_locked(os.path.join(self.directory, name)) for name in names if name != mine]
         return [left for left in found if left is not None]
+
+
+_all: WeakSet[Originals] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    """A thread that the child does not have may have held the lock."""
+    for originals in list(_all):
+        originals._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _locked(path: str) -> Left | None:
