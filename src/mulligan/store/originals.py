@@ -23,6 +23,7 @@ import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from weakref import WeakSet
 
@@ -93,6 +94,7 @@ class Originals:
         self._free: list[bytes] = []
         self._slots = count()
         self._taken: dict[bytes, Original] = {}
+        self._emptied: dict[tuple[int, bytes], bytes] = {}
         self._lock = threading.Lock()
         _all.add(self)
 
@@ -122,6 +124,18 @@ class Originals:
         entry = original.entry
         os.rename(original.draft, entry, src_dir_fd=parent, dst_dir_fd=self._handle)
         self._taken[entry] = original
+        if original.new == NO_FILE:
+            self._emptied[original.folder, original.name] = entry
+
+    def refill(self, folder: bytes, name: bytes, new: NewFile) -> None:
+        """Before a file is made where one was deleted: the deleted one is the original of the new one from now on."""
+        entry = self._emptied.pop((self.know(folder), name), None)
+        original = None if entry is None else self._taken.pop(entry, None)
+        if entry is None or original is None:
+            return
+        follower = replace(original, new=new)
+        os.rename(entry, follower.entry, src_dir_fd=self._handle, dst_dir_fd=self._handle)
+        self._taken[follower.entry] = follower
 
     def _open(self) -> None:
         with self._lock:
@@ -142,7 +156,7 @@ class Originals:
                 # That of the process which this one was forked from, which still holds it.
                 os.close(self._handle)
             self._handle, self._process, self._device = handle, process, os.fstat(handle).st_dev
-            self._folders, self._free, self._taken = {}, [], {}
+            self._folders, self._free, self._taken, self._emptied = {}, [], {}, {}
             self._pid = os.getpid()
 
     def know(self, folder: bytes) -> int:
@@ -186,6 +200,8 @@ class Originals:
             with suppress(FileNotFoundError):
                 os.unlink(entry, dir_fd=self._handle)
             self._taken.pop(entry, None)
+            if self._emptied.get((one.folder, one.name)) == entry:
+                del self._emptied[one.folder, one.name]
 
     def close(self) -> None:
         """What is still here is left to whoever opens the store next, or syncs for all."""

@@ -369,6 +369,9 @@ class HostDisk:
 
     def place(self, spot: Spot, draft: bytes) -> None:
         """`place`: give the draft its name, if the name is free (else FileExistsError)."""
+        new = self._staged.pop(draft, None)
+        if new is not None and new != NO_FILE and self.originals is not None:
+            self.originals.refill(kernel.real_path_of(spot.parent), spot.name, new)
         self._steps.reach("place", spot.path)
         try:
             kernel.rename_to_free(spot.parent, draft, spot.name)
