@@ -21,7 +21,7 @@ from mulligan.opening import Mulligan
 from mulligan.store.blobs import BLOBS, LOST, PARTS, UNSYNCED, Blobs
 from mulligan.store.housekeeping import LOST_KIND, STORE_JOURNAL, SyncMark, boot_id, look_back, sync_failure
 from mulligan.store.journal import Journal, records_of
-from mulligan.store.migrations import SCHEMA_VERSION, Step, migrate
+from mulligan.store.migrations import SCHEMA_VERSION, WRITTEN_BY, Step, migrate
 from mulligan.store.protocol import META, MetaRow, Store
 from mulligan.store.sql import create_statements
 from mulligan.store.sqlite import SqliteStore
@@ -61,8 +61,9 @@ def waiting(store: Store) -> int:
 
 
 def meta(store: Store) -> dict[str, str]:
+    """What housekeeping keeps; which version wrote the store last is not its business."""
     with store.read() as tx:
-        return {row.key: row.value for row in tx.select(META)}
+        return {row.key: row.value for row in tx.select(META) if row.key != WRITTEN_BY}
 
 
 def body_path(store: SqliteStore, digest: Digest) -> Path:
