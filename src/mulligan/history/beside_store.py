@@ -12,9 +12,9 @@ from contextlib import suppress
 from mulligan.history.desk import Desk
 from mulligan.history.tables import BRANCHES
 from mulligan.session.roots import ASIDES
+from mulligan.store.bodies import sync_file_system
 from mulligan.values.faults import fault_of_os_error
 from mulligan.values.ids import OwnerId
-from mulligan.workspace import kernel
 from mulligan.workspace.copies import remove_copy
 
 
@@ -34,7 +34,7 @@ def sync_copy(desk: Desk, copy: bytes) -> None:
     try:
         handle = os.open(copy, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            kernel.sync_file_system(handle)
+            sync_file_system(handle)
         finally:
             os.close(handle)
     except OSError as error:
