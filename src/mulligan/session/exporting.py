@@ -14,6 +14,7 @@ from typing import Any
 
 from mulligan.session.bundle import BUNDLE_TYPE, SCHEMA_ID, SCHEMA_VERSION, Document, Mode, is_message_event, sealed
 from mulligan.session.evidence import permissions_in, replay_of, tool_calls_in
+from mulligan.session.export_check import check_export
 from mulligan.session.facts import BRANCHED_AT, facts_of
 from mulligan.session.lineage import ancestry_in
 from mulligan.session.private_names import PrivateNames
@@ -89,6 +90,7 @@ def export_session(archive: Archive, session: SessionId, wish: Wish) -> Document
     document |= {"redaction": _redaction(wish.mode, entries)}
     if wish.mode != "local":
         refuse_survivors(document, doing=f"The {wish.mode} export")
+        check_export(document, doing=f"The {wish.mode} export")
     return sealed(document)
 
 

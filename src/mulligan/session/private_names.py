@@ -14,7 +14,8 @@ from functools import cached_property
 
 from mulligan.session.secret_kinds import START
 
-_SEPARATOR = r"(?:\\*/|\\+|%2[Ff]|%5[Cc])"
+_SEPARATOR = r"(?:\\{0,16}+/|\\{1,16}+|%2[Ff]|%5[Cc])"
+"""Bounded, so that a long run of backslashes is not read again from each of them."""
 _ANY_HOME = re.compile(
     rf"(?:{START}|(?<=-[A-Za-z]))(?P<place>(?:{_SEPARATOR}mnt{_SEPARATOR}[a-z]|[A-Za-z](?::|%3[Aa]))?{_SEPARATOR}(?:home|Users){_SEPARATOR})"
     r"(?P<who>[^\s/\\\"'`%:;,<>|&(){}\[\]*?$#=]{1,64})"

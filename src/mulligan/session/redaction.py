@@ -2,7 +2,8 @@
 
 Three things are replaced, each noted in the manifest: the value of a field whose name says that it is secret; whatever
 in a string looks like a secret of a known kind (`secret_kinds`); and the private part of paths. Keys are strings too.
-A string that is itself JSON is looked into. Redacting twice changes nothing.
+A string that is itself JSON is looked into, and so is base64 in a string; a run of base64 that is too long to look
+into is taken out whole. Terminal escape sequences neither hide nor split a secret. Redacting twice changes nothing.
 
 No function here ever puts what it found into an error or a manifest: only where it was and what kind.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import re
 from base64 import b64decode
 from binascii import Error as NotBase64
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -45,6 +47,23 @@ DOUBTFUL_FIELDS = frozenset({"token", "auth", "jwt", "session_key", "credential"
 
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*\Z", re.ASCII)
+BASE64_MAX_CHARS = 64 * KIB_BYTES
+_BASE64_MIN_CHARS = 20
+_BASE64_RUN = re.compile(
+    # In lines, as mail and PEM have it, or in one piece.
+    r"(?:[A-Za-z0-9+/]{60,76}+(?:\r?\n|(?:\\r)?\\n)){2,}+[A-Za-z0-9+/]{0,76}+={0,2}"
+    rf"|[A-Za-z0-9+/_-]{{{_BASE64_MIN_CHARS},}}+={{0,2}}"
+)
+_LINE_BREAK = re.compile(r"\r?\n|(?:\\r)?\\n")
+_URL_SAFE = str.maketrans("-_", "+/")
+_ESCAPE = re.compile(
+    r"(?:\x1b|\\u001[bB]|\\x1[bB]|\\033|\\e)"
+    r"(?:\[[0-9;:<=>?]{0,64}+[ -/]{0,4}+[@-~]"
+    r"|\][^\x07\x1b\\]{0,2048}+(?:\x07|\x1b\\|\\u0007|\\a)"
+    r"|[()#][A-Za-z0-9]|[=>78cDEHMNOZ])"
+    r"|\x9b[0-9;:<=>?]{0,64}+[ -/]{0,4}+[@-~]"
+)
+"""A command to a terminal (a colour, a movement, a title), as it is and as JSON, C and shells spell it."""
 _BASE64 = re.compile(r"(?:base64:)?[A-Za-z0-9+/]{16,}+={0,2}\Z")
 _LEFT_BEHIND = re.compile(r"<redacted:[a-z_0-9]+:\d+>")
 
@@ -154,7 +173,7 @@ class Redactor:
 
     def _hides_text(self, text: str) -> bool:
         """Whether it is the base64 of a text with something in it that has to go."""
-        if not _BASE64.match(text):
+        if len(text) > BASE64_MAX_CHARS or not _BASE64.match(text):
             return False
         try:
             plain = b64decode(text.removeprefix("base64:"), validate=True).decode("utf-8")
@@ -177,18 +196,23 @@ class Redactor:
         """The text without what has to go, and what that was. Short ones are remembered: they come again and again."""
         if self._hides_text(text):
             return REDACTED, [("secret_pattern_or_url", REDACTED)]
-        clean, secrets = without_secrets(text, self._rules.kinds)
+        clean, secrets = without_secrets(text, self._rules.kinds, self._rules.names)
         clean, hidden = self._rules.names.hide(clean)
         notes = [("secret_pattern_or_url", one) for one in secrets]
         return clean, notes + [("local_pointer_path", one) for one in hidden]
 
 
-def without_secrets(text: str, kinds: Sequence[SecretKind] = SECRET_KINDS) -> tuple[str, list[str]]:
-    """The text with every secret replaced by `<redacted:KIND:BYTES>`, and the replacements in order."""
+def without_secrets(
+    text: str, kinds: Sequence[SecretKind] = SECRET_KINDS, names: PrivateNames | None = None
+) -> tuple[str, list[str]]:
+    """The text with every secret replaced by `<redacted:KIND:BYTES>`, and the replacements in order.
+
+    With `names`, base64 that holds one of them goes too.
+    """
     pieces: list[str] = []
     replacements: list[str] = []
     at = 0
-    for start, end, name in _merged(_spans(text, kinds)):
+    for start, end, name in _merged([*_spans(text, kinds), *_base64_spans(text, kinds, names)]):
         replacement = f"<redacted:{name}:{len(text[start:end].encode('utf-8', 'surrogatepass'))}>"
         pieces += (text[at:start], replacement)
         replacements.append(replacement)
@@ -260,7 +284,66 @@ def _spans_of_short(text: str, kinds: tuple[SecretKind, ...]) -> tuple[Span, ...
     return tuple(_all_spans(text, kinds))
 
 
+def _base64_spans(text: str, kinds: Sequence[SecretKind], names: PrivateNames | None) -> Iterator[Span]:
+    """Runs of base64 with a secret in what they stand for, and runs that are too long to look into."""
+    if len(text) < _BASE64_MIN_CHARS:
+        return
+    for found in _BASE64_RUN.finditer(text):
+        start, end = found.span()
+        if end - start > BASE64_MAX_CHARS:
+            yield start, end, "long_base64"
+        elif any(_holds_secret(plain, kinds, names) for plain in _plain_texts(found[0])):
+            yield start, end, "base64_text"
+
+
+def _plain_texts(run: str) -> Iterator[str]:
+    """What a run of base64 may stand for. Its first characters may belong to a word that touches it."""
+    symbols = _LINE_BREAK.sub("", run).rstrip("=").translate(_URL_SAFE)
+    for skipped in range(4):
+        whole = symbols[skipped:]
+        whole = whole[:-1] if len(whole) % 4 == 1 else whole
+        yield b64decode(whole + "=" * (-len(whole) % 4)).decode("utf-8", "replace")
+
+
+def _holds_secret(plain: str, kinds: Sequence[SecretKind], names: PrivateNames | None) -> bool:
+    """Bytes that are no text may look like anything, so only kinds of a known shape count there."""
+    is_text = "\ufffd" not in plain
+    chosen = kinds if is_text else [kind for kind in kinds if not kind.heuristic]
+    if next(iter(_spans(plain, chosen)), None) is not None:
+        return True
+    return is_text and names is not None and bool(names.hide(plain)[1])
+
+
 def _all_spans(text: str, kinds: Sequence[SecretKind]) -> Iterator[Span]:
+    """Of the text as it is, and of the text as a terminal shows it."""
+    yield from _spans_as_written(text, kinds)
+    if "\x1b" in text or "\x9b" in text or "\\" in text:
+        yield from _spans_as_shown(text, kinds)
+
+
+def _spans_as_shown(text: str, kinds: Sequence[SecretKind]) -> Iterator[Span]:
+    """Scan a copy without escape sequences, and say where in the text what it finds is."""
+    pieces: list[str] = []
+    copied: list[int] = []
+    """where in the copy each piece begins, and in the text"""
+    origins: list[int] = []
+    at, size = 0, 0
+    for found in _ESCAPE.finditer(text):
+        pieces.append(text[at : found.start()])
+        copied.append(size)
+        origins.append(at)
+        size += len(pieces[-1])
+        at = found.end()
+    if not pieces:
+        return
+    copied.append(size)
+    origins.append(at)
+    for start, end, name in _spans_as_written("".join([*pieces, text[at:]]), kinds):
+        first, last = bisect_right(copied, start) - 1, bisect_right(copied, end - 1) - 1
+        yield origins[first] + start - copied[first], origins[last] + end - copied[last], name
+
+
+def _spans_as_written(text: str, kinds: Sequence[SecretKind]) -> Iterator[Span]:
     folded = text.lower()
     for kind in kinds:
         for hint in kind.hints:

@@ -5,7 +5,10 @@ sometimes a judge who takes a second look at what the pattern found. Where only 
 the pattern names that part `secret`. Rules that hold for every row:
 
 - Run time grows no faster than the text: a repeat is possessive or bounded, and a pattern starts with a literal.
-- A secret may stand right after an escape (`\\n`, `\\u0022`, `%3D`), because JSON and URLs travel inside strings.
+- A kind with a distinctive prefix is found whatever stands before it, because commands (`-pghp_…`), names
+  (`TOKEN_ghp_…`) and colour codes touch secrets. A kind with a weak prefix is found where a word begins, or if it
+  could be nothing else than a random key.
+- A word may begin right after an escape (`\\n`, `\\u0022`, `%3D`), because JSON and URLs travel inside strings.
 - What a redaction leaves behind matches no kind, so redacting twice changes nothing.
 
 `heuristic` kinds judge by the words around a value. They redact, but finding one does not stop an export.
@@ -35,6 +38,8 @@ _PLACEHOLDER = re.compile(
     re.IGNORECASE,
 )
 _DIGIT, _LETTER, _UPPER, _LOWER = (re.compile(one) for one in ("[0-9]", "[A-Za-z]", "[A-Z]", "[a-z]"))
+_RUN = re.compile("[A-Za-z0-9]+")
+_WORD_START = re.compile(START)
 _GITLAB = re.compile("gl(?:pat|dt|rt|cbt|ptt|ft|imt|agent|oas|soat|ffct|wt)-")
 _ABOUT_A_SECRET = re.compile(
     r"(?:^|[_.-])(?:count|type|name|names|id|ids|url|uri|path|file|policy|length|len|limit|size|budget|ttl|expir\w*|version"
@@ -156,8 +161,29 @@ def _kind(name: str, pattern: str, hints: str, judge: Judge | None = None, *, he
 
 
 def _prefixed(name: str, pattern: str, hints: str, judge: Judge | None = None) -> SecretKind:
-    """A kind that is known by how it begins."""
-    return _kind(name, START + pattern, hints, judge)
+    """A kind that is known by how it begins, whatever stands before it."""
+    return _kind(name, pattern, hints, judge)
+
+
+def _weakly_prefixed(name: str, pattern: str, hints: str, judge: Judge | None = None) -> SecretKind:
+    """A kind whose prefix is a part of ordinary words too (`task-list` holds `sk-`)."""
+
+    def judged(found: re.Match[str]) -> bool:
+        if judge is not None and not judge(found):
+            return False
+        return _WORD_START.match(found.string, found.start()) is not None or _is_random_key(secret_of(found))
+
+    return _kind(name, pattern, hints, judged)
+
+
+def _is_random_key(text: str) -> bool:
+    """Long, with digits and letters of both cases in one unbroken run: no name that people think up."""
+    run = max(_RUN.findall(text), key=len, default="")
+    return len(run) >= 20 and all(one.search(run) for one in (_DIGIT, _UPPER, _LOWER))
+
+
+def _is_distinctive(hints: str) -> bool:
+    return all(len(hint) >= 5 for hint in hints.split())
 
 
 _PEM_GAP = r"(?:\s|\\++[nrt]|\\*+[\"'+,])"
@@ -173,14 +199,20 @@ _B64U = "[A-Za-z0-9_-]"
 BY_SHAPE: tuple[SecretKind, ...] = (
     SecretKind("pem_private_key", re.compile(_PEM), ("-----begin ",), unbounded=True),
     SecretKind("putty_private_key", re.compile(_PUTTY), ("putty-user-key-file-",), unbounded=True),
-    _prefixed("jwt", rf"eyJ{_B64U}{{8,}}+\.{_B64U}{{8,}}+\.{_B64U}{{8,}}+(?:\.{_B64U}++)*+", "eyj"),
+    # From the start of its run, so that no run is read twice: a run may hold `eyJ` many times.
+    _kind(
+        "jwt",
+        rf"(?<!{_B64U})(?>{_B64U}{{0,8000}}?(?=eyJ))"
+        rf"(?P<secret>eyJ{_B64U}{{8,}}+\.{_B64U}{{8,}}+\.{_B64U}{{8,}}+(?:\.{_B64U}++)*+)",
+        "eyj",
+    ),
     _prefixed("github_fine_grained", r"github_pat_[A-Za-z0-9_]{30,255}+", "github_pat_"),
     _prefixed("github_token", r"gh[pousr]_[A-Za-z0-9_]{30,512}+", "ghp_ gho_ ghu_ ghs_ ghr_"),
     _prefixed("gitlab_token", rf"gl(?:[a-z]{{2,6}}|agent)-{_B64U}[A-Za-z0-9_.-]{{19,300}}+", "gl", _is_gitlab),
     _prefixed("slack_token", rf"(?:xoxe\.)?xox[a-z]-{_B64U}{{10,512}}+", "xox"),
     _prefixed("slack_app_token", rf"xapp-\d-{_B64U}{{10,512}}+", "xapp-"),
     _kind("slack_webhook", r"hooks\.slack\.com(?:/|\\/)(?P<secret>[A-Za-z0-9_\\/+-]{20,512}+)", "hooks.slack.com"),
-    _prefixed("aws_access_key_id", r"A(?:KI|SI|BI|CC)A[A-Z0-9]{16}(?![A-Za-z0-9])", "akia asia abia acca"),
+    _prefixed("aws_access_key_id", r"A(?:KI|SI|BI|CC)A[A-Z0-9]{16}", "akia asia abia acca"),
     _prefixed(
         "aws_secret_key",
         r"A(?:KI|SI)A[A-Z0-9]{16}[^A-Za-z0-9/+]{1,40}(?P<secret>[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+]))",
@@ -192,20 +224,26 @@ BY_SHAPE: tuple[SecretKind, ...] = (
     _prefixed("npm_token", r"npm_[A-Za-z0-9]{36,255}+", "npm_"),
     _prefixed("pypi_token", rf"pypi-AgE{_B64U}{{40,1024}}+", "pypi-age"),
     _prefixed("anthropic_key", rf"sk-ant-{_B64U}{{20,512}}+", "sk-ant-"),
-    _prefixed("openai_key", rf"sk-{_B64U}{{20,512}}+", "sk-", _mixed),
+    _prefixed(
+        "openai_project_key",
+        rf"sk-(?:proj|svcacct|admin)-{_B64U}{{20,512}}+",
+        "sk-proj- sk-svcacct- sk-admin-",
+        _mixed,
+    ),
+    _weakly_prefixed("openai_key", rf"sk-{_B64U}{{20,512}}+", "sk-", _mixed),
     _prefixed("stripe_key", r"(?:sk|rk|pk)_(?:live|test)_[A-Za-z0-9]{16,512}+", "_live_ _test_"),
     _prefixed("stripe_webhook_secret", r"whsec_[A-Za-z0-9+/=]{24,512}+", "whsec_"),
-    _prefixed("twilio_key", r"SK[0-9a-f]{32}(?![A-Za-z0-9])", "sk"),
-    _prefixed("sendgrid_key", rf"SG\.{_B64U}{{16,64}}+\.{_B64U}{{32,128}}+", "sg."),
-    _prefixed("azure_client_secret", r"[A-Za-z0-9_~.]{3}\dQ~[A-Za-z0-9_~.-]{31,40}+", "q~"),
+    _weakly_prefixed("twilio_key", r"SK[0-9a-f]{32}(?![A-Za-z0-9])", "sk"),
+    _weakly_prefixed("sendgrid_key", rf"SG\.{_B64U}{{16,64}}+\.{_B64U}{{32,128}}+", "sg."),
+    _weakly_prefixed("azure_client_secret", r"[A-Za-z0-9_~.]{3}\dQ~[A-Za-z0-9_~.-]{31,40}+", "q~"),
     _kind(
         "azure_account_key",
         r"(?i:AccountKey|SharedAccessKey)=(?P<secret>[A-Za-z0-9+/]{40,128}+=*+)",
         "accesskey= accountkey=",
     ),
     _prefixed("digitalocean_token", r"do[opr]_v1_[a-f0-9]{64}", "_v1_"),
-    _prefixed("telegram_token", rf"\d{{8,10}}:AA{_B64U}{{33}}(?!{_B64U})", ":aa"),
-    _prefixed("discord_token", rf"[MNO]{_B64U}{{22,28}}\.{_B64U}{{6}}\.{_B64U}{{27,64}}+", ".", _is_discord),
+    _prefixed("telegram_token", rf"\d{{8,10}}:AA{_B64U}{{33,64}}+", ":aa", _mixed_all),
+    _weakly_prefixed("discord_token", rf"[MNO]{_B64U}{{22,28}}\.{_B64U}{{6}}\.{_B64U}{{27,64}}+", ".", _is_discord),
     _kind(
         "discord_webhook", rf"discord(?:app)?\.com/api/webhooks/(?P<secret>\d++/{_B64U}{{40,128}}+)", "/api/webhooks/"
     ),
@@ -215,8 +253,8 @@ BY_SHAPE: tuple[SecretKind, ...] = (
     _prefixed("vault_token", rf"hv[sbr]\.{_B64U}{{24,512}}+", "hvs. hvb. hvr."),
     _prefixed("doppler_token", r"dp\.(?:pt|st|ct|sa|scim|audit)\.[A-Za-z0-9._-]{40,128}+", "dp."),
     _prefixed("shopify_token", r"shp(?:at|ca|pa|ss)_[a-fA-F0-9]{32}", "shp"),
-    _prefixed("mailgun_key", r"key-[0-9a-f]{32}(?![A-Za-z0-9])", "key-"),
-    _prefixed("mailchimp_key", r"[0-9a-f]{32}-us\d{1,2}(?![A-Za-z0-9])", "-us"),
+    _weakly_prefixed("mailgun_key", r"key-[0-9a-f]{32}(?![A-Za-z0-9])", "key-"),
+    _weakly_prefixed("mailchimp_key", r"[0-9a-f]{32}-us\d{1,2}(?![A-Za-z0-9])", "-us"),
     _prefixed("linear_key", r"lin_(?:api|oauth)_[A-Za-z0-9]{32,128}+", "lin_"),
     _prefixed("notion_token", r"(?:ntn_|secret_)[A-Za-z0-9]{40,64}+(?!_)", "ntn_ secret_", _mixed),
     _prefixed("figma_token", rf"fig[duo]r?_{_B64U}{{30,128}}+", "fig", _mixed_all),
@@ -226,7 +264,7 @@ BY_SHAPE: tuple[SecretKind, ...] = (
     _prefixed("grafana_token", r"gl(?:sa|c)_[A-Za-z0-9+/=_-]{32,512}+", "glsa_ glc_"),
     _prefixed("docker_token", rf"dckr_(?:pat|oat)_{_B64U}{{20,128}}+", "dckr_"),
     _prefixed("rubygems_key", r"rubygems_[a-f0-9]{48}", "rubygems_"),
-    _prefixed("crates_token", r"cio[A-Za-z0-9]{32}(?![A-Za-z0-9_])", "cio", _mixed),
+    _weakly_prefixed("crates_token", r"cio[A-Za-z0-9]{32}(?![A-Za-z0-9_])", "cio", _mixed),
     _prefixed("terraform_token", rf"[A-Za-z0-9]{{14}}\.atlasv1\.{_B64U}{{40,128}}+", ".atlasv1."),
     _prefixed("planetscale_token", rf"pscale_(?:tkn|pw|oauth)_{_B64U}{{30,128}}+", "pscale_"),
     _prefixed("supabase_key", rf"sb(?:p_|_secret_){_B64U}{{20,128}}+", "sbp_ sb_secret_", _mixed_all),
@@ -242,8 +280,11 @@ BY_SHAPE: tuple[SecretKind, ...] = (
     _prefixed("together_key", rf"tgp_v1_{_B64U}{{32,128}}+", "tgp_v1_"),
     _prefixed("langsmith_key", r"lsv2_(?:pt|sk)_[A-Za-z0-9_]{32,128}+", "lsv2_"),
     _prefixed("onepassword_token", rf"ops_eyJ{_B64U}{{40,4096}}+=*+", "ops_eyj"),
-    _prefixed("mulligan_token", rf"mlg_{_B64U}{{43}}(?!{_B64U})", "mlg_"),
-    *(_prefixed(name, pattern, hints, _mixed_all) for name, pattern, hints in VENDOR_KEYS),
+    _prefixed("mulligan_token", rf"mlg_{_B64U}{{43,128}}+", "mlg_"),
+    *(
+        (_prefixed if _is_distinctive(hints) else _weakly_prefixed)(name, pattern, hints, _mixed_all)
+        for name, pattern, hints in VENDOR_KEYS
+    ),
     _kind(
         "teams_webhook", r"\.webhook\.office\.com(?:/|\\/)(?P<secret>[A-Za-z0-9@_\\/-]{40,512}+)", "webhook.office.com"
     ),

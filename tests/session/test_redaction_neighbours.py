@@ -1,0 +1,173 @@
+"""A secret is found whatever touches it, and the last check before an export finds what a redaction misses."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mulligan
+from mulligan.session import private_names, redaction
+from mulligan.session.export_check import check_export, secret_in
+from mulligan.session.private_names import PrivateNames
+from mulligan.session.redaction import BASE64_MAX_CHARS, Policy, Redactor
+from mulligan.values.faults import MulliganError
+from session.secrets import BY_SHAPE
+from session.test_redaction import parse
+
+DISTINCTIVE = (
+    *("github_classic", "github_app", "github_fine_grained", "slack_bot", "slack_app", "aws_key_id", "gitlab"),
+    *("huggingface", "google_api", "google_client_secret", "npm", "pypi", "openai_classic", "openai_project"),
+    *("anthropic", "stripe", "docker", "vault", "digitalocean", "mulligan", "jwt"),
+)
+NEIGHBOURS = (
+    *("", "a", "Z", "7", "-", "_", "-p", "TOKEN_", "x9", '"', "'", "=", ":", "/", "%3D", "\\n", "\\u0022", "é", "秘"),
+    *("\x1b[32m", "\x1b[1;38;5;10m", "\x1b[0m", "\\u001b[32m", "\\x1b[31m", "\\033[0m", "\x1b]0;title\x07"),
+)
+neighbours = st.sampled_from(NEIGHBOURS)
+
+
+def redacted(value: Any) -> tuple[Any, int]:
+    names = PrivateNames(roots=("/work/project",), homes=("/home/someone",), users=("someone",), hosts=("computer",))
+    redactor = Redactor(Policy(names=names))
+    return redactor.document(value), len(redactor.entries)
+
+
+def seen(value: Any) -> str:
+    """A document as a person reads it: without escapes, and with what base64 stands for."""
+    text = json.dumps(value, ensure_ascii=False)
+    plain = re.sub(r"(?:\x1b|\\+u001b|\\+x1b|\\+033)\[[0-9;]*m", "", text)
+    runs = re.findall(r"[A-Za-z0-9+/_-]{16,}", text)
+    data = [base64.urlsafe_b64decode(run.replace("+", "-").replace("/", "_")[: len(run) // 4 * 4]) for run in runs]
+    return "\n".join([text, plain, *(one.decode("latin-1") for one in data)])
+
+
+@pytest.mark.req("HS11.any_neighbour")
+@pytest.mark.parametrize("before", NEIGHBOURS)
+@pytest.mark.parametrize("kind", DISTINCTIVE)
+def test_a_secret_is_taken_out_whatever_stands_before_it(kind: str, before: str) -> None:
+    secret = BY_SHAPE[kind](Random(f"{kind} {before}"))
+    clean, count = redacted(f"run {before}{secret}\x1b[0m now")
+    assert secret not in seen(clean) and count
+
+
+@pytest.mark.req("HS11.any_neighbour")
+@settings(max_examples=60)
+@given(
+    st.sampled_from(DISTINCTIVE),
+    neighbours,
+    neighbours,
+    st.integers(0, 2**32),
+    st.sampled_from([0, 1, 2, 3, 4]),
+    st.data(),
+)
+def test_a_secret_is_taken_out_whatever_is_around_it_and_in_it(
+    kind: str, before: str, after: str, seed: int, form: int, data: st.DataObject
+) -> None:
+    secret = BY_SHAPE[kind](Random(seed))
+    at = data.draw(st.integers(0, len(secret)))
+    texts = [
+        f"{before}{secret}{after}",
+        f"{secret[:at]}\x1b[1m{secret[at:]}",
+        "see " + base64.b64encode(f"config {before}{secret}{after}".encode()).decode() + " there",
+        "abc"[: at % 4] + base64.urlsafe_b64encode(f"{before}{secret}{after} and more".encode()).decode(),
+        "log " + json.dumps(json.dumps({"line": f"{before}{secret}{after}"})),
+    ]
+    clean, count = redacted({"content": texts[form]})
+    shown = seen(clean)
+    assert secret not in shown and count
+    assert redacted(clean)[0] == clean
+    assert secret_in(json.dumps(clean)) is None
+
+
+@pytest.mark.req("HS11.base64_runs")
+def test_base64_is_looked_into_up_to_a_limit_and_goes_whole_beyond_it() -> None:
+    secret = BY_SHAPE["github_classic"](Random(1))
+    harmless = base64.b64encode(b"The quick brown fox. " * 100).decode()
+    assert redacted(f"see {harmless} there")[0] == f"see {harmless} there"
+    room = BASE64_MAX_CHARS // 4 * 3 - len(secret)
+    longest = base64.b64encode(b"." * room + secret.encode()).decode()
+    assert len(longest) == BASE64_MAX_CHARS
+    assert redacted(f"a {longest} b")[0] == f"a <redacted:base64_text:{len(longest)}> b"
+    longer = base64.b64encode(b"." * (room + 300)).decode()
+    assert redacted(f"a {longer} b")[0] == f"a <redacted:long_base64:{len(longer)}> b"
+    lines = "\n".join(re.findall(".{1,76}", base64.b64encode(b"." * 500 + secret.encode() + b"." * 500).decode()))
+    assert secret not in seen(redacted(f"-\n{lines}\n-")[0].replace("\n", ""))
+    assert "redacted:base64_text" in redacted(f"-\n{lines}\n-")[0]
+
+
+@pytest.mark.req("HS11.other_code")
+@pytest.mark.parametrize("kind", DISTINCTIVE)
+@pytest.mark.parametrize("before", ["", "a", "TOKEN_", "\x1b[32m"])
+def test_the_last_check_finds_a_secret_by_itself(kind: str, before: str) -> None:
+    secret = BY_SHAPE[kind](Random(kind))
+    hidden = base64.b64encode(f"{before}{secret}".encode()).decode()
+    split = f"{secret[:9]}\x1b[1m{secret[9:]}"
+    for document in ({"a": [f"{before}{secret}"]}, {f"{before}{secret}": 1}, {"a": {"b": hidden}}, {"a": split}):
+        with pytest.raises(MulliganError) as caught:
+            check_export(document, doing="This export")
+        assert caught.value.code == "unredacted_secret"
+        assert secret not in f"{caught.value} {caught.value.details}"
+
+
+@pytest.mark.req("HS11.other_code")
+def test_the_last_check_shares_nothing_with_the_redaction() -> None:
+    import ast
+    import inspect
+
+    from mulligan.session import export_check
+
+    imports = [one for one in ast.walk(ast.parse(inspect.getsource(export_check))) if isinstance(one, ast.ImportFrom)]
+    assert {one.module for one in imports if "mulligan" in str(one.module)} == {"mulligan.values.faults"}
+
+
+@pytest.mark.req("HS11.any_neighbour", "HS11.other_code")
+def test_a_sanitized_export_of_glued_secrets_holds_none_of_them(tmp_path: Any) -> None:
+    found = [BY_SHAPE[kind](Random(kind)) for kind in DISTINCTIVE]
+    with mulligan.open(tmp_path, store=str(tmp_path.parent / "store")) as opened:
+        session = opened.session("s")
+        for secret in found:
+            for before in ("\x1b[32m", "-p", "TOKEN_", "x", "7"):
+                session.inject({"role": "user", "content": f"use {before}{secret}"})
+        text = json.dumps(session.export(), ensure_ascii=False)
+    assert [secret for secret in found if secret in text] == []
+
+
+@pytest.mark.req("HS11.linear_time")
+def test_no_repeat_outside_the_table_of_kinds_is_without_a_bound() -> None:
+    """From each place where a search begins, these patterns read a bounded number of characters."""
+    names = PrivateNames(roots=("/work/project",), homes=("/home/someone",), users=("someone",))
+    patterns = [private_names._ANY_HOME, names._known, redaction._ESCAPE]
+    assert max(bound for one in patterns for bound in repeats(parse(one.pattern))) <= 2_048
+
+
+def repeats(node: Any) -> Iterator[int]:
+    """The most times that each repeat of a pattern may repeat."""
+    for operation, argument in node:
+        name = str(operation)
+        if name.endswith("_REPEAT"):
+            yield int(argument[1])
+            yield from repeats(argument[2])
+        elif name in ("ASSERT", "ASSERT_NOT", "SUBPATTERN"):
+            yield from repeats(argument[-1])
+        elif name == "ATOMIC_GROUP":
+            yield from repeats(argument)
+        elif name == "BRANCH":
+            for branch in argument[1]:
+                yield from repeats(branch)
+
+
+@pytest.mark.req("HS11.linear_time")
+@pytest.mark.parametrize("character", list('\\aA0-_/=% \n\x1b[.:"é'))
+def test_a_long_run_of_one_character_is_redacted(character: str) -> None:
+    """Before repeats were bounded, 300 000 backslashes did not end."""
+    text = character * 300_000
+    clean, _ = redacted(text)
+    assert clean == text or clean.startswith("<redacted:long_base64:")
