@@ -202,18 +202,20 @@ def diff(common: Common, call: str | None, other: str | None) -> None:
 @common_options
 def coverage(common: Common, call: str | None) -> None:
     """What could not be captured, of one call or of all."""
-    from mulligan.history.log import calls_of, find_call
-    from mulligan.values.canonical import decode
+    from mulligan.history.log import calls_of, coverage_of_call, find_call, has_lost_bodies
 
     with look(common) as opened:
         if call is None:
             with opened.desk.ledger.store.read() as tx:
                 known = list(calls_of(tx, opened.desk, _session(common)))
+                lost = has_lost_bodies(tx)
         else:
-            known = [find_call(opened.desk, call, _session(common))]
-    rows = [row for row in known if call is not None or row.coverage != _NO_GAPS]
+            known, lost = [find_call(opened.desk, call, _session(common))], True
+        rows = [row for row in known if lost or row.coverage != _NO_GAPS]
+        with opened.desk.ledger.store.read() as tx:
+            found = [(row.id, coverage_of_call(tx, row)) for row in rows]
+    found = [(id, gaps) for id, gaps in found if gaps or call is not None]
     running = sum(row.status == "open" for row in known)
-    found = [(row.id, decode(row.coverage)) for row in rows]
     if common.as_json:
         print_json([{"id": one, "coverage": gaps} for one, gaps in found])
         return

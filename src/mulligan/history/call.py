@@ -177,6 +177,9 @@ class Call(Closing):
         image = self._traits.with_group(self._found(intent))
         if image.special:
             raise Refused("error", "special_file", f"{intent.path} is a device, FIFO or socket.")
+        if image.unstable:
+            words = f"{intent.path} changed during every read, so there is no earlier content to keep; try again."
+            raise Refused("conflict", "path_busy", words)
         wanted = intent.plan(image)
         if not intent.relinks:
             wanted = Wanted(staying_that_file(wanted.entry, image), wanted.content)

@@ -22,6 +22,7 @@ from mulligan.history.lifting import is_shut, opened_up
 from mulligan.history.log import (
     calls_of,
     change_from_row,
+    coverage_of_call,
     find_call,
     newest_standing,
     verb_of,
@@ -57,7 +58,6 @@ from mulligan.history.tables import CALLS, CHANGES, REDO, ROOTS, WSEQ_END, CallR
 from mulligan.history.turns import Sought, close_open_turns, last_turn, work_of
 from mulligan.session.slices_back import Stretch, changes_slices, slices_back, take_back_in
 from mulligan.store.protocol import Tx
-from mulligan.values.canonical import decode
 from mulligan.values.clock import parse_timestamp
 from mulligan.values.content import digest_of_beginning, whole
 from mulligan.values.digest import digest_of
@@ -406,6 +406,7 @@ def _plan(desk: Desk, target: _Target, how: How, in_use: Set[RepoPath] = frozens
             keep_mtimes=quiet,
             has=lambda digest: present.has(tx, digest),
             is_held_open=present.is_held_open,
+            is_lost=lambda digest: desk.ledger.blobs.is_lost(tx, digest),
         )
         kept = [change for _, part in split for change in part]
         unclear = [] if how.on_conflict == "overwrite" else _ambiguous(tx, desk, target.calls, layers)
@@ -432,7 +433,7 @@ def _notes(tx: Tx, desk: Desk, calls: Iterable[CallRow]) -> Iterator[tuple[RepoP
     """What the calls say they could not capture, at the paths this desk has for it."""
     for call in calls:
         root = tx.get(ROOTS, call.root) or desk.root
-        for note in decode(call.coverage):
+        for note in coverage_of_call(tx, call):
             path = RepoPath(text_from_wire(note["path"]))
             yield (
                 path_here(desk.root, root.place_of(path_bytes(path)), path) if root.id != desk.root.id else path,

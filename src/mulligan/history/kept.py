@@ -106,6 +106,7 @@ class KeptTree:
         self._special: set[bytes] = set()
         self.looks = 0
         self.specials: set[bytes] = set()
+        self.unstable: set[bytes] = set()
         """where a device, FIFO or socket has come or gone; whoever wants to know clears it"""
         self.closed = self._shut.closed
 
@@ -475,9 +476,11 @@ class KeptTree:
     def _image(self, path: bytes) -> Image | None:
         """None: there, and not for us to read."""
         try:
-            return self._desk.image(self._below(path))
+            image = self._desk.image(self._below(path))
         except (PermissionError, MulliganError):
             return None
+        (self.unstable.add if image.unstable else self.unstable.discard)(path)
+        return image
 
     def close(self) -> None:
         if self._watcher is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -132,6 +132,7 @@ class Watching(ABC):
             self._check_open()
             images = self._images(path for path in paths if path not in self._touched)
             self._leave_special(path for path, image in images.items() if image.special)
+            self._name_unstable(images)
             self._note_times({parent_of(path) for path in images} - self._times.keys())
             fresh = [
                 self._doomed(path, image, len(self._touched) + count)
@@ -198,6 +199,11 @@ class Watching(ABC):
         """A device, FIFO or socket cannot be kept: said so, and left to the command."""
         self.coverage += [{"path": to_wire(path), "reason": "special_file"} for path in paths]
 
+    def _name_unstable(self, images: Mapping[RepoPath, Image]) -> None:
+        """Somebody wrote into these files during every read: what was kept of them may be of no moment at all."""
+        notes = [{"path": to_wire(path), "reason": "unstable"} for path, image in images.items() if image.unstable]
+        self.coverage += [note for note in notes if note not in self.coverage]
+
     def absorb(self, paths: Sequence[RepoPath], *, keep: bool = True) -> None:
         """The command is over: what it left at these paths is what this call has done there.
 
@@ -214,6 +220,7 @@ class Watching(ABC):
                     self.absorb(paths, keep=False)
                 raise
             self._leave_special(path for path, image in images.items() if image.special)
+            self._name_unstable(images)
             for path, image in images.items():
                 if not image.special:
                     touched = self._touched.get(path) or self._unannounced(path, ABSENT)

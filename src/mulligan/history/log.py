@@ -13,14 +13,18 @@ from mulligan.history.roots import root_elsewhere
 from mulligan.history.sites import main_of, with_parts
 from mulligan.history.tables import CALLS, CHANGES, OPEN, ROOTS, TURNS, WSEQ_END, CallRow, ChangeRow, TurnRow
 from mulligan.session.roots import ENDED_ASIDES
+from mulligan.store.blobs import BLOBS, LOST
+from mulligan.store.housekeeping import STORE_JOURNAL
+from mulligan.store.journal import HEADS
 from mulligan.store.machine import known_host
 from mulligan.store.protocol import Tx
 from mulligan.store.tables import Value
 from mulligan.values.canonical import decode
+from mulligan.values.digest import raw_digest
 from mulligan.values.entries import Change, FileEntry, entry_from_json
 from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId
-from mulligan.values.paths import path_from_bytes
+from mulligan.values.paths import path_from_bytes, to_wire
 
 LOG_LIMIT = 100
 _FIRST_PAGE, _PAGE = 8, 200
@@ -28,6 +32,25 @@ _SHORT_ID_MIN = 4
 _NEXT_CHANGES = 8
 """So many changes of a file are looked at after an outside edit: other such edits may have come before the call's."""
 _STANDS: Mapping[str, Value] = MappingProxyType({"status": "committed", "undone_by": None, "way_back": None})
+
+
+def coverage_of_call(tx: Tx, call: CallRow) -> list[dict[str, str]]:
+    """What the call could not capture, and what a power cut has taken of it since."""
+    gaps: list[dict[str, str]] = decode(call.coverage)
+    return [*gaps, *_lost_of(tx, call)] if has_lost_bodies(tx) else gaps
+
+
+def has_lost_bodies(tx: Tx) -> bool:
+    """Whether a power cut ever took anything from this store: then a record says so."""
+    return tx.has(HEADS, STORE_JOURNAL)
+
+
+def _lost_of(tx: Tx, call: CallRow) -> Iterator[dict[str, str]]:
+    for change in changes_of(tx, call.id):
+        files = [entry for entry in (change.before, change.after) if isinstance(entry, FileEntry)]
+        rows = [tx.get(BLOBS, raw_digest(entry.digest)) for entry in files]
+        if any(row is not None and row.place == LOST for row in rows):
+            yield {"path": to_wire(change.path), "reason": "lost"}
 
 
 def workspace_of(tx: Tx, desk: Desk) -> str:

@@ -232,14 +232,18 @@ def _end(desk: Desk, shown: CallRow, reason: str | None, *, notes: Sequence[Note
     with desk.ledger.store.read() as tx:
         touches = tx.select(TOUCHES, {"call": shown.id})
     befores = {path_from_bytes(touch.path): entry_from_json(decode(touch.before)) for touch in touches}
-    afters = {path: image.entry for path in befores if not (image := _kept_image(desk, path)).special}
+    images = {path: _kept_image(desk, path) for path in befores}
+    afters = {path: image.entry for path, image in images.items() if not image.special}
+    unstable: list[Note] = [
+        {"path": to_wire(path), "reason": "unstable"} for path, image in images.items() if image.unstable
+    ]
     with desk.ledger.store.write() as tx:
         if tx.get(OPEN, shown.id) is None:
             return False
         told = _Told(tx, desk, int(shown.why.get("since", 0)))
         changes = [told.change(path, befores[path], after) for path, after in sorted(afters.items(), key=_by_bytes)]
         moved = with_moves([one for one in changes if one], guessed=bool(shown.why.get("window")))
-        ending = Ending("committed", moved, reason, [*notes, *told.notes])
+        ending = Ending("committed", moved, reason, [*notes, *told.notes, *unstable])
         desk.ledger.end(tx, _facts_of(shown), ending)
     return True
 

@@ -26,7 +26,7 @@ OnConflict = Literal["merge", "overwrite", "refuse"]
 OutcomeName = Literal["restored", "merged", "conflicted", "skipped", "failed"]
 
 _DONE = ("restored", "merged")
-_UNDONE_IN_PART = frozenset({"evicted", "not_captured", "ambiguous"})
+_UNDONE_IN_PART = frozenset({"evicted", "lost", "not_captured", "ambiguous"})
 
 
 def check_choice(name: str, value: object, known: Sequence[str]) -> None:
@@ -98,7 +98,7 @@ def _always(_: Digest) -> bool:
     return True
 
 
-def _never(_: RepoPath) -> bool:
+def _never(_: object) -> bool:
     return False
 
 
@@ -121,6 +121,7 @@ class Planner:
     keep_mtimes: bool = False
     has: Callable[[Digest], bool] = _always
     is_held_open: Callable[[RepoPath], bool] = _never
+    is_lost: Callable[[Digest], bool] = _never
     again: Callable[[RepoPath], Entry] = _plain_directory
     _seen: dict[RepoPath, Entry] = field(default_factory=dict)
     _tree: dict[RepoPath, Entry] = field(default_factory=dict)
@@ -203,7 +204,10 @@ class Planner:
         """Only what a path shall become must be there. What it was in between is needed to merge, and read then."""
         for path, target in self._tree.items():
             if not same_state(self._seen[path], target) and not self._can_have(target):
-                self._leave(path, Outcome(path, "skipped", "evicted"))
+                self._leave(path, Outcome(path, "skipped", self._why_dropped(target)))
+
+    def _why_dropped(self, entry: Entry) -> str:
+        return "lost" if isinstance(entry, FileEntry) and self.is_lost(entry.digest) else "evicted"
 
     def _can_have(self, entry: Entry) -> bool:
         return not isinstance(entry, FileEntry) or entry.digest in self._fresh or self.has(entry.digest)
@@ -220,7 +224,8 @@ class Planner:
             if isinstance(merged, Conflict) and self.is_held_open(path):
                 merged = self._beside_a_writer(base, ours, theirs)
         except MulliganError as error:
-            self._leave(path, Outcome(path, "skipped", "evicted" if error.code == "evicted" else "not_captured"))
+            dropped = "lost" if error.details.get("lost") else "evicted"
+            self._leave(path, Outcome(path, "skipped", dropped if error.code == "evicted" else "not_captured"))
             return
         self._take(path, merged)
         self._tree[path] = _linked(self._tree[path], now=ours, before=theirs, after=base)

@@ -8,11 +8,10 @@ from itertools import islice
 from typing import Any
 
 from mulligan.history.desk import Desk
-from mulligan.history.log import LOG_LIMIT, as_it_happened, calls_of, changes_of, status_shown
+from mulligan.history.log import LOG_LIMIT, as_it_happened, calls_of, changes_of, coverage_of_call, status_shown
 from mulligan.history.sites import main_of, shown_by, with_parts
 from mulligan.history.tables import ROOTS, TURNS, CallRow, TurnRow
 from mulligan.store.protocol import Tx
-from mulligan.values.canonical import decode
 from mulligan.values.entries import Absent, Change, Entry, FileEntry, SymlinkEntry, kind_of_change
 from mulligan.values.faults import MulliganError
 from mulligan.values.ids import SessionId
@@ -76,7 +75,7 @@ def _changes_shown(desk: Desk, tx: Tx, parts: Iterable[CallRow]) -> Iterator[Cha
 def _gaps_shown(desk: Desk, tx: Tx, parts: Iterable[CallRow]) -> Iterator[dict[str, str]]:
     for row in parts:
         shown = shown_by(tx, desk, tx.get(ROOTS, row.root) or desk.root)
-        for gap in decode(row.coverage):
+        for gap in coverage_of_call(tx, row):
             yield {**gap, "path": to_wire(shown(RepoPath(text_from_wire(gap["path"]))))}
 
 

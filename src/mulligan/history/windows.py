@@ -213,7 +213,8 @@ class Window:
         lost = {absolute(one.path): "no_baseline" for one in self.drifts if one.before is None}
         linked = {absolute(one.path): "hard_link" for one in self.drifts if one.elsewhere}
         unseen = dict.fromkeys(tree.specials, "special_file") | dict.fromkeys(tree.closed, "unreadable")
-        return tuple(sorted((linked | lost | unseen).items()))
+        unstable = dict.fromkeys(tree.unstable, "unstable")
+        return tuple(sorted((linked | lost | unseen | unstable).items()))
 
     def _look_around(self, tree: KeptTree) -> None:
         """What changed since the last window is somebody else's, and goes on record as such."""

@@ -332,6 +332,11 @@ class Blobs:
         row = tx.get(BLOBS, raw_digest(digest))
         return row is not None and row.place in READABLE
 
+    def is_lost(self, tx: Tx, digest: Digest) -> bool:
+        """Whether a power cut took its bytes."""
+        row = tx.get(BLOBS, raw_digest(digest))
+        return row is not None and row.place == LOST
+
     def _now_ms(self) -> int:
         return int(self._clock.now().timestamp() * 1000)
 

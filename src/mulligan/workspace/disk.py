@@ -68,7 +68,8 @@ class Image:
 
     A `special` file (device, FIFO, socket) has no content that could be captured, and no entry. One that is `bound` has
     an access list, or other attributes of the system's, which we may not give to another file. A file has a `stamp`
-    where the disk can tell by it that nothing has happened to it since, and an `inode` if it has several names.
+    where the disk can tell by it that nothing has happened to it since, and an `inode` if it has several names. One
+    that is `unstable` changed during every read, so these bytes may be of no moment at all.
     """
 
     entry: Entry
@@ -77,6 +78,7 @@ class Image:
     owner: int = -1
     special: bool = False
     bound: bool = False
+    unstable: bool = False
     stamp: Stamp | None = field(default=None, compare=False)
     inode: Inode | None = field(default=None, compare=False)
 
@@ -87,7 +89,17 @@ class Image:
 
     def without_content(self) -> Image:
         """To be remembered: all but the bytes."""
-        return Image(self.entry, None, self.links, self.owner, self.special, self.bound, self.stamp, self.inode)
+        return Image(
+            self.entry,
+            None,
+            self.links,
+            self.owner,
+            self.special,
+            self.bound,
+            self.unstable,
+            stamp=self.stamp,
+            inode=self.inode,
+        )
 
     def holds(self, entry: Entry) -> bool:
         """Whether this is what `entry` says, times aside."""
@@ -267,7 +279,8 @@ class HostDisk:
             for _ in range(_STABLE_READ_TRIES):
                 content = self._content(handle, before.st_size, kept)
                 after = os.fstat(handle)
-                if _stamp(before) == _stamp(after) and len(content) == after.st_size:
+                unstable = _stamp(before) != _stamp(after) or len(content) != after.st_size
+                if not unstable:
                     break
                 before = after
             names = _attributes(handle)
@@ -280,8 +293,10 @@ class HostDisk:
                 link_group=_link_group(handle, after) if after.st_nlink > 1 else None,
             )
             bound = not _BINDING.isdisjoint(names)
+            stamp = None if unstable else _stamp(after)
             inode = (after.st_dev, after.st_ino) if after.st_nlink > 1 else None
-            return Image(entry, content, after.st_nlink, after.st_uid, bound=bound, stamp=_stamp(after), inode=inode)
+            links, owner = after.st_nlink, after.st_uid
+            return Image(entry, content, links, owner, bound=bound, unstable=unstable, stamp=stamp, inode=inode)
         finally:
             os.close(handle)
 
