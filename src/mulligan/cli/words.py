@@ -65,7 +65,6 @@ _GAPS = {
     "other_mounts": "it is on another file system",
     "other_daemon": "another program was spoken to, and what that did is not known",
     "network": "what went over the network cannot be taken back",
-    "unstable": "it changed during every read",
     "background": "a process that the command left running may write here later",
     "store_full": "the store was full while this happened",
     "hook_missed": "the beginning of the call was not heard",

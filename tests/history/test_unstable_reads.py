@@ -1,0 +1,68 @@
+"""A file that changes during every read has no earlier content that could be put back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import mulligan
+
+SIZE_BYTES = 24 * 1024 * 1024
+WRITER = """
+import os, sys
+handle = os.open(sys.argv[1], os.O_WRONLY)
+print("writing", flush=True)
+number = 0
+while os.getppid() == int(sys.argv[2]):
+    os.pwrite(handle, number.to_bytes(8, "big"), 0)
+    number += 1
+"""
+
+
+@contextmanager
+def written_all_the_time(path: Path) -> Iterator[None]:
+    """Another process writes into the file for as long as the block lasts."""
+    words = [sys.executable, "-c", WRITER, str(path), str(os.getpid())]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None and writer.stdout.readline() == "writing\n"
+        try:
+            yield
+        finally:
+            writer.kill()
+
+
+@pytest.mark.req("D5.unstable_read")
+def test_a_file_tool_refuses_to_write_a_file_that_changes_during_every_read(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    busy = work / "busy.bin"
+    with mulligan.open(work, store=tmp_path / "home") as opened:
+        code = None
+        # A machine that is busy enough may let one whole read pass between two writes; then the write is sound.
+        while code is None:
+            busy.write_bytes(bytes(SIZE_BYTES))
+            with written_all_the_time(busy):
+                receipt, _ = opened.session().perform("write_file", {"path": "busy.bin", "content": "ours"})
+                code = receipt.error_code
+        assert (receipt.status, code) == ("conflict", "path_busy")
+        assert busy.stat().st_size == SIZE_BYTES
+
+
+@pytest.mark.req("D5.unstable_read")
+def test_a_command_that_changes_such_a_file_lists_it_as_unstable(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    busy = work / "busy.bin"
+    with mulligan.open(work, store=tmp_path / "home") as opened:
+        reasons: set[str] = set()
+        while "unstable" not in reasons:
+            busy.write_bytes(bytes(SIZE_BYTES))
+            with written_all_the_time(busy), opened.session().call() as call:
+                receipt = call.exec(["sh", "-c", "printf x >> busy.bin"])
+            reasons = {note["reason"] for note in receipt.coverage or () if note["path"] == "busy.bin"}
