@@ -1,4 +1,4 @@
-"""A power cut took a body from the store: coverage and undo say that it is lost, and `verify` does not call it damage."""
+"""A power cut took a body from the store: coverage and undo say `lost`, and `verify` does not call it damage."""
 
 from __future__ import annotations
 
