@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mulligan.session.here import Here
 from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.clock import Clock, SystemClock
 from mulligan.values.faults import MulliganError, fault, fault_of_os_error
+from mulligan.values.here import Here
 
 if TYPE_CHECKING:
     from mulligan.boundary.verdict import Boundary
@@ -217,7 +217,14 @@ class Mulligan:
         return Tokens(ledger.store, ledger.journal, clock=ledger.clock)
 
     def close(self) -> None:
-        """Let go of the folder and the store. What is recorded stays; opening again goes on with it."""
+        """Let go of the folder and the store. What is recorded stays; opening again goes on with it.
+
+        A call that an interrupt has left open is aborted first.
+        """
+        from mulligan.session.orphans import abort_orphans
+
+        abort_orphans()
+        self.desk.ledger.settle_doubts()
         self._stand_back()
         for place in [place for place, one in _folders.items() if one is self]:
             del _folders[place]

@@ -236,19 +236,19 @@ def _checkpointed(count: int) -> tuple[ExecutionState, CheckpointStore]:
 
 
 class TestStore:
-    @pytest.mark.req(
-        "S4.checkpoints.ring_100", "D12.checkpoints_older_from_store", "S4.checkpoints.list_in_order",
-        "D12.name.checkpoint_store",
-    )  # fmt: skip
-    def test_a_hundred_are_listed_and_older_ones_can_be_got(self) -> None:
+    @pytest.mark.req("S4.checkpoints.ring_100", "S4.checkpoints.list_in_order", "D12.name.checkpoint_store")
+    def test_without_a_store_the_newest_hundred_are_kept_and_older_ones_are_unknown(self) -> None:
         state, checkpoints = _checkpointed(150)
         listed = checkpoints.list_checkpoints()
         assert [one.tool_call_id for one in listed] == [f"call_{i}" for i in range(50, 150)]
-        pre, post = checkpoints.get_pre_snapshot("call_3"), checkpoints.get_post_snapshot("call_3")
+        assert [i for i in range(150) if checkpoints.get(f"call_{i}") is not None] == list(range(50, 150))
+        pre, post = checkpoints.get_pre_snapshot("call_53"), checkpoints.get_post_snapshot("call_53")
         assert pre is not None and post is not None
-        assert (len(pre.session.slices[Plan]), len(post.session.slices[Plan])) == (3, 4)
-        rollback_to_tool(state, checkpoints, "call_3")
-        assert len(state.session[Plan]) == 3
+        assert (len(pre.session.slices[Plan]), len(post.session.slices[Plan])) == (53, 54)
+        with pytest.raises(ValueError):
+            rollback_to_tool(state, checkpoints, "call_3")
+        rollback_to_tool(state, checkpoints, "call_53")
+        assert len(state.session[Plan]) == 53
 
     @pytest.mark.req(
         "S4.checkpoints.get_pre", "S4.checkpoints.get_post", "S4.fs.rollback_to_unknown_raises",

@@ -452,8 +452,7 @@ class TestFailingDisk:
         plan = FaultPlan()
         bench = self.scene(tmp_path, plan)
         before = tree_of(bench.root)
-        call = bench.desk.call(bench.session().id)
-        handle = CallHandle(bench.desk, call, bench.session()._boundary)
+        handle = bench.session().call()
         with pytest.raises(MulliganError) as caught, handle:
             handle.write_file("a.txt", "changed")
             plan.fail(errno.EIO, lasting=True)

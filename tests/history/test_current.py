@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from benches import Bench
-from mulligan import Plan
+from mulligan import MulliganError, Plan
 from mulligan.history.current import current_call, current_turn
 from mulligan.session.active import current_id
 from mulligan.testing import contents_of
@@ -37,26 +37,39 @@ def test_a_generator_that_others_close_ends_the_call_and_leaves_nothing_behind(b
     assert session.rollback().ok and contents_of(bench.root) == {}
 
 
-def test_a_task_that_outlives_the_call_it_was_started_in_works_for_itself(bench: Bench) -> None:
+def test_a_task_that_outlives_a_committed_call_works_for_itself_and_one_of_a_failed_call_is_refused(
+    bench: Bench,
+) -> None:
     session = bench.session()
 
-    async def main() -> None:
-        over = asyncio.Event()
+    async def main(fails: bool) -> list[str]:
+        over, told = asyncio.Event(), list[str]()
+
+        def write() -> None:
+            with session.call() as call:
+                assert call.write_file("own.txt", "x").ok
 
         async def later() -> None:
             await over.wait()
             assert current_call() is None
-            session.files.write("alone.txt", "x")
-            with session.call() as call:
-                assert call.write_file("own.txt", "x").ok
-                session[Plan].append(Plan("later"))
+            acts = (lambda: session.files.write("alone.txt", "x"), write, lambda: session[Plan].append(Plan("late")))
+            for act in acts:
+                try:
+                    act()
+                    told.append("done")
+                except MulliganError as error:
+                    told.append(error.code)
 
         with session.call() as call:
             task = asyncio.create_task(later())
-            call.fail("no good")
+            if fails:
+                call.fail("no good")
         over.set()
         await task
+        return told
 
-    asyncio.run(main())
+    assert asyncio.run(main(True)) == ["call_not_open"] * 3
+    assert (contents_of(bench.root), session[Plan].all()) == ({}, ())
+    assert asyncio.run(main(False)) == ["done"] * 3
     assert sorted(contents_of(bench.root)) == ["alone.txt", "own.txt"]
-    assert session[Plan].all() == (Plan("later"),)
+    assert session[Plan].all() == (Plan("late"),)

@@ -1,6 +1,7 @@
 """One call at a time where parallel ones could not be told apart: resources that are captured and put back whole.
 
-Threads and tasks wait in one line. A call made inside the one that holds the gate passes.
+Threads and tasks wait in one line. Calls made inside the one that holds the gate wait for each other in a line of their
+own: if one of them fails, it puts back only what it did itself.
 """
 
 from __future__ import annotations
@@ -8,106 +9,153 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from contextvars import ContextVar
+from contextlib import suppress
+from types import TracebackType
 
-from mulligan.store.fork_locks import fork_safe_lock
+from mulligan.session.orphans import Watched, abort_orphans, watch
+from mulligan.store.fork_locks import shared_lock
+from mulligan.values.here import Here, Holder, block_exit, holder_of
 from mulligan.values.state_faults import ExecutionStateError
 
-_held: ContextVar[tuple[int, ...]] = ContextVar("mulligan_gates", default=())
+_LOOK_EVERY_S = 0.2
 
 
 class Gate:
-    def __init__(self) -> None:
-        self._lock = fork_safe_lock()
-        self._is_taken = False
-        self._holder: asyncio.AbstractEventLoop | None = None
-        self._waiting: deque[Callable[[], None]] = deque()
+    """`root` is the gate of the whole state; this may be the one of the calls inside a call."""
 
-    @contextmanager
-    def passed(self) -> Iterator[None]:
-        """Waits as a thread. Raises instead of waiting for a task that only this very thread could finish."""
-        if id(self) in _held.get():
-            yield
+    def __init__(self, root: Gate | None = None) -> None:
+        self.root: Gate = root or self
+        self.holder: Passage | None = None
+        self._lock = shared_lock()
+        self._waiting: deque[Passage] = deque()
+
+    def passed(self) -> Passing:
+        """A block, for `with` or `async with`, in which no other call made beside this one runs."""
+        return Passing(self._here())
+
+    def _here(self) -> Gate:
+        return next((gate for gate in _inside.all() if gate.root is self), self)
+
+    def queue(self, passage: Passage) -> None:
+        """The gate is free, or it will be this one's turn."""
+        with self._lock:
+            self._waiting.append(passage)
+            if self.holder is None:
+                self.holder = self._waiting[0]
+
+    def leave(self, passage: Passage) -> None:
+        """Whether it waited or held the gate, the next one's turn comes. Any number of times."""
+        with self._lock:
+            if passage in self._waiting:
+                self._waiting.remove(passage)
+            if self.holder is passage or self.holder is None:
+                self.holder = self._waiting[0] if self._waiting else None
+            following = self.holder
+        if following is not None and following is not passage:
+            following.wake()
+
+
+_inside: Here[Gate] = Here("mulligan_gates")
+"""The gate for calls made inside the call that is made here."""
+
+
+class Passage:
+    """One call in line at a gate."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.watched: Watched | None = None
+        self.loop = _loop_here()
+        self.thread = threading.get_ident()
+        self._gate = gate
+        self._free = threading.Event()
+        self._is_free_on_loop = asyncio.Event()
+        self._block = _inside.block(Gate(gate.root))
+
+    def enter(self, holder: Holder | None) -> None:
+        """Waits as a thread. Raises instead of waiting for a call that only this very thread could finish."""
+        self.loop = None
+        self._gate.queue(self)
+        while self._gate.holder is not self:
+            self._check_can_end()
+            self._free.wait(_LOOK_EVERY_S)
+            abort_orphans()
+        self._block.enter(holder)
+
+    def _check_can_end(self) -> None:
+        ahead = self._gate.holder
+        if ahead is None or ahead is self:
             return
-        self._wait_here()
-        with self._inside(None):
-            yield
+        if ahead.loop is not None and ahead.loop is _loop_here():
+            words = "Another tool call of this run is in progress on this event loop; await it first."
+            raise ExecutionStateError(words)
 
-    def _wait_here(self) -> None:
-        free = threading.Event()
-        if self._take_or_queue(free.set):
-            return
-        if self._holder is not None and self._holder is _loop_here():
-            self._leave_line(free.set)
-            raise ExecutionStateError(
-                "Another tool call of this run is in progress on this event loop; await it first."
-            )
-        with self._in_line(free.set):
-            free.wait()
+    async def aenter(self, holder: Holder | None) -> None:
+        """Waits as a task. A call that was interrupted and holds the gate is looked for every now and then."""
+        self._gate.queue(self)
+        while self._gate.holder is not self:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_EVERY_S):
+                    await self._is_free_on_loop.wait()
+            abort_orphans()
+        self._block.enter(holder)
 
-    @asynccontextmanager
-    async def apassed(self) -> AsyncIterator[None]:
-        if id(self) in _held.get():
-            yield
-            return
-        loop = asyncio.get_running_loop()
-        free = asyncio.Event()
+    def wake(self) -> None:
+        self._free.set()
+        if self.loop is not None:
+            # A loop that is closed runs nobody who waits.
+            with suppress(RuntimeError):
+                self.loop.call_soon_threadsafe(self._is_free_on_loop.set)
 
-        def wake() -> None:
-            loop.call_soon_threadsafe(free.set)
+    def leave(self) -> None:
+        """Any number of times."""
+        self._block.end()
+        self._gate.leave(self)
+        if self.watched is not None:
+            self.watched.forget()
 
-        if not self._take_or_queue(wake):
-            with self._in_line(wake):
-                await free.wait()
-        with self._inside(loop):
-            yield
+    def abort_orphan(self) -> None:
+        self.leave()
 
-    @contextmanager
-    def _inside(self, loop: asyncio.AbstractEventLoop | None) -> Iterator[None]:
-        token = _held.set((*_held.get(), id(self)))
-        self._holder = loop
+
+class Passing:
+    """The block around a call that passes a gate."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.exit_held: Holder | None = None
+        self._passage = Passage(gate)
+
+    def __enter__(self) -> None:
+        passage, inside = self._passage, False
+        passage.watched = watch(self, passage)
         try:
-            yield
+            passage.enter(holder_of(self))
+            inside = True
         finally:
-            _held.reset(token)
-            self._holder = None
-            self._hand_on()
+            if not inside:
+                passage.leave()
 
-    @contextmanager
-    def _in_line(self, wake: Callable[[], None]) -> Iterator[None]:
-        came = False
+    @block_exit
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._passage.leave()
+
+    async def __aenter__(self) -> None:
+        passage, inside = self._passage, False
+        holder = holder_of(self)
+        passage.watched = watch(self, passage)
         try:
-            yield
-            came = True
+            await passage.aenter(holder)
+            inside = True
         finally:
-            if not came:
-                self._leave_line(wake)
+            if not inside:
+                passage.leave()
 
-    def _take_or_queue(self, wake: Callable[[], None]) -> bool:
-        with self._lock:
-            if not self._is_taken:
-                self._is_taken = True
-                return True
-            self._waiting.append(wake)
-            return False
-
-    def _hand_on(self) -> None:
-        """The gate stays taken and goes to whoever has waited longest."""
-        with self._lock:
-            if self._waiting:
-                self._waiting.popleft()()
-            else:
-                self._is_taken = False
-
-    def _leave_line(self, wake: Callable[[], None]) -> None:
-        """Somebody will not wait any longer. If it was their turn already, it is the next one's."""
-        with self._lock:
-            if wake in self._waiting:
-                self._waiting.remove(wake)
-                return
-        self._hand_on()
+    @block_exit
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._passage.leave()
 
 
 def _loop_here() -> asyncio.AbstractEventLoop | None:

@@ -160,7 +160,7 @@ class Loop:
 
     def _drive(self, driver: Driver, result: LoopResult) -> None:
         """Somebody else's loop: it says everything in one reply, and our tools are called while it speaks."""
-        counted = threading.Lock()
+        counted = threading.RLock()
 
         def act(call: ProviderToolCall) -> ToolResult[Any]:
             with counted:

@@ -15,7 +15,8 @@ from mulligan.session.known import PromptExecuted, PromptRendered, ToolResult, V
 from mulligan.session.resources import BudgetTracker, ResourceRegistry
 from mulligan.session.state import Session
 from mulligan.session.types import TYPES
-from mulligan.store.fork_locks import fork_safe_lock
+from mulligan.store.fork_locks import shared_lock
+from mulligan.values.call_scope import check_call_open
 from mulligan.values.clock import Clock, SystemClock
 from mulligan.values.plain import plain
 from mulligan.values.state_faults import PromptEvaluationError, VisibilityExpansionRequired
@@ -36,7 +37,7 @@ class TranscriptState:
     def __init__(self, messages: Iterable[Message] = (), provider_payload: Any = None) -> None:
         self._messages: tuple[Message, ...] = tuple(dict(message) for message in messages)
         self.provider_payload = provider_payload
-        self._lock = fork_safe_lock()
+        self._lock = shared_lock()
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -45,6 +46,7 @@ class TranscriptState:
 
     def append(self, role: str, content: str, **more: Any) -> None:
         """Say one more thing; `more` are further keys of the message."""
+        check_call_open()
         with self._lock:
             self._messages = (*self._messages, {"role": role, "content": content, **more})
 

@@ -9,21 +9,25 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, nullcontext
+from contextlib import nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import datetime
+from types import TracebackType
 from typing import Any
 
-from mulligan.agents.gate import Gate
+from mulligan.agents.gate import Gate, Passing
 from mulligan.agents.tools import ProviderToolCall, Tool, ToolContext, as_result
 from mulligan.history.composite import CompositeSnapshot, ExecutionState, restoring_together
 from mulligan.session.known import ToolInvoked, ToolResult
-from mulligan.session.resources import watching_births
+from mulligan.session.orphans import Watched, abort_orphans, watch
+from mulligan.session.resources import Births, watching_births
 from mulligan.session.snapshot import SnapshotMetadata
+from mulligan.session.state import Attempt
 from mulligan.session.types import has_json_form
-from mulligan.store.fork_locks import fork_safe_lock
+from mulligan.store.fork_locks import shared_lock
 from mulligan.values.faults import MulliganError
+from mulligan.values.here import Holder, block_exit, holder_of
 from mulligan.values.plain import plain
 from mulligan.values.state_faults import (
     DeadlineExceededError,
@@ -37,7 +41,7 @@ from mulligan.values.state_faults import (
 RENDERED_CHARACTERS = 1000
 LOGGED_CHARACTERS = 4000
 _STOP_EVERY_S = 0.05
-_making_gates = fork_safe_lock()
+_making_gates = shared_lock()
 
 
 @dataclass(slots=True)
@@ -58,39 +62,48 @@ class _Transaction:
 
     def __init__(self, state: ExecutionState, call: ProviderToolCall, context: ToolContext) -> None:
         self.outcome = ToolExecutionOutcome()
-        self._state = state
+        self.exit_held: Holder | None = None
         self._call = call
         self._context = context
-        self._scope = ExitStack()
+        self._ending = _Ending(state, call, context, self.outcome)
 
     def __enter__(self) -> ToolExecutionOutcome:
-        state = self._state
-        metadata = SnapshotMetadata(f"pre:{self._call.id}", self._call.id, self._call.name, "pre_tool")
-        self._parts = (state.session, state.resources, state.clock, state.rng)
-        self._started: datetime = state.clock.now()
-        self.pre = state.snapshot(metadata=metadata)
-        with ExitStack() as entering:
-            self._births = entering.enter_context(watching_births())
-            self._attempt = entering.enter_context(state.session.attempt(self._call.name, self._call.id))
-            self._scope = entering.pop_all()
+        ending, inside = self._ending, False
+        ending.watched = watch(self, ending)
+        try:
+            ending.begin(holder_of(self))
+            inside = True
+        finally:
+            if not inside:
+                ending.give_up()
         return self.outcome
 
     def stop(self) -> None:
         """Whatever command the handler is waiting for ends now."""
-        self._attempt.stop()
+        self._ending.stop()
 
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        outcome = self.outcome
-        found = error
-        if error is None and (outcome.result is None or outcome.result.success):
-            found = self._take_value()
-            if found is None:
-                self._commit()
-                return False
-        outcome.error = found
-        if found is not None:
-            outcome.result = _as_failure(self._call.name, found)
-        self._abort(found)
+    @property
+    def is_over(self) -> bool:
+        return self._ending.is_over
+
+    def abort_orphan(self) -> str | None:
+        return self._ending.abort_orphan()
+
+    @block_exit
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return self.leave(error)
+
+    def leave(self, error: BaseException | None) -> bool:
+        """Whether the exception ends here."""
+        ended = False
+        try:
+            found = self._finished(error)
+            ended = True
+        finally:
+            if not ended:
+                self._ending.give_up()
         if _is_deadline(found):
             words = f"{self._call.name} ran past the deadline; nothing of it was kept."
             raise PromptEvaluationError(words, prompt_name=self._context.prompt_name, phase="tool") from found
@@ -98,14 +111,64 @@ class _Transaction:
             raise found
         return error is not None and not _is_for_others(error)
 
+    def _finished(self, error: BaseException | None) -> BaseException | None:
+        """What the call failed with, or None."""
+        outcome, found = self.outcome, error
+        if error is None and (outcome.result is None or outcome.result.success):
+            found = self._ending.take_value()
+            if found is None:
+                self._ending.commit()
+                return None
+        outcome.error = found
+        if found is not None:
+            outcome.result = _as_failure(self._call.name, found)
+        self._ending.abort(found)
+        return found
+
+
+class _Ending:
+    """What a tool call began from, and how it ends. Every step may be asked for again after an interrupt."""
+
+    def __init__(
+        self, state: ExecutionState, call: ProviderToolCall, context: ToolContext, outcome: ToolExecutionOutcome
+    ) -> None:
+        self.watched: Watched | None = None
+        self._state = state
+        self._call = call
+        self._context = context
+        self._outcome = outcome
+        self._births = Births()
+        self._births_block = watching_births(self._births)
+        self._attempt: Attempt | None = None
+        self._entry: ToolInvoked | None = None
+
+    def begin(self, holder: Holder | None) -> None:
+        state = self._state
+        metadata = SnapshotMetadata(f"pre:{self._call.id}", self._call.id, self._call.name, "pre_tool")
+        self._parts = (state.session, state.resources, state.clock, state.rng)
+        self._started: datetime = state.clock.now()
+        self._pre = state.snapshot(metadata=metadata)
+        self._births_block.enter(holder)
+        self._attempt = state.session.attempt(self._call.name, self._call.id)
+        self._attempt.__enter__()
+
+    def stop(self) -> None:
+        if self._attempt is not None:
+            self._attempt.stop()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is committed, or nothing of it is left; or it never began."""
+        return self._attempt is None or self._attempt.is_over
+
     # Success.
 
-    def _take_value(self) -> Exception | None:
+    def take_value(self) -> Exception | None:
         """A value that is a dataclass is an event of its own: it goes to the slice of its type.
 
         What is wrong, if something is that the tool has to answer for: a reducer refused, or it cannot be stored.
         """
-        value = getattr(self.outcome.result, "value", None)
+        value = getattr(self._outcome.result, "value", None)
         session = self._state.session
         if is_dataclass(value) and not isinstance(value, type):
             errors = session.dispatch(value).errors
@@ -117,50 +180,83 @@ class _Transaction:
             return refused
         return None
 
-    def _commit(self) -> None:
-        committed = False
+    def commit(self) -> None:
+        """The entry that says so is a part of what is committed: without the commit, the log does not claim success."""
+        attempt = self._begun
+        self._log(self._outcome.result or ToolResult(""))
         try:
-            with self._scope:
-                self._log(self.outcome.result or ToolResult(""))
-            committed = True
+            attempt.__exit__(None, None, None)
         finally:
-            if not committed:
-                self._restore_resources()
-        self._record(post=True)
+            # Whatever a listener raises, the call has been committed then.
+            if attempt.is_committed:
+                attempt.finish()
+                self._record(post=True)
+                self._forget()
+
+    @property
+    def _begun(self) -> Attempt:
+        assert self._attempt is not None, "the call has begun"
+        return self._attempt
 
     # Failure.
 
-    def _abort(self, error: BaseException | None) -> None:
+    def abort(self, error: BaseException | None) -> None:
         """Resources first: if they cannot all be put back, nothing is, and the call stands as the handler left it."""
-        restored = False
         try:
             self._restore_resources()
-            restored = True
         except (MulliganError, OSError) as stuck:
+            self._leave(keep=True)
             words = f"{self._message()}; and then the state could not be put back: {stuck}"
             if error is not None and not isinstance(error, Exception):
                 # Who is interrupted or cancelled must learn of that first.
                 error.add_note(words)
                 return
             raise RestoreFailedError(words, tool_error=self._message()) from (error or stuck)
-        finally:
-            self._leave(keep=not restored)
+        self._leave(keep=False)
         self._record(post=False)
 
+    def give_up(self) -> None:
+        """An interrupt came while the call began or ended, or its commit was refused."""
+        attempt = self._attempt
+        if attempt is not None:
+            attempt.resolve()
+            if not attempt.is_committed:
+                self._fail(attempt)
+            attempt.finish()
+        self._forget()
+
+    def _fail(self, attempt: Attempt) -> None:
+        self._restore_resources()
+        if not attempt.is_over and not any(event is self._entry for event, _ in attempt.pending.events):
+            self._log(_as_failure(self._call.name, KeyboardInterrupt()))
+
+    def abort_orphan(self) -> str | None:
+        attempt = self._attempt
+        was_open = attempt is not None and not attempt.is_over
+        self.give_up()
+        return attempt.id if attempt is not None and was_open and not attempt.is_committed else None
+
     def _leave(self, *, keep: bool) -> None:
-        result = self.outcome.result or ToolResult("", success=False)
+        result = self._outcome.result or ToolResult("", success=False)
         # What a failed call gave is no state; the log tells only what it said.
         self._log(replace(result, value=None, success=False))
         if not keep:
-            self._attempt.fail(type(self.outcome.error).__name__ if self.outcome.error is not None else "success_false")
-        self._scope.close()
+            error = self._outcome.error
+            self._begun.fail(type(error).__name__ if error is not None else "success_false")
+        self._begun.__exit__(None, None, None)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._births_block.end()
+        if self.watched is not None:
+            self.watched.forget()
 
     def _restore_resources(self) -> None:
         state = self._state
         state.session, state.resources, state.clock, state.rng = self._parts
         if self._is_read_only:
             return
-        with restoring_together(state.captured_whole(), self.pre.resources):
+        with restoring_together(state.captured_whole(), self._pre.resources):
             for lazy, made, first in reversed(self._births.born):
                 if first is not None:
                     made.restore(first)
@@ -168,17 +264,18 @@ class _Transaction:
 
     @property
     def _is_read_only(self) -> bool:
-        return self.outcome.tool is not None and self.outcome.tool.read_only
+        return self._outcome.tool is not None and self._outcome.tool.read_only
 
     def _message(self) -> str:
-        return self.outcome.result.message if self.outcome.result is not None else ""
+        return self._outcome.result.message if self._outcome.result is not None else ""
 
     # The record.
 
     def _log(self, result: ToolResult[Any]) -> None:
-        entry = ToolInvoked(
+        """In the changes of this very call, also if it is aborted from another thread."""
+        self._entry = ToolInvoked(
             name=self._call.name,
-            params={name: _cut(value) for name, value in self.outcome.params.items()},
+            params={name: _cut(value) for name, value in self._outcome.params.items()},
             result=_for_log(result),
             created_at=self._state.clock.now(),
             call_id=self._call.id,
@@ -186,7 +283,7 @@ class _Transaction:
             adapter=self._context.adapter,
             rendered_output=result.message[:RENDERED_CHARACTERS],
         )
-        self._state.session.dispatch(entry)
+        self._state.session.dispatch_in(self._begun.pending, self._entry)
 
     def _record(self, *, post: bool) -> None:
         state = self._state
@@ -197,7 +294,7 @@ class _Transaction:
             tagged = SnapshotMetadata(f"post:{self._call.id}", self._call.id, self._call.name, "post_tool")
             after = state.snapshot(metadata=tagged)
         elapsed = state.clock.now() - self._started
-        state.checkpoints.record(self._call.id, pre=self.pre, post=after, result=self.outcome.result, elapsed=elapsed)
+        state.checkpoints.record(self._call.id, pre=self._pre, post=after, result=self._outcome.result, elapsed=elapsed)
 
 
 def _for_log(result: ToolResult[Any]) -> ToolResult[Any]:
@@ -229,7 +326,7 @@ def _as_failure(tool: str, error: BaseException) -> ToolResult[Any]:
     return ToolResult(f"{tool} {kind}: {said}", None, success=False)
 
 
-class tool_execution(AbstractContextManager[ToolExecutionOutcome]):
+class tool_execution:
     """A tool call as a block. If the context knows the tool, it has run when the block begins and the outcome has its
     result; else the block does the work and sets `outcome.result`. Leaving the block commits or puts everything back:
 
@@ -238,37 +335,86 @@ class tool_execution(AbstractContextManager[ToolExecutionOutcome]):
     """
 
     def __init__(self, *, context: ToolContext, tool_call: ProviderToolCall, execution_state: ExecutionState) -> None:
+        self.exit_held: Holder | None = None
         self._context = replace(context, execution_state=execution_state, tool_call_id=tool_call.id)
         self._call = tool_call
-        self._transaction = _Transaction(execution_state, tool_call, self._context)
+        self._ending = _BlockEnding(_passing(self._context, tool_call), self._transaction_of(execution_state))
         self._is_over = False
-        self._gate = ExitStack()
+
+    def _transaction_of(self, state: ExecutionState) -> _Transaction:
+        return _Transaction(state, self._call, self._context)
 
     def __enter__(self) -> ToolExecutionOutcome:
-        with ExitStack() as entering:
-            entering.enter_context(_passing(self._context, self._call))
-            outcome = self._transaction.__enter__()
+        abort_orphans()
+        ending, inside = self._ending, False
+        ending.watched = watch(self, ending)
+        try:
+            outcome = ending.begin()
             if self._call.name in self._context.tools:
-                self._is_over = True
-                with self._finishing_if_failed():
-                    outcome.result = _run_here(_prepared(outcome, self._call, self._context))
-                    self._is_over = not outcome.result.success
-            self._gate = entering.pop_all()
+                self._run(outcome)
+            inside = True
+        finally:
+            if not inside:
+                ending.abort_orphan()
         return outcome
 
-    def _finishing_if_failed(self) -> AbstractContextManager[object]:
+    def _run(self, outcome: ToolExecutionOutcome) -> None:
         """The handler's own failure ends the transaction at once; its success leaves it open for the block."""
+        self._is_over = True
+        with _Leaving(self._ending.transaction) as leaving:
+            outcome.result = _run_here(_prepared(outcome, self._call, self._context))
+            self._is_over = leaving.is_needed = not outcome.result.success
 
-        def leave(_: object, error: BaseException | None, trace: object) -> bool:
-            return self._is_over and self._transaction.__exit__(None, error, trace)
+    @block_exit
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        try:
+            return False if self._is_over else self._ending.transaction.leave(error)
+        finally:
+            self._ending.forget_if_over()
 
-        stack = ExitStack()
-        stack.push(leave)
-        return stack
 
-    def __exit__(self, _: object, error: BaseException | None, trace: object) -> bool:
-        with self._gate:
-            return False if self._is_over else self._transaction.__exit__(None, error, trace)
+class _BlockEnding:
+    """How a tool call as a block ends: the transaction, then the gate."""
+
+    def __init__(self, passing: Passing | nullcontext[None], transaction: _Transaction) -> None:
+        self.watched: Watched | None = None
+        self.transaction = transaction
+        self._passing = passing
+
+    def begin(self) -> ToolExecutionOutcome:
+        self._passing.__enter__()
+        return self.transaction.__enter__()
+
+    def forget_if_over(self) -> None:
+        """If it is not, because an interrupt came, it is aborted before the next call."""
+        if self.transaction.is_over:
+            self.transaction.abort_orphan()
+            self._passing.__exit__(None, None, None)
+            if self.watched is not None:
+                self.watched.forget()
+
+    def abort_orphan(self) -> str | None:
+        name = self.transaction.abort_orphan()
+        self.forget_if_over()
+        return name
+
+
+class _Leaving:
+    """Leaves a transaction, if that is needed, as its own block would."""
+
+    def __init__(self, transaction: _Transaction) -> None:
+        self.is_needed = True
+        self._transaction = transaction
+
+    def __enter__(self) -> _Leaving:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return self.is_needed and self._transaction.leave(error)
 
 
 @dataclass(slots=True)
@@ -287,6 +433,7 @@ class ToolRunner:
         Raises VisibilityExpansionRequired, PromptEvaluationError for a deadline, RestoreFailedError, and whatever ends
         the process; in each case nothing of the call is left.
         """
+        abort_orphans()
         told = self._context(tool_call, context)
         with _passing(told, tool_call):
             transaction = _Transaction(self.execution_state, tool_call, told)
@@ -299,8 +446,9 @@ class ToolRunner:
 
         A thread cannot be stopped, so who cancels waits for the handler; but the commands that it runs are killed.
         """
+        abort_orphans()
         told = self._context(tool_call, context)
-        async with _apassing(told, tool_call):
+        async with _passing(told, tool_call):
             transaction = _Transaction(self.execution_state, tool_call, told)
             with transaction as outcome:
                 outcome.result = await _run_async(_prepared(outcome, tool_call, told), transaction.stop)
@@ -428,9 +576,5 @@ def _needs_gate(context: ToolContext, call: ProviderToolCall) -> bool:
     return bool(context.execution_state.captured_whole()) and not (tool is not None and tool.read_only)
 
 
-def _passing(context: ToolContext, call: ProviderToolCall) -> AbstractContextManager[None]:
+def _passing(context: ToolContext, call: ProviderToolCall) -> Passing | nullcontext[None]:
     return _gate_of(context.execution_state).passed() if _needs_gate(context, call) else nullcontext()
-
-
-def _apassing(context: ToolContext, call: ProviderToolCall) -> AbstractAsyncContextManager[None]:
-    return _gate_of(context.execution_state).apassed() if _needs_gate(context, call) else nullcontext()

@@ -7,27 +7,32 @@ inside another one of the same session is a savepoint of it: it can fail alone, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
+from types import TracebackType
 from typing import Any, Literal, Self
 
 from mulligan.boundary.verdict import Boundary
 from mulligan.effects.perform import perform
 from mulligan.effects.receipt import Receipt
+from mulligan.effects.slices import CallSlices
 from mulligan.effects.verbs import Effects, asked
 from mulligan.history.call import Call
 from mulligan.history.closing import Savepoint
 from mulligan.history.current import current_call, making
 from mulligan.history.desk import Desk
 from mulligan.session.active import active
+from mulligan.session.orphans import Watched, watch
+from mulligan.session.pending import Pending
 from mulligan.values.entries import Change
 from mulligan.values.faults import MulliganError, fault
+from mulligan.values.here import Holder, block_exit, holder_of
 from mulligan.values.paths import RepoPath
 from mulligan.values.refusal import Refused
 from mulligan.values.state_faults import PromptEvaluationError
 
-Beside = Callable[[Call, bool], AbstractContextManager[object]]
-"""What goes on around a call's block besides files. Told the call, and whether it is another one's part."""
+Beside = Callable[[Call, bool], CallSlices]
+"""The slices of a call. Told the call, and whether this block is only a part of it."""
 
 
 class _Failed(Refused):
@@ -37,17 +42,93 @@ class _Failed(Refused):
         super().__init__("error", reason, reason)
 
 
-class CallHandle(Effects, AbstractContextManager["CallHandle"]):
+class _CallEnding:
+    """What a call's block sets, and how it ends. Apart from the handle, so that a call can be aborted whose handle
+    nothing refers to any more."""
+
+    def __init__(self, call: Call, slices: CallSlices, savepoint: Savepoint | None) -> None:
+        self.watched: Watched | None = None
+        self.slices = slices
+        self._call = call
+        self._savepoint = savepoint
+        self._blocks = (making(call), active(call.facts.session))
+        self._is_put_back = False
+
+    def enter(self, holder: Holder | None) -> None:
+        if self._savepoint is not None:
+            self._savepoint.enter(holder)
+        for block in self._blocks:
+            block.enter(holder)
+        self.slices.enter(holder)
+
+    @property
+    def is_committed(self) -> bool:
+        if self._savepoint is None:
+            return self._call.status == "committed"
+        return self.slices.pending.published == "all"
+
+    @property
+    def is_over(self) -> bool:
+        if self._savepoint is None:
+            return self._call.status != "open"
+        return self.is_committed or self._is_put_back
+
+    def leave(self, error: BaseException | None) -> None:
+        """A savepoint of the outer call goes back or stays, a call of its own ends."""
+        try:
+            if self._savepoint is None:
+                self._call.leave(error)
+            else:
+                self._leave_part(self._savepoint, error)
+        finally:
+            self._forget()
+        self.slices.tell()
+
+    def _leave_part(self, savepoint: Savepoint, error: BaseException | None) -> None:
+        try:
+            if error is None:
+                self.slices.pending.publish()
+        finally:
+            if not self.is_committed:
+                self._put_back(savepoint)
+
+    def _put_back(self, savepoint: Savepoint) -> None:
+        """Files first. If they cannot be put back, the call around this part cannot be committed."""
+        try:
+            savepoint.put_back()
+            self._is_put_back = True
+        finally:
+            self.slices.pending.publish(only_logs=True)
+
+    def _forget(self) -> None:
+        self.slices.leave()
+        for block in reversed(self._blocks):
+            block.end()
+        if self._savepoint is not None:
+            self._savepoint.end()
+        if self.watched is not None and self.is_over:
+            self.watched.forget()
+
+    def abort_orphan(self) -> str | None:
+        aborted = None
+        if self._savepoint is None:
+            aborted = self._call.abort_orphan()
+        elif not self.is_over:
+            aborted = self._call.id
+            try:
+                self._put_back(self._savepoint)
+            except MulliganError:
+                # The call around this part is stuck then; whoever ends it learns of that.
+                self._is_put_back = True
+        self._forget()
+        return aborted
+
+
+class CallHandle(Effects):
     """One call. Each method performs one effect and answers with its Receipt."""
 
     def __init__(
-        self,
-        desk: Desk,
-        call: Call,
-        boundary: Boundary,
-        *,
-        deadline: datetime | None = None,
-        beside: Beside | None = None,
+        self, desk: Desk, call: Call, boundary: Boundary, *, beside: Beside, deadline: datetime | None = None
     ) -> None:
         if deadline is not None and (not isinstance(deadline, datetime) or deadline.utcoffset() is None):
             raise fault("invalid_params", "A deadline is a datetime that says its time zone.", field="deadline")
@@ -58,9 +139,9 @@ class CallHandle(Effects, AbstractContextManager["CallHandle"]):
         self._boundary = boundary
         self._deadline = deadline
         self._failed: str | None = None
-        self._beside = beside
-        self._savepoint: Savepoint | None = None
-        self._stack = ExitStack()
+        self._savepoint = self._call.savepoint() if self._joins else None
+        self._ending = _CallEnding(self._call, beside(self._call, self._joins), self._savepoint)
+        self.exit_held: Holder | None = None
         self._block: Literal["ahead", "inside", "over"] = "ahead"
 
     # The transaction.
@@ -85,26 +166,50 @@ class CallHandle(Effects, AbstractContextManager["CallHandle"]):
         """After an abort: the paths somebody else had changed, left as they are."""
         return self._call.conflicts
 
+    @property
+    def pending(self) -> Pending:
+        """The changes to slices that are a part of it."""
+        return self._ending.slices.pending
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether it is, or, for a call inside another one, whether it will be with that one."""
+        return self._ending.is_committed
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is committed, or nothing of it is left."""
+        return self._ending.is_over
+
+    def resolve(self) -> None:
+        """After an interrupt: find out whether it was committed."""
+        if not self._joins:
+            self._call.resolve()
+
+    def finish(self) -> str | None:
+        """End it now, if an interrupt kept it from ending; without a commit, nothing of it stays. Its id if it did."""
+        self._block = "over"
+        return self._ending.abort_orphan()
+
     def __enter__(self) -> Self:
         if self._block != "ahead":
             raise fault("call_not_open", f"Call {self.id} has had its `with`; make another one.")
         self._block = "inside"
+        ending = self._ending
+        ending.watched = watch(self, ending)
         inside = False
         try:
-            if self._joins:
-                self._savepoint = self._call.savepoint()
-                self._stack.enter_context(self._savepoint)
-            self._stack.enter_context(making(self._call))
-            self._stack.enter_context(active(self._call.facts.session))
-            if self._beside is not None:
-                self._stack.enter_context(self._beside(self._call, self._joins))
+            ending.enter(holder_of(self))
             inside = True
         finally:
             if not inside:
                 self._leave(_Failed("interrupted"))
         return self
 
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+    @block_exit
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is None and self._failed is not None:
             self._leave(_Failed(self._failed))
             return
@@ -118,19 +223,17 @@ class CallHandle(Effects, AbstractContextManager["CallHandle"]):
         self._leave(error)
 
     def _leave(self, error: BaseException | None) -> None:
-        """Out of the block: a savepoint of the outer call goes back or stays, a call of its own ends."""
         self._block = "over"
-        with suppress(_Failed), self._stack:
-            if not self._joins:
-                self._call.__exit__(None, error, None)
-            elif error is not None:
-                raise error
+        self._ending.leave(error)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
 
-    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
-        self.__exit__(None, error, None)
+    @block_exit
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
 
     def fail(self, reason: str) -> None:
         """This call shall not stand: when its block ends, everything in it is put back."""

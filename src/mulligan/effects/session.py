@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -16,11 +17,12 @@ from mulligan.effects.judging import Judge
 from mulligan.effects.perform import SESSION_EFFECTS, effect_named, perform, perform_session_effect, unknown_effect
 from mulligan.effects.portable import Portable
 from mulligan.effects.receipt import Receipt, snapshot_tool_receipt
-from mulligan.effects.slices import slices_beside
+from mulligan.effects.slices import CallSlices
+from mulligan.effects.turn import TurnBlock
 from mulligan.effects.verbs import StrPath
 from mulligan.history import asides, branches, going_back
 from mulligan.history.call import Call
-from mulligan.history.current import current_turn, during
+from mulligan.history.current import current_turn
 from mulligan.history.desk import Desk
 from mulligan.history.going_back import Git, How, MayWrite, WayBack
 from mulligan.history.plans import OnConflict
@@ -33,10 +35,11 @@ from mulligan.session.roots import Roots
 from mulligan.session.slices_back import copy_slices_in
 from mulligan.session.snapshot import Snapshot, SnapshotMetadata
 from mulligan.session.state import Session as State
-from mulligan.session.tables import SESSIONS, SessionRow, session_journal
+from mulligan.session.tables import SESSIONS, SessionRow
 from mulligan.session.talk import Talk
 from mulligan.session.transcript import Archive
 from mulligan.store.protocol import Tx
+from mulligan.values.call_scope import check_call_open
 from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId, TurnId, parse_user_id, uuid_of
 from mulligan.values.paths import RepoPath, paths_from_wire
@@ -85,6 +88,7 @@ class Session(Talk, Clients, Roots, Portable, State):
 
         A `strict` one that changes more bytes than the session may keep is refused with `not_undoable` at its end.
         """
+        check_call_open(self._slices)
         found = TurnId(parse_user_id(turn, "turn")) if turn is not None else current_turn()
         call = self._desk.call(self.id, turn=found, label=tool_call_id or label, tool=tool or label, strict=strict)
         with self._archive.store.read() as tx:
@@ -95,8 +99,8 @@ class Session(Talk, Clients, Roots, Portable, State):
         self._desk.check_open()
         return super()._check_open(tx, verb)
 
-    def _beside(self, call: Call, joins: bool) -> slices_beside:
-        return slices_beside(self, self._slices, call, joins=joins)
+    def _beside(self, call: Call, joins: bool) -> CallSlices:
+        return CallSlices(self, self._slices, call, joins=joins)
 
     def attempt(self, tool: str, call_id: str) -> CallHandle:
         """A tool's transaction is a call: its files and its slices are published, or put back, together."""
@@ -152,6 +156,7 @@ class Session(Talk, Clients, Roots, Portable, State):
             raise fault("invalid_params", "Give the name of an effect, and its parameters by their names.")
         if effect in SESSION_EFFECTS:
             return perform_session_effect(self._desk, effect, params, boundary=self._boundary), ""
+        check_call_open(self._slices)
         found = TurnId(parse_user_id(turn, "turn")) if turn is not None else current_turn()
         if effect.partition(".")[0] in _SNAPSHOT_FAMILIES:
             return self._perform_snapshot_tool(effect, params, label=label, turn=found)
@@ -185,24 +190,11 @@ class Session(Talk, Clients, Roots, Portable, State):
             return self.id
         return SessionId(named) if is_known(self._desk, SessionId(named)) else self.id
 
-    @contextmanager
-    def turn(self, prompt: str | None = None, id: str | None = None) -> Iterator[str]:
+    def turn(self, prompt: str | None = None, id: str | None = None) -> AbstractContextManager[str]:
         """A prompt and all that follows until the block ends; what `rollback` takes back in one step."""
         ledger = self._desk.ledger
         turn = TurnId(parse_user_id(id, "turn") if id is not None else ledger.ids.new())
-        ledger.session(self.id, self._desk.root)
-        body = {"session": self.id, "turn": turn}
-        opened = {**body, "prompt": prompt, "owner": ledger.store.owner()}
-        with ledger.store.write() as tx:
-            self._check_open(tx, "turn")
-            journal = session_journal(self.id)
-            ledger.journal.append(tx, journal, "turn.opened", opened, at=ledger.now())
-        try:
-            with during(turn), self.active():
-                yield turn
-        finally:
-            with ledger.store.write() as tx:
-                ledger.journal.append(tx, journal, "turn.ended", body, at=ledger.now())
+        return TurnBlock(self._desk, self.id, turn, prompt, partial(self._check_open, verb="turn"))
 
     def undo(
         self,
@@ -225,6 +217,7 @@ class Session(Talk, Clients, Roots, Portable, State):
 
     def _how(self, on_conflict: OnConflict, dry_run: bool = False, git: Git = "leave") -> How:
         self._desk.check_open()
+        check_call_open(self._slices)
         may_write = self._judge(self._desk, self.id).may_write
         return How(on_conflict, dry_run, self.id, git, may_write, anyones=True)
 

@@ -71,6 +71,7 @@ class Call(Closing):
         self.root = root
         self.facts = facts
         self.status = "open"
+        self.exit_held = self._watched = None
         self.strict = False
         self.race_window = False
         self.conflicts: list[RepoPath] = []

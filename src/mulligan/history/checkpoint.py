@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from mulligan.history.composite import CompositeSnapshot, ExecutionState
 from mulligan.session.known import ToolResult
-from mulligan.store.fork_locks import fork_safe_lock
+from mulligan.store.fork_locks import shared_lock
 
 RING_CHECKPOINTS = 100
 _SUMMARY_CHARACTERS = 200
@@ -46,15 +46,15 @@ class Archive(Protocol):
 
 @dataclass(slots=True)
 class CheckpointStore:
-    """The newest hundred are listed. Older ones can still be got: from the archive if there is one, else from memory,
-    where they share with each other whatever did not change. Safe to use from many threads."""
+    """The newest hundred are listed and held in memory. Older ones can be got from the archive, if there is one. Safe
+    to use from many threads."""
 
     _checkpoints: dict[str, ToolCheckpoint] = field(default_factory=dict)
     _ring_buffer: deque[str] = field(default_factory=lambda: deque(maxlen=RING_CHECKPOINTS))
     archive: Archive | None = None
     _archived: set[str] = field(default_factory=set, repr=False, compare=False)
     _is_filled: bool = field(default=False, repr=False, compare=False)
-    _lock: threading.RLock = field(default_factory=fork_safe_lock, repr=False, compare=False)
+    _lock: threading.RLock = field(default_factory=shared_lock, repr=False, compare=False)
 
     def record(
         self,
@@ -84,7 +84,7 @@ class CheckpointStore:
         ring = self._ring_buffer
         if checkpoint.tool_call_id in self._checkpoints and checkpoint.tool_call_id in ring:
             ring.remove(checkpoint.tool_call_id)
-        if len(ring) == ring.maxlen and ring[0] in self._archived:
+        if len(ring) == ring.maxlen:
             self._archived.discard(ring[0])
             self._checkpoints.pop(ring[0], None)
         ring.append(checkpoint.tool_call_id)
@@ -93,7 +93,7 @@ class CheckpointStore:
         self._checkpoints[checkpoint.tool_call_id] = checkpoint
 
     def get(self, tool_call_id: str) -> ToolCheckpoint | None:
-        """The newest checkpoint with that id, however old."""
+        """The newest checkpoint with that id: of the newest hundred, or, with an archive, however old."""
         found = self._checkpoints.get(tool_call_id)
         return found if found is not None or self.archive is None else self.archive.get(tool_call_id)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
+from types import TracebackType
 from typing import Literal, Self
 
 from mulligan.history.account import Account
@@ -18,10 +19,12 @@ from mulligan.history.live import Watching
 from mulligan.history.moves import with_moves
 from mulligan.history.putting_back import Trace, drafts_of, put_back, sync_paths
 from mulligan.history.rescues import rescue_note
+from mulligan.session.orphans import Watched, warn_of_orphan, watch
 from mulligan.store.protocol import Tx
 from mulligan.values.digest import Digest
 from mulligan.values.entries import Change, DirEntry, Entry, FileEntry, same_state
 from mulligan.values.faults import Broken, MayNot, MulliganError, WorldChanged, fault, fault_of_os_error
+from mulligan.values.here import Holder, block_exit, holder_of
 from mulligan.values.paths import RepoPath, path_bytes, to_wire
 from mulligan.values.refusal import Refused
 
@@ -40,6 +43,8 @@ class Closing(Watching):
     _pid: int
     _stuck: bool
     _reason: str
+    _watched: Watched | None
+    exit_held: Holder | None
 
     @property
     def id(self) -> str:
@@ -96,9 +101,20 @@ class Closing(Watching):
         return Ending("committed", changes, reason, coverage, effects, handed_out, strict=self.strict)
 
     def __enter__(self) -> Self:
+        self._watched = watch(self, self) if holder_of(self) is not None else None
         return self
 
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+    @block_exit
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.leave(error)
+        finally:
+            if self._watched is not None and self.status != "open":
+                self._watched.forget()
+
+    def leave(self, error: BaseException | None) -> None:
         """Left normally, commit, unless aborted inside. Left any other way, or if the commit fails, put all back.
 
         A commit in doubt leaves the files; whoever ended a lost call for us has put it back.
@@ -132,6 +148,15 @@ class Closing(Watching):
         self.status = "in_doubt"
         if self._settle not in self.ledger.doubts:
             self.ledger.doubts.append(self._settle)
+
+    def abort_orphan(self) -> str | None:
+        """Its block is gone. What cannot be put back now is tried again before the next call."""
+        was_open = self.status == "open"
+        try:
+            self.abort("interrupted")
+        except MulliganError:
+            self._ask_later()
+        return self.id if was_open and self.status == "aborted" else None
 
     def _settle(self) -> bool:
         """Ask again. Published, the files stay; not published, they go back. False: the store cannot say yet."""
@@ -178,6 +203,11 @@ class Closing(Watching):
         named = sorted(self.account.rescued, key=lambda one: path_bytes(one[0]))
         return [rescue_note(path, digest) for path, digest in named if digest not in standing]
 
+    def resolve(self) -> None:
+        """An interrupt may have come between the commit and our noticing it: ask the store."""
+        if self.status == "open":
+            self._was_ended()
+
     def _was_ended(self) -> bool:
         """By somebody else, or by us: an interrupt may have kept us from noticing what the store knows.
 
@@ -204,9 +234,15 @@ class Closing(Watching):
         return self.status == "open" and not self._is_elsewhere
 
     def __del__(self) -> None:
-        """Nobody has it any more, and it never ended: an interrupt kept somebody from it. It ends before the next."""
+        """Nothing refers to it any more, and it never ended: an interrupt came. It is aborted before the next call."""
         if getattr(self, "_begun", False) and self.is_open_here:
-            self.ledger.doubts.append(self._settle)
+            self.ledger.doubts.append(self._settle_orphan)
+
+    def _settle_orphan(self) -> bool:
+        settled = self._settle()
+        if self.status == "aborted":
+            warn_of_orphan(self.id)
+        return settled
 
     def _end(self, tx: Tx, ending: Ending, *, held: Held | None) -> None:
         if self._begun:
@@ -273,11 +309,20 @@ class Savepoint(Block):
     __slots__ = ("_call",)
 
     def __init__(self, call: Closing) -> None:
+        super().__init__()
         self._call = call
 
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        super().__exit__(None, error, None)
-        if error is not None and not self._call._is_elsewhere:
+    @block_exit
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+        if error is not None:
+            self.put_back()
+
+    def put_back(self) -> None:
+        """Undo what was done in the block. Any number of times."""
+        if not self._call._is_elsewhere:
             for call in self._call._whole():
                 call._put_back(self)
 

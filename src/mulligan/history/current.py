@@ -7,7 +7,7 @@ one thread each see their own. A thread started by hand carries it with `context
 from __future__ import annotations
 
 from mulligan.history.call import Call
-from mulligan.session.here import Block, Here
+from mulligan.values.here import Block, Here
 from mulligan.values.ids import TurnId
 
 _call: Here[Call] = Here("mulligan_call")

@@ -9,22 +9,31 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 
-from mulligan.session import here
+from mulligan.values import here
 from mulligan.values.entries import Entry
 from mulligan.values.paths import RepoPath
 from mulligan.values.plain import plain
 
 
 class Block:
-    __slots__ = ("_entered", "_outer")
+    __slots__ = ("__weakref__", "_entered", "_outer", "exit_held")
+
+    def __init__(self) -> None:
+        self.exit_held: here.Holder | None = None
+        self._outer: Block | None = None
+        self._entered = self.again()
 
     def __enter__(self) -> None:
-        self._outer = _blocks.now()
-        self._entered = self.again()
-        self._entered.__enter__()
+        self.enter(here.holder_of(self))
 
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        self._entered.__exit__()
+    def enter(self, holder: here.Holder | None) -> None:
+        """By hand; see `here.Block.enter`."""
+        self._outer = _blocks.now()
+        self._entered.enter(holder)
+
+    def end(self) -> None:
+        """What is done from now on is not done in it. Any number of times."""
+        self._entered.end()
 
     def again(self) -> here.Block[Block]:
         """For a thread that was not told where it was started: what it does is done in this block too."""

@@ -12,6 +12,7 @@ from mulligan.history.call import Call
 from mulligan.history.ledger import Facts, Ledger
 from mulligan.history.roots import Found, root_elsewhere, unrecorded
 from mulligan.history.tables import ROOTS, RootRow
+from mulligan.session.orphans import abort_orphans
 from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.entries import ABSENT, Entry
 from mulligan.values.faults import MulliganError, fault
@@ -176,10 +177,24 @@ class Desk:
         With `strict`, one that changes more than its session may keep is refused at its end, and put back.
         """
         self.check_open()
+        abort_orphans()
         self.ledger.settle_doubts()
         self.ledger.session(session, self.root)
+        facts = self._facts(session, turn=turn, label=label, tool=tool, cause=cause, observed=observed)
+        return self._made(facts, strict=strict)
+
+    def _facts(
+        self,
+        session: SessionId,
+        *,
+        turn: TurnId | None,
+        label: str | None,
+        tool: str | None,
+        cause: Mapping[str, Any] | None,
+        observed: bool = False,
+    ) -> Facts:
         identifier = CallId(self.ledger.ids.new())
-        facts = Facts(
+        return Facts(
             id=identifier,
             session=session,
             turn=turn if turn is not None else TurnId(identifier),
@@ -190,9 +205,11 @@ class Desk:
             cause=cause,
             observed=observed,
         )
+
+    def _made(self, facts: Facts, *, strict: bool = False) -> Call:
         call = Call(self.ledger, self.disk, self.root, facts, heal=self._heal)
         call.strict = strict
-        self._calls[identifier] = call
+        self._calls[facts.id] = call
         return call
 
     def _heal(self) -> bool:
@@ -215,7 +232,10 @@ class Desk:
     def _part(self, call: Call, **cause: str) -> Call:
         facts = call.facts
         told = {**cause, "part_of": facts.id}
-        return self.call(facts.session, turn=facts.turn, label=facts.label, tool=facts.tool, cause=told)
+        self.check_open()
+        self.ledger.session(facts.session, self.root)
+        # Not by `call`, which aborts what was left open: the caller has the lock of a call that goes on.
+        return self._made(self._facts(facts.session, turn=facts.turn, label=facts.label, tool=facts.tool, cause=told))
 
     def cancel(self, call: str) -> None:
         """Abort a call that is open on this desk, whoever is working in it."""

@@ -5,7 +5,7 @@ A context variable, as with calls: tasks carry it along by themselves, a thread 
 
 from __future__ import annotations
 
-from mulligan.session.here import Block, Here
+from mulligan.values.here import Block, Here
 from mulligan.values.ids import SessionId
 
 _active: Here[SessionId] = Here("mulligan_session")

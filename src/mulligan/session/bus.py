@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-from mulligan.store.fork_locks import fork_safe_lock
+from mulligan.store.fork_locks import shared_lock
 from mulligan.values.plain import plain
 
 Listener = Callable[[Any], object]
@@ -57,7 +58,7 @@ class EventBus:
 
     def __init__(self) -> None:
         self._listeners: list[tuple[type[object], Listener]] = []
-        self._lock = fork_safe_lock()
+        self._lock = shared_lock()
 
     def subscribe(self, event_type: type[Any], listener: Listener) -> Callable[[], None]:
         """Call the listener with every such event; the callable given back ends that."""
@@ -80,11 +81,17 @@ class EventBus:
     def publish(self, event: object) -> DispatchResult:
         """Tell every listener, in the order they came. What they raise is in the result."""
         errors: list[Exception] = []
-        for kind, listener in self._listeners:
-            if isinstance(event, kind):
-                with Isolated(errors):
-                    listener(event)
+        # The stack also tells the rest when one listener raises what ends the process.
+        with ExitStack() as telling:
+            for kind, listener in reversed(self._listeners):
+                if isinstance(event, kind):
+                    telling.callback(_hear, listener, event, errors)
         return DispatchResult(event, tuple(errors))
+
+
+def _hear(listener: Listener, event: object, errors: list[Exception]) -> None:
+    with Isolated(errors):
+        listener(event)
 
 
 def publish_quietly(bus: EventBus, event: object) -> None:

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from mulligan.session.pending import Kind, PolicyOf, Settle
+from mulligan.session.pending import Kind, Pending, PolicyOf, Settle
 from mulligan.session.slices import NO_ITEMS, Items, SlicePolicy
 from mulligan.session.standing import check_open
 from mulligan.session.tables import session_journal
 from mulligan.session.types import TYPES, log_item
-from mulligan.store.fork_locks import fork_safe_lock
+from mulligan.store.fork_locks import fork_safe_lock, shared_lock
 from mulligan.store.journal import HEADS, Journal, Record
 from mulligan.store.protocol import Store, Tx
 from mulligan.store.tables import Table
@@ -192,7 +192,7 @@ class StoreHome:
         self._known: dict[Kind, _Kept] = {}
         self._caches: dict[Kind, Items[Any]] = {}
         self._policies: dict[str, SlicePolicy] = {}
-        self._lock = fork_safe_lock()
+        self._lock = shared_lock()
 
     def read(self, kind: Kind) -> Items[Any]:
         if kind in self._caches:
@@ -237,11 +237,12 @@ class StoreHome:
                 self._known[kind] = known
             return known
 
-    def publish(self, settle: Settle, policy_of: PolicyOf) -> None:
+    def publish(self, pending: Pending, *, only_logs: bool) -> None:
         """Raises `session_closed`: what is under way when a session closes ends as it would, but nothing new begins."""
         with self._store.write() as tx:
             check_open(tx, self._session, "slices")
-            written = self.write(tx, settle, policy_of)
+            written = self.write(tx, lambda read: pending.settle(read, only_logs=only_logs), pending.policy_of)
+        pending.published = "logs" if only_logs else "all"
         written.adopt()
 
     def check(self, kind: Kind, items: Iterable[Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar
@@ -20,6 +20,7 @@ Visibility = Literal["full", "summary", "hidden"]
 
 UPDATE_PLAN = "update_plan"
 """The tool by which a model says what it is about."""
+_UNDONE = "(The call was undone: it was not committed.)"
 
 
 @plain(slots=True, frozen=True)
@@ -76,6 +77,12 @@ class ToolInvoked:
     prompt_name: str = ""
     adapter: str = ""
     rendered_output: str = ""
+
+    def as_undone(self) -> ToolInvoked:
+        """What the log says if the call, or one that it was a part of, is undone after the tool had succeeded."""
+        if not self.result.success:
+            return self
+        return replace(self, result=ToolResult(f"{self.result.message} {_UNDONE}".lstrip(), None, success=False))
 
 
 @dataclass(slots=True, frozen=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from random import Random
 from types import MappingProxyType
@@ -12,7 +10,9 @@ from typing import Any, Generic, Protocol, TypeVar, overload, runtime_checkable
 
 from mulligan.session.state import Session
 from mulligan.session.types import TYPES
-from mulligan.store.fork_locks import fork_safe_lock
+from mulligan.store.fork_locks import fork_safe_lock, shared_lock
+from mulligan.values.call_scope import check_call_open
+from mulligan.values.here import Block, Here
 from mulligan.values.plain import plain
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class Lazy(Generic[T]):
         with self._lock:
             if self._made is _MISSING:
                 made = self._make()
-                for births in _watching.get():
+                for births in _watching.all():
                     births.note(self, made)
                 self._made = made
             found: T = self._made
@@ -76,17 +76,12 @@ class Births:
         self.born.append((lazy, made, made.snapshot() if isinstance(made, Snapshotable) else None))
 
 
-_watching: ContextVar[tuple[Births, ...]] = ContextVar("mulligan_births", default=())
+_watching: Here[Births] = Here("mulligan_births")
 
 
-@contextmanager
-def watching_births() -> Iterator[Births]:
-    births = Births()
-    token = _watching.set((*_watching.get(), births))
-    try:
-        yield births
-    finally:
-        _watching.reset(token)
+def watching_births(births: Births) -> Block[Births]:
+    """A block in which these hear of every resource that is made."""
+    return _watching.block(births)
 
 
 @dataclass(slots=True, frozen=True)
@@ -110,7 +105,11 @@ class ResourceRegistry:
     @overload
     def get(self, resource_type: type[T], default: T) -> T: ...
     def get(self, resource_type: type[T], default: T | None = None) -> T | None:
-        """The resource of that type, made now if it is lazy; else the default."""
+        """The resource of that type, made now if it is lazy; else the default. Raises `call_not_open` to late tasks."""
+        check_call_open()
+        return self._found(resource_type, default)
+
+    def _found(self, resource_type: type[T], default: T | None = None) -> T | None:
         found = self._entries.get(resource_type, _MISSING)
         if found is _MISSING:
             return default
@@ -118,7 +117,7 @@ class ResourceRegistry:
 
     def snapshotable_resources(self) -> Mapping[type[Any], Snapshotable[Any]]:
         """Those that can be captured, and have been made. A session is captured as one already."""
-        present = {kind: self.get(kind) for kind, one in self._entries.items() if not _is_unmade(one)}
+        present = {kind: self._found(kind) for kind, one in self._entries.items() if not _is_unmade(one)}
         return {kind: one for kind, one in present.items() if isinstance(one, Snapshotable) and _is_apart(one)}
 
     def __contains__(self, kind: object) -> bool:
@@ -186,10 +185,11 @@ class BudgetTracker:
     def __init__(self, limit_tokens: int | None = None) -> None:
         self.limit_tokens = limit_tokens
         self._usage: dict[str, TokenUsage] = {}
-        self._lock = fork_safe_lock()
+        self._lock = shared_lock()
 
     def record(self, evaluation_id: str, *, input_tokens: int = 0, output_tokens: int = 0) -> None:
         """Add to what an evaluation has spent."""
+        check_call_open()
         with self._lock:
             was = self._usage.get(evaluation_id, TokenUsage())
             spent = TokenUsage(was.input_tokens + input_tokens, was.output_tokens + output_tokens)
@@ -197,6 +197,7 @@ class BudgetTracker:
 
     def record_cumulative(self, evaluation_id: str, usage: TokenUsage) -> None:
         """What an evaluation has spent so far in all, as some providers tell it."""
+        check_call_open()
         with self._lock:
             self._usage = {**self._usage, evaluation_id: usage}
 

@@ -11,7 +11,7 @@ from enum import Enum
 from inspect import Parameter, signature
 from typing import Any, Generic, TypeAlias, TypeVar, overload
 
-from mulligan.store.fork_locks import fork_safe_lock
+from mulligan.store.fork_locks import shared_lock
 from mulligan.values.plain import plain
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class SlicePolicy(Enum):
     """Goes back or is emptied: it can be computed again, and is never stored."""
 
 
-_growing = fork_safe_lock()
+_growing = shared_lock()
 
 
 class Items(Sequence[T_co]):

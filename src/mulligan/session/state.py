@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 from uuid import UUID
 
 from mulligan.session.bus import DispatchResult, EventBus, Isolated, publish_quietly
 from mulligan.session.known import DEFAULT_POLICIES
-from mulligan.session.pending import Home, Kind, MemoryHome, Pending, Step, check_not_astray, doing, pending_here
+from mulligan.session.orphans import Watched, abort_orphans, watch
+from mulligan.session.pending import Home, Kind, MemoryHome, Pending, Step, doing, pending_here
 from mulligan.session.slices import (
     NO_ITEMS,
     Append,
@@ -25,7 +27,9 @@ from mulligan.session.slices import (
 )
 from mulligan.session.snapshot import Slices, Snapshot, SnapshotMetadata
 from mulligan.session.types import TYPES
+from mulligan.values.call_scope import check_call_open
 from mulligan.values.clock import Clock, SystemClock
+from mulligan.values.here import Holder, block_exit, holder_of
 from mulligan.values.ids import IdSource, SystemIds
 from mulligan.values.plain import plain
 from mulligan.values.state_faults import ExecutionStateError, SnapshotMismatchError
@@ -72,6 +76,28 @@ class ReducerContext:
 
 class Attempt(Protocol):
     """A transaction over a session: left normally it stands, left by an exception or after `fail` it never was."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def pending(self) -> Pending:
+        """The changes to slices that are a part of it."""
+        ...
+
+    @property
+    def is_committed(self) -> bool: ...
+    @property
+    def is_over(self) -> bool:
+        """Committed, or nothing of it is left."""
+        ...
+
+    def resolve(self) -> None:
+        """After an interrupt: find out whether it was committed."""
+        ...
+
+    def finish(self) -> str | None:
+        """End it now, if an interrupt kept it from ending; without a commit, nothing of it stays. Its id if it did."""
+        ...
 
     def fail(self, reason: str) -> None: ...
     def stop(self) -> None:
@@ -156,12 +182,16 @@ class Session:
         An event that no reducer was registered for is appended to the slice of its own type. Listeners hear of it once
         it is published, and what they raise changes nothing.
         """
+        return self.dispatch_in(None, event)
+
+    def dispatch_in(self, pending: Pending | None, event: object) -> DispatchResult:
+        """The same as a part of these changes, even from outside their call; with None, of those being made here."""
         kind = type(event)
         rules = self._rules.get(kind) or (_Rule(kind, append_all, with_context=False),)
         for rule in rules:
             self[rule.slice]
         try:
-            self._change([(rule.slice, _step(rule, event)) for rule in rules], event)
+            self._change([(rule.slice, _step(rule, event)) for rule in rules], event, pending)
         except ReducerError as failed:
             return DispatchResult(event, (failed.error,))
         return DispatchResult(event)
@@ -170,25 +200,33 @@ class Session:
         """The same as `dispatch`."""
         return self.dispatch(event)
 
-    def _change(self, steps: list[tuple[Kind, Callable[[Pending], Step]]], event: object = None) -> None:
+    def _change(
+        self,
+        steps: list[tuple[Kind, Callable[[Pending], Step]]],
+        event: object = None,
+        within: Pending | None = None,
+    ) -> None:
         """As a part of the changes being made here; without any, published at once."""
-        check_not_astray(self._home)
-        here = pending_here(self._home)
-        pending = here or Pending(self._home, self.policy_of)
+        if within is None:
+            check_call_open(self._home)
+        here = within or pending_here(self._home)
+        pending = here or Pending(home=self._home, policy_of=self.policy_of)
         with pending.lock:
+            if within is None:
+                pending.check_open()
             staged, made = _staged(pending, steps)
-            pending.change(staged, made)
-            if event is not None:
-                pending.events.append((event, frozenset(staged)))
+            pending.change(staged, made, () if event is None else [(event, frozenset(staged))])
         if here is None:
             pending.publish()
             self.tell(pending, only_logs=False)
 
     def tell(self, pending: Pending, *, only_logs: bool) -> None:
-        """Let listeners hear of what was published."""
-        if pending.outer is None:
-            for event, _ in pending.told(only_logs=only_logs):
-                publish_quietly(self.bus, event)
+        """Let listeners hear of what was published. What they raise changes nothing, and each hears of each event."""
+        if pending.outer is not None:
+            return
+        with ExitStack() as telling:
+            for event, _ in reversed(pending.told(only_logs=only_logs)):
+                telling.callback(publish_quietly, self.bus, event)
 
     def _read(self, kind: Kind) -> Items[Any]:
         here = pending_here(self._home)
@@ -202,7 +240,9 @@ class Session:
 
     def attempt(self, tool: str, call_id: str) -> Attempt:
         """A transaction for one tool call. One inside another is a part of it: it can fail alone."""
-        return _Attempt(self)
+        abort_orphans()
+        check_call_open(self._home)
+        return _Attempt(self, call_id or tool)
 
     def check_kept(self) -> None:
         """Raises ExecutionStateError if a change made here could not be published: it has no stored form."""
@@ -212,7 +252,7 @@ class Session:
 
     def pending(self) -> Pending:
         """Room for changes, inside those being made here, for whoever publishes or drops them."""
-        return Pending(self._home, self.policy_of, pending_here(self._home))
+        return Pending(pending_here(self._home), home=self._home, policy_of=self.policy_of)
 
     # Snapshots.
 
@@ -326,9 +366,11 @@ def _becomes(items: Items[Any]) -> Callable[[Pending], Step]:
 class _Attempt:
     """A transaction over a session in memory."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, session: Session, name: str) -> None:
+        self.id = name
+        self.exit_held: Holder | None = None
         self._failed = False
+        self._ending = _AttemptEnding(session, name)
 
     def fail(self, reason: str) -> None:
         self._failed = True
@@ -336,24 +378,73 @@ class _Attempt:
     def stop(self) -> None:
         """Memory runs nothing."""
 
+    def resolve(self) -> None:
+        """Memory always knows."""
+
+    def finish(self) -> str | None:
+        return self._ending.abort_orphan()
+
+    @property
+    def pending(self) -> Pending:
+        return self._ending.pending
+
+    @property
+    def is_committed(self) -> bool:
+        return self._ending.pending.published == "all"
+
+    @property
+    def is_over(self) -> bool:
+        return self._ending.pending.published != "no"
+
     def __enter__(self) -> Self:
-        self._pending = self._session.pending()
-        self._scope = doing(self._pending)
-        self._scope.__enter__()
+        self._ending.watched = watch(self, self._ending)
+        self._ending.scope.enter(holder_of(self))
         return self
 
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        self._scope.__exit__()
-        only_logs = self._failed or error is not None
+    @block_exit
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        self._ending.end(only_logs=self._failed or error is not None)
+        return None
+
+
+class _AttemptEnding:
+    """How such a transaction ends. Apart from it, so that it can be aborted when nothing refers to it any more."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        self.pending = session.pending()
+        self.scope = doing(self.pending)
+        self.watched: Watched | None = None
+        self._session = session
+        self._name = name
+
+    def end(self, *, only_logs: bool) -> None:
         try:
-            self._pending.publish(only_logs=only_logs)
+            self._publish(only_logs=only_logs)
+        finally:
+            if self.pending.published != "no":
+                self._forget()
+                self._session.tell(self.pending, only_logs=self.pending.published == "logs")
+
+    def _publish(self, *, only_logs: bool) -> None:
+        try:
+            self.pending.publish(only_logs=only_logs)
         except ReducerError:
             # Somebody's changes came in between, and ours cannot be made on top of them: then they were never made.
-            only_logs = True
-            self._pending.publish(only_logs=True)
+            self.pending.publish(only_logs=True)
             raise
-        finally:
-            self._session.tell(self._pending, only_logs=only_logs)
+
+    def _forget(self) -> None:
+        self.scope.end()
+        if self.watched is not None:
+            self.watched.forget()
+
+    def abort_orphan(self) -> str | None:
+        was_open = self.pending.published == "no"
+        self.pending.publish(only_logs=True)
+        self._forget()
+        return self._name if was_open else None
 
 
 @plain(slots=True, frozen=True)

@@ -17,7 +17,7 @@ from pathlib import PurePath, PurePosixPath
 from typing import Any, TypeVar, get_args, get_type_hints
 from uuid import UUID
 
-from mulligan.store.fork_locks import fork_safe_lock
+from mulligan.store.fork_locks import shared_lock
 from mulligan.values.faults import MulliganError
 from mulligan.values.plain import plain
 from mulligan.values.state_faults import SnapshotMismatchError
@@ -35,7 +35,7 @@ class Types:
         self._made: dict[str, type[Any]] = {}
         self._named: dict[str, type[Any]] = {}
         self._names: dict[type[Any], str] = {}
-        self._lock = fork_safe_lock()
+        self._lock = shared_lock()
 
     def register(self, kind: C, name: str | None = None) -> C:
         """Values of this dataclass, enum or pydantic model, and of those its fields name, may be read back."""

@@ -6,9 +6,10 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib import _bootstrap
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 _FORK_WAIT_S = 30.0
 _locks: WeakSet[threading.RLock] = WeakSet()
@@ -23,6 +24,31 @@ def fork_safe_lock() -> threading.RLock:
     lock = threading.RLock()
     _locks.add(lock)
     return lock
+
+
+_shared: dict[int, ref[threading.RLock]] = {}
+
+
+def shared_lock() -> threading.RLock:
+    """The same for an object that many threads share. It must not be held where a call may begin.
+
+    Raised by a debugger's trace function, an interrupt can come after the last line of a `with lock:` and before the
+    lock is released. Whoever begins a call holds none of these, so `release_left_locks` can release them.
+    """
+    lock = fork_safe_lock()
+    _shared[id(lock)] = ref(lock, partial(_forget, id(lock)))
+    return lock
+
+
+def _forget(key: int, _: object) -> None:
+    _shared.pop(key, None)
+
+
+def release_left_locks() -> None:
+    """For a thread that is about to begin a call: release what an interrupt has kept it from releasing."""
+    for lock in [reference() for reference in list(_shared.values())]:
+        if lock is not None and lock._is_owned():  # type: ignore[attr-defined]
+            lock._release_save()  # type: ignore[attr-defined]
 
 
 no_fork = fork_safe_lock()

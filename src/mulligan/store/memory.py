@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import takewhile
+from types import TracebackType
 from typing import Any, TypeVar
+from weakref import ref
 
 from mulligan.store.blobs import delete_dropped_bodies
 from mulligan.store.bodies import MemoryBodies
-from mulligan.store.fork_locks import fork_safe_lock
+from mulligan.store.fork_locks import shared_lock
 from mulligan.store.journal import Schema
 from mulligan.store.originals import Originals
 from mulligan.store.protocol import BlobStore, Durability
@@ -25,6 +27,7 @@ from mulligan.store.secret_key import SecretKey
 from mulligan.store.tables import Table, Value, check_update, sort_key
 from mulligan.values.digest import Digest
 from mulligan.values.faults import fault
+from mulligan.values.here import Holder, block_exit, holder_of
 from mulligan.values.ids import OwnerId
 
 R = TypeVar("R")
@@ -75,26 +78,30 @@ class MemoryStore:
         self.directory: str | None = None
         self.secret_key = SecretKey(None)
         self._rows: dict[str, _Rows] = {table.name: _Rows({}, []) for table in schema.tables}
-        self._writing = fork_safe_lock()
-        self._writer: int | None = None
+        self._writing = shared_lock()
+        self._writer: tuple[int, Holder] | None = None
         self._closing: list[Callable[[], None]] = []
 
-    @contextmanager
-    def write(self) -> Iterator[_MemoryTx]:
-        me = threading.get_ident()
-        if self._writer == me:
-            raise fault("nested_transaction", "A write transaction is already open on this thread.")
-        with self._writing:
-            self._writer = me
-            tx = _MemoryTx(self._rows.copy(), writable=True)
-            try:
-                yield tx
-                self._rows = tx.rows
-            finally:
-                tx.ended = True
-                self._writer = None
-        if tx.dropped:
-            delete_dropped_bodies(self, tx.dropped)
+    def write(self) -> _MemoryWrite:
+        return _MemoryWrite(self)
+
+    def begin_write(self, holder: Holder) -> _MemoryTx:
+        """Raises `nested_transaction`, unless the one that is open was left by an interrupt at its very end."""
+        me, open_one = threading.get_ident(), self._writer
+        if open_one is not None and open_one[0] == me:
+            if open_one[1]() is not None:
+                raise fault("nested_transaction", "A write transaction is already open on this thread.")
+            self.end_write()
+        self._writing.acquire()
+        self._writer = (me, holder)
+        return _MemoryTx(self._rows.copy(), writable=True)
+
+    def publish(self, tx: _MemoryTx) -> None:
+        self._rows = tx.rows
+
+    def end_write(self) -> None:
+        self._writer = None
+        self._writing.release()
 
     @contextmanager
     def read(self) -> Iterator[_MemoryTx]:
@@ -133,6 +140,29 @@ class MemoryStore:
     def close(self) -> None:
         while self._closing:
             self._closing.pop()()
+
+
+class _MemoryWrite:
+    """The block of a write transaction."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.exit_held: Holder | None = None
+        self._store = store
+
+    def __enter__(self) -> _MemoryTx:
+        self._tx = self._store.begin_write(holder_of(self) or ref(self))
+        return self._tx
+
+    @block_exit
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._store.publish(self._tx)
+        self._tx.ended = True
+        self._store.end_write()
+        if kind is None and self._tx.dropped:
+            delete_dropped_bodies(self._store, self._tx.dropped)
 
 
 class _MemoryTx:

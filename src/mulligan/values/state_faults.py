@@ -46,6 +46,13 @@ class RestoreFailedError(ExecutionStateError):
     own_code = "restore_failed"
 
 
+class CallNotOpenError(ExecutionStateError):
+    """The call that this is a part of is over. Nothing was changed."""
+
+    family = Family.ASKED_WRONGLY
+    own_code = "call_not_open"
+
+
 class ToolValidationError(_Spoken, ValueError):
     """The arguments of a tool call are not what the tool takes."""
 

@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Literal, Protocol, runtime_checkable
 from uuid import UUID
 
+from mulligan.values.call_scope import check_call_open
 from mulligan.values.faults import MulliganError
 from mulligan.values.globs import parse_glob
 from mulligan.values.paths import ROOT, RepoPath, ancestors_of, join, name_of, parse_repo_path
@@ -213,6 +214,7 @@ class PlainFilesystem(ABC):
         if mode not in ("create", "overwrite", "append"):
             raise ValueError(f"There is no mode {mode!r}; there are create, overwrite and append.")
         found = repo_path(path)
+        check_call_open()
         with self._changing():
             kind = self._kind(found)
             if found == ROOT or kind == "dir":
@@ -245,6 +247,7 @@ class PlainFilesystem(ABC):
         if kind == "file" or (kind is not None and not exist_ok):
             raise FileExistsError(f"{path} is there already.")
         if kind is None:
+            check_call_open()
             self._make_parents(found, create=parents)
             self._make_dir(found)
 
@@ -257,6 +260,7 @@ class PlainFilesystem(ABC):
             raise FileNotFoundError(f"{path} does not exist.")
         if not recursive and not self._is_link(found) and self._kind(found) == "dir" and self._names(found):
             raise IsADirectoryError(f"{path} is a directory with something in it.")
+        check_call_open()
         self._remove(found)
 
     def _is_there(self, path: RepoPath) -> bool:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Self
 from uuid import UUID
 
-from mulligan.store.fork_locks import fork_safe_lock
+from mulligan.store.fork_locks import shared_lock
 from mulligan.values.clock import Clock, SystemClock
 from mulligan.values.digest import digest_of, parse_digest
 from mulligan.values.entries import ABSENT, DirEntry, Entry, FileEntry, group_of, same_state
@@ -50,9 +50,10 @@ class HostFilesystem(PlainFilesystem):
         self._clock = clock or SystemClock()
         self._ids = SystemIds()
         self._trees = Trees(self._disk.root.handle, self._bodies, self._clock)
-        self._lock = fork_safe_lock()
+        self._lock = shared_lock()
         self._taken: tuple[Tree, str, str] | None = None
         self._drafts = 0
+        self._unfinished: dict[bytes, tuple[RepoPath, Entry]] = {}
 
     def _kept_in(self, given: Bodies | str | os.PathLike[str] | None) -> Bodies:
         if not isinstance(given, str | os.PathLike):
@@ -110,6 +111,7 @@ class HostFilesystem(PlainFilesystem):
         """Every path below the root as it was, and no others; or, if that fails, everything as it is now."""
         self.check_restore(snapshot)
         with self._lock:
+            self._tidy_unfinished()
             wanted, now = self._tree_of(snapshot), self._trees.look()
             moves = list(_moves(now, wanted))
             try:
@@ -183,12 +185,14 @@ class HostFilesystem(PlainFilesystem):
         draft, finished, inside = self._draft(), False, links.inside(spot.path)
         with links.same_file(spot.path) as same_as:
             swap = Swap(self._disk, spot, draft, now, wanted, self._rescue, insist=True, inside=inside, same_as=same_as)
+            self._unfinished[draft] = (spot.path, now)
             try:
                 found = swap.run()
                 finished = True
             finally:
                 if not finished:
                     self._tidy(spot, draft, now)
+                self._unfinished.pop(draft, None)
         if isinstance(found, Found):
             raise FileExistsError(f"{spot.path} was changed by somebody else meanwhile.")
         links.was_placed(spot.path)
@@ -204,6 +208,13 @@ class HostFilesystem(PlainFilesystem):
                 return
         self._rescue(aside)
         self._disk.discard(spot, draft)
+
+    def _tidy_unfinished(self) -> None:
+        """A second interrupt may come while the first one is tidied up after."""
+        for draft, (path, before) in list(self._unfinished.items()):
+            with suppress(FileNotFoundError, NotADirectoryError, Refused), self._disk.resolve_exactly(path) as spot:
+                self._tidy(spot, draft, before)
+            self._unfinished.pop(draft, None)
 
     def _rescue(self, theirs: Image) -> None:
         if theirs.content is not None:

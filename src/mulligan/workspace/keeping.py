@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 
 from mulligan.store.bodies import DirectoryBodies
 from mulligan.store.codec import pack, unpack
-from mulligan.store.fork_locks import fork_safe_lock
+from mulligan.store.fork_locks import shared_lock
 from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import Clock
 from mulligan.values.digest import Digest, digest_of
@@ -54,7 +54,7 @@ class Pack:
     def __init__(self) -> None:
         self._places: dict[Digest, _Place] = {}
         self._handle = self._end = self._owner = 0
-        self._lock = fork_safe_lock()
+        self._lock = shared_lock()
 
     def store(self, data: bytes) -> Digest:
         digest = digest_of(data)

@@ -11,7 +11,7 @@ from hashlib import sha256
 from types import MappingProxyType
 from uuid import UUID
 
-from mulligan.store.fork_locks import fork_safe_lock
+from mulligan.store.fork_locks import shared_lock
 from mulligan.values.clock import Clock, SystemClock
 from mulligan.values.ids import SystemIds
 from mulligan.values.paths import ROOT, RepoPath, is_below, name_of, parent_of, path_bytes
@@ -40,7 +40,7 @@ class InMemoryFilesystem(PlainFilesystem):
     def __init__(self, files: Mapping[str, str | bytes] | None = None, *, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._ids = SystemIds()
-        self._lock = fork_safe_lock()
+        self._lock = shared_lock()
         self._files: dict[str, bytes] = {}
         self._directories: frozenset[str] = frozenset()
         self._is_shared = False

@@ -27,7 +27,7 @@ class Mock:
         self.profile = profile
         self.asked: list[Ask] = []
         self._script = list(script)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def reply(self, ask: Ask) -> Iterator[Said | Reply]:
         """The next line of the script. What was asked is in `asked`."""
