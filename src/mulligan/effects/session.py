@@ -194,7 +194,7 @@ class Session(Talk, Clients, Roots, Portable, State):
         """A prompt and all that follows until the block ends; what `rollback` takes back in one step."""
         ledger = self._desk.ledger
         turn = TurnId(parse_user_id(id, "turn") if id is not None else ledger.ids.new())
-        return TurnBlock(self._desk, self.id, turn, prompt, partial(self._check_open, verb="turn"))
+        return TurnBlock(self._desk, self.id, turn, prompt=prompt, check=partial(self._check_open, verb="turn"))
 
     def undo(
         self,

@@ -21,7 +21,7 @@ Check = Callable[[Tx], object]
 class TurnBlock:
     """Gives the turn's id. However the block is left, the turn has ended then, and what was done in it stays."""
 
-    def __init__(self, desk: Desk, session: SessionId, turn: TurnId, prompt: str | None, check: Check) -> None:
+    def __init__(self, desk: Desk, session: SessionId, turn: TurnId, *, prompt: str | None, check: Check) -> None:
         self.exit_held: Holder | None = None
         self._turn = turn
         self._prompt = prompt
