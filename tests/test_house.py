@@ -281,6 +281,8 @@ PURE = frozenset(
             "functools",
         ),
         *("hashlib", "math", "mulligan", "operator", "orjson", "re", "sys", "time", "types", "typing", "uuid"),
+        # Neither does input or output: which call goes on here, and whether its block is still there.
+        *("contextvars", "weakref"),
         "uuid_utils",
     }
 )
