@@ -77,12 +77,14 @@ def lines_of(act: Callable[[], object]) -> int:
 def sample(count: int, of: int, *, seed: int) -> Sequence[int]:
     """Numbers of lines, at most `count`, each time the same."""
     everything = range(1, of + 1)
+    print(f"{count} of {of} lines, seed {seed}")
     return sorted(random.Random(seed).sample(everything, min(count, of)))
 
 
 def pairs(count: int, of: int, *, seed: int) -> Sequence[tuple[int, int]]:
     """Two interrupts in a row: the second comes some lines after the first, often at once."""
     chosen = random.Random(seed)
+    print(f"{count} pairs of {of} lines, seed {seed}")
     firsts = [chosen.randint(1, of) for _ in range(count)]
     return [(first, first + chosen.choice((1, 2, 3, 5, 8, 13, 30, 100))) for first in firsts]
 

@@ -205,14 +205,14 @@ every_case = pytest.mark.parametrize("attempts", CASES, ids=lambda case: " ".joi
 @pytest.mark.req("W15.cancel_and_interrupt")
 @every_case
 def test_an_interrupt_at_any_line_leaves_a_call_whole_or_without_trace(attempts: Attempts) -> None:
-    for at in sample(8, attempts.count(), seed=1):
+    for at in sample(16, attempts.count(), seed=1):
         attempts.interrupt(at)
 
 
 @pytest.mark.req("W15.cancel_and_interrupt")
 @every_case
 def test_two_interrupts_in_a_row_leave_a_call_whole_or_without_trace(attempts: Attempts) -> None:
-    for at in pairs(8, attempts.count(), seed=2):
+    for at in pairs(16, attempts.count(), seed=2):
         attempts.interrupt(*at)
 
 

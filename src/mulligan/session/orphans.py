@@ -11,14 +11,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 from collections.abc import Iterable
 from types import FrameType
 from typing import Any, Protocol
 from weakref import ref
 
 from mulligan.session.bus import Isolated
-from mulligan.store.fork_locks import release_left_locks
+from mulligan.store.fork_locks import fork_safe_lock, release_left_locks
 from mulligan.values.here import forget_ended_blocks, holder_of
 from mulligan.values.plain import plain
 
@@ -48,7 +47,7 @@ class Watched:
 
 
 _watched: dict[int, Watched] = {}
-_aborting = threading.RLock()
+_aborting = fork_safe_lock()
 
 
 def watch(block: Any, ending: Ending) -> Watched:

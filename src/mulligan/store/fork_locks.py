@@ -6,10 +6,9 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from importlib import _bootstrap
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import WeakSet, WeakValueDictionary
 
 _FORK_WAIT_S = 30.0
 _locks: WeakSet[threading.RLock] = WeakSet()
@@ -26,7 +25,7 @@ def fork_safe_lock() -> threading.RLock:
     return lock
 
 
-_shared: dict[int, ref[threading.RLock]] = {}
+_shared: WeakValueDictionary[int, threading.RLock] = WeakValueDictionary()
 
 
 def shared_lock() -> threading.RLock:
@@ -36,17 +35,13 @@ def shared_lock() -> threading.RLock:
     lock is released. Whoever begins a call holds none of these, so `release_left_locks` can release them.
     """
     lock = fork_safe_lock()
-    _shared[id(lock)] = ref(lock, partial(_forget, id(lock)))
+    _shared[id(lock)] = lock
     return lock
-
-
-def _forget(key: int, _: object) -> None:
-    _shared.pop(key, None)
 
 
 def release_left_locks() -> None:
     """For a thread that is about to begin a call: release what an interrupt has kept it from releasing."""
-    for lock in [reference() for reference in list(_shared.values())]:
+    for lock in [reference() for reference in _shared.valuerefs()]:
         if lock is not None and lock._is_owned():  # type: ignore[attr-defined]
             lock._release_save()  # type: ignore[attr-defined]
 
