@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +94,19 @@ def act(context: ToolContext, number: str) -> ToolResult[Plan]:
     return ToolResult("done", Plan(number))
 
 
-TOOLS: dict[str, Tool[Any, Any]] = {"act": Tool("act", "", act)}
+def act_and_fail(context: ToolContext, number: str) -> ToolResult[Plan]:
+    return replace(act(context, number), success=False)
+
+
+TOOLS: dict[str, Tool[Any, Any]] = {"act": Tool("act", "", act), "fail": Tool("fail", "", act_and_fail)}
 
 
 def by_execute(world: World, number: str) -> None:
     ToolRunner(world.state, TOOLS).execute(ProviderToolCall(number, "act", {"number": number}))
+
+
+def by_failing_execute(world: World, number: str) -> None:
+    ToolRunner(world.state, TOOLS).execute(ProviderToolCall(number, "fail", {"number": number}))
 
 
 def by_aexecute(world: World, number: str) -> None:
@@ -130,6 +138,15 @@ def by_call(world: World, number: str) -> None:
         session[Plan].append(Plan(number))
 
 
+def by_failing_call(world: World, number: str) -> None:
+    session = world.state.session
+    assert isinstance(session, DurableSession)
+    with session.call(tool_call_id=number) as call:
+        assert call.write_file("a", number).ok
+        session[Plan].append(Plan(number))
+        call.fail("it went wrong")
+
+
 def by_nested_call(world: World, number: str) -> None:
     """The call inside is committed with the one around it."""
     session = world.state.session
@@ -139,8 +156,21 @@ def by_nested_call(world: World, number: str) -> None:
         assert call.write_file("a", number).ok
 
 
-WAYS = {"execute": by_execute, "aexecute": by_aexecute, "tool_execution": by_block, "MainLoop": by_main_loop}
-DURABLE_WAYS = {"call": by_call, "call in a call": by_nested_call, "agent_loop": by_agent_loop}
+WAYS = {
+    "execute": by_execute,
+    "failing execute": by_failing_execute,
+    "aexecute": by_aexecute,
+    "tool_execution": by_block,
+    "MainLoop": by_main_loop,
+}
+DURABLE_WAYS = {
+    "call": by_call,
+    "failing call": by_failing_call,
+    "call in a call": by_nested_call,
+    "agent_loop": by_agent_loop,
+}
+COMMITTING = {by_failing_execute: by_execute, by_failing_call: by_call}
+"""The same way without the failure."""
 
 
 class Attempts:
@@ -172,11 +202,13 @@ class Attempts:
         after = self._world.look()
         assert variables_set() == {}, lines.where
         whole = Plan(interrupted) in self._world.state.session[Plan].all()
+        assert not (whole and self._way in COMMITTING), lines.where
         assert not self._is_tool or whole == (interrupted in self._world.successes()), lines.where
         assert after == (self.expected(before, interrupted) if whole else before), lines.where
         warnings = [record for record in self._caplog.records if record.name == "mulligan.calls"]
         assert len(warnings) <= 1 and not (whole and warnings), lines.where
-        self._call()
+        self._number += 1
+        COMMITTING.get(self._way, self._way)(self._world, str(self._number))
         assert Plan(str(self._number)) == self._world.state.session[Plan].latest(), lines.where
 
     def expected(self, before: tuple[Any, ...], number: str) -> tuple[object, ...]:

@@ -42,8 +42,14 @@ def shared_lock() -> threading.RLock:
 def release_left_locks() -> None:
     """For a thread that is about to begin a call: release what an interrupt has kept it from releasing."""
     for lock in [reference() for reference in _shared.valuerefs()]:
-        if lock is not None and lock._is_owned():  # type: ignore[attr-defined]
-            lock._release_save()  # type: ignore[attr-defined]
+        if lock is not None:
+            release_left_lock(lock)
+
+
+def release_left_lock(lock: threading.RLock) -> None:
+    """The same for one lock. Does nothing if this thread does not hold it."""
+    if lock._is_owned():  # type: ignore[attr-defined]
+        lock._release_save()  # type: ignore[attr-defined]
 
 
 no_fork = fork_safe_lock()

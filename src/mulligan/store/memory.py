@@ -19,7 +19,7 @@ from weakref import ref
 
 from mulligan.store.blobs import delete_dropped_bodies
 from mulligan.store.bodies import MemoryBodies
-from mulligan.store.fork_locks import shared_lock
+from mulligan.store.fork_locks import release_left_lock, shared_lock
 from mulligan.store.journal import Schema
 from mulligan.store.originals import Originals
 from mulligan.store.protocol import BlobStore, Durability
@@ -91,7 +91,7 @@ class MemoryStore:
         if open_one is not None and open_one[0] == me:
             if open_one[1]() is not None:
                 raise fault("nested_transaction", "A write transaction is already open on this thread.")
-            self.end_write()
+            release_left_lock(self._writing)
         self._writing.acquire()
         self._writer = (me, holder)
         return _MemoryTx(self._rows.copy(), writable=True)
