@@ -169,7 +169,10 @@ DURABLE_WAYS = {
     "call in a call": by_nested_call,
     "agent_loop": by_agent_loop,
 }
-COMMITTING = {by_failing_execute: by_execute, by_failing_call: by_call}
+COMMITTING: dict[Callable[[World, str], None], Callable[[World, str], None]] = {
+    by_failing_execute: by_execute,
+    by_failing_call: by_call,
+}
 """The same way without the failure."""
 
 
