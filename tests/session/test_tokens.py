@@ -29,7 +29,7 @@ from session.hand_clock import NOON, HandClock
 from session.sizes import settled_bytes
 
 TOMORROW = NOON + timedelta(days=1)
-OWN = "a-token-of-our-own/0123456789.ABCDEFGHIJ"
+OWN = "Own-token_of-ours-0123456789-ABCDEFGHIJKLMNOPq"
 
 
 class Till:
@@ -127,9 +127,43 @@ class TestCreate:
     def test_a_principal_is_somebody(self, till: Till, principal: str) -> None:
         assert till.code_of(lambda: till.create(principal=principal)) == "invalid_id"
 
+    @pytest.mark.req("S3.token.expired_stays_expired")
+    @pytest.mark.parametrize("answer", ["get", "is_over", "touch"])
+    def test_a_token_that_an_answer_called_expired_stays_expired_when_the_clock_goes_back(
+        self, till: Till, answer: str
+    ) -> None:
+        made = till.create(id=OWN)
+        began = till.clock.time
+        till.clock.pass_by(days=30)
+        asked = {"get": lambda: till.tokens.get(OWN) is None, "touch": lambda: till.tokens.touch(OWN) is None}
+        assert asked.get(answer, lambda: till.tokens.is_over(made))()
+        till.clock.time = began
+        assert till.tokens.get(OWN) is None
+        assert till.tokens.touch(OWN) is None
+        assert till.tokens.is_over(made)
+
     @pytest.mark.req("S3.token.supplied_id_entropy")
     @pytest.mark.parametrize(
-        "weak", ["", "short", "x" * 31, "a" * 64, "ab" * 32, "pass word " * 8, "ü" * 40, OWN + "\n x"]
+        "weak",
+        [
+            *(
+                "",
+                "short",
+                "x" * 31,
+                "a" * 64,
+                "ab" * 32,
+                "pass word " * 8,
+                "ü" * 40,
+                OWN + "\n x",
+                OWN[:42],
+                f"{OWN}/a",
+            ),
+            *(
+                "correct-horse-battery-staple-and-so-on-and-on-for-ever",
+                "Correct-Horse-Battery-Staple-And-So-On-And-On-4",
+            ),
+            *("CORRECT-HORSE-BATTERY-STAPLE-AND-SO-ON-AND-ON-FOR-EVER", "0123456789abcdef" * 3, "9f86d081884c7d65" * 3),
+        ],
     )
     def test_an_id_of_ones_own_must_be_hard_to_guess(self, till: Till, weak: str) -> None:
         with pytest.raises(MulliganError) as caught:
@@ -137,7 +171,17 @@ class TestCreate:
         assert caught.value.code == "weak_token"
         assert not weak.strip() or weak.strip() not in caught.value.message
 
-    @pytest.mark.parametrize("strong", [OWN, "0" * 0 + "9f86d081884c7d659a2feaa0c55ad015", f"  {OWN}\n"])
+    @pytest.mark.parametrize(
+        "strong",
+        [
+            *(OWN, f"  {OWN}\n", "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"),
+            *(
+                "mlg_" + OWN,
+                "n4bQgYhMfWWaL-qgxVrQFaO_TxsrC4Is0V1sFbDwCgg",
+                "n4bQgYhMfWWaL-qgxVrQFaO_TxsrC4Is0V1sFbDwCgg=",
+            ),
+        ],
+    )
     def test_a_good_one_is_taken_trimmed(self, till: Till, strong: str) -> None:
         assert till.create(id=strong).id == strong.strip()
         assert till.tokens.get(strong) is not None

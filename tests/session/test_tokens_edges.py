@@ -163,7 +163,7 @@ class TestMiddleware:
 
     @pytest.mark.req("S3.auth.static_then_token", "S3.token.touch_updates_last_seen")
     def test_a_static_key_is_tried_first_and_touches_nothing(self) -> None:
-        both = "a-key-that-is-also-a-token-0123456789"
+        both = "A-Key-That-Is-Also-A-Token-0123456789-ABCDEFGH"
         hall = Hall(both)
         made = hall.tokens.create(id=both, principal="ann", expires_at=hall.clock.time + timedelta(hours=1))
         hall.clock.pass_by(minutes=1)

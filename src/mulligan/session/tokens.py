@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import re
 from base64 import urlsafe_b64encode
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -33,12 +34,16 @@ from mulligan.values.plain import plain
 PREFIX = "mlg_"
 HANDLE_PREFIX = "sha256:v1:"
 RANDOM_BYTES = 32
-SUPPLIED_MIN_CHARACTERS = 32
+SUPPLIED_MIN_BASE64 = 43
+SUPPLIED_MIN_HEX = 64
+"""Characters that 32 random bytes take."""
 SUPPLIED_MIN_BITS = 80
 ATTRIBUTES_MAX_BYTES = 4_096
 TOUCH_RECORD_EVERY = timedelta(minutes=10)
 
 _DOMAIN = b"mulligan.token.v1\0"
+_BASE64URL = re.compile(rf"[A-Za-z0-9_-]{{{SUPPLIED_MIN_BASE64},}}={{0,2}}")
+_HEX = re.compile("[0-9a-fA-F]+")
 _NO_HANDLE = HANDLE_PREFIX + "0" * 64
 
 Entropy = Callable[[int], bytes]
@@ -147,7 +152,7 @@ class Tokens:
     ) -> Token:
         """A new token for somebody. The only answer that tells a generated token; it cannot be had again.
 
-        An `id` of the caller's own has at least 32 characters that nobody could guess.
+        An `id` of the caller's own is base64url of at least 43 or hex of at least 64 characters: 32 random bytes.
         """
         token = random_token(self._entropy) if id is None else _parse_supplied(id)
         created = self._now() if created_at is None else _stamp(created_at, "created_at")
@@ -166,10 +171,16 @@ class Tokens:
             return _token(tx, handle, token)
 
     def get(self, id: str) -> Token | None:
-        """The token, or None if it is unknown, expired or revoked. Changes nothing."""
+        """The token, or None if it is unknown, expired or revoked.
+
+        Writes only the record of an end that no record says yet.
+        """
         with self._store.read() as tx:
             row = self._known(tx, _parse_given(id))
-            return None if row is None or self._is_over(row) else _token(tx, row.handle, id)
+            if row is not None and not self._is_over(row):
+                return _token(tx, row.handle, id)
+        self._record_end(row)
+        return None
 
     def touch(
         self,
@@ -211,10 +222,13 @@ class Tokens:
         return self._revoke(handle, None)
 
     def is_over(self, token: Token) -> bool:
-        """Whether it no longer works."""
+        """Whether it no longer works. If so, it never will again: the answer is on record."""
         with self._store.read() as tx:
             row = tx.get(TOKENS, token.handle)
-        return row is None or self._is_over(row)
+        if row is not None and not self._is_over(row):
+            return False
+        self._record_end(row)
+        return True
 
     # Inside.
 
@@ -256,6 +270,13 @@ class Tokens:
 
     def _is_over(self, row: TokenRow) -> bool:
         return bool(row.ended) or parse_timestamp(row.expires_at) <= self._clock.now()
+
+    def _record_end(self, seen: TokenRow | None) -> None:
+        """An answer called this token expired, so it stays expired, whatever the clock does."""
+        if seen is None or seen.ended:
+            return
+        with self._store.write() as tx:
+            self._end_for_good(tx, tx.get(TOKENS, seen.handle))
 
     def _end_for_good(self, tx: Tx, row: TokenRow | None) -> None:
         """On record once, so that a clock that is set back does not bring a token back."""
@@ -302,12 +323,27 @@ def _parse_given(id: object) -> str:
 def _parse_supplied(id: object) -> str:
     """An id somebody else made: fit for a header, and not to be guessed. The message never repeats it."""
     token = _parse_given(id)
-    if len(token) < SUPPLIED_MIN_CHARACTERS or not token.isascii() or not token.isprintable() or " " in token:
-        words = f"A token of your own has at least {SUPPLIED_MIN_CHARACTERS} visible ASCII characters without spaces."
+    if not _is_random_text(token):
+        words = (
+            f"A token of your own is base64url of at least {SUPPLIED_MIN_BASE64} characters, or hex of at least"
+            f" {SUPPLIED_MIN_HEX}: 32 random bytes. Leave `id` out to have one made."
+        )
         raise fault("weak_token", words)
     if _bits_of(token) < SUPPLIED_MIN_BITS:
         raise fault("weak_token", "This token is too easy to guess. Leave `id` out to have one made.")
     return token
+
+
+def _is_random_text(token: str) -> bool:
+    """Whether it has the form of 32 random bytes: hex, or base64url that is no sentence of words."""
+    if _HEX.fullmatch(token):
+        return len(token) >= SUPPLIED_MIN_HEX
+    if not _BASE64URL.fullmatch(token):
+        return False
+    lower = sum(character.islower() for character in token)
+    others = sum(character.isupper() or character.isdigit() for character in token)
+    # Of random base64url 40 % are small letters and 56 % capitals and digits; words have nearly none of one of them.
+    return others * 4 >= len(token) and lower * 10 >= len(token)
 
 
 def _bits_of(token: str) -> float:
