@@ -24,8 +24,12 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_
     return "native" if find_ripgrep() is None else "ripgrep"
 
 
+CUT_SHORT = "The search was cut short before it found anything"
+
+
 def matched(engine: str, *lines: str, truncated: bool = False) -> Fields:
-    words = {0: "No matches found", 1: "1 match"}.get(len(lines), f"{len(lines)} matches")
+    none = CUT_SHORT if truncated else "No matches found"
+    words = {0: none, 1: "1 match"}.get(len(lines), f"{len(lines)} matches")
     body = {"status": "ok", "matches": text("\n".join(lines)), "match_count": len(lines), "truncated": truncated}
     return {**body, "engine": engine, "summary_text": words}
 
@@ -276,3 +280,16 @@ def test_a_search_without_a_path_searches_what_fs_roots_allow(stage: Stage, root
         assert limited.refused("grep", pattern="hit", path=outside) == denied("path_not_allowed")
         assert limited.refused("glob", pattern="**", path=outside) == denied("path_not_allowed")
     assert stage.within({"fs_roots": []}).refused("grep", pattern="hit") == denied("path_not_allowed")
+
+
+@pytest.mark.req("D9.cut_short_is_said")
+def test_a_search_that_was_cut_short_does_not_say_that_there_is_nothing(stage: Stage) -> None:
+    stage.plant({"a": "one\n", "b": "two\n", "c": "hit\n"})
+    for capability in ({"max_scan_files": 1}, {"max_scan_bytes": 5}, {"max_grep_results": 0}):
+        found = stage.within(capability).perform("grep", pattern="hit")
+        assert (found["match_count"], found["truncated"]) == (0, True)
+        assert found["summary_text"] == CUT_SHORT
+    found = stage.within({"max_scan_files": 1}).perform("glob", pattern="c")
+    assert (found["count"], found["truncated"]) == (0, True)
+    assert found["summary_text"] == CUT_SHORT
+    assert stage.perform("grep", pattern="absent")["summary_text"] == "No matches found"

@@ -65,8 +65,15 @@ def grep_files(scene: Scene, asked: params.Grep) -> Fields:
         "match_count": count,
         "truncated": found.truncated,
         "engine": found.engine,
-        "summary_text": f"{count} match{'' if count == 1 else 'es'}" if count else "No matches found",
+        "summary_text": _summary(count, ("match", "matches"), "No matches found", truncated=found.truncated),
     }
+
+
+def _summary(count: int, forms: tuple[str, str], none: str, *, truncated: bool) -> str:
+    """A search that was cut short has not shown that there is nothing."""
+    if count:
+        return f"{count} {forms[count != 1]}"
+    return "The search was cut short before it found anything" if truncated else none
 
 
 def _most_guarded(scene: Scene, base: RepoPath, found: GrepResult) -> RepoPath:
@@ -97,5 +104,7 @@ def glob_files(scene: Scene, asked: params.Glob) -> Fields:
         "paths": scene.answer(text, op="list", path=base, mode=asked.output_mode),
         "count": count,
         "truncated": found.truncated,
-        "summary_text": f"{count} path{'' if count == 1 else 's'} matched" if count else "No files matched",
+        "summary_text": _summary(
+            count, ("path matched", "paths matched"), "No files matched", truncated=found.truncated
+        ),
     }
