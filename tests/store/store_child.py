@@ -5,6 +5,7 @@
 `python store_child.py beside DIRECTORY`              what children forked while other threads write say, as JSON
 `python store_child.py many DIRECTORY [RUNS FORKS]`   what children forked by many threads with stores of their own say
 `python store_child.py held DIRECTORY`                what a child says, forked inside another thread's transaction
+`python store_child.py orphan DIRECTORY`              what a forked child says of its dead parent's lock, as JSON
 `python store_child.py fork DIRECTORY`                what a forked child sees of its parent's store, as JSON
 `python store_child.py ask DIRECTORY OWNER`           many at once ask whether an owner lives, as JSON
 `python store_child.py kill DIRECTORY MODE COUNT SEED` kill a writing child again and again, as JSON
@@ -15,8 +16,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from random import Random
@@ -165,6 +168,19 @@ def fork_while_held(directory: str) -> None:
     print(json.dumps([said, json.loads(in_child(child)), _complaints(store)]))
 
 
+def orphan(directory: str) -> None:
+    store = SqliteStore(directory, CONTRACT_SCHEMA)
+    parent, parent_pid = store.owner(), os.getpid()
+    if os.fork():
+        os._exit(0)
+    while os.getppid() == parent_pid:
+        time.sleep(0.001)
+    mine = store.owner()
+    asked = subprocess.run([sys.executable, __file__, "ask", directory, str(mine)], stdout=subprocess.PIPE, check=True)
+    child_lives = json.loads(asked.stdout) == ["[true]"] * 4
+    print(json.dumps({"parent_lives": store.is_alive(parent), "child_lives": child_lives}))
+
+
 def _counting(done: threading.Event) -> Iterator[int]:
     number = 0
     while not done.is_set():
@@ -261,6 +277,7 @@ if __name__ == "__main__":
         "write": write,
         "own": own,
         "fork": fork,
+        "orphan": orphan,
         "beside": fork_beside,
         "many": fork_from_many,
         "held": fork_while_held,
