@@ -17,7 +17,7 @@ INSTALLED := $(VENV)/.installed
 TOOLS     := .tools/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-slow test-power check bench docs lint format lock clean
+.PHONY: help run demo test test-slow test-power mutants check bench docs lint format lock clean
 .DELETE_ON_ERROR:
 
 help: ## say what can be made
@@ -40,6 +40,9 @@ test-power: $(INSTALLED) ## power cuts on real file systems: ext4, xfs, btrfs (a
 	@command -v mkfs.ext4 >/dev/null && command -v mkfs.xfs >/dev/null && command -v mkfs.btrfs >/dev/null || \
 	  apt-get install -y -q e2fsprogs xfsprogs btrfs-progs
 	$(PY) tests/power/mounted.py
+
+mutants: $(INSTALLED) ## break our own code in small ways; the tests must notice each
+	PYTHONPATH=tests $(PY) -m mutants.run
 
 check: lint ## format, lint, types and the rule between rooms
 	$(VENV)/bin/mypy
