@@ -315,7 +315,37 @@ class TestSessions:
         assert stage.files() == {}
         with stage.agent(cwd=around) as client:
             assert client.ask("session/close", sessionId=session) == {}
-            assert client.error("session/delete", sessionId=session)["code"] == -32004
+            assert client.ask("session/delete", sessionId=session) == {}
+            assert client.ask("session/list")["sessions"] == []
+
+    @pytest.mark.req("D14.acp.close_keeps_delete_removes")
+    def test_a_closed_session_stays_listed_and_loadable_and_a_deleted_one_does_not(self, stage: Stage) -> None:
+        def listed(client: Client) -> list[str]:
+            return [one["sessionId"] for one in client.ask("session/list", cwd=str(stage.root))["sessions"]]
+
+        with stage.agent("one", "two") as client:
+            session = new(client, stage)
+            client.ask("session/prompt", sessionId=session, prompt=PROMPT)
+            assert client.ask("session/close", sessionId=session) == {}
+            assert listed(client) == [session]
+            client.ask("session/load", sessionId=session, cwd=str(stage.root), mcpServers=[])
+            client.ask("session/prompt", sessionId=session, prompt=PROMPT)
+            client.ask("session/close", sessionId=session)
+        with stage.agent() as client:
+            assert listed(client) == [session]
+            for _ in range(2):
+                assert client.ask("session/delete", sessionId=session) == {}
+                assert listed(client) == []
+            assert client.ask("session/delete", sessionId="none") == {}
+            error = client.error("session/load", sessionId=session, cwd=str(stage.root), mcpServers=[])
+            assert error["data"]["status"] == "unknown_session"
+
+    @pytest.mark.req("D14.acp.no_general_32000")
+    def test_a_general_error_is_not_the_code_that_asks_to_authenticate(self, stage: Stage) -> None:
+        with stage.agent("one") as client:
+            session = new(client, stage)
+            taken = client.error("session/fork", sessionId=session, id=session)
+            assert (taken["code"], taken["data"]["status"]) == (-32602, "session_exists")
 
     @pytest.mark.req("D11.close_semantics", "D14.acp.session_delete")
     def test_what_was_deleted_stays_deleted(self, stage: Stage) -> None:
@@ -364,6 +394,9 @@ class TestSessions:
             assert client.ask("session/close", sessionId=child) == {}
             assert client.error("session/prompt", sessionId=child, prompt=PROMPT)["code"] == -32602
             assert client.ask("session/delete", sessionId=session) == {}
+            listed = client.ask("session/list", cwd=str(stage.root))["sessions"]
+            assert [one["sessionId"] for one in listed] == [child]
+            assert client.ask("session/delete", sessionId=child) == {}
             assert client.ask("session/list", cwd=str(stage.root))["sessions"] == []
 
 

@@ -117,11 +117,16 @@ class Sessions(Arrivals):
         Its talk and the record of what it did stay in the journal.
         """
         session = SessionId(id)
+        with self._archive.store.read() as tx:
+            row = session_in(tx, session)
+            if row is None:
+                raise fault("session_not_found", f"delete: there is no session {id!r}.", session=id, verb="delete")
+            is_only_closed = row.closed_at is not None and not is_deleted(tx, session)
+        if is_only_closed:
+            # Only the record of a close says that a session was deleted.
+            self.open(id)
         if self.exists(id):
             self.close(id, DELETED)
-        with self._archive.store.read() as tx:
-            if session_in(tx, session) is None:
-                raise fault("session_not_found", f"delete: there is no session {id!r}.", session=id, verb="delete")
         drop_scopes(self._desk, session)
         return drop_session(self._desk.ledger, session)
 

@@ -27,13 +27,23 @@ from mulligan.servers.acp.returning import (
     WaysBack,
     param,
 )
-from mulligan.servers.acp.wire import INVALID_PARAMS, METHOD_NOT_FOUND, NOT_FOUND, AcpError, Later, Params, Wire
+from mulligan.servers.acp.wire import (
+    BACKEND,
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    NOT_FOUND,
+    AcpError,
+    Later,
+    Params,
+    Wire,
+)
 from mulligan.servers.acp.workspaces import Workspace, Workspaces, close_for_client
 from mulligan.session.known import Plan
 from mulligan.session.standing import is_deleted, session_in
 from mulligan.store.protocol import Tx
 from mulligan.values.entries import Absent, Entry, FileEntry
 from mulligan.values.faults import MulliganError
+from mulligan.values.ids import SessionId
 from mulligan.values.limits import MIB_BYTES
 from mulligan.values.plain import plain
 
@@ -150,8 +160,9 @@ class AcpAgent:
         cwd = params.get("cwd")
         here = self._workspaces.at(cwd) if isinstance(cwd, str) and cwd else None
         with (self._workspaces.store() if here is None else here.store).read() as tx:
-            rows = listed_in(tx, workspace=None if here is None else workspace_of(tx, here.desk))
-            return {"sessions": [_listed(tx, row) for row in reversed(rows) if row["root"]]}
+            rows = listed_in(tx, closed=True, workspace=None if here is None else workspace_of(tx, here.desk))
+            kept = [row for row in reversed(rows) if row["root"] and not is_deleted(tx, SessionId(row["id"]))]
+            return {"sessions": [_listed(tx, row) for row in kept]}
 
     def close(self, params: Params) -> Mapping[str, Any]:
         live = self._found(params, code=NOT_FOUND)
@@ -162,11 +173,18 @@ class AcpAgent:
         return {}
 
     def delete(self, params: Params) -> Mapping[str, Any]:
-        live = self._found(params, code=NOT_FOUND)
-        self._stop(live)
-        with live.at_work:
-            live.workspace.sessions.delete(live.session.id)
-        self._lives.pop(live.session.id, None)
+        """An unknown session is as good as deleted; a closed one is deleted too."""
+        name = param(params, "sessionId")
+        live = self._lives.get(name)
+        if live is not None:
+            self._stop(live)
+            with live.at_work:
+                live.workspace.sessions.delete(name)
+            self._lives.pop(name, None)
+            return {}
+        home = self._workspaces.home_of(name, closed=True)
+        if home is not None:
+            self._workspaces.at(home).sessions.delete(name)
         return {}
 
     def fork(self, params: Params) -> Mapping[str, Any]:
@@ -256,7 +274,7 @@ class AcpAgent:
     def _go_back(self, back: Callable[[WaysBack, Params], Any], params: Params, *, strict: bool) -> Any:
         live = self._found(params)
         if not live.at_work.acquire(blocking=False):
-            raise AcpError(-32000, "prompt_active", {"status": "prompt_active"})
+            raise AcpError(BACKEND, "prompt_active", {"status": "prompt_active"})
         try:
             result = back(WaysBack(live.session, lambda update: self.tell(live, update), strict), params)
             return result if isinstance(result, Later) else dict(result)

@@ -13,10 +13,12 @@ from concurrent.futures import Future
 from typing import IO, Any
 
 from mulligan.values.canonical import decode, encode
-from mulligan.values.faults import MulliganError
+from mulligan.values.faults import Family, MulliganError
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL = -32700, -32600, -32601, -32602, -32603
-BACKEND, NOT_FOUND, CANCELLED = -32000, -32004, -32800
+NOT_FOUND, CANCELLED = -32004, -32800
+BACKEND = -32000
+"""Only for what S0's methods answer with it: elsewhere in ACP it means that a client must authenticate."""
 
 Params = dict[str, Any]
 
@@ -149,5 +151,7 @@ class Wire:
 
 
 def _told(error: AcpError | MulliganError) -> dict[str, Any]:
-    told = error if isinstance(error, AcpError) else AcpError(BACKEND, error.message, {"status": error.code})
-    return told.to_json()
+    if isinstance(error, AcpError):
+        return error.to_json()
+    code = INVALID_PARAMS if error.family is Family.ASKED_WRONGLY else INTERNAL
+    return AcpError(code, error.message, {"status": error.code}).to_json()

@@ -53,11 +53,11 @@ class Workspaces:
                 self._store = self._open_store()
             return self._store
 
-    def home_of(self, session: str) -> str | None:
-        """The folder that an open session of the store works in; None if there is no such session."""
+    def home_of(self, session: str, *, closed: bool = False) -> str | None:
+        """The folder that an open session of the store, or with `closed` any, works in; None if there is none."""
         with self.store().read() as tx:
             row = session_in(tx, session)
-            root = tx.get(ROOTS, row.root) if row is not None and row.closed_at is None else None
+            root = tx.get(ROOTS, row.root) if row is not None and (closed or row.closed_at is None) else None
         return None if root is None else os.fsdecode(root.place) or "/"
 
 

@@ -31,6 +31,9 @@ class Asked(NamedTuple):
     sets: tuple[str, ...] = TOOLSETS
 
 
+INTERRUPTED = 130
+"""The exit code of a program that an interrupt ended."""
+
 OpenWorkspace = Callable[[Asked], Workspace]
 
 _PLAIN = {"--root": "root", "--store": "store", "--session": "session", "--tools": "sets", "--profile": "profile"}
@@ -67,6 +70,8 @@ def serve_plain(asked: Asked, open_workspace: OpenWorkspace) -> None:
 
     try:
         serve_stdio(open_tools, asked.sets)
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
     finally:
         for workspace in opened:
             workspace.close()

@@ -43,6 +43,7 @@ from mulligan.session.tokens import Tokens
 
 BODY_MAX_BYTES = 64 * 1024 * 1024
 WORKERS = 32
+SHUTDOWN_LIMIT_S = 5
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EVERY_ADDRESS = ("0.0.0.0", "::")
 
@@ -231,6 +232,14 @@ def serve_http(workspace: Workspace, asked: Asked, where: tuple[str, int], *, ke
     host, port = where
     try:
         app = make_app(toolbox, asked.sets, clients=clients, host=host)
-        uvicorn.run(app, host=host, port=port, log_level="info", access_log=False)
+        uvicorn.run(
+            app,
+            host=host,
+            port=port,
+            log_level="info",
+            access_log=False,
+            # A client that listens for events never hangs up by itself.
+            timeout_graceful_shutdown=SHUTDOWN_LIMIT_S,
+        )
     finally:
         toolbox.close()

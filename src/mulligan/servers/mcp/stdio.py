@@ -72,21 +72,29 @@ class StdioServer:
         self._writing = threading.Lock()
 
     def serve(self) -> None:
+        """An interrupt ends it at once: calls in progress are taken back. Raises KeyboardInterrupt when they are."""
+        try:
+            self._read_frames()
+        except KeyboardInterrupt:
+            self._finish(0.0)
+            raise
+        self._finish(FINISH_LIMIT_S)
+
+    def _read_frames(self) -> None:
         while line := self._input.readline(FRAME_MAX_BYTES + 1):
             if len(line) > FRAME_MAX_BYTES:
                 self._skip_line(line)
                 self._send_error(None, RpcError(INVALID_REQUEST, f"A frame has at most {FRAME_MAX_BYTES} bytes."))
             elif line.strip():
                 self._take(line)
-        self._finish()
 
-    def _finish(self) -> None:
-        """The client has gone: what it asked for is done, but what takes long is taken back."""
+    def _finish(self, limit_s: float) -> None:
+        """The client has gone: what it asked for is done, but what takes longer than the limit is taken back."""
         for _ in self._workers:
             self._work.put(None)
         if self._workers:
             self._tools_opened()  # starting up is not what takes long
-        deadline = monotonic_s() + FINISH_LIMIT_S
+        deadline = monotonic_s() + limit_s
         for worker in self._workers:
             worker.join(max(0.0, deadline - monotonic_s()))
         for running in list(self._running.values()):
