@@ -124,8 +124,15 @@ def test_every_allowance_names_a_known_rule_and_a_reason() -> None:
 
 
 class TestExports:
+    def test_a_star_import_leaves_the_open_of_python(self) -> None:
+        names: dict[str, object] = {}
+        exec("from mulligan import *\nfound = open", names)
+        assert names["found"] is open
+        assert mulligan.open.__module__ == "mulligan.opening"
+        assert "open" in dir(mulligan) and "Plan" in names
+
     def test_they_are_exactly_the_golden_list(self) -> None:
-        assert sorted(getattr(mulligan, "__all__", ())) == GOLDEN_EXPORTS.read_text("utf-8").splitlines()
+        assert sorted([*mulligan.__all__, "open"]) == GOLDEN_EXPORTS.read_text("utf-8").splitlines()
 
     def test_they_are_few_and_sorted_without_repeats(self) -> None:
         names = GOLDEN_EXPORTS.read_text("utf-8").splitlines()

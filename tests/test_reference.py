@@ -32,7 +32,7 @@ def test_the_pages_are_current(found: dict[str, Any]) -> None:
 
 
 def test_every_public_name_is_on_exactly_one_page(found: dict[str, Any]) -> None:
-    wanted = {f"mulligan.{name}" for name in mulligan.__all__ if name != "tokens"}
+    wanted = {f"mulligan.{name}" for name in [*mulligan.__all__, "open"] if name != "tokens"}
     wanted |= {f"mulligan.testing.{name}" for name in testing.__all__}
     wanted |= {f"mulligan.builtins.{name}" for name in builtins.__all__}
     wanted |= {f"mulligan.agents.{adapter}.tools_for" for adapter in ADAPTERS}

@@ -122,7 +122,9 @@ _ROOMS = {
 _MODULES = ("tokens",)
 _HOME_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
-__all__ = sorted([*_HOME_OF, *_MODULES])
+_PUBLIC = sorted([*_HOME_OF, *_MODULES])
+
+__all__ = [name for name in _PUBLIC if name != "open"]  # a star import must not replace Python's own `open`
 
 
 def __getattr__(name: str) -> object:
@@ -138,4 +140,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_PUBLIC})

@@ -25,11 +25,13 @@ from mulligan import (
     MulliganError,
     Plan,
     PromptEvaluationError,
+    ProviderToolCall,
     RestoreFailedError,
     Session,
     ToolContext,
     ToolInvoked,
     ToolResult,
+    ToolRunner,
     ToolValidationError,
     agent_loop,
     tool,
@@ -96,6 +98,29 @@ class TestMakingThem:
     def test_what_has_no_name_a_model_could_say_is_refused(self, given: Any) -> None:
         with pytest.raises(ToolValidationError):
             tool(given)
+
+    @pytest.mark.parametrize("keyed", [True, False])
+    def test_a_runner_takes_plain_functions(self, keyed: bool) -> None:
+        def note(state: ExecutionState, objective: str) -> str:
+            """Note a plan."""
+            state.session[Plan].append(Plan(objective))
+            return f"noted {objective}"
+
+        state = ExecutionState(Session())
+        runner = ToolRunner(state, {"note": note} if keyed else [note])
+        result = runner.execute(ProviderToolCall("1", "note", {"objective": "tea"}))
+        assert (result.success, result.message) == (True, "noted tea")
+        assert state.session[Plan].latest() == Plan("tea")
+        assert runner.tool_registry["note"].description == "Note a plan."
+        assert not runner.execute(ProviderToolCall("2", "note", {"objective": 3})).success
+
+    def test_a_runner_names_a_function_by_its_key_and_refuses_what_cannot_be_called(self) -> None:
+        state = ExecutionState(Session())
+        runner = ToolRunner(state, {"two": lambda: 2})
+        assert runner.execute(ProviderToolCall("1", "two")).value == 2
+        wrong: Any = {"two": "2"}
+        with pytest.raises(ToolValidationError, match="'2' cannot be called"):
+            ToolRunner(state, wrong)
 
     def test_two_of_one_name_are_refused_everywhere(self, opened: Mulligan) -> None:
         def look() -> None: ...

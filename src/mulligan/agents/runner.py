@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, field, is_dataclass, replace
@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from mulligan.agents.gate import Gate, Passing
-from mulligan.agents.tools import ProviderToolCall, Tool, ToolContext, as_result
+from mulligan.agents.tools import AnyTool, ProviderToolCall, Tool, ToolContext, as_result, registry_of
 from mulligan.history.composite import CompositeSnapshot, ExecutionState, restoring_together
 from mulligan.session.known import ToolInvoked, ToolResult
 from mulligan.session.orphans import Watched, abort_orphans, watch
@@ -417,15 +417,28 @@ class _Leaving:
         return self.is_needed and self._transaction.leave(error)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class ToolRunner:
     """Runs the tools of a registry on one state, each call as a transaction. Safe to use from many threads and tasks:
     calls whose resources are captured whole wait for each other, unless the tool is read-only."""
 
     execution_state: ExecutionState
     tool_registry: Mapping[str, Tool[Any, Any]]
-    prompt_name: str = ""
-    adapter: str = ""
+    prompt_name: str
+    adapter: str
+
+    def __init__(
+        self,
+        execution_state: ExecutionState,
+        tool_registry: Mapping[str, AnyTool] | Iterable[AnyTool],
+        prompt_name: str = "",
+        adapter: str = "",
+    ) -> None:
+        """Tools by name, or in a list. A plain function becomes a tool, as `tool` makes one."""
+        self.execution_state = execution_state
+        self.tool_registry = registry_of(tool_registry)
+        self.prompt_name = prompt_name
+        self.adapter = adapter
 
     def execute(self, tool_call: ProviderToolCall, *, context: ToolContext | None = None) -> ToolResult[Any]:
         """The tool's result; a failed one if it raised. Async handlers are run to their end.

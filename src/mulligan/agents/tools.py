@@ -9,7 +9,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from datetime import datetime
 from functools import cached_property
 from random import Random
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, get_type_hints, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast, get_type_hints, overload
 
 from mulligan.history.composite import ExecutionState
 from mulligan.session.known import ToolResult
@@ -166,6 +166,8 @@ def tool(
     """
 
     def made(handler: Handler) -> Tool[Any, Any]:
+        if not callable(handler):
+            raise ToolValidationError(f"A tool is made from a function; {handler!r} cannot be called.")
         called = name or str(getattr(handler, "__name__", ""))
         if not _NAME.fullmatch(called):
             words = f"{called or handler!r} is no name for a tool; give one of letters, digits, - and _, at most 64."
@@ -191,6 +193,18 @@ def by_name(tools: Iterable[Tool[Any, Any]]) -> dict[str, Tool[Any, Any]]:
             raise ToolValidationError(f"There are two tools {tool.name!r}.")
         found[tool.name] = tool
     return found
+
+
+def registry_of(tools: Mapping[str, AnyTool] | Iterable[AnyTool]) -> Mapping[str, Tool[Any, Any]]:
+    """Tools by name. A plain function becomes a tool under its key, or, where there are no keys, under its own name.
+
+    A mapping of nothing but tools is used itself, so that whoever holds it can add to it later.
+    """
+    if not isinstance(tools, Mapping):
+        return by_name(as_tool(one) for one in tools)
+    if all(isinstance(one, Tool) for one in tools.values()):
+        return cast("Mapping[str, Tool[Any, Any]]", tools)
+    return {name: one if isinstance(one, Tool) else tool(name=name)(one) for name, one in tools.items()}
 
 
 def as_result(value: object) -> ToolResult[Any]:

@@ -17,6 +17,7 @@ from mulligan.session.state import Session
 from mulligan.session.types import TYPES
 from mulligan.values.canonical import encode
 from mulligan.values.clock import Clock, SystemClock, parse_timestamp
+from mulligan.values.faults import fault
 from mulligan.values.ids import SystemIds
 from mulligan.values.state_faults import RestoreFailedError, SnapshotMismatchError
 from mulligan.workspace.filesystem import Filesystem, FilesystemSnapshot
@@ -116,6 +117,12 @@ class ExecutionState:
     checkpoints: CheckpointStore | None = None
     gate: object = field(default=None, init=False, repr=False, compare=False)
     """Whoever runs tools keeps here what makes them wait for each other."""
+
+    def __post_init__(self) -> None:
+        given: object = self.session
+        if not isinstance(given, Session):
+            words = f"The session of a run is a Session object, such as Session(), not {given!r}."
+            raise fault("invalid_params", words)
 
     def snapshot(self, *, tag: str | None = None, metadata: SnapshotMetadata | None = None) -> CompositeSnapshot:
         """All STATE slices, resources and the state of the randomness, as they are now."""

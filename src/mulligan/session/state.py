@@ -29,6 +29,7 @@ from mulligan.session.snapshot import Slices, Snapshot, SnapshotMetadata
 from mulligan.session.types import TYPES
 from mulligan.values.call_scope import check_call_open
 from mulligan.values.clock import Clock, SystemClock
+from mulligan.values.faults import fault
 from mulligan.values.here import Holder, block_exit, holder_of
 from mulligan.values.ids import IdSource, SystemIds
 from mulligan.values.plain import plain
@@ -150,6 +151,7 @@ class Session:
     def __getitem__(self, kind: type[T]) -> SliceAccessor[T]:
         """The slice of a type: `session[Plan].latest()`."""
         if kind not in self._seen:
+            _check_class(kind, "A slice")
             TYPES.register(kind)
             self._seen = {*self._seen, kind}
         return SliceAccessor(self, kind)
@@ -169,6 +171,9 @@ class Session:
         return bool(self._rules)
 
     def _register(self, kind: Kind, event: Kind, reducer: Reducer, policy: SlicePolicy | None) -> None:
+        _check_class(event, "What a reducer is registered for")
+        if not callable(reducer):
+            raise fault("invalid_params", f"A reducer is a function; {reducer!r} cannot be called.")
         if policy is not None:
             self._policies[kind] = policy
         rule = _Rule(kind, reducer, takes_context(reducer))
@@ -186,6 +191,8 @@ class Session:
 
     def dispatch_in(self, pending: Pending | None, event: object) -> DispatchResult:
         """The same as a part of these changes, even from outside their call; with None, of those being made here."""
+        if isinstance(event, type):
+            raise fault("invalid_params", f"{event.__name__} is a class; an event is an instance of one.")
         kind = type(event)
         rules = self._rules.get(kind) or (_Rule(kind, append_all, with_context=False),)
         for rule in rules:
@@ -488,6 +495,11 @@ class SliceAccessor(Generic[T]):
 
     def _change(self, step: Step) -> None:
         self.session._change([(self.kind, lambda _: step)])
+
+
+def _check_class(kind: object, what: str) -> None:
+    if not isinstance(kind, type):
+        raise fault("invalid_params", f"{what} is named by a class, such as Plan, not by {kind!r}.")
 
 
 class SessionSnapshotAdapter:
