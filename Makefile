@@ -38,7 +38,7 @@ test-slow: $(INSTALLED) $(TOOLS) bubblewrap ## also what takes minutes: long ran
 test-power: $(INSTALLED) ## power cuts on real file systems: ext4, xfs, btrfs (as root)
 	@test "$$(id -u)" = 0 || { echo "make test-power needs root: it makes and mounts file systems."; exit 1; }
 	@command -v mkfs.ext4 >/dev/null && command -v mkfs.xfs >/dev/null && command -v mkfs.btrfs >/dev/null || \
-	  apt-get install -y -q e2fsprogs xfsprogs btrfs-progs
+	  { apt-get update -q && apt-get install -y -q e2fsprogs xfsprogs btrfs-progs; }
 	$(PY) tests/power/mounted.py
 
 mutants: $(INSTALLED) ## break our own code in small ways; the tests must notice each
@@ -91,7 +91,8 @@ $(INSTALLED): requirements.lock pyproject.toml
 
 .PHONY: bubblewrap
 bubblewrap:
-	@command -v bwrap >/dev/null || { apt-get update -q && apt-get install -y -q bubblewrap; } >/dev/null
+	@command -v bwrap >/dev/null || { apt-get update -q && apt-get install -y -q bubblewrap; } >/dev/null || \
+	  { echo "The tests need bubblewrap (bwrap): install it with your package manager."; exit 1; }
 
 $(TOOLS): $(INSTALLED) requirements-node.lock Makefile
 	@mkdir -p .tools
