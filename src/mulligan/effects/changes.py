@@ -144,7 +144,7 @@ def edit_file(scene: Scene, asked: params.EditFile) -> Fields:
 def _text(image: Image, shown: str) -> str:
     if isinstance(image.entry, Absent):
         raise _nothing_at(shown)
-    if image.content is None:
+    if image.any_content is None:
         raise Refused("error", "is_directory", f"{shown} is a directory.")
     try:
         return image.data.decode("utf-8")
@@ -276,7 +276,7 @@ def _arrival(image: Image, shown: str, *, overwrite: bool) -> Plan:
             raise Refused("conflict", "file_exists", f"{shown} exists already.")
         if isinstance(now.entry, DirEntry):
             raise Refused("conflict", "file_exists", f"{shown} is a directory.")
-        return Wanted(image.entry, image.content)
+        return Wanted(image.entry, image.any_content)
 
     return plan
 

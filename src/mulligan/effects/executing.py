@@ -19,7 +19,7 @@ from mulligan.history.desk import Desk
 from mulligan.history.running import How, run_in_call
 from mulligan.values.clock import monotonic_s
 from mulligan.values.digest import Digest, parse_digest
-from mulligan.values.entries import Change, FileEntry, kind_of_change
+from mulligan.values.entries import Change, FileEntry, is_never_recorded, kind_of_change
 from mulligan.values.faults import MulliganError
 from mulligan.values.paths import ROOT, RepoPath, path_from_bytes, to_wire
 from mulligan.values.refusal import Refused
@@ -152,8 +152,8 @@ def _run(
         "strategy_reason": ran.strategy_reason,
         "attribution": ran.attribution,
         "sandbox": ran.sandbox,
-        "changes": [_change(scene, change) for change in changes],
-        "coverage": list(scene.call.coverage),
+        "changes": [_change(scene, change) for change in changes if not is_never_recorded(change)],
+        "coverage": scene.call.gaps(),
         **({"rescued": [_rescued(scene, *one) for one in ran.given_way]} if ran.given_way else {}),
     }
     try:

@@ -177,7 +177,7 @@ def _content(looking: _Looking, path: RepoPath, links: Mapping[str, RepoPath]) -
     image = looking.plain_image(path)
     if isinstance(image.entry, SymlinkEntry) and path in links.values():
         return image.entry.target.encode("utf-8", "surrogateescape")
-    return None if image.content is None else image.data
+    return None if image.any_content is None else image.data
 
 
 def _wanted(scene: Scene, looking: _Looking, staged: Staged, path: RepoPath) -> Wanted:

@@ -29,6 +29,7 @@ from mulligan.store.fork_locks import no_fork
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.faults import MulliganError, fault
 from mulligan.values.ids import SessionId
+from mulligan.values.paths import RepoPath
 from mulligan.values.refusal import Refused
 from mulligan.workspace.exec.output import Sink
 from mulligan.workspace.reading import refusal_of
@@ -39,6 +40,7 @@ RECORDED_DEPTH_MAX = 16
 
 _COMMON_STATUSES = ("forbidden", "error")
 _PATH_FIELDS = ("path", "to", "cwd")
+_WITHHELD = {"withheld": True}
 
 
 def effect_named(name: str) -> Effect:
@@ -71,12 +73,14 @@ def perform(
     """
     effect = effect_named(name)
     given = with_whole_numbers(given)
+    withheld = set[RepoPath]()
     try:
         asked = _parsed(effect.params, given)
         _check_session(desk, call, name, asked)
         with call.savepoint() if effect.op == "exec" else nullcontext():
             scene = _scene(desk, call, boundary, sink, writes=not effect.read_only, deadline=deadline)
             scene.stdin_fd = stdin_fd
+            scene.withheld = withheld
             fields = _acted(scene, effect, asked)
         receipt = Receipt(effect.name, fields.pop("status", "ok"), fields)
     except Refused as refused:
@@ -84,9 +88,19 @@ def perform(
     except OSError as error:
         receipt = refusal_receipt(effect.name, _as_told(effect, refusal_of(error, _what(given))))
     account = call.account
+    if withheld:
+        account.note_effect(effect.name, *_without_bytes(given, receipt))
+        return receipt
     params = recorded(without_env_values(desk.ledger.store.secret_key, given))
     account.note_effect(effect.name, params, recorded(receipt.to_dict(), keep=account.keep))
     return receipt
+
+
+def _without_bytes(given: Mapping[str, Any], receipt: Receipt) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is recorded of an effect on paths that are not captured: which paths, and how it ended."""
+    params = {name: recorded(given[name]) for name in (*_PATH_FIELDS, "file_path") if name in given}
+    told = {"status": receipt.status, "error_code": receipt.error_code}
+    return params | _WITHHELD, {name: value for name, value in told.items() if value is not None} | _WITHHELD
 
 
 def _what(given: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -64,6 +64,8 @@ class Scene:
     deadline: datetime | None = None
     stdin_fd: int | None = None
     """A descriptor of ours that a command reads as its standard input, unless the effect gives it other input."""
+    withheld: set[RepoPath] = field(default_factory=set)
+    """the paths this effect has to do with whose bytes are not captured: its record holds none of them"""
 
     @property
     def call(self) -> Call:
@@ -155,7 +157,12 @@ class Scene:
             raise refusal_of(error, self.shown(path)) from None
         with spot:
             self.boundary.check_path(op, spot.path)
+            self.note_withheld(spot.path)
             yield spot
+
+    def note_withheld(self, path: RepoPath) -> None:
+        if self.desk.disk.capture.withheld(path) is not None:
+            self.withheld.add(path)
 
     def _found(self, path: RepoPath, *, final: bool) -> Spot | None:
         """The spot, or None when a directory on the way is not there."""
@@ -173,11 +180,13 @@ class Scene:
         if spot is not None:
             with spot:
                 self._check_write(op, spot)
+                self.note_withheld(spot.path)
                 return spot.path, []
         base, real = self._nearest_directory(asked)
         rest = asked if base == ROOT else asked[len(base) + 1 :]
         target = parse_repo_path(f"{real}/{rest}")
         self.boundary.check_write(op, target)
+        self.note_withheld(target)
         return target, [path for path in reversed(ancestors_of(target)) if path != ROOT and is_below(path, real)]
 
     def _check_write(self, op: FsOp, spot: Spot) -> None:
@@ -236,6 +245,9 @@ class Scene:
         if len(data) > limit:
             if mode == "require_inline":
                 raise too_large(limit)
+            if self.withheld:
+                words = f"More than {limit} bytes of a path that is not captured: they may not be stored as a blob."
+                raise Refused("error", "not_captured", f"{words} Ask for less at a time.")
             return blob_payload(self.keep(data), data, preview=not hidden)
         return inline(data, text=text)
 

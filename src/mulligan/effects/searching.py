@@ -58,6 +58,8 @@ def grep_files(scene: Scene, asked: params.Grep) -> Fields:
         max_scan_bytes=scene.capability.max_scan_bytes,
         admits=_admitting(scene, "search", base),
     )
+    for path in {line.path for line in found.lines} if scene.desk.disk.capture.any else ():
+        scene.note_withheld(path)
     text = "\n".join(_shown_line(scene, line) for line in found.lines).encode("utf-8")
     count = found.match_count
     return {

@@ -42,7 +42,7 @@ class BlamedLine:
 
 def blame(desk: Desk, path: RepoPath) -> list[BlamedLine]:
     image = desk.image(path)
-    if image.content is None:
+    if image.any_content is None:
         raise fault("path_not_found", f"{path} is not a file.")
     with desk.ledger.store.read() as tx:
         newest = _Past(desk, tx).version_before(desk.disk.root.place_of(path), WSEQ_END) or _Version(0, [], [])

@@ -26,6 +26,7 @@ from mulligan.history.ledger import Claimed, Facts, Ledger, entry_bytes, intendi
 from mulligan.history.lifting import despite_modes
 from mulligan.history.live import Touched
 from mulligan.history.merge import Conflict, KeepOurs, WriteMerged, merge_entry
+from mulligan.history.originals import keep_original
 from mulligan.history.tables import RootRow, TouchRow
 from mulligan.history.traits import Traits
 from mulligan.session.tables import session_journal
@@ -35,8 +36,9 @@ from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.store.journal import REFS
 from mulligan.store.protocol import Tx
 from mulligan.values.clock import monotonic_s
+from mulligan.values.content import digest_of_content
 from mulligan.values.digest import Digest, raw_digest
-from mulligan.values.entries import Change, Entry, FileEntry, same_state
+from mulligan.values.entries import Change, Entry, FileEntry, is_withheld, same_state
 from mulligan.values.faults import fault
 from mulligan.values.ids import RootId, WorkspaceId
 from mulligan.values.limits import CLAIM_WAIT_S
@@ -92,6 +94,8 @@ class Call(Closing):
         self._anybodys: dict[tuple[RepoPath, Digest], int] = {}
         self._traits = Traits()
         self._times: dict[RepoPath, int] = {}
+        self._originals: dict[bytes, RepoPath] = {}
+        self._not_captured: set[RepoPath] = set()
         self._lock = fork_safe_lock()
 
     # In other roots.
@@ -118,7 +122,10 @@ class Call(Closing):
             steps = self._prepare(intents)
             aims = {step.intent.path: (step.image, step.wanted.entry) for step in steps}
             links = HardLinks(self.disk, aims, parts=any(intent.relinks for intent in intents))
-            self.about_to_change(links.all_followers())
+            followers = links.all_followers()
+            self.about_to_change(followers)
+            for name in followers if self.disk.capture.any else ():
+                self._keep_original(self._touched[name], self._images([name])[name])
             return [self._act_under_all_names(step, links) for step in steps]
 
     def _prepare(self, intents: Sequence[Intent], *, live: bool = False) -> list[Step]:
@@ -184,6 +191,7 @@ class Call(Closing):
         wanted = intent.plan(image)
         if not intent.relinks:
             wanted = Wanted(staying_that_file(wanted.entry, image), wanted.content)
+        wanted = self._as_captured(intent.path, wanted)
         in_use = intent.spares_writers and self._is_in_use(intent.path, image, wanted.entry)
         return Step(intent, image, wanted, self._bodies(image, wanted), in_use)
 
@@ -191,9 +199,19 @@ class Call(Closing):
         """Whether another process has the file open for writing, and is not about to close it."""
         if not isinstance(image.entry, FileEntry) or not isinstance(wanted, FileEntry) or image.holds(wanted):
             return False
+        if is_withheld(image.entry) or is_withheld(wanted):
+            return False
         with suppress(FileNotFoundError), self._spot(path) as spot:
             return spot is not None and is_held_open(self.disk, spot, spot.name)
         return False
+
+    def _as_captured(self, path: RepoPath, wanted: Wanted) -> Wanted:
+        """With the entry that the disk will show there: what is moved may have come from a path with other rules."""
+        entry, rules = wanted.entry, self.disk.capture
+        if not isinstance(entry, FileEntry) or entry.withheld == rules.withheld(path):
+            return wanted
+        digest = entry.digest if wanted.content is None else digest_of_content(wanted.content)
+        return Wanted(rules.named(path, replace(entry, digest=digest)), wanted.content)
 
     def _found(self, intent: Intent) -> Image:
         def look() -> Image:
@@ -207,7 +225,7 @@ class Call(Closing):
         bodies, blobs = list[Prepared](), self.ledger.blobs
         if image.content is not None and isinstance(image.entry, FileEntry):
             bodies.append(blobs.prepare_seen(image.content, image.entry.digest))
-        if wanted.content is not None and wanted.content is not image.content:
+        if wanted.content is not None and wanted.content is not image.content and not is_withheld(wanted.entry):
             assert isinstance(wanted.entry, FileEntry), "only files have content"
             after = None if len(wanted.content) <= SMALL_BYTES else image.content
             bodies.append(blobs.prepare(wanted.content, after=after, digest=wanted.entry.digest))
@@ -262,13 +280,17 @@ class Call(Closing):
                 return
             if self.disk.link_group(spot) == self.disk.link_group(placed):
                 return
-            wanted = Wanted(entry, self.ledger.blobs.content(entry.digest, entry.size))
+            is_stored = not is_withheld(entry)
+            content = self.ledger.blobs.content(entry.digest, entry.size) if is_stored else self.disk.image(placed).data
+            wanted = self._as_captured(name, Wanted(entry, content))
             draft, rescue = self._draft(touched.row), partial(self._rescue, touched)
             Swap(self.disk, spot, draft, touched.after, wanted, rescue=rescue, same_as=placed).run()
 
     def _act(self, step: Step, links: HardLinks) -> Entry:
         for _ in range(_BUSY_TRIES):
             touched = self._touched[step.intent.path]
+            if is_withheld(step.image.entry) or is_withheld(step.wanted.entry):
+                self._keep_original(touched, step.image)
             if self._came_with_another_name(step):
                 self._done.add(touched.path, step.image.entry)
                 touched.after, touched.acted = step.wanted.entry, True
@@ -293,6 +315,12 @@ class Call(Closing):
             (step,) = self._prepare([step.intent])
         words = f"{step.intent.path} is being written so fast by somebody else that no moment was found to change it."
         raise Refused("conflict", "path_busy", words)
+
+    def _keep_original(self, touched: Touched, image: Image) -> None:
+        """Of a path that is not captured: what is there stays in a file beside it until the call ends."""
+        if self.disk.capture.withheld(touched.path) is not None or is_withheld(image.entry):
+            name = keep_original(self.disk, touched.path, self._draft(touched.row), image)
+            self._originals[name] = touched.path
 
     def _came_with_another_name(self, step: Step) -> bool:
         """A file with several names has changed under all of them when it was written under one."""
@@ -319,7 +347,8 @@ class Call(Closing):
                 expected,
                 step.wanted,
                 rescue=lambda theirs: self._rescue(touched, theirs),
-                insist=step.intent.blind,
+                # What another process saved there is not stored, so ours gives way.
+                insist=step.intent.blind and not is_withheld(step.wanted.entry) and not is_withheld(expected),
                 seen=step.image,
                 inside=links.inside(step.intent.path),
                 in_use=step.in_use,
@@ -354,6 +383,8 @@ class Call(Closing):
 
     def _without_us(self, touched: Touched, theirs: Entry, before: Entry) -> Entry:
         """What somebody made of our work, had we never touched it; theirs as it is, if that cannot be told."""
+        if any(map(is_withheld, (touched.after, theirs, before))):
+            return theirs
         merged = merge_entry(touched.after, theirs, before, self.ledger.blobs.read) if touched.acted else None
         if merged is None or isinstance(merged, Conflict | KeepOurs):
             return theirs

@@ -18,7 +18,7 @@ from mulligan.history.scopes import before_of, size_of
 from mulligan.history.tables import CALLS, CAPTURES, OPEN, ROOTS, SCOPES, TOUCHES, CaptureRow, ScopeRow
 from mulligan.store.protocol import Tx
 from mulligan.values.content import Content
-from mulligan.values.entries import ABSENT, Absent, DirEntry, Entry, FileEntry, same_state
+from mulligan.values.entries import ABSENT, Absent, DirEntry, Entry, FileEntry, is_withheld, same_state
 from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId
 from mulligan.values.paths import RepoPath, ancestors_of, path_bytes, path_from_bytes
@@ -168,6 +168,8 @@ class _Plan:
         missing = [] if isinstance(target, Absent) else self._missing_above(path)
         if now is None or missing is None:
             self.skipped[path] = "type_changed"
+        elif is_withheld(now) or is_withheld(target):
+            self.skipped[path] = "not_captured"
         elif not same_state(now, target):
             self.moves |= {above: Move(above, ABSENT, DirEntry(creation_mode(0o777))) for above in missing}
             self.moves[path] = Move(path, now, target)
@@ -189,7 +191,9 @@ class _Plan:
         only for the sake of captured paths, then no more than they go."""
         children = self.desk.children(path)
         below = {one: _known(image) for one, image in _trees(self.desk, children)} if whole else {}
-        if None in below.values() or not (whole or all(map(self._goes, children))):
+        if any(one is None or is_withheld(one) for one in below.values()) or not (
+            whole or all(map(self._goes, children))
+        ):
             del self.moves[path]
             self.skipped[path] = "not_captured"
             return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Literal, Self
@@ -17,6 +18,7 @@ from mulligan.history.deeds import Block
 from mulligan.history.ledger import Ending, Held, digests_of
 from mulligan.history.live import Watching
 from mulligan.history.moves import with_moves
+from mulligan.history.originals import discard_original
 from mulligan.history.putting_back import Trace, drafts_of, put_back, sync_paths
 from mulligan.history.rescues import rescue_note
 from mulligan.session.orphans import Watched, warn_of_orphan, watch
@@ -79,6 +81,7 @@ class Closing(Watching):
                 self._resolve_doubt(broken)
             for call in self._whole():
                 call.status = "committed"
+                call._discard_originals()
             changes = [change for _, ending in endings for change in ending.changes]
             self.ledger.note_growth(self.facts.session, sum(_size(one.before) + _size(one.after) for one in changes))
             return list(endings[-1][1].changes)
@@ -191,9 +194,17 @@ class Closing(Watching):
             raise
         for call in calls:
             call.status = "aborted"
+            call._discard_originals()
+
+    def _discard_originals(self) -> None:
+        """The call has ended, so nobody needs the copies. One that cannot go now, the next to open the root removes."""
+        for name, path in self._originals.items():
+            with suppress(OSError):
+                discard_original(self.disk, path, name)
 
     def _aborted(self, reason: str) -> Ending:
-        coverage = [*self.coverage, *self._conflicted(), *self._lost_with(self._traits.had), *self._rescued()]
+        left = [{"path": to_wire(path), "reason": "not_captured"} for path in sorted(self._not_captured)]
+        coverage = [*self.coverage, *left, *self._conflicted(), *self._lost_with(self._traits.had), *self._rescued()]
         return Ending("aborted", (), reason, coverage, self.account.effects, self.account.handed_out)
 
     def _conflicted(self) -> list[dict[str, str]]:
@@ -278,7 +289,8 @@ class Closing(Watching):
             # A folder in which the call itself has done more since; of files, somebody else has.
             full = {path for path in report.conflicts if isinstance(self._touched[path].after, DirEntry)}
             self._done.leave(undoing, but=full)
-            for path in earlier.keys() - set(report.conflicts):
+            self._not_captured.update(report.not_captured)
+            for path in earlier.keys() - {*report.conflicts, *report.not_captured}:
                 self._touched[path].becomes(earlier[path])
 
     def _name_anybodys(self, gone: Container[RepoPath]) -> None:

@@ -19,6 +19,7 @@ from mulligan.values.faults import MulliganError, fault
 from mulligan.values.ids import CallId, RootId, SessionId, TurnId, WorkspaceId
 from mulligan.values.paths import RepoPath, join
 from mulligan.values.refusal import Refused
+from mulligan.workspace.capture_rules import PROJECT_FILE, CaptureRules, user_file
 from mulligan.workspace.disk import NOTHING, Disk, HostDisk, Image
 from mulligan.workspace.identity import identity_of, is_simulated, same_directory, simulated_identity
 
@@ -48,6 +49,7 @@ class Desk:
         disk.durability = ledger.store.durability
         disk.sync_preimages = ledger.store.sync
         disk.originals = ledger.store.originals
+        disk.capture = _capture_rules(disk, ledger)
         self._open_disk = open_disk
         self.root = self._root_row(record=record) if row is None else row
         disk.root = disk.root.with_key(self.root.key)
@@ -178,6 +180,7 @@ class Desk:
         """
         self.check_open()
         abort_orphans()
+        self.disk.capture.refresh()
         self.ledger.settle_doubts()
         self.ledger.session(session, self.root)
         facts = self._facts(session, turn=turn, label=label, tool=tool, cause=cause, observed=observed)
@@ -295,3 +298,11 @@ class Desk:
         for other in (*self._others.values(), *self._views.values()):
             other.close()
         self.disk.close()
+
+
+def _capture_rules(disk: Disk, ledger: Ledger) -> CaptureRules:
+    """What the user's settings and the root's own say is not to be captured. Raises `invalid_config`."""
+    project = os.path.join(os.fsdecode(disk.root.path), PROJECT_FILE)
+    rules = CaptureRules((user_file(os.environ), project), ledger.store.secret_key)
+    rules.load()
+    return rules

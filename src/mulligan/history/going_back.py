@@ -411,7 +411,8 @@ def _plan(desk: Desk, target: _Target, how: How, in_use: Set[RepoPath] = frozens
         kept = [change for _, part in split for change in part]
         unclear = [] if how.on_conflict == "overwrite" else _ambiguous(tx, desk, target.calls, layers)
         with _opened(desk, layers) as shut:
-            plan = planner.plan(layers, ambiguous=unclear, in_use=in_use)
+            unstored = _never_captured(tx, desk, target, layers)
+            plan = planner.plan(layers, not_captured=unstored, ambiguous=unclear, in_use=in_use)
         plan = plan.leaving(left_alone(kept, present.read))
         return replace(plan, coverage=tuple(_gaps(tx, desk, target)))
 
@@ -450,6 +451,15 @@ def _gaps(tx: Tx, desk: Desk, target: _Target) -> list[Mapping[str, str]]:
         if gap not in found and counts_at(desk.root.place_of(path_bytes(path)), asked):
             found.append(gap)
     return found
+
+
+def _never_captured(tx: Tx, desk: Desk, target: _Target, layers: Sequence[Sequence[Change]]) -> list[RepoPath]:
+    """Paths that the calls changed and of which nothing but the name is on record."""
+    known, asked = {change.path for layer in layers for change in layer}, _all_of(target.named)
+    found = {path for path, note in _notes(tx, desk, target.calls) if note["reason"] == "not_captured"}
+    return sorted(
+        (path for path in found - known if counts_at(desk.root.place_of(path_bytes(path)), asked)), key=path_bytes
+    )
 
 
 def _ambiguous(tx: Tx, desk: Desk, calls: Sequence[CallRow], layers: Sequence[Sequence[Change]]) -> list[RepoPath]:
@@ -491,6 +501,9 @@ def _unknown(desk: Desk, target: _Target) -> tuple[Outcome, ...]:
         every = replace(target, taken=Taken())
         rows = [row for call in target.calls for row in _rows(tx, call, every)]
     known = {above for row in rows for above in upwards(row.place)}
+    with desk.ledger.store.read() as tx:
+        found = [path for path, note in _notes(tx, desk, target.calls) if note["reason"] == "not_captured"]
+    known |= {above for path in found for above in upwards(desk.root.place_of(path_bytes(path)))}
     unknown = [path for path, places in target.named.items() if places.isdisjoint(known)]
     return tuple(Outcome(path, "skipped", "not_captured") for path in unknown)
 

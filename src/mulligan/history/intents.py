@@ -59,4 +59,4 @@ class Step:
 
 def as_it_is(image: Image) -> Wanted:
     """No plan of ours: somebody else decides what becomes of the path."""
-    return Wanted(image.entry, image.content)
+    return Wanted(image.entry, image.any_content)

@@ -230,6 +230,8 @@ class KeptTree:
     def _plan_reading(self) -> None:
         for path, found in clean_files(self._root, self._rows.stamps.keys()).items():
             as_looked = self._rows.stamps[path]
+            if self._desk.disk.capture.withheld(self._below(path)) is not None:
+                continue
             if not found.xattrs and (found.ctime_ns, found.mtime_ns, found.size) == as_looked[:3]:
                 self._rows.known[path] = found.oid
         unread = [path for path, known in self._rows.known.items() if known is None and self._may_keep(path)]

@@ -23,7 +23,16 @@ from mulligan.store.protocol import Store, Tx
 from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import Clock, timestamp
 from mulligan.values.digest import Digest
-from mulligan.values.entries import Change, Entry, FileEntry, change_to_json, entry_from_json, entry_to_json
+from mulligan.values.entries import (
+    Change,
+    Entry,
+    FileEntry,
+    change_to_json,
+    entry_from_json,
+    entry_to_json,
+    is_change_withheld,
+    is_never_recorded,
+)
 from mulligan.values.faults import Broken, fault
 from mulligan.values.ids import CallId, IdSource, OwnerId, RootId, SessionId, TurnId, WorkspaceId
 from mulligan.values.limits import KIB_BYTES
@@ -246,7 +255,13 @@ class Ledger:
         return entry_from_json(decode(rows[0].after)) if rows else None
 
     def external(self, tx: Tx, root: RootRow, changes: Sequence[Change], *, bodies: Iterable[Prepared] = ()) -> str:
-        """Record changes that no call of ours made. They get their place among everybody's, before ours."""
+        """Record changes that no call of ours made. They get their place among everybody's, before ours.
+
+        Of a path under `capture.never` nothing is recorded; "" if there is nothing else.
+        """
+        changes = [change for change in changes if not is_never_recorded(change)]
+        if not changes:
+            return ""
         for prepared in bodies:
             self.blobs.put(tx, prepared)
         identifier, workspace = self.ids.new(), _workspace_now(tx, root.id)
@@ -270,6 +285,7 @@ class Ledger:
 
         `held`: what the call knows it has in the store; without it, that is looked up.
         """
+        ending = _without_withheld(ending)
         given_up = changes_over_cap(tx, facts.session, ending.changes)
         if given_up:
             ending = self._without_some(facts, ending, given_up)
@@ -384,10 +400,24 @@ def workspace_journal(workspace: str) -> str:
 
 
 def digests_of(changes: Iterable[Change]) -> set[Digest]:
-    """Every body the changes need."""
-    return {
-        entry.digest for change in changes for entry in (change.before, change.after) if isinstance(entry, FileEntry)
-    }
+    """Every body the changes need. Of a path that is not captured the store has none."""
+    entries = (entry for change in changes for entry in (change.before, change.after))
+    return {entry.digest for entry in entries if isinstance(entry, FileEntry) and entry.withheld is None}
+
+
+def withheld_notes(changes: Iterable[Change]) -> list[dict[str, str]]:
+    """What coverage says of changes whose bytes are not captured."""
+    paths = [change.path for change in changes if is_change_withheld(change)]
+    return [{"path": to_wire(path), "reason": "not_captured"} for path in paths]
+
+
+def _without_withheld(ending: Ending) -> Ending:
+    """Paths that are not captured are named in coverage; under `capture.never` that is all there is of them."""
+    notes = [note for note in withheld_notes(ending.changes) if note not in ending.coverage]
+    if not notes:
+        return ending
+    changes = [change for change in ending.changes if not is_never_recorded(change)]
+    return replace(ending, changes=changes, coverage=[*ending.coverage, *notes])
 
 
 def _as_json(changes: Iterable[Change]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from mulligan.history.deeds import Deeds
-from mulligan.history.ledger import Claimed, Facts, Ledger, intending, meant_to_stay, touch_row
+from mulligan.history.ledger import Claimed, Facts, Ledger, intending, meant_to_stay, touch_row, withheld_notes
 from mulligan.history.over_cap import changes_over_cap, coverage_of
 from mulligan.history.tables import RootRow, TouchRow
 from mulligan.history.traits import Traits
@@ -21,7 +21,17 @@ from mulligan.store.blobs import Prepared, Vanished
 from mulligan.store.claims import Wanted as Claim
 from mulligan.store.protocol import Tx
 from mulligan.values.digest import Digest
-from mulligan.values.entries import ABSENT, Absent, Change, DirEntry, Entry, FileEntry, same_content, same_state
+from mulligan.values.entries import (
+    ABSENT,
+    Absent,
+    Change,
+    DirEntry,
+    Entry,
+    FileEntry,
+    is_withheld,
+    same_content,
+    same_state,
+)
 from mulligan.values.faults import MulliganError
 from mulligan.values.ids import OwnerId
 from mulligan.values.paths import RepoPath, parent_of, path_bytes, to_wire
@@ -61,7 +71,8 @@ class Touched:
     def becomes(self, after: Entry, *, bare: bool = False) -> None:
         """What it holds now, for sure. Where nothing is, nothing has come from elsewhere."""
         self.after, self.unsure = after, False
-        self.bare = bare and isinstance(after, FileEntry) and not same_content(self.before, after)
+        has_bytes = isinstance(after, FileEntry) and not is_withheld(after)
+        self.bare = bare and has_bytes and not same_content(self.before, after)
         if isinstance(after, Absent):
             self.origin = None
 
@@ -119,6 +130,8 @@ class Watching(ABC):
     _anybodys: dict[tuple[RepoPath, Digest], int]
     _traits: Traits
     _times: dict[RepoPath, int]
+    _originals: dict[bytes, RepoPath]
+    _not_captured: set[RepoPath]
     _lock: threading.RLock
 
     def about_to_change(self, paths: Sequence[RepoPath], *, going: bool = False) -> None:
@@ -286,6 +299,8 @@ class Watching(ABC):
         """Nobody knows who put there what is there: should it be put back, the record names the bytes."""
         for path in paths:
             one = self._touched[path]
+            if is_withheld(one.after):
+                continue
             if isinstance(one.after, FileEntry) and not (one.unsure or one.bare or same_content(one.before, one.after)):
                 self._anybodys[path, one.after.digest] = one.after.size
 
@@ -317,7 +332,8 @@ class Watching(ABC):
         changes = self.changes()
         with self.ledger.store.read() as tx:
             given_up = changes_over_cap(tx, self.facts.session, changes)
-        return [*self.coverage, *self._lost_with(change.path for change in changes), *coverage_of(given_up)]
+        told = [note for note in withheld_notes(changes) if note not in self.coverage]
+        return [*self.coverage, *told, *self._lost_with(change.path for change in changes), *coverage_of(given_up)]
 
     def before_of(self, path: RepoPath) -> Entry | None:
         """What a path was before this call; None if the call has nothing to do with it."""

@@ -81,7 +81,8 @@ class GivingUp:
 
 
 def _files_of(changes: Iterable[Change]) -> Iterable[FileEntry]:
-    return (entry for one in changes for entry in (one.before, one.after) if isinstance(entry, FileEntry))
+    entries = (entry for one in changes for entry in (one.before, one.after))
+    return (entry for entry in entries if isinstance(entry, FileEntry) and entry.withheld is None)
 
 
 def _digests_of(change: Change) -> set[Digest]:

@@ -15,7 +15,18 @@ from mulligan.history.merge import Conflict, KeepOurs, MergedEntry, TakeTheirs, 
 from mulligan.history.repositories import LeftAlone, is_index
 from mulligan.values.content import Content
 from mulligan.values.digest import Digest, digest_of
-from mulligan.values.entries import ABSENT, Absent, Change, DirEntry, Entry, FileEntry, group_of, same_state
+from mulligan.values.entries import (
+    ABSENT,
+    Absent,
+    Change,
+    DirEntry,
+    Entry,
+    FileEntry,
+    group_of,
+    is_change_withheld,
+    is_withheld,
+    same_state,
+)
 from mulligan.values.faults import MulliganError, fault
 from mulligan.values.limits import MERGE_MAX_BYTES
 from mulligan.values.paths import RepoPath, ancestors_of, parent_of, path_bytes, to_wire
@@ -182,6 +193,10 @@ class Planner:
                 return
             self._seen[path] = self._tree[path] = now
         ours, base, theirs = self._tree[path], change.after, change.before
+        if is_change_withheld(change) or is_withheld(ours):
+            # Either what was there is not in the store, or what is there would be lost.
+            self._leave(path, Outcome(path, "skipped", "not_captured"))
+            return
         if is_index(path) and not same_state(ours, base):
             # Git writes it anew whenever it looks at files; nobody has changed what it says then.
             base, theirs = (ours if self._say_the_same(ours, one) else one for one in (base, theirs))

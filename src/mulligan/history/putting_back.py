@@ -8,6 +8,7 @@ For every path the call meant to touch, from what is there now:
 | that content under a mode of somebody's, or that mode over somebody's content | only our half of it goes back |
 | a torn file of ours, after a power cut in the middle of an exchange | what was there before goes back |
 | a torn file that was being written in place | kept in the store and named, then what was there before goes back |
+| at a path that is not captured, not ours, or without a copy of the original | it stays, and is reported |
 | anything else | somebody's work: it stays, is kept in the store too if that has room, and is reported |
 What lies under a draft name is ours to throw away, unless it is somebody's save that had just been displaced: then it
 is that, not the preimage, which goes back. All of it can be done again from the start, so it may itself die anywhere.
@@ -27,6 +28,7 @@ from typing import Protocol
 
 from mulligan.history.ledger import Ledger
 from mulligan.history.lifting import NoteLift, despite_modes
+from mulligan.history.originals import find_original, keep_original
 from mulligan.history.plans import leaves
 from mulligan.history.repositories import is_locked_by_git
 from mulligan.history.tables import RootRow, TouchRow
@@ -43,6 +45,7 @@ from mulligan.values.entries import (
     Entry,
     FileEntry,
     entry_from_json,
+    is_withheld,
     same_content,
     same_state,
 )
@@ -138,16 +141,20 @@ def _children(site: Site, path: RepoPath) -> list[RepoPath]:
 class Report:
     """The paths that were put back, and the ones somebody else had changed, left as they are.
 
+    `not_captured`: paths that a command changed and whose bytes the store may not have; they are left too.
+
     `rescued`: bytes of nobody in particular that had to give way, and where; the record of the call's end shall keep
     them and say so.
     """
 
     put_back: list[RepoPath] = field(default_factory=list)
+    not_captured: list[RepoPath] = field(default_factory=list)
     conflicts: list[RepoPath] = field(default_factory=list)
     rescued: dict[tuple[RepoPath, Digest], None] = field(default_factory=dict)
 
     def rescue(self, path: RepoPath, *entries: Entry) -> None:
-        self.rescued |= {(path, entry.digest): None for entry in entries if isinstance(entry, FileEntry)}
+        files = (entry for entry in entries if isinstance(entry, FileEntry) and entry.withheld is None)
+        self.rescued |= {(path, entry.digest): None for entry in files}
 
 
 def put_back(site: Site, traces: Iterable[Trace], note_lift: NoteLift) -> Report:
@@ -226,7 +233,8 @@ class _Bodies:
 
     def expect(self, entries: Iterable[Entry]) -> None:
         """What will be asked for, in this order, if all goes well."""
-        self._ahead = deque(entry for entry in entries if isinstance(entry, FileEntry) and _is_whole(entry))
+        files = (entry for entry in entries if isinstance(entry, FileEntry) and entry.withheld is None)
+        self._ahead = deque(entry for entry in files if _is_whole(entry))
 
     def content(self, entry: FileEntry) -> Content:
         if entry.digest not in self._read and self._ahead and _is_whole(entry):
@@ -308,7 +316,7 @@ class _Way:
             image = self.site.disk.image(spot, draft=draft, kept=False)
             self._strays |= image is not NOTHING
             self._is_original_aside |= not image.special and same_state(image.entry, self.trace.before)
-            if image.replaceable and not self._is_known(image):
+            if image.replaceable and not self._is_known(image) and not self._is_torn_stage(image, now):
                 self._find_displaced(with_bytes(self.site.disk, spot, image, draft=draft), now)
 
     def _image(self, spot: Spot, known: Image | None = None) -> Image:
@@ -330,6 +338,8 @@ class _Way:
             self._store(image)
             self._displaced.append(image.entry)
             return
+        if is_withheld(image.entry):
+            keep_original(self.site.disk, self.path, self.trace.drafts[0], image)
         self._keep(Change(self.path, self.trace.before, image.entry), image)
         self.target = image.entry if self._is_ours(now) else self.target
 
@@ -361,6 +371,9 @@ class _Way:
                 if now.links <= links.inside(self.path):
                     self._settle_time(spot, now.entry)
                 return
+            if self._must_stay(now):
+                report.not_captured.append(self.path)
+                return
             target = self._half(spot, now, report)
             if target is None:
                 # It stays where it is; unless it is on record now, whoever finds it there next records it.
@@ -387,7 +400,7 @@ class _Way:
             self.site.disk.set_mtime(spot, self.target.mtime_ns)
 
     def _swap(self, spot: Spot, now: Image, target: Entry, links: HardLinks) -> object:
-        content = self.bodies.content(target) if isinstance(target, FileEntry) else None
+        content = self._content_of(target) if isinstance(target, FileEntry) else None
         draft = self.trace.drafts[-1]
         if self._strays:
             self.site.disk.discard(spot, draft)
@@ -403,6 +416,26 @@ class _Way:
                 inside=links.inside(self.path),
                 same_as=same_as,
             ).run()
+
+    def _content_of(self, target: FileEntry) -> Content | None:
+        if target.withheld is None:
+            return self.bodies.content(target)
+        original = self._original()
+        return None if original is None else original.any_content
+
+    def _original(self) -> Image | None:
+        return find_original(self.site.disk, self.path, self.trace.drafts[0], self.target)
+
+    def _must_stay(self, now: Image) -> bool:
+        """A path that is not captured goes back only from what we put there, and only if the original is at hand."""
+        if not is_withheld(now.entry) and not is_withheld(self.target):
+            return False
+        return not self._is_ours(now) or self._original() is None
+
+    def _is_torn_stage(self, image: Image, now: Image) -> bool:
+        """Of a path that is not captured, nobody has the bytes to compare. While the path does not hold ours yet,
+        what is under the draft's name is what we were writing."""
+        return is_withheld(image.entry) and not self._is_ours(now)
 
     @contextmanager
     def _as_git_would(self, spot: Spot, now: Entry, target: Entry) -> Iterator[None]:
@@ -497,7 +530,8 @@ class _Way:
             return True
         if not isinstance(image.entry, FileEntry) or image.entry.mode != _STAGED_MODE:
             return False
-        torn, files = image.entry, [entry for entry in known if isinstance(entry, FileEntry)]
+        torn = image.entry
+        files = [entry for entry in known if isinstance(entry, FileEntry) and entry.withheld is None]
         return is_beginning(torn, self._mark) or any(
             entry.size >= torn.size and is_beginning(torn, self.bodies.content(entry)) for entry in files
         )

@@ -14,6 +14,7 @@ from mulligan.history.kept import Ground
 from mulligan.history.kept_rows import draft_name
 from mulligan.history.ledger import Ending, Facts, intending, touch_row
 from mulligan.history.lifting import NoteLift
+from mulligan.history.originals import discard_abandoned
 from mulligan.history.putting_back import Trace, everything_below, put_back, trace_of
 from mulligan.history.rescues import rescue_note
 from mulligan.history.tables import AGENT, CALLS, OPEN, ROOTS, TOUCHES, OpenRow, TouchRow
@@ -47,7 +48,12 @@ class Recovered:
 
 def recover(desk: Reach) -> list[Recovered]:
     """End every open call whose owner is dead and whose root can be reached from here."""
-    return [found for row in _dead_calls(desk) if (found := _recover(desk, row)) is not None]
+    found = [one for row in _dead_calls(desk) if (one := _recover(desk, row)) is not None]
+    if desk.disk.capture.any:
+        with desk.ledger.store.read() as tx:
+            open_calls = [row.call for row in tx.select(OPEN)]
+        discard_abandoned(desk.disk, lambda end: any(call.endswith(end) for call in open_calls))
+    return found
 
 
 def _dead_calls(desk: Reach) -> list[OpenRow]:
@@ -106,6 +112,7 @@ def _put_back_all(desk: Reach, facts: Facts, touches: list[TouchRow]) -> Recover
     all_of_it = [*traces, *everything_below(desk, traces), *_beside(traces, left, facts.id)]
     report = put_back(desk, all_of_it, _noting_lifts(desk, facts.id))
     notes = [{"path": to_wire(path), "reason": "conflicted"} for path in report.conflicts]
+    notes += [{"path": to_wire(path), "reason": "not_captured"} for path in report.not_captured]
     with desk.ledger.store.write() as tx:
         rescued = sorted(report.rescued, key=lambda one: path_bytes(one[0]))
         coverage = [*left.notes, *notes, *(rescue_note(*one) for one in rescued)]

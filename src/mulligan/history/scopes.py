@@ -19,7 +19,7 @@ from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode
 from mulligan.values.clock import parse_timestamp
 from mulligan.values.digest import Digest
-from mulligan.values.entries import Change, Entry, FileEntry, entry_from_json, entry_to_json
+from mulligan.values.entries import Change, Entry, FileEntry, entry_from_json, entry_to_json, is_withheld
 from mulligan.values.ids import SessionId
 from mulligan.values.paths import RepoPath, path_bytes, to_wire
 from mulligan.values.plain import plain
@@ -45,7 +45,8 @@ class Scopes:
     def capture(self, scope: str, root: str, befores: Mapping[RepoPath, Entry]) -> dict[RepoPath, Entry]:
         """Open the scope, or add to it. What was not in it yet, which is what it takes; the bodies are stored."""
         tx, session = self.tx, self.session
-        fresh = {path: one for path, one in befores.items() if not tx.has(CAPTURES, session, scope, path_bytes(path))}
+        kept = {path: one for path, one in befores.items() if not is_withheld(one)}
+        fresh = {path: one for path, one in kept.items() if not tx.has(CAPTURES, session, scope, path_bytes(path))}
         rest = iter(fresh.items())
         some = list(islice(rest, _CAPTURES_PER_RECORD))
         while some or not tx.has(SCOPES, session, scope):

@@ -202,14 +202,19 @@ class _Made:
 
 
 def _intent(desk: Desk, call: Call, path: RepoPath, made: _Made, *, given_way: dict[bytes, Digest]) -> Intent:
-    keep_large = desk.ledger.blobs.store_large
+    is_captured = desk.disk.capture.withheld(path) is None
+    keep_large = desk.ledger.blobs.store_large if is_captured else None
 
     def plan(image: Image) -> Wanted:
         sides = _Sides(image, _wanted(made.change, keep_large), made)
-        wanted = _merged(desk, sides)
+        if not is_captured and sides.made.is_disputed(image):
+            # Without the bytes of what the command saw there is nothing to merge with.
+            wanted = None
+        else:
+            wanted = _merged(desk, sides)
         if wanted is None:
             _name_conflict(call, path)
-            given_way.update(_kept_aside(desk, call, sides))
+            given_way.update(_kept_aside(desk, call, path, sides))
             wanted = sides.kept
         if not isinstance(wanted.entry, Absent):
             made.going.discard(made.change.path)
@@ -218,7 +223,8 @@ def _intent(desk: Desk, call: Call, path: RepoPath, made: _Made, *, given_way: d
     return Intent(path, plan, lifts=True)
 
 
-def _wanted(change: IsolatedChange, keep_large: KeepLarge) -> Wanted:
+def _wanted(change: IsolatedChange, keep_large: KeepLarge | None) -> Wanted:
+    """Without `keep_large`, the bytes of a large file are in memory only."""
     if change.kind == "absent" or change.source is None:
         return Wanted(ABSENT)
     if change.kind == "symlink":
@@ -227,8 +233,10 @@ def _wanted(change: IsolatedChange, keep_large: KeepLarge) -> Wanted:
         return Wanted(DirEntry(change.mode, xattrs=_xattrs(change.source)))
     with open(change.source, "rb") as file:
         status = os.fstat(file.fileno())
-        is_large = status.st_size > limits.WHOLE_MAX_BYTES
-        data = keep_large(iter(lambda: file.read(limits.BLOB_PART_BYTES), b"")) if is_large else file.read()
+        if keep_large is None or status.st_size <= limits.WHOLE_MAX_BYTES:
+            data: Content = file.read()
+        else:
+            data = keep_large(iter(lambda: file.read(limits.BLOB_PART_BYTES), b""))
     digest, xattrs = digest_of_content(data), _xattrs(change.source)
     return Wanted(FileEntry(digest, len(data), change.mode, mtime_ns=status.st_mtime_ns, xattrs=xattrs), data)
 
@@ -248,7 +256,7 @@ class _Sides:
 
     def content(self, entry: Entry) -> Content | None:
         """The bytes of an entry that is one of the two sides."""
-        for side, data in ((self.now.entry, self.now.content), (self.wanted.entry, self.wanted.content)):
+        for side, data in ((self.now.entry, self.now.any_content), (self.wanted.entry, self.wanted.content)):
             if side == entry or (
                 isinstance(side, FileEntry) and isinstance(entry, FileEntry) and side.digest == entry.digest
             ):
@@ -257,7 +265,7 @@ class _Sides:
 
     @property
     def kept(self) -> Wanted:
-        return Wanted(self.now.entry, self.now.content)
+        return Wanted(self.now.entry, self.now.any_content)
 
 
 def _merged(desk: Desk, sides: _Sides) -> Wanted | None:
@@ -288,9 +296,9 @@ def _name_conflict(call: Call, path: RepoPath) -> None:
         call.coverage.append(note)
 
 
-def _kept_aside(desk: Desk, call: Call, sides: _Sides) -> dict[bytes, Digest]:
+def _kept_aside(desk: Desk, call: Call, path: RepoPath, sides: _Sides) -> dict[bytes, Digest]:
     """What the command would have had there, in the store, and named by the call's record."""
-    if sides.wanted.content is None:
+    if sides.wanted.content is None or desk.disk.capture.withheld(path) is not None:
         return {}
     digest = desk.ledger.blobs.store(sides.wanted.content)
     call.account.hand_out(digest)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from hmac import digest as hmac_digest
 from typing import TYPE_CHECKING
 
+from mulligan.values.digest import Digest, digest_from_raw, raw_digest
 from mulligan.values.faults import fault_of_os_error
 
 if TYPE_CHECKING:
@@ -32,6 +33,10 @@ class SecretKey:
         """The HMAC-SHA256 of some bytes for one purpose. The lengths go in too, so parts cannot run together."""
         message = b"".join(len(part).to_bytes(8, "big") + part for part in (purpose.encode(), *parts))
         return "hmac-sha256:" + hmac_digest(self._read_or_make(), message, "sha256").hex()
+
+    def keyed(self, digest: Digest) -> Digest:
+        """Another name for the same content, which only this store can make. It can be compared, and not guessed."""
+        return digest_from_raw(bytes.fromhex(self.hmac("content", raw_digest(digest)).partition(":")[2]))
 
     def seal(self, data: bytes) -> bytes:
         """Encrypted and authenticated: a nonce, then AES-256-GCM's output."""

@@ -22,6 +22,7 @@ from mulligan.values.digest import digest_of
 from mulligan.values.entries import DirEntry, FileEntry, SymlinkEntry
 from mulligan.values.paths import ROOT, RepoPath, path_bytes, path_from_bytes
 from mulligan.values.refusal import Refused
+from mulligan.workspace.capture_rules import NO_RULES
 from mulligan.workspace.disk import NOTHING, SPECIAL, FreeSteps, Image, Steps
 from mulligan.workspace.places import Follow, Root, Spot
 
@@ -41,6 +42,7 @@ class SimulatedDisk:
         self.durability: Durability = "process"
         self.sync_preimages: Callable[[], None] = lambda: None
         self.originals: Originals | None = None
+        self.capture = NO_RULES
         self._steps: Steps = steps or FreeSteps()
 
     def close(self) -> None:
@@ -132,10 +134,13 @@ class SimulatedDisk:
         content = inode.content
         entry = FileEntry(digest_of(content), len(content), inode.mode, inode.mtime_ns, inode.xattrs)
         links = self.simulated.links_of(inode)
-        if links == 1:
-            return Image(entry, content, 1, inode.owner)
-        entry = replace(entry, link_group=str(inode.number))
-        return Image(entry, content, links, inode.owner, inode=(0, inode.number))
+        number = None if links == 1 else (0, inode.number)
+        if number is not None:
+            entry = replace(entry, link_group=str(inode.number))
+        if self.capture.withheld(spot.path) is None:
+            return Image(entry, content, links, inode.owner, inode=number)
+        entry = self.capture.named(spot.path, entry)
+        return Image(entry, None, links, inode.owner, unstored=content, inode=number)
 
     def children(self, spot: Spot) -> list[bytes]:
         return sorted(_directory(self._find(spot), spot.name).entries)

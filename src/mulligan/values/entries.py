@@ -7,6 +7,7 @@ Two entries are *the same content* when a person would see no difference in what
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import field
 from typing import Any, Literal, TypeAlias
 
 from mulligan.values.digest import Digest, parse_digest
@@ -23,14 +24,21 @@ class Absent:
     """Nothing is there."""
 
 
+Withheld = Literal["digest_only", "never"]
+"""The two settings of `capture` that keep the bytes of a path out of the store."""
+
+
 @plain(slots=True, frozen=True)
 class FileEntry:
+    """`withheld`: the store does not have the bytes. With `never`, the digest is a keyed one that nobody can guess."""
+
     digest: Digest
     size: int
     mode: int
     mtime_ns: int = 0
     xattrs: Xattrs = ()
     link_group: str | None = None
+    withheld: Withheld | None = field(default=None, compare=False)
 
 
 @plain(slots=True, frozen=True)
@@ -61,6 +69,20 @@ class Change:
     before: Entry
     after: Entry
     renamed_from: RepoPath | None = None
+
+
+def is_withheld(entry: Entry) -> bool:
+    """Whether it is a file whose bytes the store does not have, because of a `capture` setting."""
+    return isinstance(entry, FileEntry) and entry.withheld is not None
+
+
+def is_change_withheld(change: Change) -> bool:
+    return is_withheld(change.before) or is_withheld(change.after)
+
+
+def is_never_recorded(change: Change) -> bool:
+    """Whether the path is under `capture.never`, so that a record may name it and nothing more."""
+    return any(isinstance(one, FileEntry) and one.withheld == "never" for one in (change.before, change.after))
 
 
 def kind_of(entry: Entry) -> EntryKind:
@@ -114,6 +136,8 @@ def entry_to_json(entry: Entry) -> dict[str, Any]:
         }
         if entry.link_group is not None:
             body["link_group"] = entry.link_group
+        if entry.withheld is not None:
+            body["withheld"] = entry.withheld
         return body if not entry.xattrs else body | {"xattrs": [list(pair) for pair in entry.xattrs]}
     if isinstance(entry, SymlinkEntry):
         return {"kind": "symlink", "target": _text_to_wire(entry.target)}
@@ -138,6 +162,7 @@ def _file_from_json(body: Mapping[str, Any]) -> Entry:
         mtime_ns=int(body["mtime_ns"]),
         xattrs=_xattrs_from_json(body),
         link_group=body.get("link_group"),
+        withheld=body.get("withheld"),
     )
 
 

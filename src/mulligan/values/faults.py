@@ -74,7 +74,7 @@ _CODES: dict[type[MulliganError], str] = {
         call_open turn_open not_continuable nested_transaction store_inside_workspace network_store
         snapshot_mismatch tool_validation
         unsupported_strategy unsupported_target bad_usage session_exists unknown_option token_exists weak_token
-        client_not_attached
+        client_not_attached invalid_config
         invalid_output_mode invalid_encoding invalid_mode invalid_content invalid_utf8 invalid_workdir
         invalid_patch invalid_patch_empty invalid_pattern invalid_regex invalid_glob_filter
         invalid_input_empty_old_string unsupported_patch_format patch_parse_error hunk_rejected not_a_file
@@ -88,7 +88,7 @@ _CODES: dict[type[MulliganError], str] = {
         max_patch_bytes_exceeded patch_format_not_allowed max_changed_files_exceeded
         max_edit_replacements_exceeded sandbox_unavailable not_undoable permission_denied
         not_controller client_may_not untrusted_owner
-        unredacted_secret transcript_budget_exceeded
+        unredacted_secret transcript_budget_exceeded not_captured
     """,
     WorldChanged: """
         path_claimed stale_base conflict call_lost repo_changed path_not_found parent_not_found file_exists

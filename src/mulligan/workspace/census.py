@@ -11,8 +11,10 @@ from typing import Any
 from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.clock import Clock
 from mulligan.values.digest import Digest, digest_of, parse_digest
+from mulligan.values.entries import FileEntry
 from mulligan.values.paths import ROOT, RepoPath, name_of, parent_of
 from mulligan.values.plain import plain
+from mulligan.workspace.capture_rules import NO_RULES
 from mulligan.workspace.places import Root
 from mulligan.workspace.search.handles import OPEN_FILE, Handles
 from mulligan.workspace.search.stamps import is_local, stamp_of, was_at_rest
@@ -60,6 +62,7 @@ class Census:
         self._lock = fork_safe_lock()
         self._known: dict[RepoPath, tuple[Stamp, Seen]] = {}
         self._trusts = is_local(root.handle)
+        self.capture = NO_RULES
 
     def look(self, handles: Handles, path: RepoPath) -> Seen:
         """What the path holds now. No link is followed. Raises OSError for a file that cannot be read."""
@@ -84,10 +87,15 @@ class Census:
             return Seen("dir", mode=mode) if stat.S_ISDIR(status.st_mode) else Seen("special")
         now_ns = int(self._clock.now().timestamp() * 1e9)
         data, after = read_at(parent, name)
-        seen = Seen("file", digest_of(data), len(data), stat.S_IMODE(after.st_mode))
+        seen = Seen("file", self.digest_at(path, data), len(data), stat.S_IMODE(after.st_mode))
         if self._trusts and _stamp(status) == _stamp(after) and was_at_rest(stamp_of(after), now_ns):
             self._remember(path, _stamp(after), seen)
         return seen
+
+    def digest_at(self, path: RepoPath, data: bytes) -> Digest:
+        """Leases are stored with what was seen, so a path under `capture.never` has a keyed digest there too."""
+        digest = digest_of(data)
+        return digest if not self.capture.any else self.capture.named(path, FileEntry(digest, 0, 0)).digest
 
     def _remember(self, path: RepoPath, stamp: Stamp, seen: Seen) -> None:
         with self._lock:

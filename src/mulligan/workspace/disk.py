@@ -32,6 +32,7 @@ from mulligan.values.faults import fault
 from mulligan.values.paths import RepoPath
 from mulligan.values.plain import plain
 from mulligan.workspace import kernel
+from mulligan.workspace.capture_rules import NO_RULES, CaptureRules
 from mulligan.workspace.inode_names import Inode, names_inside
 from mulligan.workspace.places import Follow, Root, Spot, open_root, resolve, resolve_exactly
 
@@ -69,7 +70,8 @@ class Image:
     A `special` file (device, FIFO, socket) has no content that could be captured, and no entry. One that is `bound` has
     an access list, or other attributes of the system's, which we may not give to another file. A file has a `stamp`
     where the disk can tell by it that nothing has happened to it since, and an `inode` if it has several names. One
-    that is `unstable` changed during every read, so these bytes may be of no moment at all.
+    that is `unstable` changed during every read, so these bytes may be of no moment at all. The bytes of a path that is
+    not captured are `unstored`: they can be looked at, and `content`, which is what the store may have, is None.
     """
 
     entry: Entry
@@ -79,27 +81,23 @@ class Image:
     special: bool = False
     bound: bool = False
     unstable: bool = False
+    unstored: Content | None = field(default=None, compare=False)
     stamp: Stamp | None = field(default=None, compare=False)
     inode: Inode | None = field(default=None, compare=False)
 
     @property
     def data(self) -> bytes:
         """All bytes of a file, however many, for whoever cannot do with less; none of anything else."""
-        return b"" if self.content is None else whole(self.content)
+        return b"" if self.any_content is None else whole(self.any_content)
+
+    @property
+    def any_content(self) -> Content | None:
+        """The bytes of a file, whether or not the store may have them."""
+        return self.unstored if self.content is None else self.content
 
     def without_content(self) -> Image:
         """To be remembered: all but the bytes."""
-        return Image(
-            self.entry,
-            None,
-            self.links,
-            self.owner,
-            self.special,
-            self.bound,
-            self.unstable,
-            stamp=self.stamp,
-            inode=self.inode,
-        )
+        return replace(self, content=None, unstored=None)
 
     def holds(self, entry: Entry) -> bool:
         """Whether this is what `entry` says, times aside."""
@@ -145,6 +143,8 @@ class Disk(Protocol):
     """makes what is about to be written over survive a power cut, before any file is written in place"""
     originals: Originals | None
     """in `process` mode, where originals are kept until what replaced them is synced; None: a power cut costs all"""
+    capture: CaptureRules
+    """which paths have bytes that the store may not have"""
 
     def settle_birth(self) -> None:
         """Have the root's time of birth be one that stays.
@@ -184,7 +184,7 @@ class Disk(Protocol):
 
 def with_bytes(disk: Disk, spot: Spot, image: Image, *, draft: bytes | None = None) -> Image:
     """An image whose bytes are safe: this one, or that of what is there by now, if nobody kept these."""
-    return disk.image(spot, draft=draft) if isinstance(image.content, Passed) else image
+    return disk.image(spot, draft=draft) if isinstance(image.any_content, Passed) else image
 
 
 class HostDisk:
@@ -205,6 +205,7 @@ class HostDisk:
         self.originals: Originals | None = None
         self._staged: dict[bytes, NewFile] = {}
         self._announced: dict[bytes, Original | None] = {}
+        self.capture = NO_RULES
         self._steps: Steps = steps or FreeSteps()
         self._is_open = True
 
@@ -276,8 +277,9 @@ class HostDisk:
             before = os.fstat(handle)
             if not stat.S_ISREG(before.st_mode):
                 raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+            withheld = self.capture.withheld(spot.path)
             for _ in range(_STABLE_READ_TRIES):
-                content = self._content(handle, before.st_size, kept)
+                content = self._content(handle, before.st_size, kept, stored=withheld is None)
                 after = os.fstat(handle)
                 unstable = _stamp(before) != _stamp(after) or len(content) != after.st_size
                 if not unstable:
@@ -296,12 +298,15 @@ class HostDisk:
             stamp = None if unstable else _stamp(after)
             inode = (after.st_dev, after.st_ino) if after.st_nlink > 1 else None
             links, owner = after.st_nlink, after.st_uid
-            return Image(entry, content, links, owner, bound=bound, unstable=unstable, stamp=stamp, inode=inode)
+            image = Image(entry, content, links, owner, bound=bound, unstable=unstable, stamp=stamp, inode=inode)
+            if withheld is None:
+                return image
+            return replace(image, entry=self.capture.named(spot.path, entry), content=None, unstored=content)
         finally:
             os.close(handle)
 
-    def _content(self, handle: int, size: int, kept: bool) -> Content:
-        if size <= limits.WHOLE_MAX_BYTES or self.keep_large is None:
+    def _content(self, handle: int, size: int, kept: bool, *, stored: bool) -> Content:
+        if size <= limits.WHOLE_MAX_BYTES or self.keep_large is None or (kept and not stored):
             return _read_all(handle, size)
         return self.keep_large(_pieces(handle)) if kept else Passed.of(_pieces(handle))
 

@@ -265,7 +265,7 @@ class Swap:
             made = replace(self, expected=ABSENT).run()
         except OSError:
             with suppress(OSError):
-                replace(self, expected=ABSENT, wanted=Wanted(before.entry, before.content), insist=False).run()
+                replace(self, expected=ABSENT, wanted=Wanted(before.entry, before.any_content), insist=False).run()
             raise
         return replace(made, race_window=True) if isinstance(made, Swapped) else made
 
@@ -362,7 +362,7 @@ class Swap:
         assert isinstance(found.entry, FileEntry) and isinstance(self.wanted.entry, FileEntry)
         if found.holds(self.wanted.entry):
             return Swapped(found.entry)
-        content = self.wanted.content or self.disk.image(self.spot).content
+        content = self.wanted.content or self.disk.image(self.spot).any_content
         entry = replace(self.wanted.entry, mtime_ns=self.wanted.entry.mtime_ns or found.entry.mtime_ns)
         return replace(self, wanted=Wanted(entry, content), seen=found)._replace()
 

@@ -60,6 +60,7 @@ class Bench:
         ledger = desk.ledger
         self.leases = Leases(ledger.store, desk.root.id, desk.disk.root, clock=ledger.clock, ids=ledger.ids)
         self.shelf = Shelf(ledger, desk.root.id)
+        self.leases.census.capture = desk.disk.capture
         self.last_capture: tuple[object, Taken] | None = None
 
     def close(self) -> None:
@@ -208,15 +209,13 @@ class Ask:
 
     def read(self, handles: Handles, path: RepoPath, seen: Seen) -> bytes:
         """The bytes that were seen at a path a moment ago; REPO_CHANGED if they are others now."""
-        from mulligan.values.digest import digest_of
-
         try:
             data = bytes_at(handles, path)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 raise
             raise moved(path) from None
-        if digest_of(data) != seen.digest:
+        if self.bench.leases.census.digest_at(path, data) != seen.digest:
             raise moved(path)
         return data
 

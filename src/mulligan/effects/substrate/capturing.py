@@ -106,7 +106,7 @@ def _looked_at(
                 skipped[real] = "git_directory"
                 continue
             for one in ask.below("read", real):
-                reason = _why_skipped(one)
+                reason = _why_skipped(ask, one)
                 if reason is not None:
                     skipped[one.path] = reason
                     continue
@@ -124,7 +124,9 @@ def _looked_at(
     return seen, dirs, skipped
 
 
-def _why_skipped(one: Listed) -> str | None:
+def _why_skipped(ask: Ask, one: Listed) -> str | None:
+    if one.kind == "file" and ask.desk.disk.capture.withheld(one.path) is not None:
+        return "not_captured"
     return "special_file" if one.kind == "special" else None
 
 

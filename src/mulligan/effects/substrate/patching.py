@@ -89,7 +89,7 @@ def _apply_to_snapshot(ask: Ask, snapshot: Snapshot, patches: Sequence[FilePatch
     refused: set[RepoPath] = set()
 
     def look(path: RepoPath) -> Present | None:
-        if not ask.boundary.admits("patch", path):
+        if not ask.boundary.admits("patch", path) or ask.desk.disk.capture.withheld(path) is not None:
             refused.add(path)
             return None
         entry = known.get(path)

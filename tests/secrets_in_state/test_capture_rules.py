@@ -1,0 +1,357 @@
+"""`capture.never` and `capture.digest_only`: no byte of such a path is in the state directory, and aborts restore it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mulligan
+from secrets_in_state.searching import files_holding
+
+OLD = b"OLD=" + os.urandom(24).hex().encode() + b"\n"
+NEW = b"NEW=" + os.urandom(24).hex().encode() + b"\n"
+SETTINGS = ("never", "digest_only")
+
+
+class Place:
+    """A root with a secret file, a state directory and a configuration of its own."""
+
+    def __init__(self, base: Path) -> None:
+        self.root, self.home, self.config = base / "work", base / "home", base / "config" / "mulligan"
+        self.root.mkdir()
+        self.config.mkdir(parents=True)
+        self.env = self.root / ".env"
+        self.env.write_bytes(OLD)
+        self.env.chmod(0o640)
+        self.new = base / "new"
+        self.new.write_bytes(NEW)
+
+    def configure(self, setting: str, *patterns: str) -> None:
+        (self.config / "config.toml").write_text(f"[capture]\n{setting} = {json.dumps(patterns or ['.env'])}\n")
+
+    def open(self) -> mulligan.Mulligan:
+        return mulligan.open(self.root)
+
+    def leaks(self, setting: str) -> list[str]:
+        """Where the state directory has bytes of the secret; of a path that is `never` captured, its digests too."""
+        needles = [OLD.strip(), NEW.strip()]
+        if setting == "never":
+            raw = [hashlib.sha256(data).digest() for data in (OLD, NEW)]
+            needles += [*raw, *(one.hex().encode() for one in raw)]
+        return [name for needle in needles for name in files_holding(self.home, needle)]
+
+    def strays(self) -> list[str]:
+        return [path.name for path in self.root.rglob(".mulligan-*")]
+
+    def verify(self) -> None:
+        run("verify", root=self.root)
+
+
+def run(*words: str, root: Path, code: int = 0) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", "mulligan", words[0], "--root", str(root), *words[1:]], capture_output=True, text=True
+    )
+    assert done.returncode == code, done
+    return done
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setenv("MULLIGAN_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return Place(tmp_path)
+
+
+@pytest.fixture(params=SETTINGS)
+def setting(request: pytest.FixtureRequest, place: Place) -> Iterator[str]:
+    place.configure(request.param)
+    yield request.param
+    assert place.leaks(request.param) == []
+    assert place.strays() == []
+    place.verify()
+
+
+def outcome(way: Any, path: str = ".env") -> tuple[str, str | None]:
+    return next((one.outcome, one.reason) for one in way.outcomes if one.path == path)
+
+
+def coverage(m: mulligan.Mulligan, call: str) -> list[dict[str, str]]:
+    shown = run("show", "--json", call, root=Path(m.root))
+    found: list[dict[str, str]] = json.loads(shown.stdout)["coverage"]
+    return found
+
+
+NOT_CAPTURED = {"path": ".env", "reason": "not_captured"}
+WRITES = [
+    ("write_file", {"path": ".env", "content": NEW.decode()}),
+    ("edit_file", {"path": ".env", "old_string": OLD.decode(), "new_string": NEW.decode()}),
+    (
+        "apply_patch",
+        {"patch": f"*** Begin Patch\n*** Update File: .env\n@@\n-{OLD.decode()}+{NEW.decode()}*** End Patch\n"},
+    ),
+    ("delete", {"path": ".env"}),
+    ("move", {"path": ".env", "to": "sub/.env"}),
+]
+
+
+@pytest.mark.req("D18.capture_never", "D18.capture_digest_only", "D18.capture_undo_skips")
+@pytest.mark.parametrize(("tool", "params"), WRITES, ids=[tool for tool, _ in WRITES])
+def test_a_file_tool_writes_a_path_that_is_not_captured(
+    place: Place, setting: str, tool: str, params: dict[str, Any]
+) -> None:
+    (place.root / "sub").mkdir()
+    (place.root / "other").write_text("one\n")
+    with place.open() as m:
+        session = m.session("s")
+        with session.call() as call:
+            receipt = call.perform(tool, **params)
+            assert receipt.status in ("ok", "applied"), receipt.to_dict()
+            call.write_file("other", "two\n")
+        written = {path.name: path.read_bytes() for path in place.root.rglob("*") if path.is_file()}
+        assert NOT_CAPTURED in coverage(m, call.id)
+        way = session.undo(call.id)
+        assert outcome(way) == ("skipped", "not_captured")
+        assert outcome(way, "other") == ("restored", None)
+        assert {**written, "other": b"one\n"} == {
+            path.name: path.read_bytes() for path in place.root.rglob("*") if path.is_file()
+        }
+
+
+@pytest.mark.req("D18.capture_abort")
+@pytest.mark.parametrize(("tool", "params"), WRITES, ids=[tool for tool, _ in WRITES])
+def test_an_aborted_call_restores_a_path_that_is_not_captured(
+    place: Place, setting: str, tool: str, params: dict[str, Any]
+) -> None:
+    (place.root / "sub").mkdir()
+    before = place.env.stat()
+    with place.open() as m, pytest.raises(ZeroDivisionError), m.session("s").call() as call:
+        assert call.perform(tool, **params).status in ("ok", "applied")
+        assert call.write_file(".env", "third\n").status == "ok"
+        raise ZeroDivisionError
+    after = place.env.stat()
+    assert place.env.read_bytes() == OLD
+    assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
+    assert list((place.root / "sub").iterdir()) == []
+
+
+@pytest.mark.req("D18.capture_abort")
+def test_a_failing_effect_restores_what_the_effect_before_it_wrote(place: Place, setting: str) -> None:
+    with place.open() as m, m.session("s").call() as call:
+        assert call.write_file(".env", NEW.decode()).status == "ok"
+        patch = "*** Begin Patch\n*** Delete File: .env\n*** Delete File: missing\n*** End Patch\n"
+        assert call.apply_patch(patch).status != "ok"
+        assert place.env.read_bytes() == NEW
+        (place.root / "folder").mkdir()
+        (place.root / "folder" / ".env").write_bytes(OLD)
+        assert call.delete("folder", recursive=True).status == "ok"
+        call.fail("on purpose")
+    assert place.env.read_bytes() == OLD
+    assert (place.root / "folder" / ".env").read_bytes() == OLD
+
+
+_DIES = """
+import os, signal, sys, mulligan
+from mulligan.testing import FaultPlan
+with mulligan.open(sys.argv[1]) as m:
+    with m.session("s").call() as call:
+        call.write_file("other", "mine")
+        assert call.write_file(".env", sys.argv[2]).status == "ok"
+        call.write_file("sub/.env", sys.argv[2], create_parents=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.req("D18.capture_abort")
+def test_recovery_restores_a_path_that_is_not_captured(place: Place, setting: str) -> None:
+    words = [sys.executable, "-c", _DIES.replace("from mulligan.testing import FaultPlan\n", ""), str(place.root)]
+    assert subprocess.run([*words, NEW.decode()]).returncode == -signal.SIGKILL
+    assert place.env.read_bytes() == NEW
+    with place.open() as m:
+        assert [one.put_back for one in m.recovered] == [["sub/.env", "sub", ".env", "other"]]
+    assert place.env.read_bytes() == OLD
+    assert sorted(path.name for path in place.root.iterdir()) == [".env"]
+
+
+@pytest.mark.req("D18.capture_command")
+@pytest.mark.parametrize("strategy", ["notify", "watch", "scan", "overlay"])
+@pytest.mark.parametrize("change", ["write", "delete", "create"])
+def test_a_commands_change_is_named_and_not_captured(place: Place, setting: str, strategy: str, change: str) -> None:
+    commands = {"write": f"cat {place.new} > .env", "delete": "rm .env", "create": "cp .env deep/.env"}
+    (place.root / "deep").mkdir()
+    path = "deep/.env" if change == "create" else ".env"
+    with place.open() as m:
+        argv = ["sh", "-c", commands[change] + "; echo 1 > beside"]
+        receipt, call = m.session("s").perform("host.exec", {"argv": argv, "strategy": strategy})
+        assert receipt.status == "ok", receipt.to_dict()
+        assert {"path": path, "reason": "not_captured"} in receipt.coverage
+        assert {"path": path, "reason": "not_captured"} in coverage(m, call)
+        names = [one["path"] for one in receipt.changes]
+        assert names == (["beside"] if setting == "never" else sorted([path, "beside"]))
+        now = place.env.read_bytes() if place.env.exists() else None
+        way = m.session("s").undo(call)
+        assert (outcome(way, path), outcome(way, "beside")) == (("skipped", "not_captured"), ("restored", None))
+        assert now == (place.env.read_bytes() if place.env.exists() else None)
+
+
+@pytest.mark.req("D18.capture_command")
+@pytest.mark.parametrize("strategy", ["notify", "watch", "scan"])
+def test_an_aborted_command_reports_what_it_changed_and_was_not_captured(
+    place: Place, setting: str, strategy: str
+) -> None:
+    argv = ["sh", "-c", f"cat {place.new} > .env; echo 1 > beside; exit 3"]
+    with place.open() as m:
+        asked = {"argv": argv, "strategy": strategy, "rollback_on": "nonzero"}
+        receipt, call = m.session("s").perform("host.exec", asked)
+        assert receipt.error_code == "nonzero_exit"
+        assert NOT_CAPTURED in receipt.coverage
+        assert NOT_CAPTURED in coverage(m, call)
+    assert place.env.read_bytes() == NEW
+    assert not (place.root / "beside").exists()
+
+
+@pytest.mark.req("D18.capture_command")
+def test_an_isolated_command_that_fails_leaves_it_as_it_was(place: Place, setting: str) -> None:
+    argv = ["sh", "-c", f"cat {place.new} > .env; exit 3"]
+    with place.open() as m:
+        m.session("s").perform("host.exec", {"argv": argv, "isolate": True, "rollback_on": "nonzero"})
+    assert place.env.read_bytes() == OLD
+
+
+@pytest.mark.req("D18.capture_never", "D18.capture_digest_only")
+def test_reads_searches_and_snapshots_store_no_byte(place: Place, setting: str) -> None:
+    (place.root / "link").symlink_to(".env")
+    (place.root / "other").write_text("x\n")
+    with place.open() as m:
+        session = m.session("s")
+        with session.call() as call:
+            for path in (".env", "link"):
+                assert call.read_file(path).content == {"inline_text": {"text": OLD.decode()}}
+            assert OLD.decode().strip() in call.grep("OLD=").matches["inline_text"]["text"]
+            call.stat(".env")
+            call.edit_file(".env", "not there " + NEW.decode(), "x")
+        from mulligan.builtins import hostlib_fs_restore, hostlib_fs_snapshot
+
+        hostlib_fs_snapshot(session_id="s", scope_id="scope", paths=[str(place.env), str(place.root / "other")])
+        place.env.write_bytes(NEW)
+        (place.root / "other").write_text("y\n")
+        restored = hostlib_fs_restore(session_id="s", snapshot_id="scope")
+        assert str(place.env) not in restored["restored_paths"]
+        assert (place.root / "other").read_text() == "x\n"
+        assert place.env.read_bytes() == NEW
+
+
+@pytest.mark.req("D18.capture_never", "D18.capture_digest_only")
+def test_more_than_fits_inline_is_refused_because_it_would_become_a_blob(place: Place, setting: str) -> None:
+    place.env.write_bytes(OLD * 2_000)
+    with place.open() as m, m.session("s").call() as call:
+        receipt = call.read_file(".env")
+        assert (receipt.status, receipt.error_code) == ("error", "not_captured")
+        assert call.read_file(".env", max_bytes=1_000).status == "ok"
+
+
+@pytest.mark.req("D18.capture_never", "D18.capture_digest_only")
+def test_mcp_snapshots_and_leases_store_no_byte(place: Place, setting: str) -> None:
+    (place.root / "other").write_text("x\n")
+    created = _mcp(place, "snapshot_create", {"paths": ["."]})
+    assert created["skipped"] == [{"path": ".env", "reason": "not_captured"}]
+    assert _mcp(place, "snapshot_file", {"path": ".env"})["content"] == OLD.decode()
+    assert len(_mcp(place, "snapshot_list", {})["entries"]) == 2
+    assert len(_mcp(place, "snapshot_grep", {"pattern": "OLD"})["matches"]) == 1
+    assert _mcp(place, "workspace_write_file", {"path": ".env", "content": NEW.decode()})["written_bytes"] == len(NEW)
+    patch = f"--- /dev/null\n+++ b/sub/.env\n@@ -0,0 +1 @@\n+{NEW.decode()}"
+    asked = {"mode": "snapshot", "snapshot_id": created["snapshot_id"], "patch": patch}
+    assert [one["path"] for one in _mcp(place, "workspace_apply_patch", asked)["rejects"]] == ["sub/.env"]
+    assert place.env.read_bytes() == NEW
+
+
+def _mcp(place: Place, tool: str, arguments: dict[str, Any]) -> Any:
+    frames = [
+        {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": _HELLO},
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+        {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": tool, "arguments": arguments}},
+    ]
+    words = [sys.executable, "-m", "mulligan", "mcp", "--root", str(place.root)]
+    text = "".join(json.dumps(frame) + "\n" for frame in frames)
+    done = subprocess.run(words, input=text, capture_output=True, text=True)
+    answers = {one["id"]: one["result"] for one in map(json.loads, done.stdout.splitlines()) if "id" in one}
+    return answers[1]["structuredContent"]
+
+
+_HELLO = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+
+
+@pytest.mark.req("D18.capture_never", "D18.capture_digest_only")
+def test_a_persons_save_is_noticed_and_not_stored(place: Place, setting: str) -> None:
+    with place.open() as m:
+        session = m.session("s")
+        for content in ("one\n", "two\n"):
+            with session.call() as call:
+                assert call.write_file(".env", content).status == "ok"
+            place.env.write_bytes(NEW)
+        with session.call() as call:
+            assert call.write_file(".env", "three\n").status == "ok"
+            place.env.write_bytes(OLD)
+            assert call.write_file(".env", "four\n").status == "ok"
+            call.fail("on purpose")
+    assert place.env.read_bytes() == OLD
+
+
+@pytest.mark.req("D18.capture_config")
+def test_the_projects_file_adds_patterns_and_takes_none_back(place: Place) -> None:
+    place.configure("never", ".env")
+    project = place.root / ".mulligan.toml"
+    project.write_text('[capture]\nnever = ["!.env", "keys/"]\ndigest_only = [".env", "*.pem", "!a.pem"]\n')
+    (place.root / "keys").mkdir()
+    with place.open() as m:
+        paths = (".env", "keys/a", "sub/b.pem", "a.pem", "plain")
+        found = {}
+        for path in paths:
+            with m.session("s").call() as call:
+                assert call.write_file(path, NEW.decode(), create_parents=True).status == "ok"
+            shown = json.loads(run("show", "--json", call.id, root=place.root).stdout)
+            named = [one["path"] for one in shown["changes"] if one["path"] == path]
+            found[path] = (bool(named), {"path": path, "reason": "not_captured"} in shown["coverage"])
+    assert found == {
+        ".env": (False, True),
+        "keys/a": (False, True),
+        "sub/b.pem": (True, True),
+        "a.pem": (True, False),
+        "plain": (True, False),
+    }
+
+
+@pytest.mark.req("D18.capture_config")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[capture\n",
+        'capture = "x"\n',
+        '[capture]\nnever = ".env"\n',
+        "[capture]\nnever = [1]\n",
+        "[capture]\nno = []\n",
+    ],
+)
+def test_a_broken_file_is_refused_by_name_and_changes_nothing(place: Place, text: str) -> None:
+    (place.root / ".mulligan.toml").write_text(text)
+    with pytest.raises(mulligan.MulliganError) as refused:
+        place.open()
+    assert refused.value.code == "invalid_config"
+    assert ".mulligan.toml" in refused.value.message
+
+
+@pytest.mark.req("D18.capture_config")
+def test_a_pattern_that_is_added_later_is_obeyed_by_a_process_that_runs(place: Place) -> None:
+    with place.open() as m:
+        (place.root / ".mulligan.toml").write_text('[capture]\nnever = [".env"]\n')
+        with m.session("s").call() as call:
+            assert call.write_file(".env", NEW.decode()).status == "ok"
+    assert place.leaks("never") == []
