@@ -1,4 +1,4 @@
-"""`capture.never` and `capture.digest_only`: no byte of such a path is in the state directory, and aborts restore it."""
+"""`capture.never` and `capture.digest_only`: the state directory has no byte of such a path, and aborts restore it."""
 
 from __future__ import annotations
 

@@ -53,6 +53,7 @@ VERBS: dict[str, Verb] = {
     "attach": Verb("mulligan.cli.clients", "attach_verb", "Follow a session's events as they happen."),
     "takeover": Verb("mulligan.cli.clients", "takeover_verb", "Take control of a session."),
     "token": Verb("mulligan.cli.token", "token_verb", "Make and end bearer tokens for clients."),
+    "forget": Verb("mulligan.cli.forget", "forget_verb", "Erase the stored bytes of a path or a call."),
     "gc": Verb("mulligan.cli.forking", "gc", "Delete stored bytes that nothing needs."),
     "replay": Verb("mulligan.cli.replaying", "replay_verb", "Rebuild a session from its journal, and compare."),
     "verify": Verb("mulligan.cli.store", "verify_verb", "Check that every stored byte is what was written."),

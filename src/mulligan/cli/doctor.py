@@ -48,7 +48,7 @@ def doctor_verb(common: Common) -> int:
 
     A store that does not open gives the exit code that every verb would: 3 if it is damaged.
     """
-    found = [*_ourselves(), *_store(common), *_kernel(), *_programs()]
+    found = [*_ourselves(), *_store(common), *_capture(common), *_kernel(), *_programs()]
     if common.as_json:
         print_json({"findings": [asdict(finding) for finding in found]})
     else:
@@ -70,6 +70,22 @@ def _ourselves() -> list[Finding]:
         Finding("python", f"{platform.python_version()} on {platform.system()} {platform.release()}"),
         Finding("sqlite", str(apsw.sqlite_lib_version()), True),
     ]
+
+
+def _capture(common: Common) -> list[Finding]:
+    """The files that say what is not to be captured. Without any, an example to copy."""
+    from mulligan.workspace.capture_rules import EXAMPLE, PROJECT_FILE, CaptureRules, user_file
+
+    files = (user_file(os.environ), os.path.join(os.path.abspath(common.root or "."), PROJECT_FILE))
+    rules = CaptureRules(files)
+    try:
+        rules.load()
+    except MulliganError as error:
+        return [Finding("capture", error.message, False, error.code)]
+    there = [name for name in files if os.path.exists(name)]
+    if rules.any:
+        return [Finding("capture", f"some paths are not captured: {', '.join(there)}", True)]
+    return [Finding("capture", f"every path; to leave some out, write into {files[0]}: {' '.join(EXAMPLE.split())}")]
 
 
 def _store(common: Common) -> list[Finding]:

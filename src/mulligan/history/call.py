@@ -124,8 +124,9 @@ class Call(Closing):
             links = HardLinks(self.disk, aims, parts=any(intent.relinks for intent in intents))
             followers = links.all_followers()
             self.about_to_change(followers)
-            for name in followers if self.disk.capture.any else ():
-                self._keep_original(self._touched[name], self._images([name])[name])
+            for name in followers:
+                if self.disk.capture.withheld(name) is not None:
+                    self._keep_original(self._touched[name], self._images([name])[name])
             return [self._act_under_all_names(step, links) for step in steps]
 
     def _prepare(self, intents: Sequence[Intent], *, live: bool = False) -> list[Step]:
@@ -318,9 +319,8 @@ class Call(Closing):
 
     def _keep_original(self, touched: Touched, image: Image) -> None:
         """Of a path that is not captured: what is there stays in a file beside it until the call ends."""
-        if self.disk.capture.withheld(touched.path) is not None or is_withheld(image.entry):
-            name = keep_original(self.disk, touched.path, self._draft(touched.row), image)
-            self._originals[name] = touched.path
+        name = keep_original(self.disk, touched.path, self._draft(touched.row), image)
+        self._originals[name] = touched.path
 
     def _came_with_another_name(self, step: Step) -> bool:
         """A file with several names has changed under all of them when it was written under one."""

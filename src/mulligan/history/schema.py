@@ -29,7 +29,7 @@ from mulligan.session.tables import BOUNDARIES, CLIENTS, SESSIONS
 from mulligan.session.tokens import SIGHTS, TOKENS
 from mulligan.store.blobs import BLOBS, BODIES
 from mulligan.store.claims import CLAIMS
-from mulligan.store.journal import HEADS, RECORDS, REFS, Schema
+from mulligan.store.journal import FORGOTTEN, HEADS, RECORDS, REFS, Schema
 from mulligan.store.protocol import OWNERS
 from mulligan.workspace.snapshots import LINEAGE, SNAPSHOTS
 from mulligan.workspace.tables import LEASE_PATHS, LEASES
@@ -50,7 +50,7 @@ SCHEMA = Schema(
     unfolded=frozenset(
         {
             *("committed", "paths.evicted", "session.forked", "session.imported"),
-            *("snapshot.bodies", "store.lost", "store.power_cut"),
+            *("snapshot.bodies", "store.lost", "store.power_cut", FORGOTTEN),
         }
     ),
 )

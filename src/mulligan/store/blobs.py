@@ -8,7 +8,7 @@ kept in parts of 4 MiB, each a blob of its own, so that neither writing nor pagi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -190,6 +190,23 @@ class Blobs:
         elif self._store.durability == "process":
             tx.put(UNSYNCED, UnsyncedRow(raw))
         return prepared.digest
+
+    def unpack_dependents(self, tx: Tx, digest: Digest, *, but: Container[Digest]) -> None:
+        """Pack anew, by themselves, the versions that are packed as changes of this one."""
+        for row in tx.select(BLOBS, {"base": raw_digest(digest)}):
+            own = digest_from_raw(row.digest)
+            if own in but or row.place not in WHOLE:
+                continue
+            self.unpack_dependents(tx, own, but=but)
+            body = pack(self.read_in(tx, own))
+            place = IN_DATABASE if len(body) <= BLOB_IN_DATABASE_BYTES else BESIDE
+            tx.delete(BODIES, row.digest)
+            self._store.bodies.delete(own)
+            if place == IN_DATABASE:
+                tx.put(BODIES, BodyRow(row.digest, body))
+            else:
+                self._store.bodies.put(own, body, durable=True)
+            tx.put(BLOBS, replace(row, place=place, stored=len(body), base=None, depth=0))
 
     def _is_fresh(self, known: BlobRow) -> bool:
         """Touched lately, and as durable as we are asked to be."""

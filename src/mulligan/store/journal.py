@@ -72,6 +72,10 @@ RECORDS: Table[RecordRow] = Table("records", RecordRow, key=("journal", "seq"))
 HEADS: Table[HeadRow] = Table("heads", HeadRow, key=("journal",))
 REFS: Table[RefRow] = Table("refs", RefRow, key=("digest", "journal", "seq"))
 
+STORE_JOURNAL = "store"
+FORGOTTEN = "store.forgotten"
+"""A record of this kind names bodies and records that somebody had erased."""
+
 STORE_HEAD = ""
 """The name under which HEADS keeps where the store as a whole stands."""
 
@@ -184,7 +188,22 @@ def parse_record(row: RecordRow) -> Record:
         raise fault("journal_broken", f"Record {row.seq} of {row.journal} cannot be read: {error!r}") from None
 
 
-def break_in_chain(rows: Iterable[RecordRow], head: HeadRow) -> str | None:
+Erased: TypeAlias = Mapping[tuple[str, int], str]
+"""For a record that was erased in part, by journal and number: the SHA-256 of the bytes it has now."""
+
+
+def erased_records(tx: Tx) -> Erased:
+    records = (one for one in records_of(tx, STORE_JOURNAL) if one.kind == FORGOTTEN)
+    return {(one["journal"], one["seq"]): one["sha256"] for record in records for one in record.payload["records"]}
+
+
+def _nothing_erased() -> Erased:
+    return {}
+
+
+def break_in_chain(
+    rows: Iterable[RecordRow], head: HeadRow, erased: Callable[[], Erased] = _nothing_erased
+) -> str | None:
     """The first thing wrong with a whole journal in order, in words; None when it is sound."""
     seq, prev = 0, GENESIS
     for row in rows:
@@ -192,7 +211,7 @@ def break_in_chain(rows: Iterable[RecordRow], head: HeadRow) -> str | None:
         where = f"record {row.seq} of {row.journal}"
         if row.seq != seq:
             return f"{where}: expected record {seq}"
-        if chain_hash(prev, row.body) != row.hash:
+        if chain_hash(prev, row.body) != row.hash and sha256(row.body).hexdigest() != erased().get((row.journal, seq)):
             return f"{where}: its bytes do not have its hash"
         try:
             parsed = parse_record(row)

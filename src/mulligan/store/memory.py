@@ -134,6 +134,9 @@ class MemoryStore:
     def give_back_space(self) -> None:
         return None
 
+    def erase_deleted(self) -> None:
+        return None
+
     def check(self) -> list[str]:
         return []
 

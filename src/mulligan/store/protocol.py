@@ -185,6 +185,13 @@ class Store(Protocol):
         """Return what deletions freed to the medium, as far as the engine can."""
         ...
 
+    def erase_deleted(self) -> None:
+        """Leave no byte of deleted rows: not in the tables, not in free room, not in a log.
+
+        Raises `store_busy` while another process is looking; then asking again does the rest.
+        """
+        ...
+
     def check(self) -> list[str]:
         """The engine's own complaints about its medium, in a person's words; empty when sound."""
         ...

@@ -225,6 +225,16 @@ class SqliteStore:
             with suppress(apsw.BusyError):
                 connection.wal_checkpoint(mode=mode)
 
+    def erase_deleted(self) -> None:
+        with self._writing, self._connection() as connection:
+            # Written anew as a whole: a page that is in use may still hold what a deleted row left in it.
+            try:
+                connection.execute("VACUUM")
+                connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            except (apsw.BusyError, apsw.LockedError) as error:
+                words = "What was deleted is still in the log, because another process is reading; try again"
+                raise fault_of_sqlite(error, words) from error
+
     def check(self) -> list[str]:
         with self._connection() as connection:
             rows = connection.execute("PRAGMA integrity_check(20)").fetchall()

@@ -37,11 +37,13 @@ from mulligan.store.journal import (
     RECORDS,
     REFS,
     STORE_HEAD,
+    Erased,
     HeadRow,
     Record,
     RecordRow,
     Schema,
     break_in_chain,
+    erased_records,
     parse_record,
 )
 from mulligan.store.memory import MemoryStore
@@ -146,7 +148,7 @@ class _Check:
         sound = True
         for head in heads.values():
             missing: list[Problem] = []
-            problem = break_in_chain(self._noted(head.journal, total, missing), head)
+            problem = break_in_chain(self._noted(head.journal, total, missing), head, self._erased)
             yield from missing
             if problem is not None:
                 sound = False
@@ -174,6 +176,9 @@ class _Check:
                     self.gone[place].update(record.payload.get("digests", ()))
             self.progress("records", self.records, total)
 
+    def _erased(self) -> Erased:
+        return erased_records(self.tx)
+
     def _whole(self, whole: HeadRow, total: int, journals: list[str]) -> Iterator[Problem]:
         """The head of the store against the records that were found."""
         if not total == self.records == whole.seq:
@@ -194,7 +199,7 @@ class _Check:
             yield Problem("journal", journal, "there is no such journal")
             return
         missing: list[Problem] = []
-        problem = break_in_chain(self._noted(journal, head.seq, missing), head)
+        problem = break_in_chain(self._noted(journal, head.seq, missing), head, self._erased)
         yield from missing
         if problem is not None:
             yield Problem("journal", journal, problem)
@@ -313,7 +318,7 @@ class _Check:
             yield from _differences(self.tx, rebuilt, table)
 
 
-_SAYS_GONE = {EVICTED: (".evicted", ".dropped"), LOST: (".lost",)}
+_SAYS_GONE = {EVICTED: (".evicted", ".dropped", ".forgotten"), LOST: (".lost",)}
 """Kinds of records that account for bodies without bytes; their payload names them in `digests`."""
 
 
