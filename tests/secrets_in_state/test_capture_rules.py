@@ -144,6 +144,26 @@ def test_an_aborted_call_restores_a_path_that_is_not_captured(
 
 
 @pytest.mark.req("D18.capture_abort")
+@pytest.mark.parametrize("other", ["inside", "outside"])
+@pytest.mark.parametrize("ends", ["aborted", "committed"])
+def test_a_file_with_several_names_that_are_not_captured(place: Place, setting: str, other: str, ends: str) -> None:
+    (place.root / "sub").mkdir()
+    inside, outside = place.root / "sub" / ".env", place.root.parent / "outside"
+    os.link(place.env, inside)
+    if other == "outside":
+        os.link(place.env, outside)
+    with place.open() as m, m.session("s").call() as call:
+        assert call.write_file(".env", NEW.decode()).status == "ok"
+        assert (place.env.read_bytes(), inside.read_bytes()) == (NEW, NEW)
+        if ends == "aborted":
+            call.fail("on purpose")
+    expected = OLD if ends == "aborted" else NEW
+    assert (place.env.read_bytes(), inside.read_bytes()) == (expected, expected)
+    assert place.env.samefile(inside)
+    assert other == "inside" or outside.read_bytes() == OLD
+
+
+@pytest.mark.req("D18.capture_abort")
 def test_a_failing_effect_restores_what_the_effect_before_it_wrote(place: Place, setting: str) -> None:
     with place.open() as m, m.session("s").call() as call:
         assert call.write_file(".env", NEW.decode()).status == "ok"

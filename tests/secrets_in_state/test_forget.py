@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 import mulligan
+from mulligan.store.sqlite_file import copy_before_migration
 from secrets_in_state.searching import files_holding
 
 SECRET = os.urandom(24).hex()
@@ -122,13 +124,24 @@ def test_a_record_names_what_was_erased_and_the_rest_can_still_be_undone(root: P
 def test_a_record_that_is_changed_and_not_named_is_still_found(root: Path, home: Path) -> None:
     work_with_the_secret(root)
     run(root, "forget", ".env")
-    import apsw
-
     connection = apsw.Connection(str(home / "store.db"))
     connection.execute("UPDATE records SET body = CAST(replace(CAST(body AS TEXT), 'forgotten', 'forgetten') AS BLOB)")
     connection.close()
     done = subprocess.run([sys.executable, "-m", "mulligan", "verify", "--root", str(root)], capture_output=True)
     assert done.returncode == 3
+
+
+@pytest.mark.req("D18.forget")
+def test_the_copy_that_was_made_before_a_migration_is_deleted_and_named(root: Path, home: Path) -> None:
+    work_with_the_secret(root)
+    connection = apsw.Connection(str(home / "store.db"))
+    copy_before_migration(connection, 3)
+    connection.close()
+    assert home / "store.db.format-3" in [home / name for name in files_holding(home, SECRET.encode())]
+    assert run(root, "forget", ".env")["copies"] == ["store.db.format-3"]
+    assert files_holding(home, SECRET.encode()) == []
+    assert not (home / "store.db.format-3").exists()
+    assert run(root, "verify")["ok"] is True
 
 
 @pytest.mark.req("D18.forget")

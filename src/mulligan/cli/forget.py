@@ -22,8 +22,9 @@ def forget_verb(common: Common, path_or_call: str, yes: bool) -> None:
 
     The bytes go from the database, its free pages and its log, and from large bodies beside it; so do the parameters
     and answers of tools on record. Content that another call or path shares is erased there too, and those are named.
-    The file itself is not touched. Undo then skips what was erased, with the reason `evicted`, and `verify` accepts
-    the gap. Settings `capture.never` and `capture.digest_only` keep such bytes from being stored at all.
+    The copy of the store that was made before a migration is deleted. The file itself is not touched. Undo then skips
+    what was erased, with the reason `evicted`, and `verify` accepts the gap. Settings `capture.never` and
+    `capture.digest_only` keep such bytes from being stored at all.
     """
     from mulligan.history.forget import forget_call, forget_path
     from mulligan.history.log import find_call
@@ -45,5 +46,7 @@ def forget_verb(common: Common, path_or_call: str, yes: bool) -> None:
     click.echo(
         f"Erased {counted(len(told.digests), 'stored content')}; {counted(len(told.records), 'record')} rewritten."
     )
+    for name in told.copies:
+        click.echo(f"  deleted {visible(name)}: the store as it was before a migration held the same bytes")
     for owner, path in told.shared:
         click.echo(f"  the same content is gone from call {visible(owner)}: {visible(path)}")

@@ -3,11 +3,12 @@
 The bodies go, also where another call or path has the same content: the point is that the bytes are nowhere. Records
 that hold parameters and receipts of such effects are written anew without them; their hashes stay, and one record in
 the journal of the store names all bodies and all records that were changed, so that `verify` accepts both. Then the
-engine erases what deletions left in its file, its free pages and its log.
+engine erases what deletions left in its file, its free pages and its log, and deletes the copy that a migration made.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from hashlib import sha256
@@ -40,12 +41,15 @@ class Forgotten:
     records: tuple[tuple[str, int], ...]
     shared: tuple[tuple[str, str], ...]
     """call and path of changes that were not asked about and have lost their bytes too"""
+    copies: tuple[str, ...]
+    """names of files that were deleted: the whole store as it was before a migration"""
 
     def to_json(self) -> dict[str, Any]:
         return {
             "digests": list(self.digests),
             "records": [{"journal": journal, "seq": seq} for journal, seq in self.records],
             "shared": [{"call": call, "path": path} for call, path in self.shared],
+            "copies": list(self.copies),
         }
 
 
@@ -99,7 +103,8 @@ def _forget(
         for row in records:
             if (row.journal, row.seq) in erased:
                 tx.put(RECORDS, replace(row, body=erased[row.journal, row.seq]))
-        told = Forgotten(tuple(doomed), tuple(sorted(erased)), shared)
+        copies = tuple(map(os.path.basename, ledger.store.older_copies()))
+        told = Forgotten(tuple(doomed), tuple(sorted(erased)), shared, copies)
         named = [
             {"journal": one, "seq": seq, "sha256": sha256(erased[one, seq]).hexdigest()} for one, seq in told.records
         ]

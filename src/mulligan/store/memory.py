@@ -134,6 +134,9 @@ class MemoryStore:
     def give_back_space(self) -> None:
         return None
 
+    def older_copies(self) -> list[str]:
+        return []
+
     def erase_deleted(self) -> None:
         return None
 

@@ -185,8 +185,12 @@ class Store(Protocol):
         """Return what deletions freed to the medium, as far as the engine can."""
         ...
 
+    def older_copies(self) -> list[str]:
+        """The files with the store as it was before a migration, each as a path."""
+        ...
+
     def erase_deleted(self) -> None:
-        """Leave no byte of deleted rows: not in the tables, not in free room, not in a log.
+        """Leave no byte of deleted rows: not in the tables, not in free room, not in a log, not in an older copy.
 
         Raises `store_busy` while another process is looking; then asking again does the rest.
         """

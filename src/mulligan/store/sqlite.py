@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from glob import escape, glob
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -27,7 +28,14 @@ from mulligan.store.owners import OwnerBytes, owner_bytes
 from mulligan.store.protocol import OWNERS, BlobStore, Durability, OwnerRow
 from mulligan.store.secret_key import SecretKey
 from mulligan.store.sql import create_statements, delete_sql, get_sql, has_sql, put_sql, select_sql, update_sql
-from mulligan.store.sqlite_file import PooledConnection, Waiting, check_directory, fault_of_sqlite, prepare_file
+from mulligan.store.sqlite_file import (
+    COPY_SUFFIX,
+    PooledConnection,
+    Waiting,
+    check_directory,
+    fault_of_sqlite,
+    prepare_file,
+)
 from mulligan.store.sqlite_log import log_bytes, unread_commits
 from mulligan.store.sqlite_pool import ConnectionPool
 from mulligan.store.tables import Table, Value
@@ -225,7 +233,13 @@ class SqliteStore:
             with suppress(apsw.BusyError):
                 connection.wal_checkpoint(mode=mode)
 
+    def older_copies(self) -> list[str]:
+        return sorted(glob(escape(self._path) + COPY_SUFFIX + "*"))
+
     def erase_deleted(self) -> None:
+        for copy in self.older_copies():
+            with suppress(FileNotFoundError):
+                os.unlink(copy)
         with self._writing, self._connection() as connection:
             # Written anew as a whole: a page that is in use may still hold what a deleted row left in it.
             try:

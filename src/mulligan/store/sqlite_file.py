@@ -158,9 +158,12 @@ def prepare_file(
                 connection.execute("ROLLBACK")
 
 
+COPY_SUFFIX = ".format-"
+
+
 def copy_before_migration(connection: apsw.Connection, found: int) -> None:
     """Copy the database beside itself, as `store.db.format-N`. Our transaction keeps every writer out meanwhile."""
-    target = f"{connection.filename}.format-{found}"
+    target = f"{connection.filename}{COPY_SUFFIX}{found}"
     with suppress(FileNotFoundError):
         os.unlink(target + ".part")
     reader = apsw.Connection(connection.filename, vfs=connection.open_vfs)
