@@ -99,7 +99,7 @@ def _forget(
         for digest in doomed:
             ledger.blobs.unpack_dependents(tx, digest, but=doomed)
         for digest in doomed:
-            drop_body(tx, ledger.store.bodies, digest)
+            drop_body(tx, digest)
         for row in records:
             if (row.journal, row.seq) in erased:
                 tx.put(RECORDS, replace(row, body=erased[row.journal, row.seq]))

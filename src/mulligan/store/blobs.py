@@ -200,12 +200,13 @@ class Blobs:
             self.unpack_dependents(tx, own, but=but)
             body = pack(self.read_in(tx, own))
             place = IN_DATABASE if len(body) <= BLOB_IN_DATABASE_BYTES else BESIDE
-            tx.delete(BODIES, row.digest)
-            self._store.bodies.delete(own)
             if place == IN_DATABASE:
                 tx.put(BODIES, BodyRow(row.digest, body))
+                tx.drop_body(own)
             else:
-                self._store.bodies.put(own, body, durable=True)
+                # A body says how it is packed: should we die before the commit, this one can be read all the same.
+                self._store.bodies.replace(own, body)
+                tx.delete(BODIES, row.digest)
             tx.put(BLOBS, replace(row, place=place, stored=len(body), base=None, depth=0))
 
     def _is_fresh(self, known: BlobRow) -> bool:

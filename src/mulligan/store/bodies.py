@@ -18,6 +18,9 @@ class MemoryBodies:
     def put(self, digest: Digest, body: bytes, *, durable: bool = False) -> None:
         self._bodies.setdefault(digest, bytes(body))
 
+    def replace(self, digest: Digest, body: bytes) -> None:
+        self._bodies[digest] = bytes(body)
+
     def get(self, digest: Digest) -> bytes:
         try:
             return self._bodies[digest]
@@ -67,6 +70,12 @@ class DirectoryBodies:
             self._unsynced.discard(path)
         else:
             self._unsynced.add(path)
+
+    def replace(self, digest: Digest, body: bytes) -> None:
+        try:
+            self._write(self._path_of(digest), body, durable=True)
+        except OSError as error:
+            raise fault_of_os_error(error, f"Writing blob {digest[:19]}…") from error
 
     def _write(self, path: str, body: bytes, *, durable: bool) -> None:
         folder = os.path.dirname(path)

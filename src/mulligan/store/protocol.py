@@ -81,6 +81,10 @@ class BlobStore(Protocol):
 
     def put(self, digest: Digest, body: bytes, *, durable: bool = False) -> None: ...
 
+    def replace(self, digest: Digest, body: bytes) -> None:
+        """The same bytes, packed in another way, in place of the body that is there or not. It is durable."""
+        ...
+
     def get(self, digest: Digest) -> bytes:
         """The stored body. Raises `missing_cas_dependency` if it is not there."""
         ...
