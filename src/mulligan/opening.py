@@ -388,6 +388,10 @@ def _recovered(desk: Desk, boundary: Boundary) -> Mulligan:
 
         recovered = recover(desk)
         finish_abandoned(desk)
+    if desk.disk.capture.any:
+        from mulligan.history.recovery import discard_copies
+
+        discard_copies(desk)
     return Mulligan(desk, boundary, recovered, power_cut)
 
 

@@ -115,6 +115,7 @@ def test_a_file_tool_writes_a_path_that_is_not_captured(
         with session.call() as call:
             receipt = call.perform(tool, **params)
             assert receipt.status in ("ok", "applied"), receipt.to_dict()
+            assert place.leaks(setting) == []
             call.write_file("other", "two\n")
         written = {path.name: path.read_bytes() for path in place.root.rglob("*") if path.is_file()}
         assert NOT_CAPTURED in coverage(m, call.id)

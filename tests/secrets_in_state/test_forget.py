@@ -145,6 +145,16 @@ def test_the_copy_that_was_made_before_a_migration_is_deleted_and_named(root: Pa
 
 
 @pytest.mark.req("D18.forget")
+def test_originals_that_another_process_keeps_until_they_are_synced_are_gone_too(root: Path, home: Path) -> None:
+    (root / ".env").write_text(f"TOKEN={SECRET}\n")
+    with mulligan.open(root) as m:
+        with m.session("s").call() as call:
+            call.write_file(".env", "nothing\n")
+        run(root, "forget", ".env")
+        assert files_holding(home, SECRET.encode()) == []
+
+
+@pytest.mark.req("D18.forget")
 def test_a_call_that_is_open_is_not_forgotten(root: Path) -> None:
     with mulligan.open(root) as m, m.session("s").call() as call:
         call.write_file("a", SECRET)

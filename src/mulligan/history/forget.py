@@ -17,7 +17,7 @@ from typing import Any
 from mulligan.history.desk import Desk
 from mulligan.history.dropping import drop_body
 from mulligan.history.tables import CALLS, CAPTURES, CHANGES, KEPT, SCOPES, TOUCHES, CallRow, ChangeRow
-from mulligan.store.blobs import BLOBS, PARTS, READABLE
+from mulligan.store.blobs import BLOBS, PARTS, READABLE, delete_unnamed_bodies
 from mulligan.store.journal import FORGOTTEN, RECORDS, STORE_JOURNAL, RecordRow, parse_record
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode, encode
@@ -111,6 +111,8 @@ def _forget(
         ledger.journal.append(
             tx, STORE_JOURNAL, FORGOTTEN, {**about, **told.to_json(), "records": named}, at=ledger.now()
         )
+    # Once more, and with its errors: after the transaction, a body that cannot be deleted is left to `gc`.
+    delete_unnamed_bodies(ledger.store, sorted({*digests, *doomed}))
     ledger.store.erase_deleted()
     return told
 

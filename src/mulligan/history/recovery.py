@@ -49,11 +49,18 @@ class Recovered:
 def recover(desk: Reach) -> list[Recovered]:
     """End every open call whose owner is dead and whose root can be reached from here."""
     found = [one for row in _dead_calls(desk) if (one := _recover(desk, row)) is not None]
-    if desk.disk.capture.any:
-        with desk.ledger.store.read() as tx:
-            open_calls = [row.call for row in tx.select(OPEN)]
-        discard_abandoned(desk.disk, lambda end: any(call.endswith(end) for call in open_calls))
+    if found and desk.disk.capture.any:
+        discard_copies(desk)
     return found
+
+
+def discard_copies(desk: Reach) -> None:
+    """Remove copies of paths that are not captured, where the process died after its call had ended."""
+    with desk.ledger.store.read() as tx:
+        open_calls = [row.call for row in tx.select(OPEN)]
+    # A root that is gone has no copies.
+    with suppress(OSError):
+        discard_abandoned(desk.disk, lambda end: any(call.endswith(end) for call in open_calls))
 
 
 def _dead_calls(desk: Reach) -> list[OpenRow]:

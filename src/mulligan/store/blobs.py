@@ -362,13 +362,18 @@ class Blobs:
 def delete_dropped_bodies(store: Store, digests: Iterable[Digest]) -> None:
     """What `Tx.drop_body` asked for, after the commit. A body that stays because this fails is garbage for `gc`."""
     with suppress(MulliganError):
-        if store.durability == "process":
-            store.sync()
-        with store.write() as tx:
-            for digest in digests:
-                row = tx.get(BLOBS, raw_digest(digest))
-                if row is None or row.place != BESIDE:
-                    store.bodies.delete(digest)
+        delete_unnamed_bodies(store, digests)
+
+
+def delete_unnamed_bodies(store: Store, digests: Iterable[Digest]) -> None:
+    """Those that no row names any more, now that the disk has the rows."""
+    if store.durability == "process":
+        store.sync()
+    with store.write() as tx:
+        for digest in digests:
+            row = tx.get(BLOBS, raw_digest(digest))
+            if row is None or row.place != BESIDE:
+                store.bodies.delete(digest)
 
 
 @plain(slots=True, frozen=True)

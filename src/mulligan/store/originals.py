@@ -28,6 +28,7 @@ from itertools import count
 from weakref import WeakSet
 
 from mulligan.store.bodies import sync_file_system
+from mulligan.values.clock import monotonic_s
 from mulligan.values.digest import Digest, digest_from_raw, raw_digest
 from mulligan.values.faults import fault
 from mulligan.values.plain import plain
@@ -36,6 +37,8 @@ _NAME_MAX_BYTES = 255
 _FOLDER, _NEXT = b"folder-", b"next-"
 _SEPARATOR = b"~"
 _SYNCED_ONE_BY_ONE = 16
+_GONE_WAIT_S = 60.0
+_GONE_NAP_S = 0.05
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _OPEN_TO_SYNC = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -230,6 +233,27 @@ class Originals:
         mine = self._process if self._pid == os.getpid() else ""
         found = [_locked(os.path.join(self.directory, name)) for name in names if name != mine]
         return [left for left in found if left is not None]
+
+
+def wait_until_gone(directory: str) -> None:
+    """Wait until the processes that live have let go of all originals that are there now. Raises `store_busy`."""
+    waiting = [path for path in _everything_in(directory) if not os.path.basename(path).startswith((_FOLDER, _NEXT))]
+    deadline = monotonic_s() + _GONE_WAIT_S
+    while waiting := [path for path in waiting if os.path.lexists(path)]:
+        if monotonic_s() > deadline:
+            words = "Another process still keeps the originals of files that it replaced; end its calls and try again."
+            raise fault("store_busy", words, directory=directory)
+        time.sleep(_GONE_NAP_S)
+
+
+def _everything_in(directory: str) -> list[bytes]:
+    found = list[bytes]()
+    with suppress(FileNotFoundError):
+        for process in os.listdir(os.fsencode(directory)):
+            folder = os.path.join(os.fsencode(directory), process)
+            with suppress(FileNotFoundError):
+                found += [os.path.join(folder, name) for name in os.listdir(folder)]
+    return found
 
 
 _all: WeakSet[Originals] = WeakSet()

@@ -194,7 +194,8 @@ class Store(Protocol):
         ...
 
     def erase_deleted(self) -> None:
-        """Leave no byte of deleted rows: not in the tables, not in free room, not in a log, not in an older copy.
+        """Leave no byte of deleted rows: not in the tables, not in free room, not in a log, not in an older copy,
+        not among the originals of files that were replaced.
 
         Raises `store_busy` while another process is looking; then asking again does the rest.
         """

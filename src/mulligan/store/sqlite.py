@@ -23,7 +23,7 @@ from mulligan.store.bodies import DirectoryBodies, sync_path
 from mulligan.store.journal import Schema
 from mulligan.store.machine import note_process
 from mulligan.store.migrations import SCHEMA_VERSION, newer_store
-from mulligan.store.originals import Originals
+from mulligan.store.originals import Originals, wait_until_gone
 from mulligan.store.owners import OwnerBytes, owner_bytes
 from mulligan.store.protocol import OWNERS, BlobStore, Durability, OwnerRow
 from mulligan.store.secret_key import SecretKey
@@ -248,6 +248,11 @@ class SqliteStore:
             except (apsw.BusyError, apsw.LockedError) as error:
                 words = "What was deleted is still in the log, because another process is reading; try again"
                 raise fault_of_sqlite(error, words) from error
+        if self.originals is not None and (taken := self.originals.taken()):
+            self.originals.sync(taken)
+            self.sync()
+            self.originals.drop(taken)
+        wait_until_gone(os.path.join(self.directory, ORIGINALS_DIRECTORY))
 
     def check(self) -> list[str]:
         with self._connection() as connection:

@@ -438,6 +438,9 @@ class HostDisk:
         originals = self.originals
         if originals is None or os.fstat(spot.parent).st_dev != originals.device():
             return False
+        if self.capture.withheld(spot.path) is not None:
+            # No byte of it may be in the state directory, not even for seconds.
+            return False
         original = originals.announce(kernel.real_path_of(spot.parent), draft, spot.name, new)
         if original is not None:
             self._announced[draft] = original
