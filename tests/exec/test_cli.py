@@ -22,8 +22,9 @@ MULLIGAN = [sys.executable, "-m", "mulligan.cli"]
 
 
 def heed_interrupts() -> None:
-    """Whoever runs the tests may ignore interrupts (a background job does), and a child would inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """The shell that runs the tests may ignore signals (`nohup`, a background job), and a child would inherit that."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture
@@ -185,7 +186,7 @@ class TestExec:
         gate = work.parent / "gate"
         os.mkfifo(gate)
         words = [*MULLIGAN, "exec", "--", "sh", "-c", f"echo 1 > n; echo > {gate}; sleep 1000"]
-        with subprocess.Popen(words, stderr=subprocess.DEVNULL) as process:
+        with subprocess.Popen(words, stderr=subprocess.DEVNULL, preexec_fn=heed_interrupts) as process:
             gate.read_text()
             process.send_signal(number)
             assert process.wait() == 128 + number

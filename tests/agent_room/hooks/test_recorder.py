@@ -22,7 +22,7 @@ from mulligan.history.bounds import collect_garbage
 from mulligan.history.tables import KEPT, OPEN
 from mulligan.history.views import log_view
 from mulligan.opening import Mulligan
-from mulligan.values.clock import monotonic_s
+from mulligan.values.clock import monotonic_s, since_boot_s
 from mulligan.values.faults import MulliganError, fault
 
 ENV = b"KEY=1\n"
@@ -454,6 +454,10 @@ def cat(folder: Path) -> Iterator[None]:
 @pytest.mark.req("D6.coverage.background")
 def test_a_process_that_a_command_leaves_running_is_named_in_its_coverage(agent: Agent) -> None:
     with cat(agent.root):
+        # The kernel says only by ticks of its clock when a process began.
+        next_ticks_s = since_boot_s() + 0.05
+        while since_boot_s() < next_ticks_s:
+            pass
         agent.shell("earlier", "echo 1 > b.txt")
         told: dict[str, Any] = {"label": "leaves", "tool": "Bash", "input": {"command": "cat &"}}
         agent.say("pre", **told)
