@@ -396,7 +396,7 @@ class TestNeverInTheWay:
             for file in (file for file in stage.home.rglob("*") if file.is_file()):
                 file.write_bytes(b"garbage" * 2000)
             assert prompt(client, session, stage.edit("a.txt", "three\n", "tc_9")) == {"stopReason": "end_turn"}
-            assert client.error("_mulligan/session/rollback", sessionId=session)["code"] == -32000
+            assert client.error("_mulligan/session/rollback", sessionId=session)["code"] == -32603
         assert stage.files()["a.txt"] == "three\n"
 
     def test_the_agents_exit_code_is_ours(self, stage: Stage) -> None:

@@ -63,7 +63,6 @@ STEPS: Mapping[int, Step] = MappingProxyType({1: _to_2, 2: _to_3, 3: _to_4})
 
 def newer_store(connection: apsw.Connection, found: int) -> MulliganError:
     """What a process says that meets a store which a newer version has migrated."""
-    from importlib.metadata import version  # Only to say it: reading it takes as long as opening a store.
 
     try:
         rows = connection.execute("SELECT value FROM meta WHERE key = ?", (WRITTEN_BY,)).fetchall()
@@ -71,7 +70,7 @@ def newer_store(connection: apsw.Connection, found: int) -> MulliganError:
         rows = []
     newer = f"Mulligan {rows[0][0]}" if rows else "A newer Mulligan"
     words = (
-        f"{newer} has brought this store to format {found}; this process runs Mulligan {version('mulligan')}, which "
+        f"{newer} has brought this store to format {found}; this process runs Mulligan {program_version()}, which "
         f"reads formats up to {SCHEMA_VERSION}. Restart {program_name()} (process {os.getpid()}) with the newer one."
     )
     return fault("store_newer", words, format=found, pid=os.getpid())
@@ -79,9 +78,18 @@ def newer_store(connection: apsw.Connection, found: int) -> MulliganError:
 
 def note_version(connection: apsw.Connection) -> None:
     """Which version made this format, for older processes that meet it."""
-    from importlib.metadata import version
+    connection.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (WRITTEN_BY, program_version()))
 
-    connection.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (WRITTEN_BY, version("mulligan")))
+
+def program_version() -> str:
+    """The installed version; sources that were never installed have none."""
+    # Imported here, because it takes as long as opening a store.
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("mulligan")
+    except PackageNotFoundError:
+        return "from its sources"
 
 
 def program_name() -> str:
