@@ -209,7 +209,7 @@ def test_a_plan_shows_how_the_head_moved_that_it_leaves_alone(run: Run, work: Pa
         assert run("exec", "--", *git, "commit", "-q", "--allow-empty", "-m", str(number)).code == 0
         heads.append(subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout)
     shown = run("undo", "--dry-run").out
-    assert f"HEAD {heads[0][:12]}→{heads[1][:12]}" in shown and ".git" in shown
+    assert f"HEAD {heads[0][:12]}→{heads[1][:12]}" in shown and "--git restore" in shown
 
 
 @pytest.mark.req("D14.cli.yes_needed")
