@@ -202,7 +202,8 @@ class Call(Closing):
             return False
         if is_withheld(image.entry) or is_withheld(wanted):
             return False
-        with suppress(FileNotFoundError), self._spot(path) as spot:
+        # In a folder that is shut, the kernel gives no lease before the call itself opens the folder.
+        with suppress(FileNotFoundError, PermissionError), self._spot(path) as spot:
             return spot is not None and is_held_open(self.disk, spot, spot.name)
         return False
 
