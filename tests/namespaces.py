@@ -14,13 +14,14 @@ from typing import Any
 _UNSHARE = ("unshare", "-m", "--propagation", "private") if os.getuid() == 0 else ("unshare", "-rm")
 _CONTAINER = """
 set -e
-new=$1 source=$2 at=$3 home=$4 temporary=$5; shift 5
+new=$1 source=$2 at=$3 home=$4 temporary=$5 seen=$6; shift 6
 mount -t tmpfs tmpfs "$new"
 for name in /*; do
     if [ -L "$name" ]; then cp -P "$name" "$new$name"
     elif [ "$name" = "$temporary" ]; then mkdir "$new$name"
     elif [ -d "$name" ]; then mkdir "$new$name"; mount --rbind "$name" "$new$name"; fi
 done
+for name in $seen; do mkdir -p "$new$name"; mount --rbind "$name" "$new$name"; done
 mkdir -p "$new$at" "$new$home"
 mount --bind "$source" "$new$at"
 mount --bind "$home" "$new$home"
@@ -89,7 +90,10 @@ def container(base: Path, source: Path, at: Path, home: Path) -> tuple[str, ...]
     for folder in (base, home):
         folder.mkdir(exist_ok=True)
     temporary = "/" + at.parts[1]
-    return (*_UNSHARE, "sh", "-c", _CONTAINER, "sh", str(base), str(source), str(at), str(home), temporary)
+    # Our own sources and Python may be below that folder, too; they stay visible.
+    needed = {str(Path(__file__).parents[1]), sys.prefix, sys.base_prefix}
+    seen = " ".join(sorted(name for name in needed if name.startswith(temporary + "/")))
+    return (*_UNSHARE, "sh", "-c", _CONTAINER, "sh", str(base), str(source), str(at), str(home), temporary, seen)
 
 
 def covering(path: str, source: Path) -> tuple[str, ...]:
