@@ -55,7 +55,7 @@ SHOWS = {
         "after redo:      8 messages, ['budget.txt', 'list.txt']",
         "a model is sent: ['assistant', 'tool', 'assistant', 'user', 'assistant', 'tool', 'assistant']",
         "compacted to:    5 messages",
-        "told in order:   ['message', 'message', 'message', 'message'] and 5 more",
+        "told in order:   ['message', 'message', 'call_begun', 'call_ended'] and 18 more",
     ],
 }
 TEN = 10

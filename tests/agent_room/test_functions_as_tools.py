@@ -119,7 +119,7 @@ class TestMakingThem:
         runner = ToolRunner(state, {"two": lambda: 2})
         assert runner.execute(ProviderToolCall("1", "two")).value == 2
         wrong: Any = {"two": "2"}
-        with pytest.raises(ToolValidationError, match="'2' cannot be called"):
+        with pytest.raises(ToolValidationError):
             ToolRunner(state, wrong)
 
     def test_two_of_one_name_are_refused_everywhere(self, opened: Mulligan) -> None:

@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -107,7 +106,7 @@ class Run:
         while process.poll() is None:
             if os.path.getsize(self.log) >= size + wanted:
                 return True
-            time.sleep(0.001)
+            os.sched_yield()
         return False
 
     def _cut(self, process: subprocess.Popen[str] | None) -> None:

@@ -121,6 +121,6 @@ def test_a_replay_with_another_value_diverges(home: Path, tmp_path: Path) -> Non
         runner = ReplayRunner(m.session("s"))
         argv = ["sh", "-c", "true"]
         assert runner.run(lambda s: s.perform("host.exec", {"argv": argv, "env": {"KEY": GIVEN}})) == 1
-        with pytest.raises(mulligan.MulliganError, match="Step 1") as diverged:
+        with pytest.raises(mulligan.MulliganError) as diverged:
             runner.run(lambda s: s.perform("host.exec", {"argv": argv, "env": {"KEY": OPENED}}))
         assert OPENED not in diverged.value.message

@@ -22,19 +22,19 @@ def session(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 def test_a_slice_that_is_named_by_text_is_refused(session: Any) -> None:
-    with pytest.raises(MulliganError, match="named by a class, such as Plan, not by 'Plan'") as refused:
+    with pytest.raises(MulliganError) as refused:
         session["Plan"]
     assert refused.value.code == "invalid_params"
 
 
 @pytest.mark.parametrize(
-    ("event", "reducer", "words"),
-    [(Plan, "x", "'x' cannot be called"), ("Plan", append_all, "named by a class, such as Plan, not by 'Plan'")],
+    ("event", "reducer"),
+    [(Plan, "x"), ("Plan", append_all)],
 )
 def test_a_reducer_that_is_no_function_and_an_event_that_is_no_class_are_refused(
-    session: Any, event: Any, reducer: Any, words: str
+    session: Any, event: Any, reducer: Any
 ) -> None:
-    with pytest.raises(MulliganError, match=words) as refused:
+    with pytest.raises(MulliganError) as refused:
         session[Plan].register(event, reducer)
     assert refused.value.code == "invalid_params"
     assert session.broadcast(Plan("tea")).errors == ()
@@ -43,7 +43,7 @@ def test_a_reducer_that_is_no_function_and_an_event_that_is_no_class_are_refused
 
 def test_a_class_is_no_event(session: Any) -> None:
     for send in (session.broadcast, session.dispatch):
-        with pytest.raises(MulliganError, match="Plan is a class; an event is an instance") as refused:
+        with pytest.raises(MulliganError) as refused:
             send(Plan)
         assert refused.value.code == "invalid_params"
     assert (session[Plan].all(), session[type].all()) == ((), ())
@@ -51,6 +51,6 @@ def test_a_class_is_no_event(session: Any) -> None:
 
 def test_a_run_on_the_name_of_a_session_is_refused() -> None:
     wrong: Any = "x"
-    with pytest.raises(MulliganError, match=r"is a Session object, such as .*, not 'x'") as refused:
+    with pytest.raises(MulliganError) as refused:
         ExecutionState(session=wrong)
     assert refused.value.code == "invalid_params"

@@ -19,7 +19,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from random import Random
@@ -174,7 +173,7 @@ def orphan(directory: str) -> None:
     if os.fork():
         os._exit(0)
     while os.getppid() == parent_pid:
-        time.sleep(0.001)
+        os.sched_yield()
     mine = store.owner()
     asked = subprocess.run([sys.executable, __file__, "ask", directory, str(mine)], stdout=subprocess.PIPE, check=True)
     child_lives = json.loads(asked.stdout) == ["[true]"] * 4

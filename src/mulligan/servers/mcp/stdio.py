@@ -90,7 +90,7 @@ class StdioServer:
 
     def _finish(self, limit_s: float) -> None:
         """The client has gone: what it asked for is done, but what takes longer than the limit is taken back."""
-        for _ in self._workers:
+        for _ in range(WORKERS):
             self._work.put(None)
         if self._workers:
             self._tools_opened()  # starting up is not what takes long
@@ -184,10 +184,11 @@ class StdioServer:
         self._work.put((identifier, params, peer))
 
     def _start_workers(self) -> None:
-        if not self._workers:
-            self._workers = [threading.Thread(target=self._worker, daemon=True) for _ in range(WORKERS)]
-            for worker in self._workers:
-                worker.start()
+        while len(self._workers) < WORKERS:
+            worker = threading.Thread(target=self._worker, daemon=True)
+            worker.start()
+            # An interrupt in the middle leaves a worker out of the list; it ends with the process.
+            self._workers.append(worker)
 
     def _worker(self) -> None:
         self._tools_opened()
