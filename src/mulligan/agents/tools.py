@@ -198,7 +198,7 @@ def by_name(tools: Iterable[Tool[Any, Any]]) -> dict[str, Tool[Any, Any]]:
 def registry_of(tools: Mapping[str, AnyTool] | Iterable[AnyTool]) -> Mapping[str, Tool[Any, Any]]:
     """Tools by name. A plain function becomes a tool under its key, or, where there are no keys, under its own name.
 
-    A mapping of nothing but tools is used itself, so that whoever holds it can add to it later.
+    A mapping of nothing but tools is used itself, so that its owner can add to it later.
     """
     if not isinstance(tools, Mapping):
         return by_name(as_tool(one) for one in tools)

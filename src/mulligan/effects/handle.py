@@ -118,7 +118,7 @@ class _CallEnding:
             try:
                 self._put_back(self._savepoint)
             except MulliganError:
-                # The call around this part is stuck then; whoever ends it learns of that.
+                # The call around this part is stuck then; the code that ends it sees the error.
                 self._is_put_back = True
         self._forget()
         return aborted

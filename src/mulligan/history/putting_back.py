@@ -201,7 +201,7 @@ def sync_paths(disk: Disk, paths: Iterable[RepoPath]) -> None:
             try:
                 spot = spots.at(path)
             except (FileNotFoundError, NotADirectoryError, Refused):
-                # Its directory is gone; whoever took that away syncs the directory above it.
+                # Its directory is gone; the call that removed it syncs the directory above it.
                 continue
             try:
                 disk.sync_file(spot)

@@ -1,7 +1,7 @@
 """The last check before an export is written: does anything in it look like a secret?
 
 This module shares no code and no table with the redaction, so that one mistake cannot be in both. It knows fewer kinds,
-those whose shape leaves no doubt, and does not ask what stands before them. It looks for literal prefixes and counts
+those whose shape leaves no doubt, and does not look at what comes before them. It looks for literal prefixes and counts
 the characters that follow, so its time grows no faster than the text. It reads every string of the document in four
 ways: as it is, without terminal escapes, without JSON's escapes, and as the bytes that base64 in it stands for.
 """

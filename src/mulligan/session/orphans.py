@@ -3,7 +3,7 @@
 An interrupt can come at any line: just before `__exit__` begins, in the middle of a commit, or, for a second time, in
 the middle of an abort. Then the block is left, the process lives on, and the call is still open: whatever this process
 did next would become a part of it. So every block that ends something is on a list from its first line to its last, and
-whoever begins a call or closes a workspace first aborts those whose block is gone.
+the next call that begins, and `close()`, first abort those whose block is gone.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def shared_lock() -> threading.RLock:
     """The same for an object that many threads share. It must not be held where a call may begin.
 
     Raised by a debugger's trace function, an interrupt can come after the last line of a `with lock:` and before the
-    lock is released. Whoever begins a call holds none of these, so `release_left_locks` can release them.
+    lock is released. A thread that begins a call holds none of these, so `release_left_locks` can release them.
     """
     lock = fork_safe_lock()
     _shared[id(lock)] = lock

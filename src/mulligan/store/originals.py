@@ -10,7 +10,7 @@ needed. Below the state directory:
         next-K~ORIGINAL                  which original it is about to take
         ORIGINAL                         TIME~FOLDER~INODE~MTIME~DIGEST~DRAFT~NAME; the first five are of the new file
 
-A process that dies leaves its directory, and whoever opens the store next looks through it (`history.power_cuts`).
+A process that dies leaves its directory. The next process that opens the store looks through it (`history.power_cuts`).
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Originals:
             self._pid = os.getpid()
 
     def know(self, folder: bytes) -> int:
-        """Before anything is made in a directory: whoever finds it after a power cut knows where to look for it."""
+        """Before a file is made in a directory: after a power cut, recovery knows where to look for it."""
         if self._pid != os.getpid():
             self._open()
         number = self._folders.get(folder)
@@ -207,7 +207,7 @@ class Originals:
                 del self._emptied[one.folder, one.name]
 
     def close(self) -> None:
-        """What is still here is left to whoever opens the store next, or syncs for all."""
+        """What is still here is left to the next process that opens the store."""
         with self._lock:
             if self._pid != os.getpid():
                 return

@@ -1,7 +1,7 @@
 """The secret key of a state directory: it names values that no record may hold, and encrypts those that must come back.
 
 The key is 32 random bytes in `secret.key`, mode 0600, made when it is first needed. A store that is in no directory
-has a key for as long as it is open. Whoever copies the database without the key can neither read a sealed value nor
+has a key for as long as it is open. Who copies the database without the key can neither read a sealed value nor
 try out guesses against an HMAC.
 """
 

@@ -581,7 +581,7 @@ class HostDisk:
 
 
 def _nothing() -> None:
-    """No store: whoever uses the disk keeps nothing."""
+    """Without a store the disk keeps nothing."""
 
 
 def _link_group(handle: int, status: os.stat_result) -> str:

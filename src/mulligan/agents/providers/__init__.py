@@ -16,7 +16,7 @@ _HOMES = {
     "claude": ("mulligan.agents.providers.claude", "Claude"),
 }
 _SPELLINGS = {"anthropic": ("claude", ""), "google": ("litellm", "gemini/")}
-"""Names that session files of other agents use: our provider, and what stands before the model's name there."""
+"""Names that session files of other agents use: our provider, and what comes before the model's name there."""
 
 
 # A script is a list of lines of `Mock`; named as such, every list that a variable holds would need an annotation.
