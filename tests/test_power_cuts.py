@@ -317,3 +317,55 @@ def test_the_preimage_is_synced_before_a_file_is_written_in_place(
         monkeypatch.setattr(os, "fsync", noted)
         write("new\n" * 300)(product)
         assert synced == [("store.db-wal", "old"), ("a", "new")]
+
+
+@pytest.mark.req("D5.process_power_cut")
+def test_all_names_of_a_file_have_their_original_content_back(root: Path, tmp_path: Path) -> None:
+    """The file has a name outside the root, so that the names inside become another file together."""
+    os.link(root / "a", root / "also")
+    os.link(root / "a", tmp_path / "outside")
+    die_after(root, write("new\n" * 300))
+    assert (root / "a").samefile(root / "also") and not (root / "a").samefile(tmp_path / "outside")
+    take_bytes(root / "a")
+    with open_here(root) as product:
+        assert sorted(one.path for one in product.power_cut) == [str(root / "a"), str(root / "also")]
+    assert ((root / "a").read_text(), (root / "also").read_text()) == (OLD, OLD)
+    assert (names(root), originals(root)) == (["a", "also", "b"], [])
+
+
+@pytest.mark.req("D5.process_power_cut")
+def test_a_deleted_file_stays_deleted_in_a_folder_that_was_made_again(root: Path) -> None:
+    """The store knows the files of the second folder by another key than those of the first."""
+    with open_here(root) as product:
+        write("of the first folder")(product)
+    shutil.rmtree(root)
+    root.mkdir()
+    (root / "a").write_text(OLD)
+    die_after(root, delete)
+    with open_here(root) as product:
+        assert product.power_cut == ()
+    assert names(root) == []
+
+
+@pytest.mark.req("D5.process_power_cut")
+def test_a_preimage_that_a_killed_process_stored_is_synced_before_its_original_goes(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "large").write_bytes(os.urandom(300_000))
+    die_after(root, delete_large)
+    (body,) = (path for path in (tmp_path / "home" / "blobs").rglob("*") if path.is_file())
+    synced, really = list[str](), os.fsync
+
+    def noted(handle: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{handle}"))
+        really(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    with open_here(root):
+        assert originals(root) == []
+        assert str(body) in synced
+
+
+def delete_large(product: mulligan.Mulligan) -> None:
+    with product.session("s").call() as call:
+        assert call.delete("large").ok

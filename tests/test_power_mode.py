@@ -171,3 +171,66 @@ def test_a_draft_that_cannot_be_synced_never_takes_its_place(
     assert (receipt.status, receipt.error_code) == ("error", "io_error")
     assert (root / "a.txt").read_text() == "old a\n"
     assert "/.mulligan-" in tried[0] and tried[0] not in tried[1:]
+
+
+def before_boot(path: Path) -> None:
+    """Nothing has written to the file since the machine was started."""
+    os.utime(path, ns=(0, 0))
+
+
+@pytest.mark.req("D5.recovery_knows_torn_files")
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+@pytest.mark.parametrize("left", [b"", b"\0" * 700, b"newer a\n" * 64 + b"\0" * 10], ids=["empty", "zeros", "torn"])
+def test_recovery_takes_no_torn_draft_for_a_persons_save(tmp_path: Path, root: Path, mode: int, left: bytes) -> None:
+    """The call had written the file once and was writing it again when the power was cut."""
+
+    def run() -> int:
+        steps = FaultPlan().act(lambda *_: os._exit(KILLED), step="stage.half", at=2)
+        with open_bench(tmp_path, steps=steps).session().call("dies") as call:
+            call.write_file("a.txt", "new a\n")
+            call.write_file("a.txt", "newer a\n" * 100)
+        return 0
+
+    assert in_child(run) == KILLED
+    (draft,) = root.glob(".mulligan-*")
+    draft.write_bytes(left)
+    draft.chmod(mode)
+    before_boot(draft)
+    with mulligan.open(root, store=tmp_path / "home", durability="power") as product:
+        assert [one.conflicts for one in product.recovered] == [[]]
+    assert (root / "a.txt").read_bytes() == b"old a\n"
+    assert sorted(os.listdir(root)) == ["a.txt", "d"]
+
+
+def die_after_command(base: Path, script: str, strategy: str = "watch") -> None:
+    def run() -> int:
+        with mulligan.open(base / "work", store=base / "home").session("s").call("dies") as call:
+            assert call.exec(["sh", "-c", script], strategy=strategy).ok
+            os._exit(KILLED)
+
+    assert in_child(run) == KILLED
+
+
+@pytest.mark.req("D5.recovery_knows_torn_files")
+@pytest.mark.parametrize("left", [b"", b"old a\n\0\0\0\0", b"old a\nn"], ids=["empty", "zeros", "torn"])
+def test_recovery_puts_back_what_a_power_cut_left_of_a_commands_work(tmp_path: Path, root: Path, left: bytes) -> None:
+    die_after_command(tmp_path, "echo new >> a.txt; echo new > c.txt")
+    (root / "a.txt").write_bytes(left)
+    (root / "c.txt").write_bytes(b"")
+    before_boot(root / "a.txt")
+    before_boot(root / "c.txt")
+    with mulligan.open(root, store=tmp_path / "home", durability="power") as product:
+        assert [one.conflicts for one in product.recovered] == [[]]
+    assert (root / "a.txt").read_bytes() == b"old a\n"
+    assert sorted(os.listdir(root)) == ["a.txt", "d"]
+
+
+@pytest.mark.req("D5.recovery_knows_torn_files")
+def test_recovery_leaves_a_file_that_a_person_made_shorter_since_the_machine_was_started(
+    tmp_path: Path, root: Path
+) -> None:
+    die_after_command(tmp_path, "echo new >> a.txt")
+    (root / "a.txt").write_bytes(b"old")
+    with mulligan.open(root, store=tmp_path / "home", durability="power") as product:
+        assert [one.conflicts for one in product.recovered] == [["a.txt"]]
+    assert (root / "a.txt").read_bytes() == b"old"

@@ -381,7 +381,7 @@ def _keep_bounds(ledger: Ledger, session: SessionId, grown_bytes: int) -> None:
 
 def _recovered(desk: Desk, boundary: Boundary) -> Mulligan:
     recovered: list[Recovered] = []
-    power_cut = _recover_originals(desk.ledger)
+    power_cut = _recover_originals(desk)
     if desk.ledger.any_open():
         from mulligan.history.observing import finish_abandoned
         from mulligan.history.recovery import recover
@@ -395,10 +395,10 @@ def _recovered(desk: Desk, boundary: Boundary) -> Mulligan:
     return Mulligan(desk, boundary, recovered, power_cut)
 
 
-def _recover_originals(ledger: Ledger) -> list[Found]:
-    originals = ledger.store.originals
+def _recover_originals(desk: Desk) -> list[Found]:
+    originals = desk.ledger.store.originals
     if originals is None or not originals.any_left():
         return []
     from mulligan.history.power_cuts import recover_originals
 
-    return recover_originals(ledger)
+    return recover_originals(desk)

@@ -18,6 +18,7 @@ import json
 import linecache
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -109,6 +110,7 @@ class Opened:
 def check(base: str, cut: PowerCut) -> Iterator[str]:
     """The violations of the promise in one state."""
     show_inodes(materialise(base, cut.state()))
+    start_machine()
     yield from check_files(base, cut)
 
 
@@ -280,6 +282,16 @@ def reboot() -> None:
     for name in ("fsync", "fdatasync", "sync"):
         setattr(os, name, lambda *_: None)
     _kept.append(Quick())
+
+
+def start_machine() -> None:
+    """From now on this process sees a machine that was started at this moment."""
+    started_ns, real = time.time_ns(), time.clock_gettime_ns
+
+    def clock_gettime_ns(clock: int) -> int:
+        return time.time_ns() - started_ns if clock == time.CLOCK_BOOTTIME else real(clock)
+
+    time.clock_gettime_ns = clock_gettime_ns
 
 
 def show_inodes(recorded: dict[int, int]) -> None:

@@ -20,6 +20,7 @@ from power.recorder import Event, Site
 
 Mode = Literal["process", "power"]
 ROOT = 0
+SECTOR_BYTES = 512
 
 
 class Node(NamedTuple):
@@ -204,12 +205,22 @@ class Recording:
     def _command_set(self, place: str, kind: str, mode: int, content: bytes, inode: int, mtime_ns: int) -> None:
         known = self._find(place)
         self._foreign = True
-        if known is None or self.files[known].kind != kind or kind != "dir":
+        is_same = known is not None and (self.files[known].kind, self.files[known].inode) == (kind, inode)
+        if not is_same and not (kind == "dir" and known is not None and self.files[known].kind == "dir"):
             self._create(place, kind, mode, content if kind == "link" else b"", inode)
-            if kind == "file":
-                self._write(place, 0, content, mtime_ns)
+        if kind == "file":
+            self._write_new_bytes(place, content, mtime_ns)
         self._meta(place, (mode, 0 if kind == "dir" else mtime_ns, ()))
         self._foreign = False
+
+    def _write_new_bytes(self, place: str, content: bytes, mtime_ns: int) -> None:
+        """What a command wrote: at the end of the file, or all of it anew."""
+        earlier = bytes(self._file(place).now)
+        if not content.startswith(earlier):
+            self._truncate(place, 0, mtime_ns)
+            earlier = b""
+        if content != earlier:
+            self._write(place, len(earlier), content[len(earlier) :], mtime_ns)
 
     def _command_remove(self, place: str) -> None:
         self._foreign = True
@@ -385,33 +396,42 @@ class PowerCut:
         return Node(file.kind, mode, content, mtime_ns, xattrs, file.inode)
 
     def _content(self, number: int, file: File) -> bytes:
-        content, synced = bytearray(), self.synced_at(number)
-        kept = [change for change in file.content if change.at < synced]
-        for change in kept:
+        """What was synced, and of what came later any part: a disk writes sectors, in any order."""
+        synced = self.synced_at(number)
+        content = bytearray()
+        for change in (change for change in file.content if change.at < synced):
             _apply(content, change)
         waiting = [change for change in file.content if synced <= change.at < self.at]
-        for change in self._surviving(waiting, number):
-            _apply(content, change)
-        return bytes(content)
-
-    def _surviving(self, waiting: list[Data | Size], number: int) -> Iterator[Data | Size]:
-        """What of the content that was not synced has reached the disk."""
+        if not waiting:
+            return bytes(content)
         policies = ("all", "none", "none", "prefix", "some", "zeros")
         policy = "none" if self.is_worst else self.random.choice(policies)
-        end = self.random.randint(0, len(waiting)) if policy == "prefix" else len(waiting)
-        for place, change in enumerate(waiting):
-            if isinstance(change, Size):
-                if self._has_come(change.at, number):
-                    yield change
-            elif policy in ("all", "prefix"):
-                if place < end:
-                    yield change
-                elif place == end:
-                    yield change._replace(data=change.data[: len(change.data) // 2])
-            elif policy == "zeros":
-                yield change._replace(data=bytes(len(change.data)))
-            elif policy == "some" and self.random.random() < 0.5:
-                yield change
+        for change in waiting if policy == "none" else ():
+            # A truncation is an operation on metadata.
+            if isinstance(change, Size) and self._has_come(change.at, number):
+                _apply(content, change)
+        if policy == "none":
+            return bytes(content)
+        later = bytearray(content)
+        for change in waiting[: self.random.randint(1, len(waiting))] if policy in ("prefix", "some") else waiting:
+            _apply(later, change)
+        return _mixed(content, later, self._sectors(policy, len(later)))
+
+    def _sectors(self, policy: str, size: int) -> Iterator[bool]:
+        """Whether the disk has the new bytes of each sector."""
+        end = self.random.randint(0, size) if policy == "prefix" else size
+        for at in range(0, size, SECTOR_BYTES):
+            yield policy != "zeros" and at <= end and (policy != "some" or self.random.random() < 0.5)
+
+
+def _mixed(earlier: bytes | bytearray, later: bytes | bytearray, has_come: Iterable[bool]) -> bytes:
+    """Of each sector the new bytes, or the old ones and then zeros."""
+    old = bytes(earlier[: len(later)]).ljust(len(later), b"\0")
+    sectors = (
+        (later if new else old)[at : at + SECTOR_BYTES]
+        for at, new in zip(range(0, len(later), SECTOR_BYTES), has_come, strict=True)
+    )
+    return b"".join(sectors)
 
 
 def _reachable(children: dict[int, dict[str, int]]) -> Iterator[tuple[str, int]]:

@@ -284,13 +284,13 @@ class Closing(Watching):
             for rescued in report.rescued:
                 self.account.rescue(*rescued)
             self._name_anybodys(earlier)
-            in_the_way = [*report.conflicts, *sorted(undoing.overtaken)]
+            in_the_way = [*report.conflicts, *report.lost, *sorted(undoing.overtaken)]
             self.conflicts += [path for path in in_the_way if path not in self.conflicts]
             # A folder in which the call itself has done more since; of files, somebody else has.
             full = {path for path in report.conflicts if isinstance(self._touched[path].after, DirEntry)}
             self._done.leave(undoing, but=full)
             self._not_captured.update(report.not_captured)
-            for path in earlier.keys() - {*report.conflicts, *report.not_captured}:
+            for path in earlier.keys() - {*report.conflicts, *report.lost, *report.not_captured}:
                 self._touched[path].becomes(earlier[path])
 
     def _name_anybodys(self, gone: Container[RepoPath]) -> None:

@@ -47,7 +47,7 @@ class Desk:
         self.disk = disk
         disk.keep_large = ledger.blobs.store_large
         disk.durability = ledger.store.durability
-        disk.sync_preimages = ledger.store.sync
+        disk.sync_preimages = ledger.blobs.sync
         disk.originals = ledger.store.originals
         disk.capture = _capture_rules(disk, ledger)
         self._open_disk = open_disk

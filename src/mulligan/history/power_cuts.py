@@ -23,16 +23,16 @@ import re
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from mulligan.history.ledger import Ledger
-from mulligan.history.tables import OPEN
+from mulligan.history.tables import OPEN, ROOTS, RootRow
 from mulligan.store.housekeeping import STORE_JOURNAL
 from mulligan.store.originals import NO_FILE, Left, NewFile, Original
 from mulligan.values.digest import Digest
 from mulligan.values.entries import Absent, FileEntry
 from mulligan.values.faults import MulliganError
-from mulligan.values.paths import path_from_bytes, to_wire
+from mulligan.values.paths import is_inside, path_from_bytes, to_wire
 from mulligan.values.plain import plain
 from mulligan.workspace.disk import DRAFT_PREFIX, HostDisk, Image
 from mulligan.workspace.places import Spot
@@ -59,6 +59,14 @@ class Found:
         return body if self.digest is None else body | {"digest": self.digest}
 
 
+class Opened(Protocol):
+    """A root that is open, and which roots of its store this process sees."""
+
+    @property
+    def ledger(self) -> Ledger: ...
+    def sees(self, root: RootRow) -> bool: ...
+
+
 _Item = tuple[Left, Original]
 
 
@@ -72,8 +80,9 @@ class _Path:
     announced: list[_Item] = field(default_factory=list)
 
 
-def recover_originals(ledger: Ledger) -> list[Found]:
+def recover_originals(opened: Opened) -> list[Found]:
     """Look through what processes that are gone have left, and keep nothing of it that is not needed any more."""
+    ledger = opened.ledger
     originals = ledger.store.originals
     lefts = [] if originals is None else originals.left()
     if not lefts:
@@ -83,13 +92,13 @@ def recover_originals(ledger: Ledger) -> list[Found]:
             closing.callback(left.close)
         with ledger.store.read() as tx:
             open_calls = frozenset(row.call[-12:].encode("ascii") for row in tx.select(OPEN))
-        look = _Look(ledger, open_calls)
+        look = _Look(opened, open_calls)
         for path in _paths_of(lefts):
             look.at(path)
         for folder in {folder for left in lefts for folder in left.folders.values()}:
             look.sweep(folder)
         look.record()
-        ledger.store.sync()
+        ledger.blobs.sync()
         if not look.failed:
             for left in lefts:
                 left.remove()
@@ -114,8 +123,9 @@ def _paths_of(lefts: Iterable[Left]) -> list[_Path]:
 class _Look:
     """One look through everything that was left. `failed`: not all could be done, so all is kept for the next look."""
 
-    def __init__(self, ledger: Ledger, open_calls: frozenset[bytes]) -> None:
-        self.ledger = ledger
+    def __init__(self, opened: Opened, open_calls: frozenset[bytes]) -> None:
+        self.ledger = opened.ledger
+        self._sees = opened.sees
         self._open_calls = open_calls
         self.found: list[Found] = []
         self.failed = False
@@ -223,9 +233,14 @@ class _Look:
             self._note(path, "rescued", self.ledger.blobs.store(image.content))
 
     def _is_known_as_gone(self, disk: HostDisk, path: _Path) -> bool:
+        """Whether a call that is on record deleted it, by the key that the store has for the path."""
+        place, name = disk.root.place, path_from_bytes(path.name)
         with self.ledger.store.read() as tx:
-            place = disk.root.place_of(path_from_bytes(path.name))
-            return isinstance(self.ledger.last_seen(tx, place), Absent)
+            around = [row for row in tx.select(ROOTS) if is_inside(place, row.place)]
+        keys = [row.key + place[len(row.place) :] for row in around if self._sees(row)]
+        with self.ledger.store.read() as tx:
+            seen = [self.ledger.last_seen(tx, disk.root.with_key(key).place_of(name)) for key in keys]
+        return any(isinstance(entry, Absent) for entry in seen)
 
     def _is_open(self, draft: bytes) -> bool:
         match = _DRAFT_OF_A_CALL.match(draft)

@@ -7,7 +7,9 @@ For every path the call meant to touch, from what is there now:
 | something the call meant to put there | what was there before goes back |
 | that content under a mode of somebody's, or that mode over somebody's content | only our half of it goes back |
 | a torn file of ours, after a power cut in the middle of an exchange | what was there before goes back |
-| a torn file that was being written in place | kept in the store and named, then what was there before goes back |
+| a torn file that was being written in place, or that a power cut left of what the call meant | kept in the store and
+  named, then what was there before goes back |
+| something of the call's, and a power cut took the bytes of what was there before | it stays, and is reported as lost |
 | at a path that is not captured, not ours, or without a copy of the original | it stays, and is reported |
 | anything else | somebody's work: it stays, is kept in the store too if that has room, and is reported |
 What lies under a draft name is ours to throw away, unless it is somebody's save that had just been displaced: then it
@@ -34,8 +36,8 @@ from mulligan.history.repositories import is_locked_by_git
 from mulligan.history.tables import RootRow, TouchRow
 from mulligan.values import limits
 from mulligan.values.canonical import decode
-from mulligan.values.clock import monotonic_s
-from mulligan.values.content import Content, digest_of_beginning, whole
+from mulligan.values.clock import booted_at_ns, monotonic_s
+from mulligan.values.content import Content, digest_of_beginning, pieces_of
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.entries import (
     ABSENT,
@@ -49,7 +51,7 @@ from mulligan.values.entries import (
     same_content,
     same_state,
 )
-from mulligan.values.faults import Broken, MulliganError
+from mulligan.values.faults import Broken, MulliganError, WorldChanged
 from mulligan.values.limits import BLOB_BATCH_BYTES
 from mulligan.values.paths import RepoPath, ancestors_of, join, parent_of, path_from_bytes
 from mulligan.values.plain import plain
@@ -143,12 +145,15 @@ class Report:
 
     `not_captured`: paths that a command changed and whose bytes the store may not have; they are left too.
 
+    `lost`: paths that are left because a power cut took the bytes of what was there before from the store.
+
     `rescued`: bytes of nobody in particular that had to give way, and where; the record of the call's end shall keep
     them and say so.
     """
 
     put_back: list[RepoPath] = field(default_factory=list)
     not_captured: list[RepoPath] = field(default_factory=list)
+    lost: list[RepoPath] = field(default_factory=list)
     conflicts: list[RepoPath] = field(default_factory=list)
     rescued: dict[tuple[RepoPath, Digest], None] = field(default_factory=dict)
 
@@ -315,9 +320,13 @@ class _Way:
         for draft in self.trace.drafts:
             image = self.site.disk.image(spot, draft=draft, kept=False)
             self._strays |= image is not NOTHING
-            self._is_original_aside |= not image.special and same_state(image.entry, self.trace.before)
+            if not image.special and same_state(image.entry, self.trace.before):
+                self._is_original_aside = True
+                self._store_if_lost(with_bytes(self.site.disk, spot, image, draft=draft))
             if image.replaceable and not self._is_known(image) and not self._is_torn_stage(image, now):
-                self._find_displaced(with_bytes(self.site.disk, spot, image, draft=draft), now)
+                theirs = with_bytes(self.site.disk, spot, image, draft=draft)
+                if not self._is_torn_draft(theirs):
+                    self._find_displaced(theirs, now)
 
     def _image(self, spot: Spot, known: Image | None = None) -> Image:
         """A file that a command has left so that we may not read it is ours to open up: what is in it is kept."""
@@ -332,9 +341,10 @@ class _Way:
     def _find_displaced(self, image: Image, now: Image) -> None:
         """Under a draft's name, something that was at the path before we took its place.
 
-        Where a command was at work it is what that had written, which is kept but does not return.
+        Where a command was at work it is what that had written, which is kept but does not return. So is a draft that
+        may be our own, because a power cut took the bytes that it would have to be compared with.
         """
-        if self.trace.in_place:
+        if self.trace.in_place or self._is_any_lost():
             self._store(image)
             self._displaced.append(image.entry)
             return
@@ -356,7 +366,12 @@ class _Way:
                 # Its directory is gone, and whoever took that away never saw these bytes.
                 report.rescue(self.path, self.target)
             return
-        self._settle(spot, report, links)
+        try:
+            self._settle(spot, report, links)
+        except WorldChanged as gone:
+            if not gone.details.get("lost"):
+                raise
+            report.lost.append(self.path)
         for draft in self.trace.drafts if self._strays else ():
             self.site.disk.discard(spot, draft)
         if is_locked_by_git(self.path) and self._is_our_lock(spot):
@@ -485,9 +500,10 @@ class _Way:
             half = None if same_state(ours, self.target) else without(ours, now.entry, self.target)
             if half is not None:
                 return half
-        if self._is_torn_by_power_cut(now):
+        is_torn_now = self._is_torn_by_power_cut(spot, now)
+        if is_torn_now and self._is_original_aside:
             return self.target
-        if not self.trace.in_place or now.special:
+        if now.special or not (self.trace.in_place or is_torn_now):
             return None
         if isinstance(now.entry, FileEntry):
             torn = with_bytes(self.site.disk, spot, now)
@@ -495,14 +511,48 @@ class _Way:
             report.rescue(self.path, torn.entry)
         return self.target
 
-    def _is_torn_by_power_cut(self, now: Image) -> bool:
-        """Whether it is our file that took the place in a half-done exchange, less the bytes that a power cut took."""
-        if not self._is_original_aside or not isinstance(now.entry, FileEntry):
+    def _is_torn_by_power_cut(self, spot: Spot, now: Image) -> bool:
+        """Whether it is what a power cut left of a file that the call meant to be there.
+
+        Either that file took the place in a half-done exchange, or nothing has written to it since the machine was
+        started: a file that a person made shorter is not taken for one that a power cut did.
+        """
+        if not isinstance(now.entry, FileEntry) or not (self._is_original_aside or _is_from_before_boot(now.entry)):
             return False
-        meant = [entry for entry in self.trace.meant if isinstance(entry, FileEntry) and _is_whole(entry)]
-        return _is_whole(now.entry) and any(
-            entry.mode == now.entry.mode and is_torn(now.data, whole(self.bodies.content(entry))) for entry in meant
-        )
+        mode = now.entry.mode
+        meant = [entry for entry in self.trace.meant if isinstance(entry, FileEntry) and entry.mode == mode]
+        return any(meant) and self._is_torn(with_bytes(self.site.disk, spot, now), meant)
+
+    def _is_torn_draft(self, draft: Image) -> bool:
+        """Whether it is what a power cut left of a file that we were about to put at the path."""
+        if not isinstance(draft.entry, FileEntry) or not _is_from_before_boot(draft.entry):
+            return False
+        files = [entry for entry in (self.trace.before, *self.trace.meant) if isinstance(entry, FileEntry)]
+        modes = {_STAGED_MODE, *(entry.mode for entry in files)}
+        return draft.entry.mode in modes and self._is_torn(draft, files)
+
+    def _is_torn(self, image: Image, files: Iterable[FileEntry]) -> bool:
+        left = image.any_content
+        contents = (self._readable(entry) for entry in files)
+        return left is not None and any(meant is not None and is_torn(left, meant) for meant in contents)
+
+    def _readable(self, entry: FileEntry) -> Content | None:
+        """The bytes of an entry; None if the store must not have them, or if a power cut took them."""
+        if entry.withheld is not None:
+            return None
+        try:
+            return self.bodies.content(entry)
+        except WorldChanged:
+            return None
+
+    def _store_if_lost(self, original: Image) -> None:
+        """The original is here, and a power cut took its bytes from the store."""
+        if isinstance(original.entry, FileEntry) and self._readable(original.entry) is None:
+            self._store(original)
+
+    def _is_any_lost(self) -> bool:
+        known = [entry for entry in (self.trace.before, *self.trace.meant) if isinstance(entry, FileEntry)]
+        return any(entry.withheld is None and self._readable(entry) is None for entry in known)
 
     def set_time(self) -> None:
         """A directory that was made again gets its time when all is in it."""
@@ -531,9 +581,10 @@ class _Way:
         if not isinstance(image.entry, FileEntry) or image.entry.mode != _STAGED_MODE:
             return False
         torn = image.entry
-        files = [entry for entry in known if isinstance(entry, FileEntry) and entry.withheld is None]
+        longer = [entry for entry in known if isinstance(entry, FileEntry) and entry.size >= torn.size]
+        contents = (self._readable(entry) for entry in longer)
         return is_beginning(torn, self._mark) or any(
-            entry.size >= torn.size and is_beginning(torn, self.bodies.content(entry)) for entry in files
+            content is not None and is_beginning(torn, content) for content in contents
         )
 
     def _store(self, theirs: Image) -> None:
@@ -559,14 +610,27 @@ def is_beginning(torn: FileEntry, content: Content) -> bool:
     return digest_of_beginning(content, torn.size) == torn.digest
 
 
-def is_torn(left: bytes, meant: bytes) -> bool:
-    """Whether a power cut can leave this of a file: blocks that were written, and zeros, up to any length."""
-    blocks = range(0, len(left), _SECTOR_BYTES)
-    return len(left) <= len(meant) and all(
-        left[at : at + _SECTOR_BYTES] == meant[at : min(at + _SECTOR_BYTES, len(left))]
-        or not left[at : at + _SECTOR_BYTES].strip(b"\0")
-        for at in blocks
-    )
+def is_torn(left: Content, meant: Content) -> bool:
+    """Whether a power cut can leave this of a file: of each sector a beginning and then zeros, up to any length."""
+    if len(left) > len(meant):
+        return False
+    pairs = zip(_sectors(left), _sectors(meant), strict=False)
+    return all(one == other[: len(one)] or other.startswith(one.rstrip(b"\0")) for one, other in pairs)
+
+
+def _sectors(content: Content) -> Iterator[bytes]:
+    pending = b""
+    for piece in pieces_of(content):
+        pending += piece
+        end = len(pending) - len(pending) % _SECTOR_BYTES
+        yield from (pending[at : at + _SECTOR_BYTES] for at in range(0, end, _SECTOR_BYTES))
+        pending = pending[end:]
+    if pending:
+        yield pending
+
+
+def _is_from_before_boot(entry: FileEntry) -> bool:
+    return entry.mtime_ns < booted_at_ns()
 
 
 def without(ours: Entry, now: Entry, before: Entry) -> Entry | None:

@@ -120,6 +120,7 @@ def _put_back_all(desk: Reach, facts: Facts, touches: list[TouchRow]) -> Recover
     report = put_back(desk, all_of_it, _noting_lifts(desk, facts.id))
     notes = [{"path": to_wire(path), "reason": "conflicted"} for path in report.conflicts]
     notes += [{"path": to_wire(path), "reason": "not_captured"} for path in report.not_captured]
+    notes += [{"path": to_wire(path), "reason": "lost"} for path in report.lost]
     with desk.ledger.store.write() as tx:
         rescued = sorted(report.rescued, key=lambda one: path_bytes(one[0]))
         coverage = [*left.notes, *notes, *(rescue_note(*one) for one in rescued)]
@@ -127,7 +128,8 @@ def _put_back_all(desk: Reach, facts: Facts, touches: list[TouchRow]) -> Recover
         ending = Ending("aborted", reason="process_died", coverage=coverage, handed_out=digests)
         desk.ledger.end(tx, facts, ending)
     forget(desk, facts.id)
-    return Recovered(facts.id, report.put_back, [*report.conflicts, *(from_wire(note["path"]) for note in left.notes)])
+    stays = [*report.conflicts, *report.lost, *(from_wire(note["path"]) for note in left.notes)]
+    return Recovered(facts.id, report.put_back, stays)
 
 
 def _noting_lifts(desk: Reach, call: CallId) -> NoteLift:

@@ -355,6 +355,13 @@ class Blobs:
         row = tx.get(BLOBS, raw_digest(digest))
         return row is not None and row.place == LOST
 
+    def sync(self) -> None:
+        """When this returns, a power cut takes nothing from the store, nor a body that a process left which is gone."""
+        with self._store.read() as tx:
+            waiting = [digest_from_raw(row.digest) for row in tx.select(UNSYNCED)]
+        self._store.bodies.sync(waiting)
+        self._store.sync()
+
     def _now_ms(self) -> int:
         return int(self._clock.now().timestamp() * 1000)
 

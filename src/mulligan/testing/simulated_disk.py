@@ -186,7 +186,7 @@ class SimulatedDisk:
         self._must_be_free(spot, draft)
         self._change(spot, {draft: self.simulated.new("link", target=os.fsencode(target))})
 
-    def stage_name(self, spot: Spot, draft: bytes, other: Spot) -> None:
+    def stage_name(self, spot: Spot, draft: bytes, other: Spot, *, like: FileEntry) -> None:
         self._steps.reach("stage.name", spot.path)
         self._must_be_free(spot, draft)
         self._change(spot, {draft: self._must_find(other)})

@@ -54,3 +54,10 @@ def parse_timestamp(text: str) -> datetime:
 def since_boot_s() -> float:
     """Seconds since the machine started, on the clock by which the kernel says when a process began."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+def booted_at_ns() -> int:
+    """When the machine was started, by the clock that stamps files; 0 where the system does not say."""
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        return 0
+    return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)

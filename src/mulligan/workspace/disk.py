@@ -165,7 +165,7 @@ class Disk(Protocol):
     def link_group(self, spot: Spot) -> str | None: ...
     def stage_file(self, spot: Spot, draft: bytes, content: Content, *, like: FileEntry) -> None: ...
     def stage_link(self, spot: Spot, draft: bytes, target: str) -> None: ...
-    def stage_name(self, spot: Spot, draft: bytes, other: Spot) -> None: ...
+    def stage_name(self, spot: Spot, draft: bytes, other: Spot, *, like: FileEntry) -> None: ...
     def exchange(self, spot: Spot, draft: bytes) -> None: ...
     def place(self, spot: Spot, draft: bytes) -> None: ...
     def set_aside(self, spot: Spot, draft: bytes) -> None: ...
@@ -374,10 +374,15 @@ class HostDisk:
             self._staged[draft] = NO_FILE
         os.symlink(os.fsencode(target), draft, dir_fd=spot.parent)
 
-    def stage_name(self, spot: Spot, draft: bytes, other: Spot) -> None:
-        """`stage.name`: one more name, beside the target, of the file that is at another spot."""
+    def stage_name(self, spot: Spot, draft: bytes, other: Spot, *, like: FileEntry) -> None:
+        """`stage.name`: one more name, beside the target, of the file that is at another spot and should be `like`."""
         self._steps.reach("stage.name", spot.path)
+        if self.originals is not None:
+            self.originals.know(kernel.real_path_of(spot.parent))
         os.link(other.name, draft, src_dir_fd=other.parent, dst_dir_fd=spot.parent, follow_symlinks=False)
+        if self.originals is not None:
+            status = os.lstat(draft, dir_fd=spot.parent)
+            self._staged[draft] = NewFile(status.st_ino, status.st_mtime_ns, like.digest)
 
     def exchange(self, spot: Spot, draft: bytes) -> None:
         """`exchange`: what was at the spot is now under the draft name, and the other way round."""

@@ -395,8 +395,9 @@ class Swap:
         """One more name of the file that is elsewhere, if that can have one and still is what is wanted."""
         if self.same_as is None:
             return False
+        assert isinstance(self.wanted.entry, FileEntry)
         try:
-            self.disk.stage_name(self.spot, self.draft, self.same_as)
+            self.disk.stage_name(self.spot, self.draft, self.same_as, like=self.wanted.entry)
         except OSError as error:
             if error.errno not in _NO_NAME:
                 raise
