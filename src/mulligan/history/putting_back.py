@@ -322,7 +322,7 @@ class _Way:
             self._strays |= image is not NOTHING
             if not image.special and same_state(image.entry, self.trace.before):
                 self._is_original_aside = True
-                self._store_if_lost(with_bytes(self.site.disk, spot, image, draft=draft))
+                self._store_if_lost(spot, image, draft)
             if image.replaceable and not self._is_known(image) and not self._is_torn_stage(image, now):
                 theirs = with_bytes(self.site.disk, spot, image, draft=draft)
                 if not self._is_torn_draft(theirs):
@@ -517,7 +517,10 @@ class _Way:
         Either that file took the place in a half-done exchange, or nothing has written to it since the machine was
         started: a file that a person made shorter is not taken for one that a power cut did.
         """
-        if not isinstance(now.entry, FileEntry) or not (self._is_original_aside or _is_from_before_boot(now.entry)):
+        if not isinstance(now.entry, FileEntry):
+            return False
+        is_half_done = self._is_original_aside and _is_whole(now.entry)
+        if not is_half_done and not _is_from_before_boot(now.entry):
             return False
         mode = now.entry.mode
         meant = [entry for entry in self.trace.meant if isinstance(entry, FileEntry) and entry.mode == mode]
@@ -545,10 +548,11 @@ class _Way:
         except WorldChanged:
             return None
 
-    def _store_if_lost(self, original: Image) -> None:
-        """The original is here, and a power cut took its bytes from the store."""
-        if isinstance(original.entry, FileEntry) and self._readable(original.entry) is None:
-            self._store(original)
+    def _store_if_lost(self, spot: Spot, original: Image, draft: bytes) -> None:
+        """A power cut may have taken from the store the bytes of the original, which is here."""
+        entry = original.entry
+        if isinstance(entry, FileEntry) and entry.withheld is None and self._readable(entry) is None:
+            self._store(with_bytes(self.site.disk, spot, original, draft=draft))
 
     def _is_any_lost(self) -> bool:
         known = [entry for entry in (self.trace.before, *self.trace.meant) if isinstance(entry, FileEntry)]

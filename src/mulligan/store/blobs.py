@@ -263,8 +263,13 @@ class Blobs:
         return Stored(self, *self.store_stream(chunks))
 
     def content(self, digest: Digest, size: int) -> Content:
-        """The plain bytes, or a way to them if they are too large to hold."""
-        return self.read(digest) if size <= limits.WHOLE_MAX_BYTES else Stored(self, digest, size)
+        """The plain bytes, or a way to them if they are too large to hold. Raises as `read` does."""
+        if size <= limits.WHOLE_MAX_BYTES:
+            return self.read(digest)
+        with self._store.read() as tx:
+            if self.is_lost(tx, digest):
+                raise _lost(digest)
+        return Stored(self, digest, size)
 
     def pieces(self, digest: Digest) -> Iterator[bytes]:
         """The plain bytes one piece after the other, each verified. Raises as `read` does."""
@@ -339,7 +344,7 @@ class Blobs:
         if row.place == EVICTED:
             raise fault("evicted", f"The bytes of {digest} were dropped: over the cap, or on demand.", digest=digest)
         if row.place == LOST:
-            raise fault("evicted", f"The bytes of {digest} were lost in a power cut.", digest=digest, lost=True)
+            raise _lost(digest)
         found = tx.get(BODIES, row.digest) if row.place == IN_DATABASE else None
         if found is None:
             raise fault("missing_cas_dependency", f"The body of {digest} is gone.", digest=digest)
@@ -364,6 +369,10 @@ class Blobs:
 
     def _now_ms(self) -> int:
         return int(self._clock.now().timestamp() * 1000)
+
+
+def _lost(digest: Digest) -> MulliganError:
+    return fault("evicted", f"The bytes of {digest} were lost in a power cut.", digest=digest, lost=True)
 
 
 def delete_dropped_bodies(store: Store, digests: Iterable[Digest]) -> None:
