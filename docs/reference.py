@@ -24,7 +24,8 @@ PLACE = Path(__file__).parent / "reference"
 INDEX = "index.md"
 _WIDTH = 96
 _GIVEN = (
-    *("Mulligan", "Sessions", "DurableSession", "CallHandle", "Receipt", "WayBack", "Outcome"),
+    *("Mulligan", "Sessions", "DurableSession", "CallHandle", "AsyncCallHandle"),
+    *("Receipt", "WayBack", "Outcome"),
     *("SliceAccessor", "Items", "SessionFilesystem"),
 )
 """Classes that nobody makes by hand: what they are made of is not shown."""
@@ -48,6 +49,7 @@ PAGES: Mapping[str, Page] = {
         (
             *("open", "Mulligan", "mulligan.effects.sessions.Sessions"),
             *("DurableSession", "mulligan.effects.handle.CallHandle"),
+            "mulligan.effects.async_call.AsyncCallHandle",
             *("Receipt", "mulligan.history.going_back.WayBack"),
             *("mulligan.history.plans.Outcome", "ReplayRunner"),
         ),

@@ -12,6 +12,11 @@ import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SHOWS = {
+    "async_calls.py": [
+        "written side by side: ['one.txt', 'two.txt']",
+        "cancelled:            ['one.txt', 'two.txt'], 'first draft'",
+        "undone:               ['two.txt']",
+    ],
     "first_undo.py": [
         "after the crash:  ['milk', 'bread', 'eggs']",
         "after the undo:   ['milk', 'bread', 'eggs', 'my own line']",

@@ -27,4 +27,4 @@ def test_the_guide_runs(names: dict[str, Any], tmp_path: Path, monkeypatch: pyte
     for number, piece in enumerate(PIECES):
         exec(compile(piece, f"python.md piece {number}", "exec", dont_inherit=True), names)
     assert [path.name for path in Path.cwd().iterdir() if path.suffix == ".py"] == []
-    assert len(PIECES) == 11
+    assert len(PIECES) == 12

@@ -226,7 +226,7 @@ class TestEnding:
 
             async def tool() -> None:
                 async with bench.session().call() as call:
-                    call.write_file("a.txt", "changed")
+                    await call.write_file("a.txt", "changed")
                     written.set()
                     await asyncio.Event().wait()
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from mulligan.agents.gate import Gate, Passing
 from mulligan.agents.tools import AnyTool, ProviderToolCall, Tool, ToolContext, as_result, registry_of
+from mulligan.effects.async_call import run_in_thread
 from mulligan.history.composite import CompositeSnapshot, ExecutionState, restoring_together
 from mulligan.session.known import ToolInvoked, ToolResult
 from mulligan.session.orphans import Watched, abort_orphans, watch
@@ -40,7 +41,6 @@ from mulligan.values.state_faults import (
 
 RENDERED_CHARACTERS = 1000
 LOGGED_CHARACTERS = 4000
-_STOP_EVERY_S = 0.05
 _making_gates = shared_lock()
 
 
@@ -531,7 +531,7 @@ async def _run_async(prepared: _Prepared, stop: Callable[[], None]) -> ToolResul
     if prepared.tool.is_async:
         given = await _awaited(prepared.call(), context)
     else:
-        given = await _in_worker(prepared.call, stop)
+        given = await run_in_thread(prepared.call, stop)
         if inspect.isawaitable(given):
             given = await _awaited(given, context)
     return _in_time(as_result(given), context)
@@ -547,28 +547,6 @@ async def _awaited(given: Any, context: ToolContext) -> Any:
         if not limit.expired():
             raise
         raise DeadlineExceededError("The deadline passed while the tool was at work.") from None
-
-
-async def _in_worker(call: Callable[[], Any], stop: Callable[[], None]) -> Any:
-    """Who is cancelled waits for the thread: it must not act after the state is put back."""
-    work = asyncio.ensure_future(asyncio.to_thread(call))
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        await _settled(work, stop)
-        raise
-
-
-async def _settled(work: asyncio.Future[Any], stop: Callable[[], None]) -> None:
-    """Again and again: one command may follow another."""
-    while not work.done():
-        stop()
-        try:
-            await asyncio.wait([work], timeout=_STOP_EVERY_S)
-        except asyncio.CancelledError:
-            continue
-    if not work.cancelled():
-        work.exception()
 
 
 def _in_time(result: ToolResult[Any], context: ToolContext) -> ToolResult[Any]:

@@ -1,4 +1,4 @@
-"""The Python face of calls: `with session.call() as call: call.write_file(…)`.
+"""The Python face of calls: `with session.call() as call: call.write_file(…)`, or `async with` and `await`.
 
 Leaving the block normally commits; leaving it any other way, or after `call.fail()`, puts everything back. A call made
 inside another one of the same session is a savepoint of it: it can fail alone, and it commits with the outer one.
@@ -6,17 +6,17 @@ inside another one of the same session is a savepoint of it: it can fail alone, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from mulligan.boundary.verdict import Boundary
 from mulligan.effects.perform import perform
 from mulligan.effects.receipt import Receipt
 from mulligan.effects.slices import CallSlices
-from mulligan.effects.verbs import Effects, asked
+from mulligan.effects.verbs import CallWithId, Effects, asked
 from mulligan.history.call import Call
 from mulligan.history.closing import Savepoint
 from mulligan.history.current import current_call, making
@@ -30,6 +30,9 @@ from mulligan.values.here import Holder, block_exit, holder_of
 from mulligan.values.paths import RepoPath
 from mulligan.values.refusal import Refused
 from mulligan.values.state_faults import PromptEvaluationError
+
+if TYPE_CHECKING:
+    from mulligan.effects.async_call import AsyncCallHandle
 
 Beside = Callable[[Call, bool], CallSlices]
 """The slices of a call. Told the call, and whether this block is only a part of it."""
@@ -60,6 +63,13 @@ class _CallEnding:
         for block in self._blocks:
             block.enter(holder)
         self.slices.enter(holder)
+
+    def watch_until_left(self, handle: CallHandle) -> None:
+        """An `async with` no longer holds its block while the event loop leaves it; the coroutine holds the handle."""
+        before, handle.exit_held = self.watched, None
+        self.watched = watch(handle, self)
+        if before is not None:
+            before.forget()
 
     @property
     def is_committed(self) -> bool:
@@ -124,7 +134,7 @@ class _CallEnding:
         return aborted
 
 
-class CallHandle(Effects):
+class CallHandle(Effects, CallWithId):
     """One call. Each method performs one effect and answers with its Receipt."""
 
     def __init__(
@@ -143,6 +153,7 @@ class CallHandle(Effects):
         self._ending = _CallEnding(self._call, beside(self._call, self._joins), self._savepoint)
         self.exit_held: Holder | None = None
         self._block: Literal["ahead", "inside", "over"] = "ahead"
+        self._async_form: AsyncCallHandle | None = None
 
     # The transaction.
 
@@ -226,14 +237,21 @@ class CallHandle(Effects):
         self._block = "over"
         self._ending.leave(error)
 
-    async def __aenter__(self) -> Self:
-        return self.__enter__()
+    async def __aenter__(self) -> AsyncCallHandle:
+        # Loaded here: a program without an event loop does not need asyncio.
+        from mulligan.effects.async_call import AsyncCallHandle
+
+        self._async_form = AsyncCallHandle(self)
+        self.__enter__()
+        return self._async_form
 
     @block_exit
-    async def __aexit__(
+    def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.__exit__(kind, error, trace)
+    ) -> Coroutine[Any, Any, None]:
+        assert self._async_form is not None, "__aenter__ made it"
+        self._ending.watch_until_left(self)
+        return self._async_form.leave(error)
 
     def fail(self, reason: str) -> None:
         """This call shall not stand: when its block ends, everything in it is put back."""

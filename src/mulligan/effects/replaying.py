@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from mulligan.effects.env import without_env_values
 from mulligan.effects.perform import effect_named, recorded
@@ -20,6 +20,9 @@ from mulligan.effects.verbs import Effects, asked
 from mulligan.history.replay import Divergence, steps_of
 from mulligan.session.transcript import Archive
 from mulligan.values.faults import MulliganError, fault
+
+if TYPE_CHECKING:
+    from mulligan.effects.async_call import AsyncEffects
 
 Program = Callable[["ReplaySession"], object]
 
@@ -67,9 +70,8 @@ class ReplaySession:
         self._steps = steps
         self._archive = archive
 
-    @contextmanager
-    def call(self, label: str | None = None, **_: object) -> Iterator[ReplayCall]:
-        yield ReplayCall(self)
+    def call(self, label: str | None = None, **_: object) -> ReplayCall:
+        return ReplayCall(self)
 
     @contextmanager
     def turn(self, prompt: str | None = None, id: str | None = None) -> Iterator[str]:
@@ -103,10 +105,25 @@ class ReplaySession:
 
 
 class ReplayCall(Effects):
-    """The effects of a call, by the same names and with the same arguments as in life."""
+    """The effects of a call, by the same names and with the same arguments as in life, for `with` and `async with`."""
 
     def __init__(self, session: ReplaySession) -> None:
         self._session = session
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """The record says how the call ended."""
+
+    async def __aenter__(self) -> AsyncEffects:
+        # Loaded here: a program without an event loop does not need asyncio.
+        from mulligan.effects.async_call import AsyncEffects
+
+        return AsyncEffects(self)
+
+    async def __aexit__(self, *error: object) -> None:
+        """The record says how the call ended."""
 
     def perform(self, effect: str, /, **params: Any) -> Receipt:
         return self._session.answer(effect, asked(params))

@@ -19,7 +19,7 @@ from mulligan.effects.portable import Portable
 from mulligan.effects.receipt import Receipt, snapshot_tool_receipt
 from mulligan.effects.slices import CallSlices
 from mulligan.effects.turn import TurnBlock
-from mulligan.effects.verbs import StrPath
+from mulligan.effects.verbs import CallWithId, StrPath
 from mulligan.history import asides, branches, going_back
 from mulligan.history.call import Call
 from mulligan.history.current import current_turn
@@ -198,7 +198,7 @@ class Session(Talk, Clients, Roots, Portable, State):
 
     def undo(
         self,
-        call: str | CallHandle | None = None,
+        call: str | CallWithId | None = None,
         paths: StrPath | Sequence[StrPath] | None = None,
         *,
         on_conflict: OnConflict = "merge",
@@ -230,7 +230,7 @@ class Session(Talk, Clients, Roots, Portable, State):
 
     def restore(
         self,
-        call: str | CallHandle,
+        call: str | CallWithId,
         paths: StrPath | Sequence[StrPath] | None = None,
         *,
         on_conflict: OnConflict = "merge",
@@ -274,7 +274,7 @@ class Session(Talk, Clients, Roots, Portable, State):
 
     def rewind(
         self,
-        to: str | int | CallHandle,
+        to: str | int | CallWithId,
         side: str = "before",
         *,
         files: bool = True,
@@ -289,7 +289,7 @@ class Session(Talk, Clients, Roots, Portable, State):
 
     def fork(
         self,
-        at: str | int | CallHandle | None = None,
+        at: str | int | CallWithId | None = None,
         *,
         files: Literal["share", "copy"] = "share",
         dst: str | None = None,
@@ -388,9 +388,9 @@ DurableSession = Session
 """What `m.session()` gives, under the name it has beside `mulligan.Session`, which lives in memory."""
 
 
-def _named(point: T | CallHandle) -> T | str:
+def _named(point: T | CallWithId) -> T | str:
     """A call by its id."""
-    return point.id if isinstance(point, CallHandle) else point
+    return point.id if isinstance(point, CallWithId) else point
 
 
 def _root_of(desk: Desk, session: str) -> str:

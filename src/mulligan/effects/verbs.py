@@ -16,13 +16,13 @@ _PATHS = frozenset({"path", "file_path", "to", "cwd"})
 
 
 class Effects(ABC):
-    """Each method performs one effect and answers with its Receipt."""
+    """Each method performs one effect and answers with its Receipt. `AsyncEffects` has the same ones, to be awaited."""
 
     @abstractmethod
     def perform(self, effect: str, /, **params: Any) -> Receipt:
         """Any effect or tool by its name."""
 
-    def read_file(self, path: StrPath, **params: Any) -> Receipt:
+    def read_file(self, /, path: StrPath, **params: Any) -> Receipt:
         """A file, its text in `receipt.text`; or a part: `offset_bytes`, `max_bytes`, `offset_lines`, `max_lines`."""
         return self.perform("read_file", path=path, **params)
 
@@ -60,14 +60,14 @@ class Effects(ABC):
         """Change several files, all or none: `v4a` (`*** Begin Patch`) or `unified`."""
         return self.perform("apply_patch", patch=_payload(patch), patch_format=patch_format, dry_run=dry_run)
 
-    def grep(self, pattern: str, **params: Any) -> Receipt:
+    def grep(self, /, pattern: str, **params: Any) -> Receipt:
         """Lines that match a regular expression, as `path:line:text`.
 
         `path`, `glob_filter`, `case_insensitive` and `max_results` say where to look and for how much.
         """
         return self.perform("grep", pattern=pattern, **params)
 
-    def glob(self, pattern: str, **params: Any) -> Receipt:
+    def glob(self, /, pattern: str, **params: Any) -> Receipt:
         """Files that match a pattern such as `**/*.py`, newest first; `path`, `max_results`, `include_ignored`."""
         return self.perform("glob", pattern=pattern, **params)
 
@@ -79,7 +79,7 @@ class Effects(ABC):
         """Whether there is anything at the path, in `receipt.exists`."""
         return self.perform("exists", path=path)
 
-    def list_dir(self, path: StrPath = ".", **params: Any) -> Receipt:
+    def list_dir(self, /, path: StrPath = ".", **params: Any) -> Receipt:
         """The names in a directory, directories with a trailing slash."""
         return self.perform("list_dir", path=path, **params)
 
@@ -97,6 +97,7 @@ class Effects(ABC):
 
     def exec(
         self,
+        /,
         argv: Sequence[str],
         *,
         cwd: StrPath | None = None,
@@ -112,6 +113,15 @@ class Effects(ABC):
     def read_blob(self, blob_ref: str, *, offset_bytes: int = 0, max_bytes: int | None = None) -> Receipt:
         """Page through an answer that was too large to be inline."""
         return self.perform("blob.read", blob_ref=blob_ref, offset_bytes=offset_bytes, max_bytes=max_bytes)
+
+
+class CallWithId(ABC):
+    """A call that a block has made, wherever its id is asked for."""
+
+    @property
+    @abstractmethod
+    def id(self) -> str:
+        """The call's own id, which `undo` and `restore` take."""
 
 
 def asked(params: Mapping[str, Any]) -> dict[str, Any]:
