@@ -1,24 +1,24 @@
 """Opens the states that power cuts leave of a recorded history, and checks what Mulligan promises for each.
 
     python tests/power/check.py BASE LOG MODE states FIRST COUNT
+    python tests/power/check.py BASE LOG MODE twice FIRST COUNT
     python tests/power/check.py BASE LOG MODE without FILE:FUNCTION:LINE
     python tests/power/check.py BASE LOG MODE mounted OPERATIONS
 
-The first form opens the states of COUNT seeds. The second opens states in which the syncs of one line of Mulligan did
-not happen, until one breaks a promise. The third takes the files as they are, after so many operations. Prints one JSON
-object a line for each state. Every state is opened in a process of its own, under another boot.
+The first form opens the states of COUNT seeds. In the second, the power is cut once more while Mulligan recovers. The
+third opens states in which the syncs of one line of Mulligan did not happen, until one breaks a promise. The fourth
+takes the files as they are, after so many operations. Prints one JSON object a line for each state. Every state is
+opened in a process of its own, under another boot.
 """
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import io
 import json
 import linecache
 import os
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -28,15 +28,20 @@ from itertools import product
 from random import Random
 from typing import Any
 
+import apsw
+
 if __name__ == "__main__":
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from power.disk_states import Mode, Node, PowerCut, Recording, Step, Sync, Version, materialise, read_tree
 from power.history import KINDS
-from power.recorder import BOOT_FILE, Site, read_log
+from power.machine import pretend_boot, show_inodes, start_machine, wait_for_no_disk
+from power.recorder import Site, read_log
+from power.second_cut import Recovery
 
 DRAFT_PREFIX = ".mulligan-"
 MOMENTS_A_SITE = 12
+RECOVERIES_A_SITE = 4
 
 
 @dataclass
@@ -99,6 +104,34 @@ class Opened:
             raise AssertionError(f"log: {code} {err}")
         return {entry["id"]: entry["status"] for entry in json.loads(out)}
 
+    def lost_digests(self) -> set[str]:
+        """The bodies that the store gave up after the cut."""
+        if not os.path.exists(self._database):
+            return set()
+        rows = apsw.Connection(self._database).execute("SELECT digest FROM blobs WHERE place = 'lost'")
+        return {"sha256:" + digest.hex() for (digest,) in rows}
+
+    def changes(self) -> list[tuple[str, str, str | None]]:
+        """Of each committed call that stands: its paths, and the digests of what was there before."""
+        query = """SELECT changes.call, changes.path, changes.before FROM changes JOIN calls ON calls.id = changes.call
+            WHERE calls.status = 'committed' AND calls.undone_by IS NULL"""
+        rows = apsw.Connection(self._database).execute(query)
+        return [(call, os.fsdecode(path), json.loads(before).get("digest")) for call, path, before in rows]
+
+    @property
+    def _database(self) -> str:
+        return os.path.join(self.base, "state", "store.db")
+
+    def coverage(self, call: str) -> set[tuple[str, str]]:
+        code, out, err = self.ask("coverage", call, "--json")
+        assert code == 0, err
+        return {(note["path"], note["reason"]) for one in json.loads(out) for note in one["coverage"]}
+
+    def planned_undo(self, call: str) -> list[dict[str, Any]]:
+        _, out, err = self.ask("undo", call, "--dry-run", "--json")
+        assert out, err
+        return list(json.loads(out)["outcomes"])
+
     def not_captured(self, calls: Sequence[str]) -> set[str]:
         """The paths of which these calls say that it is not certain who changed them."""
         answers = [self.ask("coverage", call, "--json") for call in calls]
@@ -109,29 +142,57 @@ class Opened:
 
 def check(base: str, cut: PowerCut) -> Iterator[str]:
     """The violations of the promise in one state."""
-    show_inodes(materialise(base, cut.state()))
+    yield from _check_state(base, cut, cut.state())
+
+
+def check_after_second(base: str, first: PowerCut, recovery: Recovery, second: PowerCut) -> Iterator[str]:
+    """The violations of the promise if the power is cut once more while Mulligan recovers: it stays the same."""
+    yield from _check_state(base, first, second.state(), printed=recovery.printed)
+
+
+def _check_state(base: str, cut: PowerCut, state: dict[str, Node], printed: str = "") -> Iterator[str]:
+    show_inodes(materialise(base, state))
     start_machine()
-    yield from check_files(base, cut)
+    yield from check_files(base, cut, printed)
 
 
-def check_files(base: str, cut: PowerCut) -> Iterator[str]:
+def check_files(base: str, cut: PowerCut, printed_before: str = "") -> Iterator[str]:
     """The same for files that are there already."""
     opened = Opened(base, cut.mode)
     code, _, printed = opened.ask("status")
+    printed += printed_before
     first_boot = not os.path.exists(os.path.join(base, "state", "store.db"))
     if code != 0 and not (first_boot and code == 2):
         yield f"status ends with {code}: {printed}"
         return
     opened.open()
     found = read_tree(base)
-    yield from (f"{path} is a stray draft" for path in found if DRAFT_PREFIX in path)
+    drafts = [path for path in (*found, *read_tree(base, "state/forks")) if DRAFT_PREFIX in path]
+    yield from (f"{path} is a stray draft" for path in drafts)
     code, out, err = opened.ask("verify", "--json")
     if code != 0:
         yield f"verify ends with {code}: {out}{err}"
+    yield from _lost_violations(opened)
     if cut.mode == "process":
         yield from _process_violations(cut, found, printed)
     else:
         yield from _power_violations(cut, found, opened)
+
+
+def _lost_violations(opened: Opened) -> Iterator[str]:
+    """A body that the cut took is said to be lost, by coverage and by undo, and never in `power` mode."""
+    lost = opened.lost_digests()
+    if lost and opened.mode == "power":
+        yield f"bodies are lost in power mode: {sorted(lost)}"
+    for call, path, before in opened.changes() if lost else ():
+        if before not in lost:
+            continue
+        if (path, "lost") not in opened.coverage(call):
+            yield f"{path} of call {call} is lost, and coverage does not say so"
+        outcomes = [one for one in opened.planned_undo(call) if one["path"] == path]
+        # A path that has its earlier content already is skipped without a reason.
+        wrong = [one for one in outcomes if one["outcome"] != "skipped" or one.get("reason", "lost") != "lost"]
+        yield from (f"undo of {call} says {one}, and the content is lost" for one in wrong)
 
 
 def _process_violations(cut: PowerCut, found: dict[str, Node], printed: str) -> Iterator[str]:
@@ -256,68 +317,6 @@ def _shown_node(node: Node | None) -> str:
     return "nothing" if node is None else f"{node.kind} {node.mode:o} {_shown(node.content)}"
 
 
-def reboot() -> None:
-    """From now on this process runs under another boot, and it does not wait for the disk."""
-    import apsw
-
-    real_open = builtins.open
-
-    def open_(file: Any, *rest: Any, **more: Any) -> Any:
-        if file == BOOT_FILE:
-            return io.StringIO("another-boot\n")
-        return real_open(file, *rest, **more)
-
-    class Quick(apsw.VFS):
-        def __init__(self) -> None:
-            super().__init__("mulligan-quick", "unix", makedefault=True)
-
-        def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:
-            return QuickFile("unix", name, flags)
-
-    class QuickFile(apsw.VFSFile):
-        def xSync(self, flags: int) -> None:
-            return None
-
-    builtins.open = open_
-    for name in ("fsync", "fdatasync", "sync"):
-        setattr(os, name, lambda *_: None)
-    _kept.append(Quick())
-
-
-def start_machine() -> None:
-    """From now on this process sees a machine that was started at this moment."""
-    started_ns, real = time.time_ns(), time.clock_gettime_ns
-
-    def clock_gettime_ns(clock: int) -> int:
-        return time.time_ns() - started_ns if clock == time.CLOCK_BOOTTIME else real(clock)
-
-    time.clock_gettime_ns = clock_gettime_ns
-
-
-def show_inodes(recorded: dict[int, int]) -> None:
-    """Files keep their inodes over a reboot: from now on this process sees those of the recording."""
-
-    def showing(real: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
-        def look(*arguments: Any, **options: Any) -> os.stat_result:
-            found = real(*arguments, **options)
-            inode = recorded.get(found.st_ino)
-            if not inode:
-                return found
-            exact = {name: getattr(found, name) for name in dir(found) if name.startswith("st_")}
-            return os.stat_result((found.st_mode, inode, *tuple(found)[2:]), exact)
-
-        return look
-
-    for name in ("stat", "lstat", "fstat"):
-        real = getattr(os, name)
-        setattr(os, name, showing(real))
-        for supported in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
-            supported.update({getattr(os, name)} if real in supported else ())
-
-
-_kept: list[object] = []
-
-
 def in_child(act: Callable[[], list[str]]) -> list[str]:
     """Run in a process of its own. An exception in it is a violation too."""
     reading, writing = os.pipe()
@@ -339,7 +338,7 @@ def in_child(act: Callable[[], list[str]]) -> list[str]:
 
 def load_modules(base: str, recording: Recording, mode: Mode) -> None:
     """Import what opening a state needs, which the processes then share. A state is opened in a process to find out."""
-    _, cut = cut_of(recording, mode, KINDS.index("undo"), lambda _: False)
+    _, cut = cut_of(recording, mode, KINDS.index("undo"), _none)
 
     def needed() -> list[str]:
         list(check(base, cut))
@@ -373,23 +372,56 @@ def shown_site(site: Site) -> str:
 
 def cuts_without(recording: Recording, mode: Mode, site: str) -> Iterator[PowerCut]:
     """Cuts shortly after a sync of that line, if the line were not there."""
-
-    def dropped(sync: Sync) -> bool:
-        return site in map(shown_site, sync.sites)
-
+    dropped = partial(_is_by, site)
     moments = [sync.at for sync in recording.syncs if dropped(sync)]
     random = Random(site)
     ends = [step.end for step in recording.steps if step.end is not None]
     for moment in random.sample(moments, min(len(moments), MOMENTS_A_SITE)):
-        # Just after the sync, after the call that it belongs to was acknowledged, and some calls later.
-        later = [moment + random.randint(1, 10), *[end + 1 for end in ends if end > moment][:4]]
+        # Just after the sync, after what relies on it, after the next steps were acknowledged, and at the end.
+        soon = [moment + random.randint(1, 10), moment + random.randint(10, 200)]
+        later = [*soon, *[end + 1 for end in ends if end > moment][:4], recording.length]
         for at, is_worst in product(later, (True, False)):
             disk = Random(f"{site} {at}")
             yield PowerCut(recording, mode, min(at, recording.length), disk, dropped, is_worst=is_worst)
 
 
+def _is_by(site: str, sync: Sync) -> bool:
+    return site in map(shown_site, sync.sites)
+
+
+def violations_without(base: str, recording: Recording, mode: Mode, site: str) -> Iterator[Result]:
+    """In the history, then in recoveries from cuts in it. Ends with the first state that breaks a promise."""
+    for cut in cuts_without(recording, mode, site):
+        found = in_child(partial(_violations, base, cut))
+        yield Result(0, site, cut.at, found)
+        if found:
+            return
+    for seed in range(RECOVERIES_A_SITE):
+        _, first = cut_of(recording, mode, seed, _none)
+        recovery = Recovery(base, first)
+        for second in cuts_without(recovery.recording, mode, site):
+            found = in_child(partial(_violations_after_second, base, first, recovery, second))
+            yield Result(seed, site, second.at, found)
+            if found:
+                return
+
+
+def _none(_: Sync) -> bool:
+    return False
+
+
+def _violations_after_second(base: str, first: PowerCut, recovery: Recovery, second: PowerCut) -> list[str]:
+    return list(check_after_second(base, first, recovery, second))
+
+
+def _violations_twice(base: str, first: PowerCut, seed: int) -> list[str]:
+    recovery = Recovery(base, first)
+    return _violations_after_second(base, first, recovery, recovery.cut(f"{seed} {first.mode}"))
+
+
 def main(base: str, log: str, mode: Mode, verb: str, *rest: str) -> None:
-    reboot()
+    pretend_boot("another boot")
+    wait_for_no_disk()
     recording = Recording(read_log(log))
     if verb == "mounted":
         cut = PowerCut(recording, mode, int(rest[0]), Random(0))
@@ -397,17 +429,14 @@ def main(base: str, log: str, mode: Mode, verb: str, *rest: str) -> None:
         return
     load_modules(base, recording, mode)
     if verb == "without":
-        for cut in cuts_without(recording, mode, rest[0]):
-            found = in_child(partial(_violations, base, cut))
-            print(json.dumps(asdict(Result(0, rest[0], cut.at, found))), flush=True)
-            if found:
-                break
+        for result in violations_without(base, recording, mode, rest[0]):
+            print(json.dumps(asdict(result)), flush=True)
         return
     first, count = map(int, rest)
     for seed in range(first, first + count):
-        kind, cut = cut_of(recording, mode, seed, lambda _: False)
-        found = in_child(partial(_violations, base, cut))
-        print(json.dumps(asdict(Result(seed, kind, cut.at, found))), flush=True)
+        kind, cut = cut_of(recording, mode, seed, _none)
+        act = partial(_violations, base, cut) if verb == "states" else partial(_violations_twice, base, cut, seed)
+        print(json.dumps(asdict(Result(seed, kind, cut.at, in_child(act)))), flush=True)
 
 
 if __name__ == "__main__":

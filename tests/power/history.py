@@ -276,6 +276,12 @@ class History:
         with self.step("open"):
             self.open()
 
+    def reopen(self) -> None:
+        """Closing syncs, in `process` mode too, and lets originals go."""
+        with self.step("open"):
+            self.opened.close()
+            self.open()
+
     def recover(self) -> None:
         with self.step("recovery"):
             self.open()
@@ -299,9 +305,9 @@ def run_segment(history: History, segment: int) -> None:
     files = [history.write, history.edit, history.patch, history.delete, history.move]
     commands = [lambda kind=kind: history.exec(kind) for kind in EXECS]
     steps = {
-        0: [*files, history.abort, history.die],
-        1: [*commands, history.abort, history.undo_a_command, history.die],
-        2: [history.undo_operations, history.fork, history.gc, history.write],
+        0: [*files, history.reopen, history.abort, history.die],
+        1: [*commands, history.reopen, history.abort, history.undo_a_command, history.die],
+        2: [history.undo_operations, history.reopen, history.fork, history.gc, history.write],
     }
     for step in steps[segment]:
         step()
