@@ -59,9 +59,11 @@ class Recorder:
         self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._lock = threading.RLock()
         self._observed: dict[str, tuple[Any, ...]] | None = None
+        self._touched: set[str] = set()
 
     def mark(self, *event: Any) -> None:
-        """A note of the history between two operations."""
+        """One operation, or a note of the history between two."""
+        self._touched.update(one for one in event[1:3] if isinstance(one, str))
         self._append(event)
 
     def _append(self, event: Event) -> None:
@@ -94,9 +96,10 @@ class Recorder:
         with self._lock:
             if self._observed is not None:
                 self._record_differences()
+            self._touched.clear()
             yield
             if self._observed is not None:
-                self._observed = self._look()
+                self._note_own(self._observed, self._look())
 
     @contextmanager
     def observing(self) -> Iterator[None]:
@@ -109,6 +112,16 @@ class Recorder:
             with self._lock:
                 self._record_differences()
                 self._observed = None
+
+    def _note_own(self, known: dict[str, tuple[Any, ...]], now: dict[str, tuple[Any, ...]]) -> None:
+        """Only what this operation did: what the command did at the same time is recorded before the next one."""
+        for place in known.keys() | now.keys():
+            if not any(place == own or place.startswith(f"{own}/") for own in self._touched):
+                continue
+            if place in now:
+                known[place] = now[place]
+            else:
+                known.pop(place, None)
 
     def _look(self) -> dict[str, tuple[Any, ...]]:
         found: dict[str, tuple[Any, ...]] = {}
@@ -128,9 +141,15 @@ class Recorder:
         before, now = self._observed or {}, self._look()
         for place in sorted(before.keys() - now.keys(), reverse=True):
             self._append(("command.remove", place))
-        for place in sorted(now):
-            if before.get(place) != now[place]:
-                self._append(("command.set", place, *node_at(os.path.join(self.base, place))))
+        for place in sorted(place for place in now if before.get(place) != now[place]):
+            try:
+                node = node_at(os.path.join(self.base, place))
+            except FileNotFoundError:
+                # The command removed it after the look: the next look compares with what was there before.
+                now.pop(place)
+                now |= {place: before[place]} if place in before else {}
+            else:
+                self._append(("command.set", place, *node))
         self._observed = now
 
     def sync_sites(self) -> tuple[Site, ...]:
