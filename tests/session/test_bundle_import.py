@@ -231,6 +231,21 @@ class TestJudgingBundles:
             (_set("content.blobs", None), "invalid_form", "$.content.blobs"),
             (_set("content.blobs.0.body", "###"), "invalid_form", "$.content.blobs[0]"),
             (_set("content.blobs.0.body", "eA=="), "digest_mismatch", "$.content.blobs[0]"),
+            (_set("content.blobs.0.digest", "not a digest"), "invalid_digest", "$.content.blobs[0]"),
+            (_set("content.blobs.0.digest", "sha256:" + "A" * 64), "invalid_digest", "$.content.blobs[0]"),
+            (_set("content.blobs.0.digest", 7), "invalid_digest", "$.content.blobs[0]"),
+            (_set("content.blobs.0.size", 1_000_000), "size_mismatch", "$.content.blobs[0]"),
+            (_set("content.blobs.0.size", -1), "invalid_size", "$.content.blobs[0]"),
+            (_set("content.blobs.0.size", "1"), "invalid_size", "$.content.blobs[0]"),
+            (_set("content.blobs.0.size", True), "invalid_size", "$.content.blobs[0]"),
+            (
+                _set("replay.replay_fixture.message_digests.0", "sha256:x"),
+                "invalid_digest",
+                "$.replay.replay_fixture.message_digests[0]",
+            ),
+            (_set("tools.calls.0.args_hash", "x"), "invalid_digest", "$.tools.calls[0].args_hash"),
+            (_set("tools.calls.0.result", {"digest": "x"}), "invalid_digest", "$.tools.calls[0].result.digest"),
+            (_set("tools.calls.0.result", {"bytes": -1}), "invalid_size", "$.tools.calls[0].result.bytes"),
         ],
     )
     def test_what_is_wrong_is_told_by_its_place(

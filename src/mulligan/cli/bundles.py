@@ -122,11 +122,15 @@ def _seed(common: Common, file: str, options: dict[str, object]) -> int:
 
 
 def _read(file: str) -> bytes:
+    """At most one byte more than a bundle may have, so that a larger file is refused without reading it whole."""
+    from mulligan.session.bundle import BUNDLE_MAX_BYTES, check_bundle_size
+
     if file == "-":
-        return sys.stdin.buffer.read()
+        return sys.stdin.buffer.read(BUNDLE_MAX_BYTES + 1)
     try:
         with open(file, "rb") as bundle:
-            return bundle.read()
+            check_bundle_size(os.fstat(bundle.fileno()).st_size)
+            return bundle.read(BUNDLE_MAX_BYTES + 1)
     except OSError as error:
         if isinstance(error, FileNotFoundError | IsADirectoryError):
             raise fault("bad_usage", f"{file} is not a file that can be read.") from None

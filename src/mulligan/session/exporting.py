@@ -12,7 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mulligan.session.bundle import BUNDLE_TYPE, SCHEMA_ID, SCHEMA_VERSION, Document, Mode, is_message_event, sealed
+from mulligan.session.bundle import (
+    BUNDLE_MAX_BYTES,
+    BUNDLE_TYPE,
+    SCHEMA_ID,
+    SCHEMA_VERSION,
+    Document,
+    Mode,
+    is_message_event,
+    sealed,
+)
 from mulligan.session.evidence import permissions_in, replay_of, tool_calls_in
 from mulligan.session.export_check import check_export
 from mulligan.session.facts import BRANCHED_AT, facts_of
@@ -25,13 +34,14 @@ from mulligan.session.standing import session_in
 from mulligan.session.tables import SessionRow, session_journal
 from mulligan.session.transcript import Archive, Message, entries_in, event_in, head_of, message_in, text_of
 from mulligan.session.withholding import BUNDLE, FORM_KEYS, Withholder
-from mulligan.store.blobs import BLOBS
+from mulligan.store.blobs import BLOBS, BlobRow
 from mulligan.store.journal import Record, records_of
 from mulligan.store.protocol import Tx
-from mulligan.values.canonical import decode
+from mulligan.values.canonical import decode, encode
 from mulligan.values.digest import Digest, raw_digest
 from mulligan.values.faults import MulliganError, fault
 from mulligan.values.ids import SessionId
+from mulligan.values.limits import MIB_BYTES
 
 IMPORTED = "session.imported"
 CARRIED_FACTS = (
@@ -91,6 +101,7 @@ def export_session(archive: Archive, session: SessionId, wish: Wish) -> Document
     if wish.mode != "local":
         refuse_survivors(document, doing=f"The {wish.mode} export")
         check_export(document, doing=f"The {wish.mode} export")
+    _check_size(len(encode(document)))
     return sealed(document)
 
 
@@ -179,14 +190,26 @@ def _content(tx: Tx, archive: Archive, material: Material, wish: Wish) -> Docume
     wanted = carried if wish.content is None else wish.content
     digests = sorted({one["digest"] for one in before} | set(material.needs))
     sizes = {one["digest"]: one.get("size") for one in before}
+    rows = {one: tx.get(BLOBS, raw_digest(Digest(one))) for one in digests}
+    if wanted:
+        # Before the bodies are read: four bytes of base64 for three of each.
+        _check_size(sum(row.size * 4 // 3 for row in rows.values() if row is not None))
     return {
         "encoding": "base64",
-        "blobs": [_blob(tx, archive, Digest(one), sizes.get(one), body=wanted) for one in digests],
+        "blobs": [_blob(tx, archive, Digest(one), sizes.get(one), row, body=wanted) for one, row in rows.items()],
     }
 
 
-def _blob(tx: Tx, archive: Archive, digest: Digest, size: int | None, *, body: bool) -> Document:
-    row = tx.get(BLOBS, raw_digest(digest))
+def _check_size(size_bytes: int) -> None:
+    if size_bytes > BUNDLE_MAX_BYTES:
+        limit = f"{BUNDLE_MAX_BYTES // MIB_BYTES} MiB"
+        words = (
+            f"A bundle has at most {limit}, and this one would have more; leave out the bodies of files, if it has any."
+        )
+        raise fault("invalid_bundle", words, problem="too_large", path="$", limit_bytes=BUNDLE_MAX_BYTES)
+
+
+def _blob(tx: Tx, archive: Archive, digest: Digest, size: int | None, row: BlobRow | None, *, body: bool) -> Document:
     found: Document = {"digest": digest, "size": size if row is None else row.size}
     if not body:
         return found

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from mulligan.session.bundle import Document, body_of, is_message_event, parse_bundle
+from mulligan.session.bundle import Document, body_of, is_message_event, parse_bundle, wrong_bundle
 from mulligan.session.exporting import CARRIED_FACTS, IMPORTED
 from mulligan.session.facts import set_facts_in
 from mulligan.session.lineage import fresh_id
@@ -19,10 +19,10 @@ from mulligan.session.projection import APPENDED, INSERTED
 from mulligan.session.tables import session_journal
 from mulligan.session.transcript import Archive, Written, written
 from mulligan.session.windows import Span, normal, to_json
-from mulligan.store.blobs import Vanished
+from mulligan.store.blobs import BLOBS, Vanished
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import encode
-from mulligan.values.digest import Digest
+from mulligan.values.digest import Digest, raw_digest
 from mulligan.values.faults import fault
 from mulligan.values.ids import SessionId, parse_user_id
 from mulligan.values.plain import plain
@@ -35,6 +35,7 @@ def import_bundle(
     document = parse_bundle(data, now=archive.clock.now())
     section = document["transcript"]["sections"][0]
     session = parse_user_id(name if name is not None else document["source"]["session_id"], "session")
+    _check_known_sizes(archive, document)
     needed = _store_bodies(archive, document)
     while True:
         made = _Made(archive, root, SessionId(session), document, _written_events(archive, section))
@@ -45,6 +46,16 @@ def import_bundle(
             fresh_id(tx, archive, session)
             made.write(tx, inserted, [*needed, origin], origin)
             return SessionId(session)
+
+
+def _check_known_sizes(archive: Archive, document: Document) -> None:
+    """A body that the bundle leaves out and this store has must have the size that the bundle says."""
+    blobs = (document.get("content") or {}).get("blobs", [])
+    with archive.store.read() as tx:
+        for index, one in enumerate(blobs):
+            row = tx.get(BLOBS, raw_digest(one["digest"]))
+            if row is not None and one.get("size") not in (None, row.size):
+                raise wrong_bundle("size_mismatch", f"$.content.blobs[{index}]", "a body has another size than it says")
 
 
 def _store_bodies(archive: Archive, document: Document) -> list[Digest]:

@@ -17,9 +17,13 @@ def digest_of(data: bytes | bytearray | memoryview) -> Digest:
     return Digest("sha256:" + sha256(data).hexdigest())
 
 
+def is_digest(text: object) -> bool:
+    return isinstance(text, str) and _FORM.match(text) is not None
+
+
 def parse_digest(text: object) -> Digest:
     """The one parser. Raises `invalid_digest`."""
-    if not isinstance(text, str) or not _FORM.match(text):
+    if not isinstance(text, str) or not is_digest(text):
         raise fault("invalid_digest", "A digest is 'sha256:' and 64 lower-case hex digits.")
     return Digest(text)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
@@ -21,9 +22,10 @@ from mulligan.servers.acp.errands import Errands
 from mulligan.servers.acp.following import Follower, Live
 from mulligan.servers.acp.returning import METHODS, PREFIX, STRICT_METHODS, WaysBack, param
 from mulligan.servers.acp.sightings import Frame, folder_of
-from mulligan.servers.acp.wire import BACKEND, INVALID_PARAMS, AcpError, Later, Params, Wire
+from mulligan.servers.acp.wire import BACKEND, INVALID_PARAMS, LINE_MAX_BYTES, AcpError, Later, LongLine, Params, Wire
 from mulligan.values.canonical import decode, encode
 from mulligan.values.faults import MulliganError
+from mulligan.values.limits import MIB_BYTES
 from mulligan.values.plain import plain
 
 HELD_S = 2.0
@@ -75,6 +77,10 @@ class Between:
         passed = _guarded(self._client_said, line)
         if passed is not None:
             self._agent.pass_on(passed)
+
+    def long_from_client(self, line: LongLine) -> None:
+        _say_unread("client")
+        self._agent.pass_on_long(line)
 
     def _client_said(self, line: bytes) -> bytes | None:
         """What the agent is to get of it."""
@@ -181,6 +187,10 @@ class Between:
         passed = _guarded(self._agent_said, line)
         self._client.pass_on(passed if passed is not None else line)
 
+    def long_from_agent(self, line: LongLine) -> None:
+        _say_unread("agent")
+        self._client.pass_on_long(line)
+
     def _agent_said(self, line: bytes) -> bytes:
         """What the client is to get of it."""
         frame = _read(line) if _MATTERS.search(line) else {}
@@ -245,6 +255,12 @@ class Between:
         session = given if isinstance(given, str) else known
         if folder is not None and isinstance(session, str):
             self._errands.do(lambda: self._follower.attach(session, folder)).wait(HELD_S)
+
+
+def _say_unread(sender: str) -> None:
+    limit = f"{LINE_MAX_BYTES // MIB_BYTES} MiB"
+    words = f"mulligan: a line of the {sender} has more than {limit}; it was passed on unread, and is not on record."
+    print(words, file=sys.stderr, flush=True)
 
 
 def _guarded(said: Callable[[bytes], bytes | None], line: bytes) -> bytes | None:

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from mulligan.servers.acp.between import Between
 from mulligan.servers.acp.following import Follower
-from mulligan.servers.acp.wire import METHOD_NOT_FOUND, AcpError, Params, Wire
+from mulligan.servers.acp.wire import METHOD_NOT_FOUND, AcpError, LongLine, Params, Wire, lines_of
 from mulligan.servers.acp.workspaces import Workspaces
 
 NOT_FOUND_CODE, NOT_RUNNABLE_CODE = 127, 126
@@ -41,8 +41,8 @@ def run_proxy(command: Sequence[str], *, workspaces: Workspaces, root: str | Non
     client = Wire(incoming, outgoing, _nobody)
     follower = Follower(workspaces, pid=agent.pid, root=root)
     between = Between(client, Wire(agent.stdout, agent.stdin, _nobody), follower)
-    _pump(incoming, between.from_client, lambda: _end(agent))
-    heard = _pump(agent.stdout, between.from_agent, lambda: None)
+    _pump(incoming, between.from_client, between.long_from_client, lambda: _end(agent))
+    heard = _pump(agent.stdout, between.from_agent, between.long_from_agent, lambda: None)
     code = agent.wait()
     # Children of the agent's may hold its pipe open for as long as they like.
     heard.join(_LAST_WORDS_S)
@@ -61,10 +61,18 @@ def _passing_on(agent: subprocess.Popen[bytes]) -> Callable[[int, FrameType | No
     return pass_on
 
 
-def _pump(source: IO[bytes], take: Callable[[bytes], None], at_end: Callable[[], None]) -> threading.Thread:
+def _pump(
+    source: IO[bytes],
+    take: Callable[[bytes], None],
+    take_long: Callable[[LongLine], None],
+    at_end: Callable[[], None],
+) -> threading.Thread:
     def run() -> None:
-        for line in source:
-            take(line)
+        for line in lines_of(source):
+            if isinstance(line, LongLine):
+                take_long(line)
+            else:
+                take(line)
         at_end()
 
     thread = threading.Thread(target=run, daemon=True)

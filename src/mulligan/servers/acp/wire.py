@@ -6,21 +6,80 @@ because importing it takes a second.
 
 from __future__ import annotations
 
+import re
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import IO, Any
 
 from mulligan.values.canonical import decode, encode
 from mulligan.values.faults import Family, MulliganError
+from mulligan.values.limits import MIB_BYTES
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL = -32700, -32600, -32601, -32602, -32603
 NOT_FOUND, CANCELLED = -32004, -32800
 BACKEND = -32000
 """Only for what S0's methods answer with it: elsewhere in ACP it means that a client must authenticate."""
 
+LINE_MAX_BYTES = 32 * MIB_BYTES
+"""A longer line is not parsed: our agent refuses it, the proxy passes it on."""
+_PIECE_BYTES = MIB_BYTES
+_MEMBER = re.compile(rb'\s*[{,]\s*"(jsonrpc|id|method)"\s*:\s*("(?:[^"\\]|\\.){0,999}"|-?\d{1,18})')
+
 Params = dict[str, Any]
+
+
+class LongLine:
+    """A line over the limit, in pieces. Each piece is read when it is asked for; those that were read are let go."""
+
+    def __init__(self, source: IO[bytes], begun: list[bytes]) -> None:
+        self._source, self._begun = source, begun
+        self._last = begun[-1]
+        self.start = begun[0]
+
+    def __iter__(self) -> Iterator[bytes]:
+        while self._begun:
+            yield self._begun.pop(0)
+        while not self._last.endswith(b"\n"):
+            self._last = self._source.readline(_PIECE_BYTES)
+            if not self._last:
+                return
+            yield self._last
+
+    def skip(self) -> None:
+        """Read what is left of it."""
+        self._begun.clear()
+        for _ in self:
+            pass
+
+    def members(self) -> dict[str, Any]:
+        """`id` and `method`, if they come before anything else: a sender that waits for an answer gets one."""
+        found: dict[str, Any] = {}
+        at = 0
+        while (member := _MEMBER.match(self.start, at)) is not None:
+            found[member[1].decode("ascii")] = decode(member[2])
+            at = member.end()
+        return found
+
+
+def lines_of(source: IO[bytes]) -> Iterator[bytes | LongLine]:
+    """Each line. A long one is skipped as far as the caller has not read it."""
+    while piece := source.readline(_PIECE_BYTES):
+        pieces, size_bytes = [piece], len(piece)
+        while size_bytes <= LINE_MAX_BYTES and not piece.endswith(b"\n"):
+            piece = source.readline(_PIECE_BYTES)
+            if not piece:
+                break
+            pieces.append(piece)
+            size_bytes += len(piece)
+        if size_bytes - piece.endswith(b"\n") <= LINE_MAX_BYTES:
+            yield b"".join(pieces)
+        else:
+            long = LongLine(source, pieces)
+            del pieces
+            yield long
+            long.skip()
 
 
 class AcpError(Exception):
@@ -57,8 +116,10 @@ class Wire:
 
     def serve(self) -> None:
         """Until the other end closes; then what is being worked on comes to its end."""
-        for line in self._incoming:
-            if line.strip():
+        for line in lines_of(self._incoming):
+            if isinstance(line, LongLine):
+                self._refuse_long(line)
+            elif line.strip():
                 self._take(line)
         for asked in list(self._asked.values()):
             asked.cancel()
@@ -93,6 +154,33 @@ class Wire:
             except (BrokenPipeError, ValueError):
                 # The other end has gone; `serve` is about to see it too.
                 return
+
+    def pass_on_long(self, line: LongLine) -> None:
+        """A line as it is, piece by piece; no other frame comes between them."""
+        with self._writing:
+            try:
+                for piece in line:
+                    self._outgoing.write(piece)
+                self._outgoing.flush()
+            except (BrokenPipeError, ValueError):
+                # The other end has gone; `serve` is about to see it too.
+                return
+
+    def _refuse_long(self, line: LongLine) -> None:
+        members = line.members()
+        line.skip()
+        limit = f"{LINE_MAX_BYTES // MIB_BYTES} MiB"
+        refusal = AcpError(
+            INVALID_REQUEST,
+            f"A line has at most {limit}.",
+            {"status": "line_too_long", "limit_bytes": LINE_MAX_BYTES},
+        )
+        asked = None if "method" in members else self._asked.get(members.get("id", -1))
+        if asked is not None:
+            asked.set_exception(refusal)
+        else:
+            id = members.get("id") if "method" in members else None
+            self._send({"jsonrpc": "2.0", "id": id, "error": refusal.to_json()})
 
     def _take(self, line: bytes) -> None:
         try:
