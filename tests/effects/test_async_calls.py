@@ -88,7 +88,8 @@ def test_every_effect_gives_the_same_receipt_in_both_forms(tmp_path: Path) -> No
     assert {receipt.effect for receipt in receipts} == {effect.name for effect in EFFECTS}
     assert [_same_in_every_run(one) for one in again] == [_same_in_every_run(one) for one in receipts]
     assert contents_of(there.root) == contents_of(here.root) != {}
-    here.bench.close(), there.bench.close()
+    here.bench.close()
+    there.bench.close()
 
 
 @pytest.mark.req("D12.async_every_effect")
