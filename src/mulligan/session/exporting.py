@@ -34,7 +34,7 @@ from mulligan.session.standing import session_in
 from mulligan.session.tables import SessionRow, session_journal
 from mulligan.session.transcript import Archive, Message, entries_in, event_in, head_of, message_in, text_of
 from mulligan.session.withholding import BUNDLE, FORM_KEYS, Withholder
-from mulligan.store.blobs import BLOBS, BlobRow
+from mulligan.store.blobs import BLOBS
 from mulligan.store.journal import Record, records_of
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode, encode
@@ -196,7 +196,10 @@ def _content(tx: Tx, archive: Archive, material: Material, wish: Wish) -> Docume
         _check_size(sum(row.size * 4 // 3 for row in rows.values() if row is not None))
     return {
         "encoding": "base64",
-        "blobs": [_blob(tx, archive, Digest(one), sizes.get(one), row, body=wanted) for one, row in rows.items()],
+        "blobs": [
+            _blob(tx, archive, Digest(one), sizes.get(one) if row is None else row.size, body=wanted)
+            for one, row in rows.items()
+        ],
     }
 
 
@@ -209,8 +212,8 @@ def _check_size(size_bytes: int) -> None:
         raise fault("invalid_bundle", words, problem="too_large", path="$", limit_bytes=BUNDLE_MAX_BYTES)
 
 
-def _blob(tx: Tx, archive: Archive, digest: Digest, size: int | None, row: BlobRow | None, *, body: bool) -> Document:
-    found: Document = {"digest": digest, "size": size if row is None else row.size}
+def _blob(tx: Tx, archive: Archive, digest: Digest, size: int | None, *, body: bool) -> Document:
+    found: Document = {"digest": digest, "size": size}
     if not body:
         return found
     try:
