@@ -17,8 +17,10 @@ from typing import Any
 import mulligan
 
 SOURCE = str(Path(mulligan.__file__).parent)
-UNRAISABLE = frozenset({"__del__"})
+UNRAISABLE = "__del__"
 """Python drops what is raised there, so an interrupt is lost."""
+LOST_STACK = "'traceback' object is not callable"
+"""What Python 3.11 raises if a trace function raises while a `with` statement is left: it calls the wrong object."""
 
 
 class Lines:
@@ -27,6 +29,7 @@ class Lines:
     def __init__(self, *at: int) -> None:
         self.counted = 0
         self.where: list[str] = []
+        self.raised: BaseException | None = None
         self._at = list(at)
 
     def run(self, act: Callable[[], object]) -> bool:
@@ -37,7 +40,10 @@ class Lines:
         try:
             act()
             return True
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, TypeError) as error:
+            if isinstance(error, TypeError) and str(error) != LOST_STACK:
+                raise
+            self.raised = error
             return False
         finally:
             self._at.clear()
@@ -46,11 +52,11 @@ class Lines:
 
     def _trace(self, frame: FrameType, event: str, _: object) -> Any:
         code = frame.f_code
-        if not code.co_filename.startswith(SOURCE) or code.co_name in UNRAISABLE:
+        if not code.co_filename.startswith(SOURCE):
             return None
         if event == "line":
             self.counted += 1
-            if self._at and self.counted == self._at[0]:
+            if self._at and self.counted >= self._at[0] and not is_unraisable(frame):
                 self._at.pop(0)
                 self.where.append(f"{code.co_filename.removeprefix(SOURCE)}:{frame.f_lineno} {code.co_name}")
                 raise KeyboardInterrupt
@@ -62,9 +68,15 @@ class Lines:
         sys.settrace(self._trace)
         above: FrameType | None = frame
         while above is not None:
-            if above.f_code.co_filename.startswith(SOURCE) and above.f_code.co_name not in UNRAISABLE:
+            if above.f_code.co_filename.startswith(SOURCE):
                 above.f_trace = self._trace
             above = above.f_back
+
+
+def is_unraisable(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_name != UNRAISABLE:
+        frame = frame.f_back
+    return frame is not None
 
 
 def lines_of(act: Callable[[], object]) -> int:

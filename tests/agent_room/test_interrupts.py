@@ -237,9 +237,6 @@ def attempts(request: pytest.FixtureRequest, tmp_path: Path, caplog: pytest.LogC
 every_case = pytest.mark.parametrize("attempts", CASES, ids=lambda case: " ".join(case), indirect=True)
 
 
-# An interrupt that a trace function raises can leave a library in a state that no real program has, and tests that run
-# later in the same process would meet it. So the cases with such interrupts are in the slow lane.
-@pytest.mark.slow
 @pytest.mark.req("W15.cancel_and_interrupt")
 @every_case
 def test_an_interrupt_at_any_line_leaves_a_call_whole_or_without_trace(attempts: Attempts) -> None:
@@ -247,7 +244,6 @@ def test_an_interrupt_at_any_line_leaves_a_call_whole_or_without_trace(attempts:
         attempts.interrupt(at)
 
 
-@pytest.mark.slow
 @pytest.mark.req("W15.cancel_and_interrupt")
 @every_case
 def test_two_interrupts_in_a_row_leave_a_call_whole_or_without_trace(attempts: Attempts) -> None:

@@ -1,11 +1,13 @@
 """A program that embeds Mulligan and forks; tests start it and read what it says, as JSON.
 
 `python fork_child.py calls DIRECTORY RUNS`  four threads with a call each, all open; each thread forks inside its call
+`python fork_child.py interrupted DIRECTORY` a thread forks after another was interrupted at many lines of its calls
 `python fork_child.py foreign DIRECTORY`     a thread that uses SQLite without Mulligan holds a lock of it at the fork
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -17,6 +19,9 @@ from pathlib import Path
 import apsw
 
 import mulligan
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from interrupting import Lines, lines_of
 
 
 def in_child(act: Callable[[], object]) -> object:
@@ -32,6 +37,52 @@ def in_child(act: Callable[[], object]) -> object:
         said = answer.read()
     _, status = os.waitpid(pid, 0)
     return json.loads(said) if status == 0 else f"ended with {status}"
+
+
+def fork_after_interrupts(directory: str) -> None:
+    """The exceptions are kept, and with them the frames: once of threads that have ended, once as garbage.
+
+    In the second case another thread also writes in this process. An alarm ends what waits for ever.
+    """
+    signal.alarm(900)
+    folder = Path(directory, "work")
+    folder.mkdir()
+    with mulligan.open(folder, store=Path(directory, "store")) as m:
+
+        def write(name: str) -> str:
+            with m.session(name).call() as call:
+                return call.write_file(name, name).status
+
+        def in_thread(act: Callable[[], object]) -> object:
+            answers: list[object] = []
+            thread = threading.Thread(target=lambda: answers.append(act()))
+            thread.start()
+            thread.join()
+            return answers[0]
+
+        kept: list[BaseException] = []
+
+        def interrupt(at: int) -> None:
+            lines = Lines(at)
+            lines.run(lambda: write("interrupted"))
+            if lines.raised is not None:
+                kept.append(lines.raised)
+
+        write("first")
+        count = lines_of(lambda: write("counted"))
+        lines = range(1, count, count // 30)
+        after_threads, after_garbage = set(), set()
+        gc.disable()
+        for at in lines:
+            in_thread(lambda at=at: interrupt(at))  # type: ignore[misc]
+            after_threads.add(in_child(lambda: write("child")))
+        for at in lines:
+            interrupt(at)
+            kept.append(kept)  # type: ignore[arg-type]
+            kept = []
+            after_garbage.add(in_thread(lambda: write("beside")))
+            after_garbage.add(in_thread(lambda: in_child(lambda: write("child"))))
+    print(json.dumps({"after_threads": sorted(after_threads), "after_garbage": sorted(after_garbage)}))
 
 
 def fork_inside_calls(directory: str, runs: str) -> None:
@@ -107,5 +158,9 @@ def fork_beside_a_foreign_thread(directory: str) -> None:
 
 
 if __name__ == "__main__":
-    act = {"calls": fork_inside_calls, "foreign": fork_beside_a_foreign_thread}[sys.argv[1]]
-    act(*sys.argv[2:])  # type: ignore[operator]
+    acts: dict[str, Callable[..., None]] = {
+        "calls": fork_inside_calls,
+        "interrupted": fork_after_interrupts,
+        "foreign": fork_beside_a_foreign_thread,
+    }
+    acts[sys.argv[1]](*sys.argv[2:])

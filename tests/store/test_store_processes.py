@@ -123,6 +123,11 @@ def test_no_child_hangs_in_a_thousand_runs_of_threads_that_fork_inside_a_call(tm
 
 
 @pytest.mark.req("D5.fork_never_hangs")
+def test_a_process_that_was_interrupted_anywhere_in_a_call_can_still_fork(tmp_path: Path) -> None:
+    assert said_by_fork_child("interrupted", str(tmp_path)) == {"after_threads": ["ok"], "after_garbage": ["ok"]}
+
+
+@pytest.mark.req("D5.fork_never_hangs")
 def test_a_child_that_inherits_a_lock_of_sqlite_gets_an_error_that_says_spawn(tmp_path: Path) -> None:
     said = said_by_fork_child("foreign", str(tmp_path))
     assert isinstance(said, list)

@@ -13,13 +13,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from glob import escape, glob
-from types import FrameType
 from typing import Any, TypeVar
 
 import apsw
 
 from mulligan.store.blobs import delete_dropped_bodies
 from mulligan.store.bodies import DirectoryBodies, sync_path
+from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.store.journal import Schema
 from mulligan.store.machine import note_process
 from mulligan.store.migrations import SCHEMA_VERSION, newer_store
@@ -42,6 +42,7 @@ from mulligan.store.tables import Table, Value
 from mulligan.values.clock import Clock, SystemClock, timestamp
 from mulligan.values.digest import Digest
 from mulligan.values.faults import fault, fault_of_os_error
+from mulligan.values.here import Holder, block_exit
 from mulligan.values.ids import OwnerId
 from mulligan.values.limits import MIB_BYTES
 
@@ -49,6 +50,10 @@ R = TypeVar("R")
 
 DATABASE, OWNER_FILE, BODY_DIRECTORY, ORIGINALS_DIRECTORY = "store.db", "owners.lock", "blobs", "originals"
 _LONG_LOG_BYTES = 8 * MIB_BYTES
+_LOOK_AFTER_S = 1.0
+"""How long a thread waits to write before it looks whether the thread that writes was interrupted."""
+
+_taking_over = fork_safe_lock()
 
 
 class SqliteStore:
@@ -81,7 +86,13 @@ class SqliteStore:
         self._owner: tuple[int, OwnerId] | None = None
         self._closing: list[Callable[[], None]] = []
         self.after_write: Callable[[], None] = _nothing
-        self._pool = ConnectionPool(self._path, durability=durability, vfs=vfs, after_fork=self._begin_anew)
+        self._pool = ConnectionPool(
+            self._path,
+            durability=durability,
+            vfs=vfs,
+            stop_left=self._stop_left_transaction,
+            after_fork=self._begin_anew,
+        )
         with self._connection() as connection:
             prepare_file(connection, create_statements(schema.tables), directory=self.directory)
 
@@ -97,7 +108,8 @@ class SqliteStore:
             self._connect(tx, "BEGIN", "Reading the store")
             return
         me = threading.get_ident()
-        self._writing.acquire()
+        while not self._writing.acquire(timeout=_LOOK_AFTER_S):
+            self._stop_left_transaction()
         self._connect(tx, "BEGIN IMMEDIATE", "Writing the store")
         self._writer, self._transaction = me, tx
 
@@ -125,11 +137,21 @@ class SqliteStore:
     def _check_not_writing(self) -> None:
         if self._writer != threading.get_ident() or self._transaction is None:
             return
-        if _is_in_hand(self._transaction):
+        if self._transaction.is_held():
             raise fault("nested_transaction", "A write transaction is already open on this thread.")
         # An interrupt kept it from ending, in the moment in which it was about to.
         self._transaction.ended = True
         self._stop(self._transaction, writable=True)
+
+    def _stop_left_transaction(self) -> None:
+        """For a thread that waits to write: an interrupt may have kept another thread from ending its transaction."""
+        with _taking_over:
+            transaction = self._transaction
+            if transaction is None or (transaction.is_held() and self._writer in sys._current_frames()):
+                return
+            transaction.ended = True
+            self._pool.discard(transaction._connection)
+            self._writing, self._writer, self._transaction = threading.RLock(), 0, None
 
     def _end(self, connection: PooledConnection, *, writable: bool, failed: bool) -> None:
         try:
@@ -296,7 +318,7 @@ class SqliteStore:
 class _SqliteTx:
     """One transaction, begun by `with` and ended with it. One cursor serves all its statements, one at a time."""
 
-    __slots__ = ("_connection", "_execute", "_store", "_writable", "dropped", "ended")
+    __slots__ = ("_connection", "_execute", "_store", "_writable", "dropped", "ended", "exit_held")
 
     _connection: PooledConnection
 
@@ -304,7 +326,12 @@ class _SqliteTx:
         self._store = store
         self._writable = writable
         self.ended = True
+        self.exit_held: Holder | None = None
         self.dropped: list[Digest] = []
+
+    def is_held(self) -> bool:
+        """Whether its `with` statement still runs, as far as can be known: an interrupt may have ended it too early."""
+        return self.exit_held is None or self.exit_held() is not None
 
     def __enter__(self) -> _SqliteTx:
         store = self._store
@@ -319,6 +346,7 @@ class _SqliteTx:
                 store._stop(self, writable=self._writable)
         return self
 
+    @block_exit
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if self.ended:
             raise fault("internal", "A transaction was ended twice.")
@@ -385,14 +413,6 @@ class _SqliteTx:
             raise fault_of_sqlite(error, "Writing the store") from error
         except (OverflowError, UnicodeEncodeError, TypeError) as error:
             raise fault("internal", f"Writing the store: a value that no column can hold. ({error})") from error
-
-
-def _is_in_hand(transaction: _SqliteTx) -> bool:
-    """Whether a function that is being run has it."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not any(value is transaction for value in frame.f_locals.values()):
-        frame = frame.f_back
-    return frame is not None
 
 
 def _commit(connection: apsw.Connection) -> None:

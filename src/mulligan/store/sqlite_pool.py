@@ -14,7 +14,9 @@ for each open file. SQLite also remembers file locks of the parent that the chil
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -33,21 +35,31 @@ FORK_WAIT_S = BUSY_LIMIT_S
 """How long a fork waits for threads that use a connection."""
 
 _POLL_S = 0.0002
+_COLLECT_AFTER_S = 0.1
 _CHECK_LIMIT_S = 10.0
 
 
 class ConnectionPool:
     """Connections to one file. Each is used by one thread at a time and by no process but the one that opened it.
 
+    `stop_left` ends transactions that an interrupt kept from ending; it runs before a fork that has to wait.
     `after_fork` runs in a forked child, before anything else uses the pool there.
     """
 
-    def __init__(self, path: str, *, durability: Durability, vfs: str | None, after_fork: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        durability: Durability,
+        vfs: str | None,
+        stop_left: Callable[[], None],
+        after_fork: Callable[[], None],
+    ) -> None:
         self._path, self._durability, self._vfs = path, durability, vfs
         self._idle: list[PooledConnection] = []
         # Weak, because a connection that an interrupt took from its user closes when it is collected.
         self._open: WeakSet[PooledConnection] = WeakSet()
-        self.after_fork = after_fork
+        self.stop_left, self.after_fork = stop_left, after_fork
         with _process.changing:
             _process.pools.add(self)
 
@@ -67,10 +79,14 @@ class ConnectionPool:
                 pass
 
     def give_back(self, connection: PooledConnection) -> None:
-        if connection.in_transaction:
-            self._close(connection)
-        else:
-            self._return(connection)
+        try:
+            if not connection.in_transaction:
+                self._return(connection)
+                return
+        except apsw.ConnectionClosedError:
+            # Discarded, because the thread that had it seemed to have gone.
+            return
+        self.discard(connection)
 
     def has_idle(self) -> bool:
         return bool(self._idle)
@@ -78,7 +94,7 @@ class ConnectionPool:
     def close(self) -> None:
         with suppress(IndexError):
             while True:
-                self._close(self._idle.pop())
+                self.discard(self._idle.pop())
 
     def _return(self, connection: PooledConnection) -> None:
         connection.user = 0
@@ -98,7 +114,8 @@ class ConnectionPool:
     def _connect(self) -> PooledConnection:
         return connect(self._path, durability=self._durability, vfs=self._vfs)
 
-    def _close(self, connection: PooledConnection) -> None:
+    def discard(self, connection: PooledConnection) -> None:
+        """Close it, and undo its transaction if it has one."""
         with _process.changing:
             self._drop(connection)
 
@@ -111,6 +128,11 @@ class ConnectionPool:
         with suppress(IndexError):
             while True:
                 self._drop(self._idle.pop())
+        living = sys._current_frames()
+        for connection in list(self._open):
+            # The thread that had it was interrupted and has ended, and a traceback may still refer to it.
+            if connection.user and connection.user not in living:
+                self._drop(connection)
         return all(connection.user == forker for connection in self._open)
 
     def users(self) -> Iterable[tuple[PooledConnection, int]]:
@@ -155,8 +177,15 @@ class _Process:
     def before_fork(self) -> None:
         self.forking.acquire()
         self.forker = threading.get_ident()
-        deadline_s = monotonic_s() + FORK_WAIT_S
+        began_s = monotonic_s()
+        deadline_s, collect_s = began_s + FORK_WAIT_S, began_s + _COLLECT_AFTER_S
         while True:
+            if monotonic_s() > collect_s:
+                # A connection that an interrupt took from its user may be garbage that waits to be collected.
+                collect_s = deadline_s
+                for pool in list(self.pools):
+                    pool.stop_left()
+                gc.collect()
             self.changing.acquire()
             quiet = [pool.drained(self.forker) for pool in self.pools]
             if (all(quiet) and importing_threads() <= {self.forker}) or monotonic_s() > deadline_s:
