@@ -193,6 +193,38 @@ def test_a_path_removed_since_is_left_alone_and_its_original_is_in_the_store(roo
 
 
 @pytest.mark.req("D5.process_power_cut")
+def test_rescued_bytes_are_synced_before_their_original_goes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = StoreBefore(root)
+    die_after(root, write("new\n" * 300))
+    (root / "a").unlink()
+    before.come_back()
+    originals_at_sync, really = list[int](), os.fsync
+
+    def noted(handle: int) -> None:
+        really(handle)
+        if os.readlink(f"/proc/self/fd/{handle}").endswith("store.db-wal"):
+            originals_at_sync.append(len(originals(root)))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    with open_here(root) as product:
+        assert [one.outcome for one in product.power_cut] == ["rescued"]
+        assert (originals_at_sync[:1], originals(root)) == ([1], [])
+
+
+@pytest.mark.req("D5.process_power_cut")
+def test_a_file_that_was_deleted_and_made_again_gets_its_original_back(root: Path) -> None:
+    def act(product: mulligan.Mulligan) -> None:
+        delete(product)
+        write("new\n" * 300)(product)
+
+    die_after(root, act)
+    take_bytes(root / "a")
+    with open_here(root) as product:
+        assert [one.outcome for one in product.power_cut] == ["put_back"]
+    assert ((root / "a").read_text(), originals(root)) == (OLD, [])
+
+
+@pytest.mark.req("D5.process_power_cut")
 @pytest.mark.parametrize("step", ["stage.half", "stage.write", "exchange", "discard", "set_aside"])
 @pytest.mark.parametrize("store", ["lost", "there"])
 def test_in_the_middle_of_a_change_the_old_content_is_back_without_drafts(root: Path, step: str, store: str) -> None:
@@ -289,6 +321,19 @@ def test_a_long_name_is_replaced_all_the_same(root: Path) -> None:
     with open_here(root) as product:
         write("new", name)(product)
         assert ((root / name).read_text(), names(root)) == ("new", ["a", "b", name])
+
+
+@pytest.mark.req("D5.process_power_cut")
+def test_a_process_keeps_its_originals_while_another_one_opens_the_store(root: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mulligan", "log", "--root", str(root), "--store", str(tmp_path / "home")]
+    with open_here(root) as product:
+        write("new\n")(product)
+        mine = originals(root)
+        assert len(mine) == 1
+        subprocess.run(command, capture_output=True, check=True)
+        assert originals(root) == mine
+        write("newer\n")(product)
+    assert (root / "a").read_text() == "newer\n"
 
 
 @pytest.mark.req("D5.process_power_cut")

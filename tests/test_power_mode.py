@@ -94,6 +94,17 @@ def test_when_it_is_over_nothing_is_left_to_a_power_cut(
 
 
 @pytest.mark.req("D5.power_syncs_putting_back")
+@pytest.mark.parametrize("strategy", ["notify", "scan", "overlay"])
+def test_what_a_command_wrote_is_synced_when_its_call_ends(
+    product: mulligan.Mulligan, root: Path, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = SyncWatch(root, monkeypatch)
+    with product.session("s").call() as call:
+        assert call.exec(["sh", "-c", "echo new > a.txt; mkdir n; echo made > n/m.txt"], strategy=strategy).ok
+    assert watch.at_risk() == []
+
+
+@pytest.mark.req("D5.power_syncs_putting_back")
 def test_recovery_syncs_what_it_puts_back(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def die_late(bench: Bench) -> None:
         with bench.session().call("dies") as call:

@@ -7,6 +7,7 @@ import pty
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from mulligan.history.tables import CALLS, CHANGES
 from mulligan.session.tables import SESSIONS
 from mulligan.store.blobs import BODIES
 from mulligan.store.claims import CLAIMS, ClaimRow
+from mulligan.store.journal import RECORDS
 from mulligan.store.protocol import META, OWNERS, MetaRow, OwnerRow, Tx
 from mulligan.store.sqlite import SqliteStore
 from mulligan.store.tables import Table
@@ -85,6 +87,21 @@ class TestVerify:
         assert (done.code, done.json["ok"], done.json["problems"][0]["kind"]) == (3, False, "blob")
         assert run("verify", home=home).code == 3
         assert run("verify", "--quick", home=home).code == 0
+
+    @pytest.mark.req("D14.cli.exit_3", "D18.journal_tampering", "D4.record_seq_contiguous")
+    @pytest.mark.parametrize("harm", ["it is gone", "it has another number"])
+    def test_of_one_session_ends_with_three_when_its_last_record_is_not_in_its_place(
+        self, home: Path, harm: str
+    ) -> None:
+        def change(tx: Tx) -> None:
+            last = tx.select(RECORDS, {"journal": "s:one"}, order=("seq",))[-1]
+            tx.delete(RECORDS, last.journal, last.seq)
+            if harm == "it has another number":
+                tx.put(RECORDS, replace(last, seq=last.seq + 1))
+
+        _change_rows(home, change)
+        done = run("verify", "--session", "one", "--json", home=home)
+        assert (done.code, [problem["kind"] for problem in done.json["problems"]]) == (3, ["journal"])
 
     @pytest.mark.req("D14.cli.exit_3")
     @pytest.mark.req("D4.verify_rebuilds", "D4.projections_same_transaction")

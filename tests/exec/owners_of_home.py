@@ -36,10 +36,12 @@ def main() -> None:
     for folder, mode in ((work, 0o755), (own, 0o700), (shared, 0o770)):
         folder.mkdir()
         folder.chmod(mode)
-    foreign = tempfile.gettempdir()
-    found = {"own": opened(str(own), work), "shared": opened(str(shared), work), "foreign": opened(foreign, work)}
-    left = [os.listdir(shared), os.path.exists(os.path.join(foreign, "store.db"))]
-    hooks = [hooked(str(shared)), hooked(foreign)]
+    # Of the superuser: one that everybody can write, and one that only its owner can write.
+    public, foreign = tempfile.gettempdir(), "/usr"
+    homes = {"own": str(own), "shared": str(shared), "public": public, "foreign": foreign}
+    found = {name: opened(home, work) for name, home in homes.items()}
+    left = [os.listdir(shared), os.path.exists(os.path.join(public, "store.db"))]
+    hooks = [hooked(home) for home in (str(shared), public, foreign)]
     os.environ["MULLIGAN_TRUST_OWNER"] = "1"
     print(json.dumps({**found, "left": left, "hooks": hooks, "trusted": opened(str(shared), work)}))
 

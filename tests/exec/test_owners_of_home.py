@@ -16,9 +16,10 @@ def test_only_an_own_directory_that_nobody_else_can_write_is_used() -> None:
     assert json.loads(run_as_nobody("exec.owners_of_home")) == {
         "own": "opened",
         "shared": refused,
+        "public": refused,
         "foreign": refused,
         "left": [[], False],
-        "hooks": [[0, "", "mulligan:"]] * 2,
+        "hooks": [[0, "", "mulligan:"]] * 3,
         "trusted": "opened",
     }
 

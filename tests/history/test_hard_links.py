@@ -159,6 +159,7 @@ COMMANDS = {
     "linked over": "ln -f ../cache/2 a",
     "mode": "chmod 700 a",
     "time": "touch -d @1 a",
+    "bytes and back": 'old=$(cat a); echo more >> a; echo "$old" > a',
     "attribute": "setfattr -n user.note -v mine a",
     "new link to the cache": "ln ../cache/2 new",
     "removed": "rm a",

@@ -55,6 +55,30 @@ def test_a_file_tool_refuses_to_write_a_file_that_changes_during_every_read(tmp_
 
 
 @pytest.mark.req("D5.unstable_read")
+def test_a_file_tool_refuses_to_write_a_file_that_grows_after_each_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    busy = work / "busy.bin"
+    busy.write_bytes(b"theirs")
+    really = os.pread
+
+    def grown_after(handle: int, size: int, at: int) -> bytes:
+        data = really(handle, size, at)
+        if os.readlink(f"/proc/self/fd/{handle}") == str(busy):
+            with open(busy, "ab") as file:
+                file.write(b".")
+        return data
+
+    with mulligan.open(work, store=tmp_path / "home") as opened:
+        monkeypatch.setattr(os, "pread", grown_after)
+        receipt, _ = opened.session().perform("write_file", {"path": "busy.bin", "content": "ours"})
+        assert (receipt.status, receipt.error_code) == ("conflict", "path_busy")
+        assert busy.read_bytes().rstrip(b".") == b"theirs"
+
+
+@pytest.mark.req("D5.unstable_read")
 def test_a_command_that_changes_such_a_file_lists_it_as_unstable(tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()

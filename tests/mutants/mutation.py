@@ -18,7 +18,7 @@ class MutantError(Exception):
 
 @dataclass(frozen=True)
 class Mutant:
-    """`text` stands exactly once in `function` of `file`; with `becomes` in its place, each of `tests` fails."""
+    """`text` is exactly once in `function` of `file`. If `becomes` replaces it, each of `tests` must fail."""
 
     name: str
     file: str
@@ -33,7 +33,7 @@ class Mutant:
         lines = source.splitlines(keepends=True)
         body = "".join(lines[first:last])
         if body.count(self.text) != 1:
-            raise MutantError(f"{self.name}: the text stands {body.count(self.text)} times in {self.function}")
+            raise MutantError(f"{self.name}: the text is {body.count(self.text)} times in {self.function}")
         changed = "".join([*lines[:first], body.replace(self.text, self.becomes), *lines[last:]])
         ast.parse(changed)
         return changed
@@ -55,19 +55,30 @@ def _lines_of(source: str, function: str, file: str) -> tuple[int, int]:
     return scope.lineno - 1, scope.end_lineno
 
 
-def missing_test(test: str) -> str | None:
-    """What of a test id does not exist, if anything. A class may inherit its tests from a contract suite."""
+def fault_of_test(test: str) -> str | None:
+    """Why a test id cannot be used here: it does not exist, or it is in the slow lane. None: it can.
+
+    A class may inherit its tests from a contract suite.
+    """
     file, *names = test.partition("[")[0].split("::")
-    if not (ROOT / file).is_file():
-        return file
+    if not (ROOT / file).is_file() or not names:
+        return f"{test}: there is no such test"
     scope: ast.AST = ast.parse((ROOT / file).read_text("utf-8"))
+    if any(_is_slow(node.value) for node in ast.iter_child_nodes(scope) if isinstance(node, ast.Assign)):
+        return f"{test}: the whole file is in the slow lane"
     for name in names:
         named = [node for node in ast.iter_child_nodes(scope) if getattr(node, "name", None) == name]
         if not named:
             is_inherited = isinstance(scope, ast.ClassDef) and scope.bases and f"def {name}(" in _contract_suites()
-            return None if is_inherited else test
+            return None if is_inherited else f"{test}: there is no such test"
         scope = named[0]
+        if any(_is_slow(one) for one in getattr(scope, "decorator_list", [])):
+            return f"{test}: it is in the slow lane"
     return None
+
+
+def _is_slow(mark: ast.expr) -> bool:
+    return "mark.slow" in ast.unparse(mark)
 
 
 @cache

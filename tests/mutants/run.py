@@ -11,14 +11,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TypeVar
 
 from mutants.mutation import ROOT, Mutant, all_mutants
 
+T = TypeVar("T")
+
 SIDE_BY_SIDE = 2
-TIMEOUT_S = 300
+TIMEOUT_S = 600
 FAILED = 1
 """What pytest returns when tests ran and some failed. Anything else (no such test, a broken import) proves nothing."""
 
@@ -31,6 +35,9 @@ def copy_tree(to: Path) -> Path:
         if (ROOT / name).is_file():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, to / name, follow_symlinks=False)
+    # Compiled once. Python compares the hash of a source file, so it never runs old code for a file that was changed.
+    compiled = ["-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "src", "tests"]
+    subprocess.run([sys.executable, *compiled], cwd=to, check=True)
     return to
 
 
@@ -64,30 +71,33 @@ def verdict_on(mutant: Mutant, tree: Path) -> str | None:
 
 def main(words: list[str]) -> int:
     mutants = [one for one in all_mutants() if not words or any(word in one.name for word in words)]
+    tests = sorted({test for mutant in mutants for test in mutant.tests})
     began_s = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="mulligan-mutants-") as place:
+    with tempfile.TemporaryDirectory(prefix="mulligan-mutants-") as place, ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
         trees: SimpleQueue[Path] = SimpleQueue()
-        for number in range(SIDE_BY_SIDE):
-            trees.put(copy_tree(Path(place, str(number))))
+        for tree in pool.map(copy_tree, (Path(place, str(number)) for number in range(SIDE_BY_SIDE))):
+            trees.put(tree)
 
-        def judge(mutant: Mutant) -> tuple[Mutant, str | None]:
+        def in_a_tree(act: Callable[[Path], T]) -> T:
             tree = trees.get()
             try:
-                why = verdict_on(mutant, tree)
+                return act(tree)
             finally:
                 trees.put(tree)
-            print(f"{'caught  ' if why is None else 'SURVIVED'} {mutant.name}", flush=True)
-            return mutant, why
 
-        tests = tuple(sorted({test for mutant in mutants for test in mutant.tests}))
-        tree = trees.get()
-        code, said = run_tests(tree, tests)
-        trees.put(tree)
-        if code != 0:
-            print(f"The tests fail without any mutant, too:\n{said[-3000:]}")
-            return 1
-        with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-            survivors = [(mutant, why) for mutant, why in pool.map(judge, mutants) if why is not None]
+        def judge(mutant: Mutant) -> str | None:
+            why = in_a_tree(lambda tree: verdict_on(mutant, tree))
+            print(f"{'caught  ' if why is None else 'SURVIVED'} {mutant.name}", flush=True)
+            return why
+
+        # A test that fails anyway shows nothing.
+        parts = [tuple(tests[start::SIDE_BY_SIDE]) for start in range(SIDE_BY_SIDE)]
+        for code, said in pool.map(lambda part: in_a_tree(lambda tree: run_tests(tree, part)), filter(None, parts)):
+            if code != 0:
+                print(f"The tests fail without any mutant, too:\n{said[-3000:]}")
+                return 1
+        verdicts = zip(mutants, pool.map(judge, mutants), strict=True)
+        survivors = [(mutant, why) for mutant, why in verdicts if why is not None]
     for mutant, why in survivors:
         print(f"\n{mutant.name} ({mutant.file}: {mutant.function}): {why}")
     print(f"{len(mutants) - len(survivors)} of {len(mutants)} mutants caught in {time.monotonic() - began_s:.0f} s")

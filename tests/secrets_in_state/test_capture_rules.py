@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import mulligan
+from mulligan.store.journal import RECORDS
 from secrets_in_state.searching import files_holding
 
 OLD = b"OLD=" + os.urandom(24).hex().encode() + b"\n"
@@ -324,6 +325,18 @@ def test_a_persons_save_is_noticed_and_not_stored(place: Place, setting: str) ->
             assert call.write_file(".env", "four\n").status == "ok"
             call.fail("on purpose")
     assert place.env.read_bytes() == OLD
+
+
+@pytest.mark.req("D18.capture_never", "D18.capture_digest_only")
+def test_a_persons_save_is_on_record_only_where_a_digest_may_be(place: Place, setting: str) -> None:
+    with place.open() as m:
+        for content in ("one\n", "two\n"):
+            with m.session("s").call() as call:
+                assert call.write_file(".env", content).status == "ok"
+            place.env.write_bytes(NEW)
+        with m.store.read() as tx:
+            recorded = [row.body for row in tx.select(RECORDS) if b'"kind":"external"' in row.body]
+    assert len(recorded) == (0 if setting == "never" else 1)
 
 
 @pytest.mark.req("D18.capture_config")

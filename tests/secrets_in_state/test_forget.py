@@ -121,11 +121,13 @@ def test_a_record_names_what_was_erased_and_the_rest_can_still_be_undone(root: P
 
 
 @pytest.mark.req("D18.forget")
-def test_a_record_that_is_changed_and_not_named_is_still_found(root: Path, home: Path) -> None:
+@pytest.mark.parametrize("journal", ["= 'store'", "<> 'store'"], ids=["one that was not erased", "one that was"])
+def test_a_record_that_is_changed_after_forget_is_still_found(root: Path, home: Path, journal: str) -> None:
     work_with_the_secret(root)
     run(root, "forget", ".env")
     connection = apsw.Connection(str(home / "store.db"))
-    connection.execute("UPDATE records SET body = CAST(replace(CAST(body AS TEXT), 'forgotten', 'forgetten') AS BLOB)")
+    change = "replace(CAST(body AS TEXT), 'forgotten', 'forgetten')"
+    connection.execute(f"UPDATE records SET body = CAST({change} AS BLOB) WHERE journal {journal}")
     connection.close()
     done = subprocess.run([sys.executable, "-m", "mulligan", "verify", "--root", str(root)], capture_output=True)
     assert done.returncode == 3
@@ -162,3 +164,18 @@ def test_a_call_that_is_open_is_not_forgotten(root: Path) -> None:
             [sys.executable, "-m", "mulligan", "forget", call.id, "--root", str(root)], capture_output=True, text=True
         )
         assert done.returncode == 2 and "open" in done.stderr
+
+
+@pytest.mark.req("D18.forget")
+def test_a_path_is_not_forgotten_while_an_open_call_needs_its_bytes(root: Path) -> None:
+    with mulligan.open(root) as m:
+        with m.session("s").call() as call:
+            call.write_file("a", SECRET)
+        with pytest.raises(LookupError), m.session("s").call() as call:
+            call.write_file("a", "newer")
+            done = subprocess.run(
+                [sys.executable, "-m", "mulligan", "forget", "a", "--root", str(root)], capture_output=True, text=True
+            )
+            assert done.returncode == 2 and call.id in done.stderr
+            raise LookupError
+    assert (root / "a").read_text() == SECRET

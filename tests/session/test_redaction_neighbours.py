@@ -6,6 +6,7 @@ import base64
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -138,6 +139,25 @@ def test_a_sanitized_export_of_glued_secrets_holds_none_of_them(tmp_path: Any) -
                 session.inject({"role": "user", "content": f"use {before}{secret}"})
         text = json.dumps(session.export(), ensure_ascii=False)
     assert [secret for secret in found if secret in text] == []
+
+
+@pytest.mark.req("S3.bundle.sanitized")
+@pytest.mark.parametrize(
+    "content",
+    [
+        json.dumps({"user": "ann", "password": "!?!"}),
+        json.dumps([json.dumps({"cookie": "!?!"})]),
+        base64.b64encode(b"pwd=!?!?!?!?").decode(),
+    ],
+    ids=["a field of JSON in a string", "JSON in JSON in a string", "base64 that is too short for a key"],
+)
+def test_an_export_takes_out_what_only_its_form_shows_to_be_a_secret(tmp_path: Path, content: str) -> None:
+    with mulligan.open(tmp_path, store=tmp_path.parent / "store") as opened:
+        session = opened.session("s")
+        session.inject({"role": "user", "content": content})
+        text = json.dumps(session.export(), ensure_ascii=False)
+    assert "!?!" not in text
+    assert content not in text
 
 
 @pytest.mark.req("HS11.linear_time")

@@ -3,6 +3,8 @@
 `python fork_child.py calls DIRECTORY RUNS`  four threads with a call each, all open; each thread forks inside its call
 `python fork_child.py interrupted DIRECTORY` a thread forks after another was interrupted at many lines of its calls
 `python fork_child.py foreign DIRECTORY`     a thread that uses SQLite without Mulligan holds a lock of it at the fork
+`python fork_child.py importing DIRECTORY`   a thread is in the middle of an import when the process wants to fork
+`python fork_child.py locked DIRECTORY`      a thread holds a lock of Mulligan's at the fork
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import apsw
 
 import mulligan
+from mulligan.store.fork_locks import fork_safe_lock
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from interrupting import Lines, lines_of
@@ -157,10 +161,62 @@ def fork_beside_a_foreign_thread(directory: str) -> None:
     print(json.dumps(said))
 
 
+import_begun, import_may_end = threading.Event(), threading.Event()
+
+
+def fork_beside_an_import(directory: str) -> None:
+    """The import ends only when the thread that forks has begun to wait for it."""
+    folder = Path(directory, "work")
+    folder.mkdir()
+    mulligan.open(folder, store=Path(directory, "store")).close()
+    body = "import __main__ as program\nprogram.import_begun.set()\nprogram.import_may_end.wait()\n"
+    Path(directory, "slow_to_import.py").write_text(body)
+    sys.path.insert(0, directory)
+    importing = threading.Thread(target=__import__, args=("slow_to_import",))
+    importing.start()
+    import_begun.wait()
+    nap = time.sleep
+
+    def waits(seconds: float) -> None:
+        import_may_end.set()
+        nap(seconds)
+
+    def child() -> str:
+        signal.alarm(20)
+        __import__("slow_to_import")
+        return "imported"
+
+    time.sleep = waits
+    said = in_child(child)
+    import_may_end.set()
+    importing.join()
+    print(json.dumps(said))
+
+
+def fork_beside_a_held_lock(_: str) -> None:
+    lock, is_held, may_end = fork_safe_lock(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            is_held.set()
+            may_end.wait()
+
+    holding = threading.Thread(target=hold)
+    holding.start()
+    is_held.wait()
+    said = in_child(lambda: lock.acquire(blocking=False))
+    may_end.set()
+    holding.join()
+    print(json.dumps(said))
+
+
+ACTS: dict[str, Callable[..., None]] = {
+    "calls": fork_inside_calls,
+    "interrupted": fork_after_interrupts,
+    "foreign": fork_beside_a_foreign_thread,
+    "importing": fork_beside_an_import,
+    "locked": fork_beside_a_held_lock,
+}
+
 if __name__ == "__main__":
-    acts: dict[str, Callable[..., None]] = {
-        "calls": fork_inside_calls,
-        "interrupted": fork_after_interrupts,
-        "foreign": fork_beside_a_foreign_thread,
-    }
-    acts[sys.argv[1]](*sys.argv[2:])
+    ACTS[sys.argv[1]](*sys.argv[2:])

@@ -136,6 +136,16 @@ def test_a_child_that_inherits_a_lock_of_sqlite_gets_an_error_that_says_spawn(tm
 
 
 @pytest.mark.req("D5.fork_never_hangs")
+def test_a_fork_waits_for_an_import_of_another_thread(tmp_path: Path) -> None:
+    assert said_by_fork_child("importing", str(tmp_path)) == "imported"
+
+
+@pytest.mark.req("D5.fork_never_hangs")
+def test_a_lock_that_another_thread_held_at_the_fork_is_free_in_the_child(tmp_path: Path) -> None:
+    assert said_by_fork_child("locked", str(tmp_path)) is True
+
+
+@pytest.mark.req("D5.fork_never_hangs")
 def test_a_child_forked_in_the_middle_of_another_threads_transaction_gets_an_error_that_says_spawn(
     tmp_path: Path,
 ) -> None:

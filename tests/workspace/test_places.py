@@ -114,6 +114,28 @@ def test_a_directory_swapped_for_a_link_while_we_look_leads_nowhere_else(tmp_pat
             assert file.read() == b"ours"
 
 
+def test_a_directory_that_becomes_a_link_between_the_look_and_the_open_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root_path = plant(tmp_path / "root", {"d/f": "ours"})
+    plant(tmp_path / "outside", {"f": "theirs"})
+    really = os.readlink
+
+    def swapped_after(name: bytes, *, dir_fd: int) -> bytes:
+        try:
+            return really(name, dir_fd=dir_fd)
+        finally:
+            if name == b"d" and not os.path.islink(f"{root_path}/d"):
+                os.rename(f"{root_path}/d", f"{root_path}/moved")
+                os.symlink(tmp_path / "outside", f"{root_path}/d")
+
+    with opened(root_path, beneath=False) as root:
+        monkeypatch.setattr(os, "readlink", swapped_after)
+        with pytest.raises(Refused) as refused:
+            resolve(root, RepoPath("d/f"))
+        assert refused.value.code == "symlink_not_allowed"
+
+
 def test_resolving_leaves_no_handle_open(tmp_path: Path, beneath: bool) -> None:
     root_path = plant(tmp_path / "root", {"d/f": "x", "l": Link("d/f"), "self": Link("self"), "out": Link("/etc")})
     with opened(root_path, beneath=beneath) as root:
