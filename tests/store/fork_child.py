@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import SupportsIndex
 
 import apsw
 
@@ -177,7 +178,7 @@ def fork_beside_an_import(directory: str) -> None:
     import_begun.wait()
     nap = time.sleep
 
-    def waits(seconds: float) -> None:
+    def waits(seconds: float | SupportsIndex) -> None:
         import_may_end.set()
         nap(seconds)
 
