@@ -42,7 +42,7 @@ def execution_state(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
 
 
 def files_of(state: ExecutionState) -> Filesystem:
-    found = state.resources.get(Filesystem)  # type: ignore[type-abstract]  # a key, never made
+    found = state.resources.get(Filesystem)
     assert found is not None
     return found
 

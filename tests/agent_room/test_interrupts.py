@@ -86,7 +86,7 @@ STATES = {"memory": memory, "host": host, "durable": durable, "memory store": un
 
 def act(context: ToolContext, number: str) -> ToolResult[Plan]:
     """A tool that changes everything there is, and whose value is an event too."""
-    files, budget = context.resources.get(Filesystem), context.resources.get(BudgetTracker)  # type: ignore[type-abstract]
+    files, budget = context.resources.get(Filesystem), context.resources.get(BudgetTracker)
     assert budget is not None
     budget.record(number, input_tokens=1)
     if files is not None:

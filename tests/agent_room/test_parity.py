@@ -83,7 +83,7 @@ class Ended:
 
 
 def ended(path: str, ending: str, state: ExecutionState) -> Ended:
-    files = state.resources.get(Filesystem)  # type: ignore[type-abstract]  # a key, never made
+    files = state.resources.get(Filesystem)
     assert files is not None
     files.write("gone.txt", "there")
     state.session[Plan].seed(Plan("before"))

@@ -239,7 +239,7 @@ class TestRestoring:
             run(state, raising(RuntimeError("the tool's own error")))
         assert "the tool's own error" in str(caught.value)
         assert isinstance(caught.value.__cause__, RuntimeError)
-        files = state.resources.get(Filesystem)  # type: ignore[type-abstract]  # a key, never made
+        files = state.resources.get(Filesystem)
         assert files is not None and files.read("a.txt").content == "changed"
         assert (good.value, bad.value, state.session[Plan].all()) == (1, 1, (Plan("changed"),))
         assert len(state.session[ToolInvoked]) == 1

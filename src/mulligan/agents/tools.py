@@ -84,7 +84,7 @@ class ToolContext:
     @property
     def filesystem(self) -> Filesystem:
         """The run's files. Raises ExecutionStateError for a run that was given none."""
-        found = self.execution_state.resources.get(Filesystem)  # type: ignore[type-abstract]  # a key, never made
+        found = self.execution_state.resources.get(Filesystem)
         if found is None:
             raise ExecutionStateError("This run has no file system; give it one as a resource, under Filesystem.")
         return found

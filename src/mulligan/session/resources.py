@@ -16,6 +16,7 @@ from mulligan.values.here import Block, Here
 from mulligan.values.plain import plain
 
 T = TypeVar("T")
+D = TypeVar("D")
 SnapshotT = TypeVar("SnapshotT")
 _MISSING: Any = object()
 
@@ -100,20 +101,23 @@ class ResourceRegistry:
         """A value may be `Lazy(make)`: then it is made when it is first asked for."""
         return cls(mapping)
 
+    # `Callable[..., T]` is any class. Type checkers accept only concrete classes for `type[T]`, and the type of a
+    # resource may be a protocol such as `Filesystem`.
     @overload
-    def get(self, resource_type: type[T]) -> T | None: ...
+    def get(self, resource_type: Callable[..., T]) -> T | None: ...
     @overload
-    def get(self, resource_type: type[T], default: T) -> T: ...
-    def get(self, resource_type: type[T], default: T | None = None) -> T | None:
+    def get(self, resource_type: Callable[..., T], default: D) -> T | D: ...
+    def get(self, resource_type: Callable[..., T], default: D | None = None) -> T | D | None:
         """The resource of that type, made now if it is lazy; else the default. Raises `call_not_open` to late tasks."""
         check_call_open()
         return self._found(resource_type, default)
 
-    def _found(self, resource_type: type[T], default: T | None = None) -> T | None:
-        found = self._entries.get(resource_type, _MISSING)
+    def _found(self, resource_type: Callable[..., T], default: D | None = None) -> T | D | None:
+        found: Any = self._entries.get(resource_type, _MISSING)  # type: ignore[call-overload]  # a class
         if found is _MISSING:
             return default
-        return found.get() if isinstance(found, Lazy) else found  # type: ignore[return-value]  # kept by its type
+        made: T = found.get() if isinstance(found, Lazy) else found
+        return made
 
     def snapshotable_resources(self) -> Mapping[type[Any], Snapshotable[Any]]:
         """Those that can be captured, and have been made. A session is captured as one already."""
