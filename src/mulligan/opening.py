@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mulligan.session.tokens import Tokens
     from mulligan.store.journal import Schema
     from mulligan.store.protocol import Durability, Store
+    from mulligan.store.sqlite import SqliteStore
     from mulligan.values.ids import IdSource, SessionId
 
 _ENGINES = "a directory, sqlite:///absolute/directory, or memory:"
@@ -128,8 +129,45 @@ def _open_sqlite(directory: str, schema: Schema, *, durability: Durability, cloc
     store = SqliteStore(directory, schema, durability=durability, clock=clock, create=create)
     look_back(store, Journal(schema), clock, boot=boot_id())
     if durability == "process":
-        SyncMark(store, clock)
+        SyncMark(store, clock, hand_over=partial(_hand_over_sync, store))
     return store
+
+
+def _hand_over_sync(store: SqliteStore) -> bool:
+    """Leave what is not synced to the background process; False: there is none."""
+    from mulligan.agents.hooks.keeper_socket import SOCKET, ask_keeper, keeper_folder
+
+    folder, originals = keeper_folder(store.directory), store.originals
+    if originals is None or not os.path.exists(os.path.join(folder, SOCKET)):
+        return False
+    has_let_go = False
+
+    def let_go() -> None:
+        nonlocal has_let_go
+        has_let_go = True
+        originals.close()
+
+    # If it does not answer after that, the next process that opens the store looks after what we left.
+    return ask_keeper(folder, b"sync " + originals.process.encode(), before=let_go) is not None or has_let_go
+
+
+def sync_left(directory: str, process: str) -> None:
+    """Sync what a process that has ended left to us, the background process (`originals`, bodies and rows)."""
+    from mulligan.history.schema import SCHEMA
+    from mulligan.store.housekeeping import SyncMark
+    from mulligan.store.sqlite import SqliteStore
+
+    clock = SystemClock()
+    store = SqliteStore(directory, SCHEMA, clock=clock, create=False)
+    with ExitStack() as closing:
+        closing.callback(store.close)
+        left = None if store.originals is None else store.originals.left_by(os.path.basename(process))
+        if left is not None:
+            closing.callback(left.close)
+            left.sync()
+        SyncMark(store, clock).move()
+        if left is not None:
+            left.remove()
 
 
 def _refuse_inside(directory: str, root: str | None) -> None:

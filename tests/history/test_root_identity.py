@@ -14,7 +14,7 @@ import pytest
 
 import mulligan
 from mulligan.agents.hooks.hosts import CLIENT
-from mulligan.agents.hooks.keeper import ask_keeper, keeper_folder
+from mulligan.agents.hooks.keeper_socket import ask_keeper, keeper_folder
 from mulligan.history.schema import SCHEMA
 from mulligan.store.verify import verify
 from mulligan.testing import contents_of, plant

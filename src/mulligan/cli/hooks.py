@@ -52,7 +52,7 @@ def _root(common: Common) -> str:
 
 def hooks_folder(store: str | None) -> str:
     """Where Mulligan remembers what the settings of agents were."""
-    from mulligan.agents.hooks.keeper import FOLDER
+    from mulligan.agents.hooks.keeper_socket import FOLDER
 
     return os.path.join(home_of(store), FOLDER)
 
@@ -103,7 +103,7 @@ def _any_installed(common: Common) -> bool:
 
 
 def _stop(common: Common) -> None:
-    from mulligan.agents.hooks.keeper import ask_keeper, keeper_folder
+    from mulligan.agents.hooks.keeper_socket import ask_keeper, keeper_folder
 
     ask_keeper(keeper_folder(home_of(common.store)), b"stop")
 
@@ -150,7 +150,7 @@ def _standing(common: Common, agent: str, scope: Scope) -> dict[str, Any]:
 
 def _process(common: Common) -> dict[str, Any]:
     from mulligan.agents.hooks.dispatch import TROUBLE
-    from mulligan.agents.hooks.keeper import ask_keeper, keeper_folder
+    from mulligan.agents.hooks.keeper_socket import ask_keeper, keeper_folder
     from mulligan.agents.hooks.spool import Spool
     from mulligan.values.canonical import decode
 
@@ -174,15 +174,16 @@ def _process(common: Common) -> dict[str, Any]:
 def keep(common: Common, once: bool) -> None:
     """Be the process behind the hooks. They start it themselves."""
     from mulligan.agents.hooks import keeper
+    from mulligan.agents.hooks.keeper_socket import keeper_folder
 
     home = home_of(common.store)
-    folder = keeper.keeper_folder(home)
+    folder = keeper_folder(home)
     rooms = _Rooms(home)
     try:
         if once:
             keeper.keep_once(folder, rooms.recorder_for, sys.stdin.buffer.read(), _print_answer)
         else:
-            keeper.keep(folder, rooms.recorder_for)
+            keeper.keep(folder, rooms.recorder_for, rooms.sync)
     finally:
         rooms.close()
 
@@ -214,6 +215,11 @@ class _Rooms:
             opened = opening.open(root, store=self._home)
             self._by_root[root] = (opened, Recorder(opened.desk))
         return self._by_root[root]
+
+    def sync(self, process: str) -> None:
+        from mulligan.opening import sync_left
+
+        sync_left(self._home, process)
 
     def _root_of(self, event: Any, project: str) -> str:
         """Where the session has worked before; else the nearest known root above its project; else that project."""

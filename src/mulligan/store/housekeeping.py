@@ -43,7 +43,7 @@ _FINAL = frozenset({"sync_failed", "io_error"})
 class SyncMark:
     """The background thread of one store. It starts with the first write, in a forked child with that child's first.
 
-    `hand_over` asks a background process to sync in our stead when we end; whether there is one.
+    `hand_over` has a background process sync in our stead when we end; whether there is one.
     """
 
     def __init__(

@@ -89,8 +89,9 @@ class Originals:
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
+        self.process = ""
+        """The name of its directory."""
         self._pid = 0
-        self._process = ""
         self._handle = -1
         self._device = -1
         self._folders: dict[bytes, int] = {}
@@ -158,7 +159,7 @@ class Originals:
             if self._handle >= 0:
                 # That of the process which this one was forked from, which still holds it.
                 os.close(self._handle)
-            self._handle, self._process, self._device = handle, process, os.fstat(handle).st_dev
+            self._handle, self.process, self._device = handle, process, os.fstat(handle).st_dev
             self._folders, self._free, self._taken, self._emptied = {}, [], {}, {}
             self._pid = os.getpid()
 
@@ -189,12 +190,7 @@ class Originals:
     def sync(self, taken: Sequence[Original]) -> None:
         """Make what is now at their places survive a power cut. Raises `sync_failed`."""
         folders = {number: folder for folder, number in self._folders.items()}
-        places = {(folders[one.folder], one.name) for one in taken}
-        try:
-            if len(places) > _SYNCED_ONE_BY_ONE or not _sync_places(places):
-                sync_file_system(self._handle)
-        except OSError as error:
-            raise fault("sync_failed", f"Syncing files: {error.strerror}", errno=error.errno) from error
+        _sync({(folders[one.folder], one.name) for one in taken}, self._handle)
 
     def drop(self, taken: Iterable[Original]) -> None:
         """When they and the store are synced."""
@@ -212,7 +208,7 @@ class Originals:
             if self._pid != os.getpid():
                 return
             if not self._taken:
-                remove_all(self._handle, os.path.join(self.directory, self._process))
+                remove_all(self._handle, os.path.join(self.directory, self.process))
             os.close(self._handle)
             self._handle, self._pid = -1, 0
 
@@ -222,7 +218,11 @@ class Originals:
             names = os.listdir(self.directory)
         except FileNotFoundError:
             return False
-        return any(name != self._process for name in names)
+        return any(name != self.process for name in names)
+
+    def left_by(self, process: str) -> Left | None:
+        """The directory of one process, locked until it is closed. None: it is not there, or its process lives."""
+        return _locked(os.path.join(self.directory, process))
 
     def left(self) -> list[Left]:
         """The directories of processes that are gone, each locked until it is closed."""
@@ -230,7 +230,7 @@ class Originals:
             names = sorted(os.listdir(self.directory))
         except FileNotFoundError:
             return []
-        mine = self._process if self._pid == os.getpid() else ""
+        mine = self.process if self._pid == os.getpid() else ""
         found = [_locked(os.path.join(self.directory, name)) for name in names if name != mine]
         return [left for left in found if left is not None]
 
@@ -301,6 +301,10 @@ class Left:
         found = map(Original.parse, entries)
         return [one for one in found if one is not None and one.folder in self.folders]
 
+    def sync(self) -> None:
+        """Make what is now at the places of its originals survive a power cut. Raises `sync_failed`."""
+        _sync({(self.folders[one.folder], one.name) for one in self.taken}, self.handle)
+
     def remove(self) -> None:
         """Nothing in it is needed any more."""
         remove_all(self.handle, self.path)
@@ -315,6 +319,14 @@ def remove_all(handle: int, path: str) -> None:
             os.unlink(name, dir_fd=handle)
     with suppress(FileNotFoundError):
         os.rmdir(path)
+
+
+def _sync(places: set[tuple[bytes, bytes]], handle: int) -> None:
+    try:
+        if len(places) > _SYNCED_ONE_BY_ONE or not _sync_places(places):
+            sync_file_system(handle)
+    except OSError as error:
+        raise fault("sync_failed", f"Syncing files: {error.strerror}", errno=error.errno) from error
 
 
 def _sync_places(places: Iterable[tuple[bytes, bytes]]) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mulligan.agents.hooks.hosts import CLIENT
-from mulligan.agents.hooks.keeper import ask_keeper, keeper_folder
+from mulligan.agents.hooks.keeper_socket import ask_keeper, keeper_folder
 
 Body = dict[str, Any]
 

@@ -62,7 +62,7 @@ def _home(environ: "os._Environ[str]") -> str:
 
 
 def _folder(home: str) -> str:
-    """The same rule as `mulligan.agents.hooks.keeper.keeper_folder`, which cannot be imported from here."""
+    """The same rule as `mulligan.agents.hooks.keeper_socket.keeper_folder`, which cannot be imported from here."""
     try:
         namespace = str(os.stat("/proc/self/ns/mnt").st_ino)
     except OSError:

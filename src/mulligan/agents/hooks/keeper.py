@@ -10,42 +10,36 @@ from __future__ import annotations
 
 import fcntl
 import os
+import queue
 import signal
 import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from mulligan.agents.hooks.dispatch import DONE, Dispatcher, OpenRecorder
+from mulligan.agents.hooks.dispatch import DONE, FAILED, Dispatcher, OpenRecorder
+from mulligan.agents.hooks.keeper_socket import SOCKET
 from mulligan.agents.hooks.spool import private_folder
 from mulligan.store.sqlite_file import refuse_untrusted
 from mulligan.values.canonical import encode
 from mulligan.values.clock import monotonic_s
+from mulligan.values.faults import MulliganError
 
-FOLDER = "hooks"
-SOCKET, LOCK = "keeper.sock", "keeper.lock"
+LOCK = "keeper.lock"
 IDLE_S = 900.0
 _TICK_S = 1.0
 _MESSAGE_MAX = 80 * 1024 * 1024
 
-
-def keeper_folder(home: str) -> str:
-    """Where hooks reach the background process of their own mount namespace, and leave what they could not deliver.
-
-    A container has other files at the same paths, so its hooks need a process that sees the same files as they do.
-    """
-    try:
-        namespace = os.stat("/proc/self/ns/mnt").st_ino
-    except OSError:
-        namespace = 0
-    return os.path.join(home, FOLDER, str(namespace))
+Sync = Callable[[str], None]
+"""Syncs what the process of this name left in `originals/`."""
 
 
 class Keeper:
-    """Listens until there is no reason to."""
+    """Listens until there is no reason to. `sync` syncs what a process that has ended left to us."""
 
-    def __init__(self, dispatcher: Dispatcher, *, idle_s: float = IDLE_S) -> None:
+    def __init__(self, dispatcher: Dispatcher, sync: Sync, *, idle_s: float = IDLE_S) -> None:
         self._dispatcher = dispatcher
+        self._syncing = SyncThread(sync)
         self._address = os.path.join(dispatcher.folder, SOCKET)
         self._idle_s = idle_s
         self._heard_at = monotonic_s()
@@ -65,6 +59,7 @@ class Keeper:
                 if os.stat(self._address).st_ino == own:
                     os.unlink(self._address)
             listener.close()
+            self._syncing.close()
             self._dispatcher.close()
 
     def _listen(self) -> socket.socket:
@@ -112,10 +107,40 @@ class Keeper:
             return DONE
         if data == b"status":
             return DONE + encode({"pid": os.getpid(), "busy": self._dispatcher.is_busy})
+        word, _, process = data.partition(b" ")
+        if word == b"sync":
+            return DONE if self._syncing.ask(process.decode("ascii", "replace")) else FAILED
         return self._dispatcher.take(data)
 
     def stop(self, *_: object) -> None:
         self._stopping = True
+
+
+class SyncThread:
+    """Syncs what processes that have ended left, one after another."""
+
+    def __init__(self, sync: Sync) -> None:
+        self._sync = sync
+        self._processes: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, name="mulligan-hooks-sync", daemon=True)
+        self._thread.start()
+
+    def ask(self, process: str) -> bool:
+        """False: it is over, and nothing more is synced."""
+        self._processes.put(process)
+        return not self._is_over
+
+    def close(self) -> None:
+        self._is_over = True
+        self._processes.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (process := self._processes.get()) is not None:
+            # What cannot be synced stays in `originals/`, and the next process that opens the store looks at it.
+            with suppress(MulliganError, OSError):
+                self._sync(process)
 
 
 def _read_message(speaker: socket.socket) -> bytes | None:
@@ -134,25 +159,6 @@ def _read_exactly(speaker: socket.socket, size: int) -> bytes | None:
     return bytes(data)
 
 
-def ask_keeper(folder: str, word: bytes) -> bytes | None:
-    """`stop` or `status`. None if no background process is there. Raises `untrusted_owner` for one of another user."""
-    for path in (folder, os.path.join(folder, SOCKET)):
-        refuse_untrusted(path)
-    here = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.chdir(folder)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as speaker:
-            speaker.settimeout(2.0)
-            speaker.connect(SOCKET)
-            speaker.sendall(len(word).to_bytes(8, "big") + word)
-            return speaker.recv(1 << 16)[1:]
-    except OSError:
-        return None
-    finally:
-        os.fchdir(here)
-        os.close(here)
-
-
 def take_lock(folder: str, *, wait: bool) -> int | None:
     """The right to work on this store's hooks, for as long as the handle is open. None: somebody else has it."""
     private_folder(folder)
@@ -166,11 +172,11 @@ def take_lock(folder: str, *, wait: bool) -> int | None:
     return handle
 
 
-def keep(folder: str, open_recorder: OpenRecorder, *, idle_s: float = IDLE_S) -> None:
+def keep(folder: str, open_recorder: OpenRecorder, sync: Sync, *, idle_s: float = IDLE_S) -> None:
     """Be the background process, unless there is one."""
     if take_lock(folder, wait=False) is None:
         return
-    keeper = Keeper(Dispatcher(folder, open_recorder), idle_s=idle_s)
+    keeper = Keeper(Dispatcher(folder, open_recorder), sync, idle_s=idle_s)
     signal.signal(signal.SIGTERM, keeper.stop)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     keeper.serve()
