@@ -282,9 +282,9 @@ def _is_of(now: os.stat_result | None, new: NewFile) -> bool:
 
 
 def _sync(disk: HostDisk, spot: Spot) -> None:
+    """The bytes only: the file system keeps the order of names, so it has this one before those that go."""
     try:
         disk.sync_file(spot)
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ELOOP):
             raise
-    disk.sync_dir(spot)
