@@ -167,8 +167,7 @@ def check_files(base: str, cut: PowerCut, printed_before: str = "") -> Iterator[
         return
     opened.open()
     found = read_tree(base)
-    drafts = [path for path in (*found, *read_tree(base, "state/forks")) if DRAFT_PREFIX in path]
-    yield from (f"{path} is a stray draft" for path in drafts)
+    yield from (f"{path} is a stray draft" for path in found if DRAFT_PREFIX in path)
     code, out, err = opened.ask("verify", "--json")
     if code != 0:
         yield f"verify ends with {code}: {out}{err}"

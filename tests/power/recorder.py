@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import builtins
 import ctypes
+import fcntl
 import io
 import os
 import pickle
@@ -35,6 +36,7 @@ Site = tuple[str, str, int]
 """A line of Mulligan's code: the file, the function, the number of the line."""
 
 _EXCHANGE = 2
+_CLONE = 0x40049409
 _NOT_BY_NUMBER = frozenset({74, 75, 277, 306, 316})
 """fsync, fdatasync, sync_file_range, syncfs, renameat2: recorded under their names only."""
 _LENGTH = struct.Struct("<I")
@@ -204,6 +206,7 @@ def install(recorder: Recorder) -> None:
                 supported.add(made)
         setattr(os, name, made)
     builtins.open = io.open = _recording_open(recorder)
+    fcntl.ioctl = _recording_ioctl(recorder)
     ctypes.CDLL = _recording_library(recorder)  # type: ignore[misc]
     _kept.append(_RecordingVfs(recorder))
 
@@ -259,8 +262,6 @@ def _content_functions(recorder: Recorder) -> Functions:
 
 
 def _position(handle: int) -> int:
-    import fcntl
-
     if fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_APPEND:
         return os.fstat(handle).st_size
     return os.lseek(handle, 0, os.SEEK_CUR)
@@ -382,6 +383,23 @@ class _RecordingFile(io.FileIO):
 
     def write(self, data: Any) -> int:
         return os.write(self.fileno(), data)
+
+
+def _recording_ioctl(recorder: Recorder) -> Callable[..., Any]:
+    """A clone shares the bytes of another file: it is recorded as a write of them."""
+    real = fcntl.ioctl
+
+    def ioctl(handle: Any, request: int, *rest: Any) -> Any:
+        place = recorder.where(handle) if request == _CLONE else None
+        if place is None:
+            return real(handle, request, *rest)
+        with recorder.operation():
+            answer = real(handle, request, *rest)
+            status = os.fstat(handle)
+            recorder.mark("write", place, 0, os.pread(rest[0], status.st_size, 0), status.st_mtime_ns)
+            return answer
+
+    return ioctl
 
 
 def _recording_library(recorder: Recorder) -> type[ctypes.CDLL]:

@@ -385,11 +385,15 @@ def delete_unnamed_bodies(store: Store, digests: Iterable[Digest]) -> None:
     """Those that no row names any more, now that the disk has the rows."""
     if store.durability == "process":
         store.sync()
+    deleted = list[Digest]()
     with store.write() as tx:
         for digest in digests:
             row = tx.get(BLOBS, raw_digest(digest))
             if row is None or row.place != BESIDE:
                 store.bodies.delete(digest)
+                deleted.append(digest)
+    # Without a journal, a name that is still on the disk could come back with the inode of another file.
+    store.bodies.sync(deleted)
 
 
 @plain(slots=True, frozen=True)

@@ -314,7 +314,8 @@ class Left:
 
 
 def remove_all(handle: int, path: str) -> None:
-    for name in os.listdir(handle):
+    # By its path: on btrfs, a handle lists only the names that were there when it was opened.
+    for name in os.listdir(path) if os.path.isdir(path) else ():
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=handle)
     with suppress(FileNotFoundError):

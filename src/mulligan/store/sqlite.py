@@ -302,6 +302,10 @@ class SqliteStore:
             self.originals.close()
         self._fold_long_log()
         self._pool.close()
+        if self.durability == "power":
+            # SQLite has deleted its log. Without a journal, the name could come back with another file's inode.
+            with suppress(OSError):
+                sync_path(self.directory)
 
     def _fold_long_log(self) -> None:
         """Whoever opens the file next reads all of the log; after much writing that is worth sparing them.

@@ -436,7 +436,13 @@ class HostDisk:
             with suppress(FileNotFoundError):
                 self.sync_file(spot)
             self.sync_preimages()
+        is_ordered = self.durability != "power" or kernel.keeps_order(spot.parent)
+        if not is_ordered:
+            self.sync_dir(spot)
         self._remove(spot, draft)
+        if not is_ordered:
+            # Else the disk may still have one of its names when the next new file is given its inode.
+            self.sync_dir(spot)
 
     def _announce(self, spot: Spot, draft: bytes, new: NewFile) -> bool:
         """False: the original cannot be moved to where originals are kept."""

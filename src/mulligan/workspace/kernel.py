@@ -13,6 +13,7 @@ import os
 import signal
 import struct
 import sys
+from functools import cache
 
 LINUX = sys.platform == "linux"
 
@@ -34,6 +35,7 @@ _STATX_BTIME = 0x800
 _STATX_BYTES, _STATX_BTIME_AT = 256, 80
 _STATFS_BYTES = 256
 _OVERLAYFS_MAGIC = 0x794C7630
+_EXT_MAGIC = 0xEF53
 _FS_CASEFOLD_FLAG = 0x40000000
 _PC_CASE_SENSITIVE_MAC = 11
 
@@ -150,7 +152,25 @@ def birth_ns_of(handle: int) -> int:
 
 def is_on_overlay(handle: int) -> bool:
     """Whether an open file is on an overlay file system, such as the root of most containers."""
+    return _file_system_of(handle) == _OVERLAYFS_MAGIC
+
+
+def keeps_order(handle: int) -> bool:
+    """Whether the file system of an open file writes the changes of its names in order. Ext4 does so by its journal."""
+    return _file_system_of(handle) != _EXT_MAGIC or _has_journal(os.fstat(handle).st_dev)
+
+
+@cache
+def _has_journal(device: int) -> bool:
+    try:
+        name = os.path.basename(os.readlink(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"))
+        return any(journal.rpartition("-")[0] == name for journal in os.listdir("/proc/fs/jbd2"))
+    except OSError:
+        return False
+
+
+def _file_system_of(handle: int) -> int:
     answer = ctypes.create_string_buffer(_STATFS_BYTES)
     if not LINUX or _libc.fstatfs(handle, answer) != 0:
-        return False
-    return bool(struct.unpack_from("=l" if ctypes.sizeof(ctypes.c_long) == 4 else "=q", answer)[0] == _OVERLAYFS_MAGIC)
+        return 0
+    return int(struct.unpack_from("=l" if ctypes.sizeof(ctypes.c_long) == 4 else "=q", answer)[0])
