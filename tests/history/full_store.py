@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -72,7 +73,44 @@ def died_with_its_command(bench: Bench) -> str:
     return signal.Signals(-in_child(run)).name
 
 
-SCENES = {one.__name__: one for one in (made_by_a_command, saved_by_somebody, left_by_a_program, died_with_its_command)}
+def coverage_after(bench: Bench, *verb: str) -> str:
+    """What `mulligan coverage` says of a command that changes a file for whose old content the store has no room."""
+    (bench.root / "large.bin").write_bytes(os.urandom(8 * MIB_BYTES))
+    environment = {**os.environ, "MULLIGAN_HOME": str(bench.home)}
+    mulligan = [sys.executable, "-m", "mulligan"]
+    change = [*verb, "--", "sh", "-c", "echo x >> large.bin; echo 1 > small.txt"]
+    subprocess.run([*mulligan, *change], cwd=bench.root, env=environment, capture_output=True, check=False)
+    said = [*mulligan, "coverage"]
+    return subprocess.run(said, cwd=bench.root, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def exec_with(strategy: str) -> Callable[[Bench], str]:
+    return lambda bench: coverage_after(bench, "exec", "--strategy", strategy)
+
+
+def run_by_a_person(bench: Bench) -> str:
+    return coverage_after(bench, "run")
+
+
+def written_by_a_tool(bench: Bench) -> str:
+    (bench.root / "large.bin").write_bytes(os.urandom(8 * MIB_BYTES))
+    environment = {**os.environ, "MULLIGAN_HOME": str(bench.home)}
+    try:
+        with bench.session().call() as call:
+            call.write_file("large.bin", "ours")
+    except MulliganError:
+        words = [sys.executable, "-m", "mulligan", "coverage"]
+        return subprocess.run(words, cwd=bench.root, env=environment, capture_output=True, text=True, check=True).stdout
+    return ""
+
+
+SCENES = {
+    one.__name__: one
+    for one in (
+        *(made_by_a_command, saved_by_somebody, left_by_a_program, died_with_its_command),
+        *(run_by_a_person, written_by_a_tool),
+    )
+} | {f"exec_{strategy}": exec_with(strategy) for strategy in ("notify", "watch", "scan", "overlay")}
 
 
 def main(base: Path, scene: str) -> None:

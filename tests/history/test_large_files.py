@@ -145,6 +145,16 @@ class TestWithoutRoomInTheStore:
         assert "No space left" in seen["told"] and seen["told"].startswith("125 ")
         assert (seen["full"], seen["room"], seen["broken"]) == (waits, ended, [])
 
+    @pytest.mark.req("D6.coverage.store_full")
+    @pytest.mark.parametrize(
+        "scene",
+        ["exec_notify", "exec_watch", "exec_scan", "exec_overlay", "run_by_a_person", "written_by_a_tool"],
+    )
+    def test_a_call_during_which_the_store_was_full_says_so(self, tmp_path: Path, scene: str) -> None:
+        told = self.play(tmp_path, scene)["told"]
+        assert ".: the store was full while this happened" in told
+        assert "Everything was captured" not in told
+
     @pytest.mark.req("D5.recovery_on_open")
     def test_what_a_dead_call_left_half_done_is_put_back_once_there_is_room(self, tmp_path: Path) -> None:
         seen = self.play(tmp_path, "died_with_its_command")

@@ -30,6 +30,9 @@ from mulligan.values.here import Holder, block_exit, holder_of
 from mulligan.values.paths import RepoPath, path_bytes, to_wire
 from mulligan.values.refusal import Refused
 
+STORE_FULL = {"path": ".", "reason": "store_full"}
+"""Part of the coverage of each call during which the store had no room."""
+
 AtEnd = Callable[[Tx, str], bool]
 """Part of how a call ends, in the same transaction: told the status, says whether it has moved the session's state."""
 
@@ -123,6 +126,7 @@ class Closing(Watching):
         A commit in doubt leaves the files; whoever ended a lost call for us has put it back.
         """
         lost = False
+        self.note_if_store_was_full(error)
         try:
             if error is None and self.status == "open":
                 self.commit()
@@ -132,9 +136,17 @@ class Closing(Watching):
         except MayNot as refused:
             error = refused
             raise
+        except Broken as broken:
+            self.note_if_store_was_full(broken)
+            raise
         finally:
             if self.status == "open" and not lost:
                 self.abort(reason_of(error))
+
+    def note_if_store_was_full(self, error: BaseException | None) -> None:
+        """The record of a call during which the store was full says so."""
+        if isinstance(error, Broken) and error.code == "no_space" and STORE_FULL not in self.coverage:
+            self.coverage.append(STORE_FULL)
 
     def _resolve_doubt(self, broken: Broken) -> None:
         """The store failed while we published. Files stay as they are until it says whether we did."""

@@ -21,6 +21,7 @@ from mulligan.history.tables import CHANGES, WSEQ_END
 from mulligan.history.taking_over import Start, take_over
 from mulligan.history.windows import Window, lookout_of
 from mulligan.values.entries import ABSENT, Absent
+from mulligan.values.faults import MulliganError
 from mulligan.values.paths import RepoPath, is_inside, path_bytes, path_from_bytes, to_wire
 from mulligan.values.plain import plain
 from mulligan.workspace.exec.capture import Capture, Caught, Coverage, Notify
@@ -58,7 +59,12 @@ class CallWitness:
         """A new object of git's is not kept: nobody will want it gone."""
         below_root = paths_below(self._root, paths)
         kept = [path for path in below_root if not is_object(path) or self._is_there(path)]
-        self._call.about_to_change(kept, going=going)
+        try:
+            self._call.about_to_change(kept, going=going)
+        except MulliganError as error:
+            # The kernel refuses the command's change, and the call goes on.
+            self._call.note_if_store_was_full(error)
+            raise
 
     def has(self, path: bytes) -> bool:
         """What was not kept will not go back either."""

@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from mulligan.agents.hooks.events import HookEvent, Kind
 from mulligan.history import observing
+from mulligan.history.closing import STORE_FULL
 from mulligan.history.desk import Desk
 from mulligan.history.kept import KeptTree
 from mulligan.history.observing import Note, Observed
@@ -28,7 +29,6 @@ _LATER_WAITS_S = 0.02
 
 MISSED: Note = {"path": ".", "reason": "hook_missed"}
 LATE: Note = {"path": ".", "reason": "hook_late"}
-FULL: Note = {"path": ".", "reason": "store_full"}
 
 
 class Recorder:
@@ -142,7 +142,7 @@ class Recorder:
         return CallId(min(row.id for row in same)) if same else None
 
     def _finish(self, call: CallId, *, reason: str | None) -> None:
-        notes = [*self._notes.get(call, []), *([FULL] if self._was_full else [])]
+        notes = [*self._notes.get(call, []), *([STORE_FULL] if self._was_full else [])]
         observing.finish(self._desk, call, self._tree, reason=reason, notes=notes)
         self._notes.pop(call, None)
         self._was_full = False
