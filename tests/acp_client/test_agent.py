@@ -346,6 +346,13 @@ class TestSessions:
             session = new(client, stage)
             taken = client.error("session/fork", sessionId=session, id=session)
             assert (taken["code"], taken["data"]["status"]) == (-32602, "session_exists")
+            for method, params in (
+                ("rewind", {"to": "none"}),
+                ("restore_tool_call", {"toolCallId": "none"}),
+                ("rewind", {"to": -7}),
+            ):
+                error = client.error(f"_mulligan/session/{method}", sessionId=session, **params)
+                assert (error["code"], bool(error["data"]["status"])) == (-32602, True)
 
     @pytest.mark.req("D11.close_semantics", "D14.acp.session_delete")
     def test_what_was_deleted_stays_deleted(self, stage: Stage) -> None:

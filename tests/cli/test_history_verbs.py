@@ -212,6 +212,32 @@ def test_a_plan_shows_how_the_head_moved_that_it_leaves_alone(run: Run, work: Pa
     assert f"HEAD {heads[0][:12]}→{heads[1][:12]}" in shown and "--git restore" in shown
 
 
+@pytest.mark.req("D6.git_outside_says_how")
+def test_undo_of_a_commit_in_a_linked_working_tree_says_how_to_undo_the_commit(
+    run: Run, work: Path, tmp_path: Path
+) -> None:
+    main = tmp_path / "main"
+    git = ("git", "-c", "user.name=u", "-c", "user.email=e")
+    subprocess.run([*git, "init", "-q", str(main)], check=True)
+    subprocess.run([*git, "-C", str(main), "commit", "-q", "--allow-empty", "-m", "0"], check=True)
+    subprocess.run([*git, "-C", str(main), "worktree", "add", "-q", str(work)], check=True)
+    before = subprocess.run([*git, "-C", str(work), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    for number in range(2):
+        line = f"echo {number} > a && git add a && git -c user.name=u -c user.email=e commit -qm {number}"
+        assert run("exec", "--turn", "t", "--", "sh", "-c", line).code == 0
+    after = subprocess.run([*git, "-C", str(work), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    old, new = before.stdout[:12], after.stdout[:12]
+    said = run("rollback").out
+    assert f"kept commit {new} (HEAD {old}→{new}; undo it too with `git reset {old}`)" in said
+    assert not (work / "a").exists()
+    newest = next(row["id"] for row in run("log", "--json").json if row["tool"] == "exec")
+    refused = run("undo", newest, "--git", "restore")
+    assert refused.code != 0 and "`git reset " in refused.err
+    subprocess.run([*git, "-C", str(work), "reset", "-q", old], check=True)
+    status = subprocess.run([*git, "-C", str(work), "status", "--short"], capture_output=True, text=True, check=True)
+    assert status.stdout == ""
+
+
 @pytest.mark.req("D14.cli.yes_needed")
 @pytest.mark.parametrize("verb", [("gc",), ("drop", "x"), ("undo", "--on-conflict", "overwrite")])
 def test_what_destroys_needs_yes_where_nobody_can_answer(run: Run, verb: tuple[str, ...]) -> None:

@@ -14,6 +14,7 @@ from mulligan.values.paths import to_wire
 
 if TYPE_CHECKING:
     from mulligan.history.going_back import WayBack
+    from mulligan.history.repositories import LeftAlone
 
 _HEAD_CHARACTERS = 12
 _NAMED_IN_FOLDER_MAX = 3
@@ -66,6 +67,7 @@ _GAPS = {
     "other_daemon": "another program was spoken to, and what that did is not known",
     "network": "what went over the network cannot be taken back",
     "background": "a process that the command left running may write here later",
+    "commit_outside": "its git directory is outside the workspace, and this made commits there",
     "store_full": "the store was full while this happened",
     "hook_missed": "the beginning of the call was not heard",
     "hook_late": "the agent had gone on before it was heard of",
@@ -160,7 +162,7 @@ def outcome_lines(way: WayBack, *, dry_run: bool = False, came: str = "restored"
     """One line per path that mattered, or per folder of them. `came` says how a path got its content."""
     moves, repositories = ((), ()) if way.plan is None else (way.plan.moves, way.plan.left_alone)
     gone = {move.path for move in moves if isinstance(move.target, Absent)}
-    heads = {one.repository: _head_line(*one.head, way) for one in repositories if one.head is not None}
+    heads = {one.repository: _head_line(one, way) for one in repositories if one.head is not None}
     fates = {
         str(one.path): "removed" if one.path in gone else came for one in way.outcomes if one.outcome == "restored"
     }
@@ -177,9 +179,13 @@ def _would(line: str) -> str:
     return f"would {_WOULD[done]} {rest}"
 
 
-def _head_line(before: str, after: str, way: WayBack) -> str:
+def _head_line(left: LeftAlone, way: WayBack) -> str:
     """Undo leaves commits alone; this line says how to undo the commit as well."""
-    old, new = before[:_HEAD_CHARACTERS], after[:_HEAD_CHARACTERS]
+    assert left.head is not None, "it is asked only where HEAD moved"
+    old, new = (commit[:_HEAD_CHARACTERS] for commit in left.head)
+    if left.outside:
+        # Mulligan has no copy of a git directory that is outside the root.
+        return f"kept commit {new} (HEAD {old}→{new}; undo it too with `git reset {old}`)"
     also = f"`mulligan undo {short(way.of[-1])} --git restore`" if len(way.of) == 1 else "--git restore"
     return f"kept commit {new} (HEAD {old}→{new}; undo it too with {also})"
 

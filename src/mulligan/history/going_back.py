@@ -40,7 +40,7 @@ from mulligan.history.points import (
     stretch_of_turn,
 )
 from mulligan.history.present import Present, content_for
-from mulligan.history.repositories import left_alone, split_off, without_objects
+from mulligan.history.repositories import left_alone, left_outside, split_off, without_objects
 from mulligan.history.sites import (
     Places,
     Site,
@@ -207,6 +207,12 @@ def _undo_git(desk: Desk, row: CallRow, how: How) -> WayBack:
         undone = with_parts(tx, [by]) if (by := tx.get(CALLS, row.undone_by or "")) is not None else ()
         back = {change.place for one in undone for change in tx.select(CHANGES, {"call": one.id})}
         places = frozenset(change.place for change in kept) - back.union(*taken_of(tx, rows).places.values())
+        outside = left_outside(note for _, note in _notes(tx, desk, rows))
+    if not places and outside:
+        words = "The git directory of this working tree is outside the root, so Mulligan has no copy of it;"
+        head = outside[0].head
+        assert head is not None, "each note has both ends"
+        raise fault("nothing_to_undo", f"{words} `git reset {head[0]}` undoes the commit.", call=row.id)
     if not places:
         _check_standing(row)
     # Slices went back with the first undo.
@@ -413,8 +419,9 @@ def _plan(desk: Desk, target: _Target, how: How, in_use: Set[RepoPath] = frozens
         with _opened(desk, layers) as shut:
             unstored = _never_captured(tx, desk, target, layers)
             plan = planner.plan(layers, not_captured=unstored, ambiguous=unclear, in_use=in_use)
-        plan = plan.leaving(left_alone(kept, present.read))
-        return replace(plan, coverage=tuple(_gaps(tx, desk, target)))
+        gaps = _gaps(tx, desk, target)
+        plan = plan.leaving([*left_alone(kept, present.read), *left_outside(gaps)])
+        return replace(plan, coverage=tuple(gaps))
 
 
 @contextmanager

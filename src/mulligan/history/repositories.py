@@ -7,8 +7,10 @@ taken away from a repository that was there before.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mulligan.values.digest import Digest
@@ -17,19 +19,26 @@ from mulligan.values.paths import RepoPath, to_wire
 from mulligan.values.plain import plain
 
 _GIT = ".git"
+COMMIT_OUTSIDE = "commit_outside"
+"""The reason in a note of coverage: the call made commits in a git directory outside the root."""
 _MOVED = re.compile(rb"\A([0-9a-f]{40,64}) ([0-9a-f]{40,64}) ")
 _LOCKED = ("HEAD", "index", "config", "packed-refs", "refs/")
 
 
 @plain(slots=True, frozen=True)
 class LeftAlone:
-    """A repository that a way back does not touch although the call did, and how its HEAD moved, if it did."""
+    """A repository that a way back does not touch although the call did, and how its HEAD moved, if it did.
+
+    `outside`: its git directory is not in the root, so Mulligan did not capture it and cannot put it back.
+    """
 
     repository: RepoPath
     head: tuple[str, str] | None = None
+    outside: bool = False
 
     def to_json(self) -> dict[str, Any]:
         body: dict[str, Any] = {"repository": to_wire(self.repository)}
+        body |= {"outside": True} if self.outside else {}
         return body if self.head is None else body | {"head": {"before": self.head[0], "after": self.head[1]}}
 
 
@@ -90,8 +99,68 @@ def _head_moved(repository: RepoPath, kept: list[Change], read: Callable[[Digest
     for change in kept:
         if change.path == f"{repository}/logs/HEAD" and isinstance(change.after, FileEntry):
             earlier = read(change.before.digest) if isinstance(change.before, FileEntry) else b""
-            moves = [_MOVED.match(line) for line in read(change.after.digest).removeprefix(earlier).splitlines()]
-            ends = [move for move in moves if move is not None]
-            if ends and ends[0][1] != ends[-1][2]:
-                return ends[0][1].decode("ascii"), ends[-1][2].decode("ascii")
+            return _ends_of(read(change.after.digest).removeprefix(earlier))
     return None
+
+
+def _ends_of(added: bytes) -> tuple[str, str] | None:
+    """Where HEAD was before the lines that were added to its log, and where it is after them."""
+    ends = [move for line in added.splitlines() if (move := _MOVED.match(line)) is not None]
+    if not ends or ends[0][1] == ends[-1][2]:
+        return None
+    return ends[0][1].decode("ascii"), ends[-1][2].decode("ascii")
+
+
+class LinkedHead:
+    """HEAD of a linked working tree, whose git directory is outside the root. Made before a command runs."""
+
+    def __init__(self, root: bytes) -> None:
+        self._log = _log_of_linked(os.path.join(root, b".git"))
+        self._size_bytes = len(_content(self._log))
+
+    def note(self) -> dict[str, str] | None:
+        """What the call says of the commits that the command made, if it made any."""
+        ends = _ends_of(_content(self._log)[self._size_bytes :])
+        if ends is None:
+            return None
+        return {"path": _GIT, "reason": COMMIT_OUTSIDE, "head_before": ends[0], "head_after": ends[1]}
+
+
+def _log_of_linked(link: bytes) -> bytes | None:
+    """The log of HEAD, if `.git` is a file that names the git directory."""
+    if not stat.S_ISREG(_mode(link)):
+        return None
+    named = _content(link).removeprefix(b"gitdir:").strip()
+    return os.path.join(os.path.dirname(link), named, b"logs", b"HEAD") if named else None
+
+
+def _mode(path: bytes) -> int:
+    try:
+        return os.lstat(path).st_mode
+    except OSError:
+        return 0
+
+
+def _content(path: bytes | None) -> bytes:
+    """Nothing, if it cannot be read: then nothing is said of commits."""
+    try:
+        with open(path or b"", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def left_outside(notes: Iterable[Mapping[str, str]]) -> list[LeftAlone]:
+    """The repositories outside the root that the notes of calls name, with how each HEAD moved in all of the calls."""
+    by_path: dict[str, dict[str, str]] = {}
+    for note in notes:
+        if note["reason"] == COMMIT_OUTSIDE:
+            by_path.setdefault(note["path"], {})[note["head_before"]] = note["head_after"]
+    found = []
+    for path, moves in by_path.items():
+        before = next((one for one in moves if one not in moves.values()), next(iter(moves)))
+        after = before
+        for _ in moves:
+            after = moves.get(after, after)
+        found.append(LeftAlone(RepoPath(path), (before, after), outside=True))
+    return found

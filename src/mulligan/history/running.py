@@ -16,7 +16,7 @@ from typing import Literal
 from mulligan.history.call import Call
 from mulligan.history.desk import Desk
 from mulligan.history.lifting import is_shut, opened_up
-from mulligan.history.repositories import is_object, repository_of
+from mulligan.history.repositories import LinkedHead, is_object, repository_of
 from mulligan.history.tables import CHANGES, WSEQ_END
 from mulligan.history.taking_over import Start, take_over
 from mulligan.history.windows import Window, lookout_of
@@ -94,6 +94,7 @@ def run_in_call(desk: Desk, call: Call, command: Command, *, sink: Sink, how: Ho
         begun=begun.append,
     )
     over = False
+    linked = LinkedHead(command.root)
     try:
         ran, capture = run_caught(
             command,
@@ -109,6 +110,8 @@ def run_in_call(desk: Desk, call: Call, command: Command, *, sink: Sink, how: Ho
         if not over:
             _absorb_unfinished(call, command.root, begun)
     _cover(call, command.root, ran.coverage)
+    if (note := linked.note()) is not None:
+        call.coverage.append(note)
     if isinstance(capture, Overlay):
         assert start is not None, "nobody isolates unasked"
         try:

@@ -118,7 +118,10 @@ class WaysBack:
         except MulliganError as error:
             if error.code == "invalid_params":
                 raise AcpError(INVALID_PARAMS, error.message, {"status": error.code}) from error
-            status = _NONE_LEFT.get(error.code, error.code if self.strict else "fs_restore_error")
+            if self.strict and error.code not in _NONE_LEFT:
+                # S0 gives its own methods no other code. A strict client takes it for a request to authenticate.
+                raise
+            status = _NONE_LEFT.get(error.code, "fs_restore_error")
             words = status if error.code in _NONE_LEFT else error.message
             raise AcpError(BACKEND, words, {"status": status, "code": error.code}) from error
 
