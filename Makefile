@@ -60,6 +60,7 @@ bench: $(INSTALLED) ## measure; results go into benchmarks/README.md by hand
 	$(PY) benchmarks/startup.py
 	$(PY) benchmarks/store.py
 	$(PY) benchmarks/calls.py
+	$(PY) benchmarks/redaction.py
 	$(PY) benchmarks/files.py
 	$(PY) benchmarks/search.py
 	$(PY) benchmarks/exec.py
