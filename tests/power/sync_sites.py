@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -14,32 +15,41 @@ PACKAGES = ("history", "store", "workspace")
 """Those that write files whose loss a power cut test could notice."""
 
 
+NO_SYNC = frozenset({"UnsyncedRow", "_has_unsynced"})
+
+
 class SyncSite(NamedTuple):
-    """The calls of one name in one function."""
+    """One call: the `number`-th of that name in its function."""
 
     file: str
     function: str
     callee: str
-    lines: frozenset[int]
+    number: int
+    line: int
 
-    def __str__(self) -> str:
-        return f"{self.file}:{self.function}:{self.callee}"
+    @property
+    def name(self) -> str:
+        """The same when lines move."""
+        return f"{self.file}:{self.function}:{self.callee}:{self.number}"
 
-    def holds(self, file: str, line: int) -> bool:
-        return file == self.file and line in self.lines
+    @property
+    def frame(self) -> str:
+        """As `check.py` names it."""
+        return f"{self.file}:{self.function}:{self.line}"
 
 
 def sync_sites() -> list[SyncSite]:
-    found: dict[tuple[str, str, str], set[int]] = {}
+    found: list[SyncSite] = []
     for package in PACKAGES:
         for path in sorted((SOURCES / package).rglob("*.py")):
-            file = str(path.relative_to(SOURCES))
+            file, count = str(path.relative_to(SOURCES)), Counter[tuple[str, str]]()
             for function, call in _calls(ast.parse(path.read_text("utf-8")), ""):
                 name = _name_of(call)
-                if "sync" in name and "async" not in name:
-                    lines = range(call.lineno, (call.end_lineno or call.lineno) + 1)
-                    found.setdefault((file, function, name), set()).update(lines)
-    return [SyncSite(*key, frozenset(lines)) for key, lines in sorted(found.items())]
+                if name in NO_SYNC or "sync" not in name or "async" in name:
+                    continue
+                count[function, name] += 1
+                found.append(SyncSite(file, function, name, count[function, name], call.lineno))
+    return found
 
 
 def _calls(node: ast.AST, function: str) -> Iterator[tuple[str, ast.Call]]:
