@@ -46,6 +46,7 @@ NOT_SEEN_YET = frozenset(
         "store/bodies.py:sync_file_system:sync:1",
         "store/housekeeping.py:look_back:sync:2",
         "store/memory.py:MemoryStore.sync:sync:1",
+        "store/originals.py:Left.sync:_sync:1",
         "store/secret_key.py:_make:fsync:1",
         "store/sqlite.py:SqliteStore.erase_deleted:sync:1",
         "store/sqlite.py:SqliteStore.erase_deleted:sync:2",
