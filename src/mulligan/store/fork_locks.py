@@ -41,8 +41,9 @@ def shared_lock() -> threading.RLock:
 
 def release_left_locks() -> None:
     """For a thread that is about to begin a call: release what an interrupt has kept it from releasing."""
-    for lock in [reference() for reference in _shared.valuerefs()]:
-        if lock is not None:
+    for reference in _shared.valuerefs():
+        lock = reference()
+        if lock is not None and lock._is_owned():  # type: ignore[attr-defined]
             release_left_lock(lock)
 
 

@@ -88,7 +88,8 @@ class Here(Generic[T]):
 def forget_ended_blocks() -> None:
     """Reset every such variable in this context."""
     for one in _all:
-        one.forget_ended()
+        if one._var.get() is not None:
+            one.forget_ended()
 
 
 class Block(Generic[T]):
