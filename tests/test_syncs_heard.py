@@ -1,0 +1,159 @@
+"""Syncs that the tester of power cuts does not reach: each test hears which files and file systems are synced."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mulligan
+from history.deaths import KILLED, in_child
+from mulligan import opening
+from mulligan.store import bodies as body_files
+from mulligan.store.blobs import Blobs
+from mulligan.store.bodies import DirectoryBodies
+from mulligan.store.housekeeping import look_back
+from mulligan.store.journal import Journal
+from mulligan.store.memory import MemoryStore
+from mulligan.store.sqlite import SqliteStore
+from mulligan.testing import CONTRACT_SCHEMA, SteppingClock
+
+LARGE = os.urandom(80_000)
+"""Too large for the database."""
+
+
+class Heard:
+    """Files that this process synced one by one, and file systems that it synced whole, by a path in each."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.files: list[str] = []
+        self.file_systems: list[str] = []
+        self._fsync, self._libc = os.fsync, body_files._libc
+        patch.setattr(os, "fsync", self._hear_file)
+        patch.setattr(body_files, "_libc", self)
+
+    def _hear_file(self, handle: int) -> None:
+        self.files.append(os.readlink(f"/proc/self/fd/{handle}"))
+        self._fsync(handle)
+
+    def syncfs(self, handle: int) -> Any:
+        self.file_systems.append(os.readlink(f"/proc/self/fd/{handle}"))
+        return self._libc.syncfs(handle)
+
+    def forget(self) -> None:
+        self.files, self.file_systems = [], []
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
+    return Heard(monkeypatch)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "work"
+    root.mkdir()
+    (root / "a.txt").write_text("old")
+    return root
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    store = SqliteStore(str(tmp_path / "home"), CONTRACT_SCHEMA)
+    yield store
+    store.close()
+
+
+def write(product: mulligan.Mulligan) -> None:
+    with product.session("s").call() as call:
+        assert call.write_file("a.txt", "new").ok
+
+
+def names_of_body(directory: Path) -> set[str]:
+    """The one body that is there, and each directory that leads to its name."""
+    (path,) = (one for one in directory.rglob("*") if one.is_file())
+    return {str(one) for one in (path, path.parent, directory, directory.parent)}
+
+
+def test_a_sync_of_the_store_syncs_its_large_bodies_and_their_names(store: SqliteStore, heard: Heard) -> None:
+    Blobs(store, SteppingClock()).store(LARGE)
+    heard.forget()
+    store.sync()
+    assert names_of_body(Path(store.directory, "blobs")) <= set(heard.files)
+
+
+def test_a_sync_of_a_store_in_memory_syncs_bodies_that_are_files(tmp_path: Path, heard: Heard) -> None:
+    store = MemoryStore(CONTRACT_SCHEMA, bodies=DirectoryBodies(str(tmp_path / "blobs")))
+    Blobs(store, SteppingClock()).store(LARGE)
+    heard.forget()
+    store.sync()
+    assert names_of_body(tmp_path / "blobs") <= set(heard.files)
+
+
+def test_the_first_look_after_a_boot_syncs_the_bodies_that_are_there(store: SqliteStore, heard: Heard) -> None:
+    Blobs(store, SteppingClock()).store(LARGE)
+    store.bodies = DirectoryBodies(str(Path(store.directory, "blobs")))
+    heard.forget()
+    assert look_back(store, Journal(CONTRACT_SCHEMA), SteppingClock(), boot="another") == ()
+    assert names_of_body(Path(store.directory, "blobs")) <= set(heard.files)
+
+
+def test_a_new_key_is_synced_before_it_has_its_name(root: Path, tmp_path: Path, heard: Heard) -> None:
+    with mulligan.open(root, store=tmp_path / "home") as product, product.session("s").call() as call:
+        assert call.exec(["true"], env={"TOKEN": "1"}).ok
+    assert [name for name in heard.files if name.endswith(".part")] != []
+
+
+def test_what_is_synced_in_another_process_stead_is_the_file_its_directory_and_the_store(
+    root: Path, tmp_path: Path, heard: Heard
+) -> None:
+    home = tmp_path / "home"
+
+    def run() -> int:
+        write(mulligan.open(root, store=home))
+        return KILLED
+
+    assert in_child(run) == KILLED
+    (process,) = os.listdir(home / "originals")
+    heard.forget()
+    opening.sync_left(str(home), process)
+    assert {str(root / "a.txt"), str(root), str(home / "store.db-wal")} <= set(heard.files)
+    assert os.listdir(home / "originals") == []
+
+
+def test_forgetting_bytes_syncs_what_replaced_them_before_their_originals_go(
+    root: Path, tmp_path: Path, heard: Heard
+) -> None:
+    with mulligan.open(root, store=tmp_path / "home") as product:
+        write(product)
+        heard.forget()
+        product.desk.ledger.store.erase_deleted()
+        assert {str(root / "a.txt"), str(root), str(tmp_path / "home" / "store.db-wal")} <= set(heard.files)
+
+
+def test_in_power_mode_the_copy_of_a_sandboxed_root_is_synced(root: Path, tmp_path: Path, heard: Heard) -> None:
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "b.txt").write_text("one")
+    with mulligan.open(root, store=tmp_path / "home", durability="power") as product:
+        session = product.session("s")
+        assert session.add_root(str(library), mount_mode="sandboxed")["ok"]
+        heard.forget()
+        receipt, _ = session.perform("write_file", {"path": str(library / "b.txt"), "content": "two"})
+        assert receipt.ok, receipt
+    assert [name for name in heard.file_systems if name.startswith(str(tmp_path / "home"))] != []
+
+
+def test_without_syncfs_everything_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(body_files, "_libc", object())
+    monkeypatch.setattr(os, "sync", lambda: synced.append("all"))
+    handle = os.open(tmp_path, os.O_RDONLY)
+    try:
+        body_files.sync_file_system(handle)
+    finally:
+        os.close(handle)
+    assert synced == ["all"]
