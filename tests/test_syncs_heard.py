@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,17 @@ import mulligan
 from history.deaths import KILLED, in_child
 from mulligan import opening
 from mulligan.store import bodies as body_files
-from mulligan.store.blobs import Blobs
+from mulligan.store.blobs import BLOBS, Blobs, delete_unnamed_bodies
 from mulligan.store.bodies import DirectoryBodies
 from mulligan.store.housekeeping import look_back
 from mulligan.store.journal import Journal
 from mulligan.store.memory import MemoryStore
 from mulligan.store.sqlite import SqliteStore
 from mulligan.testing import CONTRACT_SCHEMA, SteppingClock
+from mulligan.values.digest import raw_digest
+from mulligan.workspace import kernel
+from namespaces import Shell, covering
+from workspace.exec.nobody import run_as_nobody
 
 LARGE = os.urandom(80_000)
 """Too large for the database."""
@@ -157,3 +163,74 @@ def test_without_syncfs_everything_is_synced(tmp_path: Path, monkeypatch: pytest
     finally:
         os.close(handle)
     assert synced == ["all"]
+
+
+def test_in_power_mode_a_file_that_its_owner_may_not_read_is_synced_with_its_file_system() -> None:
+    assert json.loads(run_as_nobody("workspace.unreadable_syncs")) is True
+
+
+BEHIND_A_MOUNT = """
+import os, sys
+import mulligan
+work, home = sys.argv[1:]
+synced, fsync = [], os.fsync
+def heard(handle):
+    synced.append(os.readlink(f"/proc/self/fd/{handle}"))
+    fsync(handle)
+with mulligan.open(work, store=home) as product:
+    os.fsync = heard
+    with product.session("s").call() as call:
+        assert call.write_file("inner/a.txt", "new").ok
+    os.fsync = fsync
+print("\\n".join(synced))
+"""
+
+
+def test_a_file_that_cannot_be_moved_to_the_originals_is_synced_before_its_original_goes(root: Path) -> None:
+    """The same file system is mounted twice, and one rename cannot go from one mount to the other."""
+    inner, home = root / "inner", root.parent / "home"
+    inner.mkdir()
+    (inner / "a.txt").write_text("old")
+    shell = Shell(root, home, around=covering(str(inner), inner))
+    process = shell.start(sys.executable, "-c", BEHIND_A_MOUNT, str(root), str(home))
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert out.splitlines()[0] == str(inner / "a.txt")
+    assert (inner / "a.txt").read_text() == "new"
+
+
+# File systems without a journal: the disk may still have an old name when a new file is given its inode.
+
+
+def test_in_power_mode_without_a_journal_the_directory_is_synced_before_and_after_an_original_goes(
+    root: Path, tmp_path: Path, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = []
+    with mulligan.open(root, store=tmp_path / "home", durability="power") as product:
+        for is_ordered in (True, False):
+            monkeypatch.setattr(kernel, "keeps_order", lambda _, is_ordered=is_ordered: is_ordered)
+            write(product)
+            (root / "a.txt").write_text("of a person")
+            heard.forget()
+            write(product)
+            counts.append(heard.files.count(str(root)))
+    assert counts[1] == counts[0] + 2
+
+
+def test_in_power_mode_the_name_of_a_deleted_log_is_synced(tmp_path: Path, heard: Heard) -> None:
+    store = SqliteStore(str(tmp_path / "home"), CONTRACT_SCHEMA, durability="power")
+    heard.forget()
+    store.close()
+    assert heard.files[-1] == str(tmp_path / "home")
+
+
+def test_the_name_of_a_deleted_body_is_synced(store: SqliteStore, heard: Heard) -> None:
+    digest = Blobs(store, SteppingClock()).store(LARGE)
+    (path,) = (one for one in Path(store.directory, "blobs").rglob("*") if one.is_file())
+    with store.write() as tx:
+        tx.delete(BLOBS, raw_digest(digest))
+    store.sync()
+    heard.forget()
+    delete_unnamed_bodies(store, [digest])
+    assert not path.exists()
+    assert heard.files[-1] in {str(path.parent), str(path.parent.parent), str(path.parent.parent.parent)}
