@@ -22,7 +22,7 @@ from mulligan.store.journal import Journal
 from mulligan.store.memory import MemoryStore
 from mulligan.store.sqlite import SqliteStore
 from mulligan.testing import CONTRACT_SCHEMA, SteppingClock
-from mulligan.values.digest import raw_digest
+from mulligan.values.digest import digest_of, raw_digest
 from mulligan.workspace import kernel
 from namespaces import Shell, covering
 from workspace.exec.nobody import run_as_nobody
@@ -197,6 +197,23 @@ def test_a_file_that_cannot_be_moved_to_the_originals_is_synced_before_its_origi
     assert process.returncode == 0, err
     assert out.splitlines()[0] == str(inner / "a.txt")
     assert (inner / "a.txt").read_text() == "new"
+
+
+def test_power_mode_syncs_a_body_that_another_process_stored_without_syncing(store: SqliteStore, heard: Heard) -> None:
+    Blobs(store, SteppingClock()).store(LARGE)
+    careful = SqliteStore(store.directory, CONTRACT_SCHEMA, durability="power")
+    heard.forget()
+    Blobs(careful, SteppingClock()).store(LARGE)
+    careful.close()
+    assert names_of_body(Path(store.directory, "blobs")) <= set(heard.files)
+
+
+def test_power_mode_syncs_a_body_that_is_there_already_without_a_row(store: SqliteStore, heard: Heard) -> None:
+    digest = digest_of(LARGE)
+    store.bodies.put(digest, LARGE)
+    heard.forget()
+    store.bodies.put(digest, LARGE, durable=True)
+    assert names_of_body(Path(store.directory, "blobs")) <= set(heard.files)
 
 
 # File systems without a journal: the disk may still have an old name when a new file is given its inode.
