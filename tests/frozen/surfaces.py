@@ -90,7 +90,9 @@ def _is_plain(value: object) -> bool:
 
 def command_line() -> str:
     """Each verb with its arguments and options, as `--help` shows them, and their defaults and choices."""
-    return "".join(f"{line}\n" for line in _command_lines(cli, click.Context(cli, info_name="mulligan")))
+    return "".join(
+        f"{line}\n" for line in _command_lines(cli, click.Context(cli, info_name="mulligan", **cli.context_settings))
+    )
 
 
 def _command_lines(command: click.Command, context: click.Context) -> Iterator[str]:
