@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -118,6 +119,7 @@ def test_a_way_out_that_is_allowed_is_marked(tmp_path: Path, beneath: bool) -> N
 
 def test_no_handle_is_left_open(tmp_path: Path) -> None:
     with opened(str(tmp_path), {"l": "..", "m": "d", "n": "n"}) as disk:
+        gc.collect()
         before = len(os.listdir("/proc/self/fd"))
         for beneath in ENGINES:
             root = replace(disk.root, resolves_beneath=beneath)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import resource
@@ -81,6 +82,7 @@ def test_what_is_left_out(root: Path, root_fd: int, tmp_path: Path) -> None:
 
 def test_a_walk_goes_no_further_than_asked(root: Path, root_fd: int) -> None:
     make(root, *(f"d{n}/f" for n in range(50)))
+    gc.collect()
     open_before = os.listdir("/proc/self/fd")
     with TreeCache().walk(root_fd, ROOT) as walk:
         assert next(iter(walk)) == "d0/f"
