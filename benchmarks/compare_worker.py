@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -174,8 +174,8 @@ def hook_pair(base: str) -> Request:
     keeper = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _servers.append(keeper)
     while not (found := list(Path(home, "hooks").glob("**/keeper.sock"))):
-        assert keeper.poll() is None, "the background process has ended"
-        time.sleep(0.01)
+        with suppress(subprocess.TimeoutExpired):
+            raise SystemExit(f"the background process ended with {keeper.wait(timeout=0.01)}")
     root = str(Path(base, "work"))
 
     def send(event: dict[str, object]) -> None:

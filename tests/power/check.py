@@ -112,7 +112,7 @@ class Opened:
         return {"sha256:" + digest.hex() for (digest,) in rows}
 
     def changes(self) -> list[tuple[str, str, str | None]]:
-        """Of each committed call that stands: its paths, and the digests of what was there before."""
+        """Of each committed call that is not undone: its paths, and the digests of what was there before."""
         query = """SELECT changes.call, changes.path, changes.before FROM changes JOIN calls ON calls.id = changes.call
             WHERE calls.status = 'committed' AND calls.undone_by IS NULL"""
         rows = apsw.Connection(self._database).execute(query)

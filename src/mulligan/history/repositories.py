@@ -27,7 +27,7 @@ _LOCKED = ("HEAD", "index", "config", "packed-refs", "refs/")
 
 @plain(slots=True, frozen=True)
 class LeftAlone:
-    """A repository that a way back does not touch although the call did, and how its HEAD moved, if it did.
+    """A repository that an undo operation leaves alone although the call changed it, and how its HEAD moved.
 
     `outside`: its git directory is not in the root, so Mulligan did not capture it and cannot put it back.
     """
