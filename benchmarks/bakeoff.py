@@ -1,10 +1,10 @@
-"""The ways of catching what a command changes, side by side: what comes back, what is only named, what it costs.
+"""The strategies that capture a command's changes, compared: what undo restores, what is only named, what it costs.
 
     python benchmarks/bakeoff.py [--ways notify,watch,scan,overlay] [--only NAME]
 
-Each row is a real command, or one of the things that happen around one, in a fresh workspace with a store of its own.
-`back`: undo gave the tree as it was, byte for byte and mode for mode. `named`: what did not come back is in the
-receipt's coverage. `LOST`: neither. Milliseconds are of the command as a whole call, and of the same command bare.
+Each row is a real command, or an event during one, in a fresh workspace with its own store. `back`: undo restored the
+tree byte for byte and mode for mode. `named`: the receipt's coverage names what undo did not restore. `LOST`: neither.
+The milliseconds are those of the command as a whole call, and of the same command without Mulligan.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import mulligan
-from workspace.exec.kinds import KINDS, make
-from workspace.exec.trees import Seen, tree
+from tests.exec.change_kinds import KINDS, make
+from tests.exec.trees import Seen, tree
 
 WAYS = ("notify", "watch", "scan", "overlay")
 GIT = "git -c user.name=u -c user.email=e -c commit.gpgsign=false"
@@ -172,7 +172,7 @@ def daemon_left_behind(way: str) -> str:
 
 
 def gated(there: Place, text: str, edit: Callable[[], object]) -> Any:
-    """A command that waits at GATE until somebody has made an edit."""
+    """A command that waits at GATE until another process has made an edit."""
     reached, go = there.base / "reached", there.base / "go"
     os.mkfifo(reached)
     os.mkfifo(go)
@@ -224,7 +224,7 @@ opened.session("bake").perform("host.exec", json.loads(sys.argv[3]))
 
 
 def killed(way: str) -> str:
-    """kill -9 of mulligan in the middle of a command; whoever opens the store next finds the tree as it was."""
+    """kill -9 of mulligan during a command; the next process that opens the store restores the tree."""
     base = Path(os.path.realpath(tempfile.mkdtemp()))
     root, gate = base / "work", base / "gate"
     root.mkdir()

@@ -1,12 +1,12 @@
-"""What it costs that a shell command can be undone: whole calls, store and record included, beside a shadow git.
+"""The cost of a shell command that can be undone: whole calls, compared with a shadow git repository.
 
     python benchmarks/exec.py [--files 1000,10000,100000] [--rounds 15] [--folder DIR] [--ways notify,watch]
 
-Prints the milliseconds a command takes more than `subprocess.run` of the same command needs (p50, minimum in
-brackets). `shadow git` is what others do: `git add -A` and a commit into a repository of its own, before and after.
-`roll back` is a command that changes 100 files and fails under `rollback_on="nonzero"`; `undo` takes 100 changes back.
-`first` is what the ways that need a baseline pay once. `one scan` is beside a C program that walks the tree (`nftw`).
-On a machine that others use, `chrt -f 5 python benchmarks/exec.py` measures as if it were quiet.
+Prints by how many milliseconds a command takes longer than `subprocess.run` of the same command (p50, minimum in
+brackets). `shadow git` is a common alternative: `git add -A` and a commit into a separate repository, before and after.
+`roll back` is a command that changes 100 files and fails under `rollback_on="nonzero"`; `undo` undoes 100 changes.
+`first` is the first command of strategies that need a baseline. `one scan` is compared with a C program that walks the
+tree (`nftw`). On a shared machine, `chrt -f 5 python benchmarks/exec.py` measures as if the machine were quiet.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from pathlib import Path
 from exec_capture import HUNDRED, plant
 
 import mulligan
-from mulligan.effects.session import Session
-from mulligan.workspace.exec.scan import StatIndex
-from mulligan.workspace.exec.spawn import LAUNCHER
+from mulligan.effects.session import DurableSession
+from mulligan.exec.capture.scan import StatIndex
+from mulligan.exec.start import LAUNCHER
 
 ONE = "echo x >> p0/d0/f0.py"
 COMMANDS = {
@@ -67,7 +67,7 @@ class ShadowGit:
         subprocess.run(["git", *words], cwd=self._root, env=self._env, check=True, capture_output=True)
 
 
-def ours(session: Session, way: str) -> Callable[[str], None]:
+def ours(session: DurableSession, way: str) -> Callable[[str], None]:
     def run(text: str) -> None:
         params = {"argv": ["sh", "-c", text], "strategy": way}
         rolls_back = text.endswith("exit 1")
@@ -86,7 +86,7 @@ def timed(act: Callable[[], object]) -> float:
 
 
 def measure(root: Path, folder: Path, ways: list[str], rounds: int) -> None:
-    twin = folder / "twin"  # what is run bare must not look like somebody's edits
+    twin = folder / "twin"  # the plain runs must not look like external edits
     twin.mkdir()
     plant(twin, 1000)
     with mulligan.open(str(root), store=str(folder / "store")) as opened:
@@ -155,7 +155,7 @@ def walk(root: Path) -> None:
     )
 
 
-def _undo(session: Session, run: Callable[[str], None]) -> float:
+def _undo(session: DurableSession, run: Callable[[str], None]) -> float:
     run(HUNDRED)
     return timed(session.undo)
 

@@ -1,4 +1,4 @@
-"""What catching a command's changes costs: each way beside a bare run, taking turns, on trees of several sizes.
+"""The cost of capturing a command's changes: each strategy and a plain run, taking turns, on trees of several sizes.
 
     python benchmarks/exec_capture.py [--files 1000,10000] [--rounds 15] [--folder /dev/shm]
 
@@ -21,19 +21,18 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mulligan.workspace.exec.capture import Bare, Capture, Notify
-from mulligan.workspace.exec.command import command
-from mulligan.workspace.exec.output import Spools
-from mulligan.workspace.exec.overlay import Overlay
-from mulligan.workspace.exec.run import run
-from mulligan.workspace.exec.spawn import LAUNCHER
+from mulligan.exec.capture.notify import Bare, Capture, Notify
+from mulligan.exec.capture.overlay import Overlay
+from mulligan.exec.command import Spools, command
+from mulligan.exec.run import run
+from mulligan.exec.start import LAUNCHER
 
 FILES_PER_FOLDER = 10
 BULK = 3000
 
 
 class Hashing:
-    """Reads and hashes what it is told of."""
+    """Reads and hashes each preimage."""
 
     def about_to_change(self, paths: Sequence[bytes], *, going: bool = False) -> None:
         for path in paths:

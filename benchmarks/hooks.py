@@ -1,6 +1,6 @@
-"""What a hook costs an agent: a pre-tool and a post-tool event with the background process running.
+"""The cost of a hook: a pre-tool and a post-tool event with the background process running.
 
-Beside `python -c pass` of the same interpreter in the same run, turn and turn about: both mostly start Python.
+It takes turns with `python -c pass` of the same interpreter: both mostly start Python.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from mulligan.agents.hooks.hosts import CLIENT
+from mulligan.agents.hooks.settings import CLIENT
 
 ROUNDS = 40
 FILES = 500

@@ -1,4 +1,4 @@
-"""The MCP server beside what it is measured against: a bare script, `git status`, and its own first time.
+"""The MCP server, compared with a plain script, with `git status`, and with its own first request.
 
 python benchmarks/mcp.py [--files 100000]
 """
@@ -19,8 +19,8 @@ from typing import Any
 from timing import show
 
 import mulligan
-from mulligan.effects.substrate.bench import Bench, Named
-from mulligan.effects.substrate.tools import BY_NAME, run_tool
+from mulligan.effects.snapshot_tools.context import RequestInfo, SnapshotContext
+from mulligan.effects.snapshot_tools.tools import BY_NAME, run_tool
 from mulligan.values.ids import SessionId
 
 BARE = """
@@ -114,20 +114,20 @@ def leases(count: int) -> None:
         root.mkdir()
         plant(root, count)
         with mulligan.open(str(root), store=str(Path(folder, "store"))) as opened:
-            bench = Bench(opened.desk, opened.boundary)
-            named = Named(SessionId("bench"))
+            context = SnapshotContext(opened.open_root, opened.boundary)
+            named = RequestInfo(SessionId("bench"))
             ask = BY_NAME["snapshot.file"]
             args: dict[str, Any] = {"path": "d00000/f00.txt"}
-            args["lease_id"] = run_tool(bench, ask, args, named).body["lease_id"]
+            args["lease_id"] = run_tool(context, ask, args, named).body["lease_id"]
             for _ in range(3):
-                run_tool(bench, ask, args, named)
+                run_tool(context, ask, args, named)
             lease = args["lease_id"]
             show(
                 f"  lease check, {count} files",
-                sorted(timed_ms(lambda: bench.leases.check(lease)) for _ in range(CHECKS)),
+                sorted(timed_ms(lambda: context.leases.check(lease)) for _ in range(CHECKS)),
                 "ms",
             )
-            bench.close()
+            context.close()
         status = ["git", "status", "--porcelain=v1", "-z"]
         times = [timed_ms(lambda: subprocess.run(status, cwd=root, check=True, capture_output=True)) for _ in range(5)]
         show(f"  git status, {count} files", sorted(times), "ms")
@@ -139,13 +139,13 @@ def snapshots(count: int) -> None:
         root.mkdir()
         plant(root, count)
         with mulligan.open(str(root), store=str(Path(folder, "store"))) as opened:
-            bench = Bench(opened.desk, opened.boundary)
-            create, args, named = BY_NAME["snapshot.create"], {"paths": ["."]}, Named(SessionId("bench"))
-            first = timed_ms(lambda: run_tool(bench, create, args, named))
-            again = sorted(timed_ms(lambda: run_tool(bench, create, args, named)) for _ in range(10))
+            context = SnapshotContext(opened.open_root, opened.boundary)
+            create, args, named = BY_NAME["snapshot.create"], {"paths": ["."]}, RequestInfo(SessionId("bench"))
+            first = timed_ms(lambda: run_tool(context, create, args, named))
+            again = sorted(timed_ms(lambda: run_tool(context, create, args, named)) for _ in range(10))
             show(f"  snapshot_create of {count} files, first", [first], "ms")
             show(f"  snapshot_create of {count} files, again", again, "ms")
-            bench.close()
+            context.close()
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
-"""Search side by side with ripgrep run directly: `python benchmarks/search.py [--grep-files N] [--glob-files N]`.
+"""Search, compared with ripgrep itself: `python benchmarks/search.py [--grep-files N] [--glob-files N]`.
 
-Every row is the middle of several interleaved runs, so that a busy machine slows both sides alike.
+Every row is the median of several interleaved runs, so that a busy machine slows both sides alike.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from mulligan.files.search import glob, grep
+from mulligan.files.search.ripgrep import find_ripgrep
+from mulligan.files.tree.index import TreeCache
 from mulligan.values.paths import ROOT
-from mulligan.workspace.search import glob, grep
-from mulligan.workspace.search.ripgrep import find_ripgrep
-from mulligan.workspace.search.tree_cache import TreeCache
 
 RG = find_ripgrep() or "rg"
 FILES_PER_FOLDER = 20

@@ -1,8 +1,8 @@
-"""What talk costs: appending a message, forking, opening a long session, and the room it takes.
+"""The cost of transcripts: appending a message, forking, opening a long session, and the size on disk.
 
     python benchmarks/sessions.py [--messages N] [--langgraph N]
 
-Goals (issue "sessions"): append of a message at most 0.4 ms (p50), flat from 10 to 100 000 messages (at most 1.5
+Goals: append of a message at most 0.4 ms (p50), flat from 10 to 100 000 messages (at most 1.5
 times); fork of a session with 10 000 messages at most 5 ms; open of one with 100 000 at most 50 ms to its first use; a
 session of 10 000 messages takes at most 1.5 times their UTF-8 bytes and 400 bytes each. Beside them, on the same
 transcript, the SQLite checkpointer of LangGraph, which keeps the state of a thread once per step.
@@ -17,10 +17,10 @@ import tempfile
 import time
 from typing import Any
 
-from timing import quantile, timed_us
+from timing import directory_bytes, quantile, timed_us
 
-import mulligan.opening
-from mulligan.effects.session import Session
+import mulligan
+from mulligan import Session
 from mulligan.values.canonical import encode
 
 APPEND_GOAL_US, FLAT_GOAL, FORK_GOAL_US, OPEN_GOAL_US = 400.0, 1.5, 5_000.0, 50_000.0
@@ -41,10 +41,6 @@ def message(number: int) -> dict[str, Any]:
 
 def append_upto(session: Session, start: int, count: int) -> list[float]:
     return timed_us(lambda number: session.inject(message(number)), range(start, count))
-
-
-def directory_bytes(path: str) -> int:
-    return sum(os.stat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(path) for name in names)
 
 
 def line(what: str, value: str, goal: str, met: bool) -> None:
@@ -84,7 +80,7 @@ def opening_long(work: str, home: str, name: str, count: int) -> None:
     times: list[float] = []
     for _ in range(9):
         start = time.perf_counter()
-        with mulligan.opening.open(work, store=home) as opened:
+        with mulligan.open(work, store=home) as opened:
             session = opened.session(name)
             assert session.length() >= count and len(session.messages(count - 10, count)) == 10
             session.inject(message(0))
@@ -96,13 +92,12 @@ def opening_long(work: str, home: str, name: str, count: int) -> None:
 def stored(folder: str, count: int) -> None:
     work, home = os.path.join(folder, "small"), os.path.join(folder, "small-home")
     os.mkdir(work)
-    with mulligan.opening.open(work, store=home) as opened:
-        session = opened.session("s")
-        opened.desk.ledger.store.give_back_space()
-        before = directory_bytes(home)
-        append_upto(session, 0, count)
-        opened.desk.ledger.store.give_back_space()
-        took = directory_bytes(home) - before
+    sizes = []
+    for upto in (0, count):
+        with mulligan.open(work, store=home) as opened:
+            append_upto(opened.session("s"), 0, upto)
+        sizes.append(directory_bytes(home))
+    took = sizes[1] - sizes[0]
     plain = sum(len(encode(message(number))) for number in range(count))
     goal = STORED_TIMES_GOAL * plain + STORED_EACH_GOAL_BYTES * count
     line(
@@ -149,7 +144,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mulligan-bench-") as folder:
         work, home = os.path.join(folder, "work"), os.path.join(folder, "home")
         os.mkdir(work)
-        with mulligan.opening.open(work, store=home) as opened:
+        with mulligan.open(work, store=home) as opened:
             appending(opened.session("long"), asked.messages)
             tenth = opened.session("tenth")
             append_upto(tenth, 0, 10_000)

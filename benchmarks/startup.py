@@ -1,4 +1,4 @@
-"""How long it takes to start, beside a Python that does nothing."""
+"""The start-up time of each entry point, compared with a Python that does nothing."""
 
 from __future__ import annotations
 

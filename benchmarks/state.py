@@ -1,8 +1,8 @@
-"""What typed state costs a call that does not touch it: 10 items in the slices, and 10 000.
+"""The cost of typed state for a call that does not change it: with 10 items in the slices, and with 10 000.
 
     python benchmarks/state.py [--rounds N]
 
-Goal (issue "execution state"): the same, at most 1.3 times, in memory and in the store. Also shown: what it costs to
+Goal: the same, at most 1.3 times, in memory and in the store. Also shown: what it costs to
 append one item, and to take a snapshot.
 """
 

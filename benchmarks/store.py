@@ -1,4 +1,4 @@
-"""What a commit costs: beside bare apsw, in a small and a large store, and beside a big commit of another process.
+"""The cost of a commit: compared with plain apsw, in a small and a large store, and during a big commit elsewhere.
 
 python benchmarks/store.py [--records 1000000]
 """
@@ -17,7 +17,7 @@ from multiprocessing.synchronize import Event
 import apsw
 from timing import quantile, show, timed_us
 
-from mulligan.opening import open_store
+from mulligan.api import open_store
 from mulligan.store.blobs import Blobs
 from mulligan.store.journal import Journal, Schema
 from mulligan.store.protocol import Store

@@ -25,10 +25,10 @@ INDEX = "index.md"
 _WIDTH = 96
 _GIVEN = (
     *("Mulligan", "Sessions", "DurableSession", "CallHandle", "AsyncCallHandle"),
-    *("Receipt", "WayBack", "Outcome"),
+    *("Receipt", "UndoResult", "Outcome"),
     *("SliceAccessor", "Items", "SessionFilesystem"),
 )
-"""Classes that nobody makes by hand: what they are made of is not shown."""
+"""Classes that users do not construct themselves; the reference leaves out their constructors."""
 _WORDS = 3
 
 
@@ -49,9 +49,9 @@ PAGES: Mapping[str, Page] = {
         (
             *("open", "Mulligan", "mulligan.effects.sessions.Sessions"),
             *("DurableSession", "mulligan.effects.handle.CallHandle"),
-            "mulligan.effects.async_call.AsyncCallHandle",
-            *("Receipt", "mulligan.history.going_back.WayBack"),
-            *("mulligan.history.plans.Outcome", "ReplayRunner"),
+            "mulligan.effects.handle.AsyncCallHandle",
+            *("Receipt", "mulligan.history.undo.UndoResult"),
+            *("mulligan.history.plan.Outcome", "ReplayRunner"),
         ),
     ),
     "agents": Page(
@@ -61,7 +61,7 @@ PAGES: Mapping[str, Page] = {
             *("agent_loop", "Bounds", "mulligan.agents.loop.LoopResult", "mulligan.agents.loop.ToolStarted"),
             *("mulligan.agents.loop.ToolEnded", "mulligan.agents.loop.IterationEnded", "tool", "Tool", "coding_tools"),
             *("ToolContext", "ToolResult", "ProviderToolCall", "ToolRunner", "tool_execution", "ToolExecutionOutcome"),
-            *("MainLoop", "mulligan.agents.main_loop.PromptResponse", "TranscriptState"),
+            *("MainLoop", "mulligan.agents.loop.PromptResponse", "TranscriptState"),
         ),
     ),
     "providers": Page(
@@ -73,10 +73,14 @@ PAGES: Mapping[str, Page] = {
                 "mulligan.agents.providers.provider_named",
                 "mulligan.agents.providers.openai.OpenAI",
             ),
-            *("mulligan.agents.providers.litellm.LiteLLM", "mulligan.agents.providers.claude.Claude"),
-            *("mulligan.agents.providers.mock.Mock", "mulligan.agents.speech.Provider"),
-            *("mulligan.agents.speech.Driver", "mulligan.agents.speech.Ask", "mulligan.agents.speech.Said"),
-            "mulligan.agents.speech.Reply",
+            *("mulligan.agents.providers.openai.LiteLLM", "mulligan.agents.providers.claude.Claude"),
+            *("mulligan.agents.providers.Mock", "mulligan.agents.providers.Provider"),
+            *(
+                "mulligan.agents.providers.Driver",
+                "mulligan.agents.providers.Ask",
+                "mulligan.agents.providers.Said",
+            ),
+            "mulligan.agents.providers.Reply",
         ),
     ),
     "adapters": Page(
@@ -92,17 +96,22 @@ PAGES: Mapping[str, Page] = {
         "Typed state",
         "Slices: what an agent keeps in mind, by type, changed by events.",
         (
-            *("Session", "mulligan.session.state.SliceAccessor", "SlicePolicy", "append_all"),
+            *("Session", "mulligan.session.state.session.SliceAccessor", "SlicePolicy", "append_all"),
             *(
                 "replace_latest",
                 "upsert_by",
                 "reducer",
-                "mulligan.session.slices.Items",
-                "mulligan.session.slices.Append",
-                "mulligan.session.slices.Extend",
+                "mulligan.session.state.slices.Items",
+                "mulligan.session.state.slices.Append",
+                "mulligan.session.state.slices.Extend",
             ),
-            *("mulligan.session.slices.Replace", "mulligan.session.slices.Clear", "register_type", "EventBus"),
-            *("mulligan.session.bus.DispatchResult", "Plan", "VisibilityOverrides", "WorkspaceDigest"),
+            *(
+                "mulligan.session.state.slices.Replace",
+                "mulligan.session.state.slices.Clear",
+                "register_type",
+                "EventBus",
+            ),
+            *("mulligan.session.subscribers.DispatchResult", "Plan", "VisibilityOverrides", "WorkspaceDigest"),
             *("ToolInvoked", "PromptRendered", "PromptExecuted"),
         ),
     ),
@@ -120,14 +129,22 @@ PAGES: Mapping[str, Page] = {
         "Files as a resource of an agent: on the disk, in memory, or a durable session's own.",
         (
             *("Filesystem", "SnapshotableFilesystem", "FilesystemSnapshot", "HostFilesystem", "InMemoryFilesystem"),
-            "mulligan.effects.filesystem.SessionFilesystem",
+            "mulligan.effects.session_filesystem.SessionFilesystem",
         ),
     ),
     "errors": Page(
         "Errors",
         "Whose doing it was, and what to do next. Every one is a `MulliganError` with a stable `code`.",
         (
-            *("MulliganError", "Family", "AskedWrongly", "MayNot", "WorldChanged", "Broken", "ExecutionStateError"),
+            *(
+                "MulliganError",
+                "Family",
+                "RequestError",
+                "ForbiddenError",
+                "ConflictError",
+                "InternalError",
+                "ExecutionStateError",
+            ),
             *("SnapshotMismatchError", "RestoreFailedError", "ToolValidationError", "VisibilityExpansionRequired"),
             *("DeadlineExceededError", "PromptEvaluationError"),
         ),
@@ -231,7 +248,7 @@ class _Word:
 
 
 def _spelled(signature: inspect.Signature | None, *, bound: bool = False, result: bool = True) -> str:
-    """A signature as it stands in the source; over several lines if it is long."""
+    """A signature as in the source, on several lines if it is long."""
     if signature is None:
         return "(…)"
     given = [_shown(one) for one in signature.parameters.values()]

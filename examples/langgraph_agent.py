@@ -1,4 +1,4 @@
-"""LangGraph with tools that are transactions, and its checkpoints in the same store: talk and files, durable together.
+"""LangGraph with tools that are transactions, and its checkpoints in the same store: messages and files together.
 
 Needs `pip install langgraph`. The model is LangChain's own fake, so this runs offline.
 """

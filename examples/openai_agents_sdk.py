@@ -14,7 +14,7 @@ from openai import AsyncOpenAI
 
 import mulligan
 from mulligan.agents.openai_agents import AgentsSession, tools_for
-from mulligan.testing.mock_model import mock_model
+from mulligan.testing.agents import mock_model
 
 
 async def ask(prompt: str, session: mulligan.DurableSession, address: str) -> str:
@@ -34,7 +34,7 @@ with tempfile.TemporaryDirectory() as folder, mulligan.open(folder, store="memor
     with mock_model("write_file", wanted) as model:
         said = asyncio.run(ask("Take a note.", session, model.address))
     print("it says:  ", said)
-    print("its talk: ", [message["role"] for message in session.messages()])
+    print("messages: ", [message["role"] for message in session.messages()])
     print("its file: ", session.files.read("notes.txt").content.strip())
     session.undo("call_1")  # by the SDK's own id of the call
     print("undone:   ", session.files.glob("*"))

@@ -1,4 +1,4 @@
-"""A conversation that can be forked, taken back together with its files, compacted, and sent to any model.
+"""A conversation that can be forked, undone together with its files, compacted, and sent to any model.
 
 Run it anywhere: it works in a throw-away folder and asks no model.
 """

@@ -1,6 +1,6 @@
-"""A transactional agent in ten lines: a tool that fails leaves no trace, and a whole run can be taken back.
+"""A transactional agent in ten lines: a tool that fails leaves no trace, and a whole run can be undone.
 
-The model follows a script here, so this runs offline; say `provider="openai:gpt-5.1"` instead and it is a real one.
+The model follows a script, so this runs offline; with `provider="openai:gpt-5.1"` it is a real model.
 """
 
 import tempfile
@@ -12,7 +12,7 @@ def save(path: str, code: str, context: mulligan.ToolContext) -> str:
     """Save a Python file, and plan to test it."""
     context.filesystem.write(path, code)
     context.session.broadcast(mulligan.Plan(f"test {path}"))
-    compile(code, path, "exec")  # a SyntaxError takes back the file and the plan; the model is told
+    compile(code, path, "exec")  # a SyntaxError undoes the file and the plan; the model sees the error
     return f"saved {path}"
 
 

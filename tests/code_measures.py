@@ -1,10 +1,12 @@
-"""Measures of our code, taken from its text. What is allowed is in `test_house.py`; here is only what there is."""
+"""Measures of our code, taken from its text. What is allowed is in `test_code_rules.py`; here is only what there is."""
 
 from __future__ import annotations
 
 import ast
 import builtins
+import io
 import re
+import tokenize
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,9 @@ from pathlib import Path
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 BROAD = frozenset({"Exception", "BaseException"})
+NO_CODE = frozenset(
+    {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+)
 VAGUE_NAMES = frozenset({"base", "common", "core", "helper", "helpers", "manager", "util", "utils"})
 VAGUE_PARTS = VAGUE_NAMES - {"base", "core"}
 """Also smells as part of a name (`session_helpers`), which the other two need not be."""
@@ -58,6 +63,32 @@ def percentile(numbers: Sequence[int], percent: int) -> int:
     """The smallest number that at least this share of the numbers does not exceed; 0 when there are none."""
     ordered = sorted(numbers)
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)] if ordered else 0
+
+
+def code_lines(source: str) -> int:
+    """The lines that hold code: without blank lines, comments and docstrings."""
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            docstrings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    code: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in NO_CODE:
+            code.update(range(token.start[0], token.end[0] + 1))
+    return len(code - docstrings)
+
+
+def comment_lines(source: str) -> int:
+    """The lines that hold a comment for a reader; instructions for the type checker and the linter do not count."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = (token.string for token in tokens if token.type == tokenize.COMMENT)
+    return sum(not re.match(r"#\s*(type|noqa|fmt|pragma)\b", comment) for comment in comments)
+
+
+def public_classes_in(source: str) -> list[str]:
+    """The classes of a module whose names have no leading underscore."""
+    nodes = ast.parse(source).body
+    return [node.name for node in nodes if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
 
 
 def is_vague(module_name: str) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import apsw
 
-from mulligan.history.schema import SCHEMA
+from mulligan.history.projection import SCHEMA
 from mulligan.store.blobs import BLOBS, BODIES
 from mulligan.store.journal import RECORDS, Journal, parse_record
 from mulligan.store.sqlite import SqliteStore

@@ -5,8 +5,8 @@ source. A test names what it shows with `@pytest.mark.req(id, ...)`. What holds 
 line, sorted, so that parallel work merges line by line; it is written from the marks and never by hand.
 `test_requirements.py` checks both directions.
 
-    python tests/requirements.py [--issue N] [--open | --met]
-    python tests/requirements.py --write-met
+    python -m tests.requirements [--issue N] [--open | --met]
+    python -m tests.requirements --write-met
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from requirement_marks import Mark, marks_under
+from tests.requirement_marks import Mark, marks_under
 
 HERE = Path(__file__).parent
 TABLES = HERE / "requirement_tables"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mulligan.history.schema import SCHEMA
+from mulligan.history.projection import SCHEMA
 from mulligan.store.blobs import BLOBS, READABLE, Blobs
 from mulligan.store.sqlite import SqliteStore
 from mulligan.values.clock import SystemClock

@@ -10,66 +10,66 @@ from pathlib import Path
 from mulligan.boundary.capability import UNLIMITED, Capability
 from mulligan.boundary.policy import NO_POLICY, Policy
 from mulligan.boundary.verdict import Boundary
-from mulligan.effects.session import Session
-from mulligan.history.desk import Desk
+from mulligan.effects.session import DurableSession
+from mulligan.files.disk import HostDisk, Steps
 from mulligan.history.ledger import Ledger
+from mulligan.history.open_root import OpenRoot
+from mulligan.history.projection import SCHEMA
 from mulligan.history.recovery import Recovered, recover
-from mulligan.history.schema import SCHEMA
 from mulligan.store.journal import Journal
 from mulligan.store.protocol import Durability
 from mulligan.store.sqlite import SqliteStore
 from mulligan.values.clock import Clock, SystemClock
 from mulligan.values.ids import IdSource, SessionId, SystemIds
-from mulligan.workspace.disk import HostDisk, Steps
 
 
 @dataclass
-class Bench:
+class TempWorkspace:
     """`root` is the workspace, `home` the store's directory beside it."""
 
     root: Path
     home: Path
-    desk: Desk
+    open_root: OpenRoot
     recovered: list[Recovered]
 
     def session(
         self, name: str = "default", *, capability: Capability = UNLIMITED, policy: Policy = NO_POLICY
-    ) -> Session:
-        return Session(self.desk, SessionId(name), Boundary(str(self.root), capability, policy))
+    ) -> DurableSession:
+        return DurableSession(self.open_root, SessionId(name), Boundary(str(self.root), capability, policy))
 
     def close(self) -> None:
         """Any number of times."""
-        self.desk.close()
-        self.desk.ledger.store.close()
+        self.open_root.close()
+        self.open_root.ledger.store.close()
 
 
-def open_bench(
+def open_temp_workspace(
     base: Path,
     *,
     steps: Steps | None = None,
     clock: Clock | None = None,
     ids: IdSource | None = None,
     durability: Durability = "process",
-) -> Bench:
+) -> TempWorkspace:
     """Open, or open again, the workspace `base/work` with the store `base/home`; recovers first, like every door."""
     root, home = base / "work", base / "home"
     root.mkdir(parents=True, exist_ok=True)
     store = SqliteStore(str(home), SCHEMA, durability=durability)
     ledger = Ledger(store, Journal(SCHEMA), clock=clock or SystemClock(), ids=ids or SystemIds())
-    desk = Desk(ledger, HostDisk(str(root), steps=steps))
-    bench = Bench(root, home, desk, recover(desk))
-    _left_open.append(bench)
-    return bench
+    open_root = OpenRoot(ledger, HostDisk(str(root), steps=steps))
+    workspace = TempWorkspace(root, home, open_root, recover(open_root))
+    _left_open.append(workspace)
+    return workspace
 
 
-_left_open: list[Bench] = []
+_left_open: list[TempWorkspace] = []
 
 
 @contextmanager
-def closing_all() -> Iterator[None]:
+def closing_workspaces() -> Iterator[None]:
     """Close what is opened inside and not closed: a run of thousands must not end without file descriptors."""
     before = len(_left_open)
     yield
-    for bench in _left_open[before:]:
-        bench.close()
+    for workspace in _left_open[before:]:
+        workspace.close()
     del _left_open[before:]

@@ -17,9 +17,9 @@ import apsw
 import pytest
 
 import mulligan
-from mulligan.history.schema import SCHEMA
+from mulligan.api import Mulligan, open_store, state_directory, store_directory
+from mulligan.history.projection import SCHEMA
 from mulligan.history.tables import CHANGES
-from mulligan.opening import Mulligan, open_store, state_directory, store_directory
 from mulligan.store import sqlite_file
 from mulligan.store.blobs import BLOBS
 from mulligan.store.journal import HEADS, REFS, STORE_HEAD, RefRow, records_of
@@ -28,10 +28,10 @@ from mulligan.store.protocol import Durability, Store
 from mulligan.store.sqlite import SqliteStore
 from mulligan.store.sqlite_file import APPLICATION_ID, file_system_of
 from mulligan.store.verify import verify
-from mulligan.testing.contract_tables import CONTRACT_SCHEMA, THINGS, Thing
 from mulligan.values.clock import SystemClock
-from mulligan.values.faults import MulliganError
-from old_formats import as_format_2
+from mulligan.values.errors import MulliganError
+from tests.contracts.tables import CONTRACT_SCHEMA, THINGS, Thing
+from tests.old_formats import as_format_2
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ class TestTheWorkspace:
 
     @pytest.mark.req("D4.user_ids_opaque")
     @pytest.mark.parametrize("name", ["needle", "../needle", "/needle", "a/needle", "..needle"])
-    def test_an_id_somebody_chose_names_no_file(self, tmp_path: Path, name: str) -> None:
+    def test_an_id_that_a_user_chose_names_no_file(self, tmp_path: Path, name: str) -> None:
         root, home = tmp_path / "root", tmp_path / "home"
         root.mkdir()
         with mulligan.open(str(root), store=str(home)) as product:
@@ -159,7 +159,7 @@ class TestTheWorkspace:
                 (root / "file").write_text(f"{name} and a person")
             with product.session("one").call() as call:
                 call.write_file("file", "again")
-            with product.desk.ledger.store.read() as tx:
+            with product.open_root.ledger.store.read() as tx:
                 journals = {head.journal for head in tx.select(HEADS)} - {STORE_HEAD}
                 (ours,) = journals - {"s:one", "s:two"}
                 outside = {name for name in journals for record in records_of(tx, name) if record.kind == "external"}
@@ -174,7 +174,7 @@ class TestTheWorkspace:
             for number in range(9):
                 with sessions[number % 3].call() as call:
                     call.write_file("file", str(number))
-            with product.desk.ledger.store.read() as tx:
+            with product.open_root.ledger.store.read() as tx:
                 by_birth = [row.wseq for row in sorted(tx.select(CHANGES), key=lambda row: row.call)]
         assert (by_birth, len(set(by_birth))) == (sorted(by_birth), 9)
 
@@ -193,7 +193,7 @@ class TestTheWorkspace:
         root, absent, commits = tmp_path / "root", list[RefRow](), list[int]()
         root.mkdir()
         with mulligan.open(str(root), store=str(tmp_path / "home"), durability="power") as product:
-            store = product.desk.ledger.store
+            store = product.open_root.ledger.store
             assert isinstance(store, SqliteStore)
 
             def watched() -> None:
@@ -235,7 +235,7 @@ def _newer(directory: Path) -> None:
 
 def _cut_short(directory: Path) -> None:
     store = SqliteStore(str(directory), CONTRACT_SCHEMA)
-    store.give_back_space()
+    store.reclaim_space()
     store.close()
     for leftover in ("store.db-wal", "store.db-shm"):
         (directory / leftover).unlink(missing_ok=True)
@@ -253,7 +253,7 @@ base = sys.argv[1]
 subprocess.run(["mount", "--bind", base + "/real/inner", base + "/shown"], check=True)
 for root in ("/real", "/real/inner", "/link", "/shown", "/other"):
     with mulligan.open(base + root, store=base + "/home") as opened:
-        print(opened.desk.root.workspace)
+        print(opened.open_root.root.workspace)
 """
 
 
@@ -289,7 +289,7 @@ class TestOpen:
         session = product.session("mine")
         with session.call() as call:
             call.write_file("file", "x")
-        was = product.desk.disk.root.handle
+        was = product.open_root.disk.root.handle
         product.close()
         taken = os.open(other, os.O_RDONLY)  # the next to be opened is given the number of the root's handle
         os.dup2(taken, was)
@@ -386,7 +386,7 @@ def test_a_store_of_the_first_format_is_brought_forward_with_all_it_holds(tmp_pa
         session.undo()
     _as_format_1(home, tmp_path / "old")
     with mulligan.open(str(work), store=str(tmp_path / "old")) as again:
-        assert list(verify(again.desk.ledger.store, SCHEMA)) == []
+        assert list(verify(again.open_root.ledger.store, SCHEMA)) == []
         again.session("s").redo()
         assert sorted(os.listdir(work)) == ["back.txt", "kept.txt"]
         again.session("s").undo()
@@ -477,7 +477,7 @@ class TestBadStores:
 def as_nobody(directory: str) -> str:
     """The code that opening gives to a person without any rights of their own."""
     done = subprocess.run(
-        [sys.executable, "-c", AS_NOBODY, directory], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", AS_NOBODY, directory], capture_output=True, text=True, timeout=600, check=True
     )
     return done.stdout.strip()
 
@@ -485,17 +485,17 @@ def as_nobody(directory: str) -> str:
 NOBODY = (65534, 65534) if os.getuid() == 0 else (-1, -1)
 AS_NOBODY = """
 import os, sys
-from mulligan.opening import Mulligan, open_store
-import mulligan.store.housekeeping, mulligan.store.sqlite, mulligan.store.memory
-from mulligan.testing.contract_tables import CONTRACT_SCHEMA
+from mulligan.api import Mulligan, open_store
+import mulligan.store.maintenance, mulligan.store.sqlite, mulligan.store.memory
+from mulligan.history.projection import SCHEMA
 from mulligan.values.clock import SystemClock
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
 if os.getuid() == 0:
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)
 try:
-    open_store(sys.argv[1], CONTRACT_SCHEMA, durability="process", clock=SystemClock())
+    open_store(sys.argv[1], SCHEMA, durability="process", clock=SystemClock())
 except MulliganError as error:
     print(error.code)
 """

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-import mulligan.opening as opening
+import mulligan.api as api
 from mulligan import builtins
-from mulligan.history import observing
-from mulligan.history.schema import SCHEMA
+from mulligan.history import observe
+from mulligan.history.projection import SCHEMA
 from mulligan.store.verify import verify
 from mulligan.testing import Dir, File, Link, contents_of, plant, tree_of
 from mulligan.testing.builders import Node
-from mulligan.values.faults import AskedWrongly, MulliganError
+from mulligan.values.errors import MulliganError, RequestError
 from mulligan.values.ids import SessionId
 from mulligan.values.paths import RepoPath
 
@@ -26,14 +26,14 @@ S = "sess_abc"
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[opening.Mulligan]:
+def opened(tmp_path: Path) -> Iterator[api.Mulligan]:
     (tmp_path / "work").mkdir()
-    with opening.open(str(tmp_path / "work"), store=str(tmp_path / "home")) as found:
+    with api.open(str(tmp_path / "work"), store=str(tmp_path / "home")) as found:
         yield found
 
 
 @pytest.fixture
-def work(opened: opening.Mulligan) -> Path:
+def work(opened: api.Mulligan) -> Path:
     return Path(opened.root)
 
 
@@ -81,7 +81,7 @@ def test_a_snapshot_answers_what_it_newly_captured(work: Path) -> None:
     "D6.s0_names_overwrite",
     "D11.hostlib_explicit_counts_as_touched",
 )
-def test_restore_puts_captured_bytes_back_and_deletes_what_was_absent(work: Path, opened: opening.Mulligan) -> None:
+def test_restore_puts_captured_bytes_back_and_deletes_what_was_absent(work: Path, opened: api.Mulligan) -> None:
     file, new, other = work / "lib.rs", work / "new.rs", work / "other.rs"
     file.write_text("one")
     file.chmod(0o640)
@@ -140,7 +140,7 @@ def test_a_directory_in_the_place_of_an_absent_path_goes_with_its_content(work: 
     "S0.capture.one_registration_enough",
     "S0.snapshot.scope_is_tool_call_id",
 )
-def test_an_open_snapshot_captures_what_its_tool_call_writes_and_deletes(work: Path, opened: opening.Mulligan) -> None:
+def test_an_open_snapshot_captures_what_its_tool_call_writes_and_deletes(work: Path, opened: api.Mulligan) -> None:
     kept, gone = work / "kept", work / "gone"
     kept.write_text("before")
     gone.write_text("gone")
@@ -192,13 +192,13 @@ def test_a_directory_asked_for_stands_for_what_was_captured_below_it(work: Path)
 def test_what_cannot_be_captured_below_a_directory_refuses_all_of_it(work: Path) -> None:
     plant(work, TREE)
     os.mkfifo(work / "t" / "pipe")
-    with pytest.raises(AskedWrongly) as error:
+    with pytest.raises(RequestError) as error:
         snapshot("tc", work / "t")
     assert (error.value.code, listed()) == ("invalid_params", [])
 
 
 @pytest.mark.req("H3.capture_fails_closed")
-def test_a_tree_that_was_deleted_comes_back_whole(work: Path, opened: opening.Mulligan) -> None:
+def test_a_tree_that_was_deleted_comes_back_whole(work: Path, opened: api.Mulligan) -> None:
     plant(work, TREE)
     before = tree_of(work)
     snapshot("tc")
@@ -209,7 +209,7 @@ def test_a_tree_that_was_deleted_comes_back_whole(work: Path, opened: opening.Mu
     assert tree_of(work) == before
 
 
-def test_what_is_captured_through_a_linked_folder_comes_back_where_it_is(work: Path, opened: opening.Mulligan) -> None:
+def test_what_is_captured_through_a_linked_folder_comes_back_where_it_is(work: Path, opened: api.Mulligan) -> None:
     plant(work, {"d/x": "precious", "linked": Link("d")})
     taken = snapshot("k", work / "linked/x")
     assert (taken["captured_paths"], taken["byte_count"]) == ([str(work / "d/x")], 8)
@@ -218,7 +218,7 @@ def test_what_is_captured_through_a_linked_folder_comes_back_where_it_is(work: P
     assert (work / "d/x").read_text() == "precious"
 
 
-def test_what_was_written_through_a_link_comes_back_where_it_is(work: Path, opened: opening.Mulligan) -> None:
+def test_what_was_written_through_a_link_comes_back_where_it_is(work: Path, opened: api.Mulligan) -> None:
     plant(work, {"a": "a", "ln": Link("a"), "d/f": "f", "to_d": Link("d")})
     before = tree_of(work)
     snapshot("tc")
@@ -230,7 +230,7 @@ def test_what_was_written_through_a_link_comes_back_where_it_is(work: Path, open
 
 
 @pytest.mark.req("S0.capture.binds_current_call", "S0.capture.one_registration_enough")
-def test_an_open_snapshot_captures_whatever_its_call_does(work: Path, opened: opening.Mulligan) -> None:
+def test_an_open_snapshot_captures_whatever_its_call_does(work: Path, opened: api.Mulligan) -> None:
     plant(work, {**TREE, "a": "a", "b": "b", "shell": "s", "m": "m"})
     before = tree_of(work)
     snapshot("tc")
@@ -251,7 +251,7 @@ def test_an_open_snapshot_captures_whatever_its_call_does(work: Path, opened: op
     assert list(verify(opened.store, SCHEMA)) == []
 
 
-def test_a_call_that_is_still_open_shows_what_it_has_captured(work: Path, opened: opening.Mulligan) -> None:
+def test_a_call_that_is_still_open_shows_what_it_has_captured(work: Path, opened: api.Mulligan) -> None:
     plant(work, {"a": "abc"})
     snapshot("tc")
     snapshot("other")
@@ -260,7 +260,7 @@ def test_a_call_that_is_still_open_shows_what_it_has_captured(work: Path, opened
         assert [(row["captured_paths"], row["byte_count"]) for row in listed()] == [([str(work / "a")], 3), ([], 0)]
 
 
-def test_a_call_that_failed_leaves_nothing_in_its_snapshot(work: Path, opened: opening.Mulligan) -> None:
+def test_a_call_that_failed_leaves_nothing_in_its_snapshot(work: Path, opened: api.Mulligan) -> None:
     plant(work, {"a": "a"})
     snapshot("tc")
     with opened.session(S).call(tool_call_id="tc") as call:
@@ -271,18 +271,18 @@ def test_a_call_that_failed_leaves_nothing_in_its_snapshot(work: Path, opened: o
     assert (work / "a").read_text() == "a person's"
 
 
-def test_a_call_of_somebody_elses_agent_goes_into_its_open_snapshot_too(work: Path, opened: opening.Mulligan) -> None:
+def test_a_call_of_another_agent_goes_into_its_open_snapshot_too(work: Path, opened: api.Mulligan) -> None:
     plant(work, {"a": "a"})
     snapshot("tc")
-    told = observing.Observed(SessionId(S), "Edit", label="tc", paths=[RepoPath("a")])
-    call = observing.begin(opened.desk, told)
+    told = observe.Observed(SessionId(S), "Edit", label="tc", paths=[RepoPath("a")])
+    call = observe.begin(opened.open_root, told)
     (work / "a").write_text("edited")
-    observing.finish(opened.desk, call)
+    observe.finish(opened.open_root, call)
     restore("tc")
     assert contents_of(work) == {"a": b"a"}
 
 
-def test_a_tool_that_names_another_session_goes_into_the_snapshot_there(work: Path, opened: opening.Mulligan) -> None:
+def test_a_tool_that_names_another_session_goes_into_the_snapshot_there(work: Path, opened: api.Mulligan) -> None:
     plant(work, {"a": "a"})
     snapshot("tc", session="child")
     with opened.session(S).call(tool_call_id="tc"):
@@ -292,7 +292,7 @@ def test_a_tool_that_names_another_session_goes_into_the_snapshot_there(work: Pa
 
 
 @pytest.mark.req("H16.created_parents_removed")
-def test_restore_takes_directories_away_that_the_call_had_made(work: Path, opened: opening.Mulligan) -> None:
+def test_restore_takes_directories_away_that_the_call_had_made(work: Path, opened: api.Mulligan) -> None:
     snapshot("tc")
     with opened.session(S).call(tool_call_id="tc"):
         builtins.hostlib_tools_write_file(path=str(work / "deep/new/f"), content="f")
@@ -301,7 +301,7 @@ def test_restore_takes_directories_away_that_the_call_had_made(work: Path, opene
 
 
 @pytest.mark.req("H16.created_parents_removed", "S0.restore.leaves_other_work")
-def test_a_directory_the_call_had_made_stays_with_what_others_put_there(work: Path, opened: opening.Mulligan) -> None:
+def test_a_directory_the_call_had_made_stays_with_what_others_put_there(work: Path, opened: api.Mulligan) -> None:
     snapshot("tc")
     with opened.session(S).call(tool_call_id="tc"):
         builtins.hostlib_tools_write_file(path=str(work / "deep/new/f"), content="f")
@@ -357,7 +357,7 @@ def test_restore_leaves_what_took_the_place_of_a_directory(work: Path, in_the_wa
     assert ((work / "a").read_text(), (work / "elsewhere/f").read_text()) == ("a", "not ours")
 
 
-def test_restore_is_refused_while_a_call_is_changing_the_path(work: Path, opened: opening.Mulligan) -> None:
+def test_restore_is_refused_while_a_call_is_changing_the_path(work: Path, opened: api.Mulligan) -> None:
     plant(work, {"a": "a"})
     snapshot("tc", work / "a")
     with opened.session("other").call() as call:
@@ -380,7 +380,7 @@ def test_restore_is_refused_while_a_call_is_changing_the_path(work: Path, opened
 )
 def test_a_write_that_means_nothing_changes_nothing(work: Path, request_: dict[str, Any]) -> None:
     plant(work, {"k": "keep"})
-    with pytest.raises(AskedWrongly) as error:
+    with pytest.raises(RequestError) as error:
         builtins.hostlib_tools_write_file({"path": str(work / "k"), **request_})
     assert (error.value.code, contents_of(work)) == ("invalid_params", {"k": b"keep"})
 
@@ -408,7 +408,7 @@ def test_a_directory_that_is_not_empty_is_deleted_only_on_request(work: Path) ->
     assert (error.value.code, contents_of(work)) == ("directory_not_empty", {"d/f": b"f"})
 
 
-def test_interleaved_tool_calls_on_one_thread_each_capture_for_themselves(work: Path, opened: opening.Mulligan) -> None:
+def test_interleaved_tool_calls_on_one_thread_each_capture_for_themselves(work: Path, opened: api.Mulligan) -> None:
     session = opened.session(S)
 
     async def tool(scope: str) -> None:
@@ -458,7 +458,7 @@ def test_drop_forgets_and_is_idempotent(work: Path) -> None:
     answers = [builtins.hostlib_fs_drop_snapshot(session_id=S, snapshot_id="tc") for _ in range(2)]
     assert answers == [{"snapshot_id": "tc", "dropped": True}, {"snapshot_id": "tc", "dropped": False}]
     assert listed() == []
-    with pytest.raises(AskedWrongly) as error:
+    with pytest.raises(RequestError) as error:
         restore("tc")
     assert error.value.code == "unknown_call"
 
@@ -488,7 +488,7 @@ def test_the_cap_counts_bytes_that_several_snapshots_share_once(work: Path) -> N
     builtins.configure_session_byte_cap(S, 2**30)
 
 
-def test_what_calls_change_counts_towards_the_cap(work: Path, opened: opening.Mulligan) -> None:
+def test_what_calls_change_counts_towards_the_cap(work: Path, opened: api.Mulligan) -> None:
     plant(work, {"one": "x" * 100, "two": "y" * 100})
     builtins.configure_session_byte_cap(S, 150)
     for name in ("one", "two"):
@@ -508,7 +508,7 @@ def test_a_snapshot_larger_than_the_cap_is_kept_while_it_is_the_newest(work: Pat
 
 @pytest.mark.parametrize("cap", [2e9, "9", None])
 def test_a_cap_is_a_whole_number_of_bytes(work: Path, cap: Any) -> None:
-    with pytest.raises(AskedWrongly) as error:
+    with pytest.raises(RequestError) as error:
         builtins.configure_session_byte_cap(S, cap)
     assert error.value.code == "invalid_params"
     snapshot("one", work / "a")
@@ -518,7 +518,7 @@ def test_a_cap_is_a_whole_number_of_bytes(work: Path, cap: Any) -> None:
 def test_one_path_is_one_path(work: Path) -> None:
     path = str(work / "a")
     assert builtins.hostlib_fs_snapshot(session_id=S, scope_id="one", paths=path)["captured_paths"] == [path]
-    with pytest.raises(AskedWrongly) as error:
+    with pytest.raises(RequestError) as error:
         builtins.hostlib_fs_snapshot(session_id=S, scope_id="two", paths=3)
     assert error.value.code == "invalid_params"
 
@@ -533,8 +533,8 @@ def test_dropping_a_sessions_snapshots_leaves_none(work: Path) -> None:
 
 @pytest.mark.req("D11.hostlib.blank_ids")
 @pytest.mark.parametrize("request_", [{"session_id": " ", "scope_id": "x"}, {"session_id": "x", "scope_id": ""}, {}])
-def test_blank_ids_are_refused(opened: opening.Mulligan, request_: dict[str, str]) -> None:
-    with pytest.raises(AskedWrongly) as error:
+def test_blank_ids_are_refused(opened: api.Mulligan, request_: dict[str, str]) -> None:
+    with pytest.raises(RequestError) as error:
         builtins.hostlib_fs_snapshot(request_)
     assert error.value.code == "invalid_params"
 
@@ -557,9 +557,9 @@ def test_snapshots_survive_a_restart(tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
     (work / "a").write_text("a")
-    with opening.open(str(work), store=str(tmp_path / "home")):
+    with api.open(str(work), store=str(tmp_path / "home")):
         snapshot("tc", work / "a")
     (work / "a").write_text("b")
-    with opening.open(str(work), store=str(tmp_path / "home")):
+    with api.open(str(work), store=str(tmp_path / "home")):
         restore("tc")
     assert (work / "a").read_text() == "a"

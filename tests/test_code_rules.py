@@ -1,7 +1,7 @@
-"""The house rules of our own code, as tests: sizes, names, exports, imports and links.
+"""The rules of our own code, as tests: sizes, names, exports, imports and links.
 
-An exception to a rule is a line in `house_allowances.txt`: `rule | place | reason`. One that is no longer needed fails
-too, so the list only ever shrinks back.
+An exception to a rule is a line in `code_rule_allowances.txt`: `rule | place | reason`. A line that is no longer needed
+fails too, so the list shrinks.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mulligan
-from gauges import (
+from mulligan.values.errors import FAMILY_OF
+from tests.code_measures import (
     FunctionSize,
     broad_excepts_in,
+    code_lines,
     codes_in,
+    comment_lines,
     dead_links_in,
     exceptions_in,
     functions_in,
     is_vague,
     percentile,
+    public_classes_in,
     unfinished_in,
 )
-from mulligan.values.faults import FAMILY_OF
 
 ROOT = Path(__file__).parent.parent
 SRC = ROOT / "src"
@@ -42,11 +45,40 @@ GOLDEN_EXPORTS = TESTS / "golden" / "exports.txt"
 FUNCTION_MEDIAN_LINES = 8
 FUNCTION_P90_LINES = 30
 FUNCTION_STOP_LINES = 70
-FILE_P90_LINES = 400
+FILE_P85_LINES = 600
 FILE_STOP_LINES = 900
 POSITIONAL_MAX = 4
 ARGUMENTS_MAX = 8
 EXPORTS_MAX = 90
+
+FILES_MAX = {
+    ".": 6,
+    "agents": 17,
+    "boundary": 4,
+    "cli": 16,
+    "effects": 24,
+    "exec": 12,
+    "files": 32,
+    "history": 37,
+    "servers": 30,
+    "session": 27,
+    "store": 15,
+    "testing": 6,
+    "values": 13,
+}
+"""How many modules each package may have. A new package brings its own line; a number only goes down."""
+CODE_LINES_MAX = 50_900
+COMMENTS_PER_100_LINES = {"exec": 3.9, "history": 2.7}
+"""Odd code in these packages says why it is as it is."""
+OLD_MODULE_NAMES_TEXT = (
+    "opening looping executing going_back putting_back taking_over kept kept_rows live closing deeds lifting traits "
+    "leftovers families sites present asides beside_store bounds over_cap dropping dead_windows points_turns here "
+    "in_force known standing slices_back withholding evidence talk board hosting judging substrate keeping census "
+    "stillness quiet places writing bystanders warden beyond between following sightings errands door toolbox speech "
+    "gate doors words looking returning joining "
+)
+OLD_MODULE_NAMES = frozenset(OLD_MODULE_NAMES_TEXT.split())
+"""Names that a stranger would not guess; the code base had them once."""
 
 HEAVY_PROTOCOLS = frozenset({"acp", "anyio", "asyncio", "httpx", "mcp", "starlette", "uvicorn"})
 HEAVY_AGENTS = frozenset({"claude_agent_sdk", "litellm", "openai"})
@@ -67,9 +99,15 @@ def file_lines(folder: Path) -> dict[str, int]:
     return {name: len(text.splitlines()) for name, text in modules(folder)}
 
 
+def package_of(name: str) -> str:
+    """The package of a module of ours, given its file; `.` for the modules beside the packages."""
+    parts = Path(name).parts
+    return parts[2] if len(parts) > 3 else "."
+
+
 def allowed(rule: str) -> set[str]:
     """The places that are excused from a rule."""
-    rows = [line.split(" | ") for line in (TESTS / "house_allowances.txt").read_text("utf-8").splitlines()]
+    rows = [line.split(" | ") for line in (TESTS / "code_rule_allowances.txt").read_text("utf-8").splitlines()]
     return {place for named, place, reason in rows if named == rule and reason.strip()}
 
 
@@ -84,12 +122,25 @@ class TestSizes:
     def test_no_function_passes_the_stop(self, folder: Path) -> None:
         assert [size for size in functions(folder) if size.lines > FUNCTION_STOP_LINES] == []
 
-    def test_nine_files_in_ten_are_short(self) -> None:
-        assert percentile(list(file_lines(SRC).values()), 90) <= FILE_P90_LINES
+    def test_most_files_are_whole_and_not_long(self) -> None:
+        assert percentile(list(file_lines(SRC).values()), 85) <= FILE_P85_LINES
 
     @pytest.mark.parametrize("folder", [SRC, TESTS], ids=["src", "tests"])
     def test_no_file_passes_the_stop(self, folder: Path) -> None:
         assert {name: lines for name, lines in file_lines(folder).items() if lines > FILE_STOP_LINES} == {}
+
+    def test_packages_have_few_modules(self) -> None:
+        counted = Counter(package_of(name) for name, _ in modules(SRC))
+        assert {name: count for name, count in counted.items() if count > FILES_MAX.get(name, 0)} == {}
+
+    def test_the_source_does_not_grow(self) -> None:
+        assert sum(code_lines(text) for _, text in modules(SRC)) <= CODE_LINES_MAX
+
+    def test_packages_with_odd_code_say_why(self) -> None:
+        for package, least in COMMENTS_PER_100_LINES.items():
+            texts = [text for name, text in modules(SRC) if package_of(name) == package]
+            density = 100 * sum(map(comment_lines, texts)) / sum(map(code_lines, texts))
+            assert density >= least, package
 
     def test_arguments_are_few_and_named(self) -> None:
         wide = {s.where for s in functions(SRC) if s.positional > POSITIONAL_MAX or s.arguments > ARGUMENTS_MAX}
@@ -105,8 +156,17 @@ class TestNames:
     @pytest.mark.req("W32.one_class_per_error_name")
     def test_no_two_classes_of_exceptions_share_a_name(self) -> None:
         places = exceptions_in(modules(SRC))
-        assert "src/mulligan/values/faults.py:MulliganError" in places
+        assert "src/mulligan/values/errors.py:MulliganError" in places
         counted = Counter(re.split(r"[:.]", place)[-1] for place in places)
+        assert [name for name, count in counted.items() if count > 1] == []
+
+    def test_no_module_has_one_of_the_old_names_or_is_a_lone_gerund(self) -> None:
+        names = {Path(name).stem for name, _ in modules(SRC)}
+        gerunds = {name for name in names if re.fullmatch(r"[a-z]+ing", name)}
+        assert (names & OLD_MODULE_NAMES, gerunds) == (set(), set())
+
+    def test_no_two_public_classes_share_a_name(self) -> None:
+        counted = Counter(found for _, text in modules(SRC) for found in public_classes_in(text))
         assert [name for name, count in counted.items() if count > 1] == []
 
     def test_nothing_in_the_source_is_left_to_do(self) -> None:
@@ -119,7 +179,7 @@ def test_everything_is_caught_only_where_a_reason_is_given() -> None:
 
 
 def test_every_allowance_names_a_known_rule_and_a_reason() -> None:
-    rows = [line.split(" | ") for line in (TESTS / "house_allowances.txt").read_text("utf-8").splitlines()]
+    rows = [line.split(" | ") for line in (TESTS / "code_rule_allowances.txt").read_text("utf-8").splitlines()]
     assert [row for row in rows if len(row) != 3 or row[0] not in ("broad_except", "arguments") or not row[2]] == []
 
 
@@ -128,7 +188,7 @@ class TestExports:
         names: dict[str, object] = {}
         exec("from mulligan import *\nfound = open", names)
         assert names["found"] is open
-        assert mulligan.open.__module__ == "mulligan.opening"
+        assert mulligan.open.__module__ == "mulligan.api"
         assert "open" in dir(mulligan) and "Plan" in names
 
     def test_they_are_exactly_the_golden_list(self) -> None:
@@ -146,7 +206,7 @@ class TestExports:
 
 class TestImports:
     @pytest.mark.req("D3.lazy_reexports")
-    def test_import_mulligan_opens_no_room(self) -> None:
+    def test_import_mulligan_loads_no_subpackage(self) -> None:
         assert {name for name in _modules_after("import mulligan") if name.startswith("mulligan")} == {"mulligan"}
 
     @pytest.mark.req("D17.import_is_light")
@@ -161,7 +221,7 @@ class TestImports:
 
     @pytest.mark.req("D17.extras_optional")
     def test_without_any_extra_the_package_works(self, tmp_path: Path) -> None:
-        extras = "mcp", "acp", "openai", "litellm", "claude_agent_sdk", "psycopg", "obstore", "re2", "watchfiles"
+        extras = "mcp", "acp", "openai", "litellm", "claude_agent_sdk", "psycopg", "obstore", "watchfiles"
         (tmp_path / "root").mkdir()
         done = subprocess.run([sys.executable, "-c", BARE, str(tmp_path), *extras], capture_output=True, text=True)
         assert (done.returncode, done.stdout.split()[:1], done.stderr) == (0, ["found"], "")
@@ -208,15 +268,15 @@ def _modules_after(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-class TestRooms:
+class TestPackages:
     @pytest.mark.req(
         "D3.room_order", "D3.workspace_session_apart", "D3.agents_servers_apart", "D3.import_rule_enforced"
     )
     def test_the_import_rule_is_that_of_the_design_and_holds(self) -> None:
         contract, _ = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
-        assert (contract["type"], contract["layers"], contract.get("ignore_imports")) == ("layers", ROOMS, None)
+        assert (contract["type"], contract["layers"], contract.get("ignore_imports")) == ("layers", PACKAGES, None)
         rooms = {name.removesuffix(".py") for name in os.listdir(SRC / "mulligan") if not name.startswith(("_", "py."))}
-        assert rooms == {room for layer in ROOMS for room in layer.split(" | ")}
+        assert rooms == {room for layer in PACKAGES for room in layer.split(" | ")}
         linter = Path(sys.executable).with_name("lint-imports")
         done = subprocess.run([linter, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
@@ -225,13 +285,13 @@ class TestRooms:
     def test_only_the_edges_name_a_concrete_store(self) -> None:
         named = re.compile(r"mulligan\.store\.(memory|sqlite|postgres)\b|\b(Memory|Sqlite|Postgres)Store\b")
         naming = {Path(name).parts[2] for name, text in modules(SRC) if named.search(text)}
-        assert naming <= {"store", "opening.py", "cli", "servers", "testing"}
+        assert naming <= {"store", "api.py", "cli", "servers", "testing"}
 
     @pytest.mark.req("D15.no_engine_switches")
-    def test_nobody_asks_which_engine_it_is(self) -> None:
+    def test_no_module_asks_which_engine_it_is(self) -> None:
         engine = re.compile(r"\b(Memory|Sqlite|Postgres)Store\b")
         outside = [(name, text) for name, text in modules(SRC) if Path(name).parts[2] not in ("store", "testing")]
-        assert [name for name, text in outside if engine.search(text)] == ["src/mulligan/opening.py"]
+        assert [name for name, text in outside if engine.search(text)] == ["src/mulligan/api.py"]
         asks = re.compile(r"(isinstance|issubclass|type)\([^)]*(Memory|Sqlite|Postgres)Store\b")
         assert [name for name, text in modules(SRC) if asks.search(text)] == []
 
@@ -243,7 +303,7 @@ class TestRooms:
 
     @pytest.mark.req("D3.sync_inside")
     def test_only_the_edges_are_async(self) -> None:
-        edges, in_threads = ("servers", "agents"), Path("src/mulligan/effects/async_call.py")
+        edges, in_threads = ("servers", "agents"), Path("src/mulligan/effects/handle.py")
         inside = [
             (name, text) for name, text in modules(SRC) if Path(name).parts[2] not in edges and Path(name) != in_threads
         ]
@@ -263,18 +323,18 @@ class TestRooms:
         }
 
 
-ROOMS = [
+PACKAGES = [
     "testing",
     "cli",
-    "builtins | tokens",
-    "looping",
-    "opening",
+    "builtins | tokens | command_client",
+    "api",
     "servers | agents",
     "effects",
     "history",
-    "session | workspace",
+    "exec | session",
+    "files",
 ]
-ROOMS += ["boundary", "store", "values"]
+PACKAGES += ["boundary", "store", "values"]
 
 PURE = frozenset(
     {
@@ -290,7 +350,8 @@ PURE = frozenset(
             "errno",
             "functools",
         ),
-        *("hashlib", "math", "mulligan", "operator", "orjson", "re", "sys", "time", "types", "typing", "uuid"),
+        *("hashlib", "math", "mulligan", "operator", "orjson", "re", "sys", "time", "types", "typing"),
+        *("unicodedata", "uuid"),
         # Neither does input or output: which call goes on here, and whether its block is still there.
         *("contextvars", "weakref"),
         "uuid_utils",
@@ -355,6 +416,15 @@ class TestGauges:
 
     def test_a_narrow_except_is_not_broad(self) -> None:
         assert list(broad_excepts_in("try:\n    pass\nexcept (OSError, KeyError):\n    pass\n", "m.py")) == []
+
+    def test_code_and_comments_are_counted_apart(self) -> None:
+        source = (
+            '"""Doc."""\n\n# why\nx = (\n    1\n)  # type: ignore\ndef f():\n    """Two\n    lines."""\n    return x\n'
+        )
+        assert (code_lines(source), comment_lines(source)) == (5, 1)
+
+    def test_public_classes_are_found(self) -> None:
+        assert public_classes_in("class A:\n    class B: ...\nclass _C: ...\nclass D(A): ...\n") == ["A", "D"]
 
     @pytest.mark.parametrize(
         ("numbers", "percent", "expected"), [([], 50, 0), ([7], 90, 7), ([1, 2, 3, 4], 50, 2), ([*range(1, 11)], 90, 9)]

@@ -29,7 +29,7 @@ SHOWS = {
     ],
     "openai_agents_sdk.py": [
         "it says:   done",
-        "its talk:  ['user', 'assistant', 'tool', 'assistant']",
+        "messages:  ['user', 'assistant', 'tool', 'assistant']",
         "its file:  by an agent of the SDK",
         "undone:    ()",
     ],
@@ -78,7 +78,7 @@ def test_an_example_runs_and_shows_its_point(name: str, tmp_path: Path) -> None:
         [sys.executable, "-W", "error::ResourceWarning", EXAMPLES / name],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
         cwd=tmp_path,
         env={**kept, **nowhere, "MULLIGAN_HOME": str(tmp_path / "home")},

@@ -21,9 +21,8 @@ import apsw
 import pytest
 
 import mulligan
-from mulligan.history.schema import SCHEMA as HISTORY
-from mulligan.store.blobs import BODIES, Blobs, BodyRow
-from mulligan.store.codec import RAW, ZSTD, ZSTD_PREFIX, unpack
+from mulligan.history.projection import SCHEMA as HISTORY
+from mulligan.store.blobs import BODIES, RAW, ZSTD, ZSTD_PREFIX, Blobs, BodyRow, unpack
 from mulligan.store.journal import (
     GENESIS,
     HEADS,
@@ -39,12 +38,12 @@ from mulligan.store.journal import (
 )
 from mulligan.store.memory import MemoryStore
 from mulligan.store.migrations import SCHEMA_VERSION
-from mulligan.store.sql import create_statements
 from mulligan.store.sqlite import SqliteStore
+from mulligan.store.sqlite_file import create_statements
 from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import SystemClock
 from mulligan.values.digest import Digest, digest_of, raw_digest
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -13,15 +13,15 @@ ROOT = Path(__file__).parent.parent
 SRC = ROOT / "src" / "mulligan"
 
 DOORS = {
-    "workspace/disk.py": "the workspace: every change of a person's file",
-    "workspace/copies.py": "the files of a fork, in a new directory that no root knows yet",
-    "workspace/git.py": "a shadow of a repository, in a temporary directory",
-    "workspace/exec/confine.py": "the layers of an overlay, in a temporary directory",
-    "workspace/exec/overlay.py": "the same layers, to throw them away",
-    "history/windows.py": "the mark of a command that runs, beside the store",
-    "history/dead_windows.py": "the mark of a command whose watcher died",
+    "files/disk.py": "the workspace: every change of a person's file",
+    "files/copy.py": "the files of a fork, in a new directory that no root knows yet",
+    "files/git.py": "a shadow of a repository in a temporary directory; git's own files of a linked working tree",
+    "exec/init.py": "the layers of an overlay, in a temporary directory",
+    "exec/capture/overlay.py": "the same layers, to throw them away",
+    "history/command.py": "the mark of a command that runs, beside the store",
+    "history/recovery.py": "the mark of a command whose watcher died",
 }
-"""Who below `workspace`, `history` and `effects` may change the file system, and which part of it."""
+"""Which modules of `files`, `exec`, `history` and `effects` may change the file system, and which part of it."""
 
 CHANGING = re.compile(
     r"(os|shutil)\.(f?chmod|[fl]?chown|link|makedirs|mkdir|mkfifo|mknod|remove\w*|renames?|replace|rmdir|rmtree|"
@@ -46,9 +46,9 @@ def changes_in(source: str) -> Iterator[str]:
 
 
 @pytest.mark.req("D3.one_door_to_disk")
-def test_a_persons_files_are_changed_through_one_door() -> None:
+def test_a_persons_files_are_changed_by_one_module() -> None:
     found: dict[str, list[str]] = {}
-    for room in ("workspace", "history", "effects"):
+    for room in ("files", "exec", "history", "effects"):
         for file in sorted((SRC / room).rglob("*.py")):
             if changes := sorted(set(changes_in(file.read_text("utf-8")))):
                 found[str(file.relative_to(SRC))] = changes
@@ -98,13 +98,28 @@ def test_no_test_compares_what_an_error_says() -> None:
 
 
 @pytest.mark.req("D19.make_test_is_all")
-def test_one_command_runs_everything_and_the_machine_runs_it_too() -> None:
-    ci = (ROOT / ".ci" / "run").read_text("utf-8")
-    recipe = re.search(r"^test:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+def test_one_command_runs_all_of_ours_and_the_machine_runs_it_too() -> None:
+    ci = (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
+    lanes = ["make test </dev/null", "make test-hosts SHORT=1 </dev/null", "make test-web SHORT=1 </dev/null"]
+    assert ci[-3:] == lanes
+    assert "`make test`" in (ROOT / "README.md").read_text("utf-8")
+    chosen = {lane: _pytest_of(lane) for lane in ("test", "test-slow", "test-hosts")}
+    assert chosen == {
+        "test": '"not slow and not hosts and not web"',
+        "test-slow": '"not hosts and not web"',
+        "test-hosts": '"hosts$(if $(SHORT), and not slow)"',
+    }
+
+
+@pytest.mark.req("D19.make_test_is_all")
+def test_only_the_lane_of_hosts_installs_programs_of_others() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    assert re.findall(r"^([a-z-]+):.*\$\(TOOLS\)", makefile, re.MULTILINE) == ["test-hosts"]
+
+
+def _pytest_of(lane: str) -> str:
+    """Which tests a target of the Makefile chooses."""
+    recipe = re.search(rf"^{lane}:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
     assert recipe is not None
-    assert "make test" in ci
-    assert "`make test`" in (ROOT / "README.md").read_text("utf-8") or "make test" in (ROOT / "README.md").read_text(
-        "utf-8"
-    )
-    assert "--ignore" not in recipe[1]
-    assert "tests/" not in recipe[1]
+    (arguments,) = re.findall(r"(?:\$\(PYTEST\)|-m pytest -n auto) -m (.*)", recipe[1])
+    return str(arguments)

@@ -1,6 +1,7 @@
 """Everything a coding agent does to files and to its own state, as a transaction: atomic, recorded, undoable.
 
-The public Python API. Importing this loads nothing else; each name is fetched from its room when it is first used.
+This module is the public Python API. Importing it loads nothing else; Python imports each name from its module when a
+program uses it first. Read `docs/architecture.md` first; `api` has `open` and the class `Mulligan`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ TYPE_CHECKING = False  # type checkers know the name; importing it would cost mo
 
 if TYPE_CHECKING:
     from mulligan import tokens as tokens
-    from mulligan.agents.coding import coding_tools as coding_tools
+    from mulligan.agents.coding_tools import coding_tools as coding_tools
     from mulligan.agents.loop import Bounds as Bounds
-    from mulligan.agents.main_loop import MainLoop as MainLoop
-    from mulligan.agents.main_loop import TranscriptState as TranscriptState
+    from mulligan.agents.loop import MainLoop as MainLoop
+    from mulligan.agents.loop import TranscriptState as TranscriptState
     from mulligan.agents.runner import ToolExecutionOutcome as ToolExecutionOutcome
     from mulligan.agents.runner import ToolRunner as ToolRunner
     from mulligan.agents.runner import tool_execution as tool_execution
@@ -20,122 +21,107 @@ if TYPE_CHECKING:
     from mulligan.agents.tools import Tool as Tool
     from mulligan.agents.tools import ToolContext as ToolContext
     from mulligan.agents.tools import tool as tool
+    from mulligan.api import Mulligan as Mulligan
+    from mulligan.api import agent_loop as agent_loop
+    from mulligan.api import open as open
     from mulligan.effects.receipt import Receipt as Receipt
-    from mulligan.effects.replaying import ReplayRunner as ReplayRunner
+    from mulligan.effects.replay_runner import ReplayRunner as ReplayRunner
     from mulligan.effects.session import DurableSession as DurableSession
+    from mulligan.files.filesystems import Filesystem as Filesystem
+    from mulligan.files.filesystems import FilesystemSnapshot as FilesystemSnapshot
+    from mulligan.files.filesystems import HostFilesystem as HostFilesystem
+    from mulligan.files.filesystems import InMemoryFilesystem as InMemoryFilesystem
+    from mulligan.files.filesystems import SnapshotableFilesystem as SnapshotableFilesystem
     from mulligan.history.checkpoint import CheckpointStore as CheckpointStore
+    from mulligan.history.checkpoint import CompositeSnapshot as CompositeSnapshot
+    from mulligan.history.checkpoint import ExecutionState as ExecutionState
     from mulligan.history.checkpoint import ToolCheckpoint as ToolCheckpoint
     from mulligan.history.checkpoint import rollback_to_tool as rollback_to_tool
-    from mulligan.history.composite import CompositeSnapshot as CompositeSnapshot
-    from mulligan.history.composite import ExecutionState as ExecutionState
-    from mulligan.looping import agent_loop as agent_loop
-    from mulligan.opening import Mulligan as Mulligan
-    from mulligan.opening import open as open
-    from mulligan.session.bus import EventBus as EventBus
-    from mulligan.session.known import Plan as Plan
-    from mulligan.session.known import PromptExecuted as PromptExecuted
-    from mulligan.session.known import PromptRendered as PromptRendered
-    from mulligan.session.known import ToolInvoked as ToolInvoked
-    from mulligan.session.known import ToolResult as ToolResult
-    from mulligan.session.known import VisibilityOverrides as VisibilityOverrides
-    from mulligan.session.known import WorkspaceDigest as WorkspaceDigest
-    from mulligan.session.resources import BudgetSnapshot as BudgetSnapshot
-    from mulligan.session.resources import BudgetTracker as BudgetTracker
-    from mulligan.session.resources import Lazy as Lazy
-    from mulligan.session.resources import ResourceRegistry as ResourceRegistry
-    from mulligan.session.resources import Snapshotable as Snapshotable
-    from mulligan.session.slices import SlicePolicy as SlicePolicy
-    from mulligan.session.slices import append_all as append_all
-    from mulligan.session.slices import reducer as reducer
-    from mulligan.session.slices import replace_latest as replace_latest
-    from mulligan.session.slices import upsert_by as upsert_by
-    from mulligan.session.snapshot import Snapshot as Snapshot
-    from mulligan.session.snapshot import SnapshotMetadata as SnapshotMetadata
-    from mulligan.session.state import Session as Session
-    from mulligan.session.state import SessionSnapshotAdapter as SessionSnapshotAdapter
-    from mulligan.session.types import register_type as register_type
+    from mulligan.session.state.resources import BudgetSnapshot as BudgetSnapshot
+    from mulligan.session.state.resources import BudgetTracker as BudgetTracker
+    from mulligan.session.state.resources import Lazy as Lazy
+    from mulligan.session.state.resources import ResourceRegistry as ResourceRegistry
+    from mulligan.session.state.resources import Snapshotable as Snapshotable
+    from mulligan.session.state.session import Session as Session
+    from mulligan.session.state.session import SessionSnapshotAdapter as SessionSnapshotAdapter
+    from mulligan.session.state.session import Snapshot as Snapshot
+    from mulligan.session.state.session import SnapshotMetadata as SnapshotMetadata
+    from mulligan.session.state.slices import Plan as Plan
+    from mulligan.session.state.slices import PromptExecuted as PromptExecuted
+    from mulligan.session.state.slices import PromptRendered as PromptRendered
+    from mulligan.session.state.slices import SlicePolicy as SlicePolicy
+    from mulligan.session.state.slices import ToolInvoked as ToolInvoked
+    from mulligan.session.state.slices import ToolResult as ToolResult
+    from mulligan.session.state.slices import VisibilityOverrides as VisibilityOverrides
+    from mulligan.session.state.slices import WorkspaceDigest as WorkspaceDigest
+    from mulligan.session.state.slices import append_all as append_all
+    from mulligan.session.state.slices import reducer as reducer
+    from mulligan.session.state.slices import replace_latest as replace_latest
+    from mulligan.session.state.slices import upsert_by as upsert_by
+    from mulligan.session.state.types import register_type as register_type
+    from mulligan.session.subscribers import EventBus as EventBus
     from mulligan.values.clock import Clock as Clock
     from mulligan.values.clock import FixedClock as FixedClock
     from mulligan.values.clock import SystemClock as SystemClock
-    from mulligan.values.faults import AskedWrongly as AskedWrongly
-    from mulligan.values.faults import Broken as Broken
-    from mulligan.values.faults import Family as Family
-    from mulligan.values.faults import MayNot as MayNot
-    from mulligan.values.faults import MulliganError as MulliganError
-    from mulligan.values.faults import WorldChanged as WorldChanged
-    from mulligan.values.state_faults import DeadlineExceededError as DeadlineExceededError
-    from mulligan.values.state_faults import ExecutionStateError as ExecutionStateError
-    from mulligan.values.state_faults import PromptEvaluationError as PromptEvaluationError
-    from mulligan.values.state_faults import RestoreFailedError as RestoreFailedError
-    from mulligan.values.state_faults import SnapshotMismatchError as SnapshotMismatchError
-    from mulligan.values.state_faults import ToolValidationError as ToolValidationError
-    from mulligan.values.state_faults import VisibilityExpansionRequired as VisibilityExpansionRequired
-    from mulligan.workspace.filesystem import Filesystem as Filesystem
-    from mulligan.workspace.filesystem import FilesystemSnapshot as FilesystemSnapshot
-    from mulligan.workspace.filesystem import SnapshotableFilesystem as SnapshotableFilesystem
-    from mulligan.workspace.host_filesystem import HostFilesystem as HostFilesystem
-    from mulligan.workspace.memory_filesystem import InMemoryFilesystem as InMemoryFilesystem
+    from mulligan.values.errors import ConflictError as ConflictError
+    from mulligan.values.errors import DeadlineExceededError as DeadlineExceededError
+    from mulligan.values.errors import ExecutionStateError as ExecutionStateError
+    from mulligan.values.errors import Family as Family
+    from mulligan.values.errors import ForbiddenError as ForbiddenError
+    from mulligan.values.errors import InternalError as InternalError
+    from mulligan.values.errors import MulliganError as MulliganError
+    from mulligan.values.errors import PromptEvaluationError as PromptEvaluationError
+    from mulligan.values.errors import RequestError as RequestError
+    from mulligan.values.errors import RestoreFailedError as RestoreFailedError
+    from mulligan.values.errors import SnapshotMismatchError as SnapshotMismatchError
+    from mulligan.values.errors import ToolValidationError as ToolValidationError
+    from mulligan.values.errors import VisibilityExpansionRequired as VisibilityExpansionRequired
 
-_ROOMS = {
-    "mulligan.agents.coding": ("coding_tools",),
-    "mulligan.agents.loop": ("Bounds",),
-    "mulligan.effects.receipt": ("Receipt",),
-    "mulligan.effects.replaying": ("ReplayRunner",),
-    "mulligan.effects.session": ("DurableSession",),
-    "mulligan.looping": ("agent_loop",),
-    "mulligan.opening": ("Mulligan", "open"),
-    "mulligan.agents.main_loop": ("MainLoop", "TranscriptState"),
-    "mulligan.agents.runner": ("ToolExecutionOutcome", "ToolRunner", "tool_execution"),
-    "mulligan.agents.tools": ("ProviderToolCall", "Tool", "ToolContext", "tool"),
-    "mulligan.history.checkpoint": ("CheckpointStore", "ToolCheckpoint", "rollback_to_tool"),
-    "mulligan.history.composite": ("CompositeSnapshot", "ExecutionState"),
-    "mulligan.session.bus": ("EventBus",),
-    "mulligan.session.known": (
-        "Plan",
-        "PromptExecuted",
-        "PromptRendered",
-        "ToolInvoked",
-        "ToolResult",
-        "VisibilityOverrides",
-        "WorkspaceDigest",
+_NAMES_IN = {
+    "mulligan.agents.coding_tools": "coding_tools",
+    "mulligan.agents.loop": "Bounds MainLoop TranscriptState",
+    "mulligan.agents.runner": "ToolExecutionOutcome ToolRunner tool_execution",
+    "mulligan.agents.tools": "ProviderToolCall Tool ToolContext tool",
+    "mulligan.api": "Mulligan agent_loop open",
+    "mulligan.effects.receipt": "Receipt",
+    "mulligan.effects.replay_runner": "ReplayRunner",
+    "mulligan.effects.session": "DurableSession",
+    "mulligan.files.filesystems": (
+        "Filesystem FilesystemSnapshot HostFilesystem InMemoryFilesystem SnapshotableFilesystem"
     ),
-    "mulligan.session.resources": ("BudgetSnapshot", "BudgetTracker", "Lazy", "ResourceRegistry", "Snapshotable"),
-    "mulligan.session.slices": ("SlicePolicy", "append_all", "reducer", "replace_latest", "upsert_by"),
-    "mulligan.session.snapshot": ("Snapshot", "SnapshotMetadata"),
-    "mulligan.session.state": ("Session", "SessionSnapshotAdapter"),
-    "mulligan.session.types": ("register_type",),
-    "mulligan.values.state_faults": (
-        "DeadlineExceededError",
-        "ExecutionStateError",
-        "PromptEvaluationError",
-        "RestoreFailedError",
-        "SnapshotMismatchError",
-        "ToolValidationError",
-        "VisibilityExpansionRequired",
+    "mulligan.history.checkpoint": "CheckpointStore CompositeSnapshot ExecutionState ToolCheckpoint rollback_to_tool",
+    "mulligan.session.state.resources": "BudgetSnapshot BudgetTracker Lazy ResourceRegistry Snapshotable",
+    "mulligan.session.state.session": "Session SessionSnapshotAdapter Snapshot SnapshotMetadata",
+    "mulligan.session.state.slices": (
+        "Plan PromptExecuted PromptRendered SlicePolicy ToolInvoked ToolResult VisibilityOverrides "
+        "WorkspaceDigest append_all reducer replace_latest upsert_by"
     ),
-    "mulligan.workspace.filesystem": ("Filesystem", "FilesystemSnapshot", "SnapshotableFilesystem"),
-    "mulligan.workspace.host_filesystem": ("HostFilesystem",),
-    "mulligan.workspace.memory_filesystem": ("InMemoryFilesystem",),
-    "mulligan.values.clock": ("Clock", "FixedClock", "SystemClock"),
-    "mulligan.values.faults": ("AskedWrongly", "Broken", "Family", "MayNot", "MulliganError", "WorldChanged"),
+    "mulligan.session.state.types": "register_type",
+    "mulligan.session.subscribers": "EventBus",
+    "mulligan.values.clock": "Clock FixedClock SystemClock",
+    "mulligan.values.errors": (
+        "ConflictError DeadlineExceededError ExecutionStateError Family ForbiddenError InternalError "
+        "MulliganError PromptEvaluationError RequestError RestoreFailedError SnapshotMismatchError "
+        "ToolValidationError VisibilityExpansionRequired"
+    ),
 }
 _MODULES = ("tokens",)
-_HOME_OF = {name: room for room, names in _ROOMS.items() for name in names}
+_MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names.split()}
 
-_PUBLIC = sorted([*_HOME_OF, *_MODULES])
+_PUBLIC = sorted([*_MODULE_OF, *_MODULES])
 
 __all__ = [name for name in _PUBLIC if name != "open"]  # a star import must not replace Python's own `open`
 
 
 def __getattr__(name: str) -> object:
-    room = _HOME_OF.get(name)
-    if room is None and name not in _MODULES:
+    module = _MODULE_OF.get(name)
+    if module is None and name not in _MODULES:
         raise AttributeError(f"module 'mulligan' has no attribute {name!r}")
     from importlib import import_module
 
-    if room is None:
+    if module is None:
         return import_module(f"mulligan.{name}")
-    value = globals()[name] = getattr(import_module(room), name)
+    value = globals()[name] = getattr(import_module(module), name)
     return value
 
 

@@ -1,34 +1,35 @@
-"""`python -m mulligan`: the command line, with a short way to the one verb that other programs wait for."""
+"""`python -m mulligan`: the command line. `mulligan mcp` starts without click, because agent hosts wait for it."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+
+TYPE_CHECKING = False  # importing it from `typing` takes as long as the rest of a quick verb
 
 if TYPE_CHECKING:
-    from mulligan.opening import Mulligan
-    from mulligan.servers.mcp.door import Asked
+    from mulligan.api import Mulligan
+    from mulligan.servers.mcp.stdio import McpOptions
 
 
-def open_asked(asked: Asked) -> Mulligan:
-    from mulligan.cli.doors import work
+def open_asked(asked: McpOptions) -> Mulligan:
+    from mulligan.cli.open_root import open_for_changes
     from mulligan.cli.options import Common
 
-    return work(Common(asked.root, asked.session, asked.store, as_json=False))
+    return open_for_changes(Common(asked.root, asked.session, asked.store, as_json=False))
 
 
 def _in_utf8() -> None:
-    """Names of files are UTF-8 here, whatever the locale says: under another one Python is started again, told so.
+    """File names are UTF-8, so under another locale this starts Python again in UTF-8 mode.
 
-    By an option, which only this process sees; commands that it runs would inherit a variable.
+    It uses an option, not a variable, because commands would inherit a variable.
     """
     if sys.getfilesystemencoding() != "utf-8" and sys.executable:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
 def _with_streams() -> None:
-    """Streams that were closed before us lead nowhere. Else the store would be opened as our output, and written to."""
+    """Opens /dev/null for closed streams. Otherwise the store could get descriptor 1, and output would overwrite it."""
     for handle, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             os.dup2(os.open(os.devnull, os.O_RDWR), handle)
@@ -39,12 +40,17 @@ def main() -> None:
     _with_streams()
     _in_utf8()
     if sys.argv[1:2] == ["mcp"]:
-        from mulligan.servers.mcp.door import parse_plain, serve_plain
+        from mulligan.servers.mcp.stdio import parse_plain, serve_plain
 
         asked = parse_plain(sys.argv[2:])
         if asked is not None and os.path.isdir(asked.root or "."):
             serve_plain(asked, open_asked)
             return
+    from mulligan.command_client import run_in_background
+
+    code = run_in_background(sys.argv[1:])
+    if code is not None:
+        sys.exit(code)
     from mulligan.cli import main as command_line
 
     command_line()

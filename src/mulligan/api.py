@@ -1,27 +1,39 @@
-"""The composition root: which engine, in which directory, kept in order by whom."""
+"""The composition root: `open()`, the class `Mulligan`, and `agent_loop()`.
+
+`open_store` chooses the store engine and its directory and starts its maintenance. `_open_root` opens a root, and
+`_recovered` runs recovery in it. `agent_loop` fills in the provider, tools and bounds that the caller left out.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.clock import Clock, SystemClock
-from mulligan.values.faults import MulliganError, fault, fault_of_os_error
-from mulligan.values.here import Here
+from mulligan.values.errors import MulliganError, fault, fault_of_os_error
+from mulligan.values.fast_dataclass import fast_dataclass
+from mulligan.values.paths import is_inside
+from mulligan.values.scoped_var import ScopedVar
 
 if TYPE_CHECKING:
+    from mulligan.agents.loop import Bounds, LoopEvent, LoopResult, May, Tell
+    from mulligan.agents.providers import Driver, Model, Provider
+    from mulligan.agents.tools import AnyTool, ProviderToolCall
     from mulligan.boundary.verdict import Boundary
-    from mulligan.effects.session import Session
+    from mulligan.effects.session import DurableSession
     from mulligan.effects.sessions import Sessions
-    from mulligan.history.desk import Desk
+    from mulligan.history.checkpoint import ExecutionState
     from mulligan.history.ledger import Ledger
-    from mulligan.history.power_cuts import Found
+    from mulligan.history.open_root import OpenRoot
+    from mulligan.history.power_cuts import CutReport
     from mulligan.history.recovery import Recovered
+    from mulligan.servers.acp.agent import ProgressView, Prompt
     from mulligan.session.tokens import Tokens
     from mulligan.store.journal import Schema
     from mulligan.store.protocol import Durability, Store
@@ -32,49 +44,49 @@ _ENGINES = "a directory, sqlite:///absolute/directory, or memory:"
 
 
 def state_directory(environ: Mapping[str, str]) -> str:
-    """Where a store lives unless told otherwise: $MULLIGAN_HOME, else below $XDG_STATE_HOME, else below the home."""
+    """The default directory of the store: $MULLIGAN_HOME, else below $XDG_STATE_HOME, else below the home."""
     chosen = environ.get("MULLIGAN_HOME")
     if chosen:
         return os.path.abspath(chosen)
     state = environ.get("XDG_STATE_HOME", "")
     if not os.path.isabs(state):
-        # The rule for XDG variables: a relative one is to be ignored.
+        # The XDG specification says to ignore a relative path.
         state = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".local", "state")
     return os.path.join(state, "mulligan")
 
 
-def call_around(environ: Mapping[str, str]) -> str | None:
-    """The call whose command started us, if we are told of one."""
+def outer_call(environ: Mapping[str, str]) -> str | None:
+    """The id of the call whose command started this process, from its environment."""
     call = environ.get("MULLIGAN_CALL", "")
     return call if call.isascii() and call else None
 
 
 def store_directory(url: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> str | None:
-    """The directory a store URL means; None for a store that is not on a disk. Raises `invalid_store_url`."""
+    """The directory of a store URL; None for a store in memory. Raises `invalid_store_url`."""
     if url is None:
         return state_directory(environ)
     if isinstance(url, os.PathLike):
         return os.path.abspath(os.fspath(url))
     if not isinstance(url, str):
-        raise fault("invalid_store_url", f"{url!r} is no store. Give {_ENGINES}.")
+        raise fault("invalid_store_url", f"{url!r} is not a store. Give {_ENGINES}.")
     scheme, colon, rest = url.partition(":")
     reader = _SCHEMES.get(scheme) if colon and "/" not in scheme else None
     if reader is not None:
         return reader(rest)
     if not url.strip() or "\0" in url or (colon and rest.startswith("//")):
-        raise fault("invalid_store_url", f"{url!r} is no store. Give {_ENGINES}.")
+        raise fault("invalid_store_url", f"{url!r} is not a store. Give {_ENGINES}.")
     return os.path.abspath(url)
 
 
 def _sqlite(rest: str) -> str:
     if not rest.startswith("///") or rest.startswith("////") or not rest.strip("/"):
-        raise fault("invalid_store_url", "A SQLite store is named sqlite:///absolute/directory, with three slashes.")
+        raise fault("invalid_store_url", "Write a SQLite store as sqlite:///absolute/directory, with three slashes.")
     return os.path.abspath(rest[2:])
 
 
 def _memory(rest: str) -> None:
     if rest.strip("/"):
-        raise fault("invalid_store_url", "A store in memory is named memory: and nothing more.")
+        raise fault("invalid_store_url", "Write a store in memory as memory: without anything after it.")
 
 
 def _postgres(rest: str) -> None:
@@ -100,9 +112,9 @@ def open_store(
     create: bool = True,
     environ: Mapping[str, str] | None = None,
 ) -> Store:
-    """The store of that URL, checked after a power cut and tended in the background. Refusals change nothing.
+    """Open the store of a URL, check it after a power cut, and start its background maintenance.
 
-    With `create=False` a store that is not there is `store_unreadable` instead of made.
+    A refusal changes nothing. With `create=False` a missing store raises `store_unreadable`.
     """
     directory = store_directory(url, os.environ if environ is None else environ)
     if directory is None:
@@ -121,23 +133,23 @@ def open_store(
 
 
 def _open_sqlite(directory: str, schema: Schema, *, durability: Durability, clock: Clock, create: bool) -> Store:
-    # Loaded only when a store is opened: `mulligan --help` needs none.
-    from mulligan.store.housekeeping import SyncMark, boot_id, look_back
+    # Imported here, because `mulligan --help` opens no store.
     from mulligan.store.journal import Journal
+    from mulligan.store.maintenance import BackgroundSync, boot_id, check_after_reboot
     from mulligan.store.sqlite import SqliteStore
 
     store = SqliteStore(directory, schema, durability=durability, clock=clock, create=create)
-    look_back(store, Journal(schema), clock, boot=boot_id())
+    check_after_reboot(store, Journal(schema), clock, boot=boot_id())
     if durability == "process":
-        SyncMark(store, clock, hand_over=partial(_hand_over_sync, store))
+        BackgroundSync(store, clock, hand_over=partial(_hand_over_sync, store))
     return store
 
 
 def _hand_over_sync(store: SqliteStore) -> bool:
-    """Leave what is not synced to the background process; False: there is none."""
-    from mulligan.agents.hooks.keeper_socket import SOCKET, ask_keeper, keeper_folder
+    """Leave the remaining syncs to the background process of the hooks. False if there is none."""
+    from mulligan.agents.hooks.socket import SOCKET, ask_background, background_folder
 
-    folder, originals = keeper_folder(store.directory), store.originals
+    folder, originals = background_folder(store.directory), store.originals
     if originals is None or not os.path.exists(os.path.join(folder, SOCKET)):
         return False
     has_let_go = False
@@ -147,31 +159,31 @@ def _hand_over_sync(store: SqliteStore) -> bool:
         has_let_go = True
         originals.close()
 
-    # If it does not answer after that, the next process that opens the store looks after what we left.
-    return ask_keeper(folder, b"sync " + originals.process.encode(), before=let_go) is not None or has_let_go
+    # If it does not answer after that, the next process that opens the store does these syncs.
+    return ask_background(folder, b"sync " + originals.process.encode(), before=let_go) is not None or has_let_go
 
 
 def sync_left(directory: str, process: str) -> None:
-    """Sync what a process that has ended left to us, the background process (`originals`, bodies and rows)."""
-    from mulligan.history.schema import SCHEMA
-    from mulligan.store.housekeeping import SyncMark
+    """In the background process: sync what an ended process left to it (`originals`, bodies and rows)."""
+    from mulligan.history.projection import SCHEMA
+    from mulligan.store.maintenance import BackgroundSync
     from mulligan.store.sqlite import SqliteStore
 
     clock = SystemClock()
     store = SqliteStore(directory, SCHEMA, clock=clock, create=False)
     with ExitStack() as closing:
         closing.callback(store.close)
-        left = None if store.originals is None else store.originals.left_by(os.path.basename(process))
+        left = None if store.originals is None else store.originals.of_process(os.path.basename(process))
         if left is not None:
             closing.callback(left.close)
             left.sync()
-        SyncMark(store, clock).move()
+        BackgroundSync(store, clock).move()
         if left is not None:
             left.remove()
 
 
 def _refuse_inside(directory: str, root: str | None) -> None:
-    """A store inside the workspace would record itself, and an agent could edit it."""
+    """Refuse a store inside the workspace: it would record itself, and an agent could edit it."""
     if root is None:
         return
     inner, outer = os.path.realpath(directory), os.path.realpath(root)
@@ -182,20 +194,20 @@ def _refuse_inside(directory: str, root: str | None) -> None:
         )
 
 
-_here: Here[Mulligan] = Here("mulligan_workspace")
+_here: ScopedVar[Mulligan] = ScopedVar("mulligan_workspace")
 _open: list[Mulligan] = []
 _folders: dict[tuple[str, int, str], Mulligan] = {}
 _opening_folders = fork_safe_lock()
 
 
 def innermost() -> Mulligan:
-    """The workspace opened last and not closed yet: by this thread or task, else by any; else the current folder."""
+    """The open workspace that this thread or task opened last, else that any thread did; else the current folder."""
     found = _here.now() or next(reversed(_open), None)
     return _current_folder() if found is None else found
 
 
 def _current_folder() -> Mulligan:
-    """Opened once for each folder and store. It counts nowhere else: nobody has asked for it to be open."""
+    """The current folder as a workspace, opened once per folder and store. It is not listed as an open workspace."""
     try:
         place = os.getcwd(), os.stat(".").st_ino, state_directory(os.environ)
     except OSError:
@@ -211,9 +223,14 @@ class Mulligan:
     """An open workspace: a root, its store, and the sessions on it. Close it, or use it in a `with`."""
 
     def __init__(
-        self, desk: Desk, boundary: Boundary, recovered: Sequence[Recovered], power_cut: Sequence[Found] = ()
+        self,
+        desk: OpenRoot,
+        boundary: Boundary,
+        recovered: Sequence[Recovered],
+        power_cut: Sequence[CutReport] = (),
     ) -> None:
-        self.desk = desk
+        # The parameter keeps its earlier name because the public signature is frozen.
+        self.open_root = desk
         self.boundary = boundary
         self.recovered = tuple(recovered)
         self.power_cut = tuple(power_cut)
@@ -225,15 +242,15 @@ class Mulligan:
     @property
     def root(self) -> str:
         """The folder, as an absolute path."""
-        return os.fsdecode(self.desk.disk.root.path)
+        return os.fsdecode(self.open_root.disk.root.path)
 
     @property
     def store(self) -> Store:
-        """Where everything durable lives; several workspaces may share one."""
-        return self.desk.ledger.store
+        """The store. Several workspaces may share one."""
+        return self.open_root.ledger.store
 
-    def session(self, id: str | None = None) -> Session:
-        """A new session, or the one with this id, which is opened or resumed."""
+    def session(self, id: str | None = None) -> DurableSession:
+        """A new session, or the session with this id; a closed one is reopened."""
         return self.sessions.open(id)
 
     @property
@@ -241,9 +258,9 @@ class Mulligan:
         """All sessions of this workspace."""
         from mulligan.effects.sessions import Sessions
 
-        self.desk.check_open()
+        self.open_root.check_open()
         if self._sessions is None:
-            self._sessions = Sessions(self.desk, self.boundary)
+            self._sessions = Sessions(self.open_root, self.boundary)
         return self._sessions
 
     @property
@@ -251,26 +268,26 @@ class Mulligan:
         """The bearer tokens of this store."""
         from mulligan.session.tokens import Tokens
 
-        ledger = self.desk.ledger
+        ledger = self.open_root.ledger
         return Tokens(ledger.store, ledger.journal, clock=ledger.clock)
 
     def close(self) -> None:
-        """Let go of the folder and the store. What is recorded stays; opening again goes on with it.
+        """Close the folder and the store. The history stays, and opening the folder again continues it.
 
-        A call that an interrupt has left open is aborted first.
+        Aborts calls that an interrupt left open first.
         """
-        from mulligan.session.orphans import abort_orphans
+        from mulligan.session.state.orphan_calls import abort_orphans
 
         abort_orphans()
-        self.desk.ledger.settle_doubts()
+        self.open_root.ledger.settle_doubts()
         self._stand_back()
         for place in [place for place, one in _folders.items() if one is self]:
             del _folders[place]
-        self.desk.close()
-        self.desk.ledger.store.close()
+        self.open_root.close()
+        self.open_root.ledger.store.close()
 
     def _stand_back(self) -> None:
-        """From here on this is not the workspace meant by whoever names none."""
+        """Remove this workspace from those that `innermost` returns."""
         self._block.__exit__()
         if self in _open:
             _open.remove(self)
@@ -296,40 +313,40 @@ def open(
     """Open a folder as a workspace, with its history in a store outside it.
 
     `store` is a directory, `sqlite:///absolute/directory` or `memory:`; by default $MULLIGAN_HOME, else your state
-    directory. With `durability="power"` every call waits for the disk; with `process` it survives the end of the
-    process, and a power cut costs at most the last moments. `capability` says what sessions may do and how much of it,
-    and `policy` narrows that, the last matching rule deciding; `clock` and `ids` are for tests.
+    directory. With `durability="power"` every call waits for the disk. With `process` a call survives the end of the
+    process, and a power cut may cost the last moments. `capability` limits what sessions may do; `policy` has rules
+    that narrow it, and the last matching rule applies. `clock` and `ids` are for tests.
 
-    What processes that died left half done is put back first. Raises `unknown_root`, `invalid_store_url`,
+    Recovery runs first: it aborts the open calls of dead processes. Raises `unknown_root`, `invalid_store_url`,
     `store_inside_workspace`, `invalid_params`, and `invalid_encoding` if Python does not read names of files as UTF-8.
     """
-    # Loaded here, so that `import mulligan` stays quick.
+    # Imported here, so that `import mulligan` stays fast.
     from mulligan.boundary.capability import parse_capability
     from mulligan.boundary.policy import parse_policy
     from mulligan.boundary.verdict import Boundary
 
     if blobs is not None:
-        raise fault("invalid_store_url", "Object stores for blobs are not part of this version yet; leave `blobs` out.")
+        raise fault("invalid_store_url", "This version has no object stores for blobs; leave `blobs` out.")
     if durability not in ("process", "power"):
-        raise fault("invalid_params", f"durability is process or power, not {durability!r}.", field="durability")
+        raise fault("invalid_params", f"durability must be process or power, not {durability!r}.", field="durability")
     _check_has("clock", clock, "now")
     _check_has("ids", ids, "new")
     limits = parse_capability({} if capability is None else capability)
     rules = parse_policy([] if policy is None else policy)
     folder = _folder(root)
-    desk = _desk(folder, store, durability=durability, clock=clock or SystemClock(), ids=ids)
-    return _recovered(desk, Boundary(os.path.abspath(folder), limits, rules))
+    open_root = _open_root(folder, store, durability=durability, clock=clock or SystemClock(), ids=ids)
+    return _recovered(open_root, Boundary(os.path.abspath(folder), limits, rules))
 
 
 def _check_has(name: str, given: object, method: str) -> None:
     if given is not None and not hasattr(given, method):
-        raise fault("invalid_params", f"{name} has a method {method}(), and {given!r} has none.", field=name)
+        raise fault("invalid_params", f"{name} needs a method {method}(); {given!r} has none.", field=name)
 
 
 def _folder(root: object) -> str:
-    """What was given, as text, if it can be the name of a folder at all."""
+    """The root as text. Raises `unknown_root` if it cannot be the name of a folder."""
     try:
-        raw = os.fsencode(root)  # type: ignore[arg-type]  # it raises for what it does not take
+        raw = os.fsencode(root)  # type: ignore[arg-type]  # it raises TypeError for other types
     except (TypeError, UnicodeEncodeError):
         raw = b"\0"
     if b"\0" in raw:
@@ -337,10 +354,10 @@ def _folder(root: object) -> str:
     return os.fsdecode(raw)
 
 
-def look(root: str = ".", *, store: str | None = None) -> Mulligan:
-    """Open only to look: a store that is not there is refused, and a new root is not recorded.
+def open_for_reading(root: str = ".", *, store: str | None = None) -> Mulligan:
+    """Open for reading only: a missing store is refused, and a new root is not recorded.
 
-    `root` may also be the path, or the id, of a root whose directory is not there. Only its records can be read then.
+    `root` may also be the path or the id of a root whose directory is gone. Then only its records can be read.
     """
     from mulligan.boundary.verdict import Boundary
 
@@ -348,20 +365,69 @@ def look(root: str = ".", *, store: str | None = None) -> Mulligan:
         gone = _gone(root, store)
         if gone is not None:
             return Mulligan(gone, Boundary(os.fsdecode(gone.root.place) or "/"), ())
-    desk = _desk(root, store, durability="process", clock=SystemClock(), create=False)
-    return _recovered(desk, Boundary(os.path.abspath(root)))
+    open_root = _open_root(root, store, durability="process", clock=SystemClock(), create=False)
+    return _recovered(open_root, Boundary(os.path.abspath(root)))
 
 
-def _gone(root: str, store: str | None) -> Desk | None:
-    """The desk of a known root without its directory. Raises `root_elsewhere` for a root of another host."""
-    from mulligan.history.desk import Desk
+def open_nearest(
+    folder: str,
+    *,
+    store: str | None,
+    record: bool,
+    capability: Mapping[str, object] | None = None,
+    policy: Sequence[Mapping[str, object]] | None = None,
+) -> Mulligan:
+    """For commands: open the nearest known root that contains a folder, else the folder itself.
+
+    Opens the store once, for the search and for the work. `record=False` is like `open_for_reading`.
+    """
+    from mulligan.boundary.capability import parse_capability
+    from mulligan.boundary.policy import parse_policy
+    from mulligan.boundary.verdict import Boundary
+
+    limits = parse_capability({} if capability is None else capability)
+    rules = parse_policy([] if policy is None else policy)
+    open_root = _open_root(folder, store, durability="process", clock=SystemClock(), create=record, nearest=True)
+    return _recovered(open_root, Boundary(os.fsdecode(open_root.disk.root.path), limits, rules))
+
+
+def known_roots(store: Store) -> list[str]:
+    """The paths of all roots of this host in a store."""
+    from mulligan.history.tables import ROOTS
+    from mulligan.store.host import known_host
+
+    with store.read() as tx:
+        here = ("", known_host(tx, os.environ))
+        return [os.fsdecode(row.place) or "/" for row in tx.select(ROOTS) if row.host in here]
+
+
+def has_store(store: str | None) -> bool:
+    """Whether a store exists on disk.
+
+    True also if the directory is not readable or contains something else: then opening it raises the exact error.
+    """
+    from mulligan.store.sqlite import DATABASE
+    from mulligan.store.sqlite_file import is_there
+
+    directory = store_directory(store, os.environ)
+    try:
+        if directory is not None and os.path.exists(directory) and not os.path.isdir(directory):
+            return True
+        return directory is not None and any(is_there(os.path.join(directory, DATABASE + end)) for end in ("", "-wal"))
+    except OSError:
+        return True
+
+
+def _gone(root: str, store: str | None) -> OpenRoot | None:
+    """The open root of a known root without its directory. Raises `root_elsewhere` for a root of another host."""
+    from mulligan.files.disk import GoneDisk
+    from mulligan.files.identity import FOLDS
     from mulligan.history.ledger import Ledger
+    from mulligan.history.open_root import OpenRoot
+    from mulligan.history.projection import SCHEMA
     from mulligan.history.roots import named_root, root_elsewhere
-    from mulligan.history.schema import SCHEMA
     from mulligan.store.journal import Journal
     from mulligan.values.ids import SystemIds
-    from mulligan.workspace.disk import GoneDisk
-    from mulligan.workspace.identity import FOLDS
 
     clock = SystemClock()
     with ExitStack() as closing:
@@ -375,10 +441,10 @@ def _gone(root: str, store: str | None) -> Desk | None:
         if row.host not in ("", ledger.host()):
             raise root_elsewhere(row, ledger.host())
         closing.pop_all()
-        return Desk(ledger, GoneDisk(row.place, folds_case=row.identity.endswith(FOLDS)), record=False, row=row)
+        return OpenRoot(ledger, GoneDisk(row.place, folds_case=row.identity.endswith(FOLDS)), record=False, row=row)
 
 
-def _desk(
+def _open_root(
     root: str,
     store: str | os.PathLike[str] | None,
     *,
@@ -386,57 +452,213 @@ def _desk(
     clock: Clock,
     ids: IdSource | None = None,
     create: bool = True,
-) -> Desk:
-    from mulligan.history.desk import Desk
-    from mulligan.history.ledger import Ledger
-    from mulligan.history.schema import SCHEMA
-    from mulligan.store.journal import Journal
-    from mulligan.values.ids import SystemIds
-    from mulligan.workspace.disk import HostDisk
+    nearest: bool = False,
+) -> OpenRoot:
+    """Open a root. With `nearest`, the nearest known root that contains the folder, if there is one."""
+    from mulligan.files.disk import HostDisk
+    from mulligan.history.open_root import OpenRoot
+    from mulligan.history.projection import SCHEMA
 
     if sys.getfilesystemencoding() != "utf-8":
-        taken = f"This Python takes names of files for {sys.getfilesystemencoding()}"
-        raise fault("invalid_encoding", f"{taken}, and they are UTF-8 here; start it with -X utf8 or PYTHONUTF8=1.")
+        taken = f"This Python reads file names as {sys.getfilesystemencoding()}"
+        raise fault("invalid_encoding", f"{taken}, but they are UTF-8; start it with -X utf8 or PYTHONUTF8=1.")
     with ExitStack() as closing:
+        opened: Store | None = None
+        if nearest and has_store(None if store is None else os.fspath(store)):
+            opened = open_store(store, SCHEMA, durability=durability, clock=clock, create=False)
+            closing.callback(opened.close)
+            root = max((one for one in known_roots(opened) if is_inside(root, one)), key=len, default=root)
         disk = HostDisk(root)
         closing.callback(disk.close)
         place = os.fsdecode(disk.root.path)
-        opened = open_store(store, SCHEMA, durability=durability, clock=clock, root=place, create=create)
-        ledger = Ledger(opened, Journal(SCHEMA), clock=clock, ids=ids or SystemIds())
-        ledger.keep_bounds = partial(_keep_bounds, ledger)
-        ledger.inside = call_around(os.environ)
-        desk = Desk(ledger, disk, record=create)
-        desk.at_close(ledger.tell_growth)
+        if opened is None:
+            opened = open_store(store, SCHEMA, durability=durability, clock=clock, root=place, create=create)
+        elif (directory := store_directory(store, os.environ)) is not None:
+            _refuse_inside(directory, place)
+        ledger = _ledger_of(opened, clock, ids)
+        open_root = OpenRoot(ledger, disk, record=create)
+        open_root.at_close(ledger.tell_growth)
         closing.pop_all()
-        return desk
+        return open_root
+
+
+def open_ledger(store: str | os.PathLike[str] | None) -> Ledger:
+    """The ledger of a store, without opening a root. Creates a missing store."""
+    from mulligan.history.projection import SCHEMA
+
+    clock = SystemClock()
+    return _ledger_of(open_store(store, SCHEMA, durability="process", clock=clock), clock, None)
+
+
+def _ledger_of(store: Store, clock: Clock, ids: IdSource | None) -> Ledger:
+    from mulligan.history.ledger import Ledger
+    from mulligan.history.projection import SCHEMA
+    from mulligan.store.journal import Journal
+    from mulligan.values.ids import SystemIds
+
+    ledger = Ledger(store, Journal(SCHEMA), clock=clock, ids=ids or SystemIds())
+    ledger.keep_bounds = partial(_keep_bounds, ledger)
+    ledger.inside = outer_call(os.environ)
+    return ledger
 
 
 def _keep_bounds(ledger: Ledger, session: SessionId, grown_bytes: int) -> None:
-    from mulligan.history.bounds import keep_bounds
+    from mulligan.history.retention import enforce_caps
 
-    keep_bounds(ledger, session, grown_bytes)
+    enforce_caps(ledger, session, grown_bytes)
 
 
-def _recovered(desk: Desk, boundary: Boundary) -> Mulligan:
+def _recovered(open_root: OpenRoot, boundary: Boundary) -> Mulligan:
+    recovered, power_cut = recover_from(open_root)
+    return Mulligan(open_root, boundary, recovered, power_cut)
+
+
+def recover_from(open_root: OpenRoot) -> tuple[list[Recovered], list[CutReport]]:
+    """Abort the open calls of dead processes, in this root and in the roots that its calls reach."""
     recovered: list[Recovered] = []
-    power_cut = _recover_originals(desk)
-    if desk.ledger.any_open():
-        from mulligan.history.observing import finish_abandoned
+    power_cut = _recover_originals(open_root)
+    if open_root.ledger.any_open():
+        from mulligan.history.observe import finish_abandoned
         from mulligan.history.recovery import recover
 
-        recovered = recover(desk)
-        finish_abandoned(desk)
-    if desk.disk.capture.any:
+        recovered = recover(open_root)
+        finish_abandoned(open_root)
+    if open_root.disk.capture.any:
         from mulligan.history.recovery import discard_copies
 
-        discard_copies(desk)
-    return Mulligan(desk, boundary, recovered, power_cut)
+        discard_copies(open_root)
+    return recovered, power_cut
 
 
-def _recover_originals(desk: Desk) -> list[Found]:
-    originals = desk.ledger.store.originals
-    if originals is None or not originals.any_left():
+def _recover_originals(open_root: OpenRoot) -> list[CutReport]:
+    originals = open_root.ledger.store.originals
+    if originals is None or not originals.others_exist():
         return []
     from mulligan.history.power_cuts import recover_originals
 
-    return recover_originals(desk)
+    return recover_originals(open_root)
+
+
+def agent_loop(
+    prompt: str,
+    *,
+    session: DurableSession | ExecutionState | str | None = None,
+    provider: Model | None = None,
+    system: str | None = None,
+    tools: Sequence[AnyTool] | None = None,
+    bounds: Bounds | None = None,
+    permission: May | None = None,
+    on_event: Tell | None = None,
+) -> LoopResult:
+    """Let a model work on a prompt until it is done, as one turn of a session: `session.rollback()` undoes it.
+
+    `session` is one of `mulligan.open()`, its id, or its `execution_state()` if resources of your own take part.
+    Without it Mulligan stores neither the prompt nor any message, but still records the model's changes of files, so
+    that they can be undone.
+    `provider` is a name (`openai`, `litellm`, `claude`, `mock`, or with a model, `openai:gpt-5.1`), an object, or a
+    list of replies, for tests; default: $MULLIGAN_PROVIDER.
+    `tools` are plain functions or Tools; by default the coding tools of the provider's profile (see `coding_tools`).
+    Each call is a transaction: if a tool raises, Mulligan rolls its changes back, and the model gets the error.
+    `permission(call, tool)` decides before a tool that may change something; `on_event` receives text and tool calls
+    as they arrive. `bounds` are iterations, deadline, budget, and a way to cancel.
+
+    Raises `no_provider`, `provider_failed`, PromptEvaluationError for a deadline, RestoreFailedError, and errors of
+    `permission`. Messages and committed calls until then stay. Errors of `on_event` are only logged.
+    """
+    from mulligan.agents.loop import Loop
+
+    if session is None:
+        found: DurableSession | ExecutionState = innermost().sessions.anonymous()
+    else:
+        found = innermost().session(session) if isinstance(session, str) else session
+    loop = Loop(
+        found,
+        chosen_provider(provider),
+        tools=tools,
+        bounds=bounds,
+        may=permission,
+        tell=None if on_event is None else _quietly(on_event),
+        keeps_transcript=session is not None,
+    )
+    return loop.run(prompt, system=system)
+
+
+def _quietly(hear: Tell) -> Tell:
+    from mulligan.session.subscribers import EventBus, publish_quietly
+
+    bus = EventBus()
+    bus.subscribe(object, hear)
+    return lambda event: publish_quietly(bus, event)
+
+
+def chosen_provider(given: Model | None) -> Provider | Driver:
+    """The given provider, or the one that $MULLIGAN_PROVIDER names. Raises `no_provider`."""
+    from mulligan.agents.providers import provider_of
+
+    chosen = os.environ.get("MULLIGAN_PROVIDER") if given is None or given == "" else given
+    if chosen is None or chosen == "":
+        words = "Name the model: provider='openai', 'litellm', 'claude' or 'mock', or set MULLIGAN_PROVIDER."
+        raise fault("no_provider", words)
+    return provider_of(chosen)
+
+
+@fast_dataclass(slots=True, frozen=True)
+class PromptWork:
+    """Runs one prompt of a session for a server, and shows its progress to the client."""
+
+    provider: Provider | Driver
+
+    def __call__(
+        self,
+        session: DurableSession,
+        prompt: Prompt,
+        shown: ProgressView,
+        *,
+        read_only: bool,
+        cancelled: threading.Event,
+    ) -> str:
+        from mulligan.agents.coding_tools import coding_tools
+        from mulligan.agents.loop import PLANNING, Bounds, Loop
+        from mulligan.agents.providers import profile_of
+
+        tools = coding_tools(session, profile_of(self.provider), cancelled=cancelled)
+        loop = Loop(
+            session,
+            self.provider,
+            tools=[PLANNING, *(tool for tool in tools if tool.read_only or not read_only)],
+            bounds=Bounds(cancelled=cancelled),
+            may=lambda call, tool: tool is PLANNING or shown.may(call.id, call.name, _arguments(call)),
+            tell=lambda event: _show(event, shown),
+        )
+        return _STOPS[loop.run(prompt).stop_reason]
+
+
+_STOPS = {
+    "done": "end_turn",
+    "max_iterations": "max_turn_requests",
+    "budget": "max_tokens",
+    "cancelled": "cancelled",
+}
+
+
+def _show(event: LoopEvent, shown: ProgressView) -> None:
+    from mulligan.agents.loop import PLANNING, ToolEnded, ToolStarted
+    from mulligan.agents.providers import Said
+
+    if isinstance(event, Said):
+        shown.said(event.text)
+    elif isinstance(event, ToolStarted | ToolEnded) and event.call.name == PLANNING.name:
+        if isinstance(event, ToolEnded) and event.result.success:
+            shown.planned()
+    elif isinstance(event, ToolStarted):
+        shown.began(event.call.id, event.call.name, _arguments(event.call))
+    elif isinstance(event, ToolEnded):
+        shown.ended(event.call.id, event.result.message, ok=event.result.success)
+
+
+def _arguments(call: ProviderToolCall) -> Mapping[str, Any]:
+    """The call's arguments; empty if they are not valid, because the tool refuses them itself."""
+    try:
+        return call.parsed()
+    except MulliganError:
+        return {}

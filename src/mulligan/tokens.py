@@ -1,8 +1,8 @@
-"""Bearer tokens of the innermost `mulligan.open`, else of the store that the current folder has.
+"""Bearer tokens of the innermost `mulligan.open`, else of the current folder's store.
 
 with mulligan.open("."):
     token = mulligan.tokens.create(principal="ci", expires_at=tomorrow)
-    print(token.id)                             # the only time it can be had
+    print(token.id)                             # Mulligan does not store it: show it now
     mulligan.tokens.touch(token.id)             # None once it has expired or was revoked: answer 401
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from mulligan.opening import innermost
+from mulligan.api import innermost
 from mulligan.session.tokens import Token
 
 __all__ = ["Token", "create", "expire", "get", "touch"]
@@ -26,7 +26,7 @@ def create(
     created_at: datetime | str | None = None,
     attributes: Mapping[str, Any] | None = None,
 ) -> Token:
-    """A new token; `id` of the answer is what the client sends as `Authorization: Bearer …`."""
+    """Creates a token; its `id` is what the client sends as `Authorization: Bearer …`."""
     return innermost().tokens.create(
         principal=principal, expires_at=expires_at, id=id, created_at=created_at, attributes=attributes
     )
@@ -40,10 +40,10 @@ def get(id: str) -> Token | None:
 def touch(
     id: str, *, expires_at: datetime | str | None = None, attributes: Mapping[str, Any] | None = None
 ) -> Token | None:
-    """As `get`, and it counts as seen now."""
+    """Like `get`, and marks the token as seen now."""
     return innermost().tokens.touch(id, expires_at=expires_at, attributes=attributes)
 
 
 def expire(id: str) -> Token | None:
-    """Revoke a token now, for good. None if there is no such token."""
+    """Revokes a token now; it cannot become valid again. None if there is no such token."""
     return innermost().tokens.expire(id)

@@ -18,21 +18,21 @@ from typing import Any, ClassVar, TypeAlias
 import pytest
 
 import mulligan
-from benches import open_bench
 from mulligan import Plan, agent_loop
-from mulligan.effects.session import Session
-from mulligan.history.bounds import evict_over
+from mulligan.api import Mulligan
+from mulligan.effects.session import DurableSession
 from mulligan.history.branches import branches, fork_files
-from mulligan.history.going_back import WayBack
+from mulligan.history.retention import evict_over
 from mulligan.history.tables import CALLS
-from mulligan.opening import Mulligan
-from mulligan.session.roots import ASIDES
+from mulligan.history.undo import UndoResult
+from mulligan.session.roots import SANDBOXED_ROOTS
 from mulligan.testing import contents_of
 from mulligan.values.canonical import decode
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
 from mulligan.values.ids import SystemIds
+from tests.temp_workspace import open_temp_workspace
 
-Merge: TypeAlias = Callable[..., WayBack]
+Merge: TypeAlias = Callable[..., UndoResult]
 LINES = "".join(f"{number}\n" for number in range(30))
 
 
@@ -44,18 +44,18 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mulligan]
         yield found
 
 
-def wrote(session: Session, path: str, content: str) -> None:
+def wrote(session: DurableSession, path: str, content: str) -> None:
     with session.call("write") as call:
         assert call.write_file(path, content).ok
 
 
-def test_agents_side_by_side_see_their_own_files_and_the_best_comes_back(opened: Mulligan, tmp_path: Path) -> None:
+def test_parallel_forks_see_their_own_files_and_the_best_is_merged(opened: Mulligan, tmp_path: Path) -> None:
     session = opened.session("main")
     wrote(session, "a.txt", LINES)
     session[Plan].seed(Plan("before"))
     branches = [session.fork(files="copy") for _ in range(3)]
 
-    def explore(branch: Session) -> dict[str, bytes]:
+    def explore(branch: DurableSession) -> dict[str, bytes]:
         edit = {"path": "a.txt", "old_string": "\n7\n", "new_string": f"\n{branch.id}\n"}
         new = {"path": "new.txt", "content": branch.id}
         script = [{"tool": "edit_file", "args": edit}, {"tool": "write_file", "args": new}, "done"]
@@ -82,7 +82,7 @@ def test_agents_side_by_side_see_their_own_files_and_the_best_comes_back(opened:
     assert contents_of(tmp_path / "work") == {"a.txt": LINES.replace("\n20\n", "\nmeanwhile\n").encode()}
 
 
-def test_a_clash_is_named_and_the_rest_comes(opened: Mulligan, tmp_path: Path) -> None:
+def test_a_merge_conflict_is_named_and_the_rest_is_merged(opened: Mulligan, tmp_path: Path) -> None:
     session = opened.session("main")
     wrote(session, "a.txt", "one\n")
     branch = session.fork(files="copy", to=str(tmp_path / "branch"))
@@ -101,7 +101,7 @@ def test_a_clash_is_named_and_the_rest_comes(opened: Mulligan, tmp_path: Path) -
     assert contents_of(tmp_path / "work") == {"a.txt": b"theirs\n", "b.txt": b"new\n"}
 
 
-def test_a_merge_is_part_of_the_turn_it_is_made_in(opened: Mulligan, tmp_path: Path) -> None:
+def test_a_merge_belongs_to_the_turn_in_which_it_runs(opened: Mulligan, tmp_path: Path) -> None:
     session, box = opened.session("main"), tmp_path / "box"
     box.mkdir()
     session.add_root(str(box), mount_mode="sandboxed")
@@ -120,7 +120,7 @@ def test_a_merge_is_part_of_the_turn_it_is_made_in(opened: Mulligan, tmp_path: P
     assert contents_of(box).keys() == {"aside.txt"}
 
 
-def test_a_merge_made_in_a_turn_of_the_fork_is_a_turn_of_its_own(opened: Mulligan, tmp_path: Path) -> None:
+def test_a_merge_in_a_turn_of_the_fork_is_its_own_turn_in_the_parent(opened: Mulligan, tmp_path: Path) -> None:
     session = opened.session("main")
     wrote(session, "a.txt", "one\n")
     branch = session.fork(files="copy")
@@ -131,16 +131,16 @@ def test_a_merge_made_in_a_turn_of_the_fork_is_a_turn_of_its_own(opened: Mulliga
     assert contents_of(tmp_path / "work") == {"a.txt": b"one\n"}
 
 
-class TestMergedAgain:
+class TestSecondMerge:
     """What a fork brought in is common ground for what it brings in next."""
 
     @pytest.fixture
-    def session(self, opened: Mulligan) -> Session:
+    def session(self, opened: Mulligan) -> DurableSession:
         session = opened.session("main")
         wrote(session, "a.txt", LINES)
         return session
 
-    def test_what_it_changed_anew_comes(self, session: Session, tmp_path: Path) -> None:
+    def test_brings_later_changes_of_the_fork(self, session: DurableSession, tmp_path: Path) -> None:
         branch = session.fork(files="copy")
         for version in ("v1\n", "v2\n", "v3\n"):
             wrote(branch, "a.txt", version)
@@ -152,7 +152,7 @@ class TestMergedAgain:
         assert branch.merge().ok
         assert contents_of(tmp_path / "work") == {"a.txt": b"v3\n"}
 
-    def test_what_the_parent_did_in_the_same_file_stays(self, session: Session, tmp_path: Path) -> None:
+    def test_keeps_changes_of_the_parent_in_the_same_file(self, session: DurableSession, tmp_path: Path) -> None:
         branch = session.fork(files="copy")
         ours = LINES.replace("\n20\n", "\nours\n")
         wrote(session, "a.txt", ours)
@@ -161,7 +161,7 @@ class TestMergedAgain:
             assert branch.merge().ok
             assert contents_of(tmp_path / "work") == {"a.txt": ours.replace("\n7\n", f"\n{line}\n").encode()}
 
-    def test_a_merge_that_was_taken_back_does_not_count(self, session: Session, tmp_path: Path) -> None:
+    def test_an_undone_merge_does_not_count(self, session: DurableSession, tmp_path: Path) -> None:
         branch = session.fork(files="copy")
         wrote(branch, "a.txt", "v1\n")
         wrote(branch, "b.txt", "v1\n")
@@ -173,7 +173,7 @@ class TestMergedAgain:
         wrote(session, "a.txt", "ours\n")
         assert [one.reason for one in branch.merge().outcomes] == ["same_lines", None]
 
-    def test_into_files_that_are_gone_is_refused(self, session: Session) -> None:
+    def test_a_merge_into_a_dropped_fork_is_refused(self, session: DurableSession) -> None:
         branch = session.fork(files="copy")
         further = branch.fork(files="copy")
         wrote(further, "b.txt", "new\n")
@@ -187,7 +187,7 @@ class TestMergedAgain:
         further.drop()
 
 
-def test_what_shares_its_files_has_nothing_to_merge_or_drop(opened: Mulligan, tmp_path: Path) -> None:
+def test_a_fork_without_copied_files_cannot_be_merged_or_dropped(opened: Mulligan, tmp_path: Path) -> None:
     session = opened.session("main")
     wrote(session, "a.txt", "one\n")
     copied = session.fork(files="copy")
@@ -202,11 +202,11 @@ def test_what_shares_its_files_has_nothing_to_merge_or_drop(opened: Mulligan, tm
     assert caught.value.code == "invalid_params"
 
 
-class TestFromAnEarlierPoint:
+class TestForkOfAnEarlierCall:
     """What a fork begins with is not what its parent has now, and is no change of the fork's."""
 
     @pytest.fixture
-    def session(self, opened: Mulligan) -> Session:
+    def session(self, opened: Mulligan) -> DurableSession:
         session = opened.session("main")
         for label, effect, *given in (
             ("first", "write_file", "a.txt", LINES),
@@ -219,14 +219,16 @@ class TestFromAnEarlierPoint:
                 assert getattr(call, effect)(*given).ok
         return session
 
-    def test_one_that_changed_nothing_brings_nothing(self, session: Session, tmp_path: Path) -> None:
+    def test_an_unchanged_fork_merges_nothing(self, session: DurableSession, tmp_path: Path) -> None:
         branch = session.fork(at="point", files="copy")
         assert contents_of(Path(branch.root)) == {"a.txt": LINES.encode(), "gone.txt": b"gone\n"}
         before = contents_of(tmp_path / "work")
         merged = branch.merge()
         assert (merged.ok, merged.outcomes, contents_of(tmp_path / "work")) == (True, (), before)
 
-    def test_what_it_changed_is_merged_with_what_the_parent_did_since(self, session: Session, tmp_path: Path) -> None:
+    def test_its_changes_are_merged_with_later_changes_of_the_parent(
+        self, session: DurableSession, tmp_path: Path
+    ) -> None:
         branch = session.fork(at="point", files="copy")
         (Path(branch.root) / "a.txt").write_text(LINES.replace("\n7\n", "\nseven\n"))
         wrote(branch, "late.txt", "another\n")
@@ -240,7 +242,7 @@ class TestFromAnEarlierPoint:
         both = LINES.replace("\n7\n", "\nseven\n").replace("\n20\n", "\nlater\n")
         assert contents_of(tmp_path / "work") == {"a.txt": both.encode(), "late.txt": b"late\n"}
 
-    def test_what_was_undone_and_rolled_back_since_is_there_again(self, session: Session, tmp_path: Path) -> None:
+    def test_it_contains_changes_that_were_undone_later(self, session: DurableSession, tmp_path: Path) -> None:
         then = contents_of(tmp_path / "work")
         with session.call("last", tool_call_id="last") as call:
             assert call.edit_file("a.txt", "\n7\n", "\nlast\n").ok
@@ -251,22 +253,26 @@ class TestFromAnEarlierPoint:
         assert session.rewind("last").ok
         assert contents_of(tmp_path / "work") == then
 
-    def test_what_a_person_changed_since_stays(self, session: Session, tmp_path: Path) -> None:
+    def test_later_changes_of_a_person_stay_in_the_parent(self, session: DurableSession, tmp_path: Path) -> None:
         (tmp_path / "work/a.txt").write_text((tmp_path / "work/a.txt").read_text().replace("\n7\n", "\nmine\n"))
         branch = session.fork(at="point", files="copy")
         assert (Path(branch.root) / "a.txt").read_text() == LINES.replace("\n7\n", "\nmine\n")
 
-    def test_what_could_not_be_brought_back_is_told(self, opened: Mulligan, session: Session, tmp_path: Path) -> None:
+    def test_files_that_cannot_be_restored_are_listed(
+        self, opened: Mulligan, session: DurableSession, tmp_path: Path
+    ) -> None:
         (tmp_path / "work/a.txt").write_text("mine\n")
-        made = fork_files(opened.desk, session.id, str(tmp_path / "then"), at="point")
+        made = fork_files(opened.open_root, session.id, str(tmp_path / "then"), at="point")
         left = {"path": "a.txt", "reason": "same_lines"}
         assert (made.coverage, (tmp_path / "then/a.txt").read_text()) == ((left,), "mine\n")
         with opened.store.read() as tx:
             assert [decode(row.coverage) for row in tx.select(CALLS, {"session": made.session})] == [[left]]
 
-    def test_what_was_dropped_is_told(self, opened: Mulligan, session: Session, tmp_path: Path) -> None:
-        evict_over(opened.desk.ledger, session.id, 0)
-        made = fork_files(opened.desk, session.id, str(tmp_path / "then"), at="point")
+    def test_files_whose_bytes_were_evicted_are_listed(
+        self, opened: Mulligan, session: DurableSession, tmp_path: Path
+    ) -> None:
+        evict_over(opened.open_root.ledger, session.id, 0)
+        made = fork_files(opened.open_root, session.id, str(tmp_path / "then"), at="point")
         assert made.coverage == ({"path": "a.txt", "reason": "evicted"},)
         now = LINES.replace("\n20\n", "\nlater\n").encode()
         assert contents_of(tmp_path / "then") == {"a.txt": now, "gone.txt": b"gone\n"}
@@ -288,7 +294,7 @@ def _link_to_itself(folder: Path) -> None:
     (folder / "d").symlink_to("d")
 
 
-class TestDirectories:
+class TestMergeOfDirectories:
     """One that is gone, full or something else stops only what needs it otherwise; a dry run says the same."""
 
     CASES: ClassVar[dict[str, tuple[Any, ...]]] = {
@@ -356,12 +362,12 @@ class TestDirectories:
         session.add_root(str(root), mount_mode="sandboxed")
         wrote(session, str(root / "first"), "theirs\n")
         with opened.store.read() as tx:
-            copy = tx.select(ASIDES)[0].directory
+            copy = tx.select(SANDBOXED_ROOTS)[0].directory
         return root, Path(copy), partial(session.merge_root, str(root))
 
     @pytest.mark.parametrize("on_conflict", ["merge", "overwrite"])
     @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-    def test_the_rest_is_merged(
+    def test_a_conflict_in_a_directory_leaves_the_rest_merged(
         self, merging: tuple[Path, Path, Merge], case: tuple[Any, ...], on_conflict: str
     ) -> None:
         (root, copy, merge), (theirs, mine, merged, overwritten) = merging, case
@@ -375,7 +381,9 @@ class TestDirectories:
         assert found == {**(merged if on_conflict == "merge" else overwritten), "y": "restored"}
         assert (root / "y").read_text() == "theirs\n"
 
-    def test_one_that_is_made_again_is_as_the_copy_has_it(self, merging: tuple[Path, Path, Merge]) -> None:
+    def test_a_deleted_directory_is_created_again_with_the_mode_of_the_copy(
+        self, merging: tuple[Path, Path, Merge]
+    ) -> None:
         root, copy, merge = merging
         (copy / "d/new").write_text("theirs\n")
         shutil.rmtree(root / "d")
@@ -383,7 +391,7 @@ class TestDirectories:
         assert (stat.S_IMODE((root / "d").stat().st_mode), os.listdir(root / "d")) == (0o750, ["new"])
 
 
-def test_a_file_whose_common_ground_was_dropped_does_not_stop_the_rest(opened: Mulligan, tmp_path: Path) -> None:
+def test_a_file_without_a_common_base_does_not_stop_the_merge(opened: Mulligan, tmp_path: Path) -> None:
     session = opened.session("main")
     (tmp_path / "work/a.txt").write_text(LINES)
     branch = session.fork(files="copy")
@@ -391,7 +399,7 @@ def test_a_file_whose_common_ground_was_dropped_does_not_stop_the_rest(opened: M
     (Path(branch.root) / "a.txt").write_text(LINES.replace("\n20\n", "\ntheirs\n"))
     wrote(branch, "b.txt", "new\n")
     wrote(session, "c.txt", "the newest keeps its bytes\n")
-    evict_over(opened.desk.ledger, session.id, 0)
+    evict_over(opened.open_root.ledger, session.id, 0)
     merged = branch.merge()
     assert [one.to_json() for one in merged.outcomes] == [
         {"path": "a.txt", "outcome": "conflicted", "reason": "not_captured"},
@@ -401,7 +409,7 @@ def test_a_file_whose_common_ground_was_dropped_does_not_stop_the_rest(opened: M
 
 
 @pytest.mark.parametrize("place", ["inside", "deep/er/inside", "../link/inside", "."])
-def test_a_copy_inside_the_original_is_refused_and_nothing_made(opened: Mulligan, tmp_path: Path, place: str) -> None:
+def test_a_copy_inside_the_original_is_refused(opened: Mulligan, tmp_path: Path, place: str) -> None:
     session = opened.session("main")
     wrote(session, "a.txt", "one\n")
     (tmp_path / "link").symlink_to("work")
@@ -411,14 +419,14 @@ def test_a_copy_inside_the_original_is_refused_and_nothing_made(opened: Mulligan
     assert [path.name for path in (tmp_path / "work").iterdir()] == ["a.txt"]
 
 
-def test_a_copy_may_hold_the_folder_of_its_original_in_its_name(opened: Mulligan, tmp_path: Path) -> None:
+def test_a_copy_path_may_begin_with_the_name_of_the_original(opened: Mulligan, tmp_path: Path) -> None:
     session = opened.session("main")
     wrote(session, "a.txt", "one\n")
     branch = session.fork(files="copy", to=str(tmp_path / "work-too" / "work"))
     assert contents_of(Path(branch.root)) == {"a.txt": b"one\n"}
 
 
-def test_a_merge_of_nothing_is_no_call_that_would_have_to_be_undone(opened: Mulligan, tmp_path: Path) -> None:
+def test_a_merge_without_changes_makes_no_call(opened: Mulligan, tmp_path: Path) -> None:
     session, box = opened.session("main"), tmp_path / "box"
     box.mkdir()
     (box / "b.txt").write_text("theirs\n")
@@ -433,10 +441,10 @@ def test_a_merge_of_nothing_is_no_call_that_would_have_to_be_undone(opened: Mull
     assert [(way.ok, way.call_id) for way in nothing] == [(True, None)] * 2
     with opened.store.read() as tx:
         assert tx.count(CALLS) == calls
-    assert [one.status for one in branches(opened.desk)] == ["merged"]
+    assert [one.status for one in branches(opened.open_root)] == ["merged"]
 
 
-def test_what_refuses_a_conflict_refuses_whatever_cannot_come(opened: Mulligan, tmp_path: Path) -> None:
+def test_on_conflict_refuse_refuses_the_whole_merge(opened: Mulligan, tmp_path: Path) -> None:
     session = opened.session("main")
     wrote(session, "a.txt", "one\n")
     branch = session.fork(files="copy")
@@ -450,7 +458,7 @@ def test_what_refuses_a_conflict_refuses_whatever_cannot_come(opened: Mulligan, 
     ]
 
 
-class TestACopyThatCameToNothing:
+class TestForkCopy:
     class Failing(SystemIds):
         """The disk of the store is full from a moment on."""
 
@@ -464,10 +472,10 @@ class TestACopyThatCameToNothing:
             return super().new()
 
     @pytest.mark.parametrize("after", range(4))
-    def test_is_removed_and_nothing_of_it_stays_open(self, tmp_path: Path, after: int) -> None:
+    def test_a_failed_copy_is_removed_and_leaves_no_open_file(self, tmp_path: Path, after: int) -> None:
         ids = self.Failing(tmp_path / "copy", after)
-        bench = open_bench(tmp_path, ids=ids)
-        session = bench.session()
+        workspace = open_temp_workspace(tmp_path, ids=ids)
+        session = workspace.session()
         with session.call() as call:
             call.write_file("a.txt", b"one\n")
         handles = set(os.listdir("/proc/self/fd"))
@@ -476,17 +484,17 @@ class TestACopyThatCameToNothing:
         assert caught.value.errno == errno.ENOSPC
         gc.collect()
         assert (ids.copy.exists(), set(os.listdir("/proc/self/fd")) - handles) == (False, set())
-        assert branches(bench.desk) == []
-        bench.close()
+        assert branches(workspace.open_root) == []
+        workspace.close()
 
-    def test_holds_what_is_too_deep_for_one_path(self, opened: Mulligan, tmp_path: Path) -> None:
+    def test_a_tree_deeper_than_the_longest_path_is_copied(self, opened: Mulligan, tmp_path: Path) -> None:
         (tmp_path / "work" / "/".join(["n" * 250] * 12)).mkdir(parents=True)
         far = tmp_path / "/".join(["f" * 250] * 5) / "copy"
         opened.session("main").fork(files="copy", to=str(far))
         names = [name for _, folders, _, _ in os.fwalk(far) for name in folders]
         assert names == ["n" * 250] * 12
 
-    def test_of_a_dead_process_is_swept_up_by_the_next_who_forks(self, tmp_path: Path) -> None:
+    def test_a_copy_of_a_dead_process_is_removed_by_the_next_fork(self, tmp_path: Path) -> None:
         (tmp_path / "work").mkdir()
         code = "import mulligan, sys; print(mulligan.open(sys.argv[1], store=sys.argv[2]).store.owner())"
         places = [str(tmp_path / "work"), str(tmp_path / "home")]

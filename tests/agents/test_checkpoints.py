@@ -16,8 +16,6 @@ from uuid import UUID
 import pytest
 
 import mulligan
-from agent_room.test_runner import Box, Other
-from history.deaths import in_child
 from mulligan import (
     BudgetSnapshot,
     BudgetTracker,
@@ -45,12 +43,14 @@ from mulligan import (
     TranscriptState,
     rollback_to_tool,
 )
-from mulligan.history.schema import SCHEMA
-from mulligan.opening import Mulligan
-from mulligan.session.resources import TokenUsage
+from mulligan.api import Mulligan
+from mulligan.history.projection import SCHEMA
+from mulligan.session.state.resources import TokenUsage
 from mulligan.store.verify import verify
 from mulligan.testing import create_execution_state, execute_tool, snapshots_equivalent
-from session.shapes import Added, Count, counting, number
+from tests.agents.test_runner import Box, Other
+from tests.history.killed_process import in_child
+from tests.session.state.example_slices import Added, Count, counting, number
 
 BROKEN: tuple[dict[str, Any], ...] = (
     {"version": "9"},
@@ -67,7 +67,7 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 @pytest.mark.req("D12.name.clock", "D12.name.system_clock", "D12.name.fixed_clock")
-def test_time_is_given_and_not_taken() -> None:
+def test_the_clock_is_an_argument() -> None:
     assert isinstance(FixedClock(NOON), Clock) and isinstance(SystemClock(), Clock)
     assert FixedClock(NOON).now() == FixedClock(time=NOON).now() == NOON
     assert SystemClock().now().tzinfo is UTC
@@ -95,11 +95,11 @@ class TestRegistry:
             registry._entries[Other] = other  # type: ignore[index]  # that is the point
 
     @pytest.mark.req("S4.snapshotable.protocol", "D12.name.snapshotable")
-    def test_whatever_can_be_captured_and_put_back_is_one(self) -> None:
+    def test_any_object_with_snapshot_and_restore_is_a_resource(self) -> None:
         assert isinstance(Box(), Snapshotable) and isinstance(BudgetTracker(), Snapshotable)
         assert not isinstance(object(), Snapshotable)
 
-    def test_a_lazy_resource_is_made_when_it_is_asked_for(self) -> None:
+    def test_a_lazy_resource_is_created_at_first_use(self) -> None:
         registry = ResourceRegistry.build({Box: Lazy(lambda: Box(5))})
         assert registry.snapshotable_resources() == {}
         made = registry.get(Box)
@@ -137,7 +137,7 @@ class TestComposite:
         "D12.name.composite_snapshot", "D12.name.snapshot_metadata", "D12.name.execution_state",
         "D12.snapshot_metadata",
     )  # fmt: skip
-    def test_it_holds_everything_and_cannot_be_changed(self) -> None:
+    def test_a_snapshot_holds_all_resources_and_is_immutable(self) -> None:
         resources = ResourceRegistry.build({Box: Box(3), Filesystem: InMemoryFilesystem({"a": "1"})})
         state = ExecutionState(Session(), resources, FixedClock(NOON), random.Random(1), CheckpointStore())
         state.session[Plan].seed(Plan("p"))
@@ -165,7 +165,7 @@ class TestComposite:
         assert files.read("config.py").content == "DEBUG = True"
 
     @pytest.mark.req("S4.composite.to_json", "S4.composite.from_json")
-    def test_it_comes_back_from_json_and_can_be_restored_elsewhere(self) -> None:
+    def test_a_snapshot_is_restored_from_json_in_another_state(self) -> None:
         state = _full_state()
         taken = state.snapshot(tag="saved")
         back = CompositeSnapshot.from_json(taken.to_json())
@@ -177,13 +177,13 @@ class TestComposite:
         assert other.rng.random() == state.rng.random()
 
     @pytest.mark.req("S4.composite.unknown_resource_tolerated")
-    def test_a_resource_that_is_not_there_is_passed_over(self) -> None:
+    def test_a_resource_missing_in_the_target_is_skipped(self) -> None:
         taken = _full_state().snapshot()
         bare = ExecutionState(Session(), ResourceRegistry.build({}))
         bare.restore(taken)
         assert bare.session[Plan].all() == (Plan("p"),)
 
-    def test_what_cannot_be_told_in_json_says_so(self) -> None:
+    def test_a_resource_without_a_json_form_raises(self) -> None:
         class Strange:
             def snapshot(self, *, tag: str | None = None) -> object:
                 return object()
@@ -201,7 +201,7 @@ class TestComposite:
             CompositeSnapshot.from_json(json.dumps(body))
 
     @pytest.mark.req("S4.error.snapshot_mismatch")
-    def test_a_mismatch_is_found_before_anything_is_touched(self) -> None:
+    def test_a_mismatch_is_found_before_anything_is_restored(self) -> None:
         state = _full_state()
         taken = state.snapshot()
         wrong = replace(taken, resources={**taken.resources, Filesystem: BudgetSnapshot({})})
@@ -253,7 +253,7 @@ class TestStore:
     @pytest.mark.req(
         "S4.checkpoints.get_pre", "S4.checkpoints.get_post", "S4.fs.rollback_to_unknown_raises",
     )  # fmt: skip
-    def test_what_nobody_recorded_is_none(self) -> None:
+    def test_an_unknown_checkpoint_is_none(self) -> None:
         state, checkpoints = _checkpointed(1)
         assert (checkpoints.get_pre_snapshot("x"), checkpoints.get_post_snapshot("x"), checkpoints.get("x")) == (
             None,
@@ -267,7 +267,7 @@ class TestStore:
         "S4.tool_checkpoint.success", "S4.tool_checkpoint.elapsed", "S4.tool_checkpoint.recorded_at",
         "D12.name.tool_checkpoint",
     )  # fmt: skip
-    def test_a_checkpoint_tells_all_about_its_call(self) -> None:
+    def test_a_checkpoint_describes_its_call(self) -> None:
         state = replace(create_execution_state(), clock=FixedClock(NOON))
         pre = state.snapshot(metadata=SnapshotMetadata(tool_name="edit", phase="pre_tool"))
         post = state.snapshot()
@@ -280,7 +280,7 @@ class TestStore:
         assert checkpoints.get("bare") == ToolCheckpoint("bare", "edit", pre, None, None, False, None, NOON)
 
     @pytest.mark.req("S4.metadata_phase.pre_tool", "S4.metadata_phase.post_tool", "S4.checkpoints.automatic")
-    def test_tools_record_by_themselves_before_and_after(self) -> None:
+    def test_each_tool_call_makes_a_checkpoint_before_and_after(self) -> None:
         state, checkpoints = _checkpointed(1)
         execute_tool(Tool("bad", "", lambda: 1 / 0), state)
         good, bad = checkpoints.list_checkpoints()
@@ -288,7 +288,7 @@ class TestStore:
         assert (good.pre_snapshot.metadata.phase, good.post_snapshot.metadata.phase) == ("pre_tool", "post_tool")
         assert (good.tool_name, good.success, bad.success, bad.post_snapshot) == ("tool", True, False, None)
 
-    def test_a_repeated_id_means_the_newest(self) -> None:
+    def test_a_repeated_id_refers_to_the_newest_checkpoint(self) -> None:
         state = create_execution_state()
         for i in range(3):
             execute_tool(Tool("tool", "", lambda i=i: Plan(str(i))), state, tool_call_id="call_1")
@@ -298,7 +298,7 @@ class TestStore:
         assert len(state.checkpoints.list_checkpoints()) == 1
 
     @pytest.mark.req("S4.metadata_phase.checkpoint")
-    def test_one_can_be_taken_by_hand(self) -> None:
+    def test_a_checkpoint_can_be_made_explicitly(self) -> None:
         state = create_execution_state()
         taken = state.checkpoint("before the refactoring")
         state.session[Plan].seed(Plan("later"))
@@ -357,7 +357,7 @@ class TestDurable:
             budget = state.resources.get(BudgetTracker)
             assert budget is not None and budget.consumed == TokenUsage(5, 0)
             assert (number(state.session), (tmp_path / "work/n.txt").read_text()) == (5, "5")
-            assert list(verify(m.desk.ledger.store, SCHEMA)) == []
+            assert list(verify(m.open_root.ledger.store, SCHEMA)) == []
 
     def test_every_boundary_can_be_reached_in_any_order(self, tmp_path: Path) -> None:
         with _open(tmp_path) as m:
@@ -370,7 +370,7 @@ class TestDurable:
                 files = tmp_path / "work/n.txt"
                 assert (number(state.session), files.read_text() if files.exists() else "0") == (i, str(i))
 
-    def test_somebody_elses_edit_in_the_way_leaves_everything_as_it_is(self, tmp_path: Path) -> None:
+    def test_a_conflicting_edit_makes_the_restore_change_nothing(self, tmp_path: Path) -> None:
         with _open(tmp_path) as m:
             state, runner = _durable(m)
             for i in range(3):
@@ -398,7 +398,7 @@ class TestDurable:
             checkpoints = m.session("s").execution_state().checkpoints
             assert checkpoints is not None and checkpoints.get("call_tool") is None
 
-    def test_kill_9_in_the_middle_of_a_tool_leaves_no_trace_of_it(self, tmp_path: Path) -> None:
+    def test_sigkill_during_a_tool_leaves_no_trace_of_it(self, tmp_path: Path) -> None:
         def die(context: ToolContext) -> None:
             _step(context)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -414,4 +414,4 @@ class TestDurable:
         with _open(tmp_path) as m:
             state, _ = _durable(m)
             assert (number(state.session), (tmp_path / "work/n.txt").read_text()) == (1, "1")
-            assert list(verify(m.desk.ledger.store, SCHEMA)) == []
+            assert list(verify(m.open_root.ledger.store, SCHEMA)) == []

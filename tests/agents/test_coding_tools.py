@@ -16,21 +16,20 @@ import pytest
 
 import mulligan
 from mulligan import Bounds, PromptEvaluationError, ProviderToolCall, ToolContext, ToolRunner, agent_loop, coding_tools
-from mulligan.agents.profiles import PROFILES
-from mulligan.agents.providers.mock import Line, Mock
-from mulligan.agents.speech import Ask
-from mulligan.effects.perform import effect_named
-from mulligan.effects.session import Session
-from mulligan.history.bounds import collect_garbage
-from mulligan.opening import Mulligan
-from mulligan.session.known import ToolResult
+from mulligan.agents.coding_tools import PROFILES
+from mulligan.agents.providers import Ask, Line, Mock
+from mulligan.api import Mulligan
+from mulligan.effects.registry import effect_named
+from mulligan.effects.session import DurableSession
+from mulligan.history.retention import collect_garbage
+from mulligan.session.state.slices import ToolResult
 from mulligan.session.tables import session_journal
 from mulligan.store.journal import records_of
 from mulligan.testing import contents_of
 from mulligan.values.canonical import decode
 from mulligan.values.clock import SystemClock
 from mulligan.values.digest import parse_digest
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
 
 FILE_TOOLS = ("read_file", "write_file", "edit_file", "apply_patch", "grep", "glob")
 SUBAGENT_TOOLS = ("spawn_agent", "send_input", "wait", "close_agent")
@@ -45,12 +44,12 @@ def opened(tmp_path: Path) -> Iterator[Mulligan]:
         yield found
 
 
-def run(session: Session, name: str, profile: str = "anthropic", **params: Any) -> ToolResult[Any]:
+def run(session: DurableSession, name: str, profile: str = "anthropic", **params: Any) -> ToolResult[Any]:
     tools = {tool.name: tool for tool in coding_tools(session, profile)}
     return ToolRunner(session.execution_state(), tools).execute(ProviderToolCall(f"call_{name}", name, params))
 
 
-class TestACommandThatIsStopped:
+class TestStoppedCommand:
     """It tells of itself through a pipe, would write outside the workspace in the end, and leaves nothing."""
 
     @pytest.fixture
@@ -63,7 +62,7 @@ class TestACommandThatIsStopped:
         return contents_of(tmp_path / "work") == {} and not (tmp_path / "late").exists()
 
     @pytest.mark.req("D12.async_handlers")
-    def test_by_cancelling_the_task(self, opened: Mulligan, tmp_path: Path, command: str) -> None:
+    def test_by_cancelling_the_task_leaves_no_trace(self, opened: Mulligan, tmp_path: Path, command: str) -> None:
         session = opened.session("s")
         tools = {tool.name: tool for tool in coding_tools(session)}
         runner = ToolRunner(session.execution_state(), tools)
@@ -79,7 +78,7 @@ class TestACommandThatIsStopped:
         assert self.gone(tmp_path)
 
     @pytest.mark.req("D12.deadline_raises")
-    def test_by_the_deadline(self, opened: Mulligan, tmp_path: Path) -> None:
+    def test_by_the_deadline_leaves_no_trace(self, opened: Mulligan, tmp_path: Path) -> None:
         command = f"echo half > half.txt; sleep 25; echo late > {tmp_path}/late"
         bounds = Bounds(deadline=SystemClock().now() + timedelta(seconds=1))
         script: list[Line] = [{"tool": "shell", "args": {"command": command}}, "done"]
@@ -87,7 +86,7 @@ class TestACommandThatIsStopped:
             agent_loop("go", session=opened.session("s"), provider=Mock(script), bounds=bounds)
         assert self.gone(tmp_path)
 
-    def test_by_cancelling_the_run(self, opened: Mulligan, tmp_path: Path, command: str) -> None:
+    def test_by_cancelling_the_run_leaves_no_trace(self, opened: Mulligan, tmp_path: Path, command: str) -> None:
         bounds = Bounds()
 
         def cancel() -> None:
@@ -102,7 +101,7 @@ class TestACommandThatIsStopped:
         assert result.stop_reason == "cancelled" and self.gone(tmp_path)
 
 
-class TestWhatTheyAre:
+class TestToolTable:
     @pytest.mark.req("S1.tools.map_to_effects")
     @pytest.mark.parametrize("name", FILE_TOOLS)
     def test_a_file_tool_is_the_effect_of_the_same_name(self, name: str) -> None:
@@ -146,24 +145,24 @@ SAME_COMMAND: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-class TestWhatAModelIsTold:
+class TestToolResults:
     @pytest.mark.req("S1.edit_file.summary_as_success_text")
-    def test_an_edit_is_told_as_its_summary(self, opened: Mulligan, tmp_path: Path) -> None:
+    def test_an_edit_returns_its_summary(self, opened: Mulligan, tmp_path: Path) -> None:
         (tmp_path / "work" / "a.txt").write_text("one one\n")
         given: dict[str, Any] = {"path": "a.txt", "old_string": "one", "new_string": "two", "replace_all": True}
         assert run(opened.session("s"), "edit_file", **given).message == "Updated a.txt (2 replacements)"
 
     @pytest.mark.req("S1.apply_patch.summary_as_success_text")
-    def test_a_patch_is_told_as_its_summary(self, opened: Mulligan) -> None:
+    def test_a_patch_returns_its_summary(self, opened: Mulligan) -> None:
         told = run(opened.session("s"), "apply_patch", "openai", patch=ADD).message
         assert told == "Applied patch: 1 file changed (add=1 update=0 delete=0 move=0)"
 
-    def test_a_failure_is_told_as_it_is(self, opened: Mulligan) -> None:
+    def test_a_failure_returns_its_receipt(self, opened: Mulligan) -> None:
         failed = run(opened.session("s"), "edit_file", path="a.txt", old_string="x", new_string="y")
         assert not failed.success
         assert decode(failed.message)["error_code"] == "path_not_found"
 
-    def test_text_is_told_as_text_and_nothing_as_words(self, opened: Mulligan, tmp_path: Path) -> None:
+    def test_text_is_returned_as_text_and_an_empty_result_as_a_sentence(self, opened: Mulligan, tmp_path: Path) -> None:
         (tmp_path / "work" / "a.txt").write_text('say "hi"\n')
         (tmp_path / "work" / "empty.txt").write_text("")
         session = opened.session("s")
@@ -173,12 +172,12 @@ class TestWhatAModelIsTold:
         assert run(session, "glob", pattern="*.rs").message == "No files matched"
         assert run(session, "read_file", path="empty.txt").message == ""
 
-    def test_what_was_cut_says_so(self, opened: Mulligan, tmp_path: Path) -> None:
+    def test_truncated_output_says_so(self, opened: Mulligan, tmp_path: Path) -> None:
         (tmp_path / "work" / "a.txt").write_text("one\ntwo\nthree\n")
         told = decode(run(opened.session("s"), "read_file", path="a.txt", max_lines=2).message)
         assert (told["content"], told["truncated"]) == ("one\ntwo\n", True)
 
-    def test_a_command_is_told_with_its_output_as_text(self, opened: Mulligan) -> None:
+    def test_a_command_returns_its_output_as_text(self, opened: Mulligan) -> None:
         told = decode(run(opened.session("s"), "shell", command="echo out; echo err >&2; exit 3").message)
         assert (told["exit_code"], told["stdout"], told["stderr"]) == (3, "out\n", "err\n")
 
@@ -246,9 +245,9 @@ def test_every_blob_a_receipt_names_is_reachable_from_the_journal(opened: Mullig
     with opened.store.read() as tx:
         records = list(records_of(tx, session_journal(session.id)))
     assert named <= {str(ref) for record in records for ref in record.refs}
-    collect_garbage(opened.desk.ledger)
+    collect_garbage(opened.open_root.ledger)
     for ref in named:
-        assert opened.desk.ledger.blobs.read(parse_digest(ref))
+        assert opened.open_root.ledger.blobs.read(parse_digest(ref))
 
 
 BUG = "def total(numbers):\n    result = 0\n    for number in numbers:\n        result = number\n    return result\n"

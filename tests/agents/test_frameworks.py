@@ -26,8 +26,8 @@ import mulligan
 from mulligan.agents import langgraph, openai_agents, pydantic_ai
 from mulligan.agents.openai_agents import AgentsSession
 from mulligan.agents.tools import AnyTool, Tool, ToolContext
-from mulligan.opening import Mulligan
-from mulligan.testing.mock_model import mock_model
+from mulligan.api import Mulligan
+from mulligan.testing.agents import mock_model
 
 WRITE = {"path": "a.txt", "content": "by a framework\n"}
 
@@ -47,7 +47,7 @@ def undone(opened: Mulligan, tmp_path: Path, call: str) -> bool:
     return not file.exists()
 
 
-def test_openai_agents(opened: Mulligan, tmp_path: Path) -> None:
+def test_openai_agents_runs_our_tools_as_calls(opened: Mulligan, tmp_path: Path) -> None:
     set_tracing_disabled(True)
     session = opened.session("s")
 
@@ -70,7 +70,7 @@ def test_openai_agents(opened: Mulligan, tmp_path: Path) -> None:
 
 
 class TestAgentsSession:
-    def test_items_come_back_as_they_were_and_the_newest_goes_first(self, opened: Mulligan) -> None:
+    def test_items_are_returned_unchanged_and_pop_removes_the_newest(self, opened: Mulligan) -> None:
         kept = AgentsSession(opened.session("s"))
         items: list[Any] = [
             {"role": "user", "content": "hi"},
@@ -90,7 +90,7 @@ class TestAgentsSession:
 
         asyncio.run(go())
 
-    def test_the_newest_item_goes_alone_though_its_message_has_several(self, opened: Mulligan) -> None:
+    def test_pop_removes_one_item_of_a_message_with_several(self, opened: Mulligan) -> None:
         session = opened.session("s")
         calls = [
             {"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}} for name in ("one", "two")
@@ -106,13 +106,13 @@ class TestAgentsSession:
 
         asyncio.run(go())
 
-    def test_what_was_said_elsewhere_is_there_too(self, opened: Mulligan) -> None:
+    def test_messages_of_other_interfaces_are_in_the_session(self, opened: Mulligan) -> None:
         session = opened.session("s")
         session.inject({"role": "user", "content": "said before"})
         assert asyncio.run(AgentsSession(session).get_items()) == [{"role": "user", "content": "said before"}]
 
 
-def test_pydantic_ai(opened: Mulligan, tmp_path: Path) -> None:
+def test_pydantic_ai_runs_our_tools_as_calls(opened: Mulligan, tmp_path: Path) -> None:
     def model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         if len(messages) > 1:
             return ModelResponse(parts=[TextPart("done")])
@@ -124,7 +124,7 @@ def test_pydantic_ai(opened: Mulligan, tmp_path: Path) -> None:
     assert undone(opened, tmp_path, "call_1")
 
 
-def test_langgraph(opened: Mulligan, tmp_path: Path) -> None:
+def test_langgraph_runs_our_tools_as_calls(opened: Mulligan, tmp_path: Path) -> None:
     node = ToolNode(langgraph.tools_for(opened.session("s")))
     call = {"name": "write_file", "args": WRITE, "id": "call_1", "type": "tool_call"}
     model = GenericFakeChatModel(messages=iter([AIMessage("", tool_calls=[call])]))
@@ -142,7 +142,7 @@ def test_langgraph(opened: Mulligan, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])
-def test_langgraph_learns_that_a_tool_failed_and_goes_on(opened: Mulligan, tmp_path: Path, how: str) -> None:
+def test_langgraph_gets_the_error_of_a_failed_tool_and_continues(opened: Mulligan, tmp_path: Path, how: str) -> None:
     def half(context: ToolContext) -> None:
         """Break in the middle."""
         context.filesystem.write("a.txt", "half")
@@ -156,7 +156,7 @@ def test_langgraph_learns_that_a_tool_failed_and_goes_on(opened: Mulligan, tmp_p
 
 
 @pytest.mark.parametrize("tools_for", [openai_agents.tools_for, pydantic_ai.tools_for, langgraph.tools_for])
-def test_tools_of_your_own_are_offered_as_they_describe_themselves(opened: Mulligan, tools_for: Any) -> None:
+def test_custom_tools_are_offered_with_their_own_descriptions(opened: Mulligan, tools_for: Any) -> None:
     def add(left: int, right: int) -> str:
         """Adds."""
         return str(left + right)

@@ -38,10 +38,9 @@ from mulligan import (
 )
 from mulligan.agents import langgraph, openai_agents, pydantic_ai
 from mulligan.agents.loop import LoopEvent, ToolEnded
-from mulligan.agents.providers.mock import Mock
-from mulligan.agents.speech import Ask, Reply, Said
-from mulligan.opening import Mulligan
-from mulligan.session.types import Unknown
+from mulligan.agents.providers import Ask, Mock, Reply, Said
+from mulligan.api import Mulligan
+from mulligan.session.state.types import Unknown
 
 
 @pytest.fixture
@@ -65,8 +64,8 @@ class Page(BaseModel):
     lines: list[Line]
 
 
-class TestMakingThem:
-    def test_a_function_says_everything_about_itself(self) -> None:
+class TestToolFromFunction:
+    def test_name_description_and_schema_come_from_the_function(self) -> None:
         @tool
         def look(path: str, times: Annotated[int, Field(description="how often", ge=1)] = 1) -> str:
             """Look at a file.
@@ -82,11 +81,11 @@ class TestMakingThem:
         }
         assert look("ab", times=2) == "abab"
 
-    def test_what_it_does_not_say_can_be_given(self) -> None:
+    def test_name_and_description_can_be_given(self) -> None:
         made = tool(name="other-name", description="Words.", read_only=True)(functools.partial(print))
         assert (made.name, made.description, made.read_only) == ("other-name", "Words.", True)
 
-    def test_what_arguments_share_is_said_once_and_found(self) -> None:
+    def test_shared_types_of_arguments_are_defined_once(self) -> None:
         def compare(left: Page, right: Page, how: Literal["fast", "well"], context: ToolContext) -> None: ...
 
         schema = tool(compare).parameters
@@ -95,7 +94,7 @@ class TestMakingThem:
         assert schema["required"] == ["left", "right", "how"]
 
     @pytest.mark.parametrize("given", [lambda: None, functools.partial(print), "print", 3])
-    def test_what_has_no_name_a_model_could_say_is_refused(self, given: Any) -> None:
+    def test_a_function_without_a_valid_tool_name_is_refused(self, given: Any) -> None:
         with pytest.raises(ToolValidationError):
             tool(given)
 
@@ -122,7 +121,7 @@ class TestMakingThem:
         with pytest.raises(ToolValidationError):
             ToolRunner(state, wrong)
 
-    def test_two_of_one_name_are_refused_everywhere(self, opened: Mulligan) -> None:
+    def test_two_tools_of_one_name_are_refused_everywhere(self, opened: Mulligan) -> None:
         def look() -> None: ...
 
         session = opened.session("s")
@@ -135,7 +134,7 @@ class TestMakingThem:
             MainLoop(Mock(), tools=[look, look])
 
 
-class TestRunningThem:
+class TestToolRun:
     def test_the_loop_takes_functions_and_scripts(self, opened: Mulligan, tmp_path: Path) -> None:
         def save(path: str, text: str, context: ToolContext) -> str:
             context.filesystem.write(path, text)
@@ -151,7 +150,7 @@ class TestRunningThem:
         assert (os.listdir(tmp_path / "work"), session[Plan].all()) == (["a"], (Plan("x"),))
 
     @pytest.mark.parametrize("inside", [False, True], ids=["plain", "inside an event loop"])
-    def test_async_functions_are_run_to_their_end(self, opened: Mulligan, inside: bool) -> None:
+    def test_async_functions_are_awaited(self, opened: Mulligan, inside: bool) -> None:
         async def wait(number: int) -> str:
             await asyncio.sleep(0)
             return f"waited {number}"
@@ -165,12 +164,12 @@ class TestRunningThem:
         asyncio.run(going()) if inside else go()
         assert told(opened.session("s")) == ["waited 3"]
 
-    def test_a_run_without_files_says_so(self) -> None:
+    def test_a_context_without_a_workspace_has_no_filesystem(self) -> None:
         context = ToolContext(ExecutionState(Session()))
         with pytest.raises(mulligan.ExecutionStateError):
             _ = context.filesystem
 
-    def test_a_state_in_memory_is_no_session_for_the_loop(self, opened: Mulligan) -> None:
+    def test_the_loop_refuses_a_state_in_memory(self, opened: Mulligan) -> None:
         with pytest.raises(MulliganError) as caught:
             agent_loop("go", session=ExecutionState(Session()), provider=["done"])
         assert caught.value.code == "invalid_params"
@@ -187,7 +186,7 @@ class Odd:
             ({"times": 1, "pages": [{"lines": [{"text": 3}]}]}, "look: pages.0.lines.0.text: Input should be a valid"),
         ],
     )
-    def test_a_model_is_told_which_argument_is_wrong(self, opened: Mulligan, given: Any, words: str) -> None:
+    def test_the_model_gets_the_name_of_the_wrong_argument(self, opened: Mulligan, given: Any, words: str) -> None:
         def look(times: int, pages: list[Page] | None = None) -> str:
             return "looked"
 
@@ -195,7 +194,7 @@ class Odd:
         (answer,) = told(opened.session("s"))
         assert words in answer
 
-    def test_a_model_is_told_what_is_wrong_with_arguments_that_are_taken_whole(self) -> None:
+    def test_the_model_gets_the_error_of_arguments_taken_as_one_object(self) -> None:
         def save(line: Line) -> None: ...
 
         with pytest.raises(ToolValidationError) as caught:
@@ -203,9 +202,11 @@ class Odd:
         assert str(caught.value) == "save: text: Input should be a valid string"
 
 
-class TestWhatComesOfThem:
+class TestToolLog:
     @pytest.mark.parametrize("value", [threading.Lock(), {1, 2}, b"\xff", object, {"deep": [object()]}])
-    def test_a_function_may_return_anything_and_the_log_keeps_what_it_can(self, opened: Mulligan, value: Any) -> None:
+    def test_a_function_may_return_anything_and_the_log_stores_its_json_form(
+        self, opened: Mulligan, value: Any
+    ) -> None:
         def give() -> Any:
             return value
 
@@ -214,7 +215,7 @@ class TestWhatComesOfThem:
         assert (entry.result.success, entry.result.message) == (True, str(value))
         assert entry.result.value in (value, None)
 
-    def test_the_log_keeps_the_beginning_of_long_texts_and_the_transcript_all_of_them(self, opened: Mulligan) -> None:
+    def test_the_log_truncates_long_texts_and_the_transcript_does_not(self, opened: Mulligan) -> None:
         def repeat(text: str) -> str:
             return text * 2
 
@@ -228,7 +229,7 @@ class TestWhatComesOfThem:
         assert (long.result.message, long.result.value) == (f"{cut}… (10000 characters)",) * 2
         assert (told(session), short.result.value) == ([text * 2, "shortshort"], "shortshort")
 
-    def test_state_that_cannot_be_stored_fails_its_call_and_no_other(self, opened: Mulligan, tmp_path: Path) -> None:
+    def test_state_that_cannot_be_stored_fails_only_its_call(self, opened: Mulligan, tmp_path: Path) -> None:
         def odd(how: str, context: ToolContext) -> ToolResult[Odd] | None:
             context.filesystem.write("a.txt", "x")
             value = Odd(threading.Lock())
@@ -247,7 +248,7 @@ class TestWhatComesOfThem:
         with session.call("next") as call:
             assert call.write_file("a.txt", "free again").ok
 
-    def test_a_call_that_cannot_be_stored_is_over_all_the_same(self, opened: Mulligan, tmp_path: Path) -> None:
+    def test_a_call_that_cannot_be_stored_still_ends(self, opened: Mulligan, tmp_path: Path) -> None:
         session = opened.session("s")
         for policy in (mulligan.SlicePolicy.STATE, mulligan.SlicePolicy.LOG):
             session[Odd].register(Odd, mulligan.append_all, policy=policy)
@@ -258,7 +259,9 @@ class TestWhatComesOfThem:
         with session.call("next") as call:
             assert call.write_file("a.txt", "free again").ok
 
-    def test_a_log_that_another_program_wrote_into_is_no_hindrance(self, opened: Mulligan, tmp_path: Path) -> None:
+    def test_log_records_with_types_of_another_program_do_not_stop_a_run(
+        self, opened: Mulligan, tmp_path: Path
+    ) -> None:
         theirs = """
 import dataclasses, sys, mulligan
 @dataclasses.dataclass(frozen=True)
@@ -339,12 +342,12 @@ def run_with(opened: Mulligan, end: Any) -> Run:
     return run
 
 
-class TestNoHalfState:
+class TestAtomicity:
     @pytest.mark.parametrize(
         ("end", "raised"),
         [(late, PromptEvaluationError), (interrupted, KeyboardInterrupt), (cancelled, asyncio.CancelledError)],
     )
-    def test_however_a_run_is_cut_short_no_participant_keeps_anything(
+    def test_however_a_run_ends_early_no_participant_keeps_changes(
         self, opened: Mulligan, tmp_path: Path, end: Any, raised: type[BaseException]
     ) -> None:
         run = run_with(opened, end)
@@ -356,7 +359,7 @@ class TestNoHalfState:
         assert [entry.result.success for entry in session[ToolInvoked].all()] == [False]
         assert agent_loop("again", session=session, provider=["goes on"]).text == "goes on"
 
-    def test_if_one_participant_cannot_go_back_none_does(self, opened: Mulligan, tmp_path: Path) -> None:
+    def test_if_one_participant_cannot_be_restored_none_is(self, opened: Mulligan, tmp_path: Path) -> None:
         run = run_with(opened, stuck)
         session = opened.session("s")
         assert run.raised is RestoreFailedError
@@ -364,7 +367,9 @@ class TestNoHalfState:
         assert (run.box.value, run.state.rng.getstate() != random.Random(7).getstate()) == (1, True)
         assert (os.listdir(tmp_path / "work"), session[Plan].all()) == (["a.txt"], (Plan("x"),))
 
-    def test_randomness_comes_back_from_a_checkpoint_in_another_process(self, opened: Mulligan, tmp_path: Path) -> None:
+    def test_random_state_is_restored_from_a_checkpoint_in_another_process(
+        self, opened: Mulligan, tmp_path: Path
+    ) -> None:
         def roll(context: ToolContext) -> str:
             assert context.rng is not None
             return str(context.rng.random())
@@ -383,7 +388,7 @@ with mulligan.open(sys.argv[1], store=sys.argv[2]) as m:
         assert rolled == told(opened.session("s"))[1]
 
 
-class TestTheRunItself:
+class TestRun:
     def test_a_budget_among_the_resources_counts(self, opened: Mulligan) -> None:
         budget = BudgetTracker(limit_tokens=1)
         state = opened.session("s").execution_state({BudgetTracker: budget})
@@ -391,7 +396,7 @@ class TestTheRunItself:
         assert (done.stop_reason, done.iterations) == ("budget", 1)
         assert budget.consumed.total_tokens == done.input_tokens + done.output_tokens
 
-    def test_a_model_is_anything_that_replies(self, opened: Mulligan) -> None:
+    def test_any_callable_that_returns_a_reply_is_a_model(self, opened: Mulligan) -> None:
         class Plain:
             def reply(self, ask: Ask) -> Iterator[Said | Reply]:
                 return iter([Said("he"), Reply("hello")])
@@ -405,7 +410,7 @@ class TestTheRunItself:
         assert [entry.name for entry in opened.session("s")[ToolInvoked].all()] == ["list_dir"]
         assert MainLoop(Plain()).execute("go").text == "hello"
 
-    def test_a_line_that_breaks_leaves_what_was_said(self, opened: Mulligan) -> None:
+    def test_a_lost_connection_keeps_the_messages_so_far(self, opened: Mulligan) -> None:
         class Breaking:
             name = profile = "openai"
 
@@ -417,7 +422,7 @@ class TestTheRunItself:
             agent_loop("go", session="s", provider=Breaking())
         assert opened.session("s").messages()[-1] == {"role": "assistant", "content": "half a ", "interrupted": True}
 
-    def test_a_listener_that_raises_ends_nothing_and_is_logged(
+    def test_a_listener_that_raises_is_logged_and_does_not_end_the_run(
         self, opened: Mulligan, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         def hear(event: LoopEvent) -> None:
@@ -430,7 +435,7 @@ class TestTheRunItself:
         assert len(told(opened.session("s"))) == 1
         assert "ToolEnded" in caplog.text and "nobody looks any more" in caplog.text
 
-    def test_an_interrupt_in_a_listener_ends_the_run_and_what_was_done_is_known(
+    def test_an_interrupt_in_a_listener_ends_the_run_and_its_calls_are_logged(
         self, opened: Mulligan, tmp_path: Path
     ) -> None:
         def hear(event: LoopEvent) -> None:
@@ -443,7 +448,7 @@ class TestTheRunItself:
         assert (tmp_path / "work" / "a.txt").read_text() == "x"
         assert len(told(opened.session("s"))) == 1
 
-    def test_telemetry_that_fails_undoes_nothing(self, opened: Mulligan, tmp_path: Path) -> None:
+    def test_failing_telemetry_undoes_nothing(self, opened: Mulligan, tmp_path: Path) -> None:
         session = opened.session("s")
 
         def fail(event: object) -> None:

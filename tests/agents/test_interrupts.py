@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 import mulligan
-from interrupting import Lines, lines_of, pairs, sample, variables_set
 from mulligan import (
     BudgetTracker,
     DurableSession,
@@ -36,6 +35,7 @@ from mulligan import (
     ToolRunner,
     tool_execution,
 )
+from tests.interrupts import Lines, lines_of, pairs, sample, variables_set
 
 
 @dataclass

@@ -18,14 +18,14 @@ from langgraph.types import Command, interrupt
 
 import mulligan
 from mulligan.agents.langgraph import MulliganSaver
-from mulligan.session.graphs import POINTS, VALUES, WRITES
-from mulligan.values.faults import MulliganError
+from mulligan.session.tables import GRAPH_CHECKPOINTS, GRAPH_VALUES, GRAPH_WRITES
+from mulligan.values.errors import MulliganError
 
 CAPABILITIES = 8
 
 
 @pytest.mark.parametrize("store", ["memory:", "directory"])
-def test_the_published_kit_is_satisfied_by_every_capability(tmp_path: Path, store: str) -> None:
+def test_langgraphs_conformance_kit_passes_for_every_capability(tmp_path: Path, store: str) -> None:
     @checkpointer_test(name=f"mulligan {store}")
     async def ours() -> AsyncGenerator[MulliganSaver, None]:
         where = store if store == "memory:" else str(tmp_path / os.urandom(4).hex())
@@ -57,7 +57,7 @@ CONFIG: RunnableConfig = {"configurable": {"thread_id": "t"}}
 FIRST_HALF = """
 import sys
 import mulligan
-from agent_room.test_langgraph import CONFIG, graph
+from tests.agents.test_langgraph import CONFIG, graph
 from mulligan.agents.langgraph import MulliganSaver
 opened = mulligan.open(sys.argv[1], store=sys.argv[2])
 print(graph(MulliganSaver(opened.store)).invoke({"steps": ["zero"]}, CONFIG)["steps"], flush=True)
@@ -66,11 +66,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_graph_whose_process_was_killed_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_graph_continues_after_its_process_was_killed(tmp_path: Path) -> None:
     root, home = tmp_path / "root", tmp_path / "home"
     root.mkdir()
     command = [sys.executable, "-c", FIRST_HALF, str(root), str(home)]
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     died = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
     assert (died.returncode, died.stdout.strip()) == (-9, "['zero', 'one']")
     with mulligan.open(str(root), store=str(home)) as opened:
@@ -81,7 +81,7 @@ def test_a_graph_whose_process_was_killed_goes_on_where_it_stopped(tmp_path: Pat
         ]
 
 
-def test_values_are_kept_once_and_go_with_the_last_checkpoint_that_has_them(tmp_path: Path) -> None:
+def test_values_are_stored_once_and_deleted_with_their_last_checkpoint(tmp_path: Path) -> None:
     with mulligan.open(str(tmp_path), store="memory:") as opened:
         saver = MulliganSaver(opened.store)
         made = graph(saver)
@@ -92,10 +92,10 @@ def test_values_are_kept_once_and_go_with_the_last_checkpoint_that_has_them(tmp_
         assert made.get_state(CONFIG).values["steps"] == ["x" * 10_000, "one"]
         saver.delete_thread("t")
         with opened.store.read() as tx:
-            assert (tx.count(POINTS), tx.count(VALUES), tx.count(WRITES)) == (0, 0, 0)
+            assert (tx.count(GRAPH_CHECKPOINTS), tx.count(GRAPH_VALUES), tx.count(GRAPH_WRITES)) == (0, 0, 0)
 
 
-def test_an_unknown_way_of_pruning_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_pruning_strategy_is_refused(tmp_path: Path) -> None:
     with mulligan.open(str(tmp_path), store="memory:") as opened:
         with pytest.raises(MulliganError) as caught:
             MulliganSaver(opened.store).prune(["t"], strategy="newest")

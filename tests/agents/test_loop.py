@@ -13,16 +13,13 @@ import pytest
 import mulligan
 from mulligan import builtins
 from mulligan.agents.loop import Bounds, IterationEnded, Loop, LoopEvent, ToolEnded, ToolStarted
-from mulligan.agents.providers.mock import Mock
-from mulligan.agents.speech import Ask, Reply, Said
+from mulligan.agents.providers import Ask, Mock, Reply, Said
 from mulligan.agents.tools import ProviderToolCall, Tool
-from mulligan.looping import agent_loop
-from mulligan.opening import Mulligan
-from mulligan.session.resources import BudgetTracker
+from mulligan.api import Mulligan, agent_loop
+from mulligan.session.state.resources import BudgetTracker
 from mulligan.store.journal import RECORDS
 from mulligan.values.clock import SystemClock
-from mulligan.values.faults import MulliganError
-from mulligan.values.state_faults import PromptEvaluationError
+from mulligan.values.errors import MulliganError, PromptEvaluationError
 
 
 @pytest.fixture
@@ -36,11 +33,9 @@ def wrote(path: str, content: str) -> dict[str, Any]:
     return {"tool": "write_file", "args": {"path": path, "content": content}}
 
 
-class TestARun:
+class TestRun:
     @pytest.mark.req("S0.capture.loop_sets_current_call")
-    def test_tools_are_run_and_their_results_told_until_the_model_is_done(
-        self, opened: Mulligan, tmp_path: Path
-    ) -> None:
+    def test_the_loop_runs_tools_until_the_model_is_done(self, opened: Mulligan, tmp_path: Path) -> None:
         model = Mock([wrote("a.txt", "one\n"), {"tool": "read_file", "args": {"path": "a.txt"}}, "It says one."])
         session = opened.session("s")
         result = agent_loop("write and read", session=session, provider=model)
@@ -52,7 +47,7 @@ class TestARun:
         assert session.undo("call_0_0").ok
         assert not (tmp_path / "work" / "a.txt").exists()
 
-    def test_one_run_is_one_turn_that_rollback_takes_back_with_its_talk(self, opened: Mulligan, tmp_path: Path) -> None:
+    def test_rollback_undoes_one_run_with_its_messages(self, opened: Mulligan, tmp_path: Path) -> None:
         session = opened.session("s")
         agent_loop("first", session=session, provider=Mock([wrote("a.txt", "one\n"), "done"]))
         agent_loop("second", session=session, provider=Mock([wrote("a.txt", "two\n"), wrote("b.txt", "x"), "done"]))
@@ -64,14 +59,14 @@ class TestARun:
         assert len(session.messages()) == 10
 
     @pytest.mark.req("S3.tour.loop_loads_prefix", "S3.tour.second_call_sees_first")
-    def test_a_second_run_sees_what_the_first_one_said(self, opened: Mulligan) -> None:
+    def test_a_second_run_sees_the_messages_of_the_first(self, opened: Mulligan) -> None:
         model = Mock(["Hello there."])
         agent_loop("hello", session="s", provider=model)
         agent_loop("what do you remember?", session="s", provider=model)
         assert [one["content"] for one in model.asked[1].messages] == ["hello", "Hello there.", "what do you remember?"]
 
     @pytest.mark.req("S3.tour.anonymous_not_persisted", "D11.anonymous_loop_calls")
-    def test_without_a_session_nothing_said_is_kept_but_what_was_done_is(
+    def test_without_a_session_messages_are_dropped_and_file_changes_are_kept(
         self, opened: Mulligan, tmp_path: Path
     ) -> None:
         model = Mock([wrote("a.txt", "x"), "the secret answer"])
@@ -85,7 +80,7 @@ class TestARun:
         assert not (tmp_path / "work" / "a.txt").exists()
 
     @pytest.mark.req("S1.edit_file.failure_surfaces")
-    def test_a_tool_that_fails_leaves_nothing_and_the_model_is_told(self, opened: Mulligan, tmp_path: Path) -> None:
+    def test_a_failed_tool_leaves_no_trace_and_the_model_gets_the_error(self, opened: Mulligan, tmp_path: Path) -> None:
         def half(path: str) -> None:
             (tmp_path / "half").write_text(path)
             raise ValueError("broke in the middle")
@@ -96,11 +91,11 @@ class TestARun:
         assert [message["is_error"] for message in told] == [True, True, True]
 
     @pytest.mark.req("S1.profile.batch_semantics_kept")
-    def test_reading_tools_run_side_by_side_and_keep_their_order(self, opened: Mulligan) -> None:
+    def test_reading_tools_run_in_parallel_and_results_keep_their_order(self, opened: Mulligan) -> None:
         both = threading.Barrier(2)
 
         def look(name: str) -> str:
-            both.wait(timeout=30)
+            both.wait(timeout=600)
             return name
 
         asked = {"tools": [{"tool": "look", "args": {"name": "one"}}, {"tool": "look", "args": {"name": "two"}}]}
@@ -110,8 +105,8 @@ class TestARun:
         assert told == ["one", "two"]
 
 
-class TestBounds:
-    def test_a_permission_that_is_not_given_means_nothing_is_done(self, opened: Mulligan, tmp_path: Path) -> None:
+class TestLimits:
+    def test_a_denied_tool_does_not_run(self, opened: Mulligan, tmp_path: Path) -> None:
         asked: list[str] = []
 
         def never(call: ProviderToolCall, tool: Tool[Any, Any] | None) -> bool:
@@ -123,7 +118,7 @@ class TestBounds:
         agent_loop("go", session="s", provider=model, permission=never)
         assert (asked, list((tmp_path / "work").iterdir())) == (["write_file"], [])
 
-    def test_iterations_and_budgets_end_a_run_and_say_so(self, opened: Mulligan) -> None:
+    def test_iteration_and_budget_limits_end_a_run_with_a_reason(self, opened: Mulligan) -> None:
         forever = [{"tool": "list_dir", "args": {"path": "."}}] * 10
         assert agent_loop("go", provider=Mock(forever), bounds=Bounds(2)).stop_reason == "max_iterations"
         spent = Reply("", (ProviderToolCall("1", "list_dir", {"path": "."}),), "tool_calls", 50, 50)
@@ -131,14 +126,14 @@ class TestBounds:
         result = agent_loop("go", provider=Mock([spent] * 10), bounds=Bounds(budget=budget))
         assert (result.stop_reason, result.iterations, budget.consumed.total_tokens) == ("budget", 2, 200)
 
-    def test_a_deadline_that_has_passed_asks_nobody(self, opened: Mulligan) -> None:
+    def test_after_its_deadline_the_loop_does_not_ask_the_model(self, opened: Mulligan) -> None:
         model = Mock(["never"])
         with pytest.raises(PromptEvaluationError):
             over = Bounds(deadline=SystemClock().now() - timedelta(seconds=1))
             agent_loop("go", session="s", provider=model, bounds=over)
         assert model.asked == []
 
-    def test_a_cancel_keeps_what_was_said_so_far(self, opened: Mulligan) -> None:
+    def test_a_cancelled_run_keeps_the_messages_so_far(self, opened: Mulligan) -> None:
         class Slow:
             name = profile = "openai"
 
@@ -154,7 +149,7 @@ class TestBounds:
         assert (result.stop_reason, result.text) == ("cancelled", "half of ")
         assert session.messages()[-1] == {"role": "assistant", "content": "half of ", "interrupted": True}
 
-    def test_without_a_provider_one_is_asked_for(self, opened: Mulligan, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_missing_or_unknown_provider_is_an_error(self, opened: Mulligan, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("MULLIGAN_PROVIDER", raising=False)
         for given in (None, "nonsense"):
             with pytest.raises(MulliganError) as caught:
@@ -164,21 +159,21 @@ class TestBounds:
         assert agent_loop("go").text == "You said: go"
 
 
-def test_events_come_as_they_happen(opened: Mulligan) -> None:
+def test_events_are_delivered_while_the_run_goes_on(opened: Mulligan) -> None:
     events: list[LoopEvent] = []
     agent_loop("go", provider=Mock([wrote("a", "x"), "done"]), on_event=events.append)
     kinds = [type(event) for event in events]
     assert kinds == [IterationEnded, ToolStarted, ToolEnded, Said, IterationEnded]
 
 
-class TestTheDocumentsNames:
+class TestBuiltinFunctions:
     @pytest.mark.req(
         "S3.workflow.shared_session",
         "S3.workflow.stable_stage_id",
         "S3.workflow.session_from_model_policy",
         "D11.builtin_workflow_execute",
     )
-    def test_stages_that_name_a_session_share_its_talk_and_others_have_their_own(self, opened: Mulligan) -> None:
+    def test_workflow_stages_of_one_session_share_its_messages(self, opened: Mulligan) -> None:
         shared = builtins.agent_session_open()
         policy = {"session_id": shared, "provider": "mock"}
         done = builtins.workflow_execute(
@@ -201,7 +196,7 @@ class TestTheDocumentsNames:
         builtins.workflow_execute([{"name": "a", "prompt": "what if", "model_policy": policy}])
         assert (builtins.agent_session_length(source), builtins.agent_session_length(fork)) == (1, 3)
 
-    def test_a_bad_stage_means_that_none_of_them_ran(self, opened: Mulligan) -> None:
+    def test_an_invalid_stage_is_refused_before_any_stage_runs(self, opened: Mulligan) -> None:
         shared = builtins.agent_session_open()
         good = {"name": "a", "prompt": "b", "model_policy": {"session_id": shared}}
         for bad in ({"name": "x"}, {"prompt": "x"}, {"name": "x", "prompt": "y", "mode": "reset"}):
@@ -210,7 +205,7 @@ class TestTheDocumentsNames:
         assert builtins.agent_session_length(shared) == 0
 
     @pytest.mark.req("D11.builtin_agent_loop", "S3.tour.loop_persists")
-    def test_agent_loop_keeps_talk_under_its_session_and_is_loud_about_options(self, opened: Mulligan) -> None:
+    def test_agent_loop_stores_messages_in_its_session_and_refuses_unknown_options(self, opened: Mulligan) -> None:
         session = builtins.agent_session_open()
         builtins.agent_session_inject(session, {"role": "user", "content": "Hello!"})
         first = builtins.agent_loop("continue the greeting", None, {"session_id": session, "provider": "mock"})
@@ -220,7 +215,7 @@ class TestTheDocumentsNames:
         assert caught.value.code == "unknown_option"
 
     @pytest.mark.req("S3.subscribe.iteration_end", "S3.subscribe.current_id_inside")
-    def test_subscribers_hear_of_each_iteration_and_know_the_session(self, opened: Mulligan) -> None:
+    def test_subscribers_get_each_iteration_with_its_session(self, opened: Mulligan) -> None:
         session = builtins.agent_session_open()
         heard: list[tuple[str, str | None]] = []
         done = threading.Event()
@@ -232,6 +227,6 @@ class TestTheDocumentsNames:
 
         builtins.agent_subscribe(session, hear)
         builtins.agent_loop("hi", None, {"session_id": session})
-        assert done.wait(timeout=30)
+        assert done.wait(timeout=600)
         assert ("iteration_end", session) in heard
         assert builtins.agent_session_current_id() is None

@@ -26,7 +26,7 @@ from mulligan import (
     VisibilityExpansionRequired,
     VisibilityOverrides,
 )
-from mulligan.agents.providers.mock import Mock
+from mulligan.agents.providers import Mock
 from mulligan.testing import create_execution_state
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -49,7 +49,7 @@ def wants(*texts: str) -> dict[str, Any]:
 
 
 @pytest.mark.req("S4.state.main_loop_creates_or_takes", "D12.name.main_loop", "S4.state.adapters_take_it")
-def test_it_runs_tools_on_the_state_it_is_given_until_the_model_is_done() -> None:
+def test_main_loop_runs_tools_on_the_given_state() -> None:
     model = Mock([wants("good", "bad"), "all done"])
     state = create_execution_state({TranscriptState: TranscriptState()})
     response = MainLoop(model, tools=[TOOL], prompt_name="p").execute("do it", execution_state=state)
@@ -66,14 +66,14 @@ def test_it_runs_tools_on_the_state_it_is_given_until_the_model_is_done() -> Non
 
 
 @pytest.mark.req("S4.state.main_loop_creates_or_takes")
-def test_without_a_state_it_makes_one() -> None:
+def test_without_a_state_main_loop_creates_one() -> None:
     response = MainLoop(Mock(["hello"])).execute("hi")
     assert isinstance(response.execution_state, ExecutionState)
     assert response.execution_state.resources.get(BudgetTracker) is not None
     assert response.execution_state.resources.get(TranscriptState) is not None
 
 
-def test_sections_that_a_tool_asks_for_are_shown_and_it_begins_again() -> None:
+def test_sections_that_a_tool_requests_are_shown_in_a_new_evaluation() -> None:
     def look(context: ToolContext) -> str:
         if context.session[VisibilityOverrides].latest() is None:
             context.session.broadcast(Plan("never was"))
@@ -92,7 +92,7 @@ def test_sections_that_a_tool_asks_for_are_shown_and_it_begins_again() -> None:
     assert transcript is not None and len(transcript.messages) == 4
 
 
-def test_a_tool_that_asks_for_ever_is_stopped() -> None:
+def test_a_tool_that_requests_sections_forever_is_stopped() -> None:
     def look() -> None:
         raise VisibilityExpansionRequired("more")
 
@@ -103,7 +103,7 @@ def test_a_tool_that_asks_for_ever_is_stopped() -> None:
 
 
 @pytest.mark.parametrize(("limit", "phase"), [("budget", "budget"), ("deadline", "deadline"), ("rounds", "rounds")])
-def test_time_tokens_and_rounds_are_bounded(limit: str, phase: str) -> None:
+def test_time_tokens_and_iterations_are_limited(limit: str, phase: str) -> None:
     resources = {BudgetTracker: BudgetTracker(limit_tokens=1 if limit == "budget" else None)}
     state = ExecutionState(Session(), ResourceRegistry.build(resources), FixedClock(NOON))
     loop = MainLoop(Mock([{"tool": "x"}] * 200), tools=[Tool("x", "", lambda: "ok")])
@@ -112,7 +112,7 @@ def test_time_tokens_and_rounds_are_bounded(limit: str, phase: str) -> None:
     assert caught.value.phase == phase
 
 
-def test_a_failed_evaluation_leaves_no_words_behind() -> None:
+def test_a_failed_evaluation_leaves_no_messages() -> None:
     transcript = TranscriptState()
     state = create_execution_state({TranscriptState: transcript})
 

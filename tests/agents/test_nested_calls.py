@@ -113,7 +113,7 @@ WAYS: dict[str, Callable[[ExecutionState, str], None]] = {"gather": by_gather, "
 @pytest.mark.req("W14.overlapping_calls")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("failing", NAMES)
-def test_a_failing_call_beside_others_in_a_tool_changes_only_what_it_did(
+def test_a_failing_parallel_call_in_a_tool_undoes_only_its_own_changes(
     state: ExecutionState, way: str, failing: str
 ) -> None:
     def parent(context: ToolContext) -> str:
@@ -126,9 +126,7 @@ def test_a_failing_call_beside_others_in_a_tool_changes_only_what_it_did(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_failure_of_the_tool_undoes_all_calls_in_it_and_the_log_does_not_say_that_they_succeeded(
-    state: ExecutionState, way: str
-) -> None:
+def test_a_failed_tool_undoes_its_nested_calls_and_logs_them_as_failed(state: ExecutionState, way: str) -> None:
     def parent(context: ToolContext) -> str:
         WAYS[way](context.execution_state, "two")
         assert [len(part) for part in held(context.execution_state)] == [3, 3, 3]
@@ -171,7 +169,7 @@ class Stop(BaseException):
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, asyncio.CancelledError, Stop])
-def test_whatever_a_listener_raises_what_is_committed_stays(state: ExecutionState, error: type[BaseException]) -> None:
+def test_an_exception_of_a_listener_does_not_undo_a_commit(state: ExecutionState, error: type[BaseException]) -> None:
     heard: list[object] = []
 
     def refuse(event: object) -> None:
@@ -202,7 +200,7 @@ def refused(act: Callable[[], object]) -> str:
     return "allowed"
 
 
-def test_a_task_that_outlives_its_failed_call_is_refused_everywhere(state: ExecutionState) -> None:
+def test_a_task_that_outlives_its_failed_call_cannot_change_anything(state: ExecutionState) -> None:
     told: list[str] = []
 
     def tries(context: ToolContext) -> list[Callable[[], object]]:
@@ -245,7 +243,7 @@ def test_a_task_that_outlives_its_failed_call_is_refused_everywhere(state: Execu
     assert held(state) == (["two"],) * 3
 
 
-def test_a_task_of_a_call_that_was_undone_with_the_one_around_it_is_refused(state: ExecutionState) -> None:
+def test_a_task_of_a_nested_call_that_was_undone_is_refused(state: ExecutionState) -> None:
     told: list[str] = []
 
     async def main() -> None:

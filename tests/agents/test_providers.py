@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 
 import mulligan
-from mcp_server.mock_model import mock_model
-from mulligan.agents.providers import provider_named
-from mulligan.agents.providers.items import as_items
-from mulligan.agents.speech import Driver, Provider
-from mulligan.looping import agent_loop
-from mulligan.opening import Mulligan
-from mulligan.values.faults import MulliganError
+from mulligan.agents.providers import Driver, Provider, provider_named
+from mulligan.agents.providers.openai import as_items
+from mulligan.api import Mulligan, agent_loop
+from mulligan.values.errors import MulliganError
+from tests.servers.mcp.mock_model import mock_model
 
 Made = Callable[[str], Provider | Driver]
 
@@ -65,7 +63,7 @@ def test_a_tool_is_run_and_its_result_reaches_the_model(opened: Mulligan, tmp_pa
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_model_that_cannot_be_reached_is_a_fault_and_the_prompt_is_kept(opened: Mulligan, kind: str) -> None:
+def test_an_unreachable_model_is_an_error_and_the_prompt_is_kept(opened: Mulligan, kind: str) -> None:
     with mock_model("x", {}) as model:
         address = model.address
     provider = MODELS[kind](address)
@@ -94,7 +92,8 @@ def test_an_unknown_setting_is_refused() -> None:
 
 
 class TestClaude:
-    def test_its_own_loop_calls_our_tools_as_transactions(self, opened: Mulligan, tmp_path: Path) -> None:
+    @pytest.mark.hosts
+    def test_claudes_own_loop_runs_our_tools_as_calls(self, opened: Mulligan, tmp_path: Path) -> None:
         with mock_model("write_file", {"path": "a.txt", "content": "from claude\n"}) as model:
             session = opened.session("s")
             session.inject({"role": "user", "content": "remember the word plum"})
@@ -105,7 +104,7 @@ class TestClaude:
         assert session.undo("toolu_1").ok
         assert not (tmp_path / "work" / "a.txt").exists()
 
-    def test_one_that_cannot_be_reached_is_a_fault(self, opened: Mulligan, tmp_path: Path) -> None:
+    def test_an_unreachable_model_is_an_error(self, opened: Mulligan, tmp_path: Path) -> None:
         provider = provider_named("claude", cli_path=str(tmp_path / "none"))
         with pytest.raises(MulliganError) as caught:
             agent_loop("go", session="s", provider=provider)

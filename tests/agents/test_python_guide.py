@@ -20,7 +20,9 @@ def names() -> Iterator[dict[str, Any]]:
     found["m"].close()
 
 
-def test_the_guide_runs(names: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_of_the_python_guide_runs(
+    names: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("MULLIGAN_HOME", str(tmp_path / "home"))

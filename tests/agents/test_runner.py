@@ -113,7 +113,7 @@ class TestOutcomes:
         assert (entry.name, entry.result, entry.call_id) == ("tool", result, "call_tool")
 
     @pytest.mark.req("S4.tx.success_false_rolls_back", "W18.failed_value_not_appended")
-    def test_a_failed_value_enters_no_slice_and_no_log(self) -> None:
+    def test_the_value_of_a_failed_tool_enters_no_slice_and_no_log(self) -> None:
         state = state_with()
 
         def handler(context: ToolContext) -> ToolResult[Plan]:
@@ -128,7 +128,7 @@ class TestOutcomes:
     @pytest.mark.req(
         "S4.tx.success_commits", "S4.tx.snapshot_before", "S4.tx.metadata_pre_tool", "S4.tx.runner_execute"
     )
-    def test_success_stands_whole_and_its_value_is_an_event(self) -> None:
+    def test_a_successful_call_commits_and_dispatches_its_value(self) -> None:
         box = Box()
         state = state_with(box, checkpoints=CheckpointStore())
 
@@ -155,7 +155,7 @@ class TestOutcomes:
         assert snapshots_equivalent(before, state.snapshot())
 
     @pytest.mark.req("S4.tx.visibility_rolls_back_reraises", "D12.name.visibility_expansion_required")
-    def test_a_wish_to_see_more_is_raised_again(self) -> None:
+    def test_a_visibility_request_is_raised_again(self) -> None:
         state = state_with(Box())
         before = state.snapshot()
         wish = VisibilityExpansionRequired("more", requested_overrides={"a": "full"})
@@ -169,7 +169,7 @@ class TestOutcomes:
         "S4.tx.deadline_rolls_back_converts", "D12.deadline_raises", "D12.name.deadline_exceeded_error",
         "D12.name.prompt_evaluation_error",
     )  # fmt: skip
-    def test_a_deadline_becomes_an_evaluation_error(self) -> None:
+    def test_an_exceeded_deadline_becomes_an_evaluation_error(self) -> None:
         state = state_with(Box())
         before = state.snapshot()
         with pytest.raises(PromptEvaluationError) as caught:
@@ -179,7 +179,7 @@ class TestOutcomes:
         assert snapshots_equivalent(before, state.snapshot())
 
     @pytest.mark.parametrize("late", ["before", "after"])
-    def test_the_clock_is_looked_at_before_and_after_the_handler(self, late: str) -> None:
+    def test_the_deadline_is_checked_before_and_after_the_handler(self, late: str) -> None:
         clock = SteppingClock(NOON, step=timedelta(0))
         state = replace(state_with(Box()), clock=clock)
         ran: list[bool] = []
@@ -201,7 +201,7 @@ class TestOutcomes:
 
     @pytest.mark.req("W15.cancel_and_interrupt")
     @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1), GeneratorExit()])
-    def test_what_ends_the_process_rolls_back_and_goes_on(self, error: BaseException) -> None:
+    def test_system_exit_and_interrupts_roll_back_and_propagate(self, error: BaseException) -> None:
         state = state_with(Box(), Other())
         before = state.snapshot()
         with pytest.raises(type(error)):
@@ -210,7 +210,7 @@ class TestOutcomes:
         assert len(state.session[ToolInvoked]) == 1
 
     @pytest.mark.parametrize("arguments", WRONG)
-    def test_arguments_that_do_not_fit_are_a_failed_result(self, arguments: Any) -> None:
+    def test_invalid_arguments_are_a_failed_result(self, arguments: Any) -> None:
         state = create_execution_state()
         tool: AnyTool = Tool("tool", "", _takes_number)
         runner = ToolRunner(state, {"tool": tool}, "p")
@@ -229,9 +229,9 @@ def _takes_number(number: int) -> int:
     return number + 1
 
 
-class TestRestoring:
+class TestRestore:
     @pytest.mark.req("W17.restore_failure_is_whole", "D12.restore_two_phase", "D12.name.restore_failed_error")
-    def test_a_resource_that_cannot_be_restored_leaves_nobody_half_restored(self) -> None:
+    def test_if_one_resource_cannot_be_restored_none_is(self) -> None:
         good, bad = Box(), Other()
         state = state_with(good, bad)
         bad.broken = OSError("disk on fire")
@@ -260,7 +260,7 @@ class TestRestoring:
         state.restore(taken)
         assert snapshots_equivalent(state.snapshot(), taken)
 
-    def test_an_interrupt_in_the_middle_of_a_restore_leaves_nobody_half_restored(self) -> None:
+    def test_an_interrupt_during_a_restore_leaves_all_or_none_restored(self) -> None:
         first, second = Box(), Other()
         state = state_with(first, second)
         taken = state.snapshot()
@@ -304,7 +304,7 @@ class TestRestoring:
         assert not run(state, handler, {"fails": True}).success
         assert [box.value for box in made] == [40, 42]
 
-    def test_a_registry_put_in_by_a_failing_tool_is_gone(self) -> None:
+    def test_a_registry_that_a_failing_tool_set_is_removed(self) -> None:
         state = state_with(Box())
         was = state.resources
 
@@ -317,7 +317,7 @@ class TestRestoring:
         assert state.resources is was and state.rng is not None
 
     @pytest.mark.req("S4.rng.injected")
-    def test_randomness_is_part_of_the_state(self) -> None:
+    def test_random_state_is_rolled_back_too(self) -> None:
         one, other = state_with(), state_with()
 
         def draw(context: ToolContext, fails: bool = False) -> str:
@@ -349,7 +349,7 @@ class TestTelemetry:
         assert run(state, lambda context: Plan("stands")).success
         assert state.session[Plan].all() == (Plan("stands"),)
 
-    def test_listeners_hear_of_failed_calls_too(self) -> None:
+    def test_listeners_get_failed_calls_too(self) -> None:
         heard: list[bool] = []
         state = create_execution_state()
         state.session.bus.subscribe(ToolInvoked, lambda event: heard.append(event.result.success))
@@ -360,7 +360,7 @@ class TestTelemetry:
 
 class TestToolExecution:
     @pytest.mark.req("S4.tx.tool_execution", "D12.name.tool_execution", "D12.name.tool_execution_outcome")
-    def test_the_block_does_the_work(self) -> None:
+    def test_tool_execution_runs_the_block_as_the_tool(self) -> None:
         state = state_with(Box())
         call, context = ProviderToolCall("1", "by_hand"), ToolContext(state)
         with tool_execution(context=context, tool_call=call, execution_state=state) as outcome:
@@ -378,7 +378,7 @@ class TestToolExecution:
         assert snapshots_equivalent(before, state.snapshot())
         assert len(state.session[ToolInvoked]) == 3
 
-    def test_a_tool_the_context_knows_has_run_when_the_block_begins(self) -> None:
+    def test_a_registered_tool_runs_before_the_block(self) -> None:
         state = state_with(Box())
         tools: dict[str, AnyTool] = {
             "good": Tool("good", "", change_all),
@@ -395,7 +395,7 @@ class TestToolExecution:
         assert snapshots_equivalent(before, state.snapshot())
 
     @pytest.mark.parametrize("error", [VisibilityExpansionRequired("more"), KeyboardInterrupt()])
-    def test_what_is_for_others_leaves_the_block(self, error: BaseException) -> None:
+    def test_system_exceptions_propagate_out_of_the_block(self, error: BaseException) -> None:
         state = state_with(Box())
         before = state.snapshot()
         call, context = ProviderToolCall("1", "x"), ToolContext(state)
@@ -412,7 +412,7 @@ class TestHandlers:
     @pytest.mark.req(
         "D12.name.tool", "D12.name.tool_context", "S4.state.tool_context_carries_it", "D12.name.provider_tool_call"
     )
-    def test_what_a_handler_takes_is_read_from_its_signature(self) -> None:
+    def test_a_handler_gets_the_arguments_of_its_signature(self) -> None:
         @dataclass(frozen=True)
         class Params:
             text: str
@@ -438,7 +438,7 @@ class TestHandlers:
             params = Params if handler is whole else None
             assert run(state, handler, given, params=params).message == said
 
-    def test_a_schema_for_the_model_is_made_from_it(self) -> None:
+    def test_the_tools_schema_is_made_from_the_signature(self) -> None:
         def handler(path: str, lines: list[int], *, context: ToolContext, mode: str = "x") -> None: ...
 
         assert Tool("t", "", handler).parameters == {
@@ -453,7 +453,7 @@ class TestHandlers:
         }
 
     @pytest.mark.req("S4.tx.runner_fields", "D12.name.tool_runner")
-    def test_a_runner_is_a_state_its_tools_and_a_name(self) -> None:
+    def test_a_runner_has_a_state_tools_and_a_name(self) -> None:
         state = create_execution_state()
         tool: AnyTool = Tool("t", "", lambda context: context.prompt_name)
         runner = ToolRunner(execution_state=state, tool_registry={"t": tool}, prompt_name="the prompt")
@@ -482,7 +482,7 @@ class TestHandlers:
 
 class TestThreads:
     @pytest.mark.req("W14.overlapping_calls")
-    def test_calls_with_whole_resources_wait_for_each_other(self) -> None:
+    def test_calls_that_restore_whole_resources_run_one_by_one(self) -> None:
         box = Box()
         state = state_with(box)
 
@@ -508,9 +508,9 @@ class TestThreads:
         assert (box.value, len(state.session[Plan]), len(state.session[ToolInvoked])) == (60, 60, 120)
 
     @pytest.mark.req("D9.read_only_tools")
-    def test_read_only_tools_run_side_by_side(self) -> None:
+    def test_read_only_tools_run_in_parallel(self) -> None:
         state = state_with(Box())
-        both = threading.Barrier(2, timeout=30)
+        both = threading.Barrier(2, timeout=600)
         runner = ToolRunner(state, {"look": Tool("look", "", lambda: str(both.wait() >= 0), read_only=True)}, "")
         found: list[ToolResult[Any]] = []
         threads = [
@@ -524,7 +524,7 @@ class TestThreads:
         assert [result.message for result in found] == ["True", "True"]
 
 
-def test_an_interrupt_that_comes_with_a_broken_restore_says_so() -> None:
+def test_an_interrupt_with_a_failed_restore_reports_both() -> None:
     box = Box()
     state = state_with(box)
     box.broken = OSError("stuck")
@@ -548,7 +548,7 @@ def test_a_reducer_that_refuses_a_tools_value_fails_the_call() -> None:
 
 
 @pytest.mark.req("S4.checkpoints.optional", "S4.state.rng_and_checkpoints_optional", "S4.state.clock_default")
-def test_a_bare_state_is_enough() -> None:
+def test_the_runner_works_with_an_empty_state() -> None:
     state = ExecutionState(session=Session(), resources=ResourceRegistry.build({}))
     assert (state.rng, state.checkpoints, type(state.clock).__name__) == (None, None, "SystemClock")
     assert run(state, lambda: "ok").success
@@ -560,7 +560,7 @@ def test_created_at_comes_from_the_clock() -> None:
     assert state.session[ToolInvoked].all()[0].created_at == NOON
 
 
-def test_budgets_go_back_with_a_failed_call() -> None:
+def test_budgets_are_restored_after_a_failed_call() -> None:
     state = create_execution_state()
     budget = state.resources.get(BudgetTracker)
     assert budget is not None

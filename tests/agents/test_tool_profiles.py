@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
-from effects.stage import open_stage
-from mulligan.agents.profiles import PROFILES, ToolSpec, listed, tools
+from mulligan.agents.coding_tools import PROFILES, ToolSpec, listed, tools
 from mulligan.values.canonical import encode
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
+from tests.effects.effect_session import open_effect_session
 
 SHARED = {"read_file", "write_file", "grep", "glob", "list_dir", "shell", "read_blob"}
 
@@ -42,7 +42,7 @@ BAD: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.parametrize(
     ("profile", "changing"), [("openai", "apply_patch"), ("anthropic", "edit_file"), ("gemini", "edit_file")]
 )
-def test_each_profile_has_its_way_of_changing_files(profile: str, changing: str) -> None:
+def test_each_profile_has_its_own_edit_tool(profile: str, changing: str) -> None:
     assert {spec.name for spec in tools(profile)} == {*SHARED, changing}
 
 
@@ -54,13 +54,13 @@ def test_names_are_unique_and_of_the_form_every_provider_takes(profile: str) -> 
     assert [name for name in names if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name)] == []
 
 
-def test_tools_that_only_look_say_so() -> None:
+def test_read_only_tools_are_marked() -> None:
     reading = {spec.name for profile in PROFILES for spec in tools(profile) if spec.read_only}
     assert reading == {"read_file", "grep", "glob", "list_dir", "read_blob"}
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_schemas_are_valid_plain_and_keep_the_session_to_us(profile: str) -> None:
+def test_schemas_are_valid_and_do_not_expose_the_session(profile: str) -> None:
     for spec in tools(profile):
         Draft202012Validator.check_schema(spec.parameters)
         assert not {"session_id", "output_mode"} & set(spec.parameters["properties"])
@@ -71,13 +71,13 @@ def test_schemas_are_valid_plain_and_keep_the_session_to_us(profile: str) -> Non
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_what_a_schema_admits_an_effect_takes(profile: str, tmp_path: Path) -> None:
-    stage = open_stage(tmp_path)
+def test_arguments_that_fit_a_schema_are_accepted_by_the_effect(profile: str, tmp_path: Path) -> None:
+    effects = open_effect_session(tmp_path)
     for spec in tools(profile):
         for params in GOOD.get(spec.name, []):
-            stage.plant({"a": "x\n"})
+            effects.plant({"a": "x\n"})
             Draft202012Validator(spec.parameters).validate(params)
-            assert stage.perform(spec.name, **params)["status"] == "ok"
+            assert effects.perform(spec.name, **params)["status"] == "ok"
         for params in BAD.get(spec.name, []):
             with pytest.raises(ValidationError):
                 Draft202012Validator(spec.parameters).validate(params)
@@ -89,7 +89,7 @@ def test_every_required_parameter_is_one_the_effect_requires() -> None:
         assert spec.parameters["additionalProperties"] is False
 
 
-class TestListed:
+class TestListings:
     def test_openai(self) -> None:
         first = listed("openai")[0]
         spec = tools("openai")[0]
@@ -111,10 +111,10 @@ class TestListed:
                 assert set(body) <= {"type", "description", "enum", "minimum"}
 
     @pytest.mark.parametrize("profile", PROFILES)
-    def test_they_are_json(self, profile: str) -> None:
+    def test_listings_are_json(self, profile: str) -> None:
         assert encode(listed(profile))
 
-    def test_an_unknown_profile(self) -> None:
+    def test_an_unknown_profile_is_refused(self) -> None:
         with pytest.raises(MulliganError) as caught:
             tools("grok")
         assert caught.value.code == "invalid_params"

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from mulligan.boundary.capability import FOLLOW, FS_OPS, PATCH_FORMATS, UNLIMITED, Capability, parse_capability
 from mulligan.boundary.policy import NO_POLICY, Policy, parse_policy
 from mulligan.boundary.verdict import Boundary, clamped
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError, Refused
 from mulligan.values.paths import RepoPath, parse_repo_path
-from mulligan.values.refusal import Refused
 
 COUNTS = [field.name for field in fields(Capability) if field.name.startswith("max_")]
 NAMES = st.sampled_from(["a", "b", "ab", "A", "c"])
@@ -48,7 +47,7 @@ def code_of(body: object, parse: Any = parse_capability) -> str:
 
 
 @given(CAPABILITIES, st.lists(RULES, max_size=3), st.sampled_from(FS_OPS), PATHS)
-def test_what_is_admitted_everywhere_is_admitted_anywhere(
+def test_an_operation_admitted_everywhere_is_admitted_on_every_path(
     capability: dict[str, Any], rules: list[dict[str, Any]], op: Any, path: str
 ) -> None:
     boundary = Boundary("/repo", parse_capability(capability), parse_policy(rules))
@@ -68,7 +67,9 @@ def test_what_is_admitted_everywhere_is_admitted_anywhere(
         ({}, [{"paths": ["a"], "verdict": "deny"}], False),
     ],
 )
-def test_admitted_everywhere(capability: dict[str, Any], rules: list[dict[str, Any]], everywhere: bool) -> None:
+def test_which_boundaries_admit_an_operation_everywhere(
+    capability: dict[str, Any], rules: list[dict[str, Any]], everywhere: bool
+) -> None:
     boundary = Boundary("/repo", parse_capability(capability), parse_policy(rules))
     assert boundary.admits_everywhere("read") is everywhere
     assert Boundary("/repo").narrowed(boundary.capability, boundary.policy).admits_everywhere("read") is everywhere
@@ -80,13 +81,13 @@ def verdict(boundary: Boundary, op: Any, path: str) -> bool:
 
 class TestCapability:
     @pytest.mark.req("D8.capability_forms", "S1.cap.follow_symlinks")
-    def test_there_are_fourteen_fields_and_none_limits_by_default(self) -> None:
+    def test_a_capability_has_fourteen_fields_without_limits_by_default(self) -> None:
         assert len(fields(Capability)) == 14
         assert parse_capability({}) == UNLIMITED
         assert UNLIMITED.to_json() == {"follow_symlinks": "within_root_only"}
 
     @given(CAPABILITIES)
-    def test_it_is_read_as_it_is_written(self, body: dict[str, Any]) -> None:
+    def test_a_boundary_is_parsed_as_written(self, body: dict[str, Any]) -> None:
         parsed = parse_capability(body)
         assert parse_capability(parsed.to_json()) == parsed
         assert parsed.to_json() == {"follow_symlinks": "within_root_only", **body}
@@ -111,7 +112,7 @@ class TestCapability:
             *({name: value} for name in COUNTS for value in (-1, 1.5, "1", True, 2**63)),
         ],
     )
-    def test_what_cannot_be_meant_is_refused_and_never_passes_silently(self, body: object) -> None:
+    def test_an_invalid_capability_is_refused(self, body: object) -> None:
         assert code_of(body) == "invalid_params"
 
     def test_a_request_is_cut_to_the_ceiling(self) -> None:
@@ -138,12 +139,12 @@ class TestRoots:
             ("", [], [".", "a"]),
         ],
     )
-    def test_by_whole_names(self, root: str, inside: list[str], outside: list[str]) -> None:
+    def test_roots_match_whole_names(self, root: str, inside: list[str], outside: list[str]) -> None:
         boundary = Boundary("/repo", Capability(fs_roots=(root,)))
         assert [verdict(boundary, "read", path) for path in inside] == [True] * len(inside)
         assert [verdict(boundary, "read", path) for path in outside] == [False] * len(outside)
 
-    def test_where_case_folds_so_do_they(self) -> None:
+    def test_roots_ignore_case_on_case_insensitive_file_systems(self) -> None:
         boundary = Boundary("/Repo", Capability(fs_roots=("Src",)), folds_case=True)
         assert verdict(boundary, "read", "sRC/x") and not verdict(boundary, "read", "lib")
         policy = parse_policy([{"paths": ["Secret/**"], "verdict": "deny"}, {"paths": ["/repo/É"], "verdict": "deny"}])
@@ -156,7 +157,7 @@ class TestRoots:
 class TestPolicy:
     @pytest.mark.req("D8.policy_file")
     @given(st.lists(RULES, max_size=4))
-    def test_it_is_read_as_it_is_written(self, body: list[dict[str, Any]]) -> None:
+    def test_a_boundary_is_parsed_as_written(self, body: list[dict[str, Any]]) -> None:
         assert parse_policy(body).to_json() == body
 
     @pytest.mark.parametrize(
@@ -180,12 +181,12 @@ class TestPolicy:
             [{"verdict": "allow", "output": "inline"}],
         ],
     )
-    def test_a_rule_that_cannot_be_meant_is_refused(self, body: object) -> None:
+    def test_an_invalid_rule_is_refused(self, body: object) -> None:
         assert code_of(body, parse_policy) == "invalid_params"
 
     @pytest.mark.req("D8.policy_last_wins")
     @given(st.lists(RULES, max_size=5), st.sampled_from(FS_OPS), PATHS)
-    def test_the_last_rule_that_speaks_of_it_decides(self, body: list[dict[str, Any]], op: Any, path: str) -> None:
+    def test_the_last_matching_rule_decides(self, body: list[dict[str, Any]], op: Any, path: str) -> None:
         alone = [Boundary("/repo", UNLIMITED, parse_policy([rule])) for rule in body]
         speaking = [rule for rule, one in zip(body, alone, strict=True) if one.policy.decide(op, path, f"/repo/{path}")]
         expected = not speaking or speaking[-1]["verdict"] == "allow"
@@ -206,15 +207,15 @@ class TestPolicy:
             ("{a,b}/x", ["a/x", "b/x"], ["c/x"]),
         ],
     )
-    def test_patterns(self, pattern: str, yes: list[str], no: list[str]) -> None:
+    def test_path_patterns_of_a_rule(self, pattern: str, yes: list[str], no: list[str]) -> None:
         boundary = Boundary("/repo", UNLIMITED, parse_policy([{"paths": [pattern], "verdict": "deny"}]))
         assert [path for path in yes if verdict(boundary, "read", path)] == []
         assert [path for path in no if not verdict(boundary, "read", path)] == []
 
 
-class TestNarrowing:
+class TestIntersection:
     @given(CAPABILITIES, CAPABILITIES, st.lists(RULES, max_size=2), st.lists(RULES, max_size=2), PATHS)
-    def test_two_boundaries_admit_what_each_of_them_admits(
+    def test_two_boundaries_together_admit_only_what_both_admit(
         self, one: dict[str, Any], two: dict[str, Any], rules: list[Any], more: list[Any], path: str
     ) -> None:
         outer = Boundary("/repo", parse_capability(one), parse_policy(rules))
@@ -229,12 +230,12 @@ class TestNarrowing:
         follow = [FOLLOW.index(edge.capability.follow_symlinks) for edge in (outer, inner)]
         assert both.capability.follow_symlinks == FOLLOW[min(follow)]
 
-    def test_nothing_narrows_nothing(self) -> None:
+    def test_an_empty_boundary_narrows_nothing(self) -> None:
         boundary = Boundary("/repo").narrowed(UNLIMITED, NO_POLICY)
         assert boundary.capability == UNLIMITED and not boundary.has_policy
 
     @pytest.mark.req("D8.policy_blob_output")
-    def test_one_policy_is_enough_to_keep_content_out_of_answers(self) -> None:
+    def test_a_policy_with_output_blob_withholds_content(self) -> None:
         rule = parse_policy([{"paths": ["k"], "verdict": "allow", "output": "blob"}])
         for boundary in (Boundary("/repo", UNLIMITED, rule), Boundary("/repo").narrowed(UNLIMITED, rule)):
             assert boundary.keeps_out_of_answers("read", RepoPath("k/x"))
@@ -254,16 +255,16 @@ def allows(boundary: Boundary, op: Any) -> bool:
 @pytest.mark.parametrize(
     "name", [".git", ".GIT", "a/.git/b", ".git.", ".git ...", "git~1", ".g\u200dit", ".git:x", "."]
 )
-def test_what_no_file_tool_writes(name: str) -> None:
+def test_file_tools_never_write_git_directories(name: str) -> None:
     with pytest.raises(Refused) as caught:
         Boundary("/repo").check_write("write", parse_repo_path(name))
     assert (caught.value.status, caught.value.code) == ("forbidden", "path_not_allowed")
 
 
 @pytest.mark.parametrize("name", [".gitignore", ".github/x", "git", "a.git", ".git-x", "git~10", ".gitmodules"])
-def test_what_only_looks_like_git(name: str) -> None:
+def test_names_similar_to_git_are_ordinary(name: str) -> None:
     Boundary("/repo").check_write("write", parse_repo_path(name))
 
 
-def test_an_empty_policy_says_nothing() -> None:
+def test_an_empty_policy_has_no_verdict() -> None:
     assert Policy().decide("read", "a") is None

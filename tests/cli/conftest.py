@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.running import Done, Run
 from mulligan.cli import run as run_cli
+from tests.cli.cli_result import Done, Run
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.running import Run
 from mulligan.testing import tree_of
+from tests.cli.cli_result import Run
 
 NOT_TEXT = "\udcff"
 NO_SUCH = "no-such-thing"
@@ -40,7 +40,7 @@ def is_one_line(text: str) -> bool:
         pytest.param(("--root", "/no/such/folder"), id="no root"),
     ],
 )
-def test_no_verb_takes_nonsense(run: Run, worked: Path, verb: str, options: tuple[str, ...]) -> None:
+def test_every_verb_refuses_invalid_arguments(run: Run, worked: Path, verb: str, options: tuple[str, ...]) -> None:
     before = tree_of(worked)
     done = run(verb, *options)
     assert (done.code, done.out) == (2, "") and is_one_line(done.err), done
@@ -49,7 +49,7 @@ def test_no_verb_takes_nonsense(run: Run, worked: Path, verb: str, options: tupl
 
 @pytest.mark.parametrize("verb", NAMING)
 @pytest.mark.parametrize("name", [NO_SUCH, NOT_TEXT, "../../etc/passwd", "x" * 5_000, "%s"])
-def test_what_is_not_there_is_said_to_be_not_there(run: Run, worked: Path, verb: str, name: str) -> None:
+def test_a_missing_call_session_or_path_is_reported(run: Run, worked: Path, verb: str, name: str) -> None:
     before = tree_of(worked)
     arguments = (verb, name, "f") if verb == "cat" else (verb, name)
     done = run(*arguments)
@@ -62,7 +62,7 @@ def test_what_is_not_there_is_said_to_be_not_there(run: Run, worked: Path, verb:
 
 
 @pytest.mark.parametrize("path", ["../out", "/etc/passwd", "", "a\nb", NOT_TEXT])
-def test_paths_that_are_none_or_lead_out_are_refused_or_skipped(run: Run, worked: Path, path: str) -> None:
+def test_invalid_paths_and_paths_outside_are_refused_or_skipped(run: Run, worked: Path, path: str) -> None:
     before = tree_of(worked)
     (newest, *_) = run("log", "--json").json
     for arguments in (("restore", newest["id"], path), ("undo", "--path", path), ("cat", newest["id"], path)):
@@ -71,7 +71,7 @@ def test_paths_that_are_none_or_lead_out_are_refused_or_skipped(run: Run, worked
     assert tree_of(worked) == before
 
 
-def test_a_fork_of_a_session_that_never_was_is_refused(run: Run, worked: Path) -> None:
+def test_a_fork_of_an_unknown_session_is_refused(run: Run, worked: Path) -> None:
     done = run("fork", "--session", "a-slip")
     assert (done.code, done.out) == (2, "") and "a-slip" in done.err
     assert run("fork", "--session", "default").code == 0

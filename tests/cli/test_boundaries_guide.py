@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import mulligan
-from cli.running import Run
 from mulligan.boundary.capability import Capability
 from mulligan.testing import plant
+from tests.cli.cli_result import Run
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "boundaries.md").read_text("utf-8")
 
@@ -29,19 +29,19 @@ def planted(work: Path) -> Path:
     return work
 
 
-def test_the_table_has_every_field() -> None:
+def test_the_guides_table_has_every_field() -> None:
     told = re.findall(r"^\| `(\w+)` \|", GUIDE, re.MULTILINE)
     assert sorted(told) == sorted(field.name for field in fields(Capability))
 
 
-def test_the_python_runs(work: Path) -> None:
+def test_the_guides_python_runs(work: Path) -> None:
     names: dict[str, object] = {}
     for number, piece in enumerate(pieces("python")):
         exec(compile(piece, f"boundaries.md piece {number}", "exec", dont_inherit=True), names)
     assert (work / "play/src/app.py").read_text("utf-8") == "VERSION = 'v2'\n"
 
 
-def test_the_commands_are_refused_as_it_says(planted: Path, run: Run) -> None:
+def test_the_guides_commands_are_refused_as_described(planted: Path, run: Run) -> None:
     (planted / "docs-only.json").write_text(pieces("json")[0])
     (commands,) = pieces("sh")
     for line in commands.splitlines():
@@ -50,7 +50,7 @@ def test_the_commands_are_refused_as_it_says(planted: Path, run: Run) -> None:
         assert (program, done.code, done.json["error_code"]) == ("mulligan", 1, "path_not_allowed")
 
 
-def test_the_policies_do_what_it_says(planted: Path) -> None:
+def test_the_guides_policies_work_as_described(planted: Path) -> None:
     docs_only, no_secrets = (json.loads(piece) for piece in pieces("json"))
     with mulligan.open(".", policy=docs_only) as m, m.session().call() as call:
         assert call.edit_file("docs/a.txt", "v1", "v2").ok and call.edit_file("README.md", "v1", "v2").ok

@@ -13,8 +13,8 @@ import pytest
 
 from mulligan.cli import run
 from mulligan.effects.registry import EFFECTS
-from mulligan.effects.substrate.tools import TOOLS
-from mulligan.servers.mcp.history_tools import HISTORY
+from mulligan.effects.snapshot_tools.tools import TOOLS
+from mulligan.servers.mcp.dispatch import HISTORY
 
 Call = Callable[..., tuple[int, dict[str, Any]]]
 
@@ -86,7 +86,7 @@ def content(root: Path, name: str) -> str:
 
 @pytest.mark.req("D14.cli.call")
 @pytest.mark.parametrize("effect", [one for one in EFFECTS if one.tool in ARGUMENTS], ids=lambda one: str(one.tool))
-def test_every_effect_by_its_name_and_its_tools_name(effect: Any, call: Call, root: Path) -> None:
+def test_every_effect_is_called_by_its_name_and_its_tool_name(effect: Any, call: Call, root: Path) -> None:
     code, by_tool = call(effect.tool, ARGUMENTS[effect.tool])
     assert (code, by_tool["status"]) == (0, "ok")
     assert call("history_undo", {})[0] in (0, 1)
@@ -96,20 +96,20 @@ def test_every_effect_by_its_name_and_its_tools_name(effect: Any, call: Call, ro
     assert by_tool["call_id"] != by_name["call_id"]
 
 
-def test_a_command_that_would_outlive_us_is_refused(call: Call, root: Path) -> None:
+def test_a_background_command_is_refused(call: Call, root: Path) -> None:
     code, body = call("host.exec", {"argv": ["touch", "made"], "background": True})
     assert (code, body["error"]["code"]) == (2, "invalid_params")
     assert os.listdir(root) == ["a.txt"]
 
 
-def test_no_effect_is_without_arguments_here() -> None:
+def test_every_effect_has_example_arguments_in_this_file() -> None:
     """But for those that need something to have happened before."""
     assert {effect.tool for effect in EFFECTS} - ARGUMENTS.keys() == {"read_blob", "exec_output", "exec_signal"}
 
 
 @pytest.mark.req("D8.capability_forms")
 @pytest.mark.parametrize("effect", [one for one in EFFECTS if one.tool in ARGUMENTS], ids=lambda one: str(one.tool))
-def test_a_capability_file_is_in_force(effect: Any, call: Call, root: Path) -> None:
+def test_a_capability_file_is_applied(effect: Any, call: Call, root: Path) -> None:
     others = [op for op in OPS if op != effect.op]
     for allowed in (others, []):
         code, body = call(effect.tool, ARGUMENTS[effect.tool], capability={"allowed_fs_ops": allowed})
@@ -136,7 +136,7 @@ CEILINGS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("tool", "args", "capability", "code"), CEILINGS, ids=lambda value: str(value)[:40])
-def test_each_ceiling_has_its_code(
+def test_each_exceeded_limit_has_its_error_code(
     tool: str, args: dict[str, Any], capability: dict[str, Any], code: str, call: Call, root: Path
 ) -> None:
     (root / "link").symlink_to("a.txt")
@@ -145,7 +145,7 @@ def test_each_ceiling_has_its_code(
     assert content(root, "a.txt") == "hello\n"
 
 
-def test_a_capability_may_be_said_on_the_command_line(root: Path, tmp_path: Path) -> None:
+def test_a_capability_may_be_given_inline(root: Path, tmp_path: Path) -> None:
     words = ["--root", str(root), "--store", str(tmp_path / "store"), "--json"]
     given = ["--args", json.dumps(ARGUMENTS["write_file"]), "--capability", ' {"allowed_fs_ops": ["read"]}']
     assert run(["call", "write_file", *given, *words]) == 1
@@ -174,14 +174,14 @@ def test_a_policy_file_narrows_and_its_last_match_wins(call: Call) -> None:
     ],
     ids=str,
 )
-def test_a_boundary_that_makes_no_sense_is_bad_usage(files: dict[str, Any], call: Call, root: Path) -> None:
+def test_an_invalid_boundary_is_bad_usage(files: dict[str, Any], call: Call, root: Path) -> None:
     code, body = call("write_file", ARGUMENTS["write_file"], **files)
     assert (code, body["error"]["code"]) == (2, "invalid_params")
     assert os.listdir(root) == ["a.txt"]
 
 
 @pytest.mark.parametrize("tool", [one.name for one in TOOLS if one.name in ARGUMENTS])
-def test_every_tool_of_the_substrate_by_both_spellings(tool: str, call: Call, root: Path) -> None:
+def test_every_snapshot_tool_is_called_by_both_spellings(tool: str, call: Call, root: Path) -> None:
     for spelling in (tool, tool.replace(".", "_")):
         code, body = call(spelling, ARGUMENTS[tool])
         assert code == 0 and "error" not in body
@@ -208,14 +208,14 @@ def test_a_lease_outlives_the_process(call: Call, root: Path) -> None:
     assert (code, body["error"]["code"]) == (1, "STALE_LEASE")
 
 
-def test_the_substrate_is_under_the_capability_too(call: Call, root: Path) -> None:
+def test_snapshot_tools_obey_the_capability(call: Call, root: Path) -> None:
     code, body = call("workspace_write_file", {"path": "n", "content": "x"}, capability={"allowed_fs_ops": ["read"]})
     assert (code, body["error"]["code"]) == (1, "PERMISSION_DENIED")
     assert os.listdir(root) == ["a.txt"]
 
 
 @pytest.mark.parametrize("tool", sorted(HISTORY))
-def test_every_tool_of_history(tool: str, call: Call, root: Path) -> None:
+def test_every_history_tool_is_called(tool: str, call: Call, root: Path) -> None:
     made = call("write_file", {"path": "a.txt", "content": "agent\n"})[1]["call_id"]
     arguments = {
         **{f"history_{verb}": {"call": made} for verb in ("show", "diff", "restore", "undo")},
@@ -239,8 +239,8 @@ def past(call: Call, root: Path) -> str:
     return made
 
 
-class TestHistoryIsUnderTheBoundary:
-    def test_what_may_not_be_read_is_not_told(self, past: str, call: Call) -> None:
+class TestHistoryToolsObeyTheBoundary:
+    def test_unreadable_paths_are_not_shown(self, past: str, call: Call) -> None:
         _, log = call("history_log", {}, session="ro")
         _, shown = call("history_show", {"call": past}, session="ro")
         for told in (shown, next(one for one in log["calls"] if one["id"] == past)):
@@ -254,7 +254,7 @@ class TestHistoryIsUnderTheBoundary:
 
     @pytest.mark.parametrize("dry_run", [True, False])
     @pytest.mark.parametrize("verb", ["undo", "restore", "rewind"])
-    def test_a_way_back_writes_only_where_its_session_may(
+    def test_undo_writes_only_where_its_session_may(
         self, verb: str, dry_run: bool, past: str, call: Call, root: Path
     ) -> None:
         args = {"to" if verb == "rewind" else "call": past, "dry_run": dry_run}
@@ -270,7 +270,7 @@ class TestHistoryIsUnderTheBoundary:
             assert (content(root, "a.txt"), content(root, "secret")) == ("agent\n", "hidden\n")
         assert call(f"history_{verb}", args, policy=[{"paths": ["other"], "verdict": "deny"}])[0] == 0
 
-    def test_rollback_and_redo_too(self, past: str, call: Call, root: Path) -> None:
+    def test_rollback_and_redo_write_only_where_their_session_may(self, past: str, call: Call, root: Path) -> None:
         narrow = {"capability": {"allowed_fs_ops": ["read"]}}
         assert call("history_rollback", {}, **narrow)[1]["error"]["code"] == "fs_op_not_allowed"
         assert call("history_rollback", {})[0] == 0
@@ -278,14 +278,14 @@ class TestHistoryIsUnderTheBoundary:
         assert content(root, "a.txt") == "hello\n"
         assert run(["redo", "--root", str(root), "--store", str(root.parent / "store")]) == 0
 
-    def test_a_session_that_has_ended_has_no_past(self, past: str, call: Call) -> None:
+    def test_an_ended_session_cannot_use_history_tools(self, past: str, call: Call) -> None:
         assert call("host.session.signal", {"session_id": "ro", "signal": "term"})[0] == 0
         arguments = {name: {"call": past} for name in ("history_show", "history_diff", "history_restore")}
         for tool in sorted(HISTORY):
             code, body = call(tool, {"to": past} if tool == "history_rewind" else arguments.get(tool, {}), session="ro")
             assert (code, body["error"]["code"]) == (1, "session_closed")
 
-    def test_a_copy_is_for_those_who_may_read_everything(self, past: str, call: Call, tmp_path: Path) -> None:
+    def test_a_copy_needs_the_right_to_read_everything(self, past: str, call: Call, tmp_path: Path) -> None:
         code, body = call("history_fork", {"files": "copy"}, session="ro")
         assert (code, body["error"]["code"]) == (1, "forbidden")
         assert not (tmp_path / "store/forks").exists()
@@ -297,7 +297,7 @@ class TestHistoryIsUnderTheBoundary:
         assert (code, Path(body["directory"]).parent) == (0, tmp_path / "store/forks")
         assert content(Path(body["directory"]), "secret") == "hidden\n"
 
-    def test_a_child_may_do_no_more_than_its_parent(self, past: str, call: Call) -> None:
+    def test_a_child_has_at_most_its_parents_rights(self, past: str, call: Call) -> None:
         child = call("history_fork", {}, session="ro")[1]["session_id"]
         code, body = call("write_file", ARGUMENTS["write_file"], session=child)
         assert (code, body["error_code"]) == (1, "fs_op_not_allowed")
@@ -305,7 +305,7 @@ class TestHistoryIsUnderTheBoundary:
         assert call("read_file", {"path": "a.txt"}, session=child)[0] == 0
 
 
-def test_sessions_are_opened_and_ended(call: Call) -> None:
+def test_call_opens_and_ends_sessions(call: Call) -> None:
     code, opened = call("host.session.open", {"capability": {"allowed_fs_ops": ["read"]}})
     assert (code, opened["status"]) == (0, "ready")
     session = opened["session_id"]
@@ -317,7 +317,7 @@ def test_sessions_are_opened_and_ended(call: Call) -> None:
     assert (code, body["error_code"]) == (1, "session_closed")
 
 
-def test_arguments_may_come_by_standard_input(
+def test_arguments_may_come_from_standard_input(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["call", "write_file", "--args", "-", "--root", str(root), "--store", str(tmp_path / "store")]
@@ -328,13 +328,13 @@ def test_arguments_may_come_by_standard_input(
 
 
 @pytest.mark.parametrize("tool", ["nope", "host.fs.nope", "snapshot_nope", "history_nope", "", "read_file "])
-def test_a_tool_nobody_knows_is_bad_usage_and_opens_nothing(tool: str, call: Call, tmp_path: Path) -> None:
+def test_an_unknown_tool_is_bad_usage_and_creates_no_store(tool: str, call: Call, tmp_path: Path) -> None:
     assert call(tool, {})[0] == 2
     assert not (tmp_path / "store").exists()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '"x"', "{'a': 1}", '{"path": NaN}'])
-def test_arguments_that_are_no_object_are_bad_usage(text: str, root: Path, tmp_path: Path) -> None:
+def test_arguments_must_be_an_object(text: str, root: Path, tmp_path: Path) -> None:
     words = ["--root", str(root), "--store", str(tmp_path / "store"), "--json"]
     assert run(["call", "read_file", "--args", text, *words]) == 2
     assert not (tmp_path / "store").exists()

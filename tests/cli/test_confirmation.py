@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import mulligan
-from cli.running import Run, write
 from mulligan.history.log import is_open_turn
+from tests.cli.cli_result import Run, write
 
 
 def on_a_terminal(work: Path, *arguments: str, answer: str) -> tuple[int, str]:
@@ -31,7 +31,7 @@ def on_a_terminal(work: Path, *arguments: str, answer: str) -> tuple[int, str]:
                 os.write(controller, answer.encode())
                 answer = ""
     os.close(controller)
-    return child.wait(timeout=60), shown.decode()
+    return child.wait(timeout=600), shown.decode()
 
 
 @pytest.mark.req("D14.cli.asks_on_terminal")
@@ -43,7 +43,7 @@ def test_on_a_terminal_undo_shows_its_plan_and_asks(run: Run, work: Path, answer
 
 
 @pytest.mark.req("D14.cli.asks_on_terminal")
-def test_on_a_terminal_work_of_yours_is_replaced_only_if_you_say_so(run: Run, work: Path) -> None:
+def test_on_a_terminal_overwriting_a_persons_work_needs_a_yes(run: Run, work: Path) -> None:
     (work / "a").write_text("before")
     write(run, "a", "agent")
     (work / "a").write_text("mine")
@@ -55,16 +55,16 @@ def test_on_a_terminal_work_of_yours_is_replaced_only_if_you_say_so(run: Run, wo
 
 
 @pytest.mark.req("D14.cli.asks_on_terminal")
-def test_on_a_terminal_nothing_is_asked_where_nothing_would_change(run: Run, work: Path) -> None:
+def test_on_a_terminal_without_changes_there_is_no_question(run: Run, work: Path) -> None:
     (work / "a").write_text("before")
     write(run, "a", "agent")
     (work / "a").write_text("mine")
     code, shown = on_a_terminal(work, "undo", answer="n\n")
-    assert ("Go ahead?" in shown, "left a alone" in shown, code) == (False, True, 1)
+    assert ("Go ahead?" in shown, "left a as it is" in shown, code) == (False, True, 1)
 
 
 @pytest.mark.req("D14.cli.asks_on_terminal")
-def test_on_a_terminal_a_turn_is_stopped_only_if_you_say_so(work: Path) -> None:
+def test_on_a_terminal_stopping_a_running_turn_needs_a_yes(work: Path) -> None:
     with mulligan.open(str(work)) as opened:
         session = opened.session("s")
         with session.call() as call:
@@ -73,13 +73,13 @@ def test_on_a_terminal_a_turn_is_stopped_only_if_you_say_so(work: Path) -> None:
             for answer, is_open, code in (("n\n", True, 1), ("y\n", False, 0)):
                 rollback = ("rollback", "--session", "s", "--cancel-open")
                 assert on_a_terminal(work, *rollback, answer=answer)[0] == code
-                with opened.desk.ledger.store.read() as tx:
+                with opened.open_root.ledger.store.read() as tx:
                     assert is_open_turn(tx, "s", turn) is is_open
     assert os.listdir(work) == []
 
 
 @pytest.mark.req("D14.cli.asks_on_terminal")
-def test_on_a_terminal_a_no_is_a_no(run: Run, work: Path) -> None:
+def test_on_a_terminal_the_answer_no_changes_nothing(run: Run, work: Path) -> None:
     write(run, "a", "x")
     made = run("fork", "--files", "copy", "--json").json
     write(run, "b", "x", "--root", made["directory"])
@@ -113,4 +113,4 @@ def test_on_a_terminal_a_script_that_wants_json_is_not_asked(run: Run, work: Pat
     (work / "a").write_text("mine")
     asked = (fork if word == "fork" else word for word in verb)
     code, shown = on_a_terminal(work, *asked, "--json", answer="y\n")
-    assert (code, "say --yes" in shown, (work / "a").read_text()) == (2, True, "mine")
+    assert (code, "--yes" in shown, (work / "a").read_text()) == (2, True, "mine")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from mulligan.cli.words import gap_words
+from mulligan.history.outcome_text import gap_words
 
 REPOSITORY = Path(__file__).parents[2]
 SOURCE = REPOSITORY / "src" / "mulligan"
@@ -66,7 +66,7 @@ def explained_reasons() -> set[str]:
     return found
 
 
-def test_every_reason_why_something_was_not_captured_has_words() -> None:
+def test_every_reason_for_a_capture_gap_has_a_sentence() -> None:
     given, explained = given_reasons(), explained_reasons()
     assert {"owner", "network", "hook_late", "other_mounts", "not_captured"} <= given and explained <= given
     assert [reason for reason in sorted(given) if gap_words("f", reason) == f"f: {reason.replace('_', ' ')}"] == []

@@ -9,22 +9,23 @@ from pathlib import Path
 import click
 import pytest
 
-from cli.running import Run, write
 from mulligan.cli import VERBS, cli
+from tests.cli.cli_result import Run, write
 
 MACHINE_WORDS = re.compile(r"\b(INTEGER|FLOAT|RANGE|TEXT|FILENAME|BOOLEAN|UUID|DIRECTORY)\b")
 
 
 def helps(command: click.Command, name: str) -> Iterator[tuple[str, str]]:
     """The names of a verb and of those below it, each with its help."""
-    context = click.Context(command, info_name=name)
+    # With the settings of the whole command line: click remembers the help option of a command.
+    context = click.Context(command, info_name=name, **cli.context_settings)
     yield name, " ".join(command.get_help(context).split())
     for inner in command.commands.values() if isinstance(command, click.Group) else ():
         yield from helps(inner, f"{name} {inner.name}")
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_help_is_for_people(verb: str) -> None:
+def test_help_has_no_programming_words(verb: str) -> None:
     command = cli.get_command(click.Context(cli), verb)
     assert command is not None
     assert [
@@ -49,7 +50,7 @@ def test_the_timeout_of_a_command_is_in_seconds(run: Run) -> None:
         ("cat", ["--json Errors as JSON; the file is printed as it is."]),
     ],
 )
-def test_help_says_which_option_can_mean_nothing(run: Run, verb: str, words: list[str]) -> None:
+def test_help_says_which_option_has_no_effect(run: Run, verb: str, words: list[str]) -> None:
     told = " ".join(run(*verb.split(), "--help").out.split())
     assert [word for word in words if word not in told] == []
 
@@ -78,7 +79,7 @@ def test_blame_of_one_session_shows_the_lines_that_it_wrote(run: Run, work: Path
     assert len(run("blame", "a", "--session", "one").out.splitlines()) == 2
 
 
-def test_sessions_of_one_name_are_one(run: Run) -> None:
+def test_sessions_with_an_id_lists_only_that_session(run: Run) -> None:
     for session in ("one", "two"):
         write(run, "a", session, "--session", session)
     assert [one["id"] for one in run("sessions", "--session", "two", "--json").json] == ["two"]

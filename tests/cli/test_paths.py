@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import mulligan
-from cli.running import Run, write
+from tests.cli.cli_result import Run, write
 
 
 @pytest.fixture
@@ -44,19 +44,19 @@ def test_undo_and_restore_take_the_same_paths(run: Run, work: Path, call: str, p
         assert run("redo").code == 0
 
 
-def test_what_was_here_once_is_known_here(run: Run, work: Path, call: str) -> None:
+def test_a_deleted_path_is_still_found_in_history(run: Run, work: Path, call: str) -> None:
     (work / "sub" / "g.txt").unlink()
     (work / "g.txt").write_text("another\n")
     assert run("cat", call, "g.txt").out == "old\n"
 
 
-def test_a_whole_path_in_the_root_is_that_path(run: Run, work: Path, call: str) -> None:
+def test_an_absolute_path_inside_the_root_works(run: Run, work: Path, call: str) -> None:
     (work.parent / "alias").symlink_to(work)
     for folder in (work, work.parent / "alias"):
         assert run("cat", call, str(folder / "sub" / "g.txt")).out == "old\n"
 
 
-def test_a_path_through_a_link_is_the_real_one(run: Run, work: Path, call: str) -> None:
+def test_a_path_through_a_link_is_resolved(run: Run, work: Path, call: str) -> None:
     (work / "sub" / "way").symlink_to(work)
     (work / "sub" / "name").symlink_to("g.txt")
     assert run("cat", call, "way/sub/g.txt").out == "old\n"
@@ -64,12 +64,12 @@ def test_a_path_through_a_link_is_the_real_one(run: Run, work: Path, call: str) 
     assert [line["origin"] for line in run("blame", "name", "--json").json] == [call]
 
 
-def test_a_link_is_itself_for_who_takes_it_back(run: Run, work: Path, call: str) -> None:
+def test_undo_of_a_link_restores_the_link_itself(run: Run, work: Path, call: str) -> None:
     assert run("exec", "--", "ln", "-s", "g.txt", "name").code == 0
     assert run("undo", "--path", "name", "--json").json["outcomes"] == [{"path": "sub/name", "outcome": "restored"}]
 
 
-def test_the_error_names_the_path_that_was_looked_for(run: Run, work: Path, call: str) -> None:
+def test_the_error_names_the_missing_path(run: Run, work: Path, call: str) -> None:
     (work / "sub" / "other").write_text("x")
     for name in ("other", "nowhere"):
         assert f" sub/{name} " in run("cat", call, name).err
@@ -78,14 +78,14 @@ def test_the_error_names_the_path_that_was_looked_for(run: Run, work: Path, call
 
 
 @pytest.mark.parametrize("path", ["../../out", "/etc/passwd", ""])
-def test_what_is_outside_the_root_is_refused_from_everywhere(run: Run, call: str, path: str) -> None:
+def test_a_path_outside_the_root_is_refused_from_every_folder(run: Run, call: str, path: str) -> None:
     for verb in (("cat", call, path), ("undo", "--path", path), ("restore", call, path), ("blame", path)):
         assert run(*verb, "--json").json["error"]["code"] == "invalid_path"
 
 
 @pytest.mark.req("D11.mount_paths_absolute")
 @pytest.mark.parametrize("path", ["../lib/b", "{}/lib/b", "{}/alias/b"])
-def test_what_a_call_did_in_a_mounted_root_is_named_by_where_that_is(run: Run, work: Path, path: str) -> None:
+def test_changes_in_a_mounted_root_have_absolute_paths(run: Run, work: Path, path: str) -> None:
     (work.parent / "lib").mkdir()
     (work.parent / "alias").symlink_to("lib")
     lib = str(work.parent / "lib" / "b")
@@ -103,7 +103,23 @@ def test_what_a_call_did_in_a_mounted_root_is_named_by_where_that_is(run: Run, w
     assert done["outcomes"] == [{"path": lib, "outcome": "restored"}] and (work / "a").exists()
 
 
-def test_a_root_elsewhere_is_looked_at_from_the_root(
+@pytest.mark.req("D11.mount_paths_absolute")
+def test_cat_finds_a_call_that_worked_only_in_a_mounted_root(run: Run, work: Path) -> None:
+    file = work.parent / "lib" / "b"
+    file.parent.mkdir()
+    with mulligan.open(str(work)) as opened:
+        session = opened.session("s")
+        session.add_root(str(file.parent), mount_mode="extend")
+        for label, content in (("first", "1\n"), ("second", "2\n")):
+            with session.call(label) as call:
+                call.write_file(str(file), content)
+    assert (run("cat", "second", str(file)).out, run("cat", "second", str(file), "--after").out) == ("1\n", "2\n")
+    (line,) = run("blame", str(file), "--json").json
+    assert run("cat", line["call_id"], str(file), "--after").out == "2\n"
+    assert run("cat", "third", str(file), "--json").json["error"]["code"] == "unknown_call"
+
+
+def test_with_another_root_paths_are_relative_to_that_root(
     run: Run, work: Path, call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "away").mkdir()
@@ -114,14 +130,14 @@ def test_a_root_elsewhere_is_looked_at_from_the_root(
     assert [line["origin"] for line in run("blame", "top.txt", "--json", *root).json] == [call]
 
 
-def test_scripts_in_the_root_see_no_difference(run: Run, work: Path) -> None:
+def test_in_the_root_folder_paths_are_relative_to_the_root(run: Run, work: Path) -> None:
     (work / "sub").mkdir()
     call = write(run, "sub/g.txt", "x\n")
     assert run("cat", call, "sub/g.txt", "--after").out == "x\n"
     assert run("undo", "--path", "g.txt", "--json").json["outcomes"][0]["path"] == "g.txt"
 
 
-def test_in_a_folder_that_was_deleted_paths_are_from_the_root(run: Run, work: Path, call: str) -> None:
+def test_in_a_deleted_folder_paths_are_relative_to_the_root(run: Run, work: Path, call: str) -> None:
     (work / "sub" / "g.txt").unlink()
     (work / "sub").rmdir()
     assert run("cat", call, "sub/g.txt", "--root", str(work)).out == "old\n"

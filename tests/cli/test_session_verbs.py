@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-import mulligan.opening as opening
-from cli.running import Run
+import mulligan.api as api
+from tests.cli.cli_result import Run
 
 
 @pytest.fixture
 def talked(work: Path) -> None:
-    with opening.open(str(work)) as opened:
+    with api.open(str(work)) as opened:
         session = opened.session("talk")
         for number in range(20):
             session.inject({"role": "assistant" if number % 2 else "user", "content": f"line {number}\x1b[31m"})
@@ -23,7 +23,7 @@ def talked(work: Path) -> None:
 @pytest.mark.usefixtures("talked")
 class TestSessions:
     @pytest.mark.req("D14.cli.sessions")
-    def test_lists_the_open_ones_of_this_root(self, run: Run, work: Path, tmp_path: Path) -> None:
+    def test_lists_the_open_sessions_of_this_root(self, run: Run, work: Path, tmp_path: Path) -> None:
         found = run("sessions", "--json").json
         assert [(one["id"], one["length"], one["parent_id"], one["root"]) for one in found] == [
             ("talk", 20, None, str(work)),
@@ -34,7 +34,7 @@ class TestSessions:
         assert run("sessions", "--root", str(tmp_path / "other"), "--json").json == []
         assert len(run("sessions", "--root", str(tmp_path / "other"), "--everywhere", "--json").json) == 2
 
-    def test_in_words(self, run: Run) -> None:
+    def test_prints_sessions_as_text(self, run: Run) -> None:
         lines = run("sessions").out.splitlines()
         assert [line.split()[:4] for line in lines] == [
             ["talk", "open", "20", "messages"],
@@ -42,14 +42,14 @@ class TestSessions:
         ]
         assert "forked from talk" in lines[1]
 
-    def test_show_never_sends_a_terminal_what_was_said_to_it(self, run: Run) -> None:
+    def test_show_escapes_control_characters_of_messages(self, run: Run) -> None:
         done = run("sessions", "show", "talk", "--limit", "2")
         assert done.code == 0 and "\x1b" not in done.out
         assert [line.split(":")[0] for line in done.out.splitlines()[-2:]] == ["user", "assistant"]
         assert "line 17" not in done.out and "line 19\\x1b[31m" in done.out
         assert run("sessions", "show", "talk", "--json").json["length"] == 20
 
-    def test_close_and_what_is_closed_is_refused(self, run: Run) -> None:
+    def test_a_closed_session_is_refused(self, run: Run) -> None:
         assert run("sessions", "close", "talk", "--reason", "bored", "--json").json == {
             "session_id": "talk",
             "closed": True,
@@ -69,7 +69,7 @@ class TestSessions:
 @pytest.mark.usefixtures("talked")
 class TestCompact:
     @pytest.mark.req("D14.cli.compact")
-    def test_it_compacts_a_session(self, run: Run) -> None:
+    def test_compact_shortens_the_context_window(self, run: Run) -> None:
         assert run("compact", "talk", "--json").json == {"session_id": "talk", "messages_before": 20, "messages": 13}
         assert run("compact", "--session", "kid", "--keep-last", "4", "--strategy", "truncate").code == 0
         assert run("sessions", "show", "kid", "--json").json["length"] == 5
@@ -77,14 +77,14 @@ class TestCompact:
     @pytest.mark.parametrize(
         "options", [["--keep-last", "-1"], ["--strategy", "llm"], ["--strategy", "custom"], ["--nonsense"]]
     )
-    def test_what_it_cannot_do_is_bad_usage(self, run: Run, options: list[str]) -> None:
+    def test_an_impossible_compaction_is_bad_usage(self, run: Run, options: list[str]) -> None:
         assert run("compact", "talk", *options).code == 2
         assert run("compact", "nobody").code == 2
 
 
-class TestGoingBack:
-    def test_rewind_moves_talk_and_files_or_one_of_them(self, run: Run, work: Path) -> None:
-        with opening.open(str(work)) as opened:
+class TestRewindAndFork:
+    def test_rewind_moves_transcript_and_files_or_one_of_them(self, run: Run, work: Path) -> None:
+        with api.open(str(work)) as opened:
             session = opened.session("talk")
             with session.turn("one"):
                 session.inject({"role": "user", "content": "one"})
@@ -96,16 +96,16 @@ class TestGoingBack:
         dry = run(*asked, "--dry-run", "--json").json
         assert dry["talk"] == {"messages": 0, "messages_before": 2} and (work / "a.txt").exists()
         done = run(*asked)
-        assert done.code == 0 and "taken back 2 messages" in done.out and not (work / "a.txt").exists()
-        assert "brought back 2 messages" in run("redo", "--session", "talk").out
-        assert run(*asked, "--no-talk").code == 0 and not (work / "a.txt").exists()
+        assert done.code == 0 and "removed 2 messages" in done.out and not (work / "a.txt").exists()
+        assert "restored 2 messages" in run("redo", "--session", "talk").out
+        assert run(*asked, "--no-transcript").code == 0 and not (work / "a.txt").exists()
         assert run("sessions", "show", "talk", "--json").json["length"] == 2
         assert run("redo", "--session", "talk").code == 0
         assert run(*asked, "--no-files").code == 0 and (work / "a.txt").exists()
         assert run("sessions", "show", "talk", "--json").json["length"] == 0
 
     def test_fork_at_a_message(self, run: Run, work: Path) -> None:
-        with opening.open(str(work)) as opened:
+        with api.open(str(work)) as opened:
             for number in range(3):
                 opened.session("talk").inject({"role": "user", "content": str(number)})
             second = opened.session("talk").message_ids()[1]
@@ -114,7 +114,7 @@ class TestGoingBack:
         assert run("sessions", "show", "kid", "--json").json["length"] == 2
 
 
-def test_before_the_first_call_there_are_none(run: Run, tmp_path: Path) -> None:
+def test_before_the_first_call_there_are_no_sessions(run: Run, tmp_path: Path) -> None:
     assert run("sessions", "--json").json == []
     assert run("sessions").out == "No open sessions.\n"
     assert not (tmp_path / "home").exists()

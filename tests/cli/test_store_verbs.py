@@ -15,27 +15,25 @@ import click
 import pytest
 
 import mulligan
-from cli.running import Done
 from mulligan.cli import VERBS, LazyGroup, cli
-from mulligan.cli.output import size_words, visible
-from mulligan.history.schema import SCHEMA
+from mulligan.cli.format import size_words
+from mulligan.files.snapshot.manifest import LEASES, SNAPSHOTS, LeaseRow, SnapshotRow
+from mulligan.history.projection import SCHEMA
 from mulligan.history.tables import CALLS, CHANGES
 from mulligan.session.tables import SESSIONS
 from mulligan.store.blobs import BODIES
-from mulligan.store.claims import CLAIMS, ClaimRow
 from mulligan.store.journal import RECORDS
-from mulligan.store.protocol import META, OWNERS, MetaRow, OwnerRow, Tx
+from mulligan.store.protocol import CLAIMS, META, OWNERS, ClaimRow, MetaRow, OwnerRow, Table, Tx
 from mulligan.store.sqlite import SqliteStore
-from mulligan.store.tables import Table
-from mulligan.testing.contract_tables import CONTRACT_SCHEMA
-from mulligan.workspace.snapshots import SNAPSHOTS, SnapshotRow
-from mulligan.workspace.tables import LEASES, LeaseRow
+from mulligan.values.visible import visible
+from tests.cli.cli_result import Done
+from tests.contracts.tables import CONTRACT_SCHEMA
 
 
 def run(*arguments: str, home: Path | None = None) -> Done:
     environ = {**os.environ, "MULLIGAN_HOME": str(home)} if home is not None else dict(os.environ)
     command: Sequence[str] = [sys.executable, "-m", "mulligan.cli", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environ, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environ, check=False)
     return Done(done.returncode, done.stdout, done.stderr)
 
 
@@ -67,17 +65,17 @@ def _one_too_many_or_too_few(tx: Tx, table: Table[Any]) -> None:
 
 class TestVerify:
     @pytest.mark.req("D14.cli.verify", "D14.cli.exit_0")
-    def test_says_so_when_every_byte_is_what_was_written(self, home: Path) -> None:
+    def test_reports_a_sound_store(self, home: Path) -> None:
         done = run("verify", home=home)
         assert (done.code, done.err, len(done.out.splitlines())) == (0, "", 1)
         assert run("verify", "--json", home=home).json == {"ok": True, "problems": []}
 
-    def test_can_be_asked_about_one_session(self, home: Path) -> None:
+    def test_checks_one_session(self, home: Path) -> None:
         assert run("verify", "--session", "one", "--json", home=home).json == {"ok": True, "problems": []}
         assert run("verify", "--session", "none", home=home).code == 2
 
     @pytest.mark.req("D14.cli.verify", "D14.cli.exit_3", "D4.blob_verified_on_read")
-    def test_ends_with_three_when_a_byte_is_not(self, home: Path) -> None:
+    def test_exits_with_3_when_a_byte_changed(self, home: Path) -> None:
         store = SqliteStore(str(home), CONTRACT_SCHEMA)
         with store.write() as tx:
             body = tx.select(BODIES)[0]
@@ -90,9 +88,7 @@ class TestVerify:
 
     @pytest.mark.req("D14.cli.exit_3", "D18.journal_tampering", "D4.record_seq_contiguous")
     @pytest.mark.parametrize("harm", ["it is gone", "it has another number"])
-    def test_of_one_session_ends_with_three_when_its_last_record_is_not_in_its_place(
-        self, home: Path, harm: str
-    ) -> None:
+    def test_of_one_session_exits_with_3_when_its_last_record_is_misplaced(self, home: Path, harm: str) -> None:
         def change(tx: Tx) -> None:
             last = tx.select(RECORDS, {"journal": "s:one"}, order=("seq",))[-1]
             tx.delete(RECORDS, last.journal, last.seq)
@@ -106,19 +102,19 @@ class TestVerify:
     @pytest.mark.req("D14.cli.exit_3")
     @pytest.mark.req("D4.verify_rebuilds", "D4.projections_same_transaction")
     @pytest.mark.parametrize("table", [SESSIONS, CALLS, CHANGES, SNAPSHOTS], ids=lambda table: table.name)
-    def test_ends_with_three_when_a_row_is_not_what_the_records_give(self, home: Path, table: Table[Any]) -> None:
+    def test_exits_with_3_when_a_row_contradicts_the_journal(self, home: Path, table: Table[Any]) -> None:
         _change_rows(home, lambda tx: _one_too_many_or_too_few(tx, table))
         done = run("verify", "--quick", "--json", home=home)
         assert (done.code, {problem["kind"] for problem in done.json["problems"]}) == (3, {"projection"})
 
     @pytest.mark.req("D4.coordination_not_projection")
-    def test_does_not_compare_what_only_coordinates(self, home: Path) -> None:
+    def test_ignores_rows_that_only_coordinate_processes(self, home: Path) -> None:
         _change_rows(home, lambda tx: tx.put(OWNERS, OwnerRow(1_000, "elsewhere", "")))
         _change_rows(home, lambda tx: tx.put(CLAIMS, ClaimRow(b"/somewhere", "call", 1)))
         _change_rows(home, lambda tx: tx.put(LEASES, LeaseRow("l", "r", "f", "h", None, "", 1)))
         assert run("verify", "--json", home=home).json == {"ok": True, "problems": []}
 
-    def test_ends_with_three_when_the_file_is_no_store(self, tmp_path: Path) -> None:
+    def test_exits_with_3_when_the_file_is_no_store(self, tmp_path: Path) -> None:
         (tmp_path / "store.db").write_bytes(b"nothing of ours" * 100)
         done = run("verify", home=tmp_path)
         assert (done.code, done.out, len(done.err.splitlines())) == (3, "", 1)
@@ -136,32 +132,32 @@ class TestVerify:
         assert {path.name: path.read_bytes() for path in home.iterdir() if path.is_file()} == before
 
     @pytest.mark.parametrize("verb", ["verify", "status", "log", "du"])
-    def test_a_place_that_nobody_may_look_into_is_no_empty_one(self, tmp_path: Path, verb: str) -> None:
+    def test_an_unreadable_directory_is_not_taken_for_an_empty_store(self, tmp_path: Path, verb: str) -> None:
         loop = tmp_path / "loop"
         loop.symlink_to(loop)
         done = run(verb, home=loop)
         assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
 
-    def test_neither_is_a_file_in_its_place(self, tmp_path: Path) -> None:
+    def test_a_file_in_place_of_the_directory_is_not_taken_for_an_empty_store(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         done = run("log", "--root", str(tmp_path), home=tmp_path / "file")
         assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
 
     @pytest.mark.parametrize("url", ["foo://x", "postgresql://host/db", "/dev/null/below", "missing"])
-    def test_ends_with_two_and_one_line_when_there_is_no_store(self, tmp_path: Path, url: str) -> None:
+    def test_exits_with_2_and_one_line_when_there_is_no_store(self, tmp_path: Path, url: str) -> None:
         place = str(tmp_path / url) if url == "missing" else url
         done = run("verify", "--store", place)
         assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
         assert list(tmp_path.iterdir()) == []
 
-    def test_gives_scripts_the_code_of_the_fault(self) -> None:
+    def test_prints_the_error_code_as_json(self) -> None:
         done = run("verify", "--store", "foo://x", "--json")
         assert (done.code, done.json["error"]["code"]) == (2, "invalid_store_url")
 
 
 class TestStore:
     @pytest.mark.req("D14.cli.store")
-    def test_says_where_it_is_and_what_it_holds(self, home: Path) -> None:
+    def test_shows_path_and_content_of_the_store(self, home: Path) -> None:
         about = run("store", "--json", home=home).json
         assert (about["store"], about["sessions"], about["calls"]) == (str(home), 2, 2)
         assert about["roots"] == [str(home.parent / "root")]
@@ -169,7 +165,7 @@ class TestStore:
         assert str(home) in run("store", home=home).out
 
     @pytest.mark.req("D14.cli.store", "D6.cap_store", "D6.caps_settable")
-    def test_a_new_cap_takes_the_oldest_bodies_at_once(self, home: Path) -> None:
+    def test_a_lower_cap_evicts_the_oldest_bodies_at_once(self, home: Path) -> None:
         root = str(home.parent / "root")
         with mulligan.open(root, store=str(home)) as opened, opened.session("one").call() as call:
             call.write_file("one.txt", "newer\n" * 200)
@@ -179,7 +175,7 @@ class TestStore:
         assert status == ["committed", "committed", "evicted"]
 
     @pytest.mark.req("D14.cli.errors_say_next")
-    def test_one_on_a_disk_that_is_read_only_says_what_to_do(self, home: Path, tmp_path: Path) -> None:
+    def test_a_read_only_disk_is_reported_with_advice(self, home: Path, tmp_path: Path) -> None:
         """Seen from a mount namespace of its own, in which the disk really is read-only."""
         script = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && exec "$2" -m mulligan.cli undo --root "$3"'
         words = ["sh", "-c", script, "sh", str(home), sys.executable, str(tmp_path / "root")]
@@ -189,7 +185,7 @@ class TestStore:
         assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
         assert "MULLIGAN_HOME" in done.stderr
 
-    def test_that_a_sync_failed_is_said_by_store_and_doctor(self, home: Path) -> None:
+    def test_a_failed_sync_is_reported_by_store_and_doctor(self, home: Path) -> None:
         assert run("store", "--json", home=home).json["sync_failure"] is None
         assert [one for one in run("doctor", "--json", home=home).json["findings"] if one["name"] == "sync"] == []
         why = "2026-01-01T12:00:00.000000Z Syncing blobs: Input/output error"
@@ -198,10 +194,10 @@ class TestStore:
             tx.put(META, MetaRow("sync_failed", why))
         store.close()
         assert run("store", "--json", home=home).json["sync_failure"] == why
-        words = f"a power cut may take what was written since {why}"
+        words = f"a power cut may destroy what was written since {why}"
         assert words in run("store", home=home).out and words in run("doctor", home=home).out
 
-    def test_one_that_is_not_there_is_not_made(self, tmp_path: Path) -> None:
+    def test_a_missing_store_is_not_created(self, tmp_path: Path) -> None:
         assert run("store", home=tmp_path / "none").code == 2
         assert not (tmp_path / "none").exists()
 
@@ -229,10 +225,10 @@ class TestDu:
         assert [(session["id"], session["blobs"]) for session in after["sessions"]][:2] == [("four", 1), ("one", 1)]
 
     @pytest.mark.req("H19.state_outside_tree")
-    def test_nothing_of_it_is_in_the_workspace(self, home: Path) -> None:
+    def test_no_state_is_in_the_workspace(self, home: Path) -> None:
         assert sorted(path.name for path in (home.parent / "root").rglob("*")) == ["one.txt", "two.txt"]
 
-    def test_can_be_asked_about_one_session_or_root(self, home: Path) -> None:
+    def test_shows_one_session_or_root(self, home: Path) -> None:
         one = run("du", "--session", "one", "--json", home=home).json
         assert [session["id"] for session in one["sessions"]] == ["one"]
         here = run("du", "--root", str(home.parent / "root"), "--json", home=home).json
@@ -248,12 +244,12 @@ class TestDoctor:
         *("landlock", "git", "rg", "re2"),
     )
 
-    def test_says_what_there_is_without_making_anything(self, tmp_path: Path) -> None:
+    def test_reports_without_creating_anything(self, tmp_path: Path) -> None:
         done = run("doctor", "--json", home=tmp_path / "none")
         names = [finding["name"] for finding in done.json["findings"]]
         assert (done.code, set(self.WANTED) - set(names), list(tmp_path.iterdir())) == (0, set(), [])
 
-    def test_says_that_a_store_opens_or_why_not(self, home: Path, tmp_path: Path) -> None:
+    def test_reports_whether_the_store_opens(self, home: Path, tmp_path: Path) -> None:
         good = run("doctor", "--json", home=home)
         assert (good.code, _finding(good, "store")["ok"]) == (0, True)
         bad = tmp_path / "bad"
@@ -271,15 +267,15 @@ def _finding(done: Done, name: str) -> dict[str, Any]:
     return found
 
 
-class TestTheProgram:
-    def test_bare_it_shows_its_verbs(self) -> None:
+class TestProgram:
+    def test_without_arguments_it_lists_the_verbs(self) -> None:
         done = run()
         assert done.code == 0
         assert all(verb in done.out for verb in VERBS)
 
     @pytest.mark.req("D14.cli.exit_2")
     @pytest.mark.parametrize("arguments", [["nope"], ["verify", "--nope"], ["--nope"], ["verify", "extra"]])
-    def test_bad_usage_ends_with_two_and_one_line(self, arguments: list[str]) -> None:
+    def test_bad_usage_exits_with_2_and_one_line(self, arguments: list[str]) -> None:
         done = run(*arguments)
         assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
 
@@ -302,25 +298,25 @@ class TestTheProgram:
         assert loaded & {"mulligan.cli.store", "mulligan.store", "apsw", "orjson", "pydantic"} == set()
 
     @pytest.mark.parametrize("verb", ["status", "log", "diff", "undo", "redo", "rollback"])
-    def test_looking_and_going_back_load_no_tools_and_no_commands(self, home: Path, verb: str) -> None:
+    def test_log_and_undo_load_no_tools_and_no_exec(self, home: Path, verb: str) -> None:
         arguments = [verb, "--store", str(home), "--root", str(home.parent / "root")]
         script = f"import sys; from mulligan.cli import run; run({arguments}); print(*sys.modules, file=sys.stderr)"
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
         loaded = set(done.stderr.split())
-        heavy = {"pydantic", "mulligan.effects", "mulligan.workspace.search", "mulligan.workspace.exec.notify"}
+        heavy = {"pydantic", "mulligan.effects", "mulligan.files.search", "mulligan.exec.capture.notify"}
         assert (loaded & heavy, "mulligan.history.log" in loaded) == (set(), True)
 
-    def test_a_reader_that_goes_away_is_no_crash(self, home: Path) -> None:
+    def test_a_closed_output_pipe_is_no_crash(self, home: Path) -> None:
         reading, writing = os.pipe()
         os.close(reading)
         environ = {**os.environ, "MULLIGAN_HOME": str(home)}
         command = [sys.executable, "-m", "mulligan.cli", "du"]
-        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, env=environ, timeout=60, check=False)
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, env=environ, timeout=600, check=False)
         os.close(writing)
         assert (done.returncode, done.stderr) == (1, b"")
 
 
-class TestWhatIsShown:
+class TestOutput:
     @pytest.mark.req("D14.cli.progress_and_colour")
     @pytest.mark.parametrize(("verb", "sign"), [("verify", " %"), ("log", "\x1b[")], ids=["progress", "colour"])
     def test_progress_and_colour_are_for_terminals(self, home: Path, verb: str, sign: str) -> None:
@@ -330,7 +326,7 @@ class TestWhatIsShown:
         controller, terminal = pty.openpty()
         environ = {**os.environ, "TERM": "xterm", "NO_COLOR": ""}
         command = [sys.executable, "-m", "mulligan.cli", verb, *options]
-        subprocess.run(command, stdout=terminal, stderr=terminal, env=environ, timeout=60, check=True)
+        subprocess.run(command, stdout=terminal, stderr=terminal, env=environ, timeout=600, check=True)
         shown = os.read(controller, 100_000).decode()
         os.close(controller)
         os.close(terminal)
@@ -350,7 +346,7 @@ class TestWhatIsShown:
             ("\U000e0041", "\\U000e0041"),
         ],
     )
-    def test_names_cannot_command_a_terminal(self, text: str, shown: str) -> None:
+    def test_file_names_are_escaped_for_the_terminal(self, text: str, shown: str) -> None:
         assert visible(text) == shown
 
     @pytest.mark.parametrize(
@@ -361,5 +357,5 @@ class TestWhatIsShown:
         assert size_words(size) == shown
 
     @pytest.mark.req("D18.terminal_escapes")
-    def test_a_name_in_an_error_cannot_command_a_terminal(self) -> None:
+    def test_file_names_in_errors_are_escaped_for_the_terminal(self) -> None:
         assert "\x1b" not in run("verify", "--store", "foo://\x1b[2J").err

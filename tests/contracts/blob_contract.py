@@ -1,4 +1,4 @@
-"""The judge of blobs on every store: kept once, packed, in short chains, verified on every read."""
+"""The contract of blobs on every store."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mulligan.store.blobs import BESIDE, BLOBS, BODIES, EVICTED, IN_DATABASE, Blobs, BodyRow, Vanished
+from mulligan.store.blobs import BESIDE, BLOBS, BODIES, EVICTED, IN_DATABASE, Blobs, BlobVanishedError, BodyRow
 from mulligan.store.protocol import Store, Tx
-from mulligan.testing.store_bench import StoreBench, judged
 from mulligan.testing.world import SteppingClock
 from mulligan.values.digest import Digest, digest_of, raw_digest
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
 from mulligan.values.limits import BLOB_BATCH_BYTES, BLOB_CHAIN_MAX, BLOB_IN_DATABASE_BYTES
+from tests.contracts.store_under_test import StoreContractBase, contract_settings
 
 
-class BlobContract(StoreBench):
-    """Immutable bytes by digest: kept once, packed, verified on every read."""
+class BlobContract(StoreContractBase):
+    """Immutable bytes by digest: stored once, compressed in short chains, verified on every read."""
 
     def blobs(self, store: Store) -> Blobs:
         return Blobs(store, SteppingClock())
 
     @pytest.mark.parametrize("size", [0, 1, 127, 128, 4_096, BLOB_IN_DATABASE_BYTES + 1, 300_000])
     @pytest.mark.parametrize("kind", ["plain", "noise"])
-    def test_bytes_come_back(self, store: Store, size: int, kind: str) -> None:
+    def test_stored_bytes_are_read_back(self, store: Store, size: int, kind: str) -> None:
         data = Random(size).randbytes(size) if kind == "noise" else b"a" * size
         digest = self.blobs(store).store(data)
         assert (digest, self.blobs(store).read(digest)) == (digest_of(data), data)
 
-    def test_large_bodies_live_beside_the_database_and_small_ones_in_it(self, store: Store) -> None:
+    def test_large_bodies_are_files_and_small_ones_are_in_the_database(self, store: Store) -> None:
         large, small = Random(1).randbytes(BLOB_IN_DATABASE_BYTES + 1), b"small"
         digests = self.blobs(store).store_all([large, small])
         with store.read() as tx:
@@ -44,7 +44,7 @@ class BlobContract(StoreBench):
             assert tx.count(BODIES) == 1
         assert list(store.bodies.digests()) == digests[:1]
 
-    def test_many_are_put_in_batches_so_that_nobody_waits_for_all(
+    def test_many_blobs_are_put_in_batches_so_that_other_writers_get_a_turn(
         self, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         writes = Counter[str]()
@@ -55,7 +55,7 @@ class BlobContract(StoreBench):
         assert self.blobs(store).store_all(datas) == [digest_of(data) for data in datas]
         assert writes["write"] >= len(datas) * size // BLOB_BATCH_BYTES
 
-    def test_the_same_bytes_are_kept_once_and_touched(self, store: Store) -> None:
+    def test_the_same_bytes_are_stored_once(self, store: Store) -> None:
         blobs = Blobs(store, SteppingClock(step=timedelta(minutes=2)))
         digest = blobs.store(b"same")
         with store.read() as tx:
@@ -66,7 +66,7 @@ class BlobContract(StoreBench):
         assert after == [replace(before[0], touched_ms=after[0].touched_ms)]
         assert after[0].touched_ms > before[0].touched_ms
 
-    def test_a_failed_transaction_names_no_blob(self, store: Store) -> None:
+    def test_a_failed_transaction_stores_no_blob(self, store: Store) -> None:
         blobs = self.blobs(store)
         prepared = blobs.prepare(b"never")
         with pytest.raises(LookupError), store.write() as tx:
@@ -74,7 +74,7 @@ class BlobContract(StoreBench):
             raise LookupError
         assert self.code_of(store, prepared.digest) == "unknown_blob"
 
-    def test_versions_of_a_file_build_on_each_other_in_short_chains(self, store: Store) -> None:
+    def test_versions_of_a_file_are_compressed_in_short_chains(self, store: Store) -> None:
         versions = list(_versions(3 * BLOB_CHAIN_MAX))
         digests = self.put_versions(store, versions)
         assert [self.blobs(store).read(digest) for digest in digests] == versions
@@ -93,7 +93,7 @@ class BlobContract(StoreBench):
         for one, data in zip(prepared, versions, strict=True):
             try:
                 blobs.put_all([one])
-            except Vanished:
+            except BlobVanishedError:
                 blobs.store(data)
         assert [blobs.read(digest_of(data)) for data in versions] == versions
         assert max(self.chain_lengths(store)) <= BLOB_CHAIN_MAX
@@ -119,14 +119,14 @@ class BlobContract(StoreBench):
         return lengths
 
     @pytest.mark.parametrize("gone", ["row", "evicted"])
-    def test_a_base_that_went_away_since_is_noticed_when_putting(self, store: Store, gone: str) -> None:
+    def test_put_notices_that_the_base_of_a_prepared_blob_is_gone(self, store: Store, gone: str) -> None:
         one, two = _versions(2)
         blobs = self.blobs(store)
         digest = blobs.store(one)
         prepared = blobs.prepare(two, after=one)
         with store.write() as tx:
             self.harm_blob(tx, digest, gone)
-        with pytest.raises(Vanished):
+        with pytest.raises(BlobVanishedError):
             blobs.put_all([prepared])
         assert blobs.read(blobs.store(two)) == two
 
@@ -138,14 +138,14 @@ class BlobContract(StoreBench):
         assert self.code_of(store, digest) == "evicted"
         assert blobs.read(blobs.store(b"come back")) == b"come back"
 
-    def test_a_blob_known_when_prepared_and_collected_since_is_noticed(self, store: Store) -> None:
+    def test_put_notices_that_a_known_blob_was_collected(self, store: Store) -> None:
         blobs = self.blobs(store)
         large = b"collected" * 2_000  # small ones are packed without asking whether they are known
         digest = blobs.store(large)
         prepared = blobs.prepare(large)
         with store.write() as tx:
             self.harm_blob(tx, digest, "row")
-        with pytest.raises(Vanished):
+        with pytest.raises(BlobVanishedError):
             blobs.put_all([prepared])
 
     @pytest.mark.parametrize(
@@ -161,18 +161,18 @@ class BlobContract(StoreBench):
             ("circle", "blob_corrupt"),
         ],
     )
-    def test_damage_is_told_apart_and_never_returned(self, store: Store, harm: str, code: str) -> None:
+    def test_each_kind_of_damage_has_its_error_code(self, store: Store, harm: str, code: str) -> None:
         digest = self.blobs(store).store(b"some text " * 50)
         with store.write() as tx:
             self.harm_blob(tx, digest, harm)
         assert self.code_of(store, digest) == code
 
-    def test_a_lost_body_beside_the_database_is_missing(self, store: Store) -> None:
+    def test_a_deleted_body_file_is_reported_missing(self, store: Store) -> None:
         digest = self.blobs(store).store(Random(2).randbytes(BLOB_IN_DATABASE_BYTES + 1))
         store.bodies.delete(digest)
         assert self.code_of(store, digest) == "missing_cas_dependency"
 
-    def test_a_dropped_body_goes_with_the_commit_and_not_before(self, store: Store) -> None:
+    def test_a_dropped_body_is_deleted_only_after_the_commit(self, store: Store) -> None:
         data = Random(3).randbytes(BLOB_IN_DATABASE_BYTES + 1)
         digest = self.blobs(store).store(data)
         with suppress(ZeroDivisionError), store.write() as tx:
@@ -186,17 +186,17 @@ class BlobContract(StoreBench):
             assert store.bodies.has(digest)
         assert not store.bodies.has(digest)
 
-    def test_a_dropped_body_stays_if_a_row_names_it(self, store: Store) -> None:
+    def test_a_dropped_body_stays_while_a_row_refers_to_it(self, store: Store) -> None:
         digest = self.blobs(store).store(Random(4).randbytes(BLOB_IN_DATABASE_BYTES + 1))
         with store.write() as tx:
             tx.drop_body(digest)
         assert store.bodies.has(digest)
 
-    def test_a_body_that_went_after_it_was_prepared_is_prepared_again(self, store: Store) -> None:
+    def test_put_prepares_a_body_again_that_was_deleted_meanwhile(self, store: Store) -> None:
         blobs, data = self.blobs(store), Random(5).randbytes(BLOB_IN_DATABASE_BYTES + 1)
         prepared = blobs.prepare(data)
         store.bodies.delete(prepared.digest)
-        with pytest.raises(Vanished), store.write() as tx:
+        with pytest.raises(BlobVanishedError), store.write() as tx:
             blobs.put(tx, prepared)
         assert blobs.read(blobs.store(data)) == data
 
@@ -209,7 +209,7 @@ class BlobContract(StoreBench):
             self.harm_blob(tx, one, "row")
         assert self.code_of(store, two) == "missing_cas_dependency"
 
-    @judged
+    @contract_settings
     @given(st.integers(0, 10_000), st.integers(0, 7), st.booleans())
     def test_any_flipped_bit_of_a_body_is_found_or_harmless(self, position: int, bit: int, packed: bool) -> None:
         data = b"the same again and again " * 20 if packed else b"short"

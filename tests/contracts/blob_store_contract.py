@@ -1,4 +1,4 @@
-"""The judge of every place for large bodies."""
+"""The contract of every place that holds large blobs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 
 from mulligan.store.protocol import BlobStore
 from mulligan.values.digest import Digest, digest_of
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
 
 ONE, TWO = digest_of(b"one"), digest_of(b"two")
 
 
-class BodiesContract(ABC):
-    """Implement `open_bodies`; opened again in the same directory, it is the same place."""
+class BlobStoreContract(ABC):
+    """Implement `open_bodies`. Opened again in the same directory, it must return the same blobs."""
 
     lasts = True
 
@@ -36,7 +36,7 @@ class BodiesContract(ABC):
 
     @pytest.mark.parametrize("durable", [False, True])
     @pytest.mark.parametrize("size", [0, 1, 1_000_000])
-    def test_a_body_comes_back_whole(self, bodies: BlobStore, size: int, durable: bool) -> None:
+    def test_a_body_is_read_back_whole(self, bodies: BlobStore, size: int, durable: bool) -> None:
         body = Random(size).randbytes(size)
         bodies.put(ONE, body, durable=durable)
         assert bodies.get(ONE) == body
@@ -47,7 +47,7 @@ class BodiesContract(ABC):
         bodies.put(ONE, b"second", durable=durable)
         assert bodies.get(ONE) == b"first"
 
-    def test_one_that_is_not_there_is_missing(self, bodies: BlobStore) -> None:
+    def test_an_unknown_body_is_missing(self, bodies: BlobStore) -> None:
         with pytest.raises(MulliganError) as missing:
             bodies.get(ONE)
         assert (missing.value.code, missing.value.details["digest"]) == ("missing_cas_dependency", ONE)
@@ -61,7 +61,7 @@ class BodiesContract(ABC):
         bodies.put(ONE, b"again")
         assert bodies.get(ONE) == b"again"
 
-    def test_digests_lists_what_is_there_in_order(self, bodies: BlobStore) -> None:
+    def test_digests_lists_all_bodies_in_order(self, bodies: BlobStore) -> None:
         assert list(bodies.digests()) == []
         wanted = sorted(digest_of(bytes([n])) for n in range(50))
         for digest in wanted:
@@ -69,7 +69,7 @@ class BodiesContract(ABC):
         bodies.delete(wanted[7])
         assert list(bodies.digests()) == [*wanted[:7], *wanted[8:]]
 
-    def test_sync_is_possible_at_any_time(self, bodies: BlobStore) -> None:
+    def test_sync_works_at_any_time(self, bodies: BlobStore) -> None:
         bodies.sync()
         bodies.put(ONE, b"1")
         bodies.put(TWO, b"2", durable=True)
@@ -92,6 +92,6 @@ class BodiesContract(ABC):
             found = set(pool.map(put, range(80)))
         assert list(bodies.digests()) == sorted(found)
 
-    def test_bodies_are_there_when_opened_again_if_they_last(self, directory: str) -> None:
+    def test_durable_bodies_are_there_when_opened_again(self, directory: str) -> None:
         self.open_bodies(directory).put(ONE, b"1")
         assert list(self.open_bodies(directory).digests()) == ([ONE] if self.lasts else [])

@@ -1,4 +1,4 @@
-"""The judge of claims on every store: hierarchy, all or none, and waits that never form a circle."""
+"""The contract of claims on every store."""
 
 from __future__ import annotations
 
@@ -7,30 +7,29 @@ from concurrent.futures import ThreadPoolExecutor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mulligan.store.claims import CLAIMS, ClaimRow, Wanted, blockers, claim, may_wait, release
-from mulligan.store.protocol import Store
-from mulligan.testing.contract_tables import THINGS, Thing
-from mulligan.testing.store_bench import PATIENCE_S, StoreBench, judged
+from mulligan.store.protocol import CLAIMS, Claim, ClaimRow, Store, blockers, claim, may_wait, release
 from mulligan.testing.world import Actor, Seed, SeededIds, World
 from mulligan.values.ids import CallId
+from tests.contracts.store_under_test import TIMEOUT_S, StoreContractBase, contract_settings
+from tests.contracts.tables import THINGS, Thing
 
 places = st.sampled_from([b"/r", b"/r/a", b"/r/a/b", b"/r/a/b/c", b"/r/a-", b"/r/a0", b"/r/a/b\xff", b"/s"])
-wants = st.lists(st.builds(Wanted, places, st.booleans()), min_size=1, max_size=3)
+wants = st.lists(st.builds(Claim, places, st.booleans()), min_size=1, max_size=3)
 
 
-def _clash(mine: Wanted | ClaimRow, theirs: Wanted | ClaimRow) -> bool:
-    """The rule in one line: the same place, or one deep claim above the other place."""
+def _clash(mine: Claim | ClaimRow, theirs: Claim | ClaimRow) -> bool:
+    """Two claims conflict if they have the same path, or if one is deep and its path is above the other."""
     above = [(mine, theirs), (theirs, mine)]
     return mine.place == theirs.place or any(bool(a.deep) and b.place.startswith(a.place + b"/") for a, b in above)
 
 
-class ClaimContract(StoreBench):
-    """Who may change a place: hierarchy, all or none, and waits that never form a circle."""
+class ClaimContract(StoreContractBase):
+    """A deep claim covers the paths below. A call gets all its claims or none. No two calls wait for each other."""
 
-    @judged
+    @contract_settings
     @given(st.lists(st.tuples(st.sampled_from(["1", "2", "3"]), wants), max_size=6), wants)
-    def test_blockers_are_exactly_the_clashing_claims_of_others(
-        self, taken: list[tuple[str, list[Wanted]]], wanted: list[Wanted]
+    def test_blockers_are_exactly_the_conflicting_claims_of_other_calls(
+        self, taken: list[tuple[str, list[Claim]]], wanted: list[Claim]
     ) -> None:
         with self.fresh() as store, store.write() as tx:
             for call, places_wanted in taken:
@@ -40,17 +39,17 @@ class ClaimContract(StoreBench):
             expected = [row for row in others if any(_clash(one, row) for one in wanted)]
             assert blockers(tx, CallId("2"), wanted) == expected
 
-    def test_a_claim_of_ones_own_is_deepened(self, store: Store) -> None:
+    def test_a_call_can_deepen_its_own_claim(self, store: Store) -> None:
         with store.write() as tx:
             for deep in (False, True):
-                claim(tx, CallId("1"), [Wanted(b"/r/a", deep)])
+                claim(tx, CallId("1"), [Claim(b"/r/a", deep)])
             assert tx.select(CLAIMS) == [ClaimRow(b"/r/a", "1", 1)]
-            assert blockers(tx, CallId("1"), [Wanted(b"/r", True)]) == []
+            assert blockers(tx, CallId("1"), [Claim(b"/r", True)]) == []
 
-    def test_release_frees_ones_own_and_nothing_else(self, store: Store) -> None:
+    def test_release_frees_only_the_claims_of_its_call(self, store: Store) -> None:
         with store.write() as tx:
-            claim(tx, CallId("1"), [Wanted(b"/r/a"), Wanted(b"/r/b")])
-            claim(tx, CallId("2"), [Wanted(b"/s")])
+            claim(tx, CallId("1"), [Claim(b"/r/a"), Claim(b"/r/b")])
+            claim(tx, CallId("2"), [Claim(b"/s")])
             release(tx, CallId("1"))
             assert tx.select(CLAIMS) == [ClaimRow(b"/s", "2")]
 
@@ -61,9 +60,11 @@ class ClaimContract(StoreBench):
         assert (may_wait(older, held), may_wait(younger, [ClaimRow(b"/r", older)])) == (True, False)
         assert may_wait(older, [*held, ClaimRow(b"/s", "")]) is False
 
-    @judged
+    @contract_settings
     @given(st.integers(0, 2**32), st.lists(st.lists(wants, min_size=1, max_size=3), min_size=2, max_size=5))
-    def test_calls_that_wait_or_die_all_end_and_never_clash(self, number: int, calls: list[list[list[Wanted]]]) -> None:
+    def test_calls_that_wait_or_give_up_all_end_without_conflict(
+        self, number: int, calls: list[list[list[Claim]]]
+    ) -> None:
         world = World(Seed(number))
         ended: dict[str, str] = {}
         with world.seed, self.fresh() as store:
@@ -75,34 +76,34 @@ class ClaimContract(StoreBench):
             assert sorted(ended) == names
             assert ended[names[0]] == "done"
 
-    def test_threads_that_claim_at_once_never_share_a_place(self, store: Store) -> None:
+    def test_threads_that_claim_at_once_never_get_the_same_path(self, store: Store) -> None:
         ids = SeededIds()
         names = [ids.new() for _ in range(40)]
 
         def attempt(name: str) -> bool:
             with store.write() as tx:
-                if blockers(tx, CallId(name), [Wanted(b"/r/a"), Wanted(b"/r/b", True)]):
+                if blockers(tx, CallId(name), [Claim(b"/r/a"), Claim(b"/r/b", True)]):
                     return False
-                claim(tx, CallId(name), [Wanted(b"/r/a"), Wanted(b"/r/b", True)])
+                claim(tx, CallId(name), [Claim(b"/r/a"), Claim(b"/r/b", True)])
                 tx.put(THINGS, Thing(name, 1))
                 return True
 
         with ThreadPoolExecutor(8) as pool:
-            won = [job.result(PATIENCE_S) for job in [pool.submit(attempt, name) for name in names]]
+            won = [job.result(TIMEOUT_S) for job in [pool.submit(attempt, name) for name in names]]
         assert won.count(True) == 1
-        assert [row.shelf for row in self.things(store)] == [names[won.index(True)]]
+        assert [row.group for row in self.things(store)] == [names[won.index(True)]]
 
 
-def _calling(store: Store, call: CallId, steps: list[list[Wanted]], ended: dict[str, str]) -> Actor:
-    """One call: takes what each step wants, waits for younger calls, dies for older ones, releases at its end."""
+def _calling(store: Store, call: CallId, steps: list[list[Claim]], ended: dict[str, str]) -> Actor:
+    """One call: claims what each step needs, waits for younger calls, gives up for older ones, releases at its end."""
 
-    def standing(wanted: list[Wanted]) -> list[ClaimRow]:
+    def standing(wanted: list[Claim]) -> list[ClaimRow]:
         with store.read() as tx:
             return blockers(tx, call, wanted)
 
-    outcome, held = "done", set[Wanted]()
+    outcome, held = "done", set[Claim]()
     for step in steps:
-        wanted = [one for one in step if Wanted(one.place, deep=True) not in held]
+        wanted = [one for one in step if Claim(one.place, deep=True) not in held]
         yield None
         while outcome == "done":
             with store.write() as tx:

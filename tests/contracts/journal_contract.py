@@ -1,4 +1,4 @@
-"""The judge of journals on every store: append-only, contiguous, hash-chained, one line over all of them."""
+"""The contract of journals on every store."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from mulligan.store.journal import (
     records_of,
 )
 from mulligan.store.protocol import Store, Tx
-from mulligan.testing.contract_tables import CONTRACT_SCHEMA, SUMS, Sum
-from mulligan.testing.store_bench import StoreBench, judged
 from mulligan.values.canonical import encode
 from mulligan.values.digest import Digest, digest_of, raw_digest
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
+from tests.contracts.store_under_test import StoreContractBase, contract_settings
+from tests.contracts.tables import CONTRACT_SCHEMA, SUMS, Sum
 
 AT = "2026-01-01T00:00:00.000000Z"
 LATER = "2026-01-01T00:00:01.000000Z"
 
 
 def broken_journals(tx: Tx) -> list[str]:
-    """Everything wrong with any journal of the store, and with the line they form together."""
+    """All faults in any journal of the store, and in the order of records across journals."""
     heads = [head for head in tx.select(HEADS) if head.journal != STORE_HEAD]
     found = [break_in_chain(tx.select(RECORDS, {"journal": head.journal}), head) for head in heads]
     ordinals = sorted(row.ordinal for row in tx.select(RECORDS))
@@ -46,7 +46,7 @@ def broken_journals(tx: Tx) -> list[str]:
     return [words for words in found if words is not None]
 
 
-class JournalContract(StoreBench):
+class JournalContract(StoreContractBase):
     """Append-only, contiguous, hash-chained; projected in the same transaction."""
 
     def append(self, store: Store, journal: str = "j", amount: int = 1, *, refs: tuple[Digest, ...] = ()) -> Record:
@@ -82,7 +82,7 @@ class JournalContract(StoreBench):
             times = [journal.append(tx, "j", "noted", {}, at=at).at for at in (AT, LATER, AT)]
         assert times == [AT, LATER, LATER]
 
-    def test_journals_count_apart_and_form_one_line(self, store: Store) -> None:
+    def test_each_journal_has_its_own_sequence_and_all_share_one_order(self, store: Store) -> None:
         for journal in ("a", "b", "a", "é"):
             self.append(store, journal)
         with store.read() as tx:
@@ -105,12 +105,12 @@ class JournalContract(StoreBench):
             assert tx.select(SUMS) == [Sum("j", 1)]
             assert broken_journals(tx) == []
 
-    def test_a_projection_that_fails_takes_its_record_with_it(self, store: Store) -> None:
+    def test_a_failing_projection_also_undoes_its_record(self, store: Store) -> None:
         with pytest.raises(KeyError), store.write() as tx:
             Journal(CONTRACT_SCHEMA).append(tx, "j", "added", {}, at=AT)
         assert self.records(store) == []
 
-    def test_what_has_no_canonical_form_is_refused(self, store: Store) -> None:
+    def test_a_payload_without_canonical_form_is_refused(self, store: Store) -> None:
         with pytest.raises(MulliganError) as refused, store.write() as tx:
             Journal(CONTRACT_SCHEMA).append(tx, "j", "noted", {"x": float("nan")}, at=AT)
         assert refused.value.code == "invalid_json"
@@ -141,7 +141,7 @@ class JournalContract(StoreBench):
         with store.read() as tx:
             assert len(broken_journals(tx)) >= 1
 
-    @judged
+    @contract_settings
     @given(st.integers(0, 10_000), st.integers(0, 7))
     def test_any_flipped_bit_of_a_record_is_found(self, position: int, bit: int) -> None:
         with self.fresh() as store:

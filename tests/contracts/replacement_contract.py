@@ -1,4 +1,4 @@
-"""The judge of `workspace.writing.Swap` on every disk: nobody's bytes are lost, whoever acts between any two steps."""
+"""The contract of `Replacement` on every disk: no bytes are lost if a person changes the file between any two steps."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mulligan.files.disk import Image
+from mulligan.files.replace import FoundEntry, Replacement, Swapped, TargetEntry
 from mulligan.testing.builders import Dir, File, Link, Node, Sketch, as_tree
-from mulligan.testing.disk_bench import DRAFT, DiskBench, Scene, file_entry
 from mulligan.testing.faults import Crash, FaultPlan, steps_of
 from mulligan.values.entries import ABSENT, DirEntry, Entry, FileEntry, SymlinkEntry, kind_of
 from mulligan.values.paths import RepoPath
-from mulligan.workspace.disk import Image
-from mulligan.workspace.writing import Found, Swap, Swapped, Wanted
+from tests.contracts.disk_under_test import DRAFT, DiskContractBase, DiskUnderTest, file_entry
 
 EXPECTED: dict[str, Node | None] = {"absent": None, "file": File(b"old"), "symlink": Link("old"), "dir": Dir()}
 THEIRS: dict[str, Node | None] = {
@@ -51,7 +51,7 @@ def sketch_of(node: Node | None, name: str = "x") -> Sketch:
 
 @dataclass(slots=True)
 class Rescues:
-    """Everything handed over for safe keeping."""
+    """The images that a replacement found instead of the expected one and handed to its caller."""
 
     images: list[Image] = field(default_factory=list)
 
@@ -63,112 +63,116 @@ class Rescues:
         return {image.data for image in self.images if image.content is not None}
 
 
-def swap(
-    scene: Scene, expected: Node | None, wanted: Node | None, *, insist: bool = False, inside: int = 1
+def replace_entry(
+    tested: DiskUnderTest, expected: Node | None, wanted: Node | None, *, insist: bool = False, inside: int = 1
 ) -> tuple[object, Rescues]:
     rescues = Rescues()
     content = wanted.content if isinstance(wanted, File) else None
-    with scene.spot("x") as spot:
-        aim = Wanted(entry_of(wanted), content)
-        outcome = Swap(scene.disk, spot, DRAFT, entry_of(expected), aim, rescues, insist=insist, inside=inside).run()
+    with tested.resolve("x") as resolved:
+        aim = TargetEntry(entry_of(wanted), content)
+        outcome = Replacement(
+            tested.disk, resolved, DRAFT, entry_of(expected), aim, rescues, insist=insist, inside=inside
+        ).run()
     return outcome, rescues
 
 
-class UndisturbedContract(DiskBench):
-    """Nobody else acts while we do."""
+class UndisturbedContract(DiskContractBase):
+    """No other process changes the file during the replacement."""
 
     @pytest.mark.parametrize("wanted", WANTED)
     @pytest.mark.parametrize("expected", KINDS)
-    def test_what_is_as_expected_becomes_what_is_wanted(self, expected: str, wanted: str) -> None:
+    def test_an_expected_entry_is_replaced(self, expected: str, wanted: str) -> None:
         before, after = EXPECTED[expected], WANTED[wanted]
-        with self.scene(sketch_of(before)) as scene:
-            outcome, rescues = swap(scene, before, after)
+        with self.open_disk(sketch_of(before)) as tested:
+            outcome, rescues = replace_entry(tested, before, after)
             assert isinstance(outcome, Swapped)
-            assert scene.tree() == as_tree(sketch_of(after))
+            assert tested.tree() == as_tree(sketch_of(after))
             assert (kind_of(outcome.entry), rescues.images) == (kind_of(entry_of(after)), [])
             assert outcome.race_window is False
 
     @pytest.mark.parametrize("insist", [False, True])
     @pytest.mark.parametrize(("expected", "found", "wanted"), list(product(KINDS, THEIRS, WANTED)))
-    def test_what_is_not_as_expected_is_kept_or_safe(
+    def test_an_unexpected_entry_stays_or_is_rescued(
         self, expected: str, found: str, wanted: str, insist: bool
     ) -> None:
         if _is_as_expected(expected, found, wanted):
             return
         there = THEIRS[found]
         before = dict(sketch_of(there)) | ({"x/inner": "deep"} if found == "full dir" else {})
-        with self.scene(before) as scene:
-            outcome, rescues = swap(scene, EXPECTED[expected], WANTED[wanted], insist=insist)
-            if isinstance(outcome, Found):
-                assert scene.tree() == as_tree(before)
-                assert outcome.image.entry == scene.disk.image(scene.spot("x")).entry
+        with self.open_disk(before) as tested:
+            outcome, rescues = replace_entry(tested, EXPECTED[expected], WANTED[wanted], insist=insist)
+            if isinstance(outcome, FoundEntry):
+                assert tested.tree() == as_tree(before)
+                assert outcome.image.entry == tested.disk.image(tested.resolve("x")).entry
             else:
                 assert insist and found in ("file", "symlink")
-                assert scene.tree() == as_tree(sketch_of(WANTED[wanted]))
+                assert tested.tree() == as_tree(sketch_of(WANTED[wanted]))
                 assert [image.entry for image in rescues.images] == [replace_time(entry_of(there), rescues)]
 
     @pytest.mark.parametrize("found", ["file", "symlink"])
     @pytest.mark.parametrize("wanted", ["file", "symlink", "absent"])
     @pytest.mark.parametrize("expected", ["file", "symlink"])
-    def test_insisting_replaces_what_can_be_kept(self, expected: str, wanted: str, found: str) -> None:
-        with self.scene(sketch_of(THEIRS[found])) as scene:
-            outcome, rescues = swap(scene, EXPECTED[expected], WANTED[wanted], insist=True)
+    def test_with_insist_an_unexpected_entry_is_rescued_and_replaced(
+        self, expected: str, wanted: str, found: str
+    ) -> None:
+        with self.open_disk(sketch_of(THEIRS[found])) as tested:
+            outcome, rescues = replace_entry(tested, EXPECTED[expected], WANTED[wanted], insist=True)
             assert isinstance(outcome, Swapped)
             assert len(rescues.images) == 1
 
-    def test_a_wanted_time_is_set_and_the_present_is_reported(self) -> None:
-        with self.scene({"x": "old"}) as scene:
-            outcome, _ = swap(scene, File(b"old"), File(b"new"))
+    def test_a_given_mtime_is_set_and_the_resulting_one_is_reported(self) -> None:
+        with self.open_disk({"x": "old"}) as tested:
+            outcome, _ = replace_entry(tested, File(b"old"), File(b"new"))
             assert isinstance(outcome, Swapped) and isinstance(outcome.entry, FileEntry)
-            assert outcome.entry.mtime_ns == scene.disk.mtime_ns(scene.spot("x")) > 0
-            aim = Wanted(file_entry(b"3", mtime_ns=5_000), b"3")
-            Swap(scene.disk, scene.spot("x"), DRAFT, file_entry(b"new"), aim, Rescues()).run()
-            assert scene.disk.mtime_ns(scene.spot("x")) == 5_000
+            assert outcome.entry.mtime_ns == tested.disk.mtime_ns(tested.resolve("x")) > 0
+            aim = TargetEntry(file_entry(b"3", mtime_ns=5_000), b"3")
+            Replacement(tested.disk, tested.resolve("x"), DRAFT, file_entry(b"new"), aim, Rescues()).run()
+            assert tested.disk.mtime_ns(tested.resolve("x")) == 5_000
 
     def test_a_directory_gets_its_attributes_and_time_too(self) -> None:
         wanted = DirEntry(0o750, 6_000, (("user.color", "cmVk"),))
-        with self.scene({}) as scene, scene.spot("x") as spot:
-            outcome = Swap(scene.disk, spot, DRAFT, ABSENT, Wanted(wanted), Rescues()).run()
-            assert (outcome, scene.disk.image(spot).entry) == (Swapped(wanted), wanted)
+        with self.open_disk({}) as tested, tested.resolve("x") as resolved:
+            outcome = Replacement(tested.disk, resolved, DRAFT, ABSENT, TargetEntry(wanted), Rescues()).run()
+            assert (outcome, tested.disk.image(resolved).entry) == (Swapped(wanted), wanted)
 
-    def test_a_file_with_other_names_stays_one_file_and_the_risk_is_told(self) -> None:
-        with self.scene({"x": "old"}) as scene:
-            scene.person.hard_link("x", "y")
-            outcome, _ = swap(scene, File(b"old"), File(b"new", 0o755), inside=2)
+    def test_a_file_with_hard_links_inside_stays_one_file(self) -> None:
+        with self.open_disk({"x": "old"}) as tested:
+            tested.person.hard_link("x", "y")
+            outcome, _ = replace_entry(tested, File(b"old"), File(b"new", 0o755), inside=2)
             assert isinstance(outcome, Swapped) and outcome.race_window
-            assert scene.tree() == as_tree({"x": File(b"new", 0o755), "y": File(b"new", 0o755)})
+            assert tested.tree() == as_tree({"x": File(b"new", 0o755), "y": File(b"new", 0o755)})
 
     @pytest.mark.parametrize("wanted", [File(b"new"), File(b"old", 0o755)])
-    def test_a_name_that_is_not_known_to_be_inside_keeps_its_file(self, wanted: File) -> None:
-        with self.scene({"x": "old"}) as scene:
-            scene.person.hard_link("x", "y")
-            outcome, _ = swap(scene, File(b"old"), wanted)
+    def test_a_hard_link_outside_keeps_its_content(self, wanted: File) -> None:
+        with self.open_disk({"x": "old"}) as tested:
+            tested.person.hard_link("x", "y")
+            outcome, _ = replace_entry(tested, File(b"old"), wanted)
             assert isinstance(outcome, Swapped) and not outcome.race_window
-            assert scene.tree() == as_tree({"x": wanted, "y": "old"})
+            assert tested.tree() == as_tree({"x": wanted, "y": "old"})
 
     @pytest.mark.parametrize("insist", [False, True])
-    def test_a_changed_file_with_other_names_is_rescued_before_it_is_written(self, insist: bool) -> None:
-        with self.scene({"x": "theirs"}) as scene:
-            scene.person.hard_link("x", "y")
-            outcome, rescues = swap(scene, File(b"old"), File(b"new"), insist=insist, inside=2)
-            assert isinstance(outcome, Swapped if insist else Found)
+    def test_a_changed_hard_linked_file_is_rescued_before_it_is_written(self, insist: bool) -> None:
+        with self.open_disk({"x": "theirs"}) as tested:
+            tested.person.hard_link("x", "y")
+            outcome, rescues = replace_entry(tested, File(b"old"), File(b"new"), insist=insist, inside=2)
+            assert isinstance(outcome, Swapped if insist else FoundEntry)
             assert rescues.contents == {b"theirs"}
-            assert scene.person.read("y") == (b"new" if insist else b"theirs")
+            assert tested.person.read("y") == (b"new" if insist else b"theirs")
 
     @pytest.mark.parametrize("wanted", ["file", "symlink"])
     @pytest.mark.parametrize("expected", ["file", "symlink"])
-    def test_where_names_cannot_be_exchanged_it_is_done_another_way(self, expected: str, wanted: str) -> None:
+    def test_without_renameat2_exchange_the_replacement_still_works(self, expected: str, wanted: str) -> None:
         before, after = EXPECTED[expected], WANTED[wanted]
         plan = FaultPlan().fail(errno.EINVAL, step="exchange", lasting=True)
-        with self.scene(sketch_of(before), plan) as scene:
-            outcome, _ = swap(scene, before, after)
+        with self.open_disk(sketch_of(before), plan) as tested:
+            outcome, _ = replace_entry(tested, before, after)
             assert isinstance(outcome, Swapped) and outcome.race_window
-            assert scene.tree() == as_tree(sketch_of(after))
+            assert tested.tree() == as_tree(sketch_of(after))
 
-    def test_where_nothing_can_be_staged_a_link_is_not_silently_left(self) -> None:
+    def test_if_nothing_can_be_staged_replacing_by_a_link_raises(self) -> None:
         plan = FaultPlan().fail(errno.EACCES, step="stage.link").fail(errno.EACCES, step="set_aside")
-        with self.scene({"x": "old"}, plan) as scene, pytest.raises(PermissionError):
-            swap(scene, File(b"old"), Link("new"))
+        with self.open_disk({"x": "old"}, plan) as tested, pytest.raises(PermissionError):
+            replace_entry(tested, File(b"old"), Link("new"))
 
     @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
     @pytest.mark.parametrize("wanted", WANTED)
@@ -177,29 +181,27 @@ class UndisturbedContract(DiskBench):
         before, after = EXPECTED[expected], WANTED[wanted]
 
         def run(plan: FaultPlan) -> None:
-            with self.scene(sketch_of(before), plan) as scene:
-                swap(scene, before, after)
+            with self.open_disk(sketch_of(before), plan) as tested:
+                replace_entry(tested, before, after)
 
         for at in range(1, len(steps_of(run)) + 1):
-            with self.scene(sketch_of(before), FaultPlan().fail(number, at=at)) as scene:
+            with self.open_disk(sketch_of(before), FaultPlan().fail(number, at=at)) as tested:
                 with pytest.raises(OSError) as error:
-                    swap(scene, before, after)
+                    replace_entry(tested, before, after)
                 assert error.value.errno == number
-                assert scene.tree().get("x") in (before, after)
+                assert tested.tree().get("x") in (before, after)
 
     @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
     @pytest.mark.parametrize(
         ("expected", "wanted"), [("file", "dir"), ("symlink", "dir"), ("dir", "file"), ("dir", "symlink")]
     )
-    def test_the_first_of_two_steps_is_taken_back_when_the_second_fails(
-        self, expected: str, wanted: str, number: int
-    ) -> None:
+    def test_if_the_second_step_fails_the_first_is_undone(self, expected: str, wanted: str, number: int) -> None:
         before, second = EXPECTED[expected], "make_dir" if wanted == "dir" else "place"
-        with self.scene(sketch_of(before), FaultPlan().fail(number, step=second)) as scene:
+        with self.open_disk(sketch_of(before), FaultPlan().fail(number, step=second)) as tested:
             with pytest.raises(OSError) as error:
-                swap(scene, before, WANTED[wanted])
+                replace_entry(tested, before, WANTED[wanted])
             assert error.value.errno == number
-            assert scene.tree() == as_tree(sketch_of(before))
+            assert tested.tree() == as_tree(sketch_of(before))
 
     @pytest.mark.parametrize("wanted", WANTED)
     @pytest.mark.parametrize("expected", KINDS)
@@ -207,14 +209,14 @@ class UndisturbedContract(DiskBench):
         before, after = EXPECTED[expected], WANTED[wanted]
 
         def run(plan: FaultPlan) -> None:
-            with self.scene(sketch_of(before), plan) as scene:
-                swap(scene, before, after)
+            with self.open_disk(sketch_of(before), plan) as tested:
+                replace_entry(tested, before, after)
 
         for at in range(1, len(steps_of(run)) + 1):
-            with self.scene(sketch_of(before), FaultPlan().crash_before(at=at)) as scene:
+            with self.open_disk(sketch_of(before), FaultPlan().crash_before(at=at)) as tested:
                 with pytest.raises(Crash):
-                    swap(scene, before, after)
-                left = scene.tree()
+                    replace_entry(tested, before, after)
+                left = tested.tree()
                 whole = [sketch_of(before).get("x"), sketch_of(after).get("x")]
                 assert left.get("x") in [*whole, None]
                 if left.get("x") is None and isinstance(before, File | Link) and isinstance(after, File | Link):
@@ -222,14 +224,14 @@ class UndisturbedContract(DiskBench):
 
 
 def _is_as_expected(expected: str, found: str, wanted: str) -> bool:
-    """Nothing is nothing, an empty directory is any other, and a full one only stands in the way of its removal."""
+    """All empty directories count as equal. A full directory only prevents its removal."""
     if expected == "dir":
         return found == "dir" or (found == "full dir" and wanted == "dir")
     return expected == found == "absent"
 
 
 def replace_time(entry: Entry, rescues: Rescues) -> Entry:
-    """The entry with the time that was rescued: times are remembered, never compared."""
+    """The entry with the mtime of the rescued one: a replacement keeps times but does not compare them."""
     found = rescues.images[0].entry
     if isinstance(entry, FileEntry) and isinstance(found, FileEntry):
         return file_entry(rescues.images[0].data, entry.mode, found.mtime_ns)
@@ -241,13 +243,13 @@ SCRIPTS = st.dictionaries(st.integers(1, 12), ACTS, max_size=5)
 
 
 @dataclass(slots=True)
-class Bystander:
-    """A person who acts on `x` just before chosen steps, and what of theirs must not be lost.
+class OtherWriter:
+    """A person who changes `x` just before chosen steps, and the contents of theirs that must not be lost.
 
     What they overwrite or remove themselves is their own doing; what only we took out of its place is ours to keep.
     """
 
-    scene: Scene
+    tested: DiskUnderTest
     script: dict[int, str]
     at_stake: set[bytes]
     steps: int = 0
@@ -260,10 +262,10 @@ class Bystander:
             self.do(act)
 
     def do(self, act: str) -> None:
-        person = self.scene.person
+        person = self.tested.person
         self.saves += 1
         content = b"save %d" % self.saves
-        image = self.scene.disk.image(self.scene.spot("x"))
+        image = self.tested.disk.image(self.tested.resolve("x"))
         if act == "fill_dir" and isinstance(image.entry, DirEntry):
             person.save(f"x/inner-{self.saves}", content)
             self.at_stake.add(content)
@@ -281,8 +283,8 @@ class Bystander:
             person.make_link("x", f"link {self.saves}")
 
 
-class BystanderContract(DiskBench):
-    """Somebody else acts between our steps."""
+class OtherWriterContract(DiskContractBase):
+    """A person changes the file between our steps."""
 
     @settings(
         max_examples=150,
@@ -301,12 +303,12 @@ class BystanderContract(DiskBench):
     ) -> None:
         there = File(b"theirs") if found == "theirs" else EXPECTED[found]
         plan = FaultPlan()
-        with self.scene(sketch_of(there), plan) as scene:
+        with self.open_disk(sketch_of(there), plan) as tested:
             stake = {there.content} if isinstance(there, File) else set[bytes]()
-            bystander = Bystander(scene, script, stake)
+            bystander = OtherWriter(tested, script, stake)
             plan.act(bystander.at_step, lasting=True)
-            outcome, rescues = swap(scene, EXPECTED[expected], WANTED[wanted], insist=insist)
-            left = scene.tree()
+            outcome, rescues = replace_entry(tested, EXPECTED[expected], WANTED[wanted], insist=insist)
+            left = tested.tree()
             on_disk = {node.content for node in left.values() if isinstance(node, File)}
             assert bystander.at_stake <= on_disk | rescues.contents | {b"old"}
             drafts = [path for path in left if path.startswith(DRAFT.decode())]
@@ -320,13 +322,13 @@ class BystanderContract(DiskBench):
     def test_two_saves_in_a_row_at_every_point_are_both_kept(self, at: int, insist: bool, act: str) -> None:
         for gap in range(1, 5):
             plan = FaultPlan()
-            with self.scene({"x": "theirs"}, plan) as scene:
-                bystander = Bystander(scene, {at: act, at + gap: act, at + 2 * gap: "save"}, {b"theirs"})
+            with self.open_disk({"x": "theirs"}, plan) as tested:
+                bystander = OtherWriter(tested, {at: act, at + gap: act, at + 2 * gap: "save"}, {b"theirs"})
                 plan.act(bystander.at_step, lasting=True)
-                _, rescues = swap(scene, File(b"old"), File(b"new"), insist=insist)
-                on_disk = {node.content for node in scene.tree().values() if isinstance(node, File)}
+                _, rescues = replace_entry(tested, File(b"old"), File(b"new"), insist=insist)
+                on_disk = {node.content for node in tested.tree().values() if isinstance(node, File)}
                 assert bystander.at_stake <= on_disk | rescues.contents
 
 
-class SwapContract(UndisturbedContract, BystanderContract):
-    """All of it."""
+class ReplacementContract(UndisturbedContract, OtherWriterContract):
+    """Replacements with and without other writers."""

@@ -1,4 +1,4 @@
-"""The judge of every store engine: what the protocol's docstrings promise, as tests.
+"""The contract of every store engine: what the docstrings of the protocol promise, as tests.
 
 `StoreContract` is the whole of it. Its parts can also be bound one by one: transactions and life are here, tables,
 journals, blobs and claims in files of their own.
@@ -13,20 +13,20 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mulligan.store.protocol import Store, Tx
-from mulligan.testing.blob_contract import BlobContract
-from mulligan.testing.claim_contract import ClaimContract
-from mulligan.testing.contract_tables import CONTRACT_SCHEMA, PARCELS, THINGS, Parcel, Thing
-from mulligan.testing.journal_contract import JournalContract
-from mulligan.testing.store_bench import BOX, PATIENCE_S, StoreBench
-from mulligan.testing.table_contract import TableContract
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
 from mulligan.values.ids import OwnerId
+from tests.contracts.blob_contract import BlobContract
+from tests.contracts.claim_contract import ClaimContract
+from tests.contracts.journal_contract import JournalContract
+from tests.contracts.store_under_test import BOX, TIMEOUT_S, StoreContractBase
+from tests.contracts.table_contract import TableContract
+from tests.contracts.tables import CONTRACT_SCHEMA, PARCELS, THINGS, Parcel, Thing
 
 
-class TransactionContract(StoreBench):
-    """All or nothing, alone in the world, one thread, and an end."""
+class TransactionContract(StoreContractBase):
+    """A transaction is atomic and isolated, belongs to one thread, and ends."""
 
-    def test_what_a_transaction_wrote_is_there_afterwards(self, store: Store) -> None:
+    def test_a_committed_write_is_visible(self, store: Store) -> None:
         with store.write() as tx:
             tx.put(THINGS, BOX)
         with store.read() as tx:
@@ -40,7 +40,7 @@ class TransactionContract(StoreBench):
             assert (tx.get(THINGS, "a", 1), tx.count(THINGS), tx.select(THINGS)) == (None, 0, [])
 
     @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, GeneratorExit])
-    def test_an_exception_undoes_every_write_and_goes_on(self, store: Store, error: type[BaseException]) -> None:
+    def test_an_exception_undoes_every_write_and_propagates(self, store: Store, error: type[BaseException]) -> None:
         self.fill(store, BOX, Thing("a", 2))
         with pytest.raises(error), store.write() as tx:
             tx.put(THINGS, Thing("a", 1, "changed"))
@@ -52,7 +52,7 @@ class TransactionContract(StoreBench):
         with store.read() as tx:
             assert tx.count(PARCELS) == 0
 
-    def test_a_write_inside_a_write_of_the_same_thread_is_refused_and_harms_nothing(self, store: Store) -> None:
+    def test_a_nested_write_transaction_is_refused_and_harms_nothing(self, store: Store) -> None:
         with store.write() as tx:
             tx.put(THINGS, BOX)
             with pytest.raises(MulliganError) as refused, store.write():
@@ -61,21 +61,21 @@ class TransactionContract(StoreBench):
         assert refused.value.code == "nested_transaction"
         assert self.things(store) == [BOX, Thing("a", 2)]
 
-    def test_a_read_inside_a_write_sees_only_what_is_published(self, store: Store) -> None:
+    def test_a_read_inside_a_write_sees_only_committed_rows(self, store: Store) -> None:
         self.fill(store, BOX)
         with store.write() as tx:
             tx.put(THINGS, Thing("a", 2))
             assert self.things(store) == [BOX]
         assert self.things(store) == [BOX, Thing("a", 2)]
 
-    def test_reads_may_be_open_beside_each_other(self, store: Store) -> None:
+    def test_several_reads_may_be_open_at_once(self, store: Store) -> None:
         self.fill(store, BOX)
         with store.read() as one, store.read() as other:
             assert one.get(THINGS, "a", 1) == other.get(THINGS, "a", 1) == BOX
 
     @pytest.mark.parametrize("use", ["get", "has", "put", "delete", "select", "count"])
     @pytest.mark.parametrize("kind", ["read", "write", "failed"])
-    def test_use_after_the_end_raises(self, store: Store, kind: str, use: str) -> None:
+    def test_using_an_ended_transaction_raises(self, store: Store, kind: str, use: str) -> None:
         ended: list[Tx] = []
         if kind == "failed":
             with pytest.raises(LookupError), store.write() as tx:
@@ -97,19 +97,19 @@ class TransactionContract(StoreBench):
             assert tx.get(THINGS, "a", 1) == BOX
         assert self.things(store) == [BOX]
 
-    def test_a_read_sees_one_past_while_others_write(self, store: Store) -> None:
+    def test_a_read_sees_one_snapshot_while_others_write(self, store: Store) -> None:
         self.fill(store, BOX)
         with store.read() as tx:
             assert tx.count(THINGS) == 1
-            self.elsewhere(lambda: self.fill(store, Thing("a", 2)))
+            self.in_other_thread(lambda: self.fill(store, Thing("a", 2)))
             assert (tx.count(THINGS), tx.get(THINGS, "a", 2), tx.select(THINGS)) == (1, None, [BOX])
         assert len(self.things(store)) == 2
 
-    def test_a_read_never_waits_for_a_writer_nor_sees_its_half(self, store: Store) -> None:
+    def test_a_read_neither_waits_for_a_writer_nor_sees_uncommitted_rows(self, store: Store) -> None:
         self.fill(store, BOX)
         with store.write() as tx:
             tx.put(THINGS, Thing("a", 2))
-            assert self.elsewhere(lambda: self.things(store)) == [BOX]
+            assert self.in_other_thread(lambda: self.things(store)) == [BOX]
 
     def test_a_writer_waits_for_the_one_before_it(self, store: Store) -> None:
         order: list[str] = []
@@ -124,10 +124,10 @@ class TransactionContract(StoreBench):
         thread = threading.Thread(target=second)
         with store.write() as tx:
             thread.start()
-            assert asking.wait(PATIENCE_S)
+            assert asking.wait(TIMEOUT_S)
             tx.put(THINGS, BOX)
             order.append("first")
-        thread.join(PATIENCE_S)
+        thread.join(TIMEOUT_S)
         assert order == ["first", "second"]
 
     def test_many_threads_that_read_and_then_write_lose_nothing(self, store: Store) -> None:
@@ -160,9 +160,9 @@ class TransactionContract(StoreBench):
             for weight in range(100):
                 self.fill(store, Thing("pair", 1, weight=weight), Thing("pair", 2, weight=weight))
             done.set()
-            assert all(reader.result(PATIENCE_S) > 0 for reader in readers)
+            assert all(reader.result(TIMEOUT_S) > 0 for reader in readers)
 
-    def test_a_waiting_writer_is_not_hurt_by_the_failure_of_the_one_before(self, store: Store) -> None:
+    def test_a_waiting_writer_succeeds_when_the_one_before_fails(self, store: Store) -> None:
         def fail() -> None:
             with pytest.raises(LookupError), store.write() as tx:
                 tx.put(THINGS, Thing("bad", 1))
@@ -174,8 +174,8 @@ class TransactionContract(StoreBench):
         with ThreadPoolExecutor(4) as pool:
             jobs = [pool.submit(fail) if n % 2 else pool.submit(succeed, n) for n in range(20)]
             for job in jobs:
-                job.result(PATIENCE_S)
-        assert {row.shelf for row in self.things(store)} == {"good"}
+                job.result(TIMEOUT_S)
+        assert {row.group for row in self.things(store)} == {"good"}
         assert len(self.things(store)) == 10
 
 
@@ -189,19 +189,19 @@ _USES: dict[str, Callable[[Tx], object]] = {
 }
 
 
-class LifeContract(StoreBench):
-    """Opening, closing, owners, and the state of the medium."""
+class LifecycleContract(StoreContractBase):
+    """Opening, closing, owners, and what the store says about itself."""
 
     def test_this_process_is_one_living_owner(self, store: Store) -> None:
         owner = store.owner()
         assert store.owner() == owner
-        assert self.elsewhere(store.owner) == owner
+        assert self.in_other_thread(store.owner) == owner
         assert store.is_alive(owner) is True
 
-    def test_an_owner_nobody_has_heard_of_is_not_alive(self, store: Store) -> None:
+    def test_an_unknown_owner_is_not_alive(self, store: Store) -> None:
         assert store.is_alive(OwnerId(store.owner() + 1_000)) is False
 
-    def test_closing_runs_each_act_once_while_the_store_still_works(self, store: Store) -> None:
+    def test_close_runs_each_on_close_function_once_while_the_store_works(self, store: Store) -> None:
         ran: list[str] = []
 
         def act(name: str) -> None:
@@ -214,13 +214,13 @@ class LifeContract(StoreBench):
         store.close()
         assert sorted(ran) == ["one", "two"]
 
-    def test_a_sound_store_has_no_complaints_and_a_size(self, store: Store) -> None:
+    def test_a_sound_store_has_no_problems_and_a_size(self, store: Store) -> None:
         self.fill(store, BOX)
         store.sync()
         assert store.check() == []
         assert store.size_bytes() > 0
 
-    def test_what_was_written_is_there_when_opened_again_if_the_engine_lasts(self, directory: str) -> None:
+    def test_a_durable_store_keeps_its_rows_when_opened_again(self, directory: str) -> None:
         store = self.open_store(directory, CONTRACT_SCHEMA)
         self.fill(store, BOX)
         store.close()
@@ -228,7 +228,7 @@ class LifeContract(StoreBench):
         assert self.things(again) == ([BOX] if self.lasts else [])
         again.close()
 
-    def test_two_openings_of_one_store_see_each_other_if_the_engine_lasts(self, directory: str) -> None:
+    def test_two_openings_of_one_durable_store_see_each_others_rows(self, directory: str) -> None:
         one, other = (self.open_store(directory, CONTRACT_SCHEMA) for _ in range(2))
         self.fill(one, BOX)
         self.fill(other, Thing("a", 2))
@@ -244,8 +244,10 @@ class LifeContract(StoreBench):
             yield directory
 
 
-class StoreContract(TransactionContract, TableContract, LifeContract, JournalContract, BlobContract, ClaimContract):
+class StoreContract(
+    TransactionContract, TableContract, LifecycleContract, JournalContract, BlobContract, ClaimContract
+):
     """Everything a store promises. Implement `open_store`; set `lasts` to False if nothing survives closing."""
 
 
-__all__ = ["CONTRACT_SCHEMA", "LifeContract", "StoreContract", "TableContract", "TransactionContract"]
+__all__ = ["CONTRACT_SCHEMA", "LifecycleContract", "StoreContract", "TableContract", "TransactionContract"]

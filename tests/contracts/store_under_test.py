@@ -1,4 +1,4 @@
-"""What every part of the store contract stands on: how to get a store, fill it, and look from another thread."""
+"""What the parts of the store contract share: open a store, fill it, use it from another thread."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hypothesis import HealthCheck, settings
 
 from mulligan.store.journal import Schema
 from mulligan.store.protocol import Store
-from mulligan.testing.contract_tables import CONTRACT_SCHEMA, THINGS, Thing
+from tests.contracts.tables import CONTRACT_SCHEMA, THINGS, Thing
 
-PATIENCE_S = 60.0
-"""How long a test waits for something that must happen before it calls it a hang."""
+TIMEOUT_S = 60.0
+"""A test that waits longer than this for another thread fails: the thread hangs."""
 
 R = TypeVar("R")
 
 BOX = Thing("a", 1, "box", 5, b"\x00\xff")
 """A row with a value in every column."""
 
-judged = settings(
+contract_settings = settings(
     max_examples=40,
     deadline=None,
     # One suite is bound to many engines on purpose, and opening a store in a real directory takes its time.
@@ -32,13 +32,13 @@ judged = settings(
 )
 
 
-class StoreBench(ABC):
+class StoreContractBase(ABC):
     lasts = True
-    """Whether the store outlives its closing and can be opened twice."""
+    """Whether the store keeps its content when it is closed and opened again."""
 
     @abstractmethod
     def open_store(self, directory: str, schema: Schema) -> Store:
-        """The engine under judgement, in a directory that is its own; opened again there, it is the same store."""
+        """Open the engine under test in this directory. Opened again there, it must be the same store."""
 
     @pytest.fixture
     def store(self) -> Iterator[Store]:
@@ -47,7 +47,7 @@ class StoreBench(ABC):
 
     @contextmanager
     def fresh(self) -> Iterator[Store]:
-        """An empty store for the length of a block, for tests that need more than one."""
+        """An empty store, closed at the end of the block."""
         with self.scratch() as directory:
             store = self.open_store(directory, CONTRACT_SCHEMA)
             try:
@@ -61,7 +61,7 @@ class StoreBench(ABC):
             yield directory
 
     def fill(self, store: Store, *rows: Thing) -> None:
-        """All in one transaction."""
+        """Put the rows in one transaction."""
         with store.write() as tx:
             for row in rows:
                 tx.put(THINGS, row)
@@ -70,10 +70,10 @@ class StoreBench(ABC):
         with store.read() as tx:
             return tx.select(THINGS)
 
-    def elsewhere(self, act: Callable[[], R]) -> R:
-        """What `act` gives on another thread; one that waits for us is a failure."""
+    def in_other_thread(self, act: Callable[[], R]) -> R:
+        """The result of `act` on another thread. The test fails if that thread waits for this one."""
         pool = ThreadPoolExecutor(1)
         try:
-            return pool.submit(act).result(PATIENCE_S)
+            return pool.submit(act).result(TIMEOUT_S)
         finally:
             pool.shutdown(wait=False)

@@ -1,4 +1,4 @@
-"""The judge of tables on every store: rows by key, by column and in order, the same answer from every engine."""
+"""The contract of tables on every store."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mulligan.store.protocol import Store
-from mulligan.store.tables import Value, sort_key
-from mulligan.testing.contract_tables import PARCELS, PRINTS, THINGS, Parcel, Thing
-from mulligan.testing.store_bench import BOX, StoreBench, judged
-from mulligan.values.faults import MulliganError
+from mulligan.store.protocol import Store, Value, sort_key
+from mulligan.values.errors import MulliganError
+from tests.contracts.store_under_test import BOX, StoreContractBase, contract_settings
+from tests.contracts.tables import PARCELS, PRINTS, THINGS, Parcel, Thing
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
 numbers = st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 2)
 things = st.builds(
     Thing,
-    shelf=st.sampled_from(["", "a", "b", "é", "\U0001f600", "\uffff", "a\0b"]),
+    group=st.sampled_from(["", "a", "b", "é", "\U0001f600", "\uffff", "a\0b"]),
     number=st.integers(-2, 2) | st.sampled_from([-(2**63), 2**63 - 1]),
     label=st.none() | texts,
     weight=st.none() | numbers,
@@ -26,8 +25,8 @@ things = st.builds(
 )
 
 
-class TableContract(StoreBench):
-    """Rows by key, by column and in order: the same answer from every engine."""
+class TableContract(StoreContractBase):
+    """Rows by key, by column and in order: every engine gives the same answer."""
 
     def test_put_replaces_the_row_of_its_key(self, store: Store) -> None:
         self.fill(store, BOX, Thing("a", 1, "other"))
@@ -41,7 +40,7 @@ class TableContract(StoreBench):
         assert self.things(store) == [Thing("a", 1, None, 6, b"p"), Thing("a", 2, "old")]
         with store.read() as tx:
             assert tx.select(THINGS, {"label": "old"}) == [Thing("a", 2, "old")]
-            assert tx.select(THINGS, {"shelf": "a", "weight": 6}) == [Thing("a", 1, None, 6, b"p")]
+            assert tx.select(THINGS, {"group": "a", "weight": 6}) == [Thing("a", 1, None, 6, b"p")]
 
     @pytest.mark.parametrize("columns", [{"number": 2}, {"nothing": 2}, {}])
     def test_update_of_a_key_or_of_no_column_is_refused(self, store: Store, columns: dict[str, Value]) -> None:
@@ -50,13 +49,13 @@ class TableContract(StoreBench):
             tx.update(THINGS, "a", 1, **columns)
         assert self.things(store) == [BOX]
 
-    def test_update_in_a_transaction_that_only_looks_is_refused(self, store: Store) -> None:
+    def test_update_in_a_read_transaction_is_refused(self, store: Store) -> None:
         self.fill(store, BOX)
         with pytest.raises(MulliganError), store.read() as tx:
             tx.update(THINGS, "a", 1, label="other")
         assert self.things(store) == [BOX]
 
-    def test_delete_says_whether_there_was_one(self, store: Store) -> None:
+    def test_delete_returns_whether_a_row_existed(self, store: Store) -> None:
         self.fill(store, BOX)
         with store.write() as tx:
             assert (tx.delete(THINGS, "a", 1), tx.delete(THINGS, "a", 1), tx.has(THINGS, "a", 1)) == (
@@ -65,7 +64,7 @@ class TableContract(StoreBench):
                 False,
             )
 
-    def test_every_value_comes_back_as_it_was(self, store: Store) -> None:
+    def test_every_value_is_read_back_unchanged(self, store: Store) -> None:
         rows = [
             Thing("", -(2**63), "", 2**63 - 1, b""),
             Thing("nul", 0, "a\0b", 0, b"\0"),
@@ -73,10 +72,10 @@ class TableContract(StoreBench):
         ]
         self.fill(store, *rows)
         with store.read() as tx:
-            assert [tx.get(THINGS, row.shelf, row.number) for row in rows] == rows
+            assert [tx.get(THINGS, row.group, row.number) for row in rows] == rows
 
     @pytest.mark.parametrize("size", [0, 1, 5_000, 300_000])
-    def test_a_body_of_any_size_comes_back(self, store: Store, size: int) -> None:
+    def test_a_body_of_any_size_is_read_back(self, store: Store, size: int) -> None:
         with store.write() as tx:
             tx.put(PARCELS, Parcel("p", b"\xa5" * size))
         with store.read() as tx:
@@ -93,7 +92,7 @@ class TableContract(StoreBench):
         ],
         ids=["no text key", "no number key", "integer too large", "lone surrogate", "a list"],
     )
-    def test_a_row_no_engine_could_keep_is_refused(self, store: Store, row: Thing) -> None:
+    def test_a_row_with_values_that_no_engine_can_store_is_refused(self, store: Store, row: Thing) -> None:
         with pytest.raises(MulliganError), store.write() as tx:
             tx.put(THINGS, BOX)
             tx.put(THINGS, row)
@@ -103,7 +102,7 @@ class TableContract(StoreBench):
         with pytest.raises(MulliganError), store.write() as tx:
             tx.put(PARCELS, Parcel(None, b""))  # type: ignore[arg-type]  # the point
 
-    def test_order_is_that_of_values_none_first_and_text_by_its_bytes(self, store: Store) -> None:
+    def test_rows_are_ordered_by_value_none_first_and_text_by_bytes(self, store: Store) -> None:
         labels = [None, "", "A", "Z", "a", "z", "é", "\uffff", "\U0001f600"]
         self.fill(store, *(Thing("a", number, label) for number, label in enumerate(reversed(labels))))
         with store.read() as tx:
@@ -119,11 +118,11 @@ class TableContract(StoreBench):
             assert [row.body for row in tx.select(PRINTS)] == bodies
             assert [row.body for row in tx.select(PRINTS, between=("body", b"\0", b"\x80"))] == bodies[1:6]
 
-    def test_none_is_found_by_asking_for_it(self, store: Store) -> None:
+    def test_a_condition_may_be_none(self, store: Store) -> None:
         self.fill(store, BOX, Thing("a", 2), Thing("b", 3, ""))
         with store.read() as tx:
             assert tx.select(THINGS, {"label": None}) == [Thing("a", 2)]
-            assert tx.count(THINGS, {"label": None, "shelf": "a"}) == 1
+            assert tx.count(THINGS, {"label": None, "group": "a"}) == 1
 
     def test_unknown_columns_and_tables_are_refused(self, store: Store) -> None:
         with store.read() as tx:
@@ -131,32 +130,32 @@ class TableContract(StoreBench):
                 tx.select(THINGS, {"nonsense": 1})
             assert tx.select(THINGS) == []
 
-    def test_equal_rows_in_an_order_follow_their_key(self, store: Store) -> None:
+    def test_rows_equal_in_an_order_are_sorted_by_key(self, store: Store) -> None:
         self.fill(store, *(Thing("a", number, "same", number % 2) for number in range(6)))
         with store.read() as tx:
             rising = [row.number for row in tx.select(THINGS, {"label": "same"}, order=("weight",))]
             falling = [row.number for row in tx.select(THINGS, order=("weight",), descending=True)]
         assert (rising, falling) == ([0, 2, 4, 1, 3, 5], [5, 3, 1, 4, 2, 0])
 
-    @judged
+    @contract_settings
     @given(rows=st.lists(things, max_size=12), data=st.data())
-    def test_every_select_is_what_a_plain_list_gives(self, rows: list[Thing], data: st.DataObject) -> None:
+    def test_every_select_equals_the_same_query_on_a_list(self, rows: list[Thing], data: st.DataObject) -> None:
         with self.fresh() as store:
             self.fill(store, *rows)
             where = data.draw(_wheres(rows))
             between = data.draw(_ranges(rows))
             order = data.draw(st.none() | st.permutations(["label", "weight", "print"]).map(lambda p: tuple(p[:2])))
             descending, limit = data.draw(st.booleans()), data.draw(st.none() | st.integers(0, 5))
-            kept = {(row.shelf, row.number): row for row in rows}.values()
+            kept = {(row.group, row.number): row for row in rows}.values()
             expected = _plain_select(list(kept), where, between=between, order=order, descending=descending)
             with store.read() as tx:
                 options: dict[str, Any] = {"between": between, "order": order, "descending": descending}
                 assert tx.select(THINGS, where, limit=limit, **options) == expected[:limit]
                 assert tx.count(THINGS, where) == len(_plain_select(list(kept), where))
 
-    @judged
+    @contract_settings
     @given(st.lists(st.tuples(st.booleans(), st.lists(st.tuples(st.booleans(), things), max_size=6)), max_size=6))
-    def test_any_sequence_of_transactions_leaves_what_a_dict_would(
+    def test_any_sequence_of_transactions_leaves_the_same_rows_as_a_dict(
         self, transactions: list[tuple[bool, list[tuple[bool, Thing]]]]
     ) -> None:
         model: dict[tuple[str, int], Thing] = {}
@@ -164,19 +163,19 @@ class TableContract(StoreBench):
             for kept, changes in transactions:
                 model = _applied(store, changes, kept=kept, model=model)
                 assert self.things(store) == sorted(
-                    model.values(), key=lambda row: (sort_key(row.shelf), sort_key(row.number))
+                    model.values(), key=lambda row: (sort_key(row.group), sort_key(row.number))
                 )
 
 
 def _applied(
     store: Store, changes: list[tuple[bool, Thing]], *, kept: bool, model: dict[tuple[str, int], Thing]
 ) -> dict[tuple[str, int], Thing]:
-    """Do the same to both; without `kept`, the transaction fails at its end."""
+    """Change the store and the model in the same way. Without `kept`, the transaction fails at its end."""
     after = dict(model)
     try:
         with store.write() as tx:
             for putting, row in changes:
-                key = (row.shelf, row.number)
+                key = (row.group, row.number)
                 assert tx.get(THINGS, *key) == after.get(key)
                 if putting:
                     tx.put(THINGS, row)
@@ -191,8 +190,8 @@ def _applied(
 
 
 def _wheres(rows: list[Thing]) -> st.SearchStrategy[dict[str, Value] | None]:
-    """Columns with values that rows have, mostly."""
-    columns = st.sampled_from(["shelf", "number", "label", "weight", "print"])
+    """Conditions on columns, most of them with values that rows have."""
+    columns = st.sampled_from(["group", "number", "label", "weight", "print"])
     row = st.sampled_from(rows) if rows else things
     return st.none() | st.builds(lambda one, names: {name: getattr(one, name) for name in names}, row, st.sets(columns))
 
@@ -219,6 +218,6 @@ def _plain_select(
         return value is not None and sort_key(between[1]) <= sort_key(value) < sort_key(between[2])
 
     def rank(row: Thing) -> list[tuple[int, Any]]:
-        return [sort_key(getattr(row, column)) for column in (*(order or ()), "shelf", "number")]
+        return [sort_key(getattr(row, column)) for column in (*(order or ()), "group", "number")]
 
     return sorted(filter(fits, rows), key=rank, reverse=descending)

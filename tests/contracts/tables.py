@@ -1,43 +1,41 @@
-"""The tables and the schema that the contract suites put into the store they judge."""
+"""The tables and the schema that the contract suites use."""
 
 from __future__ import annotations
 
 from mulligan.store.blobs import BLOBS, BODIES
-from mulligan.store.claims import CLAIMS
 from mulligan.store.journal import HEADS, RECORDS, REFS, Record, Schema
-from mulligan.store.protocol import OWNERS, Tx
-from mulligan.store.tables import Table
-from mulligan.values.plain import plain
+from mulligan.store.protocol import CLAIMS, OWNERS, Table, Tx
+from mulligan.values.fast_dataclass import fast_dataclass
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Thing:
     """A row with every kind of column, and a key of two."""
 
-    shelf: str
+    group: str
     number: int
     label: str | None = None
     weight: int | None = None
     print: bytes | None = None
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Parcel:
-    """A row with a body, which engines may keep in another way."""
+    """A row with a body. An engine may store a table with a body in another way."""
 
     name: str
     body: bytes
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Sum:
-    """What the records of kind `added` come to, per journal."""
+    """The sum of the records of kind `added`, for each journal."""
 
     journal: str
     total: int
 
 
-THINGS: Table[Thing] = Table("things", Thing, key=("shelf", "number"), indexes=(("label",), ("shelf", "weight")))
+THINGS: Table[Thing] = Table("things", Thing, key=("group", "number"), indexes=(("label",), ("group", "weight")))
 PARCELS: Table[Parcel] = Table("parcels", Parcel, key=("name",))
 PRINTS: Table[Parcel] = Table("prints", Parcel, key=("body", "name"))
 SUMS: Table[Sum] = Table("sums", Sum, key=("journal",), projected=True)

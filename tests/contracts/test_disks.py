@@ -1,4 +1,4 @@
-"""The disk contract, bound to the real disk and to the simulated one, and what only one of them can do."""
+"""Runs the disk contract on the real disk and on the simulated one."""
 
 from __future__ import annotations
 
@@ -8,34 +8,35 @@ from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
-from mulligan.testing import DiskContract, FaultPlan, HostPerson, SimulatedDisk, plant, tree_of
+from mulligan.files.disk import HostDisk
+from mulligan.testing import FaultPlan, HostPerson, SimulatedDisk, plant, tree_of
 from mulligan.testing.builders import Sketch
-from mulligan.testing.disk_bench import Scene
-from mulligan.workspace.disk import HostDisk
+from tests.contracts.disk_contract import DiskContract
+from tests.contracts.disk_under_test import DiskUnderTest
 
 
 @contextmanager
-def host_scene(sketch: Sketch, plan: FaultPlan | None = None) -> Iterator[Scene]:
+def host_disk(sketch: Sketch, plan: FaultPlan | None = None) -> Iterator[DiskUnderTest]:
     plan = plan or FaultPlan()
     with tempfile.TemporaryDirectory(prefix="mulligan-disk-") as directory:
         root = plant(directory + "/root", sketch)
         disk = HostDisk(root, steps=plan)
         try:
-            yield Scene(disk, HostPerson(root), plan, lambda: tree_of(root))
+            yield DiskUnderTest(disk, HostPerson(root), plan, lambda: tree_of(root))
         finally:
             disk.close()
 
 
 @pytest.mark.req("D3.disk_steps_named", "D19.contract_suites")
 class TestHostDisk(DiskContract):
-    def scene(self, sketch: Sketch, plan: FaultPlan | None = None) -> AbstractContextManager[Scene]:
-        return host_scene(sketch, plan)
+    def open_disk(self, sketch: Sketch, plan: FaultPlan | None = None) -> AbstractContextManager[DiskUnderTest]:
+        return host_disk(sketch, plan)
 
 
 @pytest.mark.req("D3.simulated_disk", "D3.disk_steps_named", "D19.contract_suites")
 class TestSimulatedDisk(DiskContract):
     @contextmanager
-    def scene(self, sketch: Sketch, plan: FaultPlan | None = None) -> Iterator[Scene]:
+    def open_disk(self, sketch: Sketch, plan: FaultPlan | None = None) -> Iterator[DiskUnderTest]:
         plan = plan or FaultPlan()
         disk = SimulatedDisk(sketch, steps=plan)
-        yield Scene(disk, disk.person, plan, disk.tree)
+        yield DiskUnderTest(disk, disk.person, plan, disk.tree)

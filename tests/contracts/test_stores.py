@@ -1,18 +1,18 @@
-"""The contract, bound to every engine: a factory each."""
+"""Runs the store contract on every engine."""
 
 from __future__ import annotations
 
 import pytest
 
-from mulligan.store.bodies import DirectoryBodies, MemoryBodies
+from mulligan.store.blob_files import DirectoryBodies, MemoryBodies
 from mulligan.store.journal import Schema
 from mulligan.store.memory import MemoryStore
 from mulligan.store.protocol import BlobStore, Store
 from mulligan.store.sqlite import SqliteStore
-from mulligan.testing import BodiesContract, StoreContract
-from mulligan.testing.blob_contract import BlobContract
-from mulligan.testing.contract_tables import CONTRACT_SCHEMA, THINGS, Thing
-from mulligan.testing.store_contract import LifeContract, TransactionContract
+from tests.contracts.blob_contract import BlobContract
+from tests.contracts.blob_store_contract import BlobStoreContract
+from tests.contracts.store_contract import LifecycleContract, StoreContract, TransactionContract
+from tests.contracts.tables import CONTRACT_SCHEMA, THINGS, Thing
 
 
 @pytest.mark.req("D15.one_protocol_one_suite", "D15.memory_strict", "D19.contract_suites", "D3.sync_inside")
@@ -22,10 +22,10 @@ class TestMemoryStore(StoreContract):
     def open_store(self, directory: str, schema: Schema) -> Store:
         return MemoryStore(schema)
 
-    def test_where_the_key_begins_so_the_rest_of_the_table_is_not_looked_at(self) -> None:
+    def test_a_select_by_a_key_prefix_compares_only_rows_with_that_prefix(self) -> None:
         store, looked = MemoryStore(CONTRACT_SCHEMA), list[object]()
 
-        class Shelf(str):
+        class ComparedName(str):
             __slots__ = ()
 
             def __eq__(self, other: object) -> bool:
@@ -39,9 +39,9 @@ class TestMemoryStore(StoreContract):
 
         with store.write() as tx:
             for number in range(300):
-                tx.put(THINGS, Thing(f"shelf {number // 3:02}", number))
+                tx.put(THINGS, Thing(f"group {number // 3:02}", number))
         with store.read() as tx:
-            assert [row.number for row in tx.select(THINGS, {"shelf": Shelf("shelf 07")})] == [21, 22, 23]
+            assert [row.number for row in tx.select(THINGS, {"group": ComparedName("group 07")})] == [21, 22, 23]
         assert len(looked) < 20
 
 
@@ -65,7 +65,7 @@ class TestSqliteStore(StoreContract):
         return SqliteStore(directory, schema)
 
 
-class TestSqliteStoreInPowerMode(TransactionContract, LifeContract, BlobContract):
+class TestSqliteStoreInPowerMode(TransactionContract, LifecycleContract, BlobContract):
     """What may differ when each commit waits for the disk."""
 
     def open_store(self, directory: str, schema: Schema) -> Store:
@@ -73,7 +73,7 @@ class TestSqliteStoreInPowerMode(TransactionContract, LifeContract, BlobContract
 
 
 @pytest.mark.req("D19.contract_suites")
-class TestMemoryBodies(BodiesContract):
+class TestMemoryBodies(BlobStoreContract):
     lasts = False
 
     def open_bodies(self, directory: str) -> BlobStore:
@@ -81,6 +81,6 @@ class TestMemoryBodies(BodiesContract):
 
 
 @pytest.mark.req("D19.contract_suites")
-class TestDirectoryBodies(BodiesContract):
+class TestDirectoryBodies(BlobStoreContract):
     def open_bodies(self, directory: str) -> BlobStore:
         return DirectoryBodies(directory + "/blobs")

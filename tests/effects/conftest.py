@@ -1,4 +1,4 @@
-"""One stage for each test of effects."""
+"""One effects for each test of effects."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from effects.stage import Stage, open_stage
+from tests.effects.effect_session import EffectSession, open_effect_session
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    opened = open_stage(tmp_path)
+def effects(tmp_path: Path) -> Iterator[EffectSession]:
+    opened = open_effect_session(tmp_path)
     yield opened
-    opened.bench.close()
+    opened.workspace.close()

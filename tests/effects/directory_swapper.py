@@ -9,7 +9,7 @@ import os
 import select
 import sys
 
-from mulligan.workspace.kernel import exchange
+from mulligan.files.kernel import exchange
 
 LOOK_EVERY = 16
 SWAPS_MIN = 10_000

@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benches import Bench, open_bench
 from mulligan.boundary.capability import UNLIMITED, parse_capability
 from mulligan.boundary.policy import NO_POLICY, parse_policy
-from mulligan.effects.session import Session
+from mulligan.effects.session import DurableSession
+from mulligan.files.disk import Steps
 from mulligan.testing import Tree, plant, tree_of
 from mulligan.testing.builders import Sketch
 from mulligan.values.canonical import decode, encode
-from mulligan.workspace.disk import Steps
+from tests.temp_workspace import TempWorkspace, open_temp_workspace
 
 Fields = dict[str, Any]
 
 
 @dataclass
-class Stage:
-    bench: Bench
-    session: Session
+class EffectSession:
+    workspace: TempWorkspace
+    session: DurableSession
 
     @property
     def root(self) -> Path:
-        return self.bench.root
+        return self.workspace.root
 
     def perform(self, effect: str, /, **params: Any) -> Fields:
         """The receipt as it would come over a wire: anything that is not canonical JSON fails here."""
@@ -44,11 +44,11 @@ class Stage:
 
     def within(
         self, capability: Mapping[str, object] | None = None, policy: Sequence[Mapping[str, object]] | None = None
-    ) -> Stage:
+    ) -> EffectSession:
         """The same workspace, in the hands of a session with less power."""
         limits = UNLIMITED if capability is None else parse_capability(capability)
         rules = NO_POLICY if policy is None else parse_policy(policy)
-        return Stage(self.bench, self.bench.session("limited", capability=limits, policy=rules))
+        return EffectSession(self.workspace, self.workspace.session("limited", capability=limits, policy=rules))
 
     def plant(self, sketch: Sketch) -> None:
         plant(self.root, sketch)
@@ -60,9 +60,9 @@ class Stage:
         return (self.root / path).read_bytes()
 
 
-def open_stage(base: Path, *, steps: Steps | None = None, name: str = "default") -> Stage:
-    bench = open_bench(base, steps=steps)
-    return Stage(bench, bench.session(name))
+def open_effect_session(base: Path, *, steps: Steps | None = None, name: str = "default") -> EffectSession:
+    workspace = open_temp_workspace(base, steps=steps)
+    return EffectSession(workspace, workspace.session(name))
 
 
 def text(content: str) -> Fields:

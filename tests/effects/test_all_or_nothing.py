@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from effects.stage import Stage, open_stage
 from mulligan.testing import File, Link, Tree, tree_of
 from mulligan.testing.builders import Sketch
 from mulligan.testing.faults import FaultPlan
+from tests.effects.effect_session import EffectSession, open_effect_session
 
 BEFORE: Sketch = {"a": "1\n", "b": File(b"2\n", 0o755), "c/d": "3\n", "gone": "x\n", "e/f": "y\n", "link": Link("a")}
 
@@ -80,23 +80,23 @@ EFFECTS: dict[str, dict[str, object]] = {
 }
 
 
-def perform(stage: Stage, name: str) -> dict[str, object]:
+def perform(effects: EffectSession, name: str) -> dict[str, object]:
     params = dict(EFFECTS[name])
-    return stage.perform(str(params.pop("effect")), **params)
+    return effects.perform(str(params.pop("effect")), **params)
 
 
-def staged(base: Path, plan: FaultPlan) -> Stage:
-    stage = open_stage(base, steps=plan)
-    stage.plant(BEFORE)
-    return stage
+def staged(base: Path, plan: FaultPlan) -> EffectSession:
+    effects = open_effect_session(base, steps=plan)
+    effects.plant(BEFORE)
+    return effects
 
 
 def run(base: Path, name: str, plan: FaultPlan) -> tuple[dict[str, object], Tree, list[str]]:
-    stage = staged(base, plan)
-    receipt = perform(stage, name)
+    effects = staged(base, plan)
+    receipt = perform(effects, name)
     steps = [step for step, _ in plan.reached]
-    tree = stage.tree()
-    stage.bench.close()
+    tree = effects.tree()
+    effects.workspace.close()
     return receipt, tree, steps
 
 
@@ -125,17 +125,17 @@ def test_a_failure_at_each_file_of_a_patch(tmp_path: Path, step: str) -> None:
         assert tree == before
 
 
-def test_one_effect_that_fails_leaves_the_others_of_its_call(tmp_path: Path) -> None:
-    stage = open_stage(tmp_path)
-    with stage.session.call() as call:
+def test_a_failing_effect_keeps_the_other_effects_of_its_call(tmp_path: Path) -> None:
+    effects = open_effect_session(tmp_path)
+    with effects.session.call() as call:
         assert call.write_file("a", "1\n").ok
         assert not call.apply_patch("*** Begin Patch\n*** Add File: b\n+x\n*** Delete File: no\n*** End Patch").ok
         assert call.write_file("c", "3\n").ok
-    assert sorted(stage.tree()) == ["a", "c"]
+    assert sorted(effects.tree()) == ["a", "c"]
 
 
 @pytest.mark.parametrize("name", ["v4a", "move", "edit"])
-def test_a_save_in_the_middle_is_never_lost(tmp_path: Path, name: str) -> None:
+def test_a_persons_save_during_an_effect_is_never_lost(tmp_path: Path, name: str) -> None:
     """Somebody saves one of the files just before each step in turn: it ends up where the effect put the file."""
     path = {"v4a": "c/d", "move": "c/d", "edit": "b"}[name]
     _, _, steps = run(tmp_path / "undisturbed", name, FaultPlan())

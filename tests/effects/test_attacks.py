@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from effects.stage import Stage, open_stage
+from mulligan.files.diff import quote
 from mulligan.testing import Link, Tree, plant, tree_of
 from mulligan.values.canonical import encode
 from mulligan.values.paths import text_from_wire
-from mulligan.workspace.patch.names import quote
+from tests.effects.effect_session import EffectSession, open_effect_session
 
 SECRET = "SECRET-THAT-MUST-NOT-BE-SEEN"
 
@@ -176,24 +176,26 @@ def special() -> Iterator[str]:
     yield from ("fifo", "socket", "to-fifo", "d/../fifo")
 
 
-def world(base: Path) -> Stage:
+def world(base: Path) -> EffectSession:
     plant(base / "outside", {"secret": SECRET, "dir/secret": SECRET})
     plant(base / "work-evil", {"secret": SECRET})
-    stage = open_stage(base)
+    effects = open_effect_session(base)
     outward = {name: Link(target.replace("ABSOLUTE", str(base / "outside"))) for name, target in OUTWARD.items()}
     chain = {f"chain-{at}": Link(f"chain-{at + 1}") for at in range(10, 61)}
-    stage.plant(
+    effects.plant(
         {"d/a": "one\n", "safe": "one\n", "in": Link("d"), ".git/config": "", "to-git": Link(".git"), **outward}
     )
-    stage.plant({"loop": Link("loop"), "loop-a": Link("loop-b"), "loop-b": Link("loop-a"), "d/loop": Link("../d/loop")})
-    stage.plant({**chain, "chain-61": Link("d"), "to-fifo": Link("fifo")})
-    os.mkfifo(stage.root / "fifo")
+    effects.plant(
+        {"loop": Link("loop"), "loop-a": Link("loop-b"), "loop-b": Link("loop-a"), "d/loop": Link("../d/loop")}
+    )
+    effects.plant({**chain, "chain-61": Link("d"), "to-fifo": Link("fifo")})
+    os.mkfifo(effects.root / "fifo")
     with socket.socket(socket.AF_UNIX) as made:
         here = os.getcwd()
-        os.chdir(stage.root)
+        os.chdir(effects.root)
         made.bind("socket")
         os.chdir(here)
-    return stage
+    return effects
 
 
 READS: dict[str, dict[str, object]] = {
@@ -227,16 +229,16 @@ PATCHES = {
 
 
 @pytest.fixture(scope="module", params=["openat2", "walk"])
-def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def effects(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EffectSession]:
     made = world(tmp_path_factory.mktemp("attacks"))
     if request.param == "walk":
-        disk = made.bench.desk.disk
+        disk = made.workspace.open_root.disk
         disk.root = replace(disk.root, resolves_beneath=False)
     yield made
-    made.bench.close()
+    made.workspace.close()
 
 
-def ask(stage: Stage, kind: str, path: str) -> tuple[str, str | None]:
+def ask(effects: EffectSession, kind: str, path: str) -> tuple[str, str | None]:
     """Status and code of one request, which is put back whatever it did. Nothing secret is in the answer.
 
     Inside another call it is a savepoint of that, which is quicker.
@@ -246,23 +248,23 @@ def ask(stage: Stage, kind: str, path: str) -> tuple[str, str | None]:
         params = {"patch": f"*** Begin Patch\n{PATCHES[kind].format(path)}\n*** End Patch"}
     if kind == "move to":
         params["to"] = path
-    with stage.session.call() as call:
+    with effects.session.call() as call:
         receipt = call.perform("apply_patch" if kind in PATCHES else kind.partition(" ")[0], **params)
         call.fail("only an attack")
     assert SECRET.encode() not in encode(receipt.to_dict())
     return receipt.status, receipt.error_code
 
 
-def around(stage: Stage) -> dict[str, Tree]:
-    base = stage.root.parent
+def around(effects: EffectSession) -> dict[str, Tree]:
+    base = effects.root.parent
     return {name: tree_of(base / name) for name in ("outside", "work-evil")}
 
 
-def inside(stage: Stage) -> list[str]:
+def inside(effects: EffectSession) -> list[str]:
     return sorted(
         os.fsdecode(name)
         for folder in (b".", b"d", b".git")
-        for name in os.listdir(os.fsencode(stage.root) + b"/" + folder)
+        for name in os.listdir(os.fsencode(effects.root) + b"/" + folder)
     )
 
 
@@ -298,19 +300,19 @@ def expected(kind: str, attack: Attack) -> set[tuple[str, str | None]]:
     "S1.read_file.forbidden",
 )
 @pytest.mark.parametrize("kind", [*READS, *WRITES])
-def test_no_path_gets_out(stage: Stage, kind: str) -> None:
-    attacks = [*traversals(), *absolutes(stage.root), *links(), *malformed(), *look_alikes()]
+def test_no_path_reaches_outside_the_root(effects: EffectSession, kind: str) -> None:
+    attacks = [*traversals(), *absolutes(effects.root), *links(), *malformed(), *look_alikes()]
     assert len(attacks) >= 150
-    before, own = around(stage), inside(stage)
+    before, own = around(effects), inside(effects)
     wrong = {}
-    with stage.session.call("attacks"):
+    with effects.session.call("attacks"):
         for attack in attacks:
-            found = ask(stage, kind, attack.path)
+            found = ask(effects, kind, attack.path)
             if attack.code is not None and found not in expected(kind, attack):
                 wrong[attack.path[:80]] = (found, attack.code)
     assert wrong == {}
-    assert around(stage) == before
-    assert inside(stage) == own
+    assert around(effects) == before
+    assert inside(effects) == own
 
 
 @pytest.mark.req("D8.patch_targets_checked", "D18.path_escape", "D6.tools_never_write_git")
@@ -319,35 +321,35 @@ def test_no_path_gets_out(stage: Stage, kind: str) -> None:
     ["--- /dev/null\n+++ {0}\n@@ -0,0 +1 @@\n+x\n", "--- {0}\n+++ {0}\n@@ -1 +1 @@\n-one\n+two\n"],
     ids=["adds", "updates"],
 )
-def test_no_diff_gets_out(stage: Stage, diff: str) -> None:
-    attacks = {one.path: one.code for one in [*traversals(), *absolutes(stage.root), *links(), *look_alikes()]}
+def test_no_patch_reaches_outside_the_root(effects: EffectSession, diff: str) -> None:
+    attacks = {one.path: one.code for one in [*traversals(), *absolutes(effects.root), *links(), *look_alikes()]}
     attacks |= dict.fromkeys(in_git(), "path_not_allowed")
     forbidden = {path: code for path, code in attacks.items() if code is not None and STATUS[code] == "forbidden"}
     assert len(forbidden) >= 150
-    before, own = around(stage), inside(stage)
+    before, own = around(effects), inside(effects)
     found = {}
-    with stage.session.call("attacks") as call:
+    with effects.session.call("attacks") as call:
         for path in forbidden:
             name = quote(b"b/" + text_from_wire(path).encode("utf-8", "surrogateescape"))
             receipt = call.apply_patch(diff.format(name), patch_format="unified")
             found[path] = receipt.error_code if receipt.status == "forbidden" else receipt.status
     assert found == forbidden
-    assert (around(stage), inside(stage)) == (before, own)
+    assert (around(effects), inside(effects)) == (before, own)
 
 
 @pytest.mark.req("D6.tools_never_write_git", "D18.path_escape")
 @pytest.mark.parametrize("kind", WRITES)
-def test_no_file_tool_writes_into_git(stage: Stage, kind: str) -> None:
+def test_no_file_tool_writes_into_git(effects: EffectSession, kind: str) -> None:
     for path in in_git():
-        assert ask(stage, kind, path) == ("forbidden", "path_not_allowed"), path
+        assert ask(effects, kind, path) == ("forbidden", "path_not_allowed"), path
 
 
 @pytest.mark.req("D18.special_files")
 @pytest.mark.parametrize("kind", [*READS, *WRITES])
-def test_special_files_are_neither_waited_for_nor_changed(stage: Stage, kind: str) -> None:
+def test_special_files_neither_block_nor_change(effects: EffectSession, kind: str) -> None:
     codes = {"list_dir": "not_directory", "grep": "not_directory", "glob": "not_directory", "patch delete": None}
     for path in special():
-        status, code = ask(stage, kind, path)
+        status, code = ask(effects, kind, path)
         if kind in ("stat", "exists"):
             assert status == "ok"
         elif kind in ("write_file new", "mkdir", "move to", "move", "delete", *PATCHES):
@@ -357,15 +359,15 @@ def test_special_files_are_neither_waited_for_nor_changed(stage: Stage, kind: st
             )
         else:
             assert (status, code) == ("error", codes.get(kind, "special_file")), path
-    assert {"fifo", "socket", "to-fifo"} <= set(os.listdir(stage.root))
+    assert {"fifo", "socket", "to-fifo"} <= set(os.listdir(effects.root))
 
 
-def test_a_link_itself_may_go_but_never_what_it_leads_to(stage: Stage) -> None:
-    before = around(stage)
+def test_deleting_a_link_keeps_its_target(effects: EffectSession) -> None:
+    before = around(effects)
     for name in OUTWARD:
-        assert ask(stage, "delete", name) == ("ok", None)
-        assert ask(stage, "move", name) == ("ok", None)
-        assert ask(stage, "patch delete", name) == ("ok", None)
+        assert ask(effects, "delete", name) == ("ok", None)
+        assert ask(effects, "move", name) == ("ok", None)
+        assert ask(effects, "patch delete", name) == ("ok", None)
         for kind in ("read_file", "write_file", "edit_file", "list_dir", "patch add", "patch update"):
-            assert ask(stage, kind, name) == ("forbidden", "symlink_not_allowed"), (kind, name)
-    assert around(stage) == before
+            assert ask(effects, kind, name) == ("forbidden", "symlink_not_allowed"), (kind, name)
+    assert around(effects) == before

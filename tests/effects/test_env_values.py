@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import mulligan
-from mulligan.effects.replaying import ReplayRunner
-from secrets_in_state.searching import files_holding
+from mulligan.effects.replay_runner import ReplayRunner
+from tests.state_search import files_holding
 
 GIVEN = "given-to-exec-qXv81LmZr0"
 OPENED = "given-to-open-Hb72KsWt5e"

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from effects.stage import Stage, open_stage
 from mulligan.effects.receipt import inline_bytes
-from mulligan.workspace.search.ignore import is_ignored
+from mulligan.files.tree.ignore import is_ignored
+from tests.effects.effect_session import EffectSession, open_effect_session
 
 SETS = {
     "v4a_cases.json": "v4a",
@@ -41,26 +41,26 @@ def sets() -> list[str]:
 
 
 @contextmanager
-def staged(root: str) -> Iterator[Stage]:
-    """A stage on a root that is already there, its store elsewhere."""
+def staged(root: str) -> Iterator[EffectSession]:
+    """A effects on a root that is already there, its store elsewhere."""
     with tempfile.TemporaryDirectory() as home:
         os.symlink(root, os.path.join(home, "work"))
-        stage = open_stage(Path(home))
-        yield stage
-        stage.bench.close()
+        effects = open_effect_session(Path(home))
+        yield effects
+        effects.workspace.close()
 
 
 class Adapter:
     """What the runner asks for, each by one effect of a session."""
 
     def apply_v4a(self, root: str, patch: str) -> dict[str, Any]:
-        with staged(root) as stage:
-            status = stage.perform("apply_patch", patch=patch)["status"]
+        with staged(root) as effects:
+            status = effects.perform("apply_patch", patch=patch)["status"]
         return {"outcome": "ok" if status == "ok" else "fail", "status": status}
 
     def apply_udiff(self, root: str, patch: bytes) -> dict[str, Any]:
-        with staged(root) as stage:
-            found = stage.perform("apply_patch", patch=inline_bytes(patch), patch_format="unified")
+        with staged(root) as effects:
+            found = effects.perform("apply_patch", patch=inline_bytes(patch), patch_format="unified")
         outcomes = {"ok": "ok", "reject": "rejects", "forbidden": "forbidden"}
         rejects = [
             {"path": one["path"], "hunk_index": hunk["index"]}
@@ -70,15 +70,15 @@ class Adapter:
         return {"outcome": outcomes.get(found["status"], "invalid"), "rejects": rejects}
 
     def edit(self, root: str, path: str, old: str, new: str, replace_all: bool) -> dict[str, Any]:
-        with staged(root) as stage:
-            return stage.perform("edit_file", path=path, old_string=old, new_string=new, replace_all=replace_all)
+        with staged(root) as effects:
+            return effects.perform("edit_file", path=path, old_string=old, new_string=new, replace_all=replace_all)
 
     def ignored(self, root: str, path: str, is_dir: bool) -> bool:
         """A file is ignored when a glob does not find it. What no effect lists is asked of the rules themselves."""
         if is_dir:
             return is_ignored(root, path, True)
-        with staged(root) as stage:
-            found = stage.perform("glob", pattern="**", max_results=10_000)["paths"]["inline_text"]["text"]
+        with staged(root) as effects:
+            found = effects.perform("glob", pattern="**", max_results=10_000)["paths"]["inline_text"]["text"]
         return os.path.normpath(path) not in found.split("\n")
 
 
@@ -90,7 +90,7 @@ def load_runner() -> ModuleType:
     return module
 
 
-class TestCasesOfOthers:
+class TestExternalCases:
     __test__ = bool(sets())
 
     # The runner is not ours, and leaves closing its files to the interpreter.

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from benches import open_bench
-from effects.stage import Stage, denied, text
 from mulligan.effects.handle import CallHandle
 from mulligan.testing import SteppingClock, as_tree
-from mulligan.values.faults import MulliganError
-from mulligan.values.state_faults import PromptEvaluationError
+from mulligan.values.errors import MulliganError, PromptEvaluationError
+from tests.effects.effect_session import EffectSession, denied, text
+from tests.temp_workspace import open_temp_workspace
 
 SIGNATURES = {
     "write_file": "(path, content, *, create_parents=False, mode='overwrite', expected_digest=None)",
@@ -56,8 +55,8 @@ def test_methods_have_the_signatures_of_the_design(name: str) -> None:
 
 
 @pytest.mark.req("D12.receipt_attributes")
-def test_each_method_performs_its_effect(stage: Stage) -> None:
-    with stage.session.call("all of them") as call:
+def test_each_method_performs_its_effect(effects: EffectSession) -> None:
+    with effects.session.call("all of them") as call:
         assert call.mkdir("d/e", parents=True).created is True
         assert call.write_file("d/a", "one\n").written_bytes == 4
         assert call.write_file("d/bin", b"\xff").ok
@@ -74,64 +73,64 @@ def test_each_method_performs_its_effect(stage: Stage) -> None:
         missing = call.read_file("no")
         assert (missing.status, missing.error_code, missing.content) == ("not_found", "path_not_found", None)
         assert missing.error_message and missing.to_dict()["status"] == "not_found"
-    assert stage.tree() == as_tree({"d/a": "two\n", "d/bin": b"\xff", "m": "x\n"})
+    assert effects.tree() == as_tree({"d/a": "two\n", "d/bin": b"\xff", "m": "x\n"})
 
 
-def test_a_failing_block_leaves_nothing(stage: Stage) -> None:
-    stage.plant({"a": "1"})
-    with pytest.raises(ZeroDivisionError), stage.session.call() as call:
+def test_a_failing_block_leaves_no_changes(effects: EffectSession) -> None:
+    effects.plant({"a": "1"})
+    with pytest.raises(ZeroDivisionError), effects.session.call() as call:
         call.write_file("a", "2")
         call.mkdir("d")
         raise ZeroDivisionError
-    with stage.session.call() as call:
+    with effects.session.call() as call:
         call.write_file("a", "3")
         call.fail("no good")
-    assert stage.tree() == as_tree({"a": "1"})
+    assert effects.tree() == as_tree({"a": "1"})
 
 
-def test_a_nested_call_fails_alone(stage: Stage) -> None:
-    with stage.session.call() as outer:
+def test_a_nested_call_fails_alone(effects: EffectSession) -> None:
+    with effects.session.call() as outer:
         outer.write_file("a", "1")
-        with stage.session.call() as inner:
+        with effects.session.call() as inner:
             inner.write_file("a", "2")
             inner.write_file("b", "2")
             inner.fail("no good")
         assert outer.read_file("a").content == text("1")
-    assert stage.tree() == as_tree({"a": "1"})
+    assert effects.tree() == as_tree({"a": "1"})
 
 
 @pytest.mark.req("D12.deadline_raises", "D5.abort_on_deadline")
-def test_a_call_past_its_deadline_is_put_back(tmp_path: Path) -> None:
+def test_a_call_past_its_deadline_is_aborted(tmp_path: Path) -> None:
     clock = SteppingClock(step=timedelta(0))
-    bench = open_bench(tmp_path, clock=clock)
-    with pytest.raises(PromptEvaluationError), bench.session().call(deadline=clock.now()) as call:
+    workspace = open_temp_workspace(tmp_path, clock=clock)
+    with pytest.raises(PromptEvaluationError), workspace.session().call(deadline=clock.now()) as call:
         call.write_file("a", "1")
         clock.advance(timedelta(seconds=1))
-    assert not (bench.root / "a").exists()
-    bench.close()
+    assert not (workspace.root / "a").exists()
+    workspace.close()
 
 
 @pytest.mark.parametrize("timeout_ms", [None, 60_000])
 def test_a_command_is_stopped_at_the_deadline_of_its_call(tmp_path: Path, timeout_ms: int | None) -> None:
     clock = SteppingClock(step=timedelta(0))
-    bench = open_bench(tmp_path, clock=clock)
-    with bench.session().call(deadline=clock.now() + timedelta(milliseconds=200)) as call:
+    workspace = open_temp_workspace(tmp_path, clock=clock)
+    with workspace.session().call(deadline=clock.now() + timedelta(milliseconds=200)) as call:
         stopped = call.exec(["sh", "-c", "echo 1 > a; exec sleep 60"], timeout_ms=timeout_ms)
     assert (stopped.status, stopped.error_code) == ("timeout", "timeout")
     assert stopped.error_message == "The command ran longer than 200 ms."
-    assert not (bench.root / "a").exists()
-    bench.close()
+    assert not (workspace.root / "a").exists()
+    workspace.close()
 
 
 @pytest.mark.parametrize("deadline", [datetime(2030, 1, 1), 5, "2030-01-01T00:00:00Z"])
-def test_a_deadline_is_a_time_with_its_zone(stage: Stage, deadline: Any) -> None:
+def test_a_deadline_needs_a_time_zone(effects: EffectSession, deadline: Any) -> None:
     with pytest.raises(MulliganError) as caught:
-        stage.session.call(deadline=deadline)
+        effects.session.call(deadline=deadline)
     assert (caught.value.code, caught.value.details["field"]) == ("invalid_params", "deadline")
 
 
-def test_a_path_may_be_a_path_object_and_content_may_not(stage: Stage) -> None:
-    with stage.session.call() as call:
+def test_a_path_may_be_a_path_object_and_content_may_not(effects: EffectSession) -> None:
+    with effects.session.call() as call:
         assert call.mkdir(Path("d")).ok
         assert call.write_file(Path("d/a"), "one\n").ok
         assert call.edit_file(Path("d/a"), "one", "two").ok
@@ -139,61 +138,61 @@ def test_a_path_may_be_a_path_object_and_content_may_not(stage: Stage) -> None:
         assert call.grep("two", path=Path("d")).matches == text("d/b:1:two")
         assert call.exec(["cat", "b"], cwd=Path("d")).ok
         assert call.write_file("c", Path("d/b")).error_code == "invalid_params"  # type: ignore[arg-type]  # a caller's mistake
-    assert stage.tree() == as_tree({"d/b": "two\n"})
+    assert effects.tree() == as_tree({"d/b": "two\n"})
 
 
 @pytest.mark.parametrize("given", [{"argv": None}, {"argv": 3}, {"argv": b"ls"}, {"argv": ["true"], "env": ["A"]}])
-def test_a_command_that_is_none_is_refused(stage: Stage, given: dict[str, Any]) -> None:
-    with stage.session.call() as call:
+def test_an_invalid_command_is_refused(effects: EffectSession, given: dict[str, Any]) -> None:
+    with effects.session.call() as call:
         assert call.exec(**given).error_code == "invalid_params"
 
 
-def test_what_is_no_effect_is_refused(stage: Stage) -> None:
-    with stage.session.call() as call:
+def test_an_unknown_effect_is_refused(effects: EffectSession) -> None:
+    with effects.session.call() as call:
         for name in (3, ["read_file"]):
             with pytest.raises(MulliganError) as caught:
                 call.perform(name)  # type: ignore[arg-type]  # a caller's mistake
             assert caught.value.code == "unknown_effect"
     for effect, params in (("read_file", None), ("read_file", ["a"]), (3, {})):
         with pytest.raises(MulliganError) as caught:
-            stage.session.perform(effect, params)  # type: ignore[arg-type]  # a caller's mistake
+            effects.session.perform(effect, params)  # type: ignore[arg-type]  # a caller's mistake
         assert caught.value.code == "invalid_params"
 
 
-def test_a_call_is_worked_in_only_inside_its_with_and_has_only_one(stage: Stage) -> None:
-    early = stage.session.call()
+def test_a_call_works_only_inside_its_single_with_block(effects: EffectSession) -> None:
+    early = effects.session.call()
     with pytest.raises(MulliganError) as caught:
         early.write_file("a", "1")
     assert caught.value.code == "call_not_open"
-    with stage.session.call() as call:
+    with effects.session.call() as call:
         with early:
             assert early.write_file("a", "1").ok
         for act in (early.__enter__, lambda: early.write_file("b", "1"), call.__enter__):
             with pytest.raises(MulliganError) as caught:
                 act()
             assert caught.value.code == "call_not_open"
-        with stage.session.call() as inner:
+        with effects.session.call() as inner:
             assert inner.write_file("c", "1").ok
         with pytest.raises(MulliganError) as caught:
             inner.write_file("c", "2")
         assert caught.value.code == "call_not_open"
-    assert stage.tree() == as_tree({"a": "1", "c": "1"})
+    assert effects.tree() == as_tree({"a": "1", "c": "1"})
 
 
-def test_leaving_a_call_that_was_cancelled_says_so(stage: Stage) -> None:
+def test_leaving_a_cancelled_call_raises(effects: EffectSession) -> None:
     for nested in (False, True):
-        with pytest.raises(MulliganError) as caught, stage.session.call() as call:
+        with pytest.raises(MulliganError) as caught, effects.session.call() as call:
             call.write_file("a", "1")
-            with stage.session.call() if nested else nullcontext():
-                stage.bench.desk.cancel(call.id)
+            with effects.session.call() if nested else nullcontext():
+                effects.workspace.open_root.cancel(call.id)
         assert caught.value.code == "call_not_open"
-    assert stage.tree() == {}
+    assert effects.tree() == {}
 
 
 @pytest.mark.parametrize("how", ["committed", "aborted"])
-def test_a_call_that_has_ended_performs_nothing_more(stage: Stage, how: str) -> None:
-    stage.plant({"a": "1"})
-    with stage.session.call() as call:
+def test_an_ended_call_performs_nothing(effects: EffectSession, how: str) -> None:
+    effects.plant({"a": "1"})
+    with effects.session.call() as call:
         if how == "aborted":
             call.fail("no good")
     assert call.status == how
@@ -206,11 +205,11 @@ def test_a_call_that_has_ended_performs_nothing_more(stage: Stage, how: str) -> 
         with pytest.raises(MulliganError) as caught:
             call.perform(effect, **params)
         assert caught.value.code == "call_not_open"
-    assert stage.tree() == as_tree({"a": "1"})
+    assert effects.tree() == as_tree({"a": "1"})
 
 
-def test_content_may_be_a_payload(stage: Stage) -> None:
-    with stage.session.call() as call:
+def test_content_may_be_a_payload(effects: EffectSession) -> None:
+    with effects.session.call() as call:
         assert call.write_file("a", text("one\n")).ok
         assert call.write_file("b", {"inline_bytes": {"bytes": "base64:AAE="}}).ok
         assert call.write_file("c", b"two").ok
@@ -218,21 +217,21 @@ def test_content_may_be_a_payload(stage: Stage) -> None:
         assert call.write_file("d", {"text": "no such thing"}).error_code == "invalid_params"
         assert call.write_file("d", 5).error_code == "invalid_params"  # type: ignore[arg-type]  # a caller's mistake
         assert call.apply_patch(text("*** Begin Patch\n*** Delete File: b\n*** End Patch")).ok
-    assert stage.tree() == as_tree({"a": "one\n", "c": "two"})
+    assert effects.tree() == as_tree({"a": "one\n", "c": "two"})
 
 
 @pytest.mark.req("S1.goal.seven_tools", "S1.done.core_tools_exist", "S1.goal.session_scoped", "D3.request_path")
-def test_one_session_does_all_its_work_on_a_real_checkout(stage: Stage) -> None:
-    git = ["git", "-c", "user.name=A", "-c", "user.email=a@example.com", "-C", str(stage.root)]
-    stage.plant({"src/app.py": "def hello():\n    return 'hi'\n", ".gitignore": "*.pyc\n", "README.md": "# App\n"})
+def test_one_session_uses_every_effect_on_a_real_checkout(effects: EffectSession) -> None:
+    git = ["git", "-c", "user.name=A", "-c", "user.email=a@example.com", "-C", str(effects.root)]
+    effects.plant({"src/app.py": "def hello():\n    return 'hi'\n", ".gitignore": "*.pyc\n", "README.md": "# App\n"})
     subprocess.run([*git, "init", "-q"], check=True)
     subprocess.run([*git, "add", "."], check=True)
     subprocess.run([*git, "commit", "-qm", "one"], check=True)
     limits = {"fs_roots": ["src", "README.md"], "max_inline_bytes": 200}
-    session = stage.perform("host.session.open", capability=limits)["session_id"]
+    session = effects.perform("host.session.open", capability=limits)["session_id"]
 
     def act(effect: str, **params: Any) -> dict[str, Any]:
-        return stage.perform(effect, session_id=session, **params)
+        return effects.perform(effect, session_id=session, **params)
 
     assert act("host.fs.read_file", path="src/app.py")["content"] == text("def hello():\n    return 'hi'\n")
     assert act("host.fs.edit_file", path="src/app.py", old_string="'hi'", new_string="'ho'")["replacements"] == 1

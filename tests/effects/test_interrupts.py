@@ -9,21 +9,21 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from effects.stage import Stage
-from history.deaths import in_child
 from mulligan.effects.handle import CallHandle
-from mulligan.effects.session import Session
+from mulligan.effects.session import DurableSession
 from mulligan.testing import as_tree
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
+from tests.effects.effect_session import EffectSession
+from tests.history.killed_process import in_child
 
 
-def write(stage: Stage, content: str) -> None:
-    with stage.session.call() as call:
+def write(effects: EffectSession, content: str) -> None:
+    with effects.session.call() as call:
         assert call.write_file("a", content).ok
 
 
-def test_what_a_child_writes_while_a_call_of_its_parent_is_open_is_a_call_of_its_own(stage: Stage) -> None:
-    session = stage.session
+def test_a_forked_childs_write_is_its_own_call(effects: EffectSession) -> None:
+    session = effects.session
 
     def child() -> int:
         with pytest.raises(MulliganError) as refused:
@@ -34,17 +34,17 @@ def test_what_a_child_writes_while_a_call_of_its_parent_is_open_is_a_call_of_its
     with session.call("outer") as call:
         call.write_file("a", "of the parent")
         assert in_child(child) == 0
-    assert sorted(os.listdir(stage.root)) == ["a", "c"]
+    assert sorted(os.listdir(effects.root)) == ["a", "c"]
     session.undo()
     session.undo()
-    assert os.listdir(stage.root) == []
-    write(stage, "again")
+    assert os.listdir(effects.root) == []
+    write(effects, "again")
 
 
 class Beside:
     """Two nested calls side by side: the first acts, then the second, then the first ends and then the second."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: DurableSession) -> None:
         self._session = session
 
     def run(self, first: Callable[[CallHandle], object], second: Callable[[CallHandle], object]) -> None:
@@ -82,41 +82,41 @@ def writing(**files: str) -> Callable[[CallHandle], object]:
     return lambda call: [call.write_file(path, content, create_parents=True) for path, content in files.items()]
 
 
-def test_calls_side_by_side_in_one_call_fail_alone(stage: Stage) -> None:
-    with stage.session.call("outer") as outer:
-        Beside(stage.session).run(failing(writing(bad="1", shared="bad")), writing(good="1", shared="good"))
-    assert stage.tree() == as_tree({"good": "1", "shared": "good"})
+def test_parallel_nested_calls_fail_alone(effects: EffectSession) -> None:
+    with effects.session.call("outer") as outer:
+        Beside(effects.session).run(failing(writing(bad="1", shared="bad")), writing(good="1", shared="good"))
+    assert effects.tree() == as_tree({"good": "1", "shared": "good"})
     assert outer.conflicts == ["shared"]
-    stage.session.undo(outer.id)
-    assert os.listdir(stage.root) == []
+    effects.session.undo(outer.id)
+    assert os.listdir(effects.root) == []
 
 
-def test_calls_side_by_side_that_fail_leave_nothing_of_each_other(stage: Stage) -> None:
-    stage.plant({"f": "before"})
-    with stage.session.call("outer"):
-        Beside(stage.session).run(failing(writing(f="one")), failing(writing(f="two")))
-        Beside(stage.session).run(failing(lambda call: call.mkdir("d")), failing(writing(**{"d/x": "two"})))
-    assert stage.tree() == as_tree({"f": "before"})
+def test_parallel_nested_calls_that_fail_leave_no_changes(effects: EffectSession) -> None:
+    effects.plant({"f": "before"})
+    with effects.session.call("outer"):
+        Beside(effects.session).run(failing(writing(f="one")), failing(writing(f="two")))
+        Beside(effects.session).run(failing(lambda call: call.mkdir("d")), failing(writing(**{"d/x": "two"})))
+    assert effects.tree() == as_tree({"f": "before"})
 
 
-def test_what_overtook_a_part_that_failed_goes_back_with_the_whole(stage: Stage) -> None:
-    stage.plant({"f": "before"})
-    with stage.session.call("outer") as outer:
-        Beside(stage.session).run(failing(writing(f="one", **{"d/x": "one"})), writing(f="two", **{"d/y": "two"}))
+def test_if_the_outer_call_fails_its_parallel_parts_are_undone(effects: EffectSession) -> None:
+    effects.plant({"f": "before"})
+    with effects.session.call("outer") as outer:
+        Beside(effects.session).run(failing(writing(f="one", **{"d/x": "one"})), writing(f="two", **{"d/y": "two"}))
         outer.fail("all of it")
-    assert stage.tree() == as_tree({"f": "before"})
+    assert effects.tree() == as_tree({"f": "before"})
 
 
-def test_what_a_thread_does_with_a_nested_call_fails_with_it(stage: Stage) -> None:
-    with stage.session.call("outer"), ThreadPoolExecutor(1) as pool, stage.session.call("inner") as inner:
+def test_changes_of_a_thread_in_a_nested_call_fail_with_it(effects: EffectSession) -> None:
+    with effects.session.call("outer"), ThreadPoolExecutor(1) as pool, effects.session.call("inner") as inner:
         pool.submit(inner.write_file, "f", "1").result()
         pool.submit(inner.exec, ["sh", "-c", "echo x > g"]).result()
         inner.fail("it went wrong")
-    assert os.listdir(stage.root) == []
+    assert os.listdir(effects.root) == []
 
 
-def test_a_child_that_leaves_a_nested_call_takes_nothing_back(stage: Stage) -> None:
-    session = stage.session
+def test_a_forked_child_that_leaves_a_nested_call_undoes_nothing(effects: EffectSession) -> None:
+    session = effects.session
 
     def child() -> int:
         with pytest.raises(MulliganError):
@@ -129,14 +129,14 @@ def test_a_child_that_leaves_a_nested_call_takes_nothing_back(stage: Stage) -> N
         with nested:
             nested.write_file("a", "of the parent")
             assert in_child(child) == 0
-    assert stage.bytes_of("a") == b"of the parent"
+    assert effects.bytes_of("a") == b"of the parent"
 
 
-def test_whoever_ends_elsewhere_is_waited_for(stage: Stage) -> None:
+def test_an_older_call_waits_for_a_younger_one_that_another_thread_ends(effects: EffectSession) -> None:
     def end(_: float) -> None:
         younger.__exit__(None, None, None)
 
-    older, younger = stage.session.call("older"), stage.session.call("younger")
+    older, younger = effects.session.call("older"), effects.session.call("younger")
     with ThreadPoolExecutor(1) as pool, pytest.MonkeyPatch.context() as patch, older as early:
         younger.__enter__()
         younger.write_file("a", "1")
@@ -144,8 +144,8 @@ def test_whoever_ends_elsewhere_is_waited_for(stage: Stage) -> None:
         assert pool.submit(early.write_file, "a", "2").result().ok
 
 
-def test_nobody_waits_for_a_call_that_only_he_could_end(stage: Stage) -> None:
-    older, younger = stage.session.call("older"), stage.session.call("younger")
+def test_a_thread_does_not_wait_for_a_younger_call_that_it_holds_itself(effects: EffectSession) -> None:
+    older, younger = effects.session.call("older"), effects.session.call("younger")
     with younger as late:
         late.write_file("a", "1")
         asked: list[float] = []

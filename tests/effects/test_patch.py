@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from effects.stage import Fields, Stage, denied, failed, text
 from mulligan.testing import File, Link, as_tree
 from mulligan.testing.builders import Sketch
+from tests.effects.effect_session import EffectSession, Fields, denied, failed, text
 
 
 def v4a(*lines: str) -> str:
@@ -25,11 +25,11 @@ def patched(*paths: str, dry_run: bool = False, **ops: int) -> Fields:
     return {**body, "summary_text": f"{words} ({shown})"}
 
 
-def rejected(stage: Stage, patch: str, **params: Any) -> Fields:
+def rejected(effects: EffectSession, patch: str, **params: Any) -> Fields:
     """The refusal of a patch, which must have changed nothing; its diagnostics are bounded and checked here."""
-    before = stage.tree()
-    found = stage.refused("apply_patch", patch=patch, **params)
-    assert stage.tree() == before
+    before = effects.tree()
+    found = effects.refused("apply_patch", patch=patch, **params)
+    assert effects.tree() == before
     errors = found.pop("errors")
     assert 1 <= len(errors) <= 20 and all(isinstance(error, str) and error for error in errors)
     return found
@@ -50,35 +50,35 @@ class TestV4a:
         "D9.tool_aliases",
     )
     @pytest.mark.parametrize("wrap", [str, text])
-    def test_all_four_operations(self, stage: Stage, wrap: Any) -> None:
-        stage.plant({"u": "a\nb\n", "d": "x", "m": File(b"1\n2\n", 0o755)})
+    def test_add_update_delete_and_move_apply(self, effects: EffectSession, wrap: Any) -> None:
+        effects.plant({"u": "a\nb\n", "d": "x", "m": File(b"1\n2\n", 0o755)})
         patch = v4a(
             "*** Update File: u", "@@", " a", "-b", "+B",
             "*** Delete File: d",
             "*** Add File: n/e/w", "+new",
             "*** Update File: m", "*** Move to: k/m", "@@", "-2", "+two",
         )  # fmt: skip
-        found = stage.perform("host.fs.apply_patch", patch=wrap(patch))
+        found = effects.perform("host.fs.apply_patch", patch=wrap(patch))
         assert found == patched("d", "k/m", "m", "n/e/w", "u", add=1, update=2, delete=1, move=1)
         expected: Sketch = {"u": "a\nB\n", "n/e/w": "new\n", "k/m": File(b"1\ntwo\n", 0o755)}
-        assert stage.tree() == as_tree(expected)
+        assert effects.tree() == as_tree(expected)
 
     @pytest.mark.req("S1.apply_patch.patch_blob_ref")
-    def test_a_patch_can_be_a_blob(self, stage: Stage) -> None:
+    def test_a_patch_can_be_a_blob(self, effects: EffectSession) -> None:
         patch = v4a("*** Add File: a", "+" + "x" * 20_000)
-        stage.plant({"the.patch": patch})
-        ref = stage.perform("read_file", path="the.patch")["content"]["blob"]["blob_ref"]
-        assert stage.perform("apply_patch", patch={"blob_ref": {"blob_ref": ref}}) == patched("a", add=1)
+        effects.plant({"the.patch": patch})
+        ref = effects.perform("read_file", path="the.patch")["content"]["blob"]["blob_ref"]
+        assert effects.perform("apply_patch", patch={"blob_ref": {"blob_ref": ref}}) == patched("a", add=1)
 
     @pytest.mark.req("S1.apply_patch.dry_run_no_writes")
-    def test_a_dry_run_says_the_same_and_does_nothing(self, stage: Stage) -> None:
-        stage.plant({"a": "1\n"})
-        before = stage.tree()
+    def test_a_dry_run_returns_the_same_receipt_and_changes_nothing(self, effects: EffectSession) -> None:
+        effects.plant({"a": "1\n"})
+        before = effects.tree()
         patch = v4a("*** Update File: a", "@@", "-1", "+2", "*** Add File: b", "+x")
-        assert stage.perform("apply_patch", patch=patch, dry_run=True) == patched(
+        assert effects.perform("apply_patch", patch=patch, dry_run=True) == patched(
             "a", "b", dry_run=True, add=1, update=1
         )
-        assert stage.tree() == before
+        assert effects.tree() == before
 
     @pytest.mark.req("S1.apply_patch.error", "S1.apply_patch.patch_not_empty", "S1.apply_patch.error_code")
     @pytest.mark.parametrize(
@@ -95,13 +95,13 @@ class TestV4a:
             ({}, "invalid_params"),
         ],
     )
-    def test_what_is_no_patch(self, stage: Stage, params: Fields, code: str) -> None:
-        assert stage.refused("apply_patch", **params) == failed(code)
+    def test_invalid_patch_arguments_are_refused(self, effects: EffectSession, params: Fields, code: str) -> None:
+        assert effects.refused("apply_patch", **params) == failed(code)
 
     @pytest.mark.req("S1.apply_patch.parse_error", "S1.apply_patch.errors_bounded")
     @pytest.mark.parametrize("patch", ["nonsense", "*** Begin Patch\n*** Frob File: a\n*** End Patch"])
-    def test_a_patch_that_cannot_be_read(self, stage: Stage, patch: str) -> None:
-        assert rejected(stage, patch) == failed("patch_parse_error", "parse_error")
+    def test_an_unparsable_patch_is_refused(self, effects: EffectSession, patch: str) -> None:
+        assert rejected(effects, patch) == failed("patch_parse_error", "parse_error")
 
     @pytest.mark.req("S1.apply_patch.reject", "S1.apply_patch.no_partial_writes")
     @pytest.mark.parametrize(
@@ -118,91 +118,93 @@ class TestV4a:
             (["*** Add File: n", "+x", "*** Add File: n/below", "+x"], "invalid_path"),
         ],
     )
-    def test_rejects(self, stage: Stage, lines: list[str], code: str) -> None:
-        stage.plant({"a": "1\n", "twice": "x\ny\nx\n", "bin": b"\xff", "d/f": "", "link": Link("a")})
+    def test_rejected_hunks_are_listed(self, effects: EffectSession, lines: list[str], code: str) -> None:
+        effects.plant({"a": "1\n", "twice": "x\ny\nx\n", "bin": b"\xff", "d/f": "", "link": Link("a")})
         patch = v4a("*** Add File: first", "+x", *lines)
-        before = stage.tree()
-        found = stage.refused("apply_patch", patch=patch)
+        before = effects.tree()
+        found = effects.refused("apply_patch", patch=patch)
         status = "parse_error" if code == "patch_parse_error" else "reject"
         assert (found["status"], found["error_code"]) == (status, code)
-        assert stage.tree() == before
+        assert effects.tree() == before
 
     @pytest.mark.req("S1.apply_patch.not_found")
-    def test_missing_targets(self, stage: Stage) -> None:
+    def test_missing_targets_are_refused(self, effects: EffectSession) -> None:
         for verb, lines in (("update", ["@@", "-x", "+y"]), ("delete", [])):
             patch = v4a("*** Add File: first", "+x", f"*** {verb.title()} File: no", *lines)
-            assert rejected(stage, patch) == failed(f"{verb}_target_not_found", "not_found")
+            assert rejected(effects, patch) == failed(f"{verb}_target_not_found", "not_found")
 
     @pytest.mark.req("S1.apply_patch.forbidden", "D8.patch_targets_checked", "A2.root_by_component")
     @pytest.mark.parametrize("name", ["../x", "/etc/x", ".git/config", "sub/.git/hooks/x", ".GIT/x", "out/x"])
-    def test_targets_outside_or_in_git(self, stage: Stage, name: str) -> None:
-        stage.plant({"out": Link("/tmp"), ".git/config": "", "m": "x\n"})
+    def test_targets_outside_the_root_or_in_git_are_refused(self, effects: EffectSession, name: str) -> None:
+        effects.plant({"out": Link("/tmp"), ".git/config": "", "m": "x\n"})
         code = "symlink_not_allowed" if name == "out/x" else "path_not_allowed"
         for lines in ([f"*** Add File: {name}", "+x"], ["*** Update File: m", f"*** Move to: {name}"]):
-            assert rejected(stage, v4a("*** Add File: first", "+x", *lines)) == denied(code)
+            assert rejected(effects, v4a("*** Add File: first", "+x", *lines)) == denied(code)
 
-    def test_a_deleted_link_is_the_link(self, stage: Stage) -> None:
-        stage.plant({"a": "x", "link": Link("a"), "out": Link("/etc/passwd"), "hangs": Link("gone")})
+    def test_deleting_a_link_deletes_the_link_itself(self, effects: EffectSession) -> None:
+        effects.plant({"a": "x", "link": Link("a"), "out": Link("/etc/passwd"), "hangs": Link("gone")})
         patch = v4a(*(f"*** Delete File: {name}" for name in ("link", "out", "hangs")))
-        assert stage.perform("apply_patch", patch=patch) == patched("hangs", "link", "out", delete=3)
-        assert stage.tree() == as_tree({"a": "x"})
-        assert stage.session.undo().ok
-        assert stage.tree() == as_tree({"a": "x", "link": Link("a"), "out": Link("/etc/passwd"), "hangs": Link("gone")})
+        assert effects.perform("apply_patch", patch=patch) == patched("hangs", "link", "out", delete=3)
+        assert effects.tree() == as_tree({"a": "x"})
+        assert effects.session.undo().ok
+        assert effects.tree() == as_tree(
+            {"a": "x", "link": Link("a"), "out": Link("/etc/passwd"), "hangs": Link("gone")}
+        )
 
-    def test_an_updated_link_changes_what_it_leads_to(self, stage: Stage) -> None:
-        stage.plant({"a": "1\n", "link": Link("a")})
+    def test_updating_a_link_changes_its_target(self, effects: EffectSession) -> None:
+        effects.plant({"a": "1\n", "link": Link("a")})
         patch = v4a("*** Update File: link", "@@", "-1", "+2")
-        assert stage.perform("apply_patch", patch=patch) == patched("a", update=1)
-        assert stage.tree() == as_tree({"a": "2\n", "link": Link("a")})
+        assert effects.perform("apply_patch", patch=patch) == patched("a", update=1)
+        assert effects.tree() == as_tree({"a": "2\n", "link": Link("a")})
 
     @pytest.mark.req("D9.v4a_replaces_existing")
-    def test_add_and_move_onto_a_file_replace_it_and_can_be_undone(self, stage: Stage) -> None:
-        stage.plant({"a": File(b"old\n", 0o700), "m": File(b"moved\n", 0o600), "t": "gone\n"})
-        before = stage.tree()
+    def test_add_and_move_onto_a_file_replace_it_and_can_be_undone(self, effects: EffectSession) -> None:
+        effects.plant({"a": File(b"old\n", 0o700), "m": File(b"moved\n", 0o600), "t": "gone\n"})
+        before = effects.tree()
         patch = v4a("*** Add File: a", "+new", "*** Update File: m", "*** Move to: t")
-        assert stage.perform("apply_patch", patch=patch) == patched("a", "m", "t", add=1, update=1, move=1)
-        assert stage.tree() == as_tree({"a": File(b"new\n", 0o700), "t": File(b"moved\n", 0o600)})
-        assert stage.session.undo().ok
-        assert stage.tree() == before
+        assert effects.perform("apply_patch", patch=patch) == patched("a", "m", "t", add=1, update=1, move=1)
+        assert effects.tree() == as_tree({"a": File(b"new\n", 0o700), "t": File(b"moved\n", 0o600)})
+        assert effects.session.undo().ok
+        assert effects.tree() == before
 
-    def test_a_file_takes_the_place_of_a_directory_that_loses_its_last_file(self, stage: Stage) -> None:
-        stage.plant({"a/b/c": "x", "a/e": None})
-        before = stage.tree()
+    def test_a_file_takes_the_place_of_a_directory_that_loses_its_last_file(self, effects: EffectSession) -> None:
+        effects.plant({"a/b/c": "x", "a/e": None})
+        before = effects.tree()
         patch = v4a("*** Delete File: a/b/c", "*** Add File: a", "+file")
-        assert stage.perform("apply_patch", patch=patch) == patched("a", "a/b/c", add=1, delete=1)
-        assert stage.tree() == as_tree({"a": "file\n"})
+        assert effects.perform("apply_patch", patch=patch) == patched("a", "a/b/c", add=1, delete=1)
+        assert effects.tree() == as_tree({"a": "file\n"})
         back = v4a("*** Delete File: a", "*** Add File: a/b", "+again")
-        assert stage.perform("apply_patch", patch=back) == patched("a", "a/b", add=1, delete=1)
-        assert stage.tree() == as_tree({"a/b": "again\n"})
-        assert stage.session.undo().ok and stage.session.undo().ok
-        assert stage.tree() == before
+        assert effects.perform("apply_patch", patch=back) == patched("a", "a/b", add=1, delete=1)
+        assert effects.tree() == as_tree({"a/b": "again\n"})
+        assert effects.session.undo().ok and effects.session.undo().ok
+        assert effects.tree() == before
 
-    def test_not_of_one_that_keeps_something(self, stage: Stage) -> None:
-        stage.plant({"a/b": "x", "a/kept": "x"})
+    def test_a_file_does_not_take_the_place_of_a_directory_with_other_files(self, effects: EffectSession) -> None:
+        effects.plant({"a/b": "x", "a/kept": "x"})
         patch = v4a("*** Delete File: a/b", "*** Add File: a", "+file")
-        assert rejected(stage, patch) == failed("not_a_file", "reject")
+        assert rejected(effects, patch) == failed("not_a_file", "reject")
 
     @pytest.mark.req("D9.v4a_crlf_and_modes")
-    def test_crlf_and_modes_stay(self, stage: Stage) -> None:
-        stage.plant({"a": File(b"1\r\n2\r\n", 0o750)})
+    def test_crlf_and_modes_are_kept(self, effects: EffectSession) -> None:
+        effects.plant({"a": File(b"1\r\n2\r\n", 0o750)})
         patch = v4a("*** Update File: a", "@@", " 1", "-2", "+two", "+three")
-        stage.perform("apply_patch", patch=patch)
-        assert stage.tree() == {"a": File(b"1\r\ntwo\r\nthree\r\n", 0o750)}
+        effects.perform("apply_patch", patch=patch)
+        assert effects.tree() == {"a": File(b"1\r\ntwo\r\nthree\r\n", 0o750)}
 
-    def test_a_patch_that_changes_nothing(self, stage: Stage) -> None:
-        stage.plant({"a": "1\n"})
+    def test_a_patch_without_changes_is_ok(self, effects: EffectSession) -> None:
+        effects.plant({"a": "1\n"})
         patch = v4a("*** Update File: a", "@@", "-1", "+1")
-        assert stage.perform("apply_patch", patch=patch) == patched(update=1)
+        assert effects.perform("apply_patch", patch=patch) == patched(update=1)
 
     @pytest.mark.parametrize("kind", ["v4a", "unified"])
-    def test_paths_begin_at_the_working_directory(self, stage: Stage, kind: str) -> None:
-        stage.plant({"w/a": "1\n", "a": "1\n"})
-        opened = stage.perform("host.session.open", target={"local": {"workdir": "w"}})
+    def test_paths_begin_at_the_working_directory(self, effects: EffectSession, kind: str) -> None:
+        effects.plant({"w/a": "1\n", "a": "1\n"})
+        opened = effects.perform("host.session.open", target={"local": {"workdir": "w"}})
         unified = "--- a/a\n+++ b/a\n@@ -1 +1 @@\n-1\n+2\n"
         patch = unified if kind == "unified" else v4a("*** Update File: a", "@@", "-1", "+2")
         params = {"patch": patch, "patch_format": kind, "session_id": opened["session_id"]}
-        assert stage.perform("host.fs.apply_patch", **params) == patched("a", update=1)
-        assert stage.tree() == as_tree({"w/a": "2\n", "a": "1\n"})
+        assert effects.perform("host.fs.apply_patch", **params) == patched("a", update=1)
+        assert effects.tree() == as_tree({"w/a": "2\n", "a": "1\n"})
 
 
 UNIFIED = """\
@@ -249,10 +251,10 @@ new file mode 100755
 
 @pytest.mark.req("D9.patch_unified")
 class TestUnified:
-    def test_modes_links_renames_creations_and_deletions(self, stage: Stage) -> None:
-        stage.plant({"exec": "", "dir/a": "1\n2\r\n", "old": File(b"x\n", 0o640), "gone": "bye\n"})
-        before = stage.tree()
-        found = stage.perform("apply_patch", patch=UNIFIED, patch_format="unified")
+    def test_modes_links_renames_creations_and_deletions(self, effects: EffectSession) -> None:
+        effects.plant({"exec": "", "dir/a": "1\n2\r\n", "old": File(b"x\n", 0o640), "gone": "bye\n"})
+        before = effects.tree()
+        found = effects.perform("apply_patch", patch=UNIFIED, patch_format="unified")
         paths = ("dir/a", "exec", "gone", "link", "made", "new/name", "old")
         assert found == patched(*paths, add=2, update=3, delete=1, move=1)
         after: Sketch = {
@@ -262,29 +264,31 @@ class TestUnified:
             "new/name": File(b"y\n", 0o640),
             "made": File(b"#!/bin/sh\n", 0o755),
         }
-        assert stage.tree() == as_tree(after)
-        assert stage.session.undo().ok
-        assert stage.tree() == before
+        assert effects.tree() == as_tree(after)
+        assert effects.session.undo().ok
+        assert effects.tree() == before
 
     @pytest.mark.parametrize("verb", ["rename", "copy"])
-    def test_a_link_moves_without_a_word_about_its_mode(self, stage: Stage, verb: str) -> None:
-        stage.plant({"a": Link("f"), "f": "1\n"})
+    def test_a_link_is_moved_without_a_mode_line(self, effects: EffectSession, verb: str) -> None:
+        effects.plant({"a": Link("f"), "f": "1\n"})
         patch = f"diff --git a/a b/b\nsimilarity index 100%\n{verb} from a\n{verb} to b\n"
-        assert stage.perform("apply_patch", patch=patch, patch_format="unified")["status"] == "ok"
+        assert effects.perform("apply_patch", patch=patch, patch_format="unified")["status"] == "ok"
         stayed: Sketch = {"a": Link("f")} if verb == "copy" else {}
-        assert stage.tree() == as_tree({**stayed, "b": Link("f"), "f": "1\n"})
+        assert effects.tree() == as_tree({**stayed, "b": Link("f"), "f": "1\n"})
 
     @pytest.mark.parametrize("dry_run", [False, True])
-    def test_what_is_in_the_end_as_it_was_is_not_told_as_changed(self, stage: Stage, dry_run: bool) -> None:
-        stage.plant({"a": "1\n"})
+    def test_a_file_with_the_same_final_content_is_not_listed_as_changed(
+        self, effects: EffectSession, dry_run: bool
+    ) -> None:
+        effects.plant({"a": "1\n"})
         made = "--- /dev/null\n+++ b/d/x\n@@ -0,0 +1 @@\n+x\n--- a/d/x\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n"
         back = "--- a/a\n+++ b/a\n@@ -1 +1 @@\n-1\n+2\n--- a/a\n+++ b/a\n@@ -1 +1 @@\n-2\n+1\n"
-        found = stage.perform("apply_patch", patch=made + back, patch_format="unified", dry_run=dry_run)
+        found = effects.perform("apply_patch", patch=made + back, patch_format="unified", dry_run=dry_run)
         assert (found["status"], found["files_changed"], found["changed_paths"]) == ("ok", 0, [])
-        assert stage.tree() == as_tree({"a": "1\n"})
+        assert effects.tree() == as_tree({"a": "1\n"})
 
-    def test_every_hunk_that_does_not_fit_is_told(self, stage: Stage) -> None:
-        stage.plant({"a": "1\n", "b": "2\n"})
+    def test_every_rejected_hunk_is_listed(self, effects: EffectSession) -> None:
+        effects.plant({"a": "1\n", "b": "2\n"})
         patch = (
             "--- a/a\n+++ b/a\n@@ -1 +1 @@\n-x\n+y\n"
             "--- a/b\n+++ b/b\n@@ -1 +1 @@\n-2\n+3\n"
@@ -294,83 +298,85 @@ class TestUnified:
             {"path": "a", "hunks": [{"index": 0, "reason": "context_mismatch"}]},
             {"path": "c", "hunks": [{"index": 0, "reason": "target_missing"}]},
         ]
-        assert rejected(stage, patch, patch_format="unified") == failed("hunk_rejected", "reject", rejects=rejects)
+        assert rejected(effects, patch, patch_format="unified") == failed("hunk_rejected", "reject", rejects=rejects)
 
     @pytest.mark.req("D8.patch_targets_checked")
     @pytest.mark.parametrize("name", ["../x", "d/../../x", "/etc/x", "//etc/passwd", ".git/config", "d/.GIT/x", "."])
-    def test_targets_outside_or_in_git(self, stage: Stage, name: str) -> None:
-        stage.plant({".git/config": "x\n", "m": "x\n"})
+    def test_targets_outside_the_root_or_in_git_are_refused(self, effects: EffectSession, name: str) -> None:
+        effects.plant({".git/config": "x\n", "m": "x\n"})
         first = "--- /dev/null\n+++ b/first\n@@ -0,0 +1 @@\n+x\n"
         edit = f"--- a/{name}\n+++ b/{name}\n@@ -1 +1 @@\n-x\n+y\n"
         made = f"--- /dev/null\n+++ b/{name}\n@@ -0,0 +1 @@\n+x\n"
         moved = f"diff --git a/m b/{name}\nsimilarity index 100%\nrename from m\nrename to {name}\n"
         for patch in (edit, made, moved):
-            assert rejected(stage, first + patch, patch_format="unified") == denied("path_not_allowed")
+            assert rejected(effects, first + patch, patch_format="unified") == denied("path_not_allowed")
 
     @pytest.mark.parametrize("name", ["~/x", "d/", "base64:Li4veA==/"])
-    def test_names_no_file_may_have(self, stage: Stage, name: str) -> None:
+    def test_invalid_file_names_are_refused(self, effects: EffectSession, name: str) -> None:
         patch = f"--- /dev/null\n+++ b/{name}\n@@ -0,0 +1 @@\n+x\n"
-        found = rejected(stage, patch, patch_format="unified")
+        found = rejected(effects, patch, patch_format="unified")
         assert (found["status"], found["rejects"][0]["hunks"]) == ("reject", [{"index": 0, "reason": "path_rejected"}])
 
     @pytest.mark.parametrize("name", ["d", "fifo"])
-    def test_what_is_no_file_is_told_by_its_rejects(self, stage: Stage, name: str) -> None:
-        stage.plant({"d/f": ""})
-        os.mkfifo(stage.root / "fifo")
+    def test_a_target_that_is_no_file_is_listed_as_rejected(self, effects: EffectSession, name: str) -> None:
+        effects.plant({"d/f": ""})
+        os.mkfifo(effects.root / "fifo")
         patch = f"--- /dev/null\n+++ b/{name}\n@@ -0,0 +1 @@\n+x\n"
-        found = stage.refused("apply_patch", patch=patch, patch_format="unified")
+        found = effects.refused("apply_patch", patch=patch, patch_format="unified")
         assert found.pop("errors")
         rejects = [{"path": name, "hunks": [{"index": 0, "reason": "target_exists"}]}]
         assert found == failed("not_a_file", "reject", rejects=rejects)
 
-    def test_a_name_with_a_line_break_is_told_as_it_can_be_asked_for(self, stage: Stage) -> None:
-        stage.plant({"a\nb": "1\n"})
+    def test_a_name_with_a_line_break_is_listed_in_its_wire_form(self, effects: EffectSession) -> None:
+        effects.plant({"a\nb": "1\n"})
         patch = '--- "a/a\\nb"\n+++ "b/a\\nb"\n@@ -1 +1 @@\n-{}\n+2\n'
-        found = rejected(stage, patch.format("x"), patch_format="unified")
-        changed = stage.perform("apply_patch", patch=patch.format("1"), patch_format="unified")["changed_paths"]
+        found = rejected(effects, patch.format("x"), patch_format="unified")
+        changed = effects.perform("apply_patch", patch=patch.format("1"), patch_format="unified")["changed_paths"]
         assert [one["path"] for one in found["rejects"]] == changed == ["base64:YQpi"]
 
-    def test_through_links(self, stage: Stage) -> None:
-        stage.plant({"d/a": "1\n", "in": Link("d"), "out": Link("/tmp")})
+    def test_a_patch_through_a_link_changes_the_target(self, effects: EffectSession) -> None:
+        effects.plant({"d/a": "1\n", "in": Link("d"), "out": Link("/tmp")})
         patch = "--- a/{0}/a\n+++ b/{0}/a\n@@ -1 +1 @@\n-1\n+2\n"
-        found = rejected(stage, patch.format("in"), patch_format="unified")
+        found = rejected(effects, patch.format("in"), patch_format="unified")
         assert (found["status"], found["error_code"]) == ("reject", "hunk_rejected")
-        assert rejected(stage, patch.format("out"), patch_format="unified") == denied("symlink_not_allowed")
+        assert rejected(effects, patch.format("out"), patch_format="unified") == denied("symlink_not_allowed")
 
-    def test_a_boundary_judges_the_files_and_not_the_directories_above(self, stage: Stage) -> None:
-        stage.plant({"src/app/a": "1\n"})
-        limited = stage.within({"fs_roots": ["src/app"]})
+    def test_a_boundary_is_checked_for_files_not_for_their_parents(self, effects: EffectSession) -> None:
+        effects.plant({"src/app/a": "1\n"})
+        limited = effects.within({"fs_roots": ["src/app"]})
         patch = "--- a/src/app/a\n+++ b/src/app/a\n@@ -1 +1 @@\n-1\n+2\n"
         assert limited.perform("apply_patch", patch=patch, patch_format="unified")["status"] == "ok"
         other = "--- /dev/null\n+++ b/src/b\n@@ -0,0 +1 @@\n+x\n"
         assert rejected(limited, other, patch_format="unified") == denied("path_not_allowed")
 
     @pytest.mark.req("S1.apply_patch.parse_error")
-    def test_no_diff_at_all(self, stage: Stage) -> None:
-        assert rejected(stage, "hello", patch_format="unified") == failed("patch_parse_error", "parse_error")
+    def test_text_without_a_diff_is_refused(self, effects: EffectSession) -> None:
+        assert rejected(effects, "hello", patch_format="unified") == failed("patch_parse_error", "parse_error")
 
 
-class TestOneFileByTwoNames:
+class TestHardLinks:
     V4A = v4a("*** Update File: a", "@@", "-1", "+2", "*** Update File: b", "@@", "-1", "+{}")
     UNIFIED = "--- a/a\n+++ b/a\n@@ -1 +1 @@\n-1\n+2\n--- a/b\n+++ b/b\n@@ -1 +1 @@\n-1\n+{}\n"
 
     @pytest.mark.parametrize("dry_run", [False, True])
     @pytest.mark.parametrize("kind", ["v4a", "unified"])
-    def test_cannot_become_two_files(self, stage: Stage, kind: str, dry_run: bool) -> None:
-        stage.plant({"a": "1\n"})
-        os.link(stage.root / "a", stage.root / "b")
+    def test_one_file_with_two_names_cannot_become_two_files(
+        self, effects: EffectSession, kind: str, dry_run: bool
+    ) -> None:
+        effects.plant({"a": "1\n"})
+        os.link(effects.root / "a", effects.root / "b")
         patch = (self.V4A if kind == "v4a" else self.UNIFIED).format("3")
-        found = rejected(stage, patch, patch_format=kind, dry_run=dry_run)
+        found = rejected(effects, patch, patch_format=kind, dry_run=dry_run)
         rejects = {"rejects": [{"path": "b", "hunks": [{"index": 0, "reason": "context_mismatch"}]}]}
         assert found == failed("hunk_rejected", "reject", **(rejects if kind == "unified" else {}))
 
     @pytest.mark.parametrize("kind", ["v4a", "unified"])
-    def test_may_change_the_same_way_under_both(self, stage: Stage, kind: str) -> None:
-        stage.plant({"a": "1\n"})
-        os.link(stage.root / "a", stage.root / "b")
+    def test_one_file_may_get_the_same_change_under_both_names(self, effects: EffectSession, kind: str) -> None:
+        effects.plant({"a": "1\n"})
+        os.link(effects.root / "a", effects.root / "b")
         patch = (self.V4A if kind == "v4a" else self.UNIFIED).format("2")
-        assert stage.perform("apply_patch", patch=patch, patch_format=kind) == {
+        assert effects.perform("apply_patch", patch=patch, patch_format=kind) == {
             **patched("a", "b", update=2),
             "race_window": True,
         }
-        assert stage.tree() == as_tree({"a": "2\n", "b": "2\n"})
+        assert effects.tree() == as_tree({"a": "2\n", "b": "2\n"})

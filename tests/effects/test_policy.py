@@ -8,19 +8,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from effects.stage import Fields, Stage, denied, failed, text
-from effects.test_boundary import BEFORE, EVERY_EFFECT
 from mulligan.effects.registry import EFFECTS
 from mulligan.testing import as_tree
 from mulligan.values.canonical import encode
+from tests.effects.effect_session import EffectSession, Fields, denied, failed, text
+from tests.effects.test_boundary import BEFORE, EVERY_EFFECT
 
 Rules = list[dict[str, object]]
 
 
 @pytest.mark.req("S1.policy.narrows", "S1.policy.path_scope_per_op", "D8.code_path")
 @pytest.mark.parametrize("effect", [effect for effect in EVERY_EFFECT if effect != "shell"])
-def test_a_rule_denies_one_operation_in_one_place(stage: Stage, effect: str) -> None:
-    stage.plant(BEFORE)
+def test_a_rule_denies_one_operation_below_one_path(effects: EffectSession, effect: str) -> None:
+    effects.plant(BEFORE)
     op, params = EVERY_EFFECT[effect]
     allowed: list[Rules] = [
         [{"ops": [op], "paths": ["other/**"], "verdict": "deny"}],
@@ -33,25 +33,25 @@ def test_a_rule_denies_one_operation_in_one_place(stage: Stage, effect: str) -> 
         [{"paths": ["s*"], "verdict": "deny"}],
         [{"verdict": "deny"}],
         [{"paths": ["/"], "verdict": "deny"}],
-        [{"paths": [str(stage.root)], "verdict": "deny"}],
-        [{"paths": [f"{stage.root}/src"], "verdict": "deny"}],
+        [{"paths": [str(effects.root)], "verdict": "deny"}],
+        [{"paths": [f"{effects.root}/src"], "verdict": "deny"}],
         [{"paths": ["./src/"], "verdict": "deny"}],
     ]
     for rules in forbidden:
-        found = stage.within(policy=rules).refused(effect, **params)
+        found = effects.within(policy=rules).refused(effect, **params)
         assert found.pop("errors", [""]) and found == denied("path_not_allowed")
-    assert stage.tree() == as_tree(BEFORE)
+    assert effects.tree() == as_tree(BEFORE)
     for rules in allowed[1:] if effect in ("delete", "move") else allowed:
-        assert stage.within(policy=rules).perform(effect, **params)["status"] in ("ok", "conflict", "not_found")
-        stage.perform("write_file", path="src/a", content="one\n")
+        assert effects.within(policy=rules).perform(effect, **params)["status"] in ("ok", "conflict", "not_found")
+        effects.perform("write_file", path="src/a", content="one\n")
 
 
 @pytest.mark.req("S1.policy.narrows")
-def test_files_that_a_policy_hides_use_up_no_scan_limit(stage: Stage) -> None:
-    stage.plant({f"hidden/h{number}": "hit\n" for number in range(9)} | {"s0": "hit\n", "s1": "hit\n", "s2": "hit\n"})
+def test_files_that_a_policy_hides_use_up_no_scan_limit(effects: EffectSession) -> None:
+    effects.plant({f"hidden/h{number}": "hit\n" for number in range(9)} | {"s0": "hit\n", "s1": "hit\n", "s2": "hit\n"})
     rules: Rules = [{"paths": ["hidden"], "verdict": "deny"}]
     for limit, truncated in ((2, True), (3, False)):
-        limited = stage.within({"max_scan_files": limit, "max_scan_bytes": 4 * limit}, policy=rules)
+        limited = effects.within({"max_scan_files": limit, "max_scan_bytes": 4 * limit}, policy=rules)
         shown = [f"s{number}" for number in range(limit)]
         found = limited.perform("grep", pattern="hit")
         assert (found["matches"], found["truncated"]) == (text("\n".join(f"{one}:1:hit" for one in shown)), truncated)
@@ -61,9 +61,9 @@ def test_files_that_a_policy_hides_use_up_no_scan_limit(stage: Stage) -> None:
 
 
 @pytest.mark.req("D8.policy_last_wins")
-def test_the_last_rule_that_matches_decides(stage: Stage) -> None:
-    stage.plant({"src/a": "x", "src/secret/b": "x", "src/secret/ok": "x", "c": "x"})
-    limited = stage.within(
+def test_the_last_rule_that_matches_decides(effects: EffectSession) -> None:
+    effects.plant({"src/a": "x", "src/secret/b": "x", "src/secret/ok": "x", "c": "x"})
+    limited = effects.within(
         policy=[
             {"verdict": "deny"},
             {"paths": ["src"], "verdict": "allow"},
@@ -79,10 +79,10 @@ def test_the_last_rule_that_matches_decides(stage: Stage) -> None:
 
 
 @pytest.mark.req("S1.policy.path_scope_per_op")
-def test_grep_everywhere_but_write_only_in_src(stage: Stage) -> None:
-    stage.plant({"src/a": "hit\n", "b": "hit\n"})
+def test_grep_everywhere_but_write_only_in_src(effects: EffectSession) -> None:
+    effects.plant({"src/a": "hit\n", "b": "hit\n"})
     rules: Rules = [{"ops": ["write"], "verdict": "deny"}, {"ops": ["write"], "paths": ["src/**"], "verdict": "allow"}]
-    limited = stage.within(policy=rules)
+    limited = effects.within(policy=rules)
     assert limited.perform("grep", pattern="hit")["match_count"] == 2
     assert limited.refused("write_file", path="b", content="x") == denied("path_not_allowed")
     assert limited.perform("write_file", path="src/n", content="x")["status"] == "ok"
@@ -90,23 +90,23 @@ def test_grep_everywhere_but_write_only_in_src(stage: Stage) -> None:
     assert limited.refused("move", path="b", to="src/b") == denied("path_not_allowed")
 
 
-def test_whole_directories_are_judged_file_by_file(stage: Stage) -> None:
-    stage.plant({"d/a": "x", "d/secret": "x", "e/.git/config": "x", "t": None})
-    before = stage.tree()
-    limited = stage.within(policy=[{"ops": ["write"], "paths": ["d/secret", "t/d/a"], "verdict": "deny"}])
+def test_whole_directories_are_judged_file_by_file(effects: EffectSession) -> None:
+    effects.plant({"d/a": "x", "d/secret": "x", "e/.git/config": "x", "t": None})
+    before = effects.tree()
+    limited = effects.within(policy=[{"ops": ["write"], "paths": ["d/secret", "t/d/a"], "verdict": "deny"}])
     assert limited.refused("delete", path="d", recursive=True) == denied("path_not_allowed")
     assert limited.refused("move", path="d", to="z") == denied("path_not_allowed")
-    other = stage.within(policy=[{"ops": ["write"], "paths": ["t/d/a"], "verdict": "deny"}])
+    other = effects.within(policy=[{"ops": ["write"], "paths": ["t/d/a"], "verdict": "deny"}])
     assert other.refused("move", path="d", to="t/d") == denied("path_not_allowed")
     for effect, params in (("delete", {"recursive": True}), ("move", {"to": "f"})):
-        assert stage.refused(effect, path="e", **params) == denied("path_not_allowed")
-    assert stage.tree() == before
+        assert effects.refused(effect, path="e", **params) == denied("path_not_allowed")
+    assert effects.tree() == before
 
 
-def test_hidden_files_do_not_appear_in_searches_and_lists(stage: Stage) -> None:
-    stage.plant({"a": "hit\n", "secret/b": "hit\n", "z": "hit\n"})
+def test_hidden_files_do_not_appear_in_searches_and_lists(effects: EffectSession) -> None:
+    effects.plant({"a": "hit\n", "secret/b": "hit\n", "z": "hit\n"})
     rules: Rules = [{"ops": ["search", "list"], "paths": ["secret"], "verdict": "deny"}]
-    limited = stage.within(policy=rules)
+    limited = effects.within(policy=rules)
     found = limited.perform("grep", pattern="hit", max_results=2)
     assert (found["matches"], found["truncated"]) == (text("a:1:hit\nz:1:hit"), False)
     found = limited.perform("glob", pattern="**", max_results=2)
@@ -116,9 +116,9 @@ def test_hidden_files_do_not_appear_in_searches_and_lists(stage: Stage) -> None:
 
 
 @pytest.mark.req("D8.policy_blob_output", "S1.policy.output_posture")
-def test_chosen_content_only_as_a_blob(stage: Stage) -> None:
-    stage.plant({"keys/k": "secret", "a": "plain", "keys/empty": ""})
-    limited = stage.within(policy=[{"paths": ["keys"], "verdict": "allow", "output": "blob"}])
+def test_output_blob_returns_content_only_as_a_blob(effects: EffectSession) -> None:
+    effects.plant({"keys/k": "secret", "a": "plain", "keys/empty": ""})
+    limited = effects.within(policy=[{"paths": ["keys"], "verdict": "allow", "output": "blob"}])
     content = limited.perform("read_file", path="keys/k")["content"]
     assert sorted(content["blob"]) == ["blob_ref", "size_bytes"]
     assert limited.perform("blob.read", blob_ref=content["blob"]["blob_ref"])["content"] == text("secret")
@@ -131,9 +131,9 @@ def test_chosen_content_only_as_a_blob(stage: Stage) -> None:
 
 
 @pytest.mark.req("D8.policy_blob_output", "S1.policy.output_posture")
-def test_one_line_of_chosen_content_makes_a_search_a_blob(stage: Stage) -> None:
-    stage.plant({"a": "hit\n", "keys/k": "hit secret\n", "z": "hit\n"})
-    limited = stage.within(policy=[{"paths": ["keys"], "verdict": "allow", "output": "blob"}])
+def test_one_matching_line_of_such_a_file_makes_the_search_a_blob(effects: EffectSession) -> None:
+    effects.plant({"a": "hit\n", "keys/k": "hit secret\n", "z": "hit\n"})
+    limited = effects.within(policy=[{"paths": ["keys"], "verdict": "allow", "output": "blob"}])
     found = limited.perform("grep", pattern="hit")["matches"]["blob"]
     assert sorted(found) == ["blob_ref", "size_bytes"]
     whole = limited.perform("blob.read", blob_ref=found["blob_ref"])["content"]
@@ -147,7 +147,7 @@ def test_one_line_of_chosen_content_makes_a_search_a_blob(stage: Stage) -> None:
 class TestOrder:
     """Params, session, path, capability, effect: a request wrong in several ways is refused for the first."""
 
-    def test_params_before_session(self, stage: Stage) -> None:
+    def test_parameters_are_checked_before_the_session(self, effects: EffectSession) -> None:
         for effect, params, code in (
             ("host.fs.read_file", {}, "invalid_params"),
             ("host.fs.read_file", {"path": "", "encoding": "x"}, "invalid_encoding"),
@@ -156,23 +156,23 @@ class TestOrder:
             ("host.fs.edit_file", {"path": "", "old_string": "", "new_string": ""}, "invalid_input_empty_old_string"),
             ("host.fs.apply_patch", {"patch": "", "patch_format": "x"}, "unsupported_patch_format"),
         ):
-            assert stage.refused(effect, session_id="nobody", **params) == failed(code)
+            assert effects.refused(effect, session_id="nobody", **params) == failed(code)
 
-    def test_session_before_path(self, stage: Stage) -> None:
+    def test_the_session_is_checked_before_the_path(self, effects: EffectSession) -> None:
         for path in ("", "/etc/passwd"):
-            assert stage.refused("host.fs.stat", session_id="nobody", path=path) == failed("session_not_found")
+            assert effects.refused("host.fs.stat", session_id="nobody", path=path) == failed("session_not_found")
 
     @pytest.mark.parametrize("effect", ["read_file", "write_file", "edit_file", "stat", "list_dir", "delete", "mkdir"])
-    def test_path_before_capability(self, stage: Stage, effect: str) -> None:
+    def test_the_path_is_checked_before_the_capability(self, effects: EffectSession, effect: str) -> None:
         params = {name: value for name, value in EVERY_EFFECT[effect][1].items() if name != "path"}
-        nothing = stage.within({"allowed_fs_ops": [], "fs_roots": [], "max_write_bytes": 0})
+        nothing = effects.within({"allowed_fs_ops": [], "fs_roots": [], "max_write_bytes": 0})
         assert nothing.refused(effect, path="", **params) == failed("invalid_path")
         assert nothing.refused(effect, path="../x", **params) == denied("path_not_allowed")
         assert nothing.refused(effect, path="x", **params) == denied("fs_op_not_allowed")
         assert nothing.refused(effect, path="no/no", **params) == denied("fs_op_not_allowed")
 
-    def test_capability_before_effect(self, stage: Stage) -> None:
-        limited = stage.within({"max_write_bytes": 1, "fs_roots": ["d"], "max_changed_files": 1})
+    def test_the_capability_is_checked_before_the_effect_runs(self, effects: EffectSession) -> None:
+        limited = effects.within({"max_write_bytes": 1, "fs_roots": ["d"], "max_changed_files": 1})
         content = {"content": "long", "mode": "create_new"}
         assert limited.refused("write_file", path="no/x", **content) == denied("path_not_allowed")
         assert limited.refused("write_file", path="d/no/x", **content) == denied("max_write_bytes_exceeded")
@@ -205,23 +205,23 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
     effect=st.sampled_from([effect for effect in EFFECTS if effect.op != "exec"]),
     params=st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=3), VALUES, max_size=5),
 )
-def test_whatever_is_asked_the_answer_is_a_receipt(stage: Stage, effect: Any, params: Fields) -> None:
-    with stage.session.call() as call:
+def test_any_parameters_are_answered_with_a_receipt(effects: EffectSession, effect: Any, params: Fields) -> None:
+    with effects.session.call() as call:
         receipt = call.perform(effect.tool, **{name: value for name, value in params.items() if name != "effect"})
         body = receipt.to_dict()
         encode(body)
         assert receipt.status in ("ok", "forbidden", "error", *effect.statuses)
         assert receipt.ok is ("error_code" not in body) is ("error_message" not in body)
         call.fail("only looking")
-    assert stage.tree() == {}
+    assert effects.tree() == {}
 
 
-def test_depth_and_size_of_nonsense_do_not_matter(stage: Stage) -> None:
+def test_deep_and_large_invalid_parameters_are_refused(effects: EffectSession) -> None:
     deep: Any = "x"
     for _ in range(500):
         deep = [deep]
     for path in (deep, {"a": deep}, "x" * 3_000_000, 10**400, float("nan"), object(), {1: 2}, {"\ud800": 1}):
-        found = stage.refused("read_file", path=path)
+        found = effects.refused("read_file", path=path)
         assert found["error_code"] in ("invalid_params", "invalid_path")
     for path in (float("nan"), {"\ud800": deep}):
-        assert stage.refused("read_file", path="a", odd=path) == failed("invalid_params")
+        assert effects.refused("read_file", path="a", odd=path) == failed("invalid_params")

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from mulligan.files.disk import HostDisk
+from mulligan.files.resolve import ResolvedPath, resolve, resolve_exactly
 from mulligan.testing import Link, plant
 from mulligan.testing.builders import Sketch
+from mulligan.values.errors import Refused
 from mulligan.values.paths import RepoPath, parse_repo_path
-from mulligan.values.refusal import Refused
-from mulligan.workspace.disk import HostDisk
-from mulligan.workspace.places import Spot, resolve, resolve_exactly
 
 NAMES = st.sampled_from(["a", "b", "d", "l", "m", "n"])
 TARGETS = st.lists(NAMES | st.sampled_from(["..", "."]), min_size=1, max_size=4).map("/".join)
@@ -75,7 +75,7 @@ def found(disk: HostDisk, path: str, *, beneath: bool) -> str | None:
 @example({"l": "."}, "l/l/l/a")
 @example({"l": "d/.."}, "l")
 @example({"l": "{root}/d"}, "l/a")
-def test_a_path_leads_where_the_system_says_if_that_is_inside(links: dict[str, str], path: str) -> None:
+def test_a_path_inside_resolves_as_in_the_kernel(links: dict[str, str], path: str) -> None:
     with tempfile.TemporaryDirectory() as base, opened(base, links) as disk:
         root = os.fsdecode(disk.root.path)
         real = truth(root, path)
@@ -90,7 +90,7 @@ def test_a_path_leads_where_the_system_says_if_that_is_inside(links: dict[str, s
 
 
 @pytest.mark.parametrize("beneath", ENGINES)
-def test_a_recorded_path_goes_through_no_link(tmp_path: Path, beneath: bool) -> None:
+def test_a_recorded_path_contains_no_link(tmp_path: Path, beneath: bool) -> None:
     with opened(str(tmp_path), {"l": "d", "m": "a"}) as disk:
         root = replace(disk.root, resolves_beneath=beneath)
         with pytest.raises(Refused):
@@ -104,12 +104,12 @@ def test_a_recorded_path_goes_through_no_link(tmp_path: Path, beneath: bool) -> 
 
 
 @pytest.mark.parametrize("beneath", ENGINES)
-def test_a_way_out_that_is_allowed_is_marked(tmp_path: Path, beneath: bool) -> None:
+def test_a_permitted_path_outside_is_marked(tmp_path: Path, beneath: bool) -> None:
     with opened(str(tmp_path), {"l": "..", "d/m": "../l/d", "n": "/"}) as disk:
         root = replace(disk.root, resolves_beneath=beneath)
         expected = {"l/a": ("l/a", b"a"), "d/m/a": ("l/d/a", b"a"), "l": ("l", None), "n": ("n", b".")}
         for path, (shown, name) in expected.items():
-            spot: Spot = resolve(root, RepoPath(path), follow="allow")
+            spot: ResolvedPath = resolve(root, RepoPath(path), follow="allow")
             with spot:
                 assert (spot.path, spot.outside) == (shown, True)
                 assert name is None or spot.name == name

@@ -13,11 +13,10 @@ import sys
 import tempfile
 from dataclasses import dataclass
 
-from mulligan.workspace.exec.capture import Capture, Notify
-from mulligan.workspace.exec.command import command
-from mulligan.workspace.exec.output import Spools
-from mulligan.workspace.exec.run import Ran, run
-from workspace.exec.trees import Recorder, Seen, put_back, tree
+from mulligan.exec.capture.notify import Capture, Notify
+from mulligan.exec.command import Spools, command
+from mulligan.exec.run import CommandResult, run
+from tests.exec.trees import Recorder, Seen, put_back, tree
 
 PYTHON = shlex.quote(sys.executable)
 
@@ -200,6 +199,18 @@ threads = [threading.Thread(target=work, args=(i,)) for i in range(1, 9)]
     ),
 )
 
+ONE_OF_EACH = frozenset(
+    {
+        *("append", "overwrite", "same size, mtime put back", "chmod only", "new file", "deleted file", "tracked"),
+        *("ignored", "new folders", "removed folder", "renamed folder, then changed", "folders swapped over"),
+        *("symlink retargeted", "written through a symlink", "folder to symlink", "file to folder", "folder to file"),
+        *("rename over another", "another hard link", "mmap write", "odd names", "nested repository", "fifo", "socket"),
+        *("sparse file", "read-only file replaced", "xattr", "by descendants at once", "git commit"),
+    }
+)
+"""One kind of each sort of change. The fast lane tries these with every strategy, and the whole list with `notify`."""
+assert {kind.name for kind in KINDS} >= ONE_OF_EACH
+
 
 def make(kind: Kind, root: bytes) -> dict[bytes, Seen]:
     """The tree before the command."""
@@ -208,7 +219,7 @@ def make(kind: Kind, root: bytes) -> dict[bytes, Seen]:
     return tree(root)
 
 
-def perform(kind: Kind, root: bytes, capture: Capture) -> Ran:
+def perform(kind: Kind, root: bytes, capture: Capture) -> CommandResult:
     spools = Spools()
     asked = command(["sh", "-c", kind.does], root, env={"HOME": os.fsdecode(root), "GIT_CONFIG_NOSYSTEM": "1"})
     ran = run(asked, capture=capture, sink=spools)

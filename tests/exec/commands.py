@@ -1,4 +1,4 @@
-"""Short ways to run a command on a bench and to say what it should answer."""
+"""Short ways to run a command on a workspace and to say what it should answer."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benches import Bench
 from mulligan.effects.receipt import Receipt
-from mulligan.workspace.exec.scan import RACY_NS
-from workspace.exec.trees import Seen, tree
+from mulligan.exec.capture.scan import RACY_NS
+from tests.exec.trees import Seen, tree
+from tests.temp_workspace import TempWorkspace
 
 
-def execute(bench: Bench, *argv: str, **params: Any) -> Receipt:
+def execute(workspace: TempWorkspace, *argv: str, **params: Any) -> Receipt:
     """host.exec as a call of its own."""
-    receipt, _ = bench.session().perform("host.exec", {"argv": list(argv), **params})
+    receipt, _ = workspace.session().perform("host.exec", {"argv": list(argv), **params})
     return receipt
 
 
-def sh(bench: Bench, text: str, **params: Any) -> Receipt:
-    return execute(bench, "sh", "-c", text, **params)
+def sh(workspace: TempWorkspace, text: str, **params: Any) -> Receipt:
+    return execute(workspace, "sh", "-c", text, **params)
 
 
 def told(receipt: Receipt) -> tuple[str, str | None]:
@@ -72,7 +72,7 @@ def git(root: Path, *words: str) -> str:
     return subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def seen(bench: Bench) -> dict[bytes, Seen]:
+def seen(workspace: TempWorkspace) -> dict[bytes, Seen]:
     """Everything but git's objects, of which new ones may always stay."""
-    found = tree(os.fsencode(bench.root))
+    found = tree(os.fsencode(workspace.root))
     return {path: one for path, one in found.items() if b".git/objects/" not in path}

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from benches import Bench, open_bench
+from tests.temp_workspace import TempWorkspace, open_temp_workspace
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    opened = open_bench(tmp_path)
+def workspace(tmp_path: Path) -> Iterator[TempWorkspace]:
+    opened = open_temp_workspace(tmp_path)
     yield opened
     opened.close()

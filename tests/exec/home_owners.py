@@ -11,7 +11,7 @@ from pathlib import Path
 
 import mulligan
 from mulligan.agents.hooks import client
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
 
 
 def opened(home: str, work: Path) -> str:

@@ -11,10 +11,10 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mulligan.workspace.exec.capture import Bare
-from mulligan.workspace.exec.overlay import IsolatedChange, Overlay, attributes_of
-from workspace.exec.kinds import KINDS, Kind, make, perform
-from workspace.exec.trees import Seen, tree
+from mulligan.exec.capture.notify import Bare
+from mulligan.exec.capture.overlay import IsolatedChange, Overlay, attributes_of
+from tests.exec.change_kinds import KINDS, Kind, make, perform
+from tests.exec.trees import Seen, tree
 
 NOT_AS_BARE = {"another hard link", "another hard link, then removed", "chmod of another hard link"}
 """An overlay copies up one name of an inode; the other names keep the lower bytes."""

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benches import Bench, open_bench
-from exec.commands import plant, sh
-from exec.unprivileged import WAYS
-from history.deaths import die_in, die_opening
 from mulligan.history.tables import OPEN, TOUCHES
 from mulligan.values.ids import SessionId
 from mulligan.values.paths import RepoPath
-from workspace.exec.trees import Seen, tree
+from tests.exec.commands import plant, sh
+from tests.exec.trees import Seen, tree
+from tests.exec.unprivileged import WAYS
+from tests.history.killed_process import die_in, die_opening
+from tests.temp_workspace import TempWorkspace, open_temp_workspace
 
 LOOKING = ("notify", "watch", "scan")
 WINDOWS = ("watch", "scan")
@@ -42,80 +42,84 @@ def seen(root: Path) -> dict[bytes, Seen]:
     return tree(os.fsencode(root))
 
 
-def scene(base: Path) -> Bench:
-    bench = open_bench(base)
-    plant(bench.root, FILES)
+def scene(base: Path) -> TempWorkspace:
+    workspace = open_temp_workspace(base)
+    plant(workspace.root, FILES)
     for name, mode in SHUT.items():
-        (bench.root / name).chmod(mode)
-    return bench
+        (workspace.root / name).chmod(mode)
+    return workspace
 
 
 def there_and_back_twice(base: Path, way: str) -> str:
-    bench = scene(base)
-    before = seen(bench.root)
-    receipt = sh(bench, SCRIPT, strategy=way)
+    workspace = scene(base)
+    before = seen(workspace.root)
+    receipt = sh(workspace, SCRIPT, strategy=way)
     if not receipt.ok:
         return f"{receipt.error_code} {receipt.error_message}"
-    after = seen(bench.root)
-    for back, wanted in ((bench.session().undo, before), (bench.session().redo, after), (bench.session().undo, before)):
+    after = seen(workspace.root)
+    for back, wanted in (
+        (workspace.session().undo, before),
+        (workspace.session().redo, after),
+        (workspace.session().undo, before),
+    ):
         done = back()
-        if not done.ok or seen(bench.root) != wanted:
+        if not done.ok or seen(workspace.root) != wanted:
             return f"{done}"
     return "back"
 
 
 def rolled_back(base: Path, way: str) -> str:
-    bench = scene(base)
-    before = seen(bench.root)
-    receipt = sh(bench, f"{SCRIPT}\nexit 3", strategy=way, rollback_on="nonzero")
-    return str(receipt.error_code) if seen(bench.root) == before else f"not put back: {receipt}"
+    workspace = scene(base)
+    before = seen(workspace.root)
+    receipt = sh(workspace, f"{SCRIPT}\nexit 3", strategy=way, rollback_on="nonzero")
+    return str(receipt.error_code) if seen(workspace.root) == before else f"not put back: {receipt}"
 
 
 def left_shut(base: Path, way: str) -> str:
     """What a command did in folders that it then shut to everybody is known, and comes back."""
-    bench = open_bench(base)
-    plant(bench.root, {"open/f": "1\n", "open/g": "g\n"})
-    before = seen(bench.root)
-    failed = sh(bench, f"{LEFT}\nexit 3", strategy=way, rollback_on="nonzero")
-    if failed.error_code != "nonzero_exit" or seen(bench.root) != before:
+    workspace = open_temp_workspace(base)
+    plant(workspace.root, {"open/f": "1\n", "open/g": "g\n"})
+    before = seen(workspace.root)
+    failed = sh(workspace, f"{LEFT}\nexit 3", strategy=way, rollback_on="nonzero")
+    if failed.error_code != "nonzero_exit" or seen(workspace.root) != before:
         return f"not put back: {failed}"
-    receipt = sh(bench, LEFT, strategy=way)
+    receipt = sh(workspace, LEFT, strategy=way)
     changed = " ".join(f"{one['kind']}:{one['path']}" for one in receipt.changes)
-    modes = [modes_of(bench, "open", "new")]
-    done = [bench.session().undo()]
-    back = [seen(bench.root) == before]
-    done.append(bench.session().redo())
-    modes.append(modes_of(bench, "open", "new"))
-    done.append(bench.session().undo())
-    back.append(seen(bench.root) == before)
+    modes = [modes_of(workspace, "open", "new")]
+    done = [workspace.session().undo()]
+    back = [seen(workspace.root) == before]
+    done.append(workspace.session().redo())
+    modes.append(modes_of(workspace, "open", "new"))
+    done.append(workspace.session().undo())
+    back.append(seen(workspace.root) == before)
     fine = all(one.ok for one in done) and all(back) and modes == [[0, 0], [0, 0]] and receipt.coverage == []
     return changed if fine else f"{done} {back} {receipt} {modes}"
 
 
-def modes_of(bench: Bench, *names: str) -> list[int]:
-    return [(bench.root / name).lstat().st_mode & 0o777 for name in names]
+def modes_of(workspace: TempWorkspace, *names: str) -> list[int]:
+    return [(workspace.root / name).lstat().st_mode & 0o777 for name in names]
 
 
 def shut_by_person(base: Path) -> list[Any]:
     """A folder that a person has shut since stays so: what is in it is not taken back, and nothing is opened."""
-    bench = open_bench(base)
-    sh(bench, "mkdir d; echo 1 > d/f")
-    (bench.root / "d").chmod(0)
-    before = (bench.root / "d").lstat()
-    done = bench.session().undo()
-    return [done.ok, [(one.path, one.outcome) for one in done.outcomes], (bench.root / "d").lstat() == before]
+    workspace = open_temp_workspace(base)
+    sh(workspace, "mkdir d; echo 1 > d/f")
+    (workspace.root / "d").chmod(0)
+    before = (workspace.root / "d").lstat()
+    done = workspace.session().undo()
+    return [done.ok, [(one.path, one.outcome) for one in done.outcomes], (workspace.root / "d").lstat() == before]
 
 
 def shut_between(base: Path, way: str) -> list[Any]:
     """A folder that a person shuts between two commands is neither opened nor blamed on the next."""
-    bench = open_bench(base)
-    plant(bench.root, {"p/f": "1\n"})
-    sh(bench, ":", strategy=way)
-    (bench.root / "p").chmod(0)
-    before = (bench.root / "p").lstat()
-    receipt = sh(bench, "echo 2 > a", strategy=way)
-    untouched = (bench.root / "p").lstat() == before
-    opened = sh(bench, "chmod 700 p; echo 3 > p/f", strategy=way)
+    workspace = open_temp_workspace(base)
+    plant(workspace.root, {"p/f": "1\n"})
+    sh(workspace, ":", strategy=way)
+    (workspace.root / "p").chmod(0)
+    before = (workspace.root / "p").lstat()
+    receipt = sh(workspace, "echo 2 > a", strategy=way)
+    untouched = (workspace.root / "p").lstat() == before
+    opened = sh(workspace, "chmod 700 p; echo 3 > p/f", strategy=way)
     return [untouched, receipt.coverage, [tuple(one.values()) for one in opened.coverage]]
 
 
@@ -124,47 +128,47 @@ def shut_all_along(base: Path, way: str, script: str) -> list[Any]:
 
     What is left of it when the command was undone comes last.
     """
-    bench = open_bench(base)
-    plant(bench.root, {"p/f": "1\n"})
-    (bench.root / "p").chmod(0)
-    receipt = sh(bench, script, strategy=way)
+    workspace = open_temp_workspace(base)
+    plant(workspace.root, {"p/f": "1\n"})
+    (workspace.root / "p").chmod(0)
+    receipt = sh(workspace, script, strategy=way)
     told = [[(one["kind"], one["path"]) for one in receipt.changes], [tuple(one.values()) for one in receipt.coverage]]
     if receipt.changes:
-        bench.session().undo()
-    for folder in bench.root.iterdir():
+        workspace.session().undo()
+    for folder in workspace.root.iterdir():
         folder.chmod(0o700)
-    return [*told, [str(one.relative_to(bench.root)) for one in bench.root.rglob("f")]]
+    return [*told, [str(one.relative_to(workspace.root)) for one in workspace.root.rglob("f")]]
 
 
 def tools(base: Path) -> list[str | None]:
     """They keep to the modes that people gave."""
-    bench = scene(base)
-    with bench.session().call("tools") as call:
+    workspace = scene(base)
+    with workspace.session().call("tools") as call:
         return [call.write_file("ro/new", "x").error_code, call.delete("ro", recursive=True).error_code]
 
 
 def closed(base: Path) -> list[Any]:
     """What cannot even be looked at: said, and nothing of the call is taken back."""
-    bench = scene(base)
-    sh(bench, "echo 2 > a; echo 2 > b")
-    (bench.root / "b").chmod(0)
-    done = bench.session().undo()
-    return [done.ok, [(one.path, one.outcome, one.reason) for one in done.outcomes], (bench.root / "a").exists()]
+    workspace = scene(base)
+    sh(workspace, "echo 2 > a; echo 2 > b")
+    (workspace.root / "b").chmod(0)
+    done = workspace.session().undo()
+    return [done.ok, [(one.path, one.outcome, one.reason) for one in done.outcomes], (workspace.root / "a").exists()]
 
 
-def undo(bench: Bench) -> None:
-    bench.session().undo()
+def undo(workspace: TempWorkspace) -> None:
+    workspace.session().undo()
 
 
-def failing(bench: Bench, *, mode_too: bool) -> None:
+def failing(workspace: TempWorkspace, *, mode_too: bool) -> None:
     """A command that empties a shut folder, and removes it or shuts it again."""
     try:
-        with bench.desk.call(SessionId("default")) as call:
+        with workspace.open_root.call(SessionId("default")) as call:
             paths = [INNER, RO] if mode_too else [INNER]
             call.about_to_change(paths, going=True)
-            (bench.root / "ro").chmod(0o755)
-            (bench.root / "ro/f").unlink()
-            (bench.root / "ro").rmdir() if mode_too else (bench.root / "ro").chmod(0o555)
+            (workspace.root / "ro").chmod(0o755)
+            (workspace.root / "ro/f").unlink()
+            (workspace.root / "ro").rmdir() if mode_too else (workspace.root / "ro").chmod(0o555)
             call.absorb(paths)
             raise Failed
     except Failed:
@@ -172,7 +176,7 @@ def failing(bench: Bench, *, mode_too: bool) -> None:
 
 
 def deaths(
-    base: Path, act: Callable[[Bench], object], *, until: dict[bytes, Seen] | None = None
+    base: Path, act: Callable[[TempWorkspace], object], *, until: dict[bytes, Seen] | None = None
 ) -> list[dict[bytes, Seen]]:
     """Die at every point, and while that is put back: what is there after each recovery, and at last undisturbed.
 
@@ -184,31 +188,31 @@ def deaths(
         died = die_in(base, act, at=at)
         if at % 3 == 0:
             die_opening(base, at=at % 5 + 1)
-        bench = open_bench(base)
-        with bench.desk.ledger.store.read() as tx:
+        workspace = open_temp_workspace(base)
+        with workspace.open_root.ledger.store.read() as tx:
             assert not tx.select(OPEN) and not tx.select(TOUCHES), "something is left of a call that has ended"
-        bench.close()
-        found.append(seen(bench.root))
+        workspace.close()
+        found.append(seen(workspace.root))
         at += 1
     return found
 
 
 def dead_undo(base: Path) -> str:
-    bench = scene(base)
-    before = seen(bench.root)
-    assert sh(bench, SCRIPT, strategy="notify").ok
-    after = seen(bench.root)
-    bench.close()
+    workspace = scene(base)
+    before = seen(workspace.root)
+    assert sh(workspace, SCRIPT, strategy="notify").ok
+    after = seen(workspace.root)
+    workspace.close()
     *died, last = deaths(base, undo, until=before)
     fine = last == before and all(one == after for one in died) and len(died) > len(FILES)
     return "whole or not at all" if fine else f"{died} {last}"
 
 
 def dead_abort(base: Path, *, mode_too: bool) -> str:
-    bench = scene(base)
-    before = seen(bench.root)
-    bench.close()
-    found = deaths(base, lambda bench: failing(bench, mode_too=mode_too))
+    workspace = scene(base)
+    before = seen(workspace.root)
+    workspace.close()
+    found = deaths(base, lambda workspace: failing(workspace, mode_too=mode_too))
     return "put back" if all(one == before for one in found) and len(found) > len(FILES) else f"{found}"
 
 

@@ -11,11 +11,10 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from mulligan.workspace.exec.capture import Capture, Notify
-from mulligan.workspace.exec.command import command
-from mulligan.workspace.exec.output import Spools
-from mulligan.workspace.exec.run import run
-from workspace.exec.trees import Recorder, tree
+from mulligan.exec.capture.notify import Capture, Notify
+from mulligan.exec.command import Spools, command
+from mulligan.exec.run import run
+from tests.exec.trees import Recorder, tree
 
 
 def found_out(root: Path, outside: Path, capture: Capture, *, free: bool = False) -> list[str]:

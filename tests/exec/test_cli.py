@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from exec.commands import plant, text
 from mulligan.testing import contents_of
+from tests.exec.commands import plant, text
 
 Done = subprocess.CompletedProcess[str]
 Run = Callable[..., Done]
@@ -70,7 +70,7 @@ class TestExec:
         assert subprocess.run(words, check=False, capture_output=True).returncode == 0
         assert (work / "got").read_text() == ""
 
-    def test_what_was_in_a_window_that_was_put_back_is_named_and_can_be_printed(self, run: Run, work: Path) -> None:
+    def test_what_was_in_a_window_that_was_rolled_back_is_named_and_can_be_printed(self, run: Run, work: Path) -> None:
         plant(work, {"a": "1\n"})
         script = "echo mine > new; echo 2 > a; exit 1"
         assert run("exec", "--strategy", "scan", "--rollback-on", "nonzero", "--", "sh", "-c", script).returncode == 1
@@ -82,10 +82,10 @@ class TestExec:
             ("mine\n", 1),
         ]
         told = [
-            f"put back {name}: what was there when it was put back is kept (`mulligan cat --after`)"
+            f"restored {name}: the store keeps the version that Mulligan replaced (`mulligan cat --after`)"
             for name in ("a", "new")
         ]
-        assert [line.strip() for line in run("show", call).stdout.splitlines() if "kept" in line] == told
+        assert [line.strip() for line in run("show", call).stdout.splitlines() if "the store keeps" in line] == told
 
     @pytest.mark.req("D14.cli.exec")
     def test_passes_output_and_exit_code_through_and_can_be_undone(self, run: Run, work: Path) -> None:
@@ -96,7 +96,7 @@ class TestExec:
         assert (work / "a").read_text() == "1\n"
 
     @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
-    def test_closed_streams_are_nobodys_loss(self, run: Run, work: Path, closed: str) -> None:
+    def test_closed_streams_are_no_error(self, run: Run, work: Path, closed: str) -> None:
         command = f'"{sys.executable}" -m mulligan exec -- sh -c "echo out; echo err >&2; echo 2 > a; exit 7" {closed}'
         done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
         assert (done.returncode, (work / "a").read_text(), len(log(run))) == (7, "2\n", 1)
@@ -109,9 +109,9 @@ class TestExec:
         assert receipt["changes"] == [{"path": "n", "kind": "created"}]
         assert [one["id"] for one in log(run)] == [receipt["call_id"]]
 
-    def test_puts_a_failure_back_when_told_to(self, run: Run, work: Path) -> None:
+    def test_rolls_a_failure_back_if_requested(self, run: Run, work: Path) -> None:
         done = run("exec", "--rollback-on", "nonzero", "--", "sh", "-c", "echo 1 > n; exit 4")
-        assert done.returncode == 4 and "put back" in done.stderr
+        assert done.returncode == 4 and done.stderr != ""
         assert os.listdir(work) == []
 
     @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ class TestExec:
         run("undo")
         assert os.listdir(work) == []
 
-    def test_when_nobody_reads_its_output_any_more_its_pipe_breaks_as_without_us(self, run: Run, work: Path) -> None:
+    def test_when_its_reader_has_gone_its_pipe_breaks_as_without_us(self, run: Run, work: Path) -> None:
         words = [*MULLIGAN, "exec", "--", "sh", "-c", "echo 1 > early; yes"]
         with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None and process.stderr is not None
@@ -251,7 +251,7 @@ class TestInsideAnotherCall:
         assert run("undo").returncode == 0
         assert (work / "f").read_text() == "old\n"
 
-    def test_a_command_that_fails_is_put_back_alone(self, run: Run, work: Path) -> None:
+    def test_a_command_that_fails_is_rolled_back_alone(self, run: Run, work: Path) -> None:
         plant(work, {"keep": "1\n"})
         inner = f"{INNER} exec --rollback-on nonzero -- sh -c 'rm keep; echo 1 > junk; exit 3'"
         done = run("exec", "--", "sh", "-c", f"echo 1 > mine; {inner}; echo $?")
@@ -320,7 +320,7 @@ class TestInsideAnotherCall:
         (call,) = json.loads(run("log", "--store", store, "--json").stdout)
         assert json.loads(done.stdout)["call_id"] == call["id"]
 
-    def test_what_cannot_join_is_told_so_at_once(self, run: Run, work: Path) -> None:
+    def test_what_cannot_join_is_refused_at_once(self, run: Run, work: Path) -> None:
         program = (
             "import json, mulligan\n"
             "session = mulligan.open('.').session('s')\n"
@@ -416,7 +416,7 @@ class TestRun:
 
 
 @pytest.mark.parametrize(("verb", "left"), [("exec", "1\n"), ("run", "2\n")])
-def test_whoever_comes_after_a_kill_is_told_what_became_of_it(run: Run, work: Path, verb: str, left: str) -> None:
+def test_the_verb_after_a_kill_reports_its_recovery(run: Run, work: Path, verb: str, left: str) -> None:
     plant(work, {"a": "1\n"})
     gate = work.parent / "gate"
     os.mkfifo(gate)
@@ -444,5 +444,5 @@ def test_what_a_person_saved_before_a_kill_is_named_and_can_be_had(run: Run, wor
     (call,) = log(run)
     assert (work / "f").read_text() == "old\n"
     assert [(gap["path"], gap["reason"]) for gap in call["coverage"]] == [("f", "rescued")]
-    assert "f: what was there" in run("coverage").stdout and "put back f" in run("show", call["id"]).stdout
+    assert "f: the store keeps" in run("coverage").stdout and "restored f" in run("show", call["id"]).stdout
     assert run("cat", call["id"], "f", "--after").stdout == "person's f\n"

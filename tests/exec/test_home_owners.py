@@ -7,13 +7,13 @@ import json
 import pytest
 
 from mulligan.cli import run
-from workspace.exec.nobody import run_as_nobody
+from tests.exec.unprivileged_user import run_as_nobody
 
 
 @pytest.mark.req("D4.state_directory_owner")
-def test_only_an_own_directory_that_nobody_else_can_write_is_used() -> None:
+def test_only_an_own_directory_that_no_other_user_can_write_is_used() -> None:
     refused = "untrusted_owner"
-    assert json.loads(run_as_nobody("exec.owners_of_home")) == {
+    assert json.loads(run_as_nobody("tests.exec.home_owners")) == {
         "own": "opened",
         "shared": refused,
         "public": refused,

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from benches import open_bench
-from exec.commands import plant, repository, sh
-from workspace.exec.trees import tree
+from tests.exec.commands import plant, repository, sh
+from tests.exec.trees import tree
+from tests.temp_workspace import open_temp_workspace
 
 WORKER = """
 import sys
 from pathlib import Path
-from benches import open_bench
-bench = open_bench(Path(sys.argv[1]))
-receipt, _ = bench.session().perform("host.exec", {"argv": ["sh", "-c", sys.argv[2]], **eval(sys.argv[3])})
+from tests.temp_workspace import open_temp_workspace
+workspace = open_temp_workspace(Path(sys.argv[1]))
+receipt, _ = workspace.session().perform("host.exec", {"argv": ["sh", "-c", sys.argv[2]], **eval(sys.argv[3])})
 print(receipt.to_dict())
 """
 
@@ -47,7 +47,7 @@ mkdir n/q; mv f/y n/q/y
 @contextmanager
 def worker(base: Path, script: str, params: str = "{}") -> Iterator[subprocess.Popen[str]]:
     """A process of its own that runs a command; it is dead at the end."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     words = [sys.executable, "-c", WORKER, str(base), script, params]
     process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
     try:
@@ -92,11 +92,11 @@ def test_killed_in_the_middle_of_a_command_the_tree_is_as_before(tmp_path: Path,
         shell = int(gate.read_text())
         os.kill(process.pid, signal.SIGKILL)
         wait_for_death(shell)
-    bench = open_bench(tmp_path)
+    workspace = open_temp_workspace(tmp_path)
     found = {path: one for path, one in tree(os.fsencode(root)).items() if b".git/objects/" not in path}
     assert found == {path: one for path, one in before.items() if b".git/objects/" not in path}
-    assert [one.conflicts for one in bench.recovered] in ([[]], [])
-    bench.close()
+    assert [one.conflicts for one in workspace.recovered] in ([[]], [])
+    workspace.close()
 
 
 @pytest.mark.parametrize("way", ["scan", "watch"])
@@ -122,8 +122,8 @@ class TestWindows:
         self.killed(tmp_path, "echo 2 > a; echo 2 > both; rm d/x; mkdir n; echo n > n/n", way)
         wait_for_recorder(tmp_path)
         plant(root, {"both": "person\n", "persons": "2\n", "n/mine": "mine\n", "fresh": "f\n"})
-        bench = open_bench(tmp_path)
-        (ended,) = bench.recovered
+        workspace = open_temp_workspace(tmp_path)
+        (ended,) = workspace.recovered
         found = {path: (root / path).read_text() for path in ("a", "both", "d/x", "persons", "n/mine", "fresh")}
         assert found == {
             "a": "1\n",
@@ -135,27 +135,48 @@ class TestWindows:
         }
         assert not (root / "n/n").exists()
         assert {"both", "persons", "fresh", "n/mine"} <= set(ended.conflicts)
-        bench.close()
+        workspace.close()
 
     def test_if_even_the_warden_was_killed_nothing_is_touched_and_all_is_named(self, tmp_path: Path, way: str) -> None:
         root = tmp_path / "work"
         plant(root, {"a": "1\n"})
         self.killed(tmp_path, "echo 2 > a; echo n > n", way, warden_too=True)
-        bench = open_bench(tmp_path)
-        (ended,) = bench.recovered
+        workspace = open_temp_workspace(tmp_path)
+        (ended,) = workspace.recovered
         assert (root / "a").read_text() == "2\n" and (root / "n").exists()
         assert set(ended.conflicts) == {"a", "n"}
-        bench.close()
+        workspace.close()
+
+    @pytest.mark.req("D5.power_cut_tester")
+    def test_what_a_power_cut_brings_back_of_an_earlier_window_does_not_close_this_one(
+        self, tmp_path: Path, way: str
+    ) -> None:
+        """Windows share a file in the state directory, and nothing syncs it between them."""
+        root, marks = tmp_path / "work", tmp_path / "home" / "windows"
+        plant(root, {"a": "1\n"})
+        workspace = open_temp_workspace(tmp_path)
+        sh(workspace, "echo 1 > earlier", strategy=way)
+        (mark,) = marks.iterdir()
+        earlier = mark.read_bytes()
+        workspace.close()
+        self.killed(tmp_path, "echo 2 > a; echo n > n", way)
+        wait_for_recorder(tmp_path)
+        (mark,) = marks.iterdir()
+        mark.write_bytes(earlier)
+        workspace = open_temp_workspace(tmp_path)
+        (ended,) = workspace.recovered
+        assert {"a", "n"} <= set(ended.conflicts)
+        workspace.close()
 
     def test_the_next_command_finds_everything_in_order(self, tmp_path: Path, way: str) -> None:
         root = tmp_path / "work"
         plant(root, {"a": "1\n"})
         self.killed(tmp_path, "echo 2 > a; echo n > n", way)
-        bench = open_bench(tmp_path)
-        assert sh(bench, "echo 3 > a", strategy=way).changes == [{"path": "a", "kind": "modified"}]
-        assert bench.session().undo().ok and (root / "a").read_text() == "1\n"
+        workspace = open_temp_workspace(tmp_path)
+        assert sh(workspace, "echo 3 > a", strategy=way).changes == [{"path": "a", "kind": "modified"}]
+        assert workspace.session().undo().ok and (root / "a").read_text() == "1\n"
         assert list((tmp_path / "home" / "windows").iterdir()) != []
-        bench.close()
+        workspace.close()
         assert list((tmp_path / "home" / "windows").iterdir()) == []
 
 
@@ -172,16 +193,16 @@ def wait_for_recorder(base: Path) -> None:
             pass
 
 
-def test_every_command_of_a_call_is_put_back_when_it_dies(tmp_path: Path) -> None:
+def test_every_command_of_a_call_is_rolled_back_when_it_dies(tmp_path: Path) -> None:
     root, gate = tmp_path / "work", tmp_path / "gate"
     plant(root, {"a": "1\n", "b": "1\n", "c": "1\n"})
     os.mkfifo(gate)
     code = f"""
 import sys
 from pathlib import Path
-from benches import open_bench
-bench = open_bench(Path(sys.argv[1]))
-with bench.session().call() as call:
+from tests.temp_workspace import open_temp_workspace
+workspace = open_temp_workspace(Path(sys.argv[1]))
+with workspace.session().call() as call:
     call.exec(["sh", "-c", "echo 2 > a"], strategy="scan")
     call.exec(["sh", "-c", "echo 2 > b; echo n > n"], strategy="watch")
     call.write_file("c", "2")
@@ -189,15 +210,15 @@ with bench.session().call() as call:
     Path({str(gate)!r}).write_text("here")
     sys.stdin.read()
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     words = [sys.executable, "-c", code, str(tmp_path)]
     with subprocess.Popen(words, env=environment, stdin=subprocess.PIPE) as process:
         assert gate.read_text() == "here"
         process.kill()
-    bench = open_bench(tmp_path)
+    workspace = open_temp_workspace(tmp_path)
     assert [(root / name).read_text() for name in "abc"] == ["1\n"] * 3 and not (root / "n").exists()
-    assert [one.conflicts for one in bench.recovered] == [[]]
-    bench.close()
+    assert [one.conflicts for one in workspace.recovered] == [[]]
+    workspace.close()
 
 
 @pytest.mark.parametrize("way", ["scan", "watch"])
@@ -208,24 +229,24 @@ def test_what_a_person_saved_between_two_commands_of_a_call_stays_when_it_dies(t
     code = f"""
 import sys
 from pathlib import Path
-from benches import open_bench
-bench = open_bench(Path(sys.argv[1]))
-with bench.session().call() as call:
+from tests.temp_workspace import open_temp_workspace
+workspace = open_temp_workspace(Path(sys.argv[1]))
+with workspace.session().call() as call:
     call.exec(["true"], strategy={way!r})
-    (bench.root / "a").write_text("person\\n")
+    (workspace.root / "a").write_text("person\\n")
     call.exec(["sh", "-c", "echo 2 > a; echo $$ > {gate}; exec sleep 1000"], strategy={way!r})
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env=environment) as process:
         shell = int(gate.read_text())
         process.kill()
     wait_for_death(shell)
-    bench = open_bench(tmp_path)
+    workspace = open_temp_workspace(tmp_path)
     assert (root / "a").read_text() == "person\n"
-    bench.close()
+    workspace.close()
 
 
-def test_killed_while_an_observed_program_runs_nothing_is_put_back(tmp_path: Path) -> None:
+def test_killed_while_an_observed_program_runs_nothing_is_rolled_back(tmp_path: Path) -> None:
     root, gate = tmp_path / "work", tmp_path / "gate"
     plant(root, {"a": "1\n"})
     os.mkfifo(gate)
@@ -236,11 +257,11 @@ def test_killed_while_an_observed_program_runs_nothing_is_put_back(tmp_path: Pat
     process.kill()
     process.wait()
     wait_for_death(shell)
-    bench = open_bench(tmp_path)
+    workspace = open_temp_workspace(tmp_path)
     assert (root / "a").read_text() == "2\n"
-    assert bench.session().undo().ok
+    assert workspace.session().undo().ok
     assert (root / "a").read_text() == "1\n"
-    bench.close()
+    workspace.close()
 
 
 def test_two_processes_run_commands_at_once(tmp_path: Path) -> None:
@@ -254,18 +275,18 @@ def test_two_processes_run_commands_at_once(tmp_path: Path) -> None:
     ):
         answers = [process.communicate()[0] for process in (first, second)]
     assert all("'status': 'ok'" in answer for answer in answers), answers
-    bench = open_bench(tmp_path)
-    assert bench.session().undo().ok and bench.session().undo().ok
+    workspace = open_temp_workspace(tmp_path)
+    assert workspace.session().undo().ok and workspace.session().undo().ok
     assert tree(os.fsencode(root)) == before
-    bench.close()
+    workspace.close()
 
 
 def test_a_path_that_another_call_is_changing_is_refused_to_the_command(tmp_path: Path) -> None:
-    bench = open_bench(tmp_path)
-    plant(bench.root, {"a": "1\n"})
-    with bench.session("one").call() as call:
+    workspace = open_temp_workspace(tmp_path)
+    plant(workspace.root, {"a": "1\n"})
+    with workspace.session("one").call() as call:
         call.write_file("a", "2\n")
-        receipt = sh(bench, "echo 3 > a; echo 4 > b")
-        assert receipt.ok and (bench.root / "a").read_text() == "2\n"
-    assert (bench.root / "b").read_text() == "4\n"
-    bench.close()
+        receipt = sh(workspace, "echo 3 > a; echo 4 > b")
+        assert receipt.ok and (workspace.root / "a").read_text() == "2\n"
+    assert (workspace.root / "b").read_text() == "4\n"
+    workspace.close()

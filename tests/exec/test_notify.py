@@ -11,20 +11,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mulligan.values.refusal import Refused
-from mulligan.workspace.exec import bpf, syscalls
-from mulligan.workspace.exec.capture import Notify
-from mulligan.workspace.exec.command import command
-from mulligan.workspace.exec.ledger import Witness
-from mulligan.workspace.exec.output import Spools
-from mulligan.workspace.exec.run import Ran, run
-from workspace.exec.kinds import Kind, not_brought_back
-from workspace.exec.trees import Recorder
+from mulligan.exec.capture import seccomp
+from mulligan.exec.capture.notify import Notify
+from mulligan.exec.capture.touched_paths import PreimageKeeper
+from mulligan.exec.command import Spools, command
+from mulligan.exec.run import CommandResult, run
+from mulligan.values.errors import Refused
+from tests.exec.change_kinds import Kind, not_brought_back
+from tests.exec.trees import Recorder
 
 PYTHON = [sys.executable, "-S", "-c"]
 
 
-def under(witness: Witness, words: Sequence[str], root: Path) -> tuple[Ran, bytes]:
+def under(witness: PreimageKeeper, words: Sequence[str], root: Path) -> tuple[CommandResult, bytes]:
     spools = Spools()
     ran = run(command(list(words), str(root)), capture=Notify(witness), sink=spools)
     return ran, spools.stderr.inline() or b""
@@ -46,7 +45,7 @@ class Raising:
 
 
 class TestTelling:
-    def test_the_bytes_are_still_there_when_it_is_told(self, tmp_path: Path) -> None:
+    def test_the_bytes_are_still_there_when_it_is_reported(self, tmp_path: Path) -> None:
         (tmp_path / "a").write_text("before")
         witness = Recorder()
         under(witness, ["sh", "-c", "echo after > a"], tmp_path)
@@ -92,7 +91,7 @@ class TestTelling:
         assert names == {b"d", b"d/x", b"e", b"e/y"}
         assert {os.path.relpath(path, real(root)) for path in witness.preimages} == {b"d", b"d/x", b"e"}
 
-    def test_a_folder_that_is_only_chmodded_is_told_alone(self, tmp_path: Path) -> None:
+    def test_a_folder_that_is_only_chmodded_is_reported_alone(self, tmp_path: Path) -> None:
         (tmp_path / "d").mkdir()
         (tmp_path / "d" / "x").write_text("x")
         witness = Recorder()
@@ -190,7 +189,7 @@ class TestRefusing:
     def test_a_command_inside_another_is_refused_with_a_reason(self, tmp_path: Path) -> None:
         code = (
             "import sys; sys.path[:0] = sys.argv[1:]\n"
-            "from workspace.exec.test_notify import *\n"
+            "from tests.exec.test_notify import *\n"
             "try: under(Recorder(), ['true'], Path('.'))\n"
             "except Refused as e: assert (e.code, e.fields['step']) == ('unsupported_strategy', 'seccomp')\n"
             "else: raise SystemExit(9)\n"
@@ -202,17 +201,17 @@ class TestRefusing:
 class TestFilter:
     @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
     def test_each_machine_has_a_program_of_whole_instructions(self, machine: str) -> None:
-        program = bpf.program(machine, notify=True)
+        program = seccomp.program(machine, notify=True)
         assert program is not None
         assert len(program) % 8 == 0
         assert len(program) // 8 < 4096
 
     def test_a_machine_without_a_table_has_none(self) -> None:
-        assert bpf.program("riscv64", notify=True) is None
+        assert seccomp.program("riscv64", notify=True) is None
 
     @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
     def test_no_two_calls_share_a_number(self, machine: str) -> None:
-        numbers = [call.number(machine) for call in syscalls.CALLS if call.number(machine)]
+        numbers = [call.number(machine) for call in seccomp.CALLS if call.number(machine)]
         assert len(numbers) == len(set(numbers))
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from workspace.exec.kinds import KINDS, Kind, not_brought_back
-from workspace.exec.nobody import NOBODY, run_as_nobody
+from tests.exec.change_kinds import KINDS, Kind, not_brought_back
+from tests.exec.unprivileged_user import NOBODY, run_as_nobody
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -18,5 +18,5 @@ def test_it_comes_back(kind: Kind, tmp_path: Path) -> None:
 
 @pytest.mark.req("D7.notify_unprivileged")
 def test_all_of_them_come_back_for_an_unprivileged_user() -> None:
-    last = run_as_nobody("workspace.exec.kinds").splitlines()
+    last = run_as_nobody("tests.exec.change_kinds").splitlines()
     assert last == [f"{len(KINDS)} kinds as {NOBODY if os.geteuid() == 0 else os.geteuid()}"]

@@ -11,12 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from mulligan.workspace.exec.beyond import LISTED_MAX
-from mulligan.workspace.exec.capture import Notify
-from mulligan.workspace.exec.command import command
-from mulligan.workspace.exec.output import Spools
-from mulligan.workspace.exec.run import Ran, run
-from workspace.exec.trees import Recorder
+from mulligan.exec.capture.notify import LISTED_MAX, Notify
+from mulligan.exec.command import Spools, command
+from mulligan.exec.run import CommandResult, run
+from tests.exec.trees import Recorder
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 
@@ -31,11 +29,11 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def caught(root: Path, *argv: str, witness: Recorder | None = None) -> Ran:
+def caught(root: Path, *argv: str, witness: Recorder | None = None) -> CommandResult:
     return run(command(list(argv), str(root)), capture=Notify(witness or Recorder()), sink=Spools())
 
 
-def sh(root: Path, text: str) -> Ran:
+def sh(root: Path, text: str) -> CommandResult:
     return caught(root, "sh", "-c", text)
 
 
@@ -119,12 +117,12 @@ class TestOthers:
         assert caught(root, *PYTHON, code).coverage == ()
 
 
-def beside(root: Path, before: str, edit: Callable[[], object], after: str = ":") -> Ran:
+def beside(root: Path, before: str, edit: Callable[[], object], after: str = ":") -> CommandResult:
     """Run `before`, let somebody else act, run `after`; all while one command runs."""
     reached, go = root.parent / "reached", root.parent / "go"
     os.mkfifo(reached)
     os.mkfifo(go)
-    found: list[Ran] = []
+    found: list[CommandResult] = []
     text = f"{before}; echo > {reached}; read x < {go}; {after}"
     work = threading.Thread(target=lambda: found.append(sh(root, text)))
     work.start()
@@ -172,7 +170,7 @@ class TestBystanders:
         ran = beside(root, "echo 2 > gone; echo 2 > made; rm made", act)
         assert ran.shared == {real(root) + b"/gone", real(root) + b"/made"}
 
-    def test_what_the_command_never_touched_is_nobodys_business(self, root: Path) -> None:
+    def test_what_the_command_never_touched_is_not_reported(self, root: Path) -> None:
         ran = beside(root, "echo agent > f", lambda: (root / "other").write_text("person"))
         assert ran.touched == {real(root) + b"/f"} and not ran.shared
 
@@ -199,7 +197,7 @@ class TestBystanders:
         assert (root / "f").read_text() == "personagent\n"
 
     @pytest.mark.parametrize("lingers", [False, True])
-    def test_who_comes_after_the_end_is_late_for_whoever_lingers(self, root: Path, lingers: bool) -> None:
+    def test_who_comes_after_the_end_is_late_for_processes_that_linger(self, root: Path, lingers: bool) -> None:
         capture = Notify(Recorder(), lingers=lingers)
         run(command(["sh", "-c", "echo agent > f; echo agent > g"], str(root)), capture=capture, sink=Spools())
         (root / "f").write_text("person")
@@ -224,7 +222,7 @@ class TestBystanders:
             "exec 3<> f; echo x >&3; exec 4>/proc/self/fd/3; echo y >&4; exec 3>&- 4>&-",
         ],
     )
-    def test_the_command_itself_is_never_taken_for_somebody_else(self, root: Path, text: str) -> None:
+    def test_the_command_itself_is_never_taken_for_another_writer(self, root: Path, text: str) -> None:
         (root / "f").write_text("aaa\n")
         outside = root.parent / "outside"
         outside.mkdir()

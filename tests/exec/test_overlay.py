@@ -8,23 +8,23 @@ from pathlib import Path
 
 import pytest
 
+from mulligan.exec.capture.overlay import Overlay
+from mulligan.exec.command import Spools, command
+from mulligan.exec.run import run
 from mulligan.values.clock import monotonic_s
-from mulligan.values.refusal import Refused
-from mulligan.workspace.exec.command import command
-from mulligan.workspace.exec.output import Spools
-from mulligan.workspace.exec.overlay import Overlay
-from mulligan.workspace.exec.run import run
-from workspace.exec.isolated import not_isolated
-from workspace.exec.kinds import KINDS, Kind
-from workspace.exec.nobody import NOBODY, run_as_nobody
-from workspace.exec.trees import tree
+from mulligan.values.errors import Refused
+from tests.exec.change_kinds import KINDS, Kind
+from tests.exec.lanes import lane
+from tests.exec.overlay_isolation import not_isolated
+from tests.exec.trees import tree
+from tests.exec.unprivileged_user import NOBODY, run_as_nobody
 
 
 def real(path: Path) -> bytes:
     return os.fsencode(os.path.realpath(path))
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [lane("overlay", kind, kind) for kind in KINDS], ids=lambda kind: kind.name)
 def test_it_is_isolated_and_can_be_applied(kind: Kind, tmp_path: Path) -> None:
     root, twin = tmp_path / "root", tmp_path / "twin"
     root.mkdir()
@@ -33,7 +33,7 @@ def test_it_is_isolated_and_can_be_applied(kind: Kind, tmp_path: Path) -> None:
 
 
 def test_all_of_them_for_an_unprivileged_user() -> None:
-    lines = run_as_nobody("workspace.exec.isolated").splitlines()
+    lines = run_as_nobody("tests.exec.overlay_isolation").splitlines()
     assert lines == [f"{len(KINDS)} kinds as {NOBODY if os.geteuid() == 0 else os.geteuid()}"]
 
 

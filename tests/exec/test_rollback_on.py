@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
-from benches import Bench, closing_all, open_bench
-from exec.commands import plant, sh, told
 from mulligan.effects.receipt import Receipt
-from mulligan.history.bounds import collect_garbage, evict_over, usage_of
+from mulligan.history.abort import rescued_in
 from mulligan.history.log import calls_of, status_shown
-from mulligan.history.rescues import rescued_in
-from mulligan.history.schema import SCHEMA
+from mulligan.history.projection import SCHEMA
+from mulligan.history.retention import collect_garbage, evict_over, usage_of
 from mulligan.history.tables import TOUCHES
 from mulligan.store.blobs import BLOBS
 from mulligan.store.verify import verify
 from mulligan.testing import FaultPlan
 from mulligan.values.digest import digest_of, raw_digest
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
 from mulligan.values.ids import SessionId
 from mulligan.values.paths import RepoPath
-from workspace.exec.trees import tree
+from tests.exec.commands import plant, sh, told
+from tests.exec.trees import tree
+from tests.temp_workspace import TempWorkspace, closing_workspaces, open_temp_workspace
 
 WAYS = pytest.mark.parametrize("way", ["notify", "watch", "scan"])
 WINDOWS = pytest.mark.parametrize("way", ["watch", "scan"])
@@ -34,43 +34,43 @@ FILES = {"a": "a\n", "b": "bb\n", "d/x": "x\n", "d/y": "y\n", "gone/z": "z\n", "
 COMMAND = "echo 2 >> a; echo 3 > d/x; rm -r gone; mkdir n; echo n > n/n; chmod 600 mode; ln -sf b link; rm b"
 
 
-def failing(bench: Bench, text: str, way: str) -> Receipt:
-    return sh(bench, f"{text}; exit 1", strategy=way, rollback_on="nonzero")
+def failing(workspace: TempWorkspace, text: str, way: str) -> Receipt:
+    return sh(workspace, f"{text}; exit 1", strategy=way, rollback_on="nonzero")
 
 
-def everything(bench: Bench) -> object:
-    return tree(os.fsencode(bench.root))
+def everything(workspace: TempWorkspace) -> object:
+    return tree(os.fsencode(workspace.root))
 
 
 @WAYS
-def test_it_leaves_the_tree_as_it_was_however_often(bench: Bench, way: str) -> None:
-    plant(bench.root, FILES)
-    before = everything(bench)
+def test_it_leaves_the_tree_as_it_was_however_often(workspace: TempWorkspace, way: str) -> None:
+    plant(workspace.root, FILES)
+    before = everything(workspace)
     for _ in range(4):
-        assert told(failing(bench, COMMAND, way)) == ("error", "nonzero_exit")
-        assert everything(bench) == before
-    assert sh(bench, COMMAND, strategy=way).ok
-    assert everything(bench) != before
-    assert bench.session().undo().ok
-    assert everything(bench) == before
+        assert told(failing(workspace, COMMAND, way)) == ("error", "nonzero_exit")
+        assert everything(workspace) == before
+    assert sh(workspace, COMMAND, strategy=way).ok
+    assert everything(workspace) != before
+    assert workspace.session().undo().ok
+    assert everything(workspace) == before
 
 
 @WAYS
-def test_a_folder_that_was_removed_has_its_time_again(bench: Bench, way: str) -> None:
-    plant(bench.root, {"d/e/x": "x", "d/y": "y"})
+def test_a_folder_that_was_removed_has_its_time_again(workspace: TempWorkspace, way: str) -> None:
+    plant(workspace.root, {"d/e/x": "x", "d/y": "y"})
     times = {"d/e": 3 * 10**18 // 2, "d": 10**18}
     for name, moment_ns in times.items():
-        os.utime(bench.root / name, ns=(moment_ns, moment_ns))
-    assert told(failing(bench, "rm -r d", way)) == ("error", "nonzero_exit")
-    assert {name: (bench.root / name).stat().st_mtime_ns for name in times} == times
-    assert sh(bench, "rm -r d", strategy=way).ok and bench.session().undo().ok
-    assert {name: (bench.root / name).stat().st_mtime_ns for name in times} == times
+        os.utime(workspace.root / name, ns=(moment_ns, moment_ns))
+    assert told(failing(workspace, "rm -r d", way)) == ("error", "nonzero_exit")
+    assert {name: (workspace.root / name).stat().st_mtime_ns for name in times} == times
+    assert sh(workspace, "rm -r d", strategy=way).ok and workspace.session().undo().ok
+    assert {name: (workspace.root / name).stat().st_mtime_ns for name in times} == times
 
 
-def test_bytes_that_nobody_will_want_are_not_kept(bench: Bench) -> None:
-    plant(bench.root, FILES)
-    failing(bench, "echo nobody wants this > a", "notify")
-    with bench.desk.ledger.store.read() as tx:
+def test_bytes_that_no_call_needs_are_not_kept(workspace: TempWorkspace) -> None:
+    plant(workspace.root, FILES)
+    failing(workspace, "echo nobody wants this > a", "notify")
+    with workspace.open_root.ledger.store.read() as tx:
         assert tx.get(BLOBS, raw_digest(digest_of(b"nobody wants this\n"))) is None
 
 
@@ -88,90 +88,94 @@ def saved() -> dict[str, bytes]:
     }
 
 
-def rescued(bench: Bench) -> list[dict[str, bytes]]:
+def rescued(workspace: TempWorkspace) -> list[dict[str, bytes]]:
     """What each call says was there when it was put back, gone through the collection of garbage long after."""
-    ledger = bench.desk.ledger
+    ledger = workspace.open_root.ledger
     with ledger.store.write() as tx:
         for blob in tx.select(BLOBS):
             tx.update(BLOBS, blob.digest, touched_ms=0)
     collect_garbage(ledger)
     with ledger.store.read() as tx:
-        found = [rescued_in(row) for row in calls_of(tx, bench.desk, None)]
+        found = [rescued_in(row) for row in calls_of(tx, workspace.open_root, None)]
     return [{path: ledger.blobs.read(digest) for path, digest in one} for one in found]
 
 
 @WINDOWS
 @pytest.mark.parametrize("ending", [{"rollback_on": "nonzero"}, {"timeout_ms": 3_000}])
-def test_what_anybody_may_have_written_is_kept_and_named(bench: Bench, way: str, ending: dict[str, Any]) -> None:
-    plant(bench.root, FILES)
-    before = everything(bench)
+def test_what_anybody_may_have_written_is_kept_and_named(
+    workspace: TempWorkspace, way: str, ending: dict[str, Any]
+) -> None:
+    plant(workspace.root, FILES)
+    before = everything(workspace)
     script = f"{SAVES}; " + ("exit 1" if "rollback_on" in ending else "exec sleep 60")
-    assert not sh(bench, script, strategy=way, **ending).ok
-    assert everything(bench) == before
-    assert rescued(bench) == [saved()]
+    assert not sh(workspace, script, strategy=way, **ending).ok
+    assert everything(workspace) == before
+    assert rescued(workspace) == [saved()]
 
 
 @WINDOWS
-def test_what_anybody_may_have_written_is_kept_if_the_call_fails_later(bench: Bench, way: str) -> None:
-    plant(bench.root, FILES)
-    before = everything(bench)
-    with suppress(LookupError), bench.session().call() as call:
+def test_what_anybody_may_have_written_is_kept_if_the_call_fails_later(workspace: TempWorkspace, way: str) -> None:
+    plant(workspace.root, FILES)
+    before = everything(workspace)
+    with suppress(LookupError), workspace.session().call() as call:
         call.exec(["sh", "-c", SAVES], strategy=way)
         call.write_file("new", "the agent's")
         raise LookupError
-    assert everything(bench) == before
-    assert rescued(bench) == [saved()]
+    assert everything(workspace) == before
+    assert rescued(workspace) == [saved()]
 
 
 @WINDOWS
-def test_what_a_part_took_back_is_named_by_the_call_that_stands(bench: Bench, way: str) -> None:
-    plant(bench.root, FILES)
-    with bench.session().call() as call:
+def test_what_a_part_undid_is_named_by_the_call_that_is_not_undone(workspace: TempWorkspace, way: str) -> None:
+    plant(workspace.root, FILES)
+    with workspace.session().call() as call:
         call.exec(["sh", "-c", "echo 1 > new; echo 2 > other; exit 1"], strategy=way, rollback_on="nonzero")
         call.exec(["sh", "-c", "echo 2 > other"], strategy=way)
-    assert rescued(bench) == [{"new": b"1\n"}]
+    assert rescued(workspace) == [{"new": b"1\n"}]
 
 
 @WINDOWS
-def test_what_stands_is_not_said_to_be_rescued(bench: Bench, way: str) -> None:
-    plant(bench.root, FILES)
-    assert sh(bench, SAVES, strategy=way).ok
-    assert rescued(bench) == [{}]
+def test_what_is_kept_is_not_said_to_be_rescued(workspace: TempWorkspace, way: str) -> None:
+    plant(workspace.root, FILES)
+    assert sh(workspace, SAVES, strategy=way).ok
+    assert rescued(workspace) == [{}]
 
 
 @WINDOWS
-def test_what_was_rescued_goes_when_the_session_keeps_too_much(bench: Bench, way: str) -> None:
-    plant(bench.root, FILES)
-    failing(bench, "head -c 100000 /dev/urandom > a", way)
-    sh(bench, "echo 2 > b", strategy=way)
-    ledger = bench.desk.ledger
+def test_what_was_rescued_goes_when_the_session_keeps_too_much(workspace: TempWorkspace, way: str) -> None:
+    plant(workspace.root, FILES)
+    failing(workspace, "head -c 100000 /dev/urandom > a", way)
+    sh(workspace, "echo 2 > b", strategy=way)
+    ledger = workspace.open_root.ledger
     assert len(evict_over(ledger, SessionId("default"), 1_000)) == 1
     with ledger.store.read() as tx:
-        assert [status_shown(row) for row in calls_of(tx, bench.desk, None)] == ["committed", "aborted"]
+        assert [status_shown(row) for row in calls_of(tx, workspace.open_root, None)] == ["committed", "aborted"]
         assert usage_of(tx, SessionId("default")).bytes < 1_000
     assert [one for one in verify(ledger.store, SCHEMA) if one.severity == "broken"] == []
 
 
 @WAYS
-def test_what_the_store_cannot_take_is_put_back_although_it_would_have_stood(bench: Bench, way: str) -> None:
-    plant(bench.root, FILES)
-    before = everything(bench)
-    (bench.home / "blobs").write_text("in the way of every blob that is not small")
+def test_what_the_store_cannot_take_is_rolled_back_although_it_would_have_been_kept(
+    workspace: TempWorkspace, way: str
+) -> None:
+    plant(workspace.root, FILES)
+    before = everything(workspace)
+    (workspace.home / "blobs").write_text("in the way of every blob that is not small")
     with pytest.raises(MulliganError):
-        sh(bench, f"{COMMAND}; head -c 200000 /dev/urandom > large", strategy=way)
-    assert everything(bench) == before
-    with bench.desk.ledger.store.read() as tx:
-        assert [row.status for row in calls_of(tx, bench.desk, None)] == ["aborted"]
+        sh(workspace, f"{COMMAND}; head -c 200000 /dev/urandom > large", strategy=way)
+    assert everything(workspace) == before
+    with workspace.open_root.ledger.store.read() as tx:
+        assert [row.status for row in calls_of(tx, workspace.open_root, None)] == ["aborted"]
 
 
 @WAYS
-def test_what_could_not_go_back_is_not_said_to_have(bench: Bench, way: str) -> None:
-    plant(bench.root, FILES)
+def test_what_could_not_be_restored_is_not_said_to_have(workspace: TempWorkspace, way: str) -> None:
+    plant(workspace.root, FILES)
     with pytest.raises(MulliganError) as caught:
-        failing(bench, f"rm -rf {bench.root}", way)
+        failing(workspace, f"rm -rf {workspace.root}", way)
     assert caught.value.code == "restore_failed"
-    with bench.desk.ledger.store.read() as tx:
-        assert [row.status for row in calls_of(tx, bench.desk, None)] == ["open"]
+    with workspace.open_root.ledger.store.read() as tx:
+        assert [row.status for row in calls_of(tx, workspace.open_root, None)] == ["open"]
         assert {row.path.decode() for row in tx.select(TOUCHES)} >= FILES.keys()
 
 
@@ -213,36 +217,38 @@ PERSONS = [save_in_place, save_by_rename, save_with_the_old_time, rename_with_th
 
 @WAYS
 @pytest.mark.parametrize("person", PERSONS)
-def test_what_a_person_does_afterwards_is_theirs(bench: Bench, way: str, person: Callable[[Path], None]) -> None:
-    plant(bench.root, FILES)
-    failing(bench, COMMAND, way)
-    person(bench.root / "a")
-    person(bench.root / "d" / "x")
-    theirs = everything(bench)
-    failing(bench, "rm -f a; echo 9 > d/x; echo more >> d/y", way)
-    assert everything(bench) == theirs
-    assert sh(bench, "echo 9 > a; echo 9 > d/x", strategy=way).ok
-    assert bench.session().undo().ok
-    assert everything(bench) == theirs
+def test_what_a_person_does_afterwards_is_theirs(
+    workspace: TempWorkspace, way: str, person: Callable[[Path], None]
+) -> None:
+    plant(workspace.root, FILES)
+    failing(workspace, COMMAND, way)
+    person(workspace.root / "a")
+    person(workspace.root / "d" / "x")
+    theirs = everything(workspace)
+    failing(workspace, "rm -f a; echo 9 > d/x; echo more >> d/y", way)
+    assert everything(workspace) == theirs
+    assert sh(workspace, "echo 9 > a; echo 9 > d/x", strategy=way).ok
+    assert workspace.session().undo().ok
+    assert everything(workspace) == theirs
 
 
 def steps_of(base: Path, way: str) -> int:
     """How many steps it takes to put everything back."""
     plan = FaultPlan()
-    bench = open_bench(base, steps=plan)
-    plant(bench.root, FILES)
-    failing(bench, COMMAND, way)
-    bench.close()
+    workspace = open_temp_workspace(base, steps=plan)
+    plant(workspace.root, FILES)
+    failing(workspace, COMMAND, way)
+    workspace.close()
     return len(plan.reached)
 
 
 @WAYS
 @pytest.mark.parametrize("save", [save_in_place, save_by_rename])
-def test_a_person_who_saves_while_it_goes_back_loses_nothing(
+def test_a_person_who_saves_during_the_rollback_loses_nothing(
     tmp_path: Path, way: str, save: Callable[[Path], None]
 ) -> None:
     """At every step, into the very file that is on its way; and what they saved is theirs for the next command, too."""
-    with closing_all():
+    with closing_workspaces():
         for at in range(1, steps_of(tmp_path / "dry", way) + 1):
             base = tmp_path / str(at)
             saved: list[Path] = []
@@ -252,46 +258,46 @@ def test_a_person_who_saves_while_it_goes_back_loses_nothing(
                     save(root / path)
                     saved.append(root / path)
 
-            bench = open_bench(base, steps=FaultPlan().act(act, at=at))
-            plant(bench.root, FILES)
-            failing(bench, COMMAND, way)
+            workspace = open_temp_workspace(base, steps=FaultPlan().act(act, at=at))
+            plant(workspace.root, FILES)
+            failing(workspace, COMMAND, way)
             assert [path.read_text() for path in saved] == ["person\n"] * len(saved)
             for path in saved:
-                failing(bench, f"echo agent > {path}", way)
+                failing(workspace, f"echo agent > {path}", way)
                 assert path.read_text() == "person\n"
-            bench.close()
+            workspace.close()
 
 
 @WAYS
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, "It broke")], ids=["interrupt", "io"])
-def test_whatever_breaks_in_the_middle_of_it_the_rest_is_put_back_later(
+def test_whatever_breaks_in_the_middle_of_it_the_rest_is_rolled_back_later(
     tmp_path: Path, way: str, error: BaseException
 ) -> None:
     def fail(_: str, __: str) -> None:
         raise error
 
-    with closing_all():
+    with closing_workspaces():
         for at in range(1, steps_of(tmp_path / "dry", way) + 1):
             base = tmp_path / str(at)
-            bench = open_bench(base, steps=FaultPlan().act(fail, at=at))
-            plant(bench.root, FILES)
-            before = everything(bench)
+            workspace = open_temp_workspace(base, steps=FaultPlan().act(fail, at=at))
+            plant(workspace.root, FILES)
+            before = everything(workspace)
             with suppress(KeyboardInterrupt, MulliganError):
-                failing(bench, COMMAND, way)
-            bench.close()
-            again = open_bench(base)
+                failing(workspace, COMMAND, way)
+            workspace.close()
+            again = open_temp_workspace(base)
             assert everything(again) == before, at
             again.close()
 
 
-def test_what_was_there_when_a_call_ended_before_its_command_is_kept_and_named(bench: Bench) -> None:
-    plant(bench.root, {"f": "old\n"})
-    call = bench.desk.call(SessionId("default"))
+def test_what_was_there_when_a_call_ended_before_its_command_is_kept_and_named(workspace: TempWorkspace) -> None:
+    plant(workspace.root, {"f": "old\n"})
+    call = workspace.open_root.call(SessionId("default"))
     call.about_to_change([RepoPath("f")])
-    plant(bench.root, {"f": "person's\n"})
+    plant(workspace.root, {"f": "person's\n"})
     call.abort("cancelled")
-    assert (bench.root / "f").read_text() == "old\n"
-    with bench.desk.ledger.store.read() as tx:
-        (row,) = calls_of(tx, bench.desk, None)
+    assert (workspace.root / "f").read_text() == "old\n"
+    with workspace.open_root.ledger.store.read() as tx:
+        (row,) = calls_of(tx, workspace.open_root, None)
     assert rescued_in(row) == [("f", digest_of(b"person's\n"))]
-    assert bench.desk.ledger.blobs.read(digest_of(b"person's\n")) == b"person's\n"
+    assert workspace.open_root.ledger.blobs.read(digest_of(b"person's\n")) == b"person's\n"

@@ -12,21 +12,22 @@ from pathlib import Path
 
 import pytest
 
+from mulligan.exec.capture.notify import Bare, Notify
+from mulligan.exec.command import Command, OutputSpool, Spools, Stream, allowed_environment, command
+from mulligan.exec.pump import CommandHandle
+from mulligan.exec.run import CommandResult, run
+from mulligan.exec.start import LAUNCHER
 from mulligan.values.clock import monotonic_s
+from mulligan.values.errors import Refused
 from mulligan.values.limits import GIB_BYTES, MIB_BYTES
-from mulligan.values.refusal import Refused
-from mulligan.workspace.exec.capture import Bare, Notify
-from mulligan.workspace.exec.command import Command, allowed_environment, command
-from mulligan.workspace.exec.output import Spool, Spools, Stream
-from mulligan.workspace.exec.pump import Handle
-from mulligan.workspace.exec.run import Ran, run
-from mulligan.workspace.exec.spawn import LAUNCHER
-from workspace.exec.trees import Recorder
+from tests.exec.trees import Recorder
 
 NEVER_S = 600
 
 
-def do(asked: Command, *, seconds: float | None = None, handle: Handle | None = None) -> tuple[Ran, bytes, bytes]:
+def do(
+    asked: Command, *, seconds: float | None = None, handle: CommandHandle | None = None
+) -> tuple[CommandResult, bytes, bytes]:
     """Run under the usual way and give what was printed too."""
     spools = Spools()
     deadline = None if seconds is None else monotonic_s() + seconds
@@ -77,7 +78,7 @@ class TestEnding:
             do(command([word], str(tmp_path)))
         assert (refused.value.code, refused.value.fields["errno"]) == ("spawn_failed", number)
 
-    def test_the_program_is_looked_for_on_the_commands_own_path(self, tmp_path: Path) -> None:
+    def test_the_program_is_found_on_the_commands_own_path(self, tmp_path: Path) -> None:
         tool = tmp_path / "bin" / "tool"
         tool.parent.mkdir()
         tool.write_text("#!/bin/sh\necho found\n")
@@ -182,12 +183,12 @@ def _peak_bytes(*, reset: bool) -> int:
 
 class TestSpool:
     def test_small_output_stays_in_memory(self) -> None:
-        spool = Spool(inline_bytes=10)
+        spool = OutputSpool(inline_bytes=10)
         spool.append(b"0123456789")
         assert (spool.inline(), spool.file(), spool.size_bytes) == (b"0123456789", None, 10)
 
     def test_large_output_goes_to_a_file_whole(self, tmp_path: Path) -> None:
-        spool = Spool(str(tmp_path), inline_bytes=10, tail_bytes=4)
+        spool = OutputSpool(str(tmp_path), inline_bytes=10, tail_bytes=4)
         spool.append(b"0123456789")
         spool.append(b"abcdef")
         file = spool.file()
@@ -197,7 +198,7 @@ class TestSpool:
         spool.close()
 
     def test_beyond_the_limit_the_middle_is_dropped_and_counted(self, tmp_path: Path) -> None:
-        spool = Spool(str(tmp_path), inline_bytes=2, file_bytes=5, tail_bytes=3)
+        spool = OutputSpool(str(tmp_path), inline_bytes=2, file_bytes=5, tail_bytes=3)
         for part in (b"abc", b"defgh", b"ijk"):
             spool.append(part)
         file = spool.file()
@@ -266,13 +267,13 @@ def _in_background(asked: Command) -> Command:
 
 class TestHandle:
     def test_cancel_from_another_thread_kills_it(self, tmp_path: Path) -> None:
-        with Handle() as handle:
+        with CommandHandle() as handle:
             threading.Thread(target=handle.cancel).start()
             ran, _, _ = do(shell(f"sleep {NEVER_S}", tmp_path), handle=handle)
         assert (ran.cancelled, ran.signal) == (True, signal.SIGKILL)
 
     def test_a_signal_reaches_it(self, tmp_path: Path) -> None:
-        with Handle() as handle:
+        with CommandHandle() as handle:
 
             class Signaller(Spools):
                 def write(self, stream: Stream, data: bytes) -> None:
@@ -317,7 +318,7 @@ class TestLauncher:
         assert sorted(answers) == [b"%d\n" % number for number in range(8)]
 
     def test_it_loads_nothing_heavy(self) -> None:
-        code = "import sys; from mulligan.workspace.exec import launcher; print(*sorted(sys.modules))"
+        code = "import sys; from mulligan.exec import init; print(*sorted(sys.modules))"
         source = str(Path(sys.modules["mulligan"].__file__ or "").parent.parent)
         found = subprocess.run(
             [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {source!r}); {code}"],
@@ -330,9 +331,9 @@ class TestLauncher:
     def test_our_own_death_kills_the_command(self, tmp_path: Path) -> None:
         program = (
             "import sys\n"
-            "from mulligan.workspace.exec.command import command\n"
-            "from mulligan.workspace.exec.capture import Bare\n"
-            "from mulligan.workspace.exec.run import run\n"
+            "from mulligan.exec.command import command\n"
+            "from mulligan.exec.capture.notify import Bare\n"
+            "from mulligan.exec.run import run\n"
             "class Out:\n"
             "    def write(self, stream, data): print(data.decode(), end='', flush=True)\n"
             f"asked = command(['sh', '-c', 'setsid sh -c \"echo \\\\$\\\\$; exec sleep {NEVER_S}\"'], sys.argv[1])\n"

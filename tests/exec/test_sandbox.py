@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from mulligan.workspace.exec.capture import Bare, Capture, Notify
-from mulligan.workspace.exec.command import command
-from mulligan.workspace.exec.output import Spools
-from mulligan.workspace.exec.overlay import Overlay
-from mulligan.workspace.exec.run import Ran, run
-from workspace.exec.caged import found_out
-from workspace.exec.nobody import NOBODY, run_as_nobody
-from workspace.exec.trees import Recorder
+from mulligan.exec.capture.notify import Bare, Capture, Notify
+from mulligan.exec.capture.overlay import Overlay
+from mulligan.exec.command import Spools, command
+from mulligan.exec.run import CommandResult, run
+from tests.exec.sandboxed_breakout import found_out
+from tests.exec.trees import Recorder
+from tests.exec.unprivileged_user import NOBODY, run_as_nobody
 
 
 @pytest.fixture
@@ -39,13 +38,13 @@ def test_nothing_gets_out(capture: type[Bare], tmp_path: Path, outside: Path) ->
 def test_nothing_gets_out_for_an_unprivileged_user(outside: Path) -> None:
     if os.geteuid() == 0:
         os.chown(outside, NOBODY, NOBODY)
-    assert run_as_nobody("workspace.exec.caged", str(outside)).splitlines() == ["done"]
+    assert run_as_nobody("tests.exec.sandboxed_breakout", str(outside)).splitlines() == ["done"]
 
 
 def test_without_a_sandbox_most_of_it_works_so_the_attempts_are_real(outside: Path) -> None:
     if os.geteuid() == 0:
         os.chown(outside, NOBODY, NOBODY)
-    worked = set(run_as_nobody("workspace.exec.caged", str(outside), "free").splitlines())
+    worked = set(run_as_nobody("tests.exec.sandboxed_breakout", str(outside), "free").splitlines())
     assert worked >= {
         *("append outside", "create outside", "climb out", "through a symlink", "through a hard link"),
         *("truncate outside", "remove outside", "chmod outside", "times outside", "attribute outside", "mkdir outside"),
@@ -53,7 +52,7 @@ def test_without_a_sandbox_most_of_it_works_so_the_attempts_are_real(outside: Pa
     }
 
 
-def caged(text: str, root: Path, capture: Capture, *, network: bool = True) -> tuple[Ran, bytes]:
+def caged(text: str, root: Path, capture: Capture, *, network: bool = True) -> tuple[CommandResult, bytes]:
     spools = Spools()
     asked = command(["sh", "-c", text], str(root))
     asked = replace(asked, sandbox="workspace", network="full" if network else "none")

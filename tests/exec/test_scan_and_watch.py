@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from exec.commands import at_rest
-from mulligan.workspace.exec.capture import Bare, Capture
-from mulligan.workspace.exec.command import command
-from mulligan.workspace.exec.output import Spools
-from mulligan.workspace.exec.run import Ran, run
-from mulligan.workspace.exec.scan import StatIndex
-from mulligan.workspace.exec.watch import Watcher
-from workspace.exec.kinds import KINDS, Kind, make, perform, wrong_after_putting_back
-from workspace.exec.windowed import Scanned, Watched
+from mulligan.exec.capture.notify import Bare, Capture
+from mulligan.exec.capture.scan import StatIndex
+from mulligan.exec.command import Spools, command
+from mulligan.exec.run import CommandResult, run
+from mulligan.files.tree.watcher import Watcher
+from tests.exec.change_kinds import KINDS, Kind, make, perform, wrong_after_putting_back
+from tests.exec.commands import at_rest
+from tests.exec.lanes import lane
+from tests.exec.window_captures import Scanned, Watched
 
 MISSED_BY_WATCH = {"another hard link, then removed", "new hard link, changed through it"}
 """An inotify event names the path that was used; the other name of the inode changes unseen."""
@@ -25,22 +25,22 @@ def real(path: Path) -> bytes:
     return os.fsencode(os.path.realpath(path))
 
 
-def sh(text: str, root: Path, capture: Capture) -> Ran:
+def sh(text: str, root: Path, capture: Capture) -> CommandResult:
     return run(command(["sh", "-c", text], str(root)), capture=capture, sink=Spools())
 
 
-def names(ran: Ran, root: Path) -> set[bytes]:
+def names(ran: CommandResult, root: Path) -> set[bytes]:
     return {os.path.relpath(path, real(root)) for path in ran.touched}
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [lane("scan", kind, kind) for kind in KINDS], ids=lambda kind: kind.name)
 def test_everything_a_scan_finds_comes_back(kind: Kind, tmp_path: Path) -> None:
     root = real(tmp_path)
     before = make(kind, root)
     assert wrong_after_putting_back(root, before, perform(kind, root, Scanned()).touched) == {}
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [lane("watch", kind, kind) for kind in KINDS], ids=lambda kind: kind.name)
 def test_everything_a_watcher_sees_comes_back(kind: Kind, tmp_path: Path) -> None:
     root = real(tmp_path)
     before = make(kind, root)
@@ -69,7 +69,7 @@ class TestScan:
         before._taken_ns = (tmp_path / "a").stat().st_ctime_ns  # however busy the machine is
         assert before.again().touched_since(before) == {real(tmp_path / "a")}
 
-    def test_skipped_folders_are_not_looked_into(self, tmp_path: Path) -> None:
+    def test_skipped_folders_are_not_searched(self, tmp_path: Path) -> None:
         (tmp_path / "d").mkdir()
         index = StatIndex.take(real(tmp_path), skip=frozenset({real(tmp_path / "d")}))
         (tmp_path / "d" / "a").write_text("a")
@@ -91,7 +91,7 @@ class TestWatch:
         assert names(sh("echo c >> e/c", tmp_path, Watched(watcher)), tmp_path) == {b"e/c"}
         watcher.close()
 
-    def test_what_changed_before_is_told_apart(self, tmp_path: Path) -> None:
+    def test_what_changed_before_is_distinguished(self, tmp_path: Path) -> None:
         watcher = Watcher(real(tmp_path))
         (tmp_path / "person").write_text("mine")
         capture = Watched(watcher)
@@ -106,7 +106,7 @@ class TestWatch:
         assert names(sh("cat a; ls -R", tmp_path, Watched(watcher)), tmp_path) == set()
         watcher.close()
 
-    def test_what_was_put_somewhere_once_is_told_from_what_was_written(self, tmp_path: Path) -> None:
+    def test_what_was_put_somewhere_once_is_distinguished_from_what_was_written(self, tmp_path: Path) -> None:
         for name in "abcde":
             (tmp_path / name).write_text(name)
         watcher = Watcher(real(tmp_path))

@@ -10,22 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from mulligan.values.refusal import Refused
-from mulligan.workspace.exec.capture import Notify, StrategyName
-from mulligan.workspace.exec.choose import Means, run_caught
-from mulligan.workspace.exec.command import command
-from mulligan.workspace.exec.output import Spools
-from mulligan.workspace.exec.overlay import Overlay
-from mulligan.workspace.exec.run import Ran, run
-from workspace.exec.trees import Recorder
-from workspace.exec.windowed import Scanned
+from mulligan.exec.capture.notify import Notify, StrategyName
+from mulligan.exec.capture.overlay import Overlay
+from mulligan.exec.command import Spools, command
+from mulligan.exec.run import CaptureMeans, CommandResult, run, run_captured
+from mulligan.values.errors import Refused
+from tests.exec.trees import Recorder
+from tests.exec.window_captures import Scanned
 
-MEANS = Means(Recorder(), window=lambda _: Scanned())
+MEANS = CaptureMeans(Recorder(), window=lambda _: Scanned())
 
 
-def taken(root: Path, means: Means = MEANS, *, strategy: StrategyName | None = None, isolate: bool = False) -> Ran:
+def taken(
+    root: Path, means: CaptureMeans = MEANS, *, strategy: StrategyName | None = None, isolate: bool = False
+) -> CommandResult:
     asked = command(["sh", "-c", "echo x > a"], str(root))
-    ran, capture = run_caught(asked, means, strategy=strategy, isolate=isolate, sink=Spools())
+    ran, capture = run_captured(asked, means, strategy=strategy, isolate=isolate, sink=Spools())
     if isinstance(capture, Overlay):
         capture.close()
     if isinstance(capture, Notify):
@@ -68,7 +68,7 @@ def test_where_notify_cannot_be_had_the_next_is_taken_and_the_reason_kept(tmp_pa
     """Inside a command that is itself caught by notify, the kernel allows no second listener."""
     code = (
         "import sys; sys.path[:0] = sys.argv[1:]\n"
-        "from workspace.exec.test_choose import *\n"
+        "from tests.exec.test_strategy import *\n"
         "ran = taken(Path('.'))\n"
         "print(ran.strategy, ran.attribution, ran.strategy_reason, sep='|')\n"
     )

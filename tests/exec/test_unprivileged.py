@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from exec.shut_folders import LOOKING, WINDOWS
-from exec.unprivileged import WAYS
-from workspace.exec.nobody import NOBODY, run_as_nobody
+from tests.exec.read_only_folders import LOOKING, WINDOWS
+from tests.exec.unprivileged import WAYS
+from tests.exec.unprivileged_user import NOBODY, run_as_nobody
 
 LEFT_SHUT = "created:new created:new/in created:new/in/f mode:open modified:open/f deleted:open/g created:open/h"
 USER = NOBODY if os.geteuid() == 0 else os.geteuid()
@@ -22,7 +22,7 @@ def in_windows(found: list[Any]) -> dict[str, list[Any]]:
 
 @pytest.mark.req("D7.notify_unprivileged", "D7.overlay_refused_with_reason")
 def test_every_way_does_and_undoes() -> None:
-    assert json.loads(run_as_nobody("exec.unprivileged")) == {
+    assert json.loads(run_as_nobody("tests.exec.unprivileged")) == {
         "user": USER,
         "undo": dict.fromkeys(WAYS, "back"),
         "rollback": dict.fromkeys(WAYS, "nonzero_exit"),
@@ -35,8 +35,8 @@ def test_every_way_does_and_undoes() -> None:
     }
 
 
-def test_what_happened_in_folders_shut_by_their_mode_comes_back_whoever_dies() -> None:
-    assert json.loads(run_as_nobody("exec.shut_folders")) == {
+def test_what_happened_in_folders_shut_by_their_mode_comes_back_whichever_process_dies() -> None:
+    assert json.loads(run_as_nobody("tests.exec.read_only_folders")) == {
         "undo": dict.fromkeys(WAYS, "back"),
         "rollback": dict.fromkeys(WAYS, "nonzero_exit"),
         "left shut": dict.fromkeys(LOOKING, LEFT_SHUT),
@@ -70,7 +70,7 @@ def test_what_happened_in_folders_shut_by_their_mode_comes_back_whoever_dies() -
 
 @pytest.mark.req("D7.sandbox_unavailable", "D7.overlay_refused_with_reason")
 def test_where_there_are_no_namespaces_what_needs_them_is_refused_and_the_rest_works() -> None:
-    found = json.loads(run_as_nobody("exec.unprivileged", "--no-namespaces"))
+    found = json.loads(run_as_nobody("tests.exec.unprivileged", "--no-namespaces"))
     works = dict.fromkeys(WAYS, "back") | {"overlay": "unsupported_strategy"}
     assert found == {
         "user": USER,

@@ -14,13 +14,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benches import Bench, open_bench
-from exec.commands import plant, sh
-from mulligan.values.refusal import Refused
-from mulligan.workspace.exec import kernel
-from mulligan.workspace.exec.command import command
-from mulligan.workspace.exec.overlay import Overlay
-from workspace.exec.trees import tree
+from mulligan.exec.capture.overlay import Overlay
+from mulligan.exec.command import command
+from mulligan.files import kernel
+from mulligan.values.errors import Refused
+from tests.exec.commands import plant, sh
+from tests.exec.trees import tree
+from tests.temp_workspace import TempWorkspace, open_temp_workspace
 
 WAYS = ("notify", "watch", "scan", "overlay")
 SCRIPT = """
@@ -41,29 +41,29 @@ def refuse_namespaces() -> None:
     kernel.install_filter(b"".join(struct.pack("=HBBI", *one) for one in code), 0)
 
 
-def there_and_back(bench: Bench, **params: Any) -> str:
+def there_and_back(workspace: TempWorkspace, **params: Any) -> str:
     """`back` if undo gives the tree as it was; else what went wrong."""
-    before = tree(os.fsencode(bench.root))
-    receipt = sh(bench, SCRIPT, **params)
+    before = tree(os.fsencode(workspace.root))
+    receipt = sh(workspace, SCRIPT, **params)
     if not receipt.ok:
         return str(receipt.error_code)
-    if tree(os.fsencode(bench.root)) == before:
+    if tree(os.fsencode(workspace.root)) == before:
         return "nothing happened"
-    undone = bench.session().undo()
-    return "back" if undone.ok and tree(os.fsencode(bench.root)) == before else f"{undone} {receipt}"
+    undone = workspace.session().undo()
+    return "back" if undone.ok and tree(os.fsencode(workspace.root)) == before else f"{undone} {receipt}"
 
 
-def rolled_back(bench: Bench, way: str) -> str:
-    before = tree(os.fsencode(bench.root))
-    receipt = sh(bench, f"{SCRIPT}\nexit 3", strategy=way, rollback_on="nonzero")
-    return str(receipt.error_code) if tree(os.fsencode(bench.root)) == before else f"not put back: {receipt}"
+def rolled_back(workspace: TempWorkspace, way: str) -> str:
+    before = tree(os.fsencode(workspace.root))
+    receipt = sh(workspace, f"{SCRIPT}\nexit 3", strategy=way, rollback_on="nonzero")
+    return str(receipt.error_code) if tree(os.fsencode(workspace.root)) == before else f"not put back: {receipt}"
 
 
-def left_unreadable(bench: Bench, way: str) -> str:
+def left_unreadable(workspace: TempWorkspace, way: str) -> str:
     """A command that takes our right to read what it wrote is refused, and put back."""
-    before = tree(os.fsencode(bench.root))
-    receipt = sh(bench, "echo 2 > src/a.py; chmod 000 src/a.py; echo n > n", strategy=way)
-    return str(receipt.error_code) if tree(os.fsencode(bench.root)) == before else f"not put back: {receipt}"
+    before = tree(os.fsencode(workspace.root))
+    receipt = sh(workspace, "echo 2 > src/a.py; chmod 000 src/a.py; echo n > n", strategy=way)
+    return str(receipt.error_code) if tree(os.fsencode(workspace.root)) == before else f"not put back: {receipt}"
 
 
 def foreign() -> str:
@@ -76,20 +76,20 @@ def foreign() -> str:
 
 
 def session(base: Path) -> dict[str, Any]:
-    bench = open_bench(base)
-    plant(bench.root, FILES)
+    workspace = open_temp_workspace(base)
+    plant(workspace.root, FILES)
     found = {
         "user": os.geteuid(),
-        "undo": {way: there_and_back(bench, strategy=way) for way in WAYS},
-        "rollback": {way: rolled_back(bench, way) for way in WAYS},
-        "unreadable": {way: left_unreadable(bench, way) for way in WAYS},
-        "isolate": there_and_back(bench, isolate=True),
-        "sandbox": there_and_back(bench, sandbox="workspace"),
-        "network": there_and_back(bench, network="none"),
+        "undo": {way: there_and_back(workspace, strategy=way) for way in WAYS},
+        "rollback": {way: rolled_back(workspace, way) for way in WAYS},
+        "unreadable": {way: left_unreadable(workspace, way) for way in WAYS},
+        "isolate": there_and_back(workspace, isolate=True),
+        "sandbox": there_and_back(workspace, sandbox="workspace"),
+        "network": there_and_back(workspace, network="none"),
         "foreign": foreign(),
-        "default": sh(bench, ":").strategy,
+        "default": sh(workspace, ":").strategy,
     }
-    bench.close()
+    workspace.close()
     return found
 
 

@@ -44,10 +44,11 @@ def run_as_nobody(module: str, *arguments: str) -> str:
 
 
 def _copy_tests(home: Path) -> None:
-    tests = Path(__file__).parent.parent.parent
-    for room in ("workspace", "exec", "history"):
-        shutil.copytree(tests / room, home / room, ignore=_IGNORED)
-    shutil.copy(tests / "benches.py", home)
+    tests = Path(__file__).parent.parent
+    for folder in ("exec", "files", "history"):
+        shutil.copytree(tests / folder, home / "tests" / folder, ignore=_IGNORED)
+    for file in ("__init__.py", "temp_workspace.py"):
+        shutil.copy(tests / file, home / "tests")
 
 
 def _copy_packages(home: Path) -> None:

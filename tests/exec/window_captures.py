@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from mulligan.workspace.exec.capture import Caught, StrategyName
-from mulligan.workspace.exec.command import Command
-from mulligan.workspace.exec.scan import StatIndex
-from mulligan.workspace.exec.spawn import Extras
-from mulligan.workspace.exec.watch import Dirty, Watcher
+from mulligan.exec.capture.notify import CaughtPaths, StrategyName
+from mulligan.exec.capture.scan import StatIndex
+from mulligan.exec.command import Command
+from mulligan.exec.start import StartOptions
+from mulligan.files.tree.watcher import Dirty, Watcher
 
 
 class Scanned:
@@ -14,15 +14,15 @@ class Scanned:
 
     name: StrategyName = "scan"
 
-    def begin(self, command: Command) -> Extras:
+    def begin(self, command: Command) -> StartOptions:
         self._before = StatIndex.take(command.root)
-        return Extras()
+        return StartOptions()
 
     def received(self, word: str, fds: list[int]) -> None:
         raise AssertionError(word)
 
-    def end(self) -> Caught:
-        return Caught(self._before.again().touched_since(self._before), attribution="window")
+    def end(self) -> CaughtPaths:
+        return CaughtPaths(self._before.again().touched_since(self._before), attribution="window")
 
 
 class Watched:
@@ -35,13 +35,13 @@ class Watched:
         self.before = Dirty()
         self.dirty = Dirty()
 
-    def begin(self, command: Command) -> Extras:
+    def begin(self, command: Command) -> StartOptions:
         self.before = self._watcher.take()
-        return Extras(tended=(self._watcher.fileno(), self._watcher.drain))
+        return StartOptions(tended=(self._watcher.fileno(), self._watcher.drain))
 
     def received(self, word: str, fds: list[int]) -> None:
         raise AssertionError(word)
 
-    def end(self) -> Caught:
+    def end(self) -> CaughtPaths:
         self.dirty = self._watcher.take()
-        return Caught(self.dirty.paths, attribution="window")
+        return CaughtPaths(self.dirty.paths, attribution="window")

@@ -11,7 +11,7 @@ import os
 import select
 import sys
 
-from mulligan.workspace import kernel
+from mulligan.files import kernel
 
 
 def content_of(number: int) -> bytes:

@@ -15,12 +15,17 @@ from typing import Any
 import pytest
 
 import mulligan
+from mulligan.agents.hooks.recorder import HookEvent, Kind, Recorder
+from mulligan.servers.acp.recorder import ProxyRecorder
+from mulligan.servers.acp.undo import Workspaces
 from mulligan.store.journal import RECORDS
-from secrets_in_state.searching import files_holding
+from mulligan.values.clock import monotonic_s
+from tests.state_search import files_holding
 
 OLD = b"OLD=" + os.urandom(24).hex().encode() + b"\n"
 NEW = b"NEW=" + os.urandom(24).hex().encode() + b"\n"
 SETTINGS = ("never", "digest_only")
+KINDS: tuple[Kind, ...] = ("pre", "post")
 
 
 class Place:
@@ -126,6 +131,48 @@ def test_a_file_tool_writes_a_path_that_is_not_captured(
         assert {**written, "other": b"one\n"} == {
             path.name: path.read_bytes() for path in place.root.rglob("*") if path.is_file()
         }
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("write_file", {"path": ".env", "content": NEW.decode(), "unknown": 1}),
+    ("write_file", {"path": "../.env", "content": NEW.decode()}),
+    ("write_file", {"file_path": "/elsewhere/.env", "content": NEW.decode()}),
+    ("write_file", {"path": "vault", "content": NEW.decode()}),
+    ("edit_file", {"path": ".env", "old_string": "", "new_string": NEW.decode()}),
+    ("apply_patch", {"patch": f"*** Begin Patch\n*** Updte File: .env\n+{NEW.decode()}*** End Patch\n"}),
+    ("apply_patch", {"patch": f"--- a/.env\n+++ b/.env\n+{NEW.decode()}", "patch_format": "unified"}),
+]
+
+
+@pytest.mark.req("D18.capture_never", "D18.capture_digest_only")
+@pytest.mark.parametrize(("tool", "given"), REFUSED, ids=[f"{tool}-{index}" for index, (tool, _) in enumerate(REFUSED)])
+def test_a_refused_request_stores_no_byte_that_it_came_with(
+    place: Place, setting: str, tool: str, given: dict[str, Any]
+) -> None:
+    """The fixture looks for the bytes in the state directory."""
+    (place.root / "vault").mkdir()
+    place.configure(setting, ".env", "vault/")
+    with place.open() as m:
+        receipt, _ = m.session("s").perform(tool, given)
+    assert receipt.status != "ok"
+    assert place.env.read_bytes() == OLD
+
+
+@pytest.mark.req("D18.capture_undo_skips")
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("effect", ["host.fs.write_file", "host.exec"])
+def test_undo_of_a_call_that_changed_nothing_else_skips_the_path_and_no_earlier_call_is_undone(
+    place: Place, setting: str, effect: str, named: bool
+) -> None:
+    with place.open() as m:
+        session = m.session("s")
+        session.perform("host.fs.write_file", {"path": "beside", "content": "1"})
+        changing = {"argv": ["sh", "-c", f"cat {place.new} > .env"]}
+        writing = {"path": ".env", "content": NEW.decode()}
+        _, call = session.perform(effect, writing if effect == "host.fs.write_file" else changing)
+        way = session.undo(call if named else None)
+        assert [(one.path, one.outcome, one.reason) for one in way.outcomes] == [(".env", "skipped", "not_captured")]
+        assert (place.env.read_bytes(), (place.root / "beside").read_text()) == (NEW, "1")
 
 
 @pytest.mark.req("D18.capture_abort")
@@ -238,6 +285,9 @@ def test_an_aborted_command_reports_what_it_changed_and_was_not_captured(
         assert NOT_CAPTURED in coverage(m, call)
     assert place.env.read_bytes() == NEW
     assert not (place.root / "beside").exists()
+    place.env.write_bytes(OLD)
+    said = run("exec", "--strategy", strategy, "--rollback-on", "nonzero", "--", *argv, root=place.root, code=3).stderr
+    assert ".env" in said and "beside" not in said
 
 
 @pytest.mark.req("D18.capture_command")
@@ -391,3 +441,63 @@ def test_a_pattern_that_is_added_later_is_obeyed_by_a_process_that_runs(place: P
         with m.session("s").call() as call:
             assert call.write_file(".env", NEW.decode()).status == "ok"
     assert place.leaks("never") == []
+
+
+@pytest.mark.req("D18.capture_never", "D18.capture_digest_only", "D18.capture_command")
+@pytest.mark.parametrize("tool", ["Bash", "Write"])
+def test_hooks_name_a_change_and_store_no_byte_of_it(place: Place, setting: str, tool: str) -> None:
+    told = {"Bash": {"command": "make env"}, "Write": {"file_path": str(place.env), "content": NEW.decode()}}[tool]
+    with place.open() as m:
+        recorder = Recorder(m.open_root)
+        for kind in KINDS:
+            event = HookEvent(
+                kind=kind, agent="claude", session="s", cwd=str(place.root), turn="t", label="1", tool=tool, input=told
+            )
+            recorder.handle(event, until=monotonic_s() + 60)
+            if kind == "pre":
+                place.env.write_bytes(NEW)
+                if tool == "Bash":  # `Write` changes only the file that it names
+                    (place.root / "beside").write_text("1")
+        recorder.close()
+        check_observed(m, place)
+
+
+@pytest.mark.req("D18.capture_never", "D18.capture_digest_only", "D18.capture_command")
+@pytest.mark.parametrize("kind", ["execute", "edit"])
+def test_the_acp_proxy_names_a_change_and_stores_no_byte_of_it(place: Place, setting: str, kind: str) -> None:
+    with place.open() as m:
+        follower = ProxyRecorder(Workspaces(lambda folder: m, lambda: m.store), pid=os.getpid())
+        follower.attach("s", str(place.root))
+        follower.prompt("s", "change it")
+        locations = [{"path": str(place.env)}] if kind == "edit" else []
+        diff = {"type": "diff", "path": str(place.env), "oldText": OLD.decode(), "newText": NEW.decode()}
+        told = {"toolCallId": "1", "kind": kind, "locations": locations, "content": [diff] if kind == "edit" else []}
+        follower.tool("s", {**told, "status": "in_progress"}, None)
+        place.env.write_bytes(NEW)
+        (place.root / "beside").write_text("1")
+        follower.tool("s", {**told, "status": "completed"}, None)
+        follower.answered("s")
+        follower.end("session_ended")
+        check_observed(m, place)
+
+
+@pytest.mark.req("D18.capture_never", "D18.capture_digest_only", "D18.capture_command")
+@pytest.mark.parametrize("strategy", ["notify", "watch", "scan"])
+def test_run_names_a_change_and_stores_no_byte_of_it(place: Place, setting: str, strategy: str) -> None:
+    line = f"cat {place.new} > .env; printf 1 > beside"
+    words = ["--strategy", strategy, "--", "sh", "-c", line]
+    done = subprocess.run([sys.executable, "-m", "mulligan", "run", *words], cwd=place.root, capture_output=True)
+    assert done.returncode == 0, done
+    with place.open() as m:
+        check_observed(m, place)
+
+
+def check_observed(m: mulligan.Mulligan, place: Place) -> None:
+    """One call of an agent has changed `.env`, and made `beside` if that is there: only `beside` goes back."""
+    made = [("restored", None)] if (place.root / "beside").exists() else []
+    (row,) = [one for one in json.loads(run("log", "--json", root=place.root).stdout) if not one["external"]]
+    assert row["coverage"] == [NOT_CAPTURED]
+    way = m.session(row["session_id"]).undo(row["id"])
+    assert outcome(way) == ("skipped", "not_captured")
+    assert [(one.outcome, one.reason) for one in way.outcomes if one.path == "beside"] == made
+    assert place.env.read_bytes() == NEW and not (place.root / "beside").exists()

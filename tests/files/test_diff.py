@@ -13,11 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mulligan.files.diff import MatchingBlock, edits, line_counts, match_blocks, split_lines, unified_diff
+from mulligan.files.patch.unified import PatchedFile, parse_unified, stage_unified
 from mulligan.values.paths import RepoPath, path_bytes
-from mulligan.workspace.diffing import edits, line_counts, unified_diff
-from mulligan.workspace.lines import Block, match_blocks, split_lines
-from mulligan.workspace.patch.strict import Present, stage_unified
-from mulligan.workspace.patch.unified import parse_unified
 
 GIT_ENV = {"PATH": os.environ["PATH"], "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "LC_ALL": "C"}
 K = RepoPath("k")
@@ -33,7 +31,7 @@ def longest_common(a: Sequence[int], b: Sequence[int]) -> int:
     return row[-1]
 
 
-def check_blocks(a: Sequence[int], b: Sequence[int], blocks: list[Block]) -> None:
+def check_blocks(a: Sequence[int], b: Sequence[int], blocks: list[MatchingBlock]) -> None:
     """Blocks are equal, in order, not empty, and never touch on both sides."""
     a_end = b_end = -1
     for a_start, b_start, length in blocks:
@@ -54,7 +52,7 @@ class TestMatchBlocks:
 
     @given(SMALL)
     def test_a_text_matches_itself_whole(self, a: list[int]) -> None:
-        assert match_blocks(a, a) == ([Block(0, 0, len(a))] if a else [])
+        assert match_blocks(a, a) == ([MatchingBlock(0, 0, len(a))] if a else [])
 
     @pytest.mark.parametrize(
         ("a", "b", "blocks"),
@@ -149,12 +147,12 @@ class TestForm:
         assert diff(b"a\n", b"a\n") == ""
         assert line_counts(b"a\n", b"a\n") == (0, 0)
 
-    def test_modes_and_renames_are_told(self) -> None:
+    def test_modes_and_renames_are_reported(self) -> None:
         n = RepoPath("n")
         moved = unified_diff(b"a", b"a", path_before=K, path_after=n, mode_after=0o755)
         assert moved == "diff --git a/k b/n\nold mode 100644\nnew mode 100755\nrename from k\nrename to n\n"
 
-    def test_binaries_are_told_not_shown(self) -> None:
+    def test_binaries_are_reported_not_shown(self) -> None:
         assert diff(b"\0", b"\1\0") == "diff --git a/k b/k\nBinary files a/k and b/k differ\n"
         assert line_counts(b"\0\n", b"a\n") == (0, 0)
 
@@ -176,11 +174,11 @@ class TestForm:
     def test_counts_are_of_lines_added_and_removed(self) -> None:
         assert line_counts(b"a\nb\nc\n", b"a\nX\nY\nc\nd\n") == (3, 1)
 
-    def test_a_file_that_becomes_a_link_is_told_in_two_diffs(self) -> None:
+    def test_a_file_that_becomes_a_link_is_reported_in_two_diffs(self) -> None:
         link_mode = 0o120000
         text = unified_diff(b"x\n", b"k2", path_before=K, path_after=K, mode_after=link_mode)
-        staged = stage_unified(parse_unified(text.encode()), {K: Present(b"x\n", 0o644)}.get)
-        assert staged.files == {K: Present(b"k2", 0o777, "symlink")}
+        staged = stage_unified(parse_unified(text.encode()), {K: PatchedFile(b"x\n", 0o644)}.get)
+        assert staged.files == {K: PatchedFile(b"k2", 0o777, "symlink")}
 
 
 LINES = st.sampled_from(
@@ -210,8 +208,8 @@ class TestItApplies:
     def test_our_own_applier_goes_there_and_the_inverse_back(self, before: bytes, after: bytes, context: int) -> None:
         for one, other in ((before, after), (after, before)):
             if one != other:
-                staged = stage_unified(parse_unified(told(one, other, K, context)), {K: Present(one, 0o640)}.get)
-                assert staged.files == {K: Present(other, 0o640)}
+                staged = stage_unified(parse_unified(told(one, other, K, context)), {K: PatchedFile(one, 0o640)}.get)
+                assert staged.files == {K: PatchedFile(other, 0o640)}
 
     @given(STATES, STATES, ODD_NAMES)
     def test_our_own_applier_creates_and_deletes_under_any_name(
@@ -220,9 +218,9 @@ class TestItApplies:
         path = RepoPath("d/x" + os.fsdecode(name))
         if before == after:
             return
-        tree = {} if before is None else {path: Present(before, 0o644)}
+        tree = {} if before is None else {path: PatchedFile(before, 0o644)}
         staged = stage_unified(parse_unified(told(before, after, path)), tree.get)
-        assert staged.files == {path: None if after is None else Present(after, 0o644)}
+        assert staged.files == {path: None if after is None else PatchedFile(after, 0o644)}
         assert staged.applied == (path,)
 
     @settings(max_examples=60)

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mulligan.values.refusal import Refused
-from mulligan.workspace.edit import Edited, edit_text
-from mulligan.workspace.normal import LOOK_ALIKES, SPACES, WHITE_SPACE, fold, is_blank
+from mulligan.files.edit import LOOK_ALIKES, SPACES, WHITE_SPACE, Edited, edit_text, fold, is_blank
+from mulligan.values.errors import Refused
 
 SENTINEL = "\u27e6new\u27e7"
 NASTY = st.text(alphabet="ab \t\n\r\xa0\u2028“”’–-\"'", max_size=40)

@@ -247,7 +247,7 @@ class TestInMemory:
             first.files["a"] = b""  # type: ignore[index]  # that is the point
 
     @pytest.mark.req("W28.memory_snapshots_pruned")
-    def test_a_snapshot_that_nobody_holds_is_released(self) -> None:
+    def test_a_snapshot_without_a_holder_is_released(self) -> None:
         body = os.urandom(1000)
         files = InMemoryFilesystem()
         files.write_bytes("a", body)

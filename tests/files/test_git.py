@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mulligan.workspace.git_index import say_the_same
+from mulligan.files.git import say_the_same
 
 QUIET = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
 
@@ -87,7 +87,7 @@ def test_refreshed_it_says_the_same_and_changed_it_does_not(repo: Repo, what: st
     assert repo.index() != changed and say_the_same(changed, repo.index())
 
 
-def test_what_is_told_in_another_way_is_the_same(repo: Repo) -> None:
+def test_what_is_spelled_in_another_way_is_the_same(repo: Repo) -> None:
     first = repo.index()
     for version in ("4", "2"):
         repo.git("update-index", "--index-version", version)

@@ -21,7 +21,7 @@ while os.path.exists(sys.argv[1]):
 
 LOOKER = f"""
 import os, sys
-from mulligan.workspace.kernel import nobody_writes
+from mulligan.files.kernel import nobody_writes
 handle = os.open(sys.argv[1], os.O_RDONLY)
 print(*sorted({{str(nobody_writes(handle)) for _ in range({LOOKS})}}))
 """

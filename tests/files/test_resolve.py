@@ -1,4 +1,4 @@
-"""Places on the real file system: by the kernel's own resolution and by walking, against the kernel as the judge."""
+"""Resolving paths on the real file system, with `openat2` and without, compared with the kernel's own resolution."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mulligan.files.disk import Disk, HostDisk
+from mulligan.files.resolve import ResolvedPath, Root, Spots, open_root, resolve
 from mulligan.testing import FaultPlan, HostPerson, Link, SimulatedDisk, plant, tree_of
 from mulligan.testing.builders import Node, Sketch
-from mulligan.testing.disk_bench import Scene
-from mulligan.testing.disk_contract import ResolvingContract
+from mulligan.values.errors import Refused
 from mulligan.values.paths import RepoPath
-from mulligan.values.refusal import Refused
-from mulligan.workspace.disk import Disk, HostDisk
-from mulligan.workspace.places import Root, Spot, Spots, open_root, resolve
+from tests.contracts.disk_contract import ResolveContract
+from tests.contracts.disk_under_test import DiskUnderTest
 
 
 @pytest.fixture(params=[True, False], ids=["openat2", "walk"])
@@ -41,21 +41,21 @@ def opened(path: str, *, beneath: bool = True) -> Iterator[Root]:
 
 
 def real_of(root: Root, path: str) -> str:
-    with resolve(root, RepoPath(path)) as spot:
-        return spot.path
+    with resolve(root, RepoPath(path)) as resolved:
+        return resolved.path
 
 
-class TestWalking(ResolvingContract):
-    """The contract again, on the way that does without `openat2`."""
+class TestResolveWithoutOpenat2(ResolveContract):
+    """The contract on a kernel without `openat2`."""
 
     @contextmanager
-    def scene(self, sketch: Sketch, plan: FaultPlan | None = None) -> Iterator[Scene]:
+    def open_disk(self, sketch: Sketch, plan: FaultPlan | None = None) -> Iterator[DiskUnderTest]:
         plan = plan or FaultPlan()
         with tempfile.TemporaryDirectory() as directory:
             root = plant(directory + "/root", sketch)
             disk = HostDisk(root, steps=plan)
             disk.root = replace(disk.root, resolves_beneath=False)
-            yield Scene(disk, HostPerson(root), plan, lambda: tree_of(root))
+            yield DiskUnderTest(disk, HostPerson(root), plan, lambda: tree_of(root))
             disk.close()
 
 
@@ -99,23 +99,23 @@ def test_nested_roots_agree_on_a_place(tmp_path: Path, beneath: bool) -> None:
             resolve(outer, RepoPath("to-inner/f")),
             resolve(inner, RepoPath("f")),
         ]
-        assert len({spot.place for spot in spots}) == 1
-        for spot in spots:
-            spot.close()
+        assert len({resolved.place for resolved in spots}) == 1
+        for resolved in spots:
+            resolved.close()
 
 
 def test_a_directory_swapped_for_a_link_while_we_look_leads_nowhere_else(tmp_path: Path, beneath: bool) -> None:
-    """The handle that was judged is the handle acted on."""
+    """Mulligan checks and acts on the same file handle."""
     root_path = plant(tmp_path / "root", {"d/f": "ours"})
     plant(tmp_path / "outside", {"f": "theirs"})
-    with opened(root_path, beneath=beneath) as root, resolve(root, RepoPath("d/f")) as spot:
+    with opened(root_path, beneath=beneath) as root, resolve(root, RepoPath("d/f")) as resolved:
         os.rename(f"{root_path}/d", f"{root_path}/moved")
         os.symlink(tmp_path / "outside", f"{root_path}/d")
-        with open(os.open(spot.name, os.O_RDONLY, dir_fd=spot.parent), "rb") as file:
+        with open(os.open(resolved.name, os.O_RDONLY, dir_fd=resolved.parent), "rb") as file:
             assert file.read() == b"ours"
 
 
-def test_a_directory_that_becomes_a_link_between_the_look_and_the_open_is_looked_at_again(
+def test_a_directory_that_becomes_a_link_between_the_look_and_the_open_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root_path = plant(tmp_path / "root", {"d/f": "ours"})
@@ -183,8 +183,8 @@ def test_every_way_of_resolving_says_what_the_kernel_says(sketch: Sketch, path: 
 
 def _answer(disk: Disk, path: str) -> str:
     try:
-        with disk.resolve(RepoPath(path)) as spot:
-            return spot.path
+        with disk.resolve(RepoPath(path)) as resolved:
+            return resolved.path
     except OSError as error:
         return type(error).__name__
     except Refused as refused:
@@ -212,7 +212,7 @@ def _kernels_answer(root_path: str, path: str) -> str:
 BIND = """
 import os, subprocess, sys
 from mulligan.values.paths import RepoPath
-from mulligan.workspace.places import open_root, resolve
+from mulligan.files.resolve import open_root, resolve
 base = sys.argv[1]
 subprocess.run(["mount", "--bind", base + "/real/deep", base + "/shown"], check=True)
 subprocess.run(["mount", "--bind", base + "/real/deep", base + "/holder/inside"], check=True)
@@ -229,20 +229,20 @@ def test_bind_mounts_of_one_directory_agree_on_a_place(tmp_path: Path) -> None:
     assert set(done.stdout.splitlines()) == {str(tmp_path / "real/deep/d/f")}
 
 
-class TestSpots:
+class TestResolvedPaths:
     """One after the other, they are what each would be by itself."""
 
     PATHS = ("a", "b", ".", "d/x", "d/y", "d/e/z", "d/é", "link/x", "none/x", "a/x", "d/x", "a")
 
     @staticmethod
-    def told(spot: Spot) -> tuple[object, ...]:
-        parent = os.fstat(spot.parent)
-        return spot.path, spot.place, spot.name, (parent.st_dev, parent.st_ino)
+    def told(resolved: ResolvedPath) -> tuple[object, ...]:
+        parent = os.fstat(resolved.parent)
+        return resolved.path, resolved.place, resolved.name, (parent.st_dev, parent.st_ino)
 
     @staticmethod
-    def tried(find: Callable[[RepoPath], Spot], path: str) -> object:
+    def tried(find: Callable[[RepoPath], ResolvedPath], path: str) -> object:
         try:
-            return TestSpots.told(find(RepoPath(path)))
+            return TestResolvedPaths.told(find(RepoPath(path)))
         except (OSError, Refused) as error:
             return type(error)
 

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import mulligan
-from mulligan.store import bodies
+from mulligan.store import blob_files
 
 
 def main() -> None:
@@ -17,14 +17,14 @@ def main() -> None:
     try:
         (base / "work").mkdir()
         synced: list[str] = []
-        real = bodies._libc
+        real = blob_files._libc
 
         class Libc:
             def syncfs(self, handle: int) -> int:
                 synced.append(os.readlink(f"/proc/self/fd/{handle}"))
                 return int(real.syncfs(handle))
 
-        bodies._libc = Libc()  # type: ignore[assignment]
+        blob_files._libc = Libc()  # type: ignore[assignment]
         with mulligan.open(base / "work", store=base / "home", durability="power") as product:
             synced.clear()
             with product.session("s").call() as call:

@@ -1,6 +1,6 @@
 """Three stores of format 4, made once by verbs: plain work, undo operations, and sessions with forks and snapshots.
 
-`python -m frozen.stores` in `tests/` makes them anew. Do that only for a store format that was never released.
+`python -m tests.frozen.stores` makes them anew. Do that only for a store format that was never released.
 """
 
 from __future__ import annotations

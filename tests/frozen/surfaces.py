@@ -1,6 +1,6 @@
 """What other people's programs rely on, as text: signatures, options of the command line, tools, tables, JSON shapes.
 
-`python -m frozen.surfaces` in `tests/` writes the goldens anew, for a change that is meant. Sentences are not frozen.
+`python -m tests.frozen.surfaces` writes the goldens anew, for a change that is meant. Sentences are not frozen.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import apsw
 import click
 
 import mulligan
-from frozen.hook_frames import hook_frames
-from frozen.json_shapes import json_shapes
-from frozen.records import exports, journals
-from mcp_server.wire import CLIENT, on_stdio
 from mulligan.cli import cli
+from tests.frozen.hook_frames import hook_frames
+from tests.frozen.json_shapes import json_shapes
+from tests.frozen.records import exports, journals
+from tests.servers.mcp.server_process import CLIENT, on_stdio
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from frozen.json_shapes import is_same
-from frozen.stores import BASE, STORES, log_of, unpack, verbs
-from frozen.surfaces import GOLDEN, SURFACES
+from tests.frozen.json_shapes import is_same
+from tests.frozen.stores import BASE, STORES, log_of, unpack, verbs
+from tests.frozen.surfaces import GOLDEN, SURFACES
 
 EXACT = sorted(SURFACES.keys() - {"json_shapes.json", "tables.txt"})
 

@@ -1,4 +1,4 @@
-"""A bench for every test of history, whose store is sound when the test is over."""
+"""A workspace for every test of history, whose store is sound when the test is over."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from benches import Bench, open_bench
-from mulligan.history.schema import SCHEMA
+from mulligan.history.projection import SCHEMA
 from mulligan.store.verify import verify
+from tests.temp_workspace import TempWorkspace, open_temp_workspace
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = open_bench(tmp_path)
-    yield bench
-    assert list(verify(bench.desk.ledger.store, SCHEMA)) == []
-    bench.close()
+def workspace(tmp_path: Path) -> Iterator[TempWorkspace]:
+    workspace = open_temp_workspace(tmp_path)
+    yield workspace
+    assert list(verify(workspace.open_root.ledger.store, SCHEMA)) == []
+    workspace.close()

@@ -14,93 +14,105 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benches import Bench, open_bench
-from history.deaths import in_child
-from mulligan.history.schema import SCHEMA
+from mulligan.history.ledger import STORE_FULL
+from mulligan.history.projection import SCHEMA
 from mulligan.history.tables import CALLS
 from mulligan.store.verify import verify
 from mulligan.values import limits
-from mulligan.values.faults import MulliganError
+from mulligan.values.canonical import decode
+from mulligan.values.errors import MulliganError
 from mulligan.values.limits import MIB_BYTES
+from tests.history.killed_process import in_child
+from tests.temp_workspace import TempWorkspace, open_temp_workspace
 
 ROOM, MORE_ROOM = "size=6m", "size=100m"
 MAKE = f"head -c {8 * MIB_BYTES} /dev/urandom > large.bin"
 
 
-def seen(bench: Bench) -> dict[str, object]:
+def seen(workspace: TempWorkspace) -> dict[str, object]:
     """What is there, how every call stands, and what recovery could not end."""
-    with bench.desk.ledger.store.read() as tx:
+    with workspace.open_root.ledger.store.read() as tx:
         statuses = [row.status for row in tx.select(CALLS)]
-    stuck = [one.stuck is not None for one in bench.recovered]
-    sizes = {path.name: path.stat().st_size for path in sorted(bench.root.iterdir())}
+    stuck = [one.stuck is not None for one in workspace.recovered]
+    sizes = {path.name: path.stat().st_size for path in sorted(workspace.root.iterdir())}
     return {"files": sizes, "calls": statuses, "stuck": stuck}
 
 
-def made_by_a_command(bench: Bench) -> str:
+def full_in_coverage(workspace: TempWorkspace) -> list[bool]:
+    """Of each call, whether its coverage says that the store was full."""
+    with workspace.open_root.ledger.store.read() as tx:
+        return [STORE_FULL in decode(row.coverage) for row in tx.select(CALLS)]
+
+
+def made_by_a_command(workspace: TempWorkspace) -> str:
     try:
-        with bench.session().call() as call:
+        with workspace.session().call() as call:
             call.exec(["sh", "-c", f"{MAKE}; echo 1 > small.txt"])
     except MulliganError as fault:
         return fault.code
     return ""
 
 
-def saved_by_somebody(bench: Bench) -> str:
-    with bench.session().call() as call:
+def saved_by_somebody(workspace: TempWorkspace) -> str:
+    with workspace.session().call() as call:
         call.write_file("large.bin", "ours")
-        (bench.root / "large.bin").write_bytes(os.urandom(8 * MIB_BYTES))
+        (workspace.root / "large.bin").write_bytes(os.urandom(8 * MIB_BYTES))
         call.write_file("small.txt", "ours")
         call.fail("changed its mind")
     return ""
 
 
-def left_by_a_program(bench: Bench) -> str:
-    """Of `mulligan run`: nobody takes away what it did."""
-    words = [sys.executable, "-m", "mulligan", "run", "--", "sh", "-c", f"{MAKE}; echo 1 > small.txt"]
-    environment = {**os.environ, "MULLIGAN_HOME": str(bench.home)}
-    done = subprocess.run(words, cwd=bench.root, env=environment, capture_output=True, text=True, check=False)
-    return f"{done.returncode} {done.stderr}"
+def left_by_a_program(workspace: TempWorkspace) -> str:
+    """Of `mulligan run`: nobody takes away what it did. What it said, and what the coverage says then."""
+    mulligan = [sys.executable, "-m", "mulligan"]
+    environment = {**os.environ, "MULLIGAN_HOME": str(workspace.home)}
+    running, listing = [*mulligan, "run", "--", "sh", "-c", f"{MAKE}; echo 1 > small.txt"], [*mulligan, "coverage"]
+    done = subprocess.run(running, cwd=workspace.root, env=environment, capture_output=True, text=True, check=False)
+    said = subprocess.run(listing, cwd=workspace.root, env=environment, capture_output=True, text=True, check=True)
+    return f"{done.returncode} {done.stderr} {said.stdout}"
 
 
-def died_with_its_command(bench: Bench) -> str:
+def died_with_its_command(workspace: TempWorkspace) -> str:
     def run() -> int:
-        with open_bench(bench.root.parent).session().call() as call:
+        with open_temp_workspace(workspace.root.parent).session().call() as call:
             call.exec(["sh", "-c", f"{MAKE}; kill -9 {os.getpid()}"])
         return 0
 
     return signal.Signals(-in_child(run)).name
 
 
-def coverage_after(bench: Bench, *verb: str) -> str:
+def coverage_after(workspace: TempWorkspace, *verb: str) -> str:
     """What `mulligan coverage` says of a command that changes a file for whose old content the store has no room."""
-    (bench.root / "large.bin").write_bytes(os.urandom(8 * MIB_BYTES))
-    environment = {**os.environ, "MULLIGAN_HOME": str(bench.home)}
+    (workspace.root / "large.bin").write_bytes(os.urandom(8 * MIB_BYTES))
+    environment = {**os.environ, "MULLIGAN_HOME": str(workspace.home)}
     mulligan = [sys.executable, "-m", "mulligan"]
     change = [*verb, "--", "sh", "-c", "echo x >> large.bin; echo 1 > small.txt"]
-    subprocess.run([*mulligan, *change], cwd=bench.root, env=environment, capture_output=True, check=False)
+    subprocess.run([*mulligan, *change], cwd=workspace.root, env=environment, capture_output=True, check=False)
     said = [*mulligan, "coverage"]
-    return subprocess.run(said, cwd=bench.root, env=environment, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(said, cwd=workspace.root, env=environment, capture_output=True, text=True, check=True).stdout
 
 
-def exec_with(strategy: str) -> Callable[[Bench], str]:
-    return lambda bench: coverage_after(bench, "exec", "--strategy", strategy)
+def exec_with(strategy: str) -> Callable[[TempWorkspace], str]:
+    return lambda workspace: coverage_after(workspace, "exec", "--strategy", strategy)
 
 
-def run_by_a_person(bench: Bench) -> str:
-    return coverage_after(bench, "run")
+def run_by_a_person(workspace: TempWorkspace) -> str:
+    return coverage_after(workspace, "run")
 
 
-def written_by_a_tool(bench: Bench) -> str:
-    (bench.root / "large.bin").write_bytes(os.urandom(8 * MIB_BYTES))
-    environment = {**os.environ, "MULLIGAN_HOME": str(bench.home)}
+def written_by_a_tool(workspace: TempWorkspace) -> str:
+    (workspace.root / "large.bin").write_bytes(os.urandom(8 * MIB_BYTES))
+    environment = {**os.environ, "MULLIGAN_HOME": str(workspace.home)}
     try:
-        with bench.session().call() as call:
+        with workspace.session().call() as call:
             call.write_file("large.bin", "ours")
     except MulliganError:
         words = [sys.executable, "-m", "mulligan", "coverage"]
-        return subprocess.run(words, cwd=bench.root, env=environment, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            words, cwd=workspace.root, env=environment, capture_output=True, text=True, check=True
+        ).stdout
     return ""
 
 
@@ -118,17 +130,19 @@ def main(base: Path, scene: str) -> None:
     home = base / "home"
     home.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", ROOM, "tmpfs", home], check=True)
-    bench = open_bench(base)
-    told = SCENES[scene](bench)
-    bench.close()
-    full = open_bench(base)
+    workspace = open_temp_workspace(base)
+    told = SCENES[scene](workspace)
+    workspace.close()
+    full = open_temp_workspace(base)
     before = seen(full)
     full.close()
     subprocess.run(["mount", "-o", f"remount,{MORE_ROOM}", home], check=True)
-    bench = open_bench(base)
-    broken = [one.message for one in verify(bench.desk.ledger.store, SCHEMA) if one.severity == "broken"]
-    print(json.dumps({"told": told, "full": before, "room": seen(bench), "broken": broken}))
-    bench.close()
+    workspace = open_temp_workspace(base)
+    broken = [one.message for one in verify(workspace.open_root.ledger.store, SCHEMA) if one.severity == "broken"]
+    after = seen(workspace)
+    said = {"told": told, "full": before, "room": after, "broken": broken, "store_full": full_in_coverage(workspace)}
+    print(json.dumps(said))
+    workspace.close()
 
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from benches import Bench, open_bench
 from mulligan.values.paths import RepoPath
+from tests.temp_workspace import TempWorkspace, open_temp_workspace
 
 KILLED = 9
-Act = Callable[[Bench], object]
+Act = Callable[[TempWorkspace], object]
 
 
 class Countdown:
@@ -54,25 +54,25 @@ def in_child(act: Callable[[], int]) -> int:
 
 
 def die_in(base: Path, act: Act, *, at: int | None) -> bool:
-    """Open the bench in a child, act, and die at the n-th point of it. Whether it died there."""
+    """Open the workspace in a child, act, and die at the n-th point of it. Whether it died there."""
 
     def run() -> int:
         countdown = Countdown(None)
-        bench = open_bench(base, steps=countdown)
-        bench.desk.ledger.store.owner()
+        workspace = open_temp_workspace(base, steps=countdown)
+        workspace.open_root.ledger.store.owner()
         countdown.passed, countdown._at = 0, at
-        bench.desk.ledger.store.after_write = countdown.tick  # type: ignore[attr-defined]  # the SQLite store's hook
-        act(bench)
+        workspace.open_root.ledger.store.after_write = countdown.tick  # type: ignore[attr-defined]  # the SQLite store's hook
+        act(workspace)
         return 0
 
     return in_child(run) == KILLED
 
 
 def die_opening(base: Path, *, at: int) -> bool:
-    """Open the bench in a child, which recovers, and die at the n-th step on disk of that."""
+    """Open the workspace in a child, which recovers, and die at the n-th step on disk of that."""
 
     def run() -> int:
-        open_bench(base, steps=Countdown(at))
+        open_temp_workspace(base, steps=Countdown(at))
         return 0
 
     return in_child(run) == KILLED

@@ -12,21 +12,21 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from benches import closing_all, open_bench
-from history.deaths import KILLED, in_child
 from mulligan.effects.handle import CallHandle
-from mulligan.history.current import current_call
-from mulligan.history.intents import Intent
+from mulligan.files.disk import Image
+from mulligan.files.replace import TargetEntry
+from mulligan.history.call import current_call
+from mulligan.history.undo_log import Intent
 from mulligan.testing import FaultPlan, contents_of, plant, tree_of
 from mulligan.values.entries import DirEntry
 from mulligan.values.paths import RepoPath
-from mulligan.workspace.disk import Image
-from mulligan.workspace.writing import Wanted
+from tests.history.killed_process import KILLED, in_child
+from tests.temp_workspace import closing_workspaces, open_temp_workspace
 
 
 @pytest.fixture(autouse=True)
 def _close() -> Iterator[None]:
-    with closing_all():
+    with closing_workspaces():
         yield
 
 
@@ -51,17 +51,17 @@ SCENE = {"a": "a", "k": "k", "m": "m"}
 
 
 @pytest.mark.req("D5.abort_newest_first")
-def test_what_was_changed_last_goes_back_first_and_nothing_else_is_touched(tmp_path: Path) -> None:
+def test_what_was_changed_last_is_restored_first_and_nothing_else_is_touched(tmp_path: Path) -> None:
     plan = FaultPlan()
-    bench = open_bench(tmp_path, steps=plan)
-    plant(bench.root, {**SCENE, "other": "stays"})
-    before = tree_of(bench.root)
-    with bench.session().call() as call:
+    workspace = open_temp_workspace(tmp_path, steps=plan)
+    plant(workspace.root, {**SCENE, "other": "stays"})
+    before = tree_of(workspace.root)
+    with workspace.session().call() as call:
         work(call)
         plan.reached.clear()
         call.fail("on purpose")
     assert paths_reached(plan) == ["m", "k", "z", "a"]
-    assert tree_of(bench.root) == before
+    assert tree_of(workspace.root) == before
 
 
 @pytest.mark.req("D5.abort_newest_first")
@@ -69,24 +69,24 @@ def test_so_does_what_a_dead_process_did(tmp_path: Path) -> None:
     """By when it first touched a path: that is all a dead process has left on record."""
 
     def die() -> int:
-        with open_bench(tmp_path).session().call() as call:
+        with open_temp_workspace(tmp_path).session().call() as call:
             work(call)
             os._exit(KILLED)
 
     plant(tmp_path / "work", SCENE)
     assert in_child(die) == KILLED
     plan = FaultPlan()
-    bench = open_bench(tmp_path, steps=plan)
+    workspace = open_temp_workspace(tmp_path, steps=plan)
     assert paths_reached(plan) == ["k", "z", "a", "m"]
-    assert contents_of(bench.root) == {name: text.encode() for name, text in SCENE.items()}
+    assert contents_of(workspace.root) == {name: text.encode() for name, text in SCENE.items()}
 
 
 def set_mode(root: Path, path: str) -> None:
     """There is no effect for the mode of a directory, so as a part of the call that is being made."""
 
-    def plan(image: Image) -> Wanted:
+    def plan(image: Image) -> TargetEntry:
         assert isinstance(image.entry, DirEntry)
-        return Wanted(replace(image.entry, mode=0o711))
+        return TargetEntry(replace(image.entry, mode=0o711))
 
     call = current_call()
     assert call is not None
@@ -113,13 +113,13 @@ STEPS = [f"{verb} {path}" for verb in ("chmod", "delete", "write") for path in (
 @example(["delete d", "write d", "delete d", "write d/g", "chmod d"])
 @settings(max_examples=60)
 @given(st.lists(st.sampled_from(STEPS), min_size=1, max_size=8))
-def test_whatever_a_call_did_to_a_tree_of_directories_all_of_it_goes_back(steps: list[str]) -> None:
-    with TemporaryDirectory() as base, closing_all():
-        bench = open_bench(Path(base))
-        plant(bench.root, {"d/e/f": "f", "d/g": "g"})
-        before = tree_of(bench.root)
-        with bench.session().call() as call:
+def test_whatever_a_call_did_to_a_tree_of_directories_all_of_it_is_restored(steps: list[str]) -> None:
+    with TemporaryDirectory() as base, closing_workspaces():
+        workspace = open_temp_workspace(Path(base))
+        plant(workspace.root, {"d/e/f": "f", "d/g": "g"})
+        before = tree_of(workspace.root)
+        with workspace.session().call() as call:
             for step in steps:
-                act(bench.root, call, step)
+                act(workspace.root, call, step)
             call.fail("on purpose")
-        assert (tree_of(bench.root), call.conflicts) == (before, [])
+        assert (tree_of(workspace.root), call.conflicts) == (before, [])

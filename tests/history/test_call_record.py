@@ -6,26 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from benches import Bench
 from mulligan.history.log import calls_of, changes_of
 from mulligan.history.tables import OPEN
 from mulligan.store.journal import RECORDS, REFS, records_of
 from mulligan.values.canonical import encode
 from mulligan.values.digest import digest_of, raw_digest
+from tests.temp_workspace import TempWorkspace
 
 
 @pytest.mark.req("D3.journal_and_commit_together")
-def test_the_end_of_a_call_is_one_transaction(bench: Bench) -> None:
+def test_the_end_of_a_call_is_one_transaction(workspace: TempWorkspace) -> None:
     """Whoever looks sees an open call without an end, or its end with all it changed; nothing between."""
-    store, seen = bench.desk.ledger.store, list[tuple[list[str], str, int]]()
+    store, seen = workspace.open_root.ledger.store, list[tuple[list[str], str, int]]()
 
     def look() -> None:
         with store.read() as tx:
-            row = next(calls_of(tx, bench.desk, None))
+            row = next(calls_of(tx, workspace.open_root, None))
             ended = [record.kind for record in records_of(tx, "s:default")][-1]
             seen.append(([ended], row.status, len(changes_of(tx, row.id)) + len(tx.select(OPEN))))
 
-    with bench.session().call() as call:
+    with workspace.session().call() as call:
         call.write_file("a", "a")
         call.write_file("b", "b")
         store.after_write = look  # type: ignore[attr-defined]  # the SQLite store's hook
@@ -34,27 +34,27 @@ def test_the_end_of_a_call_is_one_transaction(bench: Bench) -> None:
 
 
 @pytest.mark.req("AR.write_contents_by_ref")
-def test_the_journal_keeps_large_contents_by_reference(bench: Bench) -> None:
+def test_the_journal_keeps_large_contents_by_reference(workspace: TempWorkspace) -> None:
     content = "".join(f"line {number}\n" for number in range(20_000))
-    with bench.session().call() as call:
+    with workspace.session().call() as call:
         call.write_file("large", content)
         call.write_file("small", "in the record")
-    with bench.desk.ledger.store.read() as tx:
+    with workspace.open_root.ledger.store.read() as tx:
         *_, ended = records_of(tx, "s:default")
     large, small = (effect["params"]["content"] for effect in ended.payload["effects"])
     assert (large, small) == ({"digest": digest_of(content.encode()), "size_bytes": len(content)}, "in the record")
     assert digest_of(content.encode()) in ended.refs
-    assert bench.desk.ledger.blobs.read(digest_of(content.encode())) == content.encode()
+    assert workspace.open_root.ledger.blobs.read(digest_of(content.encode())) == content.encode()
 
 
 @pytest.mark.req("D4.large_payloads_are_refs")
-def test_what_records_keep_by_reference_is_found_by_a_query(bench: Bench) -> None:
+def test_what_records_keep_by_reference_is_found_by_a_query(workspace: TempWorkspace) -> None:
     message = {"role": "user", "content": "long " * 30_000}
-    with bench.session().call() as call:
+    with workspace.session().call() as call:
         call.write_file("large", "text\n" * 30_000)
-    bench.session().inject(message)
+    workspace.session().inject(message)
     wanted = {digest_of(encode(message)), digest_of(b"text\n" * 30_000)}
-    with bench.desk.ledger.store.read() as tx:
+    with workspace.open_root.ledger.store.read() as tx:
         records = {record.seq: record for record in records_of(tx, "s:default")}
         edges = {row.seq for one in wanted for row in tx.select(REFS, {"digest": raw_digest(one)})}
         sizes = [len(row.body) for row in tx.select(RECORDS)]
@@ -65,17 +65,17 @@ def test_what_records_keep_by_reference_is_found_by_a_query(bench: Bench) -> Non
 
 @pytest.mark.req("W31.no_leaked_temp_dirs")
 def test_no_temporary_files_or_directories_are_left_behind(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: TempWorkspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr("tempfile.tempdir", None)
     for good in (True, False):
-        with bench.session().call() as call:
+        with workspace.session().call() as call:
             call.write_file("d/a", "a", create_parents=True)
             call.exec(["sh", "-c", "echo b > b"])
             if not good:
                 call.fail("on purpose")
-    bench.session().undo()
-    assert (list(temporary.iterdir()), list(bench.root.iterdir())) == ([], [])
+    workspace.session().undo()
+    assert (list(temporary.iterdir()), list(workspace.root.iterdir())) == ([], [])

@@ -10,23 +10,22 @@ from typing import Any, Literal
 
 import pytest
 
-from benches import Bench, open_bench
-from history.deaths import in_child
 from mulligan.boundary.verdict import Boundary
-from mulligan.effects.session import Session
-from mulligan.history.desk import Desk
+from mulligan.effects.session import DurableSession
+from mulligan.files.disk import HostDisk
 from mulligan.history.ledger import Ledger
+from mulligan.history.open_root import OpenRoot
+from mulligan.history.projection import SCHEMA
 from mulligan.history.recovery import recover
-from mulligan.history.schema import SCHEMA
 from mulligan.history.tables import CALLS, OPEN
 from mulligan.store.journal import Journal
 from mulligan.store.sqlite import SqliteStore
-from mulligan.store.sqlite_file import PooledConnection
 from mulligan.store.verify import verify
 from mulligan.values.clock import SystemClock
-from mulligan.values.faults import Broken, MulliganError, fault
+from mulligan.values.errors import InternalError, MulliganError, fault
 from mulligan.values.ids import SessionId, SystemIds
-from mulligan.workspace.disk import HostDisk
+from tests.history.killed_process import in_child
+from tests.temp_workspace import TempWorkspace, open_temp_workspace
 
 
 class LosingStore(SqliteStore):
@@ -36,9 +35,9 @@ class LosingStore(SqliteStore):
     stays_away = False
     reachable = True
 
-    def _end(self, connection: PooledConnection, *, writable: bool, failed: bool) -> None:
+    def _end(self, tx: Any, *, writable: bool, failed: bool) -> None:
         cut = self.cut if writable and not failed else None
-        super()._end(connection, writable=writable, failed=failed or cut == "before")
+        super()._end(tx, writable=writable, failed=failed or cut == "before")
         if cut is not None:
             self.cut, self.reachable = None, not self.stays_away
             raise fault("io_error", "The connection was lost at COMMIT.")
@@ -51,15 +50,15 @@ class LosingStore(SqliteStore):
 
 @dataclass
 class World:
-    bench: Bench
+    workspace: TempWorkspace
     store: LosingStore
 
     @property
-    def session(self) -> Session:
-        return self.bench.session()
+    def session(self) -> DurableSession:
+        return self.workspace.session()
 
     def file(self) -> bytes:
-        return (self.bench.root / "f").read_bytes()
+        return (self.workspace.root / "f").read_bytes()
 
     def statuses(self) -> list[str]:
         with self.store.read() as tx:
@@ -68,7 +67,7 @@ class World:
     def lose(self, cut: Literal["before", "after"]) -> str:
         """Write in a call whose commit is lost so, and the store with it. What the caller is told."""
         self.store.stays_away = True
-        with pytest.raises(Broken) as told, self.session.call() as call:
+        with pytest.raises(InternalError) as told, self.session.call() as call:
             assert call.write_file("f", "ours").ok
             self.store.cut = cut
         return told.value.code
@@ -80,26 +79,26 @@ def open_world(base: Path) -> World:
     (root / "f").write_bytes(b"before")
     store = LosingStore(str(home), SCHEMA)
     ledger = Ledger(store, Journal(SCHEMA), clock=SystemClock(), ids=SystemIds())
-    desk = Desk(ledger, HostDisk(str(root)))
-    return World(Bench(root, home, desk, recover(desk)), store)
+    open_root = OpenRoot(ledger, HostDisk(str(root)))
+    return World(TempWorkspace(root, home, open_root, recover(open_root)), store)
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     made = open_world(tmp_path)
     yield made
-    made.bench.close()
+    made.workspace.close()
 
 
-def test_a_commit_that_was_published_stands_though_its_answer_was_lost(world: World) -> None:
+def test_a_commit_that_was_published_counts_though_its_answer_was_lost(world: World) -> None:
     with world.session.call() as call:
         call.write_file("f", "ours")
         world.store.cut = "after"
     assert (call.status, world.file(), world.statuses()) == ("committed", b"ours", ["committed"])
 
 
-def test_a_commit_that_was_not_published_is_put_back_once_the_store_says_so(world: World) -> None:
-    with pytest.raises(Broken), world.session.call() as call:
+def test_a_commit_that_was_not_published_is_rolled_back_once_the_store_says_so(world: World) -> None:
+    with pytest.raises(InternalError), world.session.call() as call:
         call.write_file("f", "ours")
         world.store.cut = "before"
     assert (call.status, world.file(), world.statuses()) == ("aborted", b"before", ["aborted"])
@@ -126,15 +125,15 @@ def test_while_the_store_is_away_a_doubt_is_neither_settled_nor_forgotten(world:
     for _ in range(2):
         with pytest.raises(MulliganError):
             world.session.call().__enter__().write_file("f", "more")
-    assert (world.file(), len(world.bench.desk.ledger.doubts)) == (b"ours", 1)
+    assert (world.file(), len(world.workspace.open_root.ledger.doubts)) == (b"ours", 1)
     world.store.reachable = True
     with world.session.call():
         pass
-    assert (world.file(), world.bench.desk.ledger.doubts) == (b"before", [])
+    assert (world.file(), world.workspace.open_root.ledger.doubts) == (b"before", [])
 
 
 @pytest.mark.parametrize(("how", "after"), [("after", b"ours"), ("before", b"before")])
-def test_a_process_that_dies_in_doubt_is_settled_by_whoever_opens_the_store(
+def test_a_process_that_dies_in_doubt_is_settled_by_the_next_process_that_opens_the_store(
     tmp_path: Path, how: Literal["before", "after"], after: bytes
 ) -> None:
     def die() -> int:
@@ -142,9 +141,9 @@ def test_a_process_that_dies_in_doubt_is_settled_by_whoever_opens_the_store(
         return 0 if world.lose(how) == "in_doubt" else 1
 
     assert in_child(die) == 0
-    bench = open_bench(tmp_path)
-    assert (bench.root / "f").read_bytes() == after
-    bench.close()
+    workspace = open_temp_workspace(tmp_path)
+    assert (workspace.root / "f").read_bytes() == after
+    workspace.close()
 
 
 @pytest.mark.req("D5.recovery_other_host_marked")
@@ -156,9 +155,9 @@ def test_the_open_calls_of_a_process_on_another_host_are_left_to_it(tmp_path: Pa
             return None if owner == theirs else super().is_alive(owner)  # type: ignore[arg-type]  # an owner's number
 
     def die() -> int:
-        bench = open_bench(tmp_path)
-        (bench.root / "f").write_bytes(b"before")
-        bench.session().call().__enter__().write_file("f", "theirs")
+        workspace = open_temp_workspace(tmp_path)
+        (workspace.root / "f").write_bytes(b"before")
+        workspace.session().call().__enter__().write_file("f", "theirs")
         os._exit(0)
 
     assert in_child(die) == 0
@@ -168,22 +167,22 @@ def test_the_open_calls_of_a_process_on_another_host_are_left_to_it(tmp_path: Pa
         (row,) = tx.select(OPEN)
     theirs = row.owner
     ledger = Ledger(store, Journal(SCHEMA), clock=SystemClock(), ids=SystemIds())
-    desk = Desk(ledger, HostDisk(str(tmp_path / "work")))
-    assert recover(desk) == []
-    session = Session(desk, SessionId("mine"), Boundary(str(tmp_path / "work")))
+    open_root = OpenRoot(ledger, HostDisk(str(tmp_path / "work")))
+    assert recover(open_root) == []
+    session = DurableSession(open_root, SessionId("mine"), Boundary(str(tmp_path / "work")))
     with session.call() as call:
         told = call.write_file("f", "mine")
     assert (told.status, told.error_code) == ("conflict", "path_claimed")
     assert (tmp_path / "work" / "f").read_bytes() == b"theirs"
     theirs = -1
-    assert [one.call for one in recover(desk)] == [row.call]
+    assert [one.call for one in recover(open_root)] == [row.call]
     assert (tmp_path / "work" / "f").read_bytes() == b"before"
-    desk.close()
+    open_root.close()
     store.close()
 
 
 def test_an_abort_that_the_store_did_not_take_down_is_taken_down_before_the_next_call(world: World) -> None:
-    with pytest.raises(Broken), world.session.call() as call:
+    with pytest.raises(InternalError), world.session.call() as call:
         assert call.write_file("f", "ours").ok
         world.store.cut = "before"
         call.fail("it went wrong")

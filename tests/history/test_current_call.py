@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
-from benches import Bench
 from mulligan import MulliganError, Plan
-from mulligan.history.current import current_call, current_turn
-from mulligan.session.active import current_id
+from mulligan.history.call import current_call, current_turn
+from mulligan.session.lifecycle import current_id
 from mulligan.testing import contents_of
+from tests.temp_workspace import TempWorkspace
 
 
-def test_a_generator_that_others_close_ends_the_call_and_leaves_nothing_behind(bench: Bench) -> None:
-    session = bench.session()
+def test_a_generator_that_others_close_ends_the_call_and_leaves_nothing_behind(workspace: TempWorkspace) -> None:
+    session = workspace.session()
 
     async def steps() -> AsyncGenerator[None, None]:
         with session.turn(), session.call() as call:
@@ -33,14 +33,14 @@ def test_a_generator_that_others_close_ends_the_call_and_leaves_nothing_behind(b
             session[Plan].append(Plan("later"))
 
     asyncio.run(main())
-    assert contents_of(bench.root) == {"later.txt": b"x"} and session[Plan].all() == (Plan("later"),)
-    assert session.rollback().ok and contents_of(bench.root) == {}
+    assert contents_of(workspace.root) == {"later.txt": b"x"} and session[Plan].all() == (Plan("later"),)
+    assert session.rollback().ok and contents_of(workspace.root) == {}
 
 
 def test_a_task_that_outlives_a_committed_call_works_for_itself_and_one_of_a_failed_call_is_refused(
-    bench: Bench,
+    workspace: TempWorkspace,
 ) -> None:
-    session = bench.session()
+    session = workspace.session()
 
     async def main(fails: bool) -> list[str]:
         over, told = asyncio.Event(), list[str]()
@@ -69,7 +69,7 @@ def test_a_task_that_outlives_a_committed_call_works_for_itself_and_one_of_a_fai
         return told
 
     assert asyncio.run(main(True)) == ["call_not_open"] * 3
-    assert (contents_of(bench.root), session[Plan].all()) == ({}, ())
+    assert (contents_of(workspace.root), session[Plan].all()) == ({}, ())
     assert asyncio.run(main(False)) == ["done"] * 3
-    assert sorted(contents_of(bench.root)) == ["alone.txt", "own.txt"]
+    assert sorted(contents_of(workspace.root)) == ["alone.txt", "own.txt"]
     assert session[Plan].all() == (Plan("late"),)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import mulligan
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
 
 
 @pytest.mark.req("D6.fork_fails_whole")

@@ -14,7 +14,7 @@ import pytest
 
 import mulligan
 from mulligan.store.sqlite_file import copy_before_migration
-from secrets_in_state.searching import files_holding
+from tests.state_search import files_holding
 
 SECRET = os.urandom(24).hex()
 LARGE = os.urandom(300_000)
@@ -86,6 +86,53 @@ def test_after_forgetting_a_path_no_byte_of_it_is_anywhere(root: Path, home: Pat
     undone = run(root, "undo", calls["last"])["outcomes"]
     assert [(one["path"], one["outcome"], one["reason"]) for one in undone] == [(".env", "skipped", "evicted")]
     assert (root / ".env").read_text() == "nothing\n"
+
+
+@pytest.mark.req("D18.forget")
+@pytest.mark.parametrize("forgotten", ["sec/.env", "sec", "."])
+def test_no_byte_stays_that_reached_the_store_in_another_way(root: Path, home: Path, forgotten: str) -> None:
+    """By calls that failed, in patches, in the output of commands, in lines of a search, through another root."""
+    (root / "sec").mkdir()
+    (root / "sec" / ".env").write_text(f"TOKEN={SECRET}\n")
+    patch = f"*** Begin Patch\n*** {{}} File: sec/.env\n@@\n-{SECRET}\n+x\n*** End Patch"
+    with mulligan.open(root) as m:
+        session = m.session("s")
+        with pytest.raises(RuntimeError), session.call() as call:
+            call.write_file("sec/.env", f"aborted {SECRET}\n")
+            raise RuntimeError
+        with session.call() as call:
+            call.apply_patch(patch.format("Update"))
+            call.apply_patch(patch.format("Updte"))
+            call.grep("TOKEN")
+            call.exec(["cat", ".env"], cwd="sec")
+            call.exec(["sh", "-c", "cd sec; cat ./.env; head -c 40000 /dev/zero"])
+            call.exec(["sh", "-c", f"echo {SECRET} >> sec/.env; false"], strategy="scan", rollback_on="nonzero")
+    with mulligan.open(root / "sec") as m, m.session("inner").call() as call:
+        call.read_file(".env")
+    assert files_holding(home, SECRET.encode()) != []
+    run(root, "forget", forgotten)
+    assert files_holding(home, SECRET.encode()) == []
+    assert run(root, "verify")["ok"] is True
+
+
+@pytest.mark.req("D18.forget")
+def test_other_files_stay_when_a_path_is_forgotten(root: Path) -> None:
+    calls = work_with_the_secret(root)
+    with mulligan.open(root) as m:
+        session = m.session("s")
+        with pytest.raises(RuntimeError), session.call() as call:
+            # The large file of an aborted call shares its first part with one that is on record.
+            call.write_file("large", {"inline_bytes": {"bytes": "base64:" + _base64(LARGE + b"more")}})
+            raise RuntimeError
+        with session.call() as call:
+            call.write_file("not.env", "kept\n")
+            call.write_file(".env.local", "kept\n")
+        kept = call.id
+        run(root, "forget", ".env")
+        assert {one.outcome for one in session.undo(kept).outcomes} == {"restored"}
+        assert {one.outcome for one in session.undo(calls["large"]).outcomes} == {"restored"}
+        session.redo()
+        assert (root / "large").read_bytes() == LARGE
 
 
 @pytest.mark.req("D18.forget")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from exec.commands import git, repository
-from mulligan import opening as opening
-from mulligan.effects.session import Session
+from mulligan import api as opening
+from mulligan.effects.session import DurableSession
 from mulligan.history.branches import merge_branch
 from mulligan.testing import tree_of
+from tests.exec.commands import git, repository
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def forks(tmp_path: Path) -> Iterator[list[opening.Mulligan]]:
         opened.close()
 
 
-def forked(forks: list[opening.Mulligan], root: Path, tmp_path: Path) -> tuple[Session, Path]:
+def forked(forks: list[opening.Mulligan], root: Path, tmp_path: Path) -> tuple[DurableSession, Path]:
     opened = opening.open(str(root), store=str(tmp_path / "home"))
     forks.append(opened)
     copy = tmp_path / "copy"
@@ -85,7 +85,7 @@ class TestOfAWorktree:
         git(copy, "tag", "here")
         git(copy, "gc", "-q")
         assert tree_of(main / ".git") == before
-        assert merge_branch(session._desk, "kid").ok
+        assert merge_branch(session._open_root, "kid").ok
         assert (worktree / "a").read_text() == "in the copy\n"
         assert (worktree / ".git").is_file() and tree_of(main / ".git") == before
 

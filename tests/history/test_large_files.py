@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from benches import Bench, open_bench
-from mulligan.history.schema import SCHEMA
+from mulligan.history.projection import SCHEMA
 from mulligan.store.verify import verify
 from mulligan.values import limits
 from mulligan.values.limits import MIB_BYTES
+from tests.temp_workspace import TempWorkspace, open_temp_workspace
 
 SIZE = 80 * MIB_BYTES
 ALLOWED_BYTES = 40 * MIB_BYTES
@@ -26,15 +26,15 @@ ALLOWED_BYTES = 40 * MIB_BYTES
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TempWorkspace]:
     monkeypatch.setattr(limits, "WHOLE_MAX_BYTES", MIB_BYTES)
-    bench = open_bench(tmp_path)
-    with open(bench.root / "large.bin", "wb") as file:
+    workspace = open_temp_workspace(tmp_path)
+    with open(workspace.root / "large.bin", "wb") as file:
         for number in range(SIZE // MIB_BYTES):
             file.write(f"{number:08d}".encode() * (MIB_BYTES // 8))
-    yield bench
-    assert [one for one in verify(bench.desk.ledger.store, SCHEMA) if one.severity == "broken"] == []
-    bench.close()
+    yield workspace
+    assert [one for one in verify(workspace.open_root.ledger.store, SCHEMA) if one.severity == "broken"] == []
+    workspace.close()
 
 
 def digest(path: Path) -> str:
@@ -58,66 +58,66 @@ def measured() -> Iterator[None]:
 @pytest.mark.req("H17.streams_large_files")
 @pytest.mark.usefixtures("measured")
 class TestInPieces:
-    def test_deleted_and_undone(self, bench: Bench) -> None:
-        before = digest(bench.root / "large.bin")
-        with bench.session().call() as call:
+    def test_deleted_and_undone(self, workspace: TempWorkspace) -> None:
+        before = digest(workspace.root / "large.bin")
+        with workspace.session().call() as call:
             assert call.delete("large.bin").ok
-        assert bench.session().undo().ok
-        assert digest(bench.root / "large.bin") == before
+        assert workspace.session().undo().ok
+        assert digest(workspace.root / "large.bin") == before
 
-    def test_moved_and_aborted(self, bench: Bench) -> None:
-        before = os.listdir(bench.root), digest(bench.root / "large.bin")
-        with bench.session().call() as call:
+    def test_moved_and_aborted(self, workspace: TempWorkspace) -> None:
+        before = os.listdir(workspace.root), digest(workspace.root / "large.bin")
+        with workspace.session().call() as call:
             assert call.move("large.bin", "elsewhere.bin").ok
             call.fail("changed its mind")
-        assert (os.listdir(bench.root), digest(bench.root / "large.bin")) == before
+        assert (os.listdir(workspace.root), digest(workspace.root / "large.bin")) == before
 
     @pytest.mark.parametrize("way", ["notify", "overlay"])
     @pytest.mark.parametrize(
         "script", ["rm large.bin", "echo more >> large.bin", "mv large.bin other; echo x > large.bin"]
     )
-    def test_changed_by_a_command_and_undone_and_redone(self, bench: Bench, way: str, script: str) -> None:
-        before = digest(bench.root / "large.bin")
-        with bench.session().call() as call:
+    def test_changed_by_a_command_and_undone_and_redone(self, workspace: TempWorkspace, way: str, script: str) -> None:
+        before = digest(workspace.root / "large.bin")
+        with workspace.session().call() as call:
             assert call.exec(["sh", "-c", script], strategy=way, isolate=way == "overlay").ok
-        after = {name: digest(bench.root / name) for name in os.listdir(bench.root)}
+        after = {name: digest(workspace.root / name) for name in os.listdir(workspace.root)}
         assert after != {"large.bin": before}
-        assert bench.session().undo().ok
-        assert {name: digest(bench.root / name) for name in os.listdir(bench.root)} == {"large.bin": before}
-        assert bench.session().redo().ok
-        assert {name: digest(bench.root / name) for name in os.listdir(bench.root)} == after
+        assert workspace.session().undo().ok
+        assert {name: digest(workspace.root / name) for name in os.listdir(workspace.root)} == {"large.bin": before}
+        assert workspace.session().redo().ok
+        assert {name: digest(workspace.root / name) for name in os.listdir(workspace.root)} == after
 
-    def test_rolled_back_with_a_command_that_fails(self, bench: Bench) -> None:
-        before = digest(bench.root / "large.bin")
-        with bench.session().call() as call:
+    def test_rolled_back_with_a_command_that_fails(self, workspace: TempWorkspace) -> None:
+        before = digest(workspace.root / "large.bin")
+        with workspace.session().call() as call:
             call.exec(["sh", "-c", "truncate -s 5M large.bin; exit 1"], strategy="notify", rollback_on="nonzero")
-        assert digest(bench.root / "large.bin") == before
+        assert digest(workspace.root / "large.bin") == before
 
-    def test_with_another_name_of_the_same_file(self, bench: Bench) -> None:
+    def test_with_another_name_of_the_same_file(self, workspace: TempWorkspace) -> None:
         """It stays one file, so it is written in place."""
-        os.link(bench.root / "large.bin", bench.root / "twin.bin")
-        before = digest(bench.root / "large.bin")
-        with bench.session().call() as call:
+        os.link(workspace.root / "large.bin", workspace.root / "twin.bin")
+        before = digest(workspace.root / "large.bin")
+        with workspace.session().call() as call:
             assert call.write_file("large.bin", "small").ok
-        assert (bench.root / "twin.bin").read_text() == "small"
-        assert bench.session().undo().ok
-        assert digest(bench.root / "twin.bin") == before
-        assert os.path.samefile(bench.root / "large.bin", bench.root / "twin.bin")
+        assert (workspace.root / "twin.bin").read_text() == "small"
+        assert workspace.session().undo().ok
+        assert digest(workspace.root / "twin.bin") == before
+        assert os.path.samefile(workspace.root / "large.bin", workspace.root / "twin.bin")
 
 
 @pytest.mark.req("H17.streams_large_files")
-def test_a_persons_save_of_one_is_a_named_conflict_and_stays(bench: Bench) -> None:
-    with bench.session().call() as call:
+def test_a_persons_save_of_one_is_a_named_conflict_and_stays(workspace: TempWorkspace) -> None:
+    with workspace.session().call() as call:
         assert call.exec(["sh", "-c", "echo agent >> large.bin"]).ok
-    with open(bench.root / "large.bin", "ab") as file:
+    with open(workspace.root / "large.bin", "ab") as file:
         file.write(b"person\n")
-    saved = digest(bench.root / "large.bin")
-    done = bench.session().undo()
+    saved = digest(workspace.root / "large.bin")
+    done = workspace.session().undo()
     assert not done.ok and [(one.path, one.outcome) for one in done.outcomes] == [("large.bin", "conflicted")]
-    assert digest(bench.root / "large.bin") == saved
+    assert digest(workspace.root / "large.bin") == saved
 
 
-class TestWithoutRoomInTheStore:
+class TestWithAFullStore:
     """Putting back takes no room, so a call ends even if the store is full; what has to be kept first waits for it."""
 
     def play(self, tmp_path: Path, scene: str) -> Any:
@@ -130,20 +130,22 @@ class TestWithoutRoomInTheStore:
     def test_what_a_command_made_is_taken_away_and_the_call_ends(self, tmp_path: Path) -> None:
         seen = self.play(tmp_path, "made_by_a_command")
         ended = {"files": {}, "calls": ["aborted"], "stuck": []}
-        assert seen == {"told": "no_space", "full": ended, "room": ended, "broken": []}
+        assert seen == {"told": "no_space", "full": ended, "room": ended, "broken": [], "store_full": [True]}
 
-    def test_what_somebody_saved_stays_and_the_call_ends(self, tmp_path: Path) -> None:
+    def test_what_another_writer_saved_stays_and_the_call_ends(self, tmp_path: Path) -> None:
         seen = self.play(tmp_path, "saved_by_somebody")
         ended = {"files": {"large.bin": 8 * MIB_BYTES}, "calls": ["aborted"], "stuck": []}
-        assert seen == {"told": "", "full": ended, "room": ended, "broken": []}
+        assert seen == {"told": "", "full": ended, "room": ended, "broken": [], "store_full": [False]}
 
-    def test_what_a_program_did_stays_and_is_on_record_once_there_is_room(self, tmp_path: Path) -> None:
+    @pytest.mark.req("D6.coverage.store_full")
+    def test_what_a_program_did_stays_and_is_on_record_once_there_is_space(self, tmp_path: Path) -> None:
         seen = self.play(tmp_path, "left_by_a_program")
         files = {"large.bin": 8 * MIB_BYTES, "small.txt": 2}
         waits = {"files": files, "calls": ["open"], "stuck": [True]}
         ended = {"files": files, "calls": ["committed"], "stuck": [False]}
         assert "No space left" in seen["told"] and seen["told"].startswith("125 ")
-        assert (seen["full"], seen["room"], seen["broken"]) == (waits, ended, [])
+        assert "the store was full" in seen["told"] and "Everything was captured" not in seen["told"]
+        assert (seen["full"], seen["room"], seen["broken"], seen["store_full"]) == (waits, ended, [], [True])
 
     @pytest.mark.req("D6.coverage.store_full")
     @pytest.mark.parametrize(
@@ -156,8 +158,8 @@ class TestWithoutRoomInTheStore:
         assert "Everything was captured" not in told
 
     @pytest.mark.req("D5.recovery_on_open")
-    def test_what_a_dead_call_left_half_done_is_put_back_once_there_is_room(self, tmp_path: Path) -> None:
+    def test_what_a_dead_call_left_half_done_is_rolled_back_once_there_is_space(self, tmp_path: Path) -> None:
         seen = self.play(tmp_path, "died_with_its_command")
         waits = {"files": {"large.bin": 8 * MIB_BYTES}, "calls": ["open"], "stuck": [True]}
         ended = {"files": {}, "calls": ["aborted"], "stuck": [False]}
-        assert seen == {"told": "SIGKILL", "full": waits, "room": ended, "broken": []}
+        assert seen == {"told": "SIGKILL", "full": waits, "room": ended, "broken": [], "store_full": [False]}

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from mulligan.files.diff import split_lines
 from mulligan.history.merge import (
     Conflict,
     KeepOurs,
@@ -27,7 +28,6 @@ from mulligan.history.merge import (
 )
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.entries import ABSENT, DirEntry, Entry, FileEntry, SymlinkEntry, same_state
-from mulligan.workspace.lines import split_lines
 
 SAME_LINES = Conflict("same_lines")
 GIT_ENV = {"PATH": os.environ["PATH"], "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "LC_ALL": "C"}
@@ -209,7 +209,7 @@ def blobs() -> Blobs:
 class TestUndoOfAnEdit:
     """base: after the call; theirs: before it; ours: now."""
 
-    def test_untouched_since_it_goes_back(self, blobs: Blobs) -> None:
+    def test_untouched_since_it_is_undone(self, blobs: Blobs) -> None:
         before, after = blobs.file(b"a\n", mtime_ns=1), blobs.file(b"b\n", mtime_ns=2)
         assert blobs.merge(after, replace(after, mtime_ns=9), before) == TakeTheirs(before)
 
@@ -262,7 +262,7 @@ class TestUndoOfAnEdit:
 
 
 class TestUndoOfComingAndGoing:
-    def test_a_created_file_goes_unless_somebody_worked_on_it(self, blobs: Blobs) -> None:
+    def test_a_created_file_goes_unless_another_writer_worked_on_it(self, blobs: Blobs) -> None:
         after = blobs.file(b"a\n")
         assert blobs.merge(after, after, ABSENT) == TakeTheirs(ABSENT)
         assert blobs.merge(after, ABSENT, ABSENT) == KeepOurs("already")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mulligan.history.moves import with_moves
+from mulligan.history.commit import with_moves
 from mulligan.values.digest import digest_of
 from mulligan.values.entries import ABSENT, Absent, Change, DirEntry, Entry, FileEntry
 from mulligan.values.paths import RepoPath
@@ -52,7 +52,7 @@ def test_what_several_have_in_common_and_what_is_empty_says_nothing() -> None:
     assert origins(change("a", EMPTY, ABSENT), change("c", ABSENT, EMPTY)) == {}
 
 
-def test_what_a_tool_moved_and_somebody_edited_was_moved_still() -> None:
+def test_what_a_tool_moved_and_another_writer_edited_was_moved_still() -> None:
     assert origins(GONE, change("b", ABSENT, TWO, "a"), guessed=False) == {"b": "a"}
     assert origins(GONE, change("b", TWO, ONE, "a"), guessed=False) == {"b": "a"}
 

@@ -12,23 +12,23 @@ from pathlib import Path
 import pytest
 
 import mulligan
-from benches import open_bench
-from history.deaths import die_in
-from mulligan.history.desk import Desk
+from mulligan.files.disk import HostDisk
 from mulligan.history.ledger import Ledger
+from mulligan.history.open_root import OpenRoot
+from mulligan.history.projection import SCHEMA
 from mulligan.history.recovery import recover
-from mulligan.history.schema import SCHEMA
-from mulligan.store.housekeeping import MARK, SyncMark
 from mulligan.store.journal import Journal
+from mulligan.store.maintenance import MARK, BackgroundSync
 from mulligan.store.protocol import META
 from mulligan.store.sqlite import SqliteStore
-from mulligan.testing import CONTRACT_SCHEMA
 from mulligan.values.clock import SystemClock
 from mulligan.values.ids import OwnerId, SystemIds
 from mulligan.values.paths import RepoPath
-from mulligan.workspace.disk import HostDisk
+from tests.contracts.tables import CONTRACT_SCHEMA
+from tests.history.killed_process import die_in
+from tests.temp_workspace import open_temp_workspace
 
-STORE_CHILD = str(Path(__file__).parent.parent / "store" / "store_child.py")
+STORE_CHILD = str(Path(__file__).parent.parent / "store" / "store_process.py")
 
 
 class Fsyncs:
@@ -69,7 +69,7 @@ def test_the_sync_mark_is_set_only_after_the_log_of_the_store_was_synced(
                 marks.append(tx.has(META, MARK))
 
     monkeypatch.setattr(os, "fsync", note)
-    SyncMark(store, SystemClock(), interval_s=1e9).move()
+    BackgroundSync(store, SystemClock(), interval_s=1e9).move()
     with store.read() as tx:
         assert (marks, tx.has(META, MARK)) == ([False], True)
     store.close()
@@ -104,9 +104,9 @@ class SlowToAsk(SqliteStore):
         alive = super().is_alive(owner)
         if self.base is not None:
             base, self.base = self.base, None
-            bench = open_bench(base)
-            assert len(bench.recovered) == 1
-            bench.close()
+            workspace = open_temp_workspace(base)
+            assert len(workspace.recovered) == 1
+            workspace.close()
         return alive
 
 
@@ -115,17 +115,19 @@ def test_a_call_that_another_process_has_just_recovered_is_not_recovered_again(t
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "f").write_text("before")
 
-    def die(bench: object) -> None:
-        with bench.session().call() as call:  # type: ignore[attr-defined]
+    def die(workspace: object) -> None:
+        with workspace.session().call() as call:  # type: ignore[attr-defined]
             call.write_file("f", "ours")
             os._exit(9)
 
     assert die_in(tmp_path, die, at=None)
     store = SlowToAsk(str(tmp_path / "home"), SCHEMA)
-    desk = Desk(Ledger(store, Journal(SCHEMA), clock=SystemClock(), ids=SystemIds()), HostDisk(str(tmp_path / "work")))
+    open_root = OpenRoot(
+        Ledger(store, Journal(SCHEMA), clock=SystemClock(), ids=SystemIds()), HostDisk(str(tmp_path / "work"))
+    )
     store.base = tmp_path
-    assert (recover(desk), (tmp_path / "work" / "f").read_text()) == ([], "before")
-    desk.close()
+    assert (recover(open_root), (tmp_path / "work" / "f").read_text()) == ([], "before")
+    open_root.close()
     store.close()
 
 

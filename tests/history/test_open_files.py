@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import mulligan
-from benches import Bench, open_bench
 from mulligan.history.log import changes_of
 from mulligan.testing import FaultPlan
 from mulligan.values.entries import FileEntry
+from tests.temp_workspace import TempWorkspace, open_temp_workspace
 
 PROGRAM = """
 import os, sys
@@ -118,26 +118,26 @@ def test_what_it_wrote_before_the_undo_stays_too(scene: Scene) -> None:
 @pytest.mark.req("D5.open_file_in_place")
 def test_what_it_writes_in_the_middle_of_the_undo_stays_too(tmp_path: Path) -> None:
     plan = FaultPlan()
-    bench = open_bench(tmp_path, steps=plan)
-    (bench.root / "log").write_text("start\n")
-    program = Program(bench.root / "log")
-    with bench.session().call() as call:
+    workspace = open_temp_workspace(tmp_path, steps=plan)
+    (workspace.root / "log").write_text("start\n")
+    program = Program(workspace.root / "log")
+    with workspace.session().call() as call:
         assert call.exec(["sh", "-c", "echo by the call >> log"]).ok
     plan.act(lambda step, _: program.do("write", "meanwhile") if step == "in_place.open" else None, lasting=True)
-    done = bench.session().undo()
+    done = workspace.session().undo()
     assert done.ok and done.race_window
-    assert (bench.root / "log").read_text() == "start\nmeanwhile\n"
-    assert contents_on_record(bench, done.call_id) == b"start\nmeanwhile\n"
+    assert (workspace.root / "log").read_text() == "start\nmeanwhile\n"
+    assert contents_on_record(workspace, done.call_id) == b"start\nmeanwhile\n"
     program.end()
-    bench.close()
+    workspace.close()
 
 
-def contents_on_record(bench: Bench, call: str | None) -> bytes:
+def contents_on_record(workspace: TempWorkspace, call: str | None) -> bytes:
     """What the record says that a call has left in its first file."""
-    with bench.desk.ledger.store.read() as tx:
+    with workspace.open_root.ledger.store.read() as tx:
         entry = changes_of(tx, str(call))[0].after
     assert isinstance(entry, FileEntry)
-    return bench.desk.ledger.blobs.read(entry.digest)
+    return workspace.open_root.ledger.blobs.read(entry.digest)
 
 
 @pytest.mark.req("D6.reason_file_in_use")

@@ -13,29 +13,29 @@ from pathlib import Path
 
 import pytest
 
-from benches import Bench, open_bench
 from mulligan.effects.handle import CallHandle
 from mulligan.effects.receipt import Receipt, text_of
 from mulligan.history.log import calls_of
-from mulligan.history.schema import SCHEMA
+from mulligan.history.projection import SCHEMA
 from mulligan.history.tables import OPEN, TOUCHES
-from mulligan.store.claims import CLAIMS
 from mulligan.store.journal import REFS
+from mulligan.store.protocol import CLAIMS
 from mulligan.store.verify import verify
 from mulligan.testing import contents_of, plant, tree_of
 from mulligan.values.canonical import decode
 from mulligan.values.clock import FixedClock
 from mulligan.values.digest import digest_of, raw_digest
+from tests.temp_workspace import TempWorkspace, open_temp_workspace
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = open_bench(tmp_path)
-    yield bench
-    assert list(verify(bench.desk.ledger.store, SCHEMA)) == []
-    with bench.desk.ledger.store.read() as tx:
+def workspace(tmp_path: Path) -> Iterator[TempWorkspace]:
+    workspace = open_temp_workspace(tmp_path)
+    yield workspace
+    assert list(verify(workspace.open_root.ledger.store, SCHEMA)) == []
+    with workspace.open_root.ledger.store.read() as tx:
         assert (tx.select(OPEN), tx.select(CLAIMS)) == ([], [])
-    bench.close()
+    workspace.close()
 
 
 def apart(act: Callable[[], Receipt]) -> Receipt:
@@ -44,16 +44,16 @@ def apart(act: Callable[[], Receipt]) -> Receipt:
         return pool.submit(contextvars.Context().run, act).result()
 
 
-def open_two(bench: Bench) -> tuple[CallHandle, CallHandle]:
+def open_two(workspace: TempWorkspace) -> tuple[CallHandle, CallHandle]:
     """An older and a younger call."""
-    return bench.session("one").call(), bench.session("two").call()
+    return workspace.session("one").call(), workspace.session("two").call()
 
 
 class TestClaims:
     @pytest.mark.req("D5.younger_refused_at_once", "D9.claimed_path")
-    def test_the_younger_call_is_refused_at_once(self, bench: Bench) -> None:
-        plant(bench.root, {"a.txt": "a"})
-        older, younger = open_two(bench)
+    def test_the_younger_call_is_refused_at_once(self, workspace: TempWorkspace) -> None:
+        plant(workspace.root, {"a.txt": "a"})
+        older, younger = open_two(workspace)
         with older:
             older.write_file("a.txt", "older")
             with younger:
@@ -62,12 +62,12 @@ class TestClaims:
                 assert receipt.claimed_by == [older.id]
                 refused = younger.edit_file("a.txt", "older", "younger")
                 assert (refused.status, refused.error_code) == ("error", "path_claimed")
-        assert contents_of(bench.root) == {"a.txt": b"older"}
+        assert contents_of(workspace.root) == {"a.txt": b"older"}
 
     @pytest.mark.req("D5.older_waits")
-    def test_the_older_call_waits_until_the_younger_has_ended(self, bench: Bench) -> None:
-        plant(bench.root, {"a.txt": "a"})
-        older, younger = open_two(bench)
+    def test_the_older_call_waits_until_the_younger_has_ended(self, workspace: TempWorkspace) -> None:
+        plant(workspace.root, {"a.txt": "a"})
+        older, younger = open_two(workspace)
         asked = threading.Event()
 
         def work() -> Receipt:
@@ -80,82 +80,84 @@ class TestClaims:
                 waiting = pool.submit(work)
                 asked.wait()
             assert waiting.result().ok
-        assert contents_of(bench.root) == {"a.txt": b"younger and older"}
+        assert contents_of(workspace.root) == {"a.txt": b"younger and older"}
 
     @pytest.mark.req("D5.older_waits")
-    def test_waiting_has_an_end(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_waiting_has_an_end(self, workspace: TempWorkspace, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("mulligan.history.call.CLAIM_WAIT_S", 0.01)
-        older, younger = open_two(bench)
+        older, younger = open_two(workspace)
         with older, younger:
             younger.write_file("a.txt", "younger")
             assert older.write_file("a.txt", "older").error_code == "path_claimed"
 
     @pytest.mark.req("D5.claim_directory_conflicts_below")
-    def test_a_directory_cannot_be_deleted_or_moved_while_another_call_works_below_it(self, bench: Bench) -> None:
-        plant(bench.root, {"d/sub/x.txt": "x", "d/y.txt": "y"})
-        older, younger = open_two(bench)
+    def test_a_directory_cannot_be_deleted_or_moved_while_another_call_works_below_it(
+        self, workspace: TempWorkspace
+    ) -> None:
+        plant(workspace.root, {"d/sub/x.txt": "x", "d/y.txt": "y"})
+        older, younger = open_two(workspace)
         with older:
             older.write_file("d/sub/x.txt", "older")
             with younger:
                 assert younger.delete("d", recursive=True).error_code == "path_claimed"
                 assert younger.move("d/sub", "elsewhere").error_code == "path_claimed"
                 assert younger.delete("d/y.txt").ok
-        assert contents_of(bench.root) == {"d/sub/x.txt": b"older"}
+        assert contents_of(workspace.root) == {"d/sub/x.txt": b"older"}
 
     @pytest.mark.req("D5.claim_directory_conflicts_below")
-    def test_an_empty_directory_counts_too(self, bench: Bench) -> None:
+    def test_an_empty_directory_counts_too(self, workspace: TempWorkspace) -> None:
         """What the older call means to make in it is not there yet, and is its business all the same."""
-        plant(bench.root, {"d": None})
-        older, younger = open_two(bench)
+        plant(workspace.root, {"d": None})
+        older, younger = open_two(workspace)
         with older:
             older.write_file("d/x.txt", "older")
             older.delete("d/x.txt")
             with younger:
                 assert younger.delete("d").error_code == "path_claimed"
-        assert tree_of(bench.root).keys() == {"d"}
+        assert tree_of(workspace.root).keys() == {"d"}
 
     @pytest.mark.req("D5.claim_directory_conflicts_below")
     @pytest.mark.parametrize("command", ["rm -rf d", "mv d elsewhere"])
-    def test_nor_by_a_command(self, bench: Bench, command: str) -> None:
-        plant(bench.root, {"d/sub/x.txt": "x"})
-        older, younger = open_two(bench)
+    def test_nor_by_a_command(self, workspace: TempWorkspace, command: str) -> None:
+        plant(workspace.root, {"d/sub/x.txt": "x"})
+        older, younger = open_two(workspace)
         with older:
             older.delete("d/sub/x.txt")
             with younger:
                 assert younger.exec(["sh", "-c", command], strategy="notify").exit_code != 0
             older.fail("changed its mind")
-        assert contents_of(bench.root) == {"d/sub/x.txt": b"x"}
+        assert contents_of(workspace.root) == {"d/sub/x.txt": b"x"}
 
     @pytest.mark.req("D5.claim_directory_conflicts_below")
-    def test_where_a_command_could_the_bytes_are_kept_and_the_path_is_named(self, bench: Bench) -> None:
-        plant(bench.root, {"d/sub/x.txt": "only there"})
-        older, younger = open_two(bench)
+    def test_where_a_command_could_the_bytes_are_kept_and_the_path_is_named(self, workspace: TempWorkspace) -> None:
+        plant(workspace.root, {"d/sub/x.txt": "only there"})
+        older, younger = open_two(workspace)
         with older:
             older.delete("d/sub/x.txt")
             with younger:
                 assert younger.exec(["rm", "-r", "d"], strategy="watch").ok
             older.fail("changed its mind")
         assert older.conflicts == ["d/sub/x.txt"]
-        with bench.desk.ledger.store.read() as tx:
+        with workspace.open_root.ledger.store.read() as tx:
             assert [row.journal for row in tx.select(REFS, {"digest": raw_digest(digest_of(b"only there"))})] == [
                 "s:one"
             ]
 
     @pytest.mark.req("D5.claim_directory_conflicts_below")
-    def test_nobody_works_below_a_directory_that_another_call_has_deleted(self, bench: Bench) -> None:
-        plant(bench.root, {"d/x.txt": "x"})
-        older, younger = open_two(bench)
+    def test_no_call_works_below_a_directory_that_another_call_has_deleted(self, workspace: TempWorkspace) -> None:
+        plant(workspace.root, {"d/x.txt": "x"})
+        older, younger = open_two(workspace)
         with older:
             older.delete("d", recursive=True)
             with younger:
                 receipt = younger.write_file("d/new.txt", "n", create_parents=True)
                 assert receipt.error_code == "path_claimed"
             older.fail("changed its mind")
-        assert contents_of(bench.root) == {"d/x.txt": b"x"}
+        assert contents_of(workspace.root) == {"d/x.txt": b"x"}
 
-    def test_what_was_claimed_with_all_below_it_stays_claimed_so(self, bench: Bench) -> None:
-        plant(bench.root, {"d/x.txt": "x"})
-        older, younger = open_two(bench)
+    def test_what_was_claimed_with_all_below_it_stays_claimed_so(self, workspace: TempWorkspace) -> None:
+        plant(workspace.root, {"d/x.txt": "x"})
+        older, younger = open_two(workspace)
         with older:
             older.delete("d", recursive=True)
             older.mkdir("d")
@@ -163,19 +165,19 @@ class TestClaims:
                 assert younger.write_file("d/y.txt", "y").error_code == "path_claimed"
 
     @pytest.mark.req("D5.claims_sorted_one_transaction")
-    def test_an_effect_gets_all_its_places_or_none(self, bench: Bench) -> None:
-        plant(bench.root, {"s/a": "a", "s/b": "b"})
-        older, younger = open_two(bench)
+    def test_an_effect_gets_all_its_places_or_none(self, workspace: TempWorkspace) -> None:
+        plant(workspace.root, {"s/a": "a", "s/b": "b"})
+        older, younger = open_two(workspace)
         with older:
             older.write_file("s/b", "older")
             with younger:
                 assert younger.move("s", "t").error_code == "path_claimed"
-                with bench.desk.ledger.store.read() as tx:
+                with workspace.open_root.ledger.store.read() as tx:
                     assert {claim.call for claim in tx.select(CLAIMS)} == {older.id}
 
-    def test_neighbours_with_a_common_beginning_do_not_meet(self, bench: Bench) -> None:
-        plant(bench.root, {"d/x": "x", "d.txt": "t", "d-e/y": "y", "d0": "z"})
-        older, younger = open_two(bench)
+    def test_neighbours_with_a_common_beginning_do_not_meet(self, workspace: TempWorkspace) -> None:
+        plant(workspace.root, {"d/x": "x", "d.txt": "t", "d-e/y": "y", "d0": "z"})
+        older, younger = open_two(workspace)
         with older:
             older.delete("d", recursive=True)
             with younger:
@@ -189,21 +191,21 @@ ORDERS = [tuple("A" if i in first else "B" for i in range(8)) for first in combi
 class TestInterleavings:
     @pytest.mark.req("W14.overlapping_calls", "D5.parallel_calls")
     @pytest.mark.parametrize("ends", ENDS, ids="-".join)
-    def test_two_calls_never_disturb_each_other(self, bench: Bench, ends: tuple[str, str]) -> None:
+    def test_two_calls_never_disturb_each_other(self, workspace: TempWorkspace, ends: tuple[str, str]) -> None:
         """In all 70 orders of four steps each: what succeeds stays, what fails leaves nothing."""
         end_of = dict(zip("AB", ends, strict=True))
         for number, order in enumerate(ORDERS):
             folder = f"case{number}"
-            plant(bench.root / folder, {"A": "old A", "B": "old B", "both/A": "in A", "both/B": "in B"})
-            play(bench, folder, order, end_of)
-            assert contents_of(bench.root / folder) == expected(end_of), order
+            plant(workspace.root / folder, {"A": "old A", "B": "old B", "both/A": "in A", "both/B": "in B"})
+            play(workspace, folder, order, end_of)
+            assert contents_of(workspace.root / folder) == expected(end_of), order
 
     @pytest.mark.req("W14.overlapping_calls")
-    def test_three_endings_of_one_shared_directory(self, bench: Bench) -> None:
+    def test_three_endings_of_one_shared_directory(self, workspace: TempWorkspace) -> None:
         for number, (first, second) in enumerate(product(("good", "bad"), repeat=2)):
             folder = f"shared{number}"
-            (bench.root / folder).mkdir()
-            one, two = bench.session("one").call(), bench.session("two").call()
+            (workspace.root / folder).mkdir()
+            one, two = workspace.session("one").call(), workspace.session("two").call()
             with one:
                 one.write_file(f"{folder}/d/one", "1", create_parents=True)
                 with two:
@@ -213,17 +215,17 @@ class TestInterleavings:
                 if first == "bad":
                     one.fail("bad")
             kept = {"d/one": b"1"} if first == "good" else {}
-            assert contents_of(bench.root / folder) == kept | ({"d/two": b"2"} if second == "good" else {})
+            assert contents_of(workspace.root / folder) == kept | ({"d/two": b"2"} if second == "good" else {})
 
 
-def play(bench: Bench, folder: str, order: tuple[str, ...], end_of: dict[str, str]) -> None:
-    actors = {name: actor(bench, folder, name, end_of[name]) for name in "AB"}
+def play(workspace: TempWorkspace, folder: str, order: tuple[str, ...], end_of: dict[str, str]) -> None:
+    actors = {name: actor(workspace, folder, name, end_of[name]) for name in "AB"}
     for name in order:
         next(actors[name], None)
 
 
-def actor(bench: Bench, folder: str, name: str, end: str) -> Iterator[None]:
-    call = bench.session(name).call()
+def actor(workspace: TempWorkspace, folder: str, name: str, end: str) -> Iterator[None]:
+    call = workspace.session(name).call()
     context = contextvars.Context()
     context.run(call.__enter__)
     context.run(call.write_file, f"{folder}/{name}", f"new {name}")
@@ -252,14 +254,14 @@ class TestThreads:
     COUNTERS = 8
 
     @pytest.mark.req("W13.parallel_snapshots", "D5.parallel_calls")
-    def test_sixteen_threads_and_a_thousand_calls_lose_no_update(self, bench: Bench) -> None:
-        plant(bench.root, {f"count-{i}.txt": "0" for i in range(self.COUNTERS)})
+    def test_sixteen_threads_and_a_thousand_calls_lose_no_update(self, workspace: TempWorkspace) -> None:
+        plant(workspace.root, {f"count-{i}.txt": "0" for i in range(self.COUNTERS)})
         tickets = iter(range(self.CALLS))
         lock = threading.Lock()
         refused: list[str] = []
 
         def work(number: int) -> int:
-            session, done = bench.session(f"s{number % 4}"), 0
+            session, done = workspace.session(f"s{number % 4}"), 0
             while True:
                 with lock:
                     ticket = next(tickets, None)
@@ -274,10 +276,10 @@ class TestThreads:
             counts = list(pool.map(work, range(self.THREADS)))
         assert sum(counts) == self.CALLS
         counted = {f"count-{i}.txt": str(self.CALLS // self.COUNTERS).encode() for i in range(self.COUNTERS)}
-        assert counted.items() <= contents_of(bench.root).items()
+        assert counted.items() <= contents_of(workspace.root).items()
         assert set(refused) <= {"path_claimed", "stale_base"}
-        with bench.desk.ledger.store.read() as tx:
-            rows = list(calls_of(tx, bench.desk, None))
+        with workspace.open_root.ledger.store.read() as tx:
+            rows = list(calls_of(tx, workspace.open_root, None))
         assert {row.status for row in rows} <= {"committed", "aborted"}
         assert len([row for row in rows if row.status == "committed"]) == self.CALLS
         assert [row for row in rows if row.external] == []
@@ -299,24 +301,24 @@ def increment(call: CallHandle, counter: str, own: str, refused: list[str]) -> b
 @pytest.mark.req("H15.unique_temp_names")
 def test_names_of_drafts_never_meet(tmp_path: Path) -> None:
     """Many calls in one directory at one and the same moment, on files that differ in their ending only."""
-    bench = open_bench(tmp_path, clock=FixedClock(datetime(2026, 1, 1, tzinfo=UTC)))
+    workspace = open_temp_workspace(tmp_path, clock=FixedClock(datetime(2026, 1, 1, tzinfo=UTC)))
     with ExitStack() as open_calls:
         for number in range(40):
-            call = open_calls.enter_context(bench.session(f"s{number % 3}").call())
+            call = open_calls.enter_context(workspace.session(f"s{number % 3}").call())
             call.write_file(f"{number}.txt", "x")
             call.write_file(f"{number}.rs", "y")
-        with bench.desk.ledger.store.read() as tx:
+        with workspace.open_root.ledger.store.read() as tx:
             drafts = [name for row in tx.select(TOUCHES) for name in decode(row.drafts)]
     assert len(drafts) == len(set(drafts)) == 80
 
 
-def test_nor_do_they_within_a_call_that_comes_back_to_what_it_has_touched(bench: Bench) -> None:
+def test_nor_do_they_within_a_call_that_comes_back_to_what_it_has_touched(workspace: TempWorkspace) -> None:
     """A draft that is taken for another path's would be put there by whoever recovers the call."""
-    plant(bench.root, {"d/c.txt": "c"})
-    with bench.session().call() as call:
+    plant(workspace.root, {"d/c.txt": "c"})
+    with workspace.session().call() as call:
         assert (
             call.write_file("d/c.txt", "").ok and call.delete("d", recursive=True).ok and call.write_file("a", "a").ok
         )
-        with bench.desk.ledger.store.read() as tx:
+        with workspace.open_root.ledger.store.read() as tx:
             ordinals = [row.ordinal for row in tx.select(TOUCHES)]
     assert sorted(ordinals) == [0, 1, 2]

@@ -25,24 +25,24 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from benches import Bench, open_bench
 from mulligan.boundary.verdict import Boundary
 from mulligan.effects.handle import CallHandle
-from mulligan.effects.session import Session
+from mulligan.effects.session import DurableSession
+from mulligan.files.disk import HostDisk
 from mulligan.history.branches import drop_branch, fork_files, merge_branch
-from mulligan.history.desk import Desk
-from mulligan.history.going_back import WayBack
 from mulligan.history.log import calls_of
-from mulligan.history.schema import SCHEMA
+from mulligan.history.open_root import OpenRoot
+from mulligan.history.projection import SCHEMA
 from mulligan.history.tables import CALLS, OPEN, TOUCHES
-from mulligan.store.claims import CLAIMS
+from mulligan.history.undo import UndoResult
+from mulligan.store.protocol import CLAIMS
 from mulligan.store.verify import verify
 from mulligan.testing import Crash, contents_of, tree_of
 from mulligan.values.digest import digest_of
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
 from mulligan.values.ids import SessionId
 from mulligan.values.paths import RepoPath
-from mulligan.workspace.disk import HostDisk
+from tests.temp_workspace import TempWorkspace, open_temp_workspace
 
 PATHS = ("a.txt", "b.txt", "d/c.txt", "d/e/f.txt", "g")
 FOLDERS = ("d", "d/e", "g")
@@ -121,7 +121,7 @@ class Machine(RuleBasedStateMachine):
         self.base = Path(tempfile.mkdtemp(prefix="machine-"))
         shutil.copytree(self.blank, self.base / "home")
         self.steps = Breakable()
-        self.bench: Bench = open_bench(self.base, steps=self.steps)
+        self.workspace: TempWorkspace = open_temp_workspace(self.base, steps=self.steps)
         self.open: list[OpenCall] = []
         self.unkept: set[bytes] = set()
         self.forks: dict[str, Path] = {}
@@ -130,10 +130,10 @@ class Machine(RuleBasedStateMachine):
 
     @property
     def root(self) -> Path:
-        return self.bench.root
+        return self.workspace.root
 
-    def session(self, name: str) -> Session:
-        return self.bench.session(name)
+    def session(self, name: str) -> DurableSession:
+        return self.workspace.session(name)
 
     def files(self) -> dict[str, bytes]:
         return contents_of(self.root)
@@ -258,16 +258,16 @@ class Machine(RuleBasedStateMachine):
     # Ways back.
 
     def calls(self) -> list[str]:
-        with self.bench.desk.ledger.store.read() as tx:
-            return [row.id for row in calls_of(tx, self.bench.desk, None) if row.status == "committed"]
+        with self.workspace.open_root.ledger.store.read() as tx:
+            return [row.id for row in calls_of(tx, self.workspace.open_root, None) if row.status == "committed"]
 
     def owner_of(self, call: str) -> str | None:
         """The session whose call it is; None: somebody's edit."""
-        with self.bench.desk.ledger.store.read() as tx:
+        with self.workspace.open_root.ledger.store.read() as tx:
             row = tx.get(CALLS, call)
         return None if row is None else row.session
 
-    def go_back(self, way: Callable[..., WayBack], *named: Any, mode: str = "merge") -> WayBack | None:
+    def go_back(self, way: Callable[..., UndoResult], *named: Any, mode: str = "merge") -> UndoResult | None:
         before = tree_of(self.root)
         try:
             planned = way(*named, on_conflict=mode, dry_run=True)
@@ -335,7 +335,7 @@ class Machine(RuleBasedStateMachine):
     @rule(session=sessions)
     def fork(self, session: str) -> None:
         directory, self.forked = self.base / "forks" / str(self.forked), self.forked + 1
-        made = fork_files(self.bench.desk, SessionId(session), str(directory))
+        made = fork_files(self.workspace.open_root, SessionId(session), str(directory))
         self.forks[made.session] = directory
         assert contents_of(directory) == self.files()
 
@@ -344,8 +344,8 @@ class Machine(RuleBasedStateMachine):
     def work_in_a_fork(self, pick: int, wanted: list[tuple[str, str, Any]], good: bool) -> None:
         fork = sorted(self.forks)[pick % len(self.forks)]
         before, there_before = tree_of(self.root), tree_of(self.forks[fork])
-        there = Desk(self.bench.desk.ledger, HostDisk(str(self.forks[fork])))
-        with Session(there, SessionId(fork), Boundary(str(self.forks[fork]))).call() as call:
+        there = OpenRoot(self.workspace.open_root.ledger, HostDisk(str(self.forks[fork])))
+        with DurableSession(there, SessionId(fork), Boundary(str(self.forks[fork]))).call() as call:
             for effect in wanted:
                 perform(call, effect)
             if not good:
@@ -367,7 +367,7 @@ class Machine(RuleBasedStateMachine):
     def merge(self, pick: int, mode: str) -> None:
         fork = sorted(self.forks)[pick % len(self.forks)]
         theirs = contents_of(self.forks[fork])
-        merged = self.go_back(partial(merge_branch, self.bench.desk), fork, mode=mode)
+        merged = self.go_back(partial(merge_branch, self.workspace.open_root), fork, mode=mode)
         if merged is not None and merged.ok:
             taken = [one.path for one in merged.outcomes if one.outcome == "restored"]
             assert {path: self.files().get(path) for path in taken if path in theirs} == {
@@ -380,7 +380,7 @@ class Machine(RuleBasedStateMachine):
     def drop(self, pick: int) -> None:
         fork, before = sorted(self.forks)[pick % len(self.forks)], tree_of(self.root)
         directory = self.forks.pop(fork)
-        drop_branch(self.bench.desk, fork)
+        drop_branch(self.workspace.open_root, fork)
         assert (directory.exists(), tree_of(self.root)) == (False, before)
 
     @precondition(lambda self: self.forks)
@@ -389,7 +389,7 @@ class Machine(RuleBasedStateMachine):
         fork = sorted(self.forks)[pick % len(self.forks)]
 
         def merge() -> None:
-            if merge_branch(self.bench.desk, fork).ok:
+            if merge_branch(self.workspace.open_root, fork).ok:
                 del self.forks[fork]
 
         self.die_in(merge, at=at)
@@ -443,11 +443,11 @@ class Machine(RuleBasedStateMachine):
     def reopen(self) -> None:
         """The process is gone: nobody holds its byte any more, and its store is opened by another."""
         self.steps.left = None
-        with self.bench.desk.ledger.store.write() as tx:
+        with self.workspace.open_root.ledger.store.write() as tx:
             for row in tx.select(OPEN):
                 tx.put(OPEN, replace(row, owner=1_000_000))
-        self.bench.close()
-        self.bench = open_bench(self.base, steps=self.steps)
+        self.workspace.close()
+        self.workspace = open_temp_workspace(self.base, steps=self.steps)
 
     def after_death(self) -> None:
         for call in self.open:
@@ -459,24 +459,26 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def nobodys_bytes_are_lost(self) -> None:
         on_disk = set(self.files().values())
-        with self.bench.desk.ledger.store.read() as tx:
-            self.unkept = {data for data in self.unkept if not self.bench.desk.ledger.blobs.has(tx, digest_of(data))}
+        with self.workspace.open_root.ledger.store.read() as tx:
+            self.unkept = {
+                data for data in self.unkept if not self.workspace.open_root.ledger.blobs.has(tx, digest_of(data))
+            }
         assert self.unkept <= on_disk
 
     def teardown(self) -> None:
         for call in self.open:
             call.context.run(call.handle.__exit__, None, None, None)
-        store = self.bench.desk.ledger.store
+        store = self.workspace.open_root.ledger.store
         with store.read() as tx:
             assert (tx.select(OPEN), tx.select(TOUCHES), tx.select(CLAIMS)) == ([], [], [])
         assert [problem for problem in verify(store, SCHEMA) if problem.severity == "broken"] == []
         assert [path for path in tree_of(self.root) if ".mulligan" in path] == []
-        self.bench.close()
+        self.workspace.close()
         shutil.rmtree(self.base)
 
 
 def run(base: Path, examples: int, *phases: Phase) -> None:
-    blank = open_bench(base)
+    blank = open_temp_workspace(base)
     blank.close()
     Machine.blank = base / "home"
     chosen = settings(

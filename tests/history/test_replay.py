@@ -17,8 +17,8 @@ import apsw
 import pytest
 
 import mulligan
-from mulligan.effects.replaying import ReplayDiverged, ReplaySession
-from mulligan.opening import Mulligan
+from mulligan.api import Mulligan
+from mulligan.effects.replay_runner import ReplayDiverged, ReplaySession
 
 CALLS = 200
 

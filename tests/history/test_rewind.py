@@ -11,14 +11,14 @@ from pathlib import Path
 import apsw
 import pytest
 
-from benches import Bench
-from history.deaths import KILLED, die_in
-from mulligan.effects.session import Session
-from mulligan.history.going_back import How, rollback
+from mulligan.effects.session import DurableSession
 from mulligan.history.tables import CALLS, REDO
+from mulligan.history.undo import UndoOptions, rollback
 from mulligan.store.sqlite import SqliteStore
 from mulligan.testing import Dir, File, Link, Tree, contents_of, plant, tree_of
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
+from tests.history.killed_process import KILLED, die_in
+from tests.temp_workspace import TempWorkspace
 
 LINES = [f"line {i}\n" for i in range(20)]
 
@@ -27,7 +27,7 @@ def text(**changed: str) -> str:
     return "".join(changed.get(f"l{i}", line.rstrip("\n")) + "\n" for i, line in enumerate(LINES))
 
 
-def write(session: Session, path: str, content: str | bytes) -> str:
+def write(session: DurableSession, path: str, content: str | bytes) -> str:
     with session.call() as call:
         assert call.write_file(path, content, create_parents=True).ok
     return call.id
@@ -51,9 +51,9 @@ class _Fails:
         return handled
 
 
-def reads_of(bench: Bench, act: Callable[[], object]) -> int:
+def reads_of(workspace: TempWorkspace, act: Callable[[], object]) -> int:
     """How many statements the store runs meanwhile."""
-    store, seen = bench.desk.ledger.store, list[str]()
+    store, seen = workspace.open_root.ledger.store, list[str]()
     assert isinstance(store, SqliteStore)
 
     def note(_: apsw.Cursor, sql: str, __: object) -> bool:
@@ -68,34 +68,36 @@ def reads_of(bench: Bench, act: Callable[[], object]) -> int:
     return len(seen)
 
 
-def test_going_back_asks_no_more_of_a_long_session_than_of_a_short_one(bench: Bench) -> None:
-    session, counts = bench.session(), list[tuple[int, int]]()
+def test_rewinding_asks_no_more_of_a_long_session_than_of_a_short_one(workspace: TempWorkspace) -> None:
+    session, counts = workspace.session(), list[tuple[int, int]]()
     for turns in (4, 40):
         for number in range(turns):
             with session.turn():
                 write(session, f"{number}.txt", "x\n" * number)
                 session.perform("stat", {"path": "."})
-        counts.append((reads_of(bench, session.rollback), reads_of(bench, session.undo)))
+        counts.append((reads_of(workspace, session.rollback), reads_of(workspace, session.undo)))
     (rolling, undoing), later = counts
     assert later[0] <= rolling + 10 and later[1] <= undoing + 10
 
 
 @pytest.mark.parametrize("way", ["undo", "redo", "rollback"])
-def test_a_word_that_says_nothing_about_conflicts_is_refused_and_changes_nothing(bench: Bench, way: str) -> None:
-    session = bench.session()
+def test_a_word_that_says_nothing_about_conflicts_is_refused_and_changes_nothing(
+    workspace: TempWorkspace, way: str
+) -> None:
+    session = workspace.session()
     with session.call() as call:
         call.write_file("a", "agent")
     with pytest.raises(MulliganError) as caught:
         getattr(session, way)(on_conflict="forse")
     assert (caught.value.code, caught.value.details["field"]) == ("invalid_params", "on_conflict")
-    assert contents_of(bench.root) == {"a": b"agent"}
+    assert contents_of(workspace.root) == {"a": b"agent"}
 
 
 class TestRollback:
     @pytest.mark.req("D6.rollback_call_by_call", "D6.rollback_spares_other_sessions")
-    def test_one_sessions_turn_goes_and_the_others_lines_between_stay(self, bench: Bench) -> None:
-        plant(bench.root, {"a.txt": text()})
-        one, two = bench.session("one"), bench.session("two")
+    def test_one_sessions_turn_goes_and_the_others_lines_between_stay(self, workspace: TempWorkspace) -> None:
+        plant(workspace.root, {"a.txt": text()})
+        one, two = workspace.session("one"), workspace.session("two")
         with one.turn():
             write(one, "a.txt", text(l1="one"))
             write(two, "a.txt", text(l1="one", l5="two"))
@@ -103,45 +105,45 @@ class TestRollback:
             write(two, "a.txt", text(l1="one", l5="two", l9="one", l13="two"))
         done = one.rollback()
         assert [one.outcome for one in done.outcomes] == ["merged"]
-        assert contents_of(bench.root) == {"a.txt": text(l5="two", l13="two").encode()}
+        assert contents_of(workspace.root) == {"a.txt": text(l5="two", l13="two").encode()}
         assert one.redo().ok
-        assert contents_of(bench.root) == {"a.txt": text(l1="one", l5="two", l9="one", l13="two").encode()}
+        assert contents_of(workspace.root) == {"a.txt": text(l1="one", l5="two", l9="one", l13="two").encode()}
         assert two.undo().ok
-        assert contents_of(bench.root) == {"a.txt": text(l1="one", l5="two", l9="one").encode()}
+        assert contents_of(workspace.root) == {"a.txt": text(l1="one", l5="two", l9="one").encode()}
 
     @pytest.mark.req("H8.redo_fresh_each_time", "D6.redo_stack")
-    def test_turns_go_back_one_by_one_and_forward_again_without_limit(self, bench: Bench) -> None:
-        session, states = bench.session(), [contents_of(bench.root)]
+    def test_turns_are_undone_one_by_one_and_redone_again_without_limit(self, workspace: TempWorkspace) -> None:
+        session, states = workspace.session(), [contents_of(workspace.root)]
         for number in range(6):
             with session.turn():
                 for path in ("a.txt", f"{number}.txt"):
                     write(session, path, f"turn {number}")
-            states.append(contents_of(bench.root))
+            states.append(contents_of(workspace.root))
         for _ in range(2):
             for state in reversed(states[:-1]):
                 assert session.rollback().ok
-                assert contents_of(bench.root) == state
+                assert contents_of(workspace.root) == state
             with fails_with("nothing_to_undo"):
                 session.rollback()
             for state in states[1:]:
                 assert session.redo().ok
-                assert contents_of(bench.root) == state
+                assert contents_of(workspace.root) == state
             with fails_with("nothing_to_redo"):
                 session.redo()
 
     @pytest.mark.req("H5.failed_turns_undoable", "D5.cancelled_turns_count")
-    def test_a_turn_that_ended_badly_can_be_rolled_back(self, bench: Bench) -> None:
-        session = bench.session()
+    def test_a_turn_that_ended_badly_can_be_rolled_back(self, workspace: TempWorkspace) -> None:
+        session = workspace.session()
         with pytest.raises(KeyboardInterrupt), session.turn():
             write(session, "a.txt", "kept by its own call")
             with session.call() as call:
                 call.write_file("b.txt", "never")
                 raise KeyboardInterrupt
-        assert contents_of(bench.root) == {"a.txt": b"kept by its own call"}
+        assert contents_of(workspace.root) == {"a.txt": b"kept by its own call"}
         assert session.rollback().ok
-        assert contents_of(bench.root) == {}
+        assert contents_of(workspace.root) == {}
 
-    def idle_turn(self, session: Session, kind: str) -> None:
+    def idle_turn(self, session: DurableSession, kind: str) -> None:
         """A turn of which nothing stands."""
         with session.turn():
             if kind == "looked":
@@ -156,39 +158,39 @@ class TestRollback:
 
     @pytest.mark.req("D5.cancelled_turns_count")
     @pytest.mark.parametrize("kind", ["failed", "looked", "undone"])
-    def test_a_turn_of_which_nothing_stands_is_the_last_one_all_the_same(self, bench: Bench, kind: str) -> None:
-        session = bench.session()
+    def test_a_turn_without_effect_is_the_last_one_all_the_same(self, workspace: TempWorkspace, kind: str) -> None:
+        session = workspace.session()
         with session.turn():
             write(session, "a.txt", "first")
         self.idle_turn(session, kind)
         planned, done = session.rollback(dry_run=True), session.rollback()
         assert (planned.ok, planned.outcomes, done.ok, done.outcomes) == (True, (), True, ())
-        assert contents_of(bench.root) == {"a.txt": b"first"}
-        assert session.rollback().ok and contents_of(bench.root) == {}
+        assert contents_of(workspace.root) == {"a.txt": b"first"}
+        assert session.rollback().ok and contents_of(workspace.root) == {}
         with fails_with("nothing_to_undo"):
             session.rollback()
-        assert session.redo().ok and contents_of(bench.root) == {"a.txt": b"first"}
+        assert session.redo().ok and contents_of(workspace.root) == {"a.txt": b"first"}
         assert session.redo().ok and session.rollback().outcomes == ()
-        assert contents_of(bench.root) == {"a.txt": b"first"}
+        assert contents_of(workspace.root) == {"a.txt": b"first"}
 
-    def test_whoever_went_further_back_has_gone_past_it(self, bench: Bench) -> None:
-        session = bench.session()
+    def test_a_rewind_to_an_earlier_point_passes_it(self, workspace: TempWorkspace) -> None:
+        session = workspace.session()
         write(session, "a.txt", "first")
         second = write(session, "b.txt", "second")
         self.idle_turn(session, "failed")
         assert session.rewind(second).ok
-        assert session.rollback().ok and contents_of(bench.root) == {}
+        assert session.rollback().ok and contents_of(workspace.root) == {}
 
-    def test_a_call_outside_any_turn_that_did_nothing_is_none(self, bench: Bench) -> None:
-        session = bench.session()
+    def test_a_call_outside_any_turn_that_did_nothing_is_none(self, workspace: TempWorkspace) -> None:
+        session = workspace.session()
         write(session, "a.txt", "first")
         with session.call() as call:
             call.read_file("a.txt")
-        assert session.rollback().ok and contents_of(bench.root) == {}
+        assert session.rollback().ok and contents_of(workspace.root) == {}
 
     @pytest.mark.req("D6.rollback_turn_open")
-    def test_a_turn_that_is_still_running_is_not_rolled_back_nor_the_one_before(self, bench: Bench) -> None:
-        session = bench.session()
+    def test_a_turn_that_is_still_running_is_not_rolled_back_nor_the_one_before(self, workspace: TempWorkspace) -> None:
+        session = workspace.session()
         with session.turn():
             write(session, "a.txt", "first")
         with session.turn(), fails_with("turn_open"):
@@ -196,11 +198,11 @@ class TestRollback:
         with session.call() as call, fails_with("turn_open"):
             call.write_file("b.txt", "second")
             session.rollback()
-        assert contents_of(bench.root) == {"a.txt": b"first", "b.txt": b"second"}
+        assert contents_of(workspace.root) == {"a.txt": b"first", "b.txt": b"second"}
 
     @pytest.mark.req("D6.rollback_cancel_open")
-    def test_cancelling_aborts_the_open_calls_first(self, bench: Bench) -> None:
-        session, begun, go_on = bench.session(), threading.Event(), threading.Event()
+    def test_cancelling_aborts_the_open_calls_first(self, workspace: TempWorkspace) -> None:
+        session, begun, go_on = workspace.session(), threading.Event(), threading.Event()
         told: list[str] = []
         write(session, "a.txt", "first")
 
@@ -219,12 +221,12 @@ class TestRollback:
         go_on.set()
         thread.join()
         assert done.ok and told == ["call_not_open"]
-        assert contents_of(bench.root) == {}
+        assert contents_of(workspace.root) == {}
 
     @pytest.mark.req("D6.rollback_cancel_open", "D6.dry_run")
     @pytest.mark.parametrize("says", [None, "hello"])
-    def test_a_dry_run_says_what_would_go_and_cancels_nothing(self, bench: Bench, says: str | None) -> None:
-        session = bench.session()
+    def test_a_dry_run_says_what_would_go_and_cancels_nothing(self, workspace: TempWorkspace, says: str | None) -> None:
+        session = workspace.session()
         with session.turn("one"):
             session.inject({"role": "user", "content": "one"})
             write(session, "a.txt", "first")
@@ -234,7 +236,7 @@ class TestRollback:
             with session.call() as call:
                 call.write_file("b.txt", "second")
                 planned = session.rollback(dry_run=True, cancel_open=True)
-            assert call.status == "committed" and contents_of(bench.root).keys() == {"a.txt", "b.txt"}
+            assert call.status == "committed" and contents_of(workspace.root).keys() == {"a.txt", "b.txt"}
             before = session.rollback(dry_run=True, cancel_open=True)
             done = session.rollback(cancel_open=True)
             assert (before.outcomes, before.talk) == (done.outcomes, done.talk)
@@ -244,10 +246,10 @@ class TestRollback:
 
     @pytest.mark.req("D5.turn_complete")
     @pytest.mark.parametrize("in_call", [False, True])
-    def test_a_turn_whose_process_died_is_over(self, bench: Bench, in_call: bool) -> None:
-        session = bench.session()
+    def test_a_turn_whose_process_died_is_over(self, workspace: TempWorkspace, in_call: bool) -> None:
+        session = workspace.session()
 
-        def die(there: Bench) -> None:
+        def die(there: TempWorkspace) -> None:
             with there.session().turn():
                 write(there.session(), "a.txt", "of the dead")
                 if in_call:
@@ -256,57 +258,60 @@ class TestRollback:
                         os._exit(KILLED)
                 os._exit(KILLED)
 
-        assert die_in(bench.root.parent, die, at=None)
+        assert die_in(workspace.root.parent, die, at=None)
         with session.turn():
             write(session, "later.txt", "later")
-        assert session.rollback().ok and contents_of(bench.root).keys() - {"b.txt"} == {"a.txt"}
-        assert session.rollback().ok and contents_of(bench.root) == {}
+        assert session.rollback().ok and contents_of(workspace.root).keys() - {"b.txt"} == {"a.txt"}
+        assert session.rollback().ok and contents_of(workspace.root) == {}
 
     @pytest.mark.req("D6.rollback_turn_open")
-    def test_of_the_whole_root_it_is_not_one_that_another_session_is_still_in(self, bench: Bench) -> None:
-        running, other = bench.session("running"), bench.session("other")
+    def test_of_the_whole_root_it_is_not_one_that_another_session_is_still_in(self, workspace: TempWorkspace) -> None:
+        running, other = workspace.session("running"), workspace.session("other")
         with running.turn():
             write(running, "half.txt", "half")
             write(other, "z.txt", "z")
-            assert rollback(bench.desk, how=How()).ok
+            assert rollback(workspace.open_root, how=UndoOptions()).ok
             with fails_with("turn_open"):
-                rollback(bench.desk, how=How())
-            assert contents_of(bench.root) == {"half.txt": b"half"}
-            assert rollback(bench.desk, how=How(), cancel_open=True).ok and contents_of(bench.root) == {}
+                rollback(workspace.open_root, how=UndoOptions())
+            assert contents_of(workspace.root) == {"half.txt": b"half"}
+            assert (
+                rollback(workspace.open_root, how=UndoOptions(), cancel_open=True).ok
+                and contents_of(workspace.root) == {}
+            )
 
-    def test_several_roots_and_sessions_are_rolled_back_apart(self, bench: Bench) -> None:
-        one, two = bench.session("one"), bench.session("two")
+    def test_several_roots_and_sessions_are_rolled_back_apart(self, workspace: TempWorkspace) -> None:
+        one, two = workspace.session("one"), workspace.session("two")
         write(one, "one.txt", "1")
         write(two, "two.txt", "2")
         assert one.rollback().ok
-        assert contents_of(bench.root) == {"two.txt": b"2"}
+        assert contents_of(workspace.root) == {"two.txt": b"2"}
 
 
 class TestRedo:
-    def stack(self, bench: Bench) -> int:
-        with bench.desk.ledger.store.read() as tx:
+    def stack(self, workspace: TempWorkspace) -> int:
+        with workspace.open_root.ledger.store.read() as tx:
             return tx.count(REDO)
 
     @pytest.mark.req("D6.redo_survives_own_calls", "D6.redo_stack")
-    def test_ways_back_of_all_kinds_share_one_stack(self, bench: Bench) -> None:
-        session = bench.session()
+    def test_undo_operations_of_all_kinds_share_one_stack(self, workspace: TempWorkspace) -> None:
+        session = workspace.session()
         calls = [write(session, f"{i}.txt", str(i)) for i in range(4)]
-        full = contents_of(bench.root)
+        full = contents_of(workspace.root)
         session.undo(calls[1])
         session.restore(calls[3])
         session.rollback()
         session.rewind(calls[0])
-        assert contents_of(bench.root) == {} and self.stack(bench) == 4
+        assert contents_of(workspace.root) == {} and self.stack(workspace) == 4
         sizes = []
         for _ in range(4):
             assert session.redo().ok
-            sizes.append(len(contents_of(bench.root)))
+            sizes.append(len(contents_of(workspace.root)))
         assert sizes == [1, 2, 3, 4]
-        assert contents_of(bench.root) == full and self.stack(bench) == 0
+        assert contents_of(workspace.root) == full and self.stack(workspace) == 0
 
     @pytest.mark.req("D6.redo_ends_with_new_work")
-    def test_new_work_of_the_session_ends_it_and_looking_or_failing_does_not(self, bench: Bench) -> None:
-        session = bench.session()
+    def test_new_work_of_the_session_ends_it_and_reading_or_failing_does_not(self, workspace: TempWorkspace) -> None:
+        session = workspace.session()
         write(session, "a.txt", "1")
         session.undo()
         with session.call() as call:
@@ -314,54 +319,54 @@ class TestRedo:
         with session.call() as call:
             call.write_file("b.txt", "never")
             call.fail("no")
-        assert self.stack(bench) == 1
+        assert self.stack(workspace) == 1
         write(session, "b.txt", "new work")
         with fails_with("nothing_to_redo"):
             session.redo()
 
     @pytest.mark.req("D6.redo_survives_others")
-    def test_others_edits_never_end_it_they_are_merged(self, bench: Bench) -> None:
-        session, other = bench.session("one"), bench.session("two")
-        plant(bench.root, {"a.txt": text()})
+    def test_others_edits_never_end_it_they_are_merged(self, workspace: TempWorkspace) -> None:
+        session, other = workspace.session("one"), workspace.session("two")
+        plant(workspace.root, {"a.txt": text()})
         write(session, "a.txt", text(l1="agent"))
         session.undo()
         write(other, "a.txt", text(l9="other"))
-        (bench.root / "a.txt").write_text(text(l9="other", l15="person"))
+        (workspace.root / "a.txt").write_text(text(l9="other", l15="person"))
         done = session.redo()
         assert done.ok and [one.outcome for one in done.outcomes] == ["merged"]
-        assert contents_of(bench.root) == {"a.txt": text(l1="agent", l9="other", l15="person").encode()}
+        assert contents_of(workspace.root) == {"a.txt": text(l1="agent", l9="other", l15="person").encode()}
 
     @pytest.mark.req("D6.redo_survives_others")
-    def test_or_they_make_it_conflict_and_stay(self, bench: Bench) -> None:
-        session = bench.session()
-        plant(bench.root, {"a.txt": text()})
+    def test_or_they_make_it_conflict_and_stay(self, workspace: TempWorkspace) -> None:
+        session = workspace.session()
+        plant(workspace.root, {"a.txt": text()})
         write(session, "a.txt", text(l1="agent"))
         session.undo()
-        (bench.root / "a.txt").write_text(text(l1="person"))
+        (workspace.root / "a.txt").write_text(text(l1="person"))
         done = session.redo()
         assert not done.ok and done.call_id is None
-        assert contents_of(bench.root) == {"a.txt": text(l1="person").encode()}
-        (bench.root / "a.txt").write_text(text())
+        assert contents_of(workspace.root) == {"a.txt": text(l1="person").encode()}
+        (workspace.root / "a.txt").write_text(text())
         assert session.redo().ok
-        assert contents_of(bench.root) == {"a.txt": text(l1="agent").encode()}
+        assert contents_of(workspace.root) == {"a.txt": text(l1="agent").encode()}
 
 
 class TestRewind:
     @pytest.mark.req("D6.rewind", "D6.rewind.side_before", "D6.rewind.side_after")
-    def test_to_before_or_after_a_call_ways_back_included(self, bench: Bench) -> None:
-        session = bench.session()
+    def test_to_before_or_after_a_call_undo_operations_included(self, workspace: TempWorkspace) -> None:
+        session = workspace.session()
         calls = [write(session, "a.txt", str(i)) for i in range(4)]
         assert session.rewind(calls[2]).ok
-        assert contents_of(bench.root) == {"a.txt": b"1"}
+        assert contents_of(workspace.root) == {"a.txt": b"1"}
         assert session.redo().ok
         assert session.rewind(calls[2], "after").ok
-        assert contents_of(bench.root) == {"a.txt": b"2"}
+        assert contents_of(workspace.root) == {"a.txt": b"2"}
         undone = session.undo(calls[2]).call_id
         last = write(session, "b.txt", "b")
-        assert contents_of(bench.root) == {"a.txt": b"1", "b.txt": b"b"}
+        assert contents_of(workspace.root) == {"a.txt": b"1", "b.txt": b"b"}
         assert undone is not None and session.rewind(undone).ok
-        assert contents_of(bench.root) == {"a.txt": b"2"}
-        with bench.desk.ledger.store.read() as tx:
+        assert contents_of(workspace.root) == {"a.txt": b"2"}
+        with workspace.open_root.ledger.store.read() as tx:
             row, gone = tx.get(CALLS, calls[2]), tx.get(CALLS, last)
         assert row is not None and row.undone_by is None
         assert gone is not None and gone.undone_by is not None
@@ -412,9 +417,9 @@ def mixed_repository(root: Path) -> None:
     (root / "staged.py").write_text(text(l2="staged", l4="and dirty"))
 
 
-def agents_turn(bench: Bench, session: Session) -> list[str]:
+def agents_turn(workspace: TempWorkspace, session: DurableSession) -> list[str]:
     """Edits, creations, deletions, renames and a mode change, with a person at work in between."""
-    root = bench.root
+    root = workspace.root
     calls = []
     with session.turn("improve everything"):
         with session.call() as call:
@@ -462,16 +467,16 @@ def persons_part(before: Tree) -> Tree:
 
 class TestMixedRepository:
     @pytest.fixture
-    def repository(self, bench: Bench) -> Bench:
-        mixed_repository(bench.root)
-        return bench
+    def repository(self, workspace: TempWorkspace) -> TempWorkspace:
+        mixed_repository(workspace.root)
+        return workspace
 
     @pytest.mark.req("D6.untouched_mtimes_kept", "D6.nested_repos_restored", "D6.ignored_restored", "D6.no_git_clean")
     @pytest.mark.req("D6.modes_restored", "D6.symlinks_restored", "D6.empty_dirs_restored", "D6.binary_restored")
     @pytest.mark.req("W1.ignored_files_survive", "W2.ignored_edit_restored", "W4.nested_repo_undone")
     @pytest.mark.req("W7.crlf_kept_with_attributes", "D6.only_changed_paths", "D1.never_destroys_own_edits")
     @pytest.mark.parametrize("way", ["rollback", "one by one", "oldest first"])
-    def test_exactly_the_agents_part_goes(self, repository: Bench, way: str) -> None:
+    def test_exactly_the_agents_part_goes(self, repository: TempWorkspace, way: str) -> None:
         session, root = repository.session(), repository.root
         before, stamps = tree_of(root), times(root)
         calls = agents_turn(repository, session)
@@ -486,7 +491,7 @@ class TestMixedRepository:
         assert {path: times(root)[path] for path in untouched} == {path: stamps[path] for path in untouched}
 
     @pytest.mark.req("D6.redo_stack")
-    def test_and_comes_back_with_redo(self, repository: Bench) -> None:
+    def test_and_comes_back_with_redo(self, repository: TempWorkspace) -> None:
         session, root = repository.session(), repository.root
         agents_turn(repository, session)
         with_agent = tree_of(root)

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 import mulligan
-from mulligan.agents.hooks.hosts import CLIENT
-from mulligan.agents.hooks.keeper_socket import ask_keeper, keeper_folder
-from mulligan.history.schema import SCHEMA
+from mulligan.agents.hooks.settings import CLIENT
+from mulligan.agents.hooks.socket import ask_background, background_folder
+from mulligan.history.projection import SCHEMA
 from mulligan.store.verify import verify
 from mulligan.testing import contents_of, plant
-from mulligan.values.faults import MulliganError, fault
-from namespaces import Shell, after_boot, covering
-from namespaces import container as container_of
-from old_formats import as_format_2
+from mulligan.values.errors import MulliganError, fault
+from tests.mount_namespaces import Shell, after_boot, covering
+from tests.mount_namespaces import container as container_of
+from tests.old_formats import as_format_2
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "format"
 BWRAP = ("bwrap", "--bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid", "--die-with-parent")
@@ -103,7 +103,7 @@ class TestTwoMountNamespaces:
             here(verb, "--session", "default", "--yes")
         assert files_of(tmp_path)[1] == {"f": b"container, changed\n"}
 
-    def test_a_dead_call_is_put_back_by_the_next_process_that_sees_its_directory(
+    def test_a_dead_call_is_rolled_back_by_the_next_process_that_sees_its_directory(
         self, here: Shell, container: Shell, tmp_path: Path
     ) -> None:
         here.write("g", "known\n")
@@ -124,7 +124,7 @@ class TestTwoMountNamespaces:
                 (path / "f").write_text("changed by a command\n")
                 run_hook(shell, "PostToolUse")
         finally:
-            ask_keeper(keeper_folder(str(here.home)), b"stop")
+            ask_background(background_folder(str(here.home)), b"stop")
         changed = [[one["path"] for call in shell.logged() for one in call["changes"]] for shell in (here, container)]
         assert changed == [["f"], ["f"]]
         assert container("undo").code == 0
@@ -159,6 +159,7 @@ class TestTwoMountNamespaces:
 
 @pytest.mark.req("D4.root_identity")
 class TestOneDirectory:
+    @pytest.mark.hosts
     def test_is_one_history_in_a_plain_shell_and_in_bubblewrap(self, here: Shell) -> None:
         sandboxed = replace(here, around=BWRAP)
         calls = [shell.write("f", f"{number}\n") for number, shell in enumerate((here, sandboxed, here, sandboxed))]

@@ -24,12 +24,12 @@ from mulligan import (
     ToolValidationError,
     VisibilityExpansionRequired,
 )
-from mulligan.effects.session import Session
+from mulligan.api import Mulligan
+from mulligan.effects.session import DurableSession
 from mulligan.history.log import calls_of
 from mulligan.history.tables import CALLS
-from mulligan.opening import Mulligan
 from mulligan.testing import contents_of, execute_tool
-from session.shapes import Note
+from tests.session.state.example_slices import Note
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ BAD_ENDS = [
 ]
 
 
-def run(session: Session, end: Ending, raised: type[BaseException] | None = None) -> None:
+def run(session: DurableSession, end: Ending, raised: type[BaseException] | None = None) -> None:
     """A tool that changes files and state, and then ends so."""
 
     def handler(context: ToolContext) -> Any:
@@ -119,7 +119,7 @@ class _Unwritable:
 
 
 @pytest.mark.req("D5.slices_share_structure")
-def test_a_call_takes_the_state_of_slices_without_looking_into_them() -> None:
+def test_a_call_takes_the_state_of_slices_without_reading_them() -> None:
     session, items = mulligan.Session(), [_Unwritable() for _ in range(100)]
     session[_Unwritable].seed(items)
     for fails_at_end in (False, True):
@@ -138,12 +138,12 @@ class TestTelling:
     """Events go out when all is published; whoever hears them can neither stop nor undo it."""
 
     @pytest.mark.req("D3.events_after_commit")
-    def test_who_is_told_finds_the_call_committed(self, opened: Mulligan) -> None:
+    def test_a_listener_finds_the_call_committed(self, opened: Mulligan) -> None:
         session, seen = opened.session("s"), list[tuple[str, dict[str, bytes], int]]()
 
         def look(event: ToolInvoked) -> None:
-            with opened.desk.ledger.store.read() as tx:
-                row = next(calls_of(tx, opened.desk, session.id))
+            with opened.open_root.ledger.store.read() as tx:
+                row = next(calls_of(tx, opened.open_root, session.id))
             seen.append((row.status, contents_of(opened.root), len(opened.session("s")[ToolInvoked])))
 
         session.bus.subscribe(ToolInvoked, look)
@@ -151,7 +151,7 @@ class TestTelling:
         assert seen == [("committed", {"a.txt": b"changed"}, 1)]
 
     @pytest.mark.req("D3.events_after_commit")
-    def test_while_a_call_is_open_nobody_is_told_of_what_it_does(self, opened: Mulligan) -> None:
+    def test_while_a_call_is_open_listeners_hear_nothing_of_it(self, opened: Mulligan) -> None:
         session, heard = opened.session("s"), list[object]()
         session.bus.subscribe(object, heard.append)
         with session.call("work"):
@@ -171,7 +171,7 @@ class TestTelling:
             session.bus = _DeadBus()
         with caplog.at_level(logging.WARNING, logger="mulligan.events"):
             run(session, lambda: ToolResult("yes", Plan("value")))
-        with opened.desk.ledger.store.read() as tx:
+        with opened.open_root.ledger.store.read() as tx:
             assert [row.status for row in tx.select(CALLS)] == ["committed"]
         assert opened.session("s")[Plan].all() == (Plan("changed"), Plan("value"))
         assert contents_of(opened.root) == {"a.txt": b"changed"}

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from benches import Bench, open_bench
 from mulligan import Plan
-from mulligan.cli.words import outcome_lines
-from mulligan.effects.session import Session
-from mulligan.history.schema import SCHEMA
-from mulligan.servers.acp.returning import WaysBack
+from mulligan.effects.session import DurableSession
+from mulligan.history.outcome_text import outcome_lines
+from mulligan.history.projection import SCHEMA
+from mulligan.servers.acp.undo import UndoMethods
 from mulligan.store.verify import verify
 from mulligan.testing import FaultPlan, contents_of, plant
 from mulligan.values.digest import digest_of
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
 from mulligan.values.ids import SessionId
 from mulligan.values.paths import RepoPath
-from session.shapes import Note
+from tests.session.state.example_slices import Note
+from tests.temp_workspace import TempWorkspace, open_temp_workspace
 
 State = tuple[dict[str, bytes], list[str], list[str]]
 
@@ -32,20 +32,20 @@ def plan() -> FaultPlan:
 
 
 @pytest.fixture
-def bench(tmp_path: Path, plan: FaultPlan) -> Iterator[Bench]:
-    bench = open_bench(tmp_path, steps=plan)
-    yield bench
-    assert list(verify(bench.desk.ledger.store, SCHEMA)) == []
-    bench.close()
+def workspace(tmp_path: Path, plan: FaultPlan) -> Iterator[TempWorkspace]:
+    workspace = open_temp_workspace(tmp_path, steps=plan)
+    yield workspace
+    assert list(verify(workspace.open_root.ledger.store, SCHEMA)) == []
+    workspace.close()
 
 
 @pytest.fixture
-def session(bench: Bench) -> Session:
-    bench.desk.ledger.session(SessionId("s"), bench.desk.root)
-    return bench.session("s")
+def session(workspace: TempWorkspace) -> DurableSession:
+    workspace.open_root.ledger.session(SessionId("s"), workspace.open_root.root)
+    return workspace.session("s")
 
 
-def turn(session: Session, text: str, file: str | None = None) -> None:
+def turn(session: DurableSession, text: str, file: str | None = None) -> None:
     with session.turn(text):
         session.inject({"role": "user", "content": text})
         if file is not None:
@@ -55,29 +55,31 @@ def turn(session: Session, text: str, file: str | None = None) -> None:
         session.inject({"role": "assistant", "content": f"did {text}"})
 
 
-def state(bench: Bench, session: Session) -> State:
+def state(workspace: TempWorkspace, session: DurableSession) -> State:
     said = [str(message["content"]) for message in session.messages()]
-    return contents_of(bench.root), said, [plan.objective for plan in session[Plan].all()]
+    return contents_of(workspace.root), said, [plan.objective for plan in session[Plan].all()]
 
 
 @pytest.mark.req("D6.rollback_turn", "D6.redo_turn")
-def test_files_talk_and_slices_of_the_last_turn_go_back_and_come_forward(bench: Bench, session: Session) -> None:
+def test_files_transcript_and_slices_of_the_last_turn_are_undone_and_redone(
+    workspace: TempWorkspace, session: DurableSession
+) -> None:
     turn(session, "one", "a")
-    first = state(bench, session)
+    first = state(workspace, session)
     turn(session, "two", "b")
-    second = state(bench, session)
+    second = state(workspace, session)
     assert first == ({"a": b"one"}, ["one", "did one"], ["one"])
     assert session.rollback().ok
-    assert state(bench, session) == first
+    assert state(workspace, session) == first
     assert session.redo().ok
-    assert state(bench, session) == second
+    assert state(workspace, session) == second
 
 
 class TestSlicesBetweenCalls:
     """What is done to slices in a turn, but in none of its calls, is of the turn all the same."""
 
     @staticmethod
-    def mixed(session: Session, name: str) -> None:
+    def mixed(session: DurableSession, name: str) -> None:
         with session.turn(name):
             session[Plan].seed(Plan(f"{name} begins"))
             with session.call("work") as call:
@@ -87,35 +89,37 @@ class TestSlicesBetweenCalls:
             session[Plan].clear(lambda plan: plan.objective == "and more")
 
     @pytest.mark.req("D6.rollback_turn", "D6.redo_turn")
-    def test_go_back_and_come_forward_with_each_turn(self, bench: Bench, session: Session) -> None:
+    def test_are_undone_and_redone_with_each_turn(self, workspace: TempWorkspace, session: DurableSession) -> None:
         session[Plan].seed(Plan("first"))
-        states = [state(bench, session)]
+        states = [state(workspace, session)]
         for name in ("one", "two"):
             self.mixed(session, name)
-            states.append(state(bench, session))
+            states.append(state(workspace, session))
         with session.turn("three"):
             session[Plan].clear()
-        states.append(state(bench, session))
+        states.append(state(workspace, session))
         for wanted in states[-2::-1]:
-            assert session.rollback().ok and state(bench, session) == wanted
+            assert session.rollback().ok and state(workspace, session) == wanted
         with pytest.raises(MulliganError) as caught:
             session.rollback()
         assert caught.value.code == "nothing_to_undo"
         for wanted in states[1:]:
-            assert session.redo().ok and state(bench, session) == wanted
+            assert session.redo().ok and state(workspace, session) == wanted
 
-    def test_go_back_to_any_point(self, bench: Bench, session: Session) -> None:
+    def test_can_be_rewound_to_any_point(self, workspace: TempWorkspace, session: DurableSession) -> None:
         session[Plan].seed(Plan("first"))
         self.mixed(session, "one")
-        after = state(bench, session)
+        after = state(workspace, session)
         self.mixed(session, "two")
-        whole = state(bench, session)
-        session.rewind("work", talk=False)
-        assert state(bench, session) == (after[0], [], ["two begins"])
-        assert session.redo().ok and state(bench, session) == whole
+        whole = state(workspace, session)
+        session.rewind("work", transcript=False)
+        assert state(workspace, session) == (after[0], [], ["two begins"])
+        assert session.redo().ok and state(workspace, session) == whole
         assert [plan.objective for plan in session.fork(at="work")[Plan].all()] == ["two begins"]
 
-    def test_what_a_fork_begins_with_is_not_taken_from_it(self, bench: Bench, session: Session) -> None:
+    def test_what_a_fork_begins_with_is_not_taken_from_it(
+        self, workspace: TempWorkspace, session: DurableSession
+    ) -> None:
         session[Plan].seed(Plan("first"))
         session.inject({"role": "user", "content": "before the fork"})
         child = session.fork()
@@ -123,7 +127,9 @@ class TestSlicesBetweenCalls:
         child.rewind(1)
         assert [plan.objective for plan in child[Plan].all()] == ["first"]
 
-    def test_what_was_done_since_on_top_of_a_turn_goes_with_it_and_the_rest_stays(self, session: Session) -> None:
+    def test_what_was_done_since_on_top_of_a_turn_goes_with_it_and_the_rest_stays(
+        self, session: DurableSession
+    ) -> None:
         with session.call("work") as call:
             assert call.write_file("a", "x").ok
             session[Plan].seed(Plan("of the call"))
@@ -134,7 +140,9 @@ class TestSlicesBetweenCalls:
         assert (session[Plan].all(), session[Note].all()) == ((), (Note("beside it"),))
         assert session.redo().ok and session[Plan].all() == (Plan("on top of it"),)
 
-    def test_one_call_that_others_built_on_says_what_stays(self, bench: Bench, session: Session) -> None:
+    def test_one_call_that_others_built_on_says_what_stays(
+        self, workspace: TempWorkspace, session: DurableSession
+    ) -> None:
         session[Plan].seed(Plan("first"))
         for name in ("one", "two"):
             with session.call(name) as call:
@@ -143,85 +151,87 @@ class TestSlicesBetweenCalls:
         undone = session.undo("one")
         assert len(undone.slices_left) == 1 and undone.to_json()["slices_left"] == list(undone.slices_left)
         assert any("slice" in line for line in outcome_lines(undone))
-        assert state(bench, session) == ({"two": b"two"}, [], ["two"])
+        assert state(workspace, session) == ({"two": b"two"}, [], ["two"])
 
 
 class TestUndoingTheRollback:
     """A way back is a call, so undoing it by its id brings back all that it took."""
 
-    def test_brings_files_talk_and_slices_back_and_redo_takes_that_back(self, bench: Bench, session: Session) -> None:
+    def test_brings_files_transcript_and_slices_back_and_redo_reverses_it(
+        self, workspace: TempWorkspace, session: DurableSession
+    ) -> None:
         turn(session, "one", "a")
         turn(session, "two", "b")
-        whole = state(bench, session)
+        whole = state(workspace, session)
         back = session.rollback()
-        rolled = state(bench, session)
+        rolled = state(workspace, session)
         undone = session.undo(back.call_id)
         assert undone.ok and undone.talk == {"messages": 4, "messages_before": 2}
-        assert state(bench, session) == whole
-        assert session.redo().ok and state(bench, session) == rolled
-        assert session.redo().ok and state(bench, session) == whole
+        assert state(workspace, session) == whole
+        assert session.redo().ok and state(workspace, session) == rolled
+        assert session.redo().ok and state(workspace, session) == whole
 
-    def test_counts_when_only_talk_had_moved(self, bench: Bench, session: Session) -> None:
+    def test_counts_when_only_transcript_had_moved(self, workspace: TempWorkspace, session: DurableSession) -> None:
         turn(session, "only words")
-        whole = state(bench, session)
+        whole = state(workspace, session)
         back = session.rollback()
-        assert state(bench, session) == ({}, [], [])
+        assert state(workspace, session) == ({}, [], [])
         assert session.undo(back.call_id).ok
-        assert state(bench, session) == whole
+        assert state(workspace, session) == whole
         with pytest.raises(MulliganError) as caught:
             session.undo(back.call_id)
         assert caught.value.code == "nothing_to_undo"
 
-    def test_leaves_talk_alone_that_has_gone_on(self, bench: Bench, session: Session) -> None:
+    def test_leaves_transcript_alone_that_has_gone_on(self, workspace: TempWorkspace, session: DurableSession) -> None:
         turn(session, "one", "a")
         back = session.rollback()
         session.inject({"role": "user", "content": "something else"})
         undone = session.undo(back.call_id)
         assert undone.ok and undone.talk is None
-        assert state(bench, session) == ({"a": b"one"}, ["something else"], ["one"])
+        assert state(workspace, session) == ({"a": b"one"}, ["something else"], ["one"])
 
-    def test_in_some_paths_is_about_files(self, bench: Bench, session: Session) -> None:
+    def test_in_some_paths_is_about_files(self, workspace: TempWorkspace, session: DurableSession) -> None:
         turn(session, "one", "a")
         back = session.rollback()
         assert session.undo(back.call_id, ["a"]).ok
-        assert state(bench, session) == ({"a": b"one"}, [], [])
+        assert state(workspace, session) == ({"a": b"one"}, [], [])
 
 
 @pytest.mark.req("S0.acp.rollback_captures_redo_first", "S0.acp.rollback_moves_transcript", "S0.acp.rollback_order")
 @pytest.mark.parametrize("strict", [False, True], ids=["s0", "strict"])
 def test_over_acp_redo_is_kept_before_files_move_and_the_transcript_moves_last(
-    bench: Bench, session: Session, plan: FaultPlan, strict: bool
+    workspace: TempWorkspace, session: DurableSession, plan: FaultPlan, strict: bool
 ) -> None:
-    plant(bench.root, {"a": "before"})
+    plant(workspace.root, {"a": "before"})
     session.inject({"role": "user", "content": "said before"})
     turn(session, "two", "a")
     present, seen = digest_of(b"two"), list[tuple[bool, bytes, int]]()
 
     def look(step: str, path: RepoPath) -> None:
         """Just before each step on disk: is the present content kept, what is there, how much is in force?"""
-        with bench.desk.ledger.store.read() as tx:
-            kept = bench.desk.ledger.blobs.has(tx, present)
-        seen.append((kept, (bench.root / "a").read_bytes(), session.length()))
+        with workspace.open_root.ledger.store.read() as tx:
+            kept = workspace.open_root.ledger.blobs.has(tx, present)
+        seen.append((kept, (workspace.root / "a").read_bytes(), session.length()))
 
     plan.act(look, lasting=True)
     told: list[Any] = []
-    answer = WaysBack(session, told.append, strict).rollback({"sessionId": "s"})
+    answer = UndoMethods(session, told.append, strict).rollback({"sessionId": "s"})
     assert seen and seen[0] == (True, b"two", 3)
     assert {(kept, length) for kept, _, length in seen} == {(True, 3)}
     assert (answer["beforeMessageCount"], answer["afterMessageCount"]) == (3, 1)
-    assert state(bench, session) == ({"a": b"before"}, ["said before"], [])
-    assert session.redo().ok and (bench.root / "a").read_bytes() == b"two"
+    assert state(workspace, session) == ({"a": b"before"}, ["said before"], [])
+    assert session.redo().ok and (workspace.root / "a").read_bytes() == b"two"
 
 
 @pytest.mark.req("S0.acp.rollback_order")
 def test_a_rollback_whose_disk_fails_moves_neither_files_nor_transcript(
-    bench: Bench, session: Session, plan: FaultPlan
+    workspace: TempWorkspace, session: DurableSession, plan: FaultPlan
 ) -> None:
-    plant(bench.root, {"a": "before"})
+    plant(workspace.root, {"a": "before"})
     turn(session, "two", "a")
-    before = state(bench, session)
+    before = state(workspace, session)
     plan.fail(errno.ENOSPC, at=2)
     assert not session.rollback().ok
-    assert state(bench, session) == before
+    assert state(workspace, session) == before
     assert session.rollback().ok
-    assert state(bench, session) == ({"a": b"before"}, [], [])
+    assert state(workspace, session) == ({"a": b"before"}, [], [])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
 from itertools import permutations
 from pathlib import Path
@@ -21,6 +21,39 @@ Ops = Sequence[tuple[str, str, str]]
 PATHS = ["x", "y", "d/z"]
 BEFORE = {"y": "first line\nsecond line\nthird line\n"}
 OPS = st.tuples(st.sampled_from(["write", "edit", "delete", "move"]), st.sampled_from(PATHS), st.sampled_from(PATHS))
+
+
+@st.composite
+def scripts(draw: st.DrawFn, *, most: int = 5) -> Ops:
+    """Calls on two paths, each of which changes something."""
+    ops, there = list[tuple[str, str, str]](), {"y"}
+    for _ in range(draw(st.integers(1, most))):
+        op = draw(st.sampled_from(possible_ops(there)))
+        ops.append(op)
+        there = paths_after(op, there)
+    return ops
+
+
+def possible_ops(there: Set[str]) -> Ops:
+    paths = sorted(there)
+    changes = [(verb, path, "") for path in paths for verb in ("edit", "delete")]
+    return [*changes, ("write", "x", ""), ("write", "y", ""), *(("move", path, other_of(path)) for path in paths)]
+
+
+def paths_after(op: tuple[str, str, str], there: Set[str]) -> set[str]:
+    verb, path, other = op
+    return {*there, path} if verb in ("write", "edit") else {*there} - {path} | ({other} if verb == "move" else set())
+
+
+def other_of(path: str) -> str:
+    return "x" if path == "y" else "y"
+
+
+def every_script(length: int) -> Iterator[Ops]:
+    begun: list[tuple[Ops, Set[str]]] = [((), {"y"})]
+    for _ in range(length):
+        begun = [((*ops, op), paths_after(op, there)) for ops, there in begun for op in possible_ops(there)]
+    return (ops for ops, _ in begun)
 
 
 def act(call: Any, op: tuple[str, str, str], number: int) -> None:
@@ -49,13 +82,10 @@ def run(session: Any, ops: Ops) -> list[str]:
 
 
 def undo_all(session: Any, calls: Sequence[str]) -> list[str]:
-    """In this order; what a conflict has kept, again, as long as that gets anywhere. What stays in conflict."""
-    left, before = list(calls), list[str]()
-    while left != before:
-        before = list(left)
-        for call in before:
-            if session.undo(call).ok:
-                left.remove(call)
+    """In this order; what a conflict has kept, again, once for each call. What stays in conflict."""
+    left = list(calls)
+    for _ in calls:
+        left = [call for call in left if not session.undo(call).ok]
     return left
 
 
@@ -69,8 +99,8 @@ def redo_all(session: Any) -> None:
 
 
 @pytest.mark.req("D6.undo_out_of_order")
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(ops=st.lists(OPS, min_size=1, max_size=4), data=st.data())
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(ops=scripts() | st.lists(OPS, min_size=1, max_size=4), data=st.data())
 def test_calls_undone_in_any_order_leave_nothing_over_and_redo_brings_all_back(ops: Ops, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as base:
         root = Path(base) / "work"
@@ -79,8 +109,8 @@ def test_calls_undone_in_any_order_leave_nothing_over_and_redo_brings_all_back(o
             session = m.session("s")
             calls = run(session, ops)
             before, after = contents_of_start(), contents_of(root)
-            left = undo_all(session, data.draw(st.permutations(calls)))
-            assert left or contents_of(root) == before
+            assert undo_all(session, data.draw(st.permutations(calls))) == []
+            assert contents_of(root) == before
             redo_all(session)
             assert contents_of(root) == after
 
@@ -97,6 +127,10 @@ SCRIPTS: dict[str, Ops] = {
     "deleted, made again": [("delete", "y", ""), ("write", "y", "")],
     "moved there and back": [("move", "y", "x"), ("move", "x", "y")],
     "moved over": [("write", "x", ""), ("move", "x", "y"), ("edit", "y", "")],
+    "deleted, written, deleted": [("delete", "y", ""), ("write", "y", ""), ("delete", "y", "")],
+    "deleted, written, moved": [("delete", "y", ""), ("write", "y", ""), ("move", "y", "x")],
+    "moved, written, moved": [("move", "y", "x"), ("write", "y", ""), ("move", "y", "x")],
+    "written, moved there and back": [("write", "y", ""), ("move", "y", "x"), ("move", "x", "y")],
     "moved twice": [("write", "x", ""), ("move", "x", "y"), ("move", "y", "d/z")],
 }
 
@@ -104,17 +138,46 @@ SCRIPTS: dict[str, Ops] = {
 @pytest.mark.req("D6.undo_out_of_order")
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_every_order_of_undo_ends_where_it_began(tmp_path: Path, name: str) -> None:
-    for order in permutations(range(len(SCRIPTS[name]))):
-        base = tmp_path / "".join(map(str, order))
+    undo_in_every_order(tmp_path, SCRIPTS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.req("D6.undo_out_of_order")
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_every_order_of_undo_of_every_few_calls_on_two_paths_ends_where_it_began(tmp_path: Path, length: int) -> None:
+    for number, ops in enumerate(every_script(length)):
+        undo_in_every_order(tmp_path / str(number), ops)
+
+
+def undo_in_every_order(folder: Path, ops: Ops) -> None:
+    for order in permutations(range(len(ops))):
+        base = folder / "".join(map(str, order))
         plant(base / "work", BEFORE)
         with mulligan.open(str(base / "work"), store=str(base / "home")) as m:
             session = m.session("s")
-            calls = run(session, SCRIPTS[name])
+            calls = run(session, ops)
             after = contents_of(base / "work")
-            assert undo_all(session, [calls[at] for at in order]) == []
-            assert contents_of(base / "work") == contents_of_start(), order
+            assert undo_all(session, [calls[at] for at in order]) == [], (ops, order)
+            assert contents_of(base / "work") == contents_of_start(), (ops, order)
             redo_all(session)
-            assert contents_of(base / "work") == after, order
+            assert contents_of(base / "work") == after, (ops, order)
+
+
+@pytest.mark.req("D6.undo_out_of_order")
+@pytest.mark.parametrize("on_conflict", ["merge", "overwrite"])
+def test_undo_of_what_has_cancelled_itself_out_leaves_the_file_that_an_undo_brought_back(
+    tmp_path: Path, on_conflict: Any
+) -> None:
+    root = tmp_path / "work"
+    plant(root, BEFORE)
+    with mulligan.open(str(root), store=str(tmp_path / "home")) as m:
+        session = m.session("s")
+        first, second, third = run(session, [("delete", "y", ""), ("write", "y", ""), ("delete", "y", "")])
+        assert session.undo(first).ok
+        assert contents_of(root) == contents_of_start()
+        for call in (second, third):
+            assert [one.outcome for one in session.undo(call, on_conflict=on_conflict).outcomes] == ["skipped"]
+        assert contents_of(root) == contents_of_start()
 
 
 @pytest.mark.req("D6.undo_out_of_order")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -90,3 +91,23 @@ def test_a_command_that_changes_such_a_file_lists_it_as_unstable(tmp_path: Path)
             with written_all_the_time(busy), opened.session().call() as call:
                 receipt = call.exec(["sh", "-c", "printf x >> busy.bin"])
             reasons = {note["reason"] for note in receipt.coverage or () if note["path"] == "busy.bin"}
+
+
+@pytest.mark.req("D5.unstable_read")
+def test_a_program_under_run_that_changes_such_a_file_lists_it_as_unstable(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    busy = work / "busy.bin"
+    environ = {**os.environ, "MULLIGAN_HOME": str(tmp_path / "home")}
+
+    def by_cli(*words: str) -> str:
+        command = [sys.executable, "-m", "mulligan", *words]
+        return subprocess.run(command, cwd=work, env=environ, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+    reasons: set[str] = set()
+    while "unstable" not in reasons:
+        busy.write_bytes(bytes(SIZE_BYTES))
+        with written_all_the_time(busy):
+            by_cli("run", "--", "sh", "-c", "printf x >> busy.bin")
+        coverage = json.loads(by_cli("log", "--json", "--limit", "1"))[0]["coverage"]
+        reasons = {note["reason"] for note in coverage if note["path"] == "busy.bin"}

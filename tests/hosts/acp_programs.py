@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from acp_client.client import Body
-from mulligan.testing.mock_model import MockModel, Step
+from mulligan.testing.agents import MockModel, Step
+from tests.servers.acp.client import Body
 
 TOOLS = Path(__file__).parents[2] / ".tools"
 # The newest Node comes first: the client does not run with the one that many machines have.
 PLACES = [TOOLS / folder / "node_modules/.bin" for folder in ("mcp", "agents")]
-INSTALL = "make .tools/.installed"
+INSTALL = "make test-hosts installs it"
 BEFORE = {".env": "KEY=1\n", "a.txt": "one\n", "gone.txt": "here\n"}
 AFTER = {".env": "KEY=2\n", "a.txt": "two\n"}
 SHELL = "rm gone.txt; echo KEY=2 > .env"
@@ -29,7 +29,7 @@ def program(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Bench:
+class HostWorkspace:
     """A folder to work in, a home and a store, and nothing of this machine's."""
 
     base: Path
@@ -54,7 +54,11 @@ class Bench:
 
     def environ(self, more: Mapping[str, str]) -> dict[str, str]:
         path = os.pathsep.join([*map(str, PLACES), os.environ["PATH"]])
-        return {"PATH": path, "HOME": str(self.base / "user"), "MULLIGAN_HOME": str(self.store), **more}
+        # The client gives up on an agent that is slow to start; on a busy machine, all are.
+        patience = dict.fromkeys(
+            ("ACPX_GEMINI_ACP_STARTUP_TIMEOUT_MS", "ACPX_CLAUDE_ACP_SESSION_CREATE_TIMEOUT_MS"), "600000"
+        )
+        return {"PATH": path, "HOME": str(self.base / "user"), "MULLIGAN_HOME": str(self.store), **patience, **more}
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Foreign:
 
     words: Sequence[str]
     steps: Callable[[Path], list[Step]]
-    settle: Callable[[Bench, MockModel], dict[str, str]]
+    settle: Callable[[HostWorkspace, MockModel], dict[str, str]]
 
     @property
     def command(self) -> list[str]:
@@ -76,14 +80,14 @@ def _opencode_steps(root: Path) -> list[Step]:
     return [("read", {"filePath": file}), ("write", write), ("bash", {"command": SHELL, "description": "tidy"})]
 
 
-def _opencode_settings(bench: Bench, model: MockModel) -> dict[str, str]:
+def _opencode_settings(workspace: HostWorkspace, model: MockModel) -> dict[str, str]:
     provider: Body = {
         "npm": "@ai-sdk/openai-compatible",
         "options": {"baseURL": f"{model.address}/v1", "apiKey": "none"},
         "models": {"mock": {"name": "mock", "tool_call": True}},
     }
     config = {"provider": {"mock": provider}, "model": "mock/mock", "permission": {"*": "allow"}}
-    file = bench.base / "opencode.json"
+    file = workspace.base / "opencode.json"
     file.write_text(json.dumps(config))
     return {"OPENCODE_CONFIG": str(file), "OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"}
 
@@ -93,8 +97,8 @@ def _gemini_steps(root: Path) -> list[Step]:
     return [("replace", edit), ("run_shell_command", {"command": SHELL})]
 
 
-def _gemini_settings(bench: Bench, model: MockModel) -> dict[str, str]:
-    folder = bench.base / "user/.gemini"
+def _gemini_settings(workspace: HostWorkspace, model: MockModel) -> dict[str, str]:
+    folder = workspace.base / "user/.gemini"
     folder.mkdir()
     (folder / "settings.json").write_text(json.dumps({"security": {"auth": {"selectedType": "gemini-api-key"}}}))
     return {
@@ -108,12 +112,12 @@ OPENCODE = Foreign(["opencode", "acp"], _opencode_steps, _opencode_settings)
 GEMINI = Foreign(["gemini", "--acp", "-m", "gemini-2.5-flash"], _gemini_steps, _gemini_settings)
 
 
-def acpx(bench: Bench, agent: Sequence[str], *words: str, **environ: str) -> list[Body]:
+def acpx(workspace: HostWorkspace, agent: Sequence[str], *words: str, **environ: str) -> list[Body]:
     """What the client printed: every frame that it sent and was sent, in order."""
     command = [program("acpx"), "--agent", shlex.join(agent), "--format", "json", "--approve-all", *words]
-    env = {**os.environ, **bench.environ(environ)}
+    env = {**os.environ, **workspace.environ(environ)}
     done = subprocess.run(
-        command, cwd=bench.root, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        command, cwd=workspace.root, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -1,6 +1,6 @@
 """A server for the official conformance suite: our real HTTP stack, and beside our tools the fixtures it asks for.
 
-python -m mcp_server.fixture_server ROOT STORE
+python -m tests.hosts.mcp_conformance_server ROOT STORE
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from typing import Any
 import uvicorn
 
 import mulligan
-from mulligan.servers.auth import Asgi, Receive, Scope, Send, StaticKeys
-from mulligan.servers.mcp.http import Clients, make_app
-from mulligan.servers.mcp.listing import TOOLSETS, Table, read_table
-from mulligan.servers.mcp.revisions import Body, Peer
-from mulligan.servers.mcp.running import Running
-from mulligan.servers.mcp.toolbox import Toolbox
+from mulligan.servers.auth import StaticKeys
+from mulligan.servers.mcp.dispatch import Toolbox
+from mulligan.servers.mcp.http import AcceptedClients, make_app
+from mulligan.servers.mcp.protocol import TOOLSETS, Body, Peer, Running, ToolTable, read_table
+from mulligan.servers.own_host import Asgi, Receive, Scope, Send
 
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 WAV = "UklGRiYAAABXQVZFZm10IBAAAAABAAEAQB8AAAB9AAACABAAZGF0YQIAAAD//w=="
@@ -103,10 +102,12 @@ def with_key(app: Asgi) -> Asgi:
 def main() -> None:
     root, store = sys.argv[1:]
     table = read_table()
-    extended = Table(table.server, {**table.tools, "history": table.tools["history"] + [*map(fixture_tool, ANSWERS)]})
+    extended = ToolTable(
+        table.server, {**table.tools, "history": table.tools["history"] + [*map(fixture_tool, ANSWERS)]}
+    )
     with mulligan.open(root, store=store) as opened:
-        toolbox = Toolbox(opened.desk, opened.boundary)
-        clients = Clients(StaticKeys([KEY]), opened.tokens)
+        toolbox = Toolbox(opened.open_root, opened.boundary)
+        clients = AcceptedClients(StaticKeys([KEY]), opened.tokens)
         app = with_key(make_app(FixtureToolbox(toolbox), TOOLSETS, clients=clients, table=extended))
         uvicorn.run(app, host="127.0.0.1", port=0, access_log=False)
 

@@ -12,19 +12,21 @@ from typing import Any
 
 import pytest
 
-from acp_client.client import Body, Client, connected
-from acp_client.foreign import AFTER, BEFORE, GEMINI, OPENCODE, Bench, Foreign, acpx
-from mulligan.testing.mock_model import MockModel, scripted_model
+from mulligan.testing.agents import MockModel, scripted_model
+from tests.hosts.acp_programs import AFTER, BEFORE, GEMINI, OPENCODE, Foreign, HostWorkspace, acpx
+from tests.servers.acp.client import Body, Client, connected
 
-BETWEEN = [sys.executable, "-m", "mulligan", "acp", "--"]
+pytestmark = pytest.mark.hosts
+
+BETWEEN = [sys.executable, str(Path(__file__).with_name("proxy_with_long_wait.py")), "acp", "--"]
 NAMES = ("sessionId", "messageId", "toolCallId")
 ADDED: Body = {"rollback": {}, "redo": {}, "restoreToolCall": {}, "fork": {}}
 OURS: Body = {"rollback": {}, "redo": {}, "restoreToolCall": {}, "rewind": {}}
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    made = Bench(Path(os.path.realpath(tmp_path)))
+def workspace(tmp_path: Path) -> HostWorkspace:
+    made = HostWorkspace(Path(os.path.realpath(tmp_path)))
     made.prepare()
     return made
 
@@ -72,10 +74,10 @@ def menus(frames: list[Body]) -> list[Body]:
     return [one for one in updates if one["sessionUpdate"] == "available_commands_update"]
 
 
-def calls(bench: Bench) -> list[tuple[str, dict[str, str]]]:
+def calls(workspace: HostWorkspace) -> list[tuple[str, dict[str, str]]]:
     """What is on record, oldest first: the agent's own id of each call, and what it changed."""
-    words = [sys.executable, "-m", "mulligan", "log", "--root", str(bench.root), "--json"]
-    env = {**os.environ, **bench.environ({})}
+    words = [sys.executable, "-m", "mulligan", "log", "--root", str(workspace.root), "--json"]
+    env = {**os.environ, **workspace.environ({})}
     rows = json.loads(subprocess.run(words, env=env, capture_output=True, check=True).stdout)
     assert {(row["external"], row["status"]) for row in rows} == {(False, "committed")}
     return [(row["label"], {one["path"]: one["kind"] for one in row["changes"]}) for row in rows[::-1]]
@@ -87,12 +89,12 @@ def session_of(frames: list[Body]) -> str:
     return str(found)
 
 
-def run(bench: Bench, agent: Foreign, model: MockModel) -> Iterator[list[Body]]:
+def run(workspace: HostWorkspace, agent: Foreign, model: MockModel) -> Iterator[list[Body]]:
     """The client's frames of the same work, without us and then with us."""
-    environ = agent.settle(bench, model)
+    environ = agent.settle(workspace, model)
     for before in ([], BETWEEN):
-        bench.prepare()
-        yield acpx(bench, [*before, *agent.command], "exec", "do it", **environ)
+        workspace.prepare()
+        yield acpx(workspace, [*before, *agent.command], "exec", "do it", **environ)
 
 
 AGENTS = pytest.mark.parametrize("agent", [OPENCODE, GEMINI], ids=["opencode", "gemini"])
@@ -100,10 +102,12 @@ AGENTS = pytest.mark.parametrize("agent", [OPENCODE, GEMINI], ids=["opencode", "
 
 @pytest.mark.req("D14.acp.proxy", "D14.acp.proxy_passes_through", "D14.cli.acp", "D19.foreign_programs")
 @AGENTS
-def test_the_client_sees_no_difference_and_the_work_is_undone_and_redone(bench: Bench, agent: Foreign) -> None:
-    with scripted_model(agent.steps(bench.root)) as model:
-        without, through = run(bench, agent, model)
-        assert bench.files() == AFTER
+def test_the_client_sees_no_difference_and_the_work_is_undone_and_redone(
+    workspace: HostWorkspace, agent: Foreign
+) -> None:
+    with scripted_model(agent.steps(workspace.root)) as model:
+        without, through = run(workspace, agent, model)
+        assert workspace.files() == AFTER
         assert transcript(through) == transcript(without)
         assert menus(through) == menus(without)
 
@@ -112,34 +116,34 @@ def test_the_client_sees_no_difference_and_the_work_is_undone_and_redone(bench: 
         added = {**able, **theirs, "_meta": {**able.get("_meta", {}), "mulligan": OURS}}
         assert introduced(through) == {**introduced(without), "agentCapabilities": added}
 
-        changed = [files for _, files in calls(bench)]
+        changed = [files for _, files in calls(workspace)]
         assert changed == [{"a.txt": "modified"}, {".env": "modified", "gone.txt": "deleted"}]
 
         # The client can send nothing that the protocol does not have; another one goes on with its session.
         session = session_of(through)
-        with connected(bench.store, command=[*BETWEEN, *agent.command], **bench.environ({})) as client:
+        with connected(workspace.store, command=[*BETWEEN, *agent.command], **workspace.environ({})) as client:
             back = client.ask("_mulligan/session/rollback", sessionId=session)
-            assert (back["status"], bench.files()) == ("rolled_back", BEFORE)
+            assert (back["status"], workspace.files()) == ("rolled_back", BEFORE)
             again = client.ask("_mulligan/session/redo", sessionId=session)
-            assert (again["status"], bench.files()) == ("redone", AFTER)
+            assert (again["status"], workspace.files()) == ("redone", AFTER)
 
 
 @pytest.mark.req("D14.acp.proxy", "D14.acp.proxy_tells_model", "D19.foreign_programs")
 @AGENTS
-def test_the_agent_goes_on_after_one_of_its_tools_was_taken_back(bench: Bench, agent: Foreign) -> None:
-    with scripted_model(agent.steps(bench.root)) as model:
-        environ = bench.environ(agent.settle(bench, model))
-        with connected(bench.store, command=[*BETWEEN, *agent.command], **environ) as client:
+def test_the_agent_goes_on_after_one_of_its_tools_was_undone(workspace: HostWorkspace, agent: Foreign) -> None:
+    with scripted_model(agent.steps(workspace.root)) as model:
+        environ = workspace.environ(agent.settle(workspace, model))
+        with connected(workspace.store, command=[*BETWEEN, *agent.command], **environ) as client:
             client.allow = lambda asked: str(asked["options"][1]["optionId"])
-            session: str = client.ask("session/new", cwd=str(bench.root), mcpServers=[])["sessionId"]
+            session: str = client.ask("session/new", cwd=str(workspace.root), mcpServers=[])["sessionId"]
             ask(client, session, "do it")
-            assert bench.files() == AFTER
+            assert workspace.files() == AFTER
             shell = client.updates("tool_call_update")[-1]["toolCallId"]
             restored = client.ask("session/restore_tool_call", sessionId=session, toolCallId=shell)
-            assert sorted(restored["restoredPaths"]) == [str(bench.root / name) for name in (".env", "gone.txt")]
-            assert bench.files() == {**BEFORE, "a.txt": "two\n"}
+            assert sorted(restored["restoredPaths"]) == [str(workspace.root / name) for name in (".env", "gone.txt")]
+            assert workspace.files() == {**BEFORE, "a.txt": "two\n"}
             ask(client, session, "go on")
-        assert "- gone.txt (is there again)" in model.requests[-1]
+        assert "- gone.txt (restored)" in model.requests[-1]
 
 
 def ask(client: Client, session: str, text: str) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from acp_client.client import Body
-from acp_client.foreign import INSTALL, TOOLS, program
+from tests.hosts.acp_programs import INSTALL, TOOLS, program
+from tests.servers.acp.client import Body
+
+pytestmark = pytest.mark.hosts
 
 SDK = TOOLS / "agents/node_modules/@agentclientprotocol/sdk/dist/v1/stable/acp.js"
 HERE = Path(__file__).parent
@@ -33,8 +35,8 @@ def driven(base: Path, prefix: str) -> Body:
     tools = [{"tool": "write_file", "args": {"path": path, "content": text}, "id": id} for id, path, text in written]
     (base / "script").write_text(json.dumps({"tools": tools}) + '\n"done"\n')
     environ = {"ACP_SDK": SDK.as_uri(), "SCRIPT": str(base / "script"), "MULLIGAN_HOME": str(base / "home")}
-    agent = [sys.executable, str(HERE / "scripted_agent.py")]
-    command = [program("node"), str(HERE / "typescript_client.mjs"), str(base / "work"), prefix, *agent]
+    agent = [sys.executable, str(HERE.parent / "servers" / "acp" / "scripted_agent.py")]
+    command = [program("node"), str(HERE / "acp_typescript_client.mjs"), str(base / "work"), prefix, *agent]
     done = subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found: Body = json.loads(done.stdout)
@@ -54,7 +56,7 @@ def of_ways_back(updates: list[Body]) -> list[Body]:
     "D19.foreign_programs",
 )
 @pytest.mark.parametrize("prefix", ["", "_mulligan/"])
-def test_a_turn_goes_back_and_forward_and_a_call_is_restored(base: Path, prefix: str) -> None:
+def test_a_turn_is_undone_and_redone_and_a_call_is_restored(base: Path, prefix: str) -> None:
     seen = driven(base, prefix)
     steps = [(step["method"].removeprefix(prefix), step["files"]) for step in seen["steps"]]
     assert steps == [

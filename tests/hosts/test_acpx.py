@@ -10,19 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from acp_client.foreign import Bench, acpx
+from tests.hosts.acp_programs import HostWorkspace, acpx
+
+pytestmark = pytest.mark.hosts
 
 AGENT = [sys.executable, "-m", "mulligan", "acp", "--provider", "mock"]
 
 
 @pytest.mark.req("D14.acp.own_agent", "D14.acp.session_new", "D14.acp.session_list", "D14.acp.session_close")
 def test_new_prompt_list_resume_in_a_fresh_process_and_close(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.prepare()
-    (made,) = acpx(bench, AGENT, "sessions", "new", "--name", "one")
+    workspace = HostWorkspace(tmp_path)
+    workspace.prepare()
+    (made,) = acpx(workspace, AGENT, "sessions", "new", "--name", "one")
     session = made["acpxSessionId"]
     for prompt in ("remember the plum", "again"):
-        frames = acpx(bench, AGENT, "prompt", "-s", "one", prompt)
+        frames = acpx(workspace, AGENT, "prompt", "-s", "one", prompt)
         said = [
             frame["params"]["update"]["content"]["text"]
             for frame in frames
@@ -30,13 +32,13 @@ def test_new_prompt_list_resume_in_a_fresh_process_and_close(tmp_path: Path) -> 
             and frame["params"]["update"]["sessionUpdate"] == "agent_message_chunk"
         ]
         assert "".join(said) == f"You said: {prompt}"
-    (listed,) = acpx(bench, AGENT, "sessions", "list")
+    (listed,) = acpx(workspace, AGENT, "sessions", "list")
     assert [(one["sessionId"], one["title"]) for one in listed["sessions"]] == [(session, "remember the plum")]
-    assert acpx(bench, AGENT, "sessions", "close", "one")[0]["action"] == "session_closed"
+    assert acpx(workspace, AGENT, "sessions", "close", "one")[0]["action"] == "session_closed"
     shown = subprocess.run(
         [sys.executable, "-m", "mulligan", "sessions", "--json"],
-        env={**os.environ, **bench.environ({})},
-        cwd=bench.root,
+        env={**os.environ, **workspace.environ({})},
+        cwd=workspace.root,
         capture_output=True,
         text=True,
         check=True,

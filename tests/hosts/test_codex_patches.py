@@ -11,13 +11,15 @@ from dataclasses import dataclass
 
 import pytest
 
+from mulligan.files.edit import line_key
+from mulligan.files.patch.v4a import UpdateFile, parse_v4a
+from mulligan.values.errors import Refused
 from mulligan.values.paths import RepoPath
-from mulligan.values.refusal import Refused
-from mulligan.workspace.normal import line_key
-from mulligan.workspace.patch.v4a import Update, parse_v4a
-from oracles.codex import Tree, codex_apply
-from oracles.v4a_files import patch_of, stage
-from oracles.v4a_patches import Case, make_case
+from tests.oracles.codex import Tree, codex_apply
+from tests.oracles.v4a_files import patch_of, stage
+from tests.oracles.v4a_patches import Case, make_case
+
+pytestmark = pytest.mark.hosts
 
 BATCHES = 8
 BATCH_SIZE = 80
@@ -62,7 +64,7 @@ def judge(seed: int) -> Judged:
 
 def has_repeated_block(case: Case) -> bool:
     """Whether some hunk's old lines are in its file more than once, found the slow and simple way."""
-    updates = [operation for operation in parse_v4a(case.patch) if isinstance(operation, Update)]
+    updates = [operation for operation in parse_v4a(case.patch) if isinstance(operation, UpdateFile)]
     blocks = [(update.path, [line_key(line) for line in hunk.old]) for update in updates for hunk in update.hunks]
     return any(occurrences(case.tree.get(path, b""), block) > 1 for path, block in blocks if block)
 
@@ -73,7 +75,7 @@ def occurrences(content: bytes, block: list[str]) -> int:
 
 
 @pytest.mark.req("S1.apply_patch.shared_library", "S1.apply_patch.native")
-@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize("batch", [0, *(pytest.param(batch, marks=pytest.mark.slow) for batch in range(1, BATCHES))])
 def test_random_edits_of_real_files_come_out_as_codex_makes_them(batch: int) -> None:
     with ThreadPoolExecutor(4) as pool:
         judged = [*pool.map(judge, range(batch * BATCH_SIZE, (batch + 1) * BATCH_SIZE))]

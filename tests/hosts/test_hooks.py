@@ -10,20 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from agent_room.hooks.people import Site
-from mulligan.testing.mock_model import MockModel, Step, scripted_model
+from mulligan.testing.agents import MockModel, Step, scripted_model
+from tests.agents.hooks.hooked_workspace import HookedWorkspace
 
-TOOLS = Path(__file__).parents[3] / ".tools"
+pytestmark = pytest.mark.hosts
+
+TOOLS = Path(__file__).parents[2] / ".tools"
 PLACES = [TOOLS / folder / "node_modules/.bin" for folder in ("mcp", "node", "agents")]
-INSTALL = "make .tools/.installed"
+INSTALL = "make test-hosts installs it"
 
 SHELL = "echo KEY=2 > .env; rm gone.txt"
 FAILING = "mkdir made; echo x > made/x; exit 3"
 
 
-def environment(site: Site, model: MockModel) -> dict[str, str]:
+def environment(workspace: HookedWorkspace, model: MockModel) -> dict[str, str]:
     return {
-        **site.env,
+        **workspace.env,
+        "MULLIGAN_HOOKS_WAIT_S": "60",
         "PATH": os.pathsep.join([*map(str, PLACES), os.environ["PATH"]]),
         "ANTHROPIC_BASE_URL": model.address,
         "ANTHROPIC_API_KEY": "none",
@@ -36,6 +39,15 @@ def environment(site: Site, model: MockModel) -> dict[str, str]:
     }
 
 
+def wait_for_minutes(workspace: HookedWorkspace, agent: str) -> None:
+    """Hooks that the agent does not give up on: on a busy machine, they are slow to start."""
+    (file,) = (path for path in workspace.home.glob(f".{agent}/*.json") if "hooks" in json.loads(path.read_text()))
+    settings = json.loads(file.read_text())
+    for hook in (hook for entries in settings["hooks"].values() for entry in entries for hook in entry["hooks"]):
+        hook["timeout"] *= 100
+    file.write_text(json.dumps(settings))
+
+
 def claude_steps(root: Path) -> list[Step]:
     file = str(root / "a.txt")
     return [
@@ -46,7 +58,7 @@ def claude_steps(root: Path) -> list[Step]:
     ]
 
 
-def claude(site: Site, model: MockModel) -> list[str]:
+def claude(workspace: HookedWorkspace, model: MockModel) -> list[str]:
     return ["claude", "-p", "please change it", "--allowedTools", "Edit,Bash,Read"]
 
 
@@ -56,8 +68,8 @@ def gemini_steps(root: Path) -> list[Step]:
     return [("replace", edit), *commands]
 
 
-def gemini(site: Site, model: MockModel) -> list[str]:
-    file = site.home / ".gemini/settings.json"
+def gemini(workspace: HookedWorkspace, model: MockModel) -> list[str]:
+    file = workspace.home / ".gemini/settings.json"
     hooks = json.loads(file.read_text())
     file.write_text(json.dumps({"security": {"auth": {"selectedType": "gemini-api-key"}}, **hooks}))
     return ["gemini", "-p", "please change it", "--yolo", "-m", "gemini-2.5-flash"]
@@ -68,8 +80,8 @@ def codex_steps(root: Path) -> list[Step]:
     return [("exec_command", {"cmd": one}) for one in (edit, SHELL, FAILING)]
 
 
-def codex(site: Site, model: MockModel) -> list[str]:
-    (site.home / ".codex/config.toml").write_text(
+def codex(workspace: HookedWorkspace, model: MockModel) -> list[str]:
+    (workspace.home / ".codex/config.toml").write_text(
         f"""
 model = "mock"
 model_provider = "mock"
@@ -84,7 +96,7 @@ env_key = "MOCK_KEY"
     return ["codex", "exec", *flags, "please change it"]
 
 
-AGENTS: list[tuple[Callable[[Site, MockModel], list[str]], Callable[[Path], list[Step]]]] = [
+AGENTS: list[tuple[Callable[[HookedWorkspace, MockModel], list[str]], Callable[[Path], list[Step]]]] = [
     (claude, claude_steps),
     (gemini, gemini_steps),
     (codex, codex_steps),
@@ -100,22 +112,25 @@ AGENTS: list[tuple[Callable[[Site, MockModel], list[str]], Callable[[Path], list
 )
 @pytest.mark.parametrize(("agent", "steps"), AGENTS, ids=["claude", "gemini", "codex"])
 def test_what_an_agent_edits_and_runs_comes_back(
-    site: Site, agent: Callable[[Site, MockModel], list[str]], steps: Callable[[Path], list[Step]]
+    workspace: HookedWorkspace,
+    agent: Callable[[HookedWorkspace, MockModel], list[str]],
+    steps: Callable[[Path], list[Step]],
 ) -> None:
     assert any((place / agent.__name__).exists() for place in PLACES), f"the agent is missing: {INSTALL}"
-    assert site.mulligan("hooks", "install", agent.__name__).returncode == 0
-    with scripted_model(steps(site.root)) as model:
+    assert workspace.mulligan("hooks", "install", agent.__name__).returncode == 0
+    wait_for_minutes(workspace, agent.__name__)
+    with scripted_model(steps(workspace.root)) as model:
         done = subprocess.run(
-            agent(site, model),
-            cwd=site.root,
-            env=environment(site, model),
+            agent(workspace, model),
+            cwd=workspace.root,
+            env=environment(workspace, model),
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        assert len(model.results) == len(steps(site.root)), done.stdout + done.stderr
-    rows = site.log()[::-1]
+        assert len(model.results) == len(steps(workspace.root)), done.stdout + done.stderr
+    rows = workspace.log()[::-1]
     assert [{one["path"]: one["kind"] for one in row["changes"]} for row in rows] == [
         {"a.txt": "modified"},
         {".env": "modified", "gone.txt": "deleted"},
@@ -123,14 +138,14 @@ def test_what_an_agent_edits_and_runs_comes_back(
     ]
     assert [(row["status"], row["external"], row["coverage"]) for row in rows] == [("committed", False, [])] * 3
     assert len({row["turn_id"] for row in rows}) == 1
-    shown = json.loads(site.mulligan("show", rows[0]["id"], "--json").stdout)
+    shown = json.loads(workspace.mulligan("show", rows[0]["id"], "--json").stdout)
     assert (shown["prompt"], Path(shown["transcript"]).exists()) == ("please change it", True)
 
-    site.undo(rows[1]["id"])
-    assert (site.root / ".env").read_text() == "KEY=1\n"
-    assert (site.root / "gone.txt").read_text() == "stay\n"
-    assert (site.root / "made/x").exists()
-    site.undo(rows[0]["id"])
-    assert (site.root / "a.txt").read_text() == "one\ntwo\n"
-    site.undo(rows[2]["id"])
-    assert not (site.root / "made").exists()
+    workspace.undo(rows[1]["id"])
+    assert (workspace.root / ".env").read_text() == "KEY=1\n"
+    assert (workspace.root / "gone.txt").read_text() == "stay\n"
+    assert (workspace.root / "made/x").exists()
+    workspace.undo(rows[0]["id"])
+    assert (workspace.root / "a.txt").read_text() == "one\ntwo\n"
+    workspace.undo(rows[2]["id"])
+    assert not (workspace.root / "made").exists()

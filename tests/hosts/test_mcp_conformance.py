@@ -11,19 +11,22 @@ from pathlib import Path
 
 import pytest
 
-from mcp_server.wire import listening
+from tests.servers.mcp.server_process import listening
+
+pytestmark = pytest.mark.hosts
 
 HERE = Path(__file__).parent
 BINARIES = HERE.parent.parent / ".tools/mcp/node_modules/.bin"
-INSTALL = "npm i --prefix .tools/mcp node@24 @modelcontextprotocol/conformance@0.2.0-alpha.12"
+INSTALL = "make test-hosts installs it"
+PATIENCE_MS = 600_000
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("conformance")
     (folder / "root").mkdir()
-    command = [sys.executable, "-m", "mcp_server.fixture_server", str(folder / "root"), str(folder / "store")]
-    env = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+    command = [sys.executable, "-m", "tests.hosts.mcp_conformance_server", str(folder / "root"), str(folder / "store")]
+    env = {**os.environ, "PYTHONPATH": str(HERE.parent.parent)}
     with subprocess.Popen(command, stderr=subprocess.PIPE, env=env) as process:
         try:
             yield listening(process).address
@@ -37,7 +40,8 @@ def test_every_scenario_for_a_server_of_tools_passes(address: str, revision: str
     assert (BINARIES / "conformance").exists(), f"the suite is missing: {INSTALL}"
     command = [
         *(str(BINARIES / "conformance"), "server", "--url", address, "--suite", "all", "--spec-version", revision),
-        *("--expected-failures", str(HERE / "expected_failures.yml"), "--output-dir", str(tmp_path)),
+        *("--timeout", str(PATIENCE_MS)),
+        *("--expected-failures", str(HERE / "mcp_expected_failures.yml"), "--output-dir", str(tmp_path)),
     ]
     env = {**os.environ, "PATH": f"{BINARIES}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)

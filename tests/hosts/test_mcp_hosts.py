@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from mcp_server.mock_model import MockModel, mock_model
-from mcp_server.test_conformance import BINARIES
-from mcp_server.wire import SERVER
+from tests.hosts.test_mcp_conformance import BINARIES, INSTALL, PATIENCE_MS
+from tests.servers.mcp.mock_model import MockModel, mock_model
+from tests.servers.mcp.server_process import SERVER
+
+pytestmark = pytest.mark.hosts
 
 PLACES = (BINARIES, BINARIES.parent.parent.parent / "node/node_modules/.bin")
-INSTALL = "npm i --prefix .tools/mcp node@24 opencode-ai@1.18.33 @openai/codex@0.166.0 @anthropic-ai/claude-code"
 WRITE = {"path": "README.md", "content": "by the agent\n"}
 
 
@@ -36,6 +37,8 @@ def environment(root: Path, model: MockModel) -> dict[str, str]:
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_AUTOUPDATER": "1",
         "ENABLE_TOOL_SEARCH": "false",
+        "MCP_TIMEOUT": str(PATIENCE_MS),
+        "MCP_TOOL_TIMEOUT": str(PATIENCE_MS),
         "OPENCODE_DISABLE_AUTOUPDATE": "1",
         "OPENCODE_DISABLE_MODELS_FETCH": "1",
     }
@@ -47,7 +50,7 @@ def opencode(root: Path, model: MockModel) -> list[str]:
         "options": {"baseURL": f"{model.address}/v1", "apiKey": "none"},
         "models": {"mock": {"name": "mock", "tool_call": True}},
     }
-    server = {"type": "local", "command": [*SERVER, "--root", str(root)], "enabled": True, "timeout": 30_000}
+    server = {"type": "local", "command": [*SERVER, "--root", str(root)], "enabled": True, "timeout": PATIENCE_MS}
     config = {"provider": {"mock": provider}, "mcp": {"mulligan": server}, "permission": {"*": "allow"}}
     (root / "opencode.json").write_text(json.dumps(config))
     return ["opencode", "run", "change the readme", "--model", "mock/mock"]
@@ -66,6 +69,8 @@ base_url = "{model.address}/v1"
 wire_api = "responses"
 env_key = "MOCK_KEY"
 [mcp_servers.mulligan]
+startup_timeout_sec = {PATIENCE_MS // 1000}
+tool_timeout_sec = {PATIENCE_MS // 1000}
 command = "{SERVER[0]}"
 args = {json.dumps([*SERVER[1:], "--root", str(root)])}
 env = {{ MULLIGAN_HOME = "{root.parent / "store"}" }}

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from mcp_server.test_conformance import BINARIES
-from mcp_server.wire import SERVER
-from mulligan.servers.mcp.listing import PROFILES
+from mulligan.servers.mcp.protocol import PROFILES
+from tests.hosts.test_mcp_conformance import BINARIES, INSTALL, PATIENCE_MS
+from tests.servers.mcp.server_process import SERVER
 
-INSTALL = "npm i --prefix .tools/mcp node@24 @modelcontextprotocol/inspector@2.12.0"
+pytestmark = pytest.mark.hosts
 
 
 def inspect(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -23,6 +23,7 @@ def inspect(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PATH": f"{BINARIES}{os.pathsep}{os.environ['PATH']}", "HOME": str(home)}
     command = [
         *(str(BINARIES / "mcp-inspector"), "--cli", "-e", f"MULLIGAN_HOME={root.parent / 'store'}"),
+        *("--connect-timeout", str(PATIENCE_MS)),
         *(*SERVER, "--root", str(root), *words),
     ]
     return subprocess.run(command, capture_output=True, text=True, env=env, check=False)
@@ -30,7 +31,9 @@ def inspect(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.req("D19.foreign_programs")
 @pytest.mark.parametrize("era", ["legacy", "modern"])
-@pytest.mark.parametrize("profile", ["every tool", *PROFILES])
+@pytest.mark.parametrize(
+    "profile", ["every tool", *(pytest.param(profile, marks=pytest.mark.slow) for profile in PROFILES)]
+)
 def test_every_tool_is_described_portably(root: Path, era: str, profile: str) -> None:
     chosen = () if profile == "every tool" else ("--profile", profile)
     done = inspect(root, *chosen, "--method", "tools/list", "--strict", "--protocol-era", era)

@@ -56,7 +56,7 @@ def _lines_of(source: str, function: str, file: str) -> tuple[int, int]:
 
 
 def fault_of_test(test: str) -> str | None:
-    """Why a test id cannot be used here: it does not exist, or it is in the slow lane. None: it can.
+    """Why a test id cannot be used here: it does not exist, or it is not in the fast lane. None: it can.
 
     A class may inherit its tests from a contract suite.
     """
@@ -64,23 +64,24 @@ def fault_of_test(test: str) -> str | None:
     if not (ROOT / file).is_file() or not names:
         return f"{test}: there is no such test"
     scope: ast.AST = ast.parse((ROOT / file).read_text("utf-8"))
-    if any(_is_slow(node.value) for node in ast.iter_child_nodes(scope) if isinstance(node, ast.Assign)):
-        return f"{test}: the whole file is in the slow lane"
+    if any(_is_left_out(node.value) for node in ast.iter_child_nodes(scope) if isinstance(node, ast.Assign)):
+        return f"{test}: the whole file is not in the fast lane"
     for name in names:
         named = [node for node in ast.iter_child_nodes(scope) if getattr(node, "name", None) == name]
         if not named:
             is_inherited = isinstance(scope, ast.ClassDef) and scope.bases and f"def {name}(" in _contract_suites()
             return None if is_inherited else f"{test}: there is no such test"
         scope = named[0]
-        if any(_is_slow(one) for one in getattr(scope, "decorator_list", [])):
-            return f"{test}: it is in the slow lane"
+        if any(_is_left_out(one) for one in getattr(scope, "decorator_list", [])):
+            return f"{test}: it is not in the fast lane"
     return None
 
 
-def _is_slow(mark: ast.expr) -> bool:
-    return "mark.slow" in ast.unparse(mark)
+def _is_left_out(mark: ast.expr) -> bool:
+    """Whether a mark takes a test out of the fast lane, `make test`."""
+    return "mark.slow" in ast.unparse(mark) or "mark.hosts" in ast.unparse(mark)
 
 
 @cache
 def _contract_suites() -> str:
-    return "".join(file.read_text("utf-8") for file in (ROOT / "src" / "mulligan" / "testing").glob("*_contract.py"))
+    return "".join(file.read_text("utf-8") for file in (ROOT / "tests" / "contracts").glob("*_contract.py"))

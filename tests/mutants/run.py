@@ -1,6 +1,6 @@
 """`make mutants`: apply each wrong change to a copy of the tree and run the tests that must fail. All must be caught.
 
-`PYTHONPATH=tests python -m mutants.run [WORD…]` runs only the mutants whose names contain one of the words.
+`python -m tests.mutants.run [WORD…]` runs only the mutants whose names contain one of the words.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TypeVar
 
-from mutants.mutation import ROOT, Mutant, all_mutants
+from tests.mutants.mutation import ROOT, Mutant, all_mutants
 
 T = TypeVar("T")
 

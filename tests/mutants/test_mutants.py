@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mutants.mutation import ROOT, Mutant, MutantError, all_mutants, fault_of_test
+from tests.mutants.mutation import ROOT, Mutant, MutantError, all_mutants, fault_of_test
 
 MUTANTS = all_mutants()
 SURVIVED_ONCE = {
@@ -45,10 +45,10 @@ def test_a_mutant_whose_text_is_not_exactly_once_in_its_function_is_an_error() -
 @pytest.mark.parametrize(
     "test",
     [
-        "tests/store/test_store_processes.py",
+        "tests/store/test_processes.py",
         "tests/store/test_no_such_file.py::test_a",
-        "tests/store/test_store_processes.py::test_no_such_test",
-        "tests/store/test_store_processes.py::test_no_child_hangs_in_a_thousand_runs_of_threads_that_fork",
+        "tests/store/test_processes.py::test_no_such_test",
+        "tests/store/test_processes.py::test_no_child_hangs_in_a_thousand_runs_of_threads_that_fork",
     ],
 )
 def test_a_whole_file_a_missing_test_and_a_slow_test_are_refused(test: str) -> None:

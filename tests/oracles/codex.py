@@ -20,7 +20,7 @@ def codex_program() -> Path:
     """The native program behind the npm package's script, which would only start it, thirty times slower."""
     if not _SCRIPT.exists():
         raise FileNotFoundError(
-            f"{_SCRIPT} is missing. These tests need the Codex program: npm --prefix .tools/node install @openai/codex"
+            f"{_SCRIPT} is missing. These tests need the Codex program: make test-hosts installs it"
         )
     scope = _SCRIPT.resolve().parents[2]
     natives = [path for path in scope.glob("codex*/**/vendor/*/bin/codex") if os.access(path, os.X_OK)]

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
+from mulligan.files.patch.v4a import Staged, parse_v4a, stage_v4a
+from mulligan.values.errors import Refused
 from mulligan.values.paths import RepoPath
-from mulligan.values.refusal import Refused
-from mulligan.workspace.patch.v4a import Staged, parse_v4a, stage_v4a
 
 
 def patch_of(*lines: str) -> str:

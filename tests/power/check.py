@@ -31,13 +31,13 @@ from typing import Any
 import apsw
 
 if __name__ == "__main__":
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from power.disk_states import Mode, Node, PowerCut, Recording, Step, Sync, Version, materialise, read_tree
-from power.history import KINDS
-from power.machine import pretend_boot, show_inodes, start_machine, wait_for_no_disk
-from power.recorder import Site, read_log
-from power.second_cut import Recovery
+from tests.power.disk_states import Mode, Node, PowerCut, Recording, Step, Sync, Version, materialise, read_tree
+from tests.power.history import KINDS
+from tests.power.machine import pretend_boot, show_inodes, start_machine, wait_for_no_disk
+from tests.power.recorder import CallSite, read_log
+from tests.power.second_cut import Recovery
 
 DRAFT_PREFIX = ".mulligan-"
 MOMENTS_A_SITE = 12
@@ -211,13 +211,19 @@ def _process_violations(cut: PowerCut, found: dict[str, Node], printed: str) -> 
 
 
 def _is_moved_here(cut: PowerCut, path: str, last: Version, found: dict[str, Node]) -> bool:
-    """Whether this content was on the disk under another name once, and now it is nowhere."""
+    """Whether another name held this content on the disk when the step began that put it here, and now none does."""
     whole = PowerCut(cut.recording, cut.mode, cut.at, Random(0))
+    begun = max((step.begin for step in cut.recording.steps if step.begin < last.at), default=0)
     earlier = [
         _is_durable(whole, version, number, versions)
         for other, versions in cut.recording.versions.items()
         for number, version in enumerate(versions)
-        if other != path and version.content == last.content and last.content and version.at < cut.at
+        if other != path
+        and version.content == last.content
+        and last.content
+        and version.at < cut.at
+        # A step before that one may have deleted an equal file: that one was not moved here.
+        and all(later.at > begun for later in versions[number + 1 : number + 2])
     ]
     return any(earlier) and all(_content(node) != last.content for node in found.values())
 
@@ -358,14 +364,14 @@ def sites_of(recording: Recording) -> list[str]:
     return sorted(map(shown_site, found))
 
 
-def is_sync_call(site: Site) -> bool:
+def is_sync_call(site: CallSite) -> bool:
     import mulligan
 
     line = linecache.getline(os.path.join(os.path.dirname(mulligan.__file__), site[0]), site[2])
     return "sync" in line.partition("#")[0]
 
 
-def shown_site(site: Site) -> str:
+def shown_site(site: CallSite) -> str:
     return f"{site[0]}:{site[1]}:{site[2]}"
 
 

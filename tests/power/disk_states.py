@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Literal, NamedTuple
 
-from power.recorder import Event, Site
+from tests.power.recorder import CallSite, Event
 
 Mode = Literal["process", "power"]
 ROOT = 0
@@ -66,7 +66,7 @@ class Sync(NamedTuple):
 
     at: int
     file: int | None
-    sites: tuple[Site, ...]
+    sites: tuple[CallSite, ...]
 
 
 @dataclass
@@ -198,7 +198,7 @@ class Recording:
         file.mode_now = metadata[0]
         self._note_if_changed(place)
 
-    def _sync(self, place: str, sites: tuple[Site, ...]) -> None:
+    def _sync(self, place: str, sites: tuple[CallSite, ...]) -> None:
         self.syncs.append(Sync(self._at, None if place == "*" else self._known(place), sites))
         self._note_if_changed(place)
 

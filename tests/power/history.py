@@ -20,10 +20,10 @@ from random import Random
 from typing import TYPE_CHECKING, Any, cast
 
 if __name__ == "__main__":
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from power.disk_states import Mode, read_tree
-from power.recorder import Recorder, install, node_at
+from tests.power.disk_states import Mode, read_tree
+from tests.power.recorder import Recorder, install, node_at
 
 if TYPE_CHECKING:
     import mulligan

@@ -14,7 +14,7 @@ from typing import Any
 
 import apsw
 
-from power.recorder import BOOT_FILE
+from tests.power.recorder import BOOT_FILE
 
 
 def pretend_boot(name: str) -> None:

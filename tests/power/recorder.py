@@ -32,7 +32,7 @@ import apsw
 
 Event = tuple[Any, ...]
 Functions = dict[str, Callable[..., Any]]
-Site = tuple[str, str, int]
+CallSite = tuple[str, str, int]
 """A line of Mulligan's code: the file, the function, the number of the line."""
 
 _EXCHANGE = 2
@@ -154,9 +154,9 @@ class Recorder:
                 self._append(("command.set", place, *node))
         self._observed = now
 
-    def sync_sites(self) -> tuple[Site, ...]:
+    def sync_sites(self) -> tuple[CallSite, ...]:
         """The lines of Mulligan that lead to this operation, innermost first."""
-        found: list[Site] = []
+        found: list[CallSite] = []
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             name = frame.f_code.co_filename

@@ -14,11 +14,11 @@ import sys
 from random import Random
 
 if __name__ == "__main__":
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from power.disk_states import Dropped, Mode, Node, PowerCut, Recording, materialise
-from power.machine import pretend_boot, show_inodes, start_machine
-from power.recorder import Recorder, install, read_log
+from tests.power.disk_states import Dropped, Mode, Node, PowerCut, Recording, materialise
+from tests.power.machine import pretend_boot, show_inodes, start_machine
+from tests.power.recorder import Recorder, install, read_log
 
 
 class Recovery:

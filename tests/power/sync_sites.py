@@ -11,7 +11,7 @@ from typing import NamedTuple
 import mulligan
 
 SOURCES = Path(mulligan.__file__).parent
-PACKAGES = ("history", "store", "workspace")
+PACKAGES = ("history", "store", "files", "exec")
 """Those that write files whose loss a power cut test could notice."""
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from power.disk_states import Mode
-from power.sync_sites import SyncSite, sync_sites
-from power.test_power_cuts_anywhere import MODES, Recorded, recorded
+from tests.power.disk_states import Mode
+from tests.power.sync_sites import SyncSite, sync_sites
+from tests.power.test_power_cuts_anywhere import MODES, Recorded, recorded
 
-POWER_CUTS, HEARD = "tests/test_power_cuts.py::test_", "tests/test_syncs_heard.py::test_"
+POWER_CUTS, HEARD = "tests/power/test_process_mode.py::test_", "tests/power/test_recorded_syncs.py::test_"
 OTHER_FILE_SYSTEM = POWER_CUTS + "a_root_on_another_file_system_is_synced_before_the_exchange"
 IN_PLACE = POWER_CUTS + "the_preimage_is_synced_before_a_file_is_written_in_place"
 SHORT_PROCESS = POWER_CUTS + "a_short_process_syncs_before_it_ends"
@@ -21,21 +21,21 @@ FORGET = HEARD + "forgetting_bytes_syncs_what_replaced_them_before_their_origina
 NO_JOURNAL = HEARD + "in_power_mode_without_a_journal_the_directory_is_synced_before_and_after_an_original_goes"
 
 SEEN_BY_OTHER_TESTS = {
-    "history/asides.py:set_aside:sync_copy:1": HEARD + "in_power_mode_the_copy_of_a_sandboxed_root_is_synced",
-    "store/blobs.py:Blobs._catch_up:sync:1": (
-        HEARD + "power_mode_syncs_a_body_that_another_process_stored_without_syncing"
-    ),
+    "history/branches.py:set_aside:_sync_copy:1": HEARD + "in_power_mode_the_copy_of_a_sandboxed_root_is_synced",
+    "store/blobs.py:Blobs.put:sync:1": (HEARD + "power_mode_syncs_a_body_that_another_process_stored_without_syncing"),
     "store/blobs.py:Blobs.sync:sync:1": PREIMAGE,
     "store/blobs.py:delete_unnamed_bodies:sync:2": HEARD + "the_name_of_a_deleted_body_is_synced",
-    "store/bodies.py:DirectoryBodies._sync:_sync_directory:1": BODIES,
-    "store/bodies.py:DirectoryBodies._sync:sync_path:2": BODIES,
-    "store/bodies.py:DirectoryBodies.put:_sync:1": (
+    "store/blob_files.py:DirectoryBodies._sync:_sync_directory:1": BODIES,
+    "store/blob_files.py:DirectoryBodies._sync:sync_path:2": BODIES,
+    "store/blob_files.py:DirectoryBodies.put:_sync:1": (
         HEARD + "power_mode_syncs_a_body_that_is_there_already_without_a_row"
     ),
-    "store/bodies.py:sync_file_system:sync:1": HEARD + "without_syncfs_everything_is_synced",
-    "store/housekeeping.py:look_back:sync:2": (HEARD + "the_first_look_after_a_boot_syncs_the_bodies_that_are_there"),
+    "store/blob_files.py:sync_file_system:sync:1": HEARD + "without_syncfs_everything_is_synced",
+    "store/maintenance.py:check_after_reboot:sync:2": (
+        HEARD + "the_first_look_after_a_boot_syncs_the_bodies_that_are_there"
+    ),
     "store/memory.py:MemoryStore.sync:sync:1": HEARD + "a_sync_of_a_store_in_memory_syncs_bodies_that_are_files",
-    "store/originals.py:Left.sync:_sync:1": (
+    "store/originals.py:DeadProcessOriginals.sync:_sync:1": (
         HEARD + "what_is_synced_in_another_process_stead_is_the_file_its_directory_and_the_store"
     ),
     "store/originals.py:_sync_places:fsync:1": SHORT_PROCESS,
@@ -45,19 +45,22 @@ SEEN_BY_OTHER_TESTS = {
     "store/sqlite.py:SqliteStore.erase_deleted:sync:2": FORGET,
     "store/sqlite.py:SqliteStore.sync:sync:1": BODIES,
     "store/sqlite.py:SqliteStore.sync:sync_path:1": MARK,
-    "workspace/disk.py:HostDisk._sync_draft:fsync:1": OTHER_FILE_SYSTEM,
-    "workspace/disk.py:HostDisk.drop_original:sync_dir:1": NO_JOURNAL,
-    "workspace/disk.py:HostDisk.drop_original:sync_dir:2": NO_JOURNAL,
-    "workspace/disk.py:HostDisk.drop_original:sync_file:1": (
+    "files/disk.py:HostDisk._sync_draft:fsync:1": OTHER_FILE_SYSTEM,
+    "files/disk.py:HostDisk.drop_original:sync_dir:1": NO_JOURNAL,
+    "files/disk.py:HostDisk.drop_original:sync_dir:2": NO_JOURNAL,
+    "files/disk.py:HostDisk.drop_original:sync_file:1": (
         HEARD + "a_file_that_cannot_be_moved_to_the_originals_is_synced_before_its_original_goes"
     ),
-    "workspace/disk.py:HostDisk.drop_original:sync_preimages:1": OTHER_FILE_SYSTEM,
-    "workspace/disk.py:HostDisk.exchange:_sync_draft:1": OTHER_FILE_SYSTEM,
-    "workspace/disk.py:HostDisk.sync_file:sync_file_system:1": (
+    "files/disk.py:HostDisk.drop_original:sync_preimages:1": OTHER_FILE_SYSTEM,
+    "files/disk.py:HostDisk.exchange:_sync_draft:1": OTHER_FILE_SYSTEM,
+    "files/disk.py:HostDisk.sync_file:sync_file_system:1": (
         HEARD + "in_power_mode_a_file_that_its_owner_may_not_read_is_synced_with_its_file_system"
     ),
-    "workspace/disk.py:HostDisk.write_in_place:fsync:1": IN_PLACE,
-    "workspace/disk.py:HostDisk.write_in_place:sync_preimages:1": IN_PLACE,
+    "files/disk.py:HostDisk.write_in_place:fsync:1": IN_PLACE,
+    "files/disk.py:HostDisk.write_in_place:sync_preimages:1": IN_PLACE,
+    "files/git.py:_lock:fsync:1": (
+        HEARD + "each_file_of_git_in_a_linked_working_tree_is_synced_before_it_has_its_name"
+    ),
 }
 """What the history of the tester does not reach, and the test that fails without it."""
 

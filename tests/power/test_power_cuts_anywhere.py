@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from power.disk_states import Mode, Recording, read_tree
-from power.history import KINDS, record
-from power.recorder import read_log
+from tests.power.disk_states import Mode, Recording, read_tree
+from tests.power.history import KINDS, record
+from tests.power.recorder import read_log
 
 CHECK = Path(__file__).with_name("check.py")
 MODES: tuple[Mode, ...] = ("process", "power")

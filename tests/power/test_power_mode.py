@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import mulligan
-from benches import Bench, open_bench
-from history.deaths import KILLED, die_in, in_child
 from mulligan.testing import FaultPlan
-from syncs import SyncWatch
+from tests.history.killed_process import KILLED, die_in, in_child
+from tests.sync_watch import SyncWatch
+from tests.temp_workspace import TempWorkspace, open_temp_workspace
 
 
 @pytest.fixture
@@ -106,8 +106,8 @@ def test_what_a_command_wrote_is_synced_when_its_call_ends(
 
 @pytest.mark.req("D5.power_syncs_putting_back")
 def test_recovery_syncs_what_it_puts_back(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def die_late(bench: Bench) -> None:
-        with bench.session().call("dies") as call:
+    def die_late(workspace: TempWorkspace) -> None:
+        with workspace.session().call("dies") as call:
             call.write_file("a.txt", "new a\n")
             call.delete("d", recursive=True)
             os._exit(KILLED)
@@ -134,7 +134,7 @@ def test_a_new_file_is_synced_before_it_takes_its_place(
 def die_after_exchange(base: Path) -> None:
     def run() -> int:
         steps = FaultPlan().act(lambda *_: os._exit(KILLED), step="discard")
-        with open_bench(base, steps=steps).session().call("dies") as call:
+        with open_temp_workspace(base, steps=steps).session().call("dies") as call:
             call.write_file("a.txt", "new a\n")
         return 0
 
@@ -156,7 +156,7 @@ def test_recovery_knows_its_own_half_done_exchange(tmp_path: Path, root: Path, l
 
 
 @pytest.mark.req("D5.recovery_half_exchange")
-def test_recovery_leaves_what_somebody_saved_over_a_half_done_exchange(tmp_path: Path, root: Path) -> None:
+def test_recovery_leaves_what_another_writer_saved_over_a_half_done_exchange(tmp_path: Path, root: Path) -> None:
     die_after_exchange(tmp_path)
     (root / "a.txt").write_bytes(b"a person's\n")
     with mulligan.open(root, store=tmp_path / "home", durability="power"):
@@ -197,7 +197,7 @@ def test_recovery_takes_no_torn_draft_for_a_persons_save(tmp_path: Path, root: P
 
     def run() -> int:
         steps = FaultPlan().act(lambda *_: os._exit(KILLED), step="stage.half", at=2)
-        with open_bench(tmp_path, steps=steps).session().call("dies") as call:
+        with open_temp_workspace(tmp_path, steps=steps).session().call("dies") as call:
             call.write_file("a.txt", "new a\n")
             call.write_file("a.txt", "newer a\n" * 100)
         return 0

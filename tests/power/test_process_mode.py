@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 import mulligan
-from benches import open_bench
-from history.deaths import KILLED, in_child
 from mulligan.testing import FaultPlan
-from syncs import SyncWatch
+from tests.history.killed_process import KILLED, in_child
+from tests.sync_watch import SyncWatch
+from tests.temp_workspace import open_temp_workspace
 
 OLD = "old\n" * 300
 
@@ -177,7 +177,7 @@ def test_what_a_person_wrote_since_stays_and_the_original_is_in_the_store(root: 
     with open_here(root) as product:
         (found,) = product.power_cut
         assert (found.outcome, found.path) == ("rescued", str(root / "a"))
-        assert found.digest is not None and product.desk.ledger.blobs.read(found.digest).decode() == OLD
+        assert found.digest is not None and product.open_root.ledger.blobs.read(found.digest).decode() == OLD
     assert (root / "a").read_text() == "a person's\n"
 
 
@@ -232,7 +232,7 @@ def test_in_the_middle_of_a_change_the_old_content_is_back_without_drafts(root: 
 
     def run() -> int:
         steps = FaultPlan().act(lambda *_: os._exit(KILLED), step=step)
-        with open_bench(root.parent, steps=steps).session().call("dies") as call:
+        with open_temp_workspace(root.parent, steps=steps).session().call("dies") as call:
             call.write_file("a", "new\n" * 300) if step != "set_aside" else call.delete("a")
         return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,20 +13,21 @@ from typing import Any
 import pytest
 
 import mulligan
-from history.deaths import KILLED, in_child
-from mulligan import opening
-from mulligan.store import bodies as body_files
+from mulligan import api
+from mulligan.files import kernel
+from mulligan.store import blob_files as body_files
+from mulligan.store.blob_files import DirectoryBodies
 from mulligan.store.blobs import BLOBS, Blobs, delete_unnamed_bodies
-from mulligan.store.bodies import DirectoryBodies
-from mulligan.store.housekeeping import look_back
 from mulligan.store.journal import Journal
+from mulligan.store.maintenance import check_after_reboot
 from mulligan.store.memory import MemoryStore
 from mulligan.store.sqlite import SqliteStore
-from mulligan.testing import CONTRACT_SCHEMA, SteppingClock
+from mulligan.testing import SteppingClock
 from mulligan.values.digest import digest_of, raw_digest
-from mulligan.workspace import kernel
-from namespaces import Shell, covering
-from workspace.exec.nobody import run_as_nobody
+from tests.contracts.tables import CONTRACT_SCHEMA
+from tests.exec.unprivileged_user import run_as_nobody
+from tests.history.killed_process import KILLED, in_child
+from tests.mount_namespaces import Shell, covering
 
 LARGE = os.urandom(80_000)
 """Too large for the database."""
@@ -103,7 +105,7 @@ def test_the_first_look_after_a_boot_syncs_the_bodies_that_are_there(store: Sqli
     Blobs(store, SteppingClock()).store(LARGE)
     store.bodies = DirectoryBodies(str(Path(store.directory, "blobs")))
     heard.forget()
-    assert look_back(store, Journal(CONTRACT_SCHEMA), SteppingClock(), boot="another") == ()
+    assert check_after_reboot(store, Journal(CONTRACT_SCHEMA), SteppingClock(), boot="another") == ()
     assert names_of_body(Path(store.directory, "blobs")) <= set(heard.files)
 
 
@@ -125,7 +127,7 @@ def test_what_is_synced_in_another_process_stead_is_the_file_its_directory_and_t
     assert in_child(run) == KILLED
     (process,) = os.listdir(home / "originals")
     heard.forget()
-    opening.sync_left(str(home), process)
+    api.sync_left(str(home), process)
     assert {str(root / "a.txt"), str(root), str(home / "store.db-wal")} <= set(heard.files)
     assert os.listdir(home / "originals") == []
 
@@ -136,7 +138,7 @@ def test_forgetting_bytes_syncs_what_replaced_them_before_their_originals_go(
     with mulligan.open(root, store=tmp_path / "home") as product:
         write(product)
         heard.forget()
-        product.desk.ledger.store.erase_deleted()
+        product.open_root.ledger.store.erase_deleted()
         assert {str(root / "a.txt"), str(root), str(tmp_path / "home" / "store.db-wal")} <= set(heard.files)
 
 
@@ -166,7 +168,7 @@ def test_without_syncfs_everything_is_synced(tmp_path: Path, monkeypatch: pytest
 
 
 def test_in_power_mode_a_file_that_its_owner_may_not_read_is_synced_with_its_file_system() -> None:
-    assert json.loads(run_as_nobody("workspace.unreadable_syncs")) is True
+    assert json.loads(run_as_nobody("tests.files.unreadable_syncs")) is True
 
 
 BEHIND_A_MOUNT = """
@@ -251,3 +253,24 @@ def test_the_name_of_a_deleted_body_is_synced(store: SqliteStore, heard: Heard) 
     delete_unnamed_bodies(store, [digest])
     assert not path.exists()
     assert heard.files[-1] in {str(path.parent), str(path.parent.parent), str(path.parent.parent.parent)}
+
+
+def test_each_file_of_git_in_a_linked_working_tree_is_synced_before_it_has_its_name(
+    tmp_path: Path, heard: Heard
+) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(["git", "-c", "user.name=u", "-c", "user.email=e", *words], check=True)
+
+    main, root = tmp_path / "main", tmp_path / "tree"
+    git("init", "-q", str(main))
+    git("-C", str(main), "commit", "-q", "--allow-empty", "-m", "0")
+    git("-C", str(main), "worktree", "add", "-q", "-b", "topic", str(root))
+    with mulligan.open(str(root), store=str(tmp_path / "store")) as product:
+        session = product.session("s")
+        with session.call() as call:
+            commit = "echo 1 > a && git add a && git -c user.name=u -c user.email=e commit -q -m 1"
+            assert call.exec(["sh", "-c", commit]).ok
+        heard.forget()
+        assert session.undo(call.id, git="restore").ok
+    locks = {str(main / ".git/worktrees/tree/index.lock"), str(main / ".git/refs/heads/topic.lock")}
+    assert locks <= set(heard.files)

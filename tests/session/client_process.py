@@ -13,8 +13,8 @@ import threading
 from typing import Any
 
 import mulligan
-from mulligan.effects.session import Session
-from mulligan.values.faults import MulliganError
+from mulligan.effects.session import DurableSession
+from mulligan.values.errors import MulliganError
 
 SESSION = "shared"
 
@@ -23,7 +23,7 @@ def tell(*words: object) -> None:
     print(json.dumps(words), flush=True)
 
 
-def controller(session: Session, name: str, count: int) -> None:
+def controller(session: DurableSession, name: str, count: int) -> None:
     """Take over, prompt, lose control, and again; a prompt that was refused was never appended."""
     tell("ready")
     sys.stdin.readline()
@@ -36,7 +36,7 @@ def controller(session: Session, name: str, count: int) -> None:
             tell("refused", error.code)
 
 
-def watch(session: Session, name: str, count: int) -> None:
+def watch(session: DurableSession, name: str, count: int) -> None:
     """What each observer was told, in one line at the end: the sequence numbers and the kinds."""
     told: list[list[Any]] = [[] for _ in range(count)]
     done = threading.Barrier(count + 1)
@@ -45,7 +45,7 @@ def watch(session: Session, name: str, count: int) -> None:
         def hear(event: dict[str, Any]) -> None:
             mine.append((event["seq"], event["kind"], event["text"]))
             if event["text"] == "the end":
-                done.wait(60)
+                done.wait(600)
 
         session.subscribe(hear, after=0)
 
@@ -53,11 +53,11 @@ def watch(session: Session, name: str, count: int) -> None:
         session.attach(f"{name}{number}")
         follow(mine)
     tell("ready")
-    done.wait(120)
+    done.wait(600)
     tell("heard", told)
 
 
-def beat(session: Session, name: str, _: int) -> None:
+def beat(session: DurableSession, name: str, _: int) -> None:
     number = 0
     while True:
         number += 1

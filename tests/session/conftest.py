@@ -7,33 +7,33 @@ from pathlib import Path
 
 import pytest
 
-import mulligan.opening as opening
-from mulligan.effects.session import Session
-from mulligan.history.schema import SCHEMA
+import mulligan.api as api
+from mulligan.effects.session import DurableSession
+from mulligan.history.projection import SCHEMA
 from mulligan.store.verify import verify
-from session.yards import Yard
+from tests.session.mounted_roots import MountedRoots
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[opening.Mulligan]:
+def opened(tmp_path: Path) -> Iterator[api.Mulligan]:
     (tmp_path / "work").mkdir()
-    with opening.open(str(tmp_path / "work"), store=str(tmp_path / "home")) as found:
+    with api.open(str(tmp_path / "work"), store=str(tmp_path / "home")) as found:
         yield found
 
 
 @pytest.fixture
-def session(opened: opening.Mulligan) -> Session:
+def session(opened: api.Mulligan) -> DurableSession:
     return opened.session("s")
 
 
 @pytest.fixture
-def work(opened: opening.Mulligan) -> Path:
+def work(opened: api.Mulligan) -> Path:
     return Path(opened.root)
 
 
 @pytest.fixture
-def yard(tmp_path: Path) -> Iterator[Yard]:
-    found = Yard(tmp_path)
+def mounted(tmp_path: Path) -> Iterator[MountedRoots]:
+    found = MountedRoots(tmp_path)
     yield found
     assert list(verify(found.opened.store, SCHEMA)) == []
     found.opened.close()

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import mulligan
-from mulligan.effects.session import Session
-from mulligan.opening import Mulligan
+from mulligan.api import Mulligan
+from mulligan.effects.session import DurableSession
 
 Json = dict[str, Any]
 
 
-class Yard:
+class MountedRoots:
     """A workspace `work` with three roots beside it, one of each mode, and one that is not mounted."""
 
     def __init__(self, base: Path, **how: Any) -> None:
@@ -22,7 +22,7 @@ class Yard:
             (base / name).mkdir()
             (base / name / "a.txt").write_text(f"{name} one\n{name} two\n")
         self.opened: Mulligan = mulligan.open(str(base / "work"), store=str(base / "home"), **how)
-        self.session: Session = self.opened.session("s")
+        self.session: DurableSession = self.opened.session("s")
         for name, mode in (("lib", "read_only"), ("ext", "extend"), ("box", "sandboxed")):
             assert self.session.add_root(self.at(name), mount_mode=mode)["ok"]
 

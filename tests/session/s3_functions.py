@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mulligan import builtins as b
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
 
 
 def say(session: str, *texts: str) -> None:

@@ -13,10 +13,10 @@ from uuid import UUID
 
 import pytest
 
-import mulligan.opening as opening
+import mulligan.api as api
 from mulligan import builtins as b
-from mulligan.values.faults import AskedWrongly, MulliganError
-from session.talking import code_of, contents, say, snapshot
+from mulligan.values.errors import MulliganError, RequestError
+from tests.session.s3_functions import code_of, contents, say, snapshot
 
 pytestmark = pytest.mark.usefixtures("opened")
 
@@ -65,7 +65,7 @@ class TestOpening:
 
     @pytest.mark.req("S3.exists.safe_on_unknown", "S3.snapshot.nil_on_unknown", "S3.ancestry.nil_on_unknown")
     @pytest.mark.req("S3.loud.tolerant_four")
-    def test_four_functions_tolerate_what_nobody_knows(self) -> None:
+    def test_four_functions_tolerate_unknown_ids(self) -> None:
         assert b.agent_session_exists("nobody") is False
         assert b.agent_session_snapshot("nobody") is None
         assert b.agent_session_ancestry("nobody") is None
@@ -78,41 +78,41 @@ class TestOpening:
     ) -> None:
         b.agent_session_open("outer")
         (tmp_path / "inner").mkdir()
-        with opening.open(str(tmp_path / "inner"), store=str(tmp_path / "other")):
+        with api.open(str(tmp_path / "inner"), store=str(tmp_path / "other")):
             assert not b.agent_session_exists("outer")
         assert b.agent_session_exists("outer")
-        while opening._open:
-            opening._open[-1].close()
+        while api._open:
+            api._open[-1].close()
         monkeypatch.setenv("MULLIGAN_HOME", str(tmp_path / "state"))
         monkeypatch.chdir(tmp_path / "inner")
         b.agent_session_open("here")
         assert os.path.exists(tmp_path / "state" / "store.db")
-        assert opening.innermost().root == str(tmp_path / "inner")
+        assert api.innermost().root == str(tmp_path / "inner")
         (tmp_path / "next").mkdir()
         monkeypatch.chdir(tmp_path / "next")
-        assert opening.innermost() is opening.innermost()
-        assert opening.innermost().root == str(tmp_path / "next")
+        assert api.innermost() is api.innermost()
+        assert api.innermost().root == str(tmp_path / "next")
         monkeypatch.chdir(tmp_path / "inner")
-        assert opening.innermost().root == str(tmp_path / "inner") and b.agent_session_exists("here")
+        assert api.innermost().root == str(tmp_path / "inner") and b.agent_session_exists("here")
 
     @pytest.mark.req("D11.builtins_act_on_innermost")
     def test_each_thread_and_task_has_an_innermost_workspace_of_its_own(self, tmp_path: Path) -> None:
         together, found = threading.Barrier(2), dict[str, bool]()
 
-        def opened(name: str) -> opening.Mulligan:
+        def opened(name: str) -> api.Mulligan:
             (tmp_path / name).mkdir()
-            return opening.open(str(tmp_path / name), store=str(tmp_path / f"store of {name}"))
+            return api.open(str(tmp_path / name), store=str(tmp_path / f"store of {name}"))
 
         def in_thread(name: str) -> None:
             with opened(name) as m:
                 together.wait()
-                found[name] = opening.innermost() is m
+                found[name] = api.innermost() is m
                 together.wait()
 
         async def in_task(name: str) -> None:
             with opened(name) as m:
                 await asyncio.sleep(0)
-                found[name] = opening.innermost() is m and await asyncio.to_thread(opening.innermost) is m
+                found[name] = api.innermost() is m and await asyncio.to_thread(api.innermost) is m
 
         async def tasks() -> None:
             await asyncio.gather(in_task("three"), in_task("four"))
@@ -147,8 +147,8 @@ UNKNOWN: dict[str, Callable[[str], object]] = {
 @pytest.mark.req("S3.loud_unknown.reset", "S3.loud_unknown.fork", "S3.loud_unknown.fork_at", "S3.loud_unknown.close")
 @pytest.mark.req("S3.loud_unknown.trim", "S3.loud_unknown.inject", "S3.loud_unknown.length", "S3.loud_unknown.compact")
 @pytest.mark.parametrize("verb", UNKNOWN)
-def test_every_other_verb_raises_on_what_nobody_knows_and_names_itself(verb: str) -> None:
-    with pytest.raises(AskedWrongly) as caught:
+def test_every_other_verb_raises_on_unknown_ids_and_names_itself(verb: str) -> None:
+    with pytest.raises(RequestError) as caught:
         UNKNOWN[verb]("nobody")
     assert caught.value.code == "session_not_found"
     assert verb in str(caught.value.details["verb"]) and caught.value.details["session"] == "nobody"
@@ -156,7 +156,7 @@ def test_every_other_verb_raises_on_what_nobody_knows_and_names_itself(verb: str
 
 
 @pytest.mark.parametrize("id", [None, 7, b"x", [], {}, "\ud800", "a\0b"], ids=repr)
-def test_what_could_never_be_an_id_is_known_by_nobody(id: Any) -> None:
+def test_what_could_never_be_an_id_is_unknown(id: Any) -> None:
     assert b.agent_session_exists(id) is False
     assert b.agent_session_snapshot(id) is None and b.agent_session_ancestry(id) is None
     assert {code_of(partial(act, id)) for act in UNKNOWN.values()} == {"session_not_found"}
@@ -175,7 +175,7 @@ def test_and_on_what_is_closed(verb: str) -> None:
     ("prompt", "system", "opts"),
     [(None, None, None), (7, None, None), (["p"], None, None), ("p", 7, None), ("p", None, {"max_iterations": 0})],
 )
-def test_a_loop_is_told_in_words_and_goes_round_at_least_once(prompt: Any, system: Any, opts: Any) -> None:
+def test_a_loop_takes_texts_and_goes_round_at_least_once(prompt: Any, system: Any, opts: Any) -> None:
     assert code_of(lambda: b.agent_loop(prompt, system, opts)) == "invalid_params"
     stage = {"name": "s", "prompt": prompt, "system": system, "model_policy": opts}
     assert code_of(lambda: b.workflow_execute([stage])) == "invalid_params"
@@ -229,7 +229,7 @@ class TestInjecting:
     def test_an_odd_id_is_only_a_name(self, id: str) -> None:
         s = b.agent_session_open(id)
         say(s, "one", "two")
-        session = opening.innermost().sessions.get(s)
+        session = api.innermost().sessions.get(s)
         session.rewind(session.message_ids()[1])
         assert contents(s) == ["one"] and contents(b.agent_session_fork(s)) == ["one"]
 
@@ -290,7 +290,7 @@ class TestSnapshot:
     @pytest.mark.req("S3.snapshot.fields")
     def test_prompt_format_and_pins_are_in_it(self) -> None:
         s = b.agent_session_open()
-        session = opening.innermost().sessions.get(s)
+        session = api.innermost().sessions.get(s)
         session.set_system_prompt("Be brief.")
         session.claim_tool_format("native")
         session.pin(model="m-1", reasoning_policy={"effort": "high"})
@@ -307,7 +307,7 @@ class TestCurrentId:
 
     @pytest.mark.req("S3.current_id.innermost")
     def test_the_innermost_of_this_thread(self) -> None:
-        sessions = opening.innermost().sessions
+        sessions = api.innermost().sessions
         outer, inner = sessions.open("outer"), sessions.open("inner")
         seen: list[str | None] = []
         with outer.turn("work"):
@@ -327,7 +327,7 @@ class TestReset:
     @pytest.mark.req("S3.reset.wipes_history", "S3.reset.keeps_id_and_subscribers", "S3.session.owns_lifecycle")
     def test_history_goes_and_id_lineage_pins_and_subscribers_stay(self) -> None:
         s = b.agent_session_open("s")
-        session = opening.innermost().sessions.get(s)
+        session = api.innermost().sessions.get(s)
         heard: list[str] = []
         told = b.agent_subscribe(s, lambda event: heard.append(event["text"]))
         say(s, "one", "two")

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 import mulligan
 from mulligan import builtins
-from mulligan.effects.session import Session
-from mulligan.opening import Mulligan
+from mulligan.api import Mulligan
+from mulligan.effects.session import DurableSession
 from mulligan.session.clients import CLIENTS_MAX
-from mulligan.values.faults import MulliganError
-from session.hand_clock import HandClock
-from session.sizes import settled_bytes
+from mulligan.values.errors import MulliganError
+from tests.session.manual_clock import HandClock
+from tests.session.store_size import settled_bytes
 
 Json = dict[str, Any]
 
@@ -31,7 +31,7 @@ class Room:
         (base / "work").mkdir(exist_ok=True)
         self.clock = HandClock()
         self.opened: Mulligan = mulligan.open(str(base / "work"), store=store, clock=self.clock)
-        self.session: Session = self.opened.session("s")
+        self.session: DurableSession = self.opened.session("s")
 
     def events(self, kind: str = "live_session_client") -> list[Json]:
         return [one["metadata"] for one in self.session.events() if one["kind"] == kind]
@@ -167,7 +167,7 @@ class TestTakeover:
         assert [one["action"] for one in room.events()] == ["attached", "takeover"]
         assert room.events()[1]["previous_controller_id"] == "tui"
 
-    def test_with_nobody_in_control_it_is_the_first(self, room: Room) -> None:
+    def test_with_no_one_in_control_it_is_the_first(self, room: Room) -> None:
         assert room.session.takeover("a")["previous_controller_id"] is None
         assert room.session.takeover("a")["previous_controller_id"] == "a"
         assert room.session.attach("b", takeover=True)["active_controller_id"] == "b"
@@ -179,7 +179,7 @@ class TestTakeover:
 
 class TestDetach:
     @pytest.mark.req("S3.detach.removes", "S3.detach.releases_control", "S3.live.detach_reason", "S3.live.client_event")
-    def test_the_controller_leaves_nobody_in_control(self, room: Room) -> None:
+    def test_the_controller_leaves_no_client_in_control(self, room: Room) -> None:
         room.session.attach("a")
         room.session.attach("b", mode="controller")
         gone = room.session.detach("b", reason="client_exit")
@@ -195,7 +195,7 @@ class TestDetach:
         assert (room.events()[-1]["reason"], room.session.live_clients()) == ("client_detached", [])
 
     @pytest.mark.parametrize("verb", ["detach", "heartbeat"])
-    def test_somebody_who_is_not_there_cannot_go(self, room: Room, verb: str) -> None:
+    def test_another_writer_who_is_not_there_cannot_go(self, room: Room, verb: str) -> None:
         assert room.refused(lambda: getattr(room.session, verb)("ghost")).code == "client_not_attached"
         assert room.refused(lambda: getattr(room.session, verb)("ghost", {"x": 1})).code == "unknown_option"
 
@@ -215,7 +215,7 @@ class TestHeartbeat:
         assert [one.get("metadata") for one in room.events()[1:]] == [None, {"at": "end"}]
 
     @pytest.mark.req("D11.heartbeat_coalesced")
-    def test_one_that_changes_nothing_is_told_at_most_every_ten_minutes(self, room: Room) -> None:
+    def test_one_that_changes_nothing_is_reported_at_most_every_ten_minutes(self, room: Room) -> None:
         room.session.attach("a", metadata={"x": 1})
         beats = []
         for _ in range(360):
@@ -256,7 +256,7 @@ class TestHeartbeat:
         assert settled_bytes(tmp_path / "home") - before <= 2_000_000
 
     @pytest.mark.req("H10.heartbeat_keeps_redo", "D11.presence_is_log", "H11.audit_survives_rollback")
-    def test_nobody_coming_going_or_beating_ends_the_redo_stack(self, room: Room) -> None:
+    def test_no_one_coming_going_or_beating_ends_the_redo_stack(self, room: Room) -> None:
         with room.session.turn("write"), room.session.call() as call:
             call.write_file("a.txt", "one\n")
         file = Path(room.opened.root) / "a.txt"
@@ -312,7 +312,7 @@ class TestWhatOnlyTheControllerMayDo:
         assert room.events("live_session_permission_route") == [told]
 
     @pytest.mark.req("S3.inject_prompt.controller_only", "S3.live.controller_rights", "S3.live.observer_rights")
-    def test_nobody_else_may_and_the_checks_come_in_order(self, room: Room) -> None:
+    def test_no_other_client_may_and_the_checks_come_in_order(self, room: Room) -> None:
         acts: list[Callable[[str], object]] = [
             lambda name: room.session.client_inject_prompt(name, "x"),
             lambda name: room.session.route_permission(name, {}),
@@ -371,7 +371,7 @@ class TestLifecycle:
         assert view["live_clients"] == builtins.agent_session_live_clients("s")
 
     @pytest.mark.req("D11.fork_does_not_copy")
-    def test_a_fork_begins_with_nobody(self, room: Room) -> None:
+    def test_a_fork_begins_with_no_one(self, room: Room) -> None:
         room.session.attach("b", mode="controller")
         child = room.session.fork()
         assert child.live_clients() == []

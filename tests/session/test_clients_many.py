@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 import mulligan
-from mulligan.effects.session import Session
-from mulligan.history.schema import SCHEMA
-from mulligan.opening import Mulligan
+from mulligan.api import Mulligan
+from mulligan.effects.session import DurableSession
+from mulligan.history.projection import SCHEMA
 from mulligan.store.verify import verify
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
 
-CHILD = str(Path(__file__).with_name("client_child.py"))
+CHILD = str(Path(__file__).with_name("client_process.py"))
 SESSION = "shared"
 
 
@@ -61,7 +61,7 @@ def go(child: subprocess.Popen[str]) -> None:
     child.stdin.flush()
 
 
-def controllers_over_time(session: Session) -> list[str | None]:
+def controllers_over_time(session: DurableSession) -> list[str | None]:
     """Who was in control after each event about clients, and who gave each prompt, in the order of the journal."""
     found = []
     for event in session.events():
@@ -77,7 +77,7 @@ def into(mine: list[list[Any]]) -> Callable[[dict[str, Any]], None]:
     return lambda event: mine.append([event["seq"], event["kind"], event["text"]])
 
 
-def events_on_record(session: Session) -> list[list[Any]]:
+def events_on_record(session: DurableSession) -> list[list[Any]]:
     return [[event["seq"], event["kind"], event["text"]] for event in session.events()]
 
 
@@ -113,7 +113,7 @@ def test_32_observers_and_one_controller_over_threads_and_two_processes(ground: 
     assert list(verify(ground.opened.store, SCHEMA)) == []
 
 
-def _struggle(session: Session, count: int) -> set[str]:
+def _struggle(session: DurableSession, count: int) -> set[str]:
     """Take over and prompt from two threads of one client each; what was appended."""
     said: set[str] = set()
 
@@ -142,7 +142,7 @@ def test_of_many_who_ask_at_once_exactly_one_becomes_controller(ground: Ground) 
     won: list[str] = []
 
     def ask(name: str) -> None:
-        barrier.wait(30)
+        barrier.wait(600)
         try:
             session.attach(name, mode="controller")
             won.append(name)

@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mulligan.effects.session import Session
+from mulligan.effects.session import DurableSession
 from mulligan.session.compaction import Options, compacted, parse_options, split_at
 from mulligan.session.messages import estimated_tokens, paired, sound_cuts
-from mulligan.session.transcript import text_of
-from mulligan.values.faults import MulliganError
-from session.messages_made import Message, assistant, calling, result, talk, used, user, using
+from mulligan.session.transcript_log import text_of
+from mulligan.values.errors import MulliganError
+from tests.session.example_messages import Message, assistant, calling, result, talk, used, user, using
 
 
-def fill(session: Session, count: int) -> list[Message]:
+def fill(session: DurableSession, count: int) -> list[Message]:
     said = [user(f"q{number}") if number % 2 == 0 else assistant(f"a{number}") for number in range(count)]
     for message in said:
         session.inject(message)
     return said
 
 
-def code_of(session: Session, opts: Any) -> str:
+def code_of(session: DurableSession, opts: Any) -> str:
     before = session.view()
     with pytest.raises(MulliganError) as caught:
         session.compact(opts)
@@ -33,7 +33,7 @@ def code_of(session: Session, opts: Any) -> str:
 
 
 @pytest.mark.req("S3.compact.keep_last_default_12", "S3.compact.returns_int", "D11.compaction_default")
-def test_by_default_the_last_twelve_stay_and_the_rest_is_one_masked_message(session: Session) -> None:
+def test_by_default_the_last_twelve_stay_and_the_rest_is_one_masked_message(session: DurableSession) -> None:
     said = fill(session, 20)
     assert session.compact() == 13
     summary, *kept = session.messages()
@@ -53,7 +53,7 @@ def test_by_default_the_last_twelve_stay_and_the_rest_is_one_masked_message(sess
 
 
 @pytest.mark.parametrize("count", [0, 5, 12])
-def test_nothing_happens_to_little_talk(session: Session, count: int) -> None:
+def test_nothing_happens_to_little_transcript(session: DurableSession, count: int) -> None:
     fill(session, count)
     before = session.view()
     assert session.compact() == count
@@ -62,7 +62,7 @@ def test_nothing_happens_to_little_talk(session: Session, count: int) -> None:
 
 @pytest.mark.req("S3.compact.unknown_keys_raise", "S3.loud.compact_unknown_key")
 @pytest.mark.parametrize("key", ["keep_first", "strategy", "keepLast", "", "provider"])
-def test_an_unknown_option_is_refused(session: Session, key: str) -> None:
+def test_an_unknown_option_is_refused(session: DurableSession, key: str) -> None:
     fill(session, 20)
     assert code_of(session, {key: 1}) == "unknown_option"
     assert code_of(session, {key: None}) == "unknown_option"
@@ -87,23 +87,23 @@ def test_an_unknown_option_is_refused(session: Session, key: str) -> None:
         {"compact_strategy": "truncate", "custom_compactor": len},
     ],
 )
-def test_an_option_that_cannot_be_meant_is_refused(session: Session, opts: dict[str, Any]) -> None:
+def test_an_option_that_cannot_be_meant_is_refused(session: DurableSession, opts: dict[str, Any]) -> None:
     fill(session, 20)
     assert code_of(session, opts) == "invalid_params"
 
 
 @pytest.mark.parametrize("opts", ["keep_last", 7, ["keep_last"]])
-def test_options_that_are_no_object_are_refused(session: Session, opts: Any) -> None:
+def test_options_that_are_no_object_are_refused(session: DurableSession, opts: Any) -> None:
     fill(session, 20)
     assert code_of(session, opts) == "invalid_params"
 
 
-def test_keys_that_are_no_text_are_unknown_too(session: Session) -> None:
+def test_keys_that_are_no_text_are_unknown_too(session: DurableSession) -> None:
     assert code_of(session, {1: 2, "other": 3}) == "unknown_option"
 
 
 @pytest.mark.req("S3.compact.token_threshold")
-def test_below_the_token_threshold_nothing_happens(session: Session) -> None:
+def test_below_the_token_threshold_nothing_happens(session: DurableSession) -> None:
     said = fill(session, 20)
     tokens = estimated_tokens(said)
     assert session.compact(token_threshold=tokens) == 20
@@ -112,7 +112,7 @@ def test_below_the_token_threshold_nothing_happens(session: Session) -> None:
 
 class TestStrategies:
     @pytest.mark.req("S3.compact_strategy.truncate")
-    def test_truncate_shows_the_first_fifteen_cut_short(self, session: Session) -> None:
+    def test_truncate_shows_the_first_fifteen_cut_short(self, session: DurableSession) -> None:
         for number in range(30):
             session.inject(user(f"{number}:" + "x" * 700))
         assert session.compact(compact_strategy="truncate", keep_last=10) == 11
@@ -122,7 +122,7 @@ class TestStrategies:
         assert all(line.startswith("[user] ") and len(line) <= 507 and "cut" in line for line in lines[1:-1])
 
     @pytest.mark.req("S3.compact_strategy.observation_mask")
-    def test_the_mask_keeps_what_the_assistant_said_and_hides_long_outputs(self, session: Session) -> None:
+    def test_the_mask_keeps_what_the_assistant_said_and_hides_long_outputs(self, session: DurableSession) -> None:
         output = "line one " + "z" * 300 + "\n" + "rest\n" * 100
         for message in (user("go"), calling("c", text="Looking."), result("c", output), assistant("y" * 900)):
             session.inject(message)
@@ -137,7 +137,7 @@ class TestStrategies:
 
     @pytest.mark.req("D11.compaction_keeps_the_task")
     def test_the_mask_keeps_prompts_whole_up_to_4000_characters_and_both_ends_of_longer_ones(
-        self, session: Session
+        self, session: DurableSession
     ) -> None:
         task, long_task = "Do this.\n" + "t" * 3_991, "BEGIN" + "l" * 6_000 + "END"
         session.inject(user(task))
@@ -149,7 +149,7 @@ class TestStrategies:
         assert f"[user] {long_task[:2000]} … [2008 characters cut] … {long_task[-2000:]}" in summary
 
     @pytest.mark.req("D11.compaction_keeps_the_task")
-    def test_a_task_outlives_any_number_of_compactions(self, session: Session) -> None:
+    def test_a_task_outlives_any_number_of_compactions(self, session: DurableSession) -> None:
         session.inject(user("The task: paint the fence blue."))
         for _ in range(5):
             fill(session, 6)
@@ -158,7 +158,7 @@ class TestStrategies:
 
     @pytest.mark.req("D11.compaction_keeps_the_task")
     def test_a_hard_limit_wins_over_prompts_and_earlier_summaries_and_the_summary_says_so(
-        self, session: Session
+        self, session: DurableSession
     ) -> None:
         session.inject(user("t" * 3_000))
         fill(session, 6)
@@ -169,7 +169,7 @@ class TestStrategies:
         assert "cut]" in session.messages()[0]["content"]
 
     @pytest.mark.req("S3.compact_strategy.llm")
-    def test_llm_asks_the_model_it_is_given(self, session: Session) -> None:
+    def test_llm_asks_the_model_it_is_given(self, session: DurableSession) -> None:
         said = fill(session, 20)
         asked: list[Sequence[Message]] = []
 
@@ -181,7 +181,7 @@ class TestStrategies:
         assert asked == [said[:8]]
         assert session.messages()[0]["content"] == "They greeted each other."
 
-    def test_llm_that_says_nothing_is_replaced_by_truncation(self, session: Session) -> None:
+    def test_llm_that_says_nothing_is_replaced_by_truncation(self, session: DurableSession) -> None:
         fill(session, 20)
         session.summarizer = lambda messages: "  "
         session.compact(compact_strategy="llm")
@@ -189,13 +189,13 @@ class TestStrategies:
 
     @pytest.mark.req("D11.compaction_llm_needs_provider")
     @pytest.mark.parametrize("opts", [{"compact_strategy": "llm"}, {"hard_limit_tokens": 5}, {"hard_limit_tokens": 0}])
-    def test_llm_without_a_model_is_refused(self, session: Session, opts: dict[str, Any]) -> None:
+    def test_llm_without_a_model_is_refused(self, session: DurableSession, opts: dict[str, Any]) -> None:
         fill(session, 20)
         assert code_of(session, opts) == "no_provider"
 
     @pytest.mark.req("S3.compact_strategy.custom", "S3.compact.custom_compactor")
     @pytest.mark.parametrize("made", ["short", {"summary": "short"}, {"text": "short"}])
-    def test_custom_replaces_the_scheme(self, session: Session, made: Any) -> None:
+    def test_custom_replaces_the_scheme(self, session: DurableSession, made: Any) -> None:
         said = fill(session, 20)
         seen: list[list[Message]] = []
 
@@ -208,7 +208,7 @@ class TestStrategies:
         assert seen == [said[:16]]
         assert [text_of(message) for message in session.messages()] == ["short", "q16", "a17", "q18", "a19"]
 
-    def test_custom_may_give_whole_messages_and_needs_no_strategy(self, session: Session) -> None:
+    def test_custom_may_give_whole_messages_and_needs_no_strategy(self, session: DurableSession) -> None:
         fill(session, 20)
         made = [user("first"), assistant("second")]
         assert session.compact(custom_compactor=lambda archived: made) == 14
@@ -217,25 +217,25 @@ class TestStrategies:
         assert session.length() == 15 and session.messages()[-1] == user("next")
 
     @pytest.mark.parametrize("made", ["", None, 7, {"other": "x"}, [{"content": "no role"}]])
-    def test_custom_that_gives_nothing_is_refused(self, session: Session, made: Any) -> None:
+    def test_custom_that_gives_nothing_is_refused(self, session: DurableSession, made: Any) -> None:
         fill(session, 20)
         assert code_of(session, {"custom_compactor": lambda archived: made}) == "invalid_params"
 
     @pytest.mark.parametrize("made", [7, {"a": "b"}, ["text", 7]])
-    def test_a_mask_that_is_no_text_is_refused(self, session: Session, made: Any) -> None:
+    def test_a_mask_that_is_no_text_is_refused(self, session: DurableSession, made: Any) -> None:
         fill(session, 20)
         before = session.view()
         assert code_of(session, {"mask_callback": lambda archived: made}) == "invalid_params"
         assert session.view() == before
 
-    def test_an_output_compressed_to_no_text_is_refused(self, session: Session) -> None:
+    def test_an_output_compressed_to_no_text_is_refused(self, session: DurableSession) -> None:
         session.inject(calling("c"))
         session.inject(result("c", "x" * 100))
         fill(session, 20)
         opts: dict[str, Any] = {"compress_callback": lambda asked: None, "tool_output_max_chars": 10}
         assert code_of(session, opts) == "invalid_params"
 
-    def test_what_a_callback_raises_comes_out_and_changes_nothing(self, session: Session) -> None:
+    def test_what_a_callback_raises_comes_out_and_changes_nothing(self, session: DurableSession) -> None:
         fill(session, 20)
         before = session.view()
 
@@ -249,7 +249,7 @@ class TestStrategies:
 
 class TestMaskPath:
     @pytest.mark.req("S3.compact.mask_callback")
-    def test_the_mask_callback_chooses_per_message(self, session: Session) -> None:
+    def test_the_mask_callback_chooses_per_message(self, session: DurableSession) -> None:
         said = fill(session, 16)
         seen: list[list[Message]] = []
 
@@ -262,13 +262,13 @@ class TestMaskPath:
         assert lines[1:] == ["[hidden]", "[assistant] a1", "[user] q2", "[assistant] a3"]
         assert seen == [said[:4]]
 
-    def test_or_for_all_of_them(self, session: Session) -> None:
+    def test_or_for_all_of_them(self, session: DurableSession) -> None:
         fill(session, 16)
         session.compact(mask_callback=lambda archived: "all hidden")
         assert session.messages()[0]["content"] == "all hidden"
 
     @pytest.mark.req("S3.compact.tool_output_max_chars")
-    def test_long_outputs_among_the_kept_are_cut_and_the_journal_keeps_them(self, session: Session) -> None:
+    def test_long_outputs_among_the_kept_are_cut_and_the_journal_keeps_them(self, session: DurableSession) -> None:
         fill(session, 4)
         long = "head" + "x" * 5_000 + "tail"
         kept = [user("go"), calling("c"), result("c", long), using("d"), used("d"), result("c", "short")]
@@ -283,7 +283,7 @@ class TestMaskPath:
         assert [event["text"] for event in session.events() if event["text"] == long] == [long]
 
     @pytest.mark.req("S3.compact.compress_callback")
-    def test_the_compress_callback_cuts_instead(self, session: Session) -> None:
+    def test_the_compress_callback_cuts_instead(self, session: DurableSession) -> None:
         fill(session, 4)
         session.inject(calling("c", name="grep"))
         session.inject(result("c", "x" * 100))
@@ -303,7 +303,7 @@ class TestMaskPath:
 
     @pytest.mark.req("S3.compact.mask_callback", "S3.compact.compress_callback")
     @pytest.mark.parametrize("strategy", ["truncate", "custom", "llm"])
-    def test_neither_touches_the_other_strategies(self, session: Session, strategy: str) -> None:
+    def test_neither_touches_the_other_strategies(self, session: DurableSession, strategy: str) -> None:
         fill(session, 4)
         session.inject(calling("c"))
         session.inject(result("c", "x" * 100))
@@ -325,7 +325,7 @@ class TestHardLimit:
     @pytest.mark.req("S3.compact.hard_limit_tokens", "S3.compact.hard_limit_strategy")
     @pytest.mark.parametrize("strategy", ["truncate", "observation_mask", "custom", "llm"])
     @pytest.mark.parametrize("limit", [400, 60])
-    def test_what_is_in_force_fits(self, session: Session, strategy: str, limit: int) -> None:
+    def test_the_context_window_fits(self, session: DurableSession, strategy: str, limit: int) -> None:
         for number in range(30):
             session.inject(user(f"{number} " + "x" * 400))
         opts: dict[str, Any] = {"custom_compactor": lambda _: "s" * 9_000} if strategy == "custom" else {}
@@ -335,12 +335,12 @@ class TestHardLimit:
         assert estimated_tokens(session.messages()) <= limit
         assert session.view()["events"][-1]["metadata"]["strategy"] == strategy
 
-    def test_a_limit_that_is_kept_anyway_changes_nothing_else(self, session: Session) -> None:
+    def test_a_limit_that_is_kept_anyway_changes_nothing_else(self, session: DurableSession) -> None:
         fill(session, 20)
         session.compact(hard_limit_tokens=10_000, hard_limit_strategy="truncate")
         assert session.view()["events"][-1]["metadata"]["strategy"] == "observation_mask"
 
-    def test_each_message_is_looked_at_a_few_times_however_many_there_are(self) -> None:
+    def test_each_message_is_read_a_few_times_however_many_there_are(self) -> None:
         class Looked(list[Message]):
             looks = 0
 
@@ -379,7 +379,7 @@ class TestSplit:
             assert len(paired(after).orphans) <= len(paired(messages).orphans)
             assert estimated_tokens(after) <= limit or estimated_tokens(done.summaries) == 0
 
-    def test_it_goes_back_to_a_users_message(self) -> None:
+    def test_it_moves_back_to_a_users_message(self) -> None:
         said = [user("a"), assistant("b"), user("c"), calling("x"), result("x"), assistant("d")]
         assert split_at(said, 2) == 2
 
@@ -388,14 +388,14 @@ class TestSplit:
         assert split_at(said, 2) == 3
         assert split_at([calling("x"), result("x")], 1) == 2
 
-    def test_one_exchange_is_kept_or_archived_whole(self, session: Session) -> None:
+    def test_one_exchange_is_kept_or_archived_whole(self, session: DurableSession) -> None:
         for message in (calling("a", "b", "c"), result("a"), result("b"), result("c")):
             session.inject(message)
         assert session.compact(keep_last=2) == 1
         assert session.messages()[0]["metadata"]["compaction"]["archived_messages"] == 4
 
 
-def test_what_is_said_while_a_model_summarises_stays(session: Session) -> None:
+def test_what_is_said_while_a_model_summarises_stays(session: DurableSession) -> None:
     fill(session, 20)
 
     def model(messages: Sequence[Message]) -> str:
@@ -406,7 +406,7 @@ def test_what_is_said_while_a_model_summarises_stays(session: Session) -> None:
     assert session.messages()[-1] == user("meanwhile")
 
 
-def test_somebody_elses_change_of_the_window_makes_it_look_again(session: Session) -> None:
+def test_another_writers_change_of_the_window_makes_it_try_again(session: DurableSession) -> None:
     fill(session, 20)
     tries: list[int] = []
 
@@ -420,7 +420,7 @@ def test_somebody_elses_change_of_the_window_makes_it_look_again(session: Sessio
     assert tries == [8, 4]
 
 
-def test_compacting_again_folds_the_summary_in(session: Session) -> None:
+def test_compacting_again_folds_the_summary_in(session: DurableSession) -> None:
     fill(session, 20)
     session.compact(keep_last=4)
     fill(session, 4)

@@ -7,21 +7,21 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mulligan.session.windows import (
-    Span,
+from mulligan.session.tables import (
+    MessageSpan,
     Window,
     at_place,
-    from_text,
     length,
     normal,
     part,
     place_of,
-    to_text,
+    spans_from_text,
+    spans_to_text,
     without,
 )
 
 _span = st.builds(
-    lambda session, start, size: Span(session, start, start + size),
+    lambda session, start, size: MessageSpan(session, start, start + size),
     st.sampled_from(["a", "b"]),
     st.integers(0, 20),
     st.integers(0, 5),
@@ -31,7 +31,7 @@ _span = st.builds(
 @st.composite
 def windows(draw: st.DrawFn) -> Window:
     """A message is in force at most once."""
-    found: list[Span] = []
+    found: list[MessageSpan] = []
     for span in draw(st.lists(_span, max_size=6)):
         if not set(listed((span,))) & set(listed(tuple(found))):
             found.append(span)
@@ -43,7 +43,7 @@ def listed(window: Window) -> list[tuple[str, int]]:
 
 
 @given(st.lists(_span, max_size=6))
-def test_the_normal_form_has_the_same_messages_in_the_fewest_spans(spans: list[Span]) -> None:
+def test_the_normal_form_has_the_same_messages_in_the_fewest_spans(spans: list[MessageSpan]) -> None:
     found = normal(spans)
     assert listed(found) == listed(tuple(spans))
     assert normal(found) == found and all(len(span) > 0 for span in found)
@@ -57,7 +57,7 @@ def test_a_part_is_a_slice(window: Window, start: int, stop: int) -> None:
 
 
 @given(windows(), _span)
-def test_taking_out_a_span_takes_out_its_messages(window: Window, gone: Span) -> None:
+def test_taking_out_a_span_takes_out_its_messages(window: Window, gone: MessageSpan) -> None:
     out = set(listed((gone,)))
     assert listed(without(window, gone)) == [one for one in listed(window) if one not in out]
 
@@ -72,4 +72,4 @@ def test_places_are_found_both_ways(window: Window) -> None:
 
 @given(windows())
 def test_it_is_written_and_read(window: Window) -> None:
-    assert from_text(to_text(window)) == window
+    assert spans_from_text(spans_to_text(window)) == window

@@ -11,36 +11,36 @@ from pathlib import Path
 
 import pytest
 
-import mulligan.opening as opening
-from mulligan.effects.session import Session
+import mulligan.api as api
+from mulligan.effects.session import DurableSession
 from mulligan.effects.sessions import Sessions
-from mulligan.history.schema import SCHEMA
-from mulligan.session.live import LIVE_SESSIONS, LiveSessions
+from mulligan.history.projection import SCHEMA
+from mulligan.session.lifecycle import LIVE_SESSIONS, LiveSessions
 from mulligan.store.verify import verify
-from mulligan.values.faults import AskedWrongly
+from mulligan.values.errors import RequestError
 from mulligan.values.ids import SessionId
-from session.messages_made import user
-from session.shapes import Added, counting
-from session.shapes import number as counted
+from tests.session.example_messages import user
+from tests.session.state.example_slices import Added, counting
+from tests.session.state.example_slices import number as counted
 
-CHILD = Path(__file__).with_name("writer_child.py")
+CHILD = Path(__file__).with_name("writer_process.py")
 
 
-def is_sound(opened: opening.Mulligan) -> None:
-    assert [one for one in verify(opened.desk.ledger.store, SCHEMA) if one.severity != "harmless"] == []
+def is_sound(opened: api.Mulligan) -> None:
+    assert [one for one in verify(opened.open_root.ledger.store, SCHEMA) if one.severity != "harmless"] == []
 
 
 class TestMemory:
     @pytest.mark.req("S3.lru.cap_128")
-    def test_at_most_128_are_live_by_default(self, opened: opening.Mulligan) -> None:
+    def test_at_most_128_are_live_by_default(self, opened: api.Mulligan) -> None:
         for number in range(LIVE_SESSIONS + 10):
             opened.sessions.open(f"s{number}")
         assert LIVE_SESSIONS == 128
         assert opened.sessions.live.ids() == [f"s{number}" for number in range(10, 138)]
 
     @pytest.mark.req("S3.lru.least_recent_out", "HS5.eviction_loses_nothing", "D11.sessions_durable")
-    def test_the_one_used_longest_ago_leaves_and_loses_nothing(self, opened: opening.Mulligan, work: Path) -> None:
-        sessions = Sessions(opened.desk, opened.boundary, cap=2)
+    def test_the_one_used_longest_ago_leaves_and_loses_nothing(self, opened: api.Mulligan, work: Path) -> None:
+        sessions = Sessions(opened.open_root, opened.boundary, cap=2)
         first = sessions.open("first")
         with first.turn("t"):
             first.inject(user("one"))
@@ -64,10 +64,8 @@ class TestMemory:
 
     @pytest.mark.req("HS5.eviction_loses_nothing")
     @pytest.mark.parametrize("held", [True, False])
-    def test_what_was_registered_on_one_counts_as_long_as_it_is_open(
-        self, opened: opening.Mulligan, held: bool
-    ) -> None:
-        sessions = Sessions(opened.desk, opened.boundary, cap=1)
+    def test_what_was_registered_on_one_counts_as_long_as_it_is_open(self, opened: api.Mulligan, held: bool) -> None:
+        sessions = Sessions(opened.open_root, opened.boundary, cap=1)
         first = counting(sessions.open("one"))
         in_hand = [first] if held else []
         del first
@@ -79,23 +77,23 @@ class TestMemory:
         sessions.close("one")
         assert not sessions.open("one").has_reducers()
 
-    def test_one_that_nobody_holds_leaves_memory(self, opened: opening.Mulligan) -> None:
-        sessions = Sessions(opened.desk, opened.boundary, cap=1)
+    def test_one_without_a_holder_leaves_memory(self, opened: api.Mulligan) -> None:
+        sessions = Sessions(opened.open_root, opened.boundary, cap=1)
         left = weakref.ref(sessions.open("one"))
         sessions.open("two")
         gc.collect()
         assert left() is None
 
-    def test_asking_does_not_count_as_using(self, opened: opening.Mulligan) -> None:
-        sessions = Sessions(opened.desk, opened.boundary, cap=2)
+    def test_asking_does_not_count_as_using(self, opened: api.Mulligan) -> None:
+        sessions = Sessions(opened.open_root, opened.boundary, cap=2)
         sessions.open("one")
         sessions.open("two")
         assert sessions.exists("one") and sessions.snapshot("one") and sessions.ancestry("one")
         sessions.open("three")
         assert sessions.live.ids() == ["two", "three"]
 
-    def test_a_subscriber_of_one_that_left_memory_is_still_told(self, opened: opening.Mulligan) -> None:
-        sessions = Sessions(opened.desk, opened.boundary, cap=1)
+    def test_a_subscriber_of_one_that_left_memory_still_gets_events(self, opened: api.Mulligan) -> None:
+        sessions = Sessions(opened.open_root, opened.boundary, cap=1)
         heard: list[str] = []
         told = sessions.open("one").subscribe(lambda event: heard.append(event["text"]))
         sessions.open("two")
@@ -114,7 +112,7 @@ class TestMemory:
         assert len(set(map(id, found))) == 1
 
     def test_a_cap_of_nothing_is_refused(self) -> None:
-        with pytest.raises(AskedWrongly):
+        with pytest.raises(RequestError):
             LiveSessions(0)
 
 
@@ -122,7 +120,7 @@ class TestReopening:
     @pytest.mark.req("D11.sessions_durable")
     def test_everything_is_there_after_a_restart(self, tmp_path: Path) -> None:
         (tmp_path / "w").mkdir()
-        with opening.open(str(tmp_path / "w"), store=str(tmp_path / "store")) as opened:
+        with api.open(str(tmp_path / "w"), store=str(tmp_path / "store")) as opened:
             session = opened.session("s")
             for number in range(20):
                 with session.turn(str(number)):
@@ -134,7 +132,7 @@ class TestReopening:
             session.rollback()
             before = {id: opened.sessions.snapshot(id) for id in ("s", "kid")}
             listed = opened.sessions.list()
-        with opening.open(str(tmp_path / "w"), store=str(tmp_path / "store")) as opened:
+        with api.open(str(tmp_path / "w"), store=str(tmp_path / "store")) as opened:
             assert {id: opened.sessions.snapshot(id) for id in ("s", "kid")} == before
             assert opened.sessions.list() == listed
             opened.session("s").redo()
@@ -144,7 +142,7 @@ class TestReopening:
     def test_what_was_acknowledged_survives_kill_9(self, tmp_path: Path, after: int) -> None:
         (tmp_path / "w").mkdir()
         store = str(tmp_path / "store")
-        with opening.open(str(tmp_path / "w"), store=store) as opened:
+        with api.open(str(tmp_path / "w"), store=store) as opened:
             parent = opened.session("parent")
             with parent.turn("t"):
                 parent.inject(user("before"))
@@ -158,7 +156,7 @@ class TestReopening:
             child.kill()
             rest = child.stdout.read().split()
             acknowledged = int(rest[-1]) if rest else acknowledged
-        with opening.open(str(tmp_path / "w"), store=store) as opened:
+        with api.open(str(tmp_path / "w"), store=store) as opened:
             session = opened.session("s")
             texts = [message["content"] for message in session.messages()]
             assert texts[: acknowledged + 2] == ["before", *(f"x {number}" for number in range(acknowledged + 1))]
@@ -173,7 +171,7 @@ class TestReopening:
             is_sound(opened)
 
 
-def test_two_threads_that_append_and_fork_at_once_see_whole_states(session: Session) -> None:
+def test_two_threads_that_append_and_fork_at_once_see_whole_states(session: DurableSession) -> None:
     children: list[str] = []
 
     def fork() -> None:
@@ -188,13 +186,13 @@ def test_two_threads_that_append_and_fork_at_once_see_whole_states(session: Sess
         thread.start()
     for thread in threads:
         thread.join()
-    sessions = Sessions(session._desk, session._boundary)
+    sessions = Sessions(session._open_root, session._boundary)
     for child in children:
         texts = [message["content"] for message in sessions.get(child).messages()]
         assert texts == [str(number) for number in range(len(texts))]
 
 
-def test_the_list_of_sessions(opened: opening.Mulligan) -> None:
+def test_the_list_of_sessions(opened: api.Mulligan) -> None:
     opened.session("a").inject(user("x"))
     opened.session("a").fork(dst="b")
     opened.sessions.close("a")

@@ -8,9 +8,9 @@ from uuid import UUID
 
 import pytest
 
-import mulligan.opening as opening
+import mulligan.api as api
 from mulligan import builtins as b
-from session.talking import code_of, contents, say, snapshot
+from tests.session.s3_functions import code_of, contents, say, snapshot
 
 pytestmark = pytest.mark.usefixtures("opened")
 
@@ -18,11 +18,11 @@ pytestmark = pytest.mark.usefixtures("opened")
 class TestForking:
     @pytest.mark.req("S3.fork.copies_transcript", "S3.tour.fork_leaves_source", "S3.fork.sets_lineage")
     @pytest.mark.req("S3.lineage.parent_and_children")
-    def test_a_child_has_the_talk_and_goes_its_own_way(self) -> None:
+    def test_a_child_has_the_transcript_and_goes_its_own_way(self) -> None:
         s = b.agent_session_open("s")
         say(s, "one", "two")
         b.agent_session_set_scratchpad(s, {"goals": ["g"]})
-        opening.innermost().sessions.get(s).pin(model="m")
+        api.innermost().sessions.get(s).pin(model="m")
         child = b.agent_session_fork(s)
         assert UUID(child).version == 7
         say(child, "what if")
@@ -56,7 +56,7 @@ class TestForking:
     @pytest.mark.req("S3.fork.no_subscribers", "D11.fork_does_not_copy")
     def test_subscribers_and_redo_do_not_go_along(self, work: Path) -> None:
         s = b.agent_session_open("s")
-        session = opening.innermost().sessions.get(s)
+        session = api.innermost().sessions.get(s)
         heard: list[str] = []
         told = b.agent_subscribe(s, lambda event: heard.append(event["text"]) if event["text"] else None)
         with session.call("c") as call:
@@ -172,7 +172,7 @@ class TestCutting:
     def test_truncate_keeps_the_first_and_says_where_that_ends(self) -> None:
         s = b.agent_session_open("s")
         say(s, "one", "two", "three")
-        tip = opening.innermost().sessions.get(s).message_ids()[1]
+        tip = api.innermost().sessions.get(s).message_ids()[1]
         assert b.agent_session_truncate(s, 2) == {
             "kept_turn_count": 2,
             "removed_turn_count": 1,

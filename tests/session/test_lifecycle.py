@@ -9,38 +9,38 @@ from typing import Any
 
 import pytest
 
-import mulligan.opening as opening
+import mulligan.api as api
 from mulligan import Plan, ProviderToolCall, ToolRunner, tool
 from mulligan import builtins as b
-from mulligan.effects.session import Session
+from mulligan.effects.session import DurableSession
 from mulligan.effects.sessions import Sessions
-from mulligan.session.standing import is_deleted
-from mulligan.session.state import Session as State
+from mulligan.session.lifecycle import is_deleted
+from mulligan.session.state.session import Session as State
 from mulligan.session.tables import session_journal
 from mulligan.store.journal import records_of
 from mulligan.testing import contents_of
 from mulligan.values.ids import SessionId
-from session.talking import code_of, contents, say, snapshot
+from tests.session.s3_functions import code_of, contents, say, snapshot
 
 pytestmark = pytest.mark.usefixtures("opened")
 
 
-def _use_tool(session: Session) -> None:
+def _use_tool(session: DurableSession) -> None:
     tools = {"look": tool(name="look", description="Looks.")(lambda: "ok")}
     ToolRunner(session.execution_state(), tools).execute(ProviderToolCall("c", "look", {}))
 
 
-def _in_turn(session: Session) -> None:
+def _in_turn(session: DurableSession) -> None:
     with session.turn("more"):
         pass
 
 
-def _in_call(session: Session) -> None:
+def _in_call(session: DurableSession) -> None:
     with session.call("more"):
         pass
 
 
-VERBS: dict[str, Callable[[Session], object]] = {
+VERBS: dict[str, Callable[[DurableSession], object]] = {
     "seed": lambda session: session[Plan].seed(Plan("after")),
     "append": lambda session: session[Plan].append(Plan("after")),
     "clear": lambda session: session.clear_slices(),
@@ -55,7 +55,7 @@ VERBS: dict[str, Callable[[Session], object]] = {
 class TestClosing:
     @pytest.mark.req("S3.close.evicts", "D11.close_semantics", "S3.lru.close_regardless")
     def test_it_is_gone_at_once_and_its_history_can_still_be_undone(self, work: Path) -> None:
-        sessions = opening.innermost().sessions
+        sessions = api.innermost().sessions
         session = sessions.open("s")
         with session.call("w") as call:
             call.write_file("a.txt", "x")
@@ -68,7 +68,7 @@ class TestClosing:
     @pytest.mark.req("D11.close_semantics")
     @pytest.mark.parametrize("verb", VERBS)
     def test_nothing_begins_in_it_any_more(self, verb: str) -> None:
-        session = opening.innermost().sessions.open("s")
+        session = api.innermost().sessions.open("s")
         session[Plan].seed(Plan("before"))
         session.close("done")
         journal = session_journal(session.id)
@@ -81,7 +81,7 @@ class TestClosing:
 
     @pytest.mark.req("D11.close_semantics")
     def test_what_is_under_way_ends_and_can_be_undone(self, work: Path) -> None:
-        session = opening.innermost().sessions.open("s")
+        session = api.innermost().sessions.open("s")
         with session.turn("last"), session.call("w") as call:
             call.write_file("a.txt", "x")
             session[Plan].seed(Plan("done"))
@@ -108,13 +108,13 @@ class TestClosing:
             ({}, {"reason": "closed", "status": "closed", "metadata": {}}),
         ],
     )
-    def test_the_reason_is_told_to_subscribers_and_on_record(self, status: Any, told: dict[str, Any]) -> None:
+    def test_the_reason_is_reported_to_subscribers_and_on_record(self, status: Any, told: dict[str, Any]) -> None:
         s = b.agent_session_open("s")
         heard: list[dict[str, Any]] = []
         subscription = b.agent_subscribe(s, heard.append)
         b.agent_session_close(s, status)
         subscription.wait()
-        subscription.join(10)
+        subscription.join(600)
         assert [(event["kind"], event["metadata"]) for event in heard] == [("agent_session_closed", told)]
         b.agent_session_open(s)
         assert [(event["kind"], event["metadata"]) for event in snapshot(s)["events"]] == [
@@ -138,8 +138,8 @@ class TestClosing:
         assert contents(s) == ["one", "two"] and b.agent_session_scratchpad(s) == {"a": 1}
 
     @pytest.mark.req("D11.close_semantics")
-    def test_a_close_for_good_is_told_apart_however_much_is_dropped_after_it(self) -> None:
-        sessions = opening.innermost().sessions
+    def test_a_close_for_good_is_distinguished_however_much_is_dropped_after_it(self) -> None:
+        sessions = api.innermost().sessions
         session = sessions.open("s")
 
         def deleted(name: str) -> bool:
@@ -207,7 +207,7 @@ def test_each_function_has_its_name_and_parameters(name: str) -> None:
 @pytest.mark.parametrize("name", S3_TABLE)
 def test_each_is_a_method_in_python_form_too(name: str) -> None:
     verb = name.removeprefix("agent_session_").removeprefix("agent_")
-    assert callable(getattr(Sessions if verb in OF_ALL_SESSIONS else Session, verb))
+    assert callable(getattr(Sessions if verb in OF_ALL_SESSIONS else DurableSession, verb))
 
 
 @pytest.mark.req("S3.session.owns_lifecycle", "S3.tour.fork_leaves_source")
@@ -227,7 +227,7 @@ def test_the_quick_tour() -> None:
 @pytest.mark.req("D11.delete_drops_preimages")
 class TestForgetting:
     def test_deleting_a_session_drops_its_preimages_and_leaves_a_record(self, work: Path) -> None:
-        sessions = opening.innermost().sessions
+        sessions = api.innermost().sessions
         session = sessions.open("s")
         (work / "a.txt").write_text("what it was " * 100)
         with session.call("w") as call:
@@ -237,7 +237,7 @@ class TestForgetting:
         assert dropped == call.id and not sessions.exists("s")
         session.undo()
         assert (work / "a.txt").read_text() == "new"
-        ledger = opening.innermost().desk.ledger
+        ledger = api.innermost().open_root.ledger
         with ledger.store.read() as tx:
             kinds = [record.kind for record in records_of(tx, "s:s")]
         assert "call.evicted" in kinds and "session.closed" in kinds
@@ -247,13 +247,13 @@ class TestForgetting:
     def test_so_does_dropping_its_snapshots(self, work: Path) -> None:
         (work / "a.txt").write_text("what it was")
         b.hostlib_fs_snapshot(session_id="s", scope_id="c1", paths=[str(work / "a.txt")])
-        with opening.innermost().session("s").call("write") as call:
+        with api.innermost().session("s").call("write") as call:
             call.write_file("a.txt", "new")
         assert b.drop_session_snapshots("s") == ["c1"]
         assert b.hostlib_fs_list_snapshots(session_id="s") == {"snapshots": []}
-        undone = opening.innermost().session("s").undo(call.id)
+        undone = api.innermost().session("s").undo(call.id)
         assert [(one.path, one.outcome, one.reason) for one in undone.outcomes] == [("a.txt", "skipped", "evicted")]
         assert (work / "a.txt").read_text() == "new"
-        ledger = opening.innermost().desk.ledger
+        ledger = api.innermost().open_root.ledger
         with ledger.store.read() as tx:
             assert {"scope.dropped", "call.evicted"} <= {record.kind for record in records_of(tx, "s:s")}

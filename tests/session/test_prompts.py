@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import TypeAdapter
 
-from mulligan.session.messages import is_continuable, sound_cuts
-from mulligan.session.prompts import NO_RESULT, OMITTED, for_model
-from mulligan.values.faults import AskedWrongly
-from session.messages_made import Message, assistant, calling, result, talk, used, user, using
+from mulligan.session.messages import NO_RESULT, OMITTED, for_model, is_continuable, sound_cuts
+from mulligan.values.errors import RequestError
+from tests.session.example_messages import Message, assistant, calling, result, talk, used, user, using
 
 OPENAI: TypeAdapter[list[Any]] = TypeAdapter(list[ChatCompletionMessageParam])
 ANTHROPIC: TypeAdapter[list[Any]] = TypeAdapter(list[MessageParam])
@@ -153,13 +152,13 @@ def test_system_texts_are_where_each_wants_them() -> None:
     assert (sent.system, len(sent.messages)) == ("one\n\ntwo", 1)
 
 
-def test_talk_that_begins_with_the_assistant_gets_a_beginning() -> None:
+def test_transcript_that_begins_with_the_assistant_gets_a_beginning() -> None:
     sent = for_model([assistant("so")], "anthropic").messages
     assert sent[0] == {"role": "user", "content": [{"type": "text", "text": OMITTED}]}
 
 
 def test_an_unknown_shape_is_refused() -> None:
-    with pytest.raises(AskedWrongly):
+    with pytest.raises(RequestError):
         for_model([], "morse")  # type: ignore[arg-type]
 
 
@@ -179,5 +178,5 @@ def test_an_unknown_shape_is_refused() -> None:
         ([calling("a"), result("a"), assistant("x"), user("y")], [], True),
     ],
 )
-def test_where_talk_can_go_on(before: list[Message], after: list[Message], can: bool) -> None:
+def test_where_transcript_can_go_on(before: list[Message], after: list[Message], can: bool) -> None:
     assert is_continuable(before, after) is can

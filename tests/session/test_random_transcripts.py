@@ -9,17 +9,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
-from mulligan.history.schema import SCHEMA
+from mulligan.history.projection import SCHEMA
 from mulligan.session.compaction import Options, compacted
-from mulligan.session.positions import message_named
-from mulligan.session.talk import Talk
-from mulligan.session.transcript import Archive, head_of, number_at, seq_of, window_at, window_of
+from mulligan.session.lifecycle import SessionAccess, find_message
+from mulligan.session.tables import SESSIONS
+from mulligan.session.transcript import Transcript
+from mulligan.session.transcript_log import Archive, head_of, number_at, seq_of, window_at, window_of
 from mulligan.store.journal import Journal
 from mulligan.store.memory import MemoryStore
 from mulligan.store.verify import verify
 from mulligan.testing import SeededIds, SteppingClock
 from mulligan.values.ids import SessionId
-from session.messages_made import Message, any_message
+from tests.session.example_messages import Message, any_message
 
 _counts = st.integers(0, 12)
 
@@ -35,7 +36,7 @@ class Model:
     """For each message in force, which event it is; -1 for a summary, which is none."""
 
 
-class TalkMachine(RuleBasedStateMachine):
+class TranscriptMachine(RuleBasedStateMachine):
     sessions: Bundle[str] = Bundle("sessions")
 
     @initialize(target=sessions)
@@ -49,8 +50,8 @@ class TalkMachine(RuleBasedStateMachine):
         self.marks: list[tuple[str, int, list[Message]]] = []
         return "root"
 
-    def talk(self, session: str) -> Talk:
-        return Talk(self.archive, SessionId(session), "r")
+    def talk(self, session: str) -> Transcript:
+        return Transcript(SessionAccess(self.archive, SessionId(session), "r"))
 
     @rule(session=sessions, message=any_message)
     def say(self, session: str, message: Message) -> None:
@@ -93,7 +94,9 @@ class TalkMachine(RuleBasedStateMachine):
             model.where = [-1] * len(done.summaries) + kept
             model.messages = done.messages(model.messages)
             model.events.append("compaction")
-        assert self.talk(session).compact(keep_last=count, tool_output_max_chars=chars) == len(model.messages)
+        assert self.talk(session).compact(None, {"keep_last": count, "tool_output_max_chars": chars}, None) == len(
+            model.messages
+        )
 
     @rule(session=sessions)
     def reset(self, session: str) -> None:
@@ -113,9 +116,15 @@ class TalkMachine(RuleBasedStateMachine):
         model = self.models[session]
         events = self._index(model, count)
         if events is None:
-            events = self.talk(child).view()["branched_at_event_index"]
+            events = self._view(child)["branched_at_event_index"]
         self.models[child] = Model(model.messages[:count], model.events[:events], events, model.where[:count])
         return child
+
+    def _view(self, session: str) -> dict[str, Any]:
+        with self.store.read() as tx:
+            row = tx.get(SESSIONS, session)
+            assert row is not None
+            return self.talk(session).view_in(tx, row)
 
     def _index(self, model: Model, count: int) -> int | None:
         """None where the last kept message is a summary: then any place between its neighbours would do."""
@@ -132,7 +141,7 @@ class TalkMachine(RuleBasedStateMachine):
     def all_is_as_in_the_lists(self) -> None:
         for session, model in self.models.items():
             talk = self.talk(session)
-            view = talk.view()
+            view = self._view(session)
             assert view["messages"] == model.messages and talk.length() == len(model.messages)
             assert [event["kind"] for event in view["events"]] == model.events
             assert view["branched_at_event_index"] == model.branched_at
@@ -149,7 +158,7 @@ class TalkMachine(RuleBasedStateMachine):
         with self.store.read() as tx:
             for session in self.models:
                 for place, name in enumerate(self.talk(session).message_ids()):
-                    found = message_named(tx, self.archive, SessionId(session), name)
+                    found = find_message(tx, self.archive, SessionId(session), name)
                     assert found is not None and found[2] == place
                 for span in window_of(tx, SessionId(session)):
                     for number in range(span.start, span.stop):
@@ -162,5 +171,5 @@ class TalkMachine(RuleBasedStateMachine):
         assert problems == []
 
 
-TalkMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
-TestTalkMachine = TalkMachine.TestCase
+TranscriptMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+TestTalkMachine = TranscriptMachine.TestCase

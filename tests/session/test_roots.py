@@ -11,11 +11,11 @@ import pytest
 
 import mulligan
 from mulligan import builtins
-from mulligan.effects.session import Session
-from mulligan.opening import Mulligan
+from mulligan.api import Mulligan
+from mulligan.effects.session import DurableSession
 from mulligan.session.roots import ROOTS_MAX
-from mulligan.values.faults import MulliganError
-from session.hand_clock import HandClock
+from mulligan.values.errors import MulliganError
+from tests.session.manual_clock import HandClock
 
 Json = dict[str, Any]
 
@@ -30,7 +30,7 @@ class Land:
             (base / name).mkdir()
         self.work, self.lib, self.other = (str(base / name) for name in ("work", "lib", "other"))
         self.opened: Mulligan = mulligan.open(self.work, store=str(base / "home"), clock=self.clock)
-        self.session: Session = self.opened.session("s")
+        self.session: DurableSession = self.opened.session("s")
 
     def events(self, kind: str) -> list[Json]:
         return [one["metadata"] for one in self.session.events() if one["kind"] == kind]
@@ -169,7 +169,7 @@ class TestRoots:
         assert land.events("RootUnmounted") == [again]
 
     @pytest.mark.req("S3.roots.add_returns")
-    def test_what_cannot_be_mounted_is_told(self, land: Land) -> None:
+    def test_what_cannot_be_mounted_is_reported(self, land: Land) -> None:
         (land.base / "file").write_text("x")
         places = ["/nowhere", str(land.base / "file"), "", land.work, str(land.base / "home"), str(land.base), 7]
         for place in places:
@@ -184,7 +184,7 @@ class TestRoots:
             assert answer["ok"] is False and "ghost" in answer["error"]
 
     @pytest.mark.req("S3.session.unknown_input_raises")
-    def test_what_nobody_can_mean_raises(self, land: Land) -> None:
+    def test_invalid_arguments_raise(self, land: Land) -> None:
         assert land.refused(lambda: land.session.add_root(land.lib, {"mode": "extend"})) == "unknown_option"
         assert land.refused(lambda: land.session.add_root(land.lib, mount_mode="rw")) == "invalid_params"
         for verb in ("workspace_anchor", "workspace_policy", "list_roots"):

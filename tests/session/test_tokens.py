@@ -18,15 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mulligan
-from mulligan.history.schema import SCHEMA
+from mulligan.history.projection import SCHEMA
 from mulligan.session.tokens import HANDLE_PREFIX, Token, Tokens, handle_of
 from mulligan.store.journal import Journal, records_of
 from mulligan.store.memory import MemoryStore
 from mulligan.store.sqlite import SqliteStore
 from mulligan.store.verify import verify
-from mulligan.values.faults import MulliganError
-from session.hand_clock import NOON, HandClock
-from session.sizes import settled_bytes
+from mulligan.values.errors import MulliganError
+from tests.session.manual_clock import NOON, HandClock
+from tests.session.store_size import settled_bytes
 
 TOMORROW = NOON + timedelta(days=1)
 OWN = "Own-token_of-ours-0123456789-ABCDEFGHIJKLMNOPq"
@@ -124,12 +124,12 @@ class TestCreate:
         assert till.kinds() == []
 
     @pytest.mark.parametrize("principal", ["", "  ", "x" * 300, "a\nb"])
-    def test_a_principal_is_somebody(self, till: Till, principal: str) -> None:
+    def test_a_principal_has_a_name(self, till: Till, principal: str) -> None:
         assert till.code_of(lambda: till.create(principal=principal)) == "invalid_id"
 
     @pytest.mark.req("S3.token.expired_stays_expired")
     @pytest.mark.parametrize("answer", ["get", "is_over", "touch"])
-    def test_a_token_that_an_answer_called_expired_stays_expired_when_the_clock_goes_back(
+    def test_a_token_that_an_answer_called_expired_stays_expired_when_the_clock_is_set_back(
         self, till: Till, answer: str
     ) -> None:
         made = till.create(id=OWN)
@@ -283,7 +283,7 @@ class TestGetTouchExpire:
 
 class TestNothingWorksAsAToken:
     @pytest.mark.req("D18.token_theft", "S3.token.one_way_handle", "D11.token_handle")
-    def test_a_handle_opens_no_door(self, till: Till) -> None:
+    def test_a_handle_gives_no_access(self, till: Till) -> None:
         made = till.create()
         assert made.handle.startswith(HANDLE_PREFIX) and re.fullmatch(r"sha256:v1:[0-9a-f]{64}", made.handle)
         assert till.tokens.get(made.handle) is None and till.tokens.touch(made.handle) is None
@@ -320,7 +320,7 @@ class TestDurable:
     CHILD = """
 import sys
 from datetime import timedelta
-from mulligan.history.schema import SCHEMA
+from mulligan.history.projection import SCHEMA
 from mulligan.session.tokens import Tokens
 from mulligan.store.journal import Journal
 from mulligan.store.sqlite import SqliteStore

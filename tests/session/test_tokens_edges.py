@@ -22,17 +22,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from mcp_server.wire import MODERN, HttpServer, on_http
-from mulligan.cli.token import token_verb
-from mulligan.history.schema import SCHEMA
+from mulligan.cli.servers import token_verb
+from mulligan.history.projection import SCHEMA
 from mulligan.servers.auth import BearerAuth, StaticKeys, read_keys
 from mulligan.session.tokens import Token, Tokens
 from mulligan.store.journal import Journal
 from mulligan.store.memory import MemoryStore
 from mulligan.store.sqlite import SqliteStore
 from mulligan.values.clock import SystemClock
-from mulligan.values.faults import MulliganError
-from session.hand_clock import HandClock
+from mulligan.values.errors import MulliganError
+from tests.servers.mcp.server_process import MODERN, HttpServer, on_http
+from tests.session.manual_clock import HandClock
 
 UNKNOWN = "mlg_" + "A" * 43
 
@@ -108,7 +108,7 @@ class TestCommandLine:
             assert {"--json", "--store", "--session", "--root"} <= options
 
 
-class Hall:
+class TokenServer:
     """A Starlette application behind the middleware."""
 
     def __init__(self, *keys: str) -> None:
@@ -138,23 +138,25 @@ class Hall:
 
 
 @pytest.fixture
-def hall() -> Hall:
-    return Hall("static-one", "static-two")
+def hall() -> TokenServer:
+    return TokenServer("static-one", "static-two")
 
 
 class TestMiddleware:
-    def test_without_the_extra_it_says_what_to_install(self, hall: Hall, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_the_extra_it_says_what_to_install(
+        self, hall: TokenServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for name in ("anyio", "anyio.to_thread"):
             monkeypatch.setitem(sys.modules, name, None)
         with pytest.raises(MulliganError) as caught:
             BearerAuth(hall.app)
         assert (caught.value.code, caught.value.details["missing_extra"]) == ("bad_usage", "serve")
 
-    def make(self, hall: Hall) -> Token:
+    def make(self, hall: TokenServer) -> Token:
         return hall.tokens.create(principal="ann", expires_at=hall.clock.time + timedelta(hours=1))
 
     @pytest.mark.req("S3.auth.principal_passed_on", "S3.auth.static_then_token")
-    def test_a_request_knows_who_makes_it(self, hall: Hall) -> None:
+    def test_a_request_knows_who_makes_it(self, hall: TokenServer) -> None:
         made = self.make(hall)
         hall.clock.pass_by(minutes=1)
         answer = hall.bearing(made.id or "")
@@ -164,14 +166,14 @@ class TestMiddleware:
     @pytest.mark.req("S3.auth.static_then_token", "S3.token.touch_updates_last_seen")
     def test_a_static_key_is_tried_first_and_touches_nothing(self) -> None:
         both = "A-Key-That-Is-Also-A-Token-0123456789-ABCDEFGH"
-        hall = Hall(both)
+        hall = TokenServer(both)
         made = hall.tokens.create(id=both, principal="ann", expires_at=hall.clock.time + timedelta(hours=1))
         hall.clock.pass_by(minutes=1)
         assert hall.bearing(both).json() == ["api-key", None]
         assert hall.tokens.get(both) == made
 
     @pytest.mark.req("S3.auth.maps_to_401", "S3.token.expired_not_extended")
-    def test_everything_else_is_401(self, hall: Hall) -> None:
+    def test_everything_else_is_401(self, hall: TokenServer) -> None:
         made = self.make(hall)
         hall.clock.pass_by(hours=1)
         assert hall.bearing(made.id or "").status_code == 401
@@ -188,25 +190,25 @@ class TestMiddleware:
             *("Bearer static-one static-two", f"Bearer {UNKNOWN}", "Bearer " + "x" * 100_000),
         ],
     )
-    def test_a_header_that_bears_nothing_good_is_401(self, hall: Hall, header: str) -> None:
+    def test_a_header_that_bears_nothing_good_is_401(self, hall: TokenServer, header: str) -> None:
         answer = hall.ask(("authorization", header))
         assert (answer.status_code, answer.json()) == (401, {"error": "unauthorized"})
         assert answer.headers["www-authenticate"].startswith("Bearer")
 
-    def test_no_header_and_two_headers_are_401(self, hall: Hall) -> None:
+    def test_no_header_and_two_headers_are_401(self, hall: TokenServer) -> None:
         good = ("authorization", "Bearer static-one")
         assert hall.ask().status_code == 401
         assert hall.ask(good, good).status_code == 401
         assert hall.ask(good).status_code == 200
 
-    def test_a_handle_is_no_token(self, hall: Hall) -> None:
+    def test_a_handle_is_no_token(self, hall: TokenServer) -> None:
         assert hall.bearing(self.make(hall).handle).status_code == 401
 
-    def test_open_paths_need_nothing(self, hall: Hall) -> None:
+    def test_open_paths_need_nothing(self, hall: TokenServer) -> None:
         assert hall.ask(path="/healthz").json() == "ok"
         assert hall.ask(path="/healthz/").status_code == 401
 
-    def test_a_socket_is_closed_before_it_is_accepted(self, hall: Hall) -> None:
+    def test_a_socket_is_closed_before_it_is_accepted(self, hall: TokenServer) -> None:
         sent: list[Any] = []
 
         async def send(message: Any) -> None:

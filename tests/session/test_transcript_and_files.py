@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 
-import mulligan.opening as opening
-from mulligan.effects.session import Session
-from mulligan.history.points import move_of_redo
-from mulligan.history.schema import SCHEMA
+import mulligan.api as api
+from mulligan.effects.session import DurableSession
+from mulligan.history.cause import UndoOperation
+from mulligan.history.projection import SCHEMA
+from mulligan.history.rewind import move_of_redo
 from mulligan.store.protocol import Tx
 from mulligan.store.verify import verify
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
 from mulligan.values.ids import CallId
-from session.messages_made import Message, assistant, calling, result, user
+from tests.session.example_messages import Message, assistant, calling, result, user
 
 
-def turn(session: Session, prompt: str, file: str | None = None, answer: str | None = None) -> str:
+def turn(session: DurableSession, prompt: str, file: str | None = None, answer: str | None = None) -> str:
     """A whole turn: what the user says, what the agent does and says."""
     with session.turn(prompt) as id:
         session.inject(user(prompt))
@@ -32,7 +33,7 @@ def turn(session: Session, prompt: str, file: str | None = None, answer: str | N
     return id
 
 
-def said(session: Session) -> list[str]:
+def said(session: DurableSession) -> list[str]:
     return [str(message["content"]) for message in session.messages() if message["role"] == "user"]
 
 
@@ -42,14 +43,14 @@ def code_of(act: Any) -> str:
     return caught.value.code
 
 
-def sound(opened: opening.Mulligan) -> None:
-    problems = [one for one in verify(opened.desk.ledger.store, SCHEMA) if one.severity != "harmless"]
+def sound(opened: api.Mulligan) -> None:
+    problems = [one for one in verify(opened.open_root.ledger.store, SCHEMA) if one.severity != "harmless"]
     assert problems == []
 
 
 class TestRollback:
-    def test_a_turn_goes_back_with_its_talk_and_comes_again(
-        self, opened: opening.Mulligan, session: Session, work: Path
+    def test_a_turn_is_undone_with_its_transcript_and_comes_again(
+        self, opened: api.Mulligan, session: DurableSession, work: Path
     ) -> None:
         turn(session, "one", "a.txt")
         before = session.messages()
@@ -63,7 +64,7 @@ class TestRollback:
         assert session.messages() == after and (work / "b.txt").read_text() == "two"
         sound(opened)
 
-    def test_turns_without_files_count_too(self, session: Session, work: Path) -> None:
+    def test_turns_without_files_count_too(self, session: DurableSession, work: Path) -> None:
         turn(session, "one", "a.txt")
         turn(session, "two")
         turn(session, "three")
@@ -78,14 +79,14 @@ class TestRollback:
         assert (work / "a.txt").exists()
         assert code_of(session.redo) == "nothing_to_redo"
 
-    def test_a_dry_run_tells_and_moves_nothing(self, session: Session, work: Path) -> None:
+    def test_a_dry_run_tells_and_moves_nothing(self, session: DurableSession, work: Path) -> None:
         turn(session, "one", "a.txt")
         before = session.messages()
         done = session.rollback(dry_run=True)
         assert done.talk == {"messages": 0, "messages_before": 4} and done.call_id is None
         assert session.messages() == before and (work / "a.txt").exists()
 
-    def test_the_next_message_ends_the_redo_stack_and_events_do_not(self, session: Session) -> None:
+    def test_the_next_message_ends_the_redo_stack_and_events_do_not(self, session: DurableSession) -> None:
         turn(session, "one", "a.txt")
         session.rollback()
         session.emit("live_session_client", {"change": "heartbeat"})
@@ -96,7 +97,7 @@ class TestRollback:
         assert code_of(session.redo) == "nothing_to_redo"
 
     @pytest.mark.req("H11.audit_survives_rollback")
-    def test_audit_events_appended_since_survive(self, session: Session) -> None:
+    def test_audit_events_appended_since_survive(self, session: DurableSession) -> None:
         with session.turn("one"):
             session.inject(user("one"))
             session.emit("permission_route", {"id": "p"})
@@ -108,19 +109,19 @@ class TestRollback:
         assert [event["kind"] for event in before] == ["message", "permission_route", "live_session_client"]
 
     @pytest.mark.req("HS13.checkpoints_are_positions")
-    def test_turns_and_ways_back_store_no_second_copy_of_anything_said(
-        self, opened: opening.Mulligan, session: Session
+    def test_turns_and_undo_operations_store_no_second_copy_of_anything_said(
+        self, opened: api.Mulligan, session: DurableSession
     ) -> None:
         turn(session, "a needle in the store", "a.txt")
         for _ in range(5):
             session.rollback()
             session.redo()
-        with opened.desk.ledger.store.read() as tx:
+        with opened.open_root.ledger.store.read() as tx:
             texts = [str(row) for table in SCHEMA.tables for row in tx.select(table)]
         marked = [text for text in texts if "done: a needle in the store" in text]
         assert len(marked) == 1 and marked[0].startswith("RecordRow")
 
-    def test_only_the_turn_goes_not_what_was_said_after_it(self, session: Session) -> None:
+    def test_only_the_turn_goes_not_what_was_said_after_it(self, session: DurableSession) -> None:
         session.inject(user("before"))
         turn(session, "one")
         session.inject(user("after"))
@@ -129,7 +130,7 @@ class TestRollback:
         session.redo()
         assert said(session) == ["before", "one", "after"]
 
-    def test_a_turn_that_compacted_gives_back_what_was_in_force(self, session: Session) -> None:
+    def test_a_turn_that_compacted_gives_back_the_context_window(self, session: DurableSession) -> None:
         for number in range(6):
             session.inject(user(str(number)))
         with session.turn("big"):
@@ -141,14 +142,14 @@ class TestRollback:
         session.redo()
         assert session.length() == 3
 
-    def test_another_sessions_talk_is_left_alone(self, opened: opening.Mulligan, session: Session) -> None:
+    def test_another_sessions_transcript_is_left_alone(self, opened: api.Mulligan, session: DurableSession) -> None:
         other = opened.session("other")
         turn(session, "mine", "a.txt")
         turn(other, "theirs", "b.txt")
         session.rollback()
         assert (said(session), said(other)) == ([], ["theirs"])
 
-    def test_if_nothing_could_be_put_back_talk_stays_too(self, session: Session, work: Path) -> None:
+    def test_if_nothing_could_be_rolled_back_transcript_stays_too(self, session: DurableSession, work: Path) -> None:
         turn(session, "one", "a.txt")
         (work / "a.txt").write_text("somebody's")
         before = session.messages()
@@ -156,13 +157,15 @@ class TestRollback:
         assert not done.ok and done.talk is None and session.messages() == before
         assert (work / "a.txt").read_text() == "somebody's"
 
-    def test_a_dry_run_promises_no_talk_that_then_stays(self, session: Session, work: Path) -> None:
+    def test_a_dry_run_promises_no_transcript_that_then_stays(self, session: DurableSession, work: Path) -> None:
         turn(session, "one", "a.txt")
         (work / "a.txt").write_text("somebody's")
         planned = session.rollback(dry_run=True, on_conflict="refuse")
         assert not planned.ok and planned.talk is None
 
-    def test_a_conflict_on_its_only_file_leaves_the_file_and_not_the_talk(self, session: Session, work: Path) -> None:
+    def test_a_conflict_on_its_only_file_leaves_the_file_and_not_the_transcript(
+        self, session: DurableSession, work: Path
+    ) -> None:
         turn(session, "one", "a.txt")
         (work / "a.txt").write_text("somebody's")
         planned, done = session.rollback(dry_run=True), session.rollback()
@@ -171,7 +174,9 @@ class TestRollback:
         assert (work / "a.txt").read_text() == "somebody's"
         assert session.redo().talk == {"messages": 4, "messages_before": 0} and said(session) == ["one"]
 
-    def test_a_closed_session_still_goes_back(self, opened: opening.Mulligan, session: Session, work: Path) -> None:
+    def test_a_closed_session_can_still_be_undone(
+        self, opened: api.Mulligan, session: DurableSession, work: Path
+    ) -> None:
         turn(session, "one", "a.txt")
         session.close()
         session.rollback()
@@ -180,19 +185,21 @@ class TestRollback:
 
 
 class TestTogether:
-    def test_talk_moves_only_if_the_call_commits(self, opened: opening.Mulligan, session: Session, work: Path) -> None:
+    def test_transcript_moves_only_if_the_call_commits(
+        self, opened: api.Mulligan, session: DurableSession, work: Path
+    ) -> None:
         """A message that comes between planning a redo and its commit ends it: neither files nor talk move."""
         turn(session, "one", "a.txt")
         done = session.rollback()
-        desk = opened.desk
-        move = move_of_redo(desk, desk.ledger.call_row(CallId(str(done.call_id))))
+        open_root = opened.open_root
+        move = move_of_redo(open_root, open_root.ledger.call_row(CallId(str(done.call_id))))
         assert move is not None
         session.inject(user("meanwhile"))
-        call = desk.call(session.id, tool="redo", cause={"verb": "redo", "of": [done.call_id]})
+        call = open_root.call(session.id, tool="redo", cause=UndoOperation("redo", (str(done.call_id),)))
 
         def moved(tx: Tx, status: str) -> bool:
             if status == "committed":
-                move.apply_in(tx, desk.ledger, "redo", call.id)
+                move.apply_in(tx, open_root.ledger, "redo", call.id)
             return False
 
         call.at_end.append(moved)
@@ -202,7 +209,7 @@ class TestTogether:
         assert said(session) == ["meanwhile"] and not (work / "a.txt").exists()
         sound(opened)
 
-    def test_what_was_forked_away_stays_when_its_source_goes_back(self, session: Session) -> None:
+    def test_what_was_forked_away_stays_when_its_source_is_undone(self, session: DurableSession) -> None:
         turn(session, "one")
         turn(session, "two")
         child = session.fork()
@@ -213,7 +220,7 @@ class TestTogether:
 
 
 class TestRewind:
-    def test_to_a_message_by_id_and_by_place(self, session: Session, work: Path) -> None:
+    def test_to_a_message_by_id_and_by_place(self, session: DurableSession, work: Path) -> None:
         turn(session, "one", "a.txt")
         turn(session, "two", "b.txt")
         turn(session, "three", "c.txt")
@@ -233,26 +240,26 @@ class TestRewind:
         assert said(session) == ["one", "two", "three"] and len(list(work.iterdir())) == 3
 
     @pytest.mark.req("D6.rewind.files_only", "D6.rewind.talk_only")
-    def test_files_or_talk_alone(self, session: Session, work: Path) -> None:
+    def test_files_or_transcript_alone(self, session: DurableSession, work: Path) -> None:
         turn(session, "one", "a.txt")
-        session.rewind(0, talk=False)
+        session.rewind(0, transcript=False)
         assert said(session) == ["one"] and not (work / "a.txt").exists()
         session.redo()
         session.rewind(0, files=False)
         assert said(session) == [] and (work / "a.txt").exists()
 
     @pytest.mark.req("D11.not_continuable", "D6.rewind_continuable")
-    def test_a_point_inside_a_tool_exchange_is_refused(self, session: Session, work: Path) -> None:
+    def test_a_point_inside_a_tool_exchange_is_refused(self, session: DurableSession, work: Path) -> None:
         turn(session, "one", "a.txt")
         before = session.messages()
         ids = session.message_ids()
         for point, side in ((ids[2], "before"), (2, "before"), ("c-a.txt", "before"), (ids[1], "after")):
             assert code_of(lambda p=point, s=side: session.rewind(p, s)) == "not_continuable"
         assert session.messages() == before and (work / "a.txt").exists()
-        assert session.rewind("c-a.txt", talk=False).ok
+        assert session.rewind("c-a.txt", transcript=False).ok
         assert not (work / "a.txt").exists()
 
-    def test_to_a_call_when_nothing_was_said_around_it(self, session: Session, work: Path) -> None:
+    def test_to_a_call_when_nothing_was_said_around_it(self, session: DurableSession, work: Path) -> None:
         session.inject(user("go"))
         for name in ("a.txt", "b.txt"):
             with session.call("w", tool_call_id=name) as call:
@@ -267,19 +274,19 @@ class TestRewind:
         assert {path.name for path in work.iterdir()} == {"a.txt"}
 
     @pytest.mark.parametrize("point", ["nothing", 99, "s#99999", "other#1"])
-    def test_a_point_that_is_none_is_refused(self, session: Session, point: Any) -> None:
+    def test_a_point_that_is_none_is_refused(self, session: DurableSession, point: Any) -> None:
         session.inject(user("go"))
         assert code_of(lambda: session.rewind(point)) in ("unknown_point", "unknown_call")
         assert code_of(lambda: session.rewind(0, "beside")) == "invalid_params"
 
-    def test_a_message_that_came_with_its_own_name_is_found_by_it(self, session: Session) -> None:
+    def test_a_message_that_came_with_its_own_name_is_found_by_it(self, session: DurableSession) -> None:
         session.inject(user("one"), id="msg-1")
         session.inject(user("two"), id="msg-2")
         session.rewind("msg-2")
         assert said(session) == ["one"]
         assert session.message_ids() == ["msg-1"]
 
-    def test_a_message_of_the_parent(self, session: Session, work: Path) -> None:
+    def test_a_message_of_the_parent(self, session: DurableSession, work: Path) -> None:
         turn(session, "one")
         child = session.fork()
         turn(child, "two", "b.txt")
@@ -289,7 +296,7 @@ class TestRewind:
 
 class TestFork:
     @pytest.mark.req("HS14.fork_by_id_or_position")
-    def test_at_a_message_by_id_or_place(self, session: Session) -> None:
+    def test_at_a_message_by_id_or_place(self, session: DurableSession) -> None:
         turn(session, "one", "a.txt")
         turn(session, "two", "b.txt")
         ids = session.message_ids()
@@ -300,13 +307,13 @@ class TestFork:
         assert code_of(lambda: session.fork(at=99)) == "unknown_point"
 
     @pytest.mark.req("D11.not_continuable")
-    def test_inside_a_tool_exchange_is_refused(self, session: Session) -> None:
+    def test_inside_a_tool_exchange_is_refused(self, session: DurableSession) -> None:
         turn(session, "one", "a.txt")
         for point in (session.message_ids()[1], 2, "c-a.txt"):
             assert code_of(lambda p=point: session.fork(at=p)) == "not_continuable"
         assert session.view()["child_ids"] == []
 
-    def test_with_files_of_its_own_as_of_that_point(self, session: Session, work: Path, tmp_path: Path) -> None:
+    def test_with_files_of_its_own_as_of_that_point(self, session: DurableSession, work: Path, tmp_path: Path) -> None:
         turn(session, "one", "a.txt")
         turn(session, "two", "b.txt")
         child = session.fork(at=4, files="copy", to=str(tmp_path / "copy"), dst="kid")
@@ -317,10 +324,12 @@ class TestFork:
         assert said(session) == ["one", "two"]
 
     @pytest.mark.parametrize("files, to", [("steal", None), ("steal", "x")])
-    def test_it_says_what_it_needs(self, session: Session, files: Any, to: Any) -> None:
+    def test_it_says_what_it_needs(self, session: DurableSession, files: Any, to: Any) -> None:
         assert code_of(lambda: session.fork(files=files, to=to)) == "invalid_params"
 
-    def test_a_fork_of_a_fork_after_rollbacks_and_compaction(self, opened: opening.Mulligan, session: Session) -> None:
+    def test_a_fork_of_a_fork_after_rollbacks_and_compaction(
+        self, opened: api.Mulligan, session: DurableSession
+    ) -> None:
         for number in range(8):
             turn(session, str(number))
         session.rollback()
@@ -343,8 +352,8 @@ class Goal:
 class TestWhatAForkHas:
     @pytest.mark.req("D11.fork_copies")
     @pytest.mark.parametrize("way", ["fork", "fork_at"])
-    def test_talk_slices_scratchpad_roots_and_pins(
-        self, opened: opening.Mulligan, session: Session, tmp_path: Path, way: str
+    def test_transcript_slices_scratchpad_roots_and_pins(
+        self, opened: api.Mulligan, session: DurableSession, tmp_path: Path, way: str
     ) -> None:
         (tmp_path / "beside").mkdir()
         session.inject(user("one"))
@@ -365,7 +374,7 @@ class TestWhatAForkHas:
 
 
 class TestBudget:
-    def test_reject_refuses_and_remembers(self, session: Session) -> None:
+    def test_reject_refuses_and_remembers(self, session: DurableSession) -> None:
         session.set_budget({"max_messages": 2})
         for text in ("one", "two"):
             session.inject(user(text))
@@ -378,7 +387,9 @@ class TestBudget:
         session.inject(user("three"))
 
     @pytest.mark.parametrize("recovery, left", [("trim", ["3", "4", "5"]), ("compact", ["3", "4", "5"])])
-    def test_trim_and_compact_make_room_and_say_so(self, session: Session, recovery: str, left: list[str]) -> None:
+    def test_trim_and_compact_make_space_and_say_so(
+        self, session: DurableSession, recovery: str, left: list[str]
+    ) -> None:
         session.set_budget({"max_messages": 5, "recovery": recovery, "keep_last": 2})
         for number in range(6):
             session.inject(user(str(number)))
@@ -388,7 +399,7 @@ class TestBudget:
         assert session.length() <= 5
         assert [event["kind"] for event in session.events()].count("transcript_budget") == 1
 
-    def test_events_never_fill_it(self, session: Session) -> None:
+    def test_events_never_fill_it(self, session: DurableSession) -> None:
         session.set_budget({"max_messages": 1})
         for _ in range(50):
             session.emit("live_session_client", {"change": "heartbeat"})
@@ -407,17 +418,17 @@ class TestBudget:
             {"max_messages": 2, "recovery": "trim", "keep_last": 2},
         ],
     )
-    def test_a_budget_that_cannot_be_one_is_refused(self, session: Session, budget: Any) -> None:
+    def test_a_budget_that_cannot_be_one_is_refused(self, session: DurableSession, budget: Any) -> None:
         assert code_of(lambda: session.set_budget(budget)) in ("invalid_params", "unknown_option")
 
-    def test_tightening_below_what_is_there_is_refused(self, session: Session) -> None:
+    def test_tightening_below_what_is_there_is_refused(self, session: DurableSession) -> None:
         for number in range(3):
             session.inject(user(str(number)))
         assert code_of(lambda: session.set_budget({"max_messages": 2})) == "transcript_budget_exceeded"
 
 
 @pytest.mark.req("W24.sessions_do_not_share")
-def test_two_sessions_in_one_directory_share_no_state(opened: opening.Mulligan) -> None:
+def test_two_sessions_in_one_directory_share_no_state(opened: api.Mulligan) -> None:
     one, two = opened.session("one"), opened.session("two")
     messages: list[Message] = [user("mine")]
     one.inject(messages[0])

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import sys
 
-import mulligan.opening as opening
+import mulligan.api as api
 
 
 def main(root: str, store: str, session: str, count: int, name: str) -> None:
-    with opening.open(root, store=store) as opened:
+    with api.open(root, store=store) as opened:
         talk = opened.session(session)
         for number in range(count):
             talk.inject({"role": "user", "content": f"{name} {number}"})

@@ -1,10 +1,10 @@
 """A program that embeds Mulligan and forks; tests start it and read what it says, as JSON.
 
-`python fork_child.py calls DIRECTORY RUNS`  four threads with a call each, all open; each thread forks inside its call
-`python fork_child.py interrupted DIRECTORY` a thread forks after another was interrupted at many lines of its calls
-`python fork_child.py foreign DIRECTORY`     a thread that uses SQLite without Mulligan holds a lock of it at the fork
-`python fork_child.py importing DIRECTORY`   a thread is in the middle of an import when the process wants to fork
-`python fork_child.py locked DIRECTORY`      a thread holds a lock of Mulligan's at the fork
+`python fork_process.py calls DIRECTORY RUNS`  four threads, each with an open call, fork inside their calls
+`python fork_process.py interrupted DIRECTORY` a thread forks after another was interrupted at many lines of its calls
+`python fork_process.py foreign DIRECTORY`     a thread that uses SQLite without Mulligan holds a lock of it at the fork
+`python fork_process.py importing DIRECTORY`   a thread is in the middle of an import when the process wants to fork
+`python fork_process.py locked DIRECTORY`      a thread holds a lock of Mulligan's at the fork
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import apsw
 import mulligan
 from mulligan.store.fork_locks import fork_safe_lock
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from interrupting import Lines, lines_of
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.interrupts import Lines, lines_of
 
 
 def in_child(act: Callable[[], object]) -> object:

@@ -10,15 +10,18 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from random import Random
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from mulligan.store.blobs import Blobs
 from mulligan.store.journal import RECORDS, Journal
 from mulligan.store.sqlite import SqliteStore
-from mulligan.testing.contract_tables import CONTRACT_SCHEMA
-from mulligan.testing.journal_contract import AT, broken_journals
 from mulligan.testing.world import SteppingClock
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
+from tests.contracts.journal_contract import AT, broken_journals
+from tests.contracts.tables import CONTRACT_SCHEMA
 
 
 def fill(store: SqliteStore, size: int, *, rounds: int) -> tuple[int, str]:

@@ -1,14 +1,16 @@
 """Other processes on a store, as real as they come: started by tests with what to do and where.
 
-`python store_child.py write DIRECTORY NAME COUNT`    commit so many times, once told to
-`python store_child.py own DIRECTORY`                 become an owner, say which, live until told
-`python store_child.py beside DIRECTORY`              what children forked while other threads write say, as JSON
-`python store_child.py many DIRECTORY [RUNS FORKS]`   what children forked by many threads with stores of their own say
-`python store_child.py held DIRECTORY`                what a child says, forked inside another thread's transaction
-`python store_child.py orphan DIRECTORY`              what a forked child says of its dead parent's lock, as JSON
-`python store_child.py fork DIRECTORY`                what a forked child sees of its parent's store, as JSON
-`python store_child.py ask DIRECTORY OWNER`           many at once ask whether an owner lives, as JSON
-`python store_child.py kill DIRECTORY MODE COUNT SEED` kill a writing child again and again, as JSON
+`python store_process.py write DIRECTORY NAME COUNT`    commit so many times, once told to
+`python store_process.py own DIRECTORY`                 become an owner, say which, live until told
+`python store_process.py beside DIRECTORY`              what children forked while other threads write say, as JSON
+`python store_process.py many DIRECTORY [RUNS FORKS]`   what children of many threads, each with its own store, say
+`python store_process.py held DIRECTORY`                what a child says, forked inside another thread's transaction
+`python store_process.py ended DIRECTORY`               what a child says, forked after a thread ended in a transaction
+`python store_process.py lost DIRECTORY`                what a child says, forked after an interrupt lost a connection
+`python store_process.py orphan DIRECTORY`              what a forked child says of its dead parent's lock, as JSON
+`python store_process.py fork DIRECTORY`                what a forked child sees of its parent's store, as JSON
+`python store_process.py ask DIRECTORY OWNER`           many at once ask whether an owner lives, as JSON
+`python store_process.py kill DIRECTORY MODE COUNT SEED` kill a writing child again and again, as JSON
 """
 
 from __future__ import annotations
@@ -21,18 +23,22 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from random import Random
 
-from mulligan.store import sqlite_pool
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from mulligan.store import sqlite
 from mulligan.store.blobs import Blobs
 from mulligan.store.journal import Journal, records_of
 from mulligan.store.protocol import Durability, Store
 from mulligan.store.sqlite import SqliteStore
-from mulligan.testing.contract_tables import CONTRACT_SCHEMA, THINGS, Thing
-from mulligan.testing.journal_contract import AT, broken_journals
 from mulligan.testing.world import SteppingClock
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
 from mulligan.values.ids import OwnerId
+from tests.contracts.journal_contract import AT, broken_journals
+from tests.contracts.tables import CONTRACT_SCHEMA, THINGS, Thing
+from tests.thread_idents import ended_thread, thread_with_ident
 
 STORE_KILLS_MAX = 10
 """How often one store has its writer killed before another takes its place: looking at it takes longer each time."""
@@ -140,7 +146,7 @@ def fork_from_many(directory: str, runs: str = "1", forks: str = "15") -> None:
 
 def fork_while_held(directory: str) -> None:
     """A fork does not wait for ever for a thread that stays in a transaction. Here it waits only briefly."""
-    sqlite_pool.FORK_WAIT_S = 0.1
+    sqlite.FORK_WAIT_S = 0.1
     store = SqliteStore(directory, CONTRACT_SCHEMA)
     begun, done = threading.Event(), threading.Event()
 
@@ -167,6 +173,25 @@ def fork_while_held(directory: str) -> None:
     print(json.dumps([said, json.loads(in_child(child)), _complaints(store)]))
 
 
+def fork_after_ended_thread(directory: str) -> None:
+    """A thread has ended inside a transaction that something still refers to, and another thread has its ident."""
+    sqlite.FORK_WAIT_S = 0.1
+    store = SqliteStore(directory, CONTRACT_SCHEMA)
+    left = store.read()
+    with thread_with_ident(ended_thread(left.__enter__)):
+        said = in_child(partial(commit, store, "child", 1))
+    print(json.dumps([said, _shelves(store), _complaints(store)]))
+
+
+def fork_after_lost_connection(directory: str) -> None:
+    """An interrupt ended `take` just before the connection had a user, and a traceback still refers to it."""
+    store = SqliteStore(directory, CONTRACT_SCHEMA)
+    lost = store._pool.take()
+    lost.user = None
+    said = in_child(partial(commit, store, "child", 1))
+    print(json.dumps([said, len(list(store._pool.users())), _shelves(store), _complaints(store)]))
+
+
 def orphan(directory: str) -> None:
     store = SqliteStore(directory, CONTRACT_SCHEMA)
     parent, parent_pid = store.owner(), os.getpid()
@@ -188,7 +213,7 @@ def _counting(done: threading.Event) -> Iterator[int]:
 
 def _shelves(store: Store) -> list[str]:
     with store.read() as tx:
-        return [row.shelf for row in tx.select(THINGS)]
+        return [row.group for row in tx.select(THINGS)]
 
 
 def _complaints(store: Store) -> list[str]:
@@ -280,6 +305,8 @@ if __name__ == "__main__":
         "beside": fork_beside,
         "many": fork_from_many,
         "held": fork_while_held,
+        "ended": fork_after_ended_thread,
+        "lost": fork_after_lost_connection,
         "ask": ask,
         "kill": kill,
     }[sys.argv[1]]

@@ -18,7 +18,7 @@ import mulligan
 from mulligan.agents.hooks import client
 from mulligan.cli import run
 from mulligan.store.protocol import META, MetaRow
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "format"
 

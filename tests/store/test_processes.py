@@ -12,13 +12,12 @@ import pytest
 
 from mulligan.store.journal import records_of
 from mulligan.store.sqlite import SqliteStore
-from mulligan.testing import CONTRACT_SCHEMA
-from mulligan.testing.contract_tables import SUMS
-from mulligan.testing.journal_contract import broken_journals
 from mulligan.values.ids import OwnerId
+from tests.contracts.journal_contract import broken_journals
+from tests.contracts.tables import CONTRACT_SCHEMA, SUMS
 
-CHILD = str(Path(__file__).with_name("store_child.py"))
-FORK_CHILD = str(Path(__file__).with_name("fork_child.py"))
+CHILD = str(Path(__file__).with_name("store_process.py"))
+FORK_CHILD = str(Path(__file__).with_name("fork_process.py"))
 FORKED_INSIDE_A_CALL = {"said": ["ok"], "wrong": []}
 
 
@@ -154,6 +153,16 @@ def test_a_child_forked_in_the_middle_of_another_threads_transaction_gets_an_err
     code, message = said[0]
     assert (code, said[1:]) == ("forked_unsafely", [[], []])
     assert "spawn" in message
+
+
+@pytest.mark.req("D5.fork_never_hangs")
+def test_a_fork_does_not_wait_for_an_ended_thread_whose_ident_another_thread_has(tmp_path: Path) -> None:
+    assert said_by("ended", str(tmp_path)) == ["null", ["child"], []]
+
+
+@pytest.mark.req("D5.fork_never_hangs")
+def test_a_fork_closes_a_connection_that_an_interrupt_took_from_its_thread(tmp_path: Path) -> None:
+    assert said_by("lost", str(tmp_path)) == ["null", 0, ["child"], []]
 
 
 @pytest.mark.req("D5.owner_after_fork")

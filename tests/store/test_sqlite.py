@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 from hashlib import sha256
 from pathlib import Path
 
@@ -11,9 +12,9 @@ import pytest
 
 from mulligan.store import sqlite_file
 from mulligan.store.sqlite import SqliteStore
-from mulligan.testing import CONTRACT_SCHEMA
-from mulligan.testing.contract_tables import THINGS, Thing
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
+from tests.contracts.tables import CONTRACT_SCHEMA, THINGS, Thing
+from tests.thread_idents import ended_thread, thread_with_ident
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_reading_changes_no_byte(store: SqliteStore) -> None:
     assert hashes(store) == before
 
 
-def test_a_writer_who_waits_too_long_is_told(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_who_waits_too_long_is_reported(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_file, "BUSY_LIMIT_S", 0.0)
     other = apsw.Connection(os.path.join(store.directory, "store.db"))
     other.execute("BEGIN IMMEDIATE")
@@ -51,8 +52,28 @@ def test_a_writer_who_waits_too_long_is_told(store: SqliteStore, monkeypatch: py
         tx.put(THINGS, Thing("a", 1))
 
 
+def test_a_writer_takes_over_from_an_ended_thread_that_had_its_ident(store: SqliteStore) -> None:
+    def suspended() -> Generator[None, None, None]:
+        with store.write() as tx:
+            tx.put(THINGS, Thing("never committed", 1))
+            yield
+
+    def write() -> None:
+        with store.write() as tx:
+            tx.put(THINGS, Thing("committed", 2))
+
+    left = suspended()
+    with thread_with_ident(ended_thread(lambda: next(left)), write):
+        pass
+    write()
+    with store.read() as tx:
+        assert tx.select(THINGS) == [Thing("committed", 2)]
+    with pytest.raises(MulliganError):
+        left.close()
+
+
 @pytest.mark.req("D4.state_mode_0700")
-def test_nobody_else_may_look_into_a_store(store: SqliteStore) -> None:
+def test_no_other_client_may_look_into_a_store(store: SqliteStore) -> None:
     assert [os.stat(store.directory).st_mode & 0o777, os.stat(store.directory + "/store.db").st_mode & 0o777] == [
         0o700,
         0o600,
@@ -112,7 +133,7 @@ def test_damage_in_the_file_is_a_typed_fault(store: SqliteStore) -> None:
     with store.write() as tx:
         for number in range(500):
             tx.put(THINGS, Thing("a", number, "label" * 20))
-    store.give_back_space()
+    store.reclaim_space()
     store.close()
     path = Path(store.directory, "store.db")
     damaged = bytearray(path.read_bytes())

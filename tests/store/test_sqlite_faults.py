@@ -18,10 +18,11 @@ from mulligan.store.blobs import Blobs
 from mulligan.store.journal import Journal, records_of
 from mulligan.store.protocol import Durability
 from mulligan.store.sqlite import SqliteStore
-from mulligan.testing import CONTRACT_SCHEMA, FaultyVfs, SteppingClock
-from mulligan.testing.faulty_vfs import Injury
-from mulligan.testing.journal_contract import AT, broken_journals
-from mulligan.values.faults import MulliganError
+from mulligan.testing import FaultyVfs, SteppingClock
+from mulligan.testing.faults import Injury
+from mulligan.values.errors import MulliganError
+from tests.contracts.journal_contract import AT, broken_journals
+from tests.contracts.tables import CONTRACT_SCHEMA
 
 ROUNDS = 4
 TYPED = {"no_space": "no_space", "short": "no_space", "io_error": "io_error"}

@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 
 from mulligan.store.blobs import BLOBS, BODIES, EVICTED, LOST, PARTS, Blobs, PartRow
 from mulligan.store.journal import HEADS, RECORDS, REFS, Journal, RefRow
+from mulligan.store.maintenance import usage_of
 from mulligan.store.memory import MemoryStore
 from mulligan.store.protocol import Store
 from mulligan.store.sqlite import SqliteStore
-from mulligan.store.usage import usage_of
 from mulligan.store.verify import Problem, verify, verify_journal
-from mulligan.testing.contract_tables import CONTRACT_SCHEMA, SUMS, Sum
 from mulligan.values.clock import SystemClock
 from mulligan.values.digest import Digest, digest_of, raw_digest
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
+from tests.contracts.tables import CONTRACT_SCHEMA, SUMS, Sum
 
 AT = "2026-01-01T00:00:00.000000Z"
 JOURNAL = Journal(CONTRACT_SCHEMA)
@@ -191,7 +191,7 @@ class TestDamagedRows:
             tx.delete(BLOBS, raw_digest(digests[0]))
             tx.delete(BODIES, raw_digest(digests[0]))
         assert found_in(store) == [
-            Problem("ref", digests[0], "a record needs this blob, and it is not there"),
+            Problem("ref", digests[0], "a record refers to this blob, and it is not there"),
         ]
         assert kinds(list(verify_journal(store, "a"))) == {"ref"}
 
@@ -256,7 +256,7 @@ def settled(directory: str) -> str:
     """A store with everything in its main file, nothing in its log."""
     store = SqliteStore(directory, CONTRACT_SCHEMA)
     fill(store)
-    store.give_back_space()
+    store.reclaim_space()
     store.close()
     for leftover in ("store.db-wal", "store.db-shm"):
         if os.path.exists(os.path.join(directory, leftover)):

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from mulligan.store.sqlite import SqliteStore
-from mulligan.testing.contract_tables import CONTRACT_SCHEMA, THINGS, Thing
+from tests.contracts.tables import CONTRACT_SCHEMA, THINGS, Thing
 
 BIG = b"x" * 200_000
 

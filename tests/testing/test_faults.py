@@ -1,4 +1,4 @@
-"""Fault plans and the simulated disk's power: tools that judge others are judged themselves."""
+"""Fault plans and power cuts of the simulated disk: the test tools have tests too."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from random import Random
 import pytest
 
 from mulligan.testing import Crash, FaultPlan, File, SimulatedDisk, as_tree, steps_of
-from mulligan.testing.disk_bench import DRAFT, file_entry
 from mulligan.values.paths import RepoPath
+from tests.contracts.disk_under_test import DRAFT, file_entry
 
 HERE = RepoPath("x")
 
@@ -58,14 +58,14 @@ def disk() -> SimulatedDisk:
 
 
 def replaced(disk: SimulatedDisk, *, sync_file: bool, sync_dir: bool) -> None:
-    with disk.resolve(HERE) as spot:
-        disk.stage_file(spot, DRAFT, b"new content", like=file_entry(b""))
-        disk.exchange(spot, DRAFT)
+    with disk.resolve(HERE) as resolved:
+        disk.stage_file(resolved, DRAFT, b"new content", like=file_entry(b""))
+        disk.exchange(resolved, DRAFT)
         if sync_file:
-            disk.sync_file(spot)
-        disk.discard(spot, DRAFT)
+            disk.sync_file(resolved)
+        disk.discard(resolved, DRAFT)
         if sync_dir:
-            disk.sync_dir(spot)
+            disk.sync_dir(resolved)
 
 
 def test_what_was_there_at_first_is_synced(disk: SimulatedDisk) -> None:
@@ -99,8 +99,8 @@ def test_a_power_cut_by_chance_leaves_any_part_but_never_less_than_what_was_sync
 
 def test_writing_in_place_without_sync_can_be_torn() -> None:
     disk = SimulatedDisk({"x": "OLDOLDOLD"})
-    with disk.resolve(HERE) as spot:
-        disk.write_in_place(spot, b"newnewnew")
+    with disk.resolve(HERE) as resolved:
+        disk.write_in_place(resolved, b"newnewnew")
     disk.power_cut(Random(3))
     node = disk.tree()["x"]
     assert isinstance(node, File)
@@ -108,17 +108,17 @@ def test_writing_in_place_without_sync_can_be_torn() -> None:
 
 
 def test_new_directories_and_removed_names_come_and_go_with_their_parent(disk: SimulatedDisk) -> None:
-    with disk.resolve(RepoPath("new")) as spot:
-        disk.make_dir(spot, 0o755)
+    with disk.resolve(RepoPath("new")) as resolved:
+        disk.make_dir(resolved, 0o755)
         disk.power_cut()
         assert disk.tree() == as_tree({"x": "old", "d/y": "kept"})
-        disk.make_dir(spot, 0o755)
-        disk.sync_dir(spot)
-    with disk.resolve(RepoPath("d/y")) as spot:
-        disk.discard(spot, b"y")
+        disk.make_dir(resolved, 0o755)
+        disk.sync_dir(resolved)
+    with disk.resolve(RepoPath("d/y")) as resolved:
+        disk.discard(resolved, b"y")
         disk.power_cut()
         assert disk.tree() == as_tree({"x": "old", "d/y": "kept", "new": None})
-        disk.discard(spot, b"y")
-        disk.sync_dir(spot)
+        disk.discard(resolved, b"y")
+        disk.sync_dir(resolved)
         disk.power_cut()
         assert disk.tree() == as_tree({"x": "old", "d": None, "new": None})

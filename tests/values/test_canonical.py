@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mulligan.values.canonical import decode, encode
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 exact = st.recursive(

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mulligan.values.content import Content, Large, digest_of_beginning, digest_of_content, whole
 from mulligan.values.digest import Digest, digest_of
+from mulligan.values.entries import Content, Large, digest_of_beginning, digest_of_content, whole
 
 
 @dataclass(frozen=True)

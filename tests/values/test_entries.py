@@ -27,7 +27,7 @@ from mulligan.values.entries import (
     same_content,
     same_state,
 )
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
 from mulligan.values.paths import RepoPath, path_from_bytes
 
 modes = st.integers(0, 0o7777)

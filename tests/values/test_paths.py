@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import mulligan
 from mulligan.values.canonical import encode
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
 from mulligan.values.limits import MAX_PATH_BYTES
 from mulligan.values.paths import (
     ROOT,
@@ -140,7 +140,7 @@ class TestTypedInADirectory:
         else:
             assert parse_below(RepoPath("w"), text) == wanted
 
-    def test_no_other_room_reads_paths_in_base64(self) -> None:
+    def test_no_other_package_reads_paths_in_base64(self) -> None:
         sources = Path(mulligan.__file__).parent
         knowing = [file for file in sources.rglob("*.py") if "begins with 'base64:'" in file.read_text("utf-8")]
         assert [str(file.relative_to(sources)) for file in knowing] == ["values/paths.py"]

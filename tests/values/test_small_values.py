@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from mulligan.values.clock import Clock, FixedClock, SystemClock, parse_timestamp, timestamp
 from mulligan.values.digest import digest_from_raw, digest_of, parse_digest, raw_digest
-from mulligan.values.faults import (
+from mulligan.values.errors import (
     FAMILY_OF,
     INTEGRITY_CODES,
-    AskedWrongly,
-    Broken,
+    ConflictError,
     Family,
-    MayNot,
+    ForbiddenError,
+    InternalError,
     MulliganError,
-    WorldChanged,
+    RequestError,
     fault,
     fault_of_os_error,
 )
@@ -61,7 +61,7 @@ def test_our_ids_are_uuid_7_and_sort_by_birth() -> None:
 
 
 @pytest.mark.parametrize("text", ["a", "é x", "x" * 256, "../../etc", "\U0001f600"])
-def test_an_id_somebody_chose_is_kept_as_it_is(text: str) -> None:
+def test_an_id_that_a_user_chose_is_kept_as_it_is(text: str) -> None:
     assert parse_user_id(text) == text
 
 
@@ -100,10 +100,10 @@ def test_the_system_clock_tells_the_present_in_utc() -> None:
 @pytest.mark.req("D16.four_families")
 def test_every_code_has_one_family_and_every_family_its_class() -> None:
     assert {kind.family for kind in FAMILY_OF.values()} == set(Family)
-    assert set(FAMILY_OF.values()) == {AskedWrongly, MayNot, WorldChanged, Broken}
+    assert set(FAMILY_OF.values()) == {RequestError, ForbiddenError, ConflictError, InternalError}
     assert all(re.fullmatch(r"[a-z0-9_]+", code) for code in FAMILY_OF)
     assert set(FAMILY_OF) > INTEGRITY_CODES
-    assert all(FAMILY_OF[code] is Broken for code in INTEGRITY_CODES)
+    assert all(FAMILY_OF[code] is InternalError for code in INTEGRITY_CODES)
 
 
 @pytest.mark.parametrize("code", sorted(FAMILY_OF))

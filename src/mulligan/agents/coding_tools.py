@@ -1,4 +1,4 @@
-"""The coding tools of a profile as tools of the loop: each acts on the files of one session."""
+"""The coding tools: `coding_tools` makes them for one session, `listed` lists them in the form of a provider's API."""
 
 from __future__ import annotations
 
@@ -8,65 +8,103 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mulligan.agents.profiles import ToolSpec
-from mulligan.agents.profiles import tools as specs
 from mulligan.agents.runner import ToolRunner
 from mulligan.agents.tools import AnyTool, Tool, ToolContext, as_tool, by_name
 from mulligan.effects.handle import CallHandle
 from mulligan.effects.receipt import Receipt, text_of
-from mulligan.effects.session import Session
-from mulligan.history.composite import ExecutionState
-from mulligan.session.known import ToolResult
-from mulligan.session.resources import ResourceRegistry
+from mulligan.effects.registry import PROFILES, Offer, Profile, Schema, declared, known_profile, offers
+from mulligan.effects.session import DurableSession
+from mulligan.files.filesystems import Filesystem
+from mulligan.history.checkpoint import ExecutionState
+from mulligan.session.state.resources import ResourceRegistry
+from mulligan.session.state.slices import ToolResult
 from mulligan.values.canonical import encode
-from mulligan.values.faults import fault
-from mulligan.workspace.filesystem import Filesystem
+from mulligan.values.errors import fault
 
-_LOOK_EVERY_S = 0.05
+__all__ = ["PROFILES", "Profile", "ToolSpec", "listed", "tools"]
+
+
+class ToolSpec(Offer):
+    """One tool of a profile, in every provider's form."""
+
+    __slots__ = ()
+
+    def for_openai(self) -> Schema:
+        """In the form of chat completions."""
+        return {"type": "function", "function": self._named("parameters")}
+
+    def for_openai_responses(self) -> Schema:
+        return {"type": "function", **self._named("parameters")}
+
+    def for_anthropic(self) -> Schema:
+        return self._named("input_schema")
+
+    def for_gemini(self) -> Schema:
+        """A function declaration."""
+        return {**self._named("parameters"), "parameters": declared(self.parameters)}
+
+    def _named(self, schema_key: str) -> Schema:
+        return {"name": self.name, "description": self.description, schema_key: self.parameters}
+
+
+def tools(profile: str) -> list[ToolSpec]:
+    """The tools of a profile, in the order a model sees them. Raises `invalid_params` for an unknown profile."""
+    return [ToolSpec(one.name, one.effect, one.description, one.parameters, one.read_only) for one in offers(profile)]
+
+
+def listed(profile: str) -> list[Schema]:
+    """The tools in the form of the provider's API."""
+    known = known_profile(profile)
+    shapes = {"openai": ToolSpec.for_openai, "anthropic": ToolSpec.for_anthropic, "gemini": ToolSpec.for_gemini}
+    all_of_them = [shapes[known](spec) for spec in tools(known)]
+    return [{"functionDeclarations": all_of_them}] if known == "gemini" else all_of_them
+
+
+_POLL_S = 0.05
 _COMMAND = "host.shell"
 _PAYLOADS = ("content", "matches", "paths", "entries")
 
 
 def coding_tools(
-    session: Session, profile: str = "anthropic", *, cancelled: threading.Event | None = None
+    session: DurableSession, profile: str = "anthropic", *, cancelled: threading.Event | None = None
 ) -> list[Tool[Any, Any]]:
-    """Reading, writing, editing, searching and running commands, described as models of that profile know them.
+    """Tools to read, write, edit and search files and to run commands, in the form that models of the profile know.
 
-    A tool whose receipt is not ok fails, so its call leaves nothing behind; so does one during which `cancelled` was
-    set: a command is killed then, and at the deadline of the run. Raises `invalid_params` for a profile nobody knows.
+    A tool fails, and its call is rolled back, if its receipt is not ok or if `cancelled` was set while it ran. Mulligan
+    kills a command when `cancelled` is set and at the deadline. Raises `invalid_params` for an unknown profile.
     """
-    return [_tool(session, spec, cancelled) for spec in specs(profile)]
+    return [_tool(session, spec, cancelled) for spec in tools(profile)]
 
 
-def state_of(given: Session | ExecutionState) -> ExecutionState:
-    """A session as the state of a run: with its files. A state is one already, with whatever else takes part in it."""
+def state_of(given: DurableSession | ExecutionState) -> ExecutionState:
+    """A session as the state of a run, with its files as a resource. A state is returned as it is."""
     if isinstance(given, ExecutionState):
         return given
     return ExecutionState(given, ResourceRegistry.build({Filesystem: given.files}), given.clock)
 
 
-def session_of(given: Session | ExecutionState) -> Session:
-    """The durable session behind it. Raises `invalid_params` for a state that lives in memory."""
+def session_of(given: DurableSession | ExecutionState) -> DurableSession:
+    """The durable session. Raises `invalid_params` for a state in memory."""
     found = given.session if isinstance(given, ExecutionState) else given
-    if not isinstance(found, Session):
+    if not isinstance(found, DurableSession):
         raise fault("invalid_params", "This needs a session of mulligan.open(), not one in memory.", field="session")
     return found
 
 
 def runner_of(
-    given: Session | ExecutionState, tools: Iterable[AnyTool] | None, *, adapter: str, profile: str = "anthropic"
+    given: DurableSession | ExecutionState, tools: Iterable[AnyTool] | None, *, adapter: str, profile: str = "anthropic"
 ) -> ToolRunner:
-    """Runs tools as calls of a session, for somebody else's loop: those given, else the coding tools of a profile."""
+    """A runner for another framework's loop, with the given tools or with the coding tools of a profile."""
     own = coding_tools(session_of(given), profile) if tools is None else [as_tool(one) for one in tools]
     return ToolRunner(state_of(given), by_name(own), adapter=adapter)
 
 
-def _tool(session: Session, spec: ToolSpec, cancelled: threading.Event | None) -> Tool[Any, Any]:
+def _tool(session: DurableSession, spec: ToolSpec, cancelled: threading.Event | None) -> Tool[Any, Any]:
     watched = cancelled if spec.effect == _COMMAND else None
 
     def act(tool_context: ToolContext | None = None, /, **params: Any) -> ToolResult[dict[str, Any]]:
         deadline = None if tool_context is None else tool_context.deadline
-        # Part of the runner's own call, which carries the provider's id.
+        # Joins the runner's call, which has the provider's id as its label.
         with session.call(spec.name, deadline=deadline) as call, _stopping(call, watched):
             receipt = call.perform(spec.effect, **params)
         return ToolResult(said(receipt), _facts(receipt), receipt.ok and not (cancelled and cancelled.is_set()))
@@ -76,14 +114,14 @@ def _tool(session: Session, spec: ToolSpec, cancelled: threading.Event | None) -
 
 @contextmanager
 def _stopping(call: CallHandle, when: threading.Event | None) -> Iterator[None]:
-    """The block's command is killed once the event is set."""
+    """Kills the command of the block when the event is set."""
     if when is None:
         yield
         return
     over = threading.Event()
 
     def watch() -> None:
-        while not over.wait(_LOOK_EVERY_S):
+        while not over.wait(_POLL_S):
             if when.is_set():
                 call.stop()
 
@@ -97,9 +135,9 @@ def _stopping(call: CallHandle, when: threading.Event | None) -> Iterator[None]:
 
 
 def said(receipt: Receipt) -> str:
-    """What a model is told: the text where there is nothing but text, the summary where there is none, else the fields.
+    """What the model sees of a receipt: its text, a summary if the text is empty, or the fields if there is more.
 
-    In the fields, payloads are plain text, and what did not fit is the beginning of it and a reference to page through.
+    In the fields, payloads are plain text; one that does not fit is its beginning and a reference for `read_blob`.
     """
     body = receipt.to_dict()
     shown = {name: _legible(value) for name, value in body.items()}
@@ -112,12 +150,12 @@ def said(receipt: Receipt) -> str:
 
 
 def _facts(receipt: Receipt) -> dict[str, Any]:
-    """What there is to know besides the text, which is in the message: logs would hold it twice."""
+    """The receipt without its text, which is in the message: the log must not hold it twice."""
     return {name: value for name, value in receipt.to_dict().items() if name not in (*_PAYLOADS, "stdout", "stderr")}
 
 
 def _legible(value: Any) -> Any:
-    """A payload as a model can read it; anything else as it is."""
+    """A payload as text for a model; other values unchanged."""
     if not isinstance(value, dict):
         return value
     if "blob" in value:

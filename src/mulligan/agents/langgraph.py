@@ -1,4 +1,4 @@
-"""LangGraph: its checkpoints in a Mulligan store, and our tools for its agents.
+"""LangGraph: a checkpointer on a Mulligan store, and Mulligan's tools for its agents.
 
 ```python
 with mulligan.open(".") as m:
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
 
-from mulligan.agents.extras import needs_extra
+from mulligan.agents.tools import needs_extra
 
 try:
     from langchain_core.runnables import RunnableConfig
@@ -34,39 +34,53 @@ try:
 except ModuleNotFoundError as error:
     raise needs_extra("The LangGraph adapter", "langgraph", error) from error
 
-from mulligan.agents.coding import runner_of
+from mulligan.agents.coding_tools import runner_of
 from mulligan.agents.runner import ToolRunner
 from mulligan.agents.tools import AnyTool, ProviderToolCall, Tool
-from mulligan.effects.session import Session
-from mulligan.history.composite import ExecutionState
-from mulligan.session import graphs
-from mulligan.session.graphs import POINTS, VALUES, GraphPointRow, GraphValueRow, GraphWriteRow
-from mulligan.session.known import ToolResult
+from mulligan.effects.session import DurableSession
+from mulligan.history.checkpoint import ExecutionState
+from mulligan.session.state.slices import ToolResult
+from mulligan.session.tables import (
+    GRAPH_CHECKPOINTS,
+    GRAPH_VALUES,
+    GraphCheckpointRow,
+    GraphValueRow,
+    GraphWriteRow,
+    copy_thread,
+    delete_points,
+    delete_values,
+    graph_checkpoints_of,
+    graph_checkpoints_of_runs,
+    newest,
+    put_writes,
+    threads,
+    writes_of,
+)
 from mulligan.store.protocol import Store, Tx
-from mulligan.values.faults import fault
+from mulligan.values.errors import fault
 
 _NO_VALUE = "empty"
 _DELTAS: Final = "counters_since_delta_snapshot"
 
 
 class MulliganSaver(BaseCheckpointSaver[str]):
-    """A checkpointer for `graph.compile(checkpointer=…)`: durable, safe from many threads and processes.
+    """A durable checkpointer for `graph.compile(checkpointer=…)`, safe for many threads and processes.
 
-    Everything that the interface leaves optional is here too: `copy_thread`, `prune`, `delete_for_runs`.
+    It also has the optional methods of the interface: `copy_thread`, `prune`, `delete_for_runs`.
     """
 
     def __init__(self, store: Store, *, serde: SerializerProtocol | None = None) -> None:
         super().__init__(serde=serde)
         self._store = store
 
-    # Looking.
+    # Reading.
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """The checkpoint that the configuration names, or the newest of its thread; None if there is none."""
         thread, space = _thread_of(config), _space_of(config)
         wanted = get_checkpoint_id(config)
         with self._store.read() as tx:
-            row = tx.get(POINTS, thread, space, wanted) if wanted else graphs.newest(tx, thread, space)
+            row = tx.get(GRAPH_CHECKPOINTS, thread, space, wanted) if wanted else newest(tx, thread, space)
             return None if row is None else self._tuple(tx, row)
 
     def list(
@@ -90,8 +104,8 @@ class MulliganSaver(BaseCheckpointSaver[str]):
         space = config["configurable"].get("checkpoint_ns") if config else None
         point = get_checkpoint_id(config) if config else None
         with self._store.read() as tx:
-            names = [_thread_of(config)] if config else graphs.threads(tx)
-            rows = [row for name in names for row in graphs.points_of(tx, name, space)]
+            names = [_thread_of(config)] if config else threads(tx)
+            rows = [row for name in names for row in graph_checkpoints_of(tx, name, space)]
         for row in rows:
             if (point and row.id != point) or (before and row.id >= before):
                 continue
@@ -100,7 +114,7 @@ class MulliganSaver(BaseCheckpointSaver[str]):
                 with self._store.read() as tx:
                     yield self._tuple(tx, row)
 
-    def _tuple(self, tx: Tx, row: GraphPointRow) -> CheckpointTuple:
+    def _tuple(self, tx: Tx, row: GraphCheckpointRow) -> CheckpointTuple:
         checkpoint: Checkpoint = self.serde.loads_typed((row.kind, row.body))
         values = self._values(tx, row, checkpoint["channel_versions"])
         return CheckpointTuple(
@@ -110,14 +124,14 @@ class MulliganSaver(BaseCheckpointSaver[str]):
             parent_config=_config(row.thread, row.space, row.parent) if row.parent else None,
             pending_writes=[
                 (write.task, write.channel, self.serde.loads_typed((write.kind, write.body)))
-                for write in graphs.writes_of(tx, row)
+                for write in writes_of(tx, row)
             ],
         )
 
-    def _values(self, tx: Tx, row: GraphPointRow, versions: ChannelVersions) -> dict[str, Any]:
+    def _values(self, tx: Tx, row: GraphCheckpointRow, versions: ChannelVersions) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for channel, version in versions.items():
-            value = tx.get(VALUES, row.thread, row.space, channel, str(version))
+            value = tx.get(GRAPH_VALUES, row.thread, row.space, channel, str(version))
             if value is not None and value.kind != _NO_VALUE:
                 found[channel] = self.serde.loads_typed((value.kind, value.body))
         return found
@@ -140,15 +154,15 @@ class MulliganSaver(BaseCheckpointSaver[str]):
             GraphValueRow(thread, space, channel, str(version), *self._dumped(values, channel))
             for channel, version in new_versions.items()
         ]
-        point = GraphPointRow(
+        point = GraphCheckpointRow(
             *(thread, space, checkpoint["id"], get_checkpoint_id(config), about.get("run_id")),
             *self.serde.dumps_typed(body),
             *self.serde.dumps_typed(about),
         )
         with self._store.write() as tx:
             for row in rows:
-                tx.put(VALUES, row)
-            tx.put(POINTS, point)
+                tx.put(GRAPH_VALUES, row)
+            tx.put(GRAPH_CHECKPOINTS, point)
         return _config(thread, space, checkpoint["id"])
 
     def _dumped(self, values: dict[str, Any], channel: str) -> tuple[str, bytes]:
@@ -167,55 +181,55 @@ class MulliganSaver(BaseCheckpointSaver[str]):
             for number, (channel, value) in enumerate(writes)
         ]
         with self._store.write() as tx:
-            graphs.put_writes(tx, rows)
+            put_writes(tx, rows)
 
-    # Ending.
+    # Deleting and copying.
 
     def delete_thread(self, thread_id: str) -> None:
-        """Forget a thread: its checkpoints and what they need."""
+        """Deletes a thread: its checkpoints and their values."""
         with self._store.write() as tx:
-            self._delete(tx, thread_id, graphs.points_of(tx, thread_id))
+            self._delete(tx, thread_id, graph_checkpoints_of(tx, thread_id))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Forget the checkpoints that these runs made, in whatever thread."""
+        """Deletes the checkpoints of these runs, in all threads."""
         with self._store.write() as tx:
-            doomed: dict[str, list[GraphPointRow]] = {}
-            for row in graphs.points_of_runs(tx, run_ids):
+            doomed: dict[str, list[GraphCheckpointRow]] = {}
+            for row in graph_checkpoints_of_runs(tx, run_ids):
                 doomed.setdefault(row.thread, []).append(row)
             for thread, rows in doomed.items():
                 self._delete(tx, thread, rows)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """All of a thread, ancestors and all, under another name."""
+        """Copies a thread with all its checkpoints."""
         with self._store.write() as tx:
-            graphs.copy_thread(tx, source_thread_id, target_thread_id)
+            copy_thread(tx, source_thread_id, target_thread_id)
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """`keep_latest` keeps what the newest checkpoint of each namespace is rebuilt from; `delete` keeps nothing."""
+        """`keep_latest` keeps the newest checkpoint of each namespace and what it needs; `delete` keeps nothing."""
         if strategy not in ("keep_latest", "delete"):
-            raise fault("invalid_params", f"There is no pruning strategy {strategy!r}; say keep_latest or delete.")
+            raise fault("invalid_params", f"There is no pruning strategy {strategy!r}; use keep_latest or delete.")
         with self._store.write() as tx:
             for thread in thread_ids:
-                rows = graphs.points_of(tx, thread)
+                rows = graph_checkpoints_of(tx, thread)
                 kept = self._needed(tx, rows) if strategy == "keep_latest" else set()
                 self._delete(tx, thread, [row for row in rows if (row.space, row.id) not in kept])
 
-    def _delete(self, tx: Tx, thread: str, doomed: Sequence[GraphPointRow]) -> None:
-        """The checkpoints, their writes, and every value that no other checkpoint of the thread has."""
-        graphs.delete_points(tx, doomed)
+    def _delete(self, tx: Tx, thread: str, doomed: Sequence[GraphCheckpointRow]) -> None:
+        """Deletes the checkpoints, their writes, and every value that no other checkpoint of the thread has."""
+        delete_points(tx, doomed)
         kept = {
             (row.space, channel, str(version))
-            for row in graphs.points_of(tx, thread)
+            for row in graph_checkpoints_of(tx, thread)
             for channel, version in self.serde.loads_typed((row.kind, row.body))["channel_versions"].items()
         }
-        graphs.delete_values(tx, thread, kept)
+        delete_values(tx, thread, kept)
 
-    def _needed(self, tx: Tx, rows: Sequence[GraphPointRow]) -> set[tuple[str, str]]:
-        """The newest of each namespace, and behind it whatever its channels of differences begin from."""
+    def _needed(self, tx: Tx, rows: Sequence[GraphCheckpointRow]) -> set[tuple[str, str]]:
+        """The newest checkpoint of each namespace, and the earlier ones that its delta channels start from."""
         by_name = {(row.space, row.id): row for row in rows}
         needed: set[tuple[str, str]] = set()
         for space in {row.space for row in rows}:
-            row: GraphPointRow | None = max((row for row in rows if row.space == space), key=lambda row: row.id)
+            row: GraphCheckpointRow | None = max((row for row in rows if row.space == space), key=lambda row: row.id)
             missing: set[str] | None = None
             while row is not None and missing != set():
                 needed.add((row.space, row.id))
@@ -282,15 +296,15 @@ class MulliganSaver(BaseCheckpointSaver[str]):
 
 
 def tools_for(
-    session: Session | ExecutionState, tools: Iterable[AnyTool] | None = None, *, profile: str = "anthropic"
+    session: DurableSession | ExecutionState, tools: Iterable[AnyTool] | None = None, *, profile: str = "anthropic"
 ) -> list[StructuredTool]:
-    """The coding tools of a profile, or tools and functions of your own, each call a transaction of the session."""
+    """The coding tools of a profile, or your own tools and functions; each call is a transaction of the session."""
     runner = runner_of(session, tools, adapter="langgraph", profile=profile)
     return [_structured(runner, tool) for tool in runner.tool_registry.values()]
 
 
 class _SessionTool(StructuredTool):
-    """Knows which of the model's calls it is run for; LangChain tells a tool with a plain schema nothing of it."""
+    """Knows the id of the model's call; LangChain does not pass it to a tool with a plain schema."""
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         with _for_call(input):

@@ -1,4 +1,4 @@
-"""The OpenAI Agents SDK: our tools for its agents, and its `Session` on our transcript.
+"""The OpenAI Agents SDK: Mulligan's tools for its agents, and its `Session` on a Mulligan transcript.
 
 ```python
 with mulligan.open(".") as m:
@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mulligan.agents.extras import needs_extra
+from mulligan.agents.tools import needs_extra
 
 try:
     from agents import FunctionTool
@@ -25,21 +25,21 @@ try:
 except ModuleNotFoundError as error:
     raise needs_extra("The OpenAI Agents adapter", "openai-agents", error) from error
 
-from mulligan.agents.coding import runner_of
-from mulligan.agents.providers.items import as_items
+from mulligan.agents.coding_tools import runner_of
+from mulligan.agents.providers.openai import as_items
 from mulligan.agents.runner import ToolRunner
 from mulligan.agents.tools import AnyTool, ProviderToolCall, Tool
-from mulligan.effects.session import Session
-from mulligan.history.composite import ExecutionState
-from mulligan.session.transcript import text_of
+from mulligan.effects.session import DurableSession
+from mulligan.history.checkpoint import ExecutionState
+from mulligan.session.transcript_log import text_of
 
 _VERBATIM = "openai_item"
 
 
 def tools_for(
-    session: Session | ExecutionState, tools: Iterable[AnyTool] | None = None, *, profile: str = "openai"
+    session: DurableSession | ExecutionState, tools: Iterable[AnyTool] | None = None, *, profile: str = "openai"
 ) -> list[FunctionTool]:
-    """The coding tools of a profile, or tools and functions of your own, each call a transaction of the session."""
+    """The coding tools of a profile, or your own tools and functions; each call is a transaction of the session."""
     runner = runner_of(session, tools, adapter="openai_agents", profile=profile)
     return [_function_tool(runner, tool) for tool in runner.tool_registry.values()]
 
@@ -53,27 +53,27 @@ def _function_tool(runner: ToolRunner, tool: Tool[Any, Any]) -> FunctionTool:
 
 
 class AgentsSession:
-    """The SDK's items as messages of a session: kept as they are, and readable as what they say."""
+    """The SDK's items as messages of a session. A message holds the item unchanged, and its text for other readers."""
 
     session_settings: SessionSettings | None = None
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: DurableSession) -> None:
         self.session_id: str = session.id
         self._session = session
 
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
-        """All of them, or the newest few, oldest first."""
+        """All items, or the newest `limit`, oldest first."""
         messages = await asyncio.to_thread(self._session.messages)
         items = [item for message in messages for item in _items_of(message)]
         return items if limit is None else items[max(0, len(items) - limit) :]
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
-        """Each becomes one message, at the end."""
+        """Adds each item as one message."""
         for item in items:
             await asyncio.to_thread(self._session.inject, _message_of(item))
 
     async def pop_item(self) -> TResponseInputItem | None:
-        """Take away the newest and give it back; None if there is none."""
+        """Removes and returns the newest item; None if there is none."""
         return await asyncio.to_thread(self._pop)
 
     def _pop(self) -> TResponseInputItem | None:
@@ -81,13 +81,13 @@ class AgentsSession:
         items = _items_of(messages[-1]) if messages else []
         if messages:
             self._session.truncate(len(messages) - 1)
-        # What was said elsewhere may be one message and several items, such as text and the calls that go with it.
+        # A message from another source may be several items, such as text and tool calls.
         for rest in items[:-1]:
             self._session.inject(_message_of(rest))
         return items[-1] if items else None
 
     async def clear_session(self) -> None:
-        """Begin the transcript anew. What was in it stays in the session's history."""
+        """Empties the transcript. The session's history keeps the messages."""
         await asyncio.to_thread(self._session.reset)
 
 
@@ -97,7 +97,7 @@ def _items_of(message: Mapping[str, Any]) -> list[TResponseInputItem]:
 
 
 def _message_of(item: Any) -> dict[str, Any]:
-    """An item as a message that other models and people understand too."""
+    """An item as a message that other models and people can read."""
     kind = item.get("type")
     if kind == "function_call":
         function = {"name": item["name"], "arguments": item["arguments"]}

@@ -1,4 +1,4 @@
-"""Pydantic AI: our tools for its agents.
+"""Pydantic AI: Mulligan's tools for its agents.
 
 ```python
 with mulligan.open(".") as m:
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from mulligan.agents.extras import needs_extra
+from mulligan.agents.tools import needs_extra
 
 try:
     from pydantic_ai import RunContext
@@ -20,17 +20,17 @@ try:
 except ModuleNotFoundError as error:
     raise needs_extra("The Pydantic AI adapter", "pydantic-ai", error) from error
 
-from mulligan.agents.coding import runner_of
+from mulligan.agents.coding_tools import runner_of
 from mulligan.agents.runner import ToolRunner
 from mulligan.agents.tools import AnyTool, ProviderToolCall, Tool
-from mulligan.effects.session import Session
-from mulligan.history.composite import ExecutionState
+from mulligan.effects.session import DurableSession
+from mulligan.history.checkpoint import ExecutionState
 
 
 def tools_for(
-    session: Session | ExecutionState, tools: Iterable[AnyTool] | None = None, *, profile: str = "anthropic"
+    session: DurableSession | ExecutionState, tools: Iterable[AnyTool] | None = None, *, profile: str = "anthropic"
 ) -> list[AgentTool[Any]]:
-    """The coding tools of a profile, or tools and functions of your own, each call a transaction of the session."""
+    """The coding tools of a profile, or your own tools and functions; each call is a transaction of the session."""
     runner = runner_of(session, tools, adapter="pydantic_ai", profile=profile)
     return [_agent_tool(runner, tool) for tool in runner.tool_registry.values()]
 
@@ -41,7 +41,7 @@ def _agent_tool(runner: ToolRunner, tool: Tool[Any, Any]) -> AgentTool[Any]:
         return result.message
 
     schema = dict(tool.parameters)
-    # What only reads may overlap; anything else runs alone, so that its place in history is its own.
+    # Read-only tools may overlap; others run one at a time, so that each has its own position in the history.
     sequential = not tool.read_only
     return AgentTool.from_schema(
         invoke, tool.name, tool.description, json_schema=schema, takes_ctx=True, sequential=sequential

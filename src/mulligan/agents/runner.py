@@ -1,43 +1,195 @@
-"""Running tools: each call is a transaction over everything the run's state holds.
+"""Runs tools. Each call is a transaction over the whole state of the run, for every provider.
 
-A call that fails, in whatever way, leaves the slices, resources and randomness as they were, and one entry in the log.
-A call that succeeds stands as a whole. It is the same for every provider: this is the only place that does it.
+If a call fails, the runner restores the slices, resources and randomness, and the log gets one entry. If it succeeds,
+all its changes are committed together. Read `ToolRunner` first, then `_Transaction`.
+
+Resources that are captured and restored as a whole cannot tell parallel calls apart. A `Gate` lets such calls run one
+at a time: threads and tasks wait in one queue. Calls made inside the call that holds the gate have their own queue, so
+a nested call that fails restores only what it changed itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import datetime
 from types import TracebackType
 from typing import Any
 
-from mulligan.agents.gate import Gate, Passing
 from mulligan.agents.tools import AnyTool, ProviderToolCall, Tool, ToolContext, as_result, registry_of
-from mulligan.effects.async_call import run_in_thread
-from mulligan.history.composite import CompositeSnapshot, ExecutionState, restoring_together
-from mulligan.session.known import ToolInvoked, ToolResult
-from mulligan.session.orphans import Watched, abort_orphans, watch
-from mulligan.session.resources import Births, watching_births
-from mulligan.session.snapshot import SnapshotMetadata
-from mulligan.session.state import Attempt
-from mulligan.session.types import has_json_form
+from mulligan.effects.handle import run_in_thread
+from mulligan.history.checkpoint import CompositeSnapshot, ExecutionState, restoring_together
+from mulligan.session.state.orphan_calls import WatchedBlock, abort_orphans, watch
+from mulligan.session.state.resources import CreatedResources, record_created_resources
+from mulligan.session.state.session import Attempt, SnapshotMetadata
+from mulligan.session.state.slices import ToolInvoked, ToolResult
+from mulligan.session.state.types import has_json_form
 from mulligan.store.fork_locks import shared_lock
-from mulligan.values.faults import MulliganError
-from mulligan.values.here import Holder, block_exit, holder_of
-from mulligan.values.plain import plain
-from mulligan.values.state_faults import (
+from mulligan.values.errors import (
     DeadlineExceededError,
     ExecutionStateError,
+    MulliganError,
     PromptEvaluationError,
     RestoreFailedError,
     ToolValidationError,
     VisibilityExpansionRequired,
 )
+from mulligan.values.fast_dataclass import fast_dataclass
+from mulligan.values.scoped_var import Holder, ScopedVar, block_exit, holder_of
+
+_POLL_S = 0.2
+
+
+class Gate:
+    """Lets one call at a time pass. `root` is the gate of the whole state; each call has a gate for nested calls."""
+
+    def __init__(self, root: Gate | None = None) -> None:
+        self.root: Gate = root or self
+        self.holder: Passage | None = None
+        self._lock = shared_lock()
+        self._waiting: deque[Passage] = deque()
+
+    def passed(self) -> Passing:
+        """A block, for `with` or `async with`, in which no other call at the same level runs."""
+        return Passing(self._here())
+
+    def _here(self) -> Gate:
+        return next((gate for gate in _inside.all() if gate.root is self), self)
+
+    def queue(self, passage: Passage) -> None:
+        """Joins the queue; if the gate is free, the first in the queue gets it."""
+        with self._lock:
+            self._waiting.append(passage)
+            if self.holder is None:
+                self.holder = self._waiting[0]
+
+    def leave(self, passage: Passage) -> None:
+        """Leaves the queue or the gate, and wakes the next call. May be called any number of times."""
+        with self._lock:
+            if passage in self._waiting:
+                self._waiting.remove(passage)
+            if self.holder is passage or self.holder is None:
+                self.holder = self._waiting[0] if self._waiting else None
+            following = self.holder
+        if following is not None and following is not passage:
+            following.wake()
+
+
+_inside: ScopedVar[Gate] = ScopedVar("mulligan_gates")
+"""The gates for calls nested in the call that runs in this context."""
+
+
+class Passage:
+    """One call in the queue of a gate."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.watched: WatchedBlock | None = None
+        self.loop = _loop_here()
+        self.thread = threading.get_ident()
+        self._gate = gate
+        self._free = threading.Event()
+        self._is_free_on_loop = asyncio.Event()
+        self._block = _inside.block(Gate(gate.root))
+
+    def enter(self, holder: Holder | None) -> None:
+        """Waits as a thread. Raises if the call ahead runs on this thread's event loop, which cannot go on then."""
+        self.loop = None
+        self._gate.queue(self)
+        while self._gate.holder is not self:
+            self._check_can_end()
+            self._free.wait(_POLL_S)
+            abort_orphans()
+        self._block.enter(holder)
+
+    def _check_can_end(self) -> None:
+        ahead = self._gate.holder
+        if ahead is None or ahead is self:
+            return
+        if ahead.loop is not None and ahead.loop is _loop_here():
+            words = "Another tool call of this run is in progress on this event loop; await it first."
+            raise ExecutionStateError(words)
+
+    async def aenter(self, holder: Holder | None) -> None:
+        """Waits as a task, and regularly aborts interrupted calls that still hold the gate."""
+        self._gate.queue(self)
+        while self._gate.holder is not self:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_POLL_S):
+                    await self._is_free_on_loop.wait()
+            abort_orphans()
+        self._block.enter(holder)
+
+    def wake(self) -> None:
+        self._free.set()
+        if self.loop is not None:
+            # A closed loop has no waiting tasks.
+            with suppress(RuntimeError):
+                self.loop.call_soon_threadsafe(self._is_free_on_loop.set)
+
+    def leave(self) -> None:
+        """Leaves the gate. May be called any number of times."""
+        self._block.end()
+        self._gate.leave(self)
+        if self.watched is not None:
+            self.watched.forget()
+
+    def abort_orphan(self) -> None:
+        self.leave()
+
+
+class Passing:
+    """The `with` block of a call that passes a gate."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.exit_held: Holder | None = None
+        self._passage = Passage(gate)
+
+    def __enter__(self) -> None:
+        passage, inside = self._passage, False
+        passage.watched = watch(self, passage)
+        try:
+            passage.enter(holder_of(self))
+            inside = True
+        finally:
+            if not inside:
+                passage.leave()
+
+    @block_exit
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._passage.leave()
+
+    async def __aenter__(self) -> None:
+        passage, inside = self._passage, False
+        holder = holder_of(self)
+        passage.watched = watch(self, passage)
+        try:
+            await passage.aenter(holder)
+            inside = True
+        finally:
+            if not inside:
+                passage.leave()
+
+    @block_exit
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._passage.leave()
+
+
+def _loop_here() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
 
 RENDERED_CHARACTERS = 1000
 LOGGED_CHARACTERS = 4000
@@ -46,7 +198,7 @@ _making_gates = shared_lock()
 
 @dataclass(slots=True)
 class ToolExecutionOutcome:
-    """What a tool call has come to so far."""
+    """The tool, parameters, result and error of a call, as far as they are known."""
 
     result: ToolResult[Any] | None = None
     tool: Tool[Any, Any] | None = None
@@ -55,9 +207,9 @@ class ToolExecutionOutcome:
 
 
 class _Transaction:
-    """One tool call around a state. Entered before the handler runs; left, it commits or puts back, and logs.
+    """One tool call as a `with` block around the handler. Leaving it commits or restores the state, and logs.
 
-    An ordinary exception ends here and becomes a failed result; what must be seen by others is raised again.
+    An ordinary exception becomes a failed result; one that the caller must see is raised again.
     """
 
     def __init__(self, state: ExecutionState, call: ProviderToolCall, context: ToolContext) -> None:
@@ -79,7 +231,7 @@ class _Transaction:
         return self.outcome
 
     def stop(self) -> None:
-        """Whatever command the handler is waiting for ends now."""
+        """Kills the command that the handler waits for."""
         self._ending.stop()
 
     @property
@@ -96,7 +248,7 @@ class _Transaction:
         return self.leave(error)
 
     def leave(self, error: BaseException | None) -> bool:
-        """Whether the exception ends here."""
+        """Commits or restores. True: the exception is handled and must not be raised again."""
         ended = False
         try:
             found = self._finished(error)
@@ -105,14 +257,14 @@ class _Transaction:
             if not ended:
                 self._ending.give_up()
         if _is_deadline(found):
-            words = f"{self._call.name} ran past the deadline; nothing of it was kept."
+            words = f"{self._call.name} ran past the deadline; its changes were rolled back."
             raise PromptEvaluationError(words, prompt_name=self._context.prompt_name, phase="tool") from found
         if found is not None and error is None and _is_for_others(found):
             raise found
         return error is not None and not _is_for_others(error)
 
     def _finished(self, error: BaseException | None) -> BaseException | None:
-        """What the call failed with, or None."""
+        """Ends the call; returns the error it failed with, or None."""
         outcome, found = self.outcome, error
         if error is None and (outcome.result is None or outcome.result.success):
             found = self._ending.take_value()
@@ -127,18 +279,18 @@ class _Transaction:
 
 
 class _Ending:
-    """What a tool call began from, and how it ends. Every step may be asked for again after an interrupt."""
+    """The state at the beginning of a tool call, and the steps that end it. After an interrupt a step may run again."""
 
     def __init__(
         self, state: ExecutionState, call: ProviderToolCall, context: ToolContext, outcome: ToolExecutionOutcome
     ) -> None:
-        self.watched: Watched | None = None
+        self.watched: WatchedBlock | None = None
         self._state = state
         self._call = call
         self._context = context
         self._outcome = outcome
-        self._births = Births()
-        self._births_block = watching_births(self._births)
+        self._created = CreatedResources()
+        self._births_block = record_created_resources(self._created)
         self._attempt: Attempt | None = None
         self._entry: ToolInvoked | None = None
 
@@ -158,15 +310,15 @@ class _Ending:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is committed, or nothing of it is left; or it never began."""
+        """Whether the call is committed or rolled back, or never began."""
         return self._attempt is None or self._attempt.is_over
 
     # Success.
 
     def take_value(self) -> Exception | None:
-        """A value that is a dataclass is an event of its own: it goes to the slice of its type.
+        """Dispatches a result value that is a dataclass to the slice of its type.
 
-        What is wrong, if something is that the tool has to answer for: a reducer refused, or it cannot be stored.
+        Returns the error if a reducer refuses the value or the store cannot hold it: then the tool has failed.
         """
         value = getattr(self._outcome.result, "value", None)
         session = self._state.session
@@ -181,13 +333,13 @@ class _Ending:
         return None
 
     def commit(self) -> None:
-        """The entry that says so is a part of what is committed: without the commit, the log does not claim success."""
+        """Commits. The log entry is part of the commit, so the log never claims a success that was not committed."""
         attempt = self._begun
         self._log(self._outcome.result or ToolResult(""))
         try:
             attempt.__exit__(None, None, None)
         finally:
-            # Whatever a listener raises, the call has been committed then.
+            # A listener may raise after the commit.
             if attempt.is_committed:
                 attempt.finish()
                 self._record(post=True)
@@ -201,14 +353,14 @@ class _Ending:
     # Failure.
 
     def abort(self, error: BaseException | None) -> None:
-        """Resources first: if they cannot all be put back, nothing is, and the call stands as the handler left it."""
+        """Rolls back, resources first: if they cannot all be restored, none is, and the handler's changes are kept."""
         try:
             self._restore_resources()
         except (MulliganError, OSError) as stuck:
             self._leave(keep=True)
-            words = f"{self._message()}; and then the state could not be put back: {stuck}"
+            words = f"{self._message()}; and then the state could not be restored: {stuck}"
             if error is not None and not isinstance(error, Exception):
-                # Who is interrupted or cancelled must learn of that first.
+                # An interrupt or a cancellation must reach the caller as such.
                 error.add_note(words)
                 return
             raise RestoreFailedError(words, tool_error=self._message()) from (error or stuck)
@@ -216,7 +368,7 @@ class _Ending:
         self._record(post=False)
 
     def give_up(self) -> None:
-        """An interrupt came while the call began or ended, or its commit was refused."""
+        """Ends a call that was interrupted while it began or ended, or whose commit was refused."""
         attempt = self._attempt
         if attempt is not None:
             attempt.resolve()
@@ -238,7 +390,7 @@ class _Ending:
 
     def _leave(self, *, keep: bool) -> None:
         result = self._outcome.result or ToolResult("", success=False)
-        # What a failed call gave is no state; the log tells only what it said.
+        # The value of a failed call never enters a slice; the log has only its message.
         self._log(replace(result, value=None, success=False))
         if not keep:
             error = self._outcome.error
@@ -257,7 +409,7 @@ class _Ending:
         if self._is_read_only:
             return
         with restoring_together(state.captured_whole(), self._pre.resources):
-            for lazy, made, first in reversed(self._births.born):
+            for lazy, made, first in reversed(self._created.created):
                 if first is not None:
                     made.restore(first)
                 lazy.forget()
@@ -272,7 +424,7 @@ class _Ending:
     # The record.
 
     def _log(self, result: ToolResult[Any]) -> None:
-        """In the changes of this very call, also if it is aborted from another thread."""
+        """Adds the log entry to this call's changes, even if another thread aborts the call."""
         self._entry = ToolInvoked(
             name=self._call.name,
             params={name: _cut(value) for name, value in self._outcome.params.items()},
@@ -298,7 +450,7 @@ class _Ending:
 
 
 def _for_log(result: ToolResult[Any]) -> ToolResult[Any]:
-    """Logs only grow, and are read whole: so long texts are cut, and a value that cannot be stored is left out."""
+    """The result for the log. A log only grows and is read as a whole, so long texts are cut."""
     value = _cut(result.value) if has_json_form(result.value) else None
     return ToolResult(_cut(result.message), value, result.success)
 
@@ -310,12 +462,12 @@ def _cut(value: Any) -> Any:
 
 
 def _is_deadline(error: BaseException | None) -> bool:
-    """A tool that found that time is over."""
+    """Whether the tool ran past the deadline."""
     return isinstance(error, MulliganError) and error.code == "deadline_exceeded"
 
 
 def _is_for_others(error: BaseException) -> bool:
-    """What is not the tool's to answer for: retries, broken state, and the end of the process or task."""
+    """Whether the caller must see the error: a retry, a broken state, the end of the process or task."""
     passed_on = VisibilityExpansionRequired | PromptEvaluationError | RestoreFailedError
     return not isinstance(error, Exception) or isinstance(error, passed_on)
 
@@ -327,8 +479,8 @@ def _as_failure(tool: str, error: BaseException) -> ToolResult[Any]:
 
 
 class tool_execution:
-    """A tool call as a block. If the context knows the tool, it has run when the block begins and the outcome has its
-    result; else the block does the work and sets `outcome.result`. Leaving the block commits or puts everything back:
+    """A tool call as a `with` block. If the context has the tool, it runs before the block begins, and the outcome has
+    its result; otherwise the block does the work and sets `outcome.result`. Leaving the block commits or rolls back:
 
         with tool_execution(context=context, tool_call=call, execution_state=state) as outcome:
             outcome.result = ToolResult("done")
@@ -359,7 +511,7 @@ class tool_execution:
         return outcome
 
     def _run(self, outcome: ToolExecutionOutcome) -> None:
-        """The handler's own failure ends the transaction at once; its success leaves it open for the block."""
+        """Runs the handler. A failure ends the transaction at once; a success leaves it open for the block."""
         self._is_over = True
         with _Leaving(self._ending.transaction) as leaving:
             outcome.result = _run_here(_prepared(outcome, self._call, self._context))
@@ -376,10 +528,10 @@ class tool_execution:
 
 
 class _BlockEnding:
-    """How a tool call as a block ends: the transaction, then the gate."""
+    """Ends `tool_execution`: first the transaction, then the gate."""
 
     def __init__(self, passing: Passing | nullcontext[None], transaction: _Transaction) -> None:
-        self.watched: Watched | None = None
+        self.watched: WatchedBlock | None = None
         self.transaction = transaction
         self._passing = passing
 
@@ -388,7 +540,7 @@ class _BlockEnding:
         return self.transaction.__enter__()
 
     def forget_if_over(self) -> None:
-        """If it is not, because an interrupt came, it is aborted before the next call."""
+        """Leaves the gate if the transaction has ended. After an interrupt, the next call aborts it instead."""
         if self.transaction.is_over:
             self.transaction.abort_orphan()
             self._passing.__exit__(None, None, None)
@@ -402,7 +554,7 @@ class _BlockEnding:
 
 
 class _Leaving:
-    """Leaves a transaction, if that is needed, as its own block would."""
+    """Leaves a transaction if `is_needed`, like its own block."""
 
     def __init__(self, transaction: _Transaction) -> None:
         self.is_needed = True
@@ -419,8 +571,10 @@ class _Leaving:
 
 @dataclass(slots=True, init=False)
 class ToolRunner:
-    """Runs the tools of a registry on one state, each call as a transaction. Safe to use from many threads and tasks:
-    calls whose resources are captured whole wait for each other, unless the tool is read-only."""
+    """Runs the tools of a registry on one state, each call as a transaction.
+
+    Thread-safe and task-safe: calls wait for each other if a resource is captured as a whole, except read-only tools.
+    """
 
     execution_state: ExecutionState
     tool_registry: Mapping[str, Tool[Any, Any]]
@@ -434,37 +588,37 @@ class ToolRunner:
         prompt_name: str = "",
         adapter: str = "",
     ) -> None:
-        """Tools by name, or in a list. A plain function becomes a tool, as `tool` makes one."""
+        """`tool_registry` is a mapping or a list. A plain function becomes a tool, as with `tool`."""
         self.execution_state = execution_state
         self.tool_registry = registry_of(tool_registry)
         self.prompt_name = prompt_name
         self.adapter = adapter
 
     def execute(self, tool_call: ProviderToolCall, *, context: ToolContext | None = None) -> ToolResult[Any]:
-        """The tool's result; a failed one if it raised. Async handlers are run to their end.
+        """The tool's result; a failed one if the handler raised. An async handler runs to its end.
 
-        Raises VisibilityExpansionRequired, PromptEvaluationError for a deadline, RestoreFailedError, and whatever ends
-        the process; in each case nothing of the call is left.
+        Raises VisibilityExpansionRequired, PromptEvaluationError for a deadline, RestoreFailedError, and what ends the
+        process; in each case the call is rolled back.
         """
         abort_orphans()
-        told = self._context(tool_call, context)
-        with _passing(told, tool_call):
-            transaction = _Transaction(self.execution_state, tool_call, told)
+        tool_context = self._context(tool_call, context)
+        with _passing(tool_context, tool_call):
+            transaction = _Transaction(self.execution_state, tool_call, tool_context)
             with transaction as outcome:
-                outcome.result = _run_here(_prepared(outcome, tool_call, told))
+                outcome.result = _run_here(_prepared(outcome, tool_call, tool_context))
             return transaction.outcome.result or ToolResult("")
 
     async def aexecute(self, tool_call: ProviderToolCall, *, context: ToolContext | None = None) -> ToolResult[Any]:
-        """The same for an event loop: sync handlers run in a worker thread. Cancelling it aborts the call.
+        """`execute` for an event loop: sync handlers run in a worker thread. Cancelling it aborts the call.
 
-        A thread cannot be stopped, so who cancels waits for the handler; but the commands that it runs are killed.
+        Python cannot stop a thread, so a cancelled call waits for its handler; Mulligan kills the handler's commands.
         """
         abort_orphans()
-        told = self._context(tool_call, context)
-        async with _passing(told, tool_call):
-            transaction = _Transaction(self.execution_state, tool_call, told)
+        tool_context = self._context(tool_call, context)
+        async with _passing(tool_context, tool_call):
+            transaction = _Transaction(self.execution_state, tool_call, tool_context)
             with transaction as outcome:
-                outcome.result = await _run_async(_prepared(outcome, tool_call, told), transaction.stop)
+                outcome.result = await _run_async(_prepared(outcome, tool_call, tool_context), transaction.stop)
             return transaction.outcome.result or ToolResult("")
 
     def _context(self, call: ProviderToolCall, context: ToolContext | None) -> ToolContext:
@@ -479,7 +633,7 @@ class ToolRunner:
         )
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class _Prepared:
     tool: Tool[Any, Any]
     call: Callable[[], Any]
@@ -487,7 +641,7 @@ class _Prepared:
 
 
 def _prepared(outcome: ToolExecutionOutcome, call: ProviderToolCall, context: ToolContext) -> _Prepared:
-    """Find the tool, read its arguments, look at the clock."""
+    """Finds the tool, parses its arguments, checks the deadline."""
     tool = outcome.tool = context.tools.get(call.name)
     if tool is None:
         raise ToolValidationError(f"There is no tool {call.name!r}; there are {sorted(context.tools)}.")
@@ -505,18 +659,10 @@ def _run_here(prepared: _Prepared) -> ToolResult[Any]:
 
 
 def _to_its_end(coroutine: Any) -> Any:
-    """Run a coroutine from sync code; from inside an event loop, on a loop of its own in another thread."""
-    if _is_loop_running():
+    """Runs a coroutine from sync code; inside a running event loop, on another loop in another thread."""
+    if _loop_here() is not None:
         return _in_thread(copy_context(), lambda: asyncio.run(coroutine))
     return asyncio.run(coroutine)
-
-
-def _is_loop_running() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _in_thread(context: Any, act: Callable[[], Any]) -> Any:
@@ -538,7 +684,7 @@ async def _run_async(prepared: _Prepared, stop: Callable[[], None]) -> ToolResul
 
 
 async def _awaited(given: Any, context: ToolContext) -> Any:
-    """With the deadline as a limit, so that a handler that only waits is cut short."""
+    """Awaits with the deadline as a limit, so that a handler that only waits is stopped."""
     left_s = None if context.deadline is None else (context.deadline - context.clock.now()).total_seconds()
     try:
         async with asyncio.timeout(left_s) as limit:
@@ -546,7 +692,7 @@ async def _awaited(given: Any, context: ToolContext) -> Any:
     except TimeoutError:
         if not limit.expired():
             raise
-        raise DeadlineExceededError("The deadline passed while the tool was at work.") from None
+        raise DeadlineExceededError("The deadline passed while the tool ran.") from None
 
 
 def _in_time(result: ToolResult[Any], context: ToolContext) -> ToolResult[Any]:
@@ -562,7 +708,7 @@ def _gate_of(state: ExecutionState) -> Gate:
 
 
 def _needs_gate(context: ToolContext, call: ProviderToolCall) -> bool:
-    """Where nothing is captured whole, calls cannot harm each other; nor can one that only reads."""
+    """A call needs the gate if a resource is captured as a whole and the tool may change it."""
     tool = context.tools.get(call.name)
     return bool(context.execution_state.captured_whole()) and not (tool is not None and tool.read_only)
 

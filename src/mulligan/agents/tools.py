@@ -1,4 +1,4 @@
-"""Tools: a name, words for the model, and a function. What the function takes is read from its signature."""
+"""Tools: a name, a description for the model, and a function whose signature gives the parameters."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from functools import cached_property
 from random import Random
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast, get_type_hints, overload
 
-from mulligan.history.composite import ExecutionState
-from mulligan.session.known import ToolResult
-from mulligan.session.resources import ResourceRegistry
-from mulligan.session.state import Session
+from mulligan.files.filesystems import Filesystem
+from mulligan.history.checkpoint import ExecutionState
+from mulligan.session.state.resources import ResourceRegistry
+from mulligan.session.state.session import Session
+from mulligan.session.state.slices import ToolResult
 from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import Clock
-from mulligan.values.faults import MulliganError
-from mulligan.values.state_faults import DeadlineExceededError, ExecutionStateError, ToolValidationError
-from mulligan.workspace.filesystem import Filesystem
+from mulligan.values.errors import DeadlineExceededError, ExecutionStateError, MulliganError, ToolValidationError
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -36,7 +35,7 @@ _ANYTHING: Mapping[str, Any] = {"type": "object", "additionalProperties": True}
 
 @dataclass(slots=True, frozen=True)
 class ProviderToolCall:
-    """A model's wish. `arguments` are JSON text, as providers send them, or already an object."""
+    """A tool call that a model asks for. `arguments` are JSON text, as providers send them, or an object."""
 
     id: str
     name: str
@@ -48,7 +47,7 @@ class ProviderToolCall:
         return self.arguments if isinstance(self.arguments, str) else encode(dict(self.arguments)).decode("utf-8")
 
     def parsed(self) -> dict[str, Any]:
-        """Raises ToolValidationError for arguments that are no JSON object."""
+        """The arguments as an object. Raises ToolValidationError for anything else."""
         if not isinstance(self.arguments, str):
             return dict(self.arguments)
         try:
@@ -62,7 +61,7 @@ class ProviderToolCall:
 
 @dataclass(slots=True, frozen=True)
 class ToolContext:
-    """What a handler is told of where it runs."""
+    """What a handler can know about its run: the state, the call, the deadline, the other tools."""
 
     execution_state: ExecutionState
     tool_call_id: str = ""
@@ -73,17 +72,17 @@ class ToolContext:
 
     @property
     def session(self) -> Session:
-        """The session the call belongs to, with its slices."""
+        """The session of the call, with its slices."""
         return self.execution_state.session
 
     @property
     def resources(self) -> ResourceRegistry:
-        """What else takes part in the run, by type."""
+        """The resources of the run, by type."""
         return self.execution_state.resources
 
     @property
     def filesystem(self) -> Filesystem:
-        """The run's files. Raises ExecutionStateError for a run that was given none."""
+        """The run's file system. Raises ExecutionStateError if the run has none."""
         found = self.execution_state.resources.get(Filesystem)
         if found is None:
             raise ExecutionStateError("This run has no file system; give it one as a resource, under Filesystem.")
@@ -91,26 +90,26 @@ class ToolContext:
 
     @property
     def clock(self) -> Clock:
-        """The time of the run; take it from here, and a replay can repeat it."""
+        """The clock of the run; a handler that uses it can be replayed."""
         return self.execution_state.clock
 
     @property
     def rng(self) -> Random | None:
-        """The randomness of the run, which goes back with a failed call; None if it was given none."""
+        """The random generator of the run, which a failed call restores; None if the run has none."""
         return self.execution_state.rng
 
     def check_deadline(self) -> None:
-        """Raises DeadlineExceededError once the time is over; long handlers may ask now and then."""
+        """Raises DeadlineExceededError after the deadline; long handlers may call it now and then."""
         if self.deadline is not None and self.clock.now() >= self.deadline:
             raise DeadlineExceededError(f"The deadline {self.deadline.isoformat()} has passed.")
 
 
 @dataclass(frozen=True)
 class Tool(Generic[ParamsT, ResultT]):
-    """`handler(params, *, context)`, sync or async; or one that takes its arguments by name, or nothing at all.
+    """A tool. `handler` is sync or async and takes `(params, *, context)`, keyword arguments, or nothing.
 
-    `params` is the dataclass or pydantic model of its arguments, if the handler's own annotations do not say. A
-    `read_only` tool promises to change nothing, so several may run side by side.
+    `params` is the dataclass or pydantic model of the arguments, if the handler has no annotations. A `read_only` tool
+    promises to change nothing, so several may run in parallel.
     """
 
     name: str
@@ -131,15 +130,15 @@ class Tool(Generic[ParamsT, ResultT]):
 
     @property
     def is_async(self) -> bool:
-        """Whether its handler is to be awaited."""
+        """Whether the handler is a coroutine function."""
         return inspect.iscoroutinefunction(_function(self.handler))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The function itself, without a transaction: for tests, and for other tools that are made of it."""
+        """Calls the handler without a transaction, for tests and for other tools."""
         return self.handler(*args, **kwargs)
 
     def bound(self, arguments: Mapping[str, Any], context: ToolContext) -> Callable[[], Any]:
-        """The handler, ready to be called. Raises ToolValidationError for arguments it does not take."""
+        """The handler with its arguments bound. Raises ToolValidationError for arguments that do not fit."""
         positional, named = self._shape.bind(self.name, arguments, context)
         return lambda: self.handler(*positional, **named)
 
@@ -158,11 +157,11 @@ def tool(
     description: str | None = None,
     read_only: bool = False,
 ) -> Tool[Any, Any] | Callable[[Handler], Tool[Any, Any]]:
-    """A function as a tool: its name, its docstring as words for the model, its annotations as the arguments.
+    """Makes a tool from a function: its name, its docstring as the description, its annotations as the parameters.
 
-    `Annotated[str, Field(description=…)]` says more about an argument. A parameter that is annotated as ToolContext or
-    ExecutionState is not the model's to give: the runner fills it in. Raises ToolValidationError for a name that
-    providers would not take.
+    `Annotated[str, Field(description=…)]` describes a parameter. The runner fills in parameters that are annotated as
+    ToolContext or ExecutionState; the model does not see them. Raises ToolValidationError for a name that providers
+    refuse.
     """
 
     def made(handler: Handler) -> Tool[Any, Any]:
@@ -170,7 +169,7 @@ def tool(
             raise ToolValidationError(f"A tool is made from a function; {handler!r} cannot be called.")
         called = name or str(getattr(handler, "__name__", ""))
         if not _NAME.fullmatch(called):
-            words = f"{called or handler!r} is no name for a tool; give one of letters, digits, - and _, at most 64."
+            words = f"{called or handler!r} is not a valid tool name; use at most 64 letters, digits, - and _."
             raise ToolValidationError(words)
         return Tool(called, description or inspect.getdoc(_function(handler)) or "", handler, read_only=read_only)
 
@@ -181,12 +180,12 @@ AnyTool: TypeAlias = Tool[Any, Any] | Handler
 
 
 def as_tool(given: AnyTool) -> Tool[Any, Any]:
-    """A bare function is a tool by its own name and docstring."""
+    """The tool itself, or a tool made from a function."""
     return given if isinstance(given, Tool) else tool(given)
 
 
 def by_name(tools: Iterable[Tool[Any, Any]]) -> dict[str, Tool[Any, Any]]:
-    """Raises ToolValidationError for a name that two of them have: a model could not say which it means."""
+    """The tools as a mapping. Raises ToolValidationError if two have the same name."""
     found: dict[str, Tool[Any, Any]] = {}
     for tool in tools:
         if tool.name in found:
@@ -196,9 +195,9 @@ def by_name(tools: Iterable[Tool[Any, Any]]) -> dict[str, Tool[Any, Any]]:
 
 
 def registry_of(tools: Mapping[str, AnyTool] | Iterable[AnyTool]) -> Mapping[str, Tool[Any, Any]]:
-    """Tools by name. A plain function becomes a tool under its key, or, where there are no keys, under its own name.
+    """Tools as a mapping. A plain function becomes a tool with its key as name, or with its own name.
 
-    A mapping of nothing but tools is used itself, so that its owner can add to it later.
+    A mapping that holds only tools is used as it is, so that its owner can add tools later.
     """
     if not isinstance(tools, Mapping):
         return by_name(as_tool(one) for one in tools)
@@ -208,7 +207,7 @@ def registry_of(tools: Mapping[str, AnyTool] | Iterable[AnyTool]) -> Mapping[str
 
 
 def as_result(value: object) -> ToolResult[Any]:
-    """What a handler gave, as a result: whatever is none is a success and speaks for itself."""
+    """A handler's return value as a result: any value that is not a ToolResult is a success."""
     if isinstance(value, ToolResult):
         return value
     return ToolResult("" if value is None else str(value), value)
@@ -216,7 +215,7 @@ def as_result(value: object) -> ToolResult[Any]:
 
 @dataclass(frozen=True)
 class _Shape:
-    """How a handler wants to be called: `whole` is the parameter that takes all arguments, `named` those by name."""
+    """The signature of a handler: `whole` is the one parameter that takes all arguments, `named` are the others."""
 
     context: tuple[inspect.Parameter, ...]
     state: tuple[inspect.Parameter, ...]
@@ -258,7 +257,7 @@ class _Shape:
         }
 
     def _properties(self) -> tuple[dict[str, Any], Mapping[str, Any]]:
-        """One schema for each argument, and beside them the types that they share."""
+        """One schema for each argument, and the type definitions that they share."""
         from pydantic import TypeAdapter
 
         adapters = {name: _adapter(self.hints.get(name)) for name in self.named}
@@ -297,14 +296,14 @@ def _shape_of(handler: Handler, params: type[Any] | None) -> _Shape:
 
 
 def _takes_whole(parameter: inspect.Parameter, hint: Any, params: type[Any] | None) -> bool:
-    """Whether the only parameter of a handler is all arguments together, or one of them."""
+    """Whether the only parameter of a handler takes all arguments together, rather than one argument."""
     if params is not None or parameter.name in ("params", "arguments", "args", "_", "input"):
         return True
     return is_dataclass(hint) or hasattr(hint, "model_validate") or getattr(hint, "__origin__", hint) in (dict, Mapping)
 
 
 def _function(handler: Handler) -> Any:
-    """Of an object that can be called, what calls it."""
+    """The handler, or the `__call__` of a callable object."""
     return handler if inspect.isroutine(handler) else type(handler).__call__
 
 
@@ -313,7 +312,7 @@ def _hints_of(handler: Handler) -> Mapping[str, Any]:
     try:
         return get_type_hints(function, include_extras=True)
     except (NameError, TypeError, AttributeError):
-        # Names that only exist inside a function, or for type checkers: then the words themselves have to do.
+        # A name that exists only inside a function or for type checkers: keep the annotation as text.
         return dict(getattr(function, "__annotations__", {}))
 
 
@@ -322,7 +321,7 @@ def _is(hint: Any, kind: type[Any]) -> bool:
 
 
 def _adapter(kind: Any) -> TypeAdapter[Any] | None:
-    """None for a type that says nothing, or that pydantic cannot make sense of."""
+    """None for `Any`, and for a type that pydantic does not support."""
     if kind is None or kind is Any or isinstance(kind, str):
         return None
     from pydantic import TypeAdapter
@@ -335,9 +334,9 @@ def _adapter(kind: Any) -> TypeAdapter[Any] | None:
 
 
 def _parsed(tool: str, kind: Any, value: Any, *argument: str) -> Any:
-    """Strictly as annotated, but for what JSON cannot say otherwise: a list for a tuple, text for a date.
+    """The value, validated strictly, except that JSON has no tuples and dates: a list and a text will do.
 
-    `argument` is the one whose value it is, if it is not all of them.
+    `argument` is the name of the argument, if the value is one of several.
     """
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
         _check_fields(tool, kind, value)
@@ -361,3 +360,8 @@ def _check_fields(tool: str, kind: type[Any], given: Mapping[str, Any]) -> None:
     missing = sorted(set(needed) - given.keys())
     if unknown or missing:
         raise ToolValidationError(f"{tool} takes {sorted(known)}; unknown: {unknown}, missing: {missing}.")
+
+
+def needs_extra(adapter: str, extra: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
+    """The error of an adapter whose framework is not installed. It names the extra to install."""
+    return ModuleNotFoundError(f"{adapter} needs {error.name}: pip install 'mulligan[{extra}]'.", name=error.name)

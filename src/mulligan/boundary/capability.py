@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Literal, TypeVar
 
-from mulligan.values.faults import fault
-from mulligan.values.plain import plain
+from mulligan.values.errors import fault
+from mulligan.values.fast_dataclass import fast_dataclass
 
 _T = TypeVar("_T")
 
@@ -17,11 +17,11 @@ FollowSymlinks = Literal["deny", "within_root_only", "allow"]
 FS_OPS: tuple[FsOp, ...] = ("read", "write", "edit", "patch", "search", "list", "stat", "exec")
 FOLLOW: tuple[FollowSymlinks, ...] = ("deny", "within_root_only", "allow")
 PATCH_FORMATS = ("v4a", "unified")
+# The largest number a record can hold.
 COUNT_MAX = 2**63 - 1
-"""The largest number a record can hold."""
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Capability:
     allowed_fs_ops: tuple[FsOp, ...] | None = None
     fs_roots: tuple[str, ...] | None = None
@@ -39,7 +39,7 @@ class Capability:
     follow_symlinks: FollowSymlinks = "within_root_only"
 
     def to_json(self) -> dict[str, Any]:
-        """Only what limits."""
+        """The fields that set a limit."""
         found: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -52,7 +52,7 @@ UNLIMITED = Capability()
 
 
 def both(one: Capability, other: Capability) -> Capability:
-    """What both allow, but for `fs_roots`: those are names only a boundary can compare."""
+    """What both capabilities allow. `fs_roots` are left out: only a boundary can compare these paths."""
     limits: dict[str, Any] = {
         field.name: _smaller(getattr(one, field.name), getattr(other, field.name))
         for field in fields(Capability)
@@ -78,7 +78,7 @@ def _common(one: tuple[_T, ...] | None, other: tuple[_T, ...] | None) -> tuple[_
 
 
 def parse_capability(body: object) -> Capability:
-    """The one parser. An unknown field or a value of the wrong kind is `invalid_params`, never a silent pass."""
+    """Parse a capability. An unknown field or a value of the wrong type raises `invalid_params`."""
     if not isinstance(body, Mapping):
         raise fault("invalid_params", "A capability is a JSON object.")
     unknown = sorted(set(body) - set(_READERS))

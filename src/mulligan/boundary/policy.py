@@ -1,4 +1,7 @@
-"""Policies: rules that narrow a capability further. The last rule that matches decides; none matching allows."""
+"""Policies: rules that narrow a capability.
+
+The last rule that matches decides; if no rule matches, the path is allowed.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,20 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from mulligan.boundary.capability import FS_OPS
-from mulligan.values.faults import fault
+from mulligan.values.errors import fault
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.globs import GlobError, parse_glob
-from mulligan.values.plain import plain
 
+# Maps the spellings of a name that a file system treats as equal to one spelling.
 Fold = Callable[[str], str]
-"""What makes two spellings of one name equal, where a file system takes them for one."""
 
 
-@plain(slots=True, frozen=True)
-class Rule:
-    """`ops` and `paths` None match everything. `output` "blob" keeps matching content out of inline answers."""
+@fast_dataclass(slots=True, frozen=True)
+class PolicyRule:
+    """A rule for some operations on some paths; None for `ops` or `paths` matches all of them.
+
+    `output` "blob" means that matching content is answered as a blob and never inline.
+    """
 
     verdict: Literal["allow", "deny"]
     ops: tuple[str, ...] | None = None
@@ -37,9 +43,9 @@ def _matches(pattern: str, names: Sequence[str]) -> bool:
 
 @lru_cache(maxsize=512)
 def _matcher(pattern: str) -> Callable[[str], bool]:
-    """A pattern matches the paths it describes, and everything below a directory it describes.
+    """A function that tells whether the pattern matches a path, or a directory above it.
 
-    One that begins with a slash is anchored at the root of the workspace or that of the file system, as it happens.
+    A pattern that begins with a slash may be anchored at the root of the workspace or at the root of the file system.
     """
     bare = _bare(pattern)
     if not bare:
@@ -57,14 +63,14 @@ def _bare(pattern: str) -> str:
     return "/".join(name for name in pattern.split("/") if name not in ("", "."))
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Policy:
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[PolicyRule, ...] = ()
 
-    def decide(self, op: str, *names: str, fold: Fold = str) -> Rule | None:
-        """The rule that decides, or None when no rule speaks of this path.
+    def decide(self, op: str, *names: str, fold: Fold = str) -> PolicyRule | None:
+        """The rule that decides, or None if no rule matches this path.
 
-        `names` are what it is called below the root and from the top of the file system, both already folded.
+        `names` are the path relative to the root and the absolute path, both already folded.
         """
         return next((rule for rule in reversed(self.rules) if rule.matches(op, names, fold)), None)
 
@@ -72,7 +78,7 @@ class Policy:
         return [_rule_to_json(rule) for rule in self.rules]
 
 
-def _rule_to_json(rule: Rule) -> dict[str, Any]:
+def _rule_to_json(rule: PolicyRule) -> dict[str, Any]:
     body = {"verdict": rule.verdict, "ops": rule.ops, "paths": rule.paths, "output": rule.output}
     return {
         name: list(value) if isinstance(value, tuple) else value for name, value in body.items() if value is not None
@@ -83,13 +89,13 @@ NO_POLICY = Policy()
 
 
 def parse_policy(body: object) -> Policy:
-    """The one parser. Raises `invalid_params`."""
+    """Parse a policy. Raises `invalid_params`."""
     if not isinstance(body, Sequence) or isinstance(body, str | bytes):
         raise fault("invalid_params", "A policy is a list of rules.")
     return Policy(tuple(_rule(one) for one in body))
 
 
-def _rule(body: object) -> Rule:
+def _rule(body: object) -> PolicyRule:
     if not isinstance(body, Mapping) or set(body) - {"ops", "paths", "verdict", "output"}:
         raise fault("invalid_params", "A rule has the fields ops, paths, verdict and output.")
     verdict, output = body.get("verdict"), body.get("output")
@@ -103,7 +109,7 @@ def _rule(body: object) -> Rule:
             raise fault("invalid_params", f"There is no operation {op!r}.")
     for pattern in paths or ():
         _check_pattern(pattern)
-    return Rule(verdict, ops, paths, output)
+    return PolicyRule(verdict, ops, paths, output)
 
 
 def _strings(body: Mapping[str, object], name: str) -> tuple[str, ...] | None:
@@ -116,7 +122,7 @@ def _strings(body: Mapping[str, object], name: str) -> tuple[str, ...] | None:
 
 
 def _check_pattern(pattern: str) -> None:
-    """A pattern that can never match is a rule that does not do what somebody thinks it does."""
+    """Refuse a pattern that can never match, because its author believes that it does something."""
     try:
         if not pattern.strip():
             raise GlobError("it is empty")

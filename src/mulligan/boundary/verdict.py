@@ -1,4 +1,4 @@
-"""The verdict: capability and policy over a resolved path. Every refusal names its code."""
+"""The verdict: may a session do this operation on this resolved path? Each refusal has a code."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from dataclasses import replace
 from unicodedata import normalize
 
 from mulligan.boundary.capability import UNLIMITED, Capability, FsOp, both
-from mulligan.boundary.policy import NO_POLICY, Policy, Rule
-from mulligan.values.faults import MulliganError
+from mulligan.boundary.policy import NO_POLICY, Policy, PolicyRule
+from mulligan.values.errors import MulliganError, Refused
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.limits import INLINE_LIMIT_BYTES
 from mulligan.values.paths import ROOT, RepoPath, is_below, parse_repo_path
-from mulligan.values.plain import plain
-from mulligan.values.refusal import Refused
 
+# HFS+ ignores these characters in names.
 _UNSEEN = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
-"""Characters that HFS+ leaves out of a name."""
+# Names that case-folding file systems treat as `.git`. Git refuses the same names on every file system.
 _GIT_ELSEWHERE = re.compile(r"(\.git|git~1)[ .]*(:.*)?\Z", re.DOTALL)
-"""What file systems that fold names take for `.git`; git itself refuses the same ones everywhere."""
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Boundary:
-    """What one session may do below one root. `root` is the root's absolute path, for absolute `fs_roots` and patterns.
+    """What one session may do below one root.
 
-    `policies` are further ones, each of which must allow too. `folds_case`: names differ only up to case here. `walls`
-    are directories that may be written only as roots of their own, if at all.
+    `root` is the absolute path of the root; absolute `fs_roots` and patterns are compared with it. Each of the further
+    `policies` must allow an operation too. `folds_case`: the file system ignores case. `walls` are directories below
+    this root that are mounted as roots of their own; only those roots may write there.
     """
 
     root: str
@@ -37,21 +37,18 @@ class Boundary:
     walls: tuple[RepoPath, ...] = ()
 
     def moved_to(self, root: str, walls: tuple[RepoPath, ...] = ()) -> Boundary:
-        """The same powers over another root: what was named by its whole path stays where it is."""
+        """The same capability and policy for another root. Absolute paths in them keep their meaning."""
         named = self.capability.fs_roots
         whole = None if named is None else tuple(os.path.normpath(os.path.join(self.root, one)) for one in named)
         return replace(self, root=root, capability=replace(self.capability, fs_roots=whole), walls=walls)
 
     def narrowed(self, capability: Capability, policy: Policy) -> Boundary:
-        """What both this boundary and another one over the same root allow."""
+        """What this boundary and another one over the same root both allow."""
         other = replace(self, capability=capability)
-        roots = None if self._admits_all and other._admits_all else tuple(_overlap(self._bases(), other._bases()))
+        unbounded = self.capability.fs_roots is None and capability.fs_roots is None
+        roots = None if unbounded else tuple(_overlap(self._bases(), other._bases()))
         limits = replace(both(self.capability, capability), fs_roots=roots)
         return replace(self, capability=limits, policies=(*self.policies, policy))
-
-    @property
-    def _admits_all(self) -> bool:
-        return self.capability.fs_roots is None
 
     def check_op(self, op: FsOp) -> None:
         allowed = self.capability.allowed_fs_ops
@@ -59,25 +56,29 @@ class Boundary:
             raise Refused("forbidden", "fs_op_not_allowed", f"This session may not {op}.")
 
     def admits(self, op: FsOp, path: RepoPath) -> bool:
-        """`path` is resolved: real names, no links left to follow."""
+        """Whether the operation is allowed. `path` must be resolved: no symbolic link is left to follow."""
         return self._within_roots(path) and all(rule.verdict == "allow" for rule in self._rules(op, path))
 
     def check_path(self, op: FsOp, path: RepoPath) -> None:
-        if not self._within_roots(path):
+        if self.capability.fs_roots is not None and not self._within_roots(path):
             raise Refused("forbidden", "path_not_allowed", f"{path} is outside what this session may touch.")
-        if not self.admits(op, path):
+        if (self.policy.rules or self.policies) and not self.admits(op, path):
             raise Refused("forbidden", "path_not_allowed", f"The policy does not let this session {op} {path}.")
 
     def check_write(self, op: FsOp, path: RepoPath) -> None:
-        """File tools never write into git's own directory, whoever asks."""
+        """Check a write. File tools never write into git's own directory, whatever the capability allows."""
         self.check_path(op, path)
-        if path == ROOT or any(_is_git(name) for name in path.split("/")):
-            raise Refused("forbidden", "path_not_allowed", f"{path} is not for file tools to change.")
-        if any(path == wall or is_below(path, wall) or is_below(wall, path) for wall in self.walls):
-            raise Refused("forbidden", "path_not_allowed", f"{path} is in a root mounted here that says otherwise.")
+        # Most paths have no "git" in them, so the check of each name is rarely needed.
+        looks_plain = path.isascii() and "git" not in path.lower()
+        if path == ROOT or (not looks_plain and any(_is_git(name) for name in path.split("/"))):
+            raise Refused(
+                "forbidden", "path_not_allowed", f"File tools may not change {path}, because it belongs to git."
+            )
+        if self.walls and any(path == wall or is_below(path, wall) or is_below(wall, path) for wall in self.walls):
+            raise Refused("forbidden", "path_not_allowed", f"{path} is in a mounted root, which does not allow this.")
 
     def admits_everywhere(self, op: FsOp) -> bool:
-        """Whether no path below the root is kept from this operation."""
+        """Whether this operation is allowed on every path below the root."""
         allowed = self.capability.allowed_fs_ops
         if (allowed is not None and op not in allowed) or not self._within_roots(ROOT):
             return False
@@ -85,12 +86,19 @@ class Boundary:
         return not any(rule.verdict == "deny" and (rule.ops is None or op in rule.ops) for rule in rules)
 
     @property
+    def is_unlimited(self) -> bool:
+        """Whether every operation is allowed on every path, in this root and in all others."""
+        limits = self.capability
+        has_policy = bool(self.policy.rules or self.policies)
+        return limits.fs_roots is None and limits.allowed_fs_ops is None and not has_policy
+
+    @property
     def has_policy(self) -> bool:
-        """Whether paths below an admitted one may still be denied."""
+        """Whether a policy may deny a path below an allowed one."""
         return any(policy.rules for policy in (self.policy, *self.policies))
 
     def _within_roots(self, path: RepoPath) -> bool:
-        if self._admits_all:
+        if self.capability.fs_roots is None:
             return True
         folded = RepoPath(self._folded(path))
         bases = [RepoPath(self._folded(base)) for base in self._bases()]
@@ -99,8 +107,8 @@ class Boundary:
     def _folded(self, name: str) -> str:
         return normalize("NFC", name.casefold()) if self.folds_case else name
 
-    def _rules(self, op: FsOp, path: RepoPath) -> list[Rule]:
-        """The deciding rule of each policy that has one."""
+    def _rules(self, op: FsOp, path: RepoPath) -> list[PolicyRule]:
+        """For each policy with a matching rule, the rule that decides."""
         policies = [policy for policy in (self.policy, *self.policies) if policy.rules]
         if not policies:
             return []
@@ -114,7 +122,7 @@ class Boundary:
         return (ROOT,) if roots is None else tuple(base for one in roots if (base := self._base(one)) is not None)
 
     def _base(self, one: str) -> RepoPath | None:
-        """A root of the capability as a path below ours, by whole names; None if it lies elsewhere."""
+        """A path of `fs_roots`, made relative to our root; None if it is outside. Whole names are compared."""
         own = self.root.rstrip("/")
         if one.startswith("/"):
             if one.rstrip("/") == own or (own + "/").startswith(one.rstrip("/") + "/"):
@@ -133,13 +141,13 @@ class Boundary:
         return self._bases()
 
     def keeps_out_of_answers(self, op: FsOp, path: RepoPath) -> bool:
-        """Whether a policy wants this content only as a blob. What a search finds is content that is read."""
+        """Whether a policy allows this content only as a blob. Results of a search count as content that is read."""
         ops: tuple[FsOp, ...] = ("search", "read") if op == "search" else (op,)
         return any(rule.output == "blob" for one in ops for rule in self._rules(one, path))
 
     @property
     def inline_limit(self) -> int:
-        """How many bytes may be answered inline."""
+        """The largest number of bytes that an answer may contain inline."""
         cap = self.capability.max_inline_bytes
         return INLINE_LIMIT_BYTES if cap is None else min(INLINE_LIMIT_BYTES, cap)
 
@@ -149,7 +157,7 @@ def _is_git(name: str) -> bool:
 
 
 def _overlap(ones: tuple[RepoPath, ...], others: tuple[RepoPath, ...]) -> list[RepoPath]:
-    """The parts of the tree that lie in both."""
+    """The parts of the tree that are in both."""
     pairs = [(one, other) for one in ones for other in others]
     inner = [one if one == other or is_below(one, other) else other for one, other in pairs if _nested(one, other)]
     return list(dict.fromkeys(inner))
@@ -160,7 +168,7 @@ def _nested(one: RepoPath, other: RepoPath) -> bool:
 
 
 def clamped(asked: int | None, ceiling: int | None) -> int | None:
-    """The smaller of what was asked for and what is allowed: a request over the ceiling is cut, not refused."""
+    """The smaller of the requested and the allowed value: a request over the limit is reduced, not refused."""
     if asked is None or ceiling is None:
         return ceiling if asked is None else asked
     return min(asked, ceiling)

@@ -1,4 +1,9 @@
-"""The command line. Importing this loads click and nothing heavy; a verb's module is loaded when the verb is called."""
+"""The command line: one module for each group of verbs.
+
+Read `VERBS` first: it names the module of each verb. `options` has the options that all verbs share and turns errors
+into exit codes, `open_root` opens the store and the root, and `format` prints. Importing this package loads click and
+nothing heavy; a verb's module is imported when the user calls the verb.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +13,11 @@ from typing import NamedTuple
 
 import click
 
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
 
 
 class Verb(NamedTuple):
-    """Where a verb lives, and what `mulligan --help` says of it without loading it."""
+    """The module and function of a verb, and its line in `mulligan --help`, which does not import the module."""
 
     module: str
     attribute: str
@@ -20,51 +25,52 @@ class Verb(NamedTuple):
 
 
 VERBS: dict[str, Verb] = {
-    "status": Verb("mulligan.cli.looking", "status", "Say where things stand."),
-    "log": Verb("mulligan.cli.looking", "log", "List calls and outside edits, newest first."),
-    "show": Verb("mulligan.cli.looking", "show", "Show one call: its cause, its changes, its gaps."),
-    "diff": Verb("mulligan.cli.looking", "diff", "Show what a call changed, as a diff."),
-    "undo": Verb("mulligan.cli.returning", "undo", "Take back one call; later work stays."),
-    "redo": Verb("mulligan.cli.returning", "redo", "Bring back what the last way back took away."),
-    "restore": Verb("mulligan.cli.returning", "restore", "Put a call's files back to what they were before it."),
-    "rollback": Verb("mulligan.cli.returning", "rollback", "Take back the last completed turn."),
-    "rewind": Verb("mulligan.cli.returning", "rewind", "Take back everything from a call or a message on."),
-    "fork": Verb("mulligan.cli.forking", "fork", "Start a child session, with a copy of the files if wanted."),
-    "merge": Verb("mulligan.cli.forking", "merge", "Bring a fork's changes back."),
-    "drop": Verb("mulligan.cli.forking", "drop", "Delete a fork's files."),
-    "branches": Verb("mulligan.cli.forking", "branches", "List forks that have files of their own."),
-    "pin": Verb("mulligan.cli.forking", "pin", "Never evict what a call needs."),
-    "blame": Verb("mulligan.cli.looking", "blame", "Say which call and prompt wrote each line."),
-    "cat": Verb("mulligan.cli.looking", "cat", "Print a file as it was before or after a call."),
-    "coverage": Verb("mulligan.cli.looking", "coverage", "List what could not be captured."),
-    "exec": Verb("mulligan.cli.executing", "exec_verb", "Run a command as a call; undo takes back what it did."),
-    "run": Verb("mulligan.cli.executing", "run_verb", "Run any program; what it changes is one undoable call."),
-    "call": Verb("mulligan.cli.calling", "call", "Perform any tool or effect as a transaction."),
+    "status": Verb("mulligan.cli.inspect", "status", "Show the current state."),
+    "log": Verb("mulligan.cli.inspect", "log", "List calls and outside edits, newest first."),
+    "show": Verb("mulligan.cli.inspect", "show", "Show one call: its cause, its changes, what was not captured."),
+    "diff": Verb("mulligan.cli.inspect", "diff", "Show what a call changed, as a diff."),
+    "undo": Verb("mulligan.cli.undo", "undo", "Undo one call and keep later work."),
+    "redo": Verb("mulligan.cli.undo", "redo", "Redo the last undo."),
+    "restore": Verb("mulligan.cli.undo", "restore", "Put a call's files back to what they were before it."),
+    "rollback": Verb("mulligan.cli.undo", "rollback", "Undo the last completed turn."),
+    "rewind": Verb("mulligan.cli.undo", "rewind", "Undo everything from a call or a message on."),
+    "fork": Verb("mulligan.cli.fork", "fork", "Start a child session, with --files copy on a copy of the files."),
+    "merge": Verb("mulligan.cli.fork", "merge", "Apply a fork's changes to the files it was forked from."),
+    "drop": Verb("mulligan.cli.fork", "drop", "Delete a fork's files."),
+    "branches": Verb("mulligan.cli.fork", "branches", "List forks that have their own files."),
+    "pin": Verb("mulligan.cli.store", "pin", "Protect a call from eviction."),
+    "blame": Verb("mulligan.cli.inspect", "blame", "Show which call and prompt wrote each line."),
+    "cat": Verb("mulligan.cli.inspect", "cat", "Print a file as it was before or after a call."),
+    "coverage": Verb("mulligan.cli.inspect", "coverage", "List what Mulligan could not capture."),
+    "exec": Verb("mulligan.cli.exec", "exec_verb", "Run a command as a call that can be undone."),
+    "run": Verb("mulligan.cli.exec", "run_verb", "Run any program; its changes are one call that can be undone."),
+    "call": Verb("mulligan.cli.exec", "call", "Perform any tool or effect as a transaction."),
     "sessions": Verb("mulligan.cli.sessions", "sessions_verb", "List sessions; show, close or reset one."),
-    "compact": Verb(
-        "mulligan.cli.sessions", "compact_verb", "Replace the older part of a session's talk by a summary."
+    "compact": Verb("mulligan.cli.sessions", "compact_verb", "Summarize the older part of a session's transcript."),
+    "export": Verb("mulligan.cli.sessions", "export_verb", "Write a session as one portable document."),
+    "import": Verb("mulligan.cli.sessions", "import_verb", "Create a session from a bundle or an agent's file."),
+    "demo": Verb(
+        "mulligan.cli.demo", "demo_verb", "Watch Mulligan undo, merge, redo and fork a scripted agent's work."
     ),
-    "export": Verb("mulligan.cli.bundles", "export_verb", "Write a session as one portable document."),
-    "import": Verb("mulligan.cli.bundles", "import_verb", "Make a session from a bundle or another agent's file."),
-    "demo": Verb("mulligan.cli.demo", "demo_verb", "Watch a scripted agent be undone, merged, redone and forked."),
-    "hooks": Verb("mulligan.cli.hooks", "hooks", "Make the tools of Claude Code, Gemini CLI or Codex undoable."),
-    "acp": Verb("mulligan.cli.acp", "acp_verb", "Be an agent for editors, or make another agent undoable."),
-    "mcp": Verb("mulligan.cli.mcp", "mcp", "Serve the tools to an agent host over MCP."),
-    "attach": Verb("mulligan.cli.clients", "attach_verb", "Follow a session's events as they happen."),
-    "takeover": Verb("mulligan.cli.clients", "takeover_verb", "Take control of a session."),
-    "token": Verb("mulligan.cli.token", "token_verb", "Make and end bearer tokens for clients."),
-    "forget": Verb("mulligan.cli.forget", "forget_verb", "Erase the stored bytes of a path or a call."),
-    "gc": Verb("mulligan.cli.forking", "gc", "Delete stored bytes that nothing needs."),
-    "replay": Verb("mulligan.cli.replaying", "replay_verb", "Rebuild a session from its journal, and compare."),
-    "verify": Verb("mulligan.cli.store", "verify_verb", "Check that every stored byte is what was written."),
-    "doctor": Verb("mulligan.cli.doctor", "doctor_verb", "Say what this machine offers and what is missing."),
-    "store": Verb("mulligan.cli.store", "store_verb", "Say where the store is and how large it may grow."),
-    "du": Verb("mulligan.cli.store", "du_verb", "Show what the store takes, and what for."),
+    "hooks": Verb("mulligan.cli.hooks", "hooks", "Make the tool calls of Claude Code, Gemini CLI or Codex undoable."),
+    "acp": Verb("mulligan.cli.servers", "acp_verb", "Serve an agent to an editor, or make another agent undoable."),
+    "mcp": Verb("mulligan.cli.servers", "mcp", "Serve the tools to an agent host over MCP."),
+    "serve": Verb("mulligan.cli.serve", "serve_verb", "Serve the web timeline, the JSON API and MCP over HTTP."),
+    "attach": Verb("mulligan.cli.sessions", "attach_verb", "Follow a session's events as they happen."),
+    "takeover": Verb("mulligan.cli.sessions", "takeover_verb", "Take control of a session."),
+    "token": Verb("mulligan.cli.servers", "token_verb", "Create, show and revoke bearer tokens for clients."),
+    "forget": Verb("mulligan.cli.store", "forget_verb", "Erase the stored bytes of a path or a call."),
+    "gc": Verb("mulligan.cli.store", "gc", "Delete stored bytes that nothing needs."),
+    "replay": Verb("mulligan.cli.store", "replay_verb", "Rebuild a session from its journal and compare."),
+    "verify": Verb("mulligan.cli.store", "verify_verb", "Check every stored byte."),
+    "doctor": Verb("mulligan.cli.store", "doctor_verb", "Show what this machine offers and what is missing."),
+    "store": Verb("mulligan.cli.store", "store_verb", "Show where the store is, and set how large it may grow."),
+    "du": Verb("mulligan.cli.store", "du_verb", "Show how much space the store uses, and what for."),
 }
 
 
 class LazyGroup(click.Group):
-    """A group whose verbs are rows of a table."""
+    """A group whose verbs are the rows of `VERBS`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -103,7 +109,7 @@ def cli(context: click.Context) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """The exit code of one command: 0 done, 1 conflicts or partly done, 2 bad usage, 3 integrity failure."""
-    from mulligan.cli.errors import exit_code_of
+    from mulligan.cli.options import exit_code_of
 
     try:
         answer = cli.main(list(arguments), prog_name="mulligan", standalone_mode=False)

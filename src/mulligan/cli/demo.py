@@ -1,4 +1,4 @@
-"""`mulligan demo`: a scripted agent on a throw-away repository, and every way back at work. Offline, in seconds."""
+"""`mulligan demo`: a scripted agent works in a temporary folder, and Mulligan undoes it. Offline, in seconds."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mulligan.cli.output import paint
-from mulligan.cli.words import outcome_lines
+from mulligan.cli.format import paint
+from mulligan.history.outcome_text import outcome_lines
 
 if TYPE_CHECKING:
-    from mulligan.effects.session import Session
-    from mulligan.history.going_back import WayBack
-    from mulligan.opening import Mulligan
+    from mulligan.api import Mulligan
+    from mulligan.effects.session import DurableSession
+    from mulligan.history.undo import UndoResult
 
 _CART = """\
 PRICES = {"apple": 3, "pear": 4}
@@ -31,9 +31,9 @@ def receipt(items):
 
 
 @click.command("demo")
-@click.option("--keep", metavar="DIR", help="Play in this folder, which must not exist, and leave it there.")
+@click.option("--keep", metavar="DIR", help="Run in this new folder and keep it.")
 def demo_verb(keep: str | None) -> None:
-    """Watch an agent work, fail, be undone, merged, redone and forked, in a throw-away folder."""
+    """Watch Mulligan undo, merge, redo and fork a scripted agent's work, in a temporary folder."""
     if keep is not None:
         _make(keep)
         _play(Path(keep))
@@ -47,19 +47,19 @@ def _make(folder: str) -> None:
     try:
         os.makedirs(folder)
     except OSError as error:
-        raise click.UsageError(f"{folder} cannot be made: {error.strerror}.") from None
+        raise click.UsageError(f"Cannot create {folder}: {error.strerror}.") from None
 
 
 def _play(folder: Path) -> None:
-    import mulligan.opening as opening
+    import mulligan.api as api
 
     shop, store = folder / "shop", folder / "store"
     shop.mkdir()
     (shop / "cart.py").write_text(_CART)
     (shop / ".env").write_text("TOKEN=do-not-lose-me\n")
-    with opening.open(str(shop), store=str(store)) as opened:
+    with api.open(str(shop), store=str(store)) as opened:
         session = opened.session("demo")
-        _say("A small shop: cart.py, and a .env that no version control knows about.")
+        _say("A small shop: cart.py, and a .env that is not under version control.")
         _first_turn(session)
         _failing_call(session, shop)
         _person(shop)
@@ -73,13 +73,13 @@ def _say(text: str) -> None:
     click.echo("\n" + paint("▸ " + text, "cyan"))
 
 
-def _tell(way: WayBack, came: str = "restored") -> None:
+def _tell(way: UndoResult, came: str = "restored") -> None:
     for line in outcome_lines(way, came=came):
         click.echo(f"    {line}")
 
 
-def _first_turn(session: Session) -> None:
-    _say('The agent is asked: "add a discount". It makes two calls.')
+def _first_turn(session: DurableSession) -> None:
+    _say('You ask the agent to "add a discount". It makes two calls.')
     with session.turn("add a discount"):
         with session.call("prices") as call:
             call.edit_file("cart.py", '{"apple": 3, "pear": 4}', '{"apple": 3, "pear": 4, "plum": 2}')
@@ -89,8 +89,8 @@ def _first_turn(session: Session) -> None:
     click.echo("    edited cart.py twice, wrote NOTES.md")
 
 
-def _failing_call(session: Session, shop: Path) -> None:
-    _say("Then a tool of the agent goes wrong half-way: it has deleted cart.py and crashes.")
+def _failing_call(session: DurableSession, shop: Path) -> None:
+    _say("Then one of its tools deletes cart.py and crashes.")
     before = (shop / "cart.py").read_text()
     try:
         with session.call("refactor") as call:
@@ -109,11 +109,11 @@ def _person(shop: Path) -> None:
     cart.write_text(cart.read_text().replace("coins", "euros"))
 
 
-def _undo_and_redo(session: Session, shop: Path) -> None:
-    _say("You do not like the discount. `mulligan undo` takes back that one call, and keeps your edit:")
+def _undo_and_redo(session: DurableSession, shop: Path) -> None:
+    _say("You do not like the discount. `mulligan undo` undoes that one call and keeps your edit:")
     _tell(session.undo("discount"))
     _quote(shop)
-    _say("On second thoughts: `mulligan redo`.")
+    _say("You change your mind: `mulligan redo`.")
     _tell(session.redo())
     _quote(shop)
 
@@ -124,41 +124,40 @@ def _quote(shop: Path) -> None:
             click.echo(paint(f"      {line}", "dim"))
 
 
-def _shell(session: Session, shop: Path) -> None:
-    _say("The agent runs a shell command that was not thought through: rm -rf, and .env is gone too.")
+def _shell(session: DurableSession, shop: Path) -> None:
+    _say("The agent runs a careless shell command: rm -rf deletes NOTES.md, and .env too.")
     with session.call("clean up") as call:
         receipt = call.exec(["sh", "-c", "rm -rf .env NOTES.md; echo cleaned"])
-    click.echo(f"    exit code {receipt.exit_code}, caught by {receipt.strategy}: {len(receipt.changes)} paths changed")
-    _say("`mulligan undo` brings back what the command did, the ignored file included:")
+    click.echo(f"    exit code {receipt.exit_code}; {receipt.strategy} captured {len(receipt.changes)} changed paths")
+    _say("`mulligan undo` restores both files:")
     _tell(session.undo())
     click.echo(paint(f"      .env: {(shop / '.env').read_text().strip()}", "dim"))
 
 
-def _fork(opened: Mulligan, session: Session, folder: Path) -> None:
-    import mulligan.opening as opening
+def _fork(opened: Mulligan, session: DurableSession, folder: Path) -> None:
+    import mulligan.api as api
     from mulligan.history.branches import fork_files, merge_branch
 
-    _say("Two ideas are tried side by side: a fork gets a copy of every file.")
-    made = fork_files(opened.desk, session.id, str(folder / "idea"), child="idea")
+    _say("The agent tries another idea in a fork, on a copy of every file.")
+    made = fork_files(opened.open_root, session.id, str(folder / "idea"), child="idea")
     with (
-        opening.open(str(folder / "idea"), store=str(folder / "store")) as copy,
+        api.open(str(folder / "idea"), store=str(folder / "store")) as copy,
         copy.session("idea").call("tax") as call,
     ):
         call.edit_file("cart.py", "return 0.9 * sum(", "return 0.9 * 1.2 * sum(")
-    click.echo("    in the fork, tax was added; here nothing has changed yet")
-    _say("The fork wins: `mulligan merge idea`.")
-    _tell(merge_branch(opened.desk, made.session), came="brought in")
+    click.echo("    the fork's cart.py adds tax; your cart.py has not changed")
+    _say("You like the fork: `mulligan merge idea`.")
+    _tell(merge_branch(opened.open_root, made.session), came="brought in")
 
 
 def _show(opened: Mulligan) -> None:
-    from mulligan.cli.looking import log_line, print_diff
-    from mulligan.history.log import calls_of, can_be_undone
-    from mulligan.history.views import diff_view, log_view
+    from mulligan.cli.inspect import log_line, print_diff
+    from mulligan.history.log import calls_of, can_be_undone, diff_view, log_view
 
-    _say("The whole story, newest first (`mulligan log`):")
-    for row in log_view(opened.desk):
+    _say("All calls, newest first (`mulligan log`):")
+    for row in log_view(opened.open_root):
         click.echo("  " + log_line(row))
     _say("And the newest change (`mulligan diff`):")
-    with opened.desk.ledger.store.read() as tx:
-        newest = next(row for row in calls_of(tx, opened.desk, None) if can_be_undone(row))
-    print_diff(diff_view(opened.desk, newest))
+    with opened.open_root.ledger.store.read() as tx:
+        newest = next(row for row in calls_of(tx, opened.open_root, None) if can_be_undone(row))
+    print_diff(diff_view(opened.open_root, newest))

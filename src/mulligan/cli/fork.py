@@ -1,4 +1,4 @@
-"""Forks: fork, branches, merge, drop; and pin, gc for what is kept."""
+"""Forks: fork, branches, merge, drop."""
 
 from __future__ import annotations
 
@@ -8,44 +8,42 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mulligan.cli.asking import make_sure
-from mulligan.cli.doors import look, work
-from mulligan.cli.options import DEFAULT_SESSION, Common, common_options, options_saying, text
-from mulligan.cli.output import counted, paint, print_json, visible
-from mulligan.cli.returning import go
-from mulligan.cli.words import ago, gap_lines, short
+from mulligan.cli.format import paint, print_json
+from mulligan.cli.open_root import open_for_changes, open_for_reading
+from mulligan.cli.options import DEFAULT_SESSION, Common, confirm, options_saying, text, yes_option
+from mulligan.cli.undo import run_undo_operation
+from mulligan.history.outcome_text import ago, gap_lines
 from mulligan.session.tables import SESSIONS
-from mulligan.values.faults import MulliganError, fault
+from mulligan.values.errors import MulliganError, fault
 from mulligan.values.ids import SessionId
+from mulligan.values.visible import visible
 
 if TYPE_CHECKING:
-    from mulligan.history.desk import Desk
-    from mulligan.history.going_back import How, WayBack
-    from mulligan.opening import Mulligan
+    from mulligan.api import Mulligan
+    from mulligan.history.open_root import OpenRoot
+    from mulligan.history.undo import UndoOptions, UndoResult
 
 
 @click.command()
-@click.option(
-    "--at", callback=text, metavar="POINT", help="Before this call, or after this message: talk, and copied files."
-)
+@click.option("--at", callback=text, metavar="POINT", help="Fork before this call, or after this message.")
 @click.option("--files", type=click.Choice(["share", "copy"]), default="share", show_default=True)
-@click.option("--to", metavar="DIR", help="Where the copy goes. Default: beside the store.")
+@click.option("--to", metavar="DIR", help="Where to put the copy. Default: beside the store.")
 @click.option("--name", callback=text, metavar="ID", help="The new session's id.")
 @options_saying(f"The session to fork. Default: the one that worked here last, else '{DEFAULT_SESSION}'.")
 def fork(common: Common, *, at: str | None, files: str, to: str | None, name: str | None) -> None:
-    """A child session; with --files copy it gets every file, uncommitted and ignored ones too."""
+    """Start a child session. With --files copy it gets a copy of every file, uncommitted and ignored ones too."""
     from mulligan.history import branches as forks
 
     if to is not None and files == "share":
-        raise click.UsageError("--to is where a copy of the files goes; ask for one with --files copy.")
-    with work(common) as opened:
-        parent = SessionId(common.session or _session_at_work(opened.desk, at))
+        raise click.UsageError("--to needs --files copy: it says where to put the copy.")
+    with open_for_changes(common) as opened:
+        parent = SessionId(common.session or _session_at_work(opened.open_root, at))
         if common.session is not None:
-            _check_known(opened.desk, parent)
+            _check_known(opened.open_root, parent)
         if files == "share":
-            made = forks.fork(opened.desk, parent, at=at, child=name)
+            made = forks.fork(opened.open_root, parent, at=at, child=name)
         else:
-            made = forks.fork_files(opened.desk, parent, to, at=at, child=name)
+            made = forks.fork_files(opened.open_root, parent, to, at=at, child=name)
     if common.as_json:
         body = {"session_id": made.session, "parent_id": made.parent, "directory": made.directory}
         print_json({**body, "coverage": list(made.coverage)})
@@ -55,33 +53,35 @@ def fork(common: Common, *, at: str | None, files: str, to: str | None, name: st
         click.echo(f"its files are in {visible(made.directory)}")
         for line in gap_lines(made.coverage):
             click.echo(line)
-        click.echo(paint(f"(`mulligan merge {visible(made.session)}` brings its changes back)", "dim"))
+        click.echo(paint(f"(`mulligan merge {visible(made.session)}` applies its changes here)", "dim"))
 
 
-def _session_at_work(desk: Desk, at: str | None) -> str:
-    """The session of the call to fork at, else of the newest call in this root: that is whose work a person sees."""
+def _session_at_work(open_root: OpenRoot, at: str | None) -> str:
+    """The session of the call to fork at, else of the newest call in this root: the user sees that session's work."""
     from mulligan.history.log import calls_of, find_call
 
     if at is not None:
-        with suppress(MulliganError):  # a message, or a point that nothing knows; the fork itself says so
-            return find_call(desk, at).session or DEFAULT_SESSION
-    with desk.ledger.store.read() as tx:
-        newest = (row.session for row in calls_of(tx, desk, None) if row.wseq is not None and row.session is not None)
+        with suppress(MulliganError):  # a message, or an unknown point, which the fork itself refuses
+            return find_call(open_root, at).session or DEFAULT_SESSION
+    with open_root.ledger.store.read() as tx:
+        newest = (
+            row.session for row in calls_of(tx, open_root, None) if row.wseq is not None and row.session is not None
+        )
         return next(newest, DEFAULT_SESSION)
 
 
-def _check_known(desk: Desk, session: SessionId) -> None:
-    """A name with a slip in it must not become a parent that never was."""
-    with desk.ledger.store.read() as tx:
+def _check_known(open_root: OpenRoot, session: SessionId) -> None:
+    """Raises for a mistyped session: a fork must not create its parent."""
+    with open_root.ledger.store.read() as tx:
         if not tx.has(SESSIONS, session):
             raise fault("unknown_session", f"There is no session {session!r}; see `mulligan sessions`.")
 
 
-def _check_fork_of(desk: Desk, fork: str, parent: str | None) -> None:
-    """Where a parent is named, another session's fork is not meant."""
+def _check_fork_of(open_root: OpenRoot, fork: str, parent: str | None) -> None:
+    """Raises if the user names a parent and the fork has another one."""
     from mulligan.history.branches import branch_of
 
-    if parent is not None and branch_of(desk, fork).parent != parent:
+    if parent is not None and branch_of(open_root, fork).parent != parent:
         words = f"{fork!r} is not a fork of session {parent!r}; `mulligan branches` lists the forks."
         raise fault("unknown_session", words)
 
@@ -92,11 +92,11 @@ _forks_options = options_saying("Only forks of this session.")
 @click.command()
 @_forks_options
 def branches(common: Common) -> None:
-    """Forks of this root that have files of their own."""
+    """List the forks of this root that have their own files."""
     from mulligan.history import branches as forks
 
-    with look(common) as opened:
-        rows = [row for row in forks.branches(opened.desk) if common.session in (None, row.parent)]
+    with open_for_reading(common) as opened:
+        rows = [row for row in forks.branches(opened.open_root) if common.session in (None, row.parent)]
     if common.as_json:
         print_json(
             [
@@ -114,96 +114,38 @@ def branches(common: Common) -> None:
     for row in rows:
         click.echo(f"{visible(row.session)}  {row.status:<8} {ago(row.created_at):>12}  {os.fsdecode(row.directory)}")
     if not rows:
-        click.echo("No forks with files of their own.")
+        click.echo("No forks have their own files.")
 
 
 @click.command()
 @click.argument("fork_session", callback=text, metavar="FORK")
 @click.option("--dry-run", is_flag=True, help="Show what would happen, and do nothing.")
 @click.option("--on-conflict", type=click.Choice(["merge", "overwrite", "refuse"]), default="merge", show_default=True)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @_forks_options
 def merge(common: Common, *, fork_session: str, dry_run: bool, on_conflict: str, yes: bool) -> None:
-    """Bring what a fork changed back into the files it was forked from. One call, so it can be undone."""
+    """Apply a fork's changes to the files it was forked from, as one call that can be undone."""
     from mulligan.history import branches as forks
 
-    def act(opened: Mulligan, how: How) -> WayBack:
-        _check_fork_of(opened.desk, fork_session, how.session)
-        return forks.merge_branch(opened.desk, fork_session, on_conflict=how.on_conflict, dry_run=how.dry_run)
+    def act(opened: Mulligan, how: UndoOptions) -> UndoResult:
+        _check_fork_of(opened.open_root, fork_session, how.session)
+        return forks.merge_branch(opened.open_root, fork_session, on_conflict=how.on_conflict, dry_run=how.dry_run)
 
-    go(common, act, dry_run=dry_run, on_conflict=on_conflict, yes=yes, came="brought in")
+    run_undo_operation(common, act, dry_run=dry_run, on_conflict=on_conflict, yes=yes, came="brought in")
 
 
 @click.command()
 @click.argument("fork_session", callback=text, metavar="FORK")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @_forks_options
 def drop(common: Common, fork_session: str, yes: bool) -> None:
     """Delete a fork's files."""
     from mulligan.history import branches as forks
 
-    with work(common) as opened:
-        _check_fork_of(opened.desk, fork_session, common.session)
-        forks.branch_of(opened.desk, fork_session)
-        otherwise = "drop deletes files; say --yes if you mean it."
-        make_sure(common, f"Delete the files of {visible(fork_session)}?", yes=yes, otherwise=otherwise)
-        directory = forks.drop_branch(opened.desk, fork_session)
-    if common.as_json:
-        print_json({"session_id": fork_session, "dropped": directory})
-    else:
-        click.echo(f"deleted {visible(directory)}")
-
-
-@click.command()
-@click.argument("call", callback=text)
-@click.option("--off", is_flag=True, help="Unpin it.")
-@common_options
-def pin(common: Common, call: str, off: bool) -> None:
-    """Never evict what a call needs to be undone."""
-    from mulligan.history.bounds import pin_call
-    from mulligan.history.log import find_call
-
-    with work(common) as opened:
-        row = find_call(opened.desk, call, None if common.session is None else SessionId(common.session))
-        pin_call(opened.desk.ledger, row, off=off)
-    if common.as_json:
-        print_json({"id": row.id, "pinned": not off})
-    else:
-        click.echo(f"{'unpinned' if off else 'pinned'} {short(row.id)}")
-
-
-@click.command()
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option(
-    "--snapshots",
-    "days",
-    metavar="DAYS",
-    type=click.IntRange(min=1),
-    default=30,
-    show_default=True,
-    help="Give up snapshots not created again for so long, unless another derives from them.",
-)
-@options_saying("Not used: stored bytes may belong to several sessions.")
-def gc(common: Common, yes: bool, days: int) -> None:
-    """Delete stored bytes that nothing needs any more, and give the space back."""
-    from datetime import timedelta
-
-    from mulligan.effects.substrate.collecting import collect_snapshots
-    from mulligan.history.bounds import collect_garbage, keep_all_bounds
-
-    otherwise = "gc deletes stored bytes; say --yes if you mean it."
-    make_sure(common, "Delete what nothing needs any more?", yes=yes, otherwise=otherwise)
-    with work(common) as opened:
-        store = opened.desk.ledger.store
-        before = store.size_bytes()
-        keep_all_bounds(opened.desk.ledger)
-        given_up = collect_snapshots(opened.desk.ledger, timedelta(days=days))
-        blobs, size = collect_garbage(opened.desk.ledger)
-        store.give_back_space()
-        freed = max(0, before - store.size_bytes())
-    if common.as_json:
-        told = {"snapshots": given_up.snapshots, "blobs": blobs, "bytes": size + given_up.bytes, "freed_bytes": freed}
-        print_json(told)
-    else:
-        gone = f"{counted(given_up.snapshots, 'snapshot')} and {counted(blobs, 'blob')}"
-        click.echo(f"deleted {gone} ({size + given_up.bytes} bytes)")
+    with open_for_changes(common) as opened:
+        _check_fork_of(opened.open_root, fork_session, common.session)
+        forks.branch_of(opened.open_root, fork_session)
+        otherwise = "drop deletes files; confirm with --yes."
+        confirm(common, f"Delete the files of {visible(fork_session)}?", yes=yes, otherwise=otherwise)
+        directory = forks.drop_branch(opened.open_root, fork_session)
+    common.answer({"session_id": fork_session, "dropped": directory}, f"deleted {visible(directory)}")

@@ -1,32 +1,35 @@
-"""`mulligan hooks install|uninstall|status`: other people's agents, made undoable; and the process behind the hooks."""
+"""`mulligan hooks install|uninstall|status`, and the background process that the hooks report to."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from mulligan.agents.hooks.hosts import HOSTS, Scope
-from mulligan.agents.hooks.settings import Settings
+from mulligan.agents.hooks.settings import HOSTS, Scope, Settings
+from mulligan.cli.format import paint, print_json
 from mulligan.cli.options import Common, options_saying
-from mulligan.cli.output import paint, print_json, visible
-from mulligan.values.faults import fault
+from mulligan.values.errors import fault
+from mulligan.values.visible import visible
+
+if TYPE_CHECKING:
+    from mulligan.cli.command_server import CommandServer
 
 _hook_options = options_saying(
-    "Not used: hooks hear every session of the agent.", root="The folder of the project. Default: this one."
+    "Not used: hooks report every session of the agent.", root="The folder of the project. Default: this one."
 )
 _NEXT = {
-    "claude": "Start a new session, or the ones that run will not know. `claude` may ask you to trust the folder.",
+    "claude": "Start a new session: running ones do not see the hooks. `claude` may ask you to trust the folder.",
     "gemini": "Start a new session. Hooks of a project run only in a folder that Gemini CLI trusts.",
-    "codex": "Codex runs a hook only after you have looked at it: start `codex` and trust it under /hooks.",
+    "codex": "Codex runs a hook only after you trust it: start `codex` and open /hooks.",
 }
 
 
 @click.group()
 def hooks() -> None:
-    """Make the tools of Claude Code, Gemini CLI or Codex undoable, by their own hooks."""
+    """Make the tool calls of Claude Code, Gemini CLI or Codex undoable, through the agents' own hooks."""
 
 
 def _scoped(command: Any) -> Any:
@@ -51,14 +54,14 @@ def _root(common: Common) -> str:
 
 
 def hooks_folder(store: str | None) -> str:
-    """Where Mulligan remembers what the settings of agents were."""
-    from mulligan.agents.hooks.keeper_socket import FOLDER
+    """The folder in which Mulligan remembers what it changed in the settings of agents."""
+    from mulligan.agents.hooks.socket import FOLDER
 
     return os.path.join(home_of(store), FOLDER)
 
 
 def home_of(store: str | None) -> str:
-    from mulligan.opening import store_directory
+    from mulligan.api import store_directory
 
     home = store_directory(store, os.environ)
     if home is None:
@@ -70,13 +73,13 @@ def home_of(store: str | None) -> str:
 @_scoped
 @_hook_options
 def install(common: Common, agent: str, scope: Scope) -> None:
-    """Put our hooks into the agent's settings, beside whatever is there."""
+    """Add Mulligan's hooks to the agent's settings."""
     settings = _settings(common, agent, scope)
     changed = settings.install(None if common.store is None else home_of(common.store))
     if common.as_json:
         print_json({"agent": agent, "path": settings.path, "changed": changed})
         return
-    words = "Hooks are in" if changed else "Nothing to do: hooks are in"
+    words = "Installed hooks in" if changed else "The hooks are already in"
     click.echo(f"{words} {visible(settings.path)}.")
     click.echo(_NEXT[agent])
 
@@ -85,7 +88,7 @@ def install(common: Common, agent: str, scope: Scope) -> None:
 @_scoped
 @_hook_options
 def uninstall(common: Common, agent: str, scope: Scope) -> None:
-    """Take our hooks out again; the rest of the settings stays as it is."""
+    """Remove Mulligan's hooks; the rest of the settings does not change."""
     settings = _settings(common, agent, scope)
     changed = settings.uninstall()
     if not _any_installed(common):
@@ -93,7 +96,9 @@ def uninstall(common: Common, agent: str, scope: Scope) -> None:
     if common.as_json:
         print_json({"agent": agent, "path": settings.path, "changed": changed})
         return
-    click.echo(f"{'Hooks are gone from' if changed else 'There were none of our hooks in'} {visible(settings.path)}.")
+    click.echo(
+        f"{'Removed the hooks from' if changed else 'There were no hooks of Mulligan in'} {visible(settings.path)}."
+    )
 
 
 def _any_installed(common: Common) -> bool:
@@ -103,17 +108,17 @@ def _any_installed(common: Common) -> bool:
 
 
 def _stop(common: Common) -> None:
-    from mulligan.agents.hooks.keeper_socket import ask_keeper, keeper_folder
+    from mulligan.agents.hooks.socket import ask_background, background_folder
 
-    ask_keeper(keeper_folder(home_of(common.store)), b"stop")
+    ask_background(background_folder(home_of(common.store)), b"stop")
 
 
 @hooks.command()
 @click.argument("agent", type=click.Choice(sorted(HOSTS)), required=False)
 @_hook_options
 def status(common: Common, agent: str | None) -> None:
-    """Say what is installed where, and whether the background process runs."""
-    body = {"hooks": _standings(common, agent), **_process(common)}
+    """Show which hooks are installed, and whether the background process runs."""
+    body = {"hooks": _states(common, agent), **_process(common)}
     if common.as_json:
         print_json(body)
         return
@@ -126,22 +131,22 @@ def status(common: Common, agent: str | None) -> None:
     if body["undelivered"]:
         click.echo(f"{body['undelivered']} events could not be delivered yet")
     if body["trouble"]:
-        click.echo(paint(f"last trouble: {visible(body['trouble'].strip())}", "yellow"))
+        click.echo(paint(f"last error: {visible(body['trouble'].strip())}", "yellow"))
 
 
-def _standings(common: Common, agent: str | None) -> list[dict[str, Any]]:
+def _states(common: Common, agent: str | None) -> list[dict[str, Any]]:
     asked = [agent] if agent is not None else sorted(HOSTS)
     scopes: tuple[Scope, ...] = ("user", "project")
-    return [_standing(common, name, scope) for name in asked for scope in scopes]
+    return [_state(common, name, scope) for name in asked for scope in scopes]
 
 
-def _standing(common: Common, agent: str, scope: Scope) -> dict[str, Any]:
-    from mulligan.values.faults import MulliganError
+def _state(common: Common, agent: str, scope: Scope) -> dict[str, Any]:
+    from mulligan.values.errors import MulliganError
 
     settings = _settings(common, agent, scope)
     body: dict[str, Any] = {"agent": agent, "scope": scope, "path": settings.path}
     try:
-        found = settings.standing()
+        found = settings.installed()
     except MulliganError as error:
         return body | {"state": "broken", "reason": error.message}
     state = "installed" if found.is_installed else "partly" if found.events else "no"
@@ -149,13 +154,12 @@ def _standing(common: Common, agent: str, scope: Scope) -> dict[str, Any]:
 
 
 def _process(common: Common) -> dict[str, Any]:
-    from mulligan.agents.hooks.dispatch import TROUBLE
-    from mulligan.agents.hooks.keeper_socket import ask_keeper, keeper_folder
-    from mulligan.agents.hooks.spool import Spool
+    from mulligan.agents.hooks.recorder import TROUBLE
+    from mulligan.agents.hooks.socket import Spool, ask_background, background_folder
     from mulligan.values.canonical import decode
 
-    folder = keeper_folder(home_of(common.store))
-    answer = ask_keeper(folder, b"status")
+    folder = background_folder(home_of(common.store))
+    answer = ask_background(folder, b"status")
     try:
         with open(os.path.join(folder, TROUBLE), encoding="utf-8", errors="replace") as file:
             trouble = file.read(10_000)
@@ -169,23 +173,37 @@ def _process(common: Common) -> dict[str, Any]:
 
 
 @hooks.command(hidden=True)
-@click.option("--once", is_flag=True, help="Write down the one event on stdin.")
+@click.option("--once", is_flag=True, help="Record the one event on stdin, then end.")
 @_hook_options
-def keep(common: Common, once: bool) -> None:
-    """Be the process behind the hooks. They start it themselves."""
-    from mulligan.agents.hooks import keeper
-    from mulligan.agents.hooks.keeper_socket import keeper_folder
+def keep(common: Common, once: bool) -> int:
+    """Run the background process. Hooks and commands start it themselves."""
+    from mulligan.agents.hooks import background
+    from mulligan.agents.hooks.socket import background_folder
 
     home = home_of(common.store)
-    folder = keeper_folder(home)
-    rooms = _Rooms(home)
+    folder = background_folder(home)
+    roots = RecordedRoots(home)
     try:
         if once:
-            keeper.keep_once(folder, rooms.recorder_for, sys.stdin.buffer.read(), _print_answer)
-        else:
-            keeper.keep(folder, rooms.recorder_for, rooms.sync)
+            background.record_once(folder, roots.recorder_for, sys.stdin.buffer.read(), _print_answer)
+            return 0
+        lock = background.take_lock(folder, wait=False)
+        if lock is None:
+            return 0  # another process is the background process
+        commands = _start_command_server(lock)
+        if isinstance(commands, int):
+            return commands  # this process is a fork that has run a verb
+        commands.begin(folder)
+        background.run(folder, roots.recorder_for, roots.sync, commands)
+        return 0
     finally:
-        rooms.close()
+        roots.close()
+
+
+def _start_command_server(lock: int) -> CommandServer | int:
+    from mulligan.cli import command_server, run
+
+    return command_server.start(run, lock=lock)
 
 
 def _print_answer(answer: bytes) -> None:
@@ -193,8 +211,8 @@ def _print_answer(answer: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-class _Rooms:
-    """The roots that agents work in, each opened when its first event comes."""
+class RecordedRoots:
+    """The roots that agents work in. Each is opened when its first event comes."""
 
     def __init__(self, home: str) -> None:
         self._home = home
@@ -208,21 +226,21 @@ class _Rooms:
         return known[1]
 
     def _opened(self, root: str) -> Any:
-        from mulligan import opening
+        from mulligan import api
         from mulligan.agents.hooks.recorder import Recorder
 
         if root not in self._by_root:
-            opened = opening.open(root, store=self._home)
-            self._by_root[root] = (opened, Recorder(opened.desk))
+            opened = api.open(root, store=self._home)
+            self._by_root[root] = (opened, Recorder(opened.open_root))
         return self._by_root[root]
 
     def sync(self, process: str) -> None:
-        from mulligan.opening import sync_left
+        from mulligan.api import sync_left
 
         sync_left(self._home, process)
 
     def _root_of(self, event: Any, project: str) -> str:
-        """Where the session has worked before; else the nearest known root above its project; else that project."""
+        """The root that the session has worked in; else the nearest known root above its project; else the project."""
         before = self._root_before(event.session)
         if before is not None and os.path.isdir(before):
             return before
@@ -231,9 +249,9 @@ class _Rooms:
         return nearest_root(start, self._home)
 
     def _root_before(self, session: str) -> str | None:
-        from mulligan.history.schema import SCHEMA
+        from mulligan.api import open_store
+        from mulligan.history.projection import SCHEMA
         from mulligan.history.tables import ROOTS
-        from mulligan.opening import open_store
         from mulligan.session.tables import SESSIONS
         from mulligan.values.clock import SystemClock
 
@@ -252,7 +270,7 @@ class _Rooms:
 
 
 def nearest_root(start: str, home: str) -> str:
-    from mulligan.cli.doors import known_roots
+    from mulligan.cli.open_root import known_roots
 
     above = [root for root in known_roots(home) if start == root or start.startswith(root.rstrip("/") + "/")]
     return max(above, key=len, default=start)

@@ -1,46 +1,56 @@
-"""Verbs that only look: status, log, show, diff, coverage, cat, blame."""
+"""Verbs that only read: status, log, show, diff, coverage, cat, blame."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mulligan.cli.doors import look, path_in_any_root
+from mulligan.cli.format import paint, print_json
+from mulligan.cli.open_root import open_for_reading, path_in_any_root
 from mulligan.cli.options import THIS_SESSION, Common, common_options, options_saying, text
-from mulligan.cli.output import counted, paint, print_json, visible
-from mulligan.cli.words import aborted_words, ago, change_line, changes_words, gap_lines, gap_words, short
 from mulligan.history.log import LOG_LIMIT
-from mulligan.values.ids import SessionId
+from mulligan.history.outcome_text import (
+    aborted_words,
+    ago,
+    change_line,
+    changes_words,
+    counted,
+    gap_lines,
+    gap_words,
+    short,
+)
+from mulligan.values.canonical import decode
+from mulligan.values.errors import MulliganError
+from mulligan.values.visible import visible
 
 if TYPE_CHECKING:
-    from mulligan.history.desk import Desk
+    from mulligan.api import Mulligan
+    from mulligan.history.open_root import OpenRoot
     from mulligan.history.tables import CallRow
+    from mulligan.values.ids import SessionId
+    from mulligan.values.paths import RepoPath
 
 _LABEL_SHOWN = 12
 _NO_GAPS = "[]"
 _MARKS = {"committed": ("✓", "green"), "undone": ("↩", "yellow"), "aborted": ("✗", "red"), "open": ("…", "cyan")}
 
 
-def _session(common: Common) -> SessionId | None:
-    return None if common.session is None else SessionId(common.session)
-
-
 @click.command()
 @common_options
 def status(common: Common) -> None:
-    """Where things stand: the newest call, what is open, what can be undone and redone."""
+    """Show the current state: the number of calls, what runs, what undo and redo would do."""
     from mulligan.history.log import calls_of, newest_standing
     from mulligan.history.tables import OPEN, REDO
 
-    with look(common) as opened, opened.desk.ledger.store.read() as tx:
-        calls = {row.id for row in calls_of(tx, opened.desk, _session(common))}
+    with open_for_reading(common) as opened, opened.open_root.ledger.store.read() as tx:
+        calls = {row.id for row in calls_of(tx, opened.open_root, common.session_id)}
         working = [one.call for one in tx.select(OPEN) if one.call in calls]
         redo = [one.call for one in tx.select(REDO) if one.call in calls]
-        standing = newest_standing(tx, opened.desk, _session(common))
+        standing = newest_standing(tx, opened.open_root, common.session_id)
         body: dict[str, Any] = {
             "root": opened.root,
             "calls": len(calls),
@@ -53,9 +63,9 @@ def status(common: Common) -> None:
         print_json(body)
         return
     click.echo(f"{visible(str(body['root']))}: {counted(len(calls), 'call')} on record")
-    click.echo(f"  undo would take back {short(body['undo'])}" if body["undo"] else "  nothing to undo")
+    click.echo(f"  undo would undo {short(body['undo'])}" if body["undo"] else "  nothing to undo")
     if body["redo"]:
-        click.echo(f"  redo would bring back what {short(body['redo'])} took back")
+        click.echo(f"  redo would redo what {short(body['redo'])} undid")
     for call in working:
         click.echo(f"  {short(call)} is still running")
 
@@ -66,30 +76,30 @@ def status(common: Common) -> None:
 )
 @common_options
 def log(common: Common, limit: int) -> None:
-    """Calls and outside edits, newest first."""
-    from mulligan.history.views import log_view
+    """List calls and outside edits, newest first."""
+    from mulligan.history.log import log_view
 
-    with look(common) as opened:
-        rows = log_view(opened.desk, _session(common), limit=limit)
-        reasons = _reasons(opened.desk, [row["id"] for row in rows if row["status"] == "aborted"])
+    with open_for_reading(common) as opened:
+        rows = log_view(opened.open_root, common.session_id, limit=limit)
+        reasons = _reasons(opened.open_root, [row["id"] for row in rows if row["status"] == "aborted"])
     if common.as_json:
         print_json(rows)
         return
     if not rows:
-        click.echo("Nothing has happened here yet.")
+        click.echo("No calls yet.")
     for row in rows:
         click.echo(log_line(row, reasons.get(row["id"])))
 
 
-def _reasons(desk: Desk, calls: Iterable[str]) -> dict[str, str | None]:
+def _reasons(open_root: OpenRoot, calls: Iterable[str]) -> dict[str, str | None]:
     from mulligan.history.tables import CALLS
 
-    with desk.ledger.store.read() as tx:
+    with open_root.ledger.store.read() as tx:
         return {call: row.reason for call in calls if (row := tx.get(CALLS, call)) is not None}
 
 
 def _named(row: dict[str, Any]) -> str:
-    """The tool, and what the call is called besides: with agents that is an id, which nobody reads to its end."""
+    """The tool and the label of a call. An agent's label is a long id, so it is cut."""
     tool, label = row["tool"], row["label"]
     if tool is None or label in (None, tool):
         return tool or label or "call"
@@ -97,7 +107,7 @@ def _named(row: dict[str, Any]) -> str:
 
 
 def log_line(row: dict[str, Any], reason: str | None = None) -> str:
-    """`reason`: why it does not stand, if it does not."""
+    """One line of `mulligan log`. `reason` says why an aborted call was rolled back."""
     mark, colour = ("~", "magenta") if row["external"] else _MARKS.get(row["status"], ("·", "white"))
     who = "edited outside" if row["external"] else visible(_named(row))
     when = ago(row["started_at"])
@@ -112,19 +122,18 @@ def log_line(row: dict[str, Any], reason: str | None = None) -> str:
 @click.argument("call", callback=text)
 @common_options
 def show(common: Common, call: str) -> None:
-    """One call: what caused it, what it changed, what could not be captured."""
-    from mulligan.history.log import find_call
-    from mulligan.history.views import call_view, diff_view, turn_of
+    """Show one call: what caused it, what it changed, what Mulligan could not capture."""
+    from mulligan.history.log import call_view, diff_view, find_call, turn_of
 
-    with look(common) as opened:
-        row = find_call(opened.desk, call, _session(common))
-        with opened.desk.ledger.store.read() as tx:
-            view, turn = call_view(opened.desk, tx, row), turn_of(tx, row)
+    with open_for_reading(common) as opened:
+        row = find_call(opened.open_root, call, common.session_id)
+        with opened.open_root.ledger.store.read() as tx:
+            view, turn = call_view(opened.open_root, tx, row), turn_of(tx, row)
         view["transcript"], told = _conversation(row)
         view["prompt"] = (turn.prompt if turn else None) or told
         view["reason"] = row.reason
         view["cause"] = row.cause
-        diff = diff_view(opened.desk, row)
+        diff = diff_view(opened.open_root, row)
     if common.as_json:
         print_json(view)
         return
@@ -134,7 +143,7 @@ def show(common: Common, call: str) -> None:
     if view["prompt"]:
         click.echo(f"  prompt   {visible(view['prompt'])}")
     if view["transcript"]:
-        click.echo(f"  talk     {visible(view['transcript'])}")
+        click.echo(f"  record   {visible(view['transcript'])}")
     if view["reason"]:
         click.echo(f"  reason   {visible(view['reason'])}")
     for change in view["changes"]:
@@ -145,8 +154,7 @@ def show(common: Common, call: str) -> None:
 
 
 def _conversation(row: CallRow) -> tuple[str | None, str | None]:
-    """Of an agent's own call: the agent's record of the talk, and the prompt in it that led to the call."""
-    from mulligan.agents.hooks.transcript import prompt_before
+    """For a call that a hook recorded: the file of the agent's conversation, and the prompt in it before the call."""
     from mulligan.values.canonical import decode
 
     transcript = decode(row.cause).get("transcript") if row.cause else None
@@ -168,29 +176,29 @@ def print_diff(diff: str) -> None:
 @click.argument("other", callback=text, required=False)
 @common_options
 def diff(common: Common, call: str | None, other: str | None) -> None:
-    """What a call changed (default: the newest), as a diff that `git apply` takes.
+    """Show what a call changed (default: the newest), as a diff that `git apply` accepts.
 
-    Of files that are not text it says only that they differ.
+    For files that are not text, the diff only says that they differ.
     """
-    from mulligan.history.log import as_it_happened, calls_of, find_call
-    from mulligan.history.sites import main_of
-    from mulligan.history.views import diff_view
+    from mulligan.history.log import as_it_happened, calls_of, diff_view, find_call, hunks_view
+    from mulligan.history.multi_root import main_of
 
-    with look(common) as opened:
-        desk, session = opened.desk, _session(common)
-        with desk.ledger.store.read() as tx:
-            rows = [row for row in as_it_happened(tx, calls_of(tx, desk, session)) if row.wseq is not None]
-        # A part is told with its call, if that is told.
+    with open_for_reading(common) as opened:
+        open_root, session = opened.open_root, common.session_id
+        with open_root.ledger.store.read() as tx:
+            rows = [row for row in as_it_happened(tx, calls_of(tx, open_root, session)) if row.wseq is not None]
+        # `diff_view` of a call includes its parts in other roots, so a part is left out if its call is listed.
         whole = {row.id for row in rows if main_of(row) == row.id}
         rows = [row for row in rows if row.id in whole or main_of(row) not in whole]
-        chosen = rows[:1] if call is None else [find_call(desk, call, session)]
+        chosen = rows[:1] if call is None else [find_call(open_root, call, session)]
         if call is not None and other is not None:
-            last = find_call(desk, other, session)
+            last = find_call(open_root, other, session)
             low, high = sorted((chosen[0].id, last.id))
             chosen = [row for row in reversed(rows) if low <= row.id <= high]
-        text = "".join(diff_view(desk, row) for row in chosen)
+        text = "".join(diff_view(open_root, row) for row in chosen)
+        files = hunks_view(open_root, chosen[0]) if common.as_json and len(chosen) == 1 else []
     if common.as_json:
-        print_json({"calls": [row.id for row in chosen], "diff": text})
+        print_json({"calls": [row.id for row in chosen], "diff": text, "files": files})
     elif sys.stdout.isatty():
         print_diff(text)
     else:
@@ -201,18 +209,18 @@ def diff(common: Common, call: str | None, other: str | None) -> None:
 @click.argument("call", callback=text, required=False)
 @common_options
 def coverage(common: Common, call: str | None) -> None:
-    """What could not be captured, of one call or of all."""
+    """List what Mulligan could not capture, for one call or for all."""
     from mulligan.history.log import calls_of, coverage_of_call, find_call, has_lost_bodies
 
-    with look(common) as opened:
+    with open_for_reading(common) as opened:
         if call is None:
-            with opened.desk.ledger.store.read() as tx:
-                known = list(calls_of(tx, opened.desk, _session(common)))
+            with opened.open_root.ledger.store.read() as tx:
+                known = list(calls_of(tx, opened.open_root, common.session_id))
                 lost = has_lost_bodies(tx)
         else:
-            known, lost = [find_call(opened.desk, call, _session(common))], True
-        rows = [row for row in known if lost or row.coverage != _NO_GAPS]
-        with opened.desk.ledger.store.read() as tx:
+            known, lost = [find_call(opened.open_root, call, common.session_id)], True
+        rows = [row for row in known if lost or row.coverage != _NO_GAPS or row.status == "open"]
+        with opened.open_root.ledger.store.read() as tx:
             found = [(row.id, coverage_of_call(tx, row)) for row in rows]
     found = [(id, gaps) for id, gaps in found if gaps or call is not None]
     running = sum(row.status == "open" for row in known)
@@ -230,36 +238,50 @@ def coverage(common: Common, call: str | None) -> None:
 @click.command()
 @click.argument("call", callback=text)
 @click.argument("path")
-@click.option("--after", is_flag=True, help="As the call left it, instead of as it found it.")
+@click.option("--after", is_flag=True, help="Print the file as it was after the call.")
 @options_saying(THIS_SESSION, as_json="Errors as JSON; the file is printed as it is.")
 def cat(common: Common, call: str, path: str, after: bool) -> None:
-    """Print a file as it was before a call, or with --after as the call left it."""
-    from mulligan.history.log import find_call
-    from mulligan.history.sites import body_at
-    from mulligan.values.faults import fault
+    """Print a file as it was before a call, or with --after as it was after the call."""
+    from mulligan.history.multi_root import body_at
+    from mulligan.values.errors import fault
 
-    with look(common) as opened:
-        row, meant = find_call(opened.desk, call, _session(common)), path_in_any_root(opened, path)
-        with opened.desk.ledger.store.read() as tx:
-            digest = body_at(tx, opened.desk, row, meant, after=after)
+    with open_for_reading(common) as opened:
+        meant = path_in_any_root(opened, path)
+        row = _call_of_file(opened, call, meant, common.session_id)
+        with opened.open_root.ledger.store.read() as tx:
+            digest = body_at(tx, opened.open_root, row, meant, after=after)
         if digest is None:
             raise fault("path_not_found", f"{meant} was not a file {'after' if after else 'before'} that call.")
-        data = opened.desk.ledger.blobs.read(digest)
+        data = opened.open_root.ledger.blobs.read(digest)
     sys.stdout.buffer.write(data)
+
+
+def _call_of_file(opened: Mulligan, call: str, path: RepoPath, session: SessionId | None) -> CallRow:
+    """The call of that name in the current root, else in the mounted root that the file is in."""
+    from mulligan.history.log import find_call
+    from mulligan.history.multi_root import open_root_and_path
+
+    try:
+        return find_call(opened.open_root, call, session)
+    except MulliganError as error:
+        mounted, _ = open_root_and_path(opened.open_root, path)
+        if error.code != "unknown_call" or mounted is opened.open_root:
+            raise
+        return find_call(mounted, call, session)
 
 
 @click.command()
 @click.argument("file")
 @options_saying("Only the lines that this session wrote.")
 def blame(common: Common, file: str) -> None:
-    """Which call, turn and prompt wrote each line of a file."""
+    """Show which call, turn and prompt wrote each line of a file."""
     from mulligan.history.blame import blame as blamed
-    from mulligan.history.sites import desk_and_path
+    from mulligan.history.multi_root import open_root_and_path
 
-    with look(common) as opened:
+    with open_for_reading(common) as opened:
         # A link has no lines of its own.
         path = path_in_any_root(opened, os.path.realpath(file) if os.path.islink(file) else file)
-        numbered = enumerate(blamed(*desk_and_path(opened.desk, path)), 1)
+        numbered = enumerate(blamed(*open_root_and_path(opened.open_root, path)), 1)
     wanted = [(number, line) for number, line in numbered if common.session in (None, line.call and line.call.session)]
     if common.as_json:
         print_json([_blame_view(number, line) for number, line in wanted])
@@ -280,3 +302,51 @@ def _blame_view(number: int, line: Any) -> dict[str, Any]:
         "turn_id": line.call.turn if line.call else None,
         "prompt": line.turn.prompt if line.turn else None,
     }
+
+
+_LINE_MAX = 16 * 1024 * 1024
+
+
+def prompt_before(path: str, label: str) -> str | None:
+    """The user's last prompt before the call with that label, from the agent's file of the conversation.
+
+    The file has one JSON document on each line, in the agent's own format, so lines that do not fit are skipped.
+    """
+    said: str | None = None
+    try:
+        with open(path, "rb") as file:
+            while line := file.readline(_LINE_MAX):
+                body = _document(line)
+                said = _said(body) or said
+                if label.encode() in line and not _said(body):
+                    return said
+    except OSError:
+        return None
+    return None
+
+
+def _document(line: bytes) -> Mapping[str, Any]:
+    try:
+        body = decode(line)
+    except MulliganError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _said(body: Mapping[str, Any]) -> str | None:
+    """The user's prompt in this line; None if the line is not a prompt."""
+    payload = body.get("payload")
+    if isinstance(payload, dict):
+        said = _text(payload.get("content")) if payload.get("role") == "user" else None
+        return None if said is None or said.startswith("<") else said
+    message = body.get("message") if isinstance(body.get("message"), dict) else body
+    is_theirs = body.get("type") == "user" and not body.get("isMeta")
+    return _text(message.get("content")) if is_theirs and isinstance(message, dict) else None
+
+
+def _text(content: object) -> str | None:
+    if isinstance(content, str):
+        return content or None
+    parts = content if isinstance(content, list) else []
+    texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    return "\n".join(texts) or None

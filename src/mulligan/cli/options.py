@@ -1,25 +1,30 @@
-"""The options every verb takes."""
+"""The options that every verb takes, the exit code of every error, and the questions before a destructive verb."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
 import click
 
-from mulligan.values.ids import parse_user_id
-from mulligan.values.plain import plain
+from mulligan.cli.format import print_json
+from mulligan.values.errors import INTEGRITY_CODES, Family, MulliganError
+from mulligan.values.fast_dataclass import fast_dataclass
+from mulligan.values.ids import SessionId, parse_user_id
+from mulligan.values.visible import visible
 
 F = TypeVar("F", bound=Callable[..., Any])
 _GIVEN = "mulligan.common"
 
 DEFAULT_SESSION = "default"
-"""The session of verbs that work in one when none is named."""
+"""The session of verbs that work in one session, if the user names none."""
 
 
 def text(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
-    """For names of calls, messages and sessions: a shell hands over any bytes, and not all of them are text."""
+    """Checks names of calls, messages and sessions: a shell passes any bytes, and not all of them are text."""
     try:
         (given or "").encode()
     except UnicodeEncodeError:
@@ -31,17 +36,29 @@ def _session_id(_: click.Context, __: click.Parameter, given: str | None) -> str
     return None if given is None else parse_user_id(given, "--session")
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Common:
-    """`root` is None unless given: what it then means is the verb's business."""
+    """The options that every verb takes. `root` is None if the user gave none; each verb has its own default."""
 
     root: str | None
     session: str | None
     store: str | None
     as_json: bool
 
+    @property
+    def session_id(self) -> SessionId | None:
+        return None if self.session is None else SessionId(self.session)
+
+    def answer(self, body: object, *lines: str) -> None:
+        """Prints the body if the user wants JSON, else the lines."""
+        if self.as_json:
+            print_json(body)
+            return
+        for line in lines:
+            click.echo(line)
+
     def beside(self, before: Common | None) -> Common:
-        """These options, and those given before the sub-verb where these leave one out."""
+        """These options; where one is missing, the one that the user gave before the sub-verb."""
         if before is None:
             return self
         return Common(
@@ -53,7 +70,7 @@ class Common:
 
 
 def json_given(context: click.Context, parameter: click.Parameter, given: str | None) -> Any:
-    """What a file holds, or the text itself where it is plainly JSON."""
+    """The JSON that the option holds, or that the file it names holds."""
     from mulligan.values.canonical import decode
 
     if given is None:
@@ -64,30 +81,32 @@ def json_given(context: click.Context, parameter: click.Parameter, given: str | 
         return decode(file.read())
 
 
+yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+turn_option = click.option("--turn", metavar="ID", help="Calls with the same turn are rolled back together.")
+
+
 def boundary_options(command: F) -> F:
-    """Give the verb `capability` and `policy`, each as what its JSON says, or None."""
+    """Adds `capability` and `policy` to a verb, each as parsed JSON or None."""
     capability = click.option(
-        "--capability", metavar="JSON|FILE", callback=json_given, help="What may be done, by any session here."
+        "--capability", metavar="JSON|FILE", callback=json_given, help="What sessions here may do."
     )
     policy = click.option(
-        "--policy",
-        metavar="JSON|FILE",
-        callback=json_given,
-        help="Rules that narrow that further; the last that fits.",
+        "--policy", metavar="JSON|FILE", callback=json_given, help="Rules that narrow it; the last match wins."
     )
     return capability(policy(command))
 
 
 THIS_SESSION = "Only this session."
 WORKING_SESSION = f"The session to work in. Default: '{DEFAULT_SESSION}'."
-_ROOT = "The workspace. Default: the nearest known one around this folder, else this folder."
+_ROOT = "The workspace. Default: the nearest known root that contains this folder, else this folder."
 _JSON = "Print one JSON document instead of text."
 
 
 def options_saying(session: str, root: str = _ROOT, as_json: str = _JSON) -> Callable[[F], Callable[..., Any]]:
-    """Give the verb its common options, as one value in front of its own. The words say what they mean for it.
+    """Adds the common options to a verb, as one first argument; the parameters are their help texts.
 
-    Every verb takes all of them, so that one line of options fits all; where one can mean nothing, its words say so.
+    Every verb takes all of them, so that a script can pass the same options to all. If a verb does not use one, the
+    help text says so.
     """
     options = (
         click.option("--json", "as_json", is_flag=True, help=as_json),
@@ -113,10 +132,62 @@ def options_saying(session: str, root: str = _ROOT, as_json: str = _JSON) -> Cal
 
 
 def common_options(command: F) -> Callable[..., Any]:
-    """The common options of a verb that looks, or goes back."""
+    """The common options of a verb that reads history or undoes."""
     return options_saying(THIS_SESSION)(command)
 
 
 def working_options(command: F) -> Callable[..., Any]:
     """The common options of a verb that works in one session."""
     return options_saying(WORKING_SESSION)(command)
+
+
+PARTLY, BAD_USAGE, INTEGRITY, INTERRUPTED = 1, 2, 3, 130
+
+
+def exit_code_of_fault(error: MulliganError) -> int:
+    if error.code in INTEGRITY_CODES:
+        return INTEGRITY
+    return PARTLY if error.family is Family.CONFLICT else BAD_USAGE
+
+
+def exit_code_of(error: Exception, *, as_json: bool) -> int:
+    """Prints the error and returns its exit code."""
+    if isinstance(error, MulliganError):
+        _tell(error.message, code=error.code, as_json=as_json)
+        return exit_code_of_fault(error)
+    if isinstance(error, BrokenPipeError):
+        # The reader has closed the pipe; without this the interpreter would print an error when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PARTLY
+    if isinstance(error, click.ClickException):
+        hint = f" Try '{error.ctx.command_path} --help'." if isinstance(error, click.UsageError) and error.ctx else ""
+        _tell(error.format_message() + hint, code="bad_usage", as_json=as_json)
+        return BAD_USAGE
+    _tell("Interrupted.", code="cancelled", as_json=as_json)
+    return INTERRUPTED
+
+
+def _tell(message: str, *, code: str, as_json: bool) -> None:
+    if as_json:
+        print_json({"error": {"code": code, "message": message}})
+    click.echo(f"mulligan: {visible(' '.join(message.split()))}", err=True)
+
+
+def can_ask(common: Common) -> bool:
+    """Whether a person can see and answer a question. Mulligan never asks a script that wants JSON."""
+    return not common.as_json and sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def ask(question: str, *, default: bool = False) -> None:
+    """Returns if the answer is yes; otherwise the verb ends with exit code 1 and changes nothing."""
+    if not click.confirm(question, default=default):
+        raise click.exceptions.Exit(PARTLY)
+
+
+def confirm(common: Common, question: str, *, yes: bool, otherwise: str) -> None:
+    """Asks before a destructive verb, unless the user gave --yes. Without a terminal a missing --yes is bad usage."""
+    if yes:
+        return
+    if not can_ask(common):
+        raise click.UsageError(otherwise)
+    ask(question)

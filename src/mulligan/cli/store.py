@@ -1,41 +1,69 @@
-"""Verbs about the store as a whole: `store`, `verify` and `du`."""
+"""Verbs about the store and the machine: store, verify, du, pin, gc, forget, replay, doctor."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 
 import click
 
-from mulligan.cli.doors import work
-from mulligan.cli.errors import INTEGRITY
-from mulligan.cli.options import THIS_SESSION, Common, options_saying
-from mulligan.cli.output import ProgressLine, counted, paint, print_json, print_rows, size_words, visible
-from mulligan.history.bounds import set_store_cap, store_cap_of
+from mulligan.api import open_store, store_directory
+from mulligan.cli.format import ProgressLine, paint, print_json, print_rows, size_words
+from mulligan.cli.open_root import open_for_changes, path_meant
+from mulligan.cli.options import (
+    INTEGRITY,
+    PARTLY,
+    THIS_SESSION,
+    Common,
+    ask,
+    can_ask,
+    common_options,
+    confirm,
+    exit_code_of_fault,
+    options_saying,
+    text,
+    yes_option,
+)
+from mulligan.files.kernel import (
+    LINUX,
+    RESOLVE_BENEATH,
+    SYS_LANDLOCK_CREATE_RULESET,
+    exchange,
+    nobody_writes,
+    open_beneath,
+    syscall,
+)
 from mulligan.history.ledger import Ledger
-from mulligan.history.projection import key_to_wire
-from mulligan.history.schema import SCHEMA
+from mulligan.history.outcome_text import counted, short
+from mulligan.history.projection import SCHEMA, key_to_wire
+from mulligan.history.retention import set_store_cap, store_cap_of
 from mulligan.history.tables import CALLS, ROOTS
-from mulligan.opening import open_store, store_directory
 from mulligan.session.tables import SESSIONS, SessionRow, session_journal
-from mulligan.store.housekeeping import sync_failure
 from mulligan.store.journal import Journal
+from mulligan.store.maintenance import JournalUsage, StoreUsage, sync_failure, usage_of
 from mulligan.store.migrations import SCHEMA_VERSION
 from mulligan.store.protocol import Store
-from mulligan.store.usage import JournalUsage, Usage, usage_of
 from mulligan.store.verify import Problem, verify, verify_journal
 from mulligan.values.clock import SystemClock
-from mulligan.values.faults import fault
+from mulligan.values.errors import MulliganError, fault
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import SessionId, SystemIds
+from mulligan.values.visible import visible
 
 _WHOLE = "Not used: it is about the store as a whole."
 
 
 @contextmanager
 def opened(common: Common) -> Iterator[Store]:
-    """The store as it is; a store that is not there is not made."""
+    """Opens an existing store; does not create one."""
     store = open_store(common.store, SCHEMA, durability="process", clock=SystemClock(), create=False)
     try:
         yield store
@@ -48,9 +76,10 @@ def opened(common: Common) -> Iterator[Store]:
 @options_saying(_WHOLE, root=_WHOLE)
 @click.pass_context
 def store_verb(context: click.Context, common: Common, cap: int | None) -> int:
-    """Say where the store is, what is in it and how large it may grow.
+    """Show where the store is, what it holds and how large it may grow.
 
-    A new cap is in force at once: the oldest calls' bodies are dropped until the store fits, and undo says so.
+    A new cap applies at once: Mulligan evicts the contents of the oldest calls until the store fits. Undo of an
+    evicted call says so.
     """
     if context.invoked_subcommand is not None:
         return 0
@@ -69,20 +98,20 @@ def store_verb(context: click.Context, common: Common, cap: int | None) -> int:
 @click.argument("named", metavar="ROOT")
 @options_saying(_WHOLE, root="The folder that continues ROOT. Default: the path that ROOT had.")
 def adopt_verb(common: Common, named: str) -> int:
-    """Join the history of a folder that was replaced with that of the folder that has its path now.
+    """Join the history of a replaced folder with the history of the folder that has its path now.
 
-    A new clone, or a folder that was deleted and made again, has a history of its own. ROOT is the path, or the id of
-    the earlier root, which `mulligan store` lists.
+    A new clone, or a folder that was deleted and created again, has its own history. ROOT is the path, or the id of the
+    earlier root, which `mulligan store` lists.
     """
     with opened(common) as store, store.read() as tx:
         earlier = tx.get(ROOTS, named)
     folder = common.root or (named if earlier is None else os.fsdecode(earlier.place) or "/")
-    with work(replace(common, root=folder)) as now:
-        joined = now.desk.adopt(earlier)
-    if common.as_json:
-        print_json({"root": now.desk.root.id, "adopted": joined.id})
-    else:
-        click.echo(f"{visible(now.root)} has the history of {joined.id} too.")
+    with open_for_changes(replace(common, root=folder)) as now:
+        joined = now.open_root.adopt(earlier)
+    common.answer(
+        {"root": now.open_root.root.id, "adopted": joined.id},
+        f"{visible(now.root)} now has the history of {joined.id} too.",
+    )
     return 0
 
 
@@ -124,15 +153,15 @@ def _print_about(about: _About) -> None:
         ("holds", f"{counted(about.sessions, 'session')}, {counted(about.calls, 'call')}"),
     ]
     if about.sync_failure is not None:
-        rows.append(("unsafe", f"a power cut may take what was written since {about.sync_failure}"))
+        rows.append(("unsafe", f"a power cut may destroy what was written since {about.sync_failure}"))
     print_rows([*rows, *(("root", f"{root['path']} ({root['id']})") for root in about.known_roots)])
 
 
 @click.command("verify")
-@click.option("--quick", is_flag=True, help="Do not read the bodies of blobs.")
+@click.option("--quick", is_flag=True, help="Do not read the contents of blobs.")
 @options_saying("Only this session's journal, and what it needs.", root=_WHOLE)
 def verify_verb(common: Common, quick: bool) -> int:
-    """Check that every stored byte is what was written. Exit code 3 if one is not."""
+    """Check that every stored byte is what Mulligan wrote. Exit code 3 if one is not."""
     line = ProgressLine()
     with opened(common) as store:
         found = list(_problems(store, common, deep=not quick, line=line))
@@ -163,15 +192,15 @@ def _print_problems(found: list[Problem], broken: list[Problem]) -> None:
         mark = paint("broken", "red") if problem.severity == "broken" else paint("harmless", "yellow")
         click.echo(f"{mark}  {problem.kind}  {visible(problem.where)}: {visible(problem.message)}")
     if broken:
-        click.echo(f"{len(broken)} broken. Restore the store from a backup; what is named above cannot be trusted.")
+        click.echo(f"{len(broken)} broken. Restore the store from a backup; do not trust what is listed above.")
     else:
-        click.echo("Every stored byte is what was written.")
+        click.echo("Every stored byte is what Mulligan wrote.")
 
 
 @click.command("du")
 @options_saying(THIS_SESSION, root="Only the sessions of this root. Default: those of every root.")
 def du_verb(common: Common) -> int:
-    """Show what the store takes, and what for."""
+    """Show how much space the store uses, and what for."""
     with opened(common) as store:
         usage = usage_of(store)
         sessions = _sessions(store, common)
@@ -184,7 +213,7 @@ def du_verb(common: Common) -> int:
 
 
 def _sessions(store: Store, common: Common) -> list[SessionRow]:
-    """Those asked for: one by its id, those of a root, or all."""
+    """The session with the given id, the sessions of a root, or all."""
     with store.read() as tx:
         rows = tx.select(SESSIONS)
         if common.root is not None:
@@ -199,7 +228,7 @@ def _sessions(store: Store, common: Common) -> list[SessionRow]:
     return found
 
 
-def _by_session(usage: Usage, sessions: list[SessionRow]) -> list[tuple[SessionRow, JournalUsage]]:
+def _by_session(usage: StoreUsage, sessions: list[SessionRow]) -> list[tuple[SessionRow, JournalUsage]]:
     journals = {journal.journal: journal for journal in usage.journals}
     return [
         (session, journals.get(name, JournalUsage(name, 0, 0, 0, 0)))
@@ -208,7 +237,7 @@ def _by_session(usage: Usage, sessions: list[SessionRow]) -> list[tuple[SessionR
     ]
 
 
-def _document(directory: str, usage: Usage, sessions: list[SessionRow]) -> dict[str, object]:
+def _document(directory: str, usage: StoreUsage, sessions: list[SessionRow]) -> dict[str, object]:
     return {
         "store": directory,
         "total_bytes": usage.total_bytes,
@@ -239,7 +268,7 @@ _PLACES = {
 }
 
 
-def _print_usage(directory: str, usage: Usage, sessions: list[SessionRow]) -> None:
+def _print_usage(directory: str, usage: StoreUsage, sessions: list[SessionRow]) -> None:
     records = sum(journal.records for journal in usage.journals)
     journal_bytes = sum(journal.record_bytes for journal in usage.journals)
     click.echo(f"{visible(directory)}: {size_words(usage.total_bytes)}")
@@ -251,3 +280,355 @@ def _print_usage(directory: str, usage: Usage, sessions: list[SessionRow]) -> No
     for session, journal in _by_session(usage, sessions):
         rows.append((f"session {session.id}", counted(journal.blobs, "blob"), size_words(journal.blob_bytes)))
     print_rows(rows)
+
+
+@click.command()
+@click.argument("call", callback=text)
+@click.option("--off", is_flag=True, help="Unpin it.")
+@common_options
+def pin(common: Common, call: str, off: bool) -> None:
+    """Protect the stored bytes that undo of a call needs from eviction."""
+    from mulligan.history.log import find_call
+    from mulligan.history.retention import pin_call
+
+    with open_for_changes(common) as opened:
+        row = find_call(opened.open_root, call, common.session_id)
+        pin_call(opened.open_root.ledger, row, off=off)
+    common.answer({"id": row.id, "pinned": not off}, f"{'unpinned' if off else 'pinned'} {short(row.id)}")
+
+
+@click.command()
+@yes_option
+@click.option(
+    "--snapshots",
+    "days",
+    metavar="DAYS",
+    type=click.IntRange(min=1),
+    default=30,
+    show_default=True,
+    help="Delete snapshots that are older than this, unless a newer snapshot needs them.",
+)
+@options_saying("Not used: stored bytes may belong to several sessions.")
+def gc(common: Common, yes: bool, days: int) -> None:
+    """Delete stored bytes that nothing needs any more, and give the space back to the file system."""
+    from datetime import timedelta
+
+    from mulligan.effects.snapshot_tools.store import collect_snapshots
+    from mulligan.history.retention import collect_garbage, enforce_all_caps
+
+    otherwise = "gc deletes stored bytes; confirm with --yes."
+    confirm(common, "Delete the stored bytes that nothing needs any more?", yes=yes, otherwise=otherwise)
+    with open_for_changes(common) as opened:
+        store = opened.open_root.ledger.store
+        before = store.size_bytes()
+        enforce_all_caps(opened.open_root.ledger)
+        given_up = collect_snapshots(opened.open_root.ledger, timedelta(days=days))
+        line = ProgressLine()
+        blobs, size = collect_garbage(opened.open_root.ledger, line)
+        line.clear()
+        store.reclaim_space()
+        freed = max(0, before - store.size_bytes())
+    if common.as_json:
+        body = {"snapshots": given_up.snapshots, "blobs": blobs, "bytes": size + given_up.bytes, "freed_bytes": freed}
+        print_json(body)
+    else:
+        gone = f"{counted(given_up.snapshots, 'snapshot')} and {counted(blobs, 'blob')}"
+        click.echo(f"deleted {gone} ({size + given_up.bytes} bytes)")
+
+
+@click.command("forget")
+@click.argument("path_or_call", metavar="PATH|CALL", callback=text)
+@yes_option
+@common_options
+def forget_verb(common: Common, path_or_call: str, yes: bool) -> None:
+    """Erase the bytes that the store has of a PATH and everything below it, or of a CALL. This cannot be undone.
+
+    Mulligan erases the bytes from the database, its free pages, its log and the files beside it, and erases recorded
+    parameters and answers of tools. Content that another call or path shares is erased there too; Mulligan names it.
+    Mulligan also deletes the copy of the store from before a migration. The file itself does not change. Undo then
+    skips what was erased, with the reason `evicted`, and `verify` accepts the gap. The settings `capture.never` and
+    `capture.digest_only` keep Mulligan from storing such bytes at all.
+    """
+    from mulligan.history.log import find_call
+    from mulligan.history.retention import forget_call, forget_path
+
+    with open_for_changes(common) as opened:
+        try:
+            call = None if os.path.lexists(path_or_call) else find_call(opened.open_root, path_or_call, None)
+        except MulliganError:
+            call = None
+        if can_ask(common) and not yes:
+            ask(f"Erase what the store has of {visible(path_or_call)}? This cannot be undone.")
+        if call is not None:
+            told = forget_call(opened.open_root, call)
+        else:
+            told = forget_path(opened.open_root, path_meant(opened, path_or_call))
+    if common.as_json:
+        print_json({"ok": True, "call": None if call is None else call.id, **told.to_json()})
+        return
+    if call is None and not told.digests and not told.records:
+        click.echo(f"The store has nothing of {visible(path_or_call)}: no call has this id or changed such a path.")
+        return
+    click.echo(
+        f"Erased {counted(len(told.digests), 'stored content')}; {counted(len(told.records), 'record')} rewritten."
+    )
+    for name in told.copies:
+        click.echo(f"  deleted {visible(name)}: the copy of the store from before a migration")
+    for owner, path in told.shared:
+        click.echo(f"  also erased the same content of call {visible(owner)}: {visible(path)}")
+
+
+@click.command("replay")
+@click.argument("words", nargs=-1, metavar="SESSION | diff A B")
+@click.option("--verify", is_flag=True, help="Also check the hash chain and every blob that the state needs.")
+@options_saying("The session, if none is named.", root="Not used: sessions are found in the store.")
+def replay_verb(common: Common, words: tuple[str, ...], verify: bool) -> int:
+    """Rebuild a session's state from the journal alone, and compare it with the current state. Changes nothing.
+
+    `mulligan replay diff A B` shows the first step at which two sessions differ. Exit code 3 if something is missing or
+    damaged, 1 if two sessions differ.
+    """
+    given = words or ((common.session,) if common.session else ())
+    if given[:1] == ("diff",) and len(given) == 3:
+        return _diff(common, given[1], given[2])
+    if len(given) != 1:
+        raise click.UsageError("Give one session, or `diff` and two sessions.")
+    return _replay(common, given[0], verify=verify)
+
+
+def _replay(common: Common, session: str, *, verify: bool) -> int:
+    from mulligan.history.replay import check_needs, replay
+    from mulligan.session.transcript_log import Archive
+
+    with opened(common) as store:
+        if verify:
+            check_needs(store, SessionId(session))
+        fresh = open_store("memory:", SCHEMA, durability="process", clock=SystemClock())
+        done = replay(Archive(store, Journal(SCHEMA), SystemClock(), SystemIds()), SessionId(session), fresh)
+    if common.as_json:
+        print_json({**asdict(done), "same": done.same, "verified": verify})
+    else:
+        words = paint("same as the current state", "green") if done.same else paint("NOT the current state", "red")
+        click.echo(f"{visible(session)}: {words}")
+        print_rows([(name, str(getattr(done, name))) for name in ("digest", "records", "messages", "calls")])
+    return 0 if done.same else INTEGRITY
+
+
+def _diff(common: Common, ours: str, theirs: str) -> int:
+    from mulligan.history.replay import first_difference
+
+    with opened(common) as store, store.read() as tx:
+        found = first_difference(tx, SessionId(ours), SessionId(theirs))
+    if common.as_json:
+        print_json({"same": found is None, "divergence": None if found is None else asdict(found)})
+    elif found is None:
+        click.echo("The two sessions are the same.")
+    else:
+        click.echo(f"The sessions differ from step {found.step} on.")
+        for name, step in ((ours, found.ours), (theirs, found.theirs)):
+            click.echo(f"{visible(name)}: {visible(str(step)) if step is not None else 'nothing more'}")
+    return 0 if found is None else PARTLY
+
+
+_SYS_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_SECCOMP_GET_NOTIF_SIZES = 3
+_LANDLOCK_VERSION = 1
+_PROGRAM_TIMEOUT_S = 10.0
+_NOT_USED = "Not used: it is about the machine and the store."
+
+
+@fast_dataclass(slots=True, frozen=True)
+class Finding:
+    """One line of `mulligan doctor`. `ok` is None for plain information; `code` is the error code, if any."""
+
+    name: str
+    value: str
+    ok: bool | None = None
+    code: str | None = None
+
+
+@click.command("doctor")
+@options_saying(_NOT_USED, root=_NOT_USED)
+def doctor_verb(common: Common) -> int:
+    """Show what this machine offers and what is missing. Missing parts cost speed or features, never correctness.
+
+    If the store does not open, the exit code is that of every verb: 3 for a damaged store.
+    """
+    found = [*_ourselves(), *_store(common), *_capture(common), *_kernel(), *_programs()]
+    if common.as_json:
+        print_json({"findings": [asdict(finding) for finding in found]})
+    else:
+        for finding in found:
+            click.echo(f"{_mark(finding)} {finding.name}: {visible(finding.value)}")
+    return max(exit_code_of_fault(fault(finding.code, finding.value)) if finding.code else 0 for finding in found)
+
+
+def _mark(finding: Finding) -> str:
+    if finding.ok is None:
+        return "     "
+    return paint("  ok ", "green") if finding.ok else paint("none ", "yellow")
+
+
+def _ourselves() -> list[Finding]:
+    import apsw
+
+    return [
+        Finding("python", f"{platform.python_version()} on {platform.system()} {platform.release()}"),
+        Finding("sqlite", str(apsw.sqlite_lib_version()), True),
+    ]
+
+
+def _capture(common: Common) -> list[Finding]:
+    """The capture rules in force; without any, an example to copy."""
+    from mulligan.files.capture_rules import EXAMPLE, PROJECT_FILE, CaptureRules, user_file
+
+    files = (user_file(os.environ), os.path.join(os.path.abspath(common.root or "."), PROJECT_FILE))
+    rules = CaptureRules(files)
+    try:
+        rules.load()
+    except MulliganError as error:
+        return [Finding("capture", error.message, False, error.code)]
+    there = [name for name in files if os.path.exists(name)]
+    if rules.any:
+        return [Finding("capture", f"some paths are not captured: {', '.join(there)}", True)]
+    return [Finding("capture", f"every path; to leave some out, write into {files[0]}: {' '.join(EXAMPLE.split())}")]
+
+
+def _store(common: Common) -> list[Finding]:
+    from mulligan.store.sqlite_file import TRUST_OWNER
+
+    directory = store_directory(common.store, os.environ)
+    if directory is None:
+        return [Finding("store", "in memory")]
+    found = [Finding("state directory", directory, os.path.isdir(directory))]
+    if os.path.isdir(directory):
+        from mulligan.store.sqlite_file import file_system_of
+
+        found.append(Finding("file system", file_system_of(directory) or "unknown"))
+    if os.environ.get(TRUST_OWNER) == "1":
+        found.append(Finding("owner", f"{TRUST_OWNER}=1: a state directory of another user is trusted", False))
+    if os.path.exists(os.path.join(directory, "store.db")):
+        found += _opens(common)
+    return found
+
+
+def _opens(common: Common) -> list[Finding]:
+    from mulligan.store.host import older_processes
+
+    try:
+        store = open_store(common.store, SCHEMA, durability="process", clock=SystemClock(), create=False)
+        with store.read() as tx:
+            failed, older = sync_failure(tx), older_processes(tx, store.is_alive)
+        store.close()
+    except MulliganError as error:
+        return [Finding("store", error.message, False, error.code)]
+    unsafe = [Finding("sync", f"a power cut may destroy what was written since {failed}", False)] if failed else []
+    outdated = [Finding("older process", f"{words}; restart it", False) for words in older]
+    return [Finding("store", "opens", True), *unsafe, *outdated]
+
+
+def _kernel() -> list[Finding]:
+    return [
+        _tried("openat2", "Mulligan resolves paths beneath a handle", _try_openat2),
+        _tried("exchange", "Mulligan replaces files atomically", _try_exchange),
+        _tried("leases", "Mulligan sees who else writes a file", _try_lease),
+        _tried("seccomp notify", "Mulligan sees each system call of a command", _try_notify),
+        _tried("overlay", "commands can run on a copy", _try_overlay),
+        _tried("landlock", "commands can run in a sandbox", _try_landlock),
+        *_inotify(),
+    ]
+
+
+def _tried(name: str, good: str, attempt: Callable[[], bool]) -> Finding:
+    try:
+        works = attempt()
+    except OSError as error:
+        return Finding(name, f"not available ({error.strerror or error})", False)
+    return Finding(name, good if works else "not available", works)
+
+
+def _try_openat2() -> bool:
+    directory = os.open(tempfile.gettempdir(), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.close(open_beneath(directory, b".", os.O_RDONLY | os.O_DIRECTORY, resolve=RESOLVE_BENEATH))
+    finally:
+        os.close(directory)
+    return True
+
+
+def _try_exchange() -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("one", "other"):
+            with open(os.path.join(folder, name), "wb") as file:
+                file.write(name.encode())
+        directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            exchange(directory, b"one", b"other")
+        finally:
+            os.close(directory)
+        with open(os.path.join(folder, "one"), "rb") as file:
+            return file.read() == b"other"
+
+
+def _try_lease() -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "file")
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            return nobody_writes(handle) is True
+        finally:
+            os.close(handle)
+
+
+def _try_notify() -> bool:
+    import ctypes
+
+    number = _SYS_SECCOMP.get(platform.machine())
+    if not LINUX or number is None:
+        return False
+    sizes = (ctypes.c_uint16 * 3)()
+    return syscall(number, _SECCOMP_GET_NOTIF_SIZES, 0, ctypes.byref(sizes)) == 0
+
+
+def _try_overlay() -> bool:
+    if not LINUX:
+        return False
+    with open("/proc/filesystems", encoding="ascii") as file:
+        return any(line.split()[-1] == "overlay" for line in file)
+
+
+def _try_landlock() -> bool:
+    return LINUX and syscall(SYS_LANDLOCK_CREATE_RULESET, 0, 0, _LANDLOCK_VERSION) >= 1
+
+
+def _inotify() -> list[Finding]:
+    limits = []
+    for name in ("max_user_watches", "max_user_instances") if LINUX else ():
+        try:
+            with open(f"/proc/sys/fs/inotify/{name}", encoding="ascii") as file:
+                limits.append(Finding(f"inotify {name}", file.read().strip()))
+        except OSError:
+            limits.append(Finding(f"inotify {name}", "unknown"))
+    return limits
+
+
+def _programs() -> list[Finding]:
+    beside = os.path.dirname(sys.executable)
+    return [
+        _program("git", shutil.which("git")),
+        _program("rg", shutil.which("rg") or shutil.which("rg", path=beside)),
+        Finding(
+            "re2", "installed" if find_spec("re2") else "not installed; grep needs it", find_spec("re2") is not None
+        ),
+    ]
+
+
+def _program(name: str, path: str | None) -> Finding:
+    if path is None:
+        return Finding(name, "not installed", False)
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, timeout=_PROGRAM_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding(name, f"{path} does not run: {error}", False)
+    return Finding(name, done.stdout.decode("utf-8", "replace").splitlines()[0], done.returncode == 0)

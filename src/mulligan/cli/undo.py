@@ -1,42 +1,43 @@
-"""The ways back: undo, redo, restore, rollback, rewind."""
+"""The undo operations: undo, redo, restore, rollback, rewind."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from mulligan.cli.asking import ask, can_ask
-from mulligan.cli.doors import path_in_any_root, work
-from mulligan.cli.options import Common, common_options, text
-from mulligan.cli.output import paint, print_json, visible
-from mulligan.cli.words import outcome_lines, short
+from mulligan.cli.format import paint, print_json
+from mulligan.cli.open_root import open_for_changes, path_in_any_root
+from mulligan.cli.options import Common, ask, can_ask, common_options, text
+from mulligan.history.outcome_text import outcome_lines, short
+from mulligan.values.visible import visible
 
 if TYPE_CHECKING:
-    from mulligan.history.going_back import How, WayBack
-    from mulligan.opening import Mulligan
+    from mulligan.api import Mulligan
+    from mulligan.history.undo import UndoOptions, UndoResult
     from mulligan.values.paths import RepoPath
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def way_back_options(function: F) -> F:
+def undo_options(function: F) -> F:
     for option in (
-        click.option("--dry-run", is_flag=True, help="Show what would happen, and do nothing."),
+        click.option("--dry-run", is_flag=True, help="Show what would happen, and change nothing."),
         click.option(
             "--on-conflict",
             type=click.Choice(["merge", "overwrite", "refuse"]),
             default="merge",
             show_default=True,
-            help="When somebody changed the same file: merge, overwrite, or refuse.",
+            help="If somebody else changed the same file: merge, overwrite, or refuse.",
         ),
         click.option(
             "--git",
             type=click.Choice(["leave", "restore"]),
             default="leave",
             show_default=True,
-            help="Whether commits, branches and the index go back too.",
+            help="Whether to undo commits, branches and the index too.",
         ),
         click.option("--yes", is_flag=True, help="Do not ask."),
     ):
@@ -44,9 +45,9 @@ def way_back_options(function: F) -> F:
     return function
 
 
-def go(
+def run_undo_operation(
     common: Common,
-    act: Callable[[Any, How], WayBack],
+    act: Callable[[Any, UndoOptions], UndoResult],
     *,
     dry_run: bool,
     on_conflict: str,
@@ -54,23 +55,23 @@ def go(
     git: str = "leave",
     came: str = "restored",
 ) -> None:
-    """Plan, ask where a person is there to answer, apply, and say what happened. `came`: see `outcome_lines`."""
-    from mulligan.history.going_back import How
+    """Plans, asks on a terminal, applies, and prints the result. `came`: see `outcome_lines`."""
+    from mulligan.history.undo import UndoOptions
     from mulligan.values.ids import SessionId
 
     asks = not (dry_run or yes) and can_ask(common)
     if on_conflict == "overwrite" and not (dry_run or yes or asks):
-        raise click.UsageError("--on-conflict overwrite replaces somebody's work; say --yes if you mean it.")
+        raise click.UsageError("--on-conflict overwrite replaces other people's work; confirm with --yes.")
     session = None if common.session is None else SessionId(common.session)
-    with work(common) as opened:
+    with open_for_changes(common) as opened:
         if asks:
-            _ask(act(opened, How(on_conflict, True, session, git)), came)  # type: ignore[arg-type]  # click checked both
-        done = act(opened, How(on_conflict, dry_run, session, git))  # type: ignore[arg-type]  # click checked both
+            _ask(act(opened, UndoOptions(on_conflict, True, session, git)), came)  # type: ignore[arg-type]  # click checked both
+        done = act(opened, UndoOptions(on_conflict, dry_run, session, git))  # type: ignore[arg-type]  # click checked both
     report(common, done, dry_run=dry_run, came=came)
 
 
-def _ask(planned: WayBack, came: str) -> None:
-    """Show what would happen and go on if the answer is yes; a plan that changes nothing needs no answer."""
+def _ask(planned: UndoResult, came: str) -> None:
+    """Shows the plan and asks; a plan that changes nothing needs no answer."""
     if not (_changes_something(planned) or planned.cancelled):
         return
     stops = ["would stop the turn that is still running"] if planned.cancelled else []
@@ -79,98 +80,143 @@ def _ask(planned: WayBack, came: str) -> None:
     ask("Go ahead?", default=not planned.overwrote_external)
 
 
-def _changes_something(way: WayBack) -> bool:
-    return way.talk is not None or (way.plan is not None and bool(way.plan.moves))
+def _changes_something(result: UndoResult) -> bool:
+    plan = result.plan
+    return result.talk is not None or (plan is not None and bool(plan.moves or plan.git_moves))
 
 
-def _replaced_lines(way: WayBack, *, dry_run: bool) -> list[str]:
+def _replaced_lines(result: UndoResult, *, dry_run: bool) -> list[str]:
     done = "would replace" if dry_run else "replaced"
-    return [paint(f"{done} your version of {visible(path)}; it is kept", "yellow") for path in way.overwrote_external]
+    return [
+        paint(f"{done} your version of {visible(path)}; the store keeps it", "yellow")
+        for path in result.overwrote_external
+    ]
 
 
-def report(common: Common, done: WayBack, *, dry_run: bool, came: str = "restored") -> None:
+def report(common: Common, done: UndoResult, *, dry_run: bool, came: str = "restored") -> None:
     if common.as_json:
         print_json(done.to_json())
     else:
         lines = outcome_lines(done, dry_run=dry_run, came=came)
-        for line in lines or ["Nothing had to change."]:
+        for line in lines or ["No files changed."]:
             click.echo(paint(line, "yellow") if line.startswith("left") else line)
         for line in _replaced_lines(done, dry_run=dry_run):
             click.echo(line)
         if done.call_id is not None and _changes_something(done):
-            click.echo(paint(f"(`mulligan undo {short(done.call_id)}` takes this back)", "dim"))
+            click.echo(paint(f"(`mulligan undo {short(done.call_id)}` undoes this)", "dim"))
     if not done.ok:
         raise click.exceptions.Exit(1)
 
 
-def _meant(opened: Mulligan, paths: Sequence[str]) -> list[RepoPath] | None:
+_HUNK = re.compile(r"(.+):(\d{1,9})", re.DOTALL)
+"""A path may contain colons; the number is after the last one."""
+
+
+def _hunks(_: click.Context, __: click.Parameter, given: Sequence[str]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for one in given:
+        parts = _HUNK.fullmatch(one)
+        if parts is None:
+            raise click.BadParameter(f"{visible(one)} is not PATH:N; `mulligan diff CALL --json` lists the hunks.")
+        found.setdefault(parts[1], []).append(int(parts[2]))
+    return found
+
+
+hunk_option = click.option(
+    "--hunk",
+    "hunks",
+    multiple=True,
+    callback=_hunks,
+    metavar="PATH:N",
+    help="Only hunk N of this path, counted from 0 as in `diff CALL --json`; may be repeated.",
+)
+
+
+def _parse_paths(opened: Mulligan, paths: Sequence[str]) -> list[RepoPath] | None:
     return [path_in_any_root(opened, path) for path in paths] or None
+
+
+def _parse_hunks(opened: Mulligan, hunks: dict[str, list[int]]) -> dict[RepoPath, list[int]] | None:
+    found: dict[RepoPath, list[int]] = {}
+    for path, some in hunks.items():
+        found.setdefault(path_in_any_root(opened, path), []).extend(some)
+    return found or None
 
 
 @click.command()
 @click.argument("call", callback=text, required=False)
-@click.option("--path", "paths", multiple=True, metavar="P", help="Only this path; can be given again.")
-@way_back_options
+@click.option("--path", "paths", multiple=True, metavar="P", help="Only this path; may be repeated.")
+@hunk_option
+@undo_options
 @common_options
-def undo(common: Common, call: str | None, paths: tuple[str, ...], **options: Any) -> None:
-    """Take back one call (default: the newest that stands), keeping everything that came after it."""
-    from mulligan.history.going_back import undo as going
+def undo(common: Common, call: str | None, paths: tuple[str, ...], hunks: dict[str, list[int]], **options: Any) -> None:
+    """Undo one call (default: the newest call that is not undone) and keep all later work."""
+    from mulligan.history.undo import undo as going
 
-    go(common, lambda opened, how: going(opened.desk, call, paths=_meant(opened, paths), how=how), **options)
+    def act(opened: Mulligan, how: UndoOptions) -> UndoResult:
+        some = _parse_hunks(opened, hunks)
+        return going(opened.open_root, call, paths=_parse_paths(opened, paths), hunks=some, how=how)
+
+    run_undo_operation(common, act, **options)
 
 
 @click.command()
-@way_back_options
+@undo_options
 @common_options
 def redo(common: Common, **options: Any) -> None:
-    """Bring back what the last undo, restore, rollback or rewind took away."""
-    from mulligan.history.going_back import redo as going
+    """Redo the last undo, restore, rollback or rewind."""
+    from mulligan.history.undo import redo as going
 
-    go(common, lambda opened, how: going(opened.desk, how=how), **options)
+    run_undo_operation(common, lambda opened, how: going(opened.open_root, how=how), **options)
 
 
 @click.command()
 @click.argument("call", callback=text)
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
-@way_back_options
+@hunk_option
+@undo_options
 @common_options
-def restore(common: Common, call: str, paths: tuple[str, ...], **options: Any) -> None:
+def restore(common: Common, call: str, paths: tuple[str, ...], hunks: dict[str, list[int]], **options: Any) -> None:
     """Put a call's files back to what they were before it."""
-    from mulligan.history.going_back import restore as going
+    from mulligan.history.undo import restore as going
 
-    go(common, lambda opened, how: going(opened.desk, call, paths=_meant(opened, paths), how=how), **options)
+    def act(opened: Mulligan, how: UndoOptions) -> UndoResult:
+        some = _parse_hunks(opened, hunks)
+        return going(opened.open_root, call, paths=_parse_paths(opened, paths), hunks=some, how=how)
+
+    run_undo_operation(common, act, **options)
 
 
 @click.command()
-@click.option("--cancel-open", is_flag=True, help="Even if the newest turn is still running.")
-@way_back_options
+@click.option("--cancel-open", is_flag=True, help="Cancel the newest turn if it is still running.")
+@undo_options
 @common_options
 def rollback(common: Common, cancel_open: bool, **options: Any) -> None:
-    """Take back the last completed turn."""
-    from mulligan.history.going_back import rollback as going
+    """Undo the last completed turn."""
+    from mulligan.history.undo import rollback as going
 
-    go(common, lambda opened, how: going(opened.desk, how=how, cancel_open=cancel_open), **options)
+    run_undo_operation(common, lambda opened, how: going(opened.open_root, how=how, cancel_open=cancel_open), **options)
 
 
 @click.command()
 @click.argument("point", callback=text)
-@click.option("--before", is_flag=True, help="To just before it (default).")
-@click.option("--after", is_flag=True, help="To just after it.")
-@click.option("--no-files", is_flag=True, help="Leave the files as they are.")
-@click.option("--no-talk", is_flag=True, help="Leave the talk as it is.")
-@way_back_options
+@click.option("--before", is_flag=True, help="Go back to just before POINT (default).")
+@click.option("--after", is_flag=True, help="Go back to just after POINT.")
+@click.option("--no-files", is_flag=True, help="Do not change files.")
+@click.option("--no-transcript", is_flag=True, help="Do not change the transcript.")
+@undo_options
 @common_options
 def rewind(
-    common: Common, point: str, *, before: bool, after: bool, no_files: bool, no_talk: bool, **options: Any
+    common: Common, point: str, *, before: bool, after: bool, no_files: bool, no_transcript: bool, **options: Any
 ) -> None:
-    """Take back everything of a session from a call on, or (with --session) from a message on."""
-    from mulligan.history.going_back import rewind as going
+    """Undo everything that a session did from a call on, or (with --session) from a message on."""
+    from mulligan.history.undo import rewind as going
 
     if before and after:
-        raise click.UsageError("A rewind goes to before a point or to after it, not both.")
+        raise click.UsageError("Give --before or --after, not both.")
     side = "after" if after else "before"
 
-    def act(opened: Mulligan, how: How) -> WayBack:
-        return going(opened.desk, point, side=side, files=not no_files, talk=not no_talk, how=how)
+    def act(opened: Mulligan, how: UndoOptions) -> UndoResult:
+        return going(opened.open_root, point, side=side, files=not no_files, transcript=not no_transcript, how=how)
 
-    go(common, act, **options)
+    run_undo_operation(common, act, **options)

@@ -1,4 +1,4 @@
-"""host.exec: a command inside the transaction."""
+"""The effects host.exec, host.exec_output, host.exec_signal and host.shell: commands inside a call."""
 
 from __future__ import annotations
 
@@ -10,51 +10,49 @@ from typing import Any
 
 from mulligan.boundary.verdict import clamped
 from mulligan.effects import params
-from mulligan.effects.board import SIGNALS, Posted, board_of
-from mulligan.effects.changes import check_changed, check_size
+from mulligan.effects.context import EffectContext, too_large
 from mulligan.effects.receipt import Receipt, inline, refusal_receipt
-from mulligan.effects.scene import Scene, too_large
+from mulligan.effects.running_commands import SIGNALS, TrackedCommand, running_commands_of
+from mulligan.effects.write import check_changed, check_size
+from mulligan.exec.command import Command, OutputSpool, Sink, Spools, Stream, command
+from mulligan.exec.pump import CommandHandle
+from mulligan.exec.run import CommandResult
 from mulligan.history.call import Call
-from mulligan.history.desk import Desk
-from mulligan.history.running import How, run_in_call
+from mulligan.history.command import RunOptions, run_in_call
+from mulligan.history.open_root import OpenRoot
 from mulligan.values.clock import monotonic_s
 from mulligan.values.digest import Digest, parse_digest
 from mulligan.values.entries import Change, FileEntry, is_never_recorded, kind_of_change
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError, Refused
 from mulligan.values.paths import ROOT, RepoPath, path_from_bytes, to_wire
-from mulligan.values.refusal import Refused
-from mulligan.workspace.exec.command import Command, command
-from mulligan.workspace.exec.output import Sink, Spool, Spools, Stream
-from mulligan.workspace.exec.pump import Handle
-from mulligan.workspace.exec.run import Ran
 
 CALL_VARIABLE = "MULLIGAN_CALL"
 HOME_VARIABLE = "MULLIGAN_HOME"
 _PAGE_BYTES = 1024 * 1024
 _TIMEOUT_MAX_MS = 366 * 24 * 3_600_000
-"""Longer than anybody waits, and short enough for every clock that is asked to."""
+"""A year: longer than any use, and short enough for every clock."""
 
 Fields = dict[str, Any]
 
 
-def execute(scene: Scene, asked: params.Exec) -> Fields:
-    """Run to the end of the last descendant. A non-zero exit is `ok`, unless `rollback_on` says otherwise."""
+def execute(context: EffectContext, asked: params.Exec) -> Fields:
+    """Run a command until its last descendant ends. A non-zero exit is `ok`, unless `rollback_on` says otherwise."""
     if asked.background:
-        return _start(scene, asked)
-    asked_command = _command(scene, asked)
-    spools = _Told(scene)
+        return _start(context, asked)
+    asked_command = _command(context, asked)
+    spools = _StreamingSpools(context)
     try:
-        return run(scene, asked_command, asked, sink=spools, answer=lambda: _outputs(scene, asked, spools))
+        return run(context, asked_command, asked, sink=spools, answer=lambda: _outputs(context, asked, spools))
     finally:
         spools.close()
 
 
-class _Told(Spools):
-    """Keeps what a command prints, and tells whoever listens as it comes."""
+class _StreamingSpools(Spools):
+    """Stores a command's output and passes it to the context's sink as it arrives."""
 
-    def __init__(self, scene: Scene) -> None:
-        super().__init__(inline_bytes=scene.boundary.inline_limit)
-        self._listener = scene.sink
+    def __init__(self, context: EffectContext) -> None:
+        super().__init__(inline_bytes=context.boundary.inline_limit)
+        self._listener = context.sink
 
     def write(self, stream: Stream, data: bytes) -> None:
         super().write(stream, data)
@@ -62,42 +60,42 @@ class _Told(Spools):
             self._listener.write(stream, data)
 
 
-def _start(scene: Scene, asked: params.Exec) -> Fields:
-    """A call of its own, which ends when the last of the command's processes does."""
-    facts = scene.whole.facts
-    call = scene.desk.call(scene.session, turn=facts.turn, label=facts.label, tool="exec")
-    own = replace(scene, whole=call, deadline=None)
+def _start(context: EffectContext, asked: params.Exec) -> Fields:
+    """Start a command in the background, in a call of its own that ends with the command's last process."""
+    facts = context.whole.facts
+    call = context.open_root.call(context.session, turn=facts.turn, label=facts.label, tool="exec")
+    own = replace(context, whole=call, call=call, deadline=None)
     what = replace(_command(own, asked), background=True)
-    spools = _Told(own)
-    posted = Posted(call.id, scene.session, Handle(), spools)
+    spools = _StreamingSpools(own)
+    command = TrackedCommand(call.id, context.session, CommandHandle(), spools)
 
-    def work(handle: Handle) -> Fields:
+    def work(handle: CommandHandle) -> Fields:
         return _to_the_end(own, lambda: _run(own, what, asked, sink=spools, handle=handle, answer=dict))
 
-    board_of(scene.desk).start(posted, work)
-    return {"exec_id": call.id, "started_at_ns": _now_ns(scene)}
+    running_commands_of(context.open_root).start(command, work)
+    return {"exec_id": call.id, "started_at_ns": _now_ns(context)}
 
 
-def _to_the_end(scene: Scene, run_it: Callable[[], Fields]) -> Fields:
-    with scene.call:
+def _to_the_end(context: EffectContext, run_it: Callable[[], Fields]) -> Fields:
+    with context.call:
         try:
             fields = run_it()
             answer = Receipt("host.exec", fields.pop("status", "ok"), fields).to_dict()
         except Refused as refused:
             answer = refusal_receipt("host.exec", refused).to_dict()
-            scene.call.account.note_effect("host.exec", {"background": True}, answer)
-            scene.call.abort(refused.code)
+            context.call.account.note_effect("host.exec", {"background": True}, answer)
+            context.call.abort(refused.code)
             return answer
-        scene.call.account.note_effect("host.exec", {"background": True}, answer)
+        context.call.account.note_effect("host.exec", {"background": True}, answer)
         return answer
 
 
-def output(scene: Scene, asked: params.ExecOutput) -> Fields:
-    """A page of what a command in the background has printed so far, and how it ended, if it did."""
-    posted = _posted(scene, asked.exec_id)
-    assert posted.spools is not None
-    ended, spool = posted.receipt, posted.spools.stdout if asked.stream == "stdout" else posted.spools.stderr
-    most = clamped(clamped(asked.max_bytes, scene.capability.max_read_bytes), scene.boundary.inline_limit) or 0
+def output(context: EffectContext, asked: params.ExecOutput) -> Fields:
+    """A page of a background command's output, and its receipt if it has ended."""
+    command = _background_command(context, asked.exec_id)
+    assert command.spools is not None
+    ended, spool = command.receipt, command.spools.stdout if asked.stream == "stdout" else command.spools.stderr
+    most = clamped(clamped(asked.max_bytes, context.capability.max_read_bytes), context.boundary.inline_limit) or 0
     page = spool.read(asked.offset_bytes, most)
     return {
         "content": inline(page),
@@ -108,164 +106,176 @@ def output(scene: Scene, asked: params.ExecOutput) -> Fields:
     }
 
 
-def send_signal(scene: Scene, asked: params.ExecSignal) -> Fields:
+def send_signal(context: EffectContext, asked: params.ExecSignal) -> Fields:
     if asked.signal not in SIGNALS:
-        raise Refused("error", "invalid_params", f"signal is one of {', '.join(SIGNALS)}.")
-    posted = _posted(scene, asked.exec_id)
-    if not board_of(scene.desk).signal(posted, SIGNALS[asked.signal]):
+        raise Refused("error", "invalid_params", f"signal must be one of {', '.join(SIGNALS)}.")
+    command = _background_command(context, asked.exec_id)
+    if not running_commands_of(context.open_root).signal(command, SIGNALS[asked.signal]):
         raise Refused("already_exited", "already_exited", f"Command {asked.exec_id} has ended.")
     return {"status": "signaled"}
 
 
-def _posted(scene: Scene, exec_id: str) -> Posted:
-    posted = board_of(scene.desk).find(exec_id)
-    if posted is None or posted.session != scene.session or posted.spools is None:
-        raise Refused("not_found", "exec_not_found", f"This session has no command {exec_id!r} in the background.")
-    return posted
+def _background_command(context: EffectContext, exec_id: str) -> TrackedCommand:
+    command = running_commands_of(context.open_root).find(exec_id)
+    if command is None or command.session != context.session or command.spools is None:
+        raise Refused("not_found", "exec_not_found", f"This session has no background command {exec_id!r}.")
+    return command
 
 
-def shell(scene: Scene, asked: params.Shell) -> Fields:
+def shell(context: EffectContext, asked: params.Shell) -> Fields:
     words = ["sh", "-c", asked.command]
-    return execute(scene, params.Exec(argv=words, cwd=asked.cwd, timeout_ms=asked.timeout_ms))
+    return execute(context, params.Exec(argv=words, cwd=asked.cwd, timeout_ms=asked.timeout_ms))
 
 
-def run(scene: Scene, what: Command, asked: params.Exec, *, sink: Sink, answer: Callable[[], Fields]) -> Fields:
-    with board_of(scene.desk).running(scene.whole.id, scene.session) as handle:
-        return _run(scene, what, asked, sink=sink, handle=handle, answer=answer)
+def run(
+    context: EffectContext, what: Command, asked: params.Exec, *, sink: Sink, answer: Callable[[], Fields]
+) -> Fields:
+    with running_commands_of(context.open_root).running(context.whole.id, context.session) as handle:
+        return _run(context, what, asked, sink=sink, handle=handle, answer=answer)
 
 
 def _run(
-    scene: Scene, what: Command, asked: params.Exec, *, sink: Sink, handle: Handle, answer: Callable[[], Fields]
+    context: EffectContext,
+    what: Command,
+    asked: params.Exec,
+    *,
+    sink: Sink,
+    handle: CommandHandle,
+    answer: Callable[[], Fields],
 ) -> Fields:
-    limit_ms = _limit_ms(scene, asked)
+    limit_ms = _limit_ms(context, asked)
     how = _how(asked, handle, limit_ms)
-    before = {change.path: (change.before, change.after) for change in scene.call.changes()}
-    started = _now_ns(scene)
-    ran = run_in_call(scene.desk, scene.call, what, sink=sink, how=how)
-    changes = [one for one in scene.call.changes() if before.get(one.path) != (one.before, one.after)]
+    before = {change.path: (change.before, change.after) for change in context.call.changes()}
+    started = _now_ns(context)
+    ran = run_in_call(context.open_root, context.call, what, sink=sink, how=how)
+    changes = [one for one in context.call.changes() if before.get(one.path) != (one.before, one.after)]
     fields = {
         "exit_code": ran.exit_code,
         "signal": ran.signal,
         "started_at_ns": started,
-        "ended_at_ns": _now_ns(scene),
+        "ended_at_ns": _now_ns(context),
         "strategy": ran.strategy,
         "strategy_reason": ran.strategy_reason,
         "attribution": ran.attribution,
         "sandbox": ran.sandbox,
-        "changes": [_change(scene, change) for change in changes if not is_never_recorded(change)],
-        "coverage": scene.call.gaps(),
-        **({"rescued": [_rescued(scene, *one) for one in ran.given_way]} if ran.given_way else {}),
+        "changes": [_change(context, change) for change in changes if not is_never_recorded(change)],
+        "coverage": context.call.gaps(),
+        **({"rescued": [_rescued(context, *one) for one in ran.given_way]} if ran.given_way else {}),
     }
     try:
         fields |= answer()
-        _check_changes(scene, changes)
+        _check_changes(context, changes)
     except Refused as refused:
         refused.fields.update(fields)
         raise
     _judge(asked, ran, fields, limit_ms)
-    return fields | {"coverage": scene.call.gaps()}
+    return fields | {"coverage": context.call.gaps()}
 
 
-def _limit_ms(scene: Scene, asked: params.Exec) -> int | None:
-    """How long it may run: what was asked for, and no longer than the call has time left."""
-    if scene.deadline is None:
+def _limit_ms(context: EffectContext, asked: params.Exec) -> int | None:
+    """The time limit: the caller's, or what is left until the call's deadline if that is shorter."""
+    if context.deadline is None:
         return asked.limit_ms
-    left = int((scene.deadline - scene.desk.ledger.clock.now()).total_seconds() * 1000)
+    left = int((context.deadline - context.open_root.ledger.clock.now()).total_seconds() * 1000)
     return max(1, left if asked.limit_ms is None else min(left, asked.limit_ms))
 
 
-def _how(asked: params.Exec, handle: Handle, limit_ms: int | None) -> How:
+def _how(asked: params.Exec, handle: CommandHandle, limit_ms: int | None) -> RunOptions:
     deadline = None if limit_ms is None else monotonic_s() + min(limit_ms, _TIMEOUT_MAX_MS) / 1000
-    return How(asked.strategy, asked.isolate, deadline, handle, only_success=asked.rollback_on == "nonzero")
+    return RunOptions(asked.strategy, asked.isolate, deadline, handle, only_success=asked.rollback_on == "nonzero")
 
 
-def _change(scene: Scene, change: Change) -> Fields:
-    origin = {} if change.renamed_from is None else {"from": _shown(scene, change.renamed_from)}
-    return {"path": _shown(scene, change.path), "kind": kind_of_change(change), **origin}
+def _change(context: EffectContext, change: Change) -> Fields:
+    origin = {} if change.renamed_from is None else {"from": _shown(context, change.renamed_from)}
+    return {"path": _shown(context, change.path), "kind": kind_of_change(change), **origin}
 
 
-def _rescued(scene: Scene, path: bytes, digest: Digest) -> Fields:
-    """What the command had there; somebody else's is there instead."""
-    inner = path_from_bytes(os.path.relpath(path, scene.desk.disk.root.path))
-    return {"path": _shown(scene, inner), "blob_ref": digest}
+def _rescued(context: EffectContext, path: bytes, digest: Digest) -> Fields:
+    """The command's version of a path, where another writer's version stays."""
+    inner = path_from_bytes(os.path.relpath(path, context.open_root.disk.root.path))
+    return {"path": _shown(context, inner), "blob_ref": digest}
 
 
-def _shown(scene: Scene, path: RepoPath) -> str:
-    return to_wire(path) if scene.mount is None else scene.shown(path)
+def _shown(context: EffectContext, path: RepoPath) -> str:
+    return to_wire(path) if context.mount is None else context.shown(path)
 
 
-def _check_changes(scene: Scene, changes: Sequence[Change]) -> None:
-    """What a session may not write it may not have a command write: then nothing stands of what the command did."""
-    check_changed(scene.capability, len(changes))
+def _check_changes(context: EffectContext, changes: Sequence[Change]) -> None:
+    """Refuse if the command changed a path that the session may not write; then all its changes are rolled back."""
+    check_changed(context.capability, len(changes))
     for change in changes:
-        scene.boundary.check_path("write", change.path)
+        context.boundary.check_path("write", change.path)
         if isinstance(change.after, FileEntry):
-            check_size(scene.capability, change.after.size)
+            check_size(context.capability, change.after.size)
 
 
-def _judge(asked: params.Exec, ran: Ran, fields: Fields, limit_ms: int | None) -> None:
-    """What does not stand: a timeout, a cancel, and what `rollback_on` names. The receipt still says what happened."""
+def _judge(asked: params.Exec, ran: CommandResult, fields: Fields, limit_ms: int | None) -> None:
+    """Refuse after a timeout, a cancel, or an exit that `rollback_on` names, so that the changes are rolled back.
+
+    The receipt still describes the run.
+    """
     if ran.timed_out:
         raise Refused("timeout", "timeout", f"The command ran longer than {limit_ms} ms.", **fields)
     if ran.cancelled:
         raise Refused("error", "cancelled", "The command was cancelled.", **fields)
     if asked.rollback_on == "nonzero" and ran.exit_code != 0:
-        words = f"The command failed with exit code {ran.exit_code}; what it changed was put back."
+        but = ", except for what the coverage lists" if fields["coverage"] else ""
+        words = f"The command failed with exit code {ran.exit_code}; Mulligan rolled back its changes{but}."
         raise Refused("error", "nonzero_exit", words, **fields)
     if ran.signal is not None:
         fields["status"] = "signaled"
 
 
-def _command(scene: Scene, asked: params.Exec) -> Command:
-    """The session's environment and network rule hold for its commands as its boundary does for its files."""
+def _command(context: EffectContext, asked: params.Exec) -> Command:
+    """The command with the session's environment and network rule."""
     if not asked.argv:
         raise Refused("error", "argv_empty", "A command needs at least a program name.")
-    cwd = _cwd(scene, asked.cwd)
-    told = call_environment(scene.desk, scene.call)
-    env = {**told, **scene.env.values(), **(asked.env or {}), CALL_VARIABLE: told[CALL_VARIABLE]}
+    cwd = _cwd(context, asked.cwd)
+    told = call_environment(context.open_root, context.call)
+    env = {**told, **context.env.values(), **(asked.env or {}), CALL_VARIABLE: told[CALL_VARIABLE]}
     _check_words(asked.argv, env)
-    stdin = _stdin(scene, asked)
-    made = command(asked.argv, scene.desk.disk.root.path, cwd=cwd, env=env, stdin=stdin)
-    network = "none" if scene.network == "none" else asked.network
-    return replace(made, sandbox=asked.sandbox, network=network, stdin_fd=scene.stdin_fd if stdin is None else None)
+    stdin = _stdin(context, asked)
+    made = command(asked.argv, context.open_root.disk.root.path, cwd=cwd, env=env, stdin=stdin)
+    network = "none" if context.network == "none" else asked.network
+    return replace(made, sandbox=asked.sandbox, network=network, stdin_fd=context.stdin_fd if stdin is None else None)
 
 
-def _cwd(scene: Scene, asked: str | None) -> RepoPath:
-    """The folder by its real name, judged like a path to look at. Whether it is still there, who enters it will see."""
-    with scene.spot("exec", scene.shown(scene.workdir) if asked is None else asked) as spot:
+def _cwd(context: EffectContext, asked: str | None) -> RepoPath:
+    """The working folder by its real path, checked like a path to read. The command fails if it is gone by then."""
+    with context.spot("exec", context.shown(context.workdir) if asked is None else asked) as spot:
         if spot.outside:
-            raise Refused("forbidden", "path_not_allowed", "A command runs inside the root.", path=asked)
+            raise Refused("forbidden", "path_not_allowed", "A command must run inside the root.", path=asked)
         return spot.path
 
 
-def call_environment(desk: Desk, call: Call) -> dict[str, str]:
-    """What tells a Mulligan that a command starts which call it is part of, and where that is on record."""
-    around, directory = desk.ledger.joins or (call.id, desk.ledger.store.directory)
+def call_environment(open_root: OpenRoot, call: Call) -> dict[str, str]:
+    """Environment variables that tell a Mulligan started by the command which call and which store it belongs to."""
+    around, directory = open_root.ledger.joins or (call.id, open_root.ledger.store.directory)
     return {CALL_VARIABLE: around} | ({} if directory is None else {HOME_VARIABLE: directory})
 
 
 def _check_words(argv: list[str], env: Mapping[str, str]) -> None:
-    """What the kernel could not be given."""
+    """Refuse words and variables that the kernel does not accept."""
     for word in (*argv, *env, *env.values()):
         try:
             data = os.fsencode(word)
         except UnicodeEncodeError:
-            raise Refused("error", "invalid_params", "A word holds surrogates that are no byte.") from None
+            raise Refused("error", "invalid_params", "A word has surrogates that stand for no byte.") from None
         if b"\0" in data:
             raise Refused("error", "invalid_params", "A command's words and variables cannot contain NUL.")
     if any(not name or "=" in name for name in env):
-        raise Refused("error", "invalid_params", "env: a variable has a name, without '='.")
+        raise Refused("error", "invalid_params", "env: a variable needs a name without '='.")
 
 
-def _stdin(scene: Scene, asked: params.Exec) -> bytes | None:
+def _stdin(context: EffectContext, asked: params.Exec) -> bytes | None:
     if asked.stdin is not None and asked.stdin_ref is not None:
         raise Refused("error", "invalid_params", "Give stdin or stdin_ref, not both.")
     if asked.stdin_ref is not None:
-        return scene.blob(_reference(asked.stdin_ref), "stdin_ref_not_found")
+        return context.blob(_reference(asked.stdin_ref), "stdin_ref_not_found")
     try:
         return None if asked.stdin is None else asked.stdin.encode("utf-8")
     except UnicodeEncodeError:
-        raise Refused("error", "invalid_params", "stdin holds lone surrogates, which no UTF-8 text can.") from None
+        raise Refused("error", "invalid_params", "stdin has lone surrogates, so it is not UTF-8 text.") from None
 
 
 def _reference(text: str) -> str:
@@ -275,34 +285,34 @@ def _reference(text: str) -> str:
         raise Refused("error", "invalid_stdin_ref", error.message) from None
 
 
-def _outputs(scene: Scene, asked: params.Exec, spools: Spools) -> Fields:
-    """What fits is answered even if the other stream does not."""
-    stdout = _output(scene, asked, spools.stdout)
+def _outputs(context: EffectContext, asked: params.Exec, spools: Spools) -> Fields:
+    """Both streams. If one does not fit inline, the other is still in the answer."""
+    stdout = _output(context, asked, spools.stdout)
     try:
-        return {"stdout": stdout, "stderr": _output(scene, asked, spools.stderr)}
+        return {"stdout": stdout, "stderr": _output(context, asked, spools.stderr)}
     except Refused as refused:
         refused.fields["stdout"] = stdout
         raise
 
 
-def _output(scene: Scene, asked: params.Exec, spool: Spool) -> Fields | None:
+def _output(context: EffectContext, asked: params.Exec, spool: OutputSpool) -> Fields | None:
     if spool.size_bytes == 0:
         return None
     whole = spool.inline()
-    if whole is not None or scene.boundary.keeps_out_of_answers("exec", ROOT):
+    if whole is not None or context.boundary.keeps_out_of_answers("exec", ROOT):
         whole = b"".join(_pages(spool)) if whole is None else whole
-        return scene.answer(whole, op="exec", path=ROOT, mode=asked.output_mode)
+        return context.answer(whole, op="exec", path=ROOT, mode=asked.output_mode)
     if asked.output_mode == "require_inline":
-        raise too_large(scene.boundary.inline_limit)
-    digest, kept = scene.desk.ledger.blobs.store_stream(_pages(spool))
-    scene.whole.account.hand_out(digest)
+        raise too_large(context.boundary.inline_limit)
+    digest, kept = context.open_root.ledger.blobs.store_stream(_pages(spool))
+    context.whole.account.hand_out(digest)
     payload = {"blob_ref": digest, "size_bytes": kept, "preview_bytes": _base64(spool.head)}
     payload |= {"tail_bytes": _base64(spool.tail)}
     return {"blob": payload | ({"dropped_bytes": spool.dropped_bytes} if spool.dropped_bytes else {})}
 
 
-def _pages(spool: Spool) -> Iterator[bytes]:
-    """What was kept, a page at a time."""
+def _pages(spool: OutputSpool) -> Iterator[bytes]:
+    """The stored output, page by page."""
     at = 0
     while page := spool.read(at, _PAGE_BYTES):
         yield page
@@ -313,5 +323,5 @@ def _base64(data: bytes) -> str:
     return "base64:" + b64encode(data).decode("ascii")
 
 
-def _now_ns(scene: Scene) -> int:
-    return int(scene.desk.ledger.clock.now().timestamp() * 1_000_000) * 1_000
+def _now_ns(context: EffectContext) -> int:
+    return int(context.open_root.ledger.clock.now().timestamp() * 1_000_000) * 1_000

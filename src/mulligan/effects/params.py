@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import binascii
 from base64 import b64decode
-from typing import Annotated, Any, Literal, cast
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import (
     AliasChoices,
@@ -18,9 +19,9 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from mulligan.boundary.capability import COUNT_MAX, PATCH_FORMATS
+from mulligan.store.fork_locks import no_fork
 from mulligan.values.digest import parse_digest
-from mulligan.values.faults import MulliganError
-from mulligan.values.refusal import Refused
+from mulligan.values.errors import MulliganError, Refused
 
 OUTPUT_MODES = ("auto", "require_inline")
 ENCODINGS = ("utf8", "bytes")
@@ -38,21 +39,22 @@ PathText = Annotated[
 
 
 def one_of(known: tuple[str, ...]) -> dict[str, Any]:
-    """For schemas only: a value that is none of them has an error code of its own."""
+    """The values for the schema only; another value gets an error code of its own."""
     return {"enum": list(known)}
 
 
-class _Strict(BaseModel):
-    """Nothing unknown, nothing converted. Built when first asked for: a process asks for a few of them."""
+class StrictModel(BaseModel):
+    """Refuses unknown fields and converts nothing. pydantic builds a model at its first use, because a process uses
+    only a few."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True, strict=True, defer_build=True)
 
 
-class Params(_Strict):
+class Params(StrictModel):
     session_id: str | None = Field(default=None, description="The session whose boundary applies.")
 
     def check(self) -> None:
-        """Refuse values of the right type that mean nothing, each with a code of its own."""
+        """Refuse invalid values of the right type, each with its own code."""
 
 
 def _require(value: str, known: tuple[str, ...], code: str, name: str) -> None:
@@ -60,19 +62,19 @@ def _require(value: str, known: tuple[str, ...], code: str, name: str) -> None:
         raise Refused("error", code, f"{name} is {' or '.join(map(repr, known))}.")
 
 
-class InlineText(_Strict):
+class InlineText(StrictModel):
     text: str
 
 
-class InlineBytes(_Strict):
+class InlineBytes(StrictModel):
     bytes: str
 
 
-class BlobRef(_Strict):
+class BlobRef(StrictModel):
     blob_ref: str
 
 
-class Payload(_Strict):
+class Payload(StrictModel):
     """Exactly one of the three."""
 
     inline_text: InlineText | None = None
@@ -119,7 +121,7 @@ class ReadFile(Outputting):
         if self.encoding is not None:
             _require(self.encoding, ENCODINGS, "invalid_encoding", "encoding")
         if self.by_lines and self.offset_bytes is not None:
-            raise Refused("error", "invalid_params", "Read from a byte or from a line, not both.")
+            raise Refused("error", "invalid_params", "Give offset_bytes or offset_lines, not both.")
 
     @property
     def by_lines(self) -> bool:
@@ -136,7 +138,8 @@ class WriteFile(Params):
     expected_digest: str | None = Field(default=None, description="Write only if the file still has this digest.")
 
     def check(self) -> None:
-        _require(self.mode, WRITE_MODES, "invalid_mode", "mode")
+        if self.mode not in WRITE_MODES:
+            _require(self.mode, WRITE_MODES, "invalid_mode", "mode")
         if self.expected_digest is not None:
             try:
                 parse_digest(self.expected_digest)
@@ -261,14 +264,14 @@ class ReadBlob(Params):
     max_bytes: Count | None = None
 
 
-class LocalTarget(_Strict):
+class LocalTarget(StrictModel):
     workdir: str | None = None
     mounts: list[dict[str, Any]] | None = None
     env: dict[str, str] | None = None
     network_mode: Literal["none", "full"] | None = None
 
 
-class Target(_Strict):
+class Target(StrictModel):
     local: LocalTarget | None = None
     sandbox: dict[str, Any] | None = None
 
@@ -286,10 +289,57 @@ class SignalSession(Params):
     grace_timeout_ns: Count | None = None
 
 
+Model = TypeVar("Model", bound=StrictModel)
+
+
+def built(model: type[Model]) -> type[Model]:
+    """The model, built at its first use, because a process uses only a few."""
+    if not model.__pydantic_complete__:
+        # Under one lock for all models, which a forked child must not inherit locked.
+        with no_fork:
+            model.model_rebuild()
+    return model
+
+
+def parsed_params(model: type[Params], given: Mapping[str, Any]) -> Any:
+    """The parameters that a caller gave. Raises Refused `invalid_params`, or a more specific code of the model."""
+    try:
+        asked = (model if model.__pydantic_complete__ else built(model)).model_validate(dict(given))
+    except ValidationError as error:
+        raise Refused("error", "invalid_params", first_problem(error, of="parameters")) from None
+    asked.check()
+    return asked
+
+
+def parsed_exactly(model: type[Params], given: Mapping[str, Any]) -> Any:
+    """As `parsed_params`, for tools whose schemas allow no null and whose callers take `session_id` out before."""
+    if "session_id" in given:
+        raise Refused("error", "invalid_params", "session_id is not known here.")
+    nulls = [name for name, value in given.items() if value is None]
+    if nulls:
+        raise Refused("error", "invalid_params", f"{nulls[0]} is null; leave it out instead.")
+    return parsed_params(model, with_whole_numbers(given))
+
+
+def first_problem(error: ValidationError, *, of: str) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"]) or of
+    return f"{where}: {first['msg']}"
+
+
+def with_whole_numbers(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments with 1.0 as 1: JSON Schema counts it as an integer, and no argument of a tool is a fraction."""
+    return {name: _whole(value) for name, value in given.items()}
+
+
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def inline_data(content: str | Payload, *, code: str) -> bytes | str:
-    """The bytes given inline, or the reference of the blob that holds them."""
+    """The inline bytes, or the reference of the blob that has them."""
     if isinstance(content, str):
-        return _utf8(content, code)
+        return content.encode("utf-8") if content.isascii() else _utf8(content, code)
     given = [part for part in (content.inline_text, content.inline_bytes, content.blob_ref) if part is not None]
     if len(given) != 1:
         raise Refused("error", code, "Give exactly one of inline_text, inline_bytes and blob_ref.")
@@ -301,11 +351,11 @@ def inline_data(content: str | Payload, *, code: str) -> bytes | str:
     try:
         return b64decode(part.bytes.removeprefix("base64:"), validate=True)
     except (binascii.Error, ValueError):
-        raise Refused("error", code, "inline_bytes.bytes is 'base64:' and base64.") from None
+        raise Refused("error", code, "inline_bytes.bytes must be 'base64:' and base64.") from None
 
 
 def _utf8(text: str, code: str) -> bytes:
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError:
-        raise Refused("error", code, "The text holds lone surrogates, which no UTF-8 file can.") from None
+        raise Refused("error", code, "The text has lone surrogates, so it is not UTF-8.") from None

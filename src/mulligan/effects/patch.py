@@ -4,63 +4,82 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mulligan.boundary.capability import Capability
 from mulligan.effects import params
-from mulligan.effects.changes import (
-    LookAgain,
+from mulligan.effects.context import EffectContext
+from mulligan.effects.receipt import legible
+from mulligan.effects.write import (
+    FileChangedError,
     check_changed,
     check_size,
     directories,
-    expecting,
     file_like,
     gone,
-    until_still,
+    only_if_unchanged,
+    retry_while_changing,
 )
-from mulligan.effects.receipt import legible
-from mulligan.effects.scene import Scene
-from mulligan.history.intents import Intent, Plan
+from mulligan.files.disk import Image, Stamp
+from mulligan.files.patch.unified import (
+    FilePatch,
+    HunkReject,
+    PatchedFile,
+    Reason,
+    UnifiedStaged,
+    parse_unified,
+    stage_unified,
+)
+from mulligan.files.patch.v4a import DeleteFile, Operation, Staged, UpdateFile, parse_v4a, stage_v4a
+from mulligan.files.replace import TargetEntry, creation_mode
+from mulligan.history.undo_log import Intent, Plan
 from mulligan.values.entries import ABSENT, Absent, DirEntry, FileEntry, SymlinkEntry, same_state
+from mulligan.values.errors import Refused
 from mulligan.values.paths import ROOT, RepoPath, ancestors_of, join, path_bytes, to_wire
-from mulligan.values.refusal import Refused
-from mulligan.workspace.disk import Image, Stamp
-from mulligan.workspace.patch.strict import HunkReject, Present, UnifiedStaged, stage_unified
-from mulligan.workspace.patch.unified import FilePatch, Reason, parse_unified
-from mulligan.workspace.patch.v4a import Staged, stage_v4a
-from mulligan.workspace.patch.v4a_parse import Delete, Operation, Update, parse_v4a
-from mulligan.workspace.writing import Wanted, creation_mode
 
 ERRORS_MAX = 20
 
 Fields = dict[str, Any]
 
 
-def apply_patch(scene: Scene, asked: params.ApplyPatch) -> Fields:
-    check_format(scene.capability, asked.patch_format)
-    patch = _patch_bytes(scene, asked)
+def apply_patch(context: EffectContext, asked: params.ApplyPatch) -> Fields:
+    check_format(context.capability, asked.patch_format)
+    patch = _patch_bytes(context, asked)
+    if context.anchor is not None:
+        context = context.in_root_of(_names_in(patch, asked.patch_format))
     apply = _apply_v4a if asked.patch_format == "v4a" else _apply_unified
 
     def attempt() -> Fields:
-        looking = _Looking(scene, names_rejects=asked.patch_format == "unified")
+        targets = PatchTargets(context, names_rejects=asked.patch_format == "unified")
         try:
-            return apply(looking, patch, dry_run=asked.dry_run)
+            return apply(targets, patch, dry_run=asked.dry_run)
         except Refused as refused:
             if refused.status == "reject":
-                looking.check_free(refused)
+                targets.check_free(refused)
             raise
 
-    return until_still(attempt)
+    return retry_while_changing(attempt)
 
 
-def _patch_bytes(scene: Scene, asked: params.ApplyPatch) -> bytes:
+def _patch_bytes(context: EffectContext, asked: params.ApplyPatch) -> bytes:
     given = params.inline_data(asked.patch, code="invalid_patch")
-    patch = scene.blob(given, "invalid_patch") if isinstance(given, str) else given
+    patch = context.blob(given, "invalid_patch") if isinstance(given, str) else given
     if not patch.strip():
         raise Refused("error", "invalid_patch_empty", "The patch is empty.")
-    check_patch_size(scene.capability, patch)
+    check_patch_size(context.capability, patch)
     return patch
+
+
+def _names_in(patch: bytes, patch_format: str) -> list[str]:
+    """The file names in a patch; none if it cannot be parsed, which is refused later."""
+    with suppress(Refused, UnicodeDecodeError):
+        if patch_format == "v4a":
+            return _names(parse_v4a(patch.decode("utf-8")))
+        paths = [path for one in parse_unified(patch) for path in (one.path, one.source, one.target)]
+        return [to_wire(RepoPath(path)) for path in paths if path]
+    return []
 
 
 def check_format(capability: Capability, patch_format: str) -> None:
@@ -72,26 +91,26 @@ def check_format(capability: Capability, patch_format: str) -> None:
 def check_patch_size(capability: Capability, patch: bytes) -> None:
     limit = capability.max_patch_bytes
     if limit is not None and len(patch) > limit:
-        words = f"A patch of {len(patch)} bytes is larger than the {limit} this session may apply."
+        words = f"The patch has {len(patch)} bytes; this session may apply at most {limit}."
         raise Refused("forbidden", "max_patch_bytes_exceeded", words)
 
 
 @dataclass(slots=True)
-class _Looking:
-    """The real paths of the names in a patch, and what was there when we looked."""
+class PatchTargets:
+    """The real paths of the names in a patch, and their content when the effect first read them."""
 
-    scene: Scene
+    context: EffectContext
     names_rejects: bool = False
     paths: dict[tuple[str, bool], RepoPath] = field(default_factory=dict)
     images: dict[RepoPath, Image] = field(default_factory=dict)
 
     def real(self, name: str, *, final: bool) -> RepoPath:
         known = self.paths.get((name, final))
-        return self._judged(name, final=final) if known is None else known
+        return self._resolved(name, final=final) if known is None else known
 
-    def _judged(self, name: str, *, final: bool) -> RepoPath:
+    def _resolved(self, name: str, *, final: bool) -> RepoPath:
         try:
-            path, _ = self.scene.real("patch", name, final=final)
+            path, _ = self.context.real("patch", name, final=final)
         except Refused as refused:
             status = "reject" if refused.code == "invalid_path" else refused.status
             raise Refused(status, refused.code, refused.message, errors=[legible(refused.message)]) from None
@@ -100,7 +119,7 @@ class _Looking:
 
     def image(self, path: RepoPath) -> Image:
         if path not in self.images:
-            self.images[path] = self.scene.desk.image(path)
+            self.images[path] = self.context.open_root.image(path)
         return self.images[path]
 
     def plain_image(self, path: RepoPath) -> Image:
@@ -110,164 +129,165 @@ class _Looking:
         return image
 
     def reject(self, code: str, path: RepoPath, words: str, reason: Reason = "target_exists") -> Refused:
-        """Of the whole patch, for what is at one path. Of a diff, `rejects` says so too."""
-        rejects = [_told(self.scene.shown(path), [HunkReject(0, reason)])] if self.names_rejects else None
+        """A refusal of the whole patch because of one path. For a unified diff it is in `rejects` too."""
+        rejects = [_reject_details(self.context.shown(path), [HunkReject(0, reason)])] if self.names_rejects else None
         return Refused("reject", code, legible(words), errors=[legible(words)], rejects=rejects)
 
     def check_free(self, refused: Refused) -> None:
-        """A refusal counts only if it is not of what somebody else is in the middle of doing there."""
+        """Raise `path_busy` instead of this refusal if another call is changing the path."""
         seen = {path: image.entry for path, image in self.images.items() if not image.special}
 
-        def plan(_: Image) -> Wanted:
-            if all(self.scene.desk.image(path).holds(entry) for path, entry in seen.items()):
+        def plan(_: Image) -> TargetEntry:
+            if all(self.context.open_root.image(path).holds(entry) for path, entry in seen.items()):
                 raise refused
-            raise LookAgain
+            raise FileChangedError
 
         if seen:
-            self.scene.call.change([Intent(path, plan) for path in seen])
+            self.context.change([Intent(path, plan) for path in seen])
 
 
 # V4A.
 
 
-def _apply_v4a(looking: _Looking, patch: bytes, *, dry_run: bool) -> Fields:
+def _apply_v4a(targets: PatchTargets, patch: bytes, *, dry_run: bool) -> Fields:
     try:
         text = patch.decode("utf-8")
     except UnicodeDecodeError:
-        raise Refused("error", "invalid_patch", "A V4A patch is UTF-8 text.") from None
-    operations, scene = parse_v4a(text), looking.scene
-    links = _links(looking, operations)
+        raise Refused("error", "invalid_patch", "A V4A patch must be UTF-8 text.") from None
+    operations, context = parse_v4a(text), targets.context
+    links = _links(targets, operations)
 
     def read(path: RepoPath) -> bytes | None:
-        return _content(looking, path, links)
+        return _content(targets, path, links)
 
     def path_of(name: str) -> RepoPath:
-        return links.get(name) or looking.real(name, final=True)
+        return links.get(name) or targets.real(name, final=True)
 
-    check_changed(scene.capability, len(set(map(path_of, _names(operations)))))
+    check_changed(context.capability, len(set(map(path_of, _names(operations)))))
     staged = stage_v4a(operations, read, path_of=path_of)
-    wanted = {path: _wanted(scene, looking, staged, path) for path in staged.changed_paths}
-    _commit(scene, looking, wanted, dry_run=dry_run)
-    return _answer(scene, list(wanted), ops=dict(staged.ops), dry_run=dry_run)
+    wanted = {path: _wanted(context, targets, staged, path) for path in staged.changed_paths}
+    commit_patch(context, targets, wanted, dry_run=dry_run)
+    return _answer(context, list(wanted), ops=dict(staged.ops), dry_run=dry_run)
 
 
 def _names(operations: Iterable[Operation]) -> list[str]:
-    moves = [one.move_to for one in operations if isinstance(one, Update) and one.move_to is not None]
+    moves = [one.move_to for one in operations if isinstance(one, UpdateFile) and one.move_to is not None]
     return [*(one.path for one in operations), *moves]
 
 
-def _links(looking: _Looking, operations: Sequence[Operation]) -> dict[str, RepoPath]:
-    """Names of links that the patch deletes: the link itself is meant, not what it leads to."""
+def _links(targets: PatchTargets, operations: Sequence[Operation]) -> dict[str, RepoPath]:
+    """The links that the patch deletes. A deletion means the link itself and not its target."""
     found = {}
     counted = Counter(_names(operations))
     for operation in operations:
-        path = looking.real(operation.path, final=False)
-        if not isinstance(looking.image(path).entry, SymlinkEntry):
+        path = targets.real(operation.path, final=False)
+        if not isinstance(targets.image(path).entry, SymlinkEntry):
             continue
-        moves = isinstance(operation, Update) and operation.move_to is not None
-        if moves or (isinstance(operation, Delete) and counted[operation.path] > 1):
-            words = f"{operation.path} is a symbolic link; a patch can only delete it, or change what it leads to."
-            raise looking.reject("not_a_file", path, words)
-        if isinstance(operation, Delete):
+        moves = isinstance(operation, UpdateFile) and operation.move_to is not None
+        if moves or (isinstance(operation, DeleteFile) and counted[operation.path] > 1):
+            words = f"{operation.path} is a symbolic link; a patch can only delete it, or change its target file."
+            raise targets.reject("not_a_file", path, words)
+        if isinstance(operation, DeleteFile):
             found[operation.path] = path
     return found
 
 
-def _content(looking: _Looking, path: RepoPath, links: Mapping[str, RepoPath]) -> bytes | None:
-    image = looking.plain_image(path)
+def _content(targets: PatchTargets, path: RepoPath, links: Mapping[str, RepoPath]) -> bytes | None:
+    image = targets.plain_image(path)
     if isinstance(image.entry, SymlinkEntry) and path in links.values():
         return image.entry.target.encode("utf-8", "surrogateescape")
     return None if image.any_content is None else image.data
 
 
-def _wanted(scene: Scene, looking: _Looking, staged: Staged, path: RepoPath) -> Wanted:
+def _wanted(context: EffectContext, targets: PatchTargets, staged: Staged, path: RepoPath) -> TargetEntry:
     data = staged.files[path]
     if data is None:
-        return Wanted(ABSENT)
-    check_size(scene.capability, len(data))
-    return file_like(looking.image(staged.moves.get(path, path)).entry, data)
+        return TargetEntry(ABSENT)
+    check_size(context.capability, len(data))
+    return file_like(targets.image(staged.moves.get(path, path)).entry, data)
 
 
 # Unified.
 
 
-def _apply_unified(looking: _Looking, patch: bytes, *, dry_run: bool) -> Fields:
-    patches, scene = parse_unified(patch), looking.scene
-    _check_names(looking, patches)
-    reals = {path: looking.real(to_wire(path), final=False) for path in _paths(patches)}
-    check_changed(scene.capability, len(reals))
+def _apply_unified(targets: PatchTargets, patch: bytes, *, dry_run: bool) -> Fields:
+    patches, context = parse_unified(patch), targets.context
+    _check_names(targets, patches)
+    reals = {path: targets.real(to_wire(path), final=False) for path in _paths(patches)}
+    check_changed(context.capability, len(reals))
 
-    def look(path: RepoPath) -> Present | None:
-        return present(looking.plain_image(reals[path])) if path in reals else _above(scene, path)
+    def look(path: RepoPath) -> PatchedFile | None:
+        return as_patched_file(targets.plain_image(reals[path])) if path in reals else _above(context, path)
 
     staged = stage_unified(patches, look)
     if staged.rejects:
         raise _rejected(staged)
     sections = {one.target: one for one in patches if one.target is not None}
-    wanted = {
-        reals[path]: _wanted_of(present, sections.get(path), looking, reals) for path, present in staged.files.items()
-    }
+    wanted = {reals[path]: _wanted_of(file, sections.get(path), targets, reals) for path, file in staged.files.items()}
     for one in wanted.values():
-        check_size(scene.capability, len(one.content or b""))
-    _commit(scene, looking, wanted, dry_run=dry_run)
-    return _answer(scene, sorted(wanted, key=path_bytes), ops=_counts(patches), dry_run=dry_run)
+        check_size(context.capability, len(one.content or b""))
+    commit_patch(context, targets, wanted, dry_run=dry_run)
+    return _answer(context, sorted(wanted, key=path_bytes), ops=_counts(patches), dry_run=dry_run)
 
 
-def _check_names(looking: _Looking, patches: Iterable[FilePatch]) -> None:
-    """A name that no file of a diff may have is told as a reject later; one that leads out, or into .git, is denied."""
+def _check_names(targets: PatchTargets, patches: Iterable[FilePatch]) -> None:
+    """Deny names that lead out of the root or into .git. Other invalid names become rejects later."""
     for one in patches:
         if one.refusal != "path_rejected":
             continue
         try:
-            looking.real(to_wire(RepoPath(one.path)), final=False)
+            targets.real(to_wire(RepoPath(one.path)), final=False)
         except Refused as refused:
             if refused.status == "forbidden":
                 raise
 
 
 def _paths(patches: Iterable[FilePatch]) -> dict[RepoPath, None]:
-    """Every path a section reads or writes, once; those that no file may have are told as rejects later."""
+    """Every path that a section reads or writes, once. Invalid paths are left out; they become rejects later."""
     return {path: None for one in patches if one.refusal is None for path in (one.source, one.target) if path}
 
 
-def _above(scene: Scene, path: RepoPath) -> Present | None:
-    """What is at a directory above a file of the patch. It is not judged: nothing changes there."""
+def _above(context: EffectContext, path: RepoPath) -> PatchedFile | None:
+    """The entry at a directory above a file of the patch. No boundary check, because nothing changes there."""
     try:
-        here = join(scene.workdir, path) if scene.mount is None else scene.path(path)
-        return present(scene.desk.image(here))
+        here = join(context.workdir, path) if context.mount is None else context.path(path)
+        return as_patched_file(context.open_root.image(here))
     except Refused:
         return None
 
 
-def present(image: Image) -> Present | None:
-    """What the applier sees: files, and links as files that hold their target."""
+def as_patched_file(image: Image) -> PatchedFile | None:
+    """The image in the applier's form: files, and links as files that contain their target."""
     if isinstance(image.entry, FileEntry):
-        return Present(image.data, image.entry.mode)
+        return PatchedFile(image.data, image.entry.mode)
     if isinstance(image.entry, SymlinkEntry):
-        return Present(image.entry.target.encode("utf-8", "surrogateescape"), 0o777, kind="symlink")
+        return PatchedFile(image.entry.target.encode("utf-8", "surrogateescape"), 0o777, kind="symlink")
     return None
 
 
 def _wanted_of(
-    present: Present | None, section: FilePatch | None, looking: _Looking, reals: Mapping[RepoPath, RepoPath]
-) -> Wanted:
-    if present is None:
-        return Wanted(ABSENT)
-    if present.kind == "symlink":
-        return Wanted(SymlinkEntry(present.content.decode("utf-8", "surrogateescape")))
+    file: PatchedFile | None,
+    section: FilePatch | None,
+    targets: PatchTargets,
+    reals: Mapping[RepoPath, RepoPath],
+) -> TargetEntry:
+    if file is None:
+        return TargetEntry(ABSENT)
+    if file.kind == "symlink":
+        return TargetEntry(SymlinkEntry(file.content.decode("utf-8", "surrogateescape")))
     source = section.source if section is not None else None
     if source is None:
-        executable = bool(present.mode & 0o100)
-        wanted = file_like(ABSENT, present.content)
+        executable = bool(file.mode & 0o100)
+        wanted = file_like(ABSENT, file.content)
         mode = creation_mode(0o777 if executable else 0o666)
     else:
-        wanted, mode = file_like(looking.image(reals[source]).entry, present.content), present.mode
+        wanted, mode = file_like(targets.image(reals[source]).entry, file.content), file.mode
     assert isinstance(wanted.entry, FileEntry)
-    return Wanted(replace(wanted.entry, mode=mode), present.content)
+    return TargetEntry(replace(wanted.entry, mode=mode), file.content)
 
 
 def _counts(patches: Iterable[FilePatch]) -> dict[str, int]:
-    """As for V4A: a move is an update too."""
+    """Counts of operations, as for V4A: a move counts as an update."""
     kinds = Counter(one.action for one in patches)
     return {
         "add": kinds["create"] + kinds["copy"],
@@ -278,101 +298,107 @@ def _counts(patches: Iterable[FilePatch]) -> dict[str, int]:
 
 
 def _rejected(staged: UnifiedStaged) -> Refused:
-    rejects = [_told(Scene.one_line(RepoPath(one.path)), one.hunks) for one in staged.rejects]
+    rejects = [_reject_details(to_wire(RepoPath(one.path), one_line=True), one.hunks) for one in staged.rejects]
     errors = [f"{one['path']}: {hunk['reason']}" for one in rejects for hunk in one["hunks"]]
     words = f"The patch does not apply: {errors[0]}."
     return Refused("reject", "hunk_rejected", words, rejects=rejects, errors=errors[:ERRORS_MAX])
 
 
-def _told(shown: str, hunks: Iterable[HunkReject]) -> Fields:
+def _reject_details(shown: str, hunks: Iterable[HunkReject]) -> Fields:
     return {"path": shown, "hunks": [{"index": hunk.index, "reason": hunk.reason} for hunk in hunks]}
 
 
 # Both.
 
 
-def _commit(scene: Scene, looking: _Looking, wanted: Mapping[RepoPath, Wanted], *, dry_run: bool) -> None:
-    """What leaves, deepest first; then the directories that are needed; then what comes."""
+def commit_patch(
+    context: EffectContext, targets: PatchTargets, wanted: Mapping[RepoPath, TargetEntry], *, dry_run: bool = False
+) -> None:
+    """Apply in this order: deletions, deepest first; then new directories; then new content."""
     paths = sorted(wanted, key=path_bytes)
     leaving = [path for path in reversed(paths) if wanted[path].entry == ABSENT]
     coming = [path for path in paths if wanted[path].entry != ABSENT]
-    emptied = [folder for path in coming for folder in _emptied(scene, looking, path, leaving)]
-    parents = _parents(scene, coming, leaving)
-    _check_one_result(looking, {path: wanted[path] for path in coming})
+    emptied = [folder for path in coming for folder in _emptied(context, targets, path, leaving)]
+    parents = _parents(context, coming, leaving)
+    _check_one_result(targets, {path: wanted[path] for path in coming})
     if dry_run or not paths:
         return
-    scene.call.change(
+    context.change(
         [
-            *(Intent(path, expecting(looking.image(path), wanted[path])) for path in leaving),
+            *(Intent(path, only_if_unchanged(targets.image(path), wanted[path])) for path in leaving),
             *(Intent(path, gone) for path in emptied),
             *directories(parents, leaving=frozenset(leaving)),
-            *(Intent(path, _arriving(looking.image(path), wanted[path])) for path in coming),
+            *(Intent(path, _arriving(targets.image(path), wanted[path])) for path in coming),
         ]
     )
 
 
-def _check_one_result(looking: _Looking, coming: Mapping[RepoPath, Wanted]) -> None:
-    """A file with several names is written once; what a patch makes of it must be the same under each of them."""
+def _check_one_result(targets: PatchTargets, coming: Mapping[RepoPath, TargetEntry]) -> None:
+    """Refuse a patch that gives different content to two names of one file, because the file is written once."""
     first: dict[Stamp, RepoPath] = {}
     for path, wanted in coming.items():
-        stamp = looking.image(path).stamp
+        stamp = targets.image(path).stamp
         if stamp is None or not isinstance(wanted.entry, FileEntry):
             continue
         other = first.setdefault(stamp, path)
         if not same_state(coming[other].entry, wanted.entry):
-            shown = looking.scene.shown
-            words = f"{shown(other)} and {shown(path)} are names of one file; the patch makes a different one of each."
-            raise looking.reject("hunk_rejected", path, words, reason="context_mismatch")
+            shown = targets.context.shown
+            words = f"{shown(other)} and {shown(path)} are names of one file; the patch gives them different content."
+            raise targets.reject("hunk_rejected", path, words, reason="context_mismatch")
 
 
-def _arriving(seen: Image, wanted: Wanted) -> Plan:
-    """A directory that a file replaces is removed as a step of its own, so that a failure after it can be put back."""
+def _arriving(seen: Image, wanted: TargetEntry) -> Plan:
+    """The plan for new content. A directory in its place is removed in a step of its own, so that abort restores it."""
     if not isinstance(seen.entry, DirEntry):
-        return expecting(seen, wanted)
-    return lambda image: wanted if isinstance(image.entry, Absent | DirEntry) else expecting(seen, wanted)(image)
+        return only_if_unchanged(seen, wanted)
+    return lambda image: (
+        wanted if isinstance(image.entry, Absent | DirEntry) else only_if_unchanged(seen, wanted)(image)
+    )
 
 
-def _emptied(scene: Scene, looking: _Looking, path: RepoPath, leaving: Sequence[RepoPath]) -> list[RepoPath]:
-    """A directory that a file replaces and those below it, deepest first. Everything else in it must be leaving."""
-    if not isinstance(looking.image(path).entry, DirEntry):
+def _emptied(
+    context: EffectContext, targets: PatchTargets, path: RepoPath, leaving: Sequence[RepoPath]
+) -> list[RepoPath]:
+    """A directory that a file replaces and those below it, deepest first. The patch must delete everything in it."""
+    if not isinstance(targets.image(path).entry, DirEntry):
         return []
     found = [path]
     ahead = [path]
     while ahead:
         folder = ahead.pop()
-        for below in scene.desk.children(folder):
-            if isinstance(scene.desk.entry(below), DirEntry):
-                scene.boundary.check_write("patch", below)
+        for below in context.open_root.children(folder):
+            if isinstance(context.open_root.entry(below), DirEntry):
+                context.boundary.check_write("patch", below)
                 ahead.append(below)
                 found.append(below)
             elif below not in leaving:
-                raise looking.reject("not_a_file", path, f"{path} is a directory that is not empty.")
+                raise targets.reject("not_a_file", path, f"{path} is a directory that is not empty.")
     return sorted(found, key=path_bytes, reverse=True)
 
 
-def _parents(scene: Scene, paths: Sequence[RepoPath], leaving: Sequence[RepoPath]) -> list[RepoPath]:
-    """The directories that have to be made, from the top down."""
+def _parents(context: EffectContext, paths: Sequence[RepoPath], leaving: Sequence[RepoPath]) -> list[RepoPath]:
+    """The missing directories, from the top down."""
     above = {parent for path in paths for parent in ancestors_of(path) if parent != ROOT}
     missing = []
     for path in sorted(above, key=path_bytes):
-        entry = scene.desk.entry(path)
+        entry = context.open_root.entry(path)
         if path in leaving or entry == ABSENT:
             missing.append(path)
         elif not isinstance(entry, DirEntry):
-            words = f"{scene.shown(path)} is a file, so nothing can be below it."
+            words = f"{context.shown(path)} is a file, so nothing can be below it."
             raise Refused("reject", "invalid_path", words, errors=[words])
     return missing
 
 
-def _answer(scene: Scene, paths: Sequence[RepoPath], *, ops: Mapping[str, int], dry_run: bool) -> Fields:
+def _answer(context: EffectContext, paths: Sequence[RepoPath], *, ops: Mapping[str, int], dry_run: bool) -> Fields:
     count = len(paths)
     files = f"{count} file{'' if count == 1 else 's'}"
     done = f"Patch dry-run: {files} would change" if dry_run else f"Applied patch: {files} changed"
     counts = " ".join(f"{name}={ops[name]}" for name in ("add", "update", "delete", "move"))
     return {
         "files_changed": count,
-        "changed_paths": [scene.shown(path) for path in paths],
+        "changed_paths": [context.shown(path) for path in paths],
         "ops": dict(ops),
         "summary_text": f"{done} ({counts})",
-        "race_window": True if scene.call.race_window and not dry_run else None,
+        "race_window": True if context.call.race_window and not dry_run else None,
     }

@@ -1,40 +1,46 @@
-"""Looking at single paths: read_file, stat, exists, list_dir, blob.read."""
+"""The effects that only read: read_file, stat, exists, list_dir, grep, glob and blob.read."""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from typing import Any
 
+from mulligan.boundary.capability import FsOp
 from mulligan.boundary.verdict import clamped
 from mulligan.effects import params
+from mulligan.effects.context import EffectContext, too_large
 from mulligan.effects.receipt import inline
-from mulligan.effects.scene import Scene, too_large
-from mulligan.values.limits import LIST_RESULTS_DEFAULT
-from mulligan.values.paths import RepoPath, join
-from mulligan.values.refusal import Refused
-from mulligan.workspace.places import Spot
-from mulligan.workspace.reading import Slice, opened, read_bytes, read_lines, refusal_of, whole_page
+from mulligan.files.read import Slice, opened, read_bytes, read_lines, refusal_of, whole_page
+from mulligan.files.resolve import ResolvedPath
+from mulligan.files.search.glob import glob
+from mulligan.files.search.grep import GrepResult, grep
+from mulligan.files.search.native import Line, admit_all
+from mulligan.history.git_changes import repository_of
+from mulligan.values.errors import Refused
+from mulligan.values.limits import GLOB_RESULTS_DEFAULT, GREP_RESULTS_DEFAULT, LIST_RESULTS_DEFAULT
+from mulligan.values.paths import ROOT, RepoPath, join, parse_repo_path, to_wire
 
 Fields = dict[str, Any]
 
 _CHARACTER_SLACK_BYTES = 8
-"""How much longer than asked a read can get by not cutting characters, and a little more."""
+"""A read may be longer than requested by this much, because it does not cut a character."""
 
 
-def read_file(scene: Scene, asked: params.ReadFile) -> Fields:
-    with scene.spot("read", asked.path) as spot, opened(spot) as handle:
-        return _read_answer(scene, asked, spot.path, _read(scene, asked, handle))
+def read_file(context: EffectContext, asked: params.ReadFile) -> Fields:
+    with context.spot("read", asked.path) as spot, opened(spot) as handle:
+        return _read_answer(context, asked, spot.path, _read(context, asked, handle))
 
 
-def _read(scene: Scene, asked: params.ReadFile, handle: int) -> Slice:
-    """No more than is returned: what must be inline is not read beyond the limit that would refuse it anyway."""
-    fits, cap = scene.boundary.inline_limit, scene.capability.max_read_bytes
+def _read(context: EffectContext, asked: params.ReadFile, handle: int) -> Slice:
+    """Read no more than the answer holds. With `require_inline`, stop at the limit that refuses the answer."""
+    fits, cap = context.boundary.inline_limit, context.capability.max_read_bytes
     limit = clamped(asked.max_bytes, cap)
     if asked.output_mode == "require_inline":
         limit = clamped(limit, fits + _CHARACTER_SLACK_BYTES)
     whole = asked.encoding != "bytes"
-    # Whoever asks for no more than fits inline gets it inline, a character less rather than one more.
+    # A request that fits inline is answered inline, with one character less rather than one more.
     ceiling = clamped(cap, fits) if limit is not None and limit <= fits else cap
     if asked.by_lines:
         first = asked.offset_lines or 0
@@ -42,11 +48,11 @@ def _read(scene: Scene, asked: params.ReadFile, handle: int) -> Slice:
     return read_bytes(handle, asked.offset_bytes or 0, limit, whole_characters=whole, ceiling=ceiling)
 
 
-def _read_answer(scene: Scene, asked: params.ReadFile, path: RepoPath, found: Slice) -> Fields:
+def _read_answer(context: EffectContext, asked: params.ReadFile, path: RepoPath, found: Slice) -> Fields:
     _check_encoding(asked, found)
     text = False if asked.encoding == "bytes" else None
     try:
-        content = scene.answer(found.data, op="read", path=path, mode=asked.output_mode, text=text)
+        content = context.answer(found.data, op="read", path=path, mode=asked.output_mode, text=text)
     except Refused as refused:
         refused.fields["size_bytes"] = found.size_bytes
         raise
@@ -65,12 +71,12 @@ def _check_encoding(asked: params.ReadFile, found: Slice) -> None:
     try:
         found.data.decode("utf-8")
     except UnicodeDecodeError:
-        words = f"{asked.path} is not UTF-8 there."
+        words = f"This part of {asked.path} is not UTF-8."
         raise Refused("error", "invalid_utf8", words, size_bytes=found.size_bytes) from None
 
 
 def _range(asked: params.ReadFile, found: Slice) -> Fields | None:
-    """Said when what is returned is not what was asked for to the byte."""
+    """The byte range of the answer, if it differs from the requested one."""
     if found.lines is not None:
         lines = {"offset_lines": found.lines[0], "lines": found.lines[1]}
         widened = asked.max_bytes is not None and len(found.data) > asked.max_bytes
@@ -82,12 +88,12 @@ def _range(asked: params.ReadFile, found: Slice) -> Fields | None:
     return None if as_asked else {"offset_bytes": found.offset, "length_bytes": len(found.data)}
 
 
-def stat_path(scene: Scene, asked: params.Stat) -> Fields:
-    with scene.spot("stat", asked.path) as spot:
+def stat_path(context: EffectContext, asked: params.Stat) -> Fields:
+    with context.spot("stat", asked.path) as spot:
         try:
             status = os.stat(spot.name, dir_fd=spot.parent, follow_symlinks=False)
         except OSError as error:
-            raise refusal_of(error, scene.shown(spot.path)) from None
+            raise refusal_of(error, context.shown(spot.path)) from None
     is_dir = stat.S_ISDIR(status.st_mode)
     return {
         "exists": True,
@@ -98,18 +104,18 @@ def stat_path(scene: Scene, asked: params.Stat) -> Fields:
     }
 
 
-def stat_answer(scene: Scene, asked: params.Stat) -> Fields:
+def stat_answer(context: EffectContext, asked: params.Stat) -> Fields:
     try:
-        return stat_path(scene, asked)
+        return stat_path(context, asked)
     except Refused as refused:
         if refused.status == "not_found":
             refused.fields["exists"] = False
         raise
 
 
-def exists(scene: Scene, asked: params.Exists) -> Fields:
+def exists(context: EffectContext, asked: params.Exists) -> Fields:
     try:
-        stat_path(scene, params.Stat(path=asked.path))
+        stat_path(context, params.Stat(path=asked.path))
     except Refused as refused:
         if refused.status != "not_found":
             raise
@@ -117,28 +123,28 @@ def exists(scene: Scene, asked: params.Exists) -> Fields:
     return {"exists": True}
 
 
-def list_dir(scene: Scene, asked: params.ListDir) -> Fields:
+def list_dir(context: EffectContext, asked: params.ListDir) -> Fields:
     most = LIST_RESULTS_DEFAULT if asked.max_results is None else asked.max_results
-    with scene.spot("list", "." if asked.path is None else asked.path) as spot:
-        names = _names(scene, spot)
+    with context.spot("list", "." if asked.path is None else asked.path) as spot:
+        names = _names(context, spot)
         shown = names[:most]
         text = "\n".join(shown).encode("utf-8")
         return {
-            "entries": scene.answer(text, op="list", path=spot.path, mode=asked.output_mode),
+            "entries": context.answer(text, op="list", path=spot.path, mode=asked.output_mode),
             "count": len(shown),
             "truncated": len(names) > most,
             "summary_text": f"{len(shown)} {'entry' if len(shown) == 1 else 'entries'}",
         }
 
 
-def _names(scene: Scene, spot: Spot) -> list[str]:
-    """Names in byte order, directories with a trailing slash. A bad link is just a name; a hidden path is none."""
+def _names(context: EffectContext, spot: ResolvedPath) -> list[str]:
+    """Names in byte order, directories with a trailing slash. Broken links are included, hidden paths are not."""
     try:
         handle = os.open(spot.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=spot.parent)
     except NotADirectoryError:
-        raise Refused("error", "not_directory", f"{scene.shown(spot.path)} is not a directory.") from None
+        raise Refused("error", "not_directory", f"{context.shown(spot.path)} is not a directory.") from None
     except OSError as error:
-        raise refusal_of(error, scene.shown(spot.path)) from None
+        raise refusal_of(error, context.shown(spot.path)) from None
     try:
         with os.scandir(handle) as found:
             raw = sorted((os.fsencode(entry.name), entry.is_dir(follow_symlinks=False)) for entry in found)
@@ -146,21 +152,21 @@ def _names(scene: Scene, spot: Spot) -> list[str]:
         os.close(handle)
     names = [(RepoPath(name.decode("utf-8", "surrogateescape")), is_dir) for name, is_dir in raw]
     return [
-        scene.one_line(name) + ("/" if is_dir else "")
+        to_wire(name, one_line=True) + ("/" if is_dir else "")
         for name, is_dir in names
-        if scene.boundary.admits("list", join(spot.path, name))
+        if context.boundary.admits("list", join(spot.path, name))
     ]
 
 
-def read_blob(scene: Scene, asked: params.ReadBlob) -> Fields:
-    """A page of a blob, always inline: the way to what was too large to be."""
-    ceiling = clamped(scene.boundary.inline_limit, scene.capability.max_read_bytes) or 0
+def read_blob(context: EffectContext, asked: params.ReadBlob) -> Fields:
+    """A page of a blob, always inline."""
+    ceiling = clamped(context.boundary.inline_limit, context.capability.max_read_bytes) or 0
     most = clamped(asked.max_bytes, ceiling) or 0
-    digest = scene.blob_named(asked.blob_ref, "unknown_blob")
-    size = scene.desk.ledger.blobs.size_of(digest)
+    digest = context.blob_named(asked.blob_ref, "unknown_blob")
+    size = context.open_root.ledger.blobs.size_of(digest)
     wanted = min(asked.offset_bytes, size)
     window = max(0, wanted - _CHARACTER_SLACK_BYTES)
-    data = scene.blob_page(digest, window, most + 2 * _CHARACTER_SLACK_BYTES)
+    data = context.blob_page(digest, window, most + 2 * _CHARACTER_SLACK_BYTES)
     if most == 0 and asked.max_bytes != 0 and asked.offset_bytes < size:
         raise too_large(0)
     begin, page = whole_page(data, wanted - window, most, ceiling=ceiling)
@@ -171,4 +177,94 @@ def read_blob(scene: Scene, asked: params.ReadBlob) -> Fields:
         "size_bytes": size,
         "truncated": start + len(page) < size,
         "range": None if as_asked else {"offset_bytes": start, "length_bytes": len(page)},
+    }
+
+
+def _base(context: EffectContext, op: FsOp, text: str | None) -> RepoPath:
+    """The folder where a search begins. Default: the working directory, or the allowed parts of the root."""
+    if text is None and not context.boundary.admits(op, context.workdir):
+        allowed = context.boundary.allowed_roots
+        if len(allowed) > 1:
+            return parse_repo_path(os.path.commonpath(allowed) or ROOT)
+        text = f"{context.boundary.root}/{allowed[0]}" if allowed else "."
+    with context.spot(op, "." if text is None else text) as spot:
+        if spot.outside:
+            words = f"{spot.path!r} leads out of the root; a search must stay inside it."
+            raise Refused("forbidden", "symlink_not_allowed", words)
+        return spot.path
+
+
+def _admitting(context: EffectContext, op: FsOp, base: RepoPath) -> Callable[[RepoPath], bool]:
+    """Which files a search sees: not those that the session may not read, and never git's own."""
+    if repository_of(base) is not None:
+        return lambda _: False
+    is_free = not context.boundary.has_policy and context.boundary.admits(op, base)
+    return admit_all if is_free else (lambda path: context.boundary.admits(op, path))
+
+
+def grep_files(context: EffectContext, asked: params.Grep) -> Fields:
+    base = _base(context, "search", asked.path)
+    wanted = GREP_RESULTS_DEFAULT if asked.max_results is None else asked.max_results
+    found = grep(
+        context.open_root.disk.root.handle,
+        base,
+        asked.pattern,
+        glob_filter=asked.glob_filter,
+        case_insensitive=asked.case_insensitive,
+        max_results=clamped(wanted, context.capability.max_grep_results) or 0,
+        max_scan_files=context.capability.max_scan_files,
+        max_scan_bytes=context.capability.max_scan_bytes,
+        admits=_admitting(context, "search", base),
+    )
+    for path in {line.path for line in found.lines} if context.open_root.disk.capture.any else ():
+        context.note_not_captured(path)
+    text = "\n".join(_shown_line(context, line) for line in found.lines).encode("utf-8")
+    count = found.match_count
+    return {
+        "matches": context.answer(text, op="search", path=_most_guarded(context, base, found), mode=asked.output_mode),
+        "match_count": count,
+        "truncated": found.truncated,
+        "engine": found.engine,
+        "summary_text": _summary(count, ("match", "matches"), "No matches found", truncated=found.truncated),
+    }
+
+
+def _summary(count: int, forms: tuple[str, str], none: str, *, truncated: bool) -> str:
+    """The summary of a search. A search that was cut short does not say that there is no match."""
+    if count:
+        return f"{count} {forms[count != 1]}"
+    return "The search was cut short before it found anything" if truncated else none
+
+
+def _most_guarded(context: EffectContext, base: RepoPath, found: GrepResult) -> RepoPath:
+    """A path in this answer whose content a policy keeps out of answers; else the base."""
+    paths = dict.fromkeys(line.path for line in found.lines) if context.boundary.has_policy else ()
+    return next((path for path in paths if context.boundary.keeps_out_of_answers("search", path)), base)
+
+
+def _shown_line(context: EffectContext, line: Line) -> str:
+    return f"{context.shown(line.path)}:{line.line_no}:{line.shown}"
+
+
+def glob_files(context: EffectContext, asked: params.Glob) -> Fields:
+    base = _base(context, "list", asked.path)
+    wanted = GLOB_RESULTS_DEFAULT if asked.max_results is None else asked.max_results
+    found = glob(
+        context.open_root.disk.root.handle,
+        base,
+        asked.pattern,
+        include_ignored=asked.include_ignored,
+        max_results=clamped(wanted, context.capability.max_glob_results) or 0,
+        max_scan_files=context.capability.max_scan_files,
+        admits=_admitting(context, "list", base),
+    )
+    count = found.count
+    text = "\n".join(context.shown(path) for path in found.paths).encode("utf-8")
+    return {
+        "paths": context.answer(text, op="list", path=base, mode=asked.output_mode),
+        "count": count,
+        "truncated": found.truncated,
+        "summary_text": _summary(
+            count, ("path matched", "paths matched"), "No files matched", truncated=found.truncated
+        ),
     }

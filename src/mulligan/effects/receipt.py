@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from mulligan.values.digest import Digest
+from mulligan.values.errors import Refused
 from mulligan.values.limits import PREVIEW_BYTES
-from mulligan.values.refusal import Refused
 
 
 class Receipt:
-    """`status`, and whatever else the effect answers, as attributes. Fields that do not apply are left out.
+    """The outcome of an effect: `status` and the effect's own fields as attributes. Fields may be missing.
 
     A failure always has an `error_code` and an `error_message`.
     """
@@ -22,18 +22,20 @@ class Receipt:
     def __init__(self, effect: str, status: str, fields: Mapping[str, Any]) -> None:
         self.effect = effect
         self.status = status
-        self._fields = {name: value for name, value in fields.items() if value is not None}
+        self._fields = dict(fields)
+        if None in self._fields.values():
+            self._fields = {name: value for name, value in fields.items() if value is not None}
 
     @property
     def ok(self) -> bool:
-        """Whether what was asked for has happened."""
+        """Whether the effect succeeded."""
         return self.status in ("ok", "ready", "signaled")
 
     @property
     def text(self) -> str | None:
-        """What it answers with: a file's text, what a search found, or what a command wrote to its standard output.
+        """The text of the answer: a file's text, the matches of a search, or a command's standard output.
 
-        None: there is no such thing, or it is no text, or too long to be inline; then it is a blob to page through.
+        None if there is none, if it is not text, or if it is too long to be inline; then it is a blob to page through.
         """
         payloads = (self._fields.get(name) for name in ("content", "matches", "paths", "entries", "stdout"))
         found = next((one for one in payloads if one is not None), None)
@@ -66,7 +68,7 @@ def snapshot_tool_receipt(tool: str, body: Mapping[str, Any], *, failed: bool) -
 
 
 def legible(message: str) -> str:
-    """Names that are not UTF-8 come into messages as lone surrogates, which no JSON text can hold."""
+    """The message without lone surrogates, which come from names that are not UTF-8 and which JSON cannot hold."""
     return message.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -79,7 +81,7 @@ def inline_bytes(data: bytes) -> dict[str, Any]:
 
 
 def inline(data: bytes, *, text: bool | None = None) -> dict[str, Any]:
-    """As text if it is UTF-8, unless bytes are wanted."""
+    """The data as text if it is UTF-8, unless `text` is false."""
     if text is False:
         return inline_bytes(data)
     try:

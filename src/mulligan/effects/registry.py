@@ -1,21 +1,26 @@
-"""Every effect in one table: its name, what tools call it, its parameters, and what it needs."""
+"""Every effect in one table: its name, its name as a tool, its parameters, its function and its operation.
+
+The tool profiles at the end say which effects the models of each provider get as tools.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from mulligan.boundary.capability import FsOp
-from mulligan.effects import changes, executing, files, params, patching, searching
-from mulligan.effects.scene import Scene
+from mulligan.effects import exec, params, patch, read, write
+from mulligan.effects.context import EffectContext
+from mulligan.values.errors import MulliganError, fault
+from mulligan.values.fast_dataclass import fast_dataclass
 
-Act = Callable[[Scene, Any], dict[str, Any]]
+Act = Callable[[EffectContext, Any], dict[str, Any]]
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Effect:
-    """`statuses` are its outcomes besides ok, forbidden and error; one of any other name is told as an error."""
+    """One effect. `statuses` are its outcomes besides ok, forbidden and error; any other status becomes an error."""
 
     name: str
     tool: str
@@ -33,7 +38,7 @@ EFFECTS: tuple[Effect, ...] = (
         tool="read_file",
         params=params.ReadFile,
         op="read",
-        act=files.read_file,
+        act=read.read_file,
         read_only=True,
         statuses=("not_found", "is_directory"),
         about="Read a file or a part of it, by bytes or by lines.",
@@ -43,7 +48,7 @@ EFFECTS: tuple[Effect, ...] = (
         tool="write_file",
         params=params.WriteFile,
         op="write",
-        act=changes.write_file,
+        act=write.write_file,
         statuses=("conflict",),
         about="Write a whole file.",
     ),
@@ -52,7 +57,7 @@ EFFECTS: tuple[Effect, ...] = (
         tool="edit_file",
         params=params.EditFile,
         op="edit",
-        act=changes.edit_file,
+        act=write.edit_file,
         statuses=("not_found", "ambiguous"),
         about="Replace text in a file. old_string must be found exactly once, unless replace_all is set.",
     ),
@@ -61,7 +66,7 @@ EFFECTS: tuple[Effect, ...] = (
         tool="apply_patch",
         params=params.ApplyPatch,
         op="patch",
-        act=patching.apply_patch,
+        act=patch.apply_patch,
         statuses=("parse_error", "reject", "not_found"),
         about="Apply a patch to one or more files, all or nothing: '*** Begin Patch' format, or patch_format unified.",
     ),
@@ -70,7 +75,7 @@ EFFECTS: tuple[Effect, ...] = (
         tool="grep",
         params=params.Grep,
         op="search",
-        act=searching.grep_files,
+        act=read.grep_files,
         read_only=True,
         statuses=("not_found", "invalid_regex"),
         about="Search the contents of files by regular expression. Answers with lines of path:line:text.",
@@ -80,7 +85,7 @@ EFFECTS: tuple[Effect, ...] = (
         tool="glob",
         params=params.Glob,
         op="list",
-        act=searching.glob_files,
+        act=read.glob_files,
         read_only=True,
         statuses=("not_found", "invalid_pattern"),
         about="Find files by a pattern such as **/*.py, newest first.",
@@ -90,7 +95,7 @@ EFFECTS: tuple[Effect, ...] = (
         tool="stat",
         params=params.Stat,
         op="stat",
-        act=files.stat_answer,
+        act=read.stat_answer,
         read_only=True,
         statuses=("not_found",),
         about="Whether a path is a file or a directory, its size and its time.",
@@ -100,7 +105,7 @@ EFFECTS: tuple[Effect, ...] = (
         tool="exists",
         params=params.Exists,
         op="stat",
-        act=files.exists,
+        act=read.exists,
         read_only=True,
         about="Whether a path exists.",
     ),
@@ -109,7 +114,7 @@ EFFECTS: tuple[Effect, ...] = (
         tool="list_dir",
         params=params.ListDir,
         op="list",
-        act=files.list_dir,
+        act=read.list_dir,
         read_only=True,
         statuses=("not_found",),
         about="The names in a directory, directories with a trailing slash.",
@@ -119,7 +124,7 @@ EFFECTS: tuple[Effect, ...] = (
         tool="delete",
         params=params.Delete,
         op="write",
-        act=changes.delete,
+        act=write.delete,
         statuses=("not_found", "conflict"),
         about="Delete a file, a link or a directory.",
     ),
@@ -128,7 +133,7 @@ EFFECTS: tuple[Effect, ...] = (
         tool="move",
         params=params.Move,
         op="write",
-        act=changes.move,
+        act=write.move,
         statuses=("not_found", "conflict"),
         about="Move a file, a link or a directory.",
     ),
@@ -137,7 +142,7 @@ EFFECTS: tuple[Effect, ...] = (
         tool="mkdir",
         params=params.MakeDir,
         op="write",
-        act=changes.make_dir,
+        act=write.make_dir,
         statuses=("conflict",),
         about="Make a directory.",
     ),
@@ -146,7 +151,7 @@ EFFECTS: tuple[Effect, ...] = (
         tool="exec",
         params=params.Exec,
         op="exec",
-        act=executing.execute,
+        act=exec.execute,
         statuses=("timeout", "signaled"),
         about="Run a program.",
     ),
@@ -155,7 +160,7 @@ EFFECTS: tuple[Effect, ...] = (
         tool="exec_output",
         params=params.ExecOutput,
         op="exec",
-        act=executing.output,
+        act=exec.output,
         read_only=True,
         statuses=("not_found",),
         about="Page through the output of a command in the background, and see whether it has ended.",
@@ -165,7 +170,7 @@ EFFECTS: tuple[Effect, ...] = (
         tool="exec_signal",
         params=params.ExecSignal,
         op="exec",
-        act=executing.send_signal,
+        act=exec.send_signal,
         statuses=("not_found", "already_exited", "signaled"),
         about="Send a signal to a command in the background.",
     ),
@@ -174,7 +179,7 @@ EFFECTS: tuple[Effect, ...] = (
         tool="shell",
         params=params.Shell,
         op="exec",
-        act=executing.shell,
+        act=exec.shell,
         statuses=("timeout", "signaled"),
         about="Run a shell command with sh -c.",
     ),
@@ -183,10 +188,95 @@ EFFECTS: tuple[Effect, ...] = (
         tool="read_blob",
         params=params.ReadBlob,
         op="read",
-        act=files.read_blob,
+        act=read.read_blob,
         read_only=True,
         about="Page through an answer that was too large to be given inline.",
     ),
 )
 
 BY_NAME: dict[str, Effect] = {name: effect for effect in EFFECTS for name in (effect.name, effect.tool)}
+
+
+def effect_named(name: str) -> Effect:
+    effect = BY_NAME.get(name) if isinstance(name, str) else None
+    if effect is None:
+        raise unknown_effect(name, [one.tool for one in EFFECTS])
+    return effect
+
+
+def unknown_effect(name: str, known: Iterable[str]) -> MulliganError:
+    tools = sorted(known)
+    words = f"There is no tool or effect {name!r}. The tools are {', '.join(tools)}."
+    return fault("unknown_effect", words, name=name, tools=tools)
+
+
+# Tool profiles: which effects a model gets as tools, and with which parameters.
+#
+# Every profile reads, writes, searches, lists and runs commands. OpenAI's models are trained on patches and get
+# `apply_patch`; Anthropic's and Gemini's get `edit_file`. Schemas are made from the parameters of the effects, without
+# what a model must not choose: its session, and whether answers come inline.
+
+Profile = Literal["openai", "anthropic", "gemini"]
+Schema = dict[str, Any]
+
+PROFILES: tuple[Profile, ...] = ("openai", "anthropic", "gemini")
+
+_CHANGING: Mapping[Profile, str] = {"openai": "apply_patch", "anthropic": "edit_file", "gemini": "edit_file"}
+_BEFORE = ("read_file", "write_file")
+_AFTER = ("grep", "glob", "list_dir", "shell", "read_blob")
+_NOT_FOR_MODELS = frozenset({"session_id", "output_mode"})
+_KEPT = ("type", "description", "enum", "const", "minimum", "exclusiveMinimum", "default", "items")
+
+
+@fast_dataclass(slots=True, frozen=True)
+class Offer:
+    """One tool of a profile. Those that are `read_only` may run side by side."""
+
+    name: str
+    effect: str
+    description: str
+    parameters: Schema
+    read_only: bool
+
+
+def offers(profile: str) -> list[Offer]:
+    """The tools of a profile, in the order they are told to a model. Raises `invalid_params` for one nobody knows."""
+    return [_offer(name) for name in (*_BEFORE, _CHANGING[known_profile(profile)], *_AFTER)]
+
+
+def known_profile(profile: str) -> Profile:
+    for known in PROFILES:
+        if profile == known:
+            return known
+    raise fault("invalid_params", f"There is no profile {profile!r}; there are {', '.join(PROFILES)}.")
+
+
+def declared(parameters: Schema) -> Schema:
+    """Parameters as Gemini declares functions: its schemas know no `additionalProperties` and no `default`."""
+    properties = {
+        name: {key: value for key, value in body.items() if key not in ("default", "exclusiveMinimum")}
+        for name, body in parameters["properties"].items()
+    }
+    return {"type": "object", "properties": properties, "required": parameters["required"]}
+
+
+def _offer(name: str) -> Offer:
+    effect = effect_named(name)
+    schema = effect.params.model_json_schema(by_alias=True)
+    properties = {name: _model_form(body) for name, body in schema["properties"].items() if name not in _NOT_FOR_MODELS}
+    parameters = {
+        "type": "object",
+        "properties": properties,
+        "required": [name for name in schema.get("required", ()) if name in properties],
+        "additionalProperties": False,
+    }
+    return Offer(effect.tool, effect.name, effect.about, parameters, effect.read_only)
+
+
+def _model_form(body: Schema) -> Schema:
+    """The one form that a model should use: text for a payload, and no null where leaving out says the same."""
+    options = [option for option in body.get("anyOf", [body]) if option.get("type") not in (None, "null")]
+    merged = {**options[0], **{key: value for key, value in body.items() if key not in ("anyOf", "default")}}
+    if body.get("default") is not None:
+        merged["default"] = body["default"]
+    return {key: merged[key] for key in _KEPT if key in merged}

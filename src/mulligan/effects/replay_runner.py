@@ -1,8 +1,7 @@
-"""`ReplayRunner`: an agent's program once more, with the recorded receipts instead of the world.
+"""`ReplayRunner` runs an agent's program again with the recorded receipts, without touching files.
 
-The program is a function of a session. What it asks for is compared, effect by effect, with what the recorded session
-asked for; the answer is the receipt on record. Nothing is touched. The first thing it asks for that is not on record
-there is a divergence, and it stops.
+The program is a function of a session. The runner compares each effect with the recorded session's next effect and
+returns the recorded receipt. It stops at the first effect that differs.
 """
 
 from __future__ import annotations
@@ -11,24 +10,25 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
-from mulligan.effects.env import without_env_values
-from mulligan.effects.perform import effect_named, recorded
+from mulligan.effects.handle import Effects, asked
+from mulligan.effects.params import with_whole_numbers
+from mulligan.effects.perform import recorded
 from mulligan.effects.receipt import Receipt
-from mulligan.effects.session import Session
-from mulligan.effects.substrate.shapes import with_whole_numbers
-from mulligan.effects.verbs import Effects, asked
+from mulligan.effects.registry import effect_named
+from mulligan.effects.running_commands import without_env_values
+from mulligan.effects.session import DurableSession
 from mulligan.history.replay import Divergence, steps_of
-from mulligan.session.transcript import Archive
-from mulligan.values.faults import MulliganError, fault
+from mulligan.session.transcript_log import Archive
+from mulligan.values.errors import MulliganError, fault
 
 if TYPE_CHECKING:
-    from mulligan.effects.async_call import AsyncEffects
+    from mulligan.effects.handle import AsyncEffects
 
 Program = Callable[["ReplaySession"], object]
 
 
 class ReplayDiverged(MulliganError):
-    """The program asked for something else than on record. `divergence` has both sides."""
+    """The program performed another effect than the recorded one. `divergence` has both sides."""
 
     def __init__(self, divergence: Divergence) -> None:
         found = fault("replay_diverged", _words(divergence))
@@ -38,7 +38,7 @@ class ReplayDiverged(MulliganError):
 
 def _words(divergence: Divergence) -> str:
     ours, theirs = divergence.ours, divergence.theirs
-    return f"Step {divergence.step}: on record {_shown(ours)}, now {_shown(theirs)}."
+    return f"Step {divergence.step}: recorded {_shown(ours)}, now {_shown(theirs)}."
 
 
 def _shown(step: Mapping[str, Any] | None) -> str:
@@ -46,15 +46,15 @@ def _shown(step: Mapping[str, Any] | None) -> str:
 
 
 class ReplayRunner:
-    """Re-drives programs against one recorded session."""
+    """Runs programs against one recorded session."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: DurableSession) -> None:
         self._archive = session.archive
         with self._archive.store.read() as tx:
             self._steps = [step for step in steps_of(tx, session.id, whole=True) if "did" in step]
 
     def run(self, program: Program) -> int:
-        """How many effects it asked for: all that are on record, in order. Raises ReplayDiverged."""
+        """Run the program. Returns the number of effects, all recorded ones in order. Raises ReplayDiverged."""
         replaying = ReplaySession(self._steps, self._archive)
         program(replaying)
         if replaying.at < len(self._steps):
@@ -63,7 +63,7 @@ class ReplayRunner:
 
 
 class ReplaySession:
-    """A session whose past is its future: it answers from the record. `at` counts the effects asked for."""
+    """A session that answers from the record. `at` counts the effects so far."""
 
     def __init__(self, steps: list[dict[str, Any]], archive: Archive) -> None:
         self.at = 0
@@ -96,7 +96,7 @@ class ReplaySession:
         return Receipt(name, status, whole)
 
     def _whole(self, value: Any) -> Any:
-        """What is on record by its digest, read again. Raises `missing_cas_dependency` for what is gone."""
+        """A recorded value with its digests replaced by their bytes. Raises `missing_cas_dependency` if one is gone."""
         if isinstance(value, Mapping):
             if value.keys() == {"digest", "size_bytes"}:
                 return self._archive.blobs.read(value["digest"]).decode("utf-8", "surrogatepass")
@@ -105,7 +105,7 @@ class ReplaySession:
 
 
 class ReplayCall(Effects):
-    """The effects of a call, by the same names and with the same arguments as in life, for `with` and `async with`."""
+    """A replayed call, with the same methods as a real one, for `with` and `async with`."""
 
     def __init__(self, session: ReplaySession) -> None:
         self._session = session
@@ -118,7 +118,7 @@ class ReplayCall(Effects):
 
     async def __aenter__(self) -> AsyncEffects:
         # Loaded here: a program without an event loop does not need asyncio.
-        from mulligan.effects.async_call import AsyncEffects
+        from mulligan.effects.handle import AsyncEffects
 
         return AsyncEffects(self)
 

@@ -1,4 +1,4 @@
-"""All sessions of a workspace: opened, asked about, and live in this process as long as they are used."""
+"""All sessions of a workspace: opens, lists and closes them, and keeps the ones in use in memory."""
 
 from __future__ import annotations
 
@@ -8,43 +8,49 @@ from collections.abc import Mapping
 from typing import Any
 
 from mulligan.boundary.verdict import Boundary
-from mulligan.effects.portable import Arrivals
-from mulligan.effects.session import Session
-from mulligan.history.bounds import drop_session
-from mulligan.history.captures import drop_scopes
-from mulligan.history.desk import Desk
+from mulligan.effects.session import DurableSession, export_bundle, import_bundle_in, seed_session
 from mulligan.history.log import workspace_of
-from mulligan.history.points import archive_of
+from mulligan.history.open_root import OpenRoot
+from mulligan.history.retention import drop_session
+from mulligan.history.rewind import archive_of
+from mulligan.history.scope_snapshots import drop_scopes
 from mulligan.history.tables import ROOTS, RootRow
-from mulligan.session.active import current_id
-from mulligan.session.lineage import ancestry_in
-from mulligan.session.live import LIVE_SESSIONS, LiveSessions
-from mulligan.session.options import checked_options
-from mulligan.session.standing import DELETED, check_open, is_deleted, session_in
+from mulligan.session.bundle.format import Document
+from mulligan.session.lifecycle import (
+    DELETED,
+    LIVE_SESSIONS,
+    LiveSessions,
+    ancestry_in,
+    check_open,
+    checked_options,
+    current_id,
+    is_deleted,
+    session_in,
+)
 from mulligan.session.tables import SESSIONS, SessionRow
-from mulligan.session.transcript import length_of
+from mulligan.session.transcript_log import length_of
 from mulligan.store.protocol import Tx
-from mulligan.values.faults import MulliganError, fault
+from mulligan.values.errors import MulliganError, fault
 from mulligan.values.ids import SessionId, parse_user_id
 
 _OPEN_OPTIONS = {"workspace_anchor": Mapping, "workspace_policy": Mapping}
 
 
-class Sessions(Arrivals):
-    """`open`, `exists`, `snapshot` and `ancestry` tolerate ids that nobody knows; everything else raises."""
+class Sessions:
+    """The sessions of a workspace. `open`, `exists`, `snapshot` and `ancestry` accept unknown ids; the others raise."""
 
-    def __init__(self, desk: Desk, boundary: Boundary, *, cap: int = LIVE_SESSIONS) -> None:
-        self._desk = desk
+    def __init__(self, open_root: OpenRoot, boundary: Boundary, *, cap: int = LIVE_SESSIONS) -> None:
+        self._open_root = open_root
         self._boundary = boundary
-        self._archive = archive_of(desk.ledger)
-        self.live: LiveSessions[Session] = LiveSessions(cap, keeps=Session.has_reducers)
+        self._archive = archive_of(open_root.ledger)
+        self.live: LiveSessions[DurableSession] = LiveSessions(cap, must_keep=DurableSession.has_reducers)
 
-    def open(self, id: str | None = None, opts: Mapping[str, Any] | None = None) -> Session:
-        """A new session, or the one with this id, which goes on if it was closed. Opening it twice changes nothing."""
+    def open(self, id: str | None = None, opts: Mapping[str, Any] | None = None) -> DurableSession:
+        """A new session, or the one with this id; a closed one is reopened. Opening it twice changes nothing."""
         options = checked_options("opening a session", opts, _OPEN_OPTIONS)
-        session = SessionId(self._desk.ledger.ids.new() if id is None else parse_user_id(id, "session"))
+        session = SessionId(self._open_root.ledger.ids.new() if id is None else parse_user_id(id, "session"))
         existed = self.exists(session)
-        self._desk.ledger.session(session, self._desk.root)
+        self._open_root.ledger.session(session, self._open_root.root)
         found = self._live(session)
         found.reopen()
         try:
@@ -55,28 +61,28 @@ class Sessions(Arrivals):
             raise
         return found
 
-    def anonymous(self) -> Session:
-        """A new session that no list shows: its calls can be undone, and it is not meant to be opened again."""
-        session = SessionId(self._desk.ledger.ids.new())
-        self._desk.ledger.session(session, self._desk.root, anonymous=True)
+    def anonymous(self) -> DurableSession:
+        """A new session that no list shows. Its calls can be undone; it is not meant to be opened again."""
+        session = SessionId(self._open_root.ledger.ids.new())
+        self._open_root.ledger.session(session, self._open_root.root, anonymous=True)
         return self._live(session)
 
-    def _apply(self, session: Session, options: Mapping[str, Any]) -> None:
+    def _apply(self, session: DurableSession, options: Mapping[str, Any]) -> None:
         if "workspace_policy" in options:
             session.set_workspace_policy(options["workspace_policy"])
         if "workspace_anchor" in options:
             session.set_workspace_anchor(options["workspace_anchor"])
 
-    def get(self, id: str, verb: str = "get") -> Session:
+    def get(self, id: str, verb: str = "get") -> DurableSession:
         """A session that is open. Raises `session_not_found` or `session_closed`."""
         session = SessionId(id)
         with self._archive.store.read() as tx:
             check_open(tx, session, verb)
         return self._live(session)
 
-    def _live(self, session: SessionId) -> Session:
-        def made() -> Session:
-            found = Session(self._desk, session, self._boundary)
+    def _live(self, session: SessionId) -> DurableSession:
+        def made() -> DurableSession:
+            found = DurableSession(self._open_root, session, self._boundary)
             found.when_closed = lambda: self.live.drop(session)
             return found
 
@@ -90,14 +96,14 @@ class Sessions(Arrivals):
 
     @staticmethod
     def current_id() -> SessionId | None:
-        """The innermost session at work on this thread, or None."""
+        """The innermost current session of this thread, or None."""
         return current_id()
 
     def snapshot(self, id: str) -> dict[str, Any] | None:
         """The view of a session; None if it is not open."""
         if not self.exists(id):
             return None
-        return Session(self._desk, SessionId(id), self._boundary).view()
+        return DurableSession(self._open_root, SessionId(id), self._boundary).view()
 
     def ancestry(self, id: str) -> dict[str, Any] | None:
         """Parent, children and root of a session; None if it is not open."""
@@ -108,13 +114,13 @@ class Sessions(Arrivals):
         return None if found is None else found.to_json()
 
     def close(self, id: str, status: str | Mapping[str, Any] | None = None) -> None:
-        """End a live session, whatever the cap, and say why."""
+        """Close a session and record why."""
         self.get(id, "close").close(status)
 
     def delete(self, id: str) -> builtins.list[str]:
-        """Close a session and drop what is kept to undo it; the record says so. The calls that can no longer be undone.
+        """Close a session and drop what its undo needs. Returns the calls that can no longer be undone.
 
-        Its talk and the record of what it did stay in the journal.
+        The journal keeps its transcript and the record of its calls.
         """
         session = SessionId(id)
         with self._archive.store.read() as tx:
@@ -127,13 +133,25 @@ class Sessions(Arrivals):
             self.open(id)
         if self.exists(id):
             self.close(id, DELETED)
-        drop_scopes(self._desk, session)
-        return drop_session(self._desk.ledger, session)
+        drop_scopes(self._open_root, session)
+        return drop_session(self._open_root.ledger, session)
+
+    def import_bundle(self, bundle: bytes | str | Mapping[str, Any], *, name: str | None = None) -> SessionId:
+        """Create a session from a bundle, with its id or as `name`. Returns the id."""
+        return import_bundle_in(self._open_root, bundle, name=name)
+
+    def export(self, id: str, mode: str = "sanitized", *, content: bool | None = None) -> Document:
+        """A session as a bundle, open or closed."""
+        return export_bundle(self._open_root, SessionId(id), mode, content=content)
+
+    def seed_from_jsonl(self, path: str, opts: Mapping[str, Any] | None = None, **given: Any) -> dict[str, Any]:
+        """Create a session from a transcript file; see `session.importers` for options and answer."""
+        return seed_session(self._open_root, path, opts, given)
 
     def list(self, *, closed: bool = False, everywhere: bool = True) -> list[dict[str, Any]]:
         """Sessions that are open, or all, oldest first: of the whole store, or only of this workspace."""
         with self._archive.store.read() as tx:
-            return listed_in(tx, closed=closed, workspace=None if everywhere else workspace_of(tx, self._desk))
+            return listed_in(tx, closed=closed, workspace=None if everywhere else workspace_of(tx, self._open_root))
 
 
 def listed_in(tx: Tx, *, closed: bool = False, workspace: str | None = None) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
-"""Moves bytes between a running command and us, and keeps its deadline, until its last descendant is gone.
+"""Moves bytes between a running command and Mulligan, and enforces its deadline, until its last descendant has ended.
 
-One loop over everything that can happen: output, room for input, the warden's word, an order from another thread, time.
-So the deadline covers feeding the input and draining the pipes as much as the work itself.
+One loop waits for every event: output, space in the input pipe, a message of the init process, an order of another
+thread, the deadline. So the deadline covers the time for input and output as well as the work itself.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 
+from mulligan.exec.command import Sink, Stream
+from mulligan.exec.init import close_all, receive_message, send_message
+from mulligan.exec.start import StartedCommand
 from mulligan.values.clock import monotonic_s
-from mulligan.values.faults import fault
-from mulligan.workspace.exec import wire
-from mulligan.workspace.exec.output import Sink, Stream
-from mulligan.workspace.exec.spawn import Spawned
+from mulligan.values.errors import fault
 
 _CHUNK_BYTES = 1 << 16
 _KILL_PATIENCE_S = 5.0
+# poll(2) accepts at most a few weeks, so a longer wait wakes up once an hour.
 _PATIENCE_MAX_MS = 3_600_000.0
-"""The kernel waits no longer than a few weeks at a time, and nothing is lost by looking at the clock before."""
 _GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
-class Handle:
-    """How other threads reach a running command: cancel it, or send it a signal. Close it when the run is over."""
+class CommandHandle:
+    """Lets other threads cancel a running command or send it a signal. Close it when the run is over."""
 
     def __init__(self) -> None:
         self._woken, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._orders: deque[tuple[str, int]] = deque()
 
     def cancel(self) -> None:
-        """Kill it and everything it started. Before it runs: as soon as it does."""
+        """Kill the command and its descendants; if it has not started yet, as soon as it starts."""
         self._give("kill", 0)
 
     def signal(self, number: int) -> None:
-        """Send a signal to it and all its descendants."""
+        """Send a signal to the command and all its descendants."""
         self._give("signal", int(number))
 
     def fileno(self) -> int:
@@ -50,9 +50,10 @@ class Handle:
 
     @contextmanager
     def woken_by_signals(self) -> Iterator[None]:
-        """A signal that comes just before we begin to wait ends the waiting as well: else nobody would see it come.
+        """Let a signal that arrives just before the wait begins end the wait too; else we would notice it too late.
 
-        In the main thread, where signals are handled; not if somebody else is woken by them, who would miss them then.
+        Only in the main thread, where Python handles signals, and not if other code (asyncio) has set the wake-up
+        descriptor: that code would miss its signals.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -67,7 +68,7 @@ class Handle:
                 signal.set_wakeup_fd(-1)
 
     def take(self) -> list[tuple[str, int]]:
-        """Orders given since the last time."""
+        """The orders since the last call."""
         try:
             os.read(self._woken, 4096)
         except BlockingIOError:
@@ -78,9 +79,9 @@ class Handle:
         return taken
 
     def close(self) -> None:
-        wire.close_all((self._woken, self._waker))
+        close_all((self._woken, self._waker))
 
-    def __enter__(self) -> Handle:
+    def __enter__(self) -> CommandHandle:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -92,8 +93,8 @@ class Handle:
 
 
 @dataclass(slots=True)
-class Ending:
-    """How it went. `failed` is the step the machine refused: then nothing was run."""
+class CommandEnding:
+    """How the command ended. `failed` is the step that the machine refused; then no program ran."""
 
     status: int = 0
     timed_out: bool = False
@@ -107,7 +108,14 @@ Received = Callable[[str, list[int]], None]
 
 class Pump:
     def __init__(
-        self, spawned: Spawned, sink: Sink, *, stdin: bytes, deadline: float | None, handle: Handle, received: Received
+        self,
+        spawned: StartedCommand,
+        sink: Sink,
+        *,
+        stdin: bytes,
+        deadline: float | None,
+        handle: CommandHandle,
+        received: Received,
     ) -> None:
         self._spawned = spawned
         self._channel = spawned.channel
@@ -121,17 +129,17 @@ class Pump:
         self._give_up_at: float | None = None
         self._all_gone = False
         self._tended: dict[int, Callable[[], None]] = {}
-        self.ending = Ending()
+        self.ending = CommandEnding()
         self._poller = select.poll()
         self._listen(spawned)
 
     def tend(self, fd: int, act: Callable[[], None]) -> None:
-        """Somebody else's descriptor, served along with the command's while it runs."""
+        """Call `act` whenever this descriptor can be read while the command runs."""
         self._tended[fd] = act
         self._poller.register(fd, select.POLLIN)
 
-    def run(self) -> Ending:
-        """Until all is over. Whatever goes wrong here, the command is killed first and the error comes after."""
+    def run(self) -> CommandEnding:
+        """Run until the last descendant has ended. If this raises, the command is killed before the error leaves."""
         over = False
         try:
             with self._handle.woken_by_signals():
@@ -144,12 +152,12 @@ class Pump:
         return self.ending
 
     def _bury(self) -> None:
-        """Nobody takes the output any more; wait for the end all the same."""
+        """Drop the output, kill the command and wait for its end."""
         self._sink = _Nowhere()
         self._kill()
         self._loop()
 
-    def _listen(self, spawned: Spawned) -> None:
+    def _listen(self, spawned: StartedCommand) -> None:
         self._poller.register(self._channel, select.POLLIN)
         self._poller.register(self._handle, select.POLLIN)
         if spawned.ordered is not None:
@@ -168,7 +176,7 @@ class Pump:
                 self._serve(fd)
             self._keep_time()
         while self._spawned.ordered is not None:
-            self._hear_from_itself()  # its last word may come after the warden's
+            self._hear_from_itself()  # The last message of the command's process may arrive after init's.
         for fd in list(self._streams):
             self._drain(fd)
 
@@ -187,7 +195,7 @@ class Pump:
             self._hear_from_itself()
 
     def _pass_on(self, fd: int) -> bool:
-        """One read; False when there is nothing more for now."""
+        """Pass on what one read gives; False when the pipe is empty."""
         try:
             data = os.read(fd, _CHUNK_BYTES)
         except BlockingIOError:
@@ -199,7 +207,10 @@ class Pump:
         return False
 
     def _is_taken(self, stream: Stream, data: bytes) -> bool:
-        """False when whoever we pass it on to has gone: then the command's own pipe breaks, as without us."""
+        """Write to the sink; False if its reader is gone.
+
+        Then the command's pipe breaks, as it would without Mulligan.
+        """
         try:
             self._sink.write(stream, data)
         except BrokenPipeError:
@@ -207,7 +218,7 @@ class Pump:
         return True
 
     def _drain(self, fd: int) -> None:
-        """What was written before the last writer we know of ended. A stranger who holds the pipe is not waited for."""
+        """Read the rest of the pipe, but do not wait for its end: an unrelated process may hold it open."""
         while self._pass_on(fd):
             pass
 
@@ -228,8 +239,9 @@ class Pump:
         os.close(fd)
 
     def _hear(self) -> None:
-        message = wire.receive(self._channel)
+        message = receive_message(self._channel)
         if message is None:
+            # Without the init process, no process reaps or kills the descendants of the command.
             raise fault("internal", "The process that watches over the command was killed; the command may still run.")
         (word, *rest), fds = message
         if word == "upper":
@@ -246,10 +258,12 @@ class Pump:
                 self.ending.status, self.ending.survivors = rest
 
     def _hear_from_itself(self) -> None:
-        """The process that becomes the command: its listener, its failure, or silence when it is the command."""
+        """Read from the process that becomes the command: it sends its listener, or its failure, or closes when it
+        executes.
+        """
         ordered = self._spawned.ordered
         assert ordered is not None
-        message = wire.receive(ordered)
+        message = receive_message(ordered)
         if message is None:
             self._poller.unregister(ordered)
             ordered.close()
@@ -265,7 +279,7 @@ class Pump:
                 self.ending.cancelled = True
                 self._kill()
             else:
-                wire.send(self._channel, ("signal", number))
+                send_message(self._channel, ("signal", number))
 
     def _keep_time(self) -> None:
         now = monotonic_s()
@@ -278,10 +292,11 @@ class Pump:
             self._kill()
 
     def _kill(self) -> None:
+        # A second kill must not extend the time limit that the first one set.
         if self._give_up_at is None:
             self._give_up_at = monotonic_s() + _KILL_PATIENCE_S
             try:
-                wire.send(self._channel, ("kill",))
+                send_message(self._channel, ("kill",))
             except (BrokenPipeError, ConnectionResetError):
                 self._all_gone = True
 
@@ -300,7 +315,7 @@ class Pump:
 
 
 class _Nowhere:
-    """Takes output that nobody can take any more."""
+    """A sink that drops the output."""
 
     def write(self, stream: Stream, data: bytes) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Our end of the launcher: start it once, ask it for a warden, start it again if it was killed."""
+"""The client of the launcher process: starts it once, asks it for init processes, restarts it if it was killed."""
 
 from __future__ import annotations
 
@@ -12,32 +12,35 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from mulligan.exec.command import Command
+from mulligan.exec.init import BOOT, close_all, receive_message, send_message
 from mulligan.store.fork_locks import fork_safe_lock
-from mulligan.values.faults import fault
-from mulligan.workspace.exec import wire
-from mulligan.workspace.exec.command import Command
+from mulligan.values.errors import fault
 
 _TRIES_MAX = 3
 _SOURCES = os.path.abspath(__file__).rsplit("/mulligan/", 1)[0]
 
 
 @dataclass(slots=True)
-class Extras:
-    """What a way of catching changes adds to a command: a system call filter, namespaces, a sandbox."""
+class StartOptions:
+    """Options that a capture strategy adds to a command: a system call filter, namespaces, a sandbox."""
 
     program: bytes | None = None
+    # Used instead of `program` if the machine refuses a network namespace.
     program_without_sockets: bytes | None = None
-    """in place of `program` where the machine gives no network namespace"""
     listens: bool = False
+    # Init writes the end time of the last process into this descriptor, for the case that Mulligan is dead by then.
     mark: int = -1
-    """a descriptor into which the moment of the last process's end is written, should nobody else be there to know"""
     confinement: dict[str, Any] = field(default_factory=dict)
+    # A descriptor of ours, and the function to call whenever it can be read while the command runs.
     tended: tuple[int, Callable[[], None]] | None = None
-    """a descriptor of ours, and what to do whenever it can be read while the command runs"""
 
 
 class Launcher:
-    """One launcher process and the warden it keeps ready. For any thread; a fork of ours must not share it."""
+    """One launcher process with the init process that it holds ready.
+
+    For any thread; a forked child must not share it.
+    """
 
     def __init__(self) -> None:
         self._lock = fork_safe_lock()
@@ -46,13 +49,13 @@ class Launcher:
         self._on_the_way = False
 
     def warm_up(self) -> None:
-        """Start the process now, so that the first command does not wait for an interpreter (10 to 20 ms)."""
+        """Start the launcher now, so that the first command does not wait for an interpreter (10 to 20 ms)."""
         with self._lock:
             if self._channel is None:
                 self._start()
 
     def take(self) -> tuple[socket.socket, socket.socket]:
-        """A warden's channel, and that of the process which waits to become a command."""
+        """The channels of an init process and of the process that waits to become a command."""
         for _ in range(_TRIES_MAX):
             ready = self._receive()
             if ready is not None:
@@ -64,19 +67,20 @@ class Launcher:
             self._stop()
 
     def forget(self) -> None:
-        """In a forked child: the process belongs to the parent."""
+        """Forget the launcher in a forked child, because it belongs to the parent."""
         if self._channel is not None:
             self._channel.close()
+        # Close only our copy of the channel: waiting for the process or killing it is up to the parent.
         self._channel, self._pid, self._on_the_way = None, 0, False
 
     def replenish(self) -> None:
-        """Have the next warden made while nobody waits for it."""
+        """Let the launcher fork the next init process while no command waits for it."""
         with self._lock:
             if self._channel is not None and not self._on_the_way:
                 self._ask()
 
     def _receive(self) -> list[int] | None:
-        """The descriptors of a warden, the one kept ready if there is one. None if the launcher was killed."""
+        """The descriptors of an init process, which the launcher may have ready. None if the launcher was killed."""
         with self._lock:
             if self._channel is None:
                 self._start()
@@ -84,7 +88,7 @@ class Launcher:
             if not self._on_the_way:
                 self._ask()
             self._on_the_way = False
-            ready = wire.receive(self._channel)
+            ready = receive_message(self._channel)
             if ready is None:
                 self._stop()
                 return None
@@ -93,9 +97,9 @@ class Launcher:
     def _ask(self) -> None:
         assert self._channel is not None
         try:
-            wire.send(self._channel, "more")
+            send_message(self._channel, "more")
         except (BrokenPipeError, ConnectionResetError):
-            return  # it was killed; whoever receives next will find out
+            return  # The launcher was killed. The next `_receive` notices and starts another.
         self._on_the_way = True
 
     def _start(self) -> None:
@@ -117,10 +121,10 @@ class Launcher:
 
 
 def _start_launcher(channel_fd: int) -> int:
-    from mulligan.workspace.exec.launcher import BOOT
 
     if not sys.executable:
         raise fault("internal", "Commands are started by a helper interpreter, and sys.executable is empty.")
+    # posix_spawn does not copy the page tables of a large program, as fork does.
     nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0)
     return os.posix_spawn(
         sys.executable,
@@ -138,8 +142,8 @@ atexit.register(LAUNCHER.close)
 
 
 @dataclass(slots=True)
-class Spawned:
-    """A command on its way: the channels of its warden and of itself until it starts, and our ends of its streams."""
+class StartedCommand:
+    """A starting command: the channels of its init process and of itself, and our ends of its streams."""
 
     channel: socket.socket
     ordered: socket.socket | None
@@ -150,39 +154,41 @@ class Spawned:
     stderr: int = -1
 
     def give_order(self, ordered: socket.socket) -> None:
-        """Tell the waiting process what to become. It has its streams then, and we keep only our ends."""
+        """Send the order to the waiting process, with its ends of the streams; close them here."""
         self.ordered = ordered
-        wire.send(ordered, self.order, self.given)
+        send_message(ordered, self.order, self.given)
         self.let_go()
 
     def let_go(self) -> None:
         if self.given != (0, 1, 2):
-            wire.close_all(self.given)
+            close_all(self.given)
         self.given = ()
 
 
-def spawn(command: Command, extras: Extras) -> Spawned:
-    """Have the command started. Whether it did start is what the channels say.
+def spawn(command: Command, extras: StartOptions) -> StartedCommand:
+    """Let a waiting process run the command. Its channels tell whether it did start.
 
-    One that is to be confined gets its order later: its warden moves first and then sends the channel of a new process.
+    A confined command gets its order later: init moves into its namespaces first and then sends the channel of a new
+    process.
     """
     given, kept = ((0, 1, 2), (-1, -1, -1)) if command.terminal else _streams(command)
+    # The descendants of a background command may live on; init kills those of other commands after a moment.
     linger_s = None if command.background else command.linger_s
     for _ in range(_TRIES_MAX):
         channel, ordered = LAUNCHER.take()
-        spawned = Spawned(channel, None, _order(command, extras), given, *kept)
+        spawned = StartedCommand(channel, None, _order(command, extras), given, *kept)
         try:
-            wire.send(channel, (linger_s, extras.confinement), (extras.mark,) if extras.mark >= 0 else ())
+            send_message(channel, (linger_s, extras.confinement), (extras.mark,) if extras.mark >= 0 else ())
             if extras.confinement:
                 ordered.close()
             else:
                 spawned.give_order(ordered)
         except (BrokenPipeError, ConnectionResetError):
-            channel.close()  # killed while it waited; there are others
+            channel.close()  # the process was killed while it waited; take another one
             ordered.close()
         else:
             return spawned
-    wire.close_all([fd for fd in (*given, *kept) if fd > 2])
+    close_all([fd for fd in (*given, *kept) if fd > 2])
     raise fault("internal", "The processes that wait to start commands do not stay alive.")
 
 
@@ -194,20 +200,21 @@ def _streams(command: Command) -> tuple[tuple[int, int, int], tuple[int, int, in
         given_in, kept_in = _inherited(command.stdin_fd), -1
     kept_out, given_out = os.pipe2(os.O_CLOEXEC)
     kept_err, given_err = os.pipe2(os.O_CLOEXEC)
+    # `pump` serves all streams in one loop, so a read or write of one stream must not block it.
     os.set_blocking(kept_out, False)
     os.set_blocking(kept_err, False)
     return (given_in, given_out, given_err), (kept_in, kept_out, kept_err)
 
 
 def _inherited(fd: int | None) -> int:
-    """A copy of our descriptor for the command; nothing to read if there is none or our caller has closed it."""
+    """A copy of the caller's descriptor for the command; /dev/null if there is none or the caller has closed it."""
     if fd is not None:
         with suppress(OSError):
             return os.dup(fd)
     return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _order(command: Command, extras: Extras) -> dict[str, Any]:
+def _order(command: Command, extras: StartOptions) -> dict[str, Any]:
     return {
         "argv": list(command.argv),
         "env": dict(command.env),

@@ -1,29 +1,36 @@
-"""Which paths are not captured: `capture.never` and `capture.digest_only`.
+"""The paths that are not captured: `capture.never` and `capture.digest_only`.
 
 Both are lists of patterns as in a `.gitignore`, relative to the root. They come from the user's `config.toml` and from
-`.mulligan.toml` in the root. Each file is judged by itself, so the project's file can add paths, and nothing in it can
-take one back that the user's file names. `never` wins over `digest_only`.
+`.mulligan.toml` in the root. Mulligan applies each file by itself, so the project's file can add paths, but cannot
+remove one that the user's file names. `never` wins over `digest_only`.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mulligan.values.digest import Digest
 from mulligan.values.entries import FileEntry, Withheld
-from mulligan.values.faults import MulliganError, fault
+from mulligan.values.errors import MulliganError, fault
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.limits import MIB_BYTES
 from mulligan.values.paths import RepoPath
-from mulligan.values.plain import plain
 
 if TYPE_CHECKING:
-    from mulligan.workspace.search.ignore import RuleFile
+    from mulligan.files.tree.ignore import RuleFile
 
 PROJECT_FILE = ".mulligan.toml"
 CONFIG_MAX_BYTES = MIB_BYTES
+PATCH_HEADERS = ("*** ", "--- ", "+++ ", "diff ", "rename ", "copy ")
+"""How lines of a patch begin that name files."""
+
+_NAME_MAX_CHARS = 4_096
+"""The longest path that the kernel takes."""
+
 SETTINGS: tuple[Withheld, ...] = ("never", "digest_only")
 
 EXAMPLE = """\
@@ -36,9 +43,9 @@ EXAMPLE = """\
 
 
 class DigestKey(Protocol):
-    """A store's `SecretKey` is one."""
+    """Makes keyed digests. A store's `SecretKey` is one."""
 
-    def keyed(self, digest: Digest) -> Digest: ...
+    def keyed_digest(self, digest: Digest) -> Digest: ...
 
 
 def user_file(environ: Mapping[str, str]) -> str:
@@ -49,7 +56,7 @@ def user_file(environ: Mapping[str, str]) -> str:
     return os.path.join(config, "mulligan", "config.toml")
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Patterns:
     """The patterns of one file, by setting."""
 
@@ -57,7 +64,10 @@ class Patterns:
     digest_only: RuleFile
 
     def matches(self, setting: Withheld, path: RepoPath) -> bool:
-        """Whether a pattern matches the path or a directory above it. Below a directory, nothing is taken back."""
+        """Whether a pattern matches the path or a directory above it.
+
+        A `!` pattern has no effect below a matched directory.
+        """
         rules = self.never if setting == "never" else self.digest_only
         names = path.split("/")
         for depth, name in enumerate(names, start=1):
@@ -69,11 +79,11 @@ class Patterns:
 
 
 def parse_patterns(data: bytes, shown: str) -> Patterns | None:
-    """None: the file says nothing about capture. Raises `invalid_config` for what cannot be meant."""
-    # Loaded here: most roots have neither of the two files, and every start opens a root.
+    """The patterns of a file; None if it has no `capture` table. Raises `invalid_config`."""
+    # Imported here, because most roots have neither of the two files, and every start opens a root.
     import tomllib
 
-    from mulligan.workspace.search.ignore import RuleFile
+    from mulligan.files.tree.ignore import RuleFile
 
     try:
         section = tomllib.loads(data.decode("utf-8")).get("capture", {})
@@ -90,7 +100,7 @@ def parse_patterns(data: bytes, shown: str) -> Patterns | None:
 
 
 def _text_of(patterns: Any, name: str, shown: str) -> bytes:
-    from mulligan.workspace.search.ignore import parse_rules
+    from mulligan.files.tree.ignore import parse_rules
 
     if not isinstance(patterns, list) or not all(isinstance(one, str) for one in patterns):
         raise fault("invalid_config", f"{shown}: capture.{name} is a list of patterns.", file=shown)
@@ -105,18 +115,15 @@ _Stamp = tuple[int, int, int] | None
 
 
 class CaptureRules:
-    """The patterns in force in one root. `refresh` reads files again that have changed."""
+    """The capture patterns of one root. `refresh` reads changed files again."""
 
     def __init__(self, files: Sequence[str] = (), key: DigestKey | None = None) -> None:
         self._files = tuple(files)
         self._key = key
-        self._stamps: tuple[_Stamp, ...] = ()
+        self._stamps: list[_Stamp] = []
         self._patterns: tuple[Patterns, ...] = ()
-
-    @property
-    def any(self) -> bool:
+        self.any = False
         """Whether there is any pattern at all."""
-        return bool(self._patterns)
 
     def withheld(self, path: RepoPath) -> Withheld | None:
         if not self._patterns:
@@ -127,40 +134,70 @@ class CaptureRules:
         return None
 
     def named(self, path: RepoPath, entry: FileEntry) -> FileEntry:
-        """The entry of a path as the store may know it. `entry.digest` is the SHA-256 of its bytes."""
+        """The entry of a path as the store may have it. `entry.digest` is the SHA-256 of its bytes."""
         setting = self.withheld(path)
         if setting != "never" or self._key is None:
             return replace(entry, withheld=setting)
-        return replace(entry, withheld=setting, digest=self._key.keyed(entry.digest))
+        return replace(entry, withheld=setting, digest=self._key.keyed_digest(entry.digest))
 
     def load(self) -> None:
-        """Raises `invalid_config`, also for a file that is there and cannot be read."""
+        """Read the files. Raises `invalid_config`, also for a file that exists and cannot be read."""
         stamps = self._stamps_now()
         found = [parse_patterns(data, name) for name in self._files if (data := _read(name)) is not None]
         self._patterns = tuple(one for one in found if one is not None)
+        self.any = bool(self._patterns)
         self._stamps = stamps
 
     def refresh(self) -> None:
-        """What is in force stays so while a file is broken: an agent may be in the middle of writing it."""
-        if self._files and self._stamps_now() != self._stamps:
-            try:
-                self.load()
-            except MulliganError:
-                return
+        """Read changed files again.
 
-    def _stamps_now(self) -> tuple[_Stamp, ...]:
-        return tuple(_stamp(name) for name in self._files)
+        While a file is invalid, its old patterns stay, because an agent may be in the middle of writing it.
+        """
+        if self._stamps_now() != self._stamps:
+            with suppress(MulliganError):
+                self.load()
+
+    def _stamps_now(self) -> list[_Stamp]:
+        """The stamps of the files, in one loop, because every call checks them."""
+        stamps: list[_Stamp] = []
+        for name in self._files:
+            try:
+                status = os.stat(name)
+            except OSError:
+                stamps.append(None)
+            else:
+                stamps.append((status.st_ino, status.st_size, status.st_mtime_ns))
+        return stamps
 
 
 NO_RULES = CaptureRules()
 
 
-def _stamp(name: str) -> _Stamp:
-    try:
-        status = os.stat(name)
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
+def names_not_captured(rules: CaptureRules, given: Mapping[str, Any]) -> bool:
+    """Whether parameters name a path that is not captured. For requests that were refused before a path was resolved.
+
+    Only the names count: `../.env` leads to no path of the root, and a patch may have a mistake in its first line.
+    """
+    if not rules.any:
+        return False
+    texts = [given.get(name) for name in ("path", "file_path", "to")]
+    named = [text for text in texts if isinstance(text, str)]
+    patch = given.get("patch")
+    inline = patch.get("inline_text") if isinstance(patch, Mapping) else None
+    patch = inline.get("text") if isinstance(inline, Mapping) else patch
+    for line in patch.splitlines() if isinstance(patch, str) else ():
+        if line.startswith(PATCH_HEADERS):
+            named += [line.partition(": ")[2], *line.split()]
+    return any(_is_withheld_somewhere(rules, one) for one in named)
+
+
+def _is_withheld_somewhere(rules: CaptureRules, text: str) -> bool:
+    """Whether a pattern matches the end of the text, as a file or as a directory."""
+    if len(text) > _NAME_MAX_CHARS:
+        return True
+    names = [name for name in text.split("/") if name not in ("", ".", "..")]
+    ends = ["/".join(names[start:]) for start in range(len(names))]
+    return any(rules.withheld(RepoPath(one)) or rules.withheld(RepoPath(f"{one}/-")) for one in ends)
 
 
 def _read(name: str) -> bytes | None:

@@ -1,8 +1,10 @@
-"""A whole tree again, in a fresh directory of ours: every file, uncommitted and ignored ones too.
+"""Copies a whole tree into a new directory: every file, uncommitted and ignored ones too.
 
-Bytes are shared with the original where the file system can (reflink), else copied. Modes, times, links, empty
-directories and the user's extended attributes come along. A `.git` that is only a pointer (a worktree's or submodule's)
-becomes a git directory of its own, so that nothing done in the copy reaches the original repository.
+The copy shares bytes with the original if the file system can (reflink). It has the same modes, times, links, empty
+directories and user's extended attributes. A `.git` that is only a pointer (a worktree's or submodule's) becomes a git
+directory of its own, so that no command in the copy reaches the original repository.
+
+`Trees` stores whole trees: the entry of every path below a root, and the bytes of every file, each once.
 """
 
 from __future__ import annotations
@@ -12,16 +14,26 @@ import fcntl
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeAlias
 
-from mulligan.values.faults import fault, fault_of_os_error
-from mulligan.values.paths import path_from_bytes
-from mulligan.values.plain import plain
-from mulligan.values.refusal import Refused
-from mulligan.workspace.disk import DRAFT_PREFIX, read_xattrs, write_xattrs
-from mulligan.workspace.places import Root, open_root, resolve_exactly
+from mulligan.files.disk import DRAFT_PREFIX, read_xattrs, write_xattrs
+from mulligan.files.resolve import Root, open_root, resolve_exactly
+from mulligan.files.tree.directories import OPEN_DIRECTORY, OPEN_FILE, is_local, stamp_of, was_at_rest
+from mulligan.store.blob_files import DirectoryBodies
+from mulligan.store.blobs import pack, unpack
+from mulligan.store.fork_locks import shared_lock
+from mulligan.values.canonical import decode, encode
+from mulligan.values.clock import Clock
+from mulligan.values.digest import Digest, digest_of
+from mulligan.values.entries import DirEntry, Entry, FileEntry, SymlinkEntry, entry_from_json, entry_to_json
+from mulligan.values.errors import MulliganError, Refused, RestoreFailedError, fault, fault_of_os_error
+from mulligan.values.fast_dataclass import fast_dataclass
+from mulligan.values.paths import RepoPath, from_wire, path_bytes, path_from_bytes, to_wire
 
 _FICLONE = 0x40049409
 _NO_CLONE = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ETXTBSY)
@@ -39,9 +51,9 @@ _GIT_NOT_SHARED = frozenset(
 )
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Copied:
-    """One path of the copy. The stamps say later whether either side has been touched since."""
+    """One path of the copy. The stamps tell later whether either side has changed since."""
 
     path: bytes
     mode: int
@@ -49,7 +61,7 @@ class Copied:
     copy_stamp: str
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Skipped:
     """A path that has no copy: a device, FIFO or socket, or one that cannot be read."""
 
@@ -58,20 +70,20 @@ class Skipped:
 
 
 def stamp(path: bytes) -> str:
-    """Changes whenever content, mode or identity of a path changes; "" when it is not there."""
+    """A text that changes whenever content, mode or identity of a path changes; "" if it does not exist."""
     return _stamp_at(None, path)
 
 
 def _stamp_at(directory: int | None, name: bytes) -> str:
     try:
-        return stamp_of(os.stat(name, dir_fd=directory, follow_symlinks=False))
+        return copied_stamp(os.stat(name, dir_fd=directory, follow_symlinks=False))
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             raise
         return ""
 
 
-def stamp_of(status: os.stat_result) -> str:
+def copied_stamp(status: os.stat_result) -> str:
     kind = stat.S_IFMT(status.st_mode)
     if kind == stat.S_IFDIR:
         return f"d:{status.st_mode:o}"
@@ -79,10 +91,10 @@ def stamp_of(status: os.stat_result) -> str:
 
 
 def copy_tree(source: bytes, target: bytes) -> Iterator[Copied | Skipped]:
-    """Copy into a directory that must not exist yet, nor be inside the original; each path is told.
+    """Copy into a directory that must not exist yet, nor be inside the original. Yields each path.
 
-    Both trees are walked through open directories and no symbolic link is followed, whatever anybody renames meanwhile.
-    A copy that cannot be finished is removed.
+    It walks both trees through open directories and follows no symbolic link, whatever another process renames
+    meanwhile. If the copy cannot be finished, it is removed.
     """
     if _is_inside(os.path.realpath(target), source):
         shown = os.fsdecode(target)
@@ -100,7 +112,7 @@ def copy_tree(source: bytes, target: bytes) -> Iterator[Copied | Skipped]:
 
 @contextmanager
 def removed_unless_done(copy: bytes) -> Iterator[None]:
-    """Remove a copy of which nobody knows yet, if what is inside does not come to its end."""
+    """Remove a copy that the store does not know yet, if the block raises."""
     with ExitStack() as undone:
         undone.callback(_try_to_remove, copy)
         yield
@@ -113,7 +125,7 @@ def _try_to_remove(copy: bytes) -> None:
 
 
 def _is_inside(target: bytes, source: bytes) -> bool:
-    """Whether a place that need not exist would be below a directory, by whatever name that is reached."""
+    """Whether a path, which need not exist, is below a directory, by whatever name it reaches that."""
     original, above = os.stat(source), os.path.dirname(target)
     while not (os.path.isdir(above) and os.path.samestat(os.stat(above), original)):
         if above == os.path.dirname(above):
@@ -132,12 +144,12 @@ def _opened(path: bytes) -> Iterator[Root]:
 
 
 class _OfAnotherKind(Exception):
-    """What a name stands for was exchanged between the look at it and its copy."""
+    """Another process exchanged the file of a name between the check and the copy."""
 
 
 @dataclass(slots=True)
 class _Copying:
-    """One tree on its way into a folder of another. `over`: what that has of the same name gives way."""
+    """Copies one tree into a folder of another. If `over`, it replaces files of the same name."""
 
     here: Root
     there: Root
@@ -151,7 +163,9 @@ class _Copying:
         return self._told.values()
 
     def _folder(self, below: bytes) -> None:
-        """What is in a folder; its own folders when its handles are closed again, so that any depth can be copied."""
+        """Copy what is in a folder; its subfolders after its handles are closed, so that trees of any depth can be
+        copied.
+        """
         folders: list[bytes] = []
         with self._directories(below) as (source, target):
             for name in sorted(os.fsencode(name) for name in os.listdir(source)):
@@ -166,7 +180,7 @@ class _Copying:
             self._whole_folder(path)
 
     def _is_folder(self, source: int, target: int, name: bytes) -> bool:
-        """Whether it is one; then there is one for its copy."""
+        """Whether the name is a folder; if so, it creates the folder's copy."""
         try:
             if not stat.S_ISDIR(os.stat(name, dir_fd=source, follow_symlinks=False).st_mode):
                 return False
@@ -177,7 +191,7 @@ class _Copying:
         return True
 
     def _whole_folder(self, path: bytes) -> None:
-        """If somebody puts something else there meanwhile, the copy of it begins anew."""
+        """Copy a folder; start again if another process puts something else there meanwhile."""
         above, _, name = path.rpartition(b"/")
         for _ in range(_KIND_TRIES):
             try:
@@ -219,10 +233,10 @@ class _Copying:
 
     def _tell(self, path: bytes, status: os.stat_result, target: int) -> None:
         copied = _stamp_at(target, path.rpartition(b"/")[2])
-        self._told[path] = Copied(path, stat.S_IMODE(status.st_mode), stamp_of(status), copied)
+        self._told[path] = Copied(path, stat.S_IMODE(status.st_mode), copied_stamp(status), copied)
 
     def _leaf(self, source: int, target: int, path: bytes) -> None:
-        """A file or a symbolic link. One that is exchanged for something else all the time has no copy."""
+        """Copy a file or a symbolic link. If another process exchanges it again and again, it is skipped."""
         name = path.rpartition(b"/")[2]
         if self.over:
             with suppress(FileNotFoundError):
@@ -272,13 +286,14 @@ class _Copying:
                 _forget_worktree(copy, name)
 
     def _lay_over(self, source: bytes, into: bytes, wanted: Callable[[bytes], bool]) -> None:
-        """Copy what is wanted into a folder of the copy, in place of what it has of the same name."""
+        """Copy the wanted paths into a folder of the copy, over files of the same name."""
         with _opened(source) as here:
             _Copying(here, self.there, into, wanted, over=True).everything()
 
 
 def _copy_leaf(source: int, target: int, name: bytes) -> os.stat_result | None:
-    """What was copied, or a folder, which was not; None for a device, FIFO or socket.
+    """Copy a file or link. Answers its status, also for a folder, which is not copied; None for a device, FIFO or
+    socket.
 
     Raises `_OfAnotherKind` if it is another thing by now.
     """
@@ -331,7 +346,7 @@ def _directory(root: Root, below: bytes) -> Iterator[int]:
 
 @contextmanager
 def _subdirectory(above: int, name: bytes) -> Iterator[int]:
-    """-1 for one that may not be opened."""
+    """Open a folder; -1 if we may not."""
     try:
         handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
     except PermissionError:
@@ -358,7 +373,10 @@ def _shared_by(git: bytes) -> bytes:
 
 
 def _is_repository(git: bytes, common: bytes) -> bool:
-    """A pointer is anybody's text: what it names is copied only if git would take it for its own."""
+    """Whether a `.git` pointer names a repository that git would accept.
+
+    Anybody can write a pointer, so others are not copied.
+    """
     folders = (os.path.join(common, name) for name in (b"objects", b"refs"))
     return os.path.isfile(os.path.join(git, b"HEAD")) and all(map(os.path.isdir, folders))
 
@@ -368,12 +386,15 @@ def _is_wanted(path: bytes) -> bool:
 
 
 def _is_shared(path: bytes) -> bool:
-    """What all worktrees of a repository have in common; the rest is that of its first one (gitrepository-layout)."""
+    """Whether all worktrees of a repository share the path.
+
+    The rest belongs to its first one (gitrepository-layout).
+    """
     return path.split(b"/", 1)[0] in _GIT_SHARED and path not in _GIT_NOT_SHARED
 
 
 def _forget_worktree(git: int, config: bytes) -> None:
-    """`core.worktree` would send git back to the original's files."""
+    """Remove `core.worktree`, which would make git work on the original's files."""
     with suppress(FileNotFoundError):
         with open(os.open(config, _READ_FLAGS, dir_fd=git), "rb") as file:
             lines = file.readlines()
@@ -390,3 +411,211 @@ def remove_copy(directory: bytes) -> None:
             if not os.path.islink(child):
                 os.chmod(child, stat.S_IMODE(os.lstat(child).st_mode) | 0o700)
     shutil.rmtree(directory)
+
+
+# Every path below a root but the root, parents first. None: something that cannot be kept, and is left alone.
+Tree: TypeAlias = dict[RepoPath, Entry | None]
+
+_DENIED = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.EIO})
+
+
+class Bodies(Protocol):
+    """Stores bytes by their digests. A store's `Blobs` is one."""
+
+    def store(self, data: bytes) -> Digest: ...
+    def read(self, digest: Digest) -> bytes: ...
+
+
+@fast_dataclass(slots=True, frozen=True)
+class _Place:
+    handle: int
+    offset: int
+    packed: int
+    size: int
+
+
+class Pack:
+    """Bodies in an unnamed file, which disappears with the process, however that ends."""
+
+    def __init__(self) -> None:
+        self._places: dict[Digest, _Place] = {}
+        self._handle = self._end = self._owner = 0
+        self._lock = shared_lock()
+
+    def store(self, data: bytes) -> Digest:
+        digest = digest_of(data)
+        if digest not in self._places:
+            body = pack(data)
+            with self._lock:
+                handle = self._file()
+                os.pwrite(handle, body, self._end)
+                self._places[digest] = _Place(handle, self._end, len(body), len(data))
+                self._end += len(body)
+        return digest
+
+    def read(self, digest: Digest) -> bytes:
+        """Raises RestoreFailedError for what was never kept here."""
+        place = self._places.get(digest)
+        if place is None:
+            words = f"The bytes of {digest} are not kept here; a folder given as `bodies` outlives its process."
+            raise RestoreFailedError(words, digest=digest)
+        return unpack(os.pread(place.handle, place.packed, place.offset), place.size)
+
+    def _file(self) -> int:
+        """The file. A forked child reads what its parent wrote, and writes into a new file."""
+        if self._owner != os.getpid():
+            with tempfile.TemporaryFile(prefix="mulligan-", buffering=0) as file:
+                self._handle = os.dup(file.fileno())
+            weakref.finalize(self, os.close, self._handle)
+            self._end, self._owner = 0, os.getpid()
+        return self._handle
+
+
+class FolderListing:
+    """Bodies in a folder. They stay until the user deletes the folder, so a later process can read them."""
+
+    def __init__(self, directory: str) -> None:
+        self._files = DirectoryBodies(directory)
+
+    def store(self, data: bytes) -> Digest:
+        digest = digest_of(data)
+        self._files.put(digest, data)
+        return digest
+
+    def read(self, digest: Digest) -> bytes:
+        """Raises RestoreFailedError for what is not there, or is not what was kept."""
+        try:
+            data = self._files.get(digest)
+        except MulliganError as error:
+            raise RestoreFailedError(error.message, digest=digest) from error
+        if digest_of(data) != digest:
+            raise RestoreFailedError(f"The bytes of {digest} are not what was kept.", digest=digest)
+        return data
+
+
+class Trees:
+    """Reads everything below a root. A file whose stamp is the same is not read again. For one thread."""
+
+    def __init__(self, root: int, bodies: Bodies, clock: Clock) -> None:
+        self._root = root
+        self._bodies = bodies
+        self._clock = clock
+        self._known: dict[RepoPath, tuple[tuple[int, ...], FileEntry]] = {}
+        self._trusts = is_local(root)
+
+    def look(self) -> Tree:
+        """The present tree. The bytes of every file are stored when this returns."""
+        tree: Tree = {}
+        # Open another descriptor, because another thread may list the same directory through this one.
+        directory = os.open(".", OPEN_DIRECTORY, dir_fd=self._root)
+        try:
+            self._look_into(directory, b"", tree)
+        finally:
+            os.close(directory)
+        return tree
+
+    def _look_into(self, directory: int, prefix: bytes, tree: Tree) -> None:
+        for name in sorted(os.fsencode(name) for name in os.listdir(directory)):
+            if name.startswith(DRAFT_PREFIX):
+                continue
+            path = RepoPath((prefix + name).decode("utf-8", "surrogateescape"))
+            try:
+                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                tree[path] = self._entry(directory, name, path, status)
+                if stat.S_ISDIR(status.st_mode):
+                    self._look_below(directory, name, prefix, tree)
+            except FileNotFoundError:
+                tree.pop(path, None)
+            except OSError as error:
+                if error.errno not in _DENIED:
+                    raise
+                tree[path] = None
+
+    def _look_below(self, directory: int, name: bytes, prefix: bytes, tree: Tree) -> None:
+        handle = os.open(name, OPEN_DIRECTORY, dir_fd=directory)
+        try:
+            self._look_into(handle, prefix + name + b"/", tree)
+        finally:
+            os.close(handle)
+
+    def _entry(self, directory: int, name: bytes, path: RepoPath, status: os.stat_result) -> Entry | None:
+        mode = stat.S_IMODE(status.st_mode)
+        if stat.S_ISLNK(status.st_mode):
+            return SymlinkEntry(os.fsdecode(os.readlink(name, dir_fd=directory)))
+        if stat.S_ISDIR(status.st_mode):
+            return DirEntry(mode, status.st_mtime_ns)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        known = self._known.get(path)
+        if known is not None and known[0] == _stamp(status):
+            return known[1]
+        return self._read(directory, name, path)
+
+    def _read(self, directory: int, name: bytes, path: RepoPath) -> FileEntry:
+        now_ns = int(self._clock.now().timestamp() * 1e9)
+        handle = os.open(name, OPEN_FILE, dir_fd=directory)
+        try:
+            data, status = _stable(handle)
+            xattrs = read_xattrs(handle)
+        finally:
+            os.close(handle)
+        digest = self._bodies.store(data)
+        entry = FileEntry(digest, len(data), stat.S_IMODE(status.st_mode), status.st_mtime_ns, xattrs)
+        if self._trusts and was_at_rest(stamp_of(status), now_ns):
+            self._known[path] = (_stamp(status), entry)
+        return entry
+
+
+def _stable(handle: int) -> tuple[bytes, os.stat_result]:
+    """The bytes of a file that did not change during the read, or those of the last of a few tries."""
+    for _ in range(5):
+        before = os.fstat(handle)
+        data = b"".join(iter(lambda: os.read(handle, 1 << 20), b""))
+        after = os.fstat(handle)
+        if _stamp(before) == _stamp(after):
+            break
+        os.lseek(handle, 0, os.SEEK_SET)
+    return data, after
+
+
+def _stamp(status: os.stat_result) -> tuple[int, ...]:
+    return (*stamp_of(status), status.st_size, status.st_mode)
+
+
+def tree_to_bytes(tree: Tree, *, times: bool = True) -> bytes:
+    """The canonical form of a tree; without times, it is equal for all trees with the same files."""
+    kept = tree if times else {path: _timeless(entry) for path, entry in tree.items()}
+    return encode({to_wire(path): None if entry is None else entry_to_json(entry) for path, entry in kept.items()})
+
+
+def tree_from_bytes(data: bytes) -> Tree:
+    body: Mapping[str, Any] = decode(data)
+    tree = {from_wire(path): None if entry is None else entry_from_json(entry) for path, entry in body.items()}
+    return {path: tree[path] for path in sorted(tree, key=path_bytes)}
+
+
+def _timeless(entry: Entry | None) -> Entry | None:
+    return replace(entry, mtime_ns=0) if isinstance(entry, FileEntry | DirEntry) else entry
+
+
+def files_below(root: int, base: bytes) -> Iterator[bytes]:
+    """Paths of the regular files below a directory, links not followed."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        handle = os.open(base, OPEN_DIRECTORY, dir_fd=root)
+        try:
+            yield from _files_in(handle, b"" if base == b"." else base + b"/")
+        finally:
+            os.close(handle)
+
+
+def _files_in(directory: int, prefix: bytes) -> Iterator[bytes]:
+    for name in sorted(os.fsencode(name) for name in os.listdir(directory)):
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        if stat.S_ISREG(status.st_mode):
+            yield prefix + name
+        elif stat.S_ISDIR(status.st_mode):
+            handle = os.open(name, OPEN_DIRECTORY, dir_fd=directory)
+            try:
+                yield from _files_in(handle, prefix + name + b"/")
+            finally:
+                os.close(handle)

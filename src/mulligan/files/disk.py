@@ -1,12 +1,16 @@
-"""The one door to the file system. Nothing else in the product changes a file.
+"""Every change of a user's file goes through this module. No other module of Mulligan changes one.
 
-Every change is made of named steps on a `Spot`, whose parent directory is already open. Before a step happens its name
-is announced to `Steps`; a fault plan there can fail it or stop the process at that very point, and
-`mulligan.testing.SimulatedDisk` is the same door over a disk in memory that can also lose power.
+A change consists of named steps on a `ResolvedPath`, whose parent directory is already open. Before each step, the disk
+announces its name to `Steps`; a fault plan there can fail the step or stop the process at that very point, and
+`mulligan.testing.SimulatedDisk` does the same on a disk in memory that can also lose power.
 
-New content is staged under a draft name beside its target and then takes the target's place in one step that can be
-undone: exchanged with what was there, or renamed to a free name. What was there stays under the draft name until
-whoever asked has looked at it.
+The disk stages new content under a draft name beside its target. Then one step that can be undone puts it in place: an
+exchange with the present file, or a rename to a free name. The former file stays under the draft name until the caller
+has checked it.
+
+`names_inside` finds the names of a file below a root. A file with several names changes under all of them, and how
+Mulligan may change it depends on which names are inside the root. It searches through open handles: it does not enter a
+directory that becomes a symbolic link meanwhile, so no name outside is ever taken for one inside.
 """
 
 from __future__ import annotations
@@ -16,25 +20,79 @@ import os
 import stat
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from operator import attrgetter
 from typing import Protocol
 
-from mulligan.store.bodies import sync_file_system
+from mulligan.files import kernel
+from mulligan.files.capture_rules import NO_RULES, CaptureRules
+from mulligan.files.resolve import Follow, ResolvedPath, Root, open_root, resolve, resolve_exactly, straight
+from mulligan.store.blob_files import sync_file_system
 from mulligan.store.originals import NO_FILE, NewFile, Original, Originals
 from mulligan.store.protocol import Durability
 from mulligan.values import limits
-from mulligan.values.content import Content, KeepLarge, Large, digest_of_content, whole
-from mulligan.values.digest import Digest, digest_from_raw
-from mulligan.values.entries import ABSENT, DirEntry, Entry, FileEntry, SymlinkEntry, Xattrs, same_state
-from mulligan.values.faults import fault
-from mulligan.values.paths import RepoPath
-from mulligan.values.plain import plain
-from mulligan.workspace import kernel
-from mulligan.workspace.capture_rules import NO_RULES, CaptureRules
-from mulligan.workspace.inode_names import Inode, names_inside
-from mulligan.workspace.places import Follow, Root, Spot, open_root, resolve, resolve_exactly
+from mulligan.values.digest import Digest, digest_from_raw, digest_of
+from mulligan.values.entries import (
+    ABSENT,
+    Content,
+    DirEntry,
+    Entry,
+    FileEntry,
+    KeepLarge,
+    Large,
+    SymlinkEntry,
+    Xattrs,
+    digest_of_content,
+    same_state,
+    whole,
+)
+from mulligan.values.errors import Refused, fault
+from mulligan.values.fast_dataclass import fast_dataclass
+from mulligan.values.paths import RepoPath, path_from_bytes
+
+Inode = tuple[int, int]
+"""Device and number."""
+
+
+def names_inside(root: Root, numbers: Collection[int]) -> dict[Inode, list[RepoPath]]:
+    """The names below a root of files with these inode numbers. Folders that we may not read are left out."""
+    found: dict[Inode, list[RepoPath]] = {}
+    ahead = [b""] if numbers else []
+    while ahead:
+        folder = ahead.pop()
+        with suppress(OSError, Refused):
+            ahead += _names_in(root, folder, numbers, found)
+    return found
+
+
+def _names_in(root: Root, folder: bytes, numbers: Collection[int], found: dict[Inode, list[RepoPath]]) -> list[bytes]:
+    """Collect the names in a folder; its path is empty or ends with a slash. Answers its subfolders."""
+    inner: list[bytes] = []
+    with resolve_exactly(root, path_from_bytes(folder + b"any")) as spot, _entries_of(spot.parent) as entries:
+        for entry in entries:
+            path = folder + os.fsencode(entry.name)
+            if entry.is_dir(follow_symlinks=False):
+                inner.append(path + b"/")
+                continue
+            with suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                if status.st_ino in numbers:
+                    found.setdefault((status.st_dev, status.st_ino), []).append(path_from_bytes(path))
+    return inner
+
+
+@contextmanager
+def _entries_of(folder: int) -> Iterator[Iterator[os.DirEntry[str]]]:
+    """List through a new handle: on btrfs, a handle lists only the names that existed when it was opened."""
+    handle = os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        with os.scandir(handle) as entries:
+            yield entries
+    finally:
+        os.close(handle)
+
 
 DRAFT_PREFIX = b".mulligan-"
 
@@ -49,9 +107,11 @@ _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNO
 Stamp = tuple[int, int, int, int]
 """Inode, size, time of change of the bytes and of anything."""
 
+_stamp: Callable[[os.stat_result], Stamp] = attrgetter("st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
+
 
 class Steps(Protocol):
-    """Told the name of each step as it is about to happen. May raise, and then it does not."""
+    """Gets the name of each step before it happens. If it raises, the step does not happen."""
 
     def reach(self, step: str, path: RepoPath) -> None: ...
 
@@ -63,15 +123,22 @@ class FreeSteps:
         return None
 
 
-@plain(slots=True, frozen=True)
-class Image:
-    """What a spot holds: its entry, the bytes of a file, and what replacing it would have to take care of.
+_EVERY_STEP_HAPPENS: Callable[[str, RepoPath], object] = dict[str, RepoPath]().get
+"""The same for the real disk.
 
-    A `special` file (device, FIFO, socket) has no content that could be captured, and no entry. One that is `bound` has
-    an access list, or other attributes of the system's, which we may not give to another file. A file has a `stamp`
-    where the disk can tell by it that nothing has happened to it since, and an `inode` if it has several names. One
-    that is `unstable` changed during every read, so these bytes may be of no moment at all. The bytes of a path that is
-    not captured are `unstored`: they can be looked at, and `content`, which is what the store may have, is None.
+Every change has a dozen steps, and calling a builtin that does nothing costs almost nothing.
+"""
+
+
+@fast_dataclass(slots=True, frozen=True)
+class Image:
+    """What a path holds: its entry, the bytes of a file, and facts that matter when it is replaced.
+
+    A `special` file (device, FIFO, socket) has no entry, because it cannot be captured. A `bound` one has an access
+    list, or other system attributes, which we may not give to another file. A file has a `stamp` if the disk can tell
+    by it that the file has not changed since, and an `inode` if it has several names. An `unstable` one changed during
+    every read, so its bytes may mix several states. The bytes of an uncaptured path are `unstored`: Mulligan may
+    compare them, but `content`, which the store may have, is None.
     """
 
     entry: Entry
@@ -87,7 +154,7 @@ class Image:
 
     @property
     def data(self) -> bytes:
-        """All bytes of a file, however many, for whoever cannot do with less; none of anything else."""
+        """All bytes of a file, however many, for a caller that needs them in memory; empty for anything else."""
         return b"" if self.any_content is None else whole(self.any_content)
 
     @property
@@ -96,22 +163,22 @@ class Image:
         return self.unstored if self.content is None else self.content
 
     def without_content(self) -> Image:
-        """To be remembered: all but the bytes."""
+        """The image without its bytes, which are too many to hold."""
         return replace(self, content=None, unstored=None)
 
     def holds(self, entry: Entry) -> bool:
-        """Whether this is what `entry` says, times aside."""
+        """Whether the image equals the entry, apart from times."""
         return not self.special and same_state(self.entry, entry)
 
     @property
     def replaceable(self) -> bool:
-        """A file or link: its bytes can be kept, so something else may take its place."""
+        """Whether the path is a file or link, whose bytes can be stored, so that it may be replaced."""
         return not self.special and isinstance(self.entry, FileEntry | SymlinkEntry)
 
 
 @dataclass(frozen=True)
 class Passed(Large):
-    """What went by and was not kept."""
+    """The digest and size of bytes that were read and not stored."""
 
     digest: Digest
     size: int
@@ -133,57 +200,58 @@ SPECIAL = Image(ABSENT, special=True)
 
 
 class Disk(Protocol):
-    """The door, real or simulated. Each mutating method is one step and is named in its docstring."""
+    """A disk, real or simulated. Each method that changes files is one step, which its docstring names."""
 
     root: Root
     keep_large: KeepLarge | None
     durability: Durability
     """in `power` mode a staged file is synced before it can take its place"""
     sync_preimages: Callable[[], None]
-    """makes what is about to be written over survive a power cut, before any file is written in place"""
+    """syncs the preimages before a file is written in place"""
     originals: Originals | None
-    """in `process` mode, where originals are kept until what replaced them is synced; None: a power cut costs all"""
+    """in `process` mode, the store of originals until their replacements are synced; None: a power cut may destroy both
+    """
     capture: CaptureRules
-    """which paths have bytes that the store may not have"""
+    """the rules for paths whose bytes may not be stored"""
 
     def settle_birth(self) -> None:
-        """Have the root's time of birth be one that stays.
+        """Make the root's birth time final.
 
-        On an overlay, a directory of a lower layer gets another one with its first change. Giving it the mode that it
-        has is such a change.
+        On an overlay, a directory of a lower layer gets another birth time with its first change. Setting its present
+        mode is such a change.
         """
         ...
 
-    def resolve(self, path: RepoPath, *, follow: Follow = "within_root_only", final: bool = True) -> Spot: ...
-    def resolve_exactly(self, path: RepoPath) -> Spot: ...
+    def resolve(self, path: RepoPath, *, follow: Follow = "within_root_only", final: bool = True) -> ResolvedPath: ...
+    def resolve_exactly(self, path: RepoPath) -> ResolvedPath: ...
     def image(
-        self, spot: Spot, *, draft: bytes | None = None, kept: bool = True, known: Image | None = None
+        self, spot: ResolvedPath, *, draft: bytes | None = None, kept: bool = True, known: Image | None = None
     ) -> Image: ...
-    def children(self, spot: Spot) -> list[bytes]: ...
-    def mtime_ns(self, spot: Spot) -> int: ...
+    def children(self, spot: ResolvedPath) -> list[bytes]: ...
+    def mtime_ns(self, spot: ResolvedPath) -> int: ...
     def names_of(self, numbers: Collection[int]) -> dict[Inode, list[RepoPath]]: ...
-    def link_group(self, spot: Spot) -> str | None: ...
-    def stage_file(self, spot: Spot, draft: bytes, content: Content, *, like: FileEntry) -> None: ...
-    def stage_link(self, spot: Spot, draft: bytes, target: str) -> None: ...
-    def stage_name(self, spot: Spot, draft: bytes, other: Spot, *, like: FileEntry) -> None: ...
-    def exchange(self, spot: Spot, draft: bytes) -> None: ...
-    def place(self, spot: Spot, draft: bytes) -> None: ...
-    def set_aside(self, spot: Spot, draft: bytes) -> None: ...
-    def discard(self, spot: Spot, draft: bytes) -> None: ...
-    def drop_original(self, spot: Spot, draft: bytes) -> None: ...
-    def settled(self, spot: Spot, draft: bytes) -> bool | None: ...
-    def make_dir(self, spot: Spot, mode: int) -> None: ...
-    def remove_dir(self, spot: Spot) -> None: ...
-    def write_in_place(self, spot: Spot, content: Content, *, end_from: int | None = None) -> bytes: ...
-    def set_metadata(self, spot: Spot, entry: FileEntry | DirEntry) -> None: ...
-    def set_mtime(self, spot: Spot, mtime_ns: int) -> None: ...
-    def sync_file(self, spot: Spot) -> None: ...
-    def sync_dir(self, spot: Spot) -> None: ...
+    def link_group(self, spot: ResolvedPath) -> str | None: ...
+    def stage_file(self, spot: ResolvedPath, draft: bytes, content: Content, *, like: FileEntry) -> None: ...
+    def stage_link(self, spot: ResolvedPath, draft: bytes, target: str) -> None: ...
+    def stage_name(self, spot: ResolvedPath, draft: bytes, other: ResolvedPath, *, like: FileEntry) -> None: ...
+    def exchange(self, spot: ResolvedPath, draft: bytes) -> None: ...
+    def place(self, spot: ResolvedPath, draft: bytes) -> None: ...
+    def set_aside(self, spot: ResolvedPath, draft: bytes) -> None: ...
+    def discard(self, spot: ResolvedPath, draft: bytes) -> None: ...
+    def drop_original(self, spot: ResolvedPath, draft: bytes) -> None: ...
+    def settled(self, spot: ResolvedPath, draft: bytes) -> bool | None: ...
+    def make_dir(self, spot: ResolvedPath, mode: int) -> None: ...
+    def remove_dir(self, spot: ResolvedPath) -> None: ...
+    def write_in_place(self, spot: ResolvedPath, content: Content, *, end_from: int | None = None) -> bytes: ...
+    def set_metadata(self, spot: ResolvedPath, entry: FileEntry | DirEntry) -> None: ...
+    def set_mtime(self, spot: ResolvedPath, mtime_ns: int) -> None: ...
+    def sync_file(self, spot: ResolvedPath) -> None: ...
+    def sync_dir(self, spot: ResolvedPath) -> None: ...
     def close(self) -> None: ...
 
 
-def with_bytes(disk: Disk, spot: Spot, image: Image, *, draft: bytes | None = None) -> Image:
-    """An image whose bytes are safe: this one, or that of what is there by now, if nobody kept these."""
+def with_bytes(disk: Disk, spot: ResolvedPath, image: Image, *, draft: bytes | None = None) -> Image:
+    """An image whose bytes are stored: this one, or a new one if these bytes were not stored."""
     return disk.image(spot, draft=draft) if isinstance(image.any_content, Passed) else image
 
 
@@ -203,14 +271,14 @@ class HostDisk:
         self.durability: Durability = "process"
         self.sync_preimages: Callable[[], None] = _nothing
         self.originals: Originals | None = None
-        self._staged: dict[bytes, NewFile] = {}
+        self._staged: dict[bytes, tuple[int, NewFile]] = {}
         self._announced: dict[bytes, Original | None] = {}
         self.capture = NO_RULES
-        self._steps: Steps = steps or FreeSteps()
+        self._reach: Callable[[str, RepoPath], object] = _EVERY_STEP_HAPPENS if steps is None else steps.reach
         self._is_open = True
 
     def close(self) -> None:
-        """Once: a second close would hit whoever was given the number meanwhile."""
+        """Close only once: a second close would close another file that got the same number."""
         if self._is_open:
             self._is_open = False
             os.close(self.root.handle)
@@ -221,38 +289,42 @@ class HostDisk:
             with suppress(OSError):
                 os.fchmod(self.root.handle, stat.S_IMODE(os.fstat(self.root.handle).st_mode))
 
-    # Looking.
+    # Reading.
 
-    def resolve(self, path: RepoPath, *, follow: Follow = "within_root_only", final: bool = True) -> Spot:
+    def resolve(self, path: RepoPath, *, follow: Follow = "within_root_only", final: bool = True) -> ResolvedPath:
         return resolve(self.root, path, follow=follow, final=final)
 
-    def resolve_exactly(self, path: RepoPath) -> Spot:
-        return resolve_exactly(self.root, path)
+    def resolve_exactly(self, path: RepoPath) -> ResolvedPath:
+        return straight(self.root, path) or resolve_exactly(self.root, path)
 
-    def image(self, spot: Spot, *, draft: bytes | None = None, kept: bool = True, known: Image | None = None) -> Image:
-        """What is there now, or under a draft name beside it. A file changing under our eyes is read again.
+    def image(
+        self, spot: ResolvedPath, *, draft: bytes | None = None, kept: bool = True, known: Image | None = None
+    ) -> Image:
+        """The present image of a path, or of a draft beside it. A file that changes during the read is read again.
 
-        Not `kept`: a large file's bytes are not put anywhere, and its image cannot give them. `known` is an earlier
-        image, given again if the stamp is still the same: a hint, as two changes may share one tick of the clock.
+        Not `kept`: the bytes of a large file are not stored, and its image cannot give them. `known` is an earlier
+        image, which is answered again if the stamp is the same: this is a hint, as two changes may share one tick of
+        the clock.
         """
         name = spot.name if draft is None else draft
         for _ in range(_KIND_TRIES):
             try:
-                return self._image_of(spot, name, kept, known)
+                status = os.lstat(name, dir_fd=spot.parent)
+                if known is not None and known.stamp == _stamp(status):
+                    return known
+                if stat.S_ISREG(status.st_mode):
+                    return self._file_image(spot, name, kept)
+                return self._other_image(spot, name, status)
             except FileNotFoundError:
                 return NOTHING
             except OSError as error:
-                # Between the look and the reading somebody put a thing of another kind there.
+                # Between the check and the read, another process put something of another kind there.
                 if error.errno not in _OF_ANOTHER_KIND:
                     raise
         raise OSError(errno.EBUSY, "It is exchanged for something else all the time", os.fsdecode(spot.place))
 
-    def _image_of(self, spot: Spot, name: bytes, kept: bool, known: Image | None) -> Image:
-        status = os.lstat(name, dir_fd=spot.parent)
-        if known is not None and known.stamp == _stamp(status):
-            return known
-        if stat.S_ISREG(status.st_mode):
-            return self._file_image(spot, name, kept)
+    def _other_image(self, spot: ResolvedPath, name: bytes, status: os.stat_result) -> Image:
+        """The image of something that is no regular file."""
         if stat.S_ISLNK(status.st_mode):
             target = os.readlink(name, dir_fd=spot.parent)
             return Image(SymlinkEntry(os.fsdecode(target)), None, status.st_nlink, status.st_uid)
@@ -261,7 +333,7 @@ class HostDisk:
         mode = stat.S_IMODE(status.st_mode)
         return Image(DirEntry(mode, status.st_mtime_ns, self._dir_xattrs(spot, name)), None, 1, status.st_uid)
 
-    def _dir_xattrs(self, spot: Spot, name: bytes) -> Xattrs:
+    def _dir_xattrs(self, spot: ResolvedPath, name: bytes) -> Xattrs:
         try:
             handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=spot.parent)
         except OSError:
@@ -271,15 +343,21 @@ class HostDisk:
         finally:
             os.close(handle)
 
-    def _file_image(self, spot: Spot, name: bytes, kept: bool) -> Image:
+    def _file_image(self, spot: ResolvedPath, name: bytes, kept: bool) -> Image:
         handle = os.open(name, _READ_FLAGS, dir_fd=spot.parent)
         try:
             before = os.fstat(handle)
             if not stat.S_ISREG(before.st_mode):
                 raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-            withheld = self.capture.withheld(spot.path)
+            withheld = self.capture.withheld(spot.path) if self.capture.any else None
+            is_small = before.st_size <= limits.WHOLE_MAX_BYTES or self.keep_large is None
             for _ in range(_STABLE_READ_TRIES):
-                content = self._content(handle, before.st_size, kept, stored=withheld is None)
+                content: Content
+                if is_small or (kept and withheld is not None):
+                    content = _read_all(handle, before.st_size)
+                else:
+                    assert self.keep_large is not None
+                    content = self.keep_large(_pieces(handle)) if kept else Passed.of(_pieces(handle))
                 after = os.fstat(handle)
                 unstable = _stamp(before) != _stamp(after) or len(content) != after.st_size
                 if not unstable:
@@ -287,11 +365,11 @@ class HostDisk:
                 before = after
             names = _attributes(handle)
             entry = FileEntry(
-                digest=digest_of_content(content),
+                digest=digest_of(content) if isinstance(content, bytes) else digest_of_content(content),
                 size=len(content),
                 mode=stat.S_IMODE(after.st_mode),
                 mtime_ns=after.st_mtime_ns,
-                xattrs=_values(handle, names),
+                xattrs=_values(handle, names) if names else (),
                 link_group=_link_group(handle, after) if after.st_nlink > 1 else None,
             )
             bound = not _BINDING.isdisjoint(names)
@@ -305,12 +383,7 @@ class HostDisk:
         finally:
             os.close(handle)
 
-    def _content(self, handle: int, size: int, kept: bool, *, stored: bool) -> Content:
-        if size <= limits.WHOLE_MAX_BYTES or self.keep_large is None or (kept and not stored):
-            return _read_all(handle, size)
-        return self.keep_large(_pieces(handle)) if kept else Passed.of(_pieces(handle))
-
-    def children(self, spot: Spot) -> list[bytes]:
+    def children(self, spot: ResolvedPath) -> list[bytes]:
         """Names in the directory at the spot, in byte order."""
         handle = os.open(spot.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=spot.parent)
         try:
@@ -318,15 +391,15 @@ class HostDisk:
         finally:
             os.close(handle)
 
-    def mtime_ns(self, spot: Spot) -> int:
+    def mtime_ns(self, spot: ResolvedPath) -> int:
         return os.lstat(spot.name, dir_fd=spot.parent).st_mtime_ns
 
     def names_of(self, numbers: Collection[int]) -> dict[Inode, list[RepoPath]]:
         """The names below the root of files with these inode numbers. Walks the whole tree."""
         return names_inside(self.root, numbers)
 
-    def link_group(self, spot: Spot) -> str | None:
-        """What all names of the file at the spot have in common, and no other file; None if no file is there."""
+    def link_group(self, spot: ResolvedPath) -> str | None:
+        """An id that all names of the file share, and no other file; None if the path is no file."""
         try:
             handle = os.open(spot.name, _READ_FLAGS, dir_fd=spot.parent)
         except OSError:
@@ -338,27 +411,27 @@ class HostDisk:
 
     # Changing.
 
-    def stage_file(self, spot: Spot, draft: bytes, content: Content, *, like: FileEntry) -> None:
+    def stage_file(self, spot: ResolvedPath, draft: bytes, content: Content, *, like: FileEntry) -> None:
         """`stage.create`, `stage.half`, `stage.write`: a whole file beside its target, with the mode and attributes
         of `like`, and its time of change unless that is 0. In `power` mode also `sync.draft`."""
-        self._steps.reach("stage.create", spot.path)
-        if self.originals is not None:
-            self.originals.know(kernel.real_path_of(spot.parent))
+        self._reach("stage.create", spot.path)
+        folder = None if self.originals is None else self.originals.register_folder(kernel.real_path_of(spot.parent))
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         handle = os.open(draft, flags, 0o600, dir_fd=spot.parent)
         try:
             self._write(handle, content, spot, half="stage.half")
-            self._steps.reach("stage.write", spot.path)
-            write_xattrs(handle, like.xattrs)
+            self._reach("stage.write", spot.path)
+            if like.xattrs:
+                write_xattrs(handle, like.xattrs)
             os.fchmod(handle, like.mode)
             if like.mtime_ns:
                 os.utime(handle, ns=(like.mtime_ns, like.mtime_ns))
             if self.durability == "power":
-                self._steps.reach("sync.draft", spot.path)
+                self._reach("sync.draft", spot.path)
                 os.fsync(handle)
-            if self.originals is not None:
+            if folder is not None:
                 status = os.fstat(handle)
-                self._staged[draft] = NewFile(status.st_ino, status.st_mtime_ns, like.digest)
+                self._staged[draft] = folder, NewFile(status.st_ino, status.st_mtime_ns, like.digest)
         except OSError:
             with suppress(OSError):
                 os.unlink(draft, dir_fd=spot.parent)
@@ -366,38 +439,37 @@ class HostDisk:
         finally:
             os.close(handle)
 
-    def stage_link(self, spot: Spot, draft: bytes, target: str) -> None:
+    def stage_link(self, spot: ResolvedPath, draft: bytes, target: str) -> None:
         """`stage.link`: a symbolic link beside its target."""
-        self._steps.reach("stage.link", spot.path)
+        self._reach("stage.link", spot.path)
         if self.originals is not None:
-            self.originals.know(kernel.real_path_of(spot.parent))
-            self._staged[draft] = NO_FILE
+            self._staged[draft] = self.originals.register_folder(kernel.real_path_of(spot.parent)), NO_FILE
         os.symlink(os.fsencode(target), draft, dir_fd=spot.parent)
 
-    def stage_name(self, spot: Spot, draft: bytes, other: Spot, *, like: FileEntry) -> None:
+    def stage_name(self, spot: ResolvedPath, draft: bytes, other: ResolvedPath, *, like: FileEntry) -> None:
         """`stage.name`: one more name, beside the target, of the file that is at another spot and should be `like`."""
-        self._steps.reach("stage.name", spot.path)
-        if self.originals is not None:
-            self.originals.know(kernel.real_path_of(spot.parent))
+        self._reach("stage.name", spot.path)
+        folder = None if self.originals is None else self.originals.register_folder(kernel.real_path_of(spot.parent))
         os.link(other.name, draft, src_dir_fd=other.parent, dst_dir_fd=spot.parent, follow_symlinks=False)
-        if self.originals is not None:
+        if folder is not None:
             status = os.lstat(draft, dir_fd=spot.parent)
-            self._staged[draft] = NewFile(status.st_ino, status.st_mtime_ns, like.digest)
+            self._staged[draft] = folder, NewFile(status.st_ino, status.st_mtime_ns, like.digest)
 
-    def exchange(self, spot: Spot, draft: bytes) -> None:
+    def exchange(self, spot: ResolvedPath, draft: bytes) -> None:
         """`exchange`: what was at the spot is now under the draft name, and the other way round."""
-        new = self._staged.pop(draft, None)
-        if new is not None and not self._announce(spot, draft, new) and new != NO_FILE:
+        staged = self._staged.pop(draft, None)
+        if staged is not None and not self._announce(spot, draft, *staged) and staged[1] is not NO_FILE:
             self._sync_draft(spot, draft)
-        self._steps.reach("exchange", spot.path)
+        self._reach("exchange", spot.path)
         kernel.exchange(spot.parent, draft, spot.name)
 
-    def place(self, spot: Spot, draft: bytes) -> None:
+    def place(self, spot: ResolvedPath, draft: bytes) -> None:
         """`place`: give the draft its name, if the name is free (else FileExistsError)."""
-        new = self._staged.pop(draft, None)
-        if new is not None and new != NO_FILE and self.originals is not None:
-            self.originals.refill(kernel.real_path_of(spot.parent), spot.name, new)
-        self._steps.reach("place", spot.path)
+        staged = self._staged.pop(draft, None)
+        if staged is not None and staged[1] is not NO_FILE and self.originals is not None:
+            folder, new = staged
+            self.originals.reassign(folder, spot.name, new)
+        self._reach("place", spot.path)
         try:
             kernel.rename_to_free(spot.parent, draft, spot.name)
         except OSError as error:
@@ -406,11 +478,11 @@ class HostDisk:
             os.link(draft, spot.name, src_dir_fd=spot.parent, dst_dir_fd=spot.parent, follow_symlinks=False)
             os.unlink(draft, dir_fd=spot.parent)
 
-    def set_aside(self, spot: Spot, draft: bytes) -> None:
+    def set_aside(self, spot: ResolvedPath, draft: bytes) -> None:
         """`set_aside`: what is at the spot goes under the draft name; the spot is free."""
-        if self.originals is not None and not self._announce(spot, draft, NO_FILE):
+        if self.originals is not None and not self._announce(spot, draft, None, NO_FILE):
             self._announced[draft] = None
-        self._steps.reach("set_aside", spot.path)
+        self._reach("set_aside", spot.path)
         try:
             kernel.rename_to_free(spot.parent, spot.name, draft)
         except OSError as error:
@@ -418,17 +490,18 @@ class HostDisk:
                 raise
             os.rename(spot.name, draft, src_dir_fd=spot.parent, dst_dir_fd=spot.parent)
 
-    def discard(self, spot: Spot, draft: bytes) -> None:
-        """`discard`: remove the draft; one that is not there is fine."""
-        self._steps.reach("discard", spot.path)
+    def discard(self, spot: ResolvedPath, draft: bytes) -> None:
+        """`discard`: remove the draft, if it exists."""
+        self._reach("discard", spot.path)
         self._staged.pop(draft, None)
         self._announced.pop(draft, None)
         self._remove(spot, draft)
 
-    def drop_original(self, spot: Spot, draft: bytes) -> None:
-        """`discard`: remove an original that was exchanged or set aside, as soon as a power cut can take nothing that
-        was not in the store or at the spot before."""
-        self._steps.reach("discard", spot.path)
+    def drop_original(self, spot: ResolvedPath, draft: bytes) -> None:
+        """`discard`: remove an original that was exchanged or set aside, as soon as a power cut can destroy only bytes
+        that are in the store or were at the path before.
+        """
+        self._reach("discard", spot.path)
         is_protected, original = draft in self._announced, self._announced.pop(draft, None)
         if original is not None and self.originals is not None and self._take(spot, original):
             return
@@ -441,55 +514,60 @@ class HostDisk:
             self.sync_dir(spot)
         self._remove(spot, draft)
         if not is_ordered:
-            # Else the disk may still have one of its names when the next new file is given its inode.
+            # Otherwise the disk may still have one of its names when the next new file gets its inode.
             self.sync_dir(spot)
 
-    def _announce(self, spot: Spot, draft: bytes, new: NewFile) -> bool:
-        """False: the original cannot be moved to where originals are kept."""
+    def _announce(self, spot: ResolvedPath, draft: bytes, folder: int | None, new: NewFile) -> bool:
+        """Announce an original.
+
+        False: it cannot be moved to the originals directory. `folder`: the number of its directory.
+        """
         originals = self.originals
         if originals is None or os.fstat(spot.parent).st_dev != originals.device():
             return False
-        if self.capture.withheld(spot.path) is not None:
-            # No byte of it may be in the state directory, not even for seconds.
+        if self.capture.any and self.capture.withheld(spot.path) is not None:
+            # Its bytes may not be in the state directory, not even for seconds.
             return False
-        original = originals.announce(kernel.real_path_of(spot.parent), draft, spot.name, new)
+        if folder is None:
+            folder = originals.register_folder(kernel.real_path_of(spot.parent))
+        original = originals.announce(folder, draft, spot.name, new)
         if original is not None:
             self._announced[draft] = original
         return original is not None
 
-    def _take(self, spot: Spot, original: Original) -> bool:
-        """False: there is another mount in between, which cannot be seen before."""
+    def _take(self, spot: ResolvedPath, original: Original) -> bool:
+        """Move an original. False: it is on another mount, which cannot be known before."""
         assert self.originals is not None
         try:
-            self.originals.take(spot.parent, original)
+            self.originals.move_in(spot.parent, original)
         except OSError as error:
             if error.errno not in (errno.EXDEV, errno.ENOENT):
                 raise
             return False
         return True
 
-    def put_original_back(self, spot: Spot, folder: int, name: bytes) -> None:
+    def put_original_back(self, spot: ResolvedPath, folder: int, name: bytes) -> None:
         """`put_original_back`: one rename out of another open directory, over whatever is at the spot."""
-        self._steps.reach("put_original_back", spot.path)
+        self._reach("put_original_back", spot.path)
         os.rename(name, spot.name, src_dir_fd=folder, dst_dir_fd=spot.parent)
 
-    def _sync_draft(self, spot: Spot, draft: bytes) -> None:
-        self._steps.reach("sync.draft", spot.path)
+    def _sync_draft(self, spot: ResolvedPath, draft: bytes) -> None:
+        self._reach("sync.draft", spot.path)
         handle = os.open(draft, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=spot.parent)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
 
-    def _remove(self, spot: Spot, draft: bytes) -> None:
+    def _remove(self, spot: ResolvedPath, draft: bytes) -> None:
         with suppress(FileNotFoundError):
             try:
                 os.unlink(draft, dir_fd=spot.parent)
             except (IsADirectoryError, PermissionError):
                 os.rmdir(draft, dir_fd=spot.parent)
 
-    def settled(self, spot: Spot, draft: bytes) -> bool | None:
-        """Whether nobody still writes into what was set aside. None: this system cannot say."""
+    def settled(self, spot: ResolvedPath, draft: bytes) -> bool | None:
+        """Whether no process still writes into the file that was set aside. None: this system cannot tell."""
         try:
             handle = os.open(draft, _READ_FLAGS, dir_fd=spot.parent)
         except OSError as error:
@@ -501,9 +579,9 @@ class HostDisk:
         finally:
             os.close(handle)
 
-    def make_dir(self, spot: Spot, mode: int) -> None:
+    def make_dir(self, spot: ResolvedPath, mode: int) -> None:
         """`make_dir`"""
-        self._steps.reach("make_dir", spot.path)
+        self._reach("make_dir", spot.path)
         os.mkdir(spot.name, 0o700, dir_fd=spot.parent)
         handle = os.open(spot.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=spot.parent)
         try:
@@ -511,18 +589,19 @@ class HostDisk:
         finally:
             os.close(handle)
 
-    def remove_dir(self, spot: Spot) -> None:
+    def remove_dir(self, spot: ResolvedPath) -> None:
         """`remove_dir`: an empty one (else OSError ENOTEMPTY)."""
-        self._steps.reach("remove_dir", spot.path)
+        self._reach("remove_dir", spot.path)
         os.rmdir(spot.name, dir_fd=spot.parent)
 
-    def write_in_place(self, spot: Spot, content: Content, *, end_from: int | None = None) -> bytes:
-        """`in_place.open`, `in_place.half`, `in_place.write`: the same file, the same inode, other bytes.
+    def write_in_place(self, spot: ResolvedPath, content: Content, *, end_from: int | None = None) -> bytes:
+        """`in_place.open`, `in_place.half`, `in_place.write`: write other bytes into the same inode.
 
-        `end_from`: what a process has written from there on stays at the end of the file, and is returned.
+        `end_from`: bytes that another process has written from that offset on stay at the end of the file, and are
+        returned.
         """
         self.sync_preimages()
-        self._steps.reach("in_place.open", spot.path)
+        self._reach("in_place.open", spot.path)
         access = os.O_WRONLY if end_from is None else os.O_RDWR
         handle = os.open(spot.name, access | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=spot.parent)
         try:
@@ -535,28 +614,28 @@ class HostDisk:
                 end += (more := _read_from(handle, late))
                 _write_all(handle, more)
             os.ftruncate(handle, size + len(end))
-            self._steps.reach("in_place.write", spot.path)
+            self._reach("in_place.write", spot.path)
             os.fsync(handle)
             return end
         finally:
             os.close(handle)
 
-    def _write(self, handle: int, content: Content, spot: Spot, *, half: str) -> None:
+    def _write(self, handle: int, content: Content, spot: ResolvedPath, *, half: str) -> None:
         middle = len(content) // 2
         pieces = [content[:middle], content[middle:]] if isinstance(content, bytes) else content
         for count, piece in enumerate(pieces):
             if count == 1:
-                self._steps.reach(half, spot.path)
+                self._reach(half, spot.path)
             _write_all(handle, piece)
 
-    def set_metadata(self, spot: Spot, entry: FileEntry | DirEntry) -> None:
+    def set_metadata(self, spot: ResolvedPath, entry: FileEntry | DirEntry) -> None:
         """`metadata`: mode and extended attributes of what is at the spot."""
-        self._steps.reach("metadata", spot.path)
+        self._reach("metadata", spot.path)
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         try:
             handle = os.open(spot.name, flags, dir_fd=spot.parent)
         except PermissionError:
-            # A file its owner may not read can still be given another mode, by name.
+            # The owner may set the mode of a file by its name even without permission to read it.
             os.chmod(spot.name, entry.mode, dir_fd=spot.parent)
             return
         try:
@@ -565,19 +644,19 @@ class HostDisk:
         finally:
             os.close(handle)
 
-    def set_mtime(self, spot: Spot, mtime_ns: int) -> None:
+    def set_mtime(self, spot: ResolvedPath, mtime_ns: int) -> None:
         """`mtime`"""
-        self._steps.reach("mtime", spot.path)
+        self._reach("mtime", spot.path)
         access = os.stat(spot.name, dir_fd=spot.parent, follow_symlinks=False).st_atime_ns
         os.utime(spot.name, ns=(access, mtime_ns), dir_fd=spot.parent, follow_symlinks=False)
 
-    def sync_file(self, spot: Spot) -> None:
+    def sync_file(self, spot: ResolvedPath) -> None:
         """`sync.file`: its bytes survive a power cut. An error here is never retried: the handle lies afterwards."""
-        self._steps.reach("sync.file", spot.path)
+        self._reach("sync.file", spot.path)
         try:
             handle = os.open(spot.name, _READ_FLAGS, dir_fd=spot.parent)
         except PermissionError:
-            # Its owner may not read it; the kernel syncs it with all that is on its file system.
+            # The owner may not read the file, so sync its whole file system.
             sync_file_system(spot.parent)
             return
         try:
@@ -585,27 +664,26 @@ class HostDisk:
         finally:
             os.close(handle)
 
-    def sync_dir(self, spot: Spot) -> None:
+    def sync_dir(self, spot: ResolvedPath) -> None:
         """`sync.dir`: the names in its directory survive a power cut."""
-        self._steps.reach("sync.dir", spot.path)
+        self._reach("sync.dir", spot.path)
         os.fsync(spot.parent)
 
 
 def _nothing() -> None:
-    """Without a store the disk keeps nothing."""
+    """Does nothing: without a store there are no preimages to sync."""
 
 
 def _link_group(handle: int, status: os.stat_result) -> str:
-    """Names no device: that has another number after a restart, and no file has names on two."""
+    """The id of a file's hard links.
+
+    It has no device number, because that changes with a restart, and no file has names on two devices.
+    """
     return f"{status.st_ino}.{kernel.generation_of(handle)}"
 
 
-def _stamp(status: os.stat_result) -> Stamp:
-    return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-
-
 def _read_all(handle: int, size: int) -> bytes:
-    """From the beginning to the end, which a short read that comes just to the expected `size` has found."""
+    """All bytes of a file. A read that ends at the expected `size` tries once more, because the file may have grown."""
     pieces: list[bytes] = []
     at = 0
     while piece := os.pread(handle, max(size + 1, 65_536), at):
@@ -638,28 +716,28 @@ def _write_all(handle: int, content: bytes) -> None:
 
 
 class GoneDisk(HostDisk):
-    """The disk of a root whose directory is not there: what was recorded of it can be read, and no file is in it."""
+    """The disk of a root whose directory is missing: its history can be read, and it has no files."""
 
     def __init__(self, place: bytes, *, folds_case: bool) -> None:
         self.root = Root(-1, place or b"/", place, device=0, folds_case=folds_case)
         self.keep_large = None
-        self._steps = FreeSteps()
+        self._reach = _EVERY_STEP_HAPPENS
         self._is_open = False
 
-    def resolve(self, path: RepoPath, *, follow: Follow = "within_root_only", final: bool = True) -> Spot:
+    def resolve(self, path: RepoPath, *, follow: Follow = "within_root_only", final: bool = True) -> ResolvedPath:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(self.root.path))
 
-    def resolve_exactly(self, path: RepoPath) -> Spot:
+    def resolve_exactly(self, path: RepoPath) -> ResolvedPath:
         return self.resolve(path)
 
 
 def read_xattrs(handle: int) -> Xattrs:
-    """The user's extended attributes. Other name spaces belong to the system and are not ours to set."""
+    """The user's extended attributes. Other namespaces belong to the system, and we may not set them."""
     return _values(handle, _attributes(handle))
 
 
 def _attributes(handle: int) -> list[str]:
-    """The names of all extended attributes we are shown; none where there is no such thing."""
+    """The names of the visible extended attributes; none if the file system has no attributes."""
     if not hasattr(os, "listxattr"):
         return []
     try:
@@ -669,7 +747,7 @@ def _attributes(handle: int) -> list[str]:
 
 
 def _values(handle: int, names: list[str]) -> Xattrs:
-    ours = sorted(name for name in names if name.startswith("user.")) if names else ()
+    ours = sorted(name for name in names if name.startswith("user."))
     return tuple((name, b64encode(os.getxattr(handle, name)).decode("ascii")) for name in ours)
 
 

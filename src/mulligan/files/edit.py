@@ -1,12 +1,16 @@
-"""Replacing one piece of text by another: where `old` is, and what the file's text becomes.
+"""Replaces one piece of text by another: finds `old`, and computes the new text of the file.
 
-The first rule that finds anything decides, and everything it finds is a candidate:
+The first rule that finds anything decides, and everything that it finds is a candidate:
 
 1. `exact`: the very characters, never half of a CRLF;
-2. `fuzzy`: the same by the table of `normal`, unless `old` is nothing but white space. So LF finds CRLF.
+2. `fuzzy`: the same by the table of look-alikes, unless `old` is nothing but white space. So LF finds CRLF.
 
-Text outside the replaced spans is not touched, and the new lines end as the lines around them do. All of it takes time
-linear in the text: the searches are `str.find`, which is, and offsets are mapped back by a merge.
+Text outside the replaced spans does not change, and the new lines end as the lines around them do. All of it takes time
+linear in the text: the searches use `str.find`, and a merge maps offsets back.
+
+The table says what counts as the same text when an exact match fails; edits and patches share it. Any run of white
+space equals any other; typographic quotes and dashes equal their plain forms. Nothing else is folded: letters keep
+their case and their Unicode form, and a zero-width space is not white space.
 """
 
 from __future__ import annotations
@@ -17,9 +21,43 @@ from collections.abc import Iterator, Sequence
 from itertools import repeat
 from typing import Literal, TypeAlias
 
-from mulligan.values.plain import plain
-from mulligan.values.refusal import Refused
-from mulligan.workspace.normal import SPACES, WHITE_SPACE, fold, is_blank
+from mulligan.values.errors import Refused
+from mulligan.values.fast_dataclass import fast_dataclass
+
+WHITE_SPACE = (
+    "\t\n\v\f\r \x85\xa0\u1680"
+    "\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+    "\u2028\u2029\u202f\u205f\u3000"
+)
+"""Unicode's White_Space property. `str.strip()` without it would also take the separators U+001C to U+001F."""
+
+LOOK_ALIKES = {
+    " ": WHITE_SPACE,
+    "'": "\u2018\u2019\u201a\u201b\u02bc",
+    '"': "\u201c\u201d\u201e\u201f",
+    "-": "\u2010\u2011\u2012\u2013\u2014\u2015\u2212",
+}
+"""Plain character: everything that equals it."""
+
+SPACES = re.compile(" {2,}")
+"""Runs of spaces in folded text, which count as one space."""
+
+_FOLD = str.maketrans({alike: plain for plain, alikes in LOOK_ALIKES.items() for alike in alikes})
+
+
+def fold(text: str) -> str:
+    """Every look-alike as its plain character. One to one, so offsets stay valid."""
+    return text.translate(_FOLD)
+
+
+def line_key(line: str) -> str:
+    """Equal for two lines that differ only by the table; white space at the ends of a line does not count."""
+    return SPACES.sub(" ", fold(line)).strip(" ")
+
+
+def is_blank(text: str) -> bool:
+    return not text.strip(WHITE_SPACE)
+
 
 _CRLF = re.compile("\r\n")
 _WHOLE_CRLF = "\ud800"  # a CRLF as one character, and one that is in no text
@@ -29,7 +67,7 @@ _LINES_NAMED = 5
 Span: TypeAlias = tuple[int, int]
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Edited:
     """The text after the edit, how many places changed, and how they were found."""
 
@@ -39,7 +77,7 @@ class Edited:
 
 
 def edit_text(text: str, old: str, new: str, *, replace_all: bool = False) -> Edited:
-    """Replace the one place where `old` is, or every place. Refuses with the statuses and codes of `edit_file`."""
+    """Replace `old` at its only place, or everywhere. Refuses with the statuses and codes of `edit_file`."""
     if not old:
         raise Refused("error", "invalid_input_empty_old_string", "old_string is empty; give the text to replace.")
     if not _is_unicode(new):
@@ -104,16 +142,16 @@ def _same_by_table(text: str, old: str) -> list[Span]:
     return [_fitted(text, view, span, head=head, tail=tail) for span in _occurrences(view.text, wanted)]
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class _View:
-    """A text with some runs squeezed to one character, and the way back to the offsets of the original."""
+    """A text with some runs squeezed to one character, with a map to the offsets of the original."""
 
     text: str
     squeezed_at: list[int]
     removed: list[int]  # by the first n squeezed runs together
 
     def origin(self, span: Span) -> Span:
-        """The original of a span; a run it begins or ends with is there as a whole."""
+        """The original span. It includes the whole of a run at its ends."""
         return self.offset(span[0]), self.offset(span[1])
 
     def offset(self, at: int) -> int:
@@ -129,15 +167,18 @@ def _squeezed(text: str, runs: re.Pattern[str], mark: str) -> _View:
     return _View(runs.sub(mark, text), squeezed_at, removed)
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class _Edge:
-    """The white space at one end of `old`, read outwards: its line breaks, and whether it goes on beyond the last."""
+    """The white space at one end of `old`, read outwards: its line breaks, and whether spaces follow the last."""
 
     breaks: int
     goes_on: bool
 
     def taken_of(self, run: Sequence[str]) -> int:
-        """How many characters of a run in the text stand for this: never a line break more than there are here."""
+        """The number of characters of a run in the text that this matches.
+
+        It never takes more line breaks than `old` has there.
+        """
         breaks = self.breaks
         taken = 0
         for piece in run:
@@ -185,7 +226,7 @@ def _replaced(text: str, spans: Sequence[Span], new: str) -> str:
 
 
 def _endings(text: str, spans: Sequence[Span]) -> Iterator[str | None]:
-    """For each span how its line ends: by the next line break, else by one before it; None in a text of one line."""
+    """The line ending for each span: that of the next line break, else of one before it; None in a text of one line."""
     pattern = re.compile("\r?\n" if "\n" in text else "\r")
     breaks = pattern.finditer(text)
     found = next(breaks, None)

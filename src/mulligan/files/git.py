@@ -1,12 +1,21 @@
-"""Reading a repository whose owner may wish us ill. Nothing it configures runs, and nothing of it is written.
+"""Reads a repository whose owner may be hostile. It runs nothing that the repository configures, and writes nothing
+into it.
 
-Git takes its configuration from the common directory of a repository. We give it another one: a shadow in a temporary
-directory, with a configuration of our own and links to the refs of the real one. So no setting of the repository is in
-force at all: no fsmonitor, hook, filter, textconv, merge driver, alias, remote or include, whatever its name, and no
-setting of the user or the system either. New objects (`write-tree` makes some) go into the shadow; the index is copied
-where a command might rewrite it.
+Git reads its configuration from the common directory of a repository. Mulligan gives it another one: a shadow in a
+temporary directory, with a configuration of its own and links to the refs of the real one. So no setting of the
+repository has any effect: no fsmonitor, hook, filter, textconv, merge driver, alias, remote or include, whatever its
+name, and no setting of the user or the system either. New objects (`write-tree` makes some) go into the shadow; the
+index is copied if a command might rewrite it. A repository counts only if it is at the root itself, not above it.
 
-A repository is one only at the root itself: what lies above the root is none of our business.
+`say_the_same` compares two indexes of git. `git status` rewrites the index with new times and inodes of the files,
+though no file was staged. Two indexes say the same if they have the same entries: paths, modes, ids, stages and the
+marks that people set.
+
+`read_git_files` and `change_git_files` read and replace git's own files of a linked working tree, whose git directory
+is outside the root. `.git` is then a file that names the git directory. That directory has the state of this working
+tree alone (HEAD, the index, the state of a merge); the common directory has the branches of all working trees. Only the
+branch that HEAD names belongs to this working tree: git lets no other one check it out. So Mulligan changes no other
+branch.
 """
 
 from __future__ import annotations
@@ -17,13 +26,17 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from hashlib import new
 from hashlib import new as new_hash
+from struct import Struct, error
 from types import TracebackType
 
+from mulligan.values.clock import monotonic_s
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.paths import RepoPath, path_bytes, path_from_bytes
-from mulligan.values.plain import plain
 
 TIMEOUT_S = 120.0
 
@@ -52,6 +65,7 @@ _KEPT_KEYS = frozenset(
     }
 )
 
+# Everything that could change what git says, at the value it has when nobody has set it.
 PINNED_SETTINGS: Mapping[str, str] = {
     "core.attributesFile": "/dev/null",
     "core.autocrlf": "false",
@@ -76,7 +90,6 @@ PINNED_SETTINGS: Mapping[str, str] = {
     "status.renameLimit": "1000",
     "submodule.recurse": "false",
 }
-"""Everything that could change what git says, at the value it has when nobody has set it."""
 
 STATUS_FLAGS = (
     "--porcelain=v1",
@@ -89,22 +102,22 @@ STATUS_FLAGS = (
 )
 
 
-class GitFailed(Exception):
-    """Git is not there, or this is nothing it can read."""
+class GitError(Exception):
+    """Git is not installed, or cannot read this repository."""
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Repository:
-    """Where a repository keeps what belongs to this working tree, and what all of its working trees share."""
+    """The git directory of this working tree, and the common directory of all its working trees."""
 
     root: bytes
     git_dir: bytes
     common_dir: bytes
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Tracked:
-    """A file as git knows it: its mode with the type bits, and the id of its content."""
+    """A tracked file: its mode with the type bits, and the id of its content."""
 
     path: RepoPath
     mode: int
@@ -116,7 +129,7 @@ class Tracked:
 
 
 def find_repository(root: bytes) -> Repository | None:
-    """The repository whose working tree is at this very directory."""
+    """The repository whose working tree is exactly this directory."""
     git_dir = _git_dir(root)
     if git_dir is None or not os.path.lexists(os.path.join(git_dir, b"HEAD")):
         return None
@@ -129,7 +142,7 @@ def find_repository(root: bytes) -> Repository | None:
 
 
 def _is_plain(path: bytes) -> bool:
-    """A regular file, or nothing. Whoever opens a FIFO waits for a writer that never comes."""
+    """Whether the path is a regular file or missing. Opening a FIFO would wait for a writer that never comes."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except OSError:
@@ -153,7 +166,7 @@ def _first_line(path: bytes) -> bytes | None:
 
 
 def oid_of(data: bytes, *, like: str) -> str:
-    """The name that git has for the bytes of a file, in the hash of its other names."""
+    """The id that git gives these bytes, in the hash function of the id `like`."""
     hashed = new_hash("sha256" if len(like) == 64 else "sha1", b"blob %d\0" % len(data), usedforsecurity=False)
     hashed.update(data)
     return hashed.hexdigest()
@@ -177,12 +190,12 @@ def read_small(path: bytes, max_bytes: int) -> bytes | None:
 
 
 class GitReader:
-    """Asks git about one repository through a shadow of it. Close it: the shadow is a temporary directory."""
+    """Runs git commands on one repository through its shadow. Close it: the shadow is a temporary directory."""
 
     def __init__(self, repository: Repository) -> None:
         program = shutil.which("git")
         if program is None:
-            raise GitFailed("git is not installed")
+            raise GitError("git is not installed")
         self.repository = repository
         self._program = program
         self._shadow = os.fsencode(tempfile.mkdtemp(prefix="mulligan-git-"))
@@ -203,21 +216,22 @@ class GitReader:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    # What can be asked.
+    # Questions.
 
     def head_oid(self) -> str:
         """The commit HEAD names; empty when there is none yet."""
         return self._line("rev-parse", "--verify", "--quiet", "HEAD")
 
     def index_oid(self) -> str:
-        """The tree the index would be committed as; empty when it cannot be."""
+        """The id of the tree that a commit of the index would have; empty if git cannot write it."""
         copy = os.path.join(self._shadow, b"index")
         with suppress(FileNotFoundError):
             os.unlink(copy)
         with suppress(FileNotFoundError):
-            # With its times: git takes a file that is as old as the index for one that may have changed since.
+            # Copy it with its times: git checks a file again if it is as new as the index.
             shutil.copy2(os.path.join(self.repository.git_dir, b"index"), copy)
-        # In sight of the real objects git would set the times of those it wants to write and finds there.
+        # With access to the real objects, git would update the times of those that it finds there instead of writing
+        # them.
         with tempfile.TemporaryDirectory(dir=os.fsdecode(self._shadow)) as scratch:
             objects = os.fsencode(scratch)
             env = {b"GIT_INDEX_FILE": copy, b"GIT_OBJECT_DIRECTORY": objects, b"GIT_ALTERNATE_OBJECT_DIRECTORIES": b""}
@@ -261,7 +275,7 @@ class GitReader:
                 at += size + 1
         return found
 
-    # How it is asked.
+    # Running git.
 
     def run(self, *words: str | bytes, stdin: bytes | None = None, env: Mapping[bytes, bytes] | None = None) -> bytes:
         """What a git command prints. Raises GitFailed when it fails or takes too long."""
@@ -276,15 +290,15 @@ class GitReader:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise GitFailed(str(error)) from None
+            raise GitError(str(error)) from None
         if done.returncode != 0:
-            raise GitFailed(done.stderr.decode("utf-8", "replace").strip())
+            raise GitError(done.stderr.decode("utf-8", "replace").strip())
         return done.stdout
 
     def _line(self, *words: str, env: Mapping[bytes, bytes] | None = None) -> str:
         try:
             answer = self.run(*words, env=env).strip()
-        except GitFailed:
+        except GitError:
             return ""
         return answer.decode("ascii") if _OID.match(answer) else ""
 
@@ -313,7 +327,7 @@ def _pathspecs(paths: Sequence[RepoPath]) -> list[bytes]:
 
 
 def _environment(repository: Repository, shadow: bytes) -> dict[bytes, bytes]:
-    """All that git is told about the world: nothing of our own environment but where programs are."""
+    """The environment of git: nothing of our own environment except the PATH."""
     return {
         b"PATH": os.environb.get(b"PATH", os.defpath.encode()),
         b"HOME": shadow,
@@ -350,10 +364,383 @@ def reading(root: bytes) -> Iterator[GitReader | None]:
     repository = find_repository(root)
     try:
         reader = None if repository is None else GitReader(repository)
-    except GitFailed:
+    except GitError:
         reader = None
     try:
         yield reader
     finally:
         if reader is not None:
             reader.close()
+
+
+_HEADER = Struct(">4sII")
+_STAT_AND_MODE = Struct(">24xI12x")
+_SHORT = Struct(">H")
+_EXTENSION = Struct(">4sI")
+_SUMS = (("sha1", 20), ("sha256", 32))
+_ASSUMED_AND_STAGE = 0xB000
+_EXTENDED = 0x4000
+# Extensions that can be computed again.
+_QUICKER = frozenset({b"TREE", b"UNTR", b"FSMN", b"EOIE", b"IEOT"})
+
+
+@fast_dataclass(slots=True, frozen=True)
+class _Entry:
+    path: bytes
+    mode: int
+    oid: bytes
+    # The stage and whether it is assumed unchanged; whether it is only intended, or not in the working tree.
+    marks: tuple[int, int]
+
+
+def say_the_same(one: bytes, other: bytes) -> bool:
+    """Whether both are indexes with the same entries. An unreadable index equals none."""
+    told = _told(one)
+    return told is not None and told == _told(other)
+
+
+def summary_of(data: bytes) -> bytes | None:
+    """A summary that is equal for two indexes if they say the same. None for an unreadable index."""
+    told = _told(data)
+    return None if told is None else b"\n".join(map(_summary, told))
+
+
+def _summary(part: object) -> bytes:
+    if isinstance(part, _Entry):
+        return b"%o %s %x %x %s" % (part.mode, part.oid.hex().encode(), *part.marks, part.path.hex().encode())
+    assert isinstance(part, tuple)
+    return b" ".join(one.hex().encode() for one in part)
+
+
+def _told(data: bytes) -> list[object] | None:
+    """Its ids are as long as the sum at its end, which git may leave out."""
+    for algorithm, oid_size in _SUMS:
+        summed = new(algorithm, data[:-oid_size], usedforsecurity=False).digest()
+        try:
+            if data[-oid_size:] in (summed, bytes(oid_size)):
+                return list(_parts(data, oid_size))
+        except (error, ValueError, IndexError):
+            continue
+    return None
+
+
+def _parts(data: bytes, oid_size: int) -> Iterator[object]:
+    magic, version, count = _HEADER.unpack_from(data)
+    if magic != b"DIRC" or version not in (2, 3, 4):
+        raise ValueError("not an index")
+    at, path = _HEADER.size, b""
+    for _ in range(count):
+        entry, at = _entry(data, at, oid_size, None if version < 4 else path)
+        path = entry.path
+        yield entry
+    end = len(data) - oid_size
+    while at < end:
+        name, size = _EXTENSION.unpack_from(data, at)
+        at += _EXTENSION.size
+        if name not in _QUICKER:
+            yield name, data[at : at + size]
+        at += size
+    if at != end:
+        raise ValueError("it ends elsewhere")
+
+
+def _entry(data: bytes, start: int, oid_size: int, previous: bytes | None) -> tuple[_Entry, int]:
+    """One entry, and the offset of the next. `previous`: the path before it, if paths are compressed against that."""
+    (mode,) = _STAT_AND_MODE.unpack_from(data, start)
+    at = start + _STAT_AND_MODE.size
+    oid = data[at : at + oid_size]
+    (flags,) = _SHORT.unpack_from(data, at + oid_size)
+    at += oid_size + _SHORT.size
+    more = 0
+    if flags & _EXTENDED:
+        (more,) = _SHORT.unpack_from(data, at)
+        at += _SHORT.size
+    kept = b""
+    if previous is not None:
+        less, at = _offset(data, at)
+        kept = previous[: len(previous) - less]
+    nul = data.index(b"\0", at)
+    entry = _Entry(kept + data[at:nul], mode, oid, (flags & _ASSUMED_AND_STAGE, more))
+    padded = start + (nul - start + 8) // 8 * 8
+    return entry, padded if previous is None else nul + 1
+
+
+def _offset(data: bytes, at: int) -> tuple[int, int]:
+    value = data[at] & 0x7F
+    while data[at] & 0x80:
+        at += 1
+        value = (value + 1 << 7) | (data[at] & 0x7F)
+    return value, at + 1
+
+
+HEAD = b"HEAD"
+INDEX = b"index"
+_BRANCHES = b"refs/heads/"
+_SYMBOLIC = b"ref: "
+_COMMIT = re.compile(rb"[0-9a-f]{40}(?:[0-9a-f]{24})?\Z")
+_NO_COMMIT = b"0" * 40
+# The folders in which git keeps a rebase or a cherry-pick that is not finished.
+_IN_PROGRESS = (b"rebase-merge", b"rebase-apply", b"sequencer")
+
+_NOT_OURS = frozenset(
+    {b"commondir", b"gitdir", b"locked", b"config", b"config.worktree", b"description", b"packed-refs", b"shallow"}
+)
+_LOCK = b".lock"
+_LOCK_WAIT_S = 2.0
+_LOCK_NAP_S = 0.005
+_FILE_MAX_BYTES = 1024 * 1024
+_INDEX_MAX_BYTES = 64 * 1024 * 1024
+_FILES_MAX = 1_000
+
+
+@fast_dataclass(slots=True, frozen=True)
+class GitFiles:
+    """Git's own files of one linked working tree at one moment.
+
+    `files`: by their name in the git directory. `branches`: the commit of each branch by its full name. `index_ns`: the
+    time of the index. Git compares it with the times of files, to find those that changed in the same second.
+    """
+
+    git_dir: bytes
+    common_dir: bytes
+    files: Mapping[bytes, bytes]
+    branches: Mapping[bytes, bytes]
+    index_ns: int = 0
+
+    @property
+    def branch(self) -> bytes | None:
+        """The branch that HEAD names; None if HEAD is detached."""
+        head = self.files.get(HEAD, b"").strip()
+        name = head.removeprefix(_SYMBOLIC)
+        return name if name != head and name.startswith(_BRANCHES) and _is_inside(name) else None
+
+    @property
+    def commit(self) -> bytes | None:
+        """The commit that is checked out; None before the first one."""
+        head = self.files.get(HEAD, b"").strip()
+        return self.branches.get(self.branch or b"") or (head if _COMMIT.match(head) else None)
+
+
+class GitBusy(Exception):
+    """Another process has changed git's files since Mulligan read them."""
+
+
+class GitLocked(Exception):
+    """Another process holds one of git's locks for long, or left it behind. The argument is the path of the lock."""
+
+
+def read_git_files(root: bytes) -> GitFiles | None:
+    """Read git's files; None if the root is no linked working tree, or they cannot be read."""
+    if not stat.S_ISREG(_file_mode(os.path.join(root, b".git"))):
+        return None
+    found = find_repository(root)
+    if found is None or os.path.isdir(os.path.join(found.common_dir, b"reftable")):
+        return None
+    try:
+        files = dict(_files(found.git_dir))
+        index_ns = os.stat(_in(found.git_dir, INDEX)).st_mtime_ns if INDEX in files else 0
+        return GitFiles(found.git_dir, found.common_dir, files, _branches(found.common_dir), index_ns)
+    except OSError:
+        return None
+
+
+def _file_mode(path: bytes) -> int:
+    try:
+        return os.lstat(path).st_mode
+    except OSError:
+        return 0
+
+
+def _is_inside(name: bytes) -> bool:
+    return not {b"", b".", b".."} & set(name.split(b"/")) and b"\0" not in name and not name.endswith(_LOCK)
+
+
+def _files(git_dir: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Git's files without the logs, which only grow, and without the git directories of submodules."""
+    count = 0
+    for folder in (b"", *_IN_PROGRESS):
+        for name in _names(os.path.join(git_dir, folder)):
+            whole = os.path.join(folder, name)
+            data = None if name in _NOT_OURS or name.endswith(_LOCK) else _read(os.path.join(git_dir, whole), name)
+            if data is not None:
+                yield whole, data
+                count += 1
+            if count > _FILES_MAX:
+                raise OSError("too many files")
+
+
+def _names(folder: bytes) -> list[bytes]:
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _read(path: bytes, name: bytes) -> bytes | None:
+    """The bytes of a regular file; None for anything else. Raises OSError for one that is too large."""
+    most = _INDEX_MAX_BYTES if name == INDEX else _FILE_MAX_BYTES
+    if not stat.S_ISREG(_file_mode(path)):
+        return None
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    with open(fd, "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError("too large")
+    return data
+
+
+def _branches(common_dir: bytes) -> dict[bytes, bytes]:
+    """The commits of all branches. A branch's own file wins over its line in `packed-refs`."""
+    found: dict[bytes, bytes] = {}
+    packed = os.path.join(common_dir, b"packed-refs")
+    if stat.S_ISREG(_file_mode(packed)):
+        with open(packed, "rb") as file:
+            for line in file:
+                commit, _, name = line.rstrip(b"\n").partition(b" ")
+                if name.startswith(_BRANCHES) and _COMMIT.match(commit):
+                    found[name] = commit
+    folders = [_BRANCHES.rstrip(b"/")]
+    while folders:
+        folder = folders.pop()
+        for entry in _entries(os.path.join(common_dir, folder)):
+            name = folder + b"/" + entry.name
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(name)
+            elif not name.endswith(_LOCK):
+                commit = (_read(entry.path, entry.name) or b"").strip()
+                if _COMMIT.match(commit):
+                    found[name] = commit
+    return found
+
+
+def _entries(folder: bytes) -> list[os.DirEntry[bytes]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except FileNotFoundError:
+        return []
+
+
+@fast_dataclass(slots=True, frozen=True)
+class GitChange:
+    """The changes of git's files: `None` removes a file or a branch. Others stay.
+
+    `index_ns`: the time that a new index gets.
+    """
+
+    files: Mapping[bytes, bytes | None]
+    branches: Mapping[bytes, bytes | None]
+    index_ns: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.files and not self.branches
+
+
+def change_git_files(root: bytes, seen: GitFiles, change: GitChange, *, line: bytes) -> GitFiles:
+    """Replace git's files while Mulligan holds git's own locks. What they are then.
+
+    Raises `GitLocked` if another process holds a lock for long, `GitBusy` if anything is no longer as it was `seen`.
+    As git does, Mulligan writes the new bytes into the locks and then renames these: either all bytes are there, or
+    nothing is replaced. HEAD and the index are always locked, so that no git command runs in the middle of this. `line`
+    ends each new line of git's logs: who, when and why.
+    """
+    branches = {_in(seen.common_dir, name): commit and commit + b"\n" for name, commit in change.branches.items()}
+    files = {_in(seen.git_dir, name): data for name, data in sorted(change.files.items())}
+    wanted = branches | files
+    always = (_in(seen.git_dir, HEAD), _in(seen.git_dir, INDEX))
+    with ExitStack() as locks:
+        for path in sorted({*wanted, *always}):
+            locks.enter_context(_lock(path, wanted.get(path)))
+        if change.index_ns and INDEX in change.files:
+            os.utime(_in(seen.git_dir, INDEX) + _LOCK, ns=(change.index_ns, change.index_ns))
+        if read_git_files(root) != seen or any(is_elsewhere(seen, name) for name in change.branches):
+            raise GitBusy
+        for path in (*(path for path in wanted if path not in always), *(path for path in always if path in wanted)):
+            _put(path, wanted[path])
+        for folder in _IN_PROGRESS:
+            with suppress(OSError):
+                os.rmdir(_in(seen.git_dir, folder))
+        now = read_git_files(root)
+        if now is None:
+            raise OSError("git's files cannot be read")
+        _log(seen, now, change, line)
+        return now
+
+
+def _in(folder: bytes, name: bytes) -> bytes:
+    return os.path.join(folder, name)
+
+
+def is_packed(seen: GitFiles, branch: bytes) -> bool:
+    """Whether `packed-refs` names the branch, so that deleting its own file does not delete it."""
+    try:
+        with open(os.path.join(seen.common_dir, b"packed-refs"), "rb") as file:
+            return any(line.rstrip(b"\n").partition(b" ")[2] == branch for line in file)
+    except FileNotFoundError:
+        return False
+
+
+def is_elsewhere(seen: GitFiles, branch: bytes) -> bool:
+    """Whether another working tree of the repository has the branch checked out."""
+    trees = _in(seen.common_dir, b"worktrees")
+    heads = [seen.common_dir, *(_in(trees, name) for name in _names(trees))]
+    others = (path for path in heads if os.path.realpath(path) != os.path.realpath(seen.git_dir))
+    with suppress(OSError):
+        return any((_read(_in(path, HEAD), HEAD) or b"").strip() == _SYMBOLIC + branch for path in others)
+    return True
+
+
+@contextmanager
+def _lock(path: bytes, data: bytes | None) -> Iterator[None]:
+    """Hold git's lock of a file; the lock has the new bytes."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    fd, until = None, monotonic_s() + _LOCK_WAIT_S
+    while fd is None:
+        try:
+            fd = os.open(path + _LOCK, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except FileExistsError:
+            if monotonic_s() > until:
+                raise GitLocked(os.fsdecode(path + _LOCK)) from None
+            time.sleep(_LOCK_NAP_S)
+    try:
+        with open(fd, "wb") as file:
+            file.write(data or b"")
+            file.flush()
+            os.fsync(fd)
+        yield
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(path + _LOCK)
+
+
+def _put(path: bytes, data: bytes | None) -> None:
+    """Rename the lock, or remove the file. Git makes the index and all refs with the mode that the umask leaves."""
+    if data is not None:
+        os.rename(path + _LOCK, path)
+        return
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _log(seen: GitFiles, now: GitFiles, change: GitChange, line: bytes) -> None:
+    """Add lines to git's logs of HEAD and branches, so that `git gc` keeps the commits and redo finds them."""
+    _append(os.path.join(seen.git_dir, b"logs", HEAD), seen.commit, now.commit, line)
+    for name in change.branches:
+        log = os.path.join(seen.common_dir, b"logs", name)
+        if name in now.branches:
+            _append(log, seen.branches.get(name), now.branches[name], line)
+        else:
+            with suppress(OSError):
+                os.unlink(log)
+
+
+def _append(path: bytes, before: bytes | None, after: bytes | None, line: bytes) -> None:
+    """Append to a log only if it exists, because git decides which logs there are."""
+    if before == after or not stat.S_ISREG(_file_mode(path)):
+        return
+    with open(path, "ab") as file:
+        file.write(b"%s %s %s\n" % (before or _NO_COMMIT, after or _NO_COMMIT, line))

@@ -1,8 +1,8 @@
-"""Which directory it is, whatever its path: inode, generation and birth time, and the device within one boot.
+"""The identity of a directory, whatever its path: inode, generation and birth time, and the device within one boot.
 
-1. A number of an inode is given to another directory soon after the first is deleted; generation and birth time differ.
+1. The inode number of a deleted directory soon belongs to another one; generation and birth time differ.
 2. Device numbers change from one boot to the next, so they are compared only if both were noted in the same boot.
-3. What a file system does not say is 0, and 0 is compared with nothing.
+3. A value that the file system does not have is 0, and 0 is compared with nothing.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from mulligan.store.machine import boot_id
-from mulligan.values.plain import plain
-from mulligan.workspace import kernel
-from mulligan.workspace.disk import Disk
+from mulligan.files import kernel
+from mulligan.files.disk import Disk
+from mulligan.store.host import boot_id
+from mulligan.values.fast_dataclass import fast_dataclass
 
+# Ends the identity of a directory in which names differ only up to case.
 FOLDS = ":folds"
-"""Ends the identity of a directory in which names differ only up to case."""
 
 _FORM = "dir"
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class DirectoryIdentity:
-    """What a root's identity says, read. `boot` is "" for one that was noted before boots were."""
+    """A parsed identity. `boot` is "" in identities of formats that had no boot."""
 
     inode: int
     generation: int
@@ -32,7 +32,7 @@ class DirectoryIdentity:
     boot: str
 
     def agrees_with(self, other: DirectoryIdentity) -> bool:
-        """Nothing says that they are two."""
+        """Whether nothing shows that they are two directories."""
         same_boot = bool(self.boot) and self.boot == other.boot
         return (
             self.inode == other.inode
@@ -42,7 +42,7 @@ class DirectoryIdentity:
         )
 
     def is_surely(self, other: DirectoryIdentity) -> bool:
-        """They agree in more than the number of an inode, which is given again."""
+        """Whether they agree in more than the inode number, which file systems use again."""
         said = (self.generation and other.generation) or (self.birth_ns and other.birth_ns)
         return self.agrees_with(other) and bool(said or (self.boot and self.boot == other.boot))
 
@@ -52,20 +52,20 @@ def _agree(one: int, other: int) -> bool:
 
 
 def parse_identity(text: str) -> DirectoryIdentity | None:
-    """None for what is no directory of a disk, such as a simulated root."""
+    """The identity in a text; None for a simulated root, which is on no disk."""
     form, *fields = text.removesuffix(FOLDS).split(":")
     with suppress(ValueError):
         if form == _FORM:
             inode, generation, birth_ns, device, boot = fields
             return DirectoryIdentity(int(inode), int(generation), int(birth_ns), int(device), boot)
-        # As formats 1 to 3 had it: device, inode and generation.
+        # Formats 1 to 3 had device, inode and generation.
         inode, generation = fields
         return DirectoryIdentity(int(inode), int(generation), 0, int(form), "")
     return None
 
 
 def same_directory(one: str, other: str, *, surely: bool = False) -> bool:
-    """Whether two identities are of one directory: as far as they say, or beyond doubt."""
+    """Whether two identities may be of one directory; `surely`: beyond doubt."""
     first, second = parse_identity(one), parse_identity(other)
     if first is None or second is None:
         return one == other
@@ -83,7 +83,7 @@ def identity_of(disk: Disk) -> str:
 
 
 def is_simulated(disk: Disk) -> bool:
-    """Whether its root is no directory of this machine."""
+    """Whether its root is simulated, so no directory of this machine."""
     return disk.root.handle < 0
 
 

@@ -1,4 +1,9 @@
-"""Reading parts of files, never more than is returned."""
+"""Reads parts of files, and never more than it returns.
+
+`list_below` lists everything below a directory as a person would: files, links and directories, in byte order of their
+paths. Devices, FIFOs and sockets are `special`. It never lists or enters `.git`, nor lists our drafts, and does not
+follow links. It leaves out ignored entries unless the caller wants them; the base itself is never ignored.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +12,24 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
-from mulligan.values.plain import plain
-from mulligan.values.refusal import Refused
-from mulligan.workspace.places import Spot
+from mulligan.files.disk import DRAFT_PREFIX
+from mulligan.files.resolve import ResolvedPath
+from mulligan.files.tree.directories import OPEN_DIRECTORY, Handles
+from mulligan.files.tree.ignore import IgnoreRules, read_sources
+from mulligan.values.errors import Refused
+from mulligan.values.fast_dataclass import fast_dataclass
+from mulligan.values.paths import ROOT, RepoPath, ancestors_of, join, name_of
 
 _CHUNK_BYTES = 64 * 1024
 _UTF8_TAIL_MAX = 3
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Slice:
-    """Some bytes of a file and where they lie. `lines`: first line and number of lines, for a read by lines."""
+    """Some bytes of a file and their offset. `lines`: first line and number of lines, for a read by lines."""
 
     data: bytes
     offset: int
@@ -30,9 +40,12 @@ class Slice:
 
 
 @contextmanager
-def opened(spot: Spot) -> Iterator[int]:
-    """A handle on the regular file at the spot. Refuses everything else, and does not open what it can see is not one:
-    opening a FIFO wakes its writer, opening a device may do anything."""
+def opened(spot: ResolvedPath) -> Iterator[int]:
+    """A handle on a regular file.
+
+    Refuses everything else without opening it: opening a FIFO wakes its writer, and opening a device may have any
+    effect.
+    """
     try:
         _require_regular(os.stat(spot.name, dir_fd=spot.parent, follow_symlinks=False), spot.path)
         handle = os.open(spot.name, _OPEN_FLAGS, dir_fd=spot.parent)
@@ -55,7 +68,7 @@ def _require_regular(status: os.stat_result, path: str) -> None:
 
 
 def refusal_of(error: OSError, path: str) -> Refused:
-    """What the operating system refused, as the outcome of an effect."""
+    """An OSError as the outcome of an effect."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return Refused("not_found", "path_not_found", f"{path} does not exist.")
     if error.errno == errno.ELOOP:
@@ -95,15 +108,15 @@ def read_bytes(
 
 
 def whole_page(window: bytes, at: int, length: int, *, ceiling: int | None) -> tuple[int, bytes]:
-    """`length` bytes of the window and where they begin, widened to whole characters if that makes them text.
+    """`length` bytes of the window and their offset, widened to whole characters if that makes them text.
 
-    The window reaches a character beyond them at both ends, where there is more.
+    The window has a character more at both ends, if the file does.
     """
     stop = min(at + length, len(window))
     begin, end = _widened(window, at, stop) if at < stop else (at, at)
     if ceiling is None or end - begin <= ceiling:
         return begin, window[begin:end]
-    # What was widened is text, so only a character at the end can be incomplete.
+    # The widened bytes are text, so only a character at the end can be incomplete.
     whole = window[begin : begin + ceiling].decode("utf-8", "ignore").encode("utf-8")
     return (begin, whole) if whole else (at, window[at:stop])
 
@@ -117,7 +130,7 @@ def _pread(handle: int, start: int, end: int) -> bytes:
 
 
 def _widened(window: bytes, start: int, end: int) -> tuple[int, int]:
-    """Grown at both ends to whole characters, if that makes it text; else as it was."""
+    """The range widened at both ends to whole characters, if that makes it text; else unchanged."""
     ahead = range(start, max(-1, start - _UTF8_TAIL_MAX - 1), -1)
     begin = next((at for at in ahead if not _continues(window[at])), start)
     for stop in range(end, min(end + _UTF8_TAIL_MAX, len(window)) + 1):
@@ -196,3 +209,92 @@ def _lines_at(handle: int, start: int, count: int | None, limit: int | None) -> 
         if count is not None and found >= count:
             break
     return b"".join(pieces)
+
+
+Kind = Literal["file", "dir", "symlink", "special"]
+
+_GIT = ".git"
+_DRAFT = DRAFT_PREFIX.decode("ascii")
+_MARKS = (".gitignore", ".ignore", _GIT)
+
+
+@fast_dataclass(slots=True, frozen=True)
+class Listed:
+    """One entry. `empty`: a directory without any entry; known only for directories that were entered."""
+
+    path: RepoPath
+    kind: Kind
+    empty: bool = False
+
+
+def list_below(
+    root_fd: int, base: RepoPath, *, depth: int | None = None, include_ignored: bool = False
+) -> Iterator[Listed]:
+    """Entries at most `depth` levels below the base, each directory before what is in it.
+
+    Raises OSError when the base cannot be opened as a directory; one further down that cannot be is listed only.
+    """
+    with Handles(root_fd) as handles:
+        rules = IgnoreRules() if include_ignored else _rules_above(handles, base)
+        fd = handles.open_directory(base)
+    yield from _entered(fd, base, rules, depth=0 if depth is None else depth, include_ignored=include_ignored)
+
+
+def _rules_above(handles: Handles, base: RepoPath) -> IgnoreRules:
+    """The rules that hold inside the base, before its own ignore files."""
+    rules = IgnoreRules()
+    for directory in reversed(ancestors_of(base)):
+        inside = rules if directory == ROOT else rules.child(name_of(directory))
+        rules = inside.with_sources(read_sources(handles.directory(directory), _MARKS))
+    return rules if base == ROOT else rules.child(name_of(base))
+
+
+def _entered(fd: int, base: RepoPath, rules: IgnoreRules, *, depth: int, include_ignored: bool) -> Iterator[Listed]:
+    """List a directory and close `fd`. A `depth` of 0 means without limit."""
+    try:
+        rules = rules if include_ignored else rules.with_sources(read_sources(fd, _MARKS))
+        for name, kind in _entries(fd):
+            if not rules.is_empty and rules.ignores(name, kind == "dir"):
+                continue
+            path = join(base, name)
+            if kind != "dir" or depth == 1:
+                yield Listed(path, kind)
+                continue
+            below = _open_directory(fd, name)
+            yield Listed(path, kind, empty=below is not None and _is_empty(below))
+            if below is not None:
+                inside = rules.child(name)
+                yield from _entered(below, path, inside, depth=max(depth - 1, 0), include_ignored=include_ignored)
+    finally:
+        os.close(fd)
+
+
+def _open_directory(fd: int, name: str) -> int | None:
+    try:
+        return os.open(name, OPEN_DIRECTORY, dir_fd=fd)
+    except OSError:
+        return None
+
+
+def _is_empty(fd: int) -> bool:
+    with os.scandir(fd) as entries:
+        return next(iter(entries), None) is None
+
+
+def _entries(fd: int) -> list[tuple[str, Kind]]:
+    """Names with their kinds; a directory sorts as if its name had a slash, so that whole paths are in order."""
+    found: list[tuple[bytes, str, Kind]] = []
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            kind = _kind(entry)
+            if entry.name != _GIT and not entry.name.startswith(_DRAFT):
+                found.append((os.fsencode(entry.name) + (b"/" if kind == "dir" else b""), entry.name, kind))
+    return [(name, kind) for _, name, kind in sorted(found)]
+
+
+def _kind(entry: os.DirEntry[str]) -> Kind:
+    if entry.is_symlink():
+        return "symlink"
+    if entry.is_dir(follow_symlinks=False):
+        return "dir"
+    return "file" if entry.is_file(follow_symlinks=False) else "special"

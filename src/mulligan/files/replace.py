@@ -1,8 +1,18 @@
-"""Putting one entry in the place of another so that nobody's bytes are lost between the look and the write.
+"""Replaces one entry by another so that no bytes of another process are lost between check and write.
 
-`swap` acts first and looks after: it takes the place in one step, then compares what came out with what was expected.
-What differs is somebody's save. It is handed to `rescue`, which returns only when those bytes are safe; then either
-ours stays (`insist`), or theirs goes back to where it was and the caller learns what it found.
+A `Replacement` acts first and checks afterwards: it exchanges the files in one step, then compares the displaced file
+with the expected one. If they differ, another process has saved. `rescue` gets those bytes and returns only when they
+are stored; then either our file stays (`insist`), or the other one returns and the caller learns what was found.
+
+`HardLinks` handles files with several names, while an operation changes many paths:
+
+| the file at a path | what happens |
+| --- | --- |
+| stays, and all its names are inside the root | it is written in place, so all its names change |
+| stays, and some of its names are outside | a new file replaces all names inside; those outside keep theirs |
+| gives way to another | only this name changes; if the other file exists already, it gets this name too |
+
+The `link_group` of an entry tells of which file a name is. The tree is walked once, and only if necessary.
 """
 
 from __future__ import annotations
@@ -10,18 +20,32 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
 
+from mulligan.files.disk import DRAFT_PREFIX, Disk, Image, Inode, with_bytes
+from mulligan.files.resolve import ResolvedPath
 from mulligan.values.clock import monotonic_s
-from mulligan.values.content import Content, digest_of_beginning, whole
 from mulligan.values.digest import digest_of
-from mulligan.values.entries import ABSENT, Absent, DirEntry, Entry, FileEntry, SymlinkEntry, same_content, same_state
-from mulligan.values.plain import plain
-from mulligan.workspace.disk import Disk, Image, with_bytes
-from mulligan.workspace.places import Spot
+from mulligan.values.entries import (
+    ABSENT,
+    Absent,
+    Content,
+    DirEntry,
+    Entry,
+    FileEntry,
+    SymlinkEntry,
+    digest_of_beginning,
+    group_of,
+    same_content,
+    same_state,
+    whole,
+)
+from mulligan.values.errors import Refused
+from mulligan.values.fast_dataclass import fast_dataclass
+from mulligan.values.paths import RepoPath, path_bytes
 
 Rescue = Callable[[Image], None]
 
@@ -32,15 +56,15 @@ _NO_EXCHANGE = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNO
 _NO_NAME = frozenset({errno.ENOENT, errno.EXDEV, errno.EMLINK, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP})
 
 
-@plain(slots=True, frozen=True)
-class Wanted:
+@fast_dataclass(slots=True, frozen=True)
+class TargetEntry:
     """What a spot shall hold. A file's bytes come with it; `mtime_ns` 0 in the entry means the present."""
 
     entry: Entry
     content: Content | None = None
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Swapped:
     """Done. `entry` is what the spot holds now; `race_window`: this disk could not exclude a lost save."""
 
@@ -50,8 +74,8 @@ class Swapped:
     """the bytes of `entry`, where a process wrote to the end of the file meanwhile: those that were wanted, and its"""
 
 
-@plain(slots=True, frozen=True)
-class Found:
+@fast_dataclass(slots=True, frozen=True)
+class FoundEntry:
     """Not done: something else than expected was there, and is there still.
 
     `in_use`: the process that has the file open has truncated or replaced it.
@@ -61,15 +85,15 @@ class Found:
     in_use: bool = False
 
 
-@plain(slots=True, frozen=True)
-class Swap:
+@fast_dataclass(slots=True, frozen=True)
+class Replacement:
     """One replacement in progress: the spot, the draft name beside it, what should be there and what shall be."""
 
     disk: Disk
-    spot: Spot
+    spot: ResolvedPath
     draft: bytes
     expected: Entry
-    wanted: Wanted
+    wanted: TargetEntry
     rescue: Rescue
     insist: bool = False
     seen: Image | None = None
@@ -77,10 +101,10 @@ class Swap:
     """how many names of the file are inside the root and change with it: if it has no others, it stays one file"""
     in_use: bool = False
     """another process has the file open for writing: it stays that file, and what is at its end stays there"""
-    same_as: Spot | None = None
+    same_as: ResolvedPath | None = None
     """where the wanted file is already: it gets one more name, if it is still what is wanted"""
 
-    def run(self) -> Swapped | Found:
+    def run(self) -> Swapped | FoundEntry:
         if isinstance(self.expected, DirEntry):
             return self._from_directory()
         if isinstance(self.wanted.entry, DirEntry):
@@ -89,17 +113,18 @@ class Swap:
             return self._remove()
         if isinstance(self.expected, Absent):
             return self._create()
-        if self._is_metadata_only():
+        both_files = isinstance(self.expected, FileEntry) and isinstance(self.wanted.entry, FileEntry)
+        if both_files and same_content(self.expected, self.wanted.entry):
             return self._set_metadata()
         return self._replace()
 
     # From nothing, and to nothing.
 
-    def _create(self) -> Swapped | Found:
+    def _create(self) -> Swapped | FoundEntry:
         self._stage()
         return self._place_staged()
 
-    def _place_staged(self) -> Swapped | Found:
+    def _place_staged(self) -> Swapped | FoundEntry:
         try:
             self.disk.place(self.spot, self.draft)
         except FileExistsError:
@@ -107,17 +132,17 @@ class Swap:
             if self.insist and found.replaceable:
                 return self._exchange_staged()
             self.disk.discard(self.spot, self.draft)
-            return Found(found)
+            return FoundEntry(found)
         return self._done()
 
-    def _remove(self) -> Swapped | Found:
+    def _remove(self) -> Swapped | FoundEntry:
         if isinstance(self.expected, Absent):
             found = self._now()
-            return Swapped(ABSENT) if found.holds(ABSENT) else Found(found)
+            return Swapped(ABSENT) if found.holds(ABSENT) else FoundEntry(found)
         try:
             self.disk.set_aside(self.spot, self.draft)
         except FileNotFoundError:
-            return Found(self._now())
+            return FoundEntry(self._now())
         theirs = self._look_at_draft()
         if theirs is None:
             self.disk.drop_original(self.spot, self.draft)
@@ -128,19 +153,19 @@ class Swap:
             return Swapped(ABSENT)
         return self._return_draft(theirs)
 
-    def _return_draft(self, theirs: Image) -> Found:
+    def _return_draft(self, theirs: Image) -> FoundEntry:
         """Put what was set aside back, unless somebody made something new there: then that stays, this is rescued."""
         try:
             self.disk.place(self.spot, self.draft)
         except FileExistsError:
             if theirs.replaceable:
                 self.disk.discard(self.spot, self.draft)
-            return Found(self._now())
-        return Found(theirs)
+            return FoundEntry(self._now())
+        return FoundEntry(theirs)
 
     # Over a file or link.
 
-    def _replace(self) -> Swapped | Found:
+    def _replace(self) -> Swapped | FoundEntry:
         now = self.seen or self._now()
         if self._stays_one_file(now):
             return self._write_in_place()
@@ -163,12 +188,12 @@ class Swap:
         """What is done to the file itself would happen outside the root too, or to a file of which this is no name."""
         return now.links > self.inside
 
-    def _exchange_staged(self) -> Swapped | Found:
+    def _exchange_staged(self) -> Swapped | FoundEntry:
         try:
             self.disk.exchange(self.spot, self.draft)
         except FileNotFoundError:
             self.disk.discard(self.spot, self.draft)
-            return Found(self._now())
+            return FoundEntry(self._now())
         except OSError as error:
             if error.errno not in _NO_EXCHANGE:
                 raise
@@ -184,7 +209,7 @@ class Swap:
             return self._done()
         return self._exchange_back(theirs)
 
-    def _exchange_back(self, theirs: Image) -> Found:
+    def _exchange_back(self, theirs: Image) -> FoundEntry:
         """Theirs returns. If meanwhile somebody saved over ours, that save is newer and takes the place instead.
 
         What lies under the draft name is safe at every turn: it was rescued before, or it is ours.
@@ -202,7 +227,7 @@ class Swap:
             below = returned.entry
         if held.replaceable:
             self.disk.discard(self.spot, self.draft)
-        return Found(self._now())
+        return FoundEntry(self._now())
 
     def _look_at_draft(self) -> Image | None:
         """What came out, once nobody writes into it any more; None if it is what we expected, which needs no room."""
@@ -219,13 +244,13 @@ class Swap:
         is_held_open(self.disk, self.spot, self.draft)
         return self.disk.image(self.spot, draft=self.draft, kept=False)
 
-    def _write_in_place(self) -> Swapped | Found:
+    def _write_in_place(self) -> Swapped | FoundEntry:
         """For a file that must stay one inode. A save between look and write cannot be excluded, and we say so."""
         now = self._now()
         if not now.holds(self.expected):
             now = self._rescued(now, draft=False)
             if not self.insist and not (self.in_use and self._has_only_grown(now)):
-                return Found(now, in_use=self.in_use and self._is_cut_or_replaced(now))
+                return FoundEntry(now, in_use=self.in_use and self._is_cut_or_replaced(now))
         entry, content = self.wanted.entry, self.wanted.content
         if not isinstance(now.entry, FileEntry) or not isinstance(entry, FileEntry) or self._has_names_elsewhere(now):
             return self._remove_and_create()
@@ -239,7 +264,7 @@ class Swap:
             self.disk.set_metadata(self.spot, entry)
         if entry.mtime_ns:
             self.disk.set_mtime(self.spot, entry.mtime_ns)
-        done = replace(self, wanted=Wanted(entry, content))._done()
+        done = replace(self, wanted=TargetEntry(entry, content))._done()
         return replace(done, race_window=True, content=content if end else None)
 
     def _has_only_grown(self, now: Image) -> bool:
@@ -255,30 +280,30 @@ class Swap:
         is_other = self.seen is not None and (self.seen.stamp or (0,))[0] != (now.stamp or (0,))[0]
         return is_other or now.entry.size < self.expected.size
 
-    def _remove_and_create(self) -> Swapped | Found:
+    def _remove_and_create(self) -> Swapped | FoundEntry:
         """Where names cannot be exchanged and one of the two is no file: for a moment, nothing is there."""
         before = self.disk.image(self.spot)
-        removed = replace(self, wanted=Wanted(ABSENT)).run()
-        if isinstance(removed, Found):
+        removed = replace(self, wanted=TargetEntry(ABSENT)).run()
+        if isinstance(removed, FoundEntry):
             return removed
         try:
             made = replace(self, expected=ABSENT).run()
         except OSError:
             with suppress(OSError):
-                replace(self, expected=ABSENT, wanted=Wanted(before.entry, before.any_content), insist=False).run()
+                replace(self, expected=ABSENT, wanted=TargetEntry(before.entry, before.any_content), insist=False).run()
             raise
         return replace(made, race_window=True) if isinstance(made, Swapped) else made
 
     # Directories and metadata. From a file to a directory or back takes two steps; should the second fail, the first
     # is taken back.
 
-    def _to_directory(self) -> Swapped | Found:
+    def _to_directory(self) -> Swapped | FoundEntry:
         if isinstance(self.expected, Absent):
             return self._make_directory()
         try:
             self.disk.set_aside(self.spot, self.draft)
         except FileNotFoundError:
-            return Found(self._now())
+            return FoundEntry(self._now())
         theirs = self._look_at_draft()
         if theirs is not None:
             theirs = self._rescued(theirs)
@@ -293,12 +318,12 @@ class Swap:
         self.disk.drop_original(self.spot, self.draft)
         return made
 
-    def _make_directory(self) -> Swapped | Found:
+    def _make_directory(self) -> Swapped | FoundEntry:
         assert isinstance(self.wanted.entry, DirEntry)
         try:
             self.disk.make_dir(self.spot, self.wanted.entry.mode)
         except FileExistsError:
-            return Found(self._now())
+            return FoundEntry(self._now())
         try:
             return self._set_metadata_of(self.wanted.entry, now=DirEntry(self.wanted.entry.mode))
         except OSError:
@@ -306,10 +331,10 @@ class Swap:
                 self.disk.remove_dir(self.spot)
             raise
 
-    def _from_directory(self) -> Swapped | Found:
+    def _from_directory(self) -> Swapped | FoundEntry:
         found = self._now()
         if not isinstance(found.entry, DirEntry):
-            return Found(found)
+            return FoundEntry(found)
         if isinstance(self.wanted.entry, DirEntry):
             return self._set_metadata()
         if isinstance(self.wanted.entry, Absent):
@@ -326,47 +351,43 @@ class Swap:
         self.disk.discard(self.spot, self.draft)
         return removed
 
-    def _remove_directory(self) -> Swapped | Found:
+    def _remove_directory(self) -> Swapped | FoundEntry:
         try:
             self.disk.remove_dir(self.spot)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR):
                 raise
-            return Found(self._now())
+            return FoundEntry(self._now())
         return Swapped(ABSENT)
 
-    def _place_over_removed(self, before: DirEntry) -> Swapped | Found:
+    def _place_over_removed(self, before: DirEntry) -> Swapped | FoundEntry:
         try:
             return self._place_staged()
         except OSError:
             with suppress(OSError):
-                replace(self, expected=ABSENT, wanted=Wanted(before), insist=False).run()
+                replace(self, expected=ABSENT, wanted=TargetEntry(before), insist=False).run()
             raise
 
-    def _is_metadata_only(self) -> bool:
-        both_files = isinstance(self.expected, FileEntry) and isinstance(self.wanted.entry, FileEntry)
-        return both_files and same_content(self.expected, self.wanted.entry)
-
-    def _set_metadata(self) -> Swapped | Found:
+    def _set_metadata(self) -> Swapped | FoundEntry:
         assert isinstance(self.wanted.entry, FileEntry | DirEntry)
         found = self._now()
         same = self.insist and not found.special and same_content(found.entry, self.expected)
         if not same and not found.holds(self.expected):
-            return Found(found)
+            return FoundEntry(found)
         if isinstance(found.entry, FileEntry) and self._has_names_elsewhere(found):
             return self._part_with_metadata(found)
         return self._set_metadata_of(self.wanted.entry, now=found.entry)
 
-    def _part_with_metadata(self, found: Image) -> Swapped | Found:
+    def _part_with_metadata(self, found: Image) -> Swapped | FoundEntry:
         """Only under this name: a file of its own with the same bytes. A time alone is not worth that."""
         assert isinstance(found.entry, FileEntry) and isinstance(self.wanted.entry, FileEntry)
         if found.holds(self.wanted.entry):
             return Swapped(found.entry)
         content = self.wanted.content or self.disk.image(self.spot).any_content
         entry = replace(self.wanted.entry, mtime_ns=self.wanted.entry.mtime_ns or found.entry.mtime_ns)
-        return replace(self, wanted=Wanted(entry, content), seen=found)._replace()
+        return replace(self, wanted=TargetEntry(entry, content), seen=found)._replace()
 
-    def _set_metadata_of(self, wanted: FileEntry | DirEntry, *, now: Entry) -> Swapped | Found:
+    def _set_metadata_of(self, wanted: FileEntry | DirEntry, *, now: Entry) -> Swapped | FoundEntry:
         """Mode, attributes and time. Somebody may take away what they belong to; then there is nothing to set."""
         try:
             if not same_state(now, wanted):
@@ -376,7 +397,7 @@ class Swap:
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ELOOP):
                 raise
-            return Found(self._now())
+            return FoundEntry(self._now())
         return self._done()
 
     def _now(self) -> Image:
@@ -387,17 +408,15 @@ class Swap:
         entry = self.wanted.entry
         if isinstance(entry, SymlinkEntry):
             self.disk.stage_link(self.spot, self.draft, entry.target)
-        elif not self._stage_name():
+        elif self.same_as is None or not self._stage_name(self.same_as):
             assert isinstance(entry, FileEntry) and self.wanted.content is not None
             self.disk.stage_file(self.spot, self.draft, self.wanted.content, like=entry)
 
-    def _stage_name(self) -> bool:
+    def _stage_name(self, same_as: ResolvedPath) -> bool:
         """One more name of the file that is elsewhere, if that can have one and still is what is wanted."""
-        if self.same_as is None:
-            return False
         assert isinstance(self.wanted.entry, FileEntry)
         try:
-            self.disk.stage_name(self.spot, self.draft, self.same_as, like=self.wanted.entry)
+            self.disk.stage_name(self.spot, self.draft, same_as, like=self.wanted.entry)
         except OSError as error:
             if error.errno not in _NO_NAME:
                 raise
@@ -419,11 +438,13 @@ class Swap:
         return Swapped(entry)
 
 
-def is_held_open(disk: Disk, spot: Spot, name: bytes) -> bool:
+def is_held_open(disk: Disk, spot: ResolvedPath, name: bytes) -> bool:
     """Whether a process still has the file open for writing after a short while."""
-    limit = monotonic_s() + SETTLE_LIMIT_S
+    limit = None
     while disk.settled(spot, name) is False:
-        if monotonic_s() >= limit:
+        now = monotonic_s()
+        limit = now + SETTLE_LIMIT_S if limit is None else limit
+        if now >= limit:
             return True
         time.sleep(_SETTLE_NAP_S)
     return False
@@ -456,3 +477,130 @@ def _umask(pid: int) -> int:
         mask = os.umask(0o077)
         os.umask(mask)
         return mask
+
+
+Aim = tuple[Image, Entry]
+"""What a path holds, and what it shall hold."""
+
+
+class HardLinks:
+    """Those of one operation. `aims`: all paths that it changes.
+
+    `parts`: names of one file for which it wants different things become two files. Else the file changes under all
+    its names, again and again.
+    """
+
+    def __init__(self, disk: Disk, aims: Mapping[RepoPath, Aim], *, parts: bool = True) -> None:
+        self._disk = disk
+        self._parts = parts
+        numbers = {number for aim in aims.values() for number in _numbers(*aim)}
+        self._aims: Mapping[RepoPath, Aim] = aims if numbers else {}
+        self._names: Mapping[Inode, list[RepoPath]] = disk.names_of(numbers) if numbers else {}
+        self._placed: dict[str, RepoPath] = {}
+
+    def followers(self, path: RepoPath) -> list[RepoPath]:
+        """The other names inside the root that shall be names of the same file as this one."""
+        aim = self._aims.get(path)
+        if aim is None or not _stays_that_file(*aim):
+            return []
+        return [name for name in self._names_of(aim[0]) if name != path and self._follows(name, aim)]
+
+    def all_followers(self) -> list[RepoPath]:
+        """Those that the operation does not change anyway."""
+        found = (name for path in self._aims for name in self.followers(path))
+        return list(dict.fromkeys(name for name in found if name not in self._aims))
+
+    def inside(self, path: RepoPath) -> int:
+        """How many names the file has that are all inside and change together; 1 if it must not be written in place."""
+        aim = self._aims.get(path)
+        if aim is None or not _stays_that_file(*aim):
+            return 1
+        names = self._names_of(aim[0])
+        parting = [name for name in names if name != path and not self._follows(name, aim)]
+        if len(names) < aim[0].links or any(self._is_name(one, aim[0]) for one in parting):
+            return 1
+        return len(names)
+
+    @contextmanager
+    def same_file(self, path: RepoPath) -> Iterator[ResolvedPath | None]:
+        """Where the wanted file is already, under another name."""
+        wanted = self._aims[path][1] if path in self._aims else ABSENT
+        if not isinstance(wanted, FileEntry) or wanted.link_group is None:
+            yield None
+            return
+        for name in self._candidates(wanted.link_group):
+            spot = self._holding(name, wanted) if name != path else None
+            if spot is not None:
+                with spot:
+                    yield spot
+                return
+        yield None
+
+    def was_placed(self, path: RepoPath) -> None:
+        """The wanted file is at this path now."""
+        group = group_of(self._aims[path][1]) if path in self._aims else None
+        if group is not None:
+            self._placed.setdefault(group, path)
+
+    def _candidates(self, group: str) -> list[RepoPath]:
+        placed = [self._placed[group]] if group in self._placed else []
+        number = _number(group)
+        return placed + [name for inode, names in self._names.items() if inode[1] == number for name in names]
+
+    def _holding(self, name: RepoPath, wanted: FileEntry) -> ResolvedPath | None:
+        with suppress(OSError, Refused):
+            spot = self._disk.resolve_exactly(name)
+            is_that = self._placed.get(wanted.link_group or "") == name or (
+                self._disk.link_group(spot) == wanted.link_group
+            )
+            if is_that and self._disk.image(spot, kept=False).holds(wanted):
+                return spot
+            spot.close()
+        return None
+
+    def _names_of(self, image: Image) -> list[RepoPath]:
+        return [] if image.inode is None else self._names.get(image.inode, [])
+
+    def _follows(self, name: RepoPath, aim: Aim) -> bool:
+        if path_bytes(name).rpartition(b"/")[2].startswith(DRAFT_PREFIX):
+            return False
+        if name not in self._aims:
+            return True
+        return _stays_that_file(*self._aims[name]) and (not self._parts or same_state(self._aims[name][1], aim[1]))
+
+    def _is_name(self, name: RepoPath, image: Image) -> bool:
+        """Whether it still is a name of that file."""
+        with suppress(OSError, Refused), self._disk.resolve_exactly(name) as spot:
+            return self._disk.link_group(spot) == image.entry.link_group
+        return False
+
+
+def staying_that_file(wanted: Entry, image: Image) -> Entry:
+    """The path stays a name of the file that is there, which may have other names."""
+    if not isinstance(wanted, FileEntry) or wanted.link_group == image.entry.link_group:
+        return wanted
+    return replace(wanted, link_group=image.entry.link_group)
+
+
+def _stays_that_file(image: Image, wanted: Entry) -> bool:
+    both = isinstance(image.entry, FileEntry) and isinstance(wanted, FileEntry)
+    return both and image.links > 1 and image.entry.link_group == wanted.link_group
+
+
+def _numbers(image: Image, wanted: Entry) -> Iterator[int]:
+    """Of the files whose names have to be known."""
+    if not isinstance(wanted, FileEntry):
+        return
+    if image.inode is not None and not (image.holds(wanted) and wanted.mtime_ns in (0, _mtime_of(image.entry))):
+        yield image.inode[1]
+    if wanted.link_group is not None and wanted.link_group != image.entry.link_group:
+        yield _number(wanted.link_group)
+
+
+def _mtime_of(entry: Entry) -> int:
+    return entry.mtime_ns if isinstance(entry, FileEntry) else 0
+
+
+def _number(group: str) -> int:
+    number = group.partition(".")[0]
+    return int(number) if number.isdecimal() else -1

@@ -1,8 +1,8 @@
-"""From a path somebody names to the one place on disk it means, held by an open handle of its parent directory.
+"""Resolves a path to one place on disk, held by an open handle of its parent directory.
 
-The handle that was judged is the handle acted on: between looking and acting, nobody can put another directory or a
-symbolic link under our feet. A place is known by its real path, with bind mounts taken back to the directory they show,
-so nested, symlinked and bind-mounted roots agree on it.
+The boundary checks this handle, and Mulligan acts on the same one: so no process can put another directory or a
+symbolic link in between. The place is the real path, with bind mounts resolved to the directory that they show, so
+nested, symlinked and bind-mounted roots agree on it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from mulligan.values.faults import MulliganError
+from mulligan.files import kernel
+from mulligan.values.errors import MulliganError, Refused
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.paths import ROOT, RepoPath, is_inside, parse_repo_path, path_bytes, path_from_bytes
-from mulligan.values.plain import plain
-from mulligan.values.refusal import Refused
-from mulligan.workspace import kernel
 
 Follow = Literal["deny", "within_root_only", "allow"]
 
@@ -28,11 +27,11 @@ _MUST_WALK = frozenset({errno.ELOOP, errno.EXDEV, errno.ENOSYS, errno.EINVAL, er
 
 
 @dataclass(slots=True)
-class Spot:
+class ResolvedPath:
     """A name in an open directory. `path` is the real path below the root; `place` identifies it across roots.
 
-    One that is `outside` was reached through a link that leads out of the root; its `path` is that of the link, with
-    what came after it. `links` are those that were followed below the root: where each is, and what it said.
+    An `outside` path was reached through a link that leads out of the root; its `path` is that of the link, with the
+    rest after it. `links` are the links that were followed below the root: their paths and targets.
     """
 
     path: RepoPath
@@ -47,19 +46,22 @@ class Spot:
             os.close(self.parent)
             self.parent = -1
 
-    def __enter__(self) -> Spot:
+    def __enter__(self) -> ResolvedPath:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        # The same as `close`, without another call, because most paths are resolved for one `with`.
+        if self.parent >= 0:
+            os.close(self.parent)
+            self.parent = -1
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Root:
     """An open root directory: its handle, its real path, and the prefix of every place below it.
 
-    `place` is its path with bind mounts taken back. The prefix is `key`, once a store knows the root, and `place` until
-    then. `tree` begins the places of files that are reached through the root and are not below it.
+    `place` is its path with bind mounts resolved. The prefix is `key`, once a store knows the root, and `place` until
+    then. `tree` is the prefix of places of files that are reached through the root and are not below it.
     """
 
     handle: int
@@ -86,11 +88,11 @@ class Root:
         return self.path if path == ROOT else os.path.join(self.path, path_bytes(path))
 
     def below(self, real: bytes) -> RepoPath:
-        """The way back from `absolute`."""
+        """The path below the root of an absolute path; the inverse of `absolute`."""
         return path_from_bytes(real[len(self.path) :].lstrip(b"/") or b".")
 
     def find(self, name: str) -> RepoPath | None:
-        """The path below that a name on this machine means, links on its way followed; None if it is elsewhere."""
+        """The path below the root of a file name on this machine, links followed; None if it is outside."""
         folder, last = os.path.split(os.path.join(self.path, os.fsencode(name)))
         real = os.path.join(os.path.realpath(folder), last)
         if not real.startswith(self.path.rstrip(b"/") + b"/"):
@@ -101,25 +103,27 @@ class Root:
 
 
 class Resolving(Protocol):
-    """What finds the spot of a path: a disk."""
+    """Something that resolves paths: a disk."""
 
     @property
     def root(self) -> Root: ...
-    def resolve_exactly(self, path: RepoPath) -> Spot: ...
+    def resolve_exactly(self, path: RepoPath) -> ResolvedPath: ...
 
 
 class Spots:
-    """Spots of many paths, one after the other. The directory of the last is held: one beside it needs no walk.
+    """Resolves many paths, one after the other. It holds the directory of the last one, so that a path beside it needs
+    no walk.
 
-    A spot is good until the next is asked for. `let_go` when a directory may have been replaced, and at the end.
+    A resolved path is valid until the next one is resolved. Call `let_go` when a directory may have been replaced, and
+    at the end.
     """
 
     def __init__(self, disk: Resolving) -> None:
         self._disk = disk
         self._folder = ""
-        self._last: Spot | None = None
+        self._last: ResolvedPath | None = None
 
-    def at(self, path: RepoPath) -> Spot:
+    def at(self, path: RepoPath) -> ResolvedPath:
         """Raises as `resolve_exactly` does."""
         folder, _, name = path.rpartition("/")
         if self._last is not None and folder == self._folder and ROOT not in (path, self._last.path):
@@ -128,11 +132,11 @@ class Spots:
         self._folder, self._last = folder, self._disk.resolve_exactly(path)
         return self._last
 
-    def _beside(self, last: Spot, path: RepoPath, name: str) -> Spot:
+    def _beside(self, last: ResolvedPath, path: RepoPath, name: str) -> ResolvedPath:
         raw = path_bytes(RepoPath(name))
         above = last.place.rpartition(b"/")[0]
         shown = folded(raw) if self._disk.root.folds_case else raw
-        return Spot(path, above + b"/" + shown, last.parent, raw)
+        return ResolvedPath(path, above + b"/" + shown, last.parent, raw)
 
     def let_go(self) -> None:
         if self._last is not None:
@@ -147,7 +151,7 @@ class Spots:
 
 
 def folded(place: bytes) -> bytes:
-    """The one spelling of all that a directory which folds case takes for the same."""
+    """The folded form of a place in a directory that ignores case."""
     return place.decode("utf-8", "surrogateescape").casefold().encode("utf-8", "surrogateescape")
 
 
@@ -160,9 +164,9 @@ def open_root(path: str | bytes) -> Root:
 
 
 def place_prefix(real: bytes, device: int) -> bytes:
-    """The path by which a directory is known however it is reached: bind mounts of one directory have one place.
+    """The place of a directory: the same path for all bind mounts of it.
 
-    It names no device number, because those change from one boot to the next and history must not.
+    It has no device number, because those change from one boot to the next and history must not.
     """
     mounts = _mounts_of(device)
     inside = next((_path_inside(real, mount) for mount in mounts if is_inside(real, mount[0])), None)
@@ -174,7 +178,7 @@ def place_prefix(real: bytes, device: int) -> bytes:
 
 
 def _path_inside(real: bytes, mount: tuple[bytes, bytes]) -> bytes:
-    """Where a path lies within the file system mounted above it."""
+    """The path within the file system that is mounted above it."""
     point, root = mount
     return root.rstrip(b"/") + b"/" + real[len(point) :].lstrip(b"/")
 
@@ -207,14 +211,13 @@ def _escapes(path: str) -> Refused:
     return Refused("forbidden", "symlink_not_allowed", f"{path!r} leads out of the root through a symbolic link.")
 
 
-def resolve(root: Root, path: RepoPath, *, follow: Follow = "within_root_only", final: bool = True) -> Spot:
-    """The spot a path names. With `final`, a symbolic link at its end is followed too.
+def resolve(root: Root, path: RepoPath, *, follow: Follow = "within_root_only", final: bool = True) -> ResolvedPath:
+    """Resolve a path. With `final`, a symbolic link at its end is followed too.
 
-    A link that leads out of the root is refused, or with `allow` gives a spot that is `outside`. Raises
-    FileNotFoundError or NotADirectoryError if a directory on the way is missing or not one, Refused if the way leads
-    where it may not.
+    A link that leads out of the root is refused; with `allow`, the result is `outside`. Raises FileNotFoundError or
+    NotADirectoryError if a directory on the way is missing or not one, Refused if the path is not allowed.
     """
-    spot = _straight(root, path)
+    spot = straight(root, path)
     if spot is not None:
         if not final or path == ROOT or not _is_link(spot):
             return spot
@@ -225,25 +228,27 @@ def resolve(root: Root, path: RepoPath, *, follow: Follow = "within_root_only", 
         return spot
 
 
-def resolve_exactly(root: Root, path: RepoPath) -> Spot:
-    """The spot at a path recorded earlier, through no symbolic link at all."""
-    spot = _straight(root, path)
+def resolve_exactly(root: Root, path: RepoPath) -> ResolvedPath:
+    """Resolve a path that was recorded earlier, without following any symbolic link."""
+    spot = straight(root, path)
     if spot is not None:
         return spot
     with _Way(root, "deny", path) as way:
         return way.go(final=False)
 
 
-def _straight(root: Root, path: RepoPath) -> Spot | None:
-    """The spot, if no link and no other mount is on the way to it and the kernel can promise that.
+def straight(root: Root, path: RepoPath) -> ResolvedPath | None:
+    """Resolve a path with one system call, if no link and no other mount is on the way and the kernel supports that.
 
-    None: it has to be walked.
+    None: the path must be walked.
     """
     if path == ROOT:
-        return Spot(ROOT, root.place_of(ROOT), os.dup(root.handle), b".")
-    folder, _, name = path_bytes(path).rpartition(b"/")
+        return ResolvedPath(ROOT, root.place_of(ROOT), os.dup(root.handle), b".")
+    raw = path_bytes(path)
+    folder, _, name = raw.rpartition(b"/")
+    place = root.place_of(path) if root.folds_case or root.key is None else root.key + b"/" + raw
     if not folder:
-        return Spot(path, root.place_of(path), os.dup(root.handle), name)
+        return ResolvedPath(path, place, os.dup(root.handle), name)
     if not root.resolves_beneath:
         return None
     try:
@@ -252,19 +257,22 @@ def _straight(root: Root, path: RepoPath) -> Spot | None:
         if error.errno not in _MUST_WALK:
             raise
         return None
-    return Spot(path, root.place_of(path), handle, name)
+    return ResolvedPath(path, place, handle, name)
 
 
-def _is_link(spot: Spot) -> bool:
+def _is_link(spot: ResolvedPath) -> bool:
     try:
-        return _link_target(spot.parent, spot.name) is not None
-    except OSError:
+        os.readlink(spot.name, dir_fd=spot.parent)
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.ENOENT):
+            return False
         spot.close()
         raise
+    return True
 
 
 def _link_target(directory: int, name: bytes) -> bytes | None:
-    """Where a link leads; None for anything else, and for nothing."""
+    """The target of a link; None for anything else, and for a missing path."""
     try:
         return os.readlink(name, dir_fd=directory)
     except OSError as error:
@@ -273,12 +281,15 @@ def _link_target(directory: int, name: bytes) -> bytes | None:
         raise
 
 
-def _spot_at(root: Root, path: RepoPath, handle: int, name: bytes) -> Spot:
-    """Below another mount, even one of the same file system, the place is not where the path says."""
+def _spot_at(root: Root, path: RepoPath, handle: int, name: bytes) -> ResolvedPath:
+    """The resolved path of a name.
+
+    Below another mount, even one of the same file system, the place differs from the path.
+    """
     if kernel.mount_of(handle) == root.mount:
-        return Spot(path, root.place_of(path), handle, name)
+        return ResolvedPath(path, root.place_of(path), handle, name)
     prefix = place_prefix(kernel.real_path_of(handle), os.fstat(handle).st_dev)
-    return Spot(path, root.tree + prefix + b"/" + name, handle, name)
+    return ResolvedPath(path, root.tree + prefix + b"/" + name, handle, name)
 
 
 def _as_path(names: list[bytes]) -> RepoPath:
@@ -286,16 +297,16 @@ def _as_path(names: list[bytes]) -> RepoPath:
 
 
 def _names_of(target: bytes) -> list[bytes]:
-    """The names on the way. One `.` is left at the end if what is there has to be a directory."""
+    """The names of a link target. A last `.` stays if the target must be a directory."""
     *way, last = target.split(b"/")
     names = [name for name in way if name not in (b"", b".")]
     return [*names, b"." if last == b"" else last] if names or last not in (b"", b".") else []
 
 
 class _Way:
-    """A walk from the root, one name at a time and never through a link; links are followed by hand, as allowed.
+    """Walks from the root, one name at a time and never through a link; it follows allowed links itself.
 
-    `real` are the names behind us, none of them a link; `pending` those ahead, the next one last.
+    `real` are the names that it has passed, none of them a link; `pending` the next ones, the first of them last.
     """
 
     def __init__(self, root: Root, follow: Follow, asked: RepoPath) -> None:
@@ -316,14 +327,14 @@ class _Way:
         if self._handle >= 0:
             os.close(self._handle)
 
-    def go(self, *, final: bool) -> Spot:
+    def go(self, *, final: bool) -> ResolvedPath:
         while self._pending:
             spot = self._step(self._pending.pop(), final=final)
             if spot is not None:
                 return spot
         return self._here()
 
-    def _step(self, name: bytes, *, final: bool) -> Spot | None:
+    def _step(self, name: bytes, *, final: bool) -> ResolvedPath | None:
         is_last = not self._pending
         if name == b".":
             return None
@@ -343,7 +354,7 @@ class _Way:
         except OSError:
             if _link_target(self._handle, name) is None:
                 raise
-            # It was no link a moment ago. Look at it again, but not for ever.
+            # The name was no link a moment ago. Check it again, but not for ever.
             self._count_hop()
             self._pending.append(name)
             return
@@ -353,7 +364,7 @@ class _Way:
         os.close(self._handle)
         self._handle, self._real = handle, real
 
-    def _up(self, *, final: bool) -> Spot | None:
+    def _up(self, *, final: bool) -> ResolvedPath | None:
         if not self._real:
             return self._jump(self._root.path + b"/..", final=final)
         self._stand_at(self._open_real(self._real[:-1]), self._real[:-1])
@@ -374,7 +385,7 @@ class _Way:
         if self._hops > _LINK_HOPS_MAX:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), self._asked)
 
-    def _follow_link(self, name: bytes, target: bytes, *, final: bool) -> Spot | None:
+    def _follow_link(self, name: bytes, target: bytes, *, final: bool) -> ResolvedPath | None:
         if self._follow == "deny":
             raise _forbidden_link(self._asked)
         self._count_hop()
@@ -385,9 +396,8 @@ class _Way:
         self._pending += reversed(_names_of(target))
         return None
 
-    def _jump(self, target: bytes, *, final: bool) -> Spot | None:
-        """To an absolute path and what is pending after it. Inside the root the walk begins anew; what is said to lie
-        there is only a hint, and each name of it is judged again."""
+    def _jump(self, target: bytes, *, final: bool) -> ResolvedPath | None:
+        """Continue at an absolute path. Inside the root the walk starts again and checks each name itself."""
         rest = self._pending[::-1]
         if self._begin_anew(target, rest):
             return None
@@ -399,10 +409,10 @@ class _Way:
             raise _escapes(self._asked)
         folder, name = os.path.split(real)
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        return Spot(_as_path(self._left_at), self._root.tree + real, handle, name or b".", outside=True)
+        return ResolvedPath(_as_path(self._left_at), self._root.tree + real, handle, name or b".", outside=True)
 
     def _begin_anew(self, target: bytes, rest: list[bytes]) -> bool:
-        """Stand at the root with a path below it ahead; False if by its words it is not below."""
+        """Start again at the root with a path below it; False if the path is not below."""
         inside = self._root.path.rstrip(b"/") + b"/"
         if not (target + b"/").startswith(inside) or target == self._root.path + b"/..":
             return False
@@ -410,13 +420,13 @@ class _Way:
         self._stand_at(os.dup(self._root.handle), [])
         return True
 
-    def _spot(self, name: bytes) -> Spot:
+    def _spot(self, name: bytes) -> ResolvedPath:
         handle, self._handle = self._handle, -1
         return _spot_at(self._root, _as_path([*self._real, name]), handle, name)
 
-    def _here(self) -> Spot:
-        """The way ended at a directory without naming it, as a link to `..` does."""
+    def _here(self) -> ResolvedPath:
+        """The walk ended at a directory without a last name, as a link to `..` does."""
         if not self._real:
-            return Spot(ROOT, self._root.place_of(ROOT), os.dup(self._root.handle), b".")
+            return ResolvedPath(ROOT, self._root.place_of(ROOT), os.dup(self._root.handle), b".")
         *above, name = self._real
         return _spot_at(self._root, _as_path(self._real), self._open_real(above), name)

@@ -15,11 +15,23 @@ For every path the call meant to touch, from what is there now:
 What lies under a draft name is ours to throw away, unless it is somebody's save that had just been displaced: then it
 is that, not the preimage, which goes back. All of it can be done again from the start, so it may itself die anywhere.
 Only what is to be kept needs room in the store.
+
+Bytes that went from the disk when a call was put back, though they may have been anybody's.
+
+They are in the store, and the coverage of the call says where they were: `blob_ref` is what was at the path.
+
+Originals of paths that are not captured. The store may not have their bytes, so a copy lies in the root meanwhile.
+
+Before Mulligan writes such a path, it copies what is there to a file in the root directory, which no effect removes
+together with a folder. Abort and recovery put the copy back. The name says the call, the path's number in it and what
+the copy is of, so a call that writes a path several times has a copy of each state. Where nothing was, an empty file
+says so: without it, a command made the file, whose bytes nobody has, and it stays.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,38 +40,91 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
+from mulligan.files.disk import DRAFT_PREFIX, NOTHING, Disk, Image, with_bytes
+from mulligan.files.replace import Aim, FoundEntry, HardLinks, Replacement, TargetEntry
+from mulligan.files.resolve import ResolvedPath, Spots
+from mulligan.history.git_changes import is_locked_by_git
 from mulligan.history.ledger import Ledger
-from mulligan.history.lifting import NoteLift, despite_modes
-from mulligan.history.originals import find_original, keep_original
-from mulligan.history.plans import leaves
-from mulligan.history.repositories import is_locked_by_git
-from mulligan.history.tables import RootRow, TouchRow
+from mulligan.history.permissions import NoteLift, despite_modes
+from mulligan.history.plan import leaves
+from mulligan.history.tables import CallRow, RootRow, TouchRow
 from mulligan.values import limits
 from mulligan.values.canonical import decode
 from mulligan.values.clock import booted_at_ns, monotonic_s
-from mulligan.values.content import Content, digest_of_beginning, pieces_of
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.entries import (
     ABSENT,
     Absent,
     Change,
+    Content,
     DirEntry,
     Entry,
     FileEntry,
+    digest_of_beginning,
+    entry_from_bytes,
     entry_from_json,
-    is_withheld,
+    kind_of,
+    pieces_of,
     same_content,
     same_state,
 )
-from mulligan.values.faults import Broken, MulliganError, WorldChanged
+from mulligan.values.errors import ConflictError, InternalError, MulliganError, Refused
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.limits import BLOB_BATCH_BYTES
-from mulligan.values.paths import RepoPath, ancestors_of, join, parent_of, path_from_bytes
-from mulligan.values.plain import plain
-from mulligan.values.refusal import Refused
-from mulligan.workspace.disk import NOTHING, Disk, Image, with_bytes
-from mulligan.workspace.hard_links import Aim, HardLinks
-from mulligan.workspace.places import Spot, Spots
-from mulligan.workspace.writing import Found, Swap, Wanted
+from mulligan.values.paths import ROOT, RepoPath, ancestors_of, from_wire, join, parent_of, path_from_bytes, to_wire
+
+_ORIGINAL = b"-original-"
+_COPY = FileEntry(digest_of(b""), 0, 0o600)
+_DIGITS = 16
+
+
+def original_name(draft: bytes, entry: Entry) -> bytes:
+    """The name of the copy of what a path held. `draft` is the path's own draft name in its call."""
+    told = entry.digest.partition(":")[2][:_DIGITS] if isinstance(entry, FileEntry) else kind_of(entry)
+    return draft + _ORIGINAL + told.encode("ascii")
+
+
+@contextmanager
+def _spot_of(disk: Disk, path: RepoPath, name: bytes) -> Iterator[ResolvedPath]:
+    """The copy, opened under the rules of the path that it is a copy of."""
+    with disk.resolve_exactly(path_from_bytes(name)) as found:
+        yield ResolvedPath(path, found.place, found.parent, found.name)
+
+
+def keep_original(disk: Disk, path: RepoPath, draft: bytes, image: Image) -> bytes:
+    """Copy what an image of the path holds, unless the call has that copy already. Answers the copy's name."""
+    name = original_name(draft, image.entry)
+    content: Content = b"" if image.any_content is None else image.any_content
+    with _spot_of(disk, path, name) as spot, suppress(FileExistsError):
+        disk.stage_file(spot, name, content, like=_COPY)
+    return name
+
+
+def find_original(disk: Disk, path: RepoPath, draft: bytes, entry: Entry) -> Image | None:
+    """The copy of what the path held; None if there is none or it is not whole."""
+    with _spot_of(disk, path, original_name(draft, entry)) as spot:
+        image = disk.image(spot)
+    if not isinstance(image.entry, FileEntry):
+        return None
+    is_whole = not isinstance(entry, FileEntry) or same_content(image.entry, entry)
+    return image if is_whole else None
+
+
+def discard_original(disk: Disk, path: RepoPath, name: bytes) -> None:
+    with _spot_of(disk, path, name) as spot:
+        disk.discard(spot, name)
+
+
+def discard_abandoned(disk: Disk, is_open: Callable[[str], bool]) -> None:
+    """Remove the copies of calls that have ended. `is_open` gets the end of a call's id."""
+    with disk.resolve(ROOT) as root:
+        names = [name for name in disk.children(root) if name.startswith(DRAFT_PREFIX) and _ORIGINAL in name]
+    for name in names:
+        call = os.fsdecode(name[len(DRAFT_PREFIX) :]).partition("-")[0]
+        if not is_open(call):
+            with suppress(OSError):
+                discard_original(disk, path_from_bytes(name), name)
+
 
 _STAGED_MODE = 0o600
 _TRIES = 5
@@ -73,7 +138,7 @@ _GIT_LOCK_NAP_S = 0.005
 
 
 class Site(Protocol):
-    """Where files are put back."""
+    """The root in which abort restores files."""
 
     @property
     def ledger(self) -> Ledger: ...
@@ -83,12 +148,12 @@ class Site(Protocol):
     def root(self) -> RootRow: ...
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Trace:
-    """One path an open call may have changed: what belongs there, and all the call ever `intended` to put there.
+    """One path that an open call may have changed: its preimage, and every entry the call ever `intended` to put there.
 
-    `after`: what whoever is still alive knows it has put there. `seen`: an image of that, if nobody has begun to put
-    the path back yet: then there are no drafts, and what was seen will do until the place is taken.
+    `after`: what a living call knows it has put there. `seen`: an image of the path, if its rollback has not begun.
+    Then there are no drafts, and the exchange itself checks that the image is still true.
     """
 
     path: RepoPath
@@ -107,8 +172,8 @@ class Trace:
 
 
 def trace_of(row: TouchRow) -> Trace:
-    """Of a call that died: all that is left of it is in the store."""
-    before = entry_from_json(decode(row.before))
+    """The trace of a path of a dead call, from its row in the store."""
+    before = entry_from_bytes(row.before)
     return Trace(path_from_bytes(row.path), before, drafts_of(row), bool(row.in_place), row.intended)
 
 
@@ -118,7 +183,7 @@ def drafts_of(row: TouchRow) -> tuple[bytes, ...]:
 
 
 def everything_below(site: Site, traces: Sequence[Trace]) -> list[Trace]:
-    """What a command that nobody watched to its end put below the folders it made, where nothing had been before."""
+    """The paths below folders that an interrupted command made, where nothing existed before."""
     made = [one for one in traces if one.in_place and not isinstance(one.before, DirEntry)]
     known = {one.path for one in traces}
     queue, found = list(made), list[Trace]()
@@ -141,14 +206,14 @@ def _children(site: Site, path: RepoPath) -> list[RepoPath]:
 
 @dataclass(slots=True)
 class Report:
-    """The paths that were put back, and the ones somebody else had changed, left as they are.
+    """The paths that abort restored, and the conflicts: paths that another process had changed, left as they are.
 
     `not_captured`: paths that a command changed and whose bytes the store may not have; they are left too.
 
-    `lost`: paths that are left because a power cut took the bytes of what was there before from the store.
+    `lost`: paths that are left because a power cut destroyed the stored bytes of their preimage.
 
-    `rescued`: bytes of nobody in particular that had to give way, and where; the record of the call's end shall keep
-    them and say so.
+    `rescued`: bytes of unknown origin that abort replaced, and their paths; the record of the call's end must name them
+    so that the store retains them.
     """
 
     put_back: list[RepoPath] = field(default_factory=list)
@@ -163,27 +228,30 @@ class Report:
 
 
 def put_back(site: Site, traces: Iterable[Trace], note_lift: NoteLift) -> Report:
-    """Every path, whatever happens to the others; the first error is raised, as OSError, when all have been tried.
+    """Restore every path, even if another one fails; raise the first error as OSError after all were tried.
 
-    The traces are given newest first and go back in that order, as far as directories allow.
+    The traces come newest first, and abort restores them in that order, as far as directories allow.
     """
     report, errors = Report(), list[OSError]()
     bodies = _Bodies(site.ledger)
 
     def attempt(way: _Way, act: Callable[[], None]) -> bool:
         try:
-            despite_modes(site.disk, way.path, act, note_lift)
+            try:
+                act()
+            except PermissionError as refused:
+                despite_modes(site.disk, way.path, act, note_lift, refused=refused)
         except OSError as error:
             errors.append(error)
             return False
-        except Broken as broken:
+        except InternalError as broken:
             errors.append(OSError(errno.EIO, broken.message))
             return False
         return True
 
     with Spots(site.disk) as spots:
         ways = [_Way(site, trace, spots, bodies) for trace in traces]
-        # Where nobody could look, there may be somebody's save under a draft's name.
+        # If a path cannot be read, its draft may be another process's save, so abort leaves it.
         ordered = _newest_first([way for way in ways if attempt(way, way.look)])
         bodies.expect(way.target for way in ordered)
         links = HardLinks(site.disk, {way.path: way.aim for way in ordered})
@@ -206,12 +274,11 @@ def sync_paths(disk: Disk, paths: Iterable[RepoPath]) -> None:
             try:
                 spot = spots.at(path)
             except (FileNotFoundError, NotADirectoryError, Refused):
-                # Its directory is gone; the call that removed it syncs the directory above it.
                 continue
             try:
                 disk.sync_file(spot)
             except OSError as error:
-                # Nothing is there, or a link, which its directory holds.
+                # The path is missing, or is a link; the sync of its directory covers both.
                 if error.errno not in (errno.ENOENT, errno.ELOOP):
                     raise
             folder = parent_of(path)
@@ -229,7 +296,7 @@ def _errors_of_sync(disk: Disk, paths: Iterable[RepoPath]) -> list[OSError]:
 
 
 class _Bodies:
-    """The bytes of files on their way back: those that will be wanted next are read along, in one transaction."""
+    """Reads the bytes of files to restore. It reads several of the next ones in one transaction."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -237,7 +304,7 @@ class _Bodies:
         self._read: dict[Digest, bytes] = {}
 
     def expect(self, entries: Iterable[Entry]) -> None:
-        """What will be asked for, in this order, if all goes well."""
+        """Announce the files that the caller will probably read, in this order."""
         files = (entry for entry in entries if isinstance(entry, FileEntry) and entry.withheld is None)
         self._ahead = deque(entry for entry in files if _is_whole(entry))
 
@@ -252,7 +319,7 @@ class _Bodies:
         with self._ledger.store.read() as tx:
             while self._ahead and size < BLOB_BATCH_BYTES:
                 entry = self._ahead.popleft()
-                # What cannot be read is the business of whoever asks for it.
+                # A failed read must not stop the others: the caller gets the error when it reads that file.
                 with suppress(MulliganError):
                     self._read[entry.digest] = self._ledger.blobs.read_in(tx, entry.digest)
                     size += entry.size
@@ -263,7 +330,7 @@ def _is_whole(entry: FileEntry) -> bool:
 
 
 def _newest_first(ways: Sequence[_Way]) -> list[_Way]:
-    """As given, but what goes away waits for all below it that does, and what comes for the directories above it."""
+    """In the given order, but a removed directory comes after everything below it, and a new one before."""
     turns = {way.path: turn for turn, way in enumerate(ways)}
     leaving = {way.path for way in ways if leaves(way)}
     due = dict(turns)
@@ -285,7 +352,7 @@ def _newest_first(ways: Sequence[_Way]) -> list[_Way]:
 
 @dataclass(slots=True)
 class _Way:
-    """One path on its way back."""
+    """The restore of one path."""
 
     site: Site
     trace: Trace
@@ -300,14 +367,14 @@ class _Way:
     _is_original_aside: bool = False
     """whether that is what was there before: then the exchange has happened, and nothing more"""
     _seen: Image | None = None
-    """what `look` saw; whoever trusts it finds out when he takes the place"""
+    """the image that `look` read; the exchange checks later that it is still true"""
 
     @property
     def path(self) -> RepoPath:
         return self.trace.path
 
     def look(self) -> None:
-        """What is there, and what belongs there: the preimage, or somebody's save that we had just displaced."""
+        """Read the path, and find what to restore there: the preimage, or a save that the call had just displaced."""
         self.target = self.trace.before
         if self.trace.seen is not None:
             self.now = self.trace.seen.entry
@@ -328,8 +395,11 @@ class _Way:
                 if not self._is_torn_draft(theirs):
                     self._find_displaced(theirs, now)
 
-    def _image(self, spot: Spot, known: Image | None = None) -> Image:
-        """A file that a command has left so that we may not read it is ours to open up: what is in it is kept."""
+    def _image(self, spot: ResolvedPath, known: Image | None = None) -> Image:
+        """Read the path.
+
+        If a command removed our permission to read it, take the permission: the bytes must be stored.
+        """
         try:
             return self.site.disk.image(spot, kept=False, known=known)
         except PermissionError:
@@ -339,16 +409,16 @@ class _Way:
             return self.site.disk.image(spot, kept=False)
 
     def _find_displaced(self, image: Image, now: Image) -> None:
-        """Under a draft's name, something that was at the path before we took its place.
+        """Look under the drafts' names for something that was at the path before the call replaced it.
 
-        Where a command was at work it is what that had written, which is kept but does not return. So is a draft that
-        may be our own, because a power cut took the bytes that it would have to be compared with.
+        If a command worked there, it is what the command had written; abort stores it but does not restore it. The same
+        holds for a draft that may be the call's own, when a power cut destroyed the bytes to compare it with.
         """
         if self.trace.in_place or self._is_any_lost():
             self._store(image)
             self._displaced.append(image.entry)
             return
-        if is_withheld(image.entry):
+        if image.entry.withheld is not None:
             keep_original(self.site.disk, self.path, self.trace.drafts[0], image)
         self._keep(Change(self.path, self.trace.before, image.entry), image)
         self.target = image.entry if self._is_ours(now) else self.target
@@ -363,12 +433,12 @@ class _Way:
         if spot is None:
             if not isinstance(self.target, Absent):
                 report.conflicts.append(self.path)
-                # Its directory is gone, and whoever took that away never saw these bytes.
+                # Another process removed the directory without having seen these bytes, so the store must have them.
                 report.rescue(self.path, self.target)
             return
         try:
             self._settle(spot, report, links)
-        except WorldChanged as gone:
+        except ConflictError as gone:
             if not gone.details.get("lost"):
                 raise
             report.lost.append(self.path)
@@ -379,7 +449,7 @@ class _Way:
         if isinstance(self.now, DirEntry) or isinstance(self.target, DirEntry):
             self.spots.let_go()
 
-    def _settle(self, spot: Spot, report: Report, links: HardLinks) -> None:
+    def _settle(self, spot: ResolvedPath, report: Report, links: HardLinks) -> None:
         for _ in range(_TRIES):
             now, self._seen = self._seen or self._image(spot, known=self.trace.seen), None
             if now.holds(self.target):
@@ -391,13 +461,13 @@ class _Way:
                 return
             target = self._half(spot, now, report)
             if target is None:
-                # It stays where it is; unless it is on record now, whoever finds it there next records it.
-                with suppress(Broken):
+                # It stays where it is. It is recorded now, or the next scan records it as external.
+                with suppress(InternalError):
                     self._keep_found(spot, now)
                 break
             if now.holds(target):
                 return
-            if not isinstance(self._swap(spot, now, target, links), Found):
+            if not isinstance(self._swap(spot, now, target, links), FoundEntry):
                 links.was_placed(self.path)
                 report.put_back.append(self.path)
                 self._made = isinstance(target, DirEntry)
@@ -407,25 +477,25 @@ class _Way:
                 break
         report.conflicts.append(self.path)
 
-    def _settle_time(self, spot: Spot, now: Entry) -> None:
-        """Written in place, a file has its old bytes before it has its old time."""
+    def _settle_time(self, spot: ResolvedPath, now: Entry) -> None:
+        """Restore the time. A file that is written in place has its old bytes before it has its old time."""
         if not self.trace.in_place or not isinstance(now, FileEntry) or not isinstance(self.target, FileEntry):
             return
         if self.target.mtime_ns not in (0, now.mtime_ns):
             self.site.disk.set_mtime(spot, self.target.mtime_ns)
 
-    def _swap(self, spot: Spot, now: Image, target: Entry, links: HardLinks) -> object:
+    def _swap(self, spot: ResolvedPath, now: Image, target: Entry, links: HardLinks) -> object:
         content = self._content_of(target) if isinstance(target, FileEntry) else None
         draft = self.trace.drafts[-1]
         if self._strays:
             self.site.disk.discard(spot, draft)
         with self._as_git_would(spot, now.entry, target), links.same_file(self.path) as same_as:
-            return Swap(
+            return Replacement(
                 self.site.disk,
                 spot,
                 draft,
                 now.entry,
-                Wanted(target, content),
+                TargetEntry(target, content),
                 rescue=self._store,
                 seen=now,
                 inside=links.inside(self.path),
@@ -442,19 +512,24 @@ class _Way:
         return find_original(self.site.disk, self.path, self.trace.drafts[0], self.target)
 
     def _must_stay(self, now: Image) -> bool:
-        """A path that is not captured goes back only from what we put there, and only if the original is at hand."""
-        if not is_withheld(now.entry) and not is_withheld(self.target):
+        """Whether an uncaptured path must stay: abort restores it only if it holds what the call put there, and the
+        copy exists.
+        """
+        if now.entry.withheld is None and self.target.withheld is None:
             return False
         return not self._is_ours(now) or self._original() is None
 
     def _is_torn_stage(self, image: Image, now: Image) -> bool:
-        """Of a path that is not captured, nobody has the bytes to compare. While the path does not hold ours yet,
-        what is under the draft's name is what we were writing."""
-        return is_withheld(image.entry) and not self._is_ours(now)
+        """Whether a draft of an uncaptured path is our unfinished write.
+
+        Its bytes are not stored, so this cannot be compared: while the path does not hold the call's content yet, the
+        draft is what the call was writing.
+        """
+        return image.entry.withheld is not None and not self._is_ours(now)
 
     @contextmanager
-    def _as_git_would(self, spot: Spot, now: Entry, target: Entry) -> Iterator[None]:
-        """Git's own files change only under git's own lock, so that a git that runs right now never sees half of it."""
+    def _as_git_would(self, spot: ResolvedPath, now: Entry, target: Entry) -> Iterator[None]:
+        """Hold git's own lock while one of git's files changes, so that a running git command never sees half of it."""
         if isinstance(now, DirEntry) or isinstance(target, DirEntry) or not is_locked_by_git(self.path):
             yield
             return
@@ -464,13 +539,13 @@ class _Way:
         finally:
             self.site.disk.discard(spot, spot.name + _GIT_LOCK)
 
-    def _take_lock(self, spot: Spot) -> None:
-        """With our mark in it from the moment it is there, so that whoever finds it after our death knows whose it was.
+    def _take_lock(self, spot: ResolvedPath) -> None:
+        """Create git's lock with our mark in it, so that another process knows whose it was if this one dies.
 
-        One that is there with our mark was left by somebody who died while putting back this very path.
+        A lock that already has our mark was left by a process that died while it restored this very path.
         """
         deadline, draft = monotonic_s() + _GIT_LOCK_WAIT_S, self.trace.drafts[-1]
-        lock = Spot(spot.path, spot.place, spot.parent, spot.name + _GIT_LOCK)
+        lock = ResolvedPath(spot.path, spot.place, spot.parent, spot.name + _GIT_LOCK)
         while not self._is_our_lock(spot):
             self.site.disk.stage_file(lock, draft, self._mark, like=_GIT_LOCK_FILE)
             try:
@@ -483,17 +558,20 @@ class _Way:
 
     @property
     def _mark(self) -> bytes:
-        """In the lock of git that we hold; nobody else's begins so, and no other call's or path's is the same."""
+        """The text in the lock of git that we hold; no other program, call or path has the same."""
         return self.trace.drafts[0]
 
-    def _is_our_lock(self, spot: Spot) -> bool:
+    def _is_our_lock(self, spot: ResolvedPath) -> bool:
         return self._is_mark(self.site.disk.image(spot, draft=spot.name + _GIT_LOCK).entry)
 
     def _is_mark(self, entry: Entry) -> bool:
         return isinstance(entry, FileEntry) and entry.digest == digest_of(self._mark)
 
-    def _half(self, spot: Spot, now: Image, report: Report) -> Entry | None:
-        """What the path shall become: ours taken out of what is there. None: it is somebody's and stays."""
+    def _half(self, spot: ResolvedPath, now: Image, report: Report) -> Entry | None:
+        """The entry to restore: the present one without the call's changes.
+
+        None: another process changed it, so it stays.
+        """
         if self._is_ours(now):
             return self.target
         for ours in () if now.special else reversed(self.trace.meant):
@@ -511,11 +589,11 @@ class _Way:
             report.rescue(self.path, torn.entry)
         return self.target
 
-    def _is_torn_by_power_cut(self, spot: Spot, now: Image) -> bool:
-        """Whether it is what a power cut left of a file that the call meant to be there.
+    def _is_torn_by_power_cut(self, spot: ResolvedPath, now: Image) -> bool:
+        """Whether the path holds what a power cut left of a file that the call put there.
 
-        Either that file took the place in a half-done exchange, or nothing has written to it since the machine was
-        started: a file that a person made shorter is not taken for one that a power cut did.
+        Either that file took the path in a half-done exchange, or no process has written to it since the machine
+        started: so a file that a person made shorter does not count.
         """
         if not isinstance(now.entry, FileEntry):
             return False
@@ -527,7 +605,7 @@ class _Way:
         return any(meant) and self._is_torn(with_bytes(self.site.disk, spot, now), meant)
 
     def _is_torn_draft(self, draft: Image) -> bool:
-        """Whether it is what a power cut left of a file that we were about to put at the path."""
+        """Whether a power cut left this of a draft that the call was about to put at the path."""
         if not isinstance(draft.entry, FileEntry) or not _is_from_before_boot(draft.entry):
             return False
         files = [entry for entry in (self.trace.before, *self.trace.meant) if isinstance(entry, FileEntry)]
@@ -540,16 +618,16 @@ class _Way:
         return left is not None and any(meant is not None and is_torn(left, meant) for meant in contents)
 
     def _readable(self, entry: FileEntry) -> Content | None:
-        """The bytes of an entry; None if the store must not have them, or if a power cut took them."""
+        """The bytes of an entry; None if the store may not have them, or a power cut destroyed them."""
         if entry.withheld is not None:
             return None
         try:
             return self.bodies.content(entry)
-        except WorldChanged:
+        except ConflictError:
             return None
 
-    def _store_if_lost(self, spot: Spot, original: Image, draft: bytes) -> None:
-        """A power cut may have taken from the store the bytes of the original, which is here."""
+    def _store_if_lost(self, spot: ResolvedPath, original: Image, draft: bytes) -> None:
+        """Store the bytes of the original again, if a power cut destroyed them in the store."""
         entry = original.entry
         if isinstance(entry, FileEntry) and entry.withheld is None and self._readable(entry) is None:
             self._store(with_bytes(self.site.disk, spot, original, draft=draft))
@@ -559,14 +637,14 @@ class _Way:
         return any(entry.withheld is None and self._readable(entry) is None for entry in known)
 
     def set_time(self) -> None:
-        """A directory that was made again gets its time when all is in it."""
+        """Set the time of a recreated directory, after everything in it is restored."""
         if self._made and isinstance(self.target, DirEntry) and self.target.mtime_ns:
             spot = self._spot()
             if spot is not None:
                 self.site.disk.set_mtime(spot, self.target.mtime_ns)
 
-    def _spot(self) -> Spot | None:
-        """Where it is; None, if its directory is not there, or is a link that leads elsewhere by now."""
+    def _spot(self) -> ResolvedPath | None:
+        """The resolved path; None if its directory is missing, or is now a link that leads elsewhere."""
         try:
             return self.spots.at(self.path)
         except (FileNotFoundError, NotADirectoryError, Refused):
@@ -578,7 +656,10 @@ class _Way:
         return not image.special and any(same_state(image.entry, entry) for entry in self.trace.meant)
 
     def _is_known(self, image: Image) -> bool:
-        """Whether a draft is ours: what we meant, what was there before, or a torn beginning of either."""
+        """Whether the call made this draft.
+
+        It then holds an intended entry, the preimage, or the torn beginning of either.
+        """
         known = (self.trace.before, *self.trace.meant)
         if self._is_mark(image.entry) or any(same_content(image.entry, entry) for entry in known):
             return True
@@ -595,12 +676,12 @@ class _Way:
         if theirs.content is not None:
             self.site.ledger.blobs.store(theirs.content)
 
-    def _keep_found(self, spot: Spot, now: Image) -> None:
+    def _keep_found(self, spot: ResolvedPath, now: Image) -> None:
         theirs = with_bytes(self.site.disk, spot, now)
         self._keep(Change(self.path, self.target, theirs.entry), theirs)
 
     def _keep(self, change: Change, theirs: Image) -> None:
-        """Somebody's work goes on record, so that it can be found again whatever happens to the file."""
+        """Record another process's change, so that its bytes can be found again whatever happens to the file."""
         if theirs.special or same_state(change.before, change.after):
             return
         self._store(theirs)
@@ -615,7 +696,7 @@ def is_beginning(torn: FileEntry, content: Content) -> bool:
 
 
 def is_torn(left: Content, meant: Content) -> bool:
-    """Whether a power cut can leave this of a file: of each sector a beginning and then zeros, up to any length."""
+    """Whether a power cut can leave these bytes of a file: of each sector a beginning, then zeros, up to any length."""
     if len(left) > len(meant):
         return False
     pairs = zip(_sectors(left), _sectors(meant), strict=False)
@@ -638,7 +719,9 @@ def _is_from_before_boot(entry: FileEntry) -> bool:
 
 
 def without(ours: Entry, now: Entry, before: Entry) -> Entry | None:
-    """Content and mode apart: `now` with what `ours` made of `before` taken out; None if both changed the content."""
+    """The present entry without what `ours` changed in `before`, content and mode apart; None if both changed the
+    content.
+    """
     is_our_content = same_content(now, ours) and not isinstance(ours, Absent)
     if not is_our_content and not same_content(ours, before):
         return None
@@ -648,3 +731,25 @@ def without(ours: Entry, now: Entry, before: Entry) -> Entry | None:
             xattrs = before.xattrs if now.xattrs == ours.xattrs else now.xattrs
             return replace(before if is_our_content else now, mode=mode, xattrs=xattrs)
     return before if is_our_content else None
+
+
+def rescue_note(path: RepoPath, digest: Digest) -> dict[str, str]:
+    return {"path": to_wire(path), "reason": "rescued", "blob_ref": digest}
+
+
+def blobs_named_in(call: CallRow) -> set[Digest]:
+    """All blobs that the coverage of a call names."""
+    if '"blob_ref"' not in call.coverage:
+        return set()
+    return {Digest(note["blob_ref"]) for note in decode(call.coverage) if "blob_ref" in note}
+
+
+def rescued_in(call: CallRow) -> list[tuple[RepoPath, Digest]]:
+    """The rescued blobs of a call by path.
+
+    A path can occur more than once, if abort restored it in parts; the last comes last.
+    """
+    if '"blob_ref"' not in call.coverage:
+        return []
+    notes = [note for note in decode(call.coverage) if note["reason"] == "rescued"]
+    return [(from_wire(note["path"]), Digest(note["blob_ref"])) for note in notes]

@@ -1,4 +1,4 @@
-"""The store as history sees it: the few writes a call is made of, each a handful of rows in one transaction."""
+"""The writes that a call consists of: each is a handful of rows in one transaction."""
 
 from __future__ import annotations
 
@@ -7,20 +7,34 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any, Literal
 
-from mulligan.history.over_cap import GivingUp, changes_over_cap, coverage_of
+from mulligan.history.cause import WORK, Cause, UndoOperation, cause_to_json
 from mulligan.history.projection import key_to_wire
-from mulligan.history.roots import Found, Opening, plan_opening
+from mulligan.history.retention_rules import PathEviction, changes_over_cap, coverage_of
+from mulligan.history.roots import FoundRoot, Opening, plan_opening
 from mulligan.history.scopes import Scopes
-from mulligan.history.tables import CALLS, CHANGES, OPEN, ROOTS, TOUCHES, CallRow, OpenRow, RootRow, TouchRow
+from mulligan.history.tables import (
+    CALLS,
+    CHANGES,
+    OBSERVED,
+    OBSERVED_WHILE_FULL,
+    OPEN,
+    ROOTS,
+    SCOPES,
+    TOUCHES,
+    CallRow,
+    OpenRow,
+    RootRow,
+    TouchRow,
+)
 from mulligan.session.tables import SESSIONS, session_journal
 from mulligan.store.blobs import Blobs, Prepared
-from mulligan.store.claims import CLAIMS, Wanted, blockers, claim, may_wait, release
+from mulligan.store.host import current_host, known_host
 from mulligan.store.journal import HEADS, Journal, Record
-from mulligan.store.machine import host_here, known_host
-from mulligan.store.protocol import Store, Tx
-from mulligan.values.canonical import decode, encode
+from mulligan.store.protocol import CLAIMS, Claim, Store, Tx, blockers, claim, may_wait, release
+from mulligan.values.canonical import encode
 from mulligan.values.clock import Clock, timestamp
 from mulligan.values.digest import Digest
 from mulligan.values.entries import (
@@ -28,25 +42,26 @@ from mulligan.values.entries import (
     Entry,
     FileEntry,
     change_to_json,
-    entry_from_json,
+    entry_from_bytes,
     entry_to_json,
     is_change_withheld,
     is_never_recorded,
 )
-from mulligan.values.faults import Broken, fault
+from mulligan.values.errors import InternalError, MulliganError, Refused, fault
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import CallId, IdSource, OwnerId, RootId, SessionId, TurnId, WorkspaceId
 from mulligan.values.limits import KIB_BYTES
 from mulligan.values.paths import is_inside, to_wire
-from mulligan.values.plain import plain
-from mulligan.values.refusal import Refused
 
 CHANGES_PER_RECORD = 200
 GROWTH_TOLD_BYTES = 64 * KIB_BYTES
+STORE_FULL = {"path": ".", "reason": "store_full"}
+"""The gap in the coverage of a call during which the store was full."""
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Facts:
-    """What is known of a call when it begins."""
+    """The facts of a call that are fixed when it begins."""
 
     id: CallId
     session: SessionId
@@ -55,7 +70,7 @@ class Facts:
     workspace: WorkspaceId
     label: str | None = None
     tool: str | None = None
-    cause: Mapping[str, Any] | None = None
+    cause: Cause = WORK
     observed: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -66,13 +81,17 @@ class Facts:
             "root": self.root,
             "workspace": self.workspace,
         }
-        optional = {"label": self.label, "tool": self.tool, "cause": self.cause, "observed": self.observed or None}
-        return body | {name: value for name, value in optional.items() if value is not None}
+        for name, value in (("label", self.label), ("tool", self.tool)):
+            if value is not None:
+                body[name] = value
+        if self.cause is not WORK:
+            body["cause"] = cause_to_json(self.cause)
+        return body | {"observed": True} if self.observed else body
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Ending:
-    """How a call ended: what it changed, what it could not capture, and what it did and answered on the way."""
+    """The end of a call: what it changed, what it could not capture, its effects and its answers."""
 
     status: Literal["committed", "aborted"]
     changes: Sequence[Change] = ()
@@ -81,19 +100,23 @@ class Ending:
     effects: Sequence[Mapping[str, Any]] = ()
     handed_out: Iterable[Digest] = ()
     placed: bool = False
-    """It has its place among everybody's even if no file changed: it has moved state."""
+    """It gets a position in the workspace even if no file changed, because it changed the session's state."""
     strict: bool = False
-    """Rather not at all than so that a part of it could not be undone."""
+    """Raise, instead of committing changes of which a part could not be undone."""
 
-    def notes(self) -> dict[str, Any]:
+    def add_notes(self, body: dict[str, Any]) -> None:
         """The parts of the record that are not changes, without the empty ones."""
-        body = {"reason": self.reason, "coverage": list(self.coverage), "effects": list(self.effects)}
-        return {name: value for name, value in body.items() if value}
+        if self.reason:
+            body["reason"] = self.reason
+        if self.coverage:
+            body["coverage"] = list(self.coverage)
+        if self.effects:
+            body["effects"] = list(self.effects)
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Held:
-    """What an open call has in the store besides its record: paths it touched, places it claimed."""
+    """The rows of an open call besides its record: the paths it touched, the places it claimed."""
 
     paths: Sequence[bytes]
     places: Sequence[bytes]
@@ -101,7 +124,7 @@ class Held:
 
 
 class Claimed(Exception):
-    """Somebody else's open calls are in the way."""
+    """Other open calls have claimed these places."""
 
     def __init__(self, by: list[CallId], *, worth_waiting: bool) -> None:
         super().__init__(by)
@@ -117,38 +140,40 @@ class Ledger:
         self.blobs = Blobs(store, clock)
         self.journal = journal
         self.clock = clock
+        self.now: Callable[[], str] = partial(timestamp, clock)
         self.ids = ids
         self.keep_bounds: Callable[[SessionId, int], object] | None = None
         self._grown: dict[SessionId, int] = {}
-        self._sessions: set[SessionId] = set()
-        self._acting: dict[CallId, int] = {}
+        self.sessions: set[SessionId] = set()
+        """the sessions that are known to be recorded"""
+        self.acting: dict[CallId, int] = {}
+        """open calls, each with the thread on which it was made and which will end it"""
         self.doubts: list[Callable[[], bool]] = []
         self.inside: str | None = None
-        """the call of another process whose command we are, as far as we are told"""
+        """the call of another process that runs this process as a command, if the environment names one"""
         self.joins: tuple[str, str | None] | None = None
-        """a call of another store that ours are parts of, and where that store is"""
+        """a call of another store that our calls are parts of, and the path of that store"""
 
     def note_growth(self, session: SessionId, size_bytes: int) -> None:
-        """Counted after commits, outside transactions; every so often whoever keeps the bounds is told."""
+        """Count the bytes that a commit added; now and then retention gets the sum."""
         self._grown[session] = self._grown.get(session, 0) + size_bytes
         if self._grown[session] >= GROWTH_TOLD_BYTES:
             self.tell_growth()
 
     def tell_growth(self) -> None:
-        """What has not been told yet; at the latest when we close. A store that fails now has failed nobody's call."""
+        """Give retention the counted bytes; also at close. A failing store must not fail a call here."""
         while self._grown:
             session, grown = self._grown.popitem()
             if self.keep_bounds is not None and grown:
-                with suppress(Broken):
+                with suppress(InternalError):
                     self.keep_bounds(session, grown)
 
     def settle_doubts(self) -> None:
-        """Calls whose commit had an unknown outcome: each asks the store again, and is forgotten once it knows."""
+        """Settle the calls whose commit had an unknown outcome: ask the store again, and forget those that it answers
+        for.
+        """
         if self.doubts:
             self.doubts = [settle for settle in self.doubts if not settle()]
-
-    def now(self) -> str:
-        return timestamp(self.clock)
 
     # Roots and sessions.
 
@@ -157,14 +182,14 @@ class Ledger:
         with self.store.read() as tx:
             return known_host(tx, os.environ)
 
-    def known_root(self, found: Found) -> RootRow | None:
+    def known_root(self, found: FoundRoot) -> RootRow | None:
         with self.store.read() as tx:
             return found.known_in(tx.select(ROOTS))
 
-    def record_root(self, found: Found) -> RootRow:
-        """The row of a root in which a process is about to work, recorded if the store does not have it like this."""
+    def record_root(self, found: FoundRoot) -> RootRow:
+        """The row of a root for a process that opens it; written if the store does not have it like this."""
         with self.store.write() as tx:
-            found, rows = replace(found, host=host_here(tx, os.environ)), tx.select(ROOTS)
+            found, rows = replace(found, host=current_host(tx, os.environ)), tx.select(ROOTS)
             plan = plan_opening(found, rows, self.ids.new)
             row = self._put_root(tx, plan)
         if all(one.id != row.id for one in rows):
@@ -178,7 +203,7 @@ class Ledger:
             self._put_root(tx, Opening(replace(current, id=earlier.id), [current.workspace, earlier.workspace], {}))
 
     def _put_root(self, tx: Tx, opening: Opening) -> RootRow:
-        # The one with the most history goes on: places in its order come after all that any of them gave before.
+        # The workspace with the longest history continues, because new positions must come after all given ones.
         joined = set(opening.joined) or {opening.row.workspace}
         first, *joining = sorted(joined, key=lambda one: (-newest_wseq(tx, one), one))
         row = replace(opening.row, workspace=first)
@@ -206,12 +231,13 @@ class Ledger:
             logging.getLogger("mulligan.history").warning(words, path, earlier.id)
 
     def session(self, session: SessionId, root: RootRow, *, anonymous: bool = False) -> None:
-        """Make sure the session is on record. Once it is, it stays: nothing takes a session off the record."""
-        if session in self._sessions:
+        """Record the session if it is not recorded. A recorded session is never deleted."""
+        if session in self.sessions:
             return
+        # Look outside a write transaction first: most sessions are recorded, and so writers do not wait.
         with self.store.read() as tx:
             if tx.has(SESSIONS, session):
-                self._sessions.add(session)
+                self.sessions.add(session)
                 return
         with self.store.write() as tx:
             if not tx.has(SESSIONS, session):
@@ -221,28 +247,41 @@ class Ledger:
     # The steps of a call.
 
     def record_begin(self, tx: Tx, facts: Facts) -> None:
-        """All there is to do for a call that ends in the same transaction."""
+        """Write the begin record; nothing else is needed if the call ends in the same transaction."""
         self.journal.append(tx, session_journal(facts.session), "call.begun", facts.to_json(), at=self.now())
 
     def begin(self, tx: Tx, facts: Facts, owner: OwnerId) -> None:
         self.record_begin(tx, facts)
-        tx.put(OPEN, OpenRow(facts.id, owner, facts.session, facts.root, int(facts.observed)))
+        tx.put(OPEN, OpenRow(facts.id, owner, facts.session, facts.root, OBSERVED if facts.observed else 0))
 
-    def claim(self, tx: Tx, call: CallId, wanted: Sequence[Wanted]) -> None:
-        """All of them, or raise `Claimed`. The call has none of them as deep yet."""
+    def note_store_full(self, call: CallId) -> None:
+        """Note that the store was full while an observed call ran: the process that ends the call lists `store_full`.
+
+        One small row mostly fits where the content of a file does not. If it does not, recovery tries again.
+        """
+        with suppress(MulliganError), self.store.write() as tx:
+            row = tx.get(OPEN, call)
+            if row is not None and row.observed:
+                tx.put(OPEN, replace(row, observed=OBSERVED_WHILE_FULL))
+
+    def claim(self, tx: Tx, call: CallId, wanted: Sequence[Claim]) -> None:
+        """Claim all places, or raise `Claimed`. The call has no equally deep claim on them yet."""
         self.check_free(tx, call, wanted)
         claim(tx, call, wanted)
 
-    def check_free(self, tx: Tx, call: CallId, wanted: Sequence[Wanted]) -> None:
-        self.check_not_inside(tx, [one.place for one in wanted])
-        # A claim of a call that is not open is void, whatever went wrong with it.
-        blocking = [row for row in blockers(tx, call, wanted) if tx.has(OPEN, row.call)]
+    def check_free(self, tx: Tx, call: CallId, wanted: Sequence[Claim]) -> None:
+        if self.inside is not None:
+            self.check_not_inside(tx, [one.place for one in wanted])
+        blocking = blockers(tx, call, wanted)
+        if blocking:
+            # A claim whose call is not open is void; it is left over from an error.
+            blocking = [row for row in blocking if tx.has(OPEN, row.call)]
         if blocking:
             by = sorted({CallId(row.call) for row in blocking})
             raise Claimed(by, worth_waiting=may_wait(call, blocking))
 
     def check_not_inside(self, tx: Tx, places: Iterable[bytes]) -> None:
-        """What we change in the root of the call around us is that call's doing; each would wait for the other."""
+        """Refuse to change files in the root of the outer call around this process: each would wait for the other."""
         around = None if self.inside is None else tx.get(OPEN, CallId(self.inside))
         root = None if around is None else tx.get(ROOTS, around.root)
         if root is not None and any(is_inside(place, root.place_of(b".")) for place in places):
@@ -250,12 +289,12 @@ class Ledger:
             raise Refused("error", "path_claimed", words, claimed_by=[self.inside])
 
     def last_seen(self, tx: Tx, place: bytes) -> Entry | None:
-        """What a place held after the newest change anybody recorded there; None if nobody ever did."""
+        """What a place held after its newest recorded change; None if no change is recorded."""
         rows = tx.select(CHANGES, {"place": place}, order=("wseq",), descending=True, limit=1)
-        return entry_from_json(decode(rows[0].after)) if rows else None
+        return entry_from_bytes(rows[0].after) if rows else None
 
     def external(self, tx: Tx, root: RootRow, changes: Sequence[Change], *, bodies: Iterable[Prepared] = ()) -> str:
-        """Record changes that no call of ours made. They get their place among everybody's, before ours.
+        """Record changes that no call made. They get their position in the workspace before the call's own.
 
         Of a path under `capture.never` nothing is recorded; "" if there is nothing else.
         """
@@ -281,11 +320,14 @@ class Ledger:
         tx.put(TOUCHES, row)
 
     def end(self, tx: Tx, facts: Facts, ending: Ending, *, held: Held | None = None) -> Record:
-        """The one end of a call: its changes get their place in the workspace, its claims are free.
+        """End a call: give its changes their position in the workspace, and release its claims.
 
-        `held`: what the call knows it has in the store; without it, that is looked up.
+        `held`: the rows that the call knows it has in the store; without it, they are looked up.
         """
-        ending = _without_withheld(ending)
+        for change in ending.changes:
+            if change.before.withheld is not None or change.after.withheld is not None:
+                ending = _without_withheld(ending)
+                break
         given_up = changes_over_cap(tx, facts.session, ending.changes)
         if given_up:
             ending = self._without_some(facts, ending, given_up)
@@ -293,27 +335,35 @@ class Ledger:
         at = self.now()
         if ending.changes or ending.placed:
             committed = {"call": facts.id, "session": facts.session}
-            place = self.journal.append(
-                tx, workspace_journal(_workspace_now(tx, facts.root)), "committed", committed, at=at
-            )
+            # Opening a root around this one may have moved it to another workspace since the call began.
+            root = tx.get(ROOTS, facts.root)
+            assert root is not None, "a root is recorded before anything in it changes"
+            place = self.journal.append(tx, workspace_journal(root.workspace), "committed", committed, at=at)
             body["wseq"], at = place.seq, place.at
-        body |= ending.notes()
-        if facts.cause is not None and "of" in facts.cause:
-            # A reader who follows the journal learns here which calls were undone, without looking up the begin.
-            body["cause"] = facts.cause
+        ending.add_notes(body)
+        if isinstance(facts.cause, UndoOperation):
+            # The end record repeats the cause, so that a reader of the journal sees which calls were undone.
+            body["cause"] = cause_to_json(facts.cause)
         journal = session_journal(facts.session)
-        *early, last = _chunks(ending.changes)
-        for chunk in early:
-            part = {"call": facts.id, "root": facts.root, "wseq": body["wseq"], "changes": _as_json(chunk)}
+        # A record is read as a whole, so the changes of a large command are split over several.
+        last = ending.changes
+        while len(last) > CHANGES_PER_RECORD:
+            chunk, last = last[:CHANGES_PER_RECORD], last[CHANGES_PER_RECORD:]
+            told = list(map(change_to_json, chunk))
+            part = {"call": facts.id, "root": facts.root, "wseq": body["wseq"], "changes": told}
             self.journal.append(tx, journal, "call.changed", part, at=at, refs=digests_of(chunk))
-        body["changes"] = _as_json(last)
+        body["changes"] = list(map(change_to_json, last))
         refs = digests_of(last) | set(ending.handed_out)
         record = self.journal.append(tx, journal, "call.ended", body, at=at, refs=refs)
         if ending.changes and facts.label is not None:
-            self.scopes(tx, facts.session).capture_of_call(facts.label, facts.root, ending.changes)
+            # A call's label is the id of its scope: if there is one in this root, it takes what the call changed.
+            scope, captured_at = tx.get(SCOPES, facts.session, facts.label), self.now()
+            if scope is not None and scope.root == facts.root:
+                befores = {change.path: change.before for change in ending.changes}
+                Scopes(tx, self.journal, facts.session, captured_at).capture(facts.label, facts.root, befores)
         self._let_go(tx, facts.id, held)
         if given_up:
-            giving_up = GivingUp(facts.id, facts.session, ending.changes, given_up)
+            giving_up = PathEviction(facts.id, facts.session, ending.changes, given_up)
             giving_up.apply_in(tx, self.journal, at=at)
         return record
 
@@ -321,7 +371,7 @@ class Ledger:
         return Scopes(tx, self.journal, session, self.now())
 
     def _without_some(self, facts: Facts, ending: Ending, given_up: Sequence[Change]) -> Ending:
-        """Said on record, unless the call is only wanted if all of it can be undone."""
+        """Drop bytes over the cap from the end record and say so; raise if the call is `strict`."""
         if ending.strict:
             paths = [to_wire(change.path) for change in given_up]
             words = f"Call {facts.id} changes more bytes than its session may keep; it was asked to be strict."
@@ -329,7 +379,7 @@ class Ledger:
         return replace(ending, coverage=[*ending.coverage, *coverage_of(given_up)])
 
     def _let_go(self, tx: Tx, call: CallId, held: Held | None = None) -> None:
-        self.has_acted(call)
+        self.acting.pop(call, None)
         if held is None or held.is_open:
             tx.delete(OPEN, call)
         if held is None:
@@ -341,7 +391,7 @@ class Ledger:
             tx.delete(CLAIMS, place)
 
     def check_ours(self, tx: Tx, call: CallId, owner: OwnerId) -> None:
-        """Refuse to end a call that somebody else has ended for us."""
+        """Raise `call_lost` if another process has ended this call."""
         row = tx.get(OPEN, call)
         if row is None or row.owner != owner:
             raise fault("call_lost", f"Call {call} was ended by another process; nothing was committed.", call=call)
@@ -354,16 +404,9 @@ class Ledger:
             return "ours" if row.owner == owner else "lost"
         return "unknown" if shown is None else shown.status
 
-    def note_acting(self, call: CallId, thread: int) -> None:
-        """Until it ends: it was made on that thread, which will end it."""
-        self._acting[call] = thread
-
-    def has_acted(self, call: CallId) -> None:
-        self._acting.pop(call, None)
-
     def acts_here(self, calls: Iterable[CallId]) -> bool:
-        """Whether one of them is to be ended by this very thread, so that nobody would while it waits."""
-        return any(self._acting.get(call) == threading.get_ident() for call in calls)
+        """Whether this very thread has one of these calls open, so that waiting for it would never end."""
+        return any(self.acting.get(call) == threading.get_ident() for call in calls)
 
     def any_open(self) -> bool:
         with self.store.read() as tx:
@@ -389,47 +432,45 @@ class Ledger:
 
 
 def _workspace_now(tx: Tx, root: str) -> str:
-    """Where a root belongs: opening a root around it may have moved it since we looked."""
+    """The workspace of a root now: opening a root around it may have moved it since we read the row."""
     row = tx.get(ROOTS, root)
     assert row is not None, "a root is recorded before anything in it changes"
     return row.workspace
 
 
+@lru_cache(maxsize=256)
 def workspace_journal(workspace: str) -> str:
     return f"w:{workspace}"
 
 
 def digests_of(changes: Iterable[Change]) -> set[Digest]:
-    """Every body the changes need. Of a path that is not captured the store has none."""
-    entries = (entry for change in changes for entry in (change.before, change.after))
-    return {entry.digest for entry in entries if isinstance(entry, FileEntry) and entry.withheld is None}
+    """The digests of all bytes that the changes need. The store has none for uncaptured paths."""
+    found: set[Digest] = set()
+    for change in changes:
+        for entry in (change.before, change.after):
+            if isinstance(entry, FileEntry) and entry.withheld is None:
+                found.add(entry.digest)
+    return found
 
 
 def withheld_notes(changes: Iterable[Change]) -> list[dict[str, str]]:
-    """What coverage says of changes whose bytes are not captured."""
+    """The gaps for changes whose bytes are not captured."""
     paths = [change.path for change in changes if is_change_withheld(change)]
     return [{"path": to_wire(path), "reason": "not_captured"} for path in paths]
 
 
 def _without_withheld(ending: Ending) -> Ending:
-    """Paths that are not captured are named in coverage; under `capture.never` that is all there is of them."""
+    """Move uncaptured paths from the changes to the coverage; under `capture.never` nothing else of them is recorded.
+
+    A call that changed nothing else still has its position in history: undo must name it, not undo an earlier call.
+    """
     notes = [note for note in withheld_notes(ending.changes) if note not in ending.coverage]
-    if not notes:
-        return ending
     changes = [change for change in ending.changes if not is_never_recorded(change)]
-    return replace(ending, changes=changes, coverage=[*ending.coverage, *notes])
-
-
-def _as_json(changes: Iterable[Change]) -> list[dict[str, Any]]:
-    return [change_to_json(change) for change in changes]
-
-
-def _chunks(changes: Sequence[Change]) -> list[Sequence[Change]]:
-    return [changes[i : i + CHANGES_PER_RECORD] for i in range(0, len(changes), CHANGES_PER_RECORD)] or [()]
+    return replace(ending, changes=changes, coverage=[*ending.coverage, *notes], placed=True)
 
 
 def newest_wseq(tx: Tx, workspace: str) -> int:
-    """The last place that was given to a change in a workspace."""
+    """The last position that a change in a workspace got."""
     head = tx.get(HEADS, workspace_journal(workspace))
     return 0 if head is None else head.seq
 
@@ -443,20 +484,24 @@ def entry_bytes(entry: Entry) -> bytes:
 
 
 def intending(row: TouchRow, entry: Entry, draft: bytes, *, in_place: bool) -> TouchRow:
-    """The row with one more thing the call means to put there. Nothing it ever meant is forgotten."""
-    intended, drafts = _with(row.intended, entry_bytes(entry)), _with(row.drafts, b'"' + draft + b'"')
+    """The row with one more intended entry. A row never loses an intended entry."""
+    listed, quoted = entry_bytes(entry), b'"' + draft + b'"'
+    if row.intended == b"[]":
+        intended, drafts = b"[" + listed + b"]", b"[" + quoted + b"]"
+    else:
+        intended, drafts = _with(row.intended, listed), _with(row.drafts, quoted)
     stays = int(in_place or row.in_place)
     return TouchRow(row.call, row.path, row.ordinal, row.place, row.before, intended, drafts, stays)
 
 
 def meant_to_stay(row: TouchRow, draft: bytes) -> TouchRow:
-    """The first row of a path that somebody else is about to change: all we mean is what is there."""
+    """The first row of a path that a command is about to change: the only intended entry is the present one."""
     intended, drafts = b"[" + row.before + b"]", b'["' + draft + b'"]'
     return TouchRow(row.call, row.path, row.ordinal, row.place, row.before, intended, drafts, 1)
 
 
 def _with(listed: bytes, item: bytes) -> bytes:
-    """A JSON list with an item added to its end, unless it is in it already. Both are canonical, so bytes will do."""
+    """A JSON list with an item appended, unless it has it already. Both are canonical, so comparing bytes is enough."""
     if item in listed:
         return listed
     return listed[:-1] + (b"," if len(listed) > 2 else b"") + item + b"]"

@@ -1,48 +1,78 @@
-"""Looking at history: which calls there are, what each changed, and which one a person means."""
+"""Reads history: lists the calls, what each changed, and finds the call that a person names.
+
+It shows calls and changes as plain values, and diffs as text.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 from types import MappingProxyType
+from typing import Any
 
-from mulligan.history.desk import Desk
-from mulligan.history.leftovers import left_of
-from mulligan.history.plans import OnConflict
+from mulligan.files.diff import DiffHunk, hunks_of, line_counts, looks_binary, split_lines, unified_diff
+from mulligan.history.ledger import STORE_FULL
+from mulligan.history.multi_root import main_of, shown_by, with_parts
+from mulligan.history.open_root import OpenRoot
+from mulligan.history.partial_undo import left_of
+from mulligan.history.plan import OnConflict
 from mulligan.history.roots import root_elsewhere
-from mulligan.history.sites import main_of, with_parts
-from mulligan.history.tables import CALLS, CHANGES, OPEN, ROOTS, TURNS, WSEQ_END, CallRow, ChangeRow, TurnRow
-from mulligan.session.roots import ENDED_ASIDES
+from mulligan.history.tables import (
+    CALLS,
+    CHANGES,
+    OBSERVED_WHILE_FULL,
+    OPEN,
+    ROOTS,
+    TURNS,
+    WSEQ_END,
+    CallRow,
+    ChangeRow,
+    TurnRow,
+)
+from mulligan.session.roots import ENDED_SANDBOXED_ROOTS
 from mulligan.store.blobs import BLOBS, LOST
-from mulligan.store.housekeeping import STORE_JOURNAL
+from mulligan.store.host import known_host
 from mulligan.store.journal import HEADS
-from mulligan.store.machine import known_host
-from mulligan.store.protocol import Tx
-from mulligan.store.tables import Value
+from mulligan.store.maintenance import STORE_JOURNAL
+from mulligan.store.protocol import Tx, Value
 from mulligan.values.canonical import decode
 from mulligan.values.digest import raw_digest
-from mulligan.values.entries import Change, FileEntry, entry_from_json
-from mulligan.values.faults import fault
+from mulligan.values.entries import (
+    Absent,
+    Change,
+    Entry,
+    FileEntry,
+    SymlinkEntry,
+    entry_from_bytes,
+    kind_of_change,
+)
+from mulligan.values.errors import MulliganError, fault
 from mulligan.values.ids import SessionId
-from mulligan.values.paths import path_from_bytes, to_wire
+from mulligan.values.paths import RepoPath, path_from_bytes, text_from_wire, to_wire
 
 LOG_LIMIT = 100
 _FIRST_PAGE, _PAGE = 8, 200
 _SHORT_ID_MIN = 4
 _NEXT_CHANGES = 8
-"""So many changes of a file are looked at after an outside edit: other such edits may have come before the call's."""
+"""The number of later changes that are read after an outside edit, because other such edits may come before the call's
+change.
+"""
 _STANDS: Mapping[str, Value] = MappingProxyType({"status": "committed", "undone_by": None, "way_back": None})
 
 
 def coverage_of_call(tx: Tx, call: CallRow) -> list[dict[str, str]]:
-    """What the call could not capture, and what a power cut has taken of it since."""
+    """The gaps of the call, and its blobs that a power cut destroyed later."""
     gaps: list[dict[str, str]] = decode(call.coverage)
+    if call.status == "open" and (row := tx.get(OPEN, call.id)) is not None and row.observed == OBSERVED_WHILE_FULL:
+        gaps = [*gaps, STORE_FULL]
     return [*gaps, *_lost_of(tx, call)] if has_lost_bodies(tx) else gaps
 
 
 def has_lost_bodies(tx: Tx) -> bool:
-    """Whether a power cut ever took anything from this store: then a record says so."""
-    return tx.has(HEADS, STORE_JOURNAL)
+    """Whether a record says that a power cut destroyed bytes of this store."""
+    return tx.get(HEADS, STORE_JOURNAL) is not None
 
 
 def _lost_of(tx: Tx, call: CallRow) -> Iterator[dict[str, str]]:
@@ -53,15 +83,15 @@ def _lost_of(tx: Tx, call: CallRow) -> Iterator[dict[str, str]]:
             yield {"path": to_wire(change.path), "reason": "lost"}
 
 
-def workspace_of(tx: Tx, desk: Desk) -> str:
-    """The workspace a root belongs to now: somebody may have opened a root around it meanwhile."""
-    row = tx.get(ROOTS, desk.root.id)
-    return desk.root.workspace if row is None else row.workspace
+def workspace_of(tx: Tx, open_root: OpenRoot) -> str:
+    """The present workspace of a root: opening a root around it may have changed it."""
+    row = tx.get(ROOTS, open_root.root.id)
+    return open_root.root.workspace if row is None else row.workspace
 
 
 def calls_of(
     tx: Tx,
-    desk: Desk,
+    open_root: OpenRoot,
     session: SessionId | None,
     *,
     before: str | None = None,
@@ -72,9 +102,9 @@ def calls_of(
 
     `only`: columns and the values they must have.
     """
-    whose = {"session": session} if session is not None else {"workspace": workspace_of(tx, desk)}
+    whose = {"session": session} if session is not None else {"workspace": workspace_of(tx, open_root)}
     where: dict[str, Value] = {**whose, **only}
-    hidden = _hidden_roots(tx, desk) if session is None else frozenset()
+    hidden = _hidden_roots(tx, open_root) if session is None else frozenset()
     upper, lower = before or "\U0010ffff", after + "\0" if after else ""
     limit = _FIRST_PAGE
     while True:
@@ -85,20 +115,20 @@ def calls_of(
         upper, limit = page[-1].id, _PAGE
 
 
-def _hidden_roots(tx: Tx, desk: Desk) -> frozenset[str]:
+def _hidden_roots(tx: Tx, open_root: OpenRoot) -> frozenset[str]:
     """Roots of this workspace whose directory is not the one at their path any more."""
-    own = tx.get(ROOTS, desk.root.id) or desk.root
+    own = tx.get(ROOTS, open_root.root.id) or open_root.root
     return frozenset(row.id for row in tx.select(ROOTS, {"workspace": own.workspace}) if row.tree != own.tree)
 
 
 def as_it_happened(tx: Tx, rows: Iterable[CallRow]) -> Iterator[CallRow]:
-    """Of calls by their birth, newest first: outside edits moved below the calls that found them.
+    """Calls in order of their begin, newest first, with outside edits moved below the calls that found them.
 
-    Such an edit is on record only since a call looked at the file, so its id is younger than that call's.
+    Mulligan records an outside edit only when a call reads the file, so the edit's id is younger than the call's.
     """
     found: dict[str, list[CallRow]] = {}
     for row in rows:
-        finder = _found_by(tx, row) if row.external else None
+        finder = found_by(tx, row) if row.external else None
         if finder is None:
             yield row
             yield from found.pop(row.id, ())
@@ -108,8 +138,8 @@ def as_it_happened(tx: Tx, rows: Iterable[CallRow]) -> Iterator[CallRow]:
         yield from left
 
 
-def _found_by(tx: Tx, edit: CallRow) -> str | None:
-    """The call that was at work when an outside edit was recorded, and then changed the same file."""
+def found_by(tx: Tx, edit: CallRow) -> str | None:
+    """The call that ran when an outside edit was recorded, and then changed the same file."""
     later = ("wseq", (edit.wseq or 0) + 1, WSEQ_END)
     for change in tx.select(CHANGES, {"call": edit.id}):
         upon = tx.select(CHANGES, {"place": change.place}, between=later, order=("wseq",), limit=_NEXT_CHANGES)
@@ -120,40 +150,40 @@ def _found_by(tx: Tx, edit: CallRow) -> str | None:
 
 
 def newest_standing(
-    tx: Tx, desk: Desk, session: SessionId | None, *, on_conflict: OnConflict = "merge"
+    tx: Tx, open_root: OpenRoot, session: SessionId | None, *, on_conflict: OnConflict = "merge"
 ) -> CallRow | None:
     """What `undo` without a name is about. What a conflict left of a call is met again only by who overwrites.
 
     A call of which nothing can come back any more is meant only if there is no other.
     """
     dropped: CallRow | None = None
-    for row in calls_of(tx, desk, session, only=_STANDS):
-        is_meant = can_be_undone(row) and is_reachable(tx, desk, row)
+    for row in calls_of(tx, open_root, session, only=_STANDS):
+        is_meant = can_be_undone(row) and (row.root == open_root.root.id or is_reachable(tx, open_root, row))
         if is_meant and (on_conflict == "overwrite" or not left_of(tx, [row])):
-            if not row.evicted or _is_left(tx, desk, row):
+            if not row.evicted or _is_left(tx, open_root, row):
                 return row
             dropped = dropped or row
     return dropped
 
 
-def _is_left(tx: Tx, desk: Desk, evicted: CallRow) -> bool:
-    """Whether anything that an evicted call replaced is still there, or was nothing."""
+def _is_left(tx: Tx, open_root: OpenRoot, evicted: CallRow) -> bool:
+    """Whether something of an evicted call can still be restored: bytes that are still stored, or an absence."""
     changes = (change for one in with_parts(tx, [evicted]) for change in changes_of(tx, one.id))
     was = (change.before for change in changes)
-    return any(not isinstance(entry, FileEntry) or desk.ledger.blobs.has(tx, entry.digest) for entry in was)
+    return any(not isinstance(entry, FileEntry) or open_root.ledger.blobs.has(tx, entry.digest) for entry in was)
 
 
-def is_reachable(tx: Tx, desk: Desk, row: CallRow) -> bool:
+def is_reachable(tx: Tx, open_root: OpenRoot, row: CallRow) -> bool:
     """Whether the files are still where the call changed them: a sandboxed root's copy goes once it is merged.
 
     What a session did in a root of another host, or in a directory that is not there, is not.
     """
-    if row.root == desk.root.id:
+    if row.root == open_root.root.id:
         return True
-    root, own = tx.get(ROOTS, row.root), tx.get(ROOTS, desk.root.id) or desk.root
-    if root is None or tx.has(ENDED_ASIDES, row.root):
+    root, own = tx.get(ROOTS, row.root), tx.get(ROOTS, open_root.root.id) or open_root.root
+    if root is None or tx.has(ENDED_SANDBOXED_ROOTS, row.root):
         return False
-    return (root.workspace, root.tree) == (own.workspace, own.tree) or desk.sees(root)
+    return (root.workspace, root.tree) == (own.workspace, own.tree) or open_root.sees(root)
 
 
 def open_calls_of(tx: Tx, session: SessionId) -> list[CallRow]:
@@ -168,13 +198,13 @@ def changes_of(tx: Tx, call: str) -> list[Change]:
 def change_from_row(row: ChangeRow) -> Change:
     return Change(
         path=path_from_bytes(row.path),
-        before=entry_from_json(decode(row.before)),
-        after=entry_from_json(decode(row.after)),
+        before=entry_from_bytes(row.before),
+        after=entry_from_bytes(row.after),
         renamed_from=None if row.origin is None else path_from_bytes(row.origin),
     )
 
 
-def find_call(desk: Desk, name: str, session: SessionId | None = None, *, anyones: bool = False) -> CallRow:
+def find_call(open_root: OpenRoot, name: str, session: SessionId | None = None, *, anyones: bool = False) -> CallRow:
     """The call a person means: its id, the newest with that label, or a unique beginning or end of an id.
 
     Only a call of that session is meant, or without one, of this workspace. An outside edit, which is nobody's, is
@@ -183,17 +213,17 @@ def find_call(desk: Desk, name: str, session: SessionId | None = None, *, anyone
     if not isinstance(name, str):
         raise fault("invalid_params", "A call is named by its id or its label.", field="call")
     name = name.encode("utf-8", "backslashreplace").decode("utf-8")  # no store holds, or looks for, lone surrogates
-    with desk.ledger.store.read() as tx:
+    with open_root.ledger.store.read() as tx:
         own: Mapping[str, Value] = {"id": name}
         others = own if anyones else {**own, "external": 1}
         for whose, only in ((session, own), (None, others), (session, {"label": name})):
-            for row in calls_of(tx, desk, whose, only=only):
+            for row in calls_of(tx, open_root, whose, only=only):
                 # A part has the label of its call; in a root beside that one it is all there is of it.
                 return row if session is None or row.id == name else tx.get(CALLS, main_of(row)) or row
         ends = len(name) >= _SHORT_ID_MIN
-        short = [r for r in calls_of(tx, desk, session) if ends and (r.id.endswith(name) or r.id.startswith(name))]
+        short = [r for r in calls_of(tx, open_root, session) if ends and (r.id.endswith(name) or r.id.startswith(name))]
         if not short:
-            _refuse_elsewhere(tx, desk, name)
+            _refuse_elsewhere(tx, open_root, name)
     if len(short) == 1:
         return short[0]
     here = "here" if session is None else f"of session {session!r}"
@@ -201,27 +231,30 @@ def find_call(desk: Desk, name: str, session: SessionId | None = None, *, anyone
     raise fault("unknown_call", f"{name!r} {words}. `mulligan log` lists the calls.", call=name)
 
 
-def _refuse_elsewhere(tx: Tx, desk: Desk, name: str) -> None:
-    """A call is known by its whole id in every root, and only the process that sees its directory can work on it."""
+def _refuse_elsewhere(tx: Tx, open_root: OpenRoot, name: str) -> None:
+    """Raise `root_elsewhere` for a call of another root that this process does not see.
+
+    Every root knows a call by its whole id.
+    """
     call = tx.get(CALLS, name)
     root = None if call is None else tx.get(ROOTS, call.root)
-    if root is not None and not desk.sees(root):
+    if root is not None and not open_root.sees(root):
         raise root_elsewhere(root, known_host(tx, os.environ))
 
 
 def verb_of(row: CallRow) -> str | None:
-    """What made a call that is not work of its own: a way back, a merge, a fork."""
-    return decode(row.cause).get("verb") if row.cause else None
+    """The verb of a call that is not an agent's own work: an undo operation, a merge or a fork; else None."""
+    return row.why.verb
 
 
 def can_be_undone(row: CallRow) -> bool:
-    """What `undo` without a name looks for: work of a call that still stands."""
+    """Whether `undo` without a call id would undo the call: it is an agent's work, committed and not undone."""
     stands = row.status == "committed" and row.undone_by is None and row.wseq is not None
     return stands and not row.external and row.way_back is None
 
 
 def is_open_turn(tx: Tx, session: str, turn: str) -> bool:
-    """Opened by hand and not ended, or with a call still in progress."""
+    """Whether a turn runs: a caller opened it and has not ended it, or it has an open call."""
     row: TurnRow | None = tx.get(TURNS, session, turn)
     if row is not None and row.is_open:
         return True
@@ -233,3 +266,176 @@ def status_shown(row: CallRow) -> str:
     if row.status != "committed":
         return row.status
     return "evicted" if row.evicted else "undone" if row.undone_by is not None else row.status
+
+
+MayTell = Callable[[str], bool]
+"""Whether an answer may name a path, given as the open root shows it."""
+
+
+def _anything(_: str) -> bool:
+    return True
+
+
+def log_view(
+    open_root: OpenRoot, session: SessionId | None = None, *, limit: int = LOG_LIMIT, may_tell: MayTell = _anything
+) -> list[dict[str, Any]]:
+    """The newest calls and external changes, newest first."""
+    with open_root.ledger.store.read() as tx:
+        rows = islice(as_it_happened(tx, calls_of(tx, open_root, session)), limit)
+        return [_view(open_root, tx, row, parts=(row,), may_tell=may_tell) for row in rows]
+
+
+def call_view(open_root: OpenRoot, tx: Tx, row: CallRow, may_tell: MayTell = _anything) -> dict[str, Any]:
+    """One call, with its changes in other roots."""
+    return _view(open_root, tx, row, parts=_all_of(tx, row), may_tell=may_tell)
+
+
+def _all_of(tx: Tx, row: CallRow) -> Sequence[CallRow]:
+    """The call and its parts, in the order they began. A part has no other parts."""
+    return sorted(with_parts(tx, [row]), key=lambda one: one.id) if main_of(row) == row.id else (row,)
+
+
+def _view(open_root: OpenRoot, tx: Tx, row: CallRow, *, parts: Sequence[CallRow], may_tell: MayTell) -> dict[str, Any]:
+    changes = [one for one in _changes_shown(open_root, tx, parts) if _may_tell_of(one, may_tell)]
+    moved = _moved(changes)
+    return {
+        "id": row.id,
+        "label": row.label,
+        "session_id": row.session,
+        "turn_id": row.turn,
+        "tool": row.tool,
+        "status": status_shown(row),
+        "external": bool(row.external),
+        "started_at": row.started_at,
+        "ended_at": row.ended_at,
+        "changes": [_change_view(open_root, tx, change, moved=moved) for change in changes],
+        "coverage": [gap for gap in _gaps_shown(open_root, tx, parts) if may_tell(text_from_wire(gap["path"]))],
+    }
+
+
+def _changes_shown(open_root: OpenRoot, tx: Tx, parts: Iterable[CallRow]) -> Iterator[Change]:
+    """The changes of calls, at the paths that the open root shows."""
+    for row in parts:
+        shown = shown_by(tx, open_root, tx.get(ROOTS, row.root) or open_root.root)
+        for one in changes_of(tx, row.id):
+            origin = None if one.renamed_from is None else shown(one.renamed_from)
+            yield replace(one, path=shown(one.path), renamed_from=origin)
+
+
+def _gaps_shown(open_root: OpenRoot, tx: Tx, parts: Iterable[CallRow]) -> Iterator[dict[str, str]]:
+    for row in parts:
+        shown = shown_by(tx, open_root, tx.get(ROOTS, row.root) or open_root.root)
+        for gap in coverage_of_call(tx, row):
+            yield {**gap, "path": to_wire(shown(RepoPath(text_from_wire(gap["path"]))))}
+
+
+def _may_tell_of(change: Change, may_tell: MayTell) -> bool:
+    return may_tell(change.path) and (change.renamed_from is None or may_tell(change.renamed_from))
+
+
+def _moved(changes: Iterable[Change]) -> dict[RepoPath | None, Entry]:
+    """The former entries of the paths that the call only moved."""
+    gone = {one.path: one.before for one in changes if isinstance(one.after, Absent)}
+    names = [one.renamed_from for one in changes if isinstance(one.before, Absent)]
+    return {name: gone[name] for name in names if name in gone}
+
+
+def _change_view(
+    open_root: OpenRoot, tx: Tx, change: Change, *, moved: Mapping[RepoPath | None, Entry]
+) -> dict[str, Any]:
+    """One change as a plain value. Lines that moved with their file count as neither added nor removed."""
+    before = moved.get(change.renamed_from, change.before)
+    added, removed = (0, 0) if change.path in moved else _counts(open_root, tx, before, change.after)
+    body: dict[str, Any] = {
+        "path": to_wire(change.path),
+        "kind": kind_of_change(change),
+        "added": added,
+        "removed": removed,
+    }
+    if change.renamed_from is not None:
+        body["from"] = to_wire(change.renamed_from)
+    return body
+
+
+def _counts(open_root: OpenRoot, tx: Tx, before: Entry, after: Entry) -> tuple[int, int]:
+    try:
+        return line_counts(_content(open_root, tx, before), _content(open_root, tx, after))
+    except MulliganError:
+        return (0, 0)
+
+
+def _content(open_root: OpenRoot, tx: Tx, entry: Entry) -> bytes:
+    """A file's bytes or a link's target; empty for anything else."""
+    if isinstance(entry, FileEntry):
+        return open_root.ledger.blobs.read_in(tx, entry.digest)
+    return entry.target.encode("utf-8", "surrogateescape") if isinstance(entry, SymlinkEntry) else b""
+
+
+def diff_view(open_root: OpenRoot, row: CallRow, may_tell: MayTell = _anything) -> str:
+    """The changes of a call as a diff. `git apply` accepts it if it is all text and in this root."""
+    with open_root.ledger.store.read() as tx:
+        changes = [one for one in _changes_shown(open_root, tx, _all_of(tx, row)) if may_tell(one.path)]
+        moved = _moved(changes)
+        told = [one for one in changes if one.path not in moved]
+        return "".join(_change_diff(open_root, tx, change, came_from=moved.get(change.renamed_from)) for change in told)
+
+
+def hunks_view(open_root: OpenRoot, row: CallRow) -> list[dict[str, Any]]:
+    """The hunks of each text file that a call changed. Undo and restore take their indexes as `hunks`."""
+    found: list[dict[str, Any]] = []
+    with open_root.ledger.store.read() as tx:
+        for change in _changes_shown(open_root, tx, _all_of(tx, row)):
+            try:
+                before, after = _content(open_root, tx, change.before), _content(open_root, tx, change.after)
+            except MulliganError:
+                continue
+            if looks_binary(before) or looks_binary(after) or before == after:
+                continue
+            hunks = hunks_of(split_lines(before), split_lines(after))
+            places = [_hunk_view(index, hunk) for index, hunk in enumerate(hunks)]
+            found.append({"path": to_wire(change.path), "hunks": places})
+    return found
+
+
+def _hunk_view(index: int, hunk: DiffHunk) -> dict[str, int]:
+    return {
+        "index": index,
+        "old_start": hunk.a_lo + 1,
+        "old_lines": hunk.a_hi - hunk.a_lo,
+        "new_start": hunk.b_lo + 1,
+        "new_lines": hunk.b_hi - hunk.b_lo,
+    }
+
+
+def _change_diff(open_root: OpenRoot, tx: Tx, change: Change, *, came_from: Entry | None) -> str:
+    """The diff of one change. `came_from`: the entry of the path that the file was moved from."""
+    path, was = (change.path, change.before) if came_from is None else (change.renamed_from, came_from)
+    try:
+        before, after = _content(open_root, tx, was), _content(open_root, tx, change.after)
+    except MulliganError as error:
+        return f"# {change.path}: {error.message}\n"
+    had, has = _git_mode(was), _git_mode(change.after)
+    return unified_diff(
+        before,
+        after,
+        path_before=None if had is None or path is None else _in_diff(path),
+        path_after=None if has is None else _in_diff(change.path),
+        mode_before=had or 0o644,
+        mode_after=has or 0o644,
+    )
+
+
+def _in_diff(path: RepoPath) -> RepoPath:
+    """An absolute path without its leading slash, because git's prefix `a/` ends with one."""
+    return RepoPath(path.removeprefix("/"))
+
+
+def _git_mode(entry: Entry) -> int | None:
+    """Git's mode; None for an absence and a directory, which a diff does not show."""
+    if isinstance(entry, FileEntry):
+        return entry.mode
+    return 0o120000 if isinstance(entry, SymlinkEntry) else None
+
+
+def turn_of(tx: Tx, row: CallRow) -> TurnRow | None:
+    return tx.get(TURNS, row.session, row.turn) if row.session is not None else None

@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
 
+from mulligan.files.diff import Edit, edits, looks_binary, split_lines
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.entries import Absent, DirEntry, Entry, FileEntry, Xattrs, kind_of, same_content, same_state
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.limits import MERGE_MAX_BYTES
-from mulligan.values.plain import plain
-from mulligan.workspace.diffing import Edit, edits
-from mulligan.workspace.lines import looks_binary, split_lines
 
 ConflictReason = Literal[
     "same_lines", "binary", "mode", "type_changed", "deleted_externally", "not_captured", "file_in_use"
@@ -28,33 +27,33 @@ Read: TypeAlias = Callable[[Digest], bytes]
 T = TypeVar("T")
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Conflict:
-    """Both sides changed the same thing. The path stays as it is."""
+    """Both sides changed the same thing, so the path stays as it is."""
 
     reason: ConflictReason
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Merged:
     content: bytes
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class KeepOurs:
-    """Nothing to do: `already` when the path is what it should become, `unchanged` when theirs changed nothing."""
+    """The path stays. `already`: it is what it should become; `unchanged`: the other side changed nothing."""
 
     why: Literal["already", "unchanged"]
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class TakeTheirs:
-    """The path becomes what theirs is, whole."""
+    """The path becomes the other side's entry."""
 
     entry: Entry
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class WriteMerged:
     """The path becomes an entry that neither side had.
 
@@ -70,7 +69,7 @@ MergedEntry: TypeAlias = KeepOurs | TakeTheirs | WriteMerged | Conflict
 
 
 def merge_text(base: bytes, ours: bytes, theirs: bytes) -> Merged | Conflict:
-    """Both sides' changes of `base`, line by line; a line's end is part of it, so a final newline is content."""
+    """Merge both sides' changes of `base`, line by line. A line's end is part of it, so a final newline is content."""
     settled = _three_way(base, ours, theirs)
     if settled is not None:
         return Merged(settled)
@@ -85,7 +84,7 @@ def merge_mode(base: int, ours: int, theirs: int) -> int | Conflict:
 
 
 def _three_way(base: T, ours: T, theirs: T) -> T | None:
-    """What two of three agree on leaves one answer. None: all differ."""
+    """The value that results from two sides' changes; None if all three differ."""
     if theirs == base or ours == theirs:
         return ours
     return theirs if ours == base else None
@@ -93,7 +92,7 @@ def _three_way(base: T, ours: T, theirs: T) -> T | None:
 
 @dataclass(slots=True)
 class _Region:
-    """Base lines `lo:hi` with the changes of each side in them; around them both sides are as the base."""
+    """Base lines `lo:hi` with the changes of each side in them. Around them neither side changed anything."""
 
     lo: int
     hi: int
@@ -115,7 +114,7 @@ def _merge_lines(base: list[bytes], ours: list[bytes], theirs: list[bytes]) -> M
 
 
 def _regions(ours: Sequence[Edit], theirs: Sequence[Edit]) -> Iterator[_Region]:
-    """Changes that overlap or touch are one region; changes of one side never touch each other."""
+    """Group changes that overlap or touch into one region. Changes of one side never touch each other."""
     told = sorted([(edit, 0) for edit in ours] + [(edit, 1) for edit in theirs])
     region: _Region | None = None
     for edit, side in told:
@@ -130,7 +129,7 @@ def _regions(ours: Sequence[Edit], theirs: Sequence[Edit]) -> Iterator[_Region]:
 
 
 def _version(lines: list[bytes], changes: Sequence[Edit], region: _Region) -> list[bytes]:
-    """One side's lines for a region: its changes and, unchanged, what of the base lies around them."""
+    """One side's lines for a region: its changes, and the unchanged base lines around them."""
     first, last = changes[0], changes[-1]
     return lines[first.b_lo - (first.a_lo - region.lo) : last.b_hi + (region.hi - last.a_hi)]
 
@@ -163,7 +162,7 @@ def _merge_same_kind(base: Entry, ours: Entry, theirs: Entry, read: Read) -> Mer
 
 
 def _clash(ours: Entry, other: Entry, read: Read) -> ConflictReason:
-    """Why two versions cannot both be had: of a link, or of what was created or deleted on the other side."""
+    """The conflict reason of two versions of a link, or of a path that one side created or deleted."""
     if same_content(ours, other):
         return "mode"
     files = [entry for entry in (ours, other) if isinstance(entry, FileEntry)]
@@ -171,7 +170,7 @@ def _clash(ours: Entry, other: Entry, read: Read) -> ConflictReason:
 
 
 def _is_binary(entry: FileEntry, read: Read) -> bool:
-    """A file too large to be looked at whole is nobody's text."""
+    """Whether the entry is binary. A file that is too large to read whole counts as binary."""
     return entry.size > MERGE_MAX_BYTES or looks_binary(read(entry.digest))
 
 
@@ -196,13 +195,13 @@ def _merge_dirs(base: DirEntry, ours: DirEntry, theirs: DirEntry) -> MergedEntry
 
 
 def _named(entry: FileEntry | DirEntry, content: bytes | None, ours: Entry, theirs: Entry) -> MergedEntry:
-    """A merge may come to what one of the sides is already."""
+    """The result of a merge. It may equal one of the sides."""
     if same_state(entry, ours):
         return KeepOurs("already")
     return TakeTheirs(theirs) if same_state(entry, theirs) else WriteMerged(entry, content)
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class _Content:
     """Merged content; `fresh` holds its bytes when no side has them."""
 

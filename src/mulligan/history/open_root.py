@@ -1,36 +1,35 @@
-"""A desk: one root, open for work. What calls and ways back are made on."""
+"""`OpenRoot` is one root that is open for work. It starts the calls and the undo operations of that root."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 from weakref import WeakValueDictionary, ref
 
+from mulligan.files.capture_rules import PROJECT_FILE, CaptureRules, user_file
+from mulligan.files.disk import NOTHING, Disk, HostDisk, Image
+from mulligan.files.identity import identity_of, is_simulated, same_directory, simulated_identity
 from mulligan.history.call import Call
+from mulligan.history.cause import WORK, Cause, PartOfCall
 from mulligan.history.ledger import Facts, Ledger
-from mulligan.history.roots import Found, root_elsewhere, unrecorded
+from mulligan.history.roots import FoundRoot, root_elsewhere, unrecorded
 from mulligan.history.tables import ROOTS, RootRow
-from mulligan.session.orphans import abort_orphans
+from mulligan.session.state.orphan_calls import abort_orphans
 from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.entries import ABSENT, Entry
-from mulligan.values.faults import MulliganError, fault
+from mulligan.values.errors import MulliganError, Refused, fault
 from mulligan.values.ids import CallId, RootId, SessionId, TurnId, WorkspaceId
 from mulligan.values.paths import RepoPath, join
-from mulligan.values.refusal import Refused
-from mulligan.workspace.capture_rules import PROJECT_FILE, CaptureRules, user_file
-from mulligan.workspace.disk import NOTHING, Disk, HostDisk, Image
-from mulligan.workspace.identity import identity_of, is_simulated, same_directory, simulated_identity
 
 OpenDisk = Callable[[bytes], Disk]
 
 
-class Desk:
-    """A root with its disk and its ledger; other roots are reached through `at` and `elsewhere`.
+class OpenRoot:
+    """A root with its disk and its ledger. `at` and `elsewhere` open other roots.
 
-    `opener` is the desk somebody opened: this one, or the one through which it was reached. `row` is the root, if its
-    directory is not there to say which root it is.
+    `opener` is the open root that the user opened: this one, or the one that opened this one. `row` names the root if
+    its directory is missing and cannot identify it.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class Desk:
         *,
         open_disk: OpenDisk = HostDisk,
         record: bool = True,
-        opener: Desk | None = None,
+        opener: OpenRoot | None = None,
         row: RootRow | None = None,
     ) -> None:
         self.ledger = ledger
@@ -54,16 +53,16 @@ class Desk:
         self.root = self._root_row(record=record) if row is None else row
         disk.root = disk.root.with_key(self.root.key)
         self._opener = None if opener is None else ref(opener)
-        self._others: dict[str, Desk] = {}
-        self._views: dict[tuple[bytes, bool], Desk] = {}
+        self._others: dict[str, OpenRoot] = {}
+        self._views: dict[tuple[bytes, bool], OpenRoot] = {}
         self._closing: list[Callable[[], None]] = []
         self._seen: set[RootRow] = set()
         self._calls: WeakValueDictionary[str, Call] = WeakValueDictionary()
         self._lock = fork_safe_lock()
         self._is_open = True
 
-    def at(self, root: str) -> Desk:
-        """The desk of another root of the same store."""
+    def at(self, root: str) -> OpenRoot:
+        """The open root of another root of the same store."""
         if root == self.root.id:
             return self
         with self._lock:
@@ -71,8 +70,11 @@ class Desk:
                 self._others[root] = self._opened_again(self._row_of(root))
             return self._others[root]
 
-    def _opened_again(self, row: RootRow) -> Desk:
-        """Raises `root_elsewhere` for a root of another host and where another directory has its path."""
+    def _opened_again(self, row: RootRow) -> OpenRoot:
+        """Open a known root.
+
+        Raises `root_elsewhere` for a root of another host, or if another directory has its path.
+        """
         if not self.sees(row) and (row.host not in ("", host := self.ledger.host()) or self._identity_at(row.place)):
             raise root_elsewhere(row, host)
         return self._opened(row.place or b"/", record=True)
@@ -117,8 +119,8 @@ class Desk:
         self.disk.settle_birth()
         return self.ledger.record_root(replace(found, identity=identity_of(self.disk)))
 
-    def _found(self) -> Found:
-        return Found(self.ledger.host(), self.disk.root.place, identity_of(self.disk), self._identity_at)
+    def _found(self) -> FoundRoot:
+        return FoundRoot(self.ledger.host(), self.disk.root.place, identity_of(self.disk), self._identity_at)
 
     def _identity_at(self, place: bytes) -> str | None:
         if is_simulated(self.disk):
@@ -132,8 +134,9 @@ class Desk:
         finally:
             disk.close()
 
-    def elsewhere(self, directory: bytes, *, record: bool) -> Desk:
-        """The desk of any directory, as it is there now. Without `record`, for looking only: it becomes no root.
+    def elsewhere(self, directory: bytes, *, record: bool) -> OpenRoot:
+        """The open root of any directory. Without `record`, it is only for reading, and the directory does not become a
+        root.
 
         Raises OSError if it cannot be opened.
         """
@@ -142,18 +145,18 @@ class Desk:
             if known is not None and os.path.samestat(os.stat(directory), os.fstat(known.disk.root.handle)):
                 return known
             if known is not None:
-                # Another directory has its name now; whoever still works in the old one is not disturbed.
+                # Another directory has this path now. The old root stays open for the calls that still work in it.
                 self._closing.append(known.close)
             known = self._views[directory, record] = self._opened(directory, record=record)
             return known
 
-    def _opened(self, directory: bytes, *, record: bool) -> Desk:
-        return Desk(
+    def _opened(self, directory: bytes, *, record: bool) -> OpenRoot:
+        return OpenRoot(
             self.ledger, self._open_disk(directory), open_disk=self._open_disk, record=record, opener=self.opener
         )
 
     @property
-    def opener(self) -> Desk:
+    def opener(self) -> OpenRoot:
         return self if self._opener is None else self._opener() or self
 
     def _row_of(self, root: str) -> RootRow:
@@ -170,19 +173,21 @@ class Desk:
         turn: TurnId | None = None,
         label: str | None = None,
         tool: str | None = None,
-        cause: Mapping[str, Any] | None = None,
+        cause: Cause = WORK,
         observed: bool = False,
         strict: bool = False,
     ) -> Call:
-        """A new call, not yet on record: it begins with its first change, or at its end.
+        """A new call. It is recorded with its first change, or at its end.
 
-        With `strict`, one that changes more than its session may keep is refused at its end, and put back.
+        With `strict`, a call that changes more than its session may keep raises at its end, and is rolled back.
         """
         self.check_open()
         abort_orphans()
         self.disk.capture.refresh()
-        self.ledger.settle_doubts()
-        self.ledger.session(session, self.root)
+        if self.ledger.doubts:
+            self.ledger.settle_doubts()
+        if session not in self.ledger.sessions:
+            self.ledger.session(session, self.root)
         facts = self._facts(session, turn=turn, label=label, tool=tool, cause=cause, observed=observed)
         return self._made(facts, strict=strict)
 
@@ -193,7 +198,7 @@ class Desk:
         turn: TurnId | None,
         label: str | None,
         tool: str | None,
-        cause: Mapping[str, Any] | None,
+        cause: Cause,
         observed: bool = False,
     ) -> Facts:
         identifier = CallId(self.ledger.ids.new())
@@ -216,38 +221,43 @@ class Desk:
         return call
 
     def _heal(self) -> bool:
-        # Loaded here: hardly anybody finds a dead process in the way.
+        # Imported here, because a call rarely conflicts with a dead process's call.
         from mulligan.history.recovery import recover
 
         return any(one.stuck is None for one in recover(self))
 
     def part_of(self, call: Call) -> Call:
-        """What a call does in this root: itself, as long as it has done nothing elsewhere, else a part of it."""
+        """The call or part that works in this root: the call itself, if it has done nothing in another root, else a
+        part.
+        """
         if call.root.id == self.root.id:
             return call
         return call.part_at(self.disk, self.root, lambda: self._part(call))
 
     def part_of_way_back(self, call: Call, verb: str) -> Call:
-        """What a way back does in this root, which is not the one it is at work in itself."""
-        part = call.parts[self.root.id] = self._part(call, verb=verb)
+        """The part of an undo operation in this root, when the operation itself works in another one."""
+        part = call.parts[self.root.id] = self._part(call, verb)
         return part
 
-    def _part(self, call: Call, **cause: str) -> Call:
+    def _part(self, call: Call, verb: str | None = None) -> Call:
         facts = call.facts
-        told = {**cause, "part_of": facts.id}
         self.check_open()
         self.ledger.session(facts.session, self.root)
-        # Not by `call`, which aborts what was left open: the caller has the lock of a call that goes on.
-        return self._made(self._facts(facts.session, turn=facts.turn, label=facts.label, tool=facts.tool, cause=told))
+        # Not by `call`, which aborts interrupted calls: the caller holds the lock of a call that goes on.
+        return self._made(
+            self._facts(
+                facts.session, turn=facts.turn, label=facts.label, tool=facts.tool, cause=PartOfCall(facts.id, verb)
+            )
+        )
 
     def cancel(self, call: str) -> None:
-        """Abort a call that is open on this desk, whoever is working in it."""
+        """Abort a call that is open on this open root, even if another thread works in it."""
         found = self._call_here(call)
         if found is not None:
             found.abort("cancelled")
 
     def can_cancel(self, call: str) -> bool:
-        """False: it is somebody else's."""
+        """False: the call belongs to another process."""
         return self._call_here(call) is not None
 
     def _call_here(self, call: str) -> Call | None:
@@ -255,12 +265,17 @@ class Desk:
         return self._calls.get(call) or next((found for found in others if found is not None), None)
 
     def image(self, path: RepoPath) -> Image:
-        """What a real path holds now; nothing, if its directory is not there, or is a link that leads elsewhere."""
+        """The image of a real path; empty if its directory is missing, or is now a link that leads elsewhere."""
         try:
-            with self.disk.resolve_exactly(path) as spot:
-                return self.disk.image(spot)
+            spot = self.disk.resolve_exactly(path)
         except (FileNotFoundError, NotADirectoryError, Refused):
             return NOTHING
+        try:
+            return self.disk.image(spot)
+        except NotADirectoryError:
+            return NOTHING
+        finally:
+            spot.close()
 
     def entry(self, path: RepoPath) -> Entry:
         image = self.image(path)
@@ -275,7 +290,7 @@ class Desk:
             return []
 
     def shown(self, root: RootRow, path: RepoPath) -> str:
-        """A path of an overlapping root as this desk shows it: relative below our root, else absolute."""
+        """A path of an overlapping root as this open root shows it: relative below our root, else absolute."""
         if root.id == self.root.id:
             return path
         whole = os.fsdecode(root.place) + ("" if path == "." else "/" + path)
@@ -283,7 +298,7 @@ class Desk:
         return whole[len(own) :] if whole.startswith(own) else whole
 
     def at_close(self, act: Callable[[], None]) -> None:
-        """Something to be done before this desk closes."""
+        """Call `act` before this open root closes."""
         self._closing.append(act)
 
     def check_open(self) -> None:
@@ -301,7 +316,7 @@ class Desk:
 
 
 def _capture_rules(disk: Disk, ledger: Ledger) -> CaptureRules:
-    """What the user's settings and the root's own say is not to be captured. Raises `invalid_config`."""
+    """The capture rules of the user's settings and of the root's own. Raises `invalid_config`."""
     project = os.path.join(os.fsdecode(disk.root.path), PROJECT_FILE)
     rules = CaptureRules((user_file(os.environ), project), ledger.store.secret_key)
     rules.load()

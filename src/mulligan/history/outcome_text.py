@@ -1,4 +1,8 @@
-"""History in words a person understands."""
+"""The words for what calls changed and for what an undo operation did: one line for each path or folder.
+
+The command line and the hosts show these lines. File names are escaped, so that a name cannot send commands to a
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -6,84 +10,87 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mulligan.cli.output import counted, visible
-from mulligan.history.plans import Outcome
 from mulligan.values.clock import Clock, SystemClock, parse_timestamp
 from mulligan.values.entries import Absent
 from mulligan.values.paths import to_wire
+from mulligan.values.visible import visible
 
 if TYPE_CHECKING:
-    from mulligan.history.going_back import WayBack
-    from mulligan.history.repositories import LeftAlone
+    from mulligan.history.git_changes import LeftAlone
+    from mulligan.history.plan import Outcome
+    from mulligan.history.undo import UndoResult
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
 
 _HEAD_CHARACTERS = 12
 _NAMED_IN_FOLDER_MAX = 3
 _GAPS_NAMED_MAX = 3
 _MOVED = "moved to "
 _LETTERS = {"created": "A", "modified": "M", "deleted": "D", "renamed": "R", "mode": "m"}
-
 _REASONS = {
     "same_lines": "you changed the same lines",
     "binary": "it is not text, and you changed it too",
     "mode": "you changed its permissions",
-    "type_changed": "it is another kind of thing now",
-    "deleted_externally": "you deleted it meanwhile",
-    "ambiguous": "it is not certain who changed it",
-    "file_in_use": "a program has it open and has truncated or replaced it meanwhile",
-    "evicted": "its earlier content was dropped, over the cap or with its session's snapshots",
-    "lost": "a power cut took its earlier content",
+    "type_changed": "it has another type now (file, folder or link)",
+    "deleted_externally": "you have deleted it",
+    "ambiguous": "Mulligan cannot tell who changed it",
+    "file_in_use": "a program has it open and has truncated or replaced it",
+    "evicted": "its earlier content was deleted: over the cap, with its session's snapshots, or by `mulligan forget`",
+    "lost": "a power cut destroyed its earlier content",
     "not_captured": "its earlier content was never captured",
-    "io_error": "the disk refused",
-    "git": "git's own files stay",
+    "io_error": "the disk reported an error",
+    "git": "git's own files are kept",
+    "git_changed": "HEAD, its branch or the index has changed since",
 }
-
 _WOULD = {
     "restored": "restore",
     "removed": "remove",
     "brought": "bring",
-    "taken": "take",
     "merged": "merge",
     "left": "leave",
     "skipped": "skip",
     "kept": "keep",
 }
-
-
 _GAPS = {
     **_REASONS,
-    "owner": "who owned it cannot be put back",
-    "access_list": "its access list cannot be put back",
-    "hard_link": "it has or had other names, which may not go back with it",
+    "owner": "its owner cannot be restored",
+    "access_list": "its access list cannot be restored",
+    "hard_link": "it has or had other names, which may not be restored with it",
     "special_file": "it is a device, FIFO or socket",
     "unreadable": "it could not be read",
-    "unstable": "somebody wrote into it during every read",
-    "too_large": "it is too large to be kept",
-    "not_undoable": "it is larger than what is kept",
-    "no_baseline": "nobody had read it before it changed",
-    "conflicted": "somebody else changed it too, and it was left as it is",
-    "rescued": "what was there when it was put back is kept (`mulligan cat --after`)",
+    "unstable": "another process wrote into it during every read",
+    "too_large": "it is too large to be stored",
+    "not_undoable": "it is larger than the store keeps",
+    "no_baseline": "Mulligan had not read it before it changed",
+    "conflicted": "another writer changed it too, so Mulligan left it as it is",
+    "rescued": "the store keeps the version that Mulligan replaced (`mulligan cat --after`)",
     "outside_root": "it is outside the workspace",
     "other_mounts": "it is on another file system",
-    "other_daemon": "another program was spoken to, and what that did is not known",
-    "network": "what went over the network cannot be taken back",
+    "other_daemon": "the command talked to another program, and Mulligan does not know what that program did",
+    "network": "Mulligan cannot undo what the command sent over the network",
     "background": "a process that the command left running may write here later",
-    "commit_outside": "its git directory is outside the workspace, and this made commits there",
+    "commit_outside": "the command made commits in a git directory outside the workspace",
+    "git_outside": "the command changed the index or the branch in a git directory outside the workspace",
     "store_full": "the store was full while this happened",
-    "hook_missed": "the beginning of the call was not heard",
-    "hook_late": "the agent had gone on before it was heard of",
-    "not_recorded": "something before this call could not be written down",
+    "hook_missed": "no hook reported the beginning of the call",
+    "hook_late": "the agent went on before its hook reached Mulligan",
+    "not_recorded": "an earlier event could not be recorded",
 }
+_GAP_VERBS = {"rescued": "restored", "commit_outside": "not undone", "git_outside": "not undone"}
 
 
 def short(call: object) -> str:
-    """The end of an id: the part in which neighbours differ."""
+    """The last eight characters of an id; ids made at about the same time begin alike."""
     return str(call)[-8:]
 
 
 def changes_words(changes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A few words for each change; a folder that came, went or moved whole is one, and git's own files come last.
+    """A few words for each change, git's own files last. A folder that was created, deleted or moved is one entry.
 
-    What a move left behind is told by the move.
+    The old path of a move is not listed: the entry of the new path names it.
     """
     origins = {change["path"]: change["from"] for change in changes if "from" in change}
     left = set(origins.values())
@@ -95,7 +102,7 @@ def changes_words(changes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _fate(change: Mapping[str, Any], origins: Mapping[str, str], carriers: Collection[str]) -> str:
-    """What was moved with its folder met that folder's fate; what was moved into a new one has come with that."""
+    """A path that moved with its folder counts as that folder's move; one that moved into a new folder as created."""
     if "from" not in change:
         return str(change["kind"])
     path, origin = change["path"], change["from"]
@@ -119,8 +126,10 @@ def _change_words(change: Mapping[str, Any], below: int) -> str:
 
 
 def _named(fates: Mapping[str, str]) -> dict[str, int]:
-    """The paths to name, each with how many below it met the same fate and go without: those of a full folder, or of
-    one that moved."""
+    """The paths to list, each with the number of paths below it that changed in the same way and are not listed.
+
+    A folder with few such paths lists them all, unless the folder moved.
+    """
     tops = {path: _top(path, fates) for path in fates}
     below = {top: size - 1 for top, size in Counter(tops.values()).items()}
     listed = {top: 0 if fates[top].startswith(_MOVED) else _NAMED_IN_FOLDER_MAX for top in below}
@@ -129,7 +138,7 @@ def _named(fates: Mapping[str, str]) -> dict[str, int]:
 
 
 def _top(path: str, fates: Mapping[str, str]) -> str:
-    """The highest folder above a path that met the same fate, and every folder between."""
+    """The highest folder above a path that changed in the same way, if every folder between did too."""
     while fates.get(above := _above(path)) == fates[path]:
         path = above
     return path
@@ -140,8 +149,8 @@ def _in_it(below: int) -> str:
 
 
 def aborted_words(reason: str | None) -> str:
-    """What became of a call that does not stand, whether it was refused or put back."""
-    return "nothing of it stands" + (f": {visible(reason.replace('_', ' '))}" if reason else "")
+    """What `log` says of an aborted call, whether Mulligan refused it or rolled it back."""
+    return "rolled back, no changes kept" + (f": {visible(reason.replace('_', ' '))}" if reason else "")
 
 
 def change_line(change: dict[str, Any]) -> str:
@@ -158,20 +167,25 @@ def ago(text: str, clock: Clock | None = None) -> str:
     return "just now"
 
 
-def outcome_lines(way: WayBack, *, dry_run: bool = False, came: str = "restored") -> list[str]:
-    """One line per path that mattered, or per folder of them. `came` says how a path got its content."""
-    moves, repositories = ((), ()) if way.plan is None else (way.plan.moves, way.plan.left_alone)
+def outcome_lines(result: UndoResult, *, dry_run: bool = False, came: str = "restored") -> list[str]:
+    """One line for each path, or for a folder of paths, that an undo operation changed or left.
+
+    `came` is the word for a path that got its content back.
+    """
+    moves, repositories = ((), ()) if result.plan is None else (result.plan.moves, result.plan.left_alone)
     gone = {move.path for move in moves if isinstance(move.target, Absent)}
-    heads = {one.repository: _head_line(one, way) for one in repositories if one.head is not None}
+    heads = {one.repository: _head_line(one, result) for one in repositories if one.head is not None}
     fates = {
-        str(one.path): "removed" if one.path in gone else came for one in way.outcomes if one.outcome == "restored"
+        str(one.path): "removed" if one.path in gone else came for one in result.outcomes if one.outcome == "restored"
     }
     named = _named(fates)
     lines = [f"{fates[path]} {visible(path)}{_in_it(below)}" for path, below in named.items()]
-    lines += [_outcome_line(one, heads.get(one.path)) for one in way.outcomes if one.outcome != "restored"]
-    talk = [] if way.talk is None else [_talk_line(way.talk["messages_before"], way.talk["messages"])]
-    slices = [f"left slice {visible(name)} alone: it has changed since" for name in way.slices_left]
-    return [_would(line) if dry_run else line for line in [*lines, *talk, *slices] if line] + _untold_gap_lines(way)
+    lines += [_outcome_line(one, heads.get(one.path)) for one in result.outcomes if one.outcome != "restored"]
+    moved = result.talk
+    transcript = [] if moved is None else [_transcript_line(moved["messages_before"], moved["messages"])]
+    slices = [f"left slice {visible(name)} as it is: it has changed since" for name in result.slices_left]
+    lines += [*transcript, *slices]
+    return [_would(line) if dry_run else line for line in lines if line] + _further_gap_lines(result)
 
 
 def _would(line: str) -> str:
@@ -179,31 +193,31 @@ def _would(line: str) -> str:
     return f"would {_WOULD[done]} {rest}"
 
 
-def _head_line(left: LeftAlone, way: WayBack) -> str:
+def _head_line(left: LeftAlone, result: UndoResult) -> str:
     """Undo leaves commits alone; this line says how to undo the commit as well."""
-    assert left.head is not None, "it is asked only where HEAD moved"
+    assert left.head is not None, "called only where HEAD moved"
     old, new = (commit[:_HEAD_CHARACTERS] for commit in left.head)
     if left.outside:
-        # Mulligan has no copy of a git directory that is outside the root.
+        # Mulligan has no copy of git's files there.
         return f"kept commit {new} (HEAD {old}→{new}; undo it too with `git reset {old}`)"
-    also = f"`mulligan undo {short(way.of[-1])} --git restore`" if len(way.of) == 1 else "--git restore"
+    also = f"`mulligan undo {short(result.of[-1])} --git restore`" if len(result.of) == 1 else "--git restore"
     return f"kept commit {new} (HEAD {old}→{new}; undo it too with {also})"
 
 
-def _untold_gap_lines(way: WayBack) -> list[str]:
-    """What was never captured, unless its outcome has said so."""
-    gaps = () if way.plan is None else way.plan.coverage
-    told = {to_wire(one.path) for one in way.outcomes if one.reason is not None}
-    return gap_lines([gap for gap in gaps if gap["path"] not in told])
+def _further_gap_lines(result: UndoResult) -> list[str]:
+    """The paths that were never captured, except those whose outcome says so."""
+    gaps = () if result.plan is None else result.plan.coverage
+    named = {to_wire(one.path) for one in result.outcomes if one.reason is not None}
+    return gap_lines([gap for gap in gaps if gap["path"] not in named])
 
 
 def gap_lines(gaps: Sequence[Mapping[str, str]]) -> list[str]:
-    """One line per path that was not captured; many for the same reason are one."""
+    """One line for each path that was not captured; many with the same reason share a line."""
     paths: dict[str, list[str]] = {}
     for gap in gaps:
         paths.setdefault(gap["reason"], []).append(gap["path"])
     return [
-        f"{'put back' if reason == 'rescued' else 'not captured'} {words}"
+        f"{_GAP_VERBS.get(reason, 'not captured')} {words}"
         for reason, some in paths.items()
         for words in _gaps_words(some, reason)
     ]
@@ -224,10 +238,10 @@ def _gap_reason(reason: str) -> str:
     return _GAPS.get(reason, reason.replace("_", " "))
 
 
-def _talk_line(before: int, after: int) -> str:
+def _transcript_line(before: int, after: int) -> str:
     change = abs(after - before)
     words = counted(change, "message")
-    return f"brought back {words}" if after > before else f"taken back {words}"
+    return f"restored {words}" if after > before else f"removed {words}"
 
 
 def _outcome_line(one: Outcome, head: str | None) -> str:
@@ -237,7 +251,7 @@ def _outcome_line(one: Outcome, head: str | None) -> str:
     if one.outcome == "merged":
         return f"merged your edit in {path}"
     if one.outcome == "conflicted":
-        return f"left {path} alone: {why}"
+        return f"left {path} as it is: {why}"
     if one.outcome == "failed":
-        return f"not changed {path}: {why}"
+        return f"failed to change {path}: {why}"
     return f"skipped {path}: {why}" if why else ""

@@ -1,8 +1,8 @@
-"""Plans to go back. Pure: from changes to undo and what is there now, to what each path shall become.
+"""Plans of undo operations. Pure: from the changes to undo and the present entries, to what each path shall become.
 
-A plan never touches a path that the undone calls did not change. A path that cannot be merged is left byte for byte as
-it is; with `refuse`, one such path empties the whole plan; with `overwrite`, the earlier state wins, directories above
-it that somebody removed are made again, and the caller is told whose work it replaces.
+A plan never touches a path that the undone calls did not change. A path that cannot be merged stays byte for byte as it
+is; with `refuse`, one such path empties the whole plan; with `overwrite`, the earlier state wins, removed directories
+above it are created again, and the caller learns whose work it replaces.
 """
 
 from __future__ import annotations
@@ -11,27 +11,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
+from mulligan.files.git import say_the_same
+from mulligan.history.git_changes import GitMove, LeftAlone, is_index
 from mulligan.history.merge import Conflict, KeepOurs, MergedEntry, TakeTheirs, WriteMerged, merge_entry
-from mulligan.history.repositories import LeftAlone, is_index
-from mulligan.values.content import Content
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.entries import (
     ABSENT,
     Absent,
     Change,
+    Content,
     DirEntry,
     Entry,
     FileEntry,
-    group_of,
-    is_change_withheld,
-    is_withheld,
     same_state,
 )
-from mulligan.values.faults import MulliganError, fault
+from mulligan.values.errors import MulliganError, fault
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.limits import MERGE_MAX_BYTES
-from mulligan.values.paths import RepoPath, ancestors_of, parent_of, path_bytes, to_wire
-from mulligan.values.plain import plain
-from mulligan.workspace.git_index import say_the_same
+from mulligan.values.paths import ROOT, RepoPath, ancestors_of, parent_of, path_bytes, to_wire
 
 OnConflict = Literal["merge", "overwrite", "refuse"]
 OutcomeName = Literal["restored", "merged", "conflicted", "skipped", "failed"]
@@ -41,33 +38,33 @@ _UNDONE_IN_PART = frozenset({"evicted", "lost", "not_captured", "ambiguous"})
 
 
 def check_choice(name: str, value: object, known: Sequence[str]) -> None:
-    """Whoever writes it in Python has no menu to choose from. Raises `invalid_params`."""
+    """Raise `invalid_params` if the value is none of the known ones."""
     if value not in known:
         raise fault("invalid_params", f"{name} is {', '.join(known[:-1])} or {known[-1]}, not {value!r}.", field=name)
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Outcome:
-    """What became of one path on a way back, and why."""
+    """The outcome of an undo operation for one path, and its reason."""
 
     path: RepoPath
     outcome: OutcomeName
     reason: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As ways back tell it: path, outcome and reason."""
+        """The outcome as JSON: path, outcome and reason."""
         body = {"path": to_wire(self.path), "outcome": self.outcome}
         return body if self.reason is None else body | {"reason": self.reason}
 
     @property
     def is_fine(self) -> bool:
-        """Whether the path is as was asked for, or did not have to be touched."""
+        """Whether the path is as the caller wanted, or needed no change."""
         return self.outcome in _DONE or (self.outcome == "skipped" and self.reason not in _UNDONE_IN_PART)
 
 
-@plain(slots=True, frozen=True)
-class Move:
-    """One path from what it holds now to what it shall hold. `content` is there only if no blob has it yet."""
+@fast_dataclass(slots=True, frozen=True)
+class PlannedChange:
+    """The planned change of one path. `content` is set only if no blob has it yet."""
 
     path: RepoPath
     now: Entry
@@ -75,34 +72,46 @@ class Move:
     content: Content | None = None
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class RestorePlan:
-    moves: tuple[Move, ...]
+    moves: tuple[PlannedChange, ...]
     outcomes: tuple[Outcome, ...]
     overwrote_external: tuple[RepoPath, ...] = ()
     left_alone: tuple[LeftAlone, ...] = ()
     coverage: tuple[Mapping[str, str], ...] = ()
-    """what the calls that are taken back could not capture, so it does not come back either"""
+    """the gaps of the undone calls: these changes were not captured, so undo does not restore them"""
+    git_moves: tuple[GitMove, ...] = ()
+    """what happens to git's files outside the root"""
 
     def leaving(self, repositories: Sequence[LeftAlone]) -> RestorePlan:
-        """The same plan, saying which repositories it does not touch."""
+        """The same plan with the repositories that it leaves alone."""
         told = [Outcome(one.repository, "skipped", "git") for one in repositories]
         outcomes = tuple(sorted((*self.outcomes, *told), key=lambda one: path_bytes(one.path)))
         return replace(self, outcomes=outcomes, left_alone=tuple(repositories))
 
+    def moving_git(self, move: GitMove | None, outcome: Outcome) -> RestorePlan:
+        """The same plan with a change of git's files outside the root."""
+        outcomes = tuple(sorted((*self.outcomes, outcome), key=lambda one: path_bytes(one.path)))
+        if move is None:
+            return replace(self, outcomes=outcomes)
+        replaced = (*self.overwrote_external, move.path) if move.overwrites else self.overwrote_external
+        return replace(self, outcomes=outcomes, overwrote_external=replaced, git_moves=(*self.git_moves, move))
+
     def untouched(self) -> RestorePlan:
-        """The same plan, if nothing of it is done."""
+        """The same plan, marked as not carried out."""
         outcomes = (Outcome(one.path, "skipped") if one.outcome in _DONE else one for one in self.outcomes)
-        return replace(self, moves=(), outcomes=tuple(outcomes), overwrote_external=())
+        return replace(self, moves=(), outcomes=tuple(outcomes), overwrote_external=(), git_moves=())
 
     @property
     def ok(self) -> bool:
-        return all(outcome.is_fine for outcome in self.outcomes)
+        return not [one for one in self.outcomes if one.outcome not in _DONE and not one.is_fine]
 
     def stops(self, on_conflict: OnConflict) -> bool:
-        """Whether nothing of it may be done: a path cannot even be looked at, or there is a conflict to refuse."""
-        outcomes = {one.outcome for one in self.outcomes}
-        return "failed" in outcomes or (on_conflict == "refuse" and "conflicted" in outcomes)
+        """Whether the plan must not be carried out: a path cannot be read, or there is a conflict and `refuse`."""
+        for one in self.outcomes:
+            if one.outcome == "failed" or (on_conflict == "refuse" and one.outcome == "conflicted"):
+                return True
+        return False
 
 
 def _always(_: Digest) -> bool:
@@ -121,8 +130,8 @@ def _plain_directory(_: RepoPath) -> Entry:
 class Planner:
     """Undoes layers of changes on a virtual tree, newest first.
 
-    `now` says None of what cannot be looked at: a device, FIFO or socket. `has` says whether a body can be read, so
-    that nothing is promised that cannot be done. `again` says what a directory is that has to be made anew.
+    `now` answers the present entry, or None for a device, FIFO or socket. `has` answers whether bytes can be read, so
+    that the plan promises nothing impossible. `again` answers the entry of a directory that has to be created again.
     """
 
     now: Callable[[RepoPath], Entry | None]
@@ -134,6 +143,8 @@ class Planner:
     is_held_open: Callable[[RepoPath], bool] = _never
     is_lost: Callable[[Digest], bool] = _never
     again: Callable[[RepoPath], Entry] = _plain_directory
+    has_root: bool = False
+    """the directory of the root is open, so the plan does not check it"""
     _seen: dict[RepoPath, Entry] = field(default_factory=dict)
     _tree: dict[RepoPath, Entry] = field(default_factory=dict)
     _outcomes: dict[RepoPath, Outcome] = field(default_factory=dict)
@@ -148,9 +159,10 @@ class Planner:
         ambiguous: Iterable[RepoPath] = (),
         in_use: Iterable[RepoPath] = (),
     ) -> RestorePlan:
-        """`not_captured`: asked for, and no layer knows them. `ambiguous`: changed by who knows whom, and left.
+        """Plan the undo of the layers. `not_captured`: requested paths that no layer has. `ambiguous`: paths whose
+        writer is unknown; the plan leaves them.
 
-        `in_use`: a program that has them open truncates or replaces them, and they are left too.
+        `in_use`: a program that has these paths open truncates or replaces them; the plan leaves them too.
         """
         for path in ambiguous:
             self._outcomes[path] = Outcome(path, "conflicted", "ambiguous")
@@ -167,12 +179,16 @@ class Planner:
         self._say_what_comes_of_it()
         for path in not_captured:
             self._outcomes[path] = Outcome(path, "skipped", "not_captured")
-        outcomes = tuple(self._outcomes[path] for path in sorted(self._outcomes, key=path_bytes))
+        outcomes = tuple([self._outcomes[path] for path in sorted(self._outcomes, key=path_bytes)])
         plan = RestorePlan(self._moves(), outcomes, tuple(sorted(self._overwrote, key=path_bytes)))
         return plan.untouched() if plan.stops(self.on_conflict) else plan
 
+    def know(self, content: bytes) -> None:
+        """Add a content that no blob has and that a path may get. Call it before `plan`."""
+        self._fresh[digest_of(content)] = content
+
     def take(self, path: RepoPath, now: Entry, merged: MergedEntry, *, overwrites: bool = False) -> None:
-        """A path that somebody else has merged, to be planned with the rest; before `plan`."""
+        """Add a path that the caller has merged itself. Call it before `plan`."""
         self._seen[path] = self._tree[path] = now
         if overwrites:
             self._overwrote.append(path)
@@ -193,12 +209,12 @@ class Planner:
                 return
             self._seen[path] = self._tree[path] = now
         ours, base, theirs = self._tree[path], change.after, change.before
-        if is_change_withheld(change) or is_withheld(ours):
-            # Either what was there is not in the store, or what is there would be lost.
+        if base.withheld is not None or theirs.withheld is not None or ours.withheld is not None:
+            # Either the store does not have the earlier bytes, or the present ones would be lost.
             self._leave(path, Outcome(path, "skipped", "not_captured"))
             return
-        if is_index(path) and not same_state(ours, base):
-            # Git writes it anew whenever it looks at files; nobody has changed what it says then.
+        if not same_state(ours, base) and is_index(path):
+            # Git rewrites its index whenever it checks files, so other bytes may have the same meaning.
             base, theirs = (ours if self._say_the_same(ours, one) else one for one in (base, theirs))
         if self.on_conflict == "overwrite":
             self._overwrite(path, ours, base, theirs)
@@ -216,7 +232,10 @@ class Planner:
             return False
 
     def _leave_what_was_dropped(self) -> None:
-        """Only what a path shall become must be there. What it was in between is needed to merge, and read then."""
+        """Leave paths whose target bytes are evicted.
+
+        Only the last target needs bytes; the ones in between are read by the merge.
+        """
         for path, target in self._tree.items():
             if not same_state(self._seen[path], target) and not self._can_have(target):
                 self._leave(path, Outcome(path, "skipped", self._why_dropped(target)))
@@ -228,7 +247,7 @@ class Planner:
         return not isinstance(entry, FileEntry) or entry.digest in self._fresh or self.has(entry.digest)
 
     def _leave(self, path: RepoPath, outcome: Outcome) -> None:
-        """The path stays as it is on disk, whatever newer layers had planned for it."""
+        """Leave the path as it is on disk, whatever newer layers have planned for it."""
         self._tree[path] = self._seen[path]
         self._outcomes[path] = outcome
         self._overwrote = [one for one in self._overwrote if one != path]
@@ -246,7 +265,7 @@ class Planner:
         self._tree[path] = _linked(self._tree[path], now=ours, before=theirs, after=base)
 
     def _beside_a_writer(self, base: Entry, ours: Entry, theirs: Entry) -> MergedEntry:
-        """What a program that has the file open has written to its end stays there; all else is a conflict."""
+        """Merge beside a process that has the file open: what it appended stays; any other difference is a conflict."""
         if not (isinstance(base, FileEntry) and isinstance(ours, FileEntry) and isinstance(theirs, FileEntry)):
             return Conflict("file_in_use")
         if max(base.size, ours.size, theirs.size) > MERGE_MAX_BYTES:
@@ -274,6 +293,10 @@ class Planner:
             self._outcomes[path] = Outcome(path, "merged")
 
     def _overwrite(self, path: RepoPath, ours: Entry, base: Entry, theirs: Entry) -> None:
+        if same_state(base, theirs):
+            # Later changes cancelled this one out, so nothing replaces the present entry.
+            self._outcomes.setdefault(path, Outcome(path, "skipped"))
+            return
         if not same_state(ours, base) and not same_state(ours, theirs) and path not in self._overwrote:
             self._overwrote.append(path)
         self._tree[path] = _linked(theirs, now=ours, before=theirs, after=base)
@@ -283,12 +306,11 @@ class Planner:
         return self._fresh[digest] if digest in self._fresh else self.read(digest)
 
     def _keep_full_directories(self) -> None:
-        """A directory that holds something the undone calls did not make stays."""
-        doomed = [
-            path
-            for path, entry in self._tree.items()
-            if isinstance(self._seen[path], DirEntry) and not isinstance(entry, DirEntry)
-        ]
+        """Keep directories that have files which the undone calls did not create."""
+        doomed: list[RepoPath] = []
+        for path, entry in self._tree.items():
+            if isinstance(self._seen[path], DirEntry) and not isinstance(entry, DirEntry):
+                doomed.append(path)
         for path in sorted(doomed, key=path_bytes, reverse=True):
             try:
                 stays = any(not isinstance(self._tree.get(child, _KEPT), Absent) for child in self.children(path))
@@ -301,7 +323,7 @@ class Planner:
                 self._leave(path, outcome)
 
     def _make_directories(self) -> None:
-        """Whoever overwrites wants what was there, also where somebody has removed the directories above it."""
+        """With `overwrite`, create the missing directories above restored paths."""
         for path in [path for path, entry in self._tree.items() if not isinstance(entry, Absent)]:
             for above in reversed(ancestors_of(path)):
                 if isinstance(self._planned(above), Absent):
@@ -309,15 +331,16 @@ class Planner:
                     self._outcomes[above] = Outcome(above, "restored")
 
     def _leave_what_has_no_directory(self) -> None:
-        """What somebody removed the directory of cannot come back: making that directory is not ours to decide."""
+        """Leave paths whose directory another process removed: without `overwrite`, the plan must not create it."""
         for path in sorted(self._tree, key=path_bytes):
             if isinstance(self._tree[path], Absent) or same_state(self._seen[path], self._tree[path]):
                 continue
-            if not isinstance(self._planned(parent_of(path)), DirEntry):
+            above = parent_of(path)
+            if not (above == ROOT and self.has_root) and not isinstance(self._planned(above), DirEntry):
                 self._leave(path, Outcome(path, "conflicted", self._why_gone(path)))
 
     def _why_gone(self, path: RepoPath) -> str:
-        """Somebody removed it, or made something else of a directory above it."""
+        """The reason: the directory was removed, or a directory above it is something else now."""
         above = next((one for one in map(self._planned, ancestors_of(path)) if not isinstance(one, Absent)), None)
         return "deleted_externally" if isinstance(above, DirEntry) else "type_changed"
 
@@ -328,45 +351,43 @@ class Planner:
             return None
 
     def _say_what_comes_of_it(self) -> None:
-        """Layers may cancel each other out, so only the end says what happens to a path."""
+        """Set the outcomes. Layers may cancel each other out, so only the last target tells what happens to a path."""
         for path, outcome in self._outcomes.items():
             if outcome.reason is None:
                 stays = same_state(self._seen[path], self._tree[path])
                 told: OutcomeName = "merged" if outcome.outcome == "merged" else "restored"
                 self._outcomes[path] = Outcome(path, "skipped" if stays else told)
 
-    def _moves(self) -> tuple[Move, ...]:
-        moves = [
-            Move(path, self._seen[path], self._timed(target), self._fresh_bytes(target))
-            for path, target in self._tree.items()
-            if not same_state(self._seen[path], target)
-        ]
-        return tuple(in_order(moves))
-
-    def _fresh_bytes(self, entry: Entry) -> bytes | None:
-        return self._fresh.get(entry.digest) if isinstance(entry, FileEntry) else None
-
-    def _timed(self, entry: Entry) -> Entry:
-        """Old times only where nothing else moved since; else a build tool would believe stale outputs."""
-        return entry if self.keep_mtimes or not isinstance(entry, FileEntry | DirEntry) else replace(entry, mtime_ns=0)
+    def _moves(self) -> tuple[PlannedChange, ...]:
+        moves: list[PlannedChange] = []
+        for path, target in self._tree.items():
+            if not same_state(self._seen[path], target):
+                fresh = self._fresh.get(target.digest) if isinstance(target, FileEntry) else None
+                # Restore old times only if nothing else changed since; else a build tool would take outdated outputs
+                # for current.
+                if not self.keep_mtimes and isinstance(target, FileEntry | DirEntry):
+                    target = replace(target, mtime_ns=0)
+                moves.append(PlannedChange(path, self._seen[path], target, fresh))
+        return tuple(in_order(moves) if len(moves) > 1 else moves)
 
 
 _KEPT = DirEntry(0)
 
 
 def _linked(entry: Entry, *, now: Entry, before: Entry, after: Entry) -> Entry:
-    """What a path shall hold, as a name of the file that it was a name of before the call, if the call changed that.
+    """The target entry, as a name of the file that it was a name of before the call, if the call changed that.
 
-    Else it stays a name of the file that is there now.
+    Otherwise it stays a name of the present file.
     """
     if not isinstance(entry, FileEntry):
         return entry
-    is_ours = group_of(before) != group_of(after) or not isinstance(now, FileEntry)
-    return replace(entry, link_group=group_of(before if is_ours else now))
+    is_ours = before.link_group != after.link_group or not isinstance(now, FileEntry)
+    group = before.link_group if is_ours else now.link_group
+    return entry if entry.link_group == group else replace(entry, link_group=group)
 
 
-class Step(Protocol):
-    """A path on its way from what it holds to what it shall hold."""
+class PathStep(Protocol):
+    """A step that changes one path from its present entry to a target."""
 
     @property
     def path(self) -> RepoPath: ...
@@ -376,23 +397,17 @@ class Step(Protocol):
     def target(self) -> Entry: ...
 
 
-AnyStep = TypeVar("AnyStep", bound=Step)
+AnyStep = TypeVar("AnyStep", bound=PathStep)
 
 
 def in_order(steps: Iterable[AnyStep]) -> list[AnyStep]:
-    """What goes away first, deepest first, so that directories are empty by then; then what comes, parents first."""
+    """The steps in order: removals first, deepest first, so that directories are empty by then; then the rest, parents
+    first.
+    """
     by_path = sorted(steps, key=lambda step: path_bytes(step.path))
     return [s for s in reversed(by_path) if leaves(s)] + [s for s in by_path if not leaves(s)]
 
 
-def leaves(step: Step) -> bool:
-    """Whether it goes away, or stops being a directory: what is below it must be gone by then."""
+def leaves(step: PathStep) -> bool:
+    """Whether the step removes the path or its directory, so that everything below it must be gone before."""
     return isinstance(step.target, Absent) or (isinstance(step.now, DirEntry) and not isinstance(step.target, DirEntry))
-
-
-def restricted(changes: Iterable[Change], paths: Sequence[RepoPath] | None) -> list[Change]:
-    """Only the changes at or below the given paths."""
-    if paths is None:
-        return list(changes)
-    wanted = set(paths)
-    return [one for one in changes if one.path in wanted or not wanted.isdisjoint(ancestors_of(one.path))]

@@ -20,6 +20,8 @@
 `slices.changed`  items of typed state that came and went
 `checkpoint.recorded`  the state around a tool call
 `token.created`, `token.touched`, `token.expired`   in the store's journal: bearer tokens by their handles
+
+Everything a Mulligan store holds, in one value.
 """
 
 from __future__ import annotations
@@ -29,18 +31,33 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from mulligan.files.snapshot.manifest import (
+    LEASE_PATHS,
+    LEASES,
+    LINEAGE,
+    SNAPSHOTS,
+    project_snapshot_created,
+    project_snapshot_derived,
+    project_snapshot_evicted,
+)
+from mulligan.history.cause import WORK, PartOfCall, UndoOperation, cause_from_json
 from mulligan.history.tables import (
     BRANCHES,
     CALL_PARTS,
     CALLS,
     CAPTURES,
     CHANGES,
+    KEPT,
+    KEPT_ROOTS,
+    OPEN,
     PINS,
     REDO,
     ROOTS,
     SCOPES,
     TAKEN_IN_PART,
+    TOUCHES,
     TURNS,
+    WATCH_WINDOWS,
     BranchRow,
     CallPartRow,
     CallRow,
@@ -53,35 +70,55 @@ from mulligan.history.tables import (
     TakenInPartRow,
     TurnRow,
 )
-from mulligan.session.kept import CHANGED, RECORDED, project_checkpoint_recorded, project_slices_changed
-from mulligan.session.projection import (
+from mulligan.session.roots import (
+    ENDED_SANDBOXED_ROOTS,
+    SANDBOXED_ROOTS,
+    project_sandboxed_root,
+    project_sandboxed_root_ended,
+)
+from mulligan.session.state.slice_store import (
+    CHANGED,
+    RECORDED,
+    SLICE_TABLES,
+    project_checkpoint_recorded,
+    project_slices_changed,
+)
+from mulligan.session.tables import (
+    BOUNDARIES,
+    CLIENTS,
+    GRAPH_TABLES,
     INSERTED,
+    SESSIONS,
+    TRANSCRIPT_TABLES,
+    project_boundary_attached,
+    project_boundary_ended,
     project_event,
     project_facts,
     project_message,
     project_session_closed,
+    project_session_opened,
     project_session_reopened,
     project_window,
     session_of,
 )
-from mulligan.session.roots import project_aside_ended, project_set_aside
-from mulligan.session.tables import project_boundary_attached, project_boundary_ended, project_session_opened
-from mulligan.session.tokens import project_token_created, project_token_expired, project_token_touched
-from mulligan.store.journal import Projector, Record
-from mulligan.store.protocol import Tx
-from mulligan.values.canonical import encode
-from mulligan.values.paths import from_wire, path_bytes, path_from_bytes, to_wire
-from mulligan.workspace.snapshots import (
-    project_snapshot_created,
-    project_snapshot_derived,
-    project_snapshot_evicted,
+from mulligan.session.tokens import (
+    LAST_SEEN,
+    TOKENS,
+    project_token_created,
+    project_token_expired,
+    project_token_touched,
 )
+from mulligan.store.blobs import BLOBS, BODIES
+from mulligan.store.journal import FORGOTTEN, HEADS, RECORDS, REFS, Projector, Record, Schema
+from mulligan.store.protocol import CLAIMS, OWNERS, Tx
+from mulligan.values.canonical import encode
+from mulligan.values.paths import bytes_from_wire, path_from_bytes, to_wire
 
 WAYS_BACK = frozenset({"undo", "restore", "rollback", "rewind"})
-"""Verbs whose calls can be taken back by `redo`."""
+"""Verbs whose calls `redo` can undo."""
 
 TAKES_BACK = WAYS_BACK | {"redo"}
-"""Verbs whose calls are never what `undo` without a name looks for."""
+"""Verbs whose calls `undo` without a call id never chooses."""
 
 
 def _root_opened(tx: Tx, record: Record) -> None:
@@ -114,14 +151,14 @@ def key_to_wire(key: bytes) -> str:
 
 def key_from_wire(text: str) -> bytes:
     tree, _, path = text.partition("/")
-    return tree.encode("ascii") + (b"/" + path_bytes(from_wire(path)) if path.strip("/") else b"")
+    return tree.encode("ascii") + (b"/" + bytes_from_wire(path) if path.strip("/") else b"")
 
 
 _ANY_NAME = b"A"
 
 
 def _move_changes(tx: Tx, root: RootRow) -> None:
-    """A root with another key takes its files along: what was recorded of them was at the same paths in it."""
+    """Move the recorded changes of a root to its new key, because its files kept their paths in it."""
     for call in tx.select(CALLS, {"workspace": root.workspace}):
         for change in tx.select(CHANGES, {"call": call.id}) if call.root == root.id else ():
             tx.update(CHANGES, call.id, change.path, place=root.place_of(change.path))
@@ -138,7 +175,8 @@ def _turn_ended(tx: Tx, record: Record) -> None:
 
 def _call_begun(tx: Tx, record: Record) -> None:
     body = record.payload
-    cause, root = body.get("cause") or {}, tx.get(ROOTS, body["root"])
+    told, root = body.get("cause"), tx.get(ROOTS, body["root"])
+    cause = WORK if told is None else cause_from_json(told)
     tx.put(
         CALLS,
         CallRow(
@@ -148,18 +186,18 @@ def _call_begun(tx: Tx, record: Record) -> None:
             label=body.get("label"),
             tool=body.get("tool"),
             status="open",
-            cause=_text(cause or None),
-            way_back=verb if (verb := cause.get("verb")) in TAKES_BACK else None,
+            cause=_text(told) if told else None,
+            way_back=cause.verb if cause.verb in TAKES_BACK else None,
             observed=int(body.get("observed", False)),
             external=0,
             root=body["root"],
-            # Whoever wrote it may not know that somebody has opened a root around this one.
+            # The writer may not have known that another process opened a root around this one.
             workspace=body["workspace"] if root is None else root.workspace,
             started_at=record.at,
         ),
     )
-    if "part_of" in cause:
-        tx.put(CALL_PARTS, CallPartRow(cause["part_of"], body["call"]))
+    if isinstance(cause, PartOfCall):
+        tx.put(CALL_PARTS, CallPartRow(cause.part_of, body["call"]))
     if body["turn"] != body["call"] and tx.get(TURNS, body["session"], body["turn"]) is None:
         tx.put(TURNS, TurnRow(body["session"], body["turn"], None, 0, record.at, None))
 
@@ -172,10 +210,10 @@ def _put_changes(tx: Tx, call: str, body: Mapping[str, Any]) -> None:
     root = tx.get(ROOTS, body["root"])
     assert root is not None, "a root is recorded before anything in it changes"
     for change in body["changes"]:
-        path = path_bytes(from_wire(change["path"]))
+        path = bytes_from_wire(change["path"])
         origin = change.get("from")
         before, after = encode(change["before"]), encode(change["after"])
-        from_path = None if origin is None else path_bytes(from_wire(origin))
+        from_path = None if origin is None else bytes_from_wire(origin)
         tx.put(CHANGES, ChangeRow(call, path, root.place_of(path), body["wseq"], before, after, from_path))
 
 
@@ -192,30 +230,34 @@ def _call_ended(tx: Tx, record: Record) -> None:
         ended_at=record.at,
         wseq=body.get("wseq"),
         reason=body.get("reason"),
-        coverage=_text(body.get("coverage", [])) or "[]",
+        coverage=_text(body["coverage"]) if "coverage" in body else "[]",
     )
     if body["status"] == "committed" and call.session is not None:
-        _follow_cause(tx, call, changed=body.get("wseq") is not None)
+        if call.cause is not None:
+            _follow_cause(tx, call, changed=body.get("wseq") is not None)
+        elif body.get("wseq") is not None:
+            _end_redo(tx, call.session)
 
 
 def _follow_cause(tx: Tx, call: CallRow, *, changed: bool) -> None:
-    """What a committed call means for the calls it took back, and for the redo stack of its session."""
-    cause = call.why
-    verb, targets = cause.get("verb"), cause.get("of", ())
-    if verb is not None and "part_of" in cause:
-        # A part of a way back: the call it belongs to says what became of what.
+    """Apply the cause of a committed call: mark the calls that it undid, and change the redo stack of its session."""
+    cause, session = call.why, call.session
+    assert session is not None, "only what no call made has none"
+    if isinstance(cause, PartOfCall) and cause.verb is not None:
+        # The undo operation of this part marks the undone calls.
         return
-    if verb in WAYS_BACK:
-        _mark_undone(tx, targets, by=call.id)
-        for target in cause.get("part", ()):
+    if not isinstance(cause, UndoOperation):
+        if changed:
+            _end_redo(tx, session)
+        return
+    if cause.verb == "redo":
+        for target in cause.of:
+            tx.delete(REDO, session, target)
+    else:
+        tx.put(REDO, RedoRow(session, call.id))
+        for target in cause.part:
             tx.put(TAKEN_IN_PART, TakenInPartRow(target, call.id))
-        tx.put(REDO, RedoRow(_session_of(call), call.id))
-    elif verb == "redo":
-        for target in targets:
-            tx.delete(REDO, _session_of(call), target)
-        _mark_undone(tx, targets, by=call.id)
-    elif changed:
-        _end_redo(tx, _session_of(call))
+    _mark_undone(tx, cause.of, by=call.id)
 
 
 def _end_redo(tx: Tx, session: str) -> None:
@@ -224,25 +266,20 @@ def _end_redo(tx: Tx, session: str) -> None:
 
 
 def _message_appended(tx: Tx, record: Record) -> None:
-    """The talk goes on from here, so what was taken back stays taken back."""
+    """A new message ends redo, because the transcript continues from here."""
     project_message(tx, record)
     _end_redo(tx, session_of(record.journal))
 
 
 def _window_changed(tx: Tx, record: Record) -> None:
-    """A reset leaves nothing to go back to, and nothing to go forward to."""
+    """A reset of the context window ends undo and redo of messages."""
     project_window(tx, record)
     if record.payload["verb"] == "reset":
         _end_redo(tx, session_of(record.journal))
 
 
-def _session_of(call: CallRow) -> str:
-    assert call.session is not None
-    return call.session
-
-
 def _mark_undone(tx: Tx, targets: Sequence[str], *, by: str) -> None:
-    """What a way back took back stands exactly while the way back does not."""
+    """Mark calls as undone by an undo operation, for as long as the operation itself is not undone."""
     for target in targets:
         row = tx.get(CALLS, target)
         if row is not None and row.undone_by is None:
@@ -251,12 +288,17 @@ def _mark_undone(tx: Tx, targets: Sequence[str], *, by: str) -> None:
 
 
 def _stand_again(tx: Tx, way: CallRow) -> None:
-    """What a way back that stands no more had taken back, but for what another had taken back before it."""
-    for target in reversed(way.why.get("of", ())):
+    """Mark the calls of an undone undo operation as not undone, except those that an earlier operation had undone."""
+    for target in reversed(undone_by(way)):
         row = tx.get(CALLS, target)
         if row is not None and row.undone_by == way.id:
             tx.update(CALLS, row.id, undone_by=None)
-            _mark_undone(tx, row.why.get("of", ()), by=row.id)
+            _mark_undone(tx, undone_by(row), by=row.id)
+
+
+def undone_by(way: CallRow) -> tuple[str, ...]:
+    """The calls that an undo operation undid wholly; none for any other call."""
+    return cause.of if isinstance(cause := way.why, UndoOperation) else ()
 
 
 def _call_evicted(tx: Tx, record: Record) -> None:
@@ -273,7 +315,7 @@ def _call_unpinned(tx: Tx, record: Record) -> None:
 
 def _branch_opened(tx: Tx, record: Record) -> None:
     body = record.payload
-    directory = path_bytes(from_wire(body["directory"].lstrip("/")))
+    directory = bytes_from_wire(body["directory"].lstrip("/"))
     row = BranchRow(
         session=body["session"],
         parent=body["parent"],
@@ -297,7 +339,7 @@ def _scope_captured(tx: Tx, record: Record) -> None:
     if tx.get(SCOPES, session, scope) is None:
         tx.put(SCOPES, ScopeRow(session, scope, body["taken_at_ms"], record.seq, body["root"]))
     for one in body["captured"]:
-        path = path_bytes(from_wire(one["path"]))
+        path = bytes_from_wire(one["path"])
         if not tx.has(CAPTURES, session, scope, path):
             tx.put(CAPTURES, CaptureRow(session, scope, path, encode(one["before"])))
 
@@ -333,8 +375,8 @@ def _external(tx: Tx, record: Record) -> None:
     _put_changes(tx, body["id"], {**body, "wseq": record.seq})
 
 
-def _text(value: object) -> str | None:
-    return None if value is None else encode(value).decode("utf-8")
+def _text(value: object) -> str:
+    return encode(value).decode("utf-8")
 
 
 PROJECTORS: Mapping[str, Projector] = MappingProxyType(
@@ -366,12 +408,34 @@ PROJECTORS: Mapping[str, Projector] = MappingProxyType(
         "window.changed": _window_changed,
         "session.closed": project_session_closed,
         "session.reopened": project_session_reopened,
-        "root.set_aside": project_set_aside,
-        "root.aside_ended": project_aside_ended,
+        "root.set_aside": project_sandboxed_root,
+        "root.aside_ended": project_sandboxed_root_ended,
         CHANGED: project_slices_changed,
         RECORDED: project_checkpoint_recorded,
         "token.created": project_token_created,
         "token.touched": project_token_touched,
         "token.expired": project_token_expired,
     }
+)
+
+
+SCHEMA = Schema(
+    tables=(
+        *(RECORDS, HEADS, REFS, BLOBS, BODIES, OWNERS, CLAIMS),
+        *(SESSIONS, BOUNDARIES, ROOTS, TURNS, CALLS, CALL_PARTS, TAKEN_IN_PART, CHANGES, REDO),
+        *(PINS, BRANCHES, SCOPES, CAPTURES),
+        *(OPEN, TOUCHES, KEPT, KEPT_ROOTS, WATCH_WINDOWS),
+        *TRANSCRIPT_TABLES,
+        *SLICE_TABLES,
+        *GRAPH_TABLES,
+        *(TOKENS, LAST_SEEN, CLIENTS, SANDBOXED_ROOTS, ENDED_SANDBOXED_ROOTS),
+        *(SNAPSHOTS, LINEAGE, LEASES, LEASE_PATHS),
+    ),
+    projectors=PROJECTORS,
+    unfolded=frozenset(
+        {
+            *("committed", "paths.evicted", "session.forked", "session.imported"),
+            *("snapshot.bodies", "store.lost", "store.power_cut", FORGOTTEN),
+        }
+    ),
 )

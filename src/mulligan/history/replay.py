@@ -1,8 +1,8 @@
-"""Replay: a session's state folded again from the journal, from its first record, with no access to any workspace.
+"""Replay: fold a session's state again from its first journal record, and compare it with the tables.
 
-1. The state is what the journal's projections say of one session, with everything said in it. It holds no file bodies,
-   so a replay needs none, and no paths of the machine it was recorded on.
-2. Folding gives the same state, byte for byte in canonical JSON, or the journal and the tables disagree.
+1. The state is what the projections of the journal say of one session, with all of its messages. It holds no file
+   bodies, so a replay needs no workspace, and no paths of the machine that recorded it.
+2. The fold gives the same state as the tables, byte for byte in canonical JSON, or the two disagree.
 3. A blob that the state needs and that is missing is a fault, every time.
 """
 
@@ -14,30 +14,37 @@ from itertools import zip_longest
 from typing import Any
 
 from mulligan.history.log import changes_of
-from mulligan.history.schema import SCHEMA
+from mulligan.history.projection import SCHEMA
 from mulligan.history.tables import CALLS, CallRow
-from mulligan.session.tables import SESSIONS, session_journal
-from mulligan.session.transcript import Archive, Message, entries_of, window_of
-from mulligan.session.windows import Window
+from mulligan.session.tables import SESSIONS, Window, session_journal
+from mulligan.session.transcript_log import Archive, Message, entries_of, window_of
 from mulligan.store.journal import records_of
-from mulligan.store.protocol import Store, Tx
-from mulligan.store.tables import Table
+from mulligan.store.protocol import Store, Table, Tx
 from mulligan.store.verify import fold_into, verify_journal
 from mulligan.values.canonical import encode
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.entries import entry_to_json
-from mulligan.values.faults import MulliganError, fault
+from mulligan.values.errors import MulliganError, fault
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import SessionId
 from mulligan.values.paths import to_wire
-from mulligan.values.plain import plain
 
 _LOCAL_TABLES = frozenset({"roots", "branches", "asides", "ended_asides"})
-"""They name places of one machine, which are no part of what happened."""
+"""They name folders of one machine, which are no part of what happened."""
+
+_TABLES: tuple[Table[Any], ...] = tuple(
+    table
+    for table in SCHEMA.tables
+    if table.projected and table.columns[0] == "session" and table.name not in _LOCAL_TABLES
+)
+
+_VARYING_FIELDS = frozenset({"mtime_ns", "new_mtime_ns", "duration_ms", "started_at", "ended_at", "pid", "exec_id"})
+"""Fields of receipts in which two runs that do the same differ."""
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Replayed:
-    """`digest` is that of the folded state; `live` that of the tables as they stand."""
+    """`digest` is that of the folded state, `live` that of the tables."""
 
     session: str
     digest: Digest
@@ -52,9 +59,10 @@ class Replayed:
 
 
 def replay(archive: Archive, session: SessionId, fresh: Store) -> Replayed:
-    """Fold everything into the empty store `fresh` and compare. Raises `session_not_found`."""
+    """Fold all journals into the empty store `fresh` and compare. Raises `session_not_found`."""
     with archive.store.read() as tx:
         _check_known(tx, session)
+        # All journals are folded, because calls of a session may be recorded in other ones.
         refused = fold_into(fresh, tx, SCHEMA)
         if refused is not None:
             raise fault("journal_broken", f"The journal does not fold: {refused.where}: {refused.message}")
@@ -68,10 +76,11 @@ def replay(archive: Archive, session: SessionId, fresh: Store) -> Replayed:
 
 
 def check_needs(store: Store, session: SessionId) -> None:
-    """The chain of the session's journal, and every blob that its state needs. Raises an integrity fault."""
+    """Check the chain of the session's journal, and every blob that its state needs. Raises an integrity fault."""
     with store.read() as tx:
         _check_known(tx, session)
     for problem in verify_journal(store, session_journal(session)):
+        # Other problems, such as an evicted body, are recorded facts.
         if problem.severity == "broken":
             code = "missing_cas_dependency" if problem.kind in ("blob", "ref") else "journal_broken"
             raise fault(code, f"{problem.where}: {problem.message}")
@@ -83,9 +92,9 @@ def _check_known(tx: Tx, session: SessionId) -> None:
 
 
 def state_of(tx: Tx, records: Tx, archive: Archive, session: SessionId) -> dict[str, Any]:
-    """A session as one plain value: its rows, its calls with their changes, and its messages.
+    """A session as one JSON value: its rows, its calls with their changes, and its messages.
 
-    Rows come from `tx`, which may be a fold; bodies of messages from `records`, where they were written.
+    Rows come from `tx`, which may be a fold; the bodies of messages come from `records`, which has the blobs.
     """
     row = tx.get(SESSIONS, session)
     assert row is not None, "a session that is folded was opened"
@@ -93,7 +102,10 @@ def state_of(tx: Tx, records: Tx, archive: Archive, session: SessionId) -> dict[
         "session": {"id": row.id, "created_at": row.created_at, "closed_at": row.closed_at, "parent": row.parent},
         "messages": _messages(records, archive, window_of(tx, session)),
         "calls": [_call(tx, call) for call in tx.select(CALLS, {"session": session}, order=("id",))],
-        "tables": {table.name: [_plain(table, one) for one in _rows(tx, table, session)] for table in _TABLES},
+        "tables": {
+            table.name: [_plain(table, one) for one in tx.select(table, {"session": session}, order=table.key)]
+            for table in _TABLES
+        },
     }
 
 
@@ -103,19 +115,8 @@ def _messages(records: Tx, archive: Archive, window: Window) -> list[Message]:
     except MulliganError as error:
         if error.code != "unknown_blob":
             raise
-        # Elsewhere that is somebody's mistake; here a record of ours names the blob.
+        # Elsewhere an unknown blob is the caller's mistake; here a record of ours names it.
         raise fault("missing_cas_dependency", error.message) from error
-
-
-_TABLES: tuple[Table[Any], ...] = tuple(
-    table
-    for table in SCHEMA.tables
-    if table.projected and table.columns[0] == "session" and table.name not in _LOCAL_TABLES
-)
-
-
-def _rows(tx: Tx, table: Table[Any], session: SessionId) -> list[Any]:
-    return tx.select(table, {"session": session}, order=table.key)
 
 
 def _plain(table: Table[Any], row: object) -> dict[str, Any]:
@@ -134,12 +135,12 @@ def _call(tx: Tx, call: CallRow) -> dict[str, Any]:
     return {**_plain(CALLS, call), "changes": changes}
 
 
-# Two sessions beside each other.
+# Two sessions compared step by step.
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Divergence:
-    """The first step at which two sessions part: what the one did there, and what the other did. None: nothing."""
+    """The first step at which two sessions differ: what each of them did there. None: it had ended."""
 
     step: int
     ours: Mapping[str, Any] | None
@@ -147,22 +148,16 @@ class Divergence:
 
 
 def steps_of(tx: Tx, session: SessionId, *, whole: bool = False) -> Iterator[dict[str, Any]]:
-    """What was said and done, without what differs from run to run: ids and times; `whole`: with them."""
+    """The messages and effects of a session. Without `whole`, leaves out ids and times, which differ in each run."""
     for record in records_of(tx, session_journal(session)):
         if record.kind == "message.appended":
             yield {"said": record.payload.get("message") or record.payload["blob"]}
         elif record.kind == "call.ended":
             for effect in record.payload.get("effects", ()):
-                receipt = effect["receipt"] if whole else _lasting(effect["receipt"])
+                receipt = {
+                    name: value for name, value in effect["receipt"].items() if whole or name not in _VARYING_FIELDS
+                }
                 yield {"did": effect["effect"], "params": effect["params"], "receipt": receipt}
-
-
-def _lasting(receipt: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in receipt.items() if name not in PASSING_FIELDS}
-
-
-PASSING_FIELDS = frozenset({"mtime_ns", "new_mtime_ns", "duration_ms", "started_at", "ended_at", "pid", "exec_id"})
-"""What a receipt says of its moment; two runs that do the same differ in these."""
 
 
 def first_difference(tx: Tx, ours: SessionId, theirs: SessionId) -> Divergence | None:

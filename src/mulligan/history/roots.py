@@ -13,20 +13,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mulligan.files.identity import same_directory
 from mulligan.history.tables import ROOTS, RootRow
 from mulligan.store.protocol import Tx
-from mulligan.values.faults import MulliganError, fault
+from mulligan.values.errors import MulliganError, fault
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.paths import is_inside
-from mulligan.values.plain import plain
-from mulligan.workspace.identity import same_directory
 
 IdentityAt = Callable[[bytes], str | None]
 """The identity of the directory that this process sees at a path; None if it sees none there."""
 
 
-@plain(slots=True, frozen=True)
-class Found:
-    """A directory that a process has opened: the host, the path, the identity, and how to look at other paths."""
+@fast_dataclass(slots=True, frozen=True)
+class FoundRoot:
+    """A directory that a process has opened: host, path and identity, and a function that identifies other paths."""
 
     host: str
     place: bytes
@@ -45,7 +45,7 @@ class Found:
         return now is not None and same_directory(row.identity, now)
 
     def known_in(self, rows: Iterable[RootRow]) -> RootRow | None:
-        """The root that this directory is, if the store knows it."""
+        """The root of this directory, if the store knows it."""
         same = [row for row in rows if self.is_on_host(row) and same_directory(row.identity, self.identity)]
         here = [row for row in same if row.place == self.place]
         if here:
@@ -60,9 +60,9 @@ class Found:
         return [row for row in others if not same_directory(row.identity, self.identity)]
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Opening:
-    """What becomes of the store's roots when a directory is opened: its own row, and other roots that change."""
+    """The changes of the store's roots when a process opens a directory: its own row, and other roots that change."""
 
     row: RootRow
     joined: Sequence[str]
@@ -71,8 +71,11 @@ class Opening:
     """other roots that get another key"""
 
 
-def plan_opening(found: Found, rows: Sequence[RootRow], new_id: Callable[[], str]) -> Opening:
-    """Pure but for the looks at other roots' paths. The caller chooses which of the joined workspaces goes on."""
+def plan_opening(found: FoundRoot, rows: Sequence[RootRow], new_id: Callable[[], str]) -> Opening:
+    """Plan the opening.
+
+    Pure, except that it reads the identities at other roots' paths. The caller chooses which workspace continues.
+    """
     known = found.known_in(rows)
     others = [row for row in rows if known is None or row.id != known.id]
     shared = [row for row in others if _overlap(row.place, found.place) and found.sees(row)]
@@ -96,7 +99,7 @@ def _with_keys(opening: Opening, shared: Sequence[RootRow], strangers: Sequence[
     if around:
         outer = max(around, key=lambda one: len(one.place))
         row = replace(row, key=outer.key + row.place[len(outer.place) :])
-        # A directory that is gone, or that another namespace has here, keeps its changes under a key of its own.
+        # A missing directory, or one of another mount namespace, keeps its changes under its own key.
         keys = {one.id: _key_of_its_own(one) for one in strangers if is_inside(one.key, row.key)}
     elif is_new and any(_overlap(one.key, row.key) for one in strangers):
         row = replace(row, key=_key_of_its_own(row))
@@ -124,8 +127,8 @@ def named_root(tx: Tx, name: str, host: str) -> RootRow | None:
     return max(rows, key=lambda row: (row.host in ("", host), row.id), default=None)
 
 
-def unrecorded(found: Found) -> RootRow:
-    """For looking only, at a directory that is no root yet. Nothing is known of it, not even under its path."""
+def unrecorded(found: FoundRoot) -> RootRow:
+    """A row for reading a directory that is no root. It has no history, not even that of its path."""
     return RootRow("", "", found.place, found.identity, found.host, b"unrecorded:" + found.place)
 
 

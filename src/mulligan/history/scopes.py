@@ -1,7 +1,8 @@
-"""Scopes: preimages filed under an id that somebody chose. A scope is S0's snapshot.
+"""Scopes: preimages under an id that the caller chose. A scope is a snapshot in the terms of S0.
 
-The first capture of a path in a scope wins. A scope holds its bodies until it is dropped, or evicted because the scopes
-of its session hold more than the cap; either way a record says so.
+The first capture of a path in a scope wins. A scope holds its bodies until the caller drops it, or until Mulligan
+evicts it because the scopes of its session hold more than the cap; either way a record says so. `scope_snapshots` has
+the operations on open roots.
 """
 
 from __future__ import annotations
@@ -10,24 +11,27 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
-from mulligan.history.dropping import drop_body, droppable, holder_of_scope
-from mulligan.history.over_cap import cap_of
+from mulligan.history.retention_rules import cap_of, drop_body, droppable, holder_of_scope
 from mulligan.history.tables import CAPTURES, SCOPES, CaptureRow
 from mulligan.session.tables import session_journal
 from mulligan.store.journal import Journal
 from mulligan.store.protocol import Tx
-from mulligan.values.canonical import decode
 from mulligan.values.clock import parse_timestamp
 from mulligan.values.digest import Digest
-from mulligan.values.entries import Change, Entry, FileEntry, entry_from_json, entry_to_json, is_withheld
+from mulligan.values.entries import (
+    Entry,
+    FileEntry,
+    entry_from_bytes,
+    entry_to_json,
+)
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import SessionId
 from mulligan.values.paths import RepoPath, path_bytes, to_wire
-from mulligan.values.plain import plain
 
 _CAPTURES_PER_RECORD = 200
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Scopes:
     """The scopes of one session, inside a transaction."""
 
@@ -36,19 +40,21 @@ class Scopes:
     session: SessionId
     at: str
 
-    def capture_of_call(self, label: str, root: str, changes: Iterable[Change]) -> None:
-        """A call's label is the id of its scope: if there is one in this root, it takes what the call changed."""
-        row = self.tx.get(SCOPES, self.session, label)
-        if row is not None and row.root == root:
-            self.capture(label, root, {change.path: change.before for change in changes})
-
     def capture(self, scope: str, root: str, befores: Mapping[RepoPath, Entry]) -> dict[RepoPath, Entry]:
-        """Open the scope, or add to it. What was not in it yet, which is what it takes; the bodies are stored."""
+        """Open the scope, or add to it. Returns what it took: the paths that it did not have yet.
+
+        The store has the bodies already.
+        """
         tx, session = self.tx, self.session
-        kept = {path: one for path, one in befores.items() if not is_withheld(one)}
-        fresh = {path: one for path, one in kept.items() if not tx.has(CAPTURES, session, scope, path_bytes(path))}
+        fresh = {
+            path: one
+            for path, one in befores.items()
+            if one.withheld is None and not tx.has(CAPTURES, session, scope, path_bytes(path))
+        }
+        # In several records, so that none grows without a limit.
         rest = iter(fresh.items())
         some = list(islice(rest, _CAPTURES_PER_RECORD))
+        # An empty scope, too, needs a record that opens it.
         while some or not tx.has(SCOPES, session, scope):
             self._record(scope, root, some)
             some = list(islice(rest, _CAPTURES_PER_RECORD))
@@ -67,20 +73,21 @@ class Scopes:
         self.journal.append(self.tx, session_journal(self.session), "scope.captured", body, at=self.at, refs=refs)
 
     def drop(self, scope: str, *, why: str) -> None:
-        """The bodies that nothing else needs go with it, and the record names them."""
+        """Drop a scope and the bodies that nothing else needs; the record names them."""
         captures = self.tx.select(CAPTURES, {"session": self.session, "scope": scope})
         named = {entry.digest for entry in map(before_of, captures) if isinstance(entry, FileEntry)}
-        gone = droppable(self.tx, named, but_for=holder_of_scope(self.session, scope))
+        gone = droppable(self.tx, named, holder=holder_of_scope(self.session, scope))
         body = {"session": self.session, "scope": scope, "why": why} | ({"digests": gone} if gone else {})
         self.journal.append(self.tx, session_journal(self.session), "scope.dropped", body, at=self.at)
         for digest in gone:
             drop_body(self.tx, digest)
 
     def evict_over_cap(self, *, keep: str | None) -> None:
-        """Oldest first, in order of insertion, never the one being written. Bytes that two scopes share count once."""
+        """Evict scopes in order of insertion, but not `keep`, which is being written. Shared bytes count once."""
         cap = cap_of(self.tx, self.session)
         rows = sorted(self.tx.select(SCOPES, {"session": self.session}), key=lambda row: row.seq)
         bodies = {row.scope: self._bodies_of(row.scope) for row in rows}
+        # A body that several scopes hold becomes free with the last of them.
         holders = Counter(digest for held in bodies.values() for digest in held)
         total = sum({digest: size for held in bodies.values() for digest, size in held.items()}.values())
         for row in rows:
@@ -98,7 +105,7 @@ class Scopes:
 
 
 def before_of(capture: CaptureRow) -> Entry:
-    return entry_from_json(decode(capture.before))
+    return entry_from_bytes(capture.before)
 
 
 def size_of(entries: Iterable[Entry]) -> int:

@@ -1,28 +1,29 @@
-"""History in the store. Projected tables are folds of the journals (see `projection`); the others are coordination:
-what open calls are about to do, so that anyone can put it back if they die."""
+"""The tables of history.
+
+Projected tables are folds of the journals (see `projection`). The others are coordination: they say what open calls are
+about to do, so that any process can roll a dead process's call back.
+"""
 
 from __future__ import annotations
 
-from typing import Any
-
-from mulligan.store.tables import Table
-from mulligan.values.canonical import decode
+from mulligan.files.identity import FOLDS
+from mulligan.files.resolve import folded
+from mulligan.history.cause import WORK, Cause, cause_from_text
+from mulligan.store.protocol import Table
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import OwnerId
-from mulligan.values.plain import plain
-from mulligan.workspace.identity import FOLDS
-from mulligan.workspace.places import folded
 
 WSEQ_END = 2**62
-"""No change ever has so high a place."""
+"""Higher than the position of any change."""
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class RootRow:
     """A directory that a process opened on a host. Roots that overlap belong to one workspace.
 
-    `identity` says which directory it is (see `workspace.identity`), and `place` is its path on that host. `key` begins
-    the key of each file below it, by which claims and changes know the file. It is the path at which the root was first
-    opened, unless another directory has had that path: then the id of a root comes first.
+    `identity` identifies the directory (see `files.identity`), and `place` is its path on that host. `key` is the
+    prefix of the keys of the files below it, by which claims and changes know a file. It is the path at which the root
+    was first opened, unless another directory has had that path: then the id of a root comes first.
     """
 
     id: str
@@ -33,19 +34,19 @@ class RootRow:
     key: bytes
 
     def place_of(self, path: bytes) -> bytes:
-        """The same as the open root's own: the one name of a file, through whichever root it is reached."""
+        """The key of a file: the same through whichever root it is reached."""
         whole = self.key if path == b"." else self.key + b"/" + path
         return folded(whole) if self.identity.endswith(FOLDS) else whole
 
     @property
     def tree(self) -> bytes:
-        """What comes before the path in a key. Roots of one workspace that differ in it share no files."""
+        """The part of a key before the path. Roots of one workspace with different prefixes share no files."""
         return self.key.partition(b"/")[0]
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class TurnRow:
-    """A prompt and what followed. `opened` by hand, or only by its calls naming it."""
+    """A prompt and what followed. `opened`: a caller opened the turn; else only its calls name it."""
 
     session: str
     id: str
@@ -56,15 +57,18 @@ class TurnRow:
 
     @property
     def is_open(self) -> bool:
-        """Opened by hand and not ended. One with a call in progress is open too, which only the calls say."""
+        """Whether a caller opened the turn and has not ended it.
+
+        A turn with an open call is open too; the calls' rows tell that.
+        """
         return bool(self.opened) and self.ended_at is None
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class CallRow:
-    """One call, or (`external`) a change that nobody's call made.
+    """One call, or (`external`) a change that no call made.
 
-    `cause` is JSON: what made it, if not work of its own. `way_back` is its verb, if it took other calls back.
+    `cause` is JSON; None for an agent's own work. `way_back` is the verb of an undo operation.
     """
 
     id: str
@@ -88,31 +92,30 @@ class CallRow:
     way_back: str | None = None
 
     @property
-    def why(self) -> dict[str, Any]:
-        """Its cause, read; empty for work of its own."""
-        found: dict[str, Any] = decode(self.cause) if self.cause else {}
-        return found
+    def why(self) -> Cause:
+        """The cause of the call."""
+        return WORK if self.cause is None else cause_from_text(self.cause)
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class TakenInPartRow:
-    """A way back that took only a part of a call back."""
+    """An undo operation that undid only a part of a call."""
 
     call: str
     by: str
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class CallPartRow:
-    """What a call did in another root is a call of its own, published with it."""
+    """A part of a call: what it did in another root, published with it."""
 
     call: str
     part: str
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class ChangeRow:
-    """One path's step in one call. `place` and `wseq` give it its position among everybody's changes of that file."""
+    """One path's change in one call. `place` and `wseq` give its position among all changes of that file."""
 
     call: str
     path: bytes
@@ -123,17 +126,17 @@ class ChangeRow:
     origin: bytes | None
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class RedoRow:
-    """A way back that can be taken back, newest last."""
+    """An undo operation that redo can undo, newest last."""
 
     session: str
     call: str
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class ScopeRow:
-    """A snapshot in S0's sense: preimages kept under an id somebody chose. `seq` is its place of insertion."""
+    """A snapshot in S0's sense: preimages under an id that the caller chose. `seq` orders scopes by insertion."""
 
     session: str
     scope: str
@@ -142,7 +145,7 @@ class ScopeRow:
     root: str
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class CaptureRow:
     session: str
     scope: str
@@ -150,16 +153,16 @@ class CaptureRow:
     before: bytes
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class PinRow:
     """A call whose bodies are never evicted."""
 
     call: str
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class BranchRow:
-    """A forked session with files of its own. `manifest` is the blob that says what the files were when it began."""
+    """A forked session with its own files. `manifest` is the blob that lists the files of its copy at the start."""
 
     session: str
     parent: str
@@ -171,9 +174,14 @@ class BranchRow:
     status: str
 
 
-@plain(slots=True, frozen=True)
+OBSERVED = 1
+OBSERVED_WHILE_FULL = 2
+"""The store was full during an agent's call: the process that ends the call says so in its coverage."""
+
+
+@fast_dataclass(slots=True, frozen=True)
 class OpenRow:
-    """A call in progress and the process that owns it, or AGENT."""
+    """An open call and the process that owns it, or AGENT. `observed` is 0, OBSERVED or OBSERVED_WHILE_FULL."""
 
     call: str
     owner: int
@@ -182,11 +190,12 @@ class OpenRow:
     observed: int
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class TouchRow:
-    """What an open call is about to do to a path, written before it does.
+    """A change of a path that an open call is about to make, written before it happens.
 
-    `intended` lists every entry it ever meant to put there; `drafts` every draft name it may have left beside it.
+    `intended` lists every entry that the call ever intended to put there; `drafts` every draft name that it may have
+    left beside it.
     """
 
     call: str
@@ -199,12 +208,12 @@ class TouchRow:
     in_place: int
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class KeptRow:
-    """What a path below a watched root was when it was last looked at, so that a later change has a before.
+    """A path of a baseline: what it was at the last scan, so that a later change has a preimage.
 
-    `stamp` is how the file system had it then. One of `entry` (its bytes are in the store) and `oid` (they are in
-    git's) says what it held; neither means that nobody knows. `digest` repeats the entry's: it is not to be collected.
+    `stamp` is its stamp then. Either `entry` (its bytes are in the store) or `oid` (its bytes are in git) says what it
+    held; if both are missing, that is unknown. `digest` repeats the entry's, so that gc does not collect it.
     """
 
     root: str
@@ -215,9 +224,9 @@ class KeptRow:
     digest: bytes | None
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class KeptRootRow:
-    """A root that is being watched between calls: when all of it was last looked at."""
+    """A root with a complete baseline, and the time of its last full scan."""
 
     root: str
     taken_ns: int
@@ -225,14 +234,15 @@ class KeptRootRow:
 
 
 AGENT = OwnerId(0)
-"""Owns the calls that belong to somebody else's agent. No process of ours has this number."""
+"""The owner of observed calls, which belong to another program's agent. No process of ours has this number."""
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class WatchWindowRow:
-    """A command whose changes are seen only afterwards: what was there before is in `kept` until it has ended.
+    """An open capture window: the preimages are in the table `kept` until the command has ended.
 
-    `since` is the workspace's newest record then; `mark` is the file that says when its last process ended.
+    `since` is the workspace's newest record at its begin; `mark` is the file in which init notes when the command's
+    last process ended.
     """
 
     call: str

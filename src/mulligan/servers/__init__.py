@@ -1,1 +1,5 @@
-"""Wires: MCP and ACP, each a thin translation to effects and ways back."""
+"""Servers: MCP and ACP. Each translates its protocol to effects and undo operations.
+
+`mcp` serves the tools to agent hosts; read `mcp/dispatch.py` first. `acp` serves Mulligan's own agent to editors, and
+is a proxy around other agents; read `acp/agent.py` and `acp/relay.py` first. `auth` checks bearer tokens for HTTP.
+"""

@@ -1,45 +1,41 @@
-"""Who is calling: ASGI middleware that asks for a bearer token, for Starlette or anything else.
+"""ASGI middleware that requires a bearer token.
 
     app = Starlette(routes=…, middleware=[Middleware(BearerAuth, keys=keys, tokens=tokens)])
 
-Static keys are tried first, then durable tokens; only a token is touched. A request that is let in finds in its state
-`principal`, and `session`: its Token, or None for a static key. All others are answered with 401 here.
+It tries static keys first, then durable tokens, and marks a token as seen. An accepted request has in its state
+`principal` and `session`: its Token, or None for a static key. The middleware answers all others with 401.
 """
 
 from __future__ import annotations
 
 import hmac
 import os
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Iterable
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from mulligan.servers.own_host import Asgi, Receive, Scope, Send
 from mulligan.session.tokens import Token, Tokens, random_token
-from mulligan.values.faults import MulliganError, fault
+from mulligan.values.errors import MulliganError, fault
 
 KEY_PRINCIPAL = "api-key"
-"""Who bears a static key: it has no name of its own."""
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+"""The principal of all static keys."""
 
 _CHALLENGE = [(b"www-authenticate", b'Bearer realm="mulligan"'), (b"content-type", b"application/json")]
 
 
 class Caller(NamedTuple):
-    """Somebody who was let in."""
+    """The sender of an accepted request."""
 
     principal: str
     token: Token | None = None
 
 
 class StaticKeys:
-    """Keys from a file. Which one it was, and how much of it was right, cannot be told from the time it takes."""
+    """Keys from a file. The time of a comparison does not reveal which key matched, or how much of it."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
-        # Only digests are kept and compared: all have one length, and a dump of this process shows no key.
+        # Digests all have the same length, and a dump of this process shows no key.
         self._digests = [_digest(key) for key in keys]
 
     def admits(self, given: str) -> bool:
@@ -51,13 +47,13 @@ class StaticKeys:
 
 
 def read_keys(text: str) -> StaticKeys:
-    """A file of keys: one a line, `#` begins a comment line."""
+    """Reads a file of keys: one on each line; `#` begins a comment line."""
     lines = [line.strip() for line in text.splitlines()]
     return StaticKeys(line for line in lines if line and not line.startswith("#"))
 
 
 def create_key_file(path: str) -> bool:
-    """Make a file with one random key that only its owner can read. False if there is such a file already."""
+    """Creates a file with one random key, which only its owner can read. False if the file exists."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
@@ -72,7 +68,7 @@ def _digest(key: str) -> bytes:
 
 
 def caller_of(given: str, keys: StaticKeys, tokens: Tokens | None) -> Caller | None:
-    """Who bears this; None if nobody does. A token counts as seen now."""
+    """The caller with this key or token; None if it is not valid. Marks a token as seen."""
     if keys.admits(given):
         return Caller(KEY_PRINCIPAL)
     token = None if tokens is None or not given else tokens.touch(given)
@@ -80,12 +76,12 @@ def caller_of(given: str, keys: StaticKeys, tokens: Tokens | None) -> Caller | N
 
 
 def needs_serve(what: str, error: ModuleNotFoundError) -> MulliganError:
-    """What to install, for what only the extra brings."""
+    """The error for a feature of the extra `serve`, if it is not installed."""
     return fault("bad_usage", f"{what} needs {error.name}: pip install 'mulligan[serve]'.", missing_extra="serve")
 
 
 class BearerAuth:
-    """Lets in requests that bear a good key or token. `open_paths` need neither. Raises `bad_usage` without anyio."""
+    """Accepts requests with a valid key or token. `open_paths` need neither. Raises `bad_usage` without anyio."""
 
     def __init__(
         self,
@@ -96,7 +92,7 @@ class BearerAuth:
         open_paths: Iterable[str] = (),
     ) -> None:
         try:
-            # Here, so that keys can be read where the extra is not installed.
+            # Imported here, so that the functions for keys work without the extra.
             from anyio.to_thread import run_sync
         except ModuleNotFoundError as error:
             raise needs_serve("BearerAuth", error) from error
@@ -114,7 +110,7 @@ class BearerAuth:
         if caller is None:
             await _refuse(scope, send)
             return
-        # A state of its own for each request: what others put there for the whole server stays theirs.
+        # A new mapping for each request: the server's own state must not change.
         state = {**scope.get("state", {}), "principal": caller.principal, "session": caller.token}
         await self._app({**scope, "state": state}, receive, send)
 
@@ -122,12 +118,12 @@ class BearerAuth:
         given = bearer_in(scope)
         if given is None:
             return None
-        # The store is synchronous, and a touch is a write.
+        # The store is synchronous, and marking a token as seen writes.
         return await self._in_thread(caller_of, given, self._keys, self._tokens)
 
 
 def bearer_in(scope: Scope) -> str | None:
-    """What the one Authorization header bears; None without one, or with more than one."""
+    """The bearer token in the Authorization header; None without the header, or with two of them."""
     found = [value for name, value in scope["headers"] if name.lower() == b"authorization"]
     if len(found) != 1:
         return None
@@ -137,7 +133,7 @@ def bearer_in(scope: Scope) -> str | None:
 
 async def _refuse(scope: Scope, send: Send) -> None:
     if scope["type"] == "websocket":
-        # Before it was accepted this is an answer too: 403, the only one a server can give there.
+        # Closing a websocket before it is accepted answers 403; a server has no other way.
         await send({"type": "websocket.close", "code": 1008})
         return
     await send({"type": "http.response.start", "status": 401, "headers": _CHALLENGE})

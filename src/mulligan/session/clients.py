@@ -1,34 +1,33 @@
-"""Live clients: who looks at a session, and who of them is in control.
+"""Live clients: the programs that observe a session, and the one that controls it.
 
-What must hold:
-1. A session has any number of observers and at most one controller, whichever process they are in.
-2. Control changes hands only when somebody says so: attaching as a second controller is refused, taking over is not.
-3. Only the controller, with the right for it, supplies prompts and routes permissions; that is judged in the same
-   transaction that puts the prompt or the route on record.
-4. Presence is beside the talk. A heartbeat updates a row in place; it is told as an event when it changes something,
-   else at most every ten minutes.
+Invariants:
+1. A session has any number of observers and at most one controller, in any processes.
+2. A second controller is refused unless it asks for takeover; then the first one becomes an observer.
+3. Only the controller, if it has the right, supplies prompts and routes permissions. The check runs in the transaction
+   that records the prompt or the route.
+4. Presence is not part of the transcript. A heartbeat updates a row in place. It becomes an event when it changes
+   something, and otherwise at most every ten minutes.
 
-Who is attached is coordination between living programs and not folded from the journal; what they did is events.
+The list of attached clients coordinates running programs, so it is not folded from the journal; their actions are
+events in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from mulligan.session.in_force import InForce
-from mulligan.session.options import checked_options
-from mulligan.session.subscribers import poke
+from mulligan.session.lifecycle import SessionAccess, checked_options
+from mulligan.session.subscribers import wake_subscribers
 from mulligan.session.tables import CLIENTS, ClientRow
-from mulligan.session.transcript import Archive, Written, append_event_in, append_message_in, written
-from mulligan.store.blobs import Vanished
+from mulligan.session.transcript import Transcript
+from mulligan.session.transcript_log import Archive, append_event_in
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import parse_timestamp
-from mulligan.values.faults import MulliganError, fault
+from mulligan.values.errors import fault
 from mulligan.values.ids import SessionId, parse_user_id
 
 CLIENT_EVENT, ROUTE_EVENT = "live_session_client", "live_session_permission_route"
@@ -50,10 +49,16 @@ _DETACH = {"reason": str, "metadata": Mapping}
 _METADATA = {"metadata": Mapping}
 
 
-class Clients(InForce):
-    """The verbs of a session about its live clients. Options are given as an object, as keywords, or both."""
+class Clients:
+    """The clients attached to one session. Options are given as an object, as keywords, or both."""
 
-    # Changing who is there.
+    def __init__(self, access: SessionAccess, transcript: Transcript) -> None:
+        self.id = access.id
+        self._access = access
+        self._archive = access.archive
+        self._transcript = transcript
+
+    # Attach and detach.
 
     def attach(self, client_id: str, opts: Options = None, /, **given: Any) -> Json:
         """Attach a client, or change how it is attached: `mode` observer (default) or controller, `takeover`,
@@ -63,13 +68,13 @@ class Clients(InForce):
         takes_over = options.get("takeover", False)
         mode = options.get("mode", CONTROLLER if takes_over else OBSERVER)
         if mode not in (OBSERVER, CONTROLLER):
-            raise fault("invalid_params", f"mode is {OBSERVER!r} or {CONTROLLER!r}.", field="mode")
+            raise fault("invalid_params", f"mode must be {OBSERVER!r} or {CONTROLLER!r}.", field="mode")
         if takes_over and mode == OBSERVER:
-            raise fault("invalid_params", "takeover makes a controller, not an observer.", field="takeover")
+            raise fault("invalid_params", "A client that takes over cannot be an observer.", field="takeover")
         return self._attach("attach", _parse_client(client_id), mode, options)
 
     def takeover(self, client_id: str, opts: Options = None, /, **given: Any) -> Json:
-        """Attach a client as the controller; whoever was it becomes an observer without rights."""
+        """Attach a client as the controller. The controller before it becomes an observer without rights."""
         options = {**_options("takeover", opts, given, _RIGHTS), "takeover": True}
         return self._attach("takeover", _parse_client(client_id), CONTROLLER, options)
 
@@ -77,7 +82,7 @@ class Clients(InForce):
         prompts, permissions = _rights(mode, options)
         metadata = _checked_metadata(options)
         with self._archive.store.write() as tx:
-            self._check_open(tx, verb)
+            self._access.check_open(tx, verb)
             before, now = controller_in(tx, self.id), self._archive.now()
             if mode == CONTROLLER and before not in (None, client):
                 self._demote(tx, before, asked=bool(options.get("takeover")))
@@ -98,17 +103,17 @@ class Clients(InForce):
             tx.put(CLIENTS, row)
             action = "takeover" if options.get("takeover") else "attached"
             answer = self._told(tx, row.client, before=before, event={"action": action, "client": _plain(row)})
-        poke(self._archive.store)
+        wake_subscribers(self._archive.store)
         return answer
 
     def _demote(self, tx: Tx, controller: str | None, *, asked: bool) -> None:
         if not asked:
-            words = f"{controller!r} is in control of session {self.id!r}; ask for takeover to become its controller."
+            words = f"{controller!r} controls session {self.id!r}; use takeover to become its controller."
             raise fault("controller_present", words, controller_id=controller)
         tx.update(CLIENTS, self.id, controller, mode=OBSERVER, prompt_injection=0, permission_routing=0)
 
     def detach(self, client_id: str, opts: Options = None, /, **given: Any) -> Json:
-        """Take a client off the list; `reason` says why. A controller that goes leaves nobody in control."""
+        """Remove a client; `reason` says why. If it was the controller, the session has no controller afterwards."""
         options = _options("detach", opts, given, _DETACH)
         with self._archive.store.write() as tx:
             row = self._attached(tx, client_id, "detach")
@@ -116,11 +121,11 @@ class Clients(InForce):
             tx.delete(CLIENTS, self.id, row.client)
             event = {"action": "detached", "client_id": row.client, "mode": row.mode, "reason": DEFAULT_DETACH_REASON}
             answer = self._told(tx, None, before=before, event={**event, **options})
-        poke(self._archive.store)
+        wake_subscribers(self._archive.store)
         return answer
 
     def heartbeat(self, client_id: str, opts: Options = None, /, **given: Any) -> Json:
-        """The client is still there. `metadata` replaces what it said of itself."""
+        """Record that the client is still attached. `metadata` replaces the client's metadata."""
         metadata = _checked_metadata(_options("heartbeat", opts, given, _METADATA))
         with self._archive.store.write() as tx:
             row, now = self._attached(tx, client_id, "heartbeat"), self._archive.now()
@@ -134,49 +139,44 @@ class Clients(InForce):
             answer = self._told(
                 tx, row.client, before=before, event=event | ({"metadata": metadata} if changes else {})
             )
-        poke(self._archive.store)
+        wake_subscribers(self._archive.store)
         return answer
 
-    # Looking.
+    # Read.
 
     def live_clients(self) -> list[Json]:
-        """Who is attached, by id. One silent for a minute is shown as stale; what becomes of it others decide."""
+        """The attached clients, by id. A client without a heartbeat for a minute is stale, and stays attached."""
         with self._archive.store.read() as tx:
-            self._check_open(tx, "live_clients")
+            self._access.check_open(tx, "live_clients")
             return clients_in(tx, self._archive, self.id)
 
-    # What only the controller may do.
+    def view_in(self, tx: Tx) -> Json:
+        """The clients' part of a session's view."""
+        return {
+            "live_clients": clients_in(tx, self._archive, self.id),
+            "live_controller_id": controller_in(tx, self.id),
+        }
+
+    # Only for the controller.
 
     def client_inject_prompt(self, client_id: str, content: object, opts: Options = None, /, **given: Any) -> None:
-        """Append a user message for the controller. Nobody else's prompt is ever on record as one."""
+        """Append a user message for the controller. Other clients are refused."""
         metadata = _checked_metadata(_options("client_inject_prompt", opts, given, _METADATA))
         client = _parse_client(client_id)
         if not isinstance(content, str | list) or not content or (isinstance(content, str) and not content.strip()):
-            raise fault("invalid_params", "A prompt is text that says something, or a list of blocks.", field="content")
+            raise fault("invalid_params", "A prompt must be text, not empty, or a list of blocks.", field="content")
         source = {"client_id": client, "mode": CONTROLLER, "source": "live_session_attach", "metadata": metadata or {}}
         message = {"role": "user", "content": content, "metadata": {"live_session": source}}
-        refused = self._prompted(client, message)
-        poke(self._archive.store)
-        if refused is not None:
-            raise refused
-
-    def _prompted(self, client: str, message: Json) -> MulliganError | None:
-        while True:
-            ready = written(self._archive, message)
-            # A large body may be collected between its packing and our transaction; then it is packed again.
-            with suppress(Vanished), self._archive.store.write() as tx:
-                return self._prompt_in(tx, client, ready)
-
-    def _prompt_in(self, tx: Tx, client: str, message: Written) -> MulliganError | None:
-        self._check_right(tx, client, "client_inject_prompt", "prompt_injection")
-        refused = self._make_room(tx, "client_inject_prompt")
-        if refused is None:
-            append_message_in(tx, self._archive, self.id, message)
-            tx.update(CLIENTS, self.id, client, last_seen_at=self._archive.now())
-        return refused
+        verb = "client_inject_prompt"
+        self._transcript.append(
+            message,
+            verb,
+            lambda tx: self._check_right(tx, client, verb, "prompt_injection"),
+            then=lambda tx: tx.update(CLIENTS, self.id, client, last_seen_at=self._archive.now()),
+        )
 
     def route_permission(self, client_id: str, request: object, opts: Options = None, /, **given: Any) -> Json:
-        """Put on record that the controller decides about a permission somebody asks for."""
+        """Record the controller's answer to a permission request."""
         metadata = _checked_metadata(_options("route_permission", opts, given, _METADATA))
         client, asked = _parse_client(client_id), _checked_request(request)
         told = {"request_id": _request_id(asked), "request": asked, "metadata": metadata or {}}
@@ -186,25 +186,27 @@ class Clients(InForce):
             event = {"action": "permission_routed", "client_id": client, **told}
             append_event_in(tx, self._archive, self.id, ROUTE_EVENT, metadata=event)
             shown = self._state(tx, client, before=client)["client"]
-        poke(self._archive.store)
+        wake_subscribers(self._archive.store)
         return {"action": "permission_routed", "client": shown, **told}
 
     def _check_right(self, tx: Tx, client: str, verb: str, right: str) -> None:
-        """In this order: the session is there, the client is in control of it, and has the right."""
-        self._check_open(tx, verb)
+        """Checks in this order: the session is open, the client controls it, the client has the right."""
+        self._access.check_open(tx, verb)
         row = tx.get(CLIENTS, self.id, client)
         if row is None or row.mode != CONTROLLER:
             active = controller_in(tx, self.id)
-            words = f"{verb}: {client!r} is not in control of session {self.id!r}; {active or 'nobody'} is."
+            owner = f"{active!r} does" if active else "no client does"
+            words = f"{verb}: {client!r} does not control session {self.id!r}; {owner}."
             raise fault("not_controller", words, controller_id=active)
         if not getattr(row, right):
-            raise fault("client_may_not", f"{verb}: {client!r} is in control without the right to it.", right=right)
+            words = f"{verb}: {client!r} controls the session but does not have the right {right}."
+            raise fault("client_may_not", words, right=right)
 
-    # Inside.
+    # Internal.
 
     def _attached(self, tx: Tx, client_id: str, verb: str) -> ClientRow:
         client = _parse_client(client_id)
-        self._check_open(tx, verb)
+        self._access.check_open(tx, verb)
         row = tx.get(CLIENTS, self.id, client)
         if row is None:
             words = f"{verb}: {client!r} is not attached to session {self.id!r}."
@@ -212,7 +214,7 @@ class Clients(InForce):
         return row
 
     def _told(self, tx: Tx, client: str | None, *, before: str | None, event: Json) -> Json:
-        """The change as an event, and as its answer."""
+        """Record the change as an event, and return it with the state of the clients."""
         answer = self._state(tx, client, before=before)
         control = {name: answer[name] for name in ("previous_controller_id", "active_controller_id")}
         append_event_in(tx, self._archive, self.id, CLIENT_EVENT, metadata={**event, **control})
@@ -237,19 +239,13 @@ def clients_in(tx: Tx, archive: Archive, session: SessionId) -> list[Json]:
 
 
 def controller_in(tx: Tx, session: SessionId) -> str | None:
-    """The client in control, if there is one."""
+    """The controller's id; None if there is no controller."""
     rows = tx.select(CLIENTS, {"session": session})
     return next((row.client for row in rows if row.mode == CONTROLLER), None)
 
 
-def release_all_in(tx: Tx, session: SessionId) -> None:
-    """The session is over: nobody is attached to it any more."""
-    for row in tx.select(CLIENTS, {"session": session}):
-        tx.delete(CLIENTS, session, row.client)
-
-
 def _is_due(row: ClientRow, now: str) -> bool:
-    """Whether it is time to tell a heartbeat that changes nothing. The first one after coming is told too."""
+    """Whether a heartbeat that changes nothing becomes an event: the first one, and then one every ten minutes."""
     if row.beat_told_at is None:
         return True
     return parse_timestamp(now) - parse_timestamp(row.beat_told_at) >= HEARTBEAT_EVENT_EVERY
@@ -278,10 +274,10 @@ def _shown(archive: Archive, row: ClientRow) -> Json:
 
 
 def _rights(mode: str, options: Json) -> tuple[int, int]:
-    """Prompts and permissions: a controller's unless it declines them, never an observer's."""
+    """The rights to prompts and permissions: a controller has both unless it declines; an observer has none."""
     asked = [options.get(name) for name in ("prompt_injection", "permission_routing")]
     if mode == OBSERVER and any(asked):
-        raise fault("invalid_params", "Only a controller injects prompts and routes permissions.", field="mode")
+        raise fault("invalid_params", "Only a controller may inject prompts and route permissions.", field="mode")
     prompts, permissions = (int(mode == CONTROLLER if one is None else one) for one in asked)
     return prompts, permissions
 
@@ -293,12 +289,12 @@ def _parse_client(client_id: object) -> str:
 def _checked_metadata(options: Json) -> Json | None:
     metadata: Json | None = options.get("metadata")
     if metadata is not None and len(encode(metadata)) > METADATA_MAX_BYTES:
-        raise fault("invalid_params", f"metadata has at most {METADATA_MAX_BYTES} bytes.", field="metadata")
+        raise fault("invalid_params", f"metadata may have at most {METADATA_MAX_BYTES} bytes.", field="metadata")
     return metadata
 
 
 def _kept(metadata: Json | None, known: ClientRow | None) -> str:
-    """What is given replaces what was there; without anything given, that stays."""
+    """The given metadata; without it, the metadata that the client has already."""
     if metadata is None:
         return "{}" if known is None else known.metadata
     return encode(metadata).decode("utf-8")
@@ -306,9 +302,9 @@ def _kept(metadata: Json | None, known: ClientRow | None) -> str:
 
 def _checked_request(request: object) -> Json:
     if not isinstance(request, Mapping):
-        raise fault("invalid_params", "A permission request is an object.", field="request")
+        raise fault("invalid_params", "A permission request must be an object.", field="request")
     data = encode(dict(request))
     if len(data) > REQUEST_MAX_BYTES:
-        raise fault("invalid_params", f"A request has at most {REQUEST_MAX_BYTES} bytes.", field="request")
+        raise fault("invalid_params", f"A request may have at most {REQUEST_MAX_BYTES} bytes.", field="request")
     found: Json = decode(data)
     return found

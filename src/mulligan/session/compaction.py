@@ -1,4 +1,4 @@
-"""Compaction: what the older part of the talk is replaced by in what is in force. Pure, but for the callbacks.
+"""Compaction: replaces the older part of the context window by a summary. Pure, except for the callbacks.
 
 1. The split never parts a tool result from its call: it moves back to a user's message, else to a sound place.
 2. What is archived becomes one user message (a custom compactor may give several). Nothing leaves the journal.
@@ -18,15 +18,15 @@ from mulligan.session.messages import (
     is_result,
     sound_cuts,
 )
-from mulligan.session.transcript import Message, check_message, text_of
-from mulligan.values.faults import fault
-from mulligan.values.plain import plain
+from mulligan.session.transcript_log import Message, check_message, text_of
+from mulligan.values.errors import fault
+from mulligan.values.fast_dataclass import fast_dataclass
 
 Strategy = Literal["llm", "truncate", "observation_mask", "custom"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 
+# A model, as compaction sees it: the archived messages in, a summary out.
 Summarizer = Callable[[Sequence[Message]], str]
-"""A model, as compaction sees it: the archived messages in, a summary out."""
 
 Compactor = Callable[[list[Message]], "str | Mapping[str, Any] | Sequence[Mapping[str, Any]]"]
 Masker = Callable[[list[Message]], "str | Sequence[str | None] | None"]
@@ -36,14 +36,14 @@ KEEP_LAST = 12
 TOOL_OUTPUT_MAX_CHARS = 16_000
 _SHOWN_MESSAGES, _SHOWN_CHARS = 15, 500
 _MASK_FROM_CHARS, _FIRST_LINE_CHARS = 500, 120
+# A user's prompt is the agent's task, so the mask keeps it whole up to here, and both its ends beyond.
 _PROMPT_MAX_CHARS = 4_000
-"""A user's prompt is the agent's task, so the mask keeps it whole up to here, and both its ends beyond."""
 _CHARS_PER_TOKEN = 4
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Options:
-    """What compaction can be asked. Anything else is refused."""
+    """The options of a compaction. Other options are refused."""
 
     keep_last: int = KEEP_LAST
     token_threshold: int | None = None
@@ -57,13 +57,13 @@ class Options:
 
     @property
     def strategies(self) -> tuple[Strategy, ...]:
-        """Those that may be used: the second only where there is a hard limit, be it zero."""
+        """The strategies that may run: the second one only with a hard limit, which may be zero."""
         harder = () if self.hard_limit_tokens is None else (self.hard_limit_strategy,)
         return (self.compact_strategy, *harder)
 
 
 def parse_options(given: Mapping[str, Any] | None) -> Options:
-    """Raises `unknown_option` for a key that does not exist, `invalid_params` for a value that cannot be meant."""
+    """Raises `unknown_option` for an unknown key and `invalid_params` for a wrong value."""
     asked = {name: value for name, value in (given or {}).items() if value is not None}
     known = {one.name for one in fields(Options)}
     unknown = sorted(str(name) for name in (given or {}) if name not in known)
@@ -75,24 +75,24 @@ def parse_options(given: Mapping[str, Any] | None) -> Options:
         asked.setdefault("compact_strategy", "custom")
     options = Options(**asked)
     if (options.custom_compactor is not None) != ("custom" in options.strategies):
-        words = "The strategy custom and a custom_compactor go together."
+        words = "The strategy custom needs a custom_compactor, and a custom_compactor needs the strategy custom."
         raise fault("invalid_params", words, field="custom_compactor")
     return options
 
 
 def _check_count(name: str, value: object) -> None:
     if type(value) is not int or value < 0:
-        raise fault("invalid_params", f"{name} is a whole number, zero or more.", field=name)
+        raise fault("invalid_params", f"{name} must be a whole number, zero or more.", field=name)
 
 
 def _check_strategy(name: str, value: object) -> None:
     if value not in STRATEGIES:
-        raise fault("invalid_params", f"{name} is one of {', '.join(STRATEGIES)}.", field=name)
+        raise fault("invalid_params", f"{name} must be one of {', '.join(STRATEGIES)}.", field=name)
 
 
 def _check_callable(name: str, value: object) -> None:
     if not callable(value):
-        raise fault("invalid_params", f"{name} is a function.", field=name)
+        raise fault("invalid_params", f"{name} must be a function.", field=name)
 
 
 _CHECKS: Mapping[str, Callable[[str, object], None]] = {
@@ -108,9 +108,9 @@ _CHECKS: Mapping[str, Callable[[str, object], None]] = {
 }
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Compacted:
-    """What is in force afterwards: `summaries`, then the messages from `archived` on, some of them `shortened`."""
+    """The window after a compaction: `summaries`, then the messages from `archived` on, some of them `shortened`."""
 
     archived: int
     strategy: str
@@ -125,7 +125,7 @@ class Compacted:
 def compacted(messages: Sequence[Message], options: Options, summarize: Summarizer | None = None) -> Compacted | None:
     """None when there is nothing to do: too few messages, too few tokens, or no sound place to split."""
     if "llm" in options.strategies and summarize is None:
-        raise fault("no_provider", "The strategy llm needs a model to summarise with; none is set.")
+        raise fault("no_provider", "The strategy llm needs a model that writes the summary; none is set.")
     if len(messages) <= options.keep_last:
         return None
     if options.token_threshold is not None and estimated_tokens(messages) <= options.token_threshold:
@@ -133,16 +133,16 @@ def compacted(messages: Sequence[Message], options: Options, summarize: Summariz
     split = split_at(messages, options.keep_last)
     if split == 0:
         return None
-    work = _Work(messages, options, summarize)
+    work = _Compaction(messages, options, summarize)
     done = work.archive(split)
     limit = options.hard_limit_tokens
     if limit is not None and estimated_tokens(done.messages(messages)) > limit:
-        return work.archive_harder(done, limit)
+        return work.archive_to_limit(done, limit)
     return done
 
 
 def split_at(messages: Sequence[Message], keep_last: int) -> int:
-    """How many messages are archived, so that at least the last ones stay and no exchange is divided."""
+    """How many messages to archive: at least the last `keep_last` stay, and no tool exchange is split."""
     naive = len(messages) - keep_last
     sound = sound_cuts(messages)
     prompts = [at for at in sound if 0 < at <= naive and at < len(messages) and is_prompt(messages[at])]
@@ -154,14 +154,14 @@ def split_at(messages: Sequence[Message], keep_last: int) -> int:
 
 
 @dataclass(slots=True)
-class _Work:
+class _Compaction:
     all: Sequence[Message]
     options: Options
     summarize: Summarizer | None
     _named: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Which tool was called under an id: the first, where a provider repeats them. Only a compressor asks."""
+        """The tool names by call id, the first if a provider repeats ids. Only the compressor needs them."""
         if self.options.compress_callback is not None:
             self._named = {call.id: call.name for one in reversed(self.all) for call in reversed(calls_in(one))}
 
@@ -170,10 +170,10 @@ class _Work:
         summaries = self._summaries(strategy, self.all[:split])
         return Compacted(split, strategy, summaries, self._shortened(split))
 
-    def archive_harder(self, done: Compacted, limit: int) -> Compacted:
-        """Archive as much more as the limit needs, at a sound place, by the strategy for that."""
+    def archive_to_limit(self, done: Compacted, limit: int) -> Compacted:
+        """Archive more messages until the rest is within the limit, with the strategy for the hard limit."""
         strategy = self.options.hard_limit_strategy
-        # A quarter of the room is for the summary, unless the kept messages leave more.
+        # The summary gets a quarter of the limit, or more if the kept messages leave more.
         kept_tokens = self._kept_tokens(done)
         cuts = (at for at in sound_cuts(self.all) if at >= done.archived)
         split = next((at for at in cuts if kept_tokens[at] <= limit * 3 // 4), len(self.all))
@@ -186,7 +186,7 @@ class _Work:
         return Compacted(split, strategy, summaries, kept)
 
     def _kept_tokens(self, done: Compacted) -> dict[int, int]:
-        """For each place where more could be archived, what would stay."""
+        """For each place where the window could be split, the tokens of the messages that would stay."""
         found, tokens = {len(self.all): 0}, 0
         for at in range(len(self.all) - 1, done.archived - 1, -1):
             tokens += estimated_tokens([done.shortened.get(at, self.all[at])]) + 1
@@ -205,7 +205,7 @@ class _Work:
         return [_summary(writers[strategy](archived), strategy, len(archived))]
 
     def _llm(self, archived: Sequence[Message]) -> str:
-        assert self.summarize is not None, "looked at before anything else"
+        assert self.summarize is not None, "`compacted` checked it first"
         text = self.summarize(archived)
         return text if isinstance(text, str) and text.strip() else truncated(archived)
 
@@ -220,14 +220,14 @@ class _Work:
         return "\n".join([_header(len(archived)), *lines])
 
     def _shortened(self, split: int) -> dict[int, Message]:
-        """Kept tool outputs that are too long; only the observation mask touches what is kept."""
+        """Shorter versions of kept tool outputs that are too long. Only observation_mask changes kept messages."""
         if self.options.compact_strategy != "observation_mask":
             return {}
         found = ((at, self._shorter(self.all[at])) for at in range(split, len(self.all)))
         return {at: message for at, message in found if message is not None}
 
     def _shorter(self, message: Message) -> Message | None:
-        """The message with its tool outputs within the limit; None if they are."""
+        """The message with its tool outputs cut to the limit; None if they are within it."""
         if not is_result(message):
             return None
         content = message.get("content")
@@ -254,7 +254,7 @@ class _Work:
         asked = {"tool_name": self._tool_name(message), "output": text, "max_chars": limit}
         made: object = self.options.compress_callback(asked)
         if not isinstance(made, str):
-            raise fault("invalid_params", "A compress_callback gives a text.", field="compress_callback")
+            raise fault("invalid_params", "A compress_callback must return a text.", field="compress_callback")
         return made
 
     def _tool_name(self, message: Message) -> str | None:
@@ -266,24 +266,24 @@ class _Work:
 
 
 def _masks(chosen: object) -> list[str | None]:
-    """One for each message, None where the usual mask will do."""
+    """One mask per message; None means the default mask."""
     masks = [] if chosen is None else chosen
     if not isinstance(masks, list | tuple) or not all(one is None or isinstance(one, str) for one in masks):
-        raise fault("invalid_params", "A mask_callback gives a text, or a list of texts.", field="mask_callback")
+        raise fault("invalid_params", "A mask_callback must return a text or a list of texts.", field="mask_callback")
     return list(masks)
 
 
 def _custom(compactor: Compactor, archived: list[Message]) -> list[Message]:
-    """A string, {summary} or {text}, or whole messages."""
+    """Runs the custom compactor. It returns a string, an object with `summary` or `text`, or messages."""
     count, made = len(archived), compactor(archived)
     if isinstance(made, Mapping):
         made = made.get("summary") or made.get("text") or ""
     if isinstance(made, str):
         if not made.strip():
-            raise fault("invalid_params", "The custom compactor gave no summary.", field="custom_compactor")
+            raise fault("invalid_params", "The custom compactor returned no summary.", field="custom_compactor")
         return [_summary(made, "custom", count)]
     if not isinstance(made, Sequence):
-        words = "A custom compactor gives a text, {summary} or a list of messages."
+        words = "A custom compactor must return a text, {summary} or a list of messages."
         raise fault("invalid_params", words, field="custom_compactor")
     return [check_message(one) for one in made]
 
@@ -298,14 +298,14 @@ def _header(count: int) -> str:
 
 
 def truncated(archived: Sequence[Message]) -> str:
-    """The first messages, each cut short, and how many more there were."""
+    """The first messages, each cut, and the number of the others."""
     lines = [f"[{one['role']}] {_cut(text_of(one), _SHOWN_CHARS)}" for one in archived[:_SHOWN_MESSAGES]]
     more = len(archived) - len(lines)
     return "\n".join([_header(len(archived)), *lines, *([f"... and {more} more"] if more else [])])
 
 
 def masked(message: Message) -> str:
-    """What users and the assistant said stays, and so do earlier summaries; of long outputs only the first line."""
+    """Keeps the text of users, of the assistant and of earlier summaries; keeps the first line of long outputs."""
     if "compaction" in message.get("metadata", {}):
         return text_of(message)
     text = "\n".join([text_of(message), *_called(message)]).strip()

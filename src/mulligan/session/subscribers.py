@@ -1,40 +1,190 @@
-"""Subscribers: functions that receive every event of a session, in order and without a gap.
+"""Delivers events to listeners and subscribers, after they happened.
+
+`EventBus` calls listeners by the type of an event. An error of a listener is reported and changes nothing else.
+
+A `Subscription` passes every event of a session to a function, in order and without a gap.
 
 Each subscription reads the journal from its own position on its own thread. So any thread or process may write, a slow
 subscriber delays only itself, and a writer never waits for a subscriber. When a function raises, Mulligan logs the
 error, keeps the newest one in `error`, and goes on with the next event.
+
+The events that subscribers and attached clients receive for one record of a session's journal.
+
+The transcript's own events (`transcript_log.event_in`) come unchanged. `live_events_in` also describes records that
+change the session in another way (the window was cut, a call began, ended or was undone), so that a client can follow
+the whole session. It describes them when they are read; the journal stores nothing for them.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from mulligan.session.active import active
-from mulligan.session.bus import Isolated
-from mulligan.session.live_events import live_events_in
+from mulligan.session.lifecycle import active
 from mulligan.session.tables import session_journal
-from mulligan.session.transcript import Archive, Event, head_of
-from mulligan.store.fork_locks import fork_safe_lock
-from mulligan.store.journal import records_of
-from mulligan.store.protocol import Store
+from mulligan.session.transcript_log import Archive, Event, event_body, event_in, event_of, head_of, id_of
+from mulligan.store.fork_locks import fork_safe_lock, shared_lock
+from mulligan.store.journal import Record, records_of
+from mulligan.store.protocol import Store, Tx
 from mulligan.values.clock import monotonic_s
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import SessionId
+
+Listener = Callable[[Any], object]
+
+_log = logging.getLogger("mulligan.events")
+
+
+class CollectErrors:
+    """Collects the exceptions of a block, except those that end the process or the task."""
+
+    def __init__(self, errors: list[Exception]) -> None:
+        self._errors = errors
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._errors.append(error)
+        return True
+
+
+@fast_dataclass(slots=True, frozen=True)
+class DispatchResult:
+    """The errors that reducers and listeners raised for an event. True if there are none."""
+
+    event: object
+    errors: tuple[Exception, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether no reducer or listener raised."""
+        return not self.errors
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def raise_if_errors(self) -> None:
+        """Raise the errors of reducers and listeners as an ExceptionGroup, if there are any."""
+        if self.errors:
+            raise ExceptionGroup(f"reducers or listeners of {type(self.event).__name__} failed", self.errors)
+
+
+class EventBus:
+    """Listeners by type of event; those of a base class hear its subclasses too. Safe to use from many threads."""
+
+    def __init__(self) -> None:
+        self._listeners: list[tuple[type[object], Listener]] = []
+        self._lock = shared_lock()
+
+    def subscribe(self, event_type: type[Any], listener: Listener) -> Callable[[], None]:
+        """Call the listener with every such event. Returns a function that unsubscribes it."""
+        with self._lock:
+            self._listeners = [*self._listeners, (event_type, listener)]
+
+        def end() -> None:
+            self.unsubscribe(event_type, listener)
+
+        return end
+
+    def unsubscribe(self, event_type: type[Any], listener: Listener) -> bool:
+        """Returns False if the listener was not subscribed."""
+        with self._lock:
+            kept = [one for one in self._listeners if one != (event_type, listener)]
+            found = len(kept) != len(self._listeners)
+            self._listeners = kept
+        return found
+
+    def publish(self, event: object) -> DispatchResult:
+        """Call every listener, in the order in which they subscribed. The result has the errors that they raised."""
+        errors: list[Exception] = []
+        # The stack calls the remaining listeners even if one raises an exception that ends the process.
+        with ExitStack() as telling:
+            for kind, listener in reversed(self._listeners):
+                if isinstance(event, kind):
+                    telling.callback(_call_listener, listener, event, errors)
+        return DispatchResult(event, tuple(errors))
+
+
+def _call_listener(listener: Listener, event: object, errors: list[Exception]) -> None:
+    with CollectErrors(errors):
+        listener(event)
+
+
+def publish_quietly(bus: EventBus, event: object) -> None:
+    """Publish an event and log every error, of a listener or of a user's own bus, instead of raising it."""
+    errors: list[Exception] = []
+    with CollectErrors(errors):
+        errors += bus.publish(event).errors
+    for error in errors:
+        _log.warning("A listener failed on %s", type(event).__name__, exc_info=error)
+
+
+_CUTS = frozenset({"reset", "trim", "truncate"})
+_PATHS_SHOWN = 50
+
+
+def live_events_in(tx: Tx, archive: Archive, record: Record) -> list[Event]:
+    """The events of one record, in the order in which they happened. Most records have one, some have none."""
+    written = event_in(tx, archive, record)
+    if written is not None:
+        return [written]
+    # Several events of one record need ids of their own.
+    return [
+        {**event_of(record, event_body(kind, metadata)), "id": f"{id_of(record)}/{kind}"}
+        for kind, metadata in _described(record)
+    ]
+
+
+def _described(record: Record) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    body = record.payload
+    if record.kind == "window.changed" and body["verb"] in _CUTS:
+        yield body["verb"], {"messages": sum(stop - start for _, start, stop in body["spans"])}
+    elif record.kind == "session.forked":
+        yield "fork", {"child_id": body["child"]}
+    elif record.kind == "call.begun":
+        named = {"label": body.get("label"), "tool": body.get("tool")}
+        yield "call_begun", {"call_id": body["call"], "turn_id": body["turn"], **_given(named)}
+    elif record.kind == "call.ended":
+        yield "call_ended", {"call_id": body["call"], "status": body["status"], **_paths(body["changes"])}
+        yield from _undo_operation(body)
+
+
+def _undo_operation(body: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Undo, restore, rollback, redo and rewind are calls; the record of their end names the calls they acted on."""
+    cause = body.get("cause")
+    if cause is None or body["status"] != "committed":
+        return
+    yield cause["verb"], {"call_id": body["call"], "of": cause["of"]}
+    if cause["of"] and cause["verb"] != "redo":
+        yield "call_undone", {"call_ids": cause["of"], "by": body["call"]}
+
+
+def _paths(changes: list[Mapping[str, Any]]) -> dict[str, Any]:
+    return {"changes": len(changes), "paths": [change["path"] for change in changes[:_PATHS_SHOWN]]}
+
+
+def _given(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if value is not None}
+
 
 Callback = Callable[[Event], object]
 
 CLOSED_EVENT = "agent_session_closed"
 _POLL_S = 0.02
 _PAGE_RECORDS = 200
-_GOODBYE_S = 5.0
-
-_log = logging.getLogger("mulligan.events")
+_CLOSE_TIMEOUT_S = 5.0
 
 
 class Subscription:
-    """One function's place in one session's events. `close` ends it; so does the end of the session."""
+    """One function's position in one session's events. `close` and the end of the session end it."""
 
     def __init__(self, hub: Hub, archive: Archive, session: SessionId, callback: Callback, *, after: int) -> None:
         self.session = session
@@ -59,7 +209,7 @@ class Subscription:
             self._hub.leave(self)
 
     def _deliver(self) -> None:
-        """Everything there is, page by page; a page is read whole before the function receives any of it."""
+        """Deliver all new events, page by page. Each page is read before the function receives its first event."""
         while page := self._page():
             for seq, events in page:
                 for event in events:
@@ -71,7 +221,7 @@ class Subscription:
 
     def _call(self, event: Event) -> None:
         errors: list[Exception] = []
-        with Isolated(errors):
+        with CollectErrors(errors):
             self.callback(event)
         for error in errors:
             self.error = error
@@ -89,16 +239,16 @@ class Subscription:
             self._hub.moved.notify_all()
 
     def wait(self, *, timeout_s: float = 10.0) -> bool:
-        """Until this function has been told everything that is on record now. False: the time was up, or it ended."""
+        """Wait until the function has received every event recorded so far. False after the timeout or the end."""
         with self._archive.store.read() as tx:
             head = head_of(tx, self.session)
-        self._hub.poke()
+        self._hub.wake()
         with self._hub.moved:
             self._hub.moved.wait_for(lambda: self.cursor >= head or self.ended, timeout_s)
             return self.cursor >= head
 
     def close(self) -> None:
-        """No more events; one that is being told is told to its end."""
+        """Deliver no more events. A function that is running finishes its event."""
         with self._hub.moved:
             self.ended = True
             self._hub.moved.notify_all()
@@ -109,7 +259,7 @@ class Subscription:
 
 
 class Hub:
-    """All subscriptions on one store in this process, and the one thread that looks whether a journal has grown."""
+    """All subscriptions of this process on one store, and the thread that polls the journals for new records."""
 
     def __init__(self, store: Store) -> None:
         self.moved = threading.Condition(fork_safe_lock())
@@ -123,7 +273,7 @@ class Hub:
     def subscribe(
         self, archive: Archive, session: SessionId, callback: Callback, *, after: int | None = None
     ) -> Subscription:
-        """Tell `callback` every event after record `after`; without it, every one from now on."""
+        """Pass every event after record `after` to `callback`; without `after`, every new one."""
         if after is None:
             with self._store.read() as tx:
                 after = head_of(tx, session)
@@ -132,7 +282,7 @@ class Hub:
             self._subscriptions.append(made)
             self._heads.setdefault(session, 0)
             if self._looking is None:
-                self._looking = threading.Thread(target=self._look, name="mulligan-subscribers", daemon=True)
+                self._looking = threading.Thread(target=self._poll, name="mulligan-subscribers", daemon=True)
                 self._looking.start()
         made.start()
         return made
@@ -141,8 +291,8 @@ class Hub:
         with self.moved:
             return [one for one in self._subscriptions if one.session == session]
 
-    def poke(self) -> None:
-        """Something was written here: look at once."""
+    def wake(self) -> None:
+        """Poll at once, because this process wrote a record."""
         if self._subscriptions:
             self._awake.set()
 
@@ -160,14 +310,14 @@ class Hub:
                 self._heads.pop(subscription.session, None)
             self.moved.notify_all()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         while True:
             with self.moved:
                 watched = list(self._heads)
                 if not watched:
                     self._looking = None
                     return
-            heads = self._look_at(watched)
+            heads = self._read_heads(watched)
             with self.moved:
                 if any(self._heads.get(one, seq) < seq for one, seq in heads.items()):
                     self._heads.update({one: seq for one, seq in heads.items() if one in self._heads})
@@ -175,15 +325,15 @@ class Hub:
             self._awake.wait(_POLL_S)
             self._awake.clear()
 
-    def _look_at(self, sessions: Iterable[SessionId]) -> dict[SessionId, int]:
+    def _read_heads(self, sessions: Iterable[SessionId]) -> dict[SessionId, int]:
         with self._store.read() as tx:
             return {session: head_of(tx, session) for session in sessions}
 
     def close(self) -> None:
-        """The store is about to close: everybody ends, before its engine does."""
+        """End all subscriptions, because the store is about to close."""
         for one in list(self._subscriptions):
             one.close()
-        deadline = monotonic_s() + _GOODBYE_S
+        deadline = monotonic_s() + _CLOSE_TIMEOUT_S
         for one in list(self._subscriptions):
             one.join(max(0.0, deadline - monotonic_s()))
         with _lock:
@@ -206,8 +356,8 @@ def hub_of(store: Store) -> Hub:
         return found
 
 
-def poke(store: Store) -> None:
-    """Something was written here: whoever subscribed is told at once instead of at the next look."""
+def wake_subscribers(store: Store) -> None:
+    """Let subscribers receive a record of this process at once, without waiting for the next poll."""
     found = _hubs.get(store)
     if found is not None:
-        found.poke()
+        found.wake()

@@ -1,10 +1,10 @@
-"""Bearer tokens: who calls, since when and until when.
+"""Bearer tokens: which principal a caller is, and until when.
 
-What must hold:
+Invariants:
 1. A raw token leaves this module once, from `create`. The store knows only its handle, which does not work as a token.
-2. A token that has expired or was revoked never works again, whatever a clock or a caller says later.
-3. A touch updates the row of last sight in place. The journal gets a record of it at most every ten minutes, or when
-   the touch changes something, so that a token in use does not cost a record a request.
+2. A token that has expired or was revoked never works again, even if the clock is set back.
+3. A touch updates the row of last use in place. The journal gets a record at most every ten minutes, or when the touch
+   changes something, so that a request does not write a record each time.
 """
 
 from __future__ import annotations
@@ -21,22 +21,21 @@ from hashlib import sha256
 from math import log2
 from typing import Any
 
-from mulligan.store.housekeeping import STORE_JOURNAL
 from mulligan.store.journal import Journal, Record
-from mulligan.store.protocol import Store, Tx
-from mulligan.store.tables import Table
+from mulligan.store.maintenance import STORE_JOURNAL
+from mulligan.store.protocol import Store, Table, Tx
 from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import Clock, FixedClock, parse_timestamp, timestamp
-from mulligan.values.faults import fault
+from mulligan.values.errors import fault
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import parse_user_id
-from mulligan.values.plain import plain
 
 PREFIX = "mlg_"
 HANDLE_PREFIX = "sha256:v1:"
 RANDOM_BYTES = 32
 SUPPLIED_MIN_BASE64 = 43
+# Characters that 32 random bytes take.
 SUPPLIED_MIN_HEX = 64
-"""Characters that 32 random bytes take."""
 SUPPLIED_MIN_BITS = 80
 ATTRIBUTES_MAX_BYTES = 4_096
 TOUCH_RECORD_EVERY = timedelta(minutes=10)
@@ -46,13 +45,13 @@ _BASE64URL = re.compile(rf"[A-Za-z0-9_-]{{{SUPPLIED_MIN_BASE64},}}={{0,2}}")
 _HEX = re.compile("[0-9a-fA-F]+")
 _NO_HANDLE = HANDLE_PREFIX + "0" * 64
 
+# Returns that many random bytes that are good enough for secrets.
 Entropy = Callable[[int], bytes]
-"""So many random bytes, fit for secrets."""
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class TokenRow:
-    """What the journal says of a token. `last_seen_at` is the last sight on record; the newest is in SIGHTS."""
+    """A token as folded from the journal. `last_seen_at` is its last recorded use; LAST_SEEN has the newest use."""
 
     handle: str
     principal: str
@@ -63,8 +62,8 @@ class TokenRow:
     attributes: str
 
 
-@plain(slots=True, frozen=True)
-class SightRow:
+@fast_dataclass(slots=True, frozen=True)
+class LastSeenRow:
     """When a token was last used: coordination, updated in place."""
 
     handle: str
@@ -72,7 +71,7 @@ class SightRow:
 
 
 TOKENS: Table[TokenRow] = Table("tokens", TokenRow, key=("handle",), indexes=(("principal",),), projected=True)
-SIGHTS: Table[SightRow] = Table("token_sights", SightRow, key=("handle",))
+LAST_SEEN: Table[LastSeenRow] = Table("token_sights", LastSeenRow, key=("handle",))
 
 
 def project_token_created(tx: Tx, record: Record) -> None:
@@ -97,10 +96,10 @@ def project_token_expired(tx: Tx, record: Record) -> None:
         tx.put(TOKENS, replace(row, expires_at=record.payload["expires_at"], ended=1))
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Token:
-    """A token as whoever asked may know it. `id` is the bearer token itself, only ever as the caller already has it:
-    from `create`, or because it was given. None where it was named by its handle. It is never shown by `repr`.
+    """A token. `id` is the bearer token itself after `create`, or if the caller passed it; None if the caller passed
+    the handle. `repr` never shows it.
     """
 
     id: str | None = field(repr=False)
@@ -112,7 +111,7 @@ class Token:
     attributes: Mapping[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """What may be shown and stored: everything but the token itself."""
+        """Everything except the token itself, so it may be shown and stored."""
         return {
             "handle": self.handle,
             "principal": self.principal,
@@ -124,7 +123,7 @@ class Token:
 
 
 def handle_of(token: str) -> str:
-    """The one-way name under which a token is stored."""
+    """The one-way hash under which a token is stored."""
     return HANDLE_PREFIX + sha256(_DOMAIN + token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -150,9 +149,9 @@ class Tokens:
         created_at: datetime | str | None = None,
         attributes: Mapping[str, Any] | None = None,
     ) -> Token:
-        """A new token for somebody. The only answer that tells a generated token; it cannot be had again.
+        """Create a token for a principal. Only this result contains a generated token; no later call returns it.
 
-        An `id` of the caller's own is base64url of at least 43 or hex of at least 64 characters: 32 random bytes.
+        A caller's own `id` must be 32 random bytes: base64url of at least 43, or hex of at least 64 characters.
         """
         token = random_token(self._entropy) if id is None else _parse_supplied(id)
         created = self._now() if created_at is None else _stamp(created_at, "created_at")
@@ -166,14 +165,14 @@ class Tokens:
         }
         with self._store.write() as tx:
             if tx.has(TOKENS, handle):
-                raise fault("token_exists", "There is, or was, a token with this id. Choose another.")
+                raise fault("token_exists", "A token with this id exists or existed. Choose another.")
             self._append(tx, "token.created", body)
             return _token(tx, handle, token)
 
     def get(self, id: str) -> Token | None:
         """The token, or None if it is unknown, expired or revoked.
 
-        Writes only the record of an end that no record says yet.
+        Writes only if the token has expired and no record says so yet.
         """
         with self._store.read() as tx:
             row = self._known(tx, _parse_given(id))
@@ -189,9 +188,9 @@ class Tokens:
         expires_at: datetime | str | None = None,
         attributes: Mapping[str, Any] | None = None,
     ) -> Token | None:
-        """The token, seen now; None as for `get`. `expires_at` moves the end of its life, `attributes` replace all.
+        """Record a use of the token now; None as for `get`. `expires_at` and `attributes` replace the token's.
 
-        Time of sight never runs backwards. A token that is over stays over.
+        The time of last use never runs backwards. An expired or revoked token stays so.
         """
         given = _parse_given(id)
         with self._store.write() as tx:
@@ -201,16 +200,16 @@ class Tokens:
         """Revoke a token now, for good. None if there is no such token."""
         return self._revoke(handle_of(_parse_given(id)), id)
 
-    # By handle: for people who look after tokens and do not have them.
+    # By handle: for operators, who do not have the tokens.
 
     def listed(self, principal: str | None = None) -> list[Token]:
-        """Every token, of one principal or all, oldest first, those that are over included."""
+        """All tokens, or those of one principal, oldest first. Expired and revoked ones are included."""
         with self._store.read() as tx:
             rows = tx.select(TOKENS, None if principal is None else {"principal": principal}, order=("created_at",))
             return [_token(tx, row.handle, None) for row in rows]
 
     def named(self, handle: str) -> Token | None:
-        """The token with this handle, over or not. Knowing a handle opens no door."""
+        """The token with this handle, valid or not. A handle gives no access."""
         with self._store.read() as tx:
             return _token(tx, handle, None) if tx.has(TOKENS, handle) else None
 
@@ -222,7 +221,7 @@ class Tokens:
         return self._revoke(handle, None)
 
     def is_over(self, token: Token) -> bool:
-        """Whether it no longer works. If so, it never will again: the answer is on record."""
+        """Whether the token no longer works. If it has expired, this records it, so that it never works again."""
         with self._store.read() as tx:
             row = tx.get(TOKENS, token.handle)
         if row is not None and not self._is_over(row):
@@ -230,7 +229,7 @@ class Tokens:
         self._record_end(row)
         return True
 
-    # Inside.
+    # Internal.
 
     def _seen(
         self,
@@ -248,7 +247,7 @@ class Tokens:
         changed: dict[str, Any] = {} if attributes is None else {"attributes": _parse_attributes(attributes)}
         if expires_at is not None:
             changed["expires_at"] = _later(_stamp(expires_at, "expires_at"), seen, "last_seen_at")
-        tx.put(SIGHTS, SightRow(row.handle, seen))
+        tx.put(LAST_SEEN, LastSeenRow(row.handle, seen))
         if changed or _since(row.last_seen_at, seen) >= TOUCH_RECORD_EVERY:
             self._append(tx, "token.touched", {"handle": row.handle, "last_seen_at": seen, **changed})
         return _token(tx, row.handle, id)
@@ -262,7 +261,7 @@ class Tokens:
             return _token(tx, handle, id)
 
     def _known(self, tx: Tx, token: str) -> TokenRow | None:
-        """The row of a token. What is looked up and compared is its handle, so time tells nothing about the token."""
+        """The row of a token. We look up and compare the handle, so the time needed reveals nothing about the token."""
         handle = handle_of(token)
         row = tx.get(TOKENS, handle)
         is_same = hmac.compare_digest(_NO_HANDLE if row is None else row.handle, handle)
@@ -272,14 +271,14 @@ class Tokens:
         return bool(row.ended) or parse_timestamp(row.expires_at) <= self._clock.now()
 
     def _record_end(self, seen: TokenRow | None) -> None:
-        """An answer called this token expired, so it stays expired, whatever the clock does."""
+        """Record that the token has expired, because an answer said so; a clock set back must not revive it."""
         if seen is None or seen.ended:
             return
         with self._store.write() as tx:
             self._end_for_good(tx, tx.get(TOKENS, seen.handle))
 
     def _end_for_good(self, tx: Tx, row: TokenRow | None) -> None:
-        """On record once, so that a clock that is set back does not bring a token back."""
+        """Write the record of the token's end once, so that a clock set back does not revive the token."""
         if row is not None and not row.ended:
             ends = min(row.expires_at, self._now())
             self._append(tx, "token.expired", {"handle": row.handle, "expires_at": ends})
@@ -306,7 +305,7 @@ def _token(tx: Tx, handle: str, id: str | None) -> Token:
 
 
 def _last_seen(tx: Tx, row: TokenRow) -> str:
-    sight = tx.get(SIGHTS, row.handle)
+    sight = tx.get(LAST_SEEN, row.handle)
     return row.last_seen_at if sight is None else max(sight.last_seen_at, row.last_seen_at)
 
 
@@ -316,26 +315,26 @@ def _since(earlier: str, later: str) -> timedelta:
 
 def _parse_given(id: object) -> str:
     if not isinstance(id, str):
-        raise fault("invalid_params", "A token is text.", field="id")
+        raise fault("invalid_params", "A token must be text.", field="id")
     return id.strip()
 
 
 def _parse_supplied(id: object) -> str:
-    """An id somebody else made: fit for a header, and not to be guessed. The message never repeats it."""
+    """Checks a caller's own id: valid in a header and not guessable. The error message never repeats it."""
     token = _parse_given(id)
     if not _is_random_text(token):
         words = (
-            f"A token of your own is base64url of at least {SUPPLIED_MIN_BASE64} characters, or hex of at least"
-            f" {SUPPLIED_MIN_HEX}: 32 random bytes. Leave `id` out to have one made."
+            f"Your own token must be base64url of at least {SUPPLIED_MIN_BASE64} characters, or hex of at least"
+            f" {SUPPLIED_MIN_HEX}: 32 random bytes. Leave `id` out and Mulligan generates one."
         )
         raise fault("weak_token", words)
     if _bits_of(token) < SUPPLIED_MIN_BITS:
-        raise fault("weak_token", "This token is too easy to guess. Leave `id` out to have one made.")
+        raise fault("weak_token", "This token is too easy to guess. Leave `id` out and Mulligan generates one.")
     return token
 
 
 def _is_random_text(token: str) -> bool:
-    """Whether it has the form of 32 random bytes: hex, or base64url that is no sentence of words."""
+    """Whether it looks like 32 random bytes: hex, or base64url that is not made of words."""
     if _HEX.fullmatch(token):
         return len(token) >= SUPPLIED_MIN_HEX
     if not _BASE64URL.fullmatch(token):
@@ -347,7 +346,7 @@ def _is_random_text(token: str) -> bool:
 
 
 def _bits_of(token: str) -> float:
-    """How much a text could hide at most, judged by how often each character is in it."""
+    """An upper bound of the text's entropy, from the frequency of its characters."""
     return -sum(count * log2(count / len(token)) for count in Counter(token).values())
 
 
@@ -355,7 +354,7 @@ def _parse_attributes(attributes: object) -> dict[str, Any]:
     if attributes is None:
         return {}
     if not isinstance(attributes, Mapping):
-        raise fault("invalid_params", "attributes is a JSON object.", field="attributes")
+        raise fault("invalid_params", "attributes must be a JSON object.", field="attributes")
     body = encode(dict(attributes))
     if len(body) > ATTRIBUTES_MAX_BYTES:
         words = f"attributes take {len(body)} bytes; {ATTRIBUTES_MAX_BYTES} are allowed."
@@ -365,14 +364,14 @@ def _parse_attributes(attributes: object) -> dict[str, Any]:
 
 
 def _stamp(given: object, name: str) -> str:
-    """A point in time with its zone, as our one form of it, which sorts as text."""
+    """A time with its zone, in the one format of the store, which sorts as text."""
     try:
         moment = datetime.fromisoformat(given) if isinstance(given, str) else given
         if isinstance(moment, datetime) and moment.tzinfo is not None:
             return timestamp(FixedClock(moment.astimezone(UTC)))
     except (ValueError, OverflowError):
         pass
-    raise fault("invalid_params", f"{name} is an RFC 3339 time with a zone, or an aware datetime.", field=name)
+    raise fault("invalid_params", f"{name} must be an RFC 3339 time with a zone, or an aware datetime.", field=name)
 
 
 def _later(moment: str, than: str, what: str) -> str:

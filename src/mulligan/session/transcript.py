@@ -1,375 +1,554 @@
-"""The transcript of a session: its messages and its events, appended and read.
+"""The transcript of one session: its messages and events, the context window, and the notes kept beside them.
 
-Messages are what a model is sent. Events are all that happened, messages among them; an event that is no message (a
-client came, a permission was routed, the talk was compacted) is on the LOG side: it is never counted as a message or a
-turn, never sent to a model, and never ends the redo stack.
+Each method of `Transcript` is one transaction: it happens wholly or not at all. Each raises `session_not_found` for a
+session that was never opened and `session_closed` for one that is closed.
 
-Functions ending in `_in` are parts of the caller's transaction. None of them asks whether the session is open; that is
-the business of the verbs (`session.talk`).
+The context window is the list of messages that a model is sent. Methods that change it (`reset`, `trim`, `truncate`,
+`compact`) only write another list of spans (see `session.tables`); no message leaves the journal. A transcript budget
+bounds how many messages the window may hold. Events beside the messages, such as clients that attach, never count.
+
+The scratchpad is a small object that an agent keeps beside the transcript. Each change makes a new version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import Any, Literal, get_args
 
-from mulligan.session.projection import (
-    APPENDED,
-    EVENT_KINDS,
-    INSERTED,
-    RUNS,
-    RunRow,
-    TalkRow,
-    session_of,
-    talk_row,
+from mulligan.session.compaction import Compacted, Options, Summarizer, compacted, parse_options
+from mulligan.session.lifecycle import (
+    BRANCHED_AT,
+    BUDGET,
+    BUDGET_ACTION,
+    PINNED_MODEL,
+    PINNED_REASONING,
+    RESET_FACTS,
+    SCRATCHPAD,
+    SCRATCHPAD_VERSION,
+    SUMMARY,
+    SYSTEM_PROMPT,
+    TOOL_FORMAT,
+    Ancestry,
+    SessionAccess,
+    active,
+    ancestry_in,
+    checked_count,
+    checked_options,
+    children_in,
+    fact,
+    facts_of,
+    fork_in,
+    fresh_id,
+    set_facts_in,
+)
+from mulligan.session.messages import Prompt, Shape, for_model
+from mulligan.session.state.slice_store import copy_slices_in
+from mulligan.session.subscribers import CLOSED_EVENT, Callback, Subscription, hub_of, wake_subscribers
+from mulligan.session.tables import (
+    CLIENTS,
+    SESSIONS,
+    MessageSpan,
+    SessionRow,
+    Window,
+    length,
+    normal,
+    part,
+    spans_to_json,
     window_row,
 )
-from mulligan.session.tables import session_journal
-from mulligan.session.windows import Span, Window, from_text, normal, part
-from mulligan.store.blobs import Blobs, Prepared
-from mulligan.store.journal import HEADS, RECORDS, Journal, Record, parse_record, records_of
-from mulligan.store.protocol import Store, Tx
+from mulligan.session.transcript_log import (
+    Event,
+    Message,
+    PackedMessage,
+    append_event_in,
+    append_message_in,
+    count_events,
+    entries_in,
+    event_body,
+    event_in,
+    events_in,
+    events_of,
+    head_of,
+    length_of,
+    messages_of,
+    number_at,
+    pack_message,
+    text_of,
+    window_of,
+)
+from mulligan.store.blobs import BlobVanishedError
+from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode, encode
-from mulligan.values.clock import Clock, timestamp
-from mulligan.values.digest import Digest
-from mulligan.values.faults import fault
-from mulligan.values.ids import IdSource, SessionId
-from mulligan.values.limits import RECORD_INLINE_BYTES
-from mulligan.values.plain import plain
+from mulligan.values.errors import MulliganError, fault
+from mulligan.values.fast_dataclass import fast_dataclass
+from mulligan.values.ids import SessionId
 
-Message = dict[str, Any]
-Event = dict[str, Any]
+SCRATCHPAD_MAX_BYTES = 16_384
+_SCRATCHPAD_OPTIONS = {"source": str, "reason": str, "metadata": Mapping}
+_COMPACT_TRIES = 5
 
-MESSAGE_MAX_BYTES = 64 * 1024 * 1024
-_PAGE = 1_000
-_END = 2**62
+Recovery = Literal["reject", "trim", "compact"]
 
 
-@dataclass(slots=True)
-class Archive:
-    """The store as sessions see it. Thread-safe, like the store."""
+@fast_dataclass(slots=True, frozen=True)
+class Budget:
+    """How many messages the context window may hold.
 
-    store: Store
-    journal: Journal
-    clock: Clock
-    ids: IdSource
-    blobs: Blobs = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.blobs = Blobs(self.store, self.clock)
-
-    def now(self) -> str:
-        return timestamp(self.clock)
-
-
-@plain(slots=True, frozen=True)
-class Written:
-    """A message as it is going to be written: in its record, or, when large, in a blob that the record names."""
-
-    body: Mapping[str, Any]
-    blob: Prepared | None = None
-
-    @property
-    def refs(self) -> tuple[Digest, ...]:
-        return () if self.blob is None else (self.blob.digest,)
-
-
-# Writing.
-
-
-def check_message(message: object) -> Message:
-    """A message is an object with a role that says something; everything else in it is its own business.
-
-    Raises `invalid_params`. What comes back is a copy of its own, in canonical JSON values only.
+    When it is full, `reject` refuses a message; `trim` and `compact` shorten the window to the last `keep_last`.
     """
-    if not isinstance(message, Mapping):
-        raise fault("invalid_params", "A message is an object with a role.", field="message")
-    role = message.get("role")
-    if not isinstance(role, str) or not role.strip():
-        raise fault("invalid_params", "A message needs a role, such as 'user'.", field="role")
-    found: Message = decode(encode(dict(message)))
-    return found
+
+    max_messages: int
+    recovery: Recovery = "reject"
+    keep_last: int = 12
+
+    def to_json(self) -> dict[str, Any]:
+        return {"max_messages": self.max_messages, "recovery": self.recovery, "keep_last": self.keep_last}
+
+    def action(self, kind: str, *, source: str, before: int, after: int) -> dict[str, Any]:
+        """How Mulligan enforced the budget, as the event and the fact say it."""
+        return {
+            "action": kind,
+            "source": source,
+            "reason": "message_count",
+            "policy": self.to_json(),
+            "usage_before": before,
+            "usage_attempted": before + 1,
+            "usage_after": after,
+            "removed_messages": max(0, before + 1 - after),
+        }
 
 
-def written(archive: Archive, message: object, *, id: str | None = None) -> Written:
-    """Check a message and pack it, outside any transaction. `id`: the name it had where it comes from."""
-    known = {} if id is None else {"id": id}
-    checked = check_message(message)
-    data = encode(checked)
-    if len(data) > MESSAGE_MAX_BYTES:
-        raise fault("invalid_params", f"A message has at most {MESSAGE_MAX_BYTES} bytes.", field="message")
-    if len(data) <= RECORD_INLINE_BYTES:
-        return Written({**known, "message": checked})
-    prepared = archive.blobs.prepare(data)
-    return Written({**known, "role": checked["role"], "blob": prepared.digest, "size": len(data)}, prepared)
+def parse_budget(given: object) -> Budget:
+    options = checked_options("a transcript budget", given, {"max_messages": int, "recovery": str, "keep_last": int})
+    if "max_messages" not in options:
+        raise fault("invalid_params", "A transcript budget needs max_messages.", field="max_messages")
+    for name in ("max_messages", "keep_last"):
+        checked_count(name, options.get(name, 0))
+    if options.get("recovery", "reject") not in get_args(Recovery):
+        raise fault("invalid_params", f"recovery must be one of {', '.join(get_args(Recovery))}.", field="recovery")
+    budget = Budget(**options)
+    if budget.recovery != "reject" and budget.keep_last >= budget.max_messages:
+        raise fault("invalid_params", "keep_last must leave room for the next message.", field="keep_last")
+    return budget
 
 
-def append_message_in(
-    tx: Tx, archive: Archive, session: SessionId, message: Written, *, inserted: bool = False
-) -> Record:
-    """Append a packed message. `inserted`: it comes in force only with a change of the window. May raise `Vanished`."""
-    if message.blob is not None:
-        archive.blobs.put(tx, message.blob)
-    kind = INSERTED if inserted else APPENDED
-    journal = session_journal(session)
-    return archive.journal.append(tx, journal, kind, message.body, at=archive.now(), refs=message.refs)
+class Transcript:
+    """The messages and events of one session. Safe to use from many threads and processes at once."""
 
+    def __init__(self, access: SessionAccess) -> None:
+        self.id = access.id
+        self._access = access
+        self._archive = access.archive
 
-def append_event_in(
-    tx: Tx,
-    archive: Archive,
-    session: SessionId,
-    kind: str,
-    *,
-    metadata: Mapping[str, Any] | None = None,
-    text: str = "",
-    visibility: str = "internal",
-) -> Record:
-    """Append an event that is no message."""
-    body = {"event": event_body(kind, metadata, text=text, visibility=visibility)}
-    return archive.journal.append(tx, session_journal(session), "event.appended", body, at=archive.now())
+    # Reading.
 
+    def length(self) -> int:
+        """How many messages are in the context window."""
+        with self._archive.store.read() as tx:
+            self._access.check_open(tx, "length")
+            return length_of(tx, self.id)
 
-def event_body(
-    kind: str, metadata: Mapping[str, Any] | None = None, *, text: str = "", visibility: str = "internal"
-) -> dict[str, Any]:
-    """What a record keeps of an event; its id, time and place are those of the record."""
-    if not kind.strip() or kind in ("message", "tool_result"):
-        raise fault("invalid_params", f"{kind!r} is not the kind of an event beside the messages.", field="kind")
-    body: dict[str, Any] = {"kind": kind, "visibility": visibility}
-    return body | ({"text": text} if text else {}) | ({"metadata": dict(metadata)} if metadata else {})
+    def messages(self, start: int = 0, stop: int | None = None) -> list[Message]:
+        """The messages of the context window, or a part of them. Each is the caller's own copy."""
+        with self._archive.store.read() as tx:
+            self._access.check_open(tx, "messages")
+        return messages_of(self._archive, self.id, checked_count("start", start), stop)
 
+    def message_ids(self) -> list[str]:
+        """The ids of the messages in the context window, which `fork` and `rewind` take."""
+        with self._archive.store.read() as tx:
+            self._access.check_open(tx, "message_ids")
+            return [entry.id for entry in entries_in(tx, self._archive, self.id)]
 
-# The window.
+    def events(self, *, after: int = 0, limit: int | None = None) -> list[Event]:
+        """All that happened, oldest first. `after`: only this session's own events after that record."""
+        with self._archive.store.read() as tx:
+            self._access.check_open(tx, "events")
+        return events_of(self._archive, self.id, after=after, limit=limit)
 
+    def for_model(self, shape: Shape = "openai", *, system: str | None = None) -> Prompt:
+        """The messages in the form that a model accepts: every tool call has its result, wherever the window was cut.
 
-def window_of(tx: Tx, session: SessionId) -> Window:
-    """The messages in force, as spans."""
-    row, newest = talk_row(tx, session), window_row(tx, session)
-    return normal((*from_text(newest.spans), Span(session, row.tail, row.messages)))
+        `system` replaces the system prompt of the session; see `session.messages`.
+        """
+        with self._archive.store.read() as tx:
+            self._access.check_open(tx, "for_model")
+            own = fact(tx, self.id, SYSTEM_PROMPT)
+        return for_model(self.messages(), shape, system=system or own)
 
+    def view_in(self, tx: Tx, row: SessionRow) -> dict[str, Any]:
+        """The transcript's part of a session's view, as plain JSON values that the caller owns."""
+        facts = facts_of(tx, self.id)
+        entries = [entry.message for entry in entries_in(tx, self._archive, self.id)]
+        metadata: dict[str, Any] = {"parent_session_id": row.parent} if row.parent else {}
+        if BUDGET_ACTION in facts:
+            metadata["transcript_budget"] = {"last_action": facts[BUDGET_ACTION]}
+        return {
+            "_type": "transcript",
+            "version": 1,
+            "id": self.id,
+            "messages": entries,
+            "events": list(events_in(tx, self._archive, self.id)),
+            "assets": [],
+            "summary": facts.get(SUMMARY),
+            "metadata": metadata,
+            "state": "open",
+            "length": len(entries),
+            "created_at": row.created_at,
+            "system_prompt": facts.get(SYSTEM_PROMPT),
+            "tool_format": facts.get(TOOL_FORMAT),
+            "scratchpad": facts.get(SCRATCHPAD),
+            "scratchpad_version": facts.get(SCRATCHPAD_VERSION, 0),
+            "parent_id": row.parent,
+            "child_ids": list(children_in(tx, self.id)),
+            "branched_at_event_index": facts.get(BRANCHED_AT),
+            "pinned_model": facts.get(PINNED_MODEL),
+            "pinned_reasoning_policy": facts.get(PINNED_REASONING),
+        }
 
-def window_at(tx: Tx, session: SessionId, seq: int) -> Window:
-    """What was in force right after a record of the session's journal."""
-    then = window_row(tx, session, upto=seq)
-    return normal((*from_text(then.spans), Span(session, then.tail, max(then.tail, number_at(tx, session, seq)))))
-
-
-def length_of(tx: Tx, session: SessionId) -> int:
-    """How many messages are in force."""
-    row = talk_row(tx, session)
-    return row.kept + row.messages - row.tail
-
-
-def head_of(tx: Tx, session: SessionId) -> int:
-    """The number of the newest record of a session's journal."""
-    head = tx.get(HEADS, session_journal(session))
-    return 0 if head is None else head.seq
-
-
-def number_at(tx: Tx, session: SessionId, seq: int) -> int:
-    """How many messages the journal of a session has up to and including a record."""
-    row = talk_row(tx, session)
-    if not row.messages or seq >= row.run_seq:
-        return row.run_first + min(row.messages - row.run_first, seq - row.run_seq + 1) if row.messages else 0
-    low, high = 0, row.run_first
-    while low < high:
-        run = run_holding(tx, row, (low + high) // 2)
-        following = _run_after(tx, row, run)
-        if following.seq <= seq:
-            low = following.first
-        elif run.seq > seq:
-            high = run.first
-        else:
-            return min(following.first, run.first + seq - run.seq + 1)
-    return low
-
-
-def seq_of(tx: Tx, session: str, number: int) -> int:
-    """The record that holds a message."""
-    run = run_holding(tx, talk_row(tx, session), number)
-    return run.seq + number - run.first
-
-
-def run_holding(tx: Tx, row: TalkRow, number: int) -> RunRow:
-    """The run that a message is in."""
-    if number >= row.run_first:
-        return RunRow(row.session, row.run_first, row.run_seq, row.run_events, row.run_inserted)
-    upto = ("first", 0, number + 1)
-    return tx.select(RUNS, {"session": row.session}, between=upto, descending=True, limit=1)[0]
-
-
-def _run_after(tx: Tx, row: TalkRow, run: RunRow) -> RunRow:
-    later = tx.select(RUNS, {"session": row.session}, between=("first", run.first + 1, _END), limit=1)
-    return later[0] if later else run_holding(tx, row, row.run_first)
-
-
-# Reading messages.
-
-
-@plain(slots=True, frozen=True)
-class Entry:
-    """A message where it stands: in record `seq` of the session that it was written in."""
-
-    session: str
-    seq: int
-    at: str
-    message: Message
-    id: str
-
-
-def messages_of(archive: Archive, session: SessionId, start: int = 0, stop: int | None = None) -> list[Message]:
-    """The messages in force, or those at some places of the window. Each is the caller's own copy."""
-    with archive.store.read() as tx:
-        return [entry.message for entry in entries_in(tx, archive, session, start=start, stop=stop)]
-
-
-def entries_in(
-    tx: Tx, archive: Archive, session: SessionId, *, start: int = 0, stop: int | None = None
-) -> Iterator[Entry]:
-    """As `messages_of`, with where each one stands."""
-    return entries_of(tx, archive, part(window_of(tx, session), start, _END if stop is None else stop))
-
-
-def entries_of(tx: Tx, archive: Archive, window: Window) -> Iterator[Entry]:
-    """The messages of any window, in its order."""
-    for span in window:
-        for record in _records_in(tx, span):
-            yield entry_of(tx, archive, record)
-
-
-def _records_in(tx: Tx, span: Span) -> Iterator[Record]:
-    """The records of a span of messages: of each run only the part that is asked for."""
-    row, number = talk_row(tx, span.session), span.start
-    while number < span.stop:
-        run = run_holding(tx, row, number)
-        following = row.messages if run.first == row.run_first else _run_after(tx, row, run).first
-        stop = min(span.stop, following, number + _PAGE)
-        seq = run.seq + number - run.first
-        between = ("seq", seq, seq + stop - number)
-        rows = tx.select(RECORDS, {"journal": session_journal(SessionId(span.session))}, between=between)
-        yield from map(parse_record, rows)
-        number = stop
-
-
-def entry_of(tx: Tx, archive: Archive, record: Record) -> Entry:
-    return Entry(session_of(record.journal), record.seq, record.at, message_in(tx, archive, record), id_of(record))
-
-
-def message_in(tx: Tx, archive: Archive, record: Record) -> Message:
-    """The message a record holds or names."""
-    body = record.payload
-    found: Message = body["message"] if "message" in body else decode(archive.blobs.read_in(tx, body["blob"]))
-    return found
-
-
-def id_of(record: Record) -> str:
-    """The name of a message or event: the one it came with, else its session and its place there."""
-    known = record.payload.get("id")
-    return known if isinstance(known, str) else f"{session_of(record.journal)}#{record.seq}"
-
-
-# Reading events.
-
-
-def count_events(tx: Tx, session: SessionId) -> int:
-    row = talk_row(tx, session)
-    return row.log_base + row.events - row.log_from
-
-
-def events_of(archive: Archive, session: SessionId, *, after: int = 0, limit: int | None = None) -> list[Event]:
-    """Events of the session, oldest first, those it inherited before its own.
-
-    `after`: only its own after that record of its journal, for a reader that goes on where it stopped; a reset in
-    between leaves no gap.
-    """
-    with archive.store.read() as tx:
-        found: list[Event] = []
-        for event in events_in(tx, archive, session, after=after):
-            if limit is not None and len(found) >= limit:
-                break
-            found.append(event)
+    def ancestry(self) -> Ancestry:
+        """The session that this one was forked from, its own forks, and the first session of the line."""
+        with self._archive.store.read() as tx:
+            self._access.check_open(tx, "ancestry")
+            found = ancestry_in(tx, self.id)
+        assert found is not None, "a session that is open was opened"
         return found
 
+    # Appending.
 
-def events_in(tx: Tx, archive: Archive, session: SessionId, *, after: int = 0) -> Iterator[Event]:
-    newest = window_row(tx, session)
-    if not after:
-        for source, since, upto, *_ in decode(newest.log):
-            yield from _events_between(tx, archive, source, after=since, upto=upto)
-    yield from _events_between(tx, archive, session, after=after or newest.log_after)
+    def inject(self, message: Mapping[str, Any], *, id: str | None = None) -> Event:
+        """Append a message. It needs a role; Mulligan stores the rest unchanged. A message empties the redo stack."""
+        return self.append(message, "inject", lambda tx: self._access.check_open(tx, "inject"), id=id)
 
+    def append(
+        self,
+        message: Mapping[str, Any],
+        verb: str,
+        check: Callable[[Tx], object],
+        *,
+        then: Callable[[Tx], object] = lambda _: None,
+        id: str | None = None,
+    ) -> Event:
+        """Append a message within the budget. `check` and `then` run before and after it in the same transaction."""
+        while True:
+            ready = pack_message(self._archive, message, id=id)
+            # The collector may delete a large body between its packing and our transaction; then we pack it again.
+            with suppress(BlobVanishedError):
+                with self._archive.store.write() as tx:
+                    check(tx)
+                    refused = self._make_room(tx, verb)
+                    if refused is None:
+                        event = event_in(tx, self._archive, append_message_in(tx, self._archive, self.id, ready))
+                        then(tx)
+                wake_subscribers(self._archive.store)
+                # Raised only here, because the transaction records that the budget refused the message.
+                if refused is not None:
+                    raise refused
+                assert event is not None, "a message is an event"
+                return event
 
-def _events_between(tx: Tx, archive: Archive, session: str, *, after: int, upto: int = _END) -> Iterator[Event]:
-    for record in records_of(tx, session_journal(SessionId(session)), after=after):
-        if record.seq > upto:
-            return
-        event = event_in(tx, archive, record)
-        if event is not None:
-            yield event
+    def emit(self, kind: str, metadata: Mapping[str, Any] | None = None, *, text: str = "") -> None:
+        """Append an event that is not a message: not counted, not sent to a model, and the redo stack stays."""
+        with self._archive.store.write() as tx:
+            self._access.check_open(tx, "emit")
+            append_event_in(tx, self._archive, self.id, kind, metadata=metadata, text=text)
+        wake_subscribers(self._archive.store)
 
+    def active(self) -> AbstractContextManager[None]:
+        """A block in which this is the current session."""
+        return active(self.id)
 
-def event_in(tx: Tx, archive: Archive, record: Record) -> Event | None:
-    """The event a record is or carries; None for a record of other things."""
-    if record.kind not in EVENT_KINDS:
+    # The context window.
+
+    def reset(self) -> None:
+        """Empty the context window. The id, subscribers, clients, lineage, pins and workspace stay, and the journal."""
+        with self._archive.store.write() as tx:
+            self._access.check_open(tx, "reset")
+            head = head_of(tx, self.id)
+            facts = dict.fromkeys(name for name in facts_of(tx, self.id) if name in RESET_FACTS)
+            body = {"verb": "reset", "spans": [], "log": [], "log_after": head + 1, "was": head, "facts": facts}
+            self._access.append(tx, "window.changed", body)
+        wake_subscribers(self._archive.store)
+
+    def trim(self, keep_last: int) -> int:
+        """Keep only the last `keep_last` messages in the window. Returns how many messages it has now."""
+        checked_count("keep_last", keep_last)
+        with self._archive.store.write() as tx:
+            self._access.check_open(tx, "trim")
+            window = window_of(tx, self.id)
+            kept = part(window, max(0, length(window) - keep_last), length(window))
+            if kept != window:
+                self._set_window(tx, "trim", kept)
+        return length(kept)
+
+    def truncate(self, keep_first: int) -> dict[str, Any]:
+        """Keep only the first `keep_first` messages in the window, and remove the summary."""
+        checked_count("keep_first", keep_first)
+        with self._archive.store.write() as tx:
+            self._access.check_open(tx, "truncate")
+            window = window_of(tx, self.id)
+            kept = part(window, 0, keep_first)
+            if kept != window:
+                self._set_window(tx, "truncate", kept, facts={SUMMARY: None})
+            last = list(entries_in(tx, self._archive, self.id, start=max(0, length(kept) - 1)))
+        return {
+            "kept_turn_count": length(kept),
+            "removed_turn_count": length(window) - length(kept),
+            "new_tip_turn_id": last[-1].id if last else None,
+        }
+
+    def _set_window(
+        self,
+        tx: Tx,
+        verb: str,
+        window: Window,
+        *,
+        was: int | None = None,
+        facts: Mapping[str, Any] | None = None,
+        event: Mapping[str, Any] | None = None,
+    ) -> None:
+        replaced = head_of(tx, self.id) if was is None else was
+        body: dict[str, Any] = {"verb": verb, "spans": spans_to_json(window), "was": replaced}
+        body |= {name: value for name, value in {"facts": facts, "event": event}.items() if value}
+        self._access.append(tx, "window.changed", body)
+
+    def compact(self, opts: Mapping[str, Any] | None, given: Mapping[str, Any], provider: Summarizer | None) -> int:
+        """Replace the older part of the window by a summary. Returns how many messages the window has afterwards."""
+        if opts is not None and not isinstance(opts, Mapping):
+            raise fault("invalid_params", "The options of compact must be an object.", field="opts")
+        options = parse_options({**(opts or {}), **given})
+        for _ in range(_COMPACT_TRIES):
+            with self._archive.store.read() as tx:
+                self._access.check_open(tx, "compact")
+                window_seq = window_row(tx, self.id).seq
+                messages = [entry.message for entry in entries_in(tx, self._archive, self.id)]
+            # A model may take minutes to summarise, so no transaction is open here.
+            done = compacted(messages, options, provider)
+            if done is None:
+                return len(messages)
+            with suppress(BlobVanishedError):
+                kept = self._put_compacted(done, window_seq, len(messages))
+                if kept is not None:
+                    return kept
+        raise fault("conflict", "Another process keeps changing the context window while we compact it; try again.")
+
+    def _put_compacted(self, done: Compacted, window_seq: int, count: int) -> int | None:
+        """None if another process has set another window since we read it. Messages appended since then stay."""
+        summaries = [pack_message(self._archive, one) for one in done.summaries]
+        shortened = {place: pack_message(self._archive, one) for place, one in done.shortened.items()}
+        with self._archive.store.write() as tx:
+            self._access.check_open(tx, "compact")
+            if window_row(tx, self.id).seq != window_seq:
+                return None
+            now, was = window_of(tx, self.id), head_of(tx, self.id)
+            spans = [self._insert(tx, one) for one in summaries]
+            start = done.archived
+            for place in sorted(shortened):
+                spans += [*part(now, start, place), self._insert(tx, shortened[place])]
+                start = place + 1
+            kept = normal((*spans, *part(now, start, length(now))))
+            metadata = {
+                "strategy": done.strategy,
+                "archived_messages": done.archived,
+                "kept_messages": count - done.archived,
+                "shortened_messages": len(shortened),
+            }
+            facts = {SUMMARY: "\n\n".join(text_of(one) for one in done.summaries) or None}
+            self._set_window(tx, "compact", kept, was=was, facts=facts, event=event_body("compaction", metadata))
+        wake_subscribers(self._archive.store)
+        return length(kept)
+
+    def _insert(self, tx: Tx, message: PackedMessage) -> MessageSpan:
+        record = append_message_in(tx, self._archive, self.id, message, inserted=True)
+        number = number_at(tx, self.id, record.seq) - 1
+        return MessageSpan(self.id, number, number + 1)
+
+    def set_budget(self, budget: Mapping[str, Any] | None) -> None:
+        """Bound how many messages the window may hold; None removes the bound. Refused if there are more already."""
+        parsed = None if budget is None else parse_budget(budget)
+        with self._archive.store.write() as tx:
+            self._access.check_open(tx, "set_budget")
+            if parsed is not None and length_of(tx, self.id) > parsed.max_messages:
+                raise fault("transcript_budget_exceeded", "The context window has more messages than that already.")
+            set_facts_in(tx, self._archive, self.id, {BUDGET: None if parsed is None else parsed.to_json()})
+
+    def _make_room(self, tx: Tx, source: str) -> MulliganError | None:
+        """Shorten the window if one more message exceeds the budget. Returns the error if the budget rejects it."""
+        limits = fact(tx, self.id, BUDGET)
+        if limits is None or length_of(tx, self.id) < limits["max_messages"]:
+            return None
+        budget, count = Budget(**limits), length_of(tx, self.id)
+        if budget.recovery == "reject":
+            action = budget.action("rejected", source=source, before=count, after=count)
+            if fact(tx, self.id, BUDGET_ACTION) != action:
+                set_facts_in(tx, self._archive, self.id, {BUDGET_ACTION: action})
+            words = f"The context window already has the {budget.max_messages} messages that its budget allows."
+            return fault("transcript_budget_exceeded", words, **action)
+        was, window = head_of(tx, self.id), self._smaller_window(tx, budget)
+        kind = {"trim": "trimmed", "compact": "compacted"}[budget.recovery]
+        action = budget.action(kind, source=source, before=count, after=length(window) + 1)
+        event = event_body("transcript_budget", action)
+        self._set_window(tx, budget.recovery, window, was=was, facts={BUDGET_ACTION: action}, event=event)
         return None
-    if record.kind == APPENDED:
-        return _message_event(record, message_in(tx, archive, record))
-    body = record.payload.get("event")
-    return None if body is None else event_of(record, body)
+
+    def _smaller_window(self, tx: Tx, budget: Budget) -> Window:
+        """Uses no model and no callbacks, because it runs inside a transaction."""
+        window = window_of(tx, self.id)
+        trimmed = part(window, max(0, length(window) - budget.keep_last), length(window))
+        if budget.recovery == "trim":
+            return trimmed
+        messages = [entry.message for entry in entries_in(tx, self._archive, self.id)]
+        done = compacted(messages, Options(keep_last=budget.keep_last, compact_strategy="truncate"))
+        if done is None or len(messages) - done.archived + len(done.summaries) >= budget.max_messages:
+            return trimmed
+        spans = [self._insert(tx, pack_message(self._archive, one)) for one in done.summaries]
+        return normal((*spans, *part(window, done.archived, length(window))))
+
+    # Notes beside the transcript.
+
+    def scratchpad(self) -> dict[str, Any] | None:
+        """The agent's own notes; None if there are none."""
+        with self._archive.store.read() as tx:
+            self._access.check_open(tx, "scratchpad")
+            found: dict[str, Any] | None = fact(tx, self.id, SCRATCHPAD)
+            return found
+
+    def set_scratchpad(self, scratchpad: Mapping[str, Any], opts: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Replace the scratchpad by this object. Raises `invalid_params` for one too large."""
+        if not isinstance(scratchpad, Mapping):
+            raise fault("invalid_params", "A scratchpad must be an object.", field="scratchpad")
+        data = encode(dict(scratchpad))
+        if len(data) > SCRATCHPAD_MAX_BYTES:
+            words = f"A scratchpad may have at most {SCRATCHPAD_MAX_BYTES} bytes of JSON; this one has {len(data)}."
+            raise fault("invalid_params", words, field="scratchpad")
+        return self._set_scratchpad(decode(data), opts)
+
+    def clear_scratchpad(self, opts: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Remove the scratchpad."""
+        return self._set_scratchpad(None, opts)
+
+    def _set_scratchpad(self, content: dict[str, Any] | None, opts: Mapping[str, Any] | None) -> dict[str, Any]:
+        with self._archive.store.write() as tx:
+            self._access.check_open(tx, "scratchpad")
+            options = checked_options("the scratchpad", opts, _SCRATCHPAD_OPTIONS)
+            version = (fact(tx, self.id, SCRATCHPAD_VERSION) or 0) + 1
+            # The event gives sizes and no content, because subscribers may be other programs.
+            values = {name: (content or {}).get(name) for name in ("goals", "open_items", "facts", "refs")}
+            counts = {
+                name: len(value) if isinstance(value, list | dict) else int(value is not None)
+                for name, value in values.items()
+            }
+            event = {"version": version, "cleared": content is None, "counts": counts, **options}
+            facts = {SCRATCHPAD: content, SCRATCHPAD_VERSION: version}
+            set_facts_in(tx, self._archive, self.id, facts, event=event_body("agent_scratchpad", event))
+        wake_subscribers(self._archive.store)
+        return {"ok": True, "version": version, "scratchpad": content}
+
+    def set_system_prompt(self, text: str | None) -> None:
+        """Set the text that a model receives before the messages; None removes it."""
+        with self._archive.store.write() as tx:
+            self._access.check_open(tx, "set_system_prompt")
+            if fact(tx, self.id, SYSTEM_PROMPT) != text:
+                event = event_body("system_prompt", {"chars": len(text or "")})
+                set_facts_in(tx, self._archive, self.id, {SYSTEM_PROMPT: text}, event=event)
+        wake_subscribers(self._archive.store)
+
+    def claim_tool_format(self, tool_format: str) -> None:
+        """Fix the format of tool calls in this session. The first caller decides; another format is refused later."""
+        with self._archive.store.write() as tx:
+            self._access.check_open(tx, "claim_tool_format")
+            locked = fact(tx, self.id, TOOL_FORMAT)
+            if locked is not None and locked != tool_format:
+                words = f"This session uses the tool format {locked!r}, not {tool_format!r}."
+                raise fault("tool_format_locked", words, tool_format=locked)
+            if locked is None:
+                set_facts_in(tx, self._archive, self.id, {TOOL_FORMAT: tool_format})
+
+    def pin(self, *, model: str | None = None, reasoning_policy: Mapping[str, Any] | str | None = None) -> None:
+        """Fix the model and how it reasons. Forks inherit pins, a reset keeps them, None removes one."""
+        with self._archive.store.write() as tx:
+            self._access.check_open(tx, "pin")
+            facts = {PINNED_MODEL: model, PINNED_REASONING: reasoning_policy}
+            set_facts_in(tx, self._archive, self.id, facts)
+
+    # Forks, the end of the session, subscribers.
+
+    def fork_at(self, keep_first: int, dst: str | None = None) -> SessionId:
+        """Fork with only the first `keep_first` messages. Returns the id of the child."""
+        checked_count("keep_first", keep_first)
+        with self._archive.store.write() as tx:
+            self._access.check_open(tx, "fork_at")
+            window = window_of(tx, self.id)
+            child = fresh_id(tx, self._archive, dst)
+            if keep_first > length(window):
+                fork_in(tx, self._archive, self.id, child, root=self._access.root)
+                set_facts_in(tx, self._archive, child, {BRANCHED_AT: count_events(tx, self.id)})
+            else:
+                kept = part(window, 0, keep_first)
+                fork_in(tx, self._archive, self.id, child, root=self._access.root, kept=kept)
+            copy_slices_in(tx, self._archive.journal, self.id, child, at=self._archive.now())
+        return child
+
+    def fork_talk(self, dst: str | None = None) -> SessionId:
+        """Fork with the whole transcript. Returns the id of the child."""
+        with self._archive.store.write() as tx:
+            self._access.check_open(tx, "fork")
+            child = fresh_id(tx, self._archive, dst)
+            fork_in(tx, self._archive, self.id, child, root=self._access.root)
+            copy_slices_in(tx, self._archive.journal, self.id, child, at=self._archive.now())
+        return child
+
+    def close(self, status: str | Mapping[str, Any] | None = None) -> None:
+        """End the session and record why. Its history stays and can be undone; opening it again continues it."""
+        event = event_body(CLOSED_EVENT, _close_metadata(status), visibility="public")
+        with self._archive.store.write() as tx:
+            self._access.check_open(tx, "close")
+            self._access.append(tx, "session.closed", {"event": event})
+            for row in tx.select(CLIENTS, {"session": self.id}):
+                tx.delete(CLIENTS, self.id, row.client)
+        wake_subscribers(self._archive.store)
+
+    def reopen(self) -> None:
+        """Continue a closed session; one that is open stays as it is."""
+        with self._archive.store.read() as tx:
+            row = tx.get(SESSIONS, self.id)
+        if row is None or row.closed_at is None:
+            return
+        with self._archive.store.write() as tx:
+            row = tx.get(SESSIONS, self.id)
+            if row is not None and row.closed_at is not None:
+                self._access.append(tx, "session.reopened", {"session": self.id})
+
+    def subscribe(self, callback: Callback, *, after: int | None = None) -> Subscription:
+        """Call a function with every event from now on, or after a record of the journal; see `session.subscribers`."""
+        if not callable(callback):
+            raise fault("invalid_params", "A subscriber must be a function.", field="cb")
+        with self._archive.store.read() as tx:
+            self._access.check_open(tx, "subscribe")
+        return hub_of(self._archive.store).subscribe(self._archive, self.id, callback, after=after)
+
+    def subscriptions(self) -> Sequence[Subscription]:
+        """The subscriptions of this process."""
+        return hub_of(self._archive.store).of(self.id)
 
 
-def _message_event(record: Record, message: Message) -> Event:
-    role = message["role"]
-    event = {
-        "id": id_of(record),
-        "kind": "tool_result" if role == "tool_result" else "message",
-        "role": role,
-        "visibility": message.get("visibility", "public"),
-        "text": text_of(message),
-        "blocks": _blocks(message),
-        "seq": record.seq,
-        "at": record.at,
-    }
-    return event | ({"metadata": message["metadata"]} if "metadata" in message else {})
+def _close_metadata(status: object) -> dict[str, Any]:
+    """Why a session closes: a reason, or an object that has one."""
+    if status is None:
+        return {"reason": "closed", "status": "closed"}
+    if isinstance(status, str):
+        return {"reason": _checked_reason(status), "status": status}
+    if not isinstance(status, Mapping):
+        raise fault("invalid_params", "A close status must be a text, or an object with a reason.", field="status")
+    named = next(
+        (status[name] for name in ("reason", "stop_reason", "status") if status.get(name) is not None), "closed"
+    )
+    reason = _checked_reason(named)
+    return {"reason": reason, "status": _checked_reason(status.get("status") or reason), "metadata": dict(status)}
 
 
-def event_of(record: Record, body: Mapping[str, Any]) -> Event:
-    """An event with the id, time and place of the record that tells of it."""
-    text = body.get("text", "")
-    event = {
-        "id": id_of(record),
-        "kind": body["kind"],
-        "role": "system",
-        "visibility": body["visibility"],
-        "text": text,
-        "blocks": [{"type": "text", "text": text, "visibility": body["visibility"]}] if text else [],
-        "seq": record.seq,
-        "at": record.at,
-    }
-    return event | ({"metadata": body["metadata"]} if "metadata" in body else {})
-
-
-def text_of(message: Mapping[str, Any]) -> str:
-    """What a message says, as text: its content, or the texts of its blocks, line by line."""
-    return _text(message.get("content"))
-
-
-def _text(content: object) -> str:
-    if isinstance(content, str):
-        return content
-    if isinstance(content, Mapping):
-        return _text(content.get("text") or content.get("content"))
-    if isinstance(content, Iterable):
-        return "\n".join(text for one in content if (text := _text(one)))
-    return ""
-
-
-def _blocks(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    content, visibility = message.get("content"), message.get("visibility", "public")
-    if isinstance(content, str):
-        return [{"type": "text", "text": content, "visibility": visibility}] if content else []
-    if not isinstance(content, list):
-        return []
-    return [{"visibility": visibility, **block} for block in content if isinstance(block, dict)]
+def _checked_reason(text: object) -> str:
+    if not isinstance(text, str) or not text.strip():
+        raise fault("invalid_params", "The reason for closing must not be empty.", field="status")
+    return text

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 
 from mulligan.values.digest import Digest, parse_digest
-from mulligan.values.faults import MulliganError, fault, fault_of_os_error
+from mulligan.values.errors import MulliganError, fault, fault_of_os_error
 
 
 class MemoryBodies:
@@ -40,12 +40,12 @@ class MemoryBodies:
         return iter(sorted(self._bodies))
 
     def sweep(self, is_named: Callable[[Digest], bool], *, before_s: float) -> tuple[int, int]:
-        """Nothing: a writer that died took its memory along."""
+        """Removes nothing: the bodies of a dead process are gone with its memory."""
         return 0, 0
 
 
 class DirectoryBodies:
-    """`<dir>/<2 hex>/<62 hex>`: written under a name of their own, then linked into place, so never half there."""
+    """Files `<dir>/<2 hex>/<62 hex>`. A body is written under a draft name and renamed, so it is never half there."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -58,10 +58,10 @@ class DirectoryBodies:
             if not os.path.exists(path):
                 self._write(path, body, durable=durable)
             elif durable:
-                # Whoever wrote it may not have synced it.
+                # The process that wrote it may not have synced it.
                 self._sync([path])
             else:
-                # Somebody is about to name it; a sweep shall not take it for left over.
+                # The caller is about to write a row that names it; the new time keeps `sweep` from removing it before.
                 os.utime(path)
                 return
         except OSError as error:
@@ -116,7 +116,7 @@ class DirectoryBodies:
             os.unlink(self._path_of(digest))
 
     def sync(self, digests: Iterable[Digest] | None = None) -> None:
-        """Only those that are still there: one deleted meanwhile needs no syncing."""
+        """A body that was deleted meanwhile needs no sync and is passed over."""
         pending = set(self._unsynced) if digests is None else {self._path_of(digest) for digest in digests}
         try:
             self._sync(pending)
@@ -135,7 +135,7 @@ class DirectoryBodies:
             self._sync_directory()
 
     def _sync_directory(self) -> None:
-        """The shards' names, and the name of the directory that holds them."""
+        """Sync the names of the shards, and the name of the directory that holds them."""
         sync_path(self._directory)
         sync_path(os.path.dirname(self._directory) or ".")
 
@@ -162,7 +162,7 @@ class DirectoryBodies:
 
 
 def _is_body(name: str, is_named: Callable[[Digest], bool]) -> bool:
-    """Whether a file is a body that is named. Halves have names that are no digest."""
+    """Whether a row names this body. The name of a half-written body is not a digest."""
     try:
         return is_named(parse_digest(f"sha256:{name}"))
     except MulliganError:

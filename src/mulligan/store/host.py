@@ -1,17 +1,25 @@
-"""Which machine this is: the id of its present boot, and the host id that a store keeps for it.
+"""Which machine this is (its boot id and its host id in a store), and which processes of it are alive.
 
-A host id says whose paths a root's path belongs to. It is `MULLIGAN_HOST`, else a random id that the store keeps for
-each machine id. Containers may have another machine id than the machine they run on, or none. All of them have the boot
-id of the one kernel, which the store keeps too, so the processes of one boot agree on their host id.
+A host id says on which machine a root's path is. It is `MULLIGAN_HOST`, else a random id that the store keeps for each
+machine id. A container may have another machine id than the machine it runs on, or none. But all containers have the
+boot id of the one kernel, which the store keeps too, so the processes of one boot agree on their host id.
+
+Each process holds a POSIX lock on its own byte of one file while it lives. Mulligan does not use process ids: they are
+reused, and mean nothing in another container. The kernel drops the lock however the process ends. A process loses its
+POSIX locks on a file when *any* of its handles on that file is closed, so each process opens the file once and never
+closes it; a forked child holds none of its parent's locks and opens the file again.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
+import fcntl
 import os
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 
+from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.store.migrations import SCHEMA_VERSION, program_name
 from mulligan.store.protocol import META, MetaRow, Tx
 from mulligan.values.ids import OwnerId, SystemIds, parse_user_id
@@ -22,7 +30,7 @@ _MACHINE_ID_FILES = ("/etc/machine-id", "/var/lib/dbus/machine-id")
 
 
 def boot_id() -> str:
-    """Names this run of the machine; "" where the system does not say."""
+    """The id of the present boot; "" if the system has none."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()
@@ -40,7 +48,7 @@ def _boot_time() -> str:
 
 
 def known_host(tx: Tx, environ: Mapping[str, str]) -> str:
-    """The host id of this machine as far as the store knows it; "" if the store has not seen this machine."""
+    """The host id that the store has for this machine; "" if the store has not seen this machine."""
     chosen = environ.get("MULLIGAN_HOST")
     if chosen:
         return parse_user_id(chosen, "MULLIGAN_HOST")
@@ -48,30 +56,26 @@ def known_host(tx: Tx, environ: Mapping[str, str]) -> str:
         row = tx.get(META, name)
         if row is not None:
             return row.value
-    # A container without a machine id may be the first to come after a reboot. Only a copied store has two hosts.
+    # A container without a machine id may be the first process after a reboot. Only a copied store has two hosts.
     hosts = {row.value for row in tx.select(META) if row.key.startswith(_HOST_OF_MACHINE)}
     return hosts.pop() if len(hosts) == 1 and not _machine_id() else ""
 
 
-def host_here(tx: Tx, environ: Mapping[str, str]) -> str:
-    """The host id of this machine. The transaction may write: a machine that the store has not seen gets an id."""
+def current_host(tx: Tx, environ: Mapping[str, str]) -> str:
+    """The host id of this machine. It writes: a machine that the store has not seen gets a new id."""
     host = known_host(tx, environ) or SystemIds().new()
     for name in [] if environ.get("MULLIGAN_HOST") else _names():
         if tx.get(META, name) != MetaRow(name, host):
-            _forget_boots(tx, host)
+            # A host has one boot at a time, so the rows of earlier boots go.
+            for row in tx.select(META):
+                if row.key.startswith(_HOST_OF_BOOT) and row.value == host:
+                    tx.delete(META, row.key)
             tx.put(META, MetaRow(name, host))
     return host
 
 
-def _forget_boots(tx: Tx, host: str) -> None:
-    """A host has one boot at a time."""
-    for row in tx.select(META):
-        if row.key.startswith(_HOST_OF_BOOT) and row.value == host:
-            tx.delete(META, row.key)
-
-
 def _names() -> list[str]:
-    """The rows that say which host this is. The machine id itself is confidential, so the store has only its hash."""
+    """Keys of the rows that name this host. The machine id is confidential, so the store has only a hash of it."""
     machine, boot = _machine_id(), boot_id()
     of_machine = _HOST_OF_MACHINE + sha256(b"mulligan host\n" + machine.encode()).hexdigest()[:32]
     return [*([of_machine] if machine else []), *([_HOST_OF_BOOT + boot] if boot else [])]
@@ -89,8 +93,8 @@ def _machine_id() -> str:
     return ""
 
 
-def note_process(tx: Tx, owner: int, is_alive: Callable[[OwnerId], bool | None]) -> None:
-    """Which format a process works with, for `doctor`. Rows of processes that have ended go."""
+def record_process(tx: Tx, owner: int, is_alive: Callable[[OwnerId], bool | None]) -> None:
+    """Record which format this process reads, for `doctor`, and delete the rows of processes that have ended."""
     for row in _process_rows(tx):
         if is_alive(OwnerId(int(row.key.removeprefix(_PROCESS)))) is False:
             tx.delete(META, row.key)
@@ -98,7 +102,7 @@ def note_process(tx: Tx, owner: int, is_alive: Callable[[OwnerId], bool | None])
 
 
 def older_processes(tx: Tx, is_alive: Callable[[OwnerId], bool | None]) -> list[str]:
-    """The living processes whose version of Mulligan reads only older formats than ours, each in words."""
+    """The living processes that read only older formats than this one, each as a phrase for a person."""
     found = []
     for row in _process_rows(tx):
         reads, pid, program = row.value.split(" ", 2)
@@ -109,3 +113,62 @@ def older_processes(tx: Tx, is_alive: Callable[[OwnerId], bool | None]) -> list[
 
 def _process_rows(tx: Tx) -> list[MetaRow]:
     return tx.select(META, between=("key", _PROCESS, _PROCESS[:-1] + ";"))
+
+
+_lock = fork_safe_lock()
+_open: dict[tuple[int, int], OwnerBytes] = {}
+_abandoned: list[dict[tuple[int, int], OwnerBytes]] = []
+_pid = os.getpid()
+
+
+class OwnerBytes:
+    """The lock file of one store, as this process holds it."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+        self._mine: set[int] = set()
+
+    def hold(self, number: int) -> None:
+        """Lock our byte. Numbers are never reused, so nobody else can hold it."""
+        fcntl.lockf(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+        self._mine.add(number)
+
+    def is_held(self, number: int) -> bool:
+        """Whether a living process holds that byte. Nothing stays locked.
+
+        It tries a shared lock, so that two processes that test the byte at once do not mistake each other for the
+        owner.
+        """
+        if number in self._mine:
+            return True
+        try:
+            fcntl.lockf(self._handle, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, number)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                return True
+            raise
+        fcntl.lockf(self._handle, fcntl.LOCK_UN, 1, number)
+        return False
+
+
+def owner_bytes(path: str) -> OwnerBytes:
+    """This process's only handle on the lock file at `path`. The file is created if it does not exist."""
+    global _open, _pid
+    with _lock:
+        if os.getpid() != _pid:
+            _abandoned.append(_open)
+            _open, _pid = {}, os.getpid()
+        known = _open.get(_identity(path))
+        if known is None:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            known = _open[_identity(path)] = OwnerBytes(handle)
+        return known
+
+
+def _identity(path: str) -> tuple[int, int]:
+    """Device and inode of the file, without opening it: closing a second handle would drop our locks."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return (-1, -1)
+    return (status.st_dev, status.st_ino)

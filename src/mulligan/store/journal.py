@@ -4,9 +4,11 @@ A record's bytes are canonical JSON `{seq, kind, at, payload, prev, refs?}`, and
 sha256(prev + "\\n" + bytes), in hex. `prev` of the first record is sixty-four zeros. `refs` names, sorted, every blob
 the record needs, so that reachability is a query. The bytes are written once and never touched again.
 
-All journals together form one line: `ordinal` counts records in the order they came, and the head of the store itself
-(journal "") keeps that count and sha256(its hash before + hash of the record). So a fold can follow the order in which
-things happened across journals, and a journal that vanished whole is missed.
+All journals share one order: `ordinal` counts records in the order they were written, and the head of the store itself
+(journal "") keeps that count and sha256(its hash before + hash of the record). So a fold can follow the order of events
+across journals, and `verify` notices when a whole journal is missing.
+
+This module also reads whole tables page by page, so that a large one is never in memory at once.
 """
 
 from __future__ import annotations
@@ -14,21 +16,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from mulligan.store.blobs import BLOBS, BODIES, PARTS, UNSYNCED
-from mulligan.store.protocol import META, OWNERS, Tx
-from mulligan.store.tables import Table
+from mulligan.store.protocol import META, OWNERS, Table, Tx
 from mulligan.values.canonical import decode, encode
 from mulligan.values.digest import Digest, raw_digest
-from mulligan.values.faults import MulliganError, fault
-from mulligan.values.plain import plain
+from mulligan.values.errors import MulliganError, fault
+from mulligan.values.fast_dataclass import fast_dataclass
 
 GENESIS = "0" * 64
 PAGE_RECORDS = 1_000
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Record:
     journal: str
     seq: int
@@ -40,7 +41,7 @@ class Record:
     hash: str
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class RecordRow:
     journal: str
     seq: int
@@ -49,9 +50,9 @@ class RecordRow:
     ordinal: int = 0
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class HeadRow:
-    """Where a journal stands: its newest record."""
+    """The newest record of a journal."""
 
     journal: str
     seq: int
@@ -59,7 +60,7 @@ class HeadRow:
     at: str
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class RefRow:
     """One edge from a record to a blob it needs."""
 
@@ -68,29 +69,29 @@ class RefRow:
     seq: int
 
 
-RECORDS: Table[RecordRow] = Table("records", RecordRow, key=("journal", "seq"))
+RECORDS: Table[RecordRow] = Table("records", RecordRow, key=("journal", "seq"), large=True)
 HEADS: Table[HeadRow] = Table("heads", HeadRow, key=("journal",))
 REFS: Table[RefRow] = Table("refs", RefRow, key=("digest", "journal", "seq"))
 
 STORE_JOURNAL = "store"
 FORGOTTEN = "store.forgotten"
-"""A record of this kind names bodies and records that somebody had erased."""
+"""A record of this kind names bodies and records that a user erased with `forget`."""
 
 STORE_HEAD = ""
-"""The name under which HEADS keeps where the store as a whole stands."""
+"""The journal name under which HEADS has the head of the store as a whole."""
 
 OWN_TABLES: tuple[Table[Any], ...] = (RECORDS, HEADS, REFS, BLOBS, BODIES, PARTS, UNSYNCED, OWNERS, META)
-"""What every store holds, whatever is built on it."""
+"""The tables that every store has."""
 
 Projector: TypeAlias = Callable[[Tx, Record], None]
 
 
 @dataclass(frozen=True)
 class Schema:
-    """What a store holds: its tables, and how each kind of record folds into the projected ones.
+    """The tables of a store, and the functions that fold each kind of record into the projected ones.
 
-    A kind without a projector is a record that projects to nothing; it is still truth. Where such kinds are named
-    (`unfolded`), no others are written. The store's own tables are always there and need not be named.
+    A record of a kind without a projector changes no table; it is history all the same. If a schema names such kinds
+    (`unfolded`), `append` refuses other unknown kinds. The store's own tables are added automatically.
     """
 
     tables: tuple[Table[Any], ...]
@@ -101,10 +102,6 @@ class Schema:
         named = {table.name for table in self.tables}
         own = tuple(table for table in OWN_TABLES if table.name not in named)
         object.__setattr__(self, "tables", (*self.tables, *own))
-
-    def check_kind(self, kind: str) -> None:
-        if kind not in self.projectors and self.unfolded is not None and kind not in self.unfolded:
-            raise fault("internal", f"The schema does not name records of kind {kind!r}.")
 
     def project(self, tx: Tx, record: Record) -> None:
         projector = self.projectors.get(record.kind)
@@ -135,8 +132,10 @@ class Journal:
         at: str,
         refs: Iterable[Digest] = (),
     ) -> Record:
-        """Times never run backwards within a journal, whatever the clock does: `at` is at least the last one's."""
-        self.schema.check_kind(kind)
+        """Append one record. Times never run backwards within a journal: `at` is at least the last record's time."""
+        project = self.schema.projectors.get(kind)
+        if project is None and self.schema.unfolded is not None and kind not in self.schema.unfolded:
+            raise fault("internal", f"The schema does not name records of kind {kind!r}.")
         head = tx.get(HEADS, journal)
         seq, prev = (head.seq + 1, head.hash.hex()) if head else (1, GENESIS)
         at = max(at, head.at) if head else at
@@ -145,7 +144,7 @@ class Journal:
         if named:
             document["refs"] = named
         body = encode(document)
-        digest = chain_hash(prev, body)
+        digest = sha256(prev.encode("ascii") + b"\n" + body).digest()
         whole = tx.get(HEADS, STORE_HEAD) or _EMPTY
         tx.put(RECORDS, RecordRow(journal, seq, digest, body, whole.seq + 1))
         tx.put(HEADS, HeadRow(journal, seq, digest, at))
@@ -153,7 +152,8 @@ class Journal:
         for ref in named:
             tx.put(REFS, RefRow(raw_digest(ref), journal, seq))
         record = Record(journal, seq, kind, at, payload, prev, named, digest.hex())
-        self.schema.project(tx, record)
+        if project is not None:
+            project(tx, record)
         return record
 
 
@@ -171,7 +171,7 @@ def records_of(tx: Tx, journal: str, *, after: int = 0, limit: int | None = None
 
 
 def parse_record(row: RecordRow) -> Record:
-    """The record in a row. Raises `journal_broken` if the bytes are not a record at all."""
+    """The record in a row. Raises `journal_broken` if the bytes are not a record."""
     try:
         body = decode(row.body)
         return Record(
@@ -189,7 +189,7 @@ def parse_record(row: RecordRow) -> Record:
 
 
 Erased: TypeAlias = Mapping[tuple[str, int], str]
-"""For a record that was erased in part, by journal and number: the SHA-256 of the bytes it has now."""
+"""The SHA-256 of the present bytes of each record that was erased in part, by journal and number."""
 
 
 def erased_records(tx: Tx) -> Erased:
@@ -197,14 +197,8 @@ def erased_records(tx: Tx) -> Erased:
     return {(one["journal"], one["seq"]): one["sha256"] for record in records for one in record.payload["records"]}
 
 
-def _nothing_erased() -> Erased:
-    return {}
-
-
-def break_in_chain(
-    rows: Iterable[RecordRow], head: HeadRow, erased: Callable[[], Erased] = _nothing_erased
-) -> str | None:
-    """The first thing wrong with a whole journal in order, in words; None when it is sound."""
+def break_in_chain(rows: Iterable[RecordRow], head: HeadRow, erased: Callable[[], Erased] = dict) -> str | None:
+    """The first fault of a journal, as a phrase; None if it has none. `rows` are all its rows in order."""
     seq, prev = 0, GENESIS
     for row in rows:
         seq += 1
@@ -212,14 +206,53 @@ def break_in_chain(
         if row.seq != seq:
             return f"{where}: expected record {seq}"
         if chain_hash(prev, row.body) != row.hash and sha256(row.body).hexdigest() != erased().get((row.journal, seq)):
-            return f"{where}: its bytes do not have its hash"
+            return f"{where}: its bytes do not match its hash"
         try:
             parsed = parse_record(row)
         except MulliganError as broken:
             return broken.message
         if parsed.seq != seq or parsed.prev != prev:
-            return f"{where}: it names another place in the chain"
+            return f"{where}: its bytes name another number or predecessor"
         prev = row.hash.hex()
     if (head.seq, head.hash.hex()) != (seq, prev):
         return f"{head.journal}: the journal ends at record {seq}, its head says {head.seq}"
     return None
+
+
+R = TypeVar("R")
+
+PAGE_ROWS = 500
+_BEYOND = b"\xff" * 33
+
+
+def rows_by(tx: Tx, table: Table[R], column: str) -> Iterator[R]:
+    """All rows in order of the first column of their key, which holds digests.
+
+    A page is cut before its last value, because more rows may have that value. If a page has only one value, the next
+    page is larger.
+    """
+    low, limit = b"", PAGE_ROWS
+    while rows := tx.select(table, between=(column, low, _BEYOND), limit=limit):
+        last = getattr(rows[-1], column)
+        whole = [row for row in rows if getattr(row, column) != last] if len(rows) == limit else rows
+        if not whole:
+            limit *= 2
+            continue
+        yield from whole
+        _check_order(table, low, getattr(whole[-1], column))
+        low, limit = getattr(whole[-1], column) + b"\0", PAGE_ROWS
+
+
+def rows_of_journal(tx: Tx, journal: str, page_rows: int = PAGE_ROWS) -> Iterator[RecordRow]:
+    """A journal's records as they are stored, oldest first."""
+    after = 0
+    while rows := tx.select(RECORDS, {"journal": journal}, between=("seq", after + 1, 2**62), limit=page_rows):
+        yield from rows
+        _check_order(RECORDS, after + 1, rows[-1].seq)
+        after = rows[-1].seq
+
+
+def _check_order(table: Table[R], low: Any, last: Any) -> None:
+    """Refuse rows out of order: in a damaged table a search could return the same rows for ever."""
+    if type(last) is not type(low) or last < low:
+        raise fault("store_corrupt", f"The rows of {table.name} are out of order.")

@@ -1,8 +1,8 @@
-"""The memory engine: the contract in its plainest form, and stricter than the real ones.
+"""The memory engine: the simplest implementation of the contract, and the strictest.
 
-It refuses what the others only happen to survive: rows of the wrong type, values of the wrong kind, use after the end.
-What is published is never changed: a writer copies a table before its first change and publishes all its copies at
-once, so a reader keeps the past it began with and nobody waits for it.
+It refuses misuse that other engines may let pass: rows of the wrong type, values of the wrong type, use after the end.
+Published tables never change: a writer copies a table before its first change and publishes all its copies at once. So
+a reader sees the state at which it began, and no writer waits for it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from types import TracebackType
 from typing import Any, TypeVar
 from weakref import ref
 
+from mulligan.store.blob_files import MemoryBodies
 from mulligan.store.blobs import delete_dropped_bodies
-from mulligan.store.bodies import MemoryBodies
-from mulligan.store.fork_locks import release_left_lock, shared_lock
+from mulligan.store.fork_locks import release_interrupted_lock, shared_lock
 from mulligan.store.journal import Schema
 from mulligan.store.originals import Originals
-from mulligan.store.protocol import BlobStore, Durability
+from mulligan.store.protocol import BlobStore, Durability, Table, Value, check_update, sort_key
 from mulligan.store.secret_key import SecretKey
-from mulligan.store.tables import Table, Value, check_update, sort_key
 from mulligan.values.digest import Digest
-from mulligan.values.faults import fault
-from mulligan.values.here import Holder, block_exit, holder_of
+from mulligan.values.errors import fault
 from mulligan.values.ids import OwnerId
+from mulligan.values.scoped_var import Holder, block_exit, holder_of
 
 R = TypeVar("R")
 _Key = tuple[Value, ...]
@@ -69,7 +68,7 @@ def _sorted(key: _Key) -> _Sorted:
 
 
 class MemoryStore:
-    """Everything in this process, gone with it."""
+    """A store in the memory of this process."""
 
     def __init__(self, schema: Schema, *, bodies: BlobStore | None = None, durability: Durability = "process") -> None:
         self.bodies: BlobStore = bodies if bodies is not None else MemoryBodies()
@@ -78,7 +77,7 @@ class MemoryStore:
         self.directory: str | None = None
         self.secret_key = SecretKey(None)
         self._rows: dict[str, _Rows] = {table.name: _Rows({}, []) for table in schema.tables}
-        self._writing = shared_lock()
+        self._write_lock = shared_lock()
         self._writer: tuple[int, Holder] | None = None
         self._closing: list[Callable[[], None]] = []
 
@@ -86,13 +85,13 @@ class MemoryStore:
         return _MemoryWrite(self)
 
     def begin_write(self, holder: Holder) -> _MemoryTx:
-        """Raises `nested_transaction`, unless the one that is open was left by an interrupt at its very end."""
+        """Raises `nested_transaction`, unless an interrupt kept the open transaction from ending its block."""
         me, open_one = threading.get_ident(), self._writer
         if open_one is not None and open_one[0] == me:
             if open_one[1]() is not None:
                 raise fault("nested_transaction", "A write transaction is already open on this thread.")
-            release_left_lock(self._writing)
-        self._writing.acquire()
+            release_interrupted_lock(self._write_lock)
+        self._write_lock.acquire()
         self._writer = (me, holder)
         return _MemoryTx(self._rows.copy(), writable=True)
 
@@ -101,7 +100,11 @@ class MemoryStore:
 
     def end_write(self) -> None:
         self._writer = None
-        self._writing.release()
+        self._write_lock.release()
+
+    def rows(self, *wanted: tuple[Any, ...]) -> list[Any]:
+        with self.read() as tx:
+            return [tx.get(*one) for one in wanted]
 
     @contextmanager
     def read(self) -> Iterator[_MemoryTx]:
@@ -131,7 +134,7 @@ class MemoryStore:
             for value in key
         )
 
-    def give_back_space(self) -> None:
+    def reclaim_space(self) -> None:
         return None
 
     def older_copies(self) -> list[str]:
@@ -270,7 +273,7 @@ def _check_row(table: Table[R], row: R) -> None:
 
 
 def _is_storable(value: Value, kind: type) -> bool:
-    """Of exactly that kind, and within what every engine can keep."""
+    """Whether the value has exactly that type, and every engine can store it."""
     if isinstance(value, int):
         return type(value) is kind and -(2**63) <= value < 2**63
     if type(value) is not kind or not isinstance(value, str) or value.isascii():

@@ -1,7 +1,7 @@
-"""Bringing a store from an older format to ours: forward only, one step a version, all steps in one transaction.
+"""Migrations of a store from an older format: forward only, one step for each version, all steps in one transaction.
 
-A step is written once, when the format changes, and never edited after its release. It speaks SQL of its own: the
-tables declared in the code are those of today, not those it starts from.
+A step is written once, when the format changes, and never edited after its release. It has its own SQL, because the
+tables declared in the code are those of today, not those that it changes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import apsw
 
-from mulligan.values.faults import MulliganError, fault
+from mulligan.values.errors import MulliganError, fault
 
 Step: TypeAlias = Callable[[apsw.Connection], None]
 
@@ -22,11 +22,11 @@ SCHEMA_VERSION = 4
 
 
 WRITTEN_BY = "written_by"
-"""The row of `meta` that names the version of Mulligan which made the store's format."""
+"""The row of `meta` that names the version of Mulligan that made the store's format."""
 
 
 def _to_2(connection: apsw.Connection) -> None:
-    """Calls say whether they are a way back, and what was taken back only in part is looked up, not searched for."""
+    """Add a column for the verb of undo operations, and a table of partly undone calls, to avoid scanning the calls."""
     connection.execute(
         """
         ALTER TABLE "calls" ADD COLUMN "way_back" TEXT;
@@ -42,12 +42,12 @@ def _to_2(connection: apsw.Connection) -> None:
 
 
 def _to_3(connection: apsw.Connection) -> None:
-    """Sessions of an agent loop that keeps no transcript are marked, so that no list shows them."""
+    """Mark sessions of an agent loop without a transcript, so that lists leave them out."""
     connection.execute('ALTER TABLE "sessions" ADD COLUMN "anonymous" INTEGER; UPDATE "sessions" SET "anonymous" = 0')
 
 
 def _to_4(connection: apsw.Connection) -> None:
-    """Roots say on which host they are, and what begins the keys of their files: until now, their path."""
+    """Add each root's host, and the prefix of the keys of its files, which was its path until now."""
     connection.execute(
         """
         ALTER TABLE "roots" ADD COLUMN "host" TEXT NOT NULL DEFAULT '';
@@ -62,22 +62,21 @@ STEPS: Mapping[int, Step] = MappingProxyType({1: _to_2, 2: _to_3, 3: _to_4})
 
 
 def newer_store(connection: apsw.Connection, found: int) -> MulliganError:
-    """What a process says that meets a store which a newer version has migrated."""
-
+    """The error for a process that opens a store which a newer version has migrated."""
     try:
         rows = connection.execute("SELECT value FROM meta WHERE key = ?", (WRITTEN_BY,)).fetchall()
     except apsw.Error:
         rows = []
     newer = f"Mulligan {rows[0][0]}" if rows else "A newer Mulligan"
     words = (
-        f"{newer} has brought this store to format {found}; this process runs Mulligan {program_version()}, which "
+        f"{newer} has migrated this store to format {found}; this process runs Mulligan {program_version()}, which "
         f"reads formats up to {SCHEMA_VERSION}. Restart {program_name()} (process {os.getpid()}) with the newer one."
     )
     return fault("store_newer", words, format=found, pid=os.getpid())
 
 
 def note_version(connection: apsw.Connection) -> None:
-    """Which version made this format, for older processes that meet it."""
+    """Record which version made this format, for the error that older processes show."""
     connection.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", (WRITTEN_BY, program_version()))
 
 
@@ -102,7 +101,7 @@ def program_name() -> str:
 
 
 def migrate(connection: apsw.Connection, *, to: int = SCHEMA_VERSION, steps: Mapping[int, Step] = STEPS) -> None:
-    """Run what is missing, in the caller's transaction. Raises `store_unreadable` if a step no longer exists."""
+    """Run the missing steps in the caller's transaction. Raises `store_unreadable` if a step no longer exists."""
     version = int(connection.pragma("user_version"))
     for stage in range(version, to):
         step = steps.get(stage)

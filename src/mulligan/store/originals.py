@@ -1,16 +1,16 @@
-"""The originals of files that Mulligan replaced or deleted, for as long as a power cut could take what replaced them.
+"""The originals of files that Mulligan replaced or deleted, as long as a power cut could destroy their replacements.
 
-A file system writes the bytes of a new file to its disk seconds after its name. So an original is not deleted: one
-rename moves it here, and it goes when the new file and the store have been synced. A file system with a journal keeps
-the order of names, so all that recovery has to know is in names; neither a file's bytes nor a row of the store is
-needed. Below the state directory:
+A file system writes the bytes of a new file to its disk seconds after its name. Mulligan therefore does not delete an
+original: one rename moves it here, and Mulligan deletes it when the new file and the store have been synced. A file
+system with a journal preserves the order of renames, so everything that recovery needs is in file names; it reads
+neither a file's bytes nor a row of the store. Below the state directory:
 
-    originals/PROCESS/                   locked for as long as that process lives
-        folder-N                         a symbolic link to a directory in which it replaces files
-        next-K~ORIGINAL                  which original it is about to take
-        ORIGINAL                         TIME~FOLDER~INODE~MTIME~DIGEST~DRAFT~NAME; the first five are of the new file
+    originals/PROCESS/                   locked while that process lives
+        folder-N                         a symbolic link to a directory in which the process replaces files
+        next-K~ORIGINAL                  the original that the process will move in next
+        ORIGINAL                         TIME~FOLDER~INODE~MTIME~DIGEST~DRAFT~NAME; INODE to DIGEST are the new file's
 
-A process that dies leaves its directory. The next process that opens the store looks through it (`history.power_cuts`).
+When a process dies, its directory stays. The next process that opens the store reads it (`history.power_cuts`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from dataclasses import replace
 from itertools import count
 from weakref import WeakSet
 
-from mulligan.store.bodies import sync_file_system
+from mulligan.store.blob_files import sync_file_system
 from mulligan.values.clock import monotonic_s
 from mulligan.values.digest import Digest, digest_from_raw, raw_digest
-from mulligan.values.faults import fault
-from mulligan.values.plain import plain
+from mulligan.values.errors import fault
+from mulligan.values.fast_dataclass import fast_dataclass
 
 _NAME_MAX_BYTES = 255
 _FOLDER, _NEXT = b"folder-", b"next-"
@@ -43,9 +43,9 @@ _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _OPEN_TO_SYNC = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class NewFile:
-    """What takes a place: the inode, time and content that it has if no power cut took anything from it."""
+    """The file that replaces an original: the inode, time and content that it has unless a power cut damaged it."""
 
     inode: int
     mtime_ns: int
@@ -53,12 +53,12 @@ class NewFile:
 
 
 NO_FILE = NewFile(0, 0, digest_from_raw(bytes(32)))
-"""Nothing, or what has no bytes that could be lost."""
+"""The replacement of a deleted original, or one without bytes that could be lost, such as a symbolic link."""
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Original:
-    """One original, or one that is about to be taken: out of which directory, under which name, and for what."""
+    """One original, moved in or about to be: its directory, its name there, and the file that replaces it."""
 
     taken_ns: int
     folder: int
@@ -74,7 +74,7 @@ class Original:
 
     @classmethod
     def parse(cls, entry: bytes) -> Original | None:
-        """None: it is no name of ours."""
+        """None: Mulligan did not make this name."""
         fields = entry.split(_SEPARATOR, 6)
         try:
             taken, folder, inode, mtime = map(int, fields[:4])
@@ -85,7 +85,7 @@ class Original:
 
 
 class Originals:
-    """What this process has taken and not yet let go of. A forked child begins with nothing."""
+    """The originals that this process has moved in and not yet dropped. A forked child begins with none."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -103,14 +103,17 @@ class Originals:
         _all.add(self)
 
     def device(self) -> int:
-        """That of the file system which originals can be moved to."""
+        """The device number of the originals directory: only files on the same device can be moved in."""
         if self._pid != os.getpid():
             self._open()
         return self._device
 
-    def announce(self, folder: bytes, draft: bytes, name: bytes, new: NewFile) -> Original | None:
-        """Before the file at a name is replaced or set aside. None: the name is too long; nothing is announced."""
-        original = Original(time.monotonic_ns(), self.know(folder), draft, name, new)
+    def announce(self, folder: int, draft: bytes, name: bytes, new: NewFile) -> Original | None:
+        """Announce that the file at a name will be replaced or deleted. None: its name is too long to announce.
+
+        `folder` is the number that `register_folder` gave its directory.
+        """
+        original = Original(time.monotonic_ns(), folder, draft, name, new)
         try:
             slot = self._free.pop()
         except IndexError:
@@ -123,17 +126,17 @@ class Originals:
         self._free.append(entry)
         return original
 
-    def take(self, parent: int, original: Original) -> None:
-        """The original is under its draft's name in the open directory, and goes from there in one step."""
+    def move_in(self, parent: int, original: Original) -> None:
+        """Move in an original, which has its draft's name in the open directory `parent`, with one rename."""
         entry = original.entry
         os.rename(original.draft, entry, src_dir_fd=parent, dst_dir_fd=self._handle)
         self._taken[entry] = original
-        if original.new == NO_FILE:
+        if original.new is NO_FILE:
             self._emptied[original.folder, original.name] = entry
 
-    def refill(self, folder: bytes, name: bytes, new: NewFile) -> None:
-        """Before a file is made where one was deleted: the deleted one is the original of the new one from now on."""
-        entry = self._emptied.pop((self.know(folder), name), None)
+    def reassign(self, folder: int, name: bytes, new: NewFile) -> None:
+        """Make the original of a deleted file the original of the file that is about to be created in its place."""
+        entry = self._emptied.pop((folder, name), None)
         original = None if entry is None else self._taken.pop(entry, None)
         if entry is None or original is None:
             return
@@ -151,20 +154,20 @@ class Originals:
                 os.makedirs(path, mode=0o700)
                 handle = os.open(path, _OPEN_DIRECTORY)
                 fcntl.flock(handle, fcntl.LOCK_EX)
-                # Somebody may have looked into it before we had the lock, and have removed it.
+                # Another process may have found it unlocked, taken it for a dead process's, and removed it.
                 with suppress(FileNotFoundError):
                     if os.path.samestat(os.stat(path), os.fstat(handle)):
                         break
                 os.close(handle)
             if self._handle >= 0:
-                # That of the process which this one was forked from, which still holds it.
+                # This handle belongs to the parent process, which still holds its lock.
                 os.close(self._handle)
             self._handle, self.process, self._device = handle, process, os.fstat(handle).st_dev
             self._folders, self._free, self._taken, self._emptied = {}, [], {}, {}
             self._pid = os.getpid()
 
-    def know(self, folder: bytes) -> int:
-        """Before a file is made in a directory: after a power cut, recovery knows where to look for it."""
+    def register_folder(self, folder: bytes) -> int:
+        """Note a directory before a file is replaced there, so that recovery finds it. Answers its number."""
         if self._pid != os.getpid():
             self._open()
         number = self._folders.get(folder)
@@ -181,19 +184,17 @@ class Originals:
         os.close(os.open(slot, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self._handle))
         return slot
 
-    # Letting go.
-
-    def taken(self) -> list[Original]:
-        """Those that are still here; none in a forked child."""
+    def pending(self) -> list[Original]:
+        """The originals that are not dropped yet; none in a forked child."""
         return list(self._taken.values()) if self._pid == os.getpid() else []
 
     def sync(self, taken: Sequence[Original]) -> None:
-        """Make what is now at their places survive a power cut. Raises `sync_failed`."""
+        """Make the files that replaced them survive a power cut. Raises `sync_failed`."""
         folders = {number: folder for folder, number in self._folders.items()}
         _sync({(folders[one.folder], one.name) for one in taken}, self._handle)
 
     def drop(self, taken: Iterable[Original]) -> None:
-        """When they and the store are synced."""
+        """Delete originals, after their replacements and the store are synced."""
         for one in taken:
             entry = one.entry
             with suppress(FileNotFoundError):
@@ -203,7 +204,7 @@ class Originals:
                 del self._emptied[one.folder, one.name]
 
     def close(self) -> None:
-        """What is still here is left to the next process that opens the store."""
+        """Originals that are still here stay for the next process that opens the store."""
         with self._lock:
             if self._pid != os.getpid():
                 return
@@ -212,36 +213,36 @@ class Originals:
             os.close(self._handle)
             self._handle, self._pid = -1, 0
 
-    def any_left(self) -> bool:
-        """Whether there is anything but ours to look at: of a process that is gone, or of one that lives."""
+    def others_exist(self) -> bool:
+        """Whether there are originals of other processes, dead or alive."""
         try:
             names = os.listdir(self.directory)
         except FileNotFoundError:
             return False
         return any(name != self.process for name in names)
 
-    def left_by(self, process: str) -> Left | None:
-        """The directory of one process, locked until it is closed. None: it is not there, or its process lives."""
+    def of_process(self, process: str) -> DeadProcessOriginals | None:
+        """The directory of one process, locked until it is closed. None: it does not exist, or its process lives."""
         return _locked(os.path.join(self.directory, process))
 
-    def left(self) -> list[Left]:
-        """The directories of processes that are gone, each locked until it is closed."""
+    def of_dead_processes(self) -> list[DeadProcessOriginals]:
+        """The directories of dead processes, each locked until it is closed."""
         try:
             names = sorted(os.listdir(self.directory))
         except FileNotFoundError:
             return []
         mine = self.process if self._pid == os.getpid() else ""
         found = [_locked(os.path.join(self.directory, name)) for name in names if name != mine]
-        return [left for left in found if left is not None]
+        return [originals for originals in found if originals is not None]
 
 
-def wait_until_gone(directory: str) -> None:
-    """Wait until the processes that live have let go of all originals that are there now. Raises `store_busy`."""
+def wait_until_empty(directory: str) -> None:
+    """Wait until living processes have dropped all originals that exist now. Raises `store_busy`."""
     waiting = [path for path in _everything_in(directory) if not os.path.basename(path).startswith((_FOLDER, _NEXT))]
     deadline = monotonic_s() + _GONE_WAIT_S
     while waiting := [path for path in waiting if os.path.lexists(path)]:
         if monotonic_s() > deadline:
-            words = "Another process still keeps the originals of files that it replaced; end its calls and try again."
+            words = "Another process still holds the originals of files that it replaced; end its calls and try again."
             raise fault("store_busy", words, directory=directory)
         time.sleep(_GONE_NAP_S)
 
@@ -260,7 +261,7 @@ _all: WeakSet[Originals] = WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    """A thread that the child does not have may have held the lock."""
+    """Replace the locks: a thread that the child does not have may have held them."""
     for originals in list(_all):
         originals._lock = threading.Lock()
 
@@ -268,8 +269,8 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def _locked(path: str) -> Left | None:
-    """None: its process lives, or somebody else is looking at it."""
+def _locked(path: str) -> DeadProcessOriginals | None:
+    """None: its process lives, or another process is recovering it."""
     try:
         handle = os.open(path, _OPEN_DIRECTORY)
     except (FileNotFoundError, NotADirectoryError):
@@ -279,11 +280,11 @@ def _locked(path: str) -> Left | None:
     except BlockingIOError:
         os.close(handle)
         return None
-    return Left(handle, path)
+    return DeadProcessOriginals(handle, path)
 
 
-class Left:
-    """What a process that is gone has left behind. `announced`: it is not known how far it came with these."""
+class DeadProcessOriginals:
+    """The originals of a process that died. The process may or may not have replaced the `announced` ones."""
 
     def __init__(self, handle: int, path: str) -> None:
         self.handle = handle
@@ -302,11 +303,11 @@ class Left:
         return [one for one in found if one is not None and one.folder in self.folders]
 
     def sync(self) -> None:
-        """Make what is now at the places of its originals survive a power cut. Raises `sync_failed`."""
+        """Make the files that replaced its originals survive a power cut. Raises `sync_failed`."""
         _sync({(self.folders[one.folder], one.name) for one in self.taken}, self.handle)
 
     def remove(self) -> None:
-        """Nothing in it is needed any more."""
+        """Delete the directory with all originals in it."""
         remove_all(self.handle, self.path)
 
     def close(self) -> None:
@@ -314,7 +315,7 @@ class Left:
 
 
 def remove_all(handle: int, path: str) -> None:
-    # By its path: on btrfs, a handle lists only the names that were there when it was opened.
+    # List by path: on btrfs, a handle lists only the names that existed when it was opened.
     for name in os.listdir(path) if os.path.isdir(path) else ():
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=handle)
@@ -331,7 +332,7 @@ def _sync(places: set[tuple[bytes, bytes]], handle: int) -> None:
 
 
 def _sync_places(places: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Files and the directories that name them; what is not there any more needs no syncing. False: not all can be."""
+    """Sync files and their directories; a file that is gone needs no sync. False: some could not be opened."""
     for folder in {folder for folder, _ in places}:
         try:
             handle = os.open(folder, _OPEN_DIRECTORY)

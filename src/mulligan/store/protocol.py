@@ -1,31 +1,110 @@
-"""The port every engine implements. The docstrings are the contract; `mulligan.testing.store_contract` is the judge."""
+"""The protocol that every engine implements. The docstrings are the contract; `tests/contracts` has its suite.
+
+Tables. A table is declared once, as a value; every engine stores it in its own way. A row is a frozen dataclass whose
+fields are columns. Columns hold `str`, `int`, `bytes` or None, nothing else, so that every engine agrees on equality
+and order: text by its UTF-8 bytes, numbers by value, None first.
+
+Claims. A claim says which open call may change a file right now. Its `place` is the real path of the file as bytes,
+with bind mounts resolved (see `files.resolve`).
+1. At most one open call claims a place.
+2. A deep claim (deleting or renaming a directory) also claims everything below its place.
+3. An effect claims all its places in one transaction, or none.
+4. A call waits only for claims of younger calls; if an older call has the claim, it gives up at once (`wait-die`).
+   Waits therefore always point from older to younger, and no circle of waiting calls can exist.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Literal, Protocol, TypeVar
+from dataclasses import dataclass, fields
+from functools import cached_property
+from operator import itemgetter
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from mulligan.store.originals import Originals
 from mulligan.store.secret_key import SecretKey
-from mulligan.store.tables import Table, Value
 from mulligan.values.digest import Digest
-from mulligan.values.ids import OwnerId
-from mulligan.values.plain import plain
+from mulligan.values.errors import fault
+from mulligan.values.fast_dataclass import fast_dataclass, values_getter
+from mulligan.values.ids import CallId, OwnerId
+
+Value: TypeAlias = str | int | bytes | None
 
 R = TypeVar("R")
+
+
+@dataclass(frozen=True, eq=False)
+class Table(Generic[R]):
+    """`projected` tables are folds of the journals and are rebuilt and compared by `verify`.
+
+    An engine may cache rows in memory that it has read, unless the table is `large`.
+    """
+
+    name: str
+    row: type[R]
+    key: tuple[str, ...]
+    indexes: tuple[tuple[str, ...], ...] = ()
+    projected: bool = False
+    large: bool = False
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(self.row))  # type: ignore[arg-type]  # rows are dataclasses
+
+    @cached_property
+    def column_types(self) -> dict[str, str]:
+        """Column name to `str`, `int` or `bytes`, as annotated, with `| None` removed."""
+        return {f.name: str(f.type).replace(" | None", "") for f in fields(self.row)}  # type: ignore[arg-type]
+
+    def is_nullable(self, column: str) -> bool:
+        return any(f.name == column and "None" in str(f.type) for f in fields(self.row))  # type: ignore[arg-type]
+
+    @cached_property
+    def values_of(self) -> Callable[[R], tuple[Value, ...]]:
+        return values_getter(self.columns)
+
+    @cached_property
+    def key_of(self) -> Callable[[R], tuple[Value, ...]]:
+        return values_getter(self.key)
+
+    @cached_property
+    def key_in(self) -> Callable[[tuple[Value, ...]], tuple[Value, ...]]:
+        """The key among the values of a row."""
+        if self.columns[: len(self.key)] == self.key:
+            return itemgetter(slice(len(self.key)))
+        places = [self.columns.index(name) for name in self.key]
+        return lambda values: tuple(values[place] for place in places)
+
+
+def check_update(table: Table[Any], columns: Collection[str]) -> None:
+    """Refuse to change an unknown column, or the key, because other rows refer to it."""
+    wrong = set(columns) - set(table.columns) | set(columns) & set(table.key)
+    if wrong or not columns:
+        raise fault("internal", f"{table.name} cannot change {sorted(wrong) or 'nothing'}.")
+
+
+def sort_key(value: Value) -> tuple[int, Any]:
+    """The one order of column values."""
+    if value is None:
+        return (0, 0)
+    if isinstance(value, int):
+        return (1, value)
+    return (2, value.encode("utf-8", "surrogatepass")) if isinstance(value, str) else (3, value)
+
+
 Durability = Literal["process", "power"]
 
 
 class Tx(Protocol):
-    """One transaction. Its reads see its own writes and one consistent past of everyone else's.
+    """One transaction. Its reads see its own writes, and everything that was committed before it began.
 
-    A transaction is used by one thread and ends with its `with` block: normally, everything is published at once;
-    by an exception, nothing ever happened. Using it after its end, or writing in a read transaction, raises.
+    One thread uses a transaction, and it ends with its `with` block: if the block ends normally, everything is
+    published at once; if it raises, nothing is. Using it after its end, or writing in a read transaction, raises.
     """
 
     def get(self, table: Table[R], *key: Value) -> R | None:
-        """The row with this key, or None. In a write transaction nobody else can change it before our end."""
+        """The row with this key, or None. In a write transaction nothing else can change it before our end."""
         ...
 
     def put(self, table: Table[R], row: R) -> None:
@@ -33,9 +112,9 @@ class Tx(Protocol):
         ...
 
     def update(self, table: Table[R], /, *key: Value, **columns: Value) -> bool:
-        """Give some columns of the row with this key other values; False if there is none.
+        """Change some columns of the row with this key; False if there is none.
 
-        What is kept for the other columns, such as their indexes, is left alone. The key itself cannot change.
+        The engine does not write the indexes of other columns. The key itself cannot change.
         """
         ...
 
@@ -53,7 +132,7 @@ class Tx(Protocol):
         descending: bool = False,
         limit: int | None = None,
     ) -> list[R]:
-        """Rows whose columns equal `where`, in `order` (then by the key; `descending` turns all of it round).
+        """Rows whose columns equal `where`, in `order` and then by key; `descending` reverses both.
 
         `between` is (column, low, high) and keeps low ≤ x < high, never None. Without an index that begins with
         the columns of `where`, this is a scan of the table.
@@ -67,7 +146,7 @@ class Tx(Protocol):
     def drop_body(self, digest: Digest) -> None:
         """Delete a body beside the tables once this transaction survives a power cut, unless a row names it by then.
 
-        Deleted any earlier, the body would be missed by rows that a failed commit or a power cut brings back.
+        Not earlier: a failed commit or a power cut brings rows back, and they would miss the body.
         """
         ...
 
@@ -82,7 +161,7 @@ class BlobStore(Protocol):
     def put(self, digest: Digest, body: bytes, *, durable: bool = False) -> None: ...
 
     def replace(self, digest: Digest, body: bytes) -> None:
-        """The same bytes, packed in another way, in place of the body that is there or not. It is durable."""
+        """Store the same bytes, packed in another way, whether or not a body is there. Durable when it returns."""
         ...
 
     def get(self, digest: Digest) -> bytes:
@@ -92,38 +171,38 @@ class BlobStore(Protocol):
     def has(self, digest: Digest) -> bool: ...
 
     def delete(self, digest: Digest) -> None:
-        """Remove it; a body that is not there is fine. Only for bodies that no row names: see `Tx.drop_body`."""
+        """Remove a body if it exists. Only for bodies that no row names: see `Tx.drop_body`."""
         ...
 
     def sync(self, digests: Iterable[Digest] | None = None) -> None:
         """Make these bodies, or every one put so far through this object, survive a power cut.
 
-        Raises `sync_failed`, after which nothing may be taken for granted about them.
+        Raises `sync_failed`; afterwards the caller must assume that any of them may be lost.
         """
         ...
 
     def digests(self) -> Iterator[Digest]: ...
 
     def sweep(self, is_named: Callable[[Digest], bool], *, before_s: float) -> tuple[int, int]:
-        """Remove what nobody names: bodies put before that time whose writer died, and halves of bodies.
+        """Remove bodies that no row names and that were put before that time, and half-written bodies.
 
-        How many, and how many bytes. Putting a body that is there already counts as putting it now.
+        Answers how many it removed, and their bytes. Putting an existing body counts as putting it now.
         """
         ...
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class OwnerRow:
-    """A process that may hold open calls. `id` is never reused; `host` says where its life can be checked."""
+    """A process that may hold open calls. `id` is never reused; only processes on `host` can see whether it lives."""
 
     id: int
     host: str
     started_at: str
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class MetaRow:
-    """What a store knows about itself, by name."""
+    """A fact about the store itself, such as its boot id."""
 
     key: str
     value: str
@@ -134,9 +213,9 @@ META: Table[MetaRow] = Table("meta", MetaRow, key=("key",))
 
 
 class Store(Protocol):
-    """Tables in transactions, bodies beside them, and the knowledge of who is alive.
+    """Tables in transactions, bodies beside them, and a list of the living processes.
 
-    Thread-safe. Every engine isolates fully: transactions happen one after the other, as if alone.
+    Thread-safe. Transactions are serializable: their result is as if they ran one after the other.
     """
 
     bodies: BlobStore
@@ -144,30 +223,37 @@ class Store(Protocol):
     secret_key: SecretKey
 
     originals: Originals | None
-    """Where files that gave way are kept until what replaced them is synced. None: nothing waits for a later sync."""
+    """Holds the originals of replaced files until their replacements are synced. None: nothing is synced later."""
 
     @property
     def directory(self) -> str | None:
-        """Where this host keeps what only it can know of; None: nowhere."""
+        """The local directory for state of this host only, such as locks. None: the store has none."""
         ...
 
     def write(self) -> AbstractContextManager[Tx]:
-        """A transaction that may write. Waits for other writers; `store_busy` if that takes too long.
+        """A transaction that may write. Waits for other writers; raises `store_busy` if that takes too long.
 
         A second `write` inside one on the same thread raises `nested_transaction`.
         """
         ...
 
+    def rows(self, *wanted: tuple[Any, ...]) -> list[Any]:
+        """Rows by table and key, all from the same moment; None for a row that does not exist.
+
+        For rows that every request reads: an engine may cache them while it knows that they have not changed.
+        """
+        ...
+
     def read(self) -> AbstractContextManager[Tx]:
-        """A transaction that only looks. Never waits for writers and never changes a byte of the store."""
+        """A read transaction. It never waits for writers and never changes a byte of the store."""
         ...
 
     def owner(self) -> OwnerId:
-        """This process as an owner of calls. Registered on first use; a forked child is another owner."""
+        """The id of this process as an owner of calls. It is registered on first use; a forked child gets its own."""
         ...
 
     def is_alive(self, owner: OwnerId) -> bool | None:
-        """Is that process running? None: it lives on a host we cannot see from here."""
+        """Whether that process is running. None: it is on another host, so this process cannot tell."""
         ...
 
     def on_close(self, act: Callable[[], None]) -> None:
@@ -175,34 +261,83 @@ class Store(Protocol):
         ...
 
     def sync(self) -> None:
-        """Make everything acknowledged so far survive a power cut."""
+        """Make everything committed so far survive a power cut."""
         ...
 
     def size_bytes(self) -> int:
-        """What the store keeps: its tables and the bodies beside them.
+        """The bytes of the tables and of the bodies beside them.
 
-        Neither room that deletions left free, nor what others keep in its directory.
+        Free pages and other files in the directory do not count.
         """
         ...
 
-    def give_back_space(self) -> None:
-        """Return what deletions freed to the medium, as far as the engine can."""
+    def reclaim_space(self) -> None:
+        """Return freed space to the operating system, as far as the engine can."""
         ...
 
     def older_copies(self) -> list[str]:
-        """The files with the store as it was before a migration, each as a path."""
+        """Paths of the copies that migrations made of the store before they changed it."""
         ...
 
     def erase_deleted(self) -> None:
-        """Leave no byte of deleted rows: not in the tables, not in free room, not in a log, not in an older copy,
-        not among the originals of files that were replaced.
+        """Erase every byte of deleted rows: in tables, free pages, the log, copies made before migrations, and the
+        originals of replaced files.
 
-        Raises `store_busy` while another process is looking; then asking again does the rest.
+        Raises `store_busy` while another process reads; calling it again finishes the work.
         """
         ...
 
     def check(self) -> list[str]:
-        """The engine's own complaints about its medium, in a person's words; empty when sound."""
+        """Damage that the engine finds in its own files, as sentences for a person; empty if there is none."""
         ...
 
     def close(self) -> None: ...
+
+
+@fast_dataclass(slots=True, frozen=True)
+class ClaimRow:
+    """`deep` is 1 or None, because an index on a nullable column holds only the rows that are not None."""
+
+    place: bytes
+    call: str
+    deep: int | None = None
+
+
+CLAIMS: Table[ClaimRow] = Table("claims", ClaimRow, key=("place",), indexes=(("deep",),))
+
+
+@fast_dataclass(slots=True, frozen=True, order=True)
+class Claim:
+    place: bytes
+    deep: bool = False
+
+
+def blockers(tx: Tx, call: CallId, wanted: Iterable[Claim]) -> list[ClaimRow]:
+    """Claims of other calls that conflict with these, in order of place."""
+    deep_claims = tx.select(CLAIMS, {"deep": 1})
+    found: dict[bytes, ClaimRow] = {}
+    for one in wanted:
+        same = tx.get(CLAIMS, one.place)
+        below = tx.select(CLAIMS, between=("place", one.place + b"/", one.place + b"0")) if one.deep else []
+        above = [row for row in deep_claims if one.place.startswith(row.place + b"/")] if deep_claims else []
+        for row in [*below, *above, *([same] if same else [])]:
+            if row.call != call:
+                found[row.place] = row
+    return [found[place] for place in sorted(found)] if found else []
+
+
+def claim(tx: Tx, call: CallId, wanted: Collection[Claim]) -> None:
+    """Claim the places. The caller has found no blockers in this transaction, and has no deep claim on them yet."""
+    for one in sorted(wanted) if len(wanted) > 1 else wanted:
+        tx.put(CLAIMS, ClaimRow(one.place, call, 1 if one.deep else None))
+
+
+def release(tx: Tx, call: CallId) -> None:
+    """Release all claims of a call by scanning the table: only for calls whose process died with its list of claims."""
+    for mine in tx.select(CLAIMS, {"call": call}):
+        tx.delete(CLAIMS, mine.place)
+
+
+def may_wait(call: CallId, blocking: Iterable[ClaimRow]) -> bool:
+    """Whether the call may wait: older calls wait, younger ones give up. Call ids sort by creation time."""
+    return all(call < claim.call for claim in blocking)

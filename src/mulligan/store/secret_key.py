@@ -1,8 +1,9 @@
-"""The secret key of a state directory: it names values that no record may hold, and encrypts those that must come back.
+"""The secret key of a state directory. It makes HMACs of values that no record may hold, and encrypts values that
+Mulligan must read again.
 
-The key is 32 random bytes in `secret.key`, mode 0600, made when it is first needed. A store that is in no directory
-has a key for as long as it is open. Who copies the database without the key can neither read a sealed value nor
-try out guesses against an HMAC.
+The key is 32 random bytes in `secret.key`, mode 0600, created when it is first needed. A store without a directory
+has a key while it is open. A person who copies the database without the key can neither read a sealed value nor test
+guesses against an HMAC.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from hmac import digest as hmac_digest
 from typing import TYPE_CHECKING
 
 from mulligan.values.digest import Digest, digest_from_raw, raw_digest
-from mulligan.values.faults import fault_of_os_error
+from mulligan.values.errors import fault_of_os_error
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 KEY_FILE = "secret.key"
 KEY_BYTES = 32
 _NONCE_BYTES = 12
-_MADE_FOR = b"mulligan.env.v1"
+_ASSOCIATED_DATA = b"mulligan.env.v1"
 
 
 class SecretKey:
@@ -30,33 +31,33 @@ class SecretKey:
         self._key: bytes | None = None
 
     def hmac(self, purpose: str, *parts: bytes) -> str:
-        """The HMAC-SHA256 of some bytes for one purpose. The lengths go in too, so parts cannot run together."""
+        """The HMAC-SHA256 of some bytes for one purpose. It covers the lengths: ("ab", "c") and ("a", "bc") differ."""
         message = b"".join(len(part).to_bytes(8, "big") + part for part in (purpose.encode(), *parts))
         return "hmac-sha256:" + hmac_digest(self._read_or_make(), message, "sha256").hex()
 
-    def keyed(self, digest: Digest) -> Digest:
-        """Another name for the same content, which only this store can make. It can be compared, and not guessed."""
+    def keyed_digest(self, digest: Digest) -> Digest:
+        """A digest of the same content that only this store can compute: it can be compared, but guesses not tested."""
         return digest_from_raw(bytes.fromhex(self.hmac("content", raw_digest(digest)).partition(":")[2]))
 
     def seal(self, data: bytes) -> bytes:
         """Encrypted and authenticated: a nonce, then AES-256-GCM's output."""
         nonce = os.urandom(_NONCE_BYTES)
-        return nonce + _cipher(self._read_or_make()).encrypt(nonce, data, _MADE_FOR)
+        return nonce + _cipher(self._read_or_make()).encrypt(nonce, data, _ASSOCIATED_DATA)
 
     def unseal(self, sealed: bytes) -> bytes | None:
-        """What was sealed; None if the key is gone, or is not the one it was sealed with."""
+        """The plain bytes; None if the key is gone, or is another one than they were sealed with."""
         from cryptography.exceptions import InvalidTag
 
         key = self._read()
         if key is None:
             return None
         try:
-            return _cipher(key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], _MADE_FOR)
+            return _cipher(key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], _ASSOCIATED_DATA)
         except InvalidTag:
             return None
 
     def _read(self) -> bytes | None:
-        """Read from the directory each time: a key that was deleted is gone for running processes too."""
+        """Read the file each time: when a user deletes the key, running processes must lose it too."""
         if self._path is None:
             return self._key
         try:
@@ -83,7 +84,7 @@ class SecretKey:
 
 
 def _make(path: str) -> None:
-    """The file is there whole or not at all, and the first of two processes that make it wins."""
+    """Create the file whole or not at all. If two processes create it at once, the first one's key stays."""
     draft = f"{path}.{os.urandom(8).hex()}.part"
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -97,7 +98,7 @@ def _make(path: str) -> None:
 
 
 def _cipher(key: bytes) -> AESGCM:
-    # Loaded here: only sessions that were opened with an environment need it.
+    # Imported here, because only sessions with environment values need it.
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     return AESGCM(hmac_digest(key, b"seal", "sha256"))

@@ -1,63 +1,377 @@
 """The SQLite engine: one file, many threads, many processes.
 
-WAL, so readers never wait; `BEGIN IMMEDIATE`, so writers queue instead of failing half-way; no checkpoint and no fsync
-on the hot path in `process` mode (`housekeeping` does both in the background). `sqlite_pool` shares connections between
-threads and says what happens when a process forks.
+The store uses SQLite's write-ahead log, so readers never wait; `BEGIN IMMEDIATE`, so writers queue instead of failing
+half-way; and in `process` mode no call checkpoints or syncs (`maintenance` does both in the background). SQL is made
+from `Table` values: names come only from declarations in this code base, values are always bound.
+
+`ConnectionPool` shares the connections of one store between the threads of a process. A forked child has only the
+thread that forked, and a lock of SQLite that another thread held at that moment stays locked in the child for ever.
+SQLite has such locks for its allocator, page cache, random numbers and list of file systems, and for each open file. It
+also remembers file locks of the parent that the child does not have. So Mulligan does four things:
+
+1. It turns off the lock of the allocator, because threads take it without a connection, too.
+2. Before a fork it waits until no other thread has a connection, and closes all connections, so the child inherits
+neither a held lock nor an open file.
+3. It also waits for imports of other threads, because the child could not import the same modules.
+4. The child opens its first connection in a separate thread. If a program that embeds Mulligan uses SQLite itself, one
+of its threads may have held a lock. Then that first connection never opens, and the child gets `forked_unsafely`.
 """
 
 from __future__ import annotations
 
+import gc
 import os
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache, lru_cache, partial
 from glob import escape, glob
-from typing import Any, TypeVar
+from itertools import starmap
+from typing import Any, ClassVar, Self, TypeVar
+from weakref import WeakSet
 
 import apsw
 
+from mulligan.store.blob_files import DirectoryBodies, sync_path
 from mulligan.store.blobs import delete_dropped_bodies
-from mulligan.store.bodies import DirectoryBodies, sync_path
-from mulligan.store.fork_locks import fork_safe_lock
-from mulligan.store.journal import Schema
-from mulligan.store.machine import note_process
-from mulligan.store.migrations import SCHEMA_VERSION, newer_store
-from mulligan.store.originals import Originals, wait_until_gone
-from mulligan.store.owners import OwnerBytes, owner_bytes
-from mulligan.store.protocol import OWNERS, BlobStore, Durability, OwnerRow
-from mulligan.store.secret_key import SecretKey
-from mulligan.store.sql import create_statements, delete_sql, get_sql, has_sql, put_sql, select_sql, update_sql
-from mulligan.store.sqlite_file import (
-    COPY_SUFFIX,
-    PooledConnection,
-    Waiting,
-    check_directory,
-    fault_of_sqlite,
-    prepare_file,
+from mulligan.store.fork_locks import (
+    ThreadMark,
+    fork_safe_lock,
+    forked_unsafely,
+    here,
+    importing_threads,
+    is_any_running,
 )
-from mulligan.store.sqlite_log import log_bytes, unread_commits
-from mulligan.store.sqlite_pool import ConnectionPool
-from mulligan.store.tables import Table, Value
-from mulligan.values.clock import Clock, SystemClock, timestamp
+from mulligan.store.host import OwnerBytes, owner_bytes, record_process
+from mulligan.store.journal import Schema
+from mulligan.store.migrations import SCHEMA_VERSION, newer_store
+from mulligan.store.originals import Originals, wait_until_empty
+from mulligan.store.protocol import OWNERS, BlobStore, Durability, OwnerRow, Table, Value, check_update
+from mulligan.store.secret_key import SecretKey
+from mulligan.store.sqlite_file import (
+    BUSY_LIMIT_S,
+    COPY_SUFFIX,
+    BusyWait,
+    PooledConnection,
+    check_directory,
+    column_list,
+    connect,
+    create_statements,
+    fault_of_sqlite,
+    log_bytes,
+    misuse_error,
+    prepare_file,
+    unread_commits,
+    write_fault,
+)
+from mulligan.values.clock import Clock, SystemClock, monotonic_s, timestamp
 from mulligan.values.digest import Digest
-from mulligan.values.faults import fault, fault_of_os_error
-from mulligan.values.here import Holder, block_exit
+from mulligan.values.errors import MulliganError, fault, fault_of_os_error
 from mulligan.values.ids import OwnerId
 from mulligan.values.limits import MIB_BYTES
+from mulligan.values.scoped_var import Holder, block_exit
+
+_NONE: frozenset[str] = frozenset()
+
+
+@cache
+def get_sql(table: Table[Any]) -> str:
+    return f'SELECT {column_list(table.columns)} FROM "{table.name}" WHERE {_key_is(table)}'
+
+
+@cache
+def has_sql(table: Table[Any]) -> str:
+    return f'SELECT 1 FROM "{table.name}" WHERE {_key_is(table)}'
+
+
+@cache
+def put_sql(table: Table[Any]) -> str:
+    """An upsert, because SQLite's REPLACE deletes the old row first. It writes every index; `update_sql` does not."""
+    marks = ", ".join("?" * len(table.columns))
+    changed = ", ".join(f'"{name}" = excluded."{name}"' for name in table.columns if name not in table.key)
+    action = f"UPDATE SET {changed}" if changed else "NOTHING"
+    insert = f'INSERT INTO "{table.name}" ({column_list(table.columns)}) VALUES ({marks})'
+    return f"{insert} ON CONFLICT ({column_list(table.key)}) DO {action}"
+
+
+@cache
+def delete_sql(table: Table[Any]) -> str:
+    return f'DELETE FROM "{table.name}" WHERE {_key_is(table)}'
+
+
+@cache
+def update_sql(table: Table[Any], columns: tuple[str, ...]) -> str:
+    """SQLite writes only the indexes of the named columns."""
+    check_update(table, columns)
+    changed = ", ".join(f'"{name}" = ?' for name in columns)
+    return f'UPDATE "{table.name}" SET {changed} WHERE {_key_is(table)}'
+
+
+def _key_is(table: Table[Any]) -> str:
+    return " AND ".join(f'"{name}" = ?' for name in table.key)
+
+
+@lru_cache(maxsize=1024)
+def _select_sql(
+    table: Table[Any],
+    equal: tuple[str, ...],
+    nulls: frozenset[str],
+    *,
+    ranged: str | None,
+    order: tuple[str, ...],
+    descending: bool,
+) -> str:
+    """The values to bind: those of `equal` that are not in `nulls`, the two ends of the range, and the limit."""
+    terms = [f'"{name}" IS NULL' if name in nulls else f'"{name}" = ?' for name in equal]
+    if ranged:
+        terms.append(f'"{ranged}" >= ? AND "{ranged}" < ?')
+    condition = f" WHERE {' AND '.join(terms)}" if terms else ""
+    direction = " DESC" if descending else ""
+    ordered = ", ".join(f'"{name}"{direction}' for name in dict.fromkeys((*order, *table.key)))
+    return f'SELECT {column_list(table.columns)} FROM "{table.name}"{condition} ORDER BY {ordered} LIMIT ?'
+
+
+FORK_WAIT_S = BUSY_LIMIT_S
+"""How long a fork waits for threads that use a connection."""
+
+_POLL_S = 0.0002
+_COLLECT_AFTER_S = 0.1
+_CHECK_LIMIT_S = 10.0
+
+
+class ConnectionPool:
+    """Connections to one file. Each is used by one thread at a time and by no process but the one that opened it.
+
+    `end_interrupted` ends transactions that an interrupt kept from ending; a fork that has to wait calls it.
+    `after_fork` runs in a forked child, before anything else uses the pool there.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        durability: Durability,
+        vfs: str | None,
+        end_interrupted: Callable[[], None],
+        after_fork: Callable[[], None],
+    ) -> None:
+        self._path, self._durability, self._vfs = path, durability, vfs
+        self._idle: list[PooledConnection] = []
+        # Weak: if an interrupt separates a connection from its transaction, garbage collection closes it.
+        self._open: WeakSet[PooledConnection] = WeakSet()
+        self.end_interrupted, self.after_fork = end_interrupted, after_fork
+        with _process.changing:
+            _process.pools.add(self)
+
+    def take(self) -> PooledConnection:
+        """A connection for this thread. Raises the faults of opening a store."""
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                connection = self._opened()
+            connection.user = here.mark
+            # Read after `user` is set, because a forking thread sets `forker` first and reads the users then.
+            if not _process.forker or _process.may_continue(connection):
+                return connection
+            connection.user = None
+            self._idle.append(connection)
+            with _process.forking:
+                pass
+
+    def give_back(self, connection: PooledConnection) -> None:
+        try:
+            if not connection.in_transaction:
+                connection.user = None
+                self._idle.append(connection)
+                return
+        except apsw.ConnectionClosedError:
+            # Another thread closed it, because this thread seemed to have ended.
+            return
+        self.discard(connection)
+
+    def discard_interrupted_writers(self) -> bool:
+        """Close connections of this thread and of ended threads that still write though interrupts ended their
+        transactions.
+        """
+        users = [one for one in self._open if one.user is not None and (one.user is here.mark or one.user() is None)]
+        left = [one for one in users if one.txn_state("main") == apsw.SQLITE_TXN_WRITE]
+        for connection in left:
+            self.discard(connection)
+        return bool(left)
+
+    def has_idle(self) -> bool:
+        return bool(self._idle)
+
+    def close(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self.discard(self._idle.pop())
+
+    def _opened(self) -> PooledConnection:
+        try:
+            with _process.changing:
+                if _process.must_check:
+                    _process.check(lambda: self._connect().pragma("user_version"))
+                connection = self._connect()
+                self._open.add(connection)
+                return connection
+        except apsw.Error as error:
+            raise fault_of_sqlite(error, "Opening the store") from error
+
+    def _connect(self) -> PooledConnection:
+        return connect(self._path, durability=self._durability, vfs=self._vfs)
+
+    def discard(self, connection: PooledConnection) -> None:
+        """Close a connection and roll back its transaction."""
+        with _process.changing:
+            self._drop(connection)
+
+    def _drop(self, connection: PooledConnection) -> None:
+        self._open.discard(connection)
+        connection.close(True)
+
+    def drained(self, forker: ThreadMark) -> bool:
+        """Close unused connections; answer whether only `forker` uses any. The caller holds `changing`."""
+        with suppress(IndexError):
+            while True:
+                self._drop(self._idle.pop())
+        for connection in list(self._open):
+            # Its thread was interrupted and has ended; a traceback may still refer to the connection.
+            if connection.user is not None and connection.user() is None:
+                self._drop(connection)
+        return all(connection.user is forker for connection in self._open)
+
+    def discard_lost(self) -> None:
+        """Close what an interrupt took from a thread while it took or returned it: without a user, and not idle."""
+        lost = [one for one in self._open if one.user is None and one not in self._idle]
+        if lost and not is_any_running(_HANDLING):
+            for connection in lost:
+                if connection.user is None and connection not in self._idle:
+                    self.discard(connection)
+
+    def users(self) -> Iterable[tuple[PooledConnection, ThreadMark | None]]:
+        return [(connection, connection.user) for connection in self._open]
+
+    def abandon(self) -> None:
+        """In a forked child: never use or close the parent's connections. Closing could roll back its transaction."""
+        left = [*self._idle, *self._open]
+        self._idle, self._open = [], WeakSet()
+        if left:
+            import ctypes  # Hardly ever needed: after a fork inside a transaction, or one that skipped Python's hooks.
+
+            for connection in left:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+        self.after_fork()
+
+
+_HANDLING = frozenset(one.__code__ for one in (ConnectionPool.take, ConnectionPool.give_back))
+
+
+class _Process:
+    """The state that the pools of this process share. One thread at a time forks."""
+
+    def __init__(self) -> None:
+        self.pools: WeakSet[ConnectionPool] = WeakSet()
+        self.forker: ThreadMark | None = None
+        """The thread that is about to fork."""
+        self.must_check = False
+        self.is_unsafe = False
+        self._new_locks()
+
+    def _new_locks(self) -> None:
+        self.forking = threading.RLock()
+        """Held from before a fork until after it; threads that need a connection meanwhile wait for it."""
+        self.changing = threading.RLock()
+        """Held to open or close a connection, and during the fork itself. It is always acquired last."""
+
+    def may_continue(self, connection: PooledConnection) -> bool:
+        """Whether this thread may use a connection during a fork.
+
+        It may if it forks itself, or if the forking thread waits for it anyway: it has another connection, or imports.
+        """
+        with self.changing:
+            others = [other for pool in self.pools for other, user in pool.users() if user is here.mark]
+        is_importing = threading.get_ident() in importing_threads()
+        return self.forker in (None, here.mark) or others != [connection] or is_importing
+
+    def before_fork(self) -> None:
+        self.forking.acquire()
+        self.forker, importer = here.mark, threading.get_ident()
+        began_s = monotonic_s()
+        deadline_s, collect_s = began_s + FORK_WAIT_S, began_s + _COLLECT_AFTER_S
+        while True:
+            if monotonic_s() > collect_s:
+                # An interrupt may have left a connection to the garbage collector, which closes it.
+                collect_s = deadline_s
+                for pool in list(self.pools):
+                    pool.end_interrupted()
+                gc.collect()
+                for pool in list(self.pools):
+                    pool.discard_lost()
+            self.changing.acquire()
+            drained = [pool.drained(self.forker) for pool in self.pools]
+            if (all(drained) and importing_threads() <= {importer}) or monotonic_s() > deadline_s:
+                return
+            self.changing.release()
+            time.sleep(_POLL_S)
+
+    def after_fork_in_parent(self) -> None:
+        # Python forks even if an interrupt ended `before_fork` early. Then releasing a lock that we do not hold raises.
+        if self.forker is here.mark:
+            self.forker = None
+        for lock in (self.changing, self.forking):
+            with suppress(RuntimeError):
+                lock.release()
+
+    def after_fork_in_child(self) -> None:
+        others = [user for pool in self.pools for _, user in pool.users() if user not in (None, here.mark)]
+        self.is_unsafe = self.is_unsafe or bool(others)
+        self.must_check, self.forker = True, None
+        self._new_locks()
+        for pool in list(self.pools):
+            pool.abandon()
+
+    def check(self, use: Callable[[], object]) -> None:
+        """Raise if SQLite does not work in this forked child. A thread tries it, because `use` may never return."""
+        if not self.is_unsafe:
+            trial = threading.Thread(target=_use_for_trial, args=(use,), name="mulligan-fork-check", daemon=True)
+            trial.start()
+            trial.join(_CHECK_LIMIT_S)
+            self.is_unsafe = trial.is_alive()
+        if self.is_unsafe:
+            raise forked_unsafely()
+        self.must_check = False
+
+
+def _use_for_trial(use: Callable[[], object]) -> None:
+    # The caller does the same next, and reports an error.
+    with suppress(apsw.Error):
+        use()
+
+
+_process = _Process()
+os.register_at_fork(
+    before=_process.before_fork,
+    after_in_parent=_process.after_fork_in_parent,
+    after_in_child=_process.after_fork_in_child,
+)
+
 
 R = TypeVar("R")
 
 DATABASE, OWNER_FILE, BODY_DIRECTORY, ORIGINALS_DIRECTORY = "store.db", "owners.lock", "blobs", "originals"
 _LONG_LOG_BYTES = 8 * MIB_BYTES
-_LOOK_AFTER_S = 1.0
-"""How long a thread waits to write before it looks whether the thread that writes was interrupted."""
+_WRITER_CHECK_S = 1.0
+"""After this wait a writer checks whether an interrupt kept the thread that holds the lock from releasing it."""
 
-_taking_over = fork_safe_lock()
+_interrupt_lock = fork_safe_lock()
 
 
 class SqliteStore:
-    """A store in a directory of its own. `create=False` refuses to make one where there is none."""
+    """A store in its own directory. With `create=False`, a missing store raises instead of being created."""
 
     def __init__(
         self,
@@ -79,109 +393,143 @@ class SqliteStore:
         self.bodies: BlobStore = bodies or DirectoryBodies(os.path.join(self.directory, BODY_DIRECTORY))
         self._clock = clock or SystemClock()
         self._path = os.path.join(self.directory, DATABASE)
-        self._writing = threading.RLock()
-        self._tending = threading.RLock()
-        self._writer = 0
+        self._write_lock = threading.RLock()
+        self._checkpoint_lock = threading.RLock()
+        self._writer: ThreadMark | None = None
         self._transaction: _SqliteTx | None = None
         self._owner: tuple[int, OwnerId] | None = None
         self._closing: list[Callable[[], None]] = []
-        self.after_write: Callable[[], None] = _nothing
+        self.after_write: Callable[[], None] = lambda: None
+        self.write_noticed_in = 0
+        """The id of the process whose `after_write` was already called since the last sync, else 0."""
         self._pool = ConnectionPool(
             self._path,
             durability=durability,
             vfs=vfs,
-            stop_left=self._stop_left_transaction,
-            after_fork=self._begin_anew,
+            end_interrupted=self._end_interrupted_transaction,
+            after_fork=self._reset_after_fork,
         )
         with self._connection() as connection:
-            prepare_file(connection, create_statements(schema.tables), directory=self.directory)
+            prepare_file(connection, partial(create_statements, schema.tables), directory=self.directory)
 
-    def write(self) -> _SqliteTx:
-        return _SqliteTx(self, writable=True)
+    def write(self) -> _SqliteWrite:
+        return _SqliteWrite(self, _is_checked=True)
 
     def read(self) -> _SqliteTx:
-        return _SqliteTx(self, writable=False)
+        return _SqliteTx(self)
+
+    def rows(self, *wanted: tuple[Any, ...]) -> list[Any]:
+        connection = self._pool.take()
+        try:
+            found = list(map(connection.rows.__getitem__, wanted))
+            # SQLite notices commits of other connections only when it runs a statement.
+            connection.execute("PRAGMA data_version").fetchall()
+            if connection.data_version() == connection.checked_data:
+                return found
+        except (KeyError, apsw.Error):
+            pass  # The transaction below reads the rows, or raises the fault.
+        finally:
+            self._pool.give_back(connection)
+        with self.read() as tx:
+            return [tx.get(*one) for one in wanted]
 
     def _begin(self, tx: _SqliteTx, *, writable: bool) -> None:
-        """If it does not end well, and be it by an interrupt, `_stop` is to follow."""
-        if not writable:
-            self._connect(tx, "BEGIN", "Reading the store")
-            return
-        me = threading.get_ident()
-        while not self._writing.acquire(timeout=_LOOK_AFTER_S):
-            self._stop_left_transaction()
-        self._connect(tx, "BEGIN IMMEDIATE", "Writing the store")
-        self._writer, self._transaction = me, tx
-
-    def _connect(self, tx: _SqliteTx, sql: str, doing: str) -> None:
-        tx._connection = self._pool.take()
+        """Begin a transaction. If this raises, even by an interrupt, the caller must call `_stop`."""
+        if writable:
+            while not self._write_lock.acquire(timeout=_WRITER_CHECK_S):
+                self._end_interrupted_transaction()
+        connection = tx._connection = self._pool.take()
+        tx._execute = connection.cursor().execute
         try:
-            # With the transaction: a newer version may have migrated the store since this process opened it.
-            ((found,),) = tx._connection.execute(sql + "; PRAGMA user_version").fetchall()
+            tx._execute("BEGIN IMMEDIATE" if writable else "BEGIN")
         except apsw.Error as error:
-            raise fault_of_sqlite(error, doing) from error
-        if int(found or 0) > SCHEMA_VERSION:
-            raise newer_store(tx._connection, int(found or 0))
+            if not (writable and isinstance(error, apsw.BusyError) and self._pool.discard_interrupted_writers()):
+                raise fault_of_sqlite(error, "Writing the store" if writable else "Reading the store") from error
+            tx._execute("BEGIN IMMEDIATE")
+        if writable:
+            if connection.data_version() != connection.checked_data:
+                tx._check_data()
+            # The transaction takes the cached rows and returns them with its commit. However else it ends, even by an
+            # interrupt, the connection then caches no row that only this transaction wrote.
+            tx._rows, connection.rows = connection.rows, {}
+            self._writer, self._transaction = here.mark, tx
 
     def _stop(self, tx: _SqliteTx, *, writable: bool) -> None:
-        """However far it came: an interrupt does not say."""
+        """Release what `_begin` acquired. It works after any line of `_begin`: an interrupt can come anywhere."""
         connection = getattr(tx, "_connection", None)
         if connection is not None:
             self._pool.give_back(connection)
         if writable:
-            if self._writer == threading.get_ident():
-                self._writer, self._transaction = 0, None
-            with suppress(RuntimeError):  # it is not ours
-                self._writing.release()
+            if self._writer is here.mark:
+                self._transaction, self._writer = None, None
+            with suppress(RuntimeError):  # This thread does not hold it.
+                self._write_lock.release()
 
     def _check_not_writing(self) -> None:
-        if self._writer != threading.get_ident() or self._transaction is None:
+        if self._writer is not None and self._writer() is None:
+            # The lock that the ended thread holds would admit a new thread with the same ident.
+            self._end_interrupted_transaction()
+        if self._writer is not here.mark or self._transaction is None:
             return
         if self._transaction.is_held():
             raise fault("nested_transaction", "A write transaction is already open on this thread.")
-        # An interrupt kept it from ending, in the moment in which it was about to.
+        # An interrupt stopped the last transaction of this thread while it ended, so this ends it.
         self._transaction.ended = True
         self._stop(self._transaction, writable=True)
 
-    def _stop_left_transaction(self) -> None:
-        """For a thread that waits to write: an interrupt may have kept another thread from ending its transaction."""
-        with _taking_over:
-            transaction = self._transaction
-            if transaction is None or (transaction.is_held() and self._writer in sys._current_frames()):
+    def _end_interrupted_transaction(self) -> None:
+        """End the open write transaction if an interrupt kept its thread from ending it. Waiting writers call this."""
+        with _interrupt_lock:
+            transaction, writer = self._transaction, self._writer
+            if transaction is None or writer is None or (transaction.is_held() and writer() is not None):
                 return
             transaction.ended = True
             self._pool.discard(transaction._connection)
-            self._writing, self._writer, self._transaction = threading.RLock(), 0, None
+            self._write_lock, self._transaction, self._writer = threading.RLock(), None, None
 
-    def _end(self, connection: PooledConnection, *, writable: bool, failed: bool) -> None:
+    def _end(self, tx: _SqliteTx, *, writable: bool, failed: bool) -> None:
+        connection = tx._connection
         try:
-            _roll_back(connection) if failed else _commit(connection)
+            if failed:
+                _roll_back(connection)
+                if writable:
+                    # A rollback changes the data version too, and the writer has checked the format already.
+                    connection.checked_data = connection.data_version()
+            else:
+                try:
+                    tx._execute("COMMIT")
+                except apsw.Error as error:
+                    _roll_back(connection)
+                    raise fault_of_sqlite(error, "Committing to the store") from error
+                if writable:
+                    # The writer has checked the format, and no other commit came before its own data version.
+                    connection.checked_data, connection.rows = connection.data_version(), tx._rows
         finally:
-            # First of all, and without a call in between, in which an interrupt could come.
+            # These lines come first and call nothing before the release, so an interrupt hardly ever comes in between.
             if writable:
-                self._writer, self._transaction = 0, None
-                self._writing.release()
+                self._transaction, self._writer = None, None
+                self._write_lock.release()
             self._pool.give_back(connection)
-        if writable and not failed:
+        if writable and not failed and self.write_noticed_in != os.getpid():
             self.after_write()
 
     @contextmanager
     def _connection(self) -> Iterator[apsw.Connection]:
-        """A connection outside any transaction of ours, for the file as a whole."""
+        """A connection outside our transactions, for statements about the whole file."""
         connection = self._pool.take()
         try:
             yield connection
         except apsw.Error as error:
-            raise fault_of_sqlite(error, "Opening or tending the store") from error
+            raise fault_of_sqlite(error, "Opening or maintaining the store") from error
         finally:
             self._pool.give_back(connection)
 
-    def _begin_anew(self) -> None:
+    def _reset_after_fork(self) -> None:
         """In a forked child. A transaction of the parent must not be committed here, so it counts as ended."""
         if self._transaction is not None:
             self._transaction.ended = True
-        self._writing, self._tending = threading.RLock(), threading.RLock()
-        self._writer, self._transaction = 0, None
+        self._write_lock, self._checkpoint_lock = threading.RLock(), threading.RLock()
+        self._transaction, self._writer = None, None
 
     def owner(self) -> OwnerId:
         if self._owner is None or self._owner[0] != os.getpid():
@@ -189,13 +537,13 @@ class SqliteStore:
         return self._owner[1]
 
     def _register(self) -> OwnerId:
-        """Lock the byte before the row is visible: whoever sees the row finds its owner alive."""
+        """Lock the byte before the row is visible, so that every process that sees the row finds its owner alive."""
         with self.write() as tx:
             newest = tx.select(OWNERS, descending=True, limit=1)
             number = newest[0].id + 1 if newest else 1
             self._owner_bytes().hold(number)
             tx.put(OWNERS, OwnerRow(number, os.uname().nodename, timestamp(self._clock)))
-            note_process(tx, number, self.is_alive)
+            record_process(tx, number, self.is_alive)
         return OwnerId(number)
 
     def is_alive(self, owner: OwnerId) -> bool | None:
@@ -207,7 +555,7 @@ class SqliteStore:
         try:
             return owner_bytes(self._owner_file())
         except OSError as error:
-            words = f"The store in {self.directory} takes no changes; choose another with MULLIGAN_HOME"
+            words = f"The store in {self.directory} cannot be changed; choose another with MULLIGAN_HOME"
             raise fault_of_os_error(error, words) from error
 
     def _owner_file(self) -> str:
@@ -219,7 +567,7 @@ class SqliteStore:
     def sync(self) -> None:
         """Bodies first, then the log that names them.
 
-        A checkpoint that a reader holds back may skip its own sync of the log, so the log is synced by hand.
+        SQLite may skip its sync of the log when a reader holds the checkpoint back, so this syncs the log itself.
         """
         self.bodies.sync()
         try:
@@ -228,8 +576,8 @@ class SqliteStore:
             pass
         except OSError as error:
             raise fault("sync_failed", f"Syncing the store: {error.strerror}", errno=error.errno) from error
-        # Another process may be copying the log at this moment; then it does the work.
-        with self._tending, self._connection() as connection, suppress(apsw.BusyError):
+        # BusyError: another process is doing a checkpoint at this moment.
+        with self._checkpoint_lock, self._connection() as connection, suppress(apsw.BusyError):
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def size_bytes(self) -> int:
@@ -242,16 +590,16 @@ class SqliteStore:
         return total
 
     def free_bytes(self) -> int:
-        """What the file holds and nobody uses; `give_back_space` returns it to the disk."""
+        """The bytes of free pages in the file; `reclaim_space` returns them to the disk."""
         with self._connection() as connection:
             return int(connection.pragma("freelist_count")) * int(connection.pragma("page_size"))
 
-    def give_back_space(self, max_pages: int | None = None) -> None:
-        """Shrink the file by its free pages, all of them or at most so many: other writers wait meanwhile."""
-        with self._writing, self._connection() as connection:
+    def reclaim_space(self, max_pages: int | None = None) -> None:
+        """Remove free pages from the file, all or at most `max_pages`, because other writers wait meanwhile."""
+        with self._write_lock, self._connection() as connection:
             connection.execute(f"PRAGMA incremental_vacuum({max_pages or 0})").fetchall()
             mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if max_pages is None else apsw.SQLITE_CHECKPOINT_PASSIVE
-            # Another thread may be copying the log at this moment; then it does the work.
+            # BusyError: another thread is doing a checkpoint at this moment.
             with suppress(apsw.BusyError):
                 connection.wal_checkpoint(mode=mode)
 
@@ -262,19 +610,19 @@ class SqliteStore:
         for copy in self.older_copies():
             with suppress(FileNotFoundError):
                 os.unlink(copy)
-        with self._writing, self._connection() as connection:
-            # Written anew as a whole: a page that is in use may still hold what a deleted row left in it.
+        with self._write_lock, self._connection() as connection:
+            # VACUUM writes every page again: a page that is in use may still hold bytes of a deleted row.
             try:
                 connection.execute("VACUUM")
                 connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
             except (apsw.BusyError, apsw.LockedError) as error:
-                words = "What was deleted is still in the log, because another process is reading; try again"
+                words = "Deleted data is still in the log, because another process is reading; try again"
                 raise fault_of_sqlite(error, words) from error
-        if self.originals is not None and (taken := self.originals.taken()):
+        if self.originals is not None and (taken := self.originals.pending()):
             self.originals.sync(taken)
             self.sync()
             self.originals.drop(taken)
-        wait_until_gone(os.path.join(self.directory, ORIGINALS_DIRECTORY))
+        wait_until_empty(os.path.join(self.directory, ORIGINALS_DIRECTORY))
 
     def check(self) -> list[str]:
         with self._connection() as connection:
@@ -284,16 +632,16 @@ class SqliteStore:
         return [*complaints, lost] if lost else complaints
 
     def _unread_commits(self) -> str | None:
-        """Under the lock of writers, so that the log stands still."""
-        with self._connection() as looking, self._connection() as still:
+        """Look for commits in the log that SQLite does not read, while a write transaction keeps the log unchanged."""
+        with self._connection() as reader, self._connection() as writer:
             try:
-                still.execute("BEGIN IMMEDIATE")
-                frames, _ = looking.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+                writer.execute("BEGIN IMMEDIATE")
+                frames, _ = reader.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
                 return unread_commits(self._path + "-wal", max(frames, 0))
             except apsw.ReadOnlyError:
-                return None  # On such a disk SQLite does not say how far it reads.
+                return None  # On a read-only disk SQLite does not tell how far it reads.
             finally:
-                _roll_back(still)
+                _roll_back(writer)
 
     def close(self) -> None:
         while self._closing:
@@ -303,14 +651,15 @@ class SqliteStore:
         self._fold_long_log()
         self._pool.close()
         if self.durability == "power":
-            # SQLite has deleted its log. Without a journal, the name could come back with another file's inode.
+            # SQLite has deleted its log. On a file system without a journal, a power cut could bring the name back with
+            # the inode of another file.
             with suppress(OSError):
                 sync_path(self.directory)
 
     def _fold_long_log(self) -> None:
-        """Whoever opens the file next reads all of the log; after much writing that is worth sparing them.
+        """Checkpoint a long log, because the next process that opens the store would have to read all of it.
 
-        Nobody is waited for, and what cannot be done is left: the log holds everything.
+        This waits for no other process and ignores failures, because nothing is lost while the log stays.
         """
         if not self._pool.has_idle() or log_bytes(self._path + "-wal") < _LONG_LOG_BYTES:
             return
@@ -319,63 +668,70 @@ class SqliteStore:
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
 
+@dataclass(slots=True, eq=False)
 class _SqliteTx:
-    """One transaction, begun by `with` and ended with it. One cursor serves all its statements, one at a time."""
+    """One transaction, which begins and ends with its `with` block. One cursor runs all its statements.
 
-    __slots__ = ("_connection", "_execute", "_store", "_writable", "dropped", "ended", "exit_held")
+    A connection caches the rows it has read and written by their key, until SQLite reports a commit of another
+    connection. This pays, because a call reads the same few rows again and again: its session, its root, the heads of
+    its journals. A read transaction learns with its first statement whether the cache is valid, a write transaction
+    when it begins.
+    """
 
-    _connection: PooledConnection
-
-    def __init__(self, store: SqliteStore, *, writable: bool) -> None:
-        self._store = store
-        self._writable = writable
-        self.ended = True
-        self.exit_held: Holder | None = None
-        self.dropped: list[Digest] = []
+    _store: SqliteStore
+    _is_checked: bool = False
+    _rows: dict[tuple[object, ...], Any] = field(default_factory=dict)
+    ended: bool = True
+    exit_held: Holder | None = None
+    dropped: list[Digest] = field(default_factory=list)
+    _connection: PooledConnection = field(init=False)
+    _execute: Callable[..., apsw.Cursor] = field(init=False)
+    _writable: ClassVar[bool] = False
 
     def is_held(self) -> bool:
-        """Whether its `with` statement still runs, as far as can be known: an interrupt may have ended it too early."""
+        """Whether its `with` statement still runs. An interrupt may have ended it early without calling `__exit__`."""
         return self.exit_held is None or self.exit_held() is not None
 
-    def __enter__(self) -> _SqliteTx:
+    def __enter__(self) -> Self:
         store = self._store
-        if self._writable:
+        if self._writable and store._transaction is not None:
             store._check_not_writing()
         try:
             store._begin(self, writable=self._writable)
-            self._execute = self._connection.cursor().execute
             self.ended = False
         finally:
             if self.ended:
                 store._stop(self, writable=self._writable)
         return self
 
-    @block_exit
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if self.ended:
             raise fault("internal", "A transaction was ended twice.")
         self.ended = True
-        self._store._end(self._connection, writable=self._writable, failed=kind is not None)
-        if self.dropped and kind is None:
-            delete_dropped_bodies(self._store, self.dropped)
+        self._store._end(self, writable=self._writable, failed=kind is not None)
 
     def get(self, table: Table[R], *key: Value) -> R | None:
-        rows = self._run(get_sql(table), key)
-        return table.row(*rows[0]) if rows else None
+        name = (table, *key)
+        if name in self._rows and not self.ended:
+            known: R | None = self._rows[name]
+            return known
+        # The same as `_run`. Most statements of Mulligan are `get`, so another function call here would cost much.
+        if self.ended:
+            raise misuse_error()
+        try:
+            found = self._execute(get_sql(table), key).fetchall()
+            if not self._is_checked:
+                self._check_read()
+        except (apsw.Error, UnicodeDecodeError) as error:
+            raise self._read_fault(error) from error
+        row = table.row(*found[0]) if found else None
+        if not table.large:
+            self._rows[name] = row
+        return row
 
     def has(self, table: Table[R], *key: Value) -> bool:
-        return bool(self._run(has_sql(table), key))
-
-    def put(self, table: Table[R], row: R) -> None:
-        self._change(put_sql(table), table.values_of(row))
-
-    def update(self, table: Table[R], /, *key: Value, **columns: Value) -> bool:
-        self._change(update_sql(table, tuple(columns)), (*columns.values(), *key))
-        return self._connection.changes() > 0
-
-    def delete(self, table: Table[R], *key: Value) -> bool:
-        self._change(delete_sql(table), key)
-        return self._connection.changes() > 0
+        name = (table, *key)
+        return self._rows[name] is not None if name in self._rows else bool(self._run(has_sql(table), key))
 
     def select(
         self,
@@ -387,44 +743,133 @@ class _SqliteTx:
         descending: bool = False,
         limit: int | None = None,
     ) -> list[R]:
-        sql, values = select_sql(table, where or {}, between=between, order=order, descending=descending)
-        rows = self._run(sql, (*values, -1 if limit is None else limit))
-        return [table.make(row) for row in rows]
+        where = where or {}
+        nulls, values = _NONE, tuple(where.values())
+        if None in values:
+            nulls = frozenset([name for name, value in where.items() if value is None])
+            values = tuple([value for value in values if value is not None])
+        if between is not None:
+            values += between[1:]
+        if self.ended:
+            raise misuse_error()
+        ranged = None if between is None else between[0]
+        sql = _select_sql(table, tuple(where), nulls, ranged=ranged, order=order or table.key, descending=descending)
+        try:
+            found = self._execute(sql, (*values, -1 if limit is None else limit)).fetchall()
+            if not self._is_checked:
+                self._check_read()
+        except (apsw.Error, UnicodeDecodeError) as error:
+            raise self._read_fault(error) from error
+        return list(starmap(table.row, found))
 
     def count(self, table: Table[R], where: Mapping[str, Value] | None = None) -> int:
-        sql, values = select_sql(table, where or {}, counting=True)
-        return int(self._run(sql, (*values, -1))[0][0])
+        terms = " AND ".join(f'"{name}" IS ?' for name in where or ()) or "1"
+        return int(self._run(f'SELECT count(*) FROM "{table.name}" WHERE {terms}', tuple((where or {}).values()))[0][0])
+
+    def put(self, table: Table[R], row: R) -> None:
+        raise misuse_error()
+
+    def update(self, table: Table[R], /, *key: Value, **columns: Value) -> bool:
+        raise misuse_error()
+
+    def delete(self, table: Table[R], *key: Value) -> bool:
+        raise misuse_error()
 
     def drop_body(self, digest: Digest) -> None:
         self.dropped.append(digest)
 
     def _run(self, sql: str, values: tuple[Value, ...]) -> list[tuple[Any, ...]]:
         if self.ended:
-            raise fault("internal", "A transaction was used after its end.")
+            raise misuse_error()
         try:
-            return self._execute(sql, values).fetchall()
+            found = self._execute(sql, values).fetchall()
+            if not self._is_checked:
+                self._check_read()
+            return found
+        except (apsw.Error, UnicodeDecodeError) as error:
+            raise self._read_fault(error) from error
+
+    def _check_read(self) -> None:
+        """Check the cache after the first statement: SQLite fixes the state that a transaction reads only then."""
+        if self._connection.data_version() != self._connection.checked_data:
+            self._check_data()
+        self._is_checked, self._rows = True, self._connection.rows
+
+    def _check_data(self) -> None:
+        """Drop the cache and check the format, because another connection has committed.
+
+        Raises `store_newer` if a newer version has migrated the store since this process opened it.
+        """
+        connection = self._connection
+        connection.rows = {}
+        try:
+            data, found = connection.data_version(), int(connection.pragma("user_version") or 0)
         except apsw.Error as error:
             raise fault_of_sqlite(error, "Reading the store") from error
-        except UnicodeDecodeError as error:
-            raise fault("store_corrupt", f"Reading the store: a text in it is not UTF-8. ({error})") from error
+        if found > SCHEMA_VERSION:
+            raise newer_store(connection, found)
+        connection.checked_data = data
 
-    def _change(self, sql: str, values: tuple[Value, ...]) -> None:
-        if self.ended or not self._writable:
-            raise fault("internal", "A transaction was used after its end, or to write while reading.")
+    def _read_fault(self, error: apsw.Error | UnicodeDecodeError) -> MulliganError:
+        if isinstance(error, UnicodeDecodeError):
+            return fault("store_corrupt", f"Reading the store: a text in it is not UTF-8. ({error})")
+        if not self._is_checked:
+            self._check_data()
+        return fault_of_sqlite(error, "Reading the store")
+
+
+@dataclass(slots=True, eq=False)
+class _SqliteWrite(_SqliteTx):
+    """A transaction that may write. `block_exit` shows waiting writers whether an interrupt ended its block early."""
+
+    _writable: ClassVar[bool] = True
+
+    @block_exit
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if self.ended:
+            raise fault("internal", "A transaction was ended twice.")
+        self.ended = True
+        self._store._end(self, writable=True, failed=kind is not None)
+        if self.dropped and kind is None:
+            delete_dropped_bodies(self._store, self.dropped)
+
+    def put(self, table: Table[R], row: R) -> None:
+        if self.ended:
+            raise misuse_error()
+        values = table.values_of(row)
         try:
-            self._execute(sql, values)
-        except apsw.Error as error:
-            raise fault_of_sqlite(error, "Writing the store") from error
-        except (OverflowError, UnicodeEncodeError, TypeError) as error:
-            raise fault("internal", f"Writing the store: a value that no column can hold. ({error})") from error
+            self._execute(put_sql(table), values)
+        except _WRITE_ERRORS as error:
+            raise write_fault(error) from error
+        if not table.large:
+            if len(self._rows) > _ROWS_MAX:
+                self._rows.clear()
+            self._rows[table, *table.key_in(values)] = row
+
+    def update(self, table: Table[R], /, *key: Value, **columns: Value) -> bool:
+        if self.ended:
+            raise misuse_error()
+        self._rows.pop((table, *key), None)
+        try:
+            self._execute(update_sql(table, tuple(columns)), (*columns.values(), *key))
+        except _WRITE_ERRORS as error:
+            raise write_fault(error) from error
+        return self._connection.changes() > 0
+
+    def delete(self, table: Table[R], *key: Value) -> bool:
+        if self.ended:
+            raise misuse_error()
+        if not table.large:
+            self._rows[table, *key] = None
+        try:
+            self._execute(delete_sql(table), key)
+        except _WRITE_ERRORS as error:
+            raise write_fault(error) from error
+        return self._connection.changes() > 0
 
 
-def _commit(connection: apsw.Connection) -> None:
-    try:
-        connection.execute("COMMIT")
-    except apsw.Error as error:
-        _roll_back(connection)
-        raise fault_of_sqlite(error, "Committing to the store") from error
+_ROWS_MAX = 4_096
+_WRITE_ERRORS = (apsw.Error, OverflowError, UnicodeEncodeError, TypeError)
 
 
 def _roll_back(connection: apsw.Connection) -> None:
@@ -433,8 +878,4 @@ def _roll_back(connection: apsw.Connection) -> None:
             connection.execute("ROLLBACK")
 
 
-def _nothing() -> None:
-    return None
-
-
-__all__ = ["SqliteStore", "Waiting"]
+__all__ = ["BusyWait", "SqliteStore"]

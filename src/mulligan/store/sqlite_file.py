@@ -1,22 +1,143 @@
-"""The SQLite file itself: where it may live, how a connection to it is set up, what its errors mean to us."""
+"""The SQLite file: its directory, the set-up of connections, Mulligan's errors for SQLite's, and a check of the log.
+
+Why the log needs a check: when SQLite opens a database, it reads its log up to the first page with a wrong checksum,
+and ignores the rest as the unfinished work of a killed writer. That is right at the end of a log. But if a byte further
+in is damaged, SQLite ignores every commit after it, and nothing inside the database shows that: the rest is sound, only
+older. A killed writer leaves no commit record, so a commit record beyond the place where SQLite stopped is a lost one.
+
+Format of the log: https://sqlite.org/fileformat2.html#the_write_ahead_log.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import stat
+import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import apsw
 
-from mulligan.store.bodies import sync_path
+from mulligan.store.blob_files import sync_path
+from mulligan.store.fork_locks import ThreadMark
 from mulligan.store.migrations import SCHEMA_VERSION, STEPS, Step, migrate, newer_store, note_version
-from mulligan.store.protocol import Durability
-from mulligan.store.sqlite_log import unread_commits
+from mulligan.store.protocol import Durability, Table
 from mulligan.values.clock import monotonic_s
-from mulligan.values.faults import MulliganError, fault, fault_of_os_error
+from mulligan.values.errors import MulliganError, fault, fault_of_os_error
+from mulligan.values.fast_dataclass import fast_dataclass
+
+_HEAD_BYTES, _FRAME_HEAD_BYTES = 32, 24
+_MAGIC = {0x377F0682: "<", 0x377F0683: ">"}
+"""The first number of a log tells the byte order of its checksums."""
+
+
+@fast_dataclass(slots=True, frozen=True)
+class _Head:
+    order: str
+    page_bytes: int
+    salts: bytes
+    checksum: tuple[int, int]
+
+    @property
+    def frame_bytes(self) -> int:
+        return _FRAME_HEAD_BYTES + self.page_bytes
+
+    def offset_of(self, frame: int) -> int:
+        return _HEAD_BYTES + frame * self.frame_bytes
+
+
+def log_bytes(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def unread_commits(path: str, frames_seen: int) -> str | None:
+    """The damage of the log at `path`, of which SQLite reads `frames_seen` pages, as a phrase; None if there is none.
+
+    The caller makes sure that no process writes the log meanwhile.
+    """
+    if log_bytes(path) <= _HEAD_BYTES:
+        return None
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        head = _head(os.pread(handle, _HEAD_BYTES, 0))
+        if head is None:
+            return "the head of its log is damaged: what the log holds cannot be read"
+        lost = _lost(handle, head, frames_seen)
+    finally:
+        os.close(handle)
+    return f"its log is damaged after page {frames_seen}: {lost} commits behind it cannot be read" if lost else None
+
+
+def _lost(handle: int, head: _Head, frames_seen: int) -> int:
+    frames = (os.fstat(handle).st_size - _HEAD_BYTES) // head.frame_bytes
+    broken = _first_broken(handle, head, frames_seen)
+    if broken is None:
+        return 0  # SQLite has copied the whole log into the main file, and the next writer starts it again.
+    commits = _commits(handle, head, range(frames_seen, frames))
+    # A writer leaves this when it overwrites an older log and dies between the two halves of its last page.
+    was_torn = commits == [broken] and broken + 1 < frames
+    return 0 if was_torn else len(commits)
+
+
+def _head(raw: bytes) -> _Head | None:
+    magic, _, page_bytes, serial = struct.unpack(">4I", raw[:16])
+    order = _MAGIC.get(magic)
+    if order is None:
+        return None
+    # A writer that restarts the log may die after it has written only the new serial number.
+    for number in (serial, serial - 1):
+        head = raw[:12] + struct.pack(">I", number & 0xFFFFFFFF) + raw[16:24]
+        checksum = _checksum(order, head, (0, 0))
+        if struct.pack(">2I", *checksum) == raw[24:]:
+            return _Head(order, page_bytes, raw[16:24], checksum)
+    return None
+
+
+def _checksum(order: str, data: bytes, seed: tuple[int, int]) -> tuple[int, int]:
+    first, second = seed
+    for one, other in struct.iter_unpack(f"{order}2I", data):
+        first = (first + one + second) & 0xFFFFFFFF
+        second = (second + other + first) & 0xFFFFFFFF
+    return first, second
+
+
+def _first_broken(handle: int, head: _Head, first: int) -> int | None:
+    """The first page from `first` on with a wrong checksum; None if a whole transaction is valid."""
+    checksum = head.checksum
+    if first:
+        checksum = struct.unpack(">2I", _frame(handle, head, first - 1)[16:24])
+    while len(raw := _frame(handle, head, first)) == head.frame_bytes:
+        checksum = _checksum(head.order, raw[_FRAME_HEAD_BYTES:], _checksum(head.order, raw[:8], checksum))
+        if raw[8:24] != head.salts + struct.pack(">2I", *checksum):
+            return first
+        if _is_commit(raw):
+            return None
+        first += 1
+    return first
+
+
+def _commits(handle: int, head: _Head, frames: range) -> list[int]:
+    """Pages that end a transaction. Pages with other salts are left over from an earlier log in the same file."""
+    heads = ((number, os.pread(handle, _FRAME_HEAD_BYTES, head.offset_of(number))) for number in frames)
+    return [number for number, raw in heads if raw[8:16] == head.salts and _is_commit(raw)]
+
+
+def _frame(handle: int, head: _Head, number: int) -> bytes:
+    return os.pread(handle, head.frame_bytes, head.offset_of(number))
+
+
+def _is_commit(frame: bytes) -> bool:
+    return frame[4:8] != bytes(4)
+
+
+__all__ = ["log_bytes", "unread_commits"]
+
 
 TRUST_OWNER = "MULLIGAN_TRUST_OWNER"
 APPLICATION_ID = 0x4D4C4721  # "MLG!"
@@ -62,22 +183,70 @@ _CODES: tuple[tuple[type[apsw.Error], str, str], ...] = (
 )
 
 
+def misuse_error() -> MulliganError:
+    return fault("internal", "A transaction was used after its end, or to write while reading.")
+
+
+def write_fault(error: Exception) -> MulliganError:
+    if isinstance(error, apsw.Error):
+        return fault_of_sqlite(error, "Writing the store")
+    return fault("internal", f"Writing the store: a value that no column can hold. ({error})")
+
+
 def fault_of_sqlite(error: apsw.Error, doing: str) -> MulliganError:
     for kind, code, words in _CODES:
         if isinstance(error, kind):
             return fault(code, f"{doing}: {words}. ({error})")
     if isinstance(error, apsw.SQLError) and str(error).startswith("no such"):
-        # Our statements are made from the schema that the file's version names.
+        # The file states a format that has every table and column of our statements.
         return fault(
-            "store_corrupt", f"{doing}: the store lacks what its format has; restore it from a backup. ({error})"
+            "store_corrupt",
+            f"{doing}: the store lacks a table or column of its format; restore it from a backup. ({error})",
         )
     return fault("internal", f"{doing}: {error}")
 
 
-def _turn_off_memory_statistics() -> None:
-    """They make every allocation take one lock of the process, which a forked child may inherit locked.
+_TYPES = {"str": "TEXT", "int": "INTEGER", "bytes": "BLOB"}
 
-    SQLite must not be in use meanwhile. A program that uses it before us keeps what it has.
+
+def create_statements(tables: Iterable[Table[Any]]) -> list[str]:
+    return [statement for table in tables for statement in _table_statements(table)]
+
+
+def _table_statements(table: Table[Any]) -> list[str]:
+    columns = ", ".join(f'"{name}" {_type_of(table, name)}' for name in table.columns)
+    kept = "STRICT" if _is_wide(table) else "STRICT, WITHOUT ROWID"
+    made = [f'CREATE TABLE IF NOT EXISTS "{table.name}" ({columns}, PRIMARY KEY ({column_list(table.key)})) {kept}']
+    for index in table.indexes:
+        label = f"{table.name}_by_{'_'.join(index)}"
+        made.append(
+            f'CREATE INDEX IF NOT EXISTS "{label}" ON "{table.name}" ({column_list(index)}){_partly(table, index)}'
+        )
+    return made
+
+
+def _type_of(table: Table[Any], column: str) -> str:
+    return _TYPES[table.column_types[column]] + (" NOT NULL" if column in table.key else "")
+
+
+def _partly(table: Table[Any], index: tuple[str, ...]) -> str:
+    """An index on a single nullable column holds only the rows that have a value there."""
+    return f' WHERE "{index[0]}" IS NOT NULL' if len(index) == 1 and table.is_nullable(index[0]) else ""
+
+
+def _is_wide(table: Table[Any]) -> bool:
+    """Rows with a body are in a rowid table, so that large values are not in the inner pages of a B-tree."""
+    return "body" in table.columns
+
+
+def column_list(columns: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in columns)
+
+
+def _turn_off_memory_statistics() -> None:
+    """Turn off memory statistics: each allocation would take one lock, which a forked child may inherit locked.
+
+    SQLite allows this only while it is not in use. If the program already uses SQLite, its setting stays.
     """
     if not apsw.connections() and apsw.vfs_names()[:1] == ["unix"]:
         apsw.shutdown()
@@ -89,13 +258,22 @@ _turn_off_memory_statistics()
 
 
 class PooledConnection(apsw.Connection):
-    """`user` is the thread that has the connection, 0 for none."""
+    """A connection of the pool. `user` is the thread that has it, None for none.
 
-    user: int = 0
+    `checked_data` is SQLite's data version when the store's format was last checked. The data version changes with
+    every commit of any process, so while it stays, the format stays. `rows` caches rows of that data version by table
+    and key; None for a row that does not exist.
+    """
+
+    def __init__(self, path: str, *, vfs: str | None = None) -> None:
+        super().__init__(path, vfs=vfs)
+        self.user: ThreadMark | None = None
+        self.checked_data = -1
+        self.rows: dict[tuple[object, ...], Any] = {}
 
 
-class Waiting:
-    """A busy handler: short naps, so that a queue of small commits moves at the speed of the commits."""
+class BusyWait:
+    """A busy handler with short sleeps, so that a queue of small commits runs at the speed of the commits."""
 
     def __init__(self) -> None:
         self._since = 0.0
@@ -112,13 +290,15 @@ class Waiting:
 
 def connect(path: str, *, durability: Durability, vfs: str | None = None) -> PooledConnection:
     connection = PooledConnection(path, vfs=vfs)
-    connection.set_busy_handler(Waiting())
+    connection.set_busy_handler(BusyWait())
     connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
     connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
     connection.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
-    # Else a statement is planned anew whenever a value bound to it changes, which takes longer than running it.
+    # Otherwise SQLite plans a statement again whenever a bound value changes, which takes longer than running it.
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
-    connection.config(apsw.SQLITE_DBCONFIG_DQS_DML, 0)  # else a column that does not exist is taken for a text
+    connection.config(
+        apsw.SQLITE_DBCONFIG_DQS_DML, 0
+    )  # Otherwise SQLite reads the name of an unknown column as a text.
     connection.execute(f"PRAGMA synchronous = {'FULL' if durability == 'power' else 'NORMAL'}")
     connection.execute("PRAGMA cell_size_check = ON; PRAGMA temp_store = MEMORY; PRAGMA cache_size = -16384")
     connection.execute(f"PRAGMA journal_size_limit = {_LOG_KEPT_BYTES}")
@@ -128,17 +308,20 @@ def connect(path: str, *, durability: Durability, vfs: str | None = None) -> Poo
 
 def prepare_file(
     connection: apsw.Connection,
-    create: Sequence[str],
+    create: Callable[[], Sequence[str]],
     *,
     directory: str,
     version: int = SCHEMA_VERSION,
     steps: Mapping[int, Step] = STEPS,
 ) -> None:
-    """Bring the file to our schema. An up-to-date file is only looked at; a newer or foreign one is refused."""
-    if _standing(connection) == (version, APPLICATION_ID):
+    """Create or migrate the file; an up-to-date file is not written. Raises for a newer file, or another program's.
+
+    `create` gives the statements that create the tables of a new file.
+    """
+    if _format_and_application(connection) == (version, APPLICATION_ID):
         return
-    with _alone_in(directory):
-        found, application = _standing(connection)
+    with _directory_lock(directory):
+        found, application = _format_and_application(connection)
         _refuse_what_is_not_ours(connection, found, application, newest=version)
         if application == 0:
             _refuse_unread(connection)
@@ -147,7 +330,7 @@ def prepare_file(
         connection.execute("BEGIN IMMEDIATE")
         try:
             if application == 0:
-                _create(connection, create, version)
+                _create(connection, create(), version)
             else:
                 copy_before_migration(connection, found)
                 migrate(connection, to=version, steps=steps)
@@ -162,7 +345,7 @@ COPY_SUFFIX = ".format-"
 
 
 def copy_before_migration(connection: apsw.Connection, found: int) -> None:
-    """Copy the database beside itself, as `store.db.format-N`. Our transaction keeps every writer out meanwhile."""
+    """Copy the database to `store.db.format-N`. The caller's transaction keeps other writers out meanwhile."""
     target = f"{connection.filename}{COPY_SUFFIX}{found}"
     with suppress(FileNotFoundError):
         os.unlink(target + ".part")
@@ -175,7 +358,7 @@ def copy_before_migration(connection: apsw.Connection, found: int) -> None:
     os.rename(target + ".part", target)
 
 
-def _standing(connection: apsw.Connection) -> tuple[int, int]:
+def _format_and_application(connection: apsw.Connection) -> tuple[int, int]:
     return int(connection.pragma("user_version")), int(connection.pragma("application_id"))
 
 
@@ -188,7 +371,7 @@ def _refuse_what_is_not_ours(connection: apsw.Connection, found: int, applicatio
 
 
 def _refuse_unread(connection: apsw.Connection) -> None:
-    """A file without our tables whose log holds commits is a store that lost its log, not a new one."""
+    """Refuse an empty file whose log holds commits: it is a store with a damaged log, not a new one."""
     frames, _ = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
     lost = unread_commits(connection.filename + "-wal", max(frames, 0))
     if lost:
@@ -203,8 +386,8 @@ def _create(connection: apsw.Connection, statements: Sequence[str], version: int
 
 
 @contextmanager
-def _alone_in(directory: str) -> Iterator[None]:
-    """Only one process at a time makes or changes the format of the store in a directory."""
+def _directory_lock(directory: str) -> Iterator[None]:
+    """Held by the one process that creates or migrates the store in a directory."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -214,11 +397,11 @@ def _alone_in(directory: str) -> Iterator[None]:
 
 
 def check_directory(directory: str, database: str, *, create: bool) -> None:
-    """The directory is on a disk of this machine, and what we make there is ours alone. Looks before it makes."""
+    """Check that the directory is trusted and on a local disk, and create it with an empty file if `create` is set."""
     path = os.path.join(directory, database)
     try:
         refuse_untrusted(directory)
-        _refuse_remains(directory, path)
+        _refuse_damaged_store(directory, path)
         if not create and not is_there(path):
             raise fault("store_unreadable", f"There is no store in {directory}. Check --store, --root, MULLIGAN_HOME.")
         _refuse_network(directory)
@@ -231,9 +414,9 @@ def check_directory(directory: str, database: str, *, create: bool) -> None:
 
 
 def refuse_untrusted(path: str) -> None:
-    """Refuse what another user could have prepared: a directory or socket that is not ours, or that others can write.
+    """Refuse a directory or socket that belongs to another user, or that others can write: they may have prepared it.
 
-    Raises `untrusted_owner`. The superuser may, and so may a caller who sets `MULLIGAN_TRUST_OWNER=1`.
+    Raises `untrusted_owner`, but not for the superuser, nor if the user sets `MULLIGAN_TRUST_OWNER=1`.
     """
     user = os.geteuid()
     if user == 0 or os.environ.get(TRUST_OWNER) == "1" or not is_there(path):
@@ -249,7 +432,7 @@ def refuse_untrusted(path: str) -> None:
 
 
 def _make_directory(directory: str) -> None:
-    """Make it and what is missing above it. Each name is synced: SQLite syncs only the names inside the directory."""
+    """Make a directory and its missing parents, and sync their names: SQLite syncs only names inside the directory."""
     above, made = directory, list[str]()
     while not os.path.lexists(above):
         above = os.path.dirname(above)
@@ -260,7 +443,7 @@ def _make_directory(directory: str) -> None:
 
 
 def is_there(path: str) -> bool:
-    """As `os.path.exists`, but a place that may not be looked into raises instead of passing for an empty one."""
+    """As `os.path.exists`, but raises if permissions hide the answer, instead of answering False."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -268,21 +451,23 @@ def is_there(path: str) -> bool:
     return True
 
 
-def _refuse_remains(directory: str, path: str) -> None:
-    """A store whose main file is gone or empty is no new one: SQLite would delete its log, and we forget its bodies."""
+def _refuse_damaged_store(directory: str, path: str) -> None:
+    """Refuse a store whose main file is gone or empty: SQLite would delete its log as for a new store, and gc its
+    bodies.
+    """
     log = path + "-wal"
     remains = os.path.isdir(os.path.join(directory, "blobs")) or (os.path.exists(log) and os.stat(log).st_size > 0)
-    # Looked at last: a store that is being made beside us has its main file before anything else.
+    # Check the main file last: another process may create the store right now, and it creates that file first.
     if remains and not (os.path.exists(path) and os.stat(path).st_size):
         raise fault(
             "store_corrupt",
-            f"The main file of the store in {directory} is gone, the rest is there. Restore it from a backup, "
+            f"The main file of the store in {directory} is missing or empty. Restore it from a backup, "
             "or choose another directory with MULLIGAN_HOME or --store.",
         )
 
 
 def _refuse_network(directory: str) -> None:
-    """By the nearest directory that exists: what we would make would be on the same disk."""
+    """Refuse a network file system, judged by the nearest existing parent: a new directory is on the same disk."""
     nearest = directory
     while not os.path.exists(nearest):
         nearest = os.path.dirname(nearest)
@@ -291,11 +476,8 @@ def _refuse_network(directory: str) -> None:
         raise fault(
             "network_store",
             f"{directory} is on a network file system ({kind}), where SQLite's locks do not hold. "
-            "Set MULLIGAN_HOME to a local disk, or use a postgresql:// store.",
+            "Set MULLIGAN_HOME to a directory on a local disk.",
         )
-
-
-_WRONG_PLACE = (PermissionError, FileNotFoundError, NotADirectoryError, FileExistsError, IsADirectoryError)
 
 
 def _unusable(directory: str, error: OSError) -> MulliganError:
@@ -308,7 +490,7 @@ def _unusable(directory: str, error: OSError) -> MulliganError:
 
 
 def file_system_of(directory: str) -> str:
-    """The type of the file system a directory is on; "" where the system does not say."""
+    """The type of a directory's file system; "" if the system has no /proc/self/mountinfo."""
     device = os.stat(directory).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     try:

@@ -1,12 +1,12 @@
-"""Is every stored byte what was written? Looks at everything, changes nothing, and goes on after each thing it finds.
+"""Checks that every stored byte is what Mulligan wrote. It changes nothing and continues after each problem.
 
 What must hold:
 1. The engine has no complaint about its medium.
 2. Each journal is contiguous, its hashes chain, and its head names its last record; the head of the store counts all
-   records and chains their hashes in the order they came.
+   records and chains their hashes in the order they were written.
 3. Each blob a record names has a row, and the edges between them (REFS) are those the records name.
-4. Each blob unpacks to the bytes of its name. One without a body is named by a record that says so.
-5. Projected tables are what folding the journals from their start gives.
+4. Each blob unpacks to the bytes of its digest. If a blob has no body, a record says why.
+5. Folding the journals from their start gives the projected tables.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from mulligan.store.blobs import (
 )
 from mulligan.store.journal import (
     HEADS,
+    PAGE_ROWS,
     RECORDS,
     REFS,
     STORE_HEAD,
@@ -45,27 +46,27 @@ from mulligan.store.journal import (
     break_in_chain,
     erased_records,
     parse_record,
+    rows_by,
+    rows_of_journal,
 )
 from mulligan.store.memory import MemoryStore
-from mulligan.store.paging import PAGE_ROWS, rows_by, rows_of_journal
-from mulligan.store.protocol import Store, Tx
-from mulligan.store.tables import Table, Value
+from mulligan.store.protocol import Store, Table, Tx, Value
 from mulligan.values.clock import SystemClock
 from mulligan.values.digest import digest_from_raw, raw_digest
-from mulligan.values.faults import INTEGRITY_CODES, MulliganError, fault
-from mulligan.values.plain import plain
+from mulligan.values.errors import INTEGRITY_CODES, MulliganError, fault
+from mulligan.values.fast_dataclass import fast_dataclass
 
 Kind = Literal["engine", "journal", "ref", "blob", "orphan", "projection"]
 Severity = Literal["broken", "harmless"]
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called with what is being checked, how much of it is done, and how much there is."""
+"""A function that gets the name of the step, the number of checked items, and their total."""
 
 R = TypeVar("R")
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Problem:
-    """One thing found. `broken` means stored bytes are not what was written; `harmless` needs nobody to act."""
+    """One problem. `broken`: stored bytes are not what Mulligan wrote; `harmless`: nothing needs to be done."""
 
     kind: Kind
     where: str
@@ -86,45 +87,45 @@ def verify(
     Projections are rebuilt in `rebuilt`, an empty store of the same schema (default: in memory).
     """
     with store.read() as tx:
-        check = _Check(store, tx, progress or _silent)
-        yield from check.guarded("engine", "the database file", check.engine)
-        yield from check.guarded("journal", "the journals", check.journals)
-        yield from check.guarded("blob", "the list of blobs", check.blob_rows)
+        check = _Check(store, tx, progress or _no_progress)
+        yield from check.checked("engine", "the database file", check.engine)
+        yield from check.checked("journal", "the journals", check.journals)
+        yield from check.checked("blob", "the list of blobs", check.blob_rows)
         if deep:
-            yield from check.guarded("blob", "the blobs", check.bodies)
-        yield from check.guarded("orphan", "bodies beside the database", check.orphans)
+            yield from check.checked("blob", "the blobs", check.bodies)
+        yield from check.checked("orphan", "bodies beside the database", check.orphans)
         fresh = rebuilt if rebuilt is not None else MemoryStore(schema)
-        yield from check.guarded("projection", "the projections", lambda: check.projections(schema, fresh))
+        yield from check.checked("projection", "the projections", lambda: check.projections(schema, fresh))
 
 
 def verify_journal(store: Store, journal: str, *, deep: bool = True) -> Iterator[Problem]:
-    """Only one journal: its chain, and the blobs its records need."""
+    """A single journal: its chain, and the blobs its records name."""
     with store.read() as tx:
-        check = _Check(store, tx, _silent)
-        yield from check.guarded("journal", journal, lambda: check.one(journal))
+        check = _Check(store, tx, _no_progress)
+        yield from check.checked("journal", journal, lambda: check.journal(journal))
         if deep and not check.broken_journals:
-            yield from check.guarded("blob", journal, lambda: check.needs(journal))
+            yield from check.checked("blob", journal, lambda: check.blobs_of(journal))
 
 
-def _silent(what: str, done: int, total: int) -> None:
+def _no_progress(what: str, done: int, total: int) -> None:
     return None
 
 
 @dataclass(slots=True)
 class _Check:
-    """One view of one moment of the store, and what was learned from it so far."""
+    """One read transaction on the store, and what the steps have found in it so far."""
 
     store: Store
     tx: Tx
     progress: Progress
     gone: dict[str, set[str]] = field(default_factory=lambda: {EVICTED: set(), LOST: set()})
-    """Digests that records say were evicted, and lost."""
+    """Digests of the blobs that records name as evicted and as lost."""
     broken_journals: bool = False
     records: int = 0
     edges: int = 0
 
-    def guarded(self, kind: Kind, where: str, step: Callable[[], Iterable[Problem]]) -> Iterator[Problem]:
-        """A step that cannot even read what it checks has found its problem."""
+    def checked(self, kind: Kind, where: str, step: Callable[[], Iterable[Problem]]) -> Iterator[Problem]:
+        """Run one step. If the step cannot read its data, that is a problem too."""
         try:
             for problem in step():
                 self.broken_journals = self.broken_journals or kind == "journal"
@@ -148,21 +149,22 @@ class _Check:
         sound = True
         for head in heads.values():
             missing: list[Problem] = []
-            problem = break_in_chain(self._noted(head.journal, total, missing), head, self._erased)
+            problem = break_in_chain(self._checked_rows(head.journal, total, missing), head, self._erased)
             yield from missing
             if problem is not None:
                 sound = False
                 yield Problem("journal", head.journal, problem)
         if sound:
-            yield from self._whole(whole, total, list(heads))
+            yield from self._check_store_head(whole, total, list(heads))
         if sound and self.edges != self.tx.count(REFS):
             listed = self.tx.count(REFS)
-            yield Problem("ref", "all journals", f"{listed} needs of blobs are listed, records name {self.edges}")
+            words = f"the store lists {listed} references to blobs, the records name {self.edges}"
+            yield Problem("ref", "all journals", words)
 
-    def _noted(self, journal: str, total: int, missing: list[Problem]) -> Iterator[RecordRow]:
-        """The rows of a journal; what a record says is noted once its chain has held."""
+    def _checked_rows(self, journal: str, total: int, missing: list[Problem]) -> Iterator[RecordRow]:
+        """The rows of a journal. The caller checks each row's hash before this generator reads the record in it."""
         for row in rows_of_journal(self.tx, journal):
-            if _misfit(RECORDS, row):
+            if _has_wrong_type(RECORDS, row):
                 return
             yield row
             self.records += 1
@@ -170,8 +172,9 @@ class _Check:
             for ref in record.refs:
                 self.edges += 1
                 if not self.tx.has(REFS, raw_digest(ref), journal, row.seq):
-                    missing.append(Problem("ref", f"record {row.seq} of {journal}", f"its need of {ref} is not listed"))
-            for place, endings in _SAYS_GONE.items():
+                    where = f"record {row.seq} of {journal}"
+                    missing.append(Problem("ref", where, f"the store does not list its reference to {ref}"))
+            for place, endings in _GONE_KINDS.items():
                 if record.kind.endswith(endings):
                     self.gone[place].update(record.payload.get("digests", ()))
             self.progress("records", self.records, total)
@@ -179,11 +182,11 @@ class _Check:
     def _erased(self) -> Erased:
         return erased_records(self.tx)
 
-    def _whole(self, whole: HeadRow, total: int, journals: list[str]) -> Iterator[Problem]:
+    def _check_store_head(self, whole: HeadRow, total: int, journals: list[str]) -> Iterator[Problem]:
         """The head of the store against the records that were found."""
         if not total == self.records == whole.seq:
-            counted = f"{whole.seq} were written, {total} are there, {self.records} stand in a journal"
-            yield Problem("journal", "all journals", f"records are missing or too many: {counted}")
+            counted = f"{whole.seq} were written, {total} exist, {self.records} are in a journal"
+            yield Problem("journal", "all journals", f"there are too few or too many records: {counted}")
             return
         line = bytes(32)
         for ordinal, row in enumerate(_in_order(self.tx, journals), start=1):
@@ -191,53 +194,53 @@ class _Check:
                 break
             line = sha256(line + row.hash).digest()
         if line != whole.hash:
-            yield Problem("journal", "all journals", "the records did not come in the order the store says")
+            yield Problem("journal", "all journals", "the order of the records does not match the store's head")
 
-    def one(self, journal: str) -> Iterator[Problem]:
+    def journal(self, journal: str) -> Iterator[Problem]:
         head = self.tx.get(HEADS, journal)
         if head is None:
             yield Problem("journal", journal, "there is no such journal")
             return
         missing: list[Problem] = []
-        problem = break_in_chain(self._noted(journal, head.seq, missing), head, self._erased)
+        problem = break_in_chain(self._checked_rows(journal, head.seq, missing), head, self._erased)
         yield from missing
         if problem is not None:
             yield Problem("journal", journal, problem)
 
-    def needs(self, journal: str) -> Iterator[Problem]:
+    def blobs_of(self, journal: str) -> Iterator[Problem]:
         blobs = Blobs(self.store, SystemClock())
         wanted = {ref for row in rows_of_journal(self.tx, journal) for ref in parse_record(row).refs}
         for digest in sorted(wanted):
             row = self.tx.get(BLOBS, raw_digest(digest))
             if row is None:
-                yield Problem("ref", digest, "a record needs this blob, and it is not there")
+                yield Problem("ref", digest, "a record refers to this blob, and it is not there")
             elif row.place in READABLE:
                 yield from self._body(blobs, row)
 
     def blob_rows(self) -> Iterator[Problem]:
         for digest in _distinct(row.digest for row in _pages(self.tx, REFS, "digest")):
             if not self.tx.has(BLOBS, digest):
-                yield Problem("ref", digest_from_raw(digest), "a record needs this blob, and it is not there")
+                yield Problem("ref", digest_from_raw(digest), "a record refers to this blob, and it is not there")
         bodies = 0
         for row in _pages(self.tx, BLOBS, "digest"):
             bodies += row.place == IN_DATABASE
             yield from self._blob_row(row)
         if bodies != self.tx.count(BODIES):
-            yield Problem("blob", "bodies", f"{self.tx.count(BODIES)} bodies are kept for {bodies} blobs")
+            yield Problem("blob", "bodies", f"there are {self.tx.count(BODIES)} bodies for {bodies} blobs")
 
     def _blob_row(self, row: BlobRow) -> Iterator[Problem]:
         where = digest_from_raw(row.digest)
         if row.place in self.gone and where not in self.gone[row.place]:
             yield Problem("blob", where, f"its body is {row.place}, and no record says so")
         elif row.place not in (*READABLE, *self.gone):
-            yield Problem("blob", where, f"it is kept nowhere known: {row.place!r}")
+            yield Problem("blob", where, f"its row names an unknown place: {row.place!r}")
         if row.base is None:
             return
         base = self.tx.get(BLOBS, row.base)
         if base is None:
             yield Problem("blob", where, f"the earlier version it builds on, {digest_from_raw(row.base)}, is not there")
         elif base.depth + 1 != row.depth:
-            yield Problem("blob", where, "it stands at the wrong place of its chain of versions")
+            yield Problem("blob", where, "its row states a wrong depth in its chain of versions")
 
     def bodies(self) -> Iterator[Problem]:
         blobs = Blobs(self.store, SystemClock())
@@ -258,23 +261,25 @@ class _Check:
         except MulliganError as error:
             if error.code not in INTEGRITY_CODES | {"evicted", "unknown_blob"}:
                 raise
-            if self._still(row):
-                yield Problem("blob", digest, error.message)
+            # Bodies beside the database are not part of our read transaction: gc may have deleted one since it began.
+            with self.store.read() as now:
+                if now.get(BLOBS, row.digest) == row:
+                    yield Problem("blob", digest, error.message)
         else:
             if stored != row.stored:
-                yield Problem("blob", digest, f"it takes {stored} bytes and is said to take {row.stored}")
+                yield Problem("blob", digest, f"its body has {stored} bytes, but its row says {row.stored}")
 
     def _in_parts(self, blobs: Blobs, row: BlobRow) -> int:
-        """As `Blobs.read` does, but with one part in memory at a time."""
+        """As `Blobs.read` does, but with a single part in memory at a time."""
         whole, size = sha256(), 0
         for number, edge in enumerate(self.tx.select(PARTS, {"digest": row.digest})):
             part = blobs.read_in(self.tx, digest_from_raw(edge.part))
             whole.update(part)
             size += len(part)
             if (edge.ordinal, edge.size) != (number, len(part)):
-                raise fault("blob_corrupt", f"Part {edge.ordinal} does not stand where it should.")
+                raise fault("blob_corrupt", f"Part {edge.ordinal} has a wrong number or size.")
         if (whole.digest(), size) != (row.digest, row.size):
-            raise fault("blob_corrupt", "Its parts do not hold the bytes of its name.")
+            raise fault("blob_corrupt", "Its parts do not hold the bytes of its digest.")
         return row.stored
 
     def _stored(self, row: BlobRow) -> int:
@@ -282,11 +287,6 @@ class _Check:
         if row.place == BESIDE or body is None:
             return len(self.store.bodies.get(digest_from_raw(row.digest)))
         return len(body.body)
-
-    def _still(self, row: BlobRow) -> bool:
-        """Bodies beside the database are outside our view of one moment: one may have been collected meanwhile."""
-        with self.store.read() as now:
-            return now.get(BLOBS, row.digest) == row
 
     def orphans(self) -> Iterator[Problem]:
         for digest in self.store.bodies.digests():
@@ -318,28 +318,28 @@ class _Check:
             yield from _differences(self.tx, rebuilt, table)
 
 
-_SAYS_GONE = {EVICTED: (".evicted", ".dropped", ".forgotten"), LOST: (".lost",)}
+_GONE_KINDS = {EVICTED: (".evicted", ".dropped", ".forgotten"), LOST: (".lost",)}
 """Kinds of records that account for bodies without bytes; their payload names them in `digests`."""
 
 
 def _distinct(ordered: Iterable[bytes]) -> Iterator[bytes]:
     last = None
-    for one in ordered:
-        if one != last:
-            yield one
-        last = one
+    for digest in ordered:
+        if digest != last:
+            yield digest
+        last = digest
 
 
 def _pages(tx: Tx, table: Table[R], column: str) -> Iterator[R]:
-    """All rows but those that a damaged cell has made into no row."""
-    return (row for row in rows_by(tx, table, column) if not _misfit(table, row))
+    """All rows whose columns have the right types; a damaged cell can change its type."""
+    return (row for row in rows_by(tx, table, column) if not _has_wrong_type(table, row))
 
 
 _KINDS: dict[str, type] = {"str": str, "int": int, "bytes": bytes}
 
 
-def _misfit(table: Table[Any], row: object) -> bool:
-    """A damaged cell can change its type; what reads it would then fail in a way that says nothing."""
+def _has_wrong_type(table: Table[Any], row: object) -> bool:
+    """Whether a column has a wrong type, as after damage. Code that reads it would fail without naming the cause."""
     return any(
         type(getattr(row, column)) is not _KINDS[kind]
         and not (getattr(row, column) is None and table.is_nullable(column))
@@ -347,8 +347,8 @@ def _misfit(table: Table[Any], row: object) -> bool:
     )
 
 
-def fold_into(rebuilt: Store, tx: Tx, schema: Schema, progress: Progress = _silent) -> Problem | None:
-    """All records in the order they came, into an empty store. The record that does not fold, if there is one."""
+def fold_into(rebuilt: Store, tx: Tx, schema: Schema, progress: Progress = _no_progress) -> Problem | None:
+    """Fold all records, in the order they were written, into an empty store. Answers the first that does not fold."""
     total, done = tx.count(RECORDS), 0
     journals = [head.journal for head in tx.select(HEADS) if head.journal != STORE_HEAD]
     rows = _in_order(tx, journals)
@@ -381,7 +381,7 @@ def _project(schema: Schema, fresh: Tx, record: Record) -> Problem | None:
 
 
 def _in_order(tx: Tx, journals: list[str]) -> Iterator[RecordRow]:
-    """All records in the order they came, with a little of each journal in memory."""
+    """All records in the order they were written, with only a page of each journal in memory."""
     page_rows = max(8, PAGE_ROWS // max(1, len(journals)))
     return heapq.merge(*(rows_of_journal(tx, journal, page_rows) for journal in journals), key=attrgetter("ordinal"))
 

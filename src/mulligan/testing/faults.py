@@ -1,15 +1,23 @@
-"""Fault plans for the disk: what happens when a certain step is reached.
+"""Faults for tests: `FaultPlan` for the disk of files, `FaultyVfs` for the disk under SQLite.
 
-A plan is handed to a disk as its `steps`. It hears the name of every step just before it happens, remembers it, and at
-the chosen ones fails it, ends the process, or lets somebody else act first.
+A disk takes a `FaultPlan` as its `steps` and calls it with the name of each step just before the step. The plan records
+the name; at the chosen steps it fails the step, ends the process, or lets another writer act first.
+
+`FaultyVfs` registers with SQLite under a name; a store opened with `vfs=<name>` uses it. It can also lose power. Every
+write, sync and truncation of the database and its log has a position, counted from 1, so that a test can try a fault at
+each of them.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import apsw
 
 from mulligan.values.paths import RepoPath
 
@@ -17,12 +25,12 @@ Act: TypeAlias = Callable[[str, RepoPath], None]
 
 
 class Crash(BaseException):
-    """The process ended here. No handler of the product catches it, so nothing tidies up on the way out."""
+    """The process ended here. Mulligan catches it nowhere, so no clean-up code runs."""
 
 
 @dataclass(slots=True)
 class _Rule:
-    """Fires at the `at`-th step that has the name, or any name; with `lasting`, at every one from there on."""
+    """Fires at the `at`-th step with this name, or with any name; with `lasting`, also at every later one."""
 
     act: Act
     at: int
@@ -38,7 +46,7 @@ class _Rule:
 
 
 class FaultPlan:
-    """Implements `workspace.disk.Steps`. Positions count from 1; without a step's name they count all steps.
+    """Implements `files.disk.Steps`. Positions count from 1; without a step's name they count all steps.
 
     The methods return the plan, so that a plan reads as one expression.
     """
@@ -49,7 +57,7 @@ class FaultPlan:
         self._rules: list[_Rule] = []
 
     def act(self, what: Act, *, at: int = 1, step: str | None = None, lasting: bool = False) -> FaultPlan:
-        """Call `what` with the step and its path just before it happens: a slow disk, or a person at work."""
+        """Call `what` with the step and its path just before the step, for a slow disk or another writer."""
         self._rules.append(_Rule(what, at, step, lasting))
         return self
 
@@ -66,7 +74,7 @@ class FaultPlan:
         return self.act(self._end, at=at, step=step)
 
     def crash_after(self, *, at: int = 1, step: str | None = None) -> FaultPlan:
-        """The process ends when the step has happened: as the next one, whatever it is, is about to."""
+        """The process ends after the step, just before the next one."""
 
         def arm(_: str, __: RepoPath) -> None:
             self._rules.append(_Rule(self._end, 1, None, lasting=True))
@@ -86,7 +94,154 @@ class FaultPlan:
 
 
 def steps_of(run: Callable[[FaultPlan], object]) -> list[str]:
-    """The steps of an undisturbed run: what to sweep a fault over."""
+    """The steps of a run without faults, at each of which a test can then try a fault."""
     plan = FaultPlan()
     run(plan)
     return [step for step, _ in plan.reached]
+
+
+Operation = Literal["write", "sync", "truncate"]
+Injury = Literal["no_space", "io_error", "short", "torn", "lost"]
+"""`no_space`, `io_error`: refused. `short`: half is written, then the disk is full. `torn`: half is written and success
+reported. `lost`: nothing is written and success reported."""
+
+_serial = itertools.count(1)
+
+
+@dataclass(slots=True)
+class _Fault:
+    injury: Injury
+    at: int
+    lasting: bool
+    operation: Operation | None
+
+    def strikes(self, position: int, operation: Operation) -> bool:
+        if self.operation not in (None, operation):
+            return False
+        return position >= self.at if self.lasting else position == self.at
+
+
+@dataclass(slots=True)
+class _Platter:
+    """How to set one file back to its last sync."""
+
+    undo: list[tuple[int, bytes, int]] = field(default_factory=list)
+
+
+class FaultyVfs(apsw.VFS):
+    """An ordinary disk until a test injects a fault. Use it in a `with`, so that SQLite forgets it afterwards."""
+
+    def __init__(self, *, remember: bool = False) -> None:
+        """With `remember`, it tracks writes that are not synced, so that `cut_power` can revert them."""
+        self.name = f"mulligan-faulty-{next(_serial)}"
+        self.operations: list[tuple[Operation, str]] = []
+        self.powered = True
+        self._remember = remember
+        self._off_at = 0
+        self._platters: dict[str, _Platter] = {}
+        self._faults: list[_Fault] = []
+        self._lock = threading.Lock()
+        super().__init__(self.name, "")
+
+    def __enter__(self) -> FaultyVfs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.unregister()
+
+    def inject(
+        self, injury: Injury, *, at: int = 1, lasting: bool = False, operation: Operation | None = None
+    ) -> FaultyVfs:
+        """Fail the `at`-th operation from now; with `lasting` also the later ones. `operation`: count only these."""
+        with self._lock:
+            self._faults.append(_Fault(injury, len(self.operations) + at, lasting, operation))
+        return self
+
+    def heal(self) -> None:
+        """Remove all faults, so that the disk works again."""
+        with self._lock:
+            self._faults.clear()
+
+    def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> apsw.VFSFile:
+        return _FaultyFile(self, name, flags)
+
+    def xDelete(self, filename: str, syncdir: bool) -> None:
+        super().xDelete(filename, syncdir)
+        self.synced(filename)
+
+    def reach(self, operation: Operation, file: str) -> Injury | None:
+        """The injury for the next operation, if any. Raises if the operation must fail."""
+        with self._lock:
+            if not self.powered:
+                raise apsw.IOError("the power is out")
+            self.operations.append((operation, file))
+            position = len(self.operations)
+            if position == self._off_at:
+                self.powered = False
+                raise apsw.IOError("the power goes out")
+            struck = [fault.injury for fault in self._faults if fault.strikes(position, operation)]
+        if "no_space" in struck:
+            raise apsw.FullError("no space, by plan")
+        if "io_error" in struck:
+            raise apsw.IOError("input/output error, by plan")
+        return struck[0] if struck else None
+
+    def wrote(self, file: str, offset: int, before: bytes, size_before: int) -> None:
+        if self._remember:
+            with self._lock:
+                self._platters.setdefault(file, _Platter()).undo.append((offset, before, size_before))
+
+    def synced(self, file: str) -> None:
+        with self._lock:
+            self._platters.pop(file, None)
+
+    def power_off_at(self, at: int) -> None:
+        """Cut the power just before the `at`-th operation from now."""
+        self._off_at = len(self.operations) + at
+
+    def cut_power(self) -> None:
+        """Fail every operation from now on. `restore` then sets the files to what the next boot finds."""
+        self.powered = False
+
+    def restore(self) -> None:
+        """Revert every write that was not synced. All connections through this disk must be closed."""
+        for file, platter in self._platters.items():
+            with open(file, "r+b") as handle:
+                for offset, before, size_before in reversed(platter.undo):
+                    handle.seek(offset)
+                    handle.write(before)
+                    handle.truncate(size_before)
+        self._platters.clear()
+
+
+class _FaultyFile(apsw.VFSFile):
+    def __init__(self, disk: FaultyVfs, name: str | apsw.URIFilename | None, flags: list[int]) -> None:
+        self._disk = disk
+        self._name = name.filename() if isinstance(name, apsw.URIFilename) else name or ""
+        super().__init__("", name, flags)
+
+    def xWrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        injury = self._disk.reach("write", self._name)
+        if injury == "lost":
+            return
+        whole = bytes(data)
+        self._noted(offset, len(whole))
+        super().xWrite(whole if injury is None else whole[: len(whole) // 2], offset)
+        if injury == "short":
+            raise apsw.FullError("no space for the second half, by plan")
+
+    def xTruncate(self, newsize: int) -> None:
+        if self._disk.reach("truncate", self._name) is None:
+            size = self.xFileSize()
+            self._noted(newsize, max(size - newsize, 0))
+            super().xTruncate(newsize)
+
+    def xSync(self, flags: int) -> None:
+        if self._disk.reach("sync", self._name) is None:
+            super().xSync(flags)
+            self._disk.synced(self._name)
+
+    def _noted(self, offset: int, length: int) -> None:
+        size = self.xFileSize()
+        before = self.xRead(min(length, size - offset), offset) if offset < size and length else b""
+        self._disk.wrote(self._name, offset, before, size)

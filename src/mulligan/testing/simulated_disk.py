@@ -1,30 +1,256 @@
-"""`SimulatedDisk`: the door to the file system over a disk in memory.
+"""`SimulatedDisk`: a disk in memory with the protocol of `files.disk.HostDisk`.
 
-The same protocol, the same steps in the same order, the same errors as `workspace.disk.HostDisk`; one contract suite
-judges both. Beyond the real one it can lose power (`power_cut`), and a `person` can act on it at any step.
+It has the same steps in the same order and the same errors; one contract suite tests both. It can also lose power
+(`power_cut`), and a `person` can act on it at any step.
+
+A file's bytes survive a power cut if the file was synced after the write, a directory's names if the directory was
+synced. `power_cut` reverts everything else.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import count
 from random import Random
+from typing import Literal
 
+from mulligan.files.capture_rules import NO_RULES
+from mulligan.files.disk import NOTHING, SPECIAL, FreeSteps, Image, Steps
+from mulligan.files.resolve import Follow, ResolvedPath, Root
 from mulligan.store.originals import Originals
 from mulligan.store.protocol import Durability
-from mulligan.testing.builders import Sketch, Tree
-from mulligan.testing.simulated_tree import Inode, SimulatedPerson, SimulatedTree, os_error
-from mulligan.values.content import Content, KeepLarge, whole
+from mulligan.testing.builders import Dir, File, Link, Sketch, Tree, as_tree
 from mulligan.values.digest import digest_of
-from mulligan.values.entries import DirEntry, FileEntry, SymlinkEntry
+from mulligan.values.entries import Content, DirEntry, FileEntry, KeepLarge, SymlinkEntry, Xattrs, whole
+from mulligan.values.errors import Refused
 from mulligan.values.paths import ROOT, RepoPath, path_bytes, path_from_bytes
-from mulligan.values.refusal import Refused
-from mulligan.workspace.capture_rules import NO_RULES
-from mulligan.workspace.disk import NOTHING, SPECIAL, FreeSteps, Image, Steps
-from mulligan.workspace.places import Follow, Root, Spot
+
+NodeKind = Literal["file", "link", "dir", "special"]
+
+_TICK_NS = 1_000_000
+_FIRST_TICK_NS = 1_750_000_000_000_000_000
+
+
+def os_error(number: int, name: bytes | str = b"") -> OSError:
+    """The error of the kernel; Python chooses the subclass."""
+    return OSError(number, os.strerror(number), os.fsdecode(name))
+
+
+@dataclass(slots=True, eq=False)
+class Inode:
+    """A file, link or directory. `synced` and `states` are the versions that a power cut may leave."""
+
+    number: int
+    kind: NodeKind
+    mode: int
+    mtime_ns: int
+    owner: int
+    content: bytes = b""
+    target: bytes = b""
+    xattrs: Xattrs = ()
+    writers: int = 0
+    synced: tuple[bytes, int, Xattrs] | None = None
+    states: list[dict[bytes, Inode]] = field(default_factory=lambda: [{}])
+
+    @property
+    def entries(self) -> dict[bytes, Inode]:
+        return self.states[-1]
+
+    def sync(self) -> None:
+        self.synced = (self.content, self.mode, self.xattrs)
+        self.states = self.states[-1:]
+
+    def lose_power(self, random: Random | None) -> None:
+        """Set back to the last sync; with `random`, to any version since then."""
+        kept = random.randrange(len(self.states)) if random else 0
+        self.states = [self.states[kept]]
+        old, self.mode, self.xattrs = self.synced or (b"", self.mode, self.xattrs)
+        if self.content != old:
+            torn = random.randint(0, len(self.content)) if random else 0
+            self.content = self.content[:torn] + old[torn:]
+        self.writers = 0
+        self.sync()
+
+
+class SimulatedTree:
+    def __init__(self, sketch: Sketch) -> None:
+        self._numbers = count(1)
+        self._ticks = count(_FIRST_TICK_NS, _TICK_NS)
+        self.inodes: dict[int, Inode] = {}
+        self.root = self.new("dir", mode=0o755)
+        for path, node in as_tree(sketch).items():
+            self._plant(path, node)
+        self.sync_all()
+
+    def _plant(self, path: str, node: File | Link | Dir) -> None:
+        folder, name = self.parent_of(path)
+        if isinstance(node, Dir):
+            inode = self.new("dir", mode=node.mode)
+        elif isinstance(node, Link):
+            inode = self.new("link", target=os.fsencode(node.target))
+        else:
+            inode = self.new("file", mode=node.mode, content=node.content)
+        inode.mtime_ns = getattr(node, "mtime_ns", 0) or inode.mtime_ns
+        self.change(folder, {name: inode})
+
+    def new(self, kind: NodeKind, *, mode: int = 0o777, content: bytes = b"", target: bytes = b"") -> Inode:
+        inode = Inode(next(self._numbers), kind, mode, self.tick(), os.geteuid(), content, target)
+        self.inodes[inode.number] = inode
+        return inode
+
+    def tick(self) -> int:
+        return next(self._ticks)
+
+    def write(self, inode: Inode, content: bytes) -> None:
+        inode.content = content
+        inode.mtime_ns = self.tick()
+
+    def change(self, folder: Inode, names: Mapping[bytes, Inode | None]) -> None:
+        """Change all these names in one step of the directory; None removes a name."""
+        merged = {**folder.entries, **names}
+        folder.states.append({name: inode for name, inode in merged.items() if inode is not None})
+        folder.mtime_ns = self.tick()
+
+    def parent_of(self, path: str) -> tuple[Inode, bytes]:
+        """The directory and last name of a path without links."""
+        *above, name = os.fsencode(path).split(b"/")
+        folder = self.root
+        for step in above:
+            folder = folder.entries[step]
+        return folder, name
+
+    def at(self, path: str) -> Inode | None:
+        if path == ".":
+            return self.root
+        folder, name = self.parent_of(path)
+        return folder.entries.get(name)
+
+    def links_of(self, wanted: Inode) -> int:
+        """How many names it has."""
+        return sum(inode is wanted for _, inode in self.walk())
+
+    def walk(self) -> Iterator[tuple[str, Inode]]:
+        """Every path and its inode, parents first."""
+        pending = [("", self.root)]
+        while pending:
+            prefix, folder = pending.pop()
+            for name, inode in folder.entries.items():
+                path = prefix + os.fsdecode(name)
+                yield path, inode
+                if inode.kind == "dir":
+                    pending.append((path + "/", inode))
+
+    def sync_all(self) -> None:
+        for inode in self.inodes.values():
+            inode.sync()
+
+    def power_cut(self, random: Random | None = None) -> None:
+        for inode in self.inodes.values():
+            inode.lose_power(random)
+
+    def as_tree(self, *, times: bool = False) -> Tree:
+        """In the form of `builders.tree_of`."""
+        found: Tree = {}
+        for path, inode in sorted(self.walk(), key=lambda item: os.fsencode(item[0])):
+            mtime_ns = inode.mtime_ns if times else 0
+            if inode.kind == "dir":
+                found[path] = Dir(inode.mode, mtime_ns)
+            elif inode.kind == "link":
+                found[path] = Link(os.fsdecode(inode.target))
+            else:
+                found[path] = File(inode.content, inode.mode, mtime_ns)
+        return found
+
+
+class _Writing:
+    """A file open for writing."""
+
+    def __init__(self, tree: SimulatedTree, inode: Inode) -> None:
+        self._tree, self._inode = tree, inode
+        inode.writers += 1
+        tree.write(inode, b"")
+
+    def write(self, content: bytes, /) -> None:
+        self._tree.write(self._inode, self._inode.content + content)
+
+    def close(self) -> None:
+        self._inode.writers -= 1
+
+
+class SimulatedPerson:
+    """A `Person` on a simulated tree."""
+
+    def __init__(self, tree: SimulatedTree) -> None:
+        self._tree = tree
+
+    def save(self, path: str, content: bytes) -> None:
+        if (there := self._tree.at(path)) is not None and there.kind == "dir":
+            raise os_error(errno.EISDIR, path)
+        self._put(path, self._tree.new("file", mode=0o644, content=content))
+
+    def save_in_place(self, path: str, content: bytes) -> None:
+        there = self._tree.at(path)
+        if there is None:
+            self.save(path, content)
+        elif there.kind == "dir":
+            raise os_error(errno.EISDIR, path)
+        elif there.kind == "link":
+            self.save_in_place(os.path.join(os.path.dirname(path), os.fsdecode(there.target)), content)
+        else:
+            self._tree.write(there, content)
+
+    def open_for_writing(self, path: str) -> _Writing:
+        there = self._tree.at(path)
+        if there is None or there.kind != "file":
+            raise os_error(errno.ENOENT, path)
+        return _Writing(self._tree, there)
+
+    def read(self, path: str) -> bytes | None:
+        there = self._tree.at(path)
+        return there.content if there is not None and there.kind == "file" else None
+
+    def remove(self, path: str) -> None:
+        there = self._tree.at(path)
+        if there is not None and there.kind == "dir":
+            raise os_error(errno.EISDIR, path)
+        self._put(path, None)
+
+    def make_dir(self, path: str) -> None:
+        self._must_be_free(path)
+        self._put(path, self._tree.new("dir", mode=0o755))
+
+    def remove_dir(self, path: str) -> None:
+        there = self._tree.at(path)
+        if there is None or there.kind != "dir":
+            raise os_error(errno.ENOENT if there is None else errno.ENOTDIR, path)
+        if there.entries:
+            raise os_error(errno.ENOTEMPTY, path)
+        self._put(path, None)
+
+    def make_link(self, path: str, target: str) -> None:
+        self._must_be_free(path)
+        self._put(path, self._tree.new("link", target=os.fsencode(target)))
+
+    def hard_link(self, path: str, other: str) -> None:
+        self._must_be_free(other)
+        self._put(other, self._tree.at(path))
+
+    def names(self, path: str = ".") -> list[str]:
+        there = self._tree.at(path)
+        return sorted(os.fsdecode(name) for name in there.entries) if there is not None else []
+
+    def _must_be_free(self, path: str) -> None:
+        if self._tree.at(path) is not None:
+            raise os_error(errno.EEXIST, path)
+
+    def _put(self, path: str, inode: Inode | None) -> None:
+        folder, name = self._tree.parent_of(path)
+        self._tree.change(folder, {name: inode})
+
 
 _ROOT_PATH = b"/simulated"
 _LINK_HOPS_MAX = 40
@@ -32,7 +258,7 @@ _Trail = list[tuple[bytes, Inode]]
 
 
 class SimulatedDisk:
-    """Handles are negative numbers, which nobody can mistake for the operating system's."""
+    """A disk in memory. Its handles are negative numbers, so that no code confuses them with real descriptors."""
 
     def __init__(self, sketch: Sketch | None = None, *, steps: Steps | None = None) -> None:
         self.simulated = SimulatedTree(sketch or {})
@@ -59,22 +285,22 @@ class SimulatedDisk:
         return other
 
     def power_cut(self, random: Random | None = None) -> None:
-        """Lose what is not synced: bytes are gone, names are as they were. With `random`, any part of it is lost."""
+        """Lose bytes and names that are not synced. With `random`, lose any part of them."""
         self.simulated.power_cut(random)
 
     def tree(self, *, times: bool = False) -> Tree:
-        """Everything on it, in the form of `builders.tree_of`."""
+        """All files, in the form of `builders.tree_of`."""
         return self.simulated.as_tree(times=times)
 
-    # Looking.
+    # Read.
 
-    def resolve(self, path: RepoPath, *, follow: Follow = "within_root_only", final: bool = True) -> Spot:
+    def resolve(self, path: RepoPath, *, follow: Follow = "within_root_only", final: bool = True) -> ResolvedPath:
         return self._resolved(path, follow=follow, final=final)
 
-    def resolve_exactly(self, path: RepoPath) -> Spot:
+    def resolve_exactly(self, path: RepoPath) -> ResolvedPath:
         return self._resolved(path, follow="deny", final=False)
 
-    def _resolved(self, path: RepoPath, *, follow: Follow, final: bool) -> Spot:
+    def _resolved(self, path: RepoPath, *, follow: Follow, final: bool) -> ResolvedPath:
         trail: _Trail = []
         pending = [] if path == ROOT else path_bytes(path).split(b"/")[::-1]
         hops = 0
@@ -98,14 +324,14 @@ class SimulatedDisk:
             else:
                 trail.append((name, _directory(below, name)))
         if not trail:
-            return Spot(ROOT, self.root.place_of(ROOT), _handle(self.simulated.root), b".")
+            return ResolvedPath(ROOT, self.root.place_of(ROOT), _handle(self.simulated.root), b".")
         name, _ = trail.pop()
         return self._spot(trail, trail[-1][1] if trail else self.simulated.root, name)
 
     def _followed(
         self, link: Inode, trail: _Trail, pending: list[bytes], *, follow: Follow, hops: int, asked: RepoPath
     ) -> tuple[_Trail, list[bytes]]:
-        """Where the walk goes on after a link."""
+        """Where path resolution continues after a link."""
         if follow == "deny":
             raise Refused("forbidden", "symlink_not_allowed", f"{asked!r} goes through a link")
         if hops > _LINK_HOPS_MAX:
@@ -116,12 +342,14 @@ class SimulatedDisk:
             raise _escapes(asked)
         return [], pending + link.target[len(_ROOT_PATH) :].split(b"/")[::-1]
 
-    def _spot(self, trail: _Trail, folder: Inode, name: bytes) -> Spot:
+    def _spot(self, trail: _Trail, folder: Inode, name: bytes) -> ResolvedPath:
         path = path_from_bytes(b"/".join([*(above for above, _ in trail), name]))
-        return Spot(path, self.root.place_of(path), _handle(folder), name)
+        return ResolvedPath(path, self.root.place_of(path), _handle(folder), name)
 
-    def image(self, spot: Spot, *, draft: bytes | None = None, kept: bool = True, known: Image | None = None) -> Image:
-        """It has no stamps, and so trusts no earlier image."""
+    def image(
+        self, spot: ResolvedPath, *, draft: bytes | None = None, kept: bool = True, known: Image | None = None
+    ) -> Image:
+        """Read the image. This disk has no stamps, so it never reuses an earlier image."""
         inode = self._find(spot, draft)
         if inode is None:
             return NOTHING
@@ -142,10 +370,10 @@ class SimulatedDisk:
         entry = self.capture.named(spot.path, entry)
         return Image(entry, None, links, inode.owner, unstored=content, inode=number)
 
-    def children(self, spot: Spot) -> list[bytes]:
+    def children(self, spot: ResolvedPath) -> list[bytes]:
         return sorted(_directory(self._find(spot), spot.name).entries)
 
-    def mtime_ns(self, spot: Spot) -> int:
+    def mtime_ns(self, spot: ResolvedPath) -> int:
         return self._must_find(spot).mtime_ns
 
     def names_of(self, numbers: Collection[int]) -> dict[tuple[int, int], list[RepoPath]]:
@@ -155,13 +383,13 @@ class SimulatedDisk:
                 found.setdefault((0, inode.number), []).append(RepoPath(path))
         return found
 
-    def link_group(self, spot: Spot) -> str | None:
+    def link_group(self, spot: ResolvedPath) -> str | None:
         inode = self._find(spot)
         return str(inode.number) if inode is not None and inode.kind == "file" else None
 
-    # Changing.
+    # Change.
 
-    def stage_file(self, spot: Spot, draft: bytes, content: Content, *, like: FileEntry) -> None:
+    def stage_file(self, spot: ResolvedPath, draft: bytes, content: Content, *, like: FileEntry) -> None:
         data = whole(content)
         self._steps.reach("stage.create", spot.path)
         self._must_be_free(spot, draft)
@@ -181,59 +409,59 @@ class SimulatedDisk:
             self._change(spot, {draft: None})
             raise
 
-    def stage_link(self, spot: Spot, draft: bytes, target: str) -> None:
+    def stage_link(self, spot: ResolvedPath, draft: bytes, target: str) -> None:
         self._steps.reach("stage.link", spot.path)
         self._must_be_free(spot, draft)
         self._change(spot, {draft: self.simulated.new("link", target=os.fsencode(target))})
 
-    def stage_name(self, spot: Spot, draft: bytes, other: Spot, *, like: FileEntry) -> None:
+    def stage_name(self, spot: ResolvedPath, draft: bytes, other: ResolvedPath, *, like: FileEntry) -> None:
         self._steps.reach("stage.name", spot.path)
         self._must_be_free(spot, draft)
         self._change(spot, {draft: self._must_find(other)})
 
-    def exchange(self, spot: Spot, draft: bytes) -> None:
+    def exchange(self, spot: ResolvedPath, draft: bytes) -> None:
         self._steps.reach("exchange", spot.path)
         ours, theirs = self._must_find(spot, draft), self._must_find(spot)
         self._change(spot, {spot.name: ours, draft: theirs})
 
-    def place(self, spot: Spot, draft: bytes) -> None:
+    def place(self, spot: ResolvedPath, draft: bytes) -> None:
         self._steps.reach("place", spot.path)
         ours = self._must_find(spot, draft)
         self._must_be_free(spot, spot.name)
         self._change(spot, {spot.name: ours, draft: None})
 
-    def set_aside(self, spot: Spot, draft: bytes) -> None:
+    def set_aside(self, spot: ResolvedPath, draft: bytes) -> None:
         self._steps.reach("set_aside", spot.path)
         theirs = self._must_find(spot)
         self._must_be_free(spot, draft)
         self._change(spot, {spot.name: None, draft: theirs})
 
-    def discard(self, spot: Spot, draft: bytes) -> None:
+    def discard(self, spot: ResolvedPath, draft: bytes) -> None:
         self._steps.reach("discard", spot.path)
         with suppress(FileNotFoundError):
             if self._must_find(spot, draft).entries:
                 raise os_error(errno.ENOTEMPTY, draft)
             self._change(spot, {draft: None})
 
-    def drop_original(self, spot: Spot, draft: bytes) -> None:
+    def drop_original(self, spot: ResolvedPath, draft: bytes) -> None:
         self.discard(spot, draft)
 
-    def settled(self, spot: Spot, draft: bytes) -> bool | None:
+    def settled(self, spot: ResolvedPath, draft: bytes) -> bool | None:
         inode = self._must_find(spot, draft)
         return inode.writers == 0 if inode.kind == "file" else None
 
-    def make_dir(self, spot: Spot, mode: int) -> None:
+    def make_dir(self, spot: ResolvedPath, mode: int) -> None:
         self._steps.reach("make_dir", spot.path)
         self._must_be_free(spot, spot.name)
         self._change(spot, {spot.name: self.simulated.new("dir", mode=mode)})
 
-    def remove_dir(self, spot: Spot) -> None:
+    def remove_dir(self, spot: ResolvedPath) -> None:
         self._steps.reach("remove_dir", spot.path)
         if _directory(self._find(spot), spot.name).entries:
             raise os_error(errno.ENOTEMPTY, spot.name)
         self._change(spot, {spot.name: None})
 
-    def write_in_place(self, spot: Spot, content: Content, *, end_from: int | None = None) -> bytes:
+    def write_in_place(self, spot: ResolvedPath, content: Content, *, end_from: int | None = None) -> bytes:
         data = whole(content)
         self.sync_preimages()
         self._steps.reach("in_place.open", spot.path)
@@ -249,49 +477,49 @@ class SimulatedDisk:
         self._steps.reach("in_place.write", spot.path)
         return end
 
-    def set_metadata(self, spot: Spot, entry: FileEntry | DirEntry) -> None:
+    def set_metadata(self, spot: ResolvedPath, entry: FileEntry | DirEntry) -> None:
         self._steps.reach("metadata", spot.path)
         inode = self._must_open(spot)
         inode.mode, inode.xattrs = entry.mode, entry.xattrs
 
-    def set_mtime(self, spot: Spot, mtime_ns: int) -> None:
+    def set_mtime(self, spot: ResolvedPath, mtime_ns: int) -> None:
         self._steps.reach("mtime", spot.path)
         self._must_find(spot).mtime_ns = mtime_ns
 
-    def sync_file(self, spot: Spot) -> None:
+    def sync_file(self, spot: ResolvedPath) -> None:
         self._steps.reach("sync.file", spot.path)
         self._must_open(spot).sync()
 
-    def sync_dir(self, spot: Spot) -> None:
+    def sync_dir(self, spot: ResolvedPath) -> None:
         self._steps.reach("sync.dir", spot.path)
         self._folder(spot).sync()
 
-    # The tree below a spot.
+    # Inodes by path.
 
-    def _folder(self, spot: Spot) -> Inode:
+    def _folder(self, spot: ResolvedPath) -> Inode:
         return self.simulated.inodes[-2 - spot.parent]
 
-    def _find(self, spot: Spot, draft: bytes | None = None) -> Inode | None:
+    def _find(self, spot: ResolvedPath, draft: bytes | None = None) -> Inode | None:
         name = spot.name if draft is None else draft
         return self._folder(spot) if name == b"." else self._folder(spot).entries.get(name)
 
-    def _must_find(self, spot: Spot, draft: bytes | None = None) -> Inode:
+    def _must_find(self, spot: ResolvedPath, draft: bytes | None = None) -> Inode:
         inode = self._find(spot, draft)
         if inode is None:
             raise os_error(errno.ENOENT, spot.name if draft is None else draft)
         return inode
 
-    def _must_open(self, spot: Spot) -> Inode:
+    def _must_open(self, spot: ResolvedPath) -> Inode:
         inode = self._must_find(spot)
         if inode.kind == "link":
             raise os_error(errno.ELOOP, spot.name)
         return inode
 
-    def _must_be_free(self, spot: Spot, name: bytes) -> None:
+    def _must_be_free(self, spot: ResolvedPath, name: bytes) -> None:
         if name in self._folder(spot).entries:
             raise os_error(errno.EEXIST, name)
 
-    def _change(self, spot: Spot, names: dict[bytes, Inode | None]) -> None:
+    def _change(self, spot: ResolvedPath, names: dict[bytes, Inode | None]) -> None:
         self.simulated.change(self._folder(spot), names)
 
 

@@ -13,7 +13,7 @@ from random import Random
 from types import TracebackType
 from typing import TypeAlias
 
-from mulligan.values.plain import plain
+from mulligan.values.fast_dataclass import fast_dataclass
 
 SEED_VARIABLE = "MULLIGAN_SEED"
 
@@ -22,12 +22,12 @@ _MS = timedelta(milliseconds=1)
 
 Ready: TypeAlias = Callable[[], bool]
 Actor: TypeAlias = Iterator[Ready | None]
-"""Each `yield` is a moment where others may act; yielding a condition waits until it holds."""
+"""At each `yield` other actors may run; yielding a condition waits until it is true."""
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Seed:
-    """One number to repeat a run by. As a context, it adds itself to whatever exception leaves the block."""
+    """One number that repeats a run. As a `with` block, it adds itself to an exception that leaves the block."""
 
     number: int
 
@@ -48,7 +48,7 @@ class Seed:
 
 
 class SteppingClock:
-    """A clock that moves by the same step each time somebody looks."""
+    """A clock that moves by the same step at each reading."""
 
     def __init__(self, start: datetime = _BEGINNING, *, step: timedelta = _MS) -> None:
         self._next = start
@@ -60,7 +60,7 @@ class SteppingClock:
         return now
 
     def advance(self, by: timedelta) -> None:
-        """Also backwards, as clocks do."""
+        """Move the clock, also backwards."""
         self._next += by
 
 
@@ -79,18 +79,18 @@ class SeededIds:
 
 
 class Stuck(Exception):
-    """Every actor that is left waits for something that will not happen."""
+    """Every remaining actor waits for a condition that cannot become true."""
 
 
 @dataclass(slots=True)
 class Scheduler:
-    """Runs actors one step at a time, in an order its randomness chooses. `trace` tells who moved, in order."""
+    """Runs actors one step at a time, in a random order. `trace` lists the actors in the order of their steps."""
 
     random: Random
     trace: list[str] = field(default_factory=list)
 
     def run(self, actors: Mapping[str, Actor], *, after_each: Callable[[], None] | None = None) -> None:
-        """Until all have ended. `after_each` looks at the world after every step."""
+        """Run until all actors have ended. Calls `after_each` after every step."""
         waiting: dict[str, Ready | None] = dict.fromkeys(actors)
         while waiting:
             ready = [name for name, condition in waiting.items() if condition is None or condition()]
@@ -108,7 +108,7 @@ class Scheduler:
 
 @dataclass(slots=True)
 class World:
-    """Everything a test takes from outside, from one seed."""
+    """Time, ids, randomness and scheduling for a test, all from one seed."""
 
     seed: Seed
     clock: SteppingClock = field(default_factory=SteppingClock)

@@ -1,1 +1,5 @@
-"""The words everything else is said in: ids, digests, paths, entries, payloads, limits, time, faults. Pure."""
+"""The values that every package uses: ids, digests, paths, entries of files, limits, time and errors.
+
+`paths.RepoPath` is a path below a root, `entries.Entry` is what a path holds, `errors.MulliganError` is the base of all
+exceptions and `errors.FAMILY_OF` the table of their codes. Pure: no input, no output. Read `entries.py` first.
+"""

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from mulligan.values.faults import fault
+from mulligan.values.errors import fault
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 
@@ -22,29 +22,14 @@ _PLAIN = frozenset({str, bool, type(None)})
 
 
 def encode(value: object) -> bytes:
-    """The canonical bytes of a JSON value. Raises `invalid_json` for what has no canonical form."""
+    """The canonical bytes of a JSON value. Raises `invalid_json` if it has no canonical form."""
     try:
-        # First, because it ends on a value that holds itself.
+        # orjson goes first, because it refuses a value that contains itself; the loop below would never end.
         data = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except (orjson.JSONEncodeError, TypeError, RecursionError) as error:
         raise fault("invalid_json", f"This value has no canonical JSON form: {error}") from None
-    _check(value)
-    return data
-
-
-def decode(data: bytes | str) -> Any:
-    """Parse JSON text, canonical or not. Raises `invalid_json`."""
-    try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise fault("invalid_json", f"Not valid JSON: {error}") from None
-
-
-def _check(value: object) -> None:
-    """Refuse what orjson rewrites or accepts beyond our range. Exact types only: no subclass surprises.
-
-    Keys are orjson's to check: it takes exact strings and nothing else.
-    """
+    # orjson accepts and rewrites some values that we refuse: integers beyond 64 bits and subclasses. Keys need no check
+    # here, because orjson accepts exact strings only.
     values: list[Any] = [value]
     for one in values:
         kind = type(one)
@@ -62,3 +47,12 @@ def _check(value: object) -> None:
                 raise fault("invalid_json", "NaN and infinities have no JSON form.")
         elif not isinstance(one, str):
             raise fault("invalid_json", f"A {kind.__name__} has no JSON form.")
+    return data
+
+
+def decode(data: bytes | str) -> Any:
+    """Parse JSON text, canonical or not. Raises `invalid_json`."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise fault("invalid_json", f"Not valid JSON: {error}") from None

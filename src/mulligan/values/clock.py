@@ -1,4 +1,4 @@
-"""Time is an argument. The only home of `datetime.now`."""
+"""Time as an argument. Only this module calls `datetime.now`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Clock(Protocol):
     """A source of wall-clock time, always aware and in UTC."""
 
     def now(self) -> datetime:
-        """The present moment, with its time zone."""
+        """The current time, with its time zone."""
         ...
 
 
@@ -22,28 +22,28 @@ class SystemClock:
     """The time of the machine, in UTC."""
 
     def now(self) -> datetime:
-        """The present moment in UTC."""
+        """The current time in UTC."""
         return datetime.now(UTC)
 
 
 @dataclass(slots=True, frozen=True)
 class FixedClock:
-    """A clock that stands still, for tests and replay."""
+    """A clock that always returns the same time, for tests and replay."""
 
     time: datetime
 
     def now(self) -> datetime:
-        """The moment it was given."""
+        """The time that it was created with."""
         return self.time
 
 
 def monotonic_s() -> float:
-    """For deadlines and waits, never for records."""
+    """Seconds for deadlines and waits. Records use `timestamp`, because this value means nothing to another process."""
     return time.monotonic()
 
 
 def timestamp(clock: Clock) -> str:
-    """RFC 3339 with microseconds and `Z`: sorts as text, parses everywhere."""
+    """The time in RFC 3339 form with microseconds and `Z`, so that text order is time order."""
     return clock.now().astimezone(UTC).isoformat(timespec="microseconds")[:-6] + "Z"
 
 
@@ -52,12 +52,12 @@ def parse_timestamp(text: str) -> datetime:
 
 
 def since_boot_s() -> float:
-    """Seconds since the machine started, on the clock by which the kernel says when a process began."""
+    """Seconds since the machine started, on the clock that the kernel uses for the start times of processes."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def booted_at_ns() -> int:
-    """When the machine was started, by the clock that stamps files; 0 where the system does not say."""
+    """When the machine started, on the clock that stamps files; 0 if the system does not say."""
     if not hasattr(time, "CLOCK_BOOTTIME"):
         return 0
     return time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from hashlib import sha256
 from typing import NewType
 
-from mulligan.values.faults import fault
+from mulligan.values.errors import fault
 
 Digest = NewType("Digest", str)
 
@@ -22,14 +23,15 @@ def is_digest(text: object) -> bool:
 
 
 def parse_digest(text: object) -> Digest:
-    """The one parser. Raises `invalid_digest`."""
-    if not isinstance(text, str) or not is_digest(text):
+    """Parse a digest. Raises `invalid_digest`."""
+    if not isinstance(text, str) or _FORM.match(text) is None:
         raise fault("invalid_digest", "A digest is 'sha256:' and 64 lower-case hex digits.")
     return Digest(text)
 
 
+@lru_cache(maxsize=1_024)
 def raw_digest(digest: Digest) -> bytes:
-    """The 32 bytes of a digest, as stores keep them."""
+    """The 32 bytes of a digest, the form in which stores hold it."""
     return bytes.fromhex(digest[7:])
 
 

@@ -1,36 +1,49 @@
-"""Entries: what a path is at one moment. Changes: what it was and what it became.
+"""Entries: the state of a path at one moment. Changes: the entry before and the entry after.
 
-Two entries are *the same content* when a person would see no difference in what the path holds (`same_content`), and
-*the same* when mode and extended attributes agree too (`same_state`). Times are remembered, never compared.
+Two entries have *the same content* (`same_content`) if the path holds the same bytes or link target, and *the same
+state* (`same_state`) if mode and extended attributes are equal too. Times are recorded and never compared.
+
+`Content` is the content of a file: bytes, or a `Large` that yields its bytes in pieces because they would take too much
+memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
-from typing import Any, Literal, TypeAlias
+from functools import lru_cache
+from hashlib import sha256
+from typing import Any, ClassVar, Literal, TypeAlias
 
-from mulligan.values.digest import Digest, parse_digest
-from mulligan.values.faults import fault
+from mulligan.values.digest import Digest, digest_from_raw, digest_of, parse_digest
+from mulligan.values.errors import fault
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.paths import RepoPath, from_wire, to_wire
-from mulligan.values.plain import plain
 
+# Extended attributes as sorted (name, base64 value) pairs.
 Xattrs: TypeAlias = tuple[tuple[str, str], ...]
-"""Extended attributes as sorted (name, base64 value) pairs."""
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Absent:
-    """Nothing is there."""
+    """The path does not exist."""
+
+    # Every kind of entry has these two attributes, so callers need not check the kind first.
+    withheld: ClassVar[None] = None
+    link_group: ClassVar[None] = None
 
 
+# The two settings of `capture` that keep the bytes of a path out of the store.
 Withheld = Literal["digest_only", "never"]
-"""The two settings of `capture` that keep the bytes of a path out of the store."""
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class FileEntry:
-    """`withheld`: the store does not have the bytes. With `never`, the digest is a keyed one that nobody can guess."""
+    """A regular file. `withheld`: the store does not have the bytes, because of a `capture` setting.
+
+    With `never`, the digest is a keyed one, so that nobody can confirm a guess of the content.
+    """
 
     digest: Digest
     size: int
@@ -41,16 +54,20 @@ class FileEntry:
     withheld: Withheld | None = field(default=None, compare=False)
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class SymlinkEntry:
     target: str
+    withheld: ClassVar[None] = None
+    link_group: ClassVar[None] = None
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class DirEntry:
     mode: int
     mtime_ns: int = 0
     xattrs: Xattrs = ()
+    withheld: ClassVar[None] = None
+    link_group: ClassVar[None] = None
 
 
 Entry: TypeAlias = Absent | FileEntry | SymlinkEntry | DirEntry
@@ -61,9 +78,9 @@ ChangeKind = Literal["created", "modified", "deleted", "renamed", "mode"]
 EntryKind = Literal["absent", "file", "symlink", "dir"]
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Change:
-    """One path's step from `before` to `after`. `renamed_from` is for display; the old path has its own change."""
+    """The entries of one path before and after. `renamed_from` is for display; the old path has its own change."""
 
     path: RepoPath
     before: Entry
@@ -72,17 +89,17 @@ class Change:
 
 
 def is_withheld(entry: Entry) -> bool:
-    """Whether it is a file whose bytes the store does not have, because of a `capture` setting."""
-    return isinstance(entry, FileEntry) and entry.withheld is not None
+    """Whether this is a file whose bytes the store does not have, because of a `capture` setting."""
+    return entry.withheld is not None
 
 
 def is_change_withheld(change: Change) -> bool:
-    return is_withheld(change.before) or is_withheld(change.after)
+    return change.before.withheld is not None or change.after.withheld is not None
 
 
 def is_never_recorded(change: Change) -> bool:
-    """Whether the path is under `capture.never`, so that a record may name it and nothing more."""
-    return any(isinstance(one, FileEntry) and one.withheld == "never" for one in (change.before, change.after))
+    """Whether the path is under `capture.never`: a record may name it and must contain nothing else about it."""
+    return "never" in (change.before.withheld, change.after.withheld)
 
 
 def kind_of(entry: Entry) -> EntryKind:
@@ -93,12 +110,12 @@ _KIND_NAMES: dict[type, EntryKind] = {Absent: "absent", FileEntry: "file", Symli
 
 
 def group_of(entry: Entry) -> str | None:
-    """What all names of a file with several have in common; None for a file with one name, and for anything else."""
-    return entry.link_group if isinstance(entry, FileEntry) else None
+    """The id that all hard links of a file share; None for a file with one name, and for other kinds of entries."""
+    return entry.link_group
 
 
 def same_content(a: Entry, b: Entry) -> bool:
-    """Equal but for mode, attributes and times."""
+    """Whether two entries are equal apart from mode, attributes and times."""
     if isinstance(a, FileEntry) and isinstance(b, FileEntry):
         return a.digest == b.digest
     if isinstance(a, DirEntry) and isinstance(b, DirEntry):
@@ -107,7 +124,7 @@ def same_content(a: Entry, b: Entry) -> bool:
 
 
 def same_state(a: Entry, b: Entry) -> bool:
-    """Equal but for times and link groups."""
+    """Whether two entries are equal apart from times and link groups."""
     if isinstance(a, FileEntry) and isinstance(b, FileEntry):
         return a.digest == b.digest and a.mode == b.mode and a.xattrs == b.xattrs
     if isinstance(a, DirEntry) and isinstance(b, DirEntry):
@@ -147,6 +164,15 @@ def entry_to_json(entry: Entry) -> dict[str, Any]:
     return {"kind": "absent"}
 
 
+@lru_cache(maxsize=1_024)
+def entry_from_bytes(raw: bytes) -> Entry:
+    """Parse an entry from the bytes in the store."""
+    # Imported here, because it imports orjson and `mulligan --help` should not wait for that.
+    from mulligan.values.canonical import decode
+
+    return entry_from_json(decode(raw))
+
+
 def entry_from_json(body: Mapping[str, Any]) -> Entry:
     try:
         return _READERS[body["kind"]](body)
@@ -160,18 +186,19 @@ def _file_from_json(body: Mapping[str, Any]) -> Entry:
         size=int(body["size"]),
         mode=int(body["mode"]),
         mtime_ns=int(body["mtime_ns"]),
-        xattrs=_xattrs_from_json(body),
+        xattrs=_xattrs_from_json(body) if "xattrs" in body else (),
         link_group=body.get("link_group"),
         withheld=body.get("withheld"),
     )
 
 
 def _dir_from_json(body: Mapping[str, Any]) -> Entry:
-    return DirEntry(mode=int(body["mode"]), mtime_ns=int(body["mtime_ns"]), xattrs=_xattrs_from_json(body))
+    xattrs = _xattrs_from_json(body) if "xattrs" in body else ()
+    return DirEntry(mode=int(body["mode"]), mtime_ns=int(body["mtime_ns"]), xattrs=xattrs)
 
 
 def _xattrs_from_json(body: Mapping[str, Any]) -> Xattrs:
-    return tuple((str(name), str(value)) for name, value in body.get("xattrs", ()))
+    return tuple((str(name), str(value)) for name, value in body["xattrs"])
 
 
 _READERS = {
@@ -207,7 +234,7 @@ def change_from_json(body: Mapping[str, Any]) -> Change:
 
 
 def _text_to_wire(text: str) -> str:
-    """A link target is any bytes at all; the same wire form as a path's, without a path's rules."""
+    """A link target in its wire form. Targets may be any bytes, so the rules for paths do not apply."""
     from base64 import b64encode
 
     raw = text.encode("utf-8", "surrogateescape")
@@ -224,3 +251,46 @@ def _text_from_wire(text: str) -> str:
     if not text.startswith("base64:"):
         return text
     return b64decode(text[7:], validate=True).decode("utf-8", "surrogateescape")
+
+
+class Large(ABC):
+    """Bytes that are too large to hold in memory. Each iteration yields them from the start, in pieces."""
+
+    digest: Digest
+    size: int
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[bytes]: ...
+
+    def __len__(self) -> int:
+        return self.size
+
+
+Content: TypeAlias = bytes | Large
+
+# Stores bytes of any length, piece by piece. When it returns, they are in the store.
+KeepLarge: TypeAlias = Callable[[Iterable[bytes]], Large]
+
+
+def digest_of_content(content: Content) -> Digest:
+    return digest_of(content) if isinstance(content, bytes) else content.digest
+
+
+def pieces_of(content: Content) -> Iterable[bytes]:
+    return (content,) if isinstance(content, bytes) else content
+
+
+def digest_of_beginning(content: Content, size: int) -> Digest:
+    """The digest of the first `size` bytes, or of all bytes if there are fewer."""
+    seen = sha256()
+    for piece in pieces_of(content):
+        seen.update(piece[:size])
+        size -= min(size, len(piece))
+        if not size:
+            break
+    return digest_from_raw(seen.digest())
+
+
+def whole(content: Content) -> bytes:
+    """All bytes in memory, for callers that cannot work with pieces."""
+    return b"".join(pieces_of(content))

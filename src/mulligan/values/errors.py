@@ -1,9 +1,11 @@
-"""Everything that can go wrong, in one table, each with whose doing it was.
+"""All errors: the exceptions, the table of their codes, and the refusals that become receipts.
 
-An expected outcome of an effect is a Receipt, whose `error_code` is in this table too. A fault is for the rest: a
-mistake of the caller, a refusal, a world that moved, or a broken part of ours. Codes are stable; every surface (CLI
-exit code, MCP error, ACP error, HTTP status) maps from `FAMILY_OF`, so a new code is one new line here and nothing
-elsewhere.
+An expected outcome of an effect is a Receipt; its `error_code` is in this table too. An exception is for the rest: a
+wrong request, a refusal, files or state that changed meanwhile, or a failure inside Mulligan. Codes are stable. Every
+interface (CLI exit code, MCP error, ACP error, HTTP status) maps from `FAMILY_OF`, so a new code is one new line here.
+
+`Refused` carries an expected outcome other than `ok` from where an effect finds it to where it becomes a Receipt. The
+last classes are S4's exceptions; a tool raises them with a message alone.
 """
 
 from __future__ import annotations
@@ -15,16 +17,16 @@ from typing import ClassVar
 
 
 class Family(StrEnum):
-    """Whose doing a fault was."""
+    """What caused an error."""
 
-    ASKED_WRONGLY = "asked_wrongly"
-    MAY_NOT = "may_not"
-    WORLD_CHANGED = "world_changed"
-    BROKEN = "broken"
+    REQUEST = "request"
+    FORBIDDEN = "forbidden"
+    CONFLICT = "conflict"
+    INTERNAL = "internal"
 
 
 class MulliganError(Exception):
-    """Root of every exception of ours. `code` is stable, the message is for a person and says what to do next."""
+    """The base of all our exceptions. `code` is stable; the message is for people and says what to do next."""
 
     family: ClassVar[Family]
 
@@ -42,32 +44,32 @@ def _rebuild(kind: type[MulliganError], code: str, message: str, details: dict[s
     return kind(code, message, **details)
 
 
-class AskedWrongly(MulliganError):
-    """The request cannot mean anything. Asking again the same way gives the same answer."""
+class RequestError(MulliganError):
+    """The request is wrong. The same request will fail again."""
 
-    family = Family.ASKED_WRONGLY
-
-
-class MayNot(MulliganError):
-    """The request is clear and refused by a boundary."""
-
-    family = Family.MAY_NOT
+    family = Family.REQUEST
 
 
-class WorldChanged(MulliganError):
-    """Somebody else got there first. Look again, then decide."""
+class ForbiddenError(MulliganError):
+    """The request is valid, and the caller may not do it."""
 
-    family = Family.WORLD_CHANGED
+    family = Family.FORBIDDEN
 
 
-class Broken(MulliganError):
-    """A part we stand on failed: disk, database, a corrupt byte. Nothing was acknowledged."""
+class ConflictError(MulliganError):
+    """Files or state changed in the meantime. Read them again, then decide."""
 
-    family = Family.BROKEN
+    family = Family.CONFLICT
+
+
+class InternalError(MulliganError):
+    """A part that Mulligan needs has failed: the disk, the database, stored bytes. Nothing was acknowledged."""
+
+    family = Family.INTERNAL
 
 
 _CODES: dict[type[MulliganError], str] = {
-    AskedWrongly: """
+    RequestError: """
         invalid_params invalid_path invalid_id invalid_digest invalid_json invalid_entry invalid_store_url
         unknown_call unknown_session unknown_turn unknown_blob unknown_effect unknown_root root_elsewhere unknown_point
         session_not_found session_closed session_expired workspace_closed nothing_to_undo nothing_to_redo call_not_open
@@ -83,19 +85,19 @@ _CODES: dict[type[MulliganError], str] = {
         argv_empty invalid_stdin_ref stdin_ref_not_found exec_not_found already_exited ripgrep_not_found
         invalid_bundle unsupported_bundle_version no_provider tool_format_locked
     """,
-    MayNot: """
+    ForbiddenError: """
         forbidden fs_op_not_allowed path_not_allowed symlink_not_allowed max_write_bytes_exceeded
         max_patch_bytes_exceeded patch_format_not_allowed max_changed_files_exceeded
         max_edit_replacements_exceeded sandbox_unavailable not_undoable permission_denied
         not_controller client_may_not untrusted_owner
         unredacted_secret transcript_budget_exceeded not_captured
     """,
-    WorldChanged: """
+    ConflictError: """
         path_claimed stale_base conflict call_lost repo_changed path_not_found parent_not_found file_exists
         not_a_directory is_directory path_busy file_in_use deadline_exceeded cancelled evicted timeout nonzero_exit
         replay_diverged spawn_failed regex_timeout controller_present too_many_clients visibility_expansion_required
     """,
-    Broken: """
+    InternalError: """
         io_error no_space read_only_disk store_corrupt store_newer store_unreadable store_busy
         missing_cas_dependency blob_corrupt journal_broken sync_failed in_doubt output_store_failed
         restore_failed env_lost execution_state prompt_evaluation provider_failed forked_unsafely internal
@@ -106,17 +108,17 @@ FAMILY_OF: Mapping[str, type[MulliganError]] = MappingProxyType(
     {code: family for family, codes in _CODES.items() for code in codes.split()}
 )
 
+# The stored bytes are not the bytes that were written: exit code 3 on the command line.
 INTEGRITY_CODES = frozenset({"store_corrupt", "missing_cas_dependency", "blob_corrupt", "journal_broken"})
-"""Codes that mean stored bytes are not what was written: exit code 3 on the command line."""
 
 
 def fault(code: str, message: str, **details: object) -> MulliganError:
-    """The exception for a code of the table; its class says the family."""
+    """The exception for a code of the table; the code decides its class."""
     return FAMILY_OF[code](code, message, **details)
 
 
 def fault_of_os_error(error: OSError, doing: str) -> MulliganError:
-    """What the operating system refused, as one of our codes."""
+    """The exception for an error of the operating system, with the matching code."""
     import errno
 
     codes = {
@@ -132,3 +134,106 @@ def fault_of_os_error(error: OSError, doing: str) -> MulliganError:
     }
     code = codes.get(error.errno or 0, "io_error")
     return fault(code, f"{doing}: {error.strerror or error}", errno=error.errno)
+
+
+class Refused(Exception):
+    """Ends an effect, which then leaves no trace.
+
+    `fields` are further fields of the receipt (`replacements`, `errors`, …).
+    """
+
+    def __init__(self, status: str, code: str, message: str, **fields: object) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.fields = fields
+
+
+class _Spoken(MulliganError):
+    """Raised by authors of tools with a message alone; the class gives the code."""
+
+    own_code: ClassVar[str]
+
+    def __init__(self, message: str = "", **details: object) -> None:
+        super().__init__(self.own_code, message, **details)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _spoken_again, (type(self), self.message, dict(self.details))
+
+
+def _spoken_again(kind: type[_Spoken], message: str, details: dict[str, object]) -> _Spoken:
+    return kind(message, **details)
+
+
+class ExecutionStateError(_Spoken, RuntimeError):
+    """The state of a run does not allow the operation."""
+
+    family = Family.INTERNAL
+    own_code = "execution_state"
+
+
+class SnapshotMismatchError(ExecutionStateError):
+    """A snapshot does not fit what it should be restored into. Nothing was changed."""
+
+    family = Family.REQUEST
+    own_code = "snapshot_mismatch"
+
+
+class RestoreFailedError(ExecutionStateError):
+    """A participant could not be restored. All of them are as they were before the attempt, unless `stuck` names some.
+
+    If a tool's failure was the reason for restoring, that error is the cause of this one.
+    """
+
+    own_code = "restore_failed"
+
+
+class CallNotOpenError(ExecutionStateError):
+    """The call that this operation belongs to has ended. Nothing was changed."""
+
+    family = Family.REQUEST
+    own_code = "call_not_open"
+
+
+class ToolValidationError(_Spoken, ValueError):
+    """The arguments of a tool call do not match the tool's parameters."""
+
+    family = Family.REQUEST
+    own_code = "tool_validation"
+
+
+class VisibilityExpansionRequired(_Spoken):
+    """The model asked for sections that it cannot see yet. The caller shows them and evaluates the prompt again.
+
+    `requested_overrides` maps section keys to the visibility that the tool asked for, if it named any.
+    """
+
+    family = Family.CONFLICT
+    own_code = "visibility_expansion_required"
+
+    @property
+    def requested_overrides(self) -> object:
+        return self.details.get("requested_overrides", {})
+
+
+class DeadlineExceededError(_Spoken, RuntimeError):
+    """A tool noticed that the deadline of its evaluation has passed."""
+
+    family = Family.CONFLICT
+    own_code = "deadline_exceeded"
+
+
+class PromptEvaluationError(_Spoken, RuntimeError):
+    """The evaluation of a prompt failed. `prompt_name` and `phase` say where."""
+
+    family = Family.INTERNAL
+    own_code = "prompt_evaluation"
+
+    @property
+    def prompt_name(self) -> str:
+        return str(self.details.get("prompt_name", ""))
+
+    @property
+    def phase(self) -> str:
+        return str(self.details.get("phase", "tool"))

@@ -19,17 +19,17 @@ _ANY_DIRS = "**"
 
 
 class GlobError(ValueError):
-    """The pattern means nothing; the message says why."""
+    """The pattern is not valid; the message says why."""
 
 
 @dataclass(frozen=True)
-class Glob:
-    """A parsed pattern: alternatives, each a list of names to match one after the other."""
+class GlobPattern:
+    """A parsed pattern: alternatives, each a list of patterns for the names of a path."""
 
     alternatives: tuple[tuple[str, ...], ...]
 
     def matches(self, path: str) -> bool:
-        """Whether the pattern matches the whole of a relative path."""
+        """Whether the pattern matches the whole relative path."""
         return self.regex.match(path) is not None
 
     def may_match_below(self, directory: str) -> bool:
@@ -39,7 +39,7 @@ class Glob:
 
     @property
     def starts_anywhere(self) -> bool:
-        """Whether no directory can be left out of a walk."""
+        """Whether a match may be in any directory, so that a walk must enter all of them."""
         return any(alternative[0] == _ANY_DIRS for alternative in self.alternatives)
 
     @cached_property
@@ -48,7 +48,7 @@ class Glob:
 
     @cached_property
     def suffix(self) -> str | None:
-        """For `**/*.py` and its like: a path matches exactly when it ends so."""
+        """For patterns such as `**/*.py`, the ending that decides whether a path matches; else None."""
         names = self.alternatives[0]
         plain = len(self.alternatives) == 1 and len(names) == 2 and names[0] == _ANY_DIRS
         tail = names[-1][1:] if plain and names[-1].startswith("*") else ""
@@ -56,12 +56,12 @@ class Glob:
 
 
 @lru_cache(maxsize=64)
-def parse_glob(pattern: str) -> Glob:
+def parse_glob(pattern: str) -> GlobPattern:
     """Raises GlobError."""
     if not pattern or "\0" in pattern or len(pattern) > PATTERN_MAX_CHARACTERS:
         raise GlobError(f"a pattern has 1 to {PATTERN_MAX_CHARACTERS} characters and no NUL")
     alternatives = tuple(dict.fromkeys(_names(alternative) for alternative in _expand_braces(pattern)))
-    glob = Glob(alternatives)
+    glob = GlobPattern(alternatives)
     _ = glob.regex  # malformed names show here
     return glob
 
@@ -94,7 +94,10 @@ def _name_regex(name: str) -> re.Pattern[str]:
 
 
 def _path_source(names: tuple[str, ...]) -> str:
-    """What follows a `**` is looked for from the left and never given back; for wildcards that is exact."""
+    """The expression for a path.
+
+    What follows a `**` takes the leftmost match without backtracking, which is exact for wildcards.
+    """
     source, closing = "", ""
     for name in names[:-1]:
         if name == _ANY_DIRS:
@@ -106,7 +109,7 @@ def _path_source(names: tuple[str, ...]) -> str:
 
 
 def _name_source(name: str, end: str) -> str:
-    """The expression of one name and of what ends it. A star swallows the fixed part after it, atomically."""
+    """The expression of one name and of its end. A star and the fixed part after it match atomically."""
     parts, at = [""], 0
     while at < len(name):
         if name[at] != "*":
@@ -121,7 +124,7 @@ def _name_source(name: str, end: str) -> str:
 
 
 def _one_character(name: str, at: int) -> tuple[str, int]:
-    """The expression of the one character at a place, and the place after it."""
+    """The expression of the character at a position, and the position after it."""
     if name[at] == "?":
         return "[^/]", at + 1
     if name[at] == "[":
@@ -135,7 +138,7 @@ def _one_character(name: str, at: int) -> tuple[str, int]:
 
 
 def _after_bracket(pattern: str, at: int) -> int:
-    """The place after the `]` of the bracket that opens here; one that comes first is a member."""
+    """The position after the `]` that closes this bracket. A `]` that comes first is a member of the bracket."""
     start = at + 1 + (pattern[at + 1 : at + 2] in ("!", "^"))
     at = start
     while at < len(pattern) and (pattern[at] != "]" or at == start):
@@ -152,7 +155,7 @@ def _bracket_source(body: str) -> str:
 
 
 def _ranges(members: str) -> list[tuple[str, str]]:
-    """The members of a bracket, a single one as a range of itself."""
+    """The members of a bracket as ranges; a single character is a range of itself."""
     found: list[tuple[str, str]] = []
     at = 0
     while at < len(members):
@@ -176,7 +179,7 @@ def _escape_range(low: str, high: str) -> str:
 
 
 def _expand_braces(pattern: str) -> list[str]:
-    """Every alternative that the braces of a pattern stand for."""
+    """All alternatives that the braces of a pattern stand for."""
     if pattern.count("{") > BRACES_MAX:
         raise GlobError(f"it has more than {BRACES_MAX} braces")
     opening = next((at for at, character in _plain(pattern, 0) if character == "{"), None)
@@ -191,7 +194,7 @@ def _expand_braces(pattern: str) -> list[str]:
 
 
 def _options(pattern: str, opening: int) -> tuple[list[str], int]:
-    """What is between the commas of a brace, and the place after it."""
+    """The texts between the commas of a brace, and the position after it."""
     depth, start, options = 0, opening + 1, []
     for at, character in _plain(pattern, opening):
         depth += (character == "{") - (character == "}")

@@ -1,4 +1,7 @@
-"""Ids. Ours are UUIDv7, so they sort by birth; ids that users supply are opaque keys and never become file names."""
+"""Ids. Ours are UUIDv7, so they sort by creation time.
+
+Ids that users supply are opaque keys and never become file names.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import sys
 from typing import NewType, Protocol
 from uuid import NAMESPACE_OID, UUID, uuid5
 
-from mulligan.values.faults import fault
+from mulligan.values.errors import fault
 
 if sys.version_info >= (3, 14):
     from uuid import uuid7
@@ -24,7 +27,7 @@ _USER_ID_MAX = 256
 
 
 class IdSource(Protocol):
-    """Where fresh ids come from: each call gives one never given before, in sort order of birth."""
+    """A source of new ids. Each id is unique, and ids sort in the order in which they were created."""
 
     def new(self) -> str: ...
 
@@ -35,7 +38,7 @@ class SystemIds:
 
 
 def uuid_of(text: str) -> UUID:
-    """An id as a UUID: itself if it is one, else always the same one for the same text."""
+    """An id as a UUID: the id itself if it is one, else a UUID that depends only on the text."""
     try:
         return UUID(text)
     except ValueError:
@@ -43,7 +46,7 @@ def uuid_of(text: str) -> UUID:
 
 
 def parse_user_id(text: object, what: str = "id") -> str:
-    """An id somebody else chose: any non-blank text of at most 256 characters without control characters."""
+    """Parse an id that a user chose: any non-blank text of at most 256 characters without control characters."""
     if not isinstance(text, str) or not text.strip():
         raise fault("invalid_id", f"{what} must not be empty.")
     if len(text) > _USER_ID_MAX or not text.isprintable():

@@ -1,4 +1,4 @@
-"""A limit on everything, with its unit last in the name."""
+"""Limits and sizes. The unit is the last part of each name."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ BLOB_IN_DATABASE_BYTES = 64 * KIB_BYTES
 BLOB_BATCH_BYTES = 8 * MIB_BYTES
 BLOB_CHAIN_MAX = 16
 BLOB_PART_BYTES = 4 * MIB_BYTES
+# A larger file is read in pieces and never held in memory as a whole.
 WHOLE_MAX_BYTES = 32 * MIB_BYTES
-"""A file larger than that is not held in memory whole."""
 
 MERGE_MAX_BYTES = 32 * MIB_BYTES
 

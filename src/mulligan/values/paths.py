@@ -1,18 +1,19 @@
-"""Repo-relative paths: POSIX bytes decoded with `surrogateescape`, `/` between names, `.` for the root itself.
+"""Paths relative to the root: POSIX bytes decoded with `surrogateescape`, `/` between names, `.` for the root itself.
 
-A `RepoPath` never is empty, absolute, or holds an empty, `.` or `..` name. On the wire a path that is not UTF-8 is
-`base64:<its bytes>`; so is one that itself begins with `base64:`, so that the two forms never meet.
+A `RepoPath` is never empty or absolute, and contains no empty, `.` or `..` name. On the wire, a path that is not UTF-8
+is `base64:<its bytes>`. A path that itself begins with `base64:` is encoded the same way, so the two forms never
+collide.
 """
 
 from __future__ import annotations
 
 import binascii
 from base64 import b64decode, b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import AnyStr, NewType
 
-from mulligan.values.faults import fault
+from mulligan.values.errors import fault
 from mulligan.values.limits import MAX_PATH_BYTES
 
 RepoPath = NewType("RepoPath", str)
@@ -25,9 +26,15 @@ _WIRE_PREFIX = "base64:"
 
 
 def parse_repo_path(text: object) -> RepoPath:
-    """The one parser of relative paths. `a//b/./c/` is `a/b/c`; `..` and absolute paths are `invalid_path`."""
+    """Parse a relative path. `a//b/./c/` becomes `a/b/c`; `..` and absolute paths raise `invalid_path`."""
     if not isinstance(text, str) or not text:
         raise fault("invalid_path", "A path is a non-empty string.")
+    return _parsed(text)
+
+
+# Every step of a call parses and encodes the same paths again, so these functions cache their results.
+@lru_cache(maxsize=4_096)
+def _parsed(text: str) -> RepoPath:
     _check_no_nul(text)
     if text.startswith("/"):
         raise fault("invalid_path", f"{text!r} is absolute; paths here are relative to the root.", absolute=True)
@@ -47,8 +54,12 @@ def _check_no_nul(text: str) -> None:
         raise fault("invalid_path", "A path cannot contain NUL.")
 
 
+@lru_cache(maxsize=4_096)
 def parse_below(base: RepoPath, text: str) -> RepoPath:
-    """A relative path as typed in the directory `base`: `..` climbs by name, but out of the root is `invalid_path`."""
+    """Parse a path that a user typed in the directory `base`.
+
+    `..` drops a name; leaving the root raises `invalid_path`.
+    """
     names: list[str] = []
     _check_no_nul(text)
     for name in f"{base}/{text}".split("/"):
@@ -61,8 +72,9 @@ def parse_below(base: RepoPath, text: str) -> RepoPath:
     return parse_repo_path("/".join(names) or ".")
 
 
+@lru_cache(maxsize=4_096)
 def path_bytes(path: RepoPath) -> bytes:
-    """The bytes the file system knows the path by; also its sort key."""
+    """The bytes of the path in the file system; they are also its sort key."""
     try:
         return path.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -88,18 +100,21 @@ def join(base: RepoPath, name: str) -> RepoPath:
 
 
 def is_below(path: RepoPath, base: RepoPath) -> bool:
-    """Strictly inside `base`, by whole names."""
+    """Whether the path is strictly inside `base`. Whole names are compared."""
     return path != ROOT if base == ROOT else path.startswith(base + "/")
 
 
 def is_inside(real: AnyStr, folder: AnyStr) -> bool:
-    """Of whole paths, by whole names: `/repo-evil` is not in `/repo`. A folder is inside itself."""
+    """Whether an absolute path is inside a folder. Whole names are compared: `/repo-evil` is not in `/repo`.
+
+    A folder is inside itself.
+    """
     rest = real[len(folder) :]
     return real.startswith(folder) and (not rest or rest[:1] in _SLASHES or folder[-1:] in _SLASHES)
 
 
 def ancestors_of(path: RepoPath) -> list[RepoPath]:
-    """Every directory above the path, nearest first, the root last and included."""
+    """All directories above the path, nearest first, the root included and last."""
     found = []
     while path != ROOT:
         path = parent_of(path)
@@ -107,8 +122,12 @@ def ancestors_of(path: RepoPath) -> list[RepoPath]:
     return found
 
 
+@lru_cache(maxsize=4_096)
 def to_wire(path: RepoPath, *, one_line: bool = False) -> str:
-    """`one_line`: one with a line break in it as base64 too, so that lists of paths can be read back."""
+    """The wire form of a path.
+
+    With `one_line`, a path that contains a line break is base64 too, so that a list can be parsed.
+    """
     try:
         path.encode("utf-8")
     except UnicodeEncodeError:
@@ -124,10 +143,16 @@ def from_wire(text: object) -> RepoPath:
     return parse_repo_path(text_from_wire(text) if isinstance(text, str) else text)
 
 
-def paths_from_wire(given: object) -> list[RepoPath] | None:
-    """Of some paths, or of one: a text is a path and not a path for each of its letters.
+@lru_cache(maxsize=4_096)
+def bytes_from_wire(text: str) -> bytes:
+    """The bytes of a path that a record contains."""
+    return path_bytes(from_wire(text))
 
-    As history tells them: those in other roots are absolute.
+
+def paths_from_wire(given: object) -> list[RepoPath] | None:
+    """Parse a list of paths or a single path; a text is one path, not a path for each letter.
+
+    The paths are in the form that history uses: paths in other roots are absolute.
     """
     if given is None:
         return None
@@ -138,23 +163,28 @@ def paths_from_wire(given: object) -> list[RepoPath] | None:
     return [_told_from_wire(as_text(text)) for text in texts]
 
 
+def hunks_from_wire(given: Mapping[str, Sequence[int]] | None) -> dict[RepoPath, list[int]] | None:
+    """By path: indexes of hunks, as `mulligan diff CALL --json` lists them."""
+    return None if given is None else {_told_from_wire(path): list(some) for path, some in given.items()}
+
+
 def _told_from_wire(text: object) -> RepoPath:
     path = text_from_wire(text) if isinstance(text, str) else ""
     return RepoPath("/" + parse_below(ROOT, path)) if path.startswith("/") else from_wire(text)
 
 
 def as_text(path: object) -> object:
-    """A `Path` as the text that tools take; anything else as it is."""
+    """A `Path` as text, the form that tools take; any other value unchanged."""
     to_text = getattr(path, "__fspath__", None)
     return path if to_text is None else to_text()
 
 
 def text_from_wire(text: str) -> str:
-    """What was written, before anybody asks whether it is a path."""
+    """The decoded text, before it is checked to be a path."""
     if not text.startswith(_WIRE_PREFIX):
         return text
     body = text[len(_WIRE_PREFIX) :]
-    # Directories are listed with a slash at the end. Base64 has slashes too, but comes in groups of four.
+    # Listings add a slash to directories. Base64 contains slashes too, but its length is a multiple of four.
     if len(body) % 4 == 1:
         body = body.removesuffix("/")
     try:

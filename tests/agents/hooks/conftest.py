@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from agent_room.hooks.people import Site
+from tests.agents.hooks.hooked_workspace import HookedWorkspace
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
+def workspace(tmp_path: Path) -> Iterator[HookedWorkspace]:
     root, home = tmp_path / "project", tmp_path / "home"
     root.mkdir()
     home.mkdir()
@@ -17,6 +17,6 @@ def site(tmp_path: Path) -> Iterator[Site]:
     (root / ".env").write_text("KEY=1\n")
     (root / ".gitignore").write_text(".env\n")
     (root / "gone.txt").write_text("stay\n")
-    made = Site(root, home, tmp_path / "store")
+    made = HookedWorkspace(root, home, tmp_path / "store")
     yield made
     made.stop()

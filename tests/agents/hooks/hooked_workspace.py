@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mulligan.agents.hooks.hosts import CLIENT
-from mulligan.agents.hooks.keeper_socket import ask_keeper, keeper_folder
+from mulligan.agents.hooks.settings import CLIENT
+from mulligan.agents.hooks.socket import ask_background, background_folder
 
 Body = dict[str, Any]
 
 
 @dataclass
-class Site:
+class HookedWorkspace:
     """A root, a store and a home, and hooks that run there."""
 
     root: Path
@@ -37,7 +37,7 @@ class Site:
 
     @property
     def folder(self) -> str:
-        return keeper_folder(str(self.store))
+        return background_folder(str(self.store), self.env)
 
     def hook(self, name: str, *, agent: str = "claude", **fields: Any) -> subprocess.CompletedProcess[bytes]:
         """Run the hook as an agent does. It always ends well."""
@@ -71,7 +71,7 @@ class Site:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def keeper_pid(self) -> int | None:
-        answer = ask_keeper(self.folder, b"status")
+        answer = ask_background(self.folder, b"status")
         return int(json.loads(answer)["pid"]) if answer else None
 
     def stop(self) -> None:
@@ -79,7 +79,7 @@ class Site:
         pid = self.keeper_pid()
         if pid is not None:
             with gone(pid):
-                ask_keeper(self.folder, b"stop")
+                ask_background(self.folder, b"stop")
 
 
 @contextmanager
@@ -92,7 +92,10 @@ def gone(pid: int) -> Iterator[None]:
         return
     try:
         yield
-        assert select.select([handle], [], [], 60)[0], "it does not end"
+        # Unlike `select`, `poll` takes descriptors over 1 023, which a process of many tests may have.
+        ended = select.poll()
+        ended.register(handle, select.POLLIN)
+        assert ended.poll(60_000), "it does not end"
     finally:
         os.close(handle)
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mulligan.agents.hooks.events import HookEvent, parse_event
-from mulligan.values.faults import MulliganError
+from mulligan.agents.hooks.recorder import HookEvent, parse_event
+from mulligan.values.errors import MulliganError
 
 CLAUDE = {
     "session_id": "95b7c3c5",
@@ -52,19 +52,19 @@ def parsed(agent: str, body: dict[str, Any]) -> HookEvent:
     return found
 
 
-def test_claude_code() -> None:
+def test_events_of_claude_code_are_parsed() -> None:
     found = parsed("claude", CLAUDE)
     assert (found.kind, found.session, found.turn, found.label) == ("pre", "95b7c3c5", "deffc6a1", "toolu_1")
     assert (found.tool, found.paths(), found.transcript) == ("Edit", ["/p/a.txt"], CLAUDE["transcript_path"])
 
 
-def test_a_failure_of_claude_code() -> None:
+def test_a_failed_tool_of_claude_code_is_parsed() -> None:
     body = {**CLAUDE, "hook_event_name": "PostToolUseFailure", "error": "Exit code 1", "is_interrupt": False}
     found = parsed("claude", body)
     assert (found.kind, found.failed) == ("failure", "Exit code 1")
 
 
-def test_codex() -> None:
+def test_events_of_codex_are_parsed() -> None:
     found = parsed("codex", CODEX)
     assert (found.kind, found.turn, found.label, found.command) == ("post", "01a1e1a9", "call_2", "pwd; false")
     assert found.paths() is None
@@ -76,28 +76,28 @@ def test_a_patch_of_codex_names_its_files() -> None:
     assert (found.paths(), found.command) == (["/p/a.txt", "/p/b/c.txt", "/q/d"], None)
 
 
-def test_gemini_cli() -> None:
+def test_events_of_gemini_cli_are_parsed() -> None:
     found = parsed("gemini", GEMINI)
     assert (found.kind, found.prompt, found.turn, found.label) == ("prompt", "please do it", None, None)
 
 
 @pytest.mark.parametrize("tool", ["Read", "Grep", "read_file", "list_directory", "web_search"])
-def test_tools_that_only_look(tool: str) -> None:
-    assert parsed("claude", {**CLAUDE, "tool_name": tool}).looks_only
+def test_tools_that_only_read_are_recognized(tool: str) -> None:
+    assert parsed("claude", {**CLAUDE, "tool_name": tool}).is_read_only
 
 
 @pytest.mark.parametrize("tool", ["Bash", "mcp__x__write", "Task", "write_stdin", "something_new", "apply_patch"])
 def test_any_other_tool_may_change_anything(tool: str) -> None:
     found = parsed("claude", {**CLAUDE, "tool_name": tool, "tool_input": {}})
-    assert (found.looks_only, found.paths()) == (False, None)
+    assert (found.is_read_only, found.paths()) == (False, None)
 
 
 @pytest.mark.parametrize("body", [{}, [], "x", {**CLAUDE, "hook_event_name": "Notification"}, {**CLAUDE, "cwd": "p"}])
-def test_what_is_of_no_interest(body: Any) -> None:
+def test_events_without_a_meaning_for_us_are_ignored(body: Any) -> None:
     assert parse_event("claude", json.dumps(body).encode()) is None
 
 
-def test_what_is_no_json_is_refused() -> None:
+def test_invalid_json_is_refused() -> None:
     with pytest.raises(MulliganError) as caught:
         parse_event("claude", b"\xff{")
     assert caught.value.code == "invalid_params"
@@ -117,7 +117,7 @@ BODIES = st.fixed_dictionaries(
 
 
 @given(BODIES)
-def test_whatever_is_said_is_understood_or_passed_over(body: dict[str, Any]) -> None:
+def test_any_event_is_parsed_or_ignored(body: dict[str, Any]) -> None:
     try:
         found = parse_event("claude", json.dumps({**body, "cwd": "/p"}).encode("utf-8", "surrogatepass"))
     except MulliganError as error:

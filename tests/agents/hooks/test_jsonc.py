@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mulligan.agents.hooks.jsonc import cut, insert, parse
-from mulligan.values.faults import MulliganError
+from mulligan.agents.hooks.settings import cut, insert, parse
+from mulligan.values.errors import MulliganError
 
 SPACES = st.lists(st.sampled_from([" ", "\n", "\t", "\r\n", "// a, ] }\n", "/* b { */"]), max_size=3).map("".join)
 SCALARS = st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.text(max_size=6)
@@ -44,7 +44,7 @@ def documents(draw: Any, kind: Any = VALUES) -> tuple[Any, str]:
 
 
 @given(documents())
-def test_what_is_written_is_read(document: tuple[Any, str]) -> None:
+def test_jsonc_that_we_write_is_parsed_back(document: tuple[Any, str]) -> None:
     value, text = document
     assert parse(text).value == value
 
@@ -58,7 +58,7 @@ def test_an_item_is_added_and_nothing_else_changes(document: tuple[Any, str], it
 
 
 @given(documents(st.dictionaries(st.text(max_size=4), VALUES, min_size=1, max_size=4)), st.data())
-def test_a_member_is_cut_and_the_others_stay(document: tuple[Any, str], data: st.DataObject) -> None:
+def test_removing_a_member_keeps_the_others(document: tuple[Any, str], data: st.DataObject) -> None:
     value, text = document
     index = data.draw(st.integers(0, len(value) - 1))
     fresh = cut(text, parse(text), index)
@@ -66,7 +66,7 @@ def test_a_member_is_cut_and_the_others_stay(document: tuple[Any, str], data: st
 
 
 @given(documents(st.lists(VALUES, max_size=3)), VALUES)
-def test_what_was_added_and_cut_leaves_the_same_values(document: tuple[Any, str], item: Any) -> None:
+def test_adding_and_removing_a_member_restores_the_values(document: tuple[Any, str], item: Any) -> None:
     value, text = document
     added = insert(text, parse(text), json.dumps(item))
     assert parse(cut(added, parse(added), len(value))).value == value
@@ -80,14 +80,14 @@ def _is_subsequence(part: str, whole: str) -> bool:
 @pytest.mark.parametrize(
     "text", ["", "{", '{"a" 1}', "{'a': 1}", "[1 2]", "{} x", '{"a": tru}', '["\n"]', "[01]", "[" * 300 + "]" * 300]
 )
-def test_what_is_no_json_is_refused_with_its_place(text: str) -> None:
+def test_invalid_jsonc_is_refused_with_its_position(text: str) -> None:
     with pytest.raises(MulliganError) as caught:
         parse(text)
     assert caught.value.code == "invalid_json"
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     try:
         parse(text)
     except MulliganError as error:

@@ -8,22 +8,22 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import mulligan.opening as opening
-from mulligan.agents.hooks.dispatch import DONE, TROUBLE, Dispatcher
-from mulligan.agents.hooks.events import HookEvent, Kind
-from mulligan.agents.hooks.recorder import Recorder
-from mulligan.history.bounds import collect_garbage
+import mulligan.api as api
+from mulligan.agents.hooks.recorder import DONE, TROUBLE, Dispatcher, HookEvent, Kind, Recorder
+from mulligan.api import Mulligan
+from mulligan.history import observe
+from mulligan.history.log import log_view
+from mulligan.history.retention import collect_garbage
 from mulligan.history.tables import KEPT, OPEN
-from mulligan.history.views import log_view
-from mulligan.opening import Mulligan
 from mulligan.values.clock import monotonic_s, since_boot_s
-from mulligan.values.faults import MulliganError, fault
+from mulligan.values.errors import MulliganError, fault
+from tests.history.test_unstable_reads import SIZE_BYTES, written_all_the_time
 
 ENV = b"KEY=1\n"
 
@@ -34,8 +34,8 @@ class Agent:
     def __init__(self, root: Path, store: Path) -> None:
         self.root = root
         self._store = store
-        self.opened: Mulligan = opening.open(str(root), store=str(store))
-        self.recorder = Recorder(self.opened.desk)
+        self.opened: Mulligan = api.open(str(root), store=str(store))
+        self.recorder = Recorder(self.opened.open_root)
 
     def say(self, kind: Kind, *, late: bool = False, pid: int = 0, **fields: Any) -> None:
         told: dict[str, Any] = {"agent": "claude", "session": "s1", "cwd": str(self.root), "turn": "p1", **fields}
@@ -51,12 +51,12 @@ class Agent:
         """As if the process behind the hooks had been killed: nothing is saved, nothing is said."""
         self.recorder.close()
         self.opened.close()
-        self.opened = opening.open(str(self.root), store=str(self._store))
-        self.recorder = Recorder(self.opened.desk)
+        self.opened = api.open(str(self.root), store=str(self._store))
+        self.recorder = Recorder(self.opened.open_root)
 
     def log(self) -> list[dict[str, Any]]:
         """Oldest first."""
-        return log_view(self.opened.desk)[::-1]
+        return log_view(self.opened.open_root)[::-1]
 
     def changes(self) -> list[tuple[str | None, dict[str, str]]]:
         """Of each call its label and what became of which path."""
@@ -89,7 +89,7 @@ def tree(root: Path) -> dict[str, bytes | None]:
     return {str(path.relative_to(root)): path.read_bytes() if path.is_file() else None for path in root.rglob("*")}
 
 
-def test_what_breaks_between_two_events_is_told(agent: Agent, tmp_path: Path) -> None:
+def test_an_error_between_two_events_is_reported(agent: Agent, tmp_path: Path) -> None:
     told = {"session_id": "s1", "cwd": str(agent.root), "hook_event_name": "PreToolUse", "tool_name": "Bash"}
     dispatcher = Dispatcher(str(tmp_path), lambda event, project: agent.recorder)
     sent = f"1 claude - {os.getpid()} {time.time_ns()} 60000\n".encode()
@@ -133,19 +133,19 @@ def test_an_edit_is_one_call_with_the_agents_own_ids(agent: Agent) -> None:
     assert not (agent.root / "new").exists()
 
 
-def test_a_failed_tool_is_recorded_and_not_put_back(agent: Agent) -> None:
+def test_a_failed_tool_is_recorded_and_its_changes_are_kept(agent: Agent) -> None:
     agent.shell("c1", "echo changed > a.txt; false", failed="Exit code 1")
     assert (agent.root / "a.txt").read_text() == "changed\n"
     assert [(row["status"], len(row["changes"])) for row in agent.log()] == [("committed", 1)]
 
 
-def test_a_tool_that_only_looks_is_not_recorded(agent: Agent) -> None:
+def test_a_tool_that_only_reads_is_not_recorded(agent: Agent) -> None:
     agent.say("pre", label="c1", tool="Read")
     agent.say("post", label="c1", tool="Read")
     assert agent.log() == []
 
 
-def test_prompts_are_turns_and_a_turn_goes_back_as_one(agent: Agent) -> None:
+def test_each_prompt_is_a_turn_and_a_turn_is_rolled_back_whole(agent: Agent) -> None:
     before = tree(agent.root)
     for turn in ("p1", "p2"):
         agent.say("prompt", turn=turn, prompt=f"do {turn}")
@@ -158,7 +158,7 @@ def test_prompts_are_turns_and_a_turn_goes_back_as_one(agent: Agent) -> None:
     assert tree(agent.root) == before
 
 
-def test_a_persons_edit_between_two_calls_stays(agent: Agent) -> None:
+def test_a_persons_edit_between_two_calls_survives_undo(agent: Agent) -> None:
     agent.shell("c1", "echo three >> a.txt")
     (agent.root / "a.txt").write_text("zero\none\ntwo\nthree\n")
     agent.shell("c2", "echo x > b.txt")
@@ -167,7 +167,7 @@ def test_a_persons_edit_between_two_calls_stays(agent: Agent) -> None:
     assert (agent.root / "a.txt").read_text() == "zero\none\ntwo\n"
 
 
-def test_what_a_person_wrote_before_a_command_deleted_it_comes_back(agent: Agent) -> None:
+def test_undo_restores_a_persons_edit_that_a_command_deleted(agent: Agent) -> None:
     agent.shell("c1", "true")
     (agent.root / "notes.txt").write_text("never seen by anybody")
     agent.shell("c2", "rm notes.txt")
@@ -175,7 +175,7 @@ def test_what_a_person_wrote_before_a_command_deleted_it_comes_back(agent: Agent
     assert (agent.root / "notes.txt").read_text() == "never seen by anybody"
 
 
-def test_windows_that_overlap_lose_nothing(agent: Agent) -> None:
+def test_overlapping_capture_windows_lose_no_change(agent: Agent) -> None:
     before = tree(agent.root)
     one: dict[str, Any] = {"label": "one", "tool": "Bash", "input": {"command": "1"}}
     two: dict[str, Any] = {"label": "two", "tool": "Bash", "input": {"command": "2"}}
@@ -195,7 +195,7 @@ def test_windows_that_overlap_lose_nothing(agent: Agent) -> None:
     assert tree(agent.root) == before
 
 
-def test_an_edit_inside_a_window_is_the_edits_own(agent: Agent) -> None:
+def test_an_edit_inside_a_capture_window_is_recorded_as_the_edits_own(agent: Agent) -> None:
     window: dict[str, Any] = {"label": "w", "tool": "Bash", "input": {"command": "x"}}
     edit: dict[str, Any] = {"label": "e", "tool": "Edit", "input": {"file_path": str(agent.root / "a.txt")}}
     agent.say("pre", **window)
@@ -207,7 +207,7 @@ def test_an_edit_inside_a_window_is_the_edits_own(agent: Agent) -> None:
     assert agent.changes() == [("w", {".env": "modified"}), ("e", {"a.txt": "modified"})]
 
 
-def test_a_call_of_our_own_inside_a_window_is_not_recorded_twice(agent: Agent) -> None:
+def test_a_mulligan_call_inside_a_capture_window_is_not_recorded_twice(agent: Agent) -> None:
     told: dict[str, Any] = {"label": "w", "tool": "mcp__mulligan__write", "input": {}}
     agent.say("pre", **told)
     with agent.opened.session("mcp").call("ours") as call:
@@ -217,7 +217,7 @@ def test_a_call_of_our_own_inside_a_window_is_not_recorded_twice(agent: Agent) -
 
 
 @pytest.mark.parametrize("restarts", ["before", "inside", "after"])
-def test_nothing_is_lost_when_the_process_behind_the_hooks_dies(agent: Agent, restarts: str) -> None:
+def test_no_change_is_lost_when_the_background_process_dies(agent: Agent, restarts: str) -> None:
     agent.shell("c0", "true")
     agent.recorder.go_on(float("inf"))
     before = tree(agent.root)
@@ -238,18 +238,18 @@ def test_nothing_is_lost_when_the_process_behind_the_hooks_dies(agent: Agent, re
     assert tree(agent.root) == before
 
 
-def test_the_bytes_that_the_next_change_will_need_are_not_collected(agent: Agent) -> None:
+def test_gc_keeps_the_bytes_that_the_next_change_needs(agent: Agent) -> None:
     agent.shell("c0", "true")
     agent.recorder.go_on(float("inf"))
-    with agent.opened.desk.ledger.store.read() as tx:
+    with agent.opened.open_root.ledger.store.read() as tx:
         assert tx.count(KEPT) > 0
-    collect_garbage(agent.opened.desk.ledger)
+    collect_garbage(agent.opened.open_root.ledger)
     agent.shell("c1", "rm .env")
     agent.undo("c1")
     assert (agent.root / ".env").read_bytes() == ENV
 
 
-def test_the_end_of_a_call_whose_beginning_was_missed_says_so(agent: Agent) -> None:
+def test_a_call_whose_start_event_was_missed_says_so(agent: Agent) -> None:
     agent.say("session_start")
     agent.recorder.go_on(float("inf"))
     (agent.root / ".env").write_text("KEY=3\n")
@@ -261,7 +261,7 @@ def test_the_end_of_a_call_whose_beginning_was_missed_says_so(agent: Agent) -> N
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a_call_whose_beginning_was_missed_is_not_charged_with_an_undo_before_it(agent: Agent, restarts: bool) -> None:
+def test_a_call_whose_start_event_was_missed_does_not_contain_an_earlier_undo(agent: Agent, restarts: bool) -> None:
     (agent.root / "gone.txt").write_text("1\n")
     agent.say("session_start")
     agent.shell("t1", "echo KEY=3 > .env; rm a.txt; echo 1 > kept.txt")
@@ -275,7 +275,7 @@ def test_a_call_whose_beginning_was_missed_is_not_charged_with_an_undo_before_it
     assert (agent.root / "a.txt").exists() and (agent.root / "gone.txt").exists()
 
 
-def test_calls_whose_beginnings_were_missed_follow_each_other(agent: Agent) -> None:
+def test_calls_whose_start_events_were_missed_are_recorded_one_after_another(agent: Agent) -> None:
     agent.shell("t1", "echo KEY=2 > .env")
     for label, value in (("t2", b"KEY=3\n"), ("t3", b"KEY=4\n")):
         (agent.root / ".env").write_bytes(value)
@@ -285,7 +285,7 @@ def test_calls_whose_beginnings_were_missed_follow_each_other(agent: Agent) -> N
     assert agent.undo("t3").ok and (agent.root / ".env").read_bytes() == b"KEY=3\n"
 
 
-def test_what_comes_late_begins_nothing(agent: Agent) -> None:
+def test_a_late_event_starts_no_call(agent: Agent) -> None:
     agent.say("session_start")
     agent.recorder.go_on(float("inf"))
     (agent.root / ".env").write_text("KEY=3\n")
@@ -306,7 +306,7 @@ def test_the_same_event_twice_is_one_call(agent: Agent) -> None:
     assert agent.changes() == [("c1", {"a.txt": "modified"})]
 
 
-def test_an_id_that_comes_again_in_another_turn_is_another_call(agent: Agent) -> None:
+def test_the_same_tool_id_in_another_turn_is_another_call(agent: Agent) -> None:
     agent.shell("call_1", "echo 1 > a.txt", turn="p1")
     agent.shell("call_1", "echo 2 > a.txt", turn="p2")
     assert [label for label, _ in agent.changes()] == ["call_1", "call_1"]
@@ -314,7 +314,7 @@ def test_an_id_that_comes_again_in_another_turn_is_another_call(agent: Agent) ->
     assert (agent.root / "a.txt").read_text() == "1\n"
 
 
-def test_an_agent_without_ids_is_followed_by_what_it_asks(agent: Agent) -> None:
+def test_calls_of_an_agent_without_ids_are_matched_by_their_input(agent: Agent) -> None:
     one: dict[str, Any] = {"agent": "gemini", "turn": None, "tool": "run_shell_command", "input": {"command": "1"}}
     two = {**one, "input": {"command": "2"}}
     agent.say("prompt", agent="gemini", turn=None, prompt="both")
@@ -330,7 +330,7 @@ def test_an_agent_without_ids_is_followed_by_what_it_asks(agent: Agent) -> None:
 
 
 @pytest.mark.parametrize("kind", ["stop", "prompt", "session_end"])
-def test_what_is_open_when_the_agent_has_stopped_is_over(agent: Agent, kind: Kind) -> None:
+def test_a_stop_event_ends_open_calls(agent: Agent, kind: Kind) -> None:
     agent.say("pre", label="c1", tool="Bash", input={"command": "x"})
     (agent.root / "a.txt").write_text("half done")
     agent.say(kind, turn="p2" if kind == "prompt" else "p1")
@@ -338,7 +338,7 @@ def test_what_is_open_when_the_agent_has_stopped_is_over(agent: Agent, kind: Kin
     assert (agent.root / "a.txt").read_text() == "half done"
 
 
-def test_parts_of_an_agent_that_work_on_are_not_ended_with_it(agent: Agent) -> None:
+def test_a_stop_event_does_not_end_calls_of_running_subagents(agent: Agent) -> None:
     told: dict[str, Any] = {"label": "c1", "tool": "Bash", "input": {"command": "x"}, "worker": "sub"}
     agent.say("pre", **told)
     agent.say("stop")
@@ -354,7 +354,7 @@ def _dead_pid() -> int:
 
 
 @pytest.mark.parametrize("who", ["recorder", "opener"])
-def test_a_call_whose_agent_is_dead_ends_by_recording(agent: Agent, who: str) -> None:
+def test_a_call_of_a_dead_agent_ends_and_its_changes_are_recorded(agent: Agent, who: str) -> None:
     agent.shell("c0", "true")
     agent.recorder.go_on(float("inf"))
     child = subprocess.Popen(["sleep", "1000"])
@@ -369,19 +369,19 @@ def test_a_call_whose_agent_is_dead_ends_by_recording(agent: Agent, who: str) ->
     else:
         agent.restart()
     assert agent.changes()[-1] == ("c1", {".env": "modified"})
-    with agent.opened.desk.ledger.store.read() as tx:
+    with agent.opened.open_root.ledger.store.read() as tx:
         assert tx.select(OPEN) == []
     agent.undo("c1")
     assert (agent.root / ".env").read_bytes() == ENV
 
 
-def test_a_living_agents_call_is_not_ended_by_opening_the_store(agent: Agent) -> None:
+def test_opening_the_store_does_not_end_a_call_of_a_living_agent(agent: Agent) -> None:
     agent.say("pre", label="c1", tool="Bash", input={"command": "x"}, pid=os.getpid())
     agent.restart()
     assert [row["status"] for row in agent.log()] == ["open"]
 
 
-def test_files_outside_are_named_and_not_touched(agent: Agent, tmp_path: Path) -> None:
+def test_files_outside_the_root_are_listed_and_not_touched(agent: Agent, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere.txt"
     told: dict[str, Any] = {"label": "c1", "tool": "Write", "input": {"file_path": str(elsewhere)}}
     agent.say("pre", **told)
@@ -401,7 +401,21 @@ def test_a_path_through_a_link_is_the_file_behind_it(agent: Agent) -> None:
     assert agent.changes() == [("c1", {"real/f": "modified"})]
 
 
-def test_a_file_too_large_to_keep_is_told(agent: Agent) -> None:
+@pytest.mark.req("D5.unstable_read")
+def test_a_file_that_changes_during_every_read_is_listed_as_unstable(agent: Agent) -> None:
+    busy, number = agent.root / "busy.bin", 0
+    while ("busy.bin", "unstable") not in agent.coverage():
+        busy.write_bytes(bytes(SIZE_BYTES))
+        told: dict[str, Any] = {"label": f"c{number}", "tool": "Edit", "input": {"file_path": str(busy)}}
+        with written_all_the_time(busy):
+            agent.say("pre", **told)
+            with busy.open("ab") as file:
+                file.write(b"x")
+            agent.say("post", **told)
+        number += 1
+
+
+def test_a_file_too_large_to_capture_is_reported(agent: Agent) -> None:
     (agent.root / "big.bin").write_bytes(os.urandom(3 << 20))
     agent.shell("c1", "echo x >> big.bin; echo y > a.txt")
     assert agent.changes() == [("c1", {"a.txt": "modified"})]
@@ -410,7 +424,7 @@ def test_a_file_too_large_to_keep_is_told(agent: Agent) -> None:
     assert agent.changes()[1:] == [("c2", {"big.bin": "modified"})]
 
 
-def test_a_repository_is_kept_by_reference_and_its_files_come_back(agent: Agent) -> None:
+def test_a_git_repository_is_captured_by_reference_and_its_files_are_restored(agent: Agent) -> None:
     git = ["git", "-C", str(agent.root), "-c", "user.name=T", "-c", "user.email=t@example.com"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
         subprocess.run([*git, *words], check=True)
@@ -424,7 +438,7 @@ def test_a_repository_is_kept_by_reference_and_its_files_come_back(agent: Agent)
     assert {name: data for name, data in tree(agent.root).items() if not name.startswith(".git/")} == before
 
 
-def test_a_folder_moved_and_a_folder_removed_come_back(agent: Agent) -> None:
+def test_undo_restores_a_moved_and_a_removed_folder(agent: Agent) -> None:
     (agent.root / "pkg/inner").mkdir(parents=True)
     (agent.root / "pkg/inner/f.py").write_text("f")
     (agent.root / "pkg/g.py").write_text("g")
@@ -444,9 +458,9 @@ def coverage_of(agent: Agent, label: str) -> list[tuple[str, str]]:
 
 
 @contextmanager
-def cat(folder: Path) -> Iterator[None]:
+def cat(folder: Path, **how: Any) -> Iterator[None]:
     """A process that works in a folder as long as the block lasts."""
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, cwd=folder) as running:
+    with subprocess.Popen(**{"args": ["cat"], "stdin": subprocess.PIPE, "cwd": folder, **how}) as running:
         yield
         running.communicate()
 
@@ -468,6 +482,27 @@ def test_a_process_that_a_command_leaves_running_is_named_in_its_coverage(agent:
     assert found == [[], [(".", "background")], []]
 
 
+@pytest.mark.req("D6.coverage.background")
+@pytest.mark.parametrize("kind", ["left the folder", "has a file open", "is in a folder called mulligan", "elsewhere"])
+def test_a_daemon_counts_although_it_works_in_another_folder(agent: Agent, kind: str) -> None:
+    told: dict[str, Any] = {"label": "leaves", "tool": "Bash", "input": {"command": "daemon"}}
+    inner = agent.root / "mulligan"
+    inner.mkdir()
+    agent.say("pre", **told)
+    with ExitStack() as stack:
+        if kind == "left the folder":
+            stack.enter_context(cat(Path("/"), env={**os.environ, "PWD": str(agent.root)}))
+        elif kind == "has a file open":
+            stack.enter_context(cat(Path("/"), stdout=stack.enter_context(open(agent.root / "out", "wb"))))
+        elif kind == "is in a folder called mulligan":
+            stack.enter_context(cat(inner, args=["cat", "-", str(inner / "none")]))
+        else:
+            stack.enter_context(cat(Path("/")))
+        agent.say("post", **told)
+    expected = [] if kind == "elsewhere" else [(".", "background")]
+    assert [note for note in coverage_of(agent, "leaves") if note[1] == "background"] == expected
+
+
 @pytest.mark.req("D6.coverage.store_full")
 def test_a_call_during_which_the_store_was_full_says_so(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     told: dict[str, Any] = {"label": "full", "tool": "Bash", "input": {"command": "echo"}}
@@ -479,7 +514,22 @@ def test_a_call_during_which_the_store_was_full_says_so(agent: Agent, monkeypatc
     assert (".", "store_full") in coverage_of(agent, "full") and coverage_of(agent, "later") == []
 
 
-def _full_disk() -> None:
+@pytest.mark.req("D6.coverage.store_full")
+def test_a_call_that_the_store_could_not_take_says_so_when_another_process_ends_it(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[str, Any] = {"label": "full", "tool": "Bash", "input": {"command": "echo"}}
+    agent.say("pre", **told)
+    (agent.root / "b.txt").write_text("1")
+    with monkeypatch.context() as disk, pytest.raises(MulliganError):
+        disk.setattr(observe, "record_changes", _full_disk)
+        agent.say("post", **told)
+    agent.restart()
+    agent.say("post", **told)
+    assert (".", "store_full") in coverage_of(agent, "full")
+
+
+def _full_disk(*_: object, **__: object) -> None:
     raise fault("no_space", "The disk is full; free some space and try again.")
 
 
@@ -490,3 +540,27 @@ def test_a_file_that_a_hooked_command_moved_is_a_move(agent: Agent) -> None:
     assert changes["moved.txt"]["kind"] == "renamed" and changes["moved.txt"]["from"] == "a.txt"
     agent.undo("c1")
     assert (agent.root / "a.txt").exists() and not (agent.root / "moved.txt").exists()
+
+
+@pytest.mark.req("D6.git_outside_restore")
+def test_a_commit_in_a_linked_working_tree_is_recorded_and_undone_with_git_restore(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        command = ["git", "-c", "user.name=u", "-c", "user.email=e", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    main, root = str(tmp_path / "main"), tmp_path / "tree"
+    git("init", "-q", main)
+    git("-C", main, "commit", "-q", "--allow-empty", "-m", "0")
+    git("-C", main, "worktree", "add", "-q", str(root))
+    old, agent = git("-C", str(root), "rev-parse", "HEAD"), Agent(root, tmp_path / "store")
+    try:
+        commit = "git -c user.name=u -c user.email=e commit -q"
+        agent.shell("1", "echo one > a")
+        agent.shell("2", f"git add a && {commit} -m 1")
+        assert [note for note in agent.coverage() if note[0] == ".git"] == [(".git", "commit_outside")]
+        call = agent.log()[-1]["id"]
+        assert agent.opened.session("s1").undo(call, git="restore").ok
+        assert git("-C", str(root), "rev-parse", "HEAD") == old
+        assert git("-C", str(root), "status", "--short") == "?? a"
+    finally:
+        agent.close()

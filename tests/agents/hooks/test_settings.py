@@ -13,12 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_room.hooks.people import Site
-from agent_room.hooks.test_jsonc import documents
-from mulligan.agents.hooks.hosts import HOSTS, MARK, Host, command_for
-from mulligan.agents.hooks.jsonc import parse
-from mulligan.agents.hooks.settings import Settings
-from mulligan.values.faults import MulliganError
+from mulligan.agents.hooks.settings import HOSTS, MARK, Host, Settings, command_for, parse
+from mulligan.values.errors import MulliganError
+from tests.agents.hooks.hooked_workspace import HookedWorkspace
+from tests.agents.hooks.test_jsonc import documents
 
 COMMENTED = b"""// my settings
 {
@@ -71,18 +69,18 @@ def commands(file: Path) -> dict[str, list[str]]:
 
 
 @pytest.mark.req("D14.hooks.install_claude", "D14.hooks.install_gemini", "D14.hooks.install_codex", "D14.hooks.status")
-def test_every_moment_gets_our_hook(tmp_path: Path, host: Host) -> None:
+def test_install_adds_our_hook_to_every_event(tmp_path: Path, host: Host) -> None:
     found = settings(tmp_path, host)
-    assert not found.standing().is_installed
+    assert not found.installed().is_installed
     assert found.install()
     file = tmp_path / "agent" / "settings.json"
     assert commands(file) == {event: [command_for(host.name)] for event in host.events}
-    assert found.standing().is_installed
+    assert found.installed().is_installed
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 @pytest.mark.req("D14.hooks.uninstall")
-def test_a_file_and_a_folder_of_ours_go_again(tmp_path: Path, host: Host) -> None:
+def test_uninstall_removes_the_file_and_folder_that_install_created(tmp_path: Path, host: Host) -> None:
     found = settings(tmp_path, host)
     found.install()
     assert found.uninstall()
@@ -92,7 +90,7 @@ def test_a_file_and_a_folder_of_ours_go_again(tmp_path: Path, host: Host) -> Non
 
 @pytest.mark.req("D14.hooks.settings_kept", "D14.hooks.uninstall")
 @pytest.mark.parametrize("before", ODD)
-def test_odd_settings_are_merged_and_given_back_byte_for_byte(tmp_path: Path, before: bytes, host: Host) -> None:
+def test_unusual_settings_are_restored_byte_for_byte(tmp_path: Path, before: bytes, host: Host) -> None:
     found, file = with_file(tmp_path, before, host)
     file.chmod(0o640)
     assert found.install()
@@ -103,7 +101,7 @@ def test_odd_settings_are_merged_and_given_back_byte_for_byte(tmp_path: Path, be
     }
     for event, groups in original.get("hooks", {}).items():
         assert merged["hooks"][event][: len(groups)] == groups
-    assert found.standing().is_installed
+    assert found.installed().is_installed
     assert not found.install()
     assert found.uninstall()
     assert file.read_bytes() == before
@@ -111,7 +109,7 @@ def test_odd_settings_are_merged_and_given_back_byte_for_byte(tmp_path: Path, be
     assert os.listdir(tmp_path / "agent") == ["settings.json"]
 
 
-def test_comments_and_the_manner_of_the_file_stay(tmp_path: Path) -> None:
+def test_comments_and_formatting_of_the_file_stay(tmp_path: Path) -> None:
     found, file = with_file(tmp_path, COMMENTED)
     found.install()
     text = file.read_text()
@@ -123,7 +121,7 @@ def test_comments_and_the_manner_of_the_file_stay(tmp_path: Path) -> None:
 
 @pytest.mark.req("D14.hooks.uninstall")
 @pytest.mark.parametrize("before", ODD)
-def test_of_a_file_edited_since_only_ours_is_taken_out(tmp_path: Path, before: bytes) -> None:
+def test_uninstall_removes_only_our_entries_from_a_file_edited_since(tmp_path: Path, before: bytes) -> None:
     found, file = with_file(tmp_path, before)
     found.install()
     text = file.read_bytes().decode()
@@ -140,7 +138,7 @@ def test_of_a_file_edited_since_only_ours_is_taken_out(tmp_path: Path, before: b
 
 @pytest.mark.req("D14.hooks.settings_kept", "D14.hooks.uninstall")
 @pytest.mark.parametrize("remembers", [True, False])
-def test_comments_in_empty_lists_stay_when_ours_is_taken_out(tmp_path: Path, remembers: bool) -> None:
+def test_uninstall_keeps_comments_in_empty_lists(tmp_path: Path, remembers: bool) -> None:
     before = '{\n  "hooks": {\n    // one\n    "PreToolUse": [ /* two */ ], // three\n  },\n  // four\n}\n'
     found, file = with_file(tmp_path, before.encode())
     found.install()
@@ -154,7 +152,7 @@ def test_comments_in_empty_lists_stay_when_ours_is_taken_out(tmp_path: Path, rem
 @pytest.mark.req("D14.hooks.uninstall")
 @pytest.mark.parametrize("more", ['"hooks": {}', '"hooks": {"Stop": []}'])
 @pytest.mark.parametrize("first", [True, False])
-def test_ours_is_found_under_whichever_of_two_equal_keys(tmp_path: Path, more: str, first: bool) -> None:
+def test_our_entry_is_found_under_either_of_two_equal_keys(tmp_path: Path, more: str, first: bool) -> None:
     found, file = with_file(tmp_path, b'{"a": 1}')
     found.install()
     text = file.read_text()
@@ -174,7 +172,7 @@ def test_ours_is_found_under_whichever_of_two_equal_keys(tmp_path: Path, more: s
         (b'{"a": "\xff"}', "unsupported_target"),
     ],
 )
-def test_what_cannot_be_merged_with_is_refused_and_left(tmp_path: Path, before: bytes, code: str) -> None:
+def test_settings_that_cannot_be_merged_are_refused_and_unchanged(tmp_path: Path, before: bytes, code: str) -> None:
     found, file = with_file(tmp_path, before)
     with pytest.raises(MulliganError) as caught:
         found.install()
@@ -184,7 +182,7 @@ def test_what_cannot_be_merged_with_is_refused_and_left(tmp_path: Path, before: 
 
 
 @pytest.mark.req("D14.hooks.settings_kept")
-def test_a_read_only_file_is_refused_and_left(tmp_path: Path) -> None:
+def test_a_read_only_file_is_refused_and_unchanged(tmp_path: Path) -> None:
     found, file = with_file(tmp_path, b"{}")
     file.chmod(0o444)
     with pytest.raises(MulliganError) as caught:
@@ -207,7 +205,7 @@ def test_a_link_to_the_settings_stays_a_link(tmp_path: Path) -> None:
     assert real.read_text() == '{"a": 1}\n'
 
 
-def test_without_our_memory_ours_is_still_found_and_cut(tmp_path: Path) -> None:
+def test_uninstall_finds_our_entries_without_the_saved_state(tmp_path: Path) -> None:
     found, file = with_file(tmp_path, COMMENTED)
     found.install()
     elsewhere = Settings(HOSTS["claude"], str(file), str(tmp_path / "other memory"))
@@ -216,7 +214,7 @@ def test_without_our_memory_ours_is_still_found_and_cut(tmp_path: Path) -> None:
 
 
 @given(documents(st.dictionaries(st.text(max_size=4), st.integers(-(2**63), 2**63 - 1), max_size=3)))
-def test_any_settings_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
+def test_install_and_uninstall_restore_any_settings(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
     value, text = document
     found, file = with_file(tmp_path_factory.mktemp("any"), text.encode())
     if "hooks" in value:
@@ -228,7 +226,7 @@ def test_any_settings_come_back_as_they_were(tmp_path_factory: pytest.TempPathFa
     assert file.read_bytes() == text.encode()
 
 
-def test_the_command_ends_well_when_we_are_no_longer_there(tmp_path: Path) -> None:
+def test_the_hook_command_succeeds_after_mulligan_was_uninstalled(tmp_path: Path) -> None:
     command = command_for("claude").replace("client.py", "missing.py")
     done = subprocess.run(["sh", "-c", command], input=b"{}", capture_output=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
@@ -237,33 +235,33 @@ def test_the_command_ends_well_when_we_are_no_longer_there(tmp_path: Path) -> No
 @pytest.mark.req("D14.cli.hooks")
 @pytest.mark.parametrize("scope", ["--user", "--project"])
 @pytest.mark.parametrize("agent", sorted(HOSTS))
-def test_on_the_command_line(site: Site, agent: str, scope: str) -> None:
-    before = {path: path.read_bytes() for path in site.root.rglob("*") if path.is_file()}
-    done = site.mulligan("hooks", "install", agent, scope, "--json")
+def test_install_status_and_uninstall_on_the_command_line(workspace: HookedWorkspace, agent: str, scope: str) -> None:
+    before = {path: path.read_bytes() for path in workspace.root.rglob("*") if path.is_file()}
+    done = workspace.mulligan("hooks", "install", agent, scope, "--json")
     assert done.returncode == 0, done.stderr
     path = Path(json.loads(done.stdout)["path"])
-    assert path.is_relative_to(site.home if scope == "--user" else site.root)
-    states = json.loads(site.mulligan("hooks", "status", agent, "--json").stdout)["hooks"]
+    assert path.is_relative_to(workspace.home if scope == "--user" else workspace.root)
+    states = json.loads(workspace.mulligan("hooks", "status", agent, "--json").stdout)["hooks"]
     assert {(one["scope"], one["state"]) for one in states} == {
         ("user", "installed" if scope == "--user" else "no"),
         ("project", "installed" if scope == "--project" else "no"),
     }
-    assert site.mulligan("hooks", "uninstall", agent, scope).returncode == 0
-    assert {path: path.read_bytes() for path in site.root.rglob("*") if path.is_file()} == before
-    assert list(site.home.iterdir()) == []
+    assert workspace.mulligan("hooks", "uninstall", agent, scope).returncode == 0
+    assert {path: path.read_bytes() for path in workspace.root.rglob("*") if path.is_file()} == before
+    assert list(workspace.home.iterdir()) == []
 
 
-def test_a_refusal_says_why_and_exits_with_two(site: Site) -> None:
-    (site.home / ".claude").mkdir()
-    (site.home / ".claude" / "settings.json").write_text("{ nonsense")
-    done = site.mulligan("hooks", "install", "claude")
+def test_a_refusal_names_the_reason_and_exits_with_2(workspace: HookedWorkspace) -> None:
+    (workspace.home / ".claude").mkdir()
+    (workspace.home / ".claude" / "settings.json").write_text("{ nonsense")
+    done = workspace.mulligan("hooks", "install", "claude")
     assert (done.returncode, done.stdout) == (2, "")
     assert "settings.json" in done.stderr
 
 
 @pytest.mark.req("D14.hooks.status")
-def test_status_is_told_where_the_store_cannot_be(site: Site) -> None:
-    site.store.parent.mkdir(exist_ok=True)
-    site.store.write_text("a file")
-    body = json.loads(site.mulligan("hooks", "status", "claude", "--json").stdout)
+def test_status_works_where_no_store_can_be(workspace: HookedWorkspace) -> None:
+    workspace.store.parent.mkdir(exist_ok=True)
+    workspace.store.write_text("a file")
+    body = json.loads(workspace.mulligan("hooks", "status", "claude", "--json").stdout)
     assert (body["process"], body["undelivered"], {one["state"] for one in body["hooks"]}) == (None, 0, {"no"})

@@ -8,10 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import apsw
 import pytest
 
 import mulligan
-from agent_room.hooks.people import Site, gone
+from tests.agents.hooks.hooked_workspace import HookedWorkspace, gone
 
 CHILD = """
 import os, sys
@@ -28,57 +29,67 @@ print(len(synced))
 """
 
 
-def files_synced_by_a_short_process(site: Site) -> int:
-    command = [sys.executable, "-c", CHILD, str(site.root), str(site.store)]
-    done = subprocess.run(command, capture_output=True, text=True, env=site.env)
+def files_synced_by_a_short_process(workspace: HookedWorkspace) -> int:
+    command = [sys.executable, "-c", CHILD, str(workspace.root), str(workspace.store)]
+    done = subprocess.run(command, capture_output=True, text=True, env=workspace.env)
     assert done.returncode == 0, done.stderr
-    assert (site.root / "a.txt").read_text() == "new"
+    assert (workspace.root / "a.txt").read_text() == "new"
     return int(done.stdout)
 
 
-def originals_left(site: Site) -> list[str]:
-    found = (site.store / "originals").glob("*/*")
+def originals_left(workspace: HookedWorkspace) -> list[str]:
+    found = (workspace.store / "originals").glob("*/*")
     return [path.name for path in found if not path.name.startswith(("folder-", "next-"))]
 
 
-@pytest.mark.req("D5.durability_process")
-def test_a_process_that_ends_leaves_its_syncs_to_the_background_process(site: Site) -> None:
-    site.hook("SessionStart")
-    assert files_synced_by_a_short_process(site) == 0
-    # It ends when it has synced what it was asked to.
-    site.stop()
-    assert originals_left(site) == []
-
-
-@pytest.mark.req("D5.durability_process")
-def test_without_a_background_process_it_syncs_before_it_ends(site: Site) -> None:
-    assert files_synced_by_a_short_process(site) > 0
-    assert originals_left(site) == []
-
-
-@pytest.mark.req("D5.durability_process")
-def test_a_socket_without_its_process_is_no_background_process(site: Site) -> None:
-    site.hook("SessionStart")
-    pid = site.keeper_pid()
-    assert pid is not None
-    with gone(pid):
-        os.kill(pid, signal.SIGKILL)
-    assert Path(site.folder, "keeper.sock").exists()
-    assert files_synced_by_a_short_process(site) > 0
-    assert originals_left(site) == []
-
-
-@pytest.mark.req("D5.durability_process")
-def test_what_a_background_process_did_not_sync_is_kept_for_the_next_process(site: Site) -> None:
-    site.hook("SessionStart")
-    pid = site.keeper_pid()
-    assert pid is not None
+def stop_between_transactions(pid: int, store: Path) -> None:
+    """Stop a process that writes to this store. A process that is stopped in a transaction would block all writers."""
+    database = apsw.Connection(str(store / "store.db"))
+    database.set_busy_timeout(600_000)
+    database.execute("BEGIN IMMEDIATE")
     os.kill(pid, signal.SIGSTOP)
-    assert files_synced_by_a_short_process(site) == 0
-    assert len(originals_left(site)) == 1
+    database.execute("ROLLBACK")
+    database.close()
+
+
+@pytest.mark.req("D5.durability_process")
+def test_a_process_that_ends_leaves_its_syncs_to_the_background_process(workspace: HookedWorkspace) -> None:
+    workspace.hook("SessionStart")
+    assert files_synced_by_a_short_process(workspace) == 0
+    # It ends when it has synced what it was asked to.
+    workspace.stop()
+    assert originals_left(workspace) == []
+
+
+@pytest.mark.req("D5.durability_process")
+def test_without_a_background_process_it_syncs_before_it_ends(workspace: HookedWorkspace) -> None:
+    assert files_synced_by_a_short_process(workspace) > 0
+    assert originals_left(workspace) == []
+
+
+@pytest.mark.req("D5.durability_process")
+def test_a_socket_without_a_process_does_not_count_as_background_process(workspace: HookedWorkspace) -> None:
+    workspace.hook("SessionStart")
+    pid = workspace.keeper_pid()
+    assert pid is not None
     with gone(pid):
         os.kill(pid, signal.SIGKILL)
-    with mulligan.open(site.root, store=site.store) as product:
+    assert Path(workspace.folder, "keeper.sock").exists()
+    assert files_synced_by_a_short_process(workspace) > 0
+    assert originals_left(workspace) == []
+
+
+@pytest.mark.req("D5.durability_process")
+def test_what_a_background_process_did_not_sync_is_kept_for_the_next_process(workspace: HookedWorkspace) -> None:
+    workspace.hook("SessionStart")
+    pid = workspace.keeper_pid()
+    assert pid is not None
+    stop_between_transactions(pid, workspace.store)
+    assert files_synced_by_a_short_process(workspace) == 0
+    assert len(originals_left(workspace)) == 1
+    with gone(pid):
+        os.kill(pid, signal.SIGKILL)
+    with mulligan.open(workspace.root, store=workspace.store) as product:
         assert product.session("s").undo().ok
-    assert originals_left(site) == []
-    assert (site.root / "a.txt").read_text() == "one\ntwo\n"
+    assert originals_left(workspace) == []
+    assert (workspace.root / "a.txt").read_text() == "one\ntwo\n"

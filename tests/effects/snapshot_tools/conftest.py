@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from substrate.site import Site, known_repository, open_site
+from tests.effects.snapshot_tools.snapshot_workspace import SnapshotWorkspace, known_repository, open_snapshot_workspace
 
 
 @pytest.fixture
-def repo(tmp_path: Path) -> Iterator[Site]:
+def repo(tmp_path: Path) -> Iterator[SnapshotWorkspace]:
     """The known repository, open."""
-    with open_site(known_repository(tmp_path / "repo"), tmp_path / "store") as site:
-        yield site
+    with open_snapshot_workspace(known_repository(tmp_path / "repo"), tmp_path / "store") as workspace:
+        yield workspace
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Site]:
+def folder(tmp_path: Path) -> Iterator[SnapshotWorkspace]:
     """A directory without git."""
     (tmp_path / "folder").mkdir()
-    with open_site(tmp_path / "folder", tmp_path / "store") as site:
-        yield site
+    with open_snapshot_workspace(tmp_path / "folder", tmp_path / "store") as workspace:
+        yield workspace

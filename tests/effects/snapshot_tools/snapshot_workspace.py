@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import mulligan
-from mulligan.effects.substrate.bench import Bench, Named
-from mulligan.effects.substrate.tools import BY_NAME, run_tool
-from mulligan.opening import Mulligan
+from mulligan.api import Mulligan
+from mulligan.effects.snapshot_tools.context import RequestInfo, SnapshotContext
+from mulligan.effects.snapshot_tools.tools import BY_NAME, run_tool
 from mulligan.values.ids import SessionId
 
 GIT_ENV = {
@@ -57,15 +57,15 @@ def known_repository(root: Path) -> Path:
 
 
 @dataclass
-class Site:
+class SnapshotWorkspace:
     root: Path
     opened: Mulligan
-    bench: Bench
+    context: SnapshotContext
     clock: MovingClock
     session: str = "tests"
 
     def ask(self, tool: str, /, **args: Any) -> dict[str, Any]:
-        return run_tool(self.bench, BY_NAME[tool], args, Named(SessionId(self.session))).body
+        return run_tool(self.context, BY_NAME[tool], args, RequestInfo(SessionId(self.session))).body
 
     def ok(self, tool: str, /, **args: Any) -> dict[str, Any]:
         body = self.ask(tool, **args)
@@ -87,11 +87,11 @@ class Site:
 
 
 @contextmanager
-def open_site(root: Path, store: Path, clock: MovingClock | None = None) -> Iterator[Site]:
+def open_snapshot_workspace(root: Path, store: Path, clock: MovingClock | None = None) -> Iterator[SnapshotWorkspace]:
     clock = clock or MovingClock()
     with mulligan.open(str(root), store=str(store), clock=clock) as opened:
-        bench = Bench(opened.desk, opened.boundary)
+        context = SnapshotContext(opened.open_root, opened.boundary)
         try:
-            yield Site(root, opened, bench, clock)
+            yield SnapshotWorkspace(root, opened, context, clock)
         finally:
-            bench.close()
+            context.close()

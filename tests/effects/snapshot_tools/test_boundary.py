@@ -15,9 +15,14 @@ import pytest
 
 from mulligan.boundary.capability import parse_capability
 from mulligan.boundary.policy import parse_policy
-from mulligan.effects.substrate.bench import Bench
-from mulligan.effects.substrate.tools import TOOLS
-from substrate.site import Site, git, known_repository, open_site
+from mulligan.effects.snapshot_tools.context import SnapshotContext
+from mulligan.effects.snapshot_tools.tools import TOOLS
+from tests.effects.snapshot_tools.snapshot_workspace import (
+    SnapshotWorkspace,
+    git,
+    known_repository,
+    open_snapshot_workspace,
+)
 
 OPS = ("read", "write", "edit", "patch", "search", "list", "stat", "exec")
 PATCH = "--- a/README.md\n+++ b/README.md\n@@ -1 +1 @@\n-# Toy Repo\n\\ No newline at end of file\n+# Ours\n"
@@ -26,21 +31,23 @@ HIDDEN = [{"paths": ["src"], "verdict": "deny"}]
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    with open_site(known_repository(tmp_path / "root"), tmp_path / "store") as opened:
+def workspace(tmp_path: Path) -> Iterator[SnapshotWorkspace]:
+    with open_snapshot_workspace(known_repository(tmp_path / "root"), tmp_path / "store") as opened:
         yield opened
 
 
 def within(
-    site: Site, capability: Mapping[str, object] | None = None, policy: Sequence[Mapping[str, object]] = ()
-) -> Site:
+    workspace: SnapshotWorkspace,
+    capability: Mapping[str, object] | None = None,
+    policy: Sequence[Mapping[str, object]] = (),
+) -> SnapshotWorkspace:
     """The same root for somebody who may do less."""
-    boundary = site.opened.boundary.narrowed(parse_capability(capability or {}), parse_policy(policy))
-    return replace(site, bench=Bench(site.opened.desk, boundary))
+    boundary = workspace.opened.boundary.narrowed(parse_capability(capability or {}), parse_policy(policy))
+    return replace(workspace, context=SnapshotContext(workspace.opened.open_root, boundary))
 
 
-def refusal(site: Site, tool: str, **args: Any) -> tuple[str, str]:
-    error = site.ask(tool, **args)["error"]
+def refusal(workspace: SnapshotWorkspace, tool: str, **args: Any) -> tuple[str, str]:
+    error = workspace.ask(tool, **args)["error"]
     return error["code"], error["details"]["reason"]
 
 
@@ -65,14 +72,16 @@ def arguments(tool: str, snapshot: str) -> list[dict[str, Any]]:
 
 @pytest.mark.req("D8.capability_forms")
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: str(tool.name))
-def test_a_session_that_may_not_do_a_thing_may_not_do_it_here_either(tool: Any, site: Site) -> None:
-    snapshot = site.snapshot(".")
-    before = git(site.root, "status", "--porcelain")
-    without = within(site, {"allowed_fs_ops": [op for op in OPS if op != tool.op]})
-    alone = within(site, {"allowed_fs_ops": [tool.op]})
+def test_a_session_without_a_right_cannot_use_it_through_snapshot_tools(
+    tool: Any, workspace: SnapshotWorkspace
+) -> None:
+    snapshot = workspace.snapshot(".")
+    before = git(workspace.root, "status", "--porcelain")
+    without = within(workspace, {"allowed_fs_ops": [op for op in OPS if op != tool.op]})
+    alone = within(workspace, {"allowed_fs_ops": [tool.op]})
     for args in arguments(tool.name, snapshot):
         assert refusal(without, tool.name, **args) == ("PERMISSION_DENIED", "fs_op_not_allowed")
-        assert git(site.root, "status", "--porcelain") == before
+        assert git(workspace.root, "status", "--porcelain") == before
     for args in arguments(tool.name, snapshot):
         alone.ok(tool.name, **args)
 
@@ -88,39 +97,41 @@ LIMITS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("tool", "args", "capability", "reason"), LIMITS, ids=lambda value: str(value)[:30])
-def test_ceilings_hold(tool: str, args: dict[str, Any], capability: dict[str, Any], reason: str, site: Site) -> None:
-    snapshot = site.snapshot(".")
-    limited = within(site, capability)
+def test_write_limits_of_the_capability_hold(
+    tool: str, args: dict[str, Any], capability: dict[str, Any], reason: str, workspace: SnapshotWorkspace
+) -> None:
+    snapshot = workspace.snapshot(".")
+    limited = within(workspace, capability)
     assert refusal(limited, tool, **args) == ("PERMISSION_DENIED", reason)
     if tool == "workspace.apply_patch":
         assert refusal(limited, tool, **args, mode="snapshot", snapshot_id=snapshot) == ("PERMISSION_DENIED", reason)
-    assert git(site.root, "status", "--porcelain") == b""
+    assert git(workspace.root, "status", "--porcelain") == b""
 
 
-def test_what_is_read_has_its_ceilings_too(site: Site) -> None:
-    snapshot = site.snapshot(".")
+def test_read_limits_of_the_capability_hold(workspace: SnapshotWorkspace) -> None:
+    snapshot = workspace.snapshot(".")
     for way in ({}, {"mode": "snapshot", "snapshot_id": snapshot}):
-        assert within(site, {"max_read_bytes": 9}).code("snapshot.file", path="README.md", **way) == "TOO_LARGE"
-        assert within(site, {"max_read_bytes": 10}).ok("snapshot.file", path="README.md", **way)["size"] == 10
-        assert within(site, {"max_grep_results": 1}).ok("snapshot.grep", pattern=".", **way)["truncated"]
-        assert within(site, {"max_scan_files": 1}).ok("snapshot.grep", pattern=".", **way)["files_searched"] == 1
-        assert within(site, {"max_scan_bytes": 10}).ok("snapshot.grep", pattern=".", **way)["files_searched"] == 1
-    kept_out = within(site, policy=[{"verdict": "allow", "output": "blob"}])
+        assert within(workspace, {"max_read_bytes": 9}).code("snapshot.file", path="README.md", **way) == "TOO_LARGE"
+        assert within(workspace, {"max_read_bytes": 10}).ok("snapshot.file", path="README.md", **way)["size"] == 10
+        assert within(workspace, {"max_grep_results": 1}).ok("snapshot.grep", pattern=".", **way)["truncated"]
+        assert within(workspace, {"max_scan_files": 1}).ok("snapshot.grep", pattern=".", **way)["files_searched"] == 1
+        assert within(workspace, {"max_scan_bytes": 10}).ok("snapshot.grep", pattern=".", **way)["files_searched"] == 1
+    kept_out = within(workspace, policy=[{"verdict": "allow", "output": "blob"}])
     assert kept_out.code("snapshot.file", path="README.md") == "PERMISSION_DENIED"
 
 
 @pytest.mark.parametrize(
     ("capability", "policy"), [({"fs_roots": ["README.md"]}, []), ({}, HIDDEN)], ids=["roots", "policy"]
 )
-def test_a_snapshot_shows_no_more_than_the_tree_would(
-    site: Site, capability: dict[str, object], policy: list[dict[str, object]]
+def test_a_snapshot_hides_what_the_policy_hides_in_the_tree(
+    workspace: SnapshotWorkspace, capability: dict[str, object], policy: list[dict[str, object]]
 ) -> None:
     """Whoever made it. What is hidden is not there: not by name, not by content, not as something deleted."""
-    older = site.snapshot(".")
-    site.write("src/main.rs", "fn secret() {}")
-    site.write("README.md", "# Another")
-    newer = site.snapshot(".")
-    limited = within(site, capability, policy)
+    older = workspace.snapshot(".")
+    workspace.write("src/main.rs", "fn secret() {}")
+    workspace.write("README.md", "# Another")
+    newer = workspace.snapshot(".")
+    limited = within(workspace, capability, policy)
     way = {"mode": "snapshot", "snapshot_id": newer}
     assert limited.code("snapshot.file", path="src/main.rs", **way) == "NOT_FOUND"
     assert [one["path"] for one in limited.ok("snapshot.list", depth=9, **way)["entries"]] == ["README.md"]
@@ -140,15 +151,17 @@ def test_a_snapshot_shows_no_more_than_the_tree_would(
         assert exported.getnames() == ["README.md"]
 
 
-def test_a_patch_to_a_snapshot_changes_only_what_may_be_patched_and_keeps_the_rest(site: Site) -> None:
-    snapshot = site.snapshot(".")
-    limited = within(site, policy=HIDDEN)
+def test_a_patch_of_a_snapshot_changes_only_permitted_paths(
+    workspace: SnapshotWorkspace,
+) -> None:
+    snapshot = workspace.snapshot(".")
+    limited = within(workspace, policy=HIDDEN)
     way = {"mode": "snapshot", "snapshot_id": snapshot}
     forbidden = "--- a/src/main.rs\n+++ b/src/main.rs\n@@ -1 +1 @@\n-fn main() {}\n\\ No newline at end of file\n+x\n"
     told = limited.ok("workspace.apply_patch", patch=forbidden, **way)
     assert told["rejects"] == [{"path": "src/main.rs", "hunks": [{"index": 0, "reason": "path_rejected"}]}]
     derived = limited.ok("workspace.apply_patch", patch=PATCH, **way)["snapshot_id"]
-    kept = site.ok("snapshot.file", path="src/main.rs", mode="snapshot", snapshot_id=derived)
+    kept = workspace.ok("snapshot.file", path="src/main.rs", mode="snapshot", snapshot_id=derived)
     assert kept["content"] == "fn main() {}"
 
 
@@ -156,17 +169,17 @@ KEPT_OUT = [{"paths": ["src"], "verdict": "allow", "output": "blob"}]
 """A policy under which the content of a directory is never in an answer."""
 
 
-def ways(site: Site) -> list[dict[str, Any]]:
-    return [{}, {"mode": "snapshot", "snapshot_id": site.snapshot(".")}]
+def ways(workspace: SnapshotWorkspace) -> list[dict[str, Any]]:
+    return [{}, {"mode": "snapshot", "snapshot_id": workspace.snapshot(".")}]
 
 
 @pytest.mark.req("D8.substrate_blob_output")
 @pytest.mark.parametrize("ops", [None, ["read"], ["read", "search"]], ids=str)
-def test_content_that_a_policy_keeps_out_of_answers_is_in_no_answer(site: Site, ops: list[str] | None) -> None:
-    site.write("src/main.rs", "fn secret() {}")
-    site.write("README.md", "# Another")
-    limited = within(site, policy=[{**KEPT_OUT[0], **({} if ops is None else {"ops": ops})}])
-    for way in ways(site):
+def test_content_that_a_policy_withholds_is_in_no_answer(workspace: SnapshotWorkspace, ops: list[str] | None) -> None:
+    workspace.write("src/main.rs", "fn secret() {}")
+    workspace.write("README.md", "# Another")
+    limited = within(workspace, policy=[{**KEPT_OUT[0], **({} if ops is None else {"ops": ops})}])
+    for way in ways(workspace):
         assert limited.code("snapshot.file", path="src/main.rs", **way) == "PERMISSION_DENIED"
         assert limited.code("snapshot.export", paths=["src/main.rs"], **way) == "PERMISSION_DENIED"
         assert limited.code("snapshot.export", paths=["."], **way) == "PERMISSION_DENIED"
@@ -179,19 +192,19 @@ def test_content_that_a_policy_keeps_out_of_answers_is_in_no_answer(site: Site, 
 
 
 @pytest.mark.req("D8.substrate_blob_output")
-def test_a_diff_of_a_path_that_is_denied_is_refused(site: Site) -> None:
-    site.write("src/main.rs", "fn secret() {}")
-    for limited in (within(site, policy=HIDDEN), within(site, {"fs_roots": ["README.md"]})):
+def test_a_diff_of_a_denied_path_is_refused(workspace: SnapshotWorkspace) -> None:
+    workspace.write("src/main.rs", "fn secret() {}")
+    for limited in (within(workspace, policy=HIDDEN), within(workspace, {"fs_roots": ["README.md"]})):
         for path in ("src/main.rs", "src"):
-            for way in ways(site):
+            for way in ways(workspace):
                 assert limited.code("snapshot.diff", path=path, **way) == "PERMISSION_DENIED"
 
 
 @pytest.mark.req("D8.substrate_inline_limit")
-def test_over_max_inline_bytes_a_tool_says_too_large_or_stops_there(site: Site) -> None:
-    site.write("README.md", "x" * 399 + "\n")
-    for way in ways(site):
-        small, large = within(site, {"max_inline_bytes": 399}), within(site, {"max_inline_bytes": 50_000})
+def test_over_max_inline_bytes_a_tool_fails_or_truncates(workspace: SnapshotWorkspace) -> None:
+    workspace.write("README.md", "x" * 399 + "\n")
+    for way in ways(workspace):
+        small, large = within(workspace, {"max_inline_bytes": 399}), within(workspace, {"max_inline_bytes": 50_000})
         for tool, args in (
             ("snapshot.file", {"path": "README.md"}),
             ("snapshot.diff", {}),
@@ -200,19 +213,19 @@ def test_over_max_inline_bytes_a_tool_says_too_large_or_stops_there(site: Site) 
             assert small.code(tool, **args, **way) == "TOO_LARGE"
             large.ok(tool, **args, **way)
         for size, files in ((0, 0), (150, 1), (200, 2), (50_000, 3)):
-            limited = within(site, {"max_inline_bytes": size})
+            limited = within(workspace, {"max_inline_bytes": size})
             listed = limited.ok("snapshot.list", depth=9, **way)
             assert (len(listed["entries"]), listed["truncated"], listed["total"]) == (files, files < 3, 3)
             assert len(json.dumps(listed["entries"], separators=(",", ":"))) <= size + 2
         for size, matches in ((0, 0), (60, 0), (500, 1), (600, 2)):
-            found = within(site, {"max_inline_bytes": size}).ok("snapshot.grep", pattern=".", **way)
+            found = within(workspace, {"max_inline_bytes": size}).ok("snapshot.grep", pattern=".", **way)
             assert (len(found["matches"]), found["truncated"]) == (matches, matches < 2)
 
 
 @pytest.mark.req("D8.substrate_inline_limit")
-def test_the_next_page_of_a_list_that_was_cut_begins_where_it_ended(site: Site) -> None:
-    for way in ways(site):
-        limited = within(site, {"max_inline_bytes": 150})
+def test_the_next_page_of_a_truncated_list_continues_it(workspace: SnapshotWorkspace) -> None:
+    for way in ways(workspace):
+        limited = within(workspace, {"max_inline_bytes": 150})
         names: list[str] = []
         while True:
             page = limited.ok("snapshot.list", depth=9, offset=len(names), **way)
@@ -223,26 +236,30 @@ def test_the_next_page_of_a_list_that_was_cut_begins_where_it_ended(site: Site) 
 
 
 @pytest.mark.req("D8.substrate_inline_limit")
-def test_a_diff_over_ten_mebibytes_is_too_large(site: Site) -> None:
-    site.write("README.md", "y\n" * (5 * 1024 * 1024))
-    for way in ways(site):
-        assert site.code("snapshot.diff", **way) == "TOO_LARGE"
-        assert within(site, {"max_read_bytes": 20}).code("snapshot.diff", **way) == "TOO_LARGE"
-        assert site.ok("snapshot.diff", path="src", **way)["diff"] == "" or way
+def test_a_diff_over_ten_mebibytes_is_too_large(workspace: SnapshotWorkspace) -> None:
+    workspace.write("README.md", "y\n" * (5 * 1024 * 1024))
+    for way in ways(workspace):
+        assert workspace.code("snapshot.diff", **way) == "TOO_LARGE"
+        assert within(workspace, {"max_read_bytes": 20}).code("snapshot.diff", **way) == "TOO_LARGE"
+        assert workspace.ok("snapshot.diff", path="src", **way)["diff"] == "" or way
 
 
 @pytest.mark.req("D8.search_without_path")
-def test_a_search_without_a_path_searches_what_fs_roots_allow(site: Site) -> None:
-    site.write("docs/a", "main\n")
-    site.write("other/b", "main\n")
+def test_a_search_without_a_path_searches_what_fs_roots_allow(workspace: SnapshotWorkspace) -> None:
+    workspace.write("docs/a", "main\n")
+    workspace.write("other/b", "main\n")
     for roots, found in (
         (["src"], {"src/main.rs"}),
         (["src", "docs"], {"src/main.rs", "docs/a"}),
         (["src", "docs", "no such folder"], {"src/main.rs", "docs/a"}),
         (["docs/a"], {"docs/a"}),
     ):
-        limited = within(site, {"fs_roots": roots})
-        for way in ways(site):
+        limited = within(workspace, {"fs_roots": roots})
+        for way in ways(workspace):
             matches = limited.ok("snapshot.grep", pattern="main", **way)["matches"]
             assert {one["path"] for one in matches} == found
-    assert within(site, {"fs_roots": []}).code("snapshot.grep", pattern="main") == "PERMISSION_DENIED"
+    denied = within(workspace, {"fs_roots": ["src", "docs"]}, [{"paths": ["docs"], "verdict": "deny"}])
+    for way in ways(workspace):
+        matches = denied.ok("snapshot.grep", pattern="main", **way)["matches"]
+        assert {one["path"] for one in matches} == {"src/main.rs"}
+    assert within(workspace, {"fs_roots": []}).code("snapshot.grep", pattern="main") == "PERMISSION_DENIED"

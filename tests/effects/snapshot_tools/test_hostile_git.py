@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from substrate.site import Site, git, open_site
-from substrate.test_ids import EMPTY_ID
+from tests.effects.snapshot_tools.snapshot_workspace import SnapshotWorkspace, git, open_snapshot_workspace
+from tests.effects.snapshot_tools.test_snapshot_ids import EMPTY_ID
 
 HOSTILE_NAMES = ["evil", "a=b", "sp ace", 'qu"ote', "ünï"]
 
 
-def trap(site: Site) -> tuple[Path, Path]:
+def trap(workspace: SnapshotWorkspace) -> tuple[Path, Path]:
     """A program that leaves a mark when it runs, and the mark."""
-    mark, program = site.root.parent / "ran", site.root.parent / "trap"
+    mark, program = workspace.root.parent / "ran", workspace.root.parent / "trap"
     program.write_text(f"#!/bin/sh\ntouch {mark}\ncat\n")
     program.chmod(0o755)
     return program, mark
 
 
-def append_config(site: Site, text: str) -> None:
-    with open(site.root / ".git/config", "a", encoding="utf-8") as config:
+def append_config(workspace: SnapshotWorkspace, text: str) -> None:
+    with open(workspace.root / ".git/config", "a", encoding="utf-8") as config:
         config.write(text)
 
 
@@ -34,9 +34,9 @@ def stamps_of(folder: Path) -> dict[str, tuple[int, int, int]]:
     }
 
 
-def look_at_everything(site: Site) -> None:
-    site.write("README.md", "changed\n")
-    site.write("new.txt", "1\n")
+def look_at_everything(workspace: SnapshotWorkspace) -> None:
+    workspace.write("README.md", "changed\n")
+    workspace.write("new.txt", "1\n")
     for tool, args in (
         ("snapshot.list", {"depth": 9}),
         ("snapshot.file", {"path": "README.md"}),
@@ -46,12 +46,12 @@ def look_at_everything(site: Site) -> None:
         ("snapshot.export", {"paths": ["."]}),
         ("workspace.write_file", {"path": "w", "content": "1"}),
     ):
-        site.ok(tool, **args)
-    site.ok("snapshot.changes", snapshot_id=site.snapshot("."))
+        workspace.ok(tool, **args)
+    workspace.ok("snapshot.changes", snapshot_id=workspace.snapshot("."))
 
 
 @pytest.mark.req("D10.git_hardened", "D18.hostile_git")
-def test_programs_a_repository_configures_do_not_run(repo: Site) -> None:
+def test_programs_configured_by_a_repository_do_not_run(repo: SnapshotWorkspace) -> None:
     program, mark = trap(repo)
     append_config(
         repo, f"[core]\n fsmonitor = {program}\n sshCommand = {program}\n pager = {program}\n editor = {program}\n"
@@ -75,7 +75,7 @@ def test_programs_a_repository_configures_do_not_run(repo: Site) -> None:
 
 @pytest.mark.req("D10.git_hardened")
 @pytest.mark.parametrize("folder", [".git/hooks", "hooks"])
-def test_hooks_do_not_run(repo: Site, folder: str) -> None:
+def test_hooks_do_not_run(repo: SnapshotWorkspace, folder: str) -> None:
     program, mark = trap(repo)
     hooks = repo.root / folder
     hooks.mkdir(exist_ok=True)
@@ -87,7 +87,7 @@ def test_hooks_do_not_run(repo: Site, folder: str) -> None:
 
 
 @pytest.mark.req("D10.git_hardened")
-def test_a_missing_object_is_not_fetched_from_a_remote_that_is_a_program(repo: Site) -> None:
+def test_a_missing_object_is_not_fetched_from_a_remote_that_is_a_program(repo: SnapshotWorkspace) -> None:
     program, mark = trap(repo)
     append_config(repo, f'[extensions]\n partialClone = o\n[remote "o"]\n url = ext::{program}\n promisor = true\n')
     append_config(repo, '[protocol]\n allow = always\n[protocol "ext"]\n allow = always\n')
@@ -101,7 +101,7 @@ def test_a_missing_object_is_not_fetched_from_a_remote_that_is_a_program(repo: S
 
 
 @pytest.mark.req("D10.git_hardened")
-def test_a_repository_cannot_choose_another_working_tree(repo: Site, tmp_path: Path) -> None:
+def test_a_repository_cannot_choose_another_working_tree(repo: SnapshotWorkspace, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "secret").write_text("1")
@@ -111,7 +111,7 @@ def test_a_repository_cannot_choose_another_working_tree(repo: Site, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["HEAD", "index", "packed-refs", "info/exclude", "objects/info/alternates", "config"])
-def test_a_file_of_git_that_nobody_writes_to_keeps_nobody_waiting(repo: Site, name: str) -> None:
+def test_a_fifo_in_the_git_directory_does_not_block(repo: SnapshotWorkspace, name: str) -> None:
     (repo.root / ".git" / name).unlink(missing_ok=True)
     os.mkfifo(repo.root / ".git" / name)
     fingerprint = repo.ok("snapshot.list")["fingerprint"]
@@ -120,7 +120,7 @@ def test_a_file_of_git_that_nobody_writes_to_keeps_nobody_waiting(repo: Site, na
 
 
 @pytest.mark.req("D10.git_read_only", "C3.no_writes_to_git", "C18.first_call_keeps_status_clean")
-def test_nothing_below_dot_git_is_written(repo: Site) -> None:
+def test_nothing_below_dot_git_is_written(repo: SnapshotWorkspace) -> None:
     git(repo.root, "add", "-A")
     repo.write("staged.txt", "new content that has no object yet")
     git(repo.root, "add", "staged.txt")
@@ -168,22 +168,24 @@ CONTRARY = """
 """
 
 
-def state_of(site: Site) -> tuple[object, ...]:
-    site.write("crlf.txt", b"a\r\nb\r\n")
-    site.write("skipped.log", "1")
-    site.write("sub/ünï.txt", "2")
-    os.chmod(site.root / "README.md", 0o755)
-    snapshot = site.ok("snapshot.create", paths=["."])
+def state_of(workspace: SnapshotWorkspace) -> tuple[object, ...]:
+    workspace.write("crlf.txt", b"a\r\nb\r\n")
+    workspace.write("skipped.log", "1")
+    workspace.write("sub/ünï.txt", "2")
+    os.chmod(workspace.root / "README.md", 0o755)
+    snapshot = workspace.ok("snapshot.create", paths=["."])
     return (
         snapshot,
-        site.ok("snapshot.diff")["diff"],
-        site.ok("snapshot.export", mode="snapshot", snapshot_id=snapshot["snapshot_id"]),
-        site.ok("snapshot.grep", pattern="a|1", mode="snapshot", snapshot_id=snapshot["snapshot_id"]),
+        workspace.ok("snapshot.diff")["diff"],
+        workspace.ok("snapshot.export", mode="snapshot", snapshot_id=snapshot["snapshot_id"]),
+        workspace.ok("snapshot.grep", pattern="a|1", mode="snapshot", snapshot_id=snapshot["snapshot_id"]),
     )
 
 
 @pytest.mark.req("D10.git_config_pinned", "C4.git_config_independent", "S2.export.deterministic")
-def test_no_setting_of_anybody_changes_an_answer(repo: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_git_settings_do_not_change_any_answer(
+    repo: SnapshotWorkspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = state_of(repo)
     home = tmp_path / "home"
     (home / ".config/git").mkdir(parents=True)
@@ -209,7 +211,7 @@ def test_no_setting_of_anybody_changes_an_answer(repo: Site, tmp_path: Path, mon
         monkeypatch.setenv(name, value)
     umask = os.umask(0o077)
     try:
-        with open_site(repo.root, tmp_path / "store2") as again:
+        with open_snapshot_workspace(repo.root, tmp_path / "store2") as again:
             assert state_of(again) == plain
     finally:
         os.umask(umask)

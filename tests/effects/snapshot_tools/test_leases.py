@@ -11,17 +11,23 @@ from typing import Any
 
 import pytest
 
+from mulligan.files.tree.index import GONE
 from mulligan.values.paths import RepoPath
-from mulligan.workspace.census import GONE
-from substrate.site import MovingClock, Site, git, known_repository, open_site
+from tests.effects.snapshot_tools.snapshot_workspace import (
+    MovingClock,
+    SnapshotWorkspace,
+    git,
+    known_repository,
+    open_snapshot_workspace,
+)
 
 
-def lease_on(site: Site, path: str = "README.md") -> str:
-    return str(site.ok("snapshot.file", path=path)["lease_id"])
+def lease_on(workspace: SnapshotWorkspace, path: str = "README.md") -> str:
+    return str(workspace.ok("snapshot.file", path=path)["lease_id"])
 
 
-def holds(site: Site, lease: str) -> bool:
-    body = site.ask("snapshot.list", lease_id=lease, limit=0)
+def holds(workspace: SnapshotWorkspace, lease: str) -> bool:
+    body = workspace.ask("snapshot.list", lease_id=lease, limit=0)
     if "error" in body:
         assert body["error"]["code"] == "STALE_LEASE"
         return False
@@ -47,7 +53,7 @@ READS: dict[str, dict[str, Any]] = {
     "S2.mode.worktree_live",
 )
 @pytest.mark.parametrize("tool", READS)
-def test_every_read_of_the_live_tree_issues_a_lease_or_keeps_the_given_one(repo: Site, tool: str) -> None:
+def test_every_read_of_the_live_tree_issues_a_lease_or_keeps_the_given_one(repo: SnapshotWorkspace, tool: str) -> None:
     first = repo.ok(tool, **READS[tool])
     again = repo.ok(tool, **READS[tool], lease_id=first["lease_id"])
     assert again == first
@@ -55,43 +61,44 @@ def test_every_read_of_the_live_tree_issues_a_lease_or_keeps_the_given_one(repo:
 
 
 @pytest.mark.req("S2.lease.issued_by_apply_patch", "D10.mutators_return_lease")
-def test_every_mutator_issues_a_lease(repo: Site) -> None:
+def test_every_writing_tool_issues_a_lease(repo: SnapshotWorkspace) -> None:
     patch = "--- a/README.md\n+++ b/README.md\n@@ -1 +1 @@\n-# Toy Repo\n\\ No newline at end of file\n+x\n"
     answers = [
         repo.ok("workspace.apply_patch", patch=patch),
         repo.ok("workspace.write_file", path="new", content="1"),
         repo.ok("workspace.delete", path="new"),
     ]
-    assert all(holds(repo, answer["lease_id"]) or True for answer in answers)
+    # The third call deleted what the second wrote, so only the second lease is stale.
+    assert [holds(repo, answer["lease_id"]) for answer in answers] == [True, False, True]
     assert len({answer["lease_id"] for answer in answers}) == 3
     assert all(answer["fingerprint"] for answer in answers)
 
 
-def edit(path: str, text: str = "edited again") -> Callable[[Site], None]:
-    return lambda site: site.write(path, text)
+def edit(path: str, text: str = "edited again") -> Callable[[SnapshotWorkspace], None]:
+    return lambda workspace: workspace.write(path, text)
 
 
-def move_head(site: Site) -> None:
-    git(site.root, "commit", "-q", "--allow-empty", "-m", "empty")
+def move_head(workspace: SnapshotWorkspace) -> None:
+    git(workspace.root, "commit", "-q", "--allow-empty", "-m", "empty")
 
 
-def stage(site: Site) -> None:
-    git(site.root, "add", "untracked/a")
+def git_add(workspace: SnapshotWorkspace) -> None:
+    git(workspace.root, "add", "untracked/a")
 
 
-def change_mode(path: str) -> Callable[[Site], None]:
-    return lambda site: os.chmod(site.root / path, 0o755)
+def change_mode(path: str) -> Callable[[SnapshotWorkspace], None]:
+    return lambda workspace: os.chmod(workspace.root / path, 0o755)
 
 
-CHANGES: dict[str, Callable[[Site], None]] = {
+CHANGES: dict[str, Callable[[SnapshotWorkspace], None]] = {
     "second edit of a dirty file": edit("README.md"),
     "edit of an untracked file": edit("untracked/a"),
     "second file in an untracked directory": edit("untracked/b"),
-    "deletion": lambda site: (site.root / "untracked/a").unlink(),
+    "deletion": lambda workspace: (workspace.root / "untracked/a").unlink(),
     "mode of a tracked file": change_mode("README.md"),
     "mode of an untracked file": change_mode("untracked/a"),
     "HEAD": move_head,
-    "index": stage,
+    "index": git_add,
     "a new file elsewhere": edit("src/other.rs"),
 }
 
@@ -109,7 +116,7 @@ CHANGES: dict[str, Callable[[Site], None]] = {
 )
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("watched", [False, True], ids=["first", "watched"])
-def test_a_lease_notices(repo: Site, name: str, watched: bool) -> None:
+def test_a_lease_goes_stale_when_the_tree_changes(repo: SnapshotWorkspace, name: str, watched: bool) -> None:
     repo.write("README.md", "dirty already")
     repo.write("untracked/a", "1")
     lease = lease_on(repo)
@@ -135,7 +142,7 @@ THROUGH_LINKS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.req("D10.lease_content")
 @pytest.mark.parametrize("tool", THROUGH_LINKS)
-def test_a_lease_notices_a_link_that_leads_elsewhere(repo: Site, tool: str) -> None:
+def test_a_lease_goes_stale_when_a_link_gets_another_target(repo: SnapshotWorkspace, tool: str) -> None:
     """Neither the file that was read nor anything git says of the untracked link is another."""
     for name in ("one", "two"):
         repo.write(f"{name}/file", name)
@@ -150,7 +157,7 @@ def test_a_lease_notices_a_link_that_leads_elsewhere(repo: Site, tool: str) -> N
 
 
 @pytest.mark.req("S2.create.touched_by_lease")
-def test_what_was_read_through_a_link_can_be_read_so_in_the_snapshot_of_the_lease(repo: Site) -> None:
+def test_a_file_read_through_a_link_is_readable_so_in_the_leases_snapshot(repo: SnapshotWorkspace) -> None:
     os.symlink("README.md", repo.root / "link")
     live = repo.ok("snapshot.file", path="link")
     taken = repo.ok("snapshot.create", lease_id=live["lease_id"])["snapshot_id"]
@@ -159,7 +166,7 @@ def test_what_was_read_through_a_link_can_be_read_so_in_the_snapshot_of_the_leas
 
 
 @pytest.mark.req("D10.stale_details")
-def test_a_stale_lease_names_the_paths_that_changed(repo: Site) -> None:
+def test_a_stale_lease_names_the_paths_that_changed(repo: SnapshotWorkspace) -> None:
     repo.write("README.md", "dirty already")
     lease = lease_on(repo)
     repo.write("README.md", "dirty otherwise")
@@ -168,8 +175,18 @@ def test_a_stale_lease_names_the_paths_that_changed(repo: Site) -> None:
     assert details["changed_paths"] == ["README.md", "b/new"]
 
 
+def test_a_stale_lease_stays_stale_until_the_tree_is_as_the_holder_saw_it(repo: SnapshotWorkspace) -> None:
+    seen = repo.ok("snapshot.file", path="README.md")
+    repo.write("README.md", "changed")
+    answers = [holds(repo, seen["lease_id"]) for _ in range(3)]
+    repo.ok("snapshot.file", path="README.md")
+    assert [*answers, holds(repo, seen["lease_id"])] == [False] * 4
+    repo.write("README.md", seen["content"])
+    assert holds(repo, seen["lease_id"])
+
+
 @pytest.mark.req("D10.renewal_own_paths", "C2.own_write_keeps_lease", "S2.lease.mutators_touch")
-def test_what_the_holder_writes_does_not_make_its_lease_stale(repo: Site) -> None:
+def test_writes_of_the_holder_do_not_make_its_lease_stale(repo: SnapshotWorkspace) -> None:
     lease = lease_on(repo)
     repo.ok("workspace.write_file", path="README.md", content="one", lease_id=lease)
     repo.ok("workspace.write_file", path="README.md", content="two", lease_id=lease)
@@ -192,10 +209,10 @@ def test_what_the_holder_writes_does_not_make_its_lease_stale(repo: Site) -> Non
 
 
 @pytest.mark.req("D10.renewal_own_paths")
-def test_renewal_does_not_cover_what_somebody_else_changed_in_the_same_moment(repo: Site) -> None:
+def test_renewal_does_not_hide_a_simultaneous_change_of_another_process(repo: SnapshotWorkspace) -> None:
     """Theirs comes between our check and our renewal: at the moment the call begins."""
-    from mulligan.effects.substrate.bench import Named
-    from mulligan.effects.substrate.tools import BY_NAME, run_tool
+    from mulligan.effects.snapshot_tools.context import RequestInfo
+    from mulligan.effects.snapshot_tools.tools import BY_NAME, run_tool
     from mulligan.values.ids import SessionId
 
     repo.write("README.md", "dirty")
@@ -204,8 +221,8 @@ def test_renewal_does_not_cover_what_somebody_else_changed_in_the_same_moment(re
     def theirs(call: object) -> None:
         repo.write("README.md", "dirty, by somebody else")
 
-    named = Named(SessionId("tests"), began=theirs)
-    body = run_tool(repo.bench, BY_NAME["workspace.write_file"], write_new(lease), named).body
+    named = RequestInfo(SessionId("tests"), began=theirs)
+    body = run_tool(repo.context, BY_NAME["workspace.write_file"], write_new(lease), named).body
     assert body["lease_id"] == lease
     assert not holds(repo, lease)
 
@@ -214,21 +231,21 @@ def write_new(lease: str) -> dict[str, str]:
     return {"path": "new", "content": "1", "lease_id": lease}
 
 
-def test_a_write_over_what_changed_since_it_was_seen_is_stale_and_writes_nothing(repo: Site) -> None:
-    from mulligan.effects.substrate.bench import Named
-    from mulligan.effects.substrate.tools import BY_NAME, run_tool
+def test_a_write_with_a_stale_lease_writes_nothing(repo: SnapshotWorkspace) -> None:
+    from mulligan.effects.snapshot_tools.context import RequestInfo
+    from mulligan.effects.snapshot_tools.tools import BY_NAME, run_tool
     from mulligan.values.ids import SessionId
 
     lease = lease_on(repo)
-    named = Named(SessionId("tests"), began=lambda call: repo.write("README.md", "theirs"))
+    named = RequestInfo(SessionId("tests"), began=lambda call: repo.write("README.md", "theirs"))
     args = {"path": "README.md", "content": "ours", "lease_id": lease}
-    body = run_tool(repo.bench, BY_NAME["workspace.write_file"], args, named).body
+    body = run_tool(repo.context, BY_NAME["workspace.write_file"], args, named).body
     assert body["error"]["code"] == "STALE_LEASE"
     assert (repo.root / "README.md").read_text() == "theirs"
 
 
 @pytest.mark.req("D10.renewal_own_paths")
-def test_two_holders_see_each_other(repo: Site) -> None:
+def test_a_write_of_one_holder_makes_the_lease_of_another_stale(repo: SnapshotWorkspace) -> None:
     one, two = lease_on(repo), lease_on(repo)
     repo.ok("workspace.write_file", path="README.md", content="by one", lease_id=one)
     assert holds(repo, one)
@@ -238,13 +255,13 @@ def test_two_holders_see_each_other(repo: Site) -> None:
 @pytest.mark.req("D10.lease_durable", "C16.leases_survive_restart")
 def test_leases_survive_a_restart(tmp_path: Path) -> None:
     root = known_repository(tmp_path / "repo")
-    with open_site(root, tmp_path / "store") as site:
-        lease = lease_on(site)
-        site.ok("workspace.write_file", path="own", content="1", lease_id=lease)
-    with open_site(root, tmp_path / "store") as site:
-        assert holds(site, lease)
-        site.write("README.md", "1")
-        assert not holds(site, lease)
+    with open_snapshot_workspace(root, tmp_path / "store") as workspace:
+        lease = lease_on(workspace)
+        workspace.ok("workspace.write_file", path="own", content="1", lease_id=lease)
+    with open_snapshot_workspace(root, tmp_path / "store") as workspace:
+        assert holds(workspace, lease)
+        workspace.write("README.md", "1")
+        assert not holds(workspace, lease)
 
 
 @dataclass
@@ -261,29 +278,32 @@ class Interrupted(MovingClock):
 
 
 @pytest.mark.req("D10.lease_durable", "D10.lease_content")
-def test_what_another_process_saw_under_the_same_lease_at_the_same_moment_counts(tmp_path: Path) -> None:
+def test_reads_of_two_processes_under_one_lease_both_count(tmp_path: Path) -> None:
     root, clock = known_repository(tmp_path / "repo"), Interrupted()
-    with open_site(root, tmp_path / "store", clock) as one, open_site(root, tmp_path / "store") as two:
+    with (
+        open_snapshot_workspace(root, tmp_path / "store", clock) as one,
+        open_snapshot_workspace(root, tmp_path / "store") as two,
+    ):
         one.write("theirs", "1")
         lease = lease_on(one)
-        found = one.bench.leases.check(lease)[0]
+        found = one.context.leases.check(lease)[0]
         clock.act = lambda: two.ok("snapshot.file", path="theirs", lease_id=lease)
-        one.bench.leases.touch(found, {RepoPath("absent"): GONE})
+        one.context.leases.touch(found, {RepoPath("absent"): GONE})
         one.write("theirs", "2")
         assert not holds(one, lease)
 
 
 @pytest.mark.req("D10.lease_one_root")
-def test_a_lease_belongs_to_one_root(repo: Site, tmp_path: Path) -> None:
+def test_a_lease_belongs_to_one_root(repo: SnapshotWorkspace, tmp_path: Path) -> None:
     lease = lease_on(repo)
-    with open_site(known_repository(tmp_path / "other"), tmp_path / "store") as other:
+    with open_snapshot_workspace(known_repository(tmp_path / "other"), tmp_path / "store") as other:
         assert other.code("snapshot.list", lease_id=lease) == "NOT_FOUND"
     for unknown in ("no such lease", "\ud800", "ü", ""):
         assert repo.code("snapshot.list", lease_id=unknown) == "NOT_FOUND"
 
 
 @pytest.mark.req("D10.lease_expires")
-def test_a_lease_ends_after_an_idle_hour_and_not_while_it_is_used(repo: Site) -> None:
+def test_a_lease_ends_after_an_idle_hour_and_not_while_it_is_used(repo: SnapshotWorkspace) -> None:
     lease = lease_on(repo)
     for _ in range(3):
         repo.clock.ahead += timedelta(minutes=50)
@@ -293,7 +313,7 @@ def test_a_lease_ends_after_an_idle_hour_and_not_while_it_is_used(repo: Site) ->
 
 
 @pytest.mark.req("D10.lease_from_memory")
-def test_a_check_runs_no_git_while_nothing_moves(repo: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_runs_no_git_while_nothing_changes(repo: SnapshotWorkspace, monkeypatch: pytest.MonkeyPatch) -> None:
     lease = lease_on(repo)
     for _ in range(3):
         assert holds(repo, lease)
@@ -303,29 +323,29 @@ def test_a_check_runs_no_git_while_nothing_moves(repo: Site, monkeypatch: pytest
 
 
 @pytest.mark.req("S2.lease.list_touches", "S2.lease.touched_tracked", "S2.create.touched_by_lease", "S2.list.worktree")
-def test_listing_touches_the_files_it_returns_and_their_parents(repo: Site) -> None:
+def test_listing_touches_the_files_it_returns_and_their_parents(repo: SnapshotWorkspace) -> None:
     repo.write("src/b.rs", "1")
     lease = repo.ok("snapshot.list", path="src", limit=1)["lease_id"]
-    touched = repo.bench.leases.check(lease)[0].touched
+    touched = repo.context.leases.check(lease)[0].touched
     assert {path: seen.kind for path, seen in touched.items()} == {"src": "dir", "src/b.rs": "file"}
     assert repo.ok("snapshot.create", lease_id=lease)["manifest_stats"]["files"] == 1
 
 
 @pytest.mark.req("S2.lease.grep_touches_candidates", "S2.lease.grep_skips_binary", "S2.grep.max_files")
-def test_grep_touches_every_text_file_it_could_have_found_something_in(repo: Site) -> None:
+def test_grep_touches_every_text_file_that_it_searched(repo: SnapshotWorkspace) -> None:
     repo.write("bin", b"Toy\0")
     repo.write(".gitignore", "ignored\n")
     repo.write("ignored", "Toy")
     body = repo.ok("snapshot.grep", pattern="Toy", max_matches=0)
-    touched = repo.bench.leases.check(body["lease_id"])[0].touched
+    touched = repo.context.leases.check(body["lease_id"])[0].touched
     assert sorted(touched) == [".gitignore", "README.md", "src/main.rs"]
     assert (body["files_searched"], body["truncated"]) == (3, True)
     fewer = repo.ok("snapshot.grep", pattern="Toy", max_files=1)
-    assert sorted(repo.bench.leases.check(fewer["lease_id"])[0].touched) == [".gitignore"]
+    assert sorted(repo.context.leases.check(fewer["lease_id"])[0].touched) == [".gitignore"]
     assert fewer["truncated"] is True
 
 
 @pytest.mark.req("S2.lease.diff_touches")
-def test_diff_touches_its_target(repo: Site) -> None:
+def test_diff_touches_its_target(repo: SnapshotWorkspace) -> None:
     body = repo.ok("snapshot.diff", path="README.md")
-    assert list(repo.bench.leases.check(body["lease_id"])[0].touched) == ["README.md"]
+    assert list(repo.context.leases.check(body["lease_id"])[0].touched) == ["README.md"]

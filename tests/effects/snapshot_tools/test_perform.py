@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import mulligan
-from mulligan.opening import Mulligan
-from mulligan.values.faults import MulliganError
+from mulligan.api import Mulligan
+from mulligan.values.errors import MulliganError
 
 pytestmark = pytest.mark.req("D12.perform_snapshot_tools")
 
@@ -22,14 +22,14 @@ def opened(tmp_path: Path) -> Iterator[Mulligan]:
         yield found
 
 
-def test_a_tool_that_reads_answers_with_its_own_fields_and_is_no_call(opened: Mulligan) -> None:
+def test_a_reading_tool_returns_its_fields_and_makes_no_call(opened: Mulligan) -> None:
     receipt, call = opened.session("s").perform("snapshot.list", {})
     assert (receipt.status, call) == ("ok", "")
     assert [entry["path"] for entry in receipt.entries] == ["a.txt"]
     assert receipt.lease_id
 
 
-def test_a_lease_lives_on_between_two_tools(opened: Mulligan, tmp_path: Path) -> None:
+def test_a_lease_is_valid_for_the_next_tool(opened: Mulligan, tmp_path: Path) -> None:
     session = opened.session("s")
     lease = session.perform("snapshot.file", {"path": "a.txt"})[0].lease_id
     (tmp_path / "work" / "a.txt").write_text("two\n")
@@ -39,7 +39,7 @@ def test_a_lease_lives_on_between_two_tools(opened: Mulligan, tmp_path: Path) ->
     assert (tmp_path / "work" / "a.txt").read_text() == "two\n"
 
 
-def test_a_tool_that_writes_is_a_call_that_can_be_undone(opened: Mulligan, tmp_path: Path) -> None:
+def test_a_writing_tool_is_a_call_that_can_be_undone(opened: Mulligan, tmp_path: Path) -> None:
     session = opened.session("s")
     receipt, call = session.perform("workspace.write_file", {"path": "b.txt", "content": "new\n"})
     assert receipt.ok and receipt.created and call
@@ -47,7 +47,7 @@ def test_a_tool_that_writes_is_a_call_that_can_be_undone(opened: Mulligan, tmp_p
     assert not (tmp_path / "work" / "b.txt").exists()
 
 
-def test_a_patch_that_does_not_apply_is_no_success(opened: Mulligan) -> None:
+def test_a_patch_that_does_not_apply_is_not_ok(opened: Mulligan) -> None:
     patch = "--- a/a.txt\n+++ b/a.txt\n@@ -1 +1 @@\n-other\n+new\n"
     receipt, _ = opened.session("s").perform("workspace.apply_patch", {"patch": patch})
     assert not receipt.ok and receipt.rejects[0]["path"] == "a.txt"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import base64
 import io
 import os
+import re
 import tarfile
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from mulligan.workspace.matching import Matcher, _Program
-from mulligan.workspace.search.dialect import parse
-from substrate.site import Site, git, open_site
+from mulligan.files.search.native import Matcher
+from tests.effects.snapshot_tools.snapshot_workspace import SnapshotWorkspace, git, open_snapshot_workspace
 
 
 def paths_in(body: dict[str, object]) -> list[str]:
@@ -24,7 +24,7 @@ def paths_in(body: dict[str, object]) -> list[str]:
 
 class TestList:
     @pytest.mark.req("D10.list.path_default", "D10.list.depth_default", "D10.list.entries", "D10.mode_default")
-    def test_the_root_one_level_deep_by_default(self, repo: Site) -> None:
+    def test_lists_the_root_one_level_deep_by_default(self, repo: SnapshotWorkspace) -> None:
         os.symlink("README.md", repo.root / "link")
         body = repo.ok("snapshot.list")
         blob = "sha256:" + sha256(b"# Toy Repo").hexdigest()
@@ -37,7 +37,7 @@ class TestList:
     @pytest.mark.req(
         "D10.list.limit_default", "D10.list.offset_default", "D10.list.total_and_truncated", "S2.paths.returned_sorted"
     )
-    def test_pages(self, folder: Site) -> None:
+    def test_a_listing_is_paged(self, folder: SnapshotWorkspace) -> None:
         for number in range(1003):
             folder.write(f"f{number:04}", "")
         first = folder.ok("snapshot.list")
@@ -46,7 +46,7 @@ class TestList:
         assert (paths_in(rest), rest["total"], rest["truncated"]) == (["f1000", "f1001", "f1002"], 1003, False)
 
     @pytest.mark.req("S2.order.path_arrays", "S2.paths.returned_normalised")
-    def test_paths_are_in_byte_order_at_any_depth(self, folder: Site) -> None:
+    def test_paths_are_in_byte_order_at_any_depth(self, folder: SnapshotWorkspace) -> None:
         for path in ("a/x", "a-b", "a/b/c", "a.b", "é", "z"):
             folder.write(path, "")
         live = paths_in(folder.ok("snapshot.list", depth=9, path="./"))
@@ -55,14 +55,14 @@ class TestList:
         assert paths_in(kept) == live
 
     @pytest.mark.req("D10.list.include_ignored_default")
-    def test_ignored_files_only_when_asked_for(self, repo: Site) -> None:
+    def test_ignored_files_only_when_asked_for(self, repo: SnapshotWorkspace) -> None:
         repo.write(".gitignore", "out\n")
         repo.write("out/x", "1")
         assert paths_in(repo.ok("snapshot.list")) == [".gitignore", "README.md", "src"]
         assert "out" in paths_in(repo.ok("snapshot.list", include_ignored=True))
 
     @pytest.mark.req("D10.not_found", "S2.error.not_found", "S2.error.envelope")
-    def test_a_missing_path_is_not_found_and_a_file_lists_itself(self, repo: Site) -> None:
+    def test_a_missing_path_is_not_found_and_a_file_lists_itself(self, repo: SnapshotWorkspace) -> None:
         error = repo.ask("snapshot.list", path="nope")
         assert set(error) == {"error"}
         assert set(error["error"]) == {"code", "message", "details"}
@@ -75,7 +75,7 @@ class TestList:
         "S2.list.unknown_is_empty",
         "S2.mode.snapshot_immutable",
     )
-    def test_a_snapshot_lists_what_was_captured(self, repo: Site) -> None:
+    def test_a_snapshot_lists_what_was_captured(self, repo: SnapshotWorkspace) -> None:
         taken = repo.snapshot("src/main.rs")
         repo.write("src/main.rs", "changed")
         repo.write("src/later.rs", "1")
@@ -90,7 +90,7 @@ class TestList:
 
 class TestFile:
     @pytest.mark.req("D10.file.text", "D10.file.size_blob_eol", "S2.schema.worktree_hint")
-    def test_text_comes_as_it_is(self, repo: Site) -> None:
+    def test_text_is_returned_unchanged(self, repo: SnapshotWorkspace) -> None:
         repo.write("t", "héllo\r\nworld\n")
         body = repo.ok("snapshot.file", path="./t")
         assert body["cache_hint"] == "until_dirty"
@@ -104,7 +104,7 @@ class TestFile:
 
     @pytest.mark.req("D10.file.binary", "D10.file.text_that_looks_encoded", "S2.encoding.binary_base64_prefix")
     @pytest.mark.parametrize("data", [b"\0\1", b"\xff\xfe", b"base64:AAAA", b""])
-    def test_other_bytes_come_encoded_and_go_back_unchanged(self, repo: Site, data: bytes) -> None:
+    def test_binary_bytes_are_returned_encoded(self, repo: SnapshotWorkspace, data: bytes) -> None:
         repo.write("t", data)
         content = repo.ok("snapshot.file", path="t")["content"]
         assert content == ("" if not data else "base64:" + base64.b64encode(data).decode())
@@ -112,14 +112,14 @@ class TestFile:
         assert (repo.root / "u").read_bytes() == data
 
     @pytest.mark.req("S2.mode.snapshot_immutable", "S2.schema.immutable_hint")
-    def test_a_snapshot_reads_as_it_was(self, repo: Site) -> None:
+    def test_a_snapshot_returns_the_captured_content(self, repo: SnapshotWorkspace) -> None:
         taken = repo.snapshot("README.md")
         repo.write("README.md", "changed")
         body = repo.ok("snapshot.file", path="README.md", mode="snapshot", snapshot_id=taken)
         assert (body["content"], body["cache_hint"]) == ("# Toy Repo", "immutable")
         assert repo.code("snapshot.file", path="src/main.rs", mode="snapshot", snapshot_id=taken) == "NOT_FOUND"
 
-    def test_links_are_followed_within_the_root_and_within_the_snapshot(self, repo: Site) -> None:
+    def test_links_are_followed_within_the_root_and_within_the_snapshot(self, repo: SnapshotWorkspace) -> None:
         os.symlink("../README.md", repo.root / "src/link")
         assert repo.ok("snapshot.file", path="src/link")["content"] == "# Toy Repo"
         taken = repo.snapshot("src", "README.md")
@@ -128,13 +128,13 @@ class TestFile:
         assert repo.code("snapshot.file", path="src/link", mode="snapshot", snapshot_id=alone) == "NOT_FOUND"
 
     @pytest.mark.req("D10.too_large", "S2.error.too_large")
-    def test_more_than_ten_mebibytes_are_too_large(self, repo: Site) -> None:
+    def test_more_than_ten_mebibytes_are_too_large(self, repo: SnapshotWorkspace) -> None:
         repo.write("big", b"x" * (10 * 1024 * 1024 + 1))
         assert repo.code("snapshot.file", path="big") == "TOO_LARGE"
         assert repo.code("workspace.write_file", path="b", content="x" * (10 * 1024 * 1024 + 1)) == "TOO_LARGE"
 
     @pytest.mark.req("S2.error.invalid_argument", "D10.mode_default")
-    def test_what_is_asked_wrongly(self, repo: Site) -> None:
+    def test_invalid_arguments_are_refused(self, repo: SnapshotWorkspace) -> None:
         assert repo.code("snapshot.file", path="src") == "INVALID_ARGUMENT"
         assert repo.code("snapshot.file") == "INVALID_ARGUMENT"
         assert repo.code("snapshot.file", path=1) == "INVALID_ARGUMENT"
@@ -151,7 +151,7 @@ class TestGrep:
         "S2.order.matches",
         "S2.grep.ignore_rules",
     )
-    def test_matches_have_line_and_column_in_code_points(self, folder: Site) -> None:
+    def test_matches_have_line_and_column_in_code_points(self, folder: SnapshotWorkspace) -> None:
         folder.write("b", "ünï foo\nnone\n\tfoo foo")
         folder.write("a/x", b"\xef\xbb\xbffoo\r\n\xff foo\n")
         folder.write(".gitignore", "no\n")
@@ -166,13 +166,13 @@ class TestGrep:
         assert (body["files_searched"], body["truncated"]) == (3, False)
 
     @pytest.mark.parametrize(("pattern", "col"), [("b$", 2), (r"\r", 3), (r"b\r$", 2), (r"b\s", None), (r"b.$", None)])
-    def test_the_carriage_return_of_a_line_end_is_found_only_by_its_name(
-        self, folder: Site, pattern: str, col: int | None
+    def test_a_carriage_return_at_a_line_end_is_matched_only_explicitly(
+        self, folder: SnapshotWorkspace, pattern: str, col: int | None
     ) -> None:
         folder.write("a", b"ab\r\n")
         assert [one["col"] for one in folder.ok("snapshot.grep", pattern=pattern)["matches"]] == ([col] if col else [])
 
-    def test_a_byte_order_mark_is_no_character_of_a_file_and_u_feff_elsewhere_is_one(self, folder: Site) -> None:
+    def test_a_byte_order_mark_is_not_searched_but_u_feff_elsewhere_is(self, folder: SnapshotWorkspace) -> None:
         folder.write("a", "\ufefffoo\n\ufeffbar\n")
         folder.write("b", "\ufeff")
         found = {
@@ -195,7 +195,7 @@ class TestGrep:
         "C9.grep_is_tolerant",
         "D10.grep.case_insensitive_default",
     )
-    def test_files_come_in_byte_order_of_their_whole_paths(self, folder: Site) -> None:
+    def test_files_come_in_byte_order_of_their_whole_paths(self, folder: SnapshotWorkspace) -> None:
         for path in ("a/x", "a-b", "B"):
             folder.write(path, "Foo")
         assert [one["path"] for one in folder.ok("snapshot.grep", pattern="Foo")["matches"]] == ["B", "a-b", "a/x"]
@@ -203,7 +203,7 @@ class TestGrep:
         assert len(folder.ok("snapshot.grep", pattern="foo", case_insensitive=True)["matches"]) == 3
 
     @pytest.mark.req("S2.grep.binary_excluded", "D10.grep.max_matches_default", "D10.grep.max_files_default")
-    def test_limits_and_binaries(self, folder: Site) -> None:
+    def test_limits_hold_and_binary_files_are_skipped(self, folder: SnapshotWorkspace) -> None:
         folder.write("bin", b"\0foo")
         folder.write("many", "foo\n" * 1001)
         body = folder.ok("snapshot.grep", pattern="foo")
@@ -212,30 +212,30 @@ class TestGrep:
             (folder.root / f"e{number}").touch()
         assert folder.ok("snapshot.grep", pattern="nothing")["files_searched"] == 10_000
 
-    def test_the_same_in_a_snapshot(self, repo: Site) -> None:
+    def test_grep_works_in_a_snapshot(self, repo: SnapshotWorkspace) -> None:
         live = repo.ok("snapshot.grep", pattern="o", paths=["src", "README.md"])
         taken = repo.snapshot(".")
         kept = repo.ok("snapshot.grep", pattern="o", paths=["src", "README.md"], mode="snapshot", snapshot_id=taken)
         assert kept["matches"] == live["matches"] != []
 
-    def test_what_is_no_pattern_is_an_invalid_argument(self, repo: Site) -> None:
+    def test_an_invalid_pattern_is_an_invalid_argument(self, repo: SnapshotWorkspace) -> None:
         assert repo.code("snapshot.grep", pattern="(") == "INVALID_ARGUMENT"
         assert repo.code("snapshot.grep", pattern=r"(a)\1") == "INVALID_ARGUMENT"
 
     @pytest.mark.parametrize(
         "pattern", ["a+b", r"\bfoo\b", "^$", "b|ab", "(a|b)*c", "é", "x{2,3}y?", "(a*)*b", "[^a-c]z$", "^ab|b$", ""]
     )
-    def test_both_ways_to_find_a_column_agree(self, pattern: str) -> None:
+    def test_the_column_is_where_the_leftmost_match_begins(self, pattern: str) -> None:
         text = "xxaab\nfoo bar foo\n\nzzabac caf\u00e9\nxxxy xxy\naaaaaaaaaaaaaaaaaaaaaaaaaaab\ndz\nab b"
-        program = _Program(parse(pattern, case_insensitive=False))
-        walked = [(n, at + 1) for n, line in enumerate(text.split("\n"), 1) if (at := program.first(line)) is not None]
+        searched = ((number, re.search(pattern, line)) for number, line in enumerate(text.split("\n"), 1))
+        expected = [(number, match.start() + 1) for number, match in searched if match is not None]
         found = [(one.line, one.col) for one in Matcher(pattern, case_insensitive=False).matches(text.encode())]
-        assert found == walked
+        assert found == expected
 
 
 class TestDiff:
     @pytest.mark.req("D10.diff.against_head", "D10.diff.against_index", "D10.diff.unified", "S2.encoding.diff_lf")
-    def test_of_the_live_tree_against_head_and_against_the_index(self, repo: Site) -> None:
+    def test_the_live_tree_is_compared_with_head_and_with_the_index(self, repo: SnapshotWorkspace) -> None:
         repo.write("README.md", "staged\n")
         git(repo.root, "add", "README.md")
         repo.write("README.md", "live\n")
@@ -248,7 +248,7 @@ class TestDiff:
         assert "@@ -1 +1 @@" in index
 
     @pytest.mark.parametrize("against", ["head", "index"])
-    def test_a_path_that_is_named_differs_only_from_what_git_has_of_it(self, repo: Site, against: str) -> None:
+    def test_a_diff_of_one_path_compares_it_with_git(self, repo: SnapshotWorkspace, against: str) -> None:
         repo.write(".gitignore", "ignored\n")
         git(repo.root, "add", ".gitignore")
         git(repo.root, "commit", "-q", "-m", "More")
@@ -266,7 +266,7 @@ class TestDiff:
         assert repo.code("snapshot.diff", path="nowhere", against=against) == "NOT_FOUND"
 
     @pytest.mark.req("C14.diff_applies")
-    def test_what_is_printed_applies_to_what_was_committed(self, repo: Site) -> None:
+    def test_the_printed_diff_applies_to_the_commit(self, repo: SnapshotWorkspace) -> None:
         before = repo.snapshot(".")
         repo.write("README.md", "# Toy Repo\nmore\r\n")
         repo.write("new/ü file", "x")
@@ -283,7 +283,7 @@ class TestDiff:
         assert made["entries"] == repo.ok("snapshot.list", snapshot_id=after, **asked)["entries"]
 
     @pytest.mark.req("C14.diff_applies")
-    def test_text_that_is_not_utf8_is_told_as_binary_and_never_patched_into_something_else(self, repo: Site) -> None:
+    def test_text_that_is_not_utf8_is_shown_as_binary(self, repo: SnapshotWorkspace) -> None:
         before = repo.snapshot(".")
         repo.write("latin", b"caf\xe9\n")
         text = repo.ok("snapshot.diff")["diff"]
@@ -292,7 +292,7 @@ class TestDiff:
         assert (patched["snapshot_id"], patched["rejects"][0]["hunks"][0]["reason"]) == (before, "binary_unsupported")
 
     @pytest.mark.req("D10.diff.between_snapshots")
-    def test_between_snapshots(self, repo: Site) -> None:
+    def test_two_snapshots_are_compared(self, repo: SnapshotWorkspace) -> None:
         one = repo.snapshot("README.md")
         repo.write("README.md", "two\n")
         two = repo.snapshot("README.md")
@@ -301,7 +301,7 @@ class TestDiff:
         assert repo.ok("snapshot.diff", mode="snapshot", snapshot_id=two, from_snapshot_id=two)["diff"] == ""
 
 
-def head_index_line(repo: Site, rev: str) -> str:
+def head_index_line(repo: SnapshotWorkspace, rev: str) -> str:
     lines = git(repo.root, "diff", "--no-color", rev, "--", "README.md").decode().splitlines(keepends=True)
     return next(line for line in lines if line.startswith("index "))
 
@@ -310,7 +310,7 @@ class TestChangesInfoExport:
     @pytest.mark.req(
         "D10.changes.statuses", "D10.changes.default_base", "S2.changes.output", "S2.changes.no_guessed_renames"
     )
-    def test_changes_since_head(self, repo: Site) -> None:
+    def test_changes_since_head(self, repo: SnapshotWorkspace) -> None:
         repo.write("README.md", "changed")
         os.rename(repo.root / "src/main.rs", repo.root / "src/moved.rs")
         body = repo.ok("snapshot.changes", snapshot_id=repo.snapshot("."))
@@ -322,7 +322,7 @@ class TestChangesInfoExport:
         assert repo.ok("snapshot.changes", snapshot_id=repo.snapshot("README.md"))["changes"] == body["changes"][:1]
 
     @pytest.mark.req("D10.changes.default_base", "D10.changes.given_base", "C11.lineage_apart_from_id")
-    def test_changes_since_what_it_was_made_from(self, repo: Site) -> None:
+    def test_changes_since_the_parent_snapshot(self, repo: SnapshotWorkspace) -> None:
         base = repo.snapshot(".")
         patch = "--- /dev/null\n+++ b/n\n@@ -0,0 +1 @@\n+x\n"
         made = repo.ok("workspace.apply_patch", mode="snapshot", snapshot_id=base, patch=patch)["snapshot_id"]
@@ -332,10 +332,10 @@ class TestChangesInfoExport:
         undo = "--- a/n\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n"
         again = repo.ok("workspace.apply_patch", mode="snapshot", snapshot_id=made, patch=undo)["snapshot_id"]
         assert again == base
-        assert repo.bench.shelf.parent_of(base) != base
+        assert repo.context.snapshots.parent_of(base) != base
 
     @pytest.mark.req("D10.tool_info", "S2.info.output", "S2.info.no_lease", "D10.create.manifest_stats")
-    def test_info(self, repo: Site) -> None:
+    def test_info_describes_a_snapshot(self, repo: SnapshotWorkspace) -> None:
         made = repo.ok("snapshot.create", paths=["."])
         assert repo.ok("snapshot.info", snapshot_id=made["snapshot_id"]) == {
             "cache_hint": "immutable",
@@ -345,7 +345,7 @@ class TestChangesInfoExport:
         assert repo.code("snapshot.info", snapshot_id="sha256:" + "0" * 64) == "NOT_FOUND"
 
     @pytest.mark.req("D10.export.tar_order", "D10.export.tar_metadata", "D10.export.sha256", "S2.export.deterministic")
-    def test_the_bundle_is_a_plain_tar(self, repo: Site) -> None:
+    def test_the_bundle_is_a_plain_tar(self, repo: SnapshotWorkspace) -> None:
         for path in ("a/x", "a-b", "exe"):
             repo.write(path, path)
         (repo.root / "exe").chmod(0o700)
@@ -367,7 +367,7 @@ class TestChangesInfoExport:
         ]
 
     @pytest.mark.req("D10.export.worktree_paths")
-    def test_the_live_tree_exports_paths_or_what_the_lease_touched(self, repo: Site) -> None:
+    def test_the_live_tree_exports_given_paths_or_those_of_the_lease(self, repo: SnapshotWorkspace) -> None:
         lease = repo.ok("snapshot.file", path="README.md")["lease_id"]
         by_lease = repo.ok("snapshot.export", lease_id=lease)
         by_path = repo.ok("snapshot.export", paths=["README.md"])
@@ -379,7 +379,7 @@ class TestCreate:
     @pytest.mark.req(
         "D10.create.neither_input", "S2.create.inputs", "D10.create.fingerprint", "D10.create.directories_recursive"
     )
-    def test_needs_paths_or_a_lease(self, repo: Site) -> None:
+    def test_create_needs_paths_or_a_lease(self, repo: SnapshotWorkspace) -> None:
         assert repo.code("snapshot.create") == "INVALID_ARGUMENT"
         made = repo.ok("snapshot.create", paths=["."])
         assert made["manifest_stats"]["files"] == 2
@@ -387,35 +387,41 @@ class TestCreate:
         assert repo.code("snapshot.create", paths=["nope"]) == "NOT_FOUND"
 
     @pytest.mark.req("D10.create.skipped", "C10.snapshot_consistent")
-    def test_says_what_it_skipped_and_takes_each_path_once(self, repo: Site) -> None:
+    def test_create_lists_skipped_paths_and_takes_each_path_once(self, repo: SnapshotWorkspace) -> None:
         os.mkfifo(repo.root / "pipe")
         made = repo.ok("snapshot.create", paths=[".", "README.md", "README.md", "src/", "src"])
         assert made["skipped"] == [{"path": "pipe", "reason": "special_file"}]
         assert made["manifest_stats"]["files"] == 2
 
     @pytest.mark.req("S2.create.immutable")
-    def test_is_kept_over_a_restart_and_checked_on_read(self, repo: Site, tmp_path: Path) -> None:
+    def test_a_snapshot_survives_a_restart_and_is_verified_on_read(
+        self, repo: SnapshotWorkspace, tmp_path: Path
+    ) -> None:
         taken = repo.snapshot(".")
-        with open_site(repo.root, tmp_path / "store") as again:
+        with open_snapshot_workspace(repo.root, tmp_path / "store") as again:
             kept = again.ok("snapshot.file", mode="snapshot", snapshot_id=taken, path="src/main.rs")
         assert kept["content"] == "fn main() {}"
         assert kept["blob"] == "sha256:" + sha256(b"fn main() {}").hexdigest()
 
     @pytest.mark.req("D10.repo_changed", "S2.error.repo_changed", "C10.snapshot_consistent")
-    def test_a_tree_that_moves_while_it_is_read_is_noticed(self, repo: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_create_notices_a_tree_that_changes_while_it_is_read(
+        self, repo: SnapshotWorkspace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Somebody saves the first file whenever the directory after it is opened."""
         saves = self.saving(repo, monkeypatch, times=1_000)
         assert repo.code("snapshot.create", paths=["."]) == "REPO_CHANGED"
         assert saves[0] < 1_000
 
-    def test_a_tree_that_comes_to_rest_is_captured(self, repo: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_create_retries_until_the_tree_is_stable(
+        self, repo: SnapshotWorkspace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         self.saving(repo, monkeypatch, times=3)
         taken = repo.snapshot(".")
         kept = repo.ok("snapshot.file", mode="snapshot", snapshot_id=taken, path="README.md")
         assert kept["content"] == "moved on 0"
 
     @staticmethod
-    def saving(repo: Site, monkeypatch: pytest.MonkeyPatch, *, times: int) -> list[int]:
+    def saving(repo: SnapshotWorkspace, monkeypatch: pytest.MonkeyPatch, *, times: int) -> list[int]:
         """How many saves are left."""
         real_open, left = os.open, [times]
 
@@ -428,7 +434,7 @@ class TestCreate:
         monkeypatch.setattr(os, "open", opening)
         return left
 
-    def test_non_utf8_names_and_names_like_encodings_come_back(self, folder: Site) -> None:
+    def test_names_that_are_not_utf8_are_captured(self, folder: SnapshotWorkspace) -> None:
         for name in (b"\xff\xfe", b"base64:x"):
             with open(os.path.join(os.fsencode(folder.root), name), "wb") as file:
                 file.write(name)

@@ -1,4 +1,4 @@
-"""The shapes of answers: checked by somebody else's checker here, and by our own whenever a tool answers."""
+"""The shapes of answers: checked with jsonschema here, and with the models whenever a tool answers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from mulligan.effects.substrate.bench import Named
-from mulligan.effects.substrate.failure import CODES
-from mulligan.effects.substrate.schemas import INPUTS, OUTPUTS
-from mulligan.effects.substrate.shapes import misfit
-from mulligan.effects.substrate.tools import BY_NAME, TOOLS, run_tool
+from mulligan.effects.snapshot_tools.context import RequestInfo
+from mulligan.effects.snapshot_tools.store import CODES, SnapshotToolError
+from mulligan.effects.snapshot_tools.tools import BY_NAME, TOOLS, check_answer, run_tool
+from mulligan.servers.mcp.table import answer_schema, table
 from mulligan.values.ids import SessionId
-from substrate.site import Site
+from tests.effects.snapshot_tools.snapshot_workspace import SnapshotWorkspace
 
 HYBRID = [
     "snapshot.list",
@@ -25,6 +24,9 @@ HYBRID = [
     "workspace.apply_patch",
 ]
 FROZEN = ["snapshot.create", "snapshot.info", "snapshot.changes"]
+
+
+OUTPUTS = {tool.name: answer_schema(tool) for tool in TOOLS}
 
 
 def branches(name: str) -> list[dict[str, Any]]:
@@ -59,14 +61,23 @@ def test_the_error_codes_are_those_of_the_document_and_conflict() -> None:
     }
 
 
-def test_all_schemas_are_schemas() -> None:
-    for schema in (*INPUTS.values(), *OUTPUTS.values()):
-        jsonschema.Draft202012Validator.check_schema(schema)
-    assert [tool.name for tool in TOOLS] == list(INPUTS) == list(OUTPUTS)
+def test_all_schemas_are_valid_json_schemas() -> None:
+    listed = table()["substrate"]
+    assert [one["title"] for one in listed] == [tool.name for tool in TOOLS]
+    for one in listed:
+        jsonschema.Draft202012Validator.check_schema(one["inputSchema"])
+        jsonschema.Draft202012Validator.check_schema(one["outputSchema"])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"path": None}, {"session_id": "other"}, {"deep": 1}, {"depth": True}, {"limit": "1"}]
+)
+def test_a_parameter_that_the_schema_does_not_allow_is_refused(repo: SnapshotWorkspace, wrong: dict[str, Any]) -> None:
+    assert repo.code("snapshot.list", **wrong) == "INVALID_ARGUMENT"
 
 
 @pytest.mark.req("S2.encoding.utf8_json", "S2.order.path_maps")
-def test_answers_fit_their_schemas_by_both_checkers(repo: Site) -> None:
+def test_answers_fit_their_schemas_by_jsonschema_and_by_the_models(repo: SnapshotWorkspace) -> None:
     taken = repo.snapshot(".")
     patch = "--- /dev/null\n+++ b/n\n@@ -0,0 +1 @@\n+x\n"
     asked: list[tuple[str, dict[str, Any]]] = [
@@ -91,19 +102,26 @@ def test_answers_fit_their_schemas_by_both_checkers(repo: Site) -> None:
     for name, args in asked:
         body = repo.ask(name, **args)
         jsonschema.validate(body, OUTPUTS[name], cls=jsonschema.Draft202012Validator)
-        assert misfit(body, OUTPUTS[name]) is None
+        if "error" in body:
+            continue
+        check_answer(BY_NAME[name], body)
         for key in body:
             broken = {**body, key: ["wrong"]}
-            assert (misfit(broken, OUTPUTS[name]) is None) == is_valid_for(broken, name)
+            assert fits_models(broken, name) == jsonschema.Draft202012Validator(OUTPUTS[name]).is_valid(broken)
 
 
-def is_valid_for(body: dict[str, Any], name: str) -> bool:
-    return bool(jsonschema.Draft202012Validator(OUTPUTS[name]).is_valid(body))
+def fits_models(body: dict[str, Any], name: str) -> bool:
+    try:
+        check_answer(BY_NAME[name], body)
+    except SnapshotToolError as error:
+        assert error.code == "INTERNAL"
+        return False
+    return True
 
 
 @pytest.mark.req("S2.schema.hint_const")
-def test_an_answer_with_the_wrong_hint_never_leaves(repo: Site) -> None:
+def test_an_answer_that_does_not_fit_its_schema_is_an_internal_error(repo: SnapshotWorkspace) -> None:
     honest = BY_NAME["snapshot.list"]
     lying = replace(honest, act=lambda ask, args: {**honest.act(ask, args), "cache_hint": "forever"})
-    body = run_tool(repo.bench, lying, {}, Named(SessionId("tests"))).body
+    body = run_tool(repo.context, lying, {}, RequestInfo(SessionId("tests"))).body
     assert body["error"]["code"] == "INTERNAL"

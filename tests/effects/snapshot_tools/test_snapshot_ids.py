@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from mulligan.files.snapshot.fingerprint import Fingerprint
+from mulligan.files.snapshot.manifest import CapturedFile, Manifest, snapshot_id
 from mulligan.values.digest import digest_of
 from mulligan.values.paths import RepoPath
-from mulligan.workspace.fingerprint import Fingerprint
-from mulligan.workspace.manifest import Captured, Manifest, snapshot_id
-from substrate.site import Site, git, open_site
+from tests.effects.snapshot_tools.snapshot_workspace import SnapshotWorkspace, git, open_snapshot_workspace
 
 EMPTY_ID = "sha256:ab8e276bbdf315853db202f46bbea6427a77d47dbf08c407b2acff41a238b421"
 MAIN_ID = "sha256:1410c76f711659054a75d2c89bd09f8ccea924ca83b66fa38367a8b8e2f042fb"
@@ -31,17 +31,17 @@ def independent_id(fingerprint: dict[str, str], files: dict[str, bytes]) -> str:
 
 
 @pytest.mark.req("D10.vector_empty", "S2.create.output", "S2.snapshot_id.encoding")
-def test_the_known_repository_with_an_empty_manifest_has_the_known_id(repo: Site) -> None:
+def test_the_known_repository_with_an_empty_manifest_has_the_known_id(repo: SnapshotWorkspace) -> None:
     assert repo.ok("snapshot.create", paths=[])["snapshot_id"] == EMPTY_ID
 
 
 @pytest.mark.req("D10.vector_main_rs", "S2.create.given_paths")
-def test_the_known_repository_with_one_file_has_the_known_id(repo: Site) -> None:
+def test_the_known_repository_with_one_file_has_the_known_id(repo: SnapshotWorkspace) -> None:
     assert repo.snapshot("src/main.rs") == MAIN_ID
 
 
 @pytest.mark.req("C17.goldens_executed")
-def test_directories_give_the_id_of_the_files_in_them(repo: Site) -> None:
+def test_a_directory_has_the_id_of_its_files(repo: SnapshotWorkspace) -> None:
     assert repo.snapshot("src") == MAIN_ID == repo.snapshot("src/") == repo.snapshot("./src//main.rs")
 
 
@@ -62,23 +62,27 @@ def test_ids_agree_with_an_independent_implementation_on_a_thousand_manifests() 
         print_ = Fingerprint(
             rng.randbytes(20).hex(), rng.choice(["", rng.randbytes(20).hex()]), rng.randbytes(32).hex()
         )
-        entries = [Captured(RepoPath(p), digest_of(d), len(d), rng.choice([0o644, 0o755])) for p, d in files.items()]
+        entries = [
+            CapturedFile(RepoPath(p), digest_of(d), len(d), rng.choice([0o644, 0o755])) for p, d in files.items()
+        ]
         rng.shuffle(entries)
         assert snapshot_id(print_, Manifest.of(entries)) == independent_id(print_.to_json(), files)
 
 
 @pytest.mark.req("D10.meta_beside_manifest", "C12.kinds_and_modes_kept")
-def test_mode_kind_and_empty_directories_are_kept_beside_and_do_not_change_the_id() -> None:
+def test_mode_kind_and_empty_directories_do_not_change_the_id() -> None:
     print_ = Fingerprint("", "", "0" * 64)
     blob = digest_of(b"x")
-    plain = Manifest.of([Captured(RepoPath("a"), blob, 1)])
-    other = Manifest.of([Captured(RepoPath("a"), blob, 1, 0o755, "symlink")], [(RepoPath("e"), 0o700)], [RepoPath(".")])
+    plain = Manifest.of([CapturedFile(RepoPath("a"), blob, 1)])
+    other = Manifest.of(
+        [CapturedFile(RepoPath("a"), blob, 1, 0o755, "symlink")], [(RepoPath("e"), 0o700)], [RepoPath(".")]
+    )
     assert snapshot_id(print_, plain) == snapshot_id(print_, other)
     assert Manifest.from_json(json.loads(json.dumps(other.to_json()))) == other
 
 
 @pytest.mark.req("S2.fingerprint.head_oid", "S2.fingerprint.index_oid", "S2.fingerprint.status_hash")
-def test_the_fingerprint_is_what_git_says(repo: Site) -> None:
+def test_the_fingerprint_agrees_with_git(repo: SnapshotWorkspace) -> None:
     repo.write("new/a.txt", "1")
     repo.write("README.md", "changed")
     git(repo.root, "mv", "src/main.rs", "src/moved.rs")
@@ -95,12 +99,12 @@ def test_before_the_first_commit_there_is_no_head_and_in_a_conflict_no_index(tmp
     root = tmp_path / "r"
     root.mkdir()
     git(root, "init", "-q", "-b", "main")
-    with open_site(root, tmp_path / "s") as site:
-        found = site.ok("snapshot.create", paths=[])["fingerprint"]
+    with open_snapshot_workspace(root, tmp_path / "s") as workspace:
+        found = workspace.ok("snapshot.create", paths=[])["fingerprint"]
         assert (found["head_oid"], found["index_oid"]) == ("", git(root, "write-tree").decode().strip())
     conflicted(root)
-    with open_site(root, tmp_path / "s") as site:
-        assert site.ok("snapshot.create", paths=[])["fingerprint"]["index_oid"] == ""
+    with open_snapshot_workspace(root, tmp_path / "s") as workspace:
+        assert workspace.ok("snapshot.create", paths=[])["fingerprint"]["index_oid"] == ""
 
 
 def conflicted(root: Path) -> None:
@@ -115,7 +119,7 @@ def conflicted(root: Path) -> None:
 
 
 @pytest.mark.req("D10.without_git")
-def test_without_git_every_file_counts_as_untracked(folder: Site) -> None:
+def test_without_git_every_file_counts_as_untracked(folder: SnapshotWorkspace) -> None:
     folder.write("b/c", "1")
     folder.write("b-c", "2")
     folder.write("a", "3")
@@ -124,7 +128,7 @@ def test_without_git_every_file_counts_as_untracked(folder: Site) -> None:
     assert found["fingerprint"] == {"head_oid": "", "index_oid": "", "status_hash": sha256(listed).hexdigest()}
 
 
-def test_packed_refs_and_detached_heads_are_read_as_git_reads_them(repo: Site) -> None:
+def test_packed_refs_and_detached_heads_are_read_as_git_reads_them(repo: SnapshotWorkspace) -> None:
     git(repo.root, "pack-refs", "--all")
     packed = repo.ok("snapshot.create", paths=[])["fingerprint"]["head_oid"]
     git(repo.root, "checkout", "-q", "--detach")
@@ -132,13 +136,13 @@ def test_packed_refs_and_detached_heads_are_read_as_git_reads_them(repo: Site) -
     assert packed == detached == git(repo.root, "rev-parse", "HEAD").decode().strip()
 
 
-def test_a_linked_working_tree_has_its_own_head_and_index(repo: Site, tmp_path: Path) -> None:
+def test_a_linked_working_tree_has_its_own_head_and_index(repo: SnapshotWorkspace, tmp_path: Path) -> None:
     linked = tmp_path / "linked"
     git(repo.root, "worktree", "add", "-q", "-b", "side", str(linked))
     (linked / "extra").write_text("1")
     git(linked, "add", "extra")
     git(linked, "commit", "-q", "-m", "extra")
-    with open_site(linked, tmp_path / "store2") as site:
-        found = site.ok("snapshot.create", paths=[])["fingerprint"]
+    with open_snapshot_workspace(linked, tmp_path / "store2") as workspace:
+        found = workspace.ok("snapshot.create", paths=[])["fingerprint"]
     assert found["head_oid"] == git(linked, "rev-parse", "HEAD").decode().strip()
     assert found["index_oid"] == git(linked, "write-tree").decode().strip()

@@ -9,7 +9,7 @@ import pytest
 
 from mulligan.values.ids import SessionId
 from mulligan.values.paths import parse_repo_path
-from substrate.site import Site
+from tests.effects.snapshot_tools.snapshot_workspace import SnapshotWorkspace
 
 NEW = "--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+x\n"
 EDIT = "--- a/f\n+++ b/f\n@@ -1,3 +1,3 @@\n one\n-two\n+2\n three\n"
@@ -47,14 +47,14 @@ class TestPaths:
         "C8.delete_is_careful",
     )
     @pytest.mark.parametrize("path", DENIED)
-    def test_what_leads_elsewhere_is_denied_and_changes_nothing(self, repo: Site, path: str) -> None:
+    def test_a_path_outside_the_root_is_denied_and_changes_nothing(self, repo: SnapshotWorkspace, path: str) -> None:
         before = tree(repo.root)
         assert repo.code("workspace.write_file", path=path, content="x", create_dirs=True) == "PERMISSION_DENIED"
         assert repo.code("workspace.delete", path=path, recursive=True) == "PERMISSION_DENIED"
         assert tree(repo.root) == before
 
     @pytest.mark.req("D10.denied_absolute", "D10.denied_dotdot", "D10.denied_tilde", "S2.paths.no_tilde")
-    def test_reads_are_as_careful(self, repo: Site) -> None:
+    def test_reads_outside_the_root_are_denied_too(self, repo: SnapshotWorkspace) -> None:
         inside = str(repo.root / "README.md")
         for path in ("../x", inside, "~/x"):
             assert repo.code("snapshot.file", path=path) == "PERMISSION_DENIED"
@@ -64,12 +64,12 @@ class TestPaths:
 
     @pytest.mark.req("D10.invalid_empty_nul")
     @pytest.mark.parametrize("path", ["", "a\0b"])
-    def test_an_empty_path_and_one_with_nul_are_invalid(self, repo: Site, path: str) -> None:
+    def test_an_empty_path_and_one_with_nul_are_invalid(self, repo: SnapshotWorkspace, path: str) -> None:
         assert repo.code("workspace.write_file", path=path, content="x") == "INVALID_ARGUMENT"
         assert repo.code("snapshot.file", path=path) == "INVALID_ARGUMENT"
 
     @pytest.mark.req("D10.denied_symlink_escape", "S2.write.symlink_denied", "S2.write.resolved_inside")
-    def test_links_out_of_the_root_are_denied(self, repo: Site, tmp_path: Path) -> None:
+    def test_links_out_of_the_root_are_denied(self, repo: SnapshotWorkspace, tmp_path: Path) -> None:
         outside = tmp_path / "outside"
         outside.mkdir()
         (outside / "f").write_text("theirs")
@@ -88,13 +88,13 @@ class TestPaths:
         assert tree(repo.root) == before
 
     @pytest.mark.req("S2.write.new_file_by_parent", "S2.write.resolved_inside")
-    def test_a_new_file_lands_where_its_parent_really_is(self, repo: Site) -> None:
+    def test_a_new_file_is_created_in_the_resolved_parent(self, repo: SnapshotWorkspace) -> None:
         os.symlink("src", repo.root / "way")
         repo.ok("workspace.write_file", path="way/new.rs", content="1")
         assert (repo.root / "src/new.rs").read_text() == "1"
 
     @pytest.mark.req("C8.delete_is_careful")
-    def test_delete_takes_the_link_and_not_what_it_leads_to(self, repo: Site) -> None:
+    def test_delete_removes_the_link_and_not_its_target(self, repo: SnapshotWorkspace) -> None:
         os.symlink("src", repo.root / "way")
         repo.ok("workspace.delete", path="way")
         assert not os.path.lexists(repo.root / "way")
@@ -103,7 +103,7 @@ class TestPaths:
 
 class TestWriteAndDelete:
     @pytest.mark.req("D10.write_file.output", "D10.write_file.create_dirs_default", "S2.schema.worktree_hint")
-    def test_write_file(self, repo: Site) -> None:
+    def test_write_file_creates_and_replaces(self, repo: SnapshotWorkspace) -> None:
         assert repo.code("workspace.write_file", path="d/new", content="é") == "NOT_FOUND"
         body = repo.ok("workspace.write_file", path="d//new", content="é", create_dirs=True)
         assert (body["path"], body["written_bytes"], body["created"]) == ("d/new", 2, True)
@@ -112,7 +112,7 @@ class TestWriteAndDelete:
         assert repo.code("workspace.write_file", path="x", content="base64:?") == "INVALID_ARGUMENT"
 
     @pytest.mark.req("D10.delete.recursive", "D10.delete.output")
-    def test_delete(self, repo: Site) -> None:
+    def test_delete_removes_a_file(self, repo: SnapshotWorkspace) -> None:
         assert repo.code("workspace.delete", path="src") == "INVALID_ARGUMENT"
         assert repo.code("workspace.delete", path="nope") == "NOT_FOUND"
         body = repo.ok("workspace.delete", path="src/", recursive=True)
@@ -120,7 +120,7 @@ class TestWriteAndDelete:
         assert not (repo.root / "src").exists()
 
     @pytest.mark.req("D10.dry_run")
-    def test_a_dry_run_says_what_would_happen_and_does_nothing(self, repo: Site) -> None:
+    def test_a_dry_run_reports_and_changes_nothing(self, repo: SnapshotWorkspace) -> None:
         before = tree(repo.root)
         made = repo.ok("workspace.write_file", path="n", content="x", dry_run=True)
         assert (made["created"], made["written_bytes"]) == (True, 1)
@@ -134,16 +134,16 @@ class TestWriteAndDelete:
         assert tree(repo.root) == before
 
     @pytest.mark.req("D10.conflict_code")
-    def test_a_file_another_call_is_changing_is_a_conflict(self, repo: Site) -> None:
-        from mulligan.history.intents import Intent
-        from mulligan.workspace.writing import Wanted
+    def test_a_file_another_call_is_changing_is_a_conflict(self, repo: SnapshotWorkspace) -> None:
+        from mulligan.files.replace import TargetEntry
+        from mulligan.history.undo_log import Intent
 
-        older = repo.opened.desk.call(SessionId("other"))
-        older.change([Intent(parse_repo_path("README.md"), lambda image: Wanted(image.entry, image.content))])
+        older = repo.opened.open_root.call(SessionId("other"))
+        older.change([Intent(parse_repo_path("README.md"), lambda image: TargetEntry(image.entry, image.content))])
         assert repo.code("workspace.write_file", path="README.md", content="x") == "CONFLICT"
         older.abort("done")
 
-    def test_every_change_is_a_call_and_can_be_undone(self, repo: Site) -> None:
+    def test_every_change_is_a_call_and_can_be_undone(self, repo: SnapshotWorkspace) -> None:
         before = tree(repo.root)
         repo.ok("workspace.write_file", path="a/new", content="x", create_dirs=True)
         repo.ok("workspace.delete", path="src", recursive=True)
@@ -167,7 +167,7 @@ REASONS = {
 
 class TestPatch:
     @pytest.mark.req("S2.apply_patch.worktree", "S2.apply_patch.unified", "D10.apply_patch.applied_sorted")
-    def test_applies_to_the_live_tree(self, repo: Site) -> None:
+    def test_patches_the_live_tree(self, repo: SnapshotWorkspace) -> None:
         repo.write("f", "one\ntwo\nthree\n")
         body = repo.ok("workspace.apply_patch", patch=EDIT + NEW.format(path="a"))
         assert (body["applied"], body["rejects"]) == (["a", "f"], [])
@@ -175,7 +175,7 @@ class TestPatch:
         assert body["fingerprint"] == repo.ok("snapshot.create", paths=[])["fingerprint"]
 
     @pytest.mark.req("S2.apply_patch.snapshot", "D10.apply_patch.snapshot_id")
-    def test_applies_to_a_snapshot_and_to_nothing_else(self, repo: Site) -> None:
+    def test_patches_a_snapshot_and_nothing_else(self, repo: SnapshotWorkspace) -> None:
         repo.write("f", "one\ntwo\nthree\n")
         taken, before = repo.snapshot("f"), tree(repo.root)
         body = repo.ok("workspace.apply_patch", mode="snapshot", snapshot_id=taken, patch=EDIT)
@@ -185,7 +185,7 @@ class TestPatch:
         assert repo.ok("snapshot.file", mode="snapshot", snapshot_id=taken, path="f")["content"] == "one\ntwo\nthree\n"
 
     @pytest.mark.parametrize("mode", ["worktree", "snapshot"])
-    def test_a_file_that_comes_and_goes_leaves_nothing(self, repo: Site, mode: str) -> None:
+    def test_a_file_created_and_deleted_by_one_patch_leaves_nothing(self, repo: SnapshotWorkspace, mode: str) -> None:
         repo.write("f", "one\n")
         taken, before = repo.snapshot("f"), tree(repo.root)
         where = {"mode": mode, "snapshot_id": taken} if mode == "snapshot" else {}
@@ -195,7 +195,7 @@ class TestPatch:
         assert tree(repo.root) == before
 
     @pytest.mark.req("D10.apply_patch.strip_default")
-    def test_strip(self, repo: Site) -> None:
+    def test_strip_removes_leading_directories(self, repo: SnapshotWorkspace) -> None:
         plain = NEW.format(path="q").replace("b/q", "q")
         assert repo.ok("workspace.apply_patch", patch=plain, strip=0)["applied"] == ["q"]
         assert repo.ok("workspace.apply_patch", patch=NEW.format(path="x/r"), strip=2)["applied"] == ["r"]
@@ -214,8 +214,8 @@ class TestPatch:
     )
     @pytest.mark.parametrize("reason", REASONS)
     @pytest.mark.parametrize("mode", ["worktree", "snapshot"])
-    def test_a_patch_that_does_not_fit_is_told_and_nothing_of_it_applied(
-        self, repo: Site, reason: str, mode: str
+    def test_a_patch_with_a_rejected_hunk_applies_nothing(
+        self, repo: SnapshotWorkspace, reason: str, mode: str
     ) -> None:
         repo.write("f", "one\ntwo\nthree\n")
         where = {} if mode == "worktree" else {"mode": mode, "snapshot_id": repo.snapshot(".")}
@@ -233,12 +233,12 @@ class TestPatch:
         "C5.no_offset_no_whitespace",
     )
     @pytest.mark.parametrize("content", ["zero\none\ntwo\nthree\n", "one\ntwo \nthree\n", "one\r\ntwo\r\nthree\r\n"])
-    def test_no_offset_no_white_space_no_line_ends(self, repo: Site, content: str) -> None:
+    def test_hunks_match_without_offset_or_white_space_tolerance(self, repo: SnapshotWorkspace, content: str) -> None:
         repo.write("f", content.encode())
         assert repo.ok("workspace.apply_patch", patch=EDIT)["rejects"] != []
 
     @pytest.mark.req("S2.apply_patch.rejects_sorted", "S2.order.rejects")
-    def test_rejects_are_in_order(self, repo: Site) -> None:
+    def test_rejects_are_sorted(self, repo: SnapshotWorkspace) -> None:
         repo.write("b", "1\n")
         repo.write("a", "1\n2\n3\n4\n5\n6\n7\n8\n9\n")
         bad = "--- a/{0}\n+++ b/{0}\n@@ -1 +1 @@\n-x\n+y\n"
@@ -258,7 +258,7 @@ class TestPatch:
         "D10.unified.no_final_newline",
         "D10.unified.crlf",
     )
-    def test_everything_git_can_say(self, repo: Site) -> None:
+    def test_all_kinds_of_git_diffs_apply(self, repo: SnapshotWorkspace) -> None:
         repo.write("crlf", b"a\r\nb\r\n")
         repo.write("gone", "x\n")
         repo.write("end", "no newline")
@@ -282,14 +282,33 @@ class TestPatch:
         assert (repo.root / "made/new").read_text() == "x\n"
 
     @pytest.mark.req("C6.no_false_success")
-    def test_in_a_subdirectory_of_a_repository_it_applies_or_rejects(self, repo: Site, tmp_path: Path) -> None:
-        from substrate.site import open_site
+    def test_in_a_subdirectory_of_a_repository_it_applies_or_rejects(
+        self, repo: SnapshotWorkspace, tmp_path: Path
+    ) -> None:
+        from tests.effects.snapshot_tools.snapshot_workspace import open_snapshot_workspace
 
-        with open_site(repo.root / "src", tmp_path / "store2") as inner:
+        with open_snapshot_workspace(repo.root / "src", tmp_path / "store2") as inner:
             text = "diff --git a/main.rs b/main.rs\n--- a/main.rs\n+++ b/main.rs\n@@ -1 +1 @@\n"
             text += "-fn main() {}\n\\ No newline at end of file\n+x\n"
             assert inner.ok("workspace.apply_patch", patch=text)["applied"] == ["main.rs"]
         assert (repo.root / "src/main.rs").read_text() == "x\n"
 
-    def test_what_is_no_diff_is_an_invalid_argument(self, repo: Site) -> None:
+    def test_invalid_diff_text_is_an_invalid_argument(self, repo: SnapshotWorkspace) -> None:
         assert repo.code("workspace.apply_patch", patch="hello") == "INVALID_ARGUMENT"
+
+    def test_a_patch_that_makes_two_names_of_one_file_differ_changes_nothing(self, repo: SnapshotWorkspace) -> None:
+        repo.write("one", "old\n")
+        os.link(repo.root / "one", repo.root / "two")
+        text = "".join(f"--- a/{name}\n+++ b/{name}\n@@ -1 +1 @@\n-old\n+{name}\n" for name in ("one", "two"))
+        assert repo.code("workspace.apply_patch", patch=text) == "INVALID_ARGUMENT"
+        assert (repo.root / "one").read_bytes() == (repo.root / "two").read_bytes() == b"old\n"
+
+    def test_a_dry_run_of_each_writing_tool_changes_nothing(self, repo: SnapshotWorkspace) -> None:
+        repo.write("f", "one\n")
+        before = tree(repo.root)
+        patch = "--- a/f\n+++ b/f\n@@ -1 +1 @@\n-one\n+1\n"
+        assert repo.ok("workspace.write_file", path="a/b", content="x", create_dirs=True, dry_run=True)["created"]
+        assert not repo.ok("workspace.delete", path="f", dry_run=True)["deleted"]
+        assert repo.ok("workspace.apply_patch", patch=patch, dry_run=True)["applied"] == ["f"]
+        assert tree(repo.root) == before
+        assert not (repo.root / "a").exists()

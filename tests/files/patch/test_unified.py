@@ -8,19 +8,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mulligan.values.faults import MulliganError
+from mulligan.files.diff import named, quote, unquote
+from mulligan.files.patch.unified import (
+    FilePatch,
+    HunkReject,
+    MalformedHunk,
+    PatchedFile,
+    PatchHunk,
+    Reject,
+    UnifiedStaged,
+    parse_unified,
+    stage_unified,
+)
+from mulligan.values.errors import MulliganError, Refused
 from mulligan.values.paths import RepoPath
-from mulligan.values.refusal import Refused
-from mulligan.workspace.patch.names import named, quote, unquote
-from mulligan.workspace.patch.strict import HunkReject, Present, Reject, UnifiedStaged, stage_unified
-from mulligan.workspace.patch.unified import FilePatch, Hunk, MalformedHunk, parse_unified
 
 TEN = b"".join(b"line %d\n" % number for number in range(1, 11))
-Tree = Mapping[str, bytes | Present]
+Tree = Mapping[str, bytes | PatchedFile]
 
 
-def looker(tree: Tree) -> dict[RepoPath, Present]:
-    return {RepoPath(path): now if isinstance(now, Present) else Present(now, 0o644) for path, now in tree.items()}
+def looker(tree: Tree) -> dict[RepoPath, PatchedFile]:
+    return {
+        RepoPath(path): now if isinstance(now, PatchedFile) else PatchedFile(now, 0o644) for path, now in tree.items()
+    }
 
 
 def stage(patch: bytes, tree: Tree, strip: int = 1) -> UnifiedStaged:
@@ -68,7 +78,7 @@ class TestPlaces:
     def test_context_is_compared_byte_for_byte(self, content: bytes) -> None:
         assert reasons(edit_of(b"k", SECOND_LINE), {"k": content}) == [("k", 0, "context_mismatch")]
 
-    def test_every_bad_hunk_of_every_file_is_told_sorted_by_path_then_hunk(self) -> None:
+    def test_every_bad_hunk_of_every_file_is_reported_sorted_by_path_then_hunk(self) -> None:
         bad = b"@@ -1,2 +1,2 @@\n lineX 1\n-line 2\n+L2\n@@ -8,2 +8,2 @@\n lineX 8\n-line 9\n+L9\n"
         good = b"@@ -1 +1 @@\n-line 1\n+L1\n"
         patch = b"".join([edit_of(b"b", bad), edit_of(b"a/z", bad), edit_of(b"a-b", bad), edit_of(b"ok", good)])
@@ -170,7 +180,7 @@ class TestMalformedHunks:
             pytest.param(b"", id="no hunk at all"),
         ],
     )
-    def test_a_hunk_that_is_not_well_formed_is_told_as_such(self, hunk: bytes) -> None:
+    def test_a_hunk_that_is_not_well_formed_is_reported_as_such(self, hunk: bytes) -> None:
         assert reasons(edit_of(b"k", hunk), {"k": TEN}) == [("k", 0, "malformed_hunk")]
 
     @pytest.mark.parametrize(
@@ -205,7 +215,7 @@ class TestMalformedHunks:
 class TestFilesThatComeAndGo:
     def test_a_new_file_has_the_stated_mode(self) -> None:
         patch = b"diff --git a/r.sh b/r.sh\nnew file mode 100755\n--- /dev/null\n+++ b/r.sh\n@@ -0,0 +1 @@\n+x\n"
-        assert stage(patch, {}).files == {"r.sh": Present(b"x\n", 0o755)}
+        assert stage(patch, {}).files == {"r.sh": PatchedFile(b"x\n", 0o755)}
 
     def test_an_empty_file_is_created_and_deleted_by_its_header_alone(self) -> None:
         assert files(b"diff --git a/e b/e\nnew file mode 100644\nindex 0000000..e69de29\n", {}) == {"e": b""}
@@ -225,7 +235,7 @@ class TestFilesThatComeAndGo:
         assert reasons(b"--- /dev/null\n+++ b/k\n@@ -1 +1 @@\n-a\n+x\n", {}) == [("k", 0, "malformed_hunk")]
         assert reasons(b"--- a/k\n+++ /dev/null\n@@ -1 +1 @@\n-a\n+x\n", {"k": b"a\n"}) == [("k", 0, "malformed_hunk")]
 
-    def test_every_hunk_of_a_missing_file_is_told(self) -> None:
+    def test_every_hunk_of_a_missing_file_is_reported(self) -> None:
         hunks = SECOND_LINE + b"@@ -9 +9 @@\n-line 9\n+L9\n"
         assert reasons(edit_of(b"k", hunks), {}) == [("k", 0, "target_missing"), ("k", 1, "target_missing")]
 
@@ -246,8 +256,8 @@ class TestRenamesAndCopies:
         return head + (b"--- a/%s\n+++ b/%s\n%s" % (old, new, hunks) if hunks else b"")
 
     def test_a_rename_keeps_the_mode_and_takes_the_edit(self) -> None:
-        staged = stage(self.moved(b"rename", b"a", b"d/b", SECOND_LINE), {"a": Present(TEN, 0o640)})
-        assert staged.files == {"a": None, "d/b": Present(TEN.replace(b"line 2\n", b"L2\n"), 0o640)}
+        staged = stage(self.moved(b"rename", b"a", b"d/b", SECOND_LINE), {"a": PatchedFile(TEN, 0o640)})
+        assert staged.files == {"a": None, "d/b": PatchedFile(TEN.replace(b"line 2\n", b"L2\n"), 0o640)}
         assert staged.applied == ("d/b",)
 
     def test_a_copy_reads_the_file_before_the_patch(self) -> None:
@@ -265,13 +275,13 @@ class TestRenamesAndCopies:
 
     @pytest.mark.parametrize("verb", [b"rename", b"copy"])
     def test_a_link_is_moved_as_it_is_but_takes_no_text(self, verb: bytes) -> None:
-        link = Present(b"f", 0o777, "symlink")
+        link = PatchedFile(b"f", 0o777, "symlink")
         gone = {"a": None} if verb == b"rename" else {}
         assert stage(self.moved(verb, b"a", b"b"), {"a": link}).files == {**gone, "b": link}
         text = self.moved(verb, b"a", b"b", b"@@ -1 +1 @@\n-f\n+g\n")
         assert reasons(text, {"a": link}) == [("b", 0, "context_mismatch")]
         outside = self.moved(verb, b"d/a", b"b")
-        assert reasons(outside, {"d/a": Present(b"../f", 0o777, "symlink")}) == [("b", 0, "path_rejected")]
+        assert reasons(outside, {"d/a": PatchedFile(b"../f", 0o777, "symlink")}) == [("b", 0, "path_rejected")]
 
     def test_the_destination_must_be_free_and_the_origin_there(self) -> None:
         patch = self.moved(b"rename", b"a", b"b")
@@ -287,7 +297,7 @@ class TestRenamesAndCopies:
     def test_a_second_section_sees_the_first(self) -> None:
         patch = edit_of(b"k", SECOND_LINE) + edit_of(b"k", b"@@ -2 +2 @@\n-L2\n+two\n")
         staged = stage(patch, {"k": TEN})
-        assert staged.files == {"k": Present(TEN.replace(b"line 2\n", b"two\n"), 0o644)}
+        assert staged.files == {"k": PatchedFile(TEN.replace(b"line 2\n", b"two\n"), 0o644)}
         assert staged.applied == ("k",)
 
     def test_what_is_in_the_end_as_it_was_is_no_change(self) -> None:
@@ -312,16 +322,18 @@ class TestModes:
         self, before: int, wanted: bytes, after: int
     ) -> None:
         old = b"100644" if wanted == b"100755" else b"100755"
-        assert stage(self.CHMOD % (old, wanted), {"r": Present(b"x", before)}).files == {"r": Present(b"x", after)}
+        assert stage(self.CHMOD % (old, wanted), {"r": PatchedFile(b"x", before)}).files == {
+            "r": PatchedFile(b"x", after)
+        }
 
     def test_an_edit_keeps_the_mode(self) -> None:
         patch = b"diff --git a/r b/r\nindex 587be6b..975fbec 100644\n--- a/r\n+++ b/r\n@@ -1 +1 @@\n-x\n+y\n"
-        assert stage(patch, {"r": Present(b"x\n", 0o600)}).files == {"r": Present(b"y\n", 0o600)}
+        assert stage(patch, {"r": PatchedFile(b"x\n", 0o600)}).files == {"r": PatchedFile(b"y\n", 0o600)}
 
     def test_a_link_is_created_with_its_target_as_content(self) -> None:
         patch = b"diff --git a/d/l b/d/l\nnew file mode 120000\n--- /dev/null\n+++ b/d/l\n@@ -0,0 +1 @@\n+../k\n"
         staged = stage(patch + TestLineEnds.NONE, {"k": b""})
-        assert staged.files == {"d/l": Present(b"../k", 0o777, "symlink")}
+        assert staged.files == {"d/l": PatchedFile(b"../k", 0o777, "symlink")}
 
     @pytest.mark.parametrize("target", [b"/etc/passwd", b"../../x", b"x/../../../y"])
     def test_a_link_that_leaves_the_root_is_rejected(self, target: bytes) -> None:
@@ -333,11 +345,11 @@ class TestModes:
             b"diff --git a/l b/l\ndeleted file mode 100644\n--- a/l\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n"
             b"diff --git a/l b/l\nnew file mode 120000\n--- /dev/null\n+++ b/l\n@@ -0,0 +1 @@\n+k\n"
         )
-        assert stage(patch + TestLineEnds.NONE, {"l": b"x\n"}).files == {"l": Present(b"k", 0o777, "symlink")}
+        assert stage(patch + TestLineEnds.NONE, {"l": b"x\n"}).files == {"l": PatchedFile(b"k", 0o777, "symlink")}
         assert reasons(self.CHMOD % (b"100644", b"120000"), {"r": b"x"}) == [("r", 0, "malformed_hunk")]
 
     def test_a_text_diff_does_not_touch_a_link_nor_a_link_diff_a_text(self) -> None:
-        link = Present(b"line 1", 0o777, "symlink")
+        link = PatchedFile(b"line 1", 0o777, "symlink")
         assert reasons(edit_of(b"k", b"@@ -1 +1 @@\n-a\n+b\n"), {"k": link}) == [("k", 0, "context_mismatch")]
         patch = b"diff --git a/k b/k\nindex 1..2 120000\n" + edit_of(b"k", b"@@ -1 +1 @@\n-a\n+b\n")
         assert reasons(patch, {"k": b"a\n"}) == [("k", 0, "context_mismatch")]
@@ -366,7 +378,7 @@ class TestUnsupported:
             b"diff --git a/k b/k\nnew file mode 160000\n--- /dev/null\n+++ b/k\n@@ -0,0 +1 @@\n+Subproject commit 12\n",
         ],
     )
-    def test_what_is_no_text_is_told_and_stops_the_rest(self, patch: bytes) -> None:
+    def test_what_is_no_text_is_reported_and_stops_the_rest(self, patch: bytes) -> None:
         assert reasons(patch + edit_of(b"t", SECOND_LINE), {"t": TEN}) == [("k", 0, "binary_unsupported")]
 
 
@@ -491,7 +503,7 @@ class TestUnreadable:
                 target=RepoPath("k"),
                 mode_before=None,
                 mode_after=None,
-                hunks=(Hunk(1, (b"line 1\n", b"line 2\n", b"line 3\n"), (b"line 1\n", b"L2\n", b"line 3\n")),),
+                hunks=(PatchHunk(1, (b"line 1\n", b"line 2\n", b"line 3\n"), (b"line 1\n", b"L2\n", b"line 3\n")),),
             ),
         )
 

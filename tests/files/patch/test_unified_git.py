@@ -17,12 +17,13 @@ from zipfile import ZipFile
 
 import pytest
 
+from mulligan.files.patch.unified import PatchedFile, PatchHunk, UnifiedStaged, parse_unified, stage_unified
+from mulligan.values.errors import Refused
 from mulligan.values.paths import RepoPath
-from mulligan.values.refusal import Refused
-from mulligan.workspace.patch.strict import Present, UnifiedStaged, stage_unified
-from mulligan.workspace.patch.unified import Hunk, parse_unified
 
-RELEASES = Path(__file__).parents[2] / ".tools" / "releases"
+pytestmark = pytest.mark.hosts
+
+RELEASES = Path(__file__).parents[3] / ".tools" / "releases"
 PAIRS = [
     ("django", "5.0.14", "5.1.8"),
     ("pygments", "2.17.2", "2.19.1"),
@@ -100,8 +101,8 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Releases:
 
 
 def stage(patch: bytes, tree: Mapping[str, bytes]) -> UnifiedStaged:
-    def look(path: RepoPath) -> Present | None:
-        return Present(tree[path], 0o644) if path in tree else None
+    def look(path: RepoPath) -> PatchedFile | None:
+        return PatchedFile(tree[path], 0o644) if path in tree else None
 
     return stage_unified(parse_unified(patch, strip=2), look)
 
@@ -141,7 +142,7 @@ def test_renames_and_copies_that_git_finds_are_applied(releases: Releases, tmp_p
     assert after(staged, releases.old) == moved
 
 
-def disturb(random: Random, content: bytes, hunks: list[Hunk]) -> bytes:
+def disturb(random: Random, content: bytes, hunks: list[PatchHunk]) -> bytes:
     """A file somebody else has edited a little since the diff was made. The last line stays the last."""
     lines = content.splitlines(keepends=True)
     place = random.randrange(len(lines))
@@ -173,7 +174,7 @@ def test_what_git_would_move_or_reject_is_rejected_and_nothing_else(
     sections = {name: part for name, part in releases.sections().items() if name in releases.old.keys() & releases.new}
     disturbed = {}
     for name, part in sections.items():
-        hunks = [hunk for hunk in parse_unified(part, strip=2)[0].hunks if isinstance(hunk, Hunk)]
+        hunks = [hunk for hunk in parse_unified(part, strip=2)[0].hunks if isinstance(hunk, PatchHunk)]
         disturbed[name] = disturb(random, releases.old[name], hunks)
     write_tree(tmp_path, disturbed)
     told = git("apply", "-p2", "--reject", "--verbose", "-", cwd=tmp_path, stdin=b"".join(sections.values()))
@@ -215,7 +216,7 @@ def test_a_plain_section_after_a_header_that_needs_no_hunks_is_a_section_of_its_
     tree = {"x": b"x\n", "y": b"y\n", "e": b""}
     write_tree(tmp_path, tree)
     one_by_one = [git("apply", "-p1", "-", cwd=tmp_path, stdin=part).returncode for part in (header, PLAIN_NEXT)]
-    before = {RepoPath(path): Present(content, 0o644) for path, content in tree.items()}
+    before = {RepoPath(path): PatchedFile(content, 0o644) for path, content in tree.items()}
     staged = stage_unified(parse_unified(header + PLAIN_NEXT), before.get)
     assert (one_by_one, staged.rejects) == ([0, 0], ())
     made = {path: (now.content, bool(now.mode & 0o100)) for path, now in staged.files.items() if now is not None}

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from mulligan.files.patch.v4a import AddFile, DeleteFile, HunkLine, Operation, UpdateFile, V4aHunk, parse_v4a, stage_v4a
+from mulligan.values.errors import Refused
 from mulligan.values.paths import RepoPath, parse_repo_path
-from mulligan.values.refusal import Refused
-from mulligan.workspace.patch.hunks import Hunk, HunkLine
-from mulligan.workspace.patch.v4a import Add, Delete, Operation, Update, parse_v4a, stage_v4a
-from oracles.v4a_files import patch_of, refusal, staged
+from tests.oracles.v4a_files import patch_of, refusal, staged
 
 PARSE_ERROR = ("parse_error", "patch_parse_error")
 
@@ -24,23 +23,23 @@ class TestGrammar:
         patch = patch_of(
             "*** Add File: a", "+x", "*** Delete File: b", "*** Update File: c", "*** Move to: d", "@@ k", "-x", "+y"
         )
-        hunk = Hunk((HunkLine("-", "x"), HunkLine("+", "y")), ("k",))
-        assert parse_v4a(patch) == (Add("a", "x\n"), Delete("b"), Update("c", "d", (hunk,)))
+        hunk = V4aHunk((HunkLine("-", "x"), HunkLine("+", "y")), ("k",))
+        assert parse_v4a(patch) == (AddFile("a", "x\n"), DeleteFile("b"), UpdateFile("c", "d", (hunk,)))
 
     @pytest.mark.req("D9.v4a_heredoc", "A15.model_dialects")
     @pytest.mark.parametrize("opening", ["<<EOF", "<<'EOF'", '<<"EOF"', "cat <<'EOF'", "apply_patch << EOF", "<<-EOF"])
     def test_a_heredoc_around_the_patch_is_taken_off(self, opening: str) -> None:
         wrapped = "\n".join([opening, patch_of("*** Delete File: a"), "EOF", ""])
-        assert parse_v4a(wrapped) == (Delete("a"),)
+        assert parse_v4a(wrapped) == (DeleteFile("a"),)
 
     @pytest.mark.req("A15.model_dialects")
     def test_blank_lines_between_operations_are_nothing(self) -> None:
         patch = patch_of("", "*** Delete File: a", "", "*** Add File: b", "+x", "", "*** Delete File: c", "  ")
-        assert parse_v4a(f"\n{patch}\n\n") == (Delete("a"), Add("b", "x\n"), Delete("c"))
+        assert parse_v4a(f"\n{patch}\n\n") == (DeleteFile("a"), AddFile("b", "x\n"), DeleteFile("c"))
 
     @pytest.mark.req("A15.model_dialects")
     def test_blank_lines_inside_a_new_file_are_its_blank_lines(self) -> None:
-        assert parse_v4a(patch_of("*** Add File: a", "+x", "", "+y", "")) == (Add("a", "x\n\ny\n"),)
+        assert parse_v4a(patch_of("*** Add File: a", "+x", "", "+y", "")) == (AddFile("a", "x\n\ny\n"),)
 
     def test_a_patch_with_crlf_is_the_same_patch(self) -> None:
         patch = patch_of("*** Update File: f", "@@ a", " x", "", "-y", "+z", "*** End of File")
@@ -49,13 +48,13 @@ class TestGrammar:
     @pytest.mark.req("D9.v4a_several_anchors", "A15.model_dialects")
     def test_several_anchors_belong_to_one_hunk(self) -> None:
         (update,) = parse_v4a(patch_of("*** Update File: f", "@@ class A", "@@   def f", "-x", "@@", "-y"))
-        hunks = (Hunk((HunkLine("-", "x"),), ("class A", "  def f")), Hunk((HunkLine("-", "y"),)))
-        assert update == Update("f", None, hunks)
+        hunks = (V4aHunk((HunkLine("-", "x"),), ("class A", "  def f")), V4aHunk((HunkLine("-", "y"),)))
+        assert update == UpdateFile("f", None, hunks)
 
     @pytest.mark.req("D9.v4a_rename_only", "A15.model_dialects")
     @pytest.mark.parametrize("rest", [(), ("",), ("", "*** Delete File: c")])
     def test_an_update_may_only_move(self, rest: tuple[str, ...]) -> None:
-        assert parse_v4a(patch_of("*** Update File: a", "*** Move to: b", *rest))[0] == Update("a", "b", ())
+        assert parse_v4a(patch_of("*** Update File: a", "*** Move to: b", *rest))[0] == UpdateFile("a", "b", ())
 
     @pytest.mark.req("S1.apply_patch.parse_error", "A8.non_ascii_hunk_line")
     @pytest.mark.parametrize(
@@ -251,5 +250,5 @@ class TestAnyInput:
 
 
 def test_operations_are_values() -> None:
-    operations: tuple[Operation, ...] = (Add("a", "x\n"), Delete("b"))
-    assert len({*operations, Add("a", "x\n")}) == 2
+    operations: tuple[Operation, ...] = (AddFile("a", "x\n"), DeleteFile("b"))
+    assert len({*operations, AddFile("a", "x\n")}) == 2

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mulligan.values.refusal import Refused
-from mulligan.workspace.patch.hunks import Hunk, HunkLine, apply_hunks
-from oracles.v4a_files import staged, update_refusal, updated
+from mulligan.files.patch.v4a import HunkLine, V4aHunk, apply_hunks
+from mulligan.values.errors import Refused
+from tests.oracles.v4a_files import staged, update_refusal, updated
 
 REJECTED = ("reject", "hunk_rejected")
 AMBIGUOUS = ("reject", "ambiguous_matches")
@@ -254,7 +254,7 @@ def test_a_patch_is_applied_when_there_is_one_way_to_place_it_and_refused_when_t
     lines = [line for (anchors, block), above, below in parts for line in (*above, *anchors, *below, *block)] + end
     ways = all_placings(lines, hunks, 0)
     assert ways
-    wanted = [Hunk(tuple(HunkLine("-", line) for line in block), tuple(anchors)) for anchors, block in hunks]
+    wanted = [V4aHunk(tuple(HunkLine("-", line) for line in block), tuple(anchors)) for anchors, block in hunks]
     text = "".join(line + "\n" for line in lines)
     if len(ways) > 1:
         with pytest.raises(Refused) as caught:

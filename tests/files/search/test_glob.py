@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mulligan.files.search import GlobResult, glob
+from mulligan.files.tree.index import TreeCache
+from mulligan.values.errors import Refused
 from mulligan.values.globs import GlobError, parse_glob
 from mulligan.values.paths import ROOT, RepoPath
-from mulligan.values.refusal import Refused
-from mulligan.workspace.search import GlobResult, glob
-from mulligan.workspace.search.tree_cache import TreeCache
 
 
 @pytest.fixture

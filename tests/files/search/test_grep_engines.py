@@ -12,10 +12,11 @@ import hypothesis
 import pydantic
 import pytest
 
+from mulligan.files.search import GrepOptions, GrepResult, grep, native, ripgrep
+from mulligan.files.search import ripgrep as rg_process
+from mulligan.files.tree.index import TreeCache
 from mulligan.values.limits import GIB_BYTES, MIB_BYTES, WHOLE_MAX_BYTES
 from mulligan.values.paths import ROOT, RepoPath
-from mulligan.workspace.search import GrepOptions, GrepResult, grep, native, rg_process, ripgrep
-from mulligan.workspace.search.tree_cache import TreeCache
 
 Opens = Callable[[Path], int]
 Engine = Literal["ripgrep", "native"]

@@ -10,15 +10,26 @@ import re2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mulligan.values.refusal import Refused
-from mulligan.workspace.search.charset import ANY, charset, contains, fold, minus, negate, single, union
-from mulligan.workspace.search.dialect import COST_MAX, parse
-from mulligan.workspace.search.expression import cost_of
-from mulligan.workspace.search.finders import LiteralFinder, PythonFinder, Re2Finder, make_finder, recipe_for
-from mulligan.workspace.search.findings import BOM, without_bom
-from mulligan.workspace.search.ripgrep import find_ripgrep
-from mulligan.workspace.search.scripts import SCRIPTS
-from mulligan.workspace.search.spelling import for_python, for_re2, for_rust, required_literal
+from mulligan.files.search.native import BOM, LiteralFinder, Re2Finder, finder_for, without_bom
+from mulligan.files.search.pattern import (
+    ANY,
+    COST_MAX,
+    SCRIPTS,
+    charset,
+    contains,
+    cost_of,
+    fold,
+    for_re2,
+    for_rust,
+    minus,
+    negate,
+    parse,
+    required_literal,
+    single,
+    union,
+)
+from mulligan.files.search.ripgrep import find_ripgrep
+from mulligan.values.errors import Refused
 
 RG = find_ripgrep() or ""
 
@@ -220,8 +231,7 @@ def test_every_engine_finds_the_same_lines_in_odd_text(pattern: str, case_insens
     for block in BLOCKS:
         text = without_bom(block)
         found = numbers_from([*Re2Finder(for_re2(tree), literal).starts(text)], text)
-        assert numbers_from([*PythonFinder(for_python(tree), literal).starts(text)], text) == found
-        assert numbers_from([*make_finder(recipe_for(tree)).starts(text)], text) == found
+        assert numbers_from([*finder_for(tree).starts(text)], text) == found
         by_ripgrep = numbers_by_ripgrep(for_rust(tree), tmp_path, block)
         assert by_ripgrep is not None
         to_be_asked_again = {1} if block.startswith(BOM) else set()
@@ -300,15 +310,6 @@ LINES = st.lists(
 ).map(b"".join)
 
 
-@pytest.mark.req("D9.grep_engines_agree")
-@given(PATTERNS, LINES)
-def test_both_native_finders_agree_on_anything(pattern: str, block: bytes) -> None:
-    tree = parse(pattern)
-    by_re2 = [*Re2Finder(for_re2(tree), required_literal(tree)).starts(block)]
-    by_python = [*PythonFinder(for_python(tree), required_literal(tree)).starts(block)]
-    assert by_re2 == by_python
-
-
 @given(PATTERNS, LINES)
 def test_a_line_matches_by_itself_exactly_when_it_matches_among_others(pattern: str, block: bytes) -> None:
     tree = parse(pattern)
@@ -353,7 +354,6 @@ def test_the_largest_patterns_we_accept_compile_everywhere(pattern: str, tmp_pat
     tree = parse(pattern)
     assert cost_of(tree) <= COST_MAX
     assert [*Re2Finder(for_re2(tree), b"").starts(b"")] == []
-    assert [*PythonFinder(for_python(tree), b"").starts(b"")] == []
     assert numbers_by_ripgrep(for_rust(tree), tmp_path, b"x\n") is not None
 
 

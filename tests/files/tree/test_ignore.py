@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mulligan.files.search import IgnoreRules, is_ignored
+from mulligan.files.search.ripgrep import find_ripgrep
+from mulligan.files.tree.ignore import IGNORE_FILE_MAX_BYTES, IgnoreSources, parse_rules
+from mulligan.files.tree.index import TreeCache
 from mulligan.values.paths import ROOT
-from mulligan.workspace.search import IgnoreRules, is_ignored
-from mulligan.workspace.search.ignore import IGNORE_FILE_MAX_BYTES, IgnoreSources, parse_rules
-from mulligan.workspace.search.ripgrep import find_ripgrep
-from mulligan.workspace.search.tree_cache import TreeCache
 
 
 def write(root: Path, files: dict[str, str]) -> None:

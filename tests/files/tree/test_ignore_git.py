@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from mulligan.files.tree.ignore import is_ignored
+from mulligan.files.tree.index import TreeCache
 from mulligan.values.paths import ROOT
-from mulligan.workspace.search.ignore import is_ignored
-from mulligan.workspace.search.tree_cache import TreeCache
 
 NAMES = [
     b"a",

@@ -14,12 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from mulligan.files.tree.directories import Handles, Stamp, is_local, was_at_rest
+from mulligan.files.tree.index import TreeCache
+from mulligan.files.tree.walk import Walk
 from mulligan.values.clock import FixedClock, SystemClock
 from mulligan.values.paths import ROOT, RepoPath
-from mulligan.workspace.search.handles import Handles
-from mulligan.workspace.search.stamps import Stamp, is_local, was_at_rest
-from mulligan.workspace.search.tree_cache import TreeCache
-from mulligan.workspace.search.walk import Walk
 
 LONG_AFTER = FixedClock(datetime(2999, 1, 1, tzinfo=UTC))
 """To this clock every directory has been at rest for ages, so that every listing is trusted."""

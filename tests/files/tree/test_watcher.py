@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from mulligan.files.kernel import exchange
+from mulligan.files.search import GlobResult, glob, grep
+from mulligan.files.search.glob import FileTimes
+from mulligan.files.tree import index, watcher
+from mulligan.files.tree.index import TreeCache
+from mulligan.files.tree.walk import Walk, WalkScope
 from mulligan.values.globs import parse_glob
 from mulligan.values.paths import ROOT, RepoPath
-from mulligan.workspace.kernel import exchange
-from mulligan.workspace.search import GlobResult, glob, grep, tree_cache, watching
-from mulligan.workspace.search.ages import Ages
-from mulligan.workspace.search.tree_cache import TreeCache
-from mulligan.workspace.search.walk import Walk, Ways
 
 MANY = 20_000
 """More events than the kernel queues."""
@@ -29,7 +30,7 @@ MANY = 20_000
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """However small the tree, it is watched."""
-    monkeypatch.setattr(tree_cache, "DIRECTORIES_MIN", 0)
+    monkeypatch.setattr(index, "DIRECTORIES_MIN", 0)
     (tmp_path / "root").mkdir()
     return tmp_path / "root"
 
@@ -68,7 +69,7 @@ class Looks:
         return counted
 
 
-def test_a_tree_in_which_nothing_happens_is_not_looked_at_again(
+def test_a_tree_in_which_nothing_happens_is_not_read_again(
     root: Path, root_fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(root, *(f"d{number}/f{number}" for number in range(50)))
@@ -240,7 +241,7 @@ def test_more_changes_than_the_kernel_tells_of_are_seen(root: Path, root_fd: int
 def test_where_there_are_no_watches_to_be_had_every_look_is_taken(
     root: Path, root_fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "DIRECTORIES_MAX", 2)
+    monkeypatch.setattr(watcher, "DIRECTORIES_MAX", 2)
     make(root, "a", "d/b", "e/c", "f/d")
     cache = TreeCache()
     for late in ("d/x", "f/y"):
@@ -282,7 +283,7 @@ def test_descriptors_go_with_the_cache(root: Path, root_fd: int) -> None:
     for base in ("d", "e", "f", "g"):
         make(root, f"{base}/x")
         glob(root_fd, RepoPath(base), "**", cache=caches[0])
-    assert len(watch_descriptors()) == len(before) + 5 - 1 + tree_cache.WATCHED_WALKS_MAX
+    assert len(watch_descriptors()) == len(before) + 5 - 1 + index.WATCHED_WALKS_MAX
     caches.clear()
     del cache
     assert watch_descriptors() == before
@@ -329,7 +330,7 @@ def test_a_watched_tree_always_gives_the_answer_of_a_fresh_look(seed: int, root:
 
 def walked(fd: int, cache: TreeCache) -> Walk:
     """As far as somebody gets before others have their turn."""
-    return cache.walk(fd, ROOT, ways=Ways(None, Ages(parse_glob("**"), 0)))
+    return cache.walk(fd, ROOT, ways=WalkScope(None, FileTimes(parse_glob("**"), 0)))
 
 
 def test_a_walk_is_not_kept_when_what_was_heard_during_it_is_not(root: Path, root_fd: int) -> None:
@@ -348,7 +349,7 @@ def test_a_walk_is_not_kept_when_what_was_heard_during_it_is_not(root: Path, roo
     assert everything(root_fd, cache).paths == ("d/f",)
 
 
-def test_whoever_changed_something_finds_it_however_many_ask_at_once(root: Path, root_fd: int) -> None:
+def test_a_writer_finds_its_change_with_many_parallel_readers(root: Path, root_fd: int) -> None:
     make(root, *(f"d{number}/f" for number in range(20)))
     cache = TreeCache()
 

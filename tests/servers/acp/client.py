@@ -14,6 +14,9 @@ from typing import Any
 
 Body = dict[str, Any]
 
+PATIENCE_S = 600
+"""Long for a busy machine: an agent that does not answer is found all the same."""
+
 AGENT = [sys.executable, "-m", "mulligan", "acp"]
 
 
@@ -60,7 +63,7 @@ class Client:
 
     def answer(self, number: int) -> Body:
         with self._came:
-            assert self._came.wait_for(lambda: number in self._answers or -1 in self._answers, timeout=60)
+            assert self._came.wait_for(lambda: number in self._answers or -1 in self._answers, timeout=PATIENCE_S)
             return self._answers[number]
 
     def ask(self, method: str, **params: Any) -> Body:
@@ -78,7 +81,7 @@ class Client:
             return next((one for one in self.updates() if matches(one)), None)
 
         with self._came:
-            assert self._came.wait_for(lambda: found() is not None, timeout=60)
+            assert self._came.wait_for(lambda: found() is not None, timeout=PATIENCE_S)
             update = found()
         assert update is not None
         return update
@@ -105,4 +108,4 @@ def connected(
             raise
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=PATIENCE_S) == 0

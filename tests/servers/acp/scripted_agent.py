@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from mulligan.agents import providers
-from mulligan.agents.providers.mock import Mock
+from mulligan.agents.providers import Mock
 from mulligan.cli import run
 
 script = [json.loads(line) for line in Path(os.environ["SCRIPT"]).read_text("utf-8").splitlines()]

@@ -18,8 +18,8 @@ def send(body: Body) -> None:
     raw(json.dumps(body))
 
 
-def raw(line: str) -> None:
-    sys.stdout.buffer.write(line.encode("utf-8", "surrogateescape") + b"\n")
+def raw(line: str, end: str = "\n") -> None:
+    sys.stdout.buffer.write((line + end).encode("utf-8", "surrogateescape"))
     sys.stdout.buffer.flush()
 
 
@@ -47,6 +47,8 @@ def step(session: str, prompt: list[Body], one: Body) -> None:
         subprocess.run(value, shell=True, check=True)
     elif what == "raw":
         raw(value)
+    elif what == "part":
+        raw(value, end="")
     elif what == "heard":
         update(
             session, {"sessionUpdate": "agent_message_chunk", "content": {"type": "text", "text": json.dumps(prompt)}}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from acp_client.client import AGENT, Client, connected
+from tests.servers.acp.client import AGENT, Client, connected
 
 MIB = 1024 * 1024
 LIMIT = 32 * MIB

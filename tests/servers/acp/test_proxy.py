@@ -13,15 +13,16 @@ from typing import Any
 
 import pytest
 
-from acp_client.client import Body, Client, connected
+from mulligan.servers.acp.relay import QUIET_S
+from tests.servers.acp.client import Body, Client, connected
 
 MULLIGAN = [sys.executable, "-m", "mulligan"]
-CHILD = [sys.executable, str(Path(__file__).with_name("scripted_child.py"))]
+CHILD = [sys.executable, str(Path(__file__).with_name("scripted_plain_agent.py"))]
 PROXY = [*MULLIGAN, "acp", "--", *CHILD]
 WAYS = pytest.mark.parametrize("prefix", ["", "_mulligan/"])
 
 
-class Stage:
+class ProxyWorkspace:
     def __init__(self, base: Path) -> None:
         self.root, self.home = base / "work", base / "home"
         self.root.mkdir()
@@ -54,8 +55,8 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(Path(os.path.realpath(tmp_path)))
+def workspace(tmp_path: Path) -> ProxyWorkspace:
+    return ProxyWorkspace(Path(os.path.realpath(tmp_path)))
 
 
 def began(id: str, **fields: Any) -> list[Body]:
@@ -72,8 +73,8 @@ def over(id: str, status: str = "completed", **fields: Any) -> Body:
     return {"update": {"sessionUpdate": "tool_call_update", "toolCallId": id, "status": status, **fields}}
 
 
-def new(client: Client, stage: Stage) -> str:
-    found: str = client.ask("session/new", cwd=str(stage.root), mcpServers=[])["sessionId"]
+def new(client: Client, workspace: ProxyWorkspace) -> str:
+    found: str = client.ask("session/new", cwd=str(workspace.root), mcpServers=[])["sessionId"]
     return found
 
 
@@ -95,85 +96,87 @@ def heard(client: Client) -> list[str]:
 class TestUndo:
     @pytest.mark.req("D14.acp.proxy")
     @WAYS
-    def test_an_edit_and_a_command_of_a_turn_go_back_and_come_again(self, stage: Stage, prefix: str) -> None:
-        before = stage.files()
-        with stage.proxy() as client:
-            session = new(client, stage)
-            shell = stage.shell("rm gone.txt; echo KEY=2 > .env; echo n > n")
-            prompt(client, session, stage.edit("a.txt", "two\n"), pause(session), shell)
-            after = stage.files()
+    def test_an_edit_and_a_command_of_a_turn_are_restored_and_come_again(
+        self, workspace: ProxyWorkspace, prefix: str
+    ) -> None:
+        before = workspace.files()
+        with workspace.proxy() as client:
+            session = new(client, workspace)
+            shell = workspace.shell("rm gone.txt; echo KEY=2 > .env; echo n > n")
+            prompt(client, session, workspace.edit("a.txt", "two\n"), pause(session), shell)
+            after = workspace.files()
             assert after == {".env": "KEY=2\n", "a.txt": "two\n", "n": "n\n"}
-            assert stage.log() == [
+            assert workspace.log() == [
                 ("tc_1", {"a.txt": "modified"}),
                 ("tc_2", {".env": "modified", "gone.txt": "deleted", "n": "created"}),
             ]
             back = client.ask(f"{prefix}session/rollback", sessionId=session)
             restores = {one["snapshotId"]: len(one["restoredPaths"]) for one in back["fsRestores"]}
             assert (back["status"], restores) == ("rolled_back", {"tc_1": 1, "tc_2": 3})
-            assert stage.files() == before
+            assert workspace.files() == before
             assert client.ask(f"{prefix}session/redo", sessionId=session)["status"] == "redone"
-            assert stage.files() == after
+            assert workspace.files() == after
             told = client.updates()[-1]["_meta"]["mulligan" if prefix else "harn"]
             assert (told["kind"], told["talk"]) == ("session_redo", "kept")
 
     @WAYS
-    def test_one_of_two_calls_at_once_is_restored_alone(self, stage: Stage, prefix: str) -> None:
-        a, b = (stage.edit(name, f"by {name}\n", name) for name in ("a.txt", "b.txt"))
-        with stage.proxy() as client:
-            session = new(client, stage)
+    def test_one_of_two_calls_at_once_is_restored_alone(self, workspace: ProxyWorkspace, prefix: str) -> None:
+        a, b = (workspace.edit(name, f"by {name}\n", name) for name in ("a.txt", "b.txt"))
+        with workspace.proxy() as client:
+            session = new(client, workspace)
             prompt(client, session, a[0], b[0], a[1], b[1], a[2], b[2])
             done = client.ask(f"{prefix}session/restore_tool_call", sessionId=session, toolCallId="a.txt")
-            assert done["restoredPaths"] == [str(stage.root / "a.txt")]
+            assert done["restoredPaths"] == [str(workspace.root / "a.txt")]
             update = client.wait_for_update(lambda one: one.get("toolCallId") == "a.txt" and "_meta" in one)
             assert update["status"] == ("completed" if prefix else "restored")
-        assert (stage.files()["a.txt"], stage.files()["b.txt"]) == ("one\n", "by b.txt\n")
+        assert (workspace.files()["a.txt"], workspace.files()["b.txt"]) == ("one\n", "by b.txt\n")
 
-    def test_two_edits_of_one_file_announced_at_once_are_two_calls(self, stage: Stage) -> None:
-        one, two = stage.edit("a.txt", "1\n", "e1"), stage.edit("a.txt", "2\n", "e2")
-        with stage.proxy() as client:
-            session = new(client, stage)
+    def test_two_edits_of_one_file_announced_at_once_are_two_calls(self, workspace: ProxyWorkspace) -> None:
+        one, two = workspace.edit("a.txt", "1\n", "e1"), workspace.edit("a.txt", "2\n", "e2")
+        with workspace.proxy() as client:
+            session = new(client, workspace)
             script = steps(one[0], two[0], one[1:], {"wait": "x/go"}, two[1:])
             asked = client.begin("session/prompt", sessionId=session, prompt=script)
             client.wait_for_update(lambda update: update.get("status") == "completed")
             assert client.error("session/rollback", sessionId=session)["data"]["status"] == "prompt_active"
             client.notify("x/go")
             client.answer(asked)
-            assert stage.log() == [("e1", {"a.txt": "modified"}), ("e2", {"a.txt": "modified"})]
+            assert workspace.log() == [("e1", {"a.txt": "modified"}), ("e2", {"a.txt": "modified"})]
             client.ask("_mulligan/session/restore_tool_call", sessionId=session, toolCallId="e2")
-            assert stage.files()["a.txt"] == "1\n"
+            assert workspace.files()["a.txt"] == "1\n"
 
-    def test_a_tool_that_is_told_of_only_afterwards_is_undone_too(self, stage: Stage) -> None:
-        path = str(stage.root / "a.txt")
+    def test_a_tool_that_is_reported_of_only_afterwards_is_undone_too(self, workspace: ProxyWorkspace) -> None:
+        path = str(workspace.root / "a.txt")
         late = [{"write": [path, "late\n"]}, *began("e", kind="edit", status="completed", locations=[{"path": path}])]
-        bare = [{"write": [str(stage.root / "new"), "late\n"]}, over("w")]
-        before = stage.files()
-        with stage.proxy() as client:
-            session = new(client, stage)
+        bare = [{"write": [str(workspace.root / "new"), "late\n"]}, over("w")]
+        before = workspace.files()
+        with workspace.proxy() as client:
+            session = new(client, workspace)
             prompt(client, session, late, pause(session), bare)
-            assert stage.log() == [("e", {"a.txt": "modified"}), ("w", {"new": "created"})]
+            assert workspace.log() == [("e", {"a.txt": "modified"}), ("w", {"new": "created"})]
             client.ask("session/rollback", sessionId=session)
-        assert stage.files() == before
+        assert workspace.files() == before
 
-    def test_what_a_person_saves_between_prompts_stays(self, stage: Stage) -> None:
-        with stage.proxy() as client:
-            session = new(client, stage)
-            prompt(client, session, stage.shell("echo x > x"))
-            (stage.root / "mine").write_text("mine\n")
-            prompt(client, session, stage.shell("echo y > y"))
+    def test_what_a_person_saves_between_prompts_stays(self, workspace: ProxyWorkspace) -> None:
+        with workspace.proxy() as client:
+            session = new(client, workspace)
+            prompt(client, session, workspace.shell("echo x > x"))
+            (workspace.root / "mine").write_text("mine\n")
+            prompt(client, session, workspace.shell("echo y > y"))
             for _ in range(2):
                 client.ask("_mulligan/session/rollback", sessionId=session)
             error = client.error("_mulligan/session/rollback", sessionId=session)
             assert (error["code"], error["data"]["status"]) == (-32000, "no_checkpoint")
-        assert set(stage.files()) == {".env", "a.txt", "gone.txt", "mine"}
+        assert set(workspace.files()) == {".env", "a.txt", "gone.txt", "mine"}
 
     @pytest.mark.req("D6.on_conflict_default_merge")
     @WAYS
-    def test_what_a_person_saves_in_a_file_of_the_agents_stays(self, stage: Stage, prefix: str) -> None:
-        file = stage.root / "a.txt"
+    def test_what_a_person_saves_in_a_file_of_the_agents_stays(self, workspace: ProxyWorkspace, prefix: str) -> None:
+        file = workspace.root / "a.txt"
         file.write_text("one\n2\n3\n4\nfive\n")
-        with stage.proxy() as client:
-            session = new(client, stage)
-            prompt(client, session, stage.edit("a.txt", "ONE\n2\n3\n4\nfive\n"))
+        with workspace.proxy() as client:
+            session = new(client, workspace)
+            prompt(client, session, workspace.edit("a.txt", "ONE\n2\n3\n4\nfive\n"))
             file.write_text("ONE\n2\n3\n4\nmine\n")
             client.ask(f"{prefix}session/rollback", sessionId=session)
             assert file.read_text() == "one\n2\n3\n4\nmine\n"
@@ -182,42 +185,44 @@ class TestUndo:
             done = client.ask("session/restore_tool_call", sessionId=session, toolCallId="tc_1")
             assert (done["overwrote_external"], file.read_text()[-5:]) == ([str(file)], "five\n")
 
-    def test_rewind_moves_the_files_and_leaves_the_talk(self, stage: Stage) -> None:
-        e1, e2 = stage.edit("a.txt", "two\n", "e1"), stage.edit("a.txt", "three\n", "e2")
-        with stage.proxy() as client:
-            session = new(client, stage)
+    def test_rewind_moves_the_files_and_leaves_the_transcript(self, workspace: ProxyWorkspace) -> None:
+        e1, e2 = workspace.edit("a.txt", "two\n", "e1"), workspace.edit("a.txt", "three\n", "e2")
+        with workspace.proxy() as client:
+            session = new(client, workspace)
             prompt(client, session, *e1, pause(session), *e2)
             rewound = client.ask("_mulligan/session/rewind", sessionId=session, to="e2")
-            assert (rewound["status"], stage.files()["a.txt"]) == ("rewound", "two\n")
+            assert (rewound["status"], workspace.files()["a.txt"]) == ("rewound", "two\n")
 
-    def test_what_a_loaded_session_tells_again_is_not_done_again(self, stage: Stage) -> None:
-        with stage.proxy() as client:
-            client.ask("session/load", sessionId="old", cwd=str(stage.root), mcpServers=[])
-            assert stage.log() == []
-            prompt(client, "old", stage.edit("a.txt", "two\n"))
-            assert stage.log() == [("tc_1", {"a.txt": "modified"})]
+    def test_what_a_loaded_session_tells_again_is_not_done_again(self, workspace: ProxyWorkspace) -> None:
+        with workspace.proxy() as client:
+            client.ask("session/load", sessionId="old", cwd=str(workspace.root), mcpServers=[])
+            assert workspace.log() == []
+            prompt(client, "old", workspace.edit("a.txt", "two\n"))
+            assert workspace.log() == [("tc_1", {"a.txt": "modified"})]
 
-    def test_a_session_of_an_earlier_process_goes_back_though_the_agent_has_not_loaded_it(self, stage: Stage) -> None:
-        before = stage.files()
-        with stage.proxy() as client:
-            session = new(client, stage)
-            prompt(client, session, stage.edit("a.txt", "two\n"), pause(session), stage.shell("rm gone.txt"))
-        after = stage.files()
+    def test_a_session_of_an_earlier_process_is_undone_though_the_agent_has_not_loaded_it(
+        self, workspace: ProxyWorkspace
+    ) -> None:
+        before = workspace.files()
+        with workspace.proxy() as client:
+            session = new(client, workspace)
+            prompt(client, session, workspace.edit("a.txt", "two\n"), pause(session), workspace.shell("rm gone.txt"))
+        after = workspace.files()
         # Where the store is there can be no workspace, and need not be.
-        with stage.proxy(cwd=str(stage.home.parent)) as client:
+        with workspace.proxy(cwd=str(workspace.home.parent)) as client:
             client.ask("_mulligan/session/rollback", sessionId=session)
-            assert stage.files() == before
+            assert workspace.files() == before
             client.ask("session/redo", sessionId=session)
-            assert stage.files() == after
-            client.ask("session/load", sessionId=session, cwd=str(stage.root), mcpServers=[])
-            prompt(client, session, stage.edit("a.txt", "three\n", "tc_3"))
+            assert workspace.files() == after
+            client.ask("session/load", sessionId=session, cwd=str(workspace.root), mcpServers=[])
+            prompt(client, session, workspace.edit("a.txt", "three\n", "tc_3"))
             client.ask("_mulligan/session/rollback", sessionId=session)
-        assert stage.files() == after
+        assert workspace.files() == after
 
-    def test_a_session_that_is_worked_on_elsewhere_stays_as_it_is(self, stage: Stage) -> None:
-        with stage.proxy() as client, stage.proxy() as other:
-            session = new(client, stage)
-            script = steps(stage.edit("a.txt", "two\n"), {"wait": "x/go"})
+    def test_a_session_that_is_worked_on_elsewhere_stays_as_it_is(self, workspace: ProxyWorkspace) -> None:
+        with workspace.proxy() as client, workspace.proxy() as other:
+            session = new(client, workspace)
+            script = steps(workspace.edit("a.txt", "two\n"), {"wait": "x/go"})
             asked = client.begin("session/prompt", sessionId=session, prompt=script)
             client.wait_for_update(lambda update: update.get("status") == "completed")
             error = other.error("_mulligan/session/rollback", sessionId=session)
@@ -225,78 +230,88 @@ class TestUndo:
             client.notify("x/go")
             client.answer(asked)
             other.ask("_mulligan/session/rollback", sessionId=session)
-        assert stage.files()["a.txt"] == "one\n"
+        assert workspace.files()["a.txt"] == "one\n"
 
-    def test_a_session_nobody_knows_is_said(self, stage: Stage) -> None:
-        with stage.proxy() as client:
+    def test_an_unknown_session_is_said(self, workspace: ProxyWorkspace) -> None:
+        with workspace.proxy() as client:
             for method in ("_mulligan/session/rollback", "session/redo", "session/fork"):
-                error = client.error(method, sessionId="nobody", cwd=str(stage.root))
+                error = client.error(method, sessionId="nobody", cwd=str(workspace.root))
                 assert (error["code"], error["data"]["status"]) == (-32602, "unknown_session")
-            assert new(client, stage) == "s1-", "the agent was asked for no session but this one"
+            assert new(client, workspace) == "s1-", "the agent was asked for no session but this one"
 
 
 class TestTelling:
     @pytest.mark.req("D14.acp.proxy_tells_model")
-    def test_the_model_is_told_what_was_undone(self, stage: Stage) -> None:
-        with stage.proxy() as client:
-            session = new(client, stage)
-            prompt(client, session, stage.edit("a.txt", "two\n"), stage.shell("rm gone.txt; echo n > n"), {"heard": 1})
+    def test_the_model_is_reported_what_was_undone(self, workspace: ProxyWorkspace) -> None:
+        with workspace.proxy() as client:
+            session = new(client, workspace)
+            prompt(
+                client,
+                session,
+                workspace.edit("a.txt", "two\n"),
+                workspace.shell("rm gone.txt; echo n > n"),
+                {"heard": 1},
+            )
             assert heard(client) == []
             client.ask("_mulligan/session/rollback", sessionId=session)
             prompt(client, session, {"heard": 1})
             (told,) = heard(client)
-            assert told.splitlines()[1:4] == ["- a.txt (put back)", "- gone.txt (is there again)", "- n (removed)"]
+            assert told.splitlines()[1:4] == ["- a.txt (changed back)", "- gone.txt (restored)", "- n (removed)"]
             prompt(client, session, {"heard": 1})
             assert heard(client) == [], "once is enough"
 
-    def test_what_was_undone_and_redone_is_not_worth_a_word(self, stage: Stage) -> None:
-        with stage.proxy() as client:
-            session = new(client, stage)
-            prompt(client, session, stage.edit("a.txt", "two\n"))
+    def test_what_was_undone_and_redone_is_not_worth_a_word(self, workspace: ProxyWorkspace) -> None:
+        with workspace.proxy() as client:
+            session = new(client, workspace)
+            prompt(client, session, workspace.edit("a.txt", "two\n"))
             client.ask("session/rollback", sessionId=session)
             client.ask("session/redo", sessionId=session)
             prompt(client, session, {"heard": 1})
             assert heard(client) == []
 
-    def test_an_undo_in_a_terminal_is_told_to_the_next_process_of_the_agent(self, stage: Stage) -> None:
-        with stage.proxy() as client:
-            session = new(client, stage)
-            prompt(client, session, stage.edit("a.txt", "two\n"))
-        stage.cli("undo")
-        with stage.proxy() as client:
-            client.ask("session/resume", sessionId=session, cwd=str(stage.root))
+    def test_an_undo_in_a_terminal_is_reported_to_the_next_process_of_the_agent(
+        self, workspace: ProxyWorkspace
+    ) -> None:
+        with workspace.proxy() as client:
+            session = new(client, workspace)
+            prompt(client, session, workspace.edit("a.txt", "two\n"))
+        workspace.cli("undo")
+        with workspace.proxy() as client:
+            client.ask("session/resume", sessionId=session, cwd=str(workspace.root))
             prompt(client, session, {"heard": 1})
-            assert "a.txt (put back)" in heard(client)[0]
+            assert "a.txt (changed back)" in heard(client)[0]
 
-    def test_a_fork_of_an_agent_that_cannot_knows_what_it_goes_on_from(self, stage: Stage) -> None:
-        with stage.proxy() as client:
-            session = new(client, stage)
-            prompt(client, session, stage.edit("a.txt", "two\n"))
-            made = client.ask("session/fork", sessionId=session, cwd=str(stage.root))
+    def test_a_fork_of_an_agent_that_cannot_knows_what_it_goes_on_from(self, workspace: ProxyWorkspace) -> None:
+        with workspace.proxy() as client:
+            session = new(client, workspace)
+            prompt(client, session, workspace.edit("a.txt", "two\n"))
+            made = client.ask("session/fork", sessionId=session, cwd=str(workspace.root))
             assert (made["parent_id"], made["state"]) == (session, "forked")
-            prompt(client, made["sessionId"], stage.edit("b.txt", "child\n"), {"heard": 1})
+            prompt(client, made["sessionId"], workspace.edit("b.txt", "child\n"), {"heard": 1})
             (told,) = heard(client)
             assert told.startswith("[Mulligan]") and "tool_call" in told
             client.ask("_mulligan/session/rollback", sessionId=made["sessionId"])
-            assert (stage.files()["a.txt"], "b.txt" in stage.files()) == ("two\n", False)
+            assert (workspace.files()["a.txt"], "b.txt" in workspace.files()) == ("two\n", False)
 
-    def test_a_fork_of_a_session_of_an_earlier_process_knows_what_it_goes_on_from(self, stage: Stage) -> None:
-        with stage.proxy(RUN="1") as client:
-            session = new(client, stage)
-            prompt(client, session, stage.edit("a.txt", "two\n"))
-        with stage.proxy(RUN="2") as client:
+    def test_a_fork_of_a_session_of_an_earlier_process_knows_what_it_goes_on_from(
+        self, workspace: ProxyWorkspace
+    ) -> None:
+        with workspace.proxy(RUN="1") as client:
+            session = new(client, workspace)
+            prompt(client, session, workspace.edit("a.txt", "two\n"))
+        with workspace.proxy(RUN="2") as client:
             child = client.ask("session/fork", sessionId=session)["sessionId"]
-            prompt(client, child, stage.edit("b.txt", "child\n"), {"heard": 1})
+            prompt(client, child, workspace.edit("b.txt", "child\n"), {"heard": 1})
             assert "tool_call" in heard(client)[0]
             client.ask("_mulligan/session/rollback", sessionId=child)
-            assert (stage.files()["a.txt"], "b.txt" in stage.files()) == ("two\n", False)
+            assert (workspace.files()["a.txt"], "b.txt" in workspace.files()) == ("two\n", False)
 
 
 class TestPassing:
     @pytest.mark.req("D14.acp.proxy_passes_through", "D14.acp.advertised")
-    def test_what_the_agent_can_do_is_added_to_and_not_changed(self, stage: Stage) -> None:
+    def test_what_the_agent_can_do_is_added_to_and_not_changed(self, workspace: ProxyWorkspace) -> None:
         able = {"x": {"y": 1.5}, "sessionCapabilities": {"list": {"a": 1}}, "_meta": {"z": [1], "mulligan": {"q": 1}}}
-        with stage.proxy(CAPABILITIES=json.dumps(able)) as client:
+        with workspace.proxy(CAPABILITIES=json.dumps(able)) as client:
             said = client.ask("initialize", protocolVersion=1)
         found = said["agentCapabilities"]
         added: Body = {"rollback": {}, "redo": {}, "restoreToolCall": {}, "fork": {}}
@@ -305,35 +320,35 @@ class TestPassing:
         assert (found["x"], found["_meta"]) == ({"y": 1.5}, {"z": [1], "mulligan": {"q": 1, **ours}})
         assert said["agentInfo"] == {"name": "child", "x": [1.5]}
 
-    def test_an_agent_that_can_go_back_by_itself_is_asked_itself(self, stage: Stage) -> None:
+    def test_an_agent_that_can_are_restored_by_itself_is_asked_itself(self, workspace: ProxyWorkspace) -> None:
         able: Body = {"sessionCapabilities": {"rollback": {}, "fork": {}}}
-        with stage.proxy(CAPABILITIES=json.dumps(able)) as client:
-            session = new(client, stage)
-            prompt(client, session, stage.edit("a.txt", "two\n"))
+        with workspace.proxy(CAPABILITIES=json.dumps(able)) as client:
+            session = new(client, workspace)
+            prompt(client, session, workspace.edit("a.txt", "two\n"))
             for method in ("session/rollback", "session/fork"):
                 assert client.ask(method, sessionId=session)["unknown"] == method
             client.ask("session/restore_tool_call", sessionId=session, toolCallId="tc_1")
-            assert stage.files()["a.txt"] == "one\n", "what it cannot do by itself is still ours"
+            assert workspace.files()["a.txt"] == "one\n", "what it cannot do by itself is still ours"
             client.ask("session/redo", sessionId=session)
             client.ask("_mulligan/session/rollback", sessionId=session)
-        assert stage.files()["a.txt"] == "one\n"
+        assert workspace.files()["a.txt"] == "one\n"
 
     @pytest.mark.req("D14.acp.proxy_passes_through")
-    def test_lines_pass_byte_for_byte_both_ways_whatever_they_are(self, stage: Stage) -> None:
+    def test_lines_pass_byte_for_byte_both_ways_whatever_they_are(self, workspace: ProxyWorkspace) -> None:
         odd = [
             b'##  not json \xff\xfe "id" tool_call\n',
             b'##{"id" :1.50e0,  "method":"session\\/update" , "params":{"\\u0061":"\xc3\xa9"}}\r\n',
             b"##[1, 2]\n",
             b"##\n",
         ]
-        env = {**os.environ, "MULLIGAN_HOME": str(stage.home)}
+        env = {**os.environ, "MULLIGAN_HOME": str(workspace.home)}
         given = b"".join(odd) + b'{ "method" : "x/hex",  "z": 10000000000000000000000, "z": 1e400 }\n'
-        done = subprocess.run(PROXY, input=given, env=env, capture_output=True, timeout=60, check=True)
+        done = subprocess.run(PROXY, input=given, env=env, capture_output=True, check=True)
         lines = done.stdout.splitlines(keepends=True)
         assert lines[:4] == [b"heard " + line.hex().encode() + b"\n" for line in odd]
         assert bytes.fromhex(json.loads(lines[4])["params"]["hex"]) == given[len(b"".join(odd)) :]
 
-    def test_what_the_agent_sends_arrives_as_it_was_sent(self, stage: Stage) -> None:
+    def test_what_the_agent_sends_arrives_as_it_was_sent(self, workspace: ProxyWorkspace) -> None:
         raw = (
             '{"method":"session\\/update", "params":{"sessionId":5,"update":{"toolCallId":[]}}, "q":"\\u00e9","x":1E+2}'
         )
@@ -344,28 +359,41 @@ class TestPassing:
             "method": "session/prompt",
             "params": {"sessionId": "?", "prompt": [{"text": text}]},
         }
-        env = {**os.environ, "MULLIGAN_HOME": str(stage.home)}
+        env = {**os.environ, "MULLIGAN_HOME": str(workspace.home)}
         done = subprocess.run(PROXY, input=json.dumps(ask).encode() + b"\n", env=env, capture_output=True, check=True)
         assert done.stdout.splitlines()[:3] == [raw.encode(), b"tool_call is no JSON", b'{"id":null,"result":1}']
 
-    def test_a_diff_of_five_megabytes_passes_and_is_undone(self, stage: Stage) -> None:
+    def test_a_diff_of_five_megabytes_passes_and_is_undone(self, workspace: ProxyWorkspace) -> None:
         big = "0123456789abcde\n" * (5 * 2**16)
-        path = str(stage.root / "big.txt")
+        path = str(workspace.root / "big.txt")
         Path(path).write_text(big)
         diff = {"type": "diff", "path": path, "oldText": big, "newText": "small\n"}
-        with stage.proxy() as client:
-            session = new(client, stage)
+        with workspace.proxy() as client:
+            session = new(client, workspace)
             script = [*began("e", kind="edit", content=[diff]), {"write": [path, "small\n"]}, over("e", content=[diff])]
             prompt(client, session, script)
             assert [one["content"] for one in client.updates()] == [[diff], [diff]]
-            assert stage.files()["big.txt"] == "small\n"
+            assert workspace.files()["big.txt"] == "small\n"
             client.ask("_mulligan/session/rollback", sessionId=session)
         assert Path(path).read_text() == big
 
-    def test_an_agent_that_asks_first_is_answered(self, stage: Stage) -> None:
+    def test_an_edit_belongs_to_the_call_whose_announcement_is_still_being_sent(
+        self, workspace: ProxyWorkspace
+    ) -> None:
+        """The agent sends half a line, edits, and sends the other half after the proxy would have looked around."""
+        with workspace.proxy() as client:
+            session = new(client, workspace)
+            began_edit, write, over_edit = workspace.edit("a.txt", "two\n")
+            params = {"sessionId": session, "update": began_edit["update"]}
+            line = json.dumps({"jsonrpc": "2.0", "method": "session/update", "params": params})
+            wait = {"shell": f"sleep {3 * QUIET_S}"}
+            prompt(client, session, {"part": line[:40]}, write, wait, {"raw": line[40:]}, over_edit)
+            assert workspace.log() == [("tc_1", {"a.txt": "modified"})]
+
+    def test_an_agent_that_asks_first_is_answered(self, workspace: ProxyWorkspace) -> None:
         tool = {"toolCallId": "tc_2", "kind": "execute", "title": "run"}
-        with stage.proxy() as client:
-            session = new(client, stage)
+        with workspace.proxy() as client:
+            session = new(client, workspace)
             asked: list[Body] = []
 
             def allow(params: Body) -> str:
@@ -374,68 +402,68 @@ class TestPassing:
 
             client.allow = allow
             params = {"sessionId": session, "toolCall": tool, "options": []}
-            prompt(client, session, {"ask": params}, stage.shell("echo x > x")[1:])
+            prompt(client, session, {"ask": params}, workspace.shell("echo x > x")[1:])
             assert asked == [params]
-            assert stage.log() == [("tc_2", {"x": "created"})]
+            assert workspace.log() == [("tc_2", {"x": "created"})]
 
 
 class TestNeverInTheWay:
-    def test_with_a_broken_store_the_agent_works_as_if_we_were_not_there(self, stage: Stage) -> None:
-        stage.home.write_text("no folder")
-        with stage.proxy() as client:
-            session = new(client, stage)
-            assert prompt(client, session, stage.edit("a.txt", "two\n"), {"heard": 1}) == {"stopReason": "end_turn"}
+    def test_with_a_broken_store_the_agent_works_as_if_we_were_not_there(self, workspace: ProxyWorkspace) -> None:
+        workspace.home.write_text("no folder")
+        with workspace.proxy() as client:
+            session = new(client, workspace)
+            assert prompt(client, session, workspace.edit("a.txt", "two\n"), {"heard": 1}) == {"stopReason": "end_turn"}
             assert len(client.updates()) == 3
             assert client.error("_mulligan/session/rollback", sessionId=session)["data"]["status"] == "store_unreadable"
-        assert stage.files()["a.txt"] == "two\n"
+        assert workspace.files()["a.txt"] == "two\n"
 
-    def test_a_store_that_breaks_meanwhile_is_our_trouble_alone(self, stage: Stage) -> None:
-        with stage.proxy() as client:
-            session = new(client, stage)
-            prompt(client, session, stage.edit("a.txt", "two\n"))
-            for file in (file for file in stage.home.rglob("*") if file.is_file()):
+    def test_a_store_that_breaks_meanwhile_is_our_trouble_alone(self, workspace: ProxyWorkspace) -> None:
+        with workspace.proxy() as client:
+            session = new(client, workspace)
+            prompt(client, session, workspace.edit("a.txt", "two\n"))
+            for file in (file for file in workspace.home.rglob("*") if file.is_file()):
                 file.write_bytes(b"garbage" * 2000)
-            assert prompt(client, session, stage.edit("a.txt", "three\n", "tc_9")) == {"stopReason": "end_turn"}
+            assert prompt(client, session, workspace.edit("a.txt", "three\n", "tc_9")) == {"stopReason": "end_turn"}
             assert client.error("_mulligan/session/rollback", sessionId=session)["code"] == -32603
-        assert stage.files()["a.txt"] == "three\n"
+        assert workspace.files()["a.txt"] == "three\n"
 
-    def test_the_agents_exit_code_is_ours(self, stage: Stage) -> None:
-        env = {**os.environ, "MULLIGAN_HOME": str(stage.home), "CODE": "7"}
+    def test_the_agents_exit_code_is_ours(self, workspace: ProxyWorkspace) -> None:
+        env = {**os.environ, "MULLIGAN_HOME": str(workspace.home), "CODE": "7"}
         assert subprocess.run(PROXY, stdin=subprocess.DEVNULL, env=env, check=False).returncode == 7
         missing = subprocess.run([*MULLIGAN, "acp", "--", "no-such-agent"], env=env, capture_output=True, check=False)
         assert (missing.returncode, missing.stdout) == (127, b"")
 
-    def test_an_agent_that_dies_in_a_call_leaves_it_on_record_and_undoable(self, stage: Stage) -> None:
-        env = {**os.environ, "MULLIGAN_HOME": str(stage.home)}
-        shell = stage.shell("rm gone.txt")
+    def test_an_agent_that_dies_in_a_call_leaves_it_on_record_and_undoable(self, workspace: ProxyWorkspace) -> None:
+        env = {**os.environ, "MULLIGAN_HOME": str(workspace.home)}
+        shell = workspace.shell("rm gone.txt")
         with subprocess.Popen(PROXY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
             client = Client(process)
-            session = new(client, stage)
+            session = new(client, workspace)
             client.begin("session/prompt", sessionId=session, prompt=steps(shell[:2], {"die": 9}))
-            assert process.wait(60) == 9
-        assert stage.log() == [("tc_2", {"gone.txt": "deleted"})]
-        stage.cli("rollback")
-        assert "gone.txt" in stage.files()
+            assert process.wait(600) == 9
+        assert workspace.log() == [("tc_2", {"gone.txt": "deleted"})]
+        workspace.cli("rollback")
+        assert "gone.txt" in workspace.files()
 
-    def test_a_signal_is_the_agents(self, stage: Stage) -> None:
-        env = {**os.environ, "MULLIGAN_HOME": str(stage.home)}
+    def test_a_signal_is_the_agents(self, workspace: ProxyWorkspace) -> None:
+        env = {**os.environ, "MULLIGAN_HOME": str(workspace.home)}
         with subprocess.Popen(PROXY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
             Client(process).ask("initialize")
             process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 128 + signal.SIGTERM
+            assert process.wait(600) == 128 + signal.SIGTERM
 
-    def test_killed_in_the_middle_we_lose_nothing_that_was_announced(self, stage: Stage) -> None:
-        env = {**os.environ, "MULLIGAN_HOME": str(stage.home)}
-        shell = stage.shell("rm gone.txt; echo KEY=2 > .env")
+    def test_killed_in_the_middle_we_lose_nothing_that_was_announced(self, workspace: ProxyWorkspace) -> None:
+        env = {**os.environ, "MULLIGAN_HOME": str(workspace.home)}
+        shell = workspace.shell("rm gone.txt; echo KEY=2 > .env")
         with subprocess.Popen(PROXY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
             client = Client(process)
-            session = new(client, stage)
+            session = new(client, workspace)
             said = {"update": {"sessionUpdate": "plan", "entries": []}}
             script = steps(shell[0], pause(session), shell[1], said, {"wait": "x/never"})
             client.begin("session/prompt", sessionId=session, prompt=script)
             client.wait_for_update(lambda one: one["sessionUpdate"] == "plan")
             process.kill()
-            process.wait(60)
-        assert stage.log() == [("tc_2", {".env": "modified", "gone.txt": "deleted"})]
-        stage.cli("rollback")
-        assert stage.files() == {".env": "KEY=1\n", "a.txt": "one\n", "gone.txt": "here\n"}
+            process.wait(600)
+        assert workspace.log() == [("tc_2", {".env": "modified", "gone.txt": "deleted"})]
+        workspace.cli("rollback")
+        assert workspace.files() == {".env": "KEY=1\n", "a.txt": "one\n", "gone.txt": "here\n"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,16 +15,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import mulligan
-from mulligan.history.kept import kernel_time_ns
+from mulligan.api import Mulligan
+from mulligan.history.baseline import kernel_time_ns
 from mulligan.history.log import changes_of
 from mulligan.history.tables import CALLS
-from mulligan.opening import Mulligan
-from mulligan.servers.acp.errands import Errands
-from mulligan.servers.acp.following import Follower
-from mulligan.servers.acp.sightings import Announced, capabilities_of, text_of_prompt, with_ours
-from mulligan.servers.acp.workspaces import Workspaces
+from mulligan.servers.acp.recorder import AnnouncedCall, ProxyRecorder, capabilities_of, text_of_prompt, with_ours
+from mulligan.servers.acp.relay import Worker
+from mulligan.servers.acp.undo import Workspaces
 from mulligan.values.canonical import decode
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError, fault
 
 STEPS_MAX = 50
 NAMES = ("a", "b", "deep/c", "deep/er/d")
@@ -38,7 +38,7 @@ class Agent:
     def __init__(self, base: Path, opened: Mulligan) -> None:
         self.root = base / "work"
         self.opened = opened
-        self.follower = Follower(Workspaces(lambda folder: opened, lambda: opened.store), pid=os.getpid())
+        self.follower = ProxyRecorder(Workspaces(lambda folder: opened, lambda: opened.store), pid=os.getpid())
         self.follower.attach("s", str(self.root))
 
     def files(self) -> dict[str, bytes | None]:
@@ -104,7 +104,7 @@ def act(agent: Agent, id: str, one: tuple[str, str, str | None, str, str, bool])
 @settings(max_examples=25)
 @given(turns=st.lists(st.lists(step, min_size=1, max_size=4), min_size=1, max_size=3))
 @example(turns=[[("edit", "b", text, "pending", "completed", False) for text in ("1\n", None)]])
-def test_turns_go_back_whole_and_come_again(turns: list[list[Any]]) -> None:
+def test_turns_are_restored_whole_and_come_again(turns: list[list[Any]]) -> None:
     with TemporaryDirectory() as folder, agent_in(Path(os.path.realpath(folder))) as agent:
         states = [agent.files()]
         for number, turn in enumerate(turns):
@@ -172,7 +172,7 @@ class TestWithoutPause:
             session.undo("c1")
             assert agent.files() == {"a": b"first\n"}
 
-    def test_with_nobody_to_follow_all_of_it_is_the_last_ones(self, tmp_path: Path) -> None:
+    def test_without_a_call_to_follow_all_of_it_is_the_last_ones(self, tmp_path: Path) -> None:
         with agent_in(tmp_path) as agent:
             agent.follower.prompt("s", "go")
             agent.say("c1", "in_progress", kind="execute")
@@ -183,11 +183,11 @@ class TestWithoutPause:
             assert agent.log() == {"c1": ["late"]}
 
 
-def test_what_changes_while_no_call_is_in_progress_is_nobodys(tmp_path: Path) -> None:
+def test_what_changes_while_no_call_is_in_progress_is_no_ones(tmp_path: Path) -> None:
     with agent_in(tmp_path) as agent:
         agent.follower.prompt("s", "go")
         agent.write("mine", "mine\n")
-        agent.follower.look_around()
+        agent.follower.look_at_idle_folders(until_ns=kernel_time_ns())
         agent.say("c", "in_progress", kind="execute")
         agent.write("theirs", "x\n")
         agent.say("c", "completed")
@@ -209,13 +209,19 @@ def test_a_path_elsewhere_is_said_in_coverage(tmp_path: Path) -> None:
         ]
 
 
-def test_what_could_not_be_written_down_is_said_by_the_next_call(tmp_path: Path) -> None:
+@pytest.mark.req("D6.coverage.store_full")
+@pytest.mark.parametrize(
+    ("error", "reason"), [(OSError("broken"), "not_recorded"), (fault("no_space", "The disk is full."), "store_full")]
+)
+def test_what_could_not_be_written_down_is_said_by_the_next_call(tmp_path: Path, error: Exception, reason: str) -> None:
     with agent_in(tmp_path) as agent:
         agent.follower.prompt("s", "go")
-        agent.follower.note_failure()
+        agent.follower.note_failure(error)
+        agent.follower.note_failure(error)
         agent.say("c", "completed", kind="execute")
+        agent.say("d", "completed", kind="execute")
         agent.follower.answered("s")
-        assert mulligan_log(agent) == [[{"path": ".", "reason": "not_recorded"}]]
+        assert mulligan_log(agent) == [[{"path": ".", "reason": reason}], []]
 
 
 def mulligan_log(agent: Agent) -> list[Any]:
@@ -225,7 +231,7 @@ def mulligan_log(agent: Agent) -> list[Any]:
 
 @given(update=st.dictionaries(st.sampled_from(["kind", "title", "status", "locations", "content", "x"]), JSON))
 def test_an_agent_may_send_anything(update: dict[str, Any]) -> None:
-    said = Announced("x").updated(update)
+    said = AnnouncedCall("x").updated(update)
     assert all(isinstance(one, str) for one in (said.kind, said.title, said.status, *said.paths))
     text_of_prompt({"prompt": update.get("content")})
 
@@ -243,11 +249,38 @@ def test_nothing_an_agent_says_of_itself_is_lost(able: Any, more: dict[str, Any]
 
 
 def test_an_errand_that_fails_is_the_last_of_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    failures: list[int] = []
-    errands = Errands(lambda rested: None, lambda: failures.append(1))
+    failures: list[Exception] = []
+    errands = Worker(lambda rested: None, failures.append)
     broken = [errands.do(lambda: 1 // 0) for _ in range(3)]
-    assert [one.wait(60) for one in broken] == [None, None, None]
-    assert errands.do(lambda: "fine").wait(60) == "fine"
+    assert [one.wait(600) for one in broken] == [None, None, None]
+    assert errands.do(lambda: "fine").wait(600) == "fine"
     assert errands.end(60)
     assert len(failures) == 3
     assert capfd.readouterr().err == "mulligan: not recorded: ZeroDivisionError: integer division or modulo by zero\n"
+
+
+@pytest.mark.req("D6.git_outside_restore")
+def test_a_commit_in_a_linked_working_tree_is_noted_and_is_undone_with_git_restore(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        command = ["git", "-c", "user.name=u", "-c", "user.email=e", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    main, root = str(tmp_path / "main"), str(tmp_path / "work")
+    git("init", "-q", main)
+    git("-C", main, "commit", "-q", "--allow-empty", "-m", "0")
+    git("-C", main, "worktree", "add", "-q", root)
+    old = git("-C", root, "rev-parse", "HEAD")
+    with mulligan.open(root, store=str(tmp_path / "store")) as opened:
+        agent = Agent(tmp_path, opened)
+        agent.follower.prompt("s", "commit it")
+        agent.say("1", "in_progress", kind="execute", title="git commit")
+        agent.write("a", "one")
+        git("-C", root, "add", "a")
+        git("-C", root, "commit", "-q", "-m", "1")
+        agent.say("1", "completed")
+        with opened.store.read() as tx:
+            row = next(row for row in tx.select(CALLS) if row.label == "1")
+        assert [note["reason"] for note in decode(row.coverage) if note["path"] == ".git"] == ["commit_outside"]
+        assert opened.session(row.session).undo(row.id, git="restore").ok
+        agent.follower.end("session_ended")
+    assert (git("-C", root, "rev-parse", "HEAD"), git("-C", root, "status", "--short")) == (old, "")

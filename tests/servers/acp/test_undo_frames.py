@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from acp_client.client import Body, Client
-from acp_client.test_agent import PROMPT, Stage, new, wrote
+from tests.servers.acp.client import Body, Client
+from tests.servers.acp.test_agent import PROMPT, AgentWorkspace, new, wrote
 
-GOLDEN: Body = json.loads((Path(__file__).parents[1] / "golden/acp_s0.json").read_text("utf-8"))
+GOLDEN: Body = json.loads((Path(__file__).parents[2] / "golden/acp_s0.json").read_text("utf-8"))
 OUR_ID = re.compile(r"\b[0-9a-f]{8}-?[0-9a-f]{4}-?7[0-9a-f]{3}-?[0-9a-f]{4}-?[0-9a-f]{12}\b")
 
 
-def as_golden(frame: object, stage: Stage, session: str) -> Any:
+def as_golden(frame: object, workspace: AgentWorkspace, session: str) -> Any:
     """With the golden's own session and folder, and `1` for whatever the turn is called on record."""
-    text = json.dumps(frame).replace(session, "sess_abc").replace(str(stage.root), "/work")
+    text = json.dumps(frame).replace(session, "sess_abc").replace(str(workspace.root), "/work")
     return json.loads(OUR_ID.sub("1", text.replace("turn_", "turn_ ")).replace("turn_ ", "turn_"))
 
 
@@ -34,7 +34,7 @@ def part_of(frame: Body, wanted: Body) -> Body:
     }
 
 
-def exchanged(client: Client, stage: Stage, request: Body, session: str) -> dict[str, Any]:
+def exchanged(client: Client, workspace: AgentWorkspace, request: Body, session: str) -> dict[str, Any]:
     """What came of a request, and the update that came with it."""
     seen = len(client.updates())
     result = client.ask(request["method"], **{**request["params"], "sessionId": session})
@@ -42,8 +42,8 @@ def exchanged(client: Client, stage: Stage, request: Body, session: str) -> dict
     (update,) = [frame["params"] for frame in client.frames if frame.get("method") == "session/update"][seen:]
     return {
         "request": request,
-        "update": as_golden(update, stage, session),
-        "result": as_golden(result, stage, session),
+        "update": as_golden(update, workspace, session),
+        "result": as_golden(result, workspace, session),
     }
 
 
@@ -65,14 +65,14 @@ def exchanged(client: Client, stage: Stage, request: Body, session: str) -> dict
 @pytest.mark.parametrize("spelling", GOLDEN)
 def test_the_frames_are_the_golden_ones(tmp_path: Path, spelling: str) -> None:
     golden = GOLDEN[spelling]
-    stage = Stage(Path(os.path.realpath(tmp_path)))
-    (stage.root / "src").mkdir()
-    (stage.root / "src/lib.rs").write_text("before\n")
-    with stage.agent(wrote("src/lib.rs", "after\n", "tc_42"), "done") as client:
+    workspace = AgentWorkspace(Path(os.path.realpath(tmp_path)))
+    (workspace.root / "src").mkdir()
+    (workspace.root / "src/lib.rs").write_text("before\n")
+    with workspace.agent(wrote("src/lib.rs", "after\n", "tc_42"), "done") as client:
         said = client.ask("initialize", protocolVersion=1, clientCapabilities={})
         able = golden["agentCapabilities"]
         assert part_of(said["agentCapabilities"], able) == able
-        session = new(client, stage)
+        session = new(client, workspace)
         client.ask("session/prompt", sessionId=session, prompt=PROMPT)
         for way in ("rollback", "redo", "restore"):
-            assert exchanged(client, stage, golden[way]["request"], session) == golden[way]
+            assert exchanged(client, workspace, golden[way]["request"], session) == golden[way]

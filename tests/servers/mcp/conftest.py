@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mcp_server.wire import Peer, on_stdio
-from substrate.site import known_repository
+from tests.effects.snapshot_tools.snapshot_workspace import known_repository
+from tests.servers.mcp.server_process import Peer, on_stdio
 
 
 @pytest.fixture

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from mulligan.testing.mock_model import MockModel, mock_model
+from mulligan.testing.agents import MockModel, mock_model
 
 __all__ = ["MockModel", "mock_model"]

@@ -1,6 +1,6 @@
 """One conversation, byte for byte: a change in any frame is seen by somebody before a host sees it.
 
-`python -m mcp_server.test_golden` in `tests/` writes the golden anew, for a change that is meant.
+`python -m tests.servers.mcp.test_frames` writes the golden anew, for a change that is meant.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from mcp_server.wire import CLIENT, Peer, on_stdio
-from substrate.site import known_repository
+from tests.effects.snapshot_tools.snapshot_workspace import known_repository
+from tests.servers.mcp.server_process import CLIENT, Peer, on_stdio
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "mcp_frames.jsonl"
+GOLDEN = Path(__file__).parents[2] / "golden" / "mcp_frames.jsonl"
 HELLO = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": CLIENT}
 REQUESTS: tuple[tuple[str, object], ...] = (
     ("initialize", HELLO),

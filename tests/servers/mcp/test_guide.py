@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mulligan.servers.mcp.door import parse_plain
-from mulligan.servers.mcp.listing import TOOLSETS, read_table
+from mulligan.servers.mcp.protocol import TOOLSETS, read_table
+from mulligan.servers.mcp.stdio import parse_plain
 
-GUIDE = Path(__file__).parent.parent.parent / "docs/guides/mcp.md"
+GUIDE = Path(__file__).parents[3] / "docs/guides/mcp.md"
 
 
 def test_the_guide_lists_every_tool() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
-from mcp_server.wire import CLIENT, SERVER, environment, listening, on_stdio
+from tests.servers.mcp.server_process import CLIENT, SERVER, environment, listening, on_stdio
 
 ENDS_WITHIN_S = 300
 """Long for a busy machine: a server that does not end is found all the same."""

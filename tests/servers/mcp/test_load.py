@@ -11,8 +11,8 @@ import anyio
 import pytest
 from mcp.client.client import Client
 
-from mcp_server.wire import SERVER, HttpServer, environment, listening
 from mulligan.servers.mcp.http import WORKERS
+from tests.servers.mcp.server_process import SERVER, HttpServer, environment, listening
 
 CLIENTS = 64
 WARM_UP_S = 10.0

@@ -11,24 +11,23 @@ from pathlib import Path
 import pytest
 
 import mulligan
-from mcp_server.wire import MODERN, SERVER, Body, Peer, environment, on_stdio
-from mulligan.agents.profiles import PROFILES, tools
+from mulligan.agents.coding_tools import PROFILES, tools
 from mulligan.cli import run
 from mulligan.effects.registry import EFFECTS
-from mulligan.servers.mcp.listing import FILE, TOOLSETS, read_table
-from mulligan.servers.mcp.revisions import Peer as Revision
-from mulligan.servers.mcp.running import Cancelled, Running
+from mulligan.servers.mcp.dispatch import Toolbox
+from mulligan.servers.mcp.protocol import FILE, TOOLSETS, Cancelled, Running, read_table
+from mulligan.servers.mcp.protocol import Peer as Revision
 from mulligan.servers.mcp.table import whole
-from mulligan.servers.mcp.toolbox import Toolbox
 from mulligan.values.canonical import encode
+from tests.servers.mcp.server_process import MODERN, SERVER, Body, Peer, environment, on_stdio
 
 
 def status(root: Path, home: Path) -> list[Body]:
     """What the history of the root says, newest first."""
-    from mulligan.history.views import log_view
+    from mulligan.history.log import log_view
 
     with mulligan.open(str(root), store=str(home)) as opened:
-        return log_view(opened.desk)
+        return log_view(opened.open_root)
 
 
 class TestRevisions:
@@ -66,7 +65,7 @@ class TestRevisions:
             assert result["resultType"] == "complete"
             assert result["structuredContent"]["content"] == "# Toy Repo"
 
-    def test_an_envelope_of_an_unknown_revision_is_told_which_there_are(self, root: Path, tmp_path: Path) -> None:
+    def test_an_envelope_of_an_unknown_revision_is_reported_which_there_are(self, root: Path, tmp_path: Path) -> None:
         with on_stdio(root, tmp_path / "home") as peer:
             meta = {**MODERN, "io.modelcontextprotocol/protocolVersion": "2099-01-01"}
             error = peer.request("tools/list", {"_meta": meta})["error"]
@@ -198,7 +197,7 @@ class TestCalls:
         "D14.mcp.history_rewind",
         "D14.mcp.history_fork",
     )
-    def test_history_goes_back_and_forth(self, peer: Peer, root: Path) -> None:
+    def test_history_is_undone_and_redone(self, peer: Peer, root: Path) -> None:
         readme = root / "README.md"
         written = peer.call("workspace_write_file", path="README.md", content="one\n")
         call = written["_meta"]["mulligan/callId"]
@@ -249,7 +248,7 @@ class TestCalls:
         assert [[call["session_id"] for call in calls] for calls in logs] == [["one"], [], everyone, everyone]
 
     @pytest.mark.req("D14.mcp.session_id_param")
-    def test_anybodys_call_can_be_looked_at_and_only_ones_own_goes_back(self, peer: Peer, root: Path) -> None:
+    def test_anybodys_call_can_be_read_and_only_ones_own_is_undone(self, peer: Peer, root: Path) -> None:
         made = peer.call("write_file", path="a", content="1", session_id="other")["_meta"]["mulligan/callId"]
         assert "+1" in peer.call("history_diff", call=made)["structuredContent"]["diff"]
         assert peer.call("history_show", call=made)["structuredContent"]["session_id"] == "other"
@@ -393,12 +392,12 @@ class TestCancelAndProgress:
         assert [call["status"] for call in status(root, tmp_path / "home")] == ["committed"]
 
     @pytest.mark.req("D14.mcp.cancel_open", "D14.mcp.cancel_committed")
-    def test_a_way_back_that_was_cancelled_in_time_goes_nowhere_and_one_that_was_not_is_answered(
+    def test_an_undo_operation_that_was_cancelled_in_time_goes_nowhere_and_one_that_was_not_is_answered(
         self, root: Path, tmp_path: Path
     ) -> None:
         """Spoken to below the wire: no client can tell when a way back begins."""
         with mulligan.open(str(root), store=str(tmp_path / "home")) as opened:
-            toolbox = Toolbox(opened.desk, opened.boundary)
+            toolbox = Toolbox(opened.open_root, opened.boundary)
             ask = partial(toolbox.call, meta={}, peer=Revision("2025-11-25"))
             ask("write_file", {"path": "README.md", "content": "1"}, running=Running())
             early, late = Running(), Running()

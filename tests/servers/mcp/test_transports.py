@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -17,8 +18,8 @@ from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp.shared.exceptions import MCPError
 
-from mcp_server.wire import MODERN, SERVER, HttpServer, environment, on_http
-from mulligan.servers.mcp.listing import TOOLSETS, read_table
+from mulligan.servers.mcp.protocol import TOOLSETS, read_table
+from tests.servers.mcp.server_process import MODERN, SERVER, HttpServer, environment, on_http
 
 Act = Callable[[Client], Awaitable[Any]]
 
@@ -165,7 +166,7 @@ class TestHttpOnly:
         }
         return httpx.post(server.address, json=body, headers=sent).status_code
 
-    @pytest.mark.req("D14.mcp.http", "D14.cli.mcp", "D14.mcp.own_origin")
+    @pytest.mark.req("D14.mcp.http", "D14.cli.mcp", "D14.mcp.own_origin", "D18.dns_rebinding")
     def test_foreign_hosts_and_origins_are_refused(self, root: Path, tmp_path: Path) -> None:
         with on_http(root, tmp_path / "home") as server:
             (key,) = server.keys
@@ -243,6 +244,15 @@ class TestHttpOnly:
                 [*command, str(file)], capture_output=True, env=environment(tmp_path / "home"), check=False
             )
             assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
+
+    def test_an_address_that_cannot_be_had_is_bad_usage_and_makes_no_key(self, root: Path, tmp_path: Path) -> None:
+        keys = tmp_path / "keys"
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            for address in (f"127.0.0.1:{taken.getsockname()[1]}", "no-such-host.invalid:80"):
+                command = [*SERVER, "--root", str(root), "--http", address, "--token-file", str(keys)]
+                done = subprocess.run(command, capture_output=True, env=environment(tmp_path / "home"), check=False)
+                assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
+        assert not keys.exists()
 
     def test_without_the_extra_one_line_says_what_to_install(self, root: Path, tmp_path: Path) -> None:
         begin = "import sys; sys.modules['anyio'] = None; from mulligan.__main__ import main; main()"

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import mulligan
-from mcp_server.wire import on_stdio
-from substrate.site import git, known_repository
+from tests.effects.snapshot_tools.snapshot_workspace import git, known_repository
+from tests.servers.mcp.server_process import on_stdio
 
 DENIED, ONLY_BLOB = "MARKdeniedMARKdenied", "MARKblobMARKblob"
 POLICY = [
@@ -29,7 +29,7 @@ CAPABILITY = {
 TARGETS = ("secret/file", "keys/file", "to_secret", "to_keys", "folder/file", "secret", "keys", ".", "src/main.rs")
 ABSENT = "sha256:" + "0" * 64
 
-Asked = Iterator[tuple[str, dict[str, Any]]]
+McpOptions = Iterator[tuple[str, dict[str, Any]]]
 
 
 class Setting:
@@ -71,7 +71,7 @@ class Setting:
 
     # What is asked of each tool: about every target, in every way that shows content.
 
-    def substrate(self) -> Asked:
+    def substrate(self) -> McpOptions:
         older, newer = self.snapshots
         for way in ({}, {"mode": "snapshot", "snapshot_id": newer}):
             for path in TARGETS:
@@ -98,7 +98,7 @@ class Setting:
                 patch = f"--- a/{path}\n+++ b/{path}\n@@ -1 +1 @@\n-wrong\n+x\n"
                 yield "workspace_apply_patch", {"patch": patch, "dry_run": True, **way}
 
-    def coding(self) -> Asked:
+    def coding(self) -> McpOptions:
         for path in TARGETS:
             for mode in ("auto", "require_inline"):
                 yield "read_file", {"path": path, "output_mode": mode}
@@ -124,7 +124,7 @@ class Setting:
         yield "delete", {"path": "secret/file"}
         yield "write_file", {"path": "secret/file", "content": "x", "mode": "create_new"}
 
-    def history(self) -> Asked:
+    def history(self) -> McpOptions:
         for call in self.calls:
             yield "history_show", {"call": call}
             yield "history_diff", {"call": call}

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import mulligan.opening as opening
-from mulligan.effects.session import Session
-from session.secrets import secrets
+import mulligan.api as api
+from mulligan.effects.session import DurableSession
+from tests.session.bundle.example_secrets import secrets
 
 Json = dict[str, Any]
 CORPUS = list(secrets(11))
@@ -18,7 +18,7 @@ def call_of(identifier: str, arguments: object) -> Json:
     return {"id": identifier, "type": "function", "function": {"name": "run", "arguments": json.dumps(arguments)}}
 
 
-def talk(session: Session, texts: list[str]) -> None:
+def talk(session: DurableSession, texts: list[str]) -> None:
     """Each text in a prompt, a tool's arguments and its output."""
     for number, text in enumerate(texts):
         session.inject({"role": "user", "content": text})
@@ -27,7 +27,7 @@ def talk(session: Session, texts: list[str]) -> None:
         session.inject({"role": "tool", "tool_call_id": f"c{number}", "content": f"$ run\n{text}\n"})
 
 
-def full(session: Session) -> None:
+def full(session: DurableSession) -> None:
     """A session with a bit of everything."""
     session.set_system_prompt("Be careful with names.")
     talk(session, ["first", "second", "third"])
@@ -43,9 +43,9 @@ def section_of(bundle: Json) -> Json:
     return found
 
 
-def elsewhere(tmp_path: Path, name: str = "other") -> opening.Mulligan:
+def elsewhere(tmp_path: Path, name: str = "other") -> api.Mulligan:
     (tmp_path / name).mkdir()
-    return opening.open(str(tmp_path / name), store=str(tmp_path / f"{name}-home"))
+    return api.open(str(tmp_path / name), store=str(tmp_path / f"{name}-home"))
 
 
 def survivors(bundle: Json) -> list[str]:

@@ -14,9 +14,9 @@ import pytest
 
 import mulligan
 from mulligan.values.canonical import encode
-from session.secrets import secrets
+from tests.session.bundle.example_secrets import secrets
 
-FIXTURES = Path(__file__).parent / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "importers" / "fixtures"
 SECRET = next(one for one in secrets(5) if one.kind == "github_classic").secret
 
 

@@ -8,18 +8,16 @@ from typing import Any
 
 import pytest
 
-import mulligan.opening as opening
-from mulligan.effects.bundles import here
-from mulligan.effects.session import Session
-from mulligan.session.bundle import MODES, parse_bundle
-from mulligan.session.private_names import PrivateNames
-from mulligan.session.redaction import Policy
-from mulligan.session.secret_kinds import SECRET_KINDS
+import mulligan.api as api
+from mulligan.effects.session import DurableSession, local_redaction_policy
+from mulligan.session.bundle.format import MODES, parse_bundle
+from mulligan.session.bundle.redaction import PrivateNames, RedactionPolicy
+from mulligan.session.bundle.secret_kinds import SECRET_KINDS
 from mulligan.values.canonical import encode
 from mulligan.values.clock import SystemClock
-from mulligan.values.faults import MulliganError
-from session.bundles_made import CORPUS, call_of, full, section_of, survivors, talk, texts_in
-from session.secrets import Planted
+from mulligan.values.errors import MulliganError
+from tests.session.bundle.example_secrets import Planted
+from tests.session.bundle.example_sessions import CORPUS, call_of, full, section_of, survivors, talk, texts_in
 
 
 class TestParts:
@@ -31,7 +29,7 @@ class TestParts:
         "S3.bundle_part.trace_spans",
         "S3.bundle_part.redaction_manifest",
     )
-    def test_one_envelope_holds_them_all(self, session: Session) -> None:
+    def test_one_envelope_holds_them_all(self, session: DurableSession) -> None:
         full(session)
         bundle = session.export("local")
         assert (bundle["_type"], bundle["schema_version"], bundle["producer"]["name"]) == (
@@ -57,7 +55,7 @@ class TestParts:
         assert bundle["redaction"]["entries"] == []
 
     @pytest.mark.req("D11.bundle_modes")
-    def test_sanitized_is_the_default_and_others_are_refused(self, session: Session) -> None:
+    def test_sanitized_is_the_default_and_others_are_refused(self, session: DurableSession) -> None:
         full(session)
         assert session.export() == session.export("sanitized")
         assert {mode: session.export(mode)["redaction"]["mode"] for mode in MODES} == {mode: mode for mode in MODES}
@@ -65,11 +63,11 @@ class TestParts:
             session.export("open")
 
     @pytest.mark.parametrize("mode", MODES)
-    def test_the_same_session_gives_the_same_bytes(self, session: Session, mode: str) -> None:
+    def test_the_same_session_gives_the_same_bytes(self, session: DurableSession, mode: str) -> None:
         full(session)
         assert encode(session.export(mode)) == encode(session.export(mode))
 
-    def test_a_closed_session_can_still_be_exported(self, opened: opening.Mulligan, session: Session) -> None:
+    def test_a_closed_session_can_still_be_exported(self, opened: api.Mulligan, session: DurableSession) -> None:
         full(session)
         session.close("done")
         bundle = opened.sessions.export("s")
@@ -78,13 +76,13 @@ class TestParts:
             "agent_session_closed",
         )
 
-    def test_a_session_nobody_knows_is_not_found(self, opened: opening.Mulligan) -> None:
+    def test_an_unknown_session_is_not_found(self, opened: api.Mulligan) -> None:
         with pytest.raises(MulliganError) as caught:
             opened.sessions.export("nobody")
         assert caught.value.code == "session_not_found"
 
 
-def plant(session: Session, planted: Planted, number: int) -> None:
+def plant(session: DurableSession, planted: Planted, number: int) -> None:
     """In another place each time."""
     text = planted.text
     places: list[Any] = [
@@ -106,7 +104,7 @@ def plant(session: Session, planted: Planted, number: int) -> None:
 class TestSecrets:
     @pytest.mark.req("S3.bundle.sanitized", "D18.secrets_in_journals", "D11.bundle_redaction_entries")
     @pytest.mark.parametrize("mode", ["sanitized", "replay_only"])
-    def test_none_of_the_corpus_is_in_a_bundle_to_share(self, session: Session, mode: str) -> None:
+    def test_none_of_the_corpus_is_in_a_bundle_to_share(self, session: DurableSession, mode: str) -> None:
         for number, planted in enumerate(CORPUS):
             plant(session, planted, number)
         with session.turn(CORPUS[0].text), session.call("write") as call:
@@ -126,17 +124,19 @@ class TestSecrets:
 
     @pytest.mark.req("D11.bundle_secret_fails", "HS11.secret_not_echoed")
     @pytest.mark.parametrize("mode", ["sanitized", "replay_only"])
-    def test_an_export_with_a_secret_left_is_refused_and_shows_nothing(self, session: Session, mode: str) -> None:
+    def test_an_export_with_a_secret_left_is_refused_and_shows_nothing(
+        self, session: DurableSession, mode: str
+    ) -> None:
         npm = next(one for one in CORPUS if one.kind == "npm").secret
         session.inject({"role": "user", "content": f"use {npm}", "tool_call_id": npm})
-        blind = Policy(kinds=tuple(kind for kind in SECRET_KINDS if kind.name != "npm_token"))
+        blind = RedactionPolicy(kinds=tuple(kind for kind in SECRET_KINDS if kind.name != "npm_token"))
         with pytest.raises(MulliganError) as caught:
             session.export(mode, policy=blind)
         assert (caught.value.code, caught.value.details["kind"]) == ("unredacted_secret", "npm_token")
         assert npm[4:12] not in f"{caught.value!r} {caught.value.message} {caught.value.details}"
 
     @pytest.mark.req("S3.bundle.local")
-    def test_a_local_bundle_is_whole(self, session: Session) -> None:
+    def test_a_local_bundle_is_whole(self, session: DurableSession) -> None:
         secret = CORPUS[8].secret
         session.inject({"role": "user", "content": secret})
         bundle = session.export("local")
@@ -146,7 +146,7 @@ class TestSecrets:
     @pytest.mark.req("HS8.paths_redacted")
     @pytest.mark.parametrize("mode", ["sanitized", "replay_only"])
     def test_roots_homes_and_users_are_nowhere_in_it(
-        self, opened: opening.Mulligan, session: Session, tmp_path: Path, mode: str
+        self, opened: api.Mulligan, session: DurableSession, tmp_path: Path, mode: str
     ) -> None:
         (tmp_path / "extra").mkdir()
         session.set_workspace_anchor({"primary": opened.root})
@@ -157,8 +157,8 @@ class TestSecrets:
         )
         with session.call("run") as call:
             call.exec(["sh", "-c", f"echo {home}; pwd"])
-        names = here({"HOME": home, "USER": "marguerite"}).names
-        policy = Policy(names=type(names)(homes=names.homes, users=names.users, hosts=("studio77",)))
+        names = local_redaction_policy({"HOME": home, "USER": "marguerite"}).names
+        policy = RedactionPolicy(names=type(names)(homes=names.homes, users=names.users, hosts=("studio77",)))
         bundle = session.export(mode, policy=policy)
         whole = json.dumps(bundle)
         assert [
@@ -169,11 +169,14 @@ class TestSecrets:
 
 
 @pytest.mark.parametrize("user", ["replay", "source", "places", "metadata", "assistant", "sections", "id"])
-def test_a_user_may_be_called_as_our_own_words(session: Session, user: str) -> None:
+def test_a_user_may_be_called_as_our_own_words(session: DurableSession, user: str) -> None:
     full(session)
     names = PrivateNames(users=(user,), hosts=(user,))
-    assert session.export(policy=Policy(names=names))["transcript"]["sections"][0]["messages"][0]["role"] == "user"
-    parse_bundle(session.export(policy=Policy(names=names)), now=SystemClock().now())
+    assert (
+        session.export(policy=RedactionPolicy(names=names))["transcript"]["sections"][0]["messages"][0]["role"]
+        == "user"
+    )
+    parse_bundle(session.export(policy=RedactionPolicy(names=names)), now=SystemClock().now())
 
 
 PAYLOAD = "the quick brown payload"
@@ -181,7 +184,7 @@ PAYLOAD = "the quick brown payload"
 
 class TestReplayOnly:
     @pytest.mark.req("S3.bundle.replay_only", "HS10.withheld_by_schema")
-    def test_a_payload_passes_under_no_key_at_all(self, session: Session) -> None:
+    def test_a_payload_passes_under_no_key_at_all(self, session: DurableSession) -> None:
         for key in (
             "content",
             "data",
@@ -209,7 +212,7 @@ class TestReplayOnly:
         assert [text for text in texts_in(bundle) if "quick" in text or "brown" in text] == []
 
     @pytest.mark.req("HS10.withheld_by_schema")
-    def test_structure_stays(self, session: Session) -> None:
+    def test_structure_stays(self, session: DurableSession) -> None:
         full(session)
         bundle, local = session.export("replay_only"), session.export("local")
         shapes = [
@@ -223,7 +226,7 @@ class TestReplayOnly:
         assert ended["changes"][0]["after"]["size"] == 12
         assert ended["effects"][0]["receipt"]["status"] == "ok"
 
-    def test_what_is_nothing_stays_nothing(self, session: Session) -> None:
+    def test_what_is_nothing_stays_nothing(self, session: DurableSession) -> None:
         session.inject({"role": "user", "content": None, "name": None})
         assert section_of(session.export("replay_only"))["messages"] == [
             {"role": "user", "content": None, "name": None}

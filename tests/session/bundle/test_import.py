@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import mulligan.opening as opening
-from mulligan.effects.session import Session
-from mulligan.session.bundle import MODES, parse_bundle, sealed
+import mulligan.api as api
+from mulligan.effects.session import DurableSession
+from mulligan.session.bundle.format import MODES, parse_bundle, with_bundle_id
 from mulligan.store.verify import verify
 from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import SystemClock
-from mulligan.values.faults import MulliganError
-from session.bundles_made import CORPUS, Json, elsewhere, full, section_of, survivors, talk
+from mulligan.values.errors import MulliganError
+from tests.session.bundle.example_sessions import CORPUS, Json, elsewhere, full, section_of, survivors, talk
 
 NOW = SystemClock().now()
 
@@ -27,7 +27,9 @@ NOW = SystemClock().now()
 class TestComingBack:
     @pytest.mark.req("D11.bundle_import_validates", "D11.bundle_modes")
     @pytest.mark.parametrize("mode", MODES)
-    def test_what_was_imported_exports_as_the_same_bundle(self, session: Session, tmp_path: Path, mode: str) -> None:
+    def test_what_was_imported_exports_as_the_same_bundle(
+        self, session: DurableSession, tmp_path: Path, mode: str
+    ) -> None:
         full(session)
         talk(session, [CORPUS[0].text, "/home/marguerite/x"])
         bundle = session.export(mode)
@@ -36,9 +38,9 @@ class TestComingBack:
             again = other.sessions.get(name).export(mode)
             assert (name, again["bundle_id"]) == ("s", bundle["bundle_id"])
             assert again == bundle
-            assert list(verify(other.desk.ledger.store, other.desk.ledger.journal.schema)) == []
+            assert list(verify(other.open_root.ledger.store, other.open_root.ledger.journal.schema)) == []
 
-    def test_the_talk_is_in_force_as_it_was(self, session: Session, tmp_path: Path) -> None:
+    def test_the_transcript_is_in_the_context_window_as_it_was(self, session: DurableSession, tmp_path: Path) -> None:
         full(session)
         with elsewhere(tmp_path) as other:
             found = other.sessions.get(other.sessions.import_bundle(session.export("local")))
@@ -50,7 +52,9 @@ class TestComingBack:
             assert found.for_model().system == session.for_model().system
 
     @pytest.mark.parametrize("mode", MODES)
-    def test_after_compaction_trimming_and_forking_too(self, session: Session, tmp_path: Path, mode: str) -> None:
+    def test_after_compaction_trimming_and_forking_too(
+        self, session: DurableSession, tmp_path: Path, mode: str
+    ) -> None:
         talk(session, [f"prompt {number}" for number in range(12)])
         session.compact(keep_last=6)
         child = session.fork()
@@ -64,7 +68,7 @@ class TestComingBack:
             assert found.export(mode) == bundle
 
     def test_who_and_where_it_is_imported_does_not_matter(
-        self, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, session: DurableSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         talk(session, ["ask marguerite about it"])
         bundle = session.export()
@@ -75,7 +79,9 @@ class TestComingBack:
             found.inject({"role": "user", "content": "marguerite again"})
             assert "marguerite" not in json.dumps(section_of(found.export())["messages"][-1])
 
-    def test_the_session_goes_on_and_says_what_was_redacted_before(self, session: Session, tmp_path: Path) -> None:
+    def test_the_session_goes_on_and_says_what_was_redacted_before(
+        self, session: DurableSession, tmp_path: Path
+    ) -> None:
         talk(session, [CORPUS[0].text])
         bundle = session.export()
         with elsewhere(tmp_path) as other:
@@ -91,7 +97,7 @@ class TestComingBack:
         assert survivors(again) == []
 
     @pytest.mark.req("HS9.bundle_files_optional")
-    def test_a_local_bundle_may_carry_the_bodies_of_files(self, session: Session, tmp_path: Path) -> None:
+    def test_a_local_bundle_may_carry_the_bodies_of_files(self, session: DurableSession, tmp_path: Path) -> None:
         full(session)
         plain, whole = session.export("local"), session.export("local", content=True)
         assert [set(one) for one in plain["content"]["blobs"]] == [{"digest", "size"}]
@@ -99,17 +105,17 @@ class TestComingBack:
         digest = whole["content"]["blobs"][0]["digest"]
         with elsewhere(tmp_path) as other:
             name = other.sessions.import_bundle(whole)
-            assert other.desk.ledger.blobs.read(digest) == b"plain words\n"
+            assert other.open_root.ledger.blobs.read(digest) == b"plain words\n"
             assert other.sessions.get(name).export("local") == whole
 
     @pytest.mark.parametrize("mode", ["sanitized", "replay_only"])
-    def test_bodies_go_into_no_other_bundle(self, session: Session, mode: str) -> None:
+    def test_bodies_go_into_no_other_bundle(self, session: DurableSession, mode: str) -> None:
         full(session)
         with pytest.raises(MulliganError):
             session.export(mode, content=True)
 
     def test_another_id_can_be_chosen_and_a_taken_one_is_refused(
-        self, opened: opening.Mulligan, session: Session
+        self, opened: api.Mulligan, session: DurableSession
     ) -> None:
         full(session)
         bundle = session.export("local")
@@ -120,7 +126,7 @@ class TestComingBack:
                 opened.sessions.import_bundle(bundle, name=name)
             assert caught.value.code == "session_exists"
 
-    def test_imported_calls_are_evidence_and_not_history_here(self, session: Session, tmp_path: Path) -> None:
+    def test_imported_calls_are_evidence_and_not_history_here(self, session: DurableSession, tmp_path: Path) -> None:
         full(session)
         with elsewhere(tmp_path) as other:
             found = other.sessions.get(other.sessions.import_bundle(session.export("local", content=True)))
@@ -132,14 +138,14 @@ class TestComingBack:
 
     @settings(max_examples=25)
     @given(st.data())
-    def test_any_talk_comes_back(self, data: st.DataObject) -> None:
+    def test_any_transcript_comes_back(self, data: st.DataObject) -> None:
         value = st.recursive(
             st.none() | st.booleans() | st.integers(-99, 99) | st.text(max_size=9), _containers, max_leaves=6
         )
         step = st.sampled_from(["say", "say", "say", "emit", "trim", "compact", "pad", "reset", "close"])
         mode = data.draw(st.sampled_from(MODES))
         with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
-            first, second = opening.open(one, store="memory:"), opening.open(two, store="memory:")
+            first, second = api.open(one, store="memory:"), api.open(two, store="memory:")
             session = first.session("s")
             for what in data.draw(st.lists(step, max_size=12)):
                 _do(session, what, data, value)
@@ -155,7 +161,7 @@ def _containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
 
 
-def _do(session: Session, step: str, data: st.DataObject, value: st.SearchStrategy[Any]) -> None:
+def _do(session: DurableSession, step: str, data: st.DataObject, value: st.SearchStrategy[Any]) -> None:
     if step == "say":
         role = data.draw(st.sampled_from(["user", "assistant", "tool", "tool_result", "odd role"]))
         session.inject({"role": role, "content": data.draw(value), "extra": data.draw(value)})
@@ -174,11 +180,11 @@ def _do(session: Session, step: str, data: st.DataObject, value: st.SearchStrate
         session.reopen()
 
 
-def broken(session: Session, change: Any) -> Json:
+def broken(session: DurableSession, change: Any) -> Json:
     """A bundle after a change; sealed again, so that only the change is wrong."""
     bundle: Json = decode(encode(session.export("local")))
     change(bundle)
-    return sealed(bundle) if "bundle_id" in bundle else bundle
+    return with_bundle_id(bundle) if "bundle_id" in bundle else bundle
 
 
 def _set(path: str, value: Any) -> Any:
@@ -248,8 +254,8 @@ class TestJudgingBundles:
             (_set("tools.calls.0.result", {"bytes": -1}), "invalid_size", "$.tools.calls[0].result.bytes"),
         ],
     )
-    def test_what_is_wrong_is_told_by_its_place(
-        self, opened: opening.Mulligan, session: Session, change: Any, problem: str, path: str
+    def test_what_is_wrong_is_reported_by_its_place(
+        self, opened: api.Mulligan, session: DurableSession, change: Any, problem: str, path: str
     ) -> None:
         full(session)
         with pytest.raises(MulliganError) as caught:
@@ -259,7 +265,7 @@ class TestJudgingBundles:
         assert [one["id"] for one in opened.sessions.list()] == ["s"]
 
     @pytest.mark.req("D11.bundle_import_validates")
-    def test_a_bundle_that_was_changed_is_refused(self, opened: opening.Mulligan, session: Session) -> None:
+    def test_a_bundle_that_was_changed_is_refused(self, opened: api.Mulligan, session: DurableSession) -> None:
         full(session)
         bundle = session.export("local")
         section_of(bundle)["messages"][0]["content"] = "something else"
@@ -268,7 +274,7 @@ class TestJudgingBundles:
         assert caught.value.details["problem"] == "digest_mismatch"
 
     @pytest.mark.parametrize("version", [0, 2, True, "1", None])
-    def test_other_versions_are_refused(self, opened: opening.Mulligan, session: Session, version: Any) -> None:
+    def test_other_versions_are_refused(self, opened: api.Mulligan, session: DurableSession, version: Any) -> None:
         full(session)
         with pytest.raises(MulliganError) as caught:
             opened.sessions.import_bundle(broken(session, _set("schema_version", version)), name="new")
@@ -276,20 +282,20 @@ class TestJudgingBundles:
 
     @pytest.mark.req("HS11.secret_not_echoed")
     def test_a_shared_bundle_with_a_secret_is_refused_and_not_shown(
-        self, opened: opening.Mulligan, session: Session
+        self, opened: api.Mulligan, session: DurableSession
     ) -> None:
         full(session)
         secret = next(one for one in CORPUS if one.kind == "github_classic").secret
         section = broken(session, _set(f"{SECTION}.messages.0.content", secret))
         with pytest.raises(MulliganError) as caught:
             opened.sessions.import_bundle(
-                sealed({**section, "redaction": {**section["redaction"], "mode": "sanitized"}})
+                with_bundle_id({**section, "redaction": {**section["redaction"], "mode": "sanitized"}})
             )
         assert caught.value.code == "unredacted_secret"
         assert secret[:10] not in f"{caught.value} {caught.value.details}"
         assert opened.sessions.import_bundle(section, name="mine") == "mine"
 
-    def test_the_order_is_parts_type_version_secrets_form(self, session: Session) -> None:
+    def test_the_order_is_parts_type_version_secrets_form(self, session: DurableSession) -> None:
         full(session)
         secret = next(one for one in CORPUS if one.kind == "github_classic").secret
         bundle: Json = decode(encode(session.export("sanitized")))
@@ -317,7 +323,7 @@ class TestJudgingBundles:
         ]
 
     @pytest.mark.parametrize("data", [b"", b"[]", b"{", b"null", b'"x"', b"\xff\xfe", b"[" * 5_000, b'{"a":1e999}'])
-    def test_what_is_no_bundle_is_refused(self, opened: opening.Mulligan, data: bytes) -> None:
+    def test_what_is_no_bundle_is_refused(self, opened: api.Mulligan, data: bytes) -> None:
         with pytest.raises(MulliganError) as caught:
             opened.sessions.import_bundle(data)
         assert caught.value.code == "invalid_bundle"
@@ -334,9 +340,9 @@ class TestJudgingBundles:
             parent, key = at, data.draw(st.sampled_from(keys))
             at = at[key]
         parent[key] = data.draw(st.none() | st.integers(-9, 9) | st.text(max_size=5) | st.just([]) | st.just({}))
-        with tempfile.TemporaryDirectory() as root, opening.open(root, store="memory:") as here_:
+        with tempfile.TemporaryDirectory() as root, api.open(root, store="memory:") as here_:
             try:
-                name = here_.sessions.import_bundle(sealed(bundle))
+                name = here_.sessions.import_bundle(with_bundle_id(bundle))
             except MulliganError as error:
                 assert error.code in ("invalid_bundle", "unsupported_bundle_version", "invalid_id", "invalid_params")
                 assert here_.sessions.list() == []
@@ -349,7 +355,7 @@ class TestJudgingBundles:
 
 @cache
 def example() -> Json:
-    with tempfile.TemporaryDirectory() as root, opening.open(root, store="memory:") as first:
+    with tempfile.TemporaryDirectory() as root, api.open(root, store="memory:") as first:
         session = first.session("s")
         full(session)
         session.set_workspace_anchor({"primary": root})

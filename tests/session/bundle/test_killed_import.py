@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-import mulligan.opening as opening
-from mulligan.effects.session import Session
+import mulligan.api as api
+from mulligan.effects.session import DurableSession
 from mulligan.store.verify import verify
 from mulligan.values.canonical import encode
-from mulligan.values.faults import MulliganError
-from session.bundles_made import elsewhere, full, talk
+from mulligan.values.errors import MulliganError
+from tests.session.bundle.example_sessions import elsewhere, full, talk
 
-CHILD = Path(__file__).with_name("dying_child.py")
+CHILD = Path(__file__).with_name("killed_import.py")
 
 
 @pytest.mark.parametrize("verb", ["import", "seed"])
-def test_kill_at_any_moment_leaves_a_whole_session_or_none(session: Session, tmp_path: Path, verb: str) -> None:
+def test_kill_at_any_moment_leaves_a_whole_session_or_none(session: DurableSession, tmp_path: Path, verb: str) -> None:
     full(session)
     talk(session, [f"prompt {number} " + "x" * 70_000 * (number == 5) for number in range(8)])
     file = tmp_path / "file"
@@ -35,16 +35,16 @@ def test_kill_at_any_moment_leaves_a_whole_session_or_none(session: Session, tmp
         root, store = str(tmp_path / f"w{asked_max}"), str(tmp_path / f"h{asked_max}")
         child = [sys.executable, str(CHILD), verb, str(file), root, store, str(asked_max)]
         done = subprocess.run(child, capture_output=True, text=True, check=False)
-        with opening.open(root, store=store) as opened:
+        with api.open(root, store=store) as opened:
             lengths = [one["length"] for one in opened.sessions.list()]
-            assert list(verify(opened.desk.ledger.store, opened.desk.ledger.journal.schema)) == []
+            assert list(verify(opened.open_root.ledger.store, opened.open_root.ledger.journal.schema)) == []
         assert lengths in ([], [session.length()]), done.stderr
         found.append((done.stdout.strip() == "done", len(lengths)))
     assert (found[0], found[-1]) == ((False, 0), (True, 1))
     assert all(there for acknowledged, there in found if acknowledged)
 
 
-def test_of_many_who_bring_the_same_session_one_does(session: Session, tmp_path: Path) -> None:
+def test_of_many_who_bring_the_same_session_one_does(session: DurableSession, tmp_path: Path) -> None:
     full(session)
     bundle = encode(session.export("local"))
 
@@ -61,7 +61,7 @@ def test_of_many_who_bring_the_same_session_one_does(session: Session, tmp_path:
         assert other.sessions.get("s").messages() == session.messages()
 
 
-def test_a_session_that_is_talking_can_be_exported_meanwhile(session: Session) -> None:
+def test_a_session_that_is_transcripting_can_be_exported_meanwhile(session: DurableSession) -> None:
     with ThreadPoolExecutor(2) as pool:
         saying = pool.submit(talk, session, [f"prompt {number}" for number in range(60)])
         bundles = [session.export("local") for _ in range(10)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
+from importlib import import_module
 from random import Random
 from typing import Any
 
@@ -12,20 +12,20 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mulligan.session.private_names import PrivateNames
-from mulligan.session.redaction import (
+from mulligan.session.bundle.redaction import (
     OVERLAP_CHARS,
     REDACTED,
     WINDOW_CHARS,
-    Policy,
+    PrivateNames,
+    RedactionPolicy,
     Redactor,
     first_secret,
-    refuse_survivors,
+    refuse_secrets,
     without_secrets,
 )
-from mulligan.session.secret_kinds import BLOCKING_KINDS, SECRET_KINDS, SecretKind, span_of
-from mulligan.values.faults import MulliganError
-from session.secrets import BY_SHAPE, IN_CONTEXT, Planted, look_alikes, secrets
+from mulligan.session.bundle.secret_kinds import BLOCKING_KINDS, SECRET_KINDS, SecretKind, span_of
+from mulligan.values.errors import MulliganError
+from tests.session.bundle.example_secrets import BY_SHAPE, IN_CONTEXT, Planted, look_alikes, secrets
 
 CORPUS = list(secrets(7))
 
@@ -47,8 +47,8 @@ PLACES: dict[str, Callable[[str], Any]] = {
 }
 
 
-def redacted(value: Any, policy: Policy | None = None) -> tuple[Any, list[dict[str, str]]]:
-    redactor = Redactor(policy or Policy())
+def redacted(value: Any, policy: RedactionPolicy | None = None) -> tuple[Any, list[dict[str, str]]]:
+    redactor = Redactor(policy or RedactionPolicy())
     return redactor.document(value), [entry.to_json() for entry in redactor.entries]
 
 
@@ -199,8 +199,8 @@ class TestPrivateNames:
         names = PrivateNames(users=("max",))
         assert names.hide("max_tokens of max, pytest-of-max")[0] == "max_tokens of <user>, pytest-of-<user>"
 
-    def test_each_kind_of_replacement_is_told(self) -> None:
-        _, entries = redacted("in /srv/data by alice", Policy(names=self.names))
+    def test_each_kind_of_replacement_is_reported(self) -> None:
+        _, entries = redacted("in /srv/data by alice", RedactionPolicy(names=self.names))
         assert [(one["class"], one["replacement"]) for one in entries] == [
             ("local_pointer_path", "<root:1>"),
             ("local_pointer_path", "<user>"),
@@ -290,7 +290,8 @@ UNBOUNDED = 10**9
 
 
 def parse(pattern: str) -> Any:
-    return re._parser.parse(pattern)  # type: ignore[attr-defined]  # the only way to see what a pattern is made of
+    # The only way to see what a pattern is made of.
+    return import_module("re._parser").parse(pattern)
 
 
 def ways(node: Any, outer: int) -> int:
@@ -319,7 +320,7 @@ class TestSurvivors:
     def test_the_fault_says_where_and_what_kind_and_shows_nothing(self) -> None:
         secret = self.planted()
         with pytest.raises(MulliganError) as caught:
-            refuse_survivors({"a": [{"b": f"x {secret}"}]}, doing="Exporting")
+            refuse_secrets({"a": [{"b": f"x {secret}"}]}, doing="Exporting")
         error = caught.value
         assert (error.code, error.details["path"], error.details["kind"]) == (
             "unredacted_secret",
@@ -332,11 +333,11 @@ class TestSurvivors:
     def test_a_secret_that_is_a_key_is_not_shown_in_the_path(self) -> None:
         secret = self.planted()
         with pytest.raises(MulliganError) as caught:
-            refuse_survivors({secret: {"b": secret}}, doing="Exporting")
+            refuse_secrets({secret: {"b": secret}}, doing="Exporting")
         assert secret[:12] not in f"{caught.value} {caught.value.details}"
 
     def test_what_only_looks_doubtful_does_not_stop_anything(self) -> None:
-        refuse_survivors({"a": "password=hunter2hunter2"}, doing="Exporting")
+        refuse_secrets({"a": "password=hunter2hunter2"}, doing="Exporting")
 
 
 class TestHostileInput:

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mulligan
-from mulligan.session import private_names, redaction
-from mulligan.session.export_check import check_export, secret_in
-from mulligan.session.private_names import PrivateNames
-from mulligan.session.redaction import BASE64_MAX_CHARS, Policy, Redactor
-from mulligan.values.faults import MulliganError
-from session.secrets import BY_SHAPE
-from session.test_redaction import parse
+from mulligan.session.bundle import redaction
+from mulligan.session.bundle import redaction as private_names
+from mulligan.session.bundle.export_check import check_export, secret_in
+from mulligan.session.bundle.redaction import BASE64_MAX_CHARS, PrivateNames, RedactionPolicy, Redactor
+from mulligan.values.errors import MulliganError
+from tests.session.bundle.example_secrets import BY_SHAPE
+from tests.session.bundle.test_redaction import parse
 
 DISTINCTIVE = (
     *("github_classic", "github_app", "github_fine_grained", "slack_bot", "slack_app", "aws_key_id", "gitlab"),
@@ -37,7 +37,7 @@ neighbours = st.sampled_from(NEIGHBOURS)
 
 def redacted(value: Any) -> tuple[Any, int]:
     names = PrivateNames(roots=("/work/project",), homes=("/home/someone",), users=("someone",), hosts=("computer",))
-    redactor = Redactor(Policy(names=names))
+    redactor = Redactor(RedactionPolicy(names=names))
     return redactor.document(value), len(redactor.entries)
 
 
@@ -89,7 +89,7 @@ def test_a_secret_is_taken_out_whatever_is_around_it_and_in_it(
 
 
 @pytest.mark.req("HS11.base64_runs")
-def test_base64_is_looked_into_up_to_a_limit_and_goes_whole_beyond_it() -> None:
+def test_base64_is_searched_up_to_a_limit_and_goes_whole_beyond_it() -> None:
     secret = BY_SHAPE["github_classic"](Random(1))
     harmless = base64.b64encode(b"The quick brown fox. " * 100).decode()
     assert redacted(f"see {harmless} there")[0] == f"see {harmless} there"
@@ -102,6 +102,20 @@ def test_base64_is_looked_into_up_to_a_limit_and_goes_whole_beyond_it() -> None:
     lines = "\n".join(re.findall(".{1,76}", base64.b64encode(b"." * 500 + secret.encode() + b"." * 500).decode()))
     assert secret not in seen(redacted(f"-\n{lines}\n-")[0].replace("\n", ""))
     assert "redacted:base64_text" in redacted(f"-\n{lines}\n-")[0]
+
+
+@pytest.mark.req("HS11.base64_runs")
+@pytest.mark.parametrize("width", [60, 64, 76, 120])
+@pytest.mark.parametrize("ends", ["\n", "\r\n", "\n    ", "\\n"], ids=["lf", "crlf", "indented", "escaped"])
+def test_base64_in_lines_is_read_as_one_text(ends: str, width: int) -> None:
+    """Wherever the break is, also in two lines, and also below a line that only looks like base64."""
+    secret = "dop_v1_" + "9f86d081" * 8
+    for before in range(width):
+        whole = base64.b64encode(f"{'.' * before} {secret} end".encode()).decode()
+        lines = ends.join(whole[at : at + width] for at in range(0, len(whole), width))
+        for text in (lines, f"{'a1' * 32}\n{lines}"):
+            assert "redacted" in redacted(text)[0], (before, text)
+            assert ends == "\\n" or secret_in(text) == "digitalocean"
 
 
 @pytest.mark.req("HS11.other_code")
@@ -123,10 +137,10 @@ def test_the_last_check_shares_nothing_with_the_redaction() -> None:
     import ast
     import inspect
 
-    from mulligan.session import export_check
+    from mulligan.session.bundle import export_check
 
     imports = [one for one in ast.walk(ast.parse(inspect.getsource(export_check))) if isinstance(one, ast.ImportFrom)]
-    assert {one.module for one in imports if "mulligan" in str(one.module)} == {"mulligan.values.faults"}
+    assert {one.module for one in imports if "mulligan" in str(one.module)} == {"mulligan.values.errors"}
 
 
 @pytest.mark.req("HS11.any_neighbour", "HS11.other_code")

@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mulligan.agents.loop import Loop, LoopResult
+from mulligan.api import Mulligan
 from mulligan.builtins import agent_loop, agent_session_seed_from_jsonl
-from mulligan.opening import Mulligan
-from mulligan.session.messages import paired
-from mulligan.session.prompts import for_model
-from mulligan.session.seeding import read_seed
-from mulligan.values.faults import MulliganError
+from mulligan.session.importers import read_seed
+from mulligan.session.messages import for_model, paired
+from mulligan.values.errors import MulliganError
 
 Json = dict[str, Any]
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -251,7 +250,7 @@ class TestGeminiFiles:
     def test_setting_the_messages_replaces_them_all(self) -> None:
         assert said_by([HEAD, self.says("a"), {"$set": {"messages": [self.says("b")]}}]) == ["b"]
 
-    def test_what_the_screen_was_told_is_not_seen(self) -> None:
+    def test_what_the_screen_showed_is_not_seen(self) -> None:
         assert said_by([HEAD, self.says("a"), self.says("b", type="info"), self.says("c", type="error")]) == ["a"]
 
     def test_files_of_early_versions_are_one_document(self) -> None:

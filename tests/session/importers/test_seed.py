@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mulligan.api import Mulligan
 from mulligan.builtins import agent_session_seed_from_jsonl
-from mulligan.opening import Mulligan
-from mulligan.session.seed_records import Unreadable
-from mulligan.session.seeding import Wanted, chosen, read_seed, refusal
-from mulligan.values.faults import MulliganError
+from mulligan.session.importers import ImportOptions, UnreadableFileError, read_seed, reason_to_refuse, select_messages
+from mulligan.values.errors import MulliganError
 
 Json = dict[str, Any]
 
@@ -129,11 +128,11 @@ class TestFormats:
     def test_answers_alone_are_refused(self, opened: Mulligan, seed: Any) -> None:
         done = seed(RESPONSES)
         assert (done["ok"], set(done)) == (False, {"ok", "error"})
-        assert "only what a provider answered" in done["error"]
+        assert "only the answers of a provider" in done["error"]
         assert opened.sessions.list() == []
 
     @pytest.mark.req("S3.seed.responses_only_unvalidated", "S3.seed_result.partial", "S3.seed.source_formats")
-    def test_answers_alone_are_a_best_effort_when_nobody_validates(self, opened: Mulligan, seed: Any) -> None:
+    def test_answers_alone_are_a_best_effort_without_validation(self, opened: Mulligan, seed: Any) -> None:
         done = seed(RESPONSES, validate=False)
         assert (done["ok"], done["source_format"], done["partial"], done["messages_loaded"]) == (
             True,
@@ -219,13 +218,13 @@ class TestOptions:
             {"type": "message", "message": {"role": "user", "content": result}},
         ]
         read = read_seed("\n".join(map(json.dumps, lines)).encode())
-        assert chosen(read, Wanted(drop_tool_calls=True)) == [
+        assert select_messages(read, ImportOptions(drop_tool_calls=True)) == [
             {"role": "assistant", "content": [{"type": "text", "text": "hm"}]}
         ]
 
     def test_tool_calls_go_before_the_last_are_counted(self) -> None:
         read = read_seed("\n".join(map(json.dumps, EVENTS)).encode())
-        assert chosen(read, Wanted(drop_tool_calls=True, truncate_to_last=2))[0]["content"] == "On it."
+        assert select_messages(read, ImportOptions(drop_tool_calls=True, truncate_to_last=2))[0]["content"] == "On it."
 
     @pytest.mark.req("S3.seed.rename_session")
     def test_the_new_session_has_the_wanted_id_unless_it_is_taken(self, opened: Mulligan, seed: Any) -> None:
@@ -263,7 +262,7 @@ class TestOptions:
             seed(EVENTS, **opts)
         assert caught.value.code in ("unknown_option", "invalid_params", "invalid_id")
 
-    def test_where_it_came_from_is_told_and_kept(self, opened: Mulligan, seed: Any) -> None:
+    def test_where_it_came_from_is_reported_and_kept(self, opened: Mulligan, seed: Any) -> None:
         done = seed(EVENTS, source_label="run 7", source_session_id="s-1", source_provenance={"host": "ci"})
         assert done["source"] == {
             "schema": "mulligan.session_source.v1",
@@ -274,7 +273,7 @@ class TestOptions:
             "provenance": {"host": "ci"},
         }
 
-    def test_a_long_talk_may_be_recommended_for_compaction(self, seed: Any) -> None:
+    def test_a_long_transcript_may_be_recommended_for_compaction(self, seed: Any) -> None:
         long = [{"type": "message", "message": {"role": "user", "content": "x" * 200_000}}]
         assert seed(long, recommend_compaction=True)["compaction_recommended"] is True
         assert seed(EVENTS, recommend_compaction=True)["compaction_recommended"] is False
@@ -289,12 +288,14 @@ class TestValidation:
             ([], {}, "no message"),
             ([{"type": "note"}], {"provider": "x"}, "no message"),
             ([{"type": "message", "message": RESULT}], {"drop_tool_calls": True, "provider": "x"}, "Nothing is left"),
-            (RESPONSES, {"provider": "x", "model": "x"}, "only what a provider"),
+            (RESPONSES, {"provider": "x", "model": "x"}, "only the answers of a provider"),
             (EVENTS, {"provider": "x", "model": "x"}, "provider"),
             (EVENTS, {"model": "x"}, "model"),
         ],
     )
-    def test_the_first_thing_that_is_wrong_is_told(self, seed: Any, lines: list[Json], opts: Json, words: str) -> None:
+    def test_the_first_thing_that_is_wrong_is_reported(
+        self, seed: Any, lines: list[Json], opts: Json, words: str
+    ) -> None:
         done = seed(lines, **opts)
         assert (done["ok"], words in done["error"]) == (False, True)
 
@@ -302,7 +303,7 @@ class TestValidation:
         ("text", "words"),
         [("\n\n{broken", "Line 3 is not valid JSON"), ('{"type":"message"}\n[1]\n', "Line 2 is not a JSON object")],
     )
-    def test_a_bad_line_is_told_by_its_number_and_not_shown(self, seed: Any, text: str, words: str) -> None:
+    def test_a_bad_line_is_reported_by_its_number_and_not_shown(self, seed: Any, text: str, words: str) -> None:
         done = seed(text)
         assert done["ok"] is False
         assert words in done["error"]
@@ -331,7 +332,7 @@ class TestValidation:
         data = "\n".join(map(json.dumps, lines)).encode()
         try:
             read = read_seed(data, agent)
-        except Unreadable:
+        except UnreadableFileError:
             return
         assert all(isinstance(one["role"], str) and one["role"].strip() for one in read.messages)
-        assert (refusal(read, read.messages, Wanted()) is None) <= bool(read.messages)
+        assert (reason_to_refuse(read, read.messages, ImportOptions()) is None) <= bool(read.messages)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 from mulligan import Session, Snapshot
-from mulligan.session.state import Attempt
-from session.shapes import Added, Note, Seen, counting, number
+from mulligan.session.state.session import Attempt
+from tests.session.state.example_slices import Added, Note, Seen, counting, number
 
 
 @dataclass

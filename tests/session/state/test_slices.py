@@ -29,9 +29,9 @@ from mulligan import (
     replace_latest,
     upsert_by,
 )
-from mulligan.session.slices import Append, Clear, Extend, Replace
-from mulligan.values.faults import MulliganError
-from session.shapes import NOON, Added, Count, Note, Seen, counting, invoked, number
+from mulligan.session.state.slices import Append, Clear, Extend, Replace
+from mulligan.values.errors import MulliganError
+from tests.session.state.example_slices import NOON, Added, Count, Note, Seen, counting, invoked, number
 
 
 @dataclass(slots=True, frozen=True)
@@ -270,7 +270,7 @@ class TestSnapshots:
         "S4.session.full_rollback",
         "S4.slice.log_preserved",
     )
-    def test_logs_go_back_only_with_a_full_snapshot_and_if_told(self) -> None:
+    def test_logs_are_restored_only_with_a_full_snapshot_and_if_requested(self) -> None:
         session = counting(Session())
         session[ToolInvoked].append(invoked("first"))
         usual, full = session.snapshot(), session.snapshot(include_all=True)

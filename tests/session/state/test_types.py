@@ -34,9 +34,9 @@ from mulligan import (
     WorkspaceDigest,
     register_type,
 )
-from mulligan.session.types import TYPES, Types
+from mulligan.session.state.types import TYPES, Types
 from mulligan.values.canonical import decode, encode
-from session.shapes import Added, Count, Note, counting, invoked
+from tests.session.state.example_slices import Added, Count, Note, counting, invoked
 
 
 class Colour(Enum):
@@ -111,7 +111,7 @@ HOSTILE = (
     {"$": "os:system", "v": {"command": "touch /tmp/owned"}},
     {"$": "subprocess:Popen", "v": {"args": ["true"]}},
     {"$": "builtins:eval", "v": "1"},
-    {"$": "mulligan.workspace.host_filesystem:HostFilesystem", "v": {"_root": "/"}},
+    {"$": "mulligan.files.filesystems:HostFilesystem", "v": {"_root": "/"}},
     {"$": "mulligan:Filesystem", "v": {}},
     {"$": "type", "v": "os:system"},
     {"$": "mulligan:Plan", "v": {"objective": "x", "no_such_field": 1}},
@@ -152,10 +152,10 @@ def test_a_type_that_this_process_never_used_is_unknown_to_it() -> None:
     code = (
         "import sys, mulligan\n"
         "try:\n    mulligan.Snapshot.from_json(sys.stdin.read())\n"
-        "except mulligan.SnapshotMismatchError:\n    print('unknown', 'session.shapes' in sys.modules)\n"
+        "except mulligan.SnapshotMismatchError:\n    print('unknown', 'tests' in sys.modules)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], input=raw, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], input=raw, capture_output=True, text=True, timeout=600, check=True
     )
     assert done.stdout == "unknown False\n"
 

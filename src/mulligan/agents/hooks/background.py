@@ -1,9 +1,9 @@
-"""The background process that makes hooks quick: it has the store open and the tree in its head.
+"""The background process of the hooks. Hooks are quick because it has the store open and the tree in memory.
 
-One for a store and a mount namespace, held apart by a lock; reached through a socket in the state directory that only
-its owner can enter. It starts when a hook finds none, and ends when it has heard nothing for a while, when it is asked
-to end, and when its socket is not its own any more. All that it knows is also in the store, so it may be killed at any
-moment.
+A lock allows one process for each store and mount namespace. Hooks reach it through a socket in the state directory,
+which only its owner can enter. A hook starts it if there is none. It ends if it gets no message for a while, if it is
+asked to, or if another process has replaced its socket. Everything it knows is also in the store, so it may be killed
+at any time.
 """
 
 from __future__ import annotations
@@ -16,54 +16,70 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Protocol
 
-from mulligan.agents.hooks.dispatch import DONE, FAILED, Dispatcher, OpenRecorder
-from mulligan.agents.hooks.keeper_socket import SOCKET
-from mulligan.agents.hooks.spool import private_folder
+from mulligan.agents.hooks.recorder import DONE, FAILED, Dispatcher, OpenRecorder
+from mulligan.agents.hooks.socket import SOCKET, private_folder
 from mulligan.store.sqlite_file import refuse_untrusted
 from mulligan.values.canonical import encode
 from mulligan.values.clock import monotonic_s
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
 
 LOCK = "keeper.lock"
 IDLE_S = 900.0
+"""How long it waits for the next hook."""
+COMMANDS_IDLE_S = 60.0
+"""How long it waits for the next command, and for a first hook."""
 _TICK_S = 1.0
 _MESSAGE_MAX = 80 * 1024 * 1024
 
 Sync = Callable[[str], None]
-"""Syncs what the process of this name left in `originals/`."""
+"""Syncs what the process of this name has left in `originals/`."""
 
 
-class Keeper:
-    """Listens until there is no reason to. `sync` syncs what a process that has ended left to us."""
+class Commands(Protocol):
+    """The process beside this one that runs verbs of the command line."""
 
-    def __init__(self, dispatcher: Dispatcher, sync: Sync, *, idle_s: float = IDLE_S) -> None:
+    @property
+    def used_at_s(self) -> float: ...
+
+    @property
+    def has_ended(self) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+class BackgroundProcess:
+    """Serves the socket. `sync` syncs the files of a process that has ended and left that to this one."""
+
+    def __init__(self, dispatcher: Dispatcher, sync: Sync, commands: Commands) -> None:
         self._dispatcher = dispatcher
         self._syncing = SyncThread(sync)
         self._address = os.path.join(dispatcher.folder, SOCKET)
-        self._idle_s = idle_s
-        self._heard_at = monotonic_s()
+        self._commands = commands
+        self._heard_at = -IDLE_S
         self._stopping = False
 
     def serve(self) -> None:
         listener = self._listen()
-        # By its whole name: a folder that was moved is where nobody looks for us.
+        # By its full path: if the folder is moved, hooks no longer find this process there.
         own = os.stat(self._address).st_ino
         threading.Thread(target=self._dispatcher.take_up_spool, daemon=True).start()
         try:
             while not self._is_over(own):
                 self._hear(listener)
         finally:
-            # First the name, so that whoever comes now starts another one.
+            # The socket's name goes first, so that a hook that comes now starts another process.
             with suppress(OSError):
                 if os.stat(self._address).st_ino == own:
                     os.unlink(self._address)
             listener.close()
+            self._commands.close()
             self._syncing.close()
             self._dispatcher.close()
 
     def _listen(self) -> socket.socket:
-        """By a name without folders: what the system takes for the name of a socket is short."""
+        """Binds the socket by a relative name: the kernel allows only 107 bytes for the address."""
         os.chdir(self._dispatcher.folder)
         with suppress(FileNotFoundError):
             os.unlink(SOCKET)
@@ -82,8 +98,10 @@ class Keeper:
             replaced = os.stat(self._address).st_ino != own
         except OSError:
             replaced = True
-        idle = monotonic_s() - self._heard_at > self._idle_s and not self._dispatcher.is_busy
-        return self._stopping or replaced or idle or self._dispatcher.is_broken
+        now = monotonic_s()
+        unused = now - self._heard_at > IDLE_S and now - self._commands.used_at_s > COMMANDS_IDLE_S
+        idle = unused and not self._dispatcher.is_busy
+        return self._stopping or replaced or idle or self._dispatcher.is_broken or self._commands.has_ended
 
     def _hear(self, listener: socket.socket) -> None:
         try:
@@ -117,7 +135,7 @@ class Keeper:
 
 
 class SyncThread:
-    """Syncs what processes that have ended left, one after another."""
+    """Syncs the files of ended processes, one process after another."""
 
     def __init__(self, sync: Sync) -> None:
         self._sync = sync
@@ -127,7 +145,7 @@ class SyncThread:
         self._thread.start()
 
     def ask(self, process: str) -> bool:
-        """False: it is over, and nothing more is synced."""
+        """False: this thread has ended and will not sync."""
         self._processes.put(process)
         return not self._is_over
 
@@ -138,7 +156,7 @@ class SyncThread:
 
     def _run(self) -> None:
         while (process := self._processes.get()) is not None:
-            # What cannot be synced stays in `originals/`, and the next process that opens the store looks at it.
+            # What cannot be synced stays in `originals/`, and the next process that opens the store checks it.
             with suppress(MulliganError, OSError):
                 self._sync(process)
 
@@ -160,7 +178,7 @@ def _read_exactly(speaker: socket.socket, size: int) -> bytes | None:
 
 
 def take_lock(folder: str, *, wait: bool) -> int | None:
-    """The right to work on this store's hooks, for as long as the handle is open. None: somebody else has it."""
+    """Takes the lock of this store's hooks until the handle is closed. None: another process has it."""
     private_folder(folder)
     refuse_untrusted(folder)
     handle = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -172,18 +190,16 @@ def take_lock(folder: str, *, wait: bool) -> int | None:
     return handle
 
 
-def keep(folder: str, open_recorder: OpenRecorder, sync: Sync, *, idle_s: float = IDLE_S) -> None:
-    """Be the background process, unless there is one."""
-    if take_lock(folder, wait=False) is None:
-        return
-    keeper = Keeper(Dispatcher(folder, open_recorder), sync, idle_s=idle_s)
-    signal.signal(signal.SIGTERM, keeper.stop)
+def run(folder: str, open_recorder: OpenRecorder, sync: Sync, commands: Commands) -> None:
+    """Runs the background process. The caller has its lock."""
+    process = BackgroundProcess(Dispatcher(folder, open_recorder), sync, commands)
+    signal.signal(signal.SIGTERM, process.stop)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    keeper.serve()
+    process.serve()
 
 
-def keep_once(folder: str, open_recorder: OpenRecorder, data: bytes, answer: Callable[[bytes], None]) -> None:
-    """Write one event down without a background process. What takes longer is done after the answer."""
+def record_once(folder: str, open_recorder: OpenRecorder, data: bytes, answer: Callable[[bytes], None]) -> None:
+    """Records one event without a background process. It answers first and finishes reading the tree afterwards."""
     take_lock(folder, wait=True)
     dispatcher = Dispatcher(folder, open_recorder)
     try:

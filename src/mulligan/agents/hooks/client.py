@@ -1,8 +1,8 @@
-"""The hook itself: hands what the agent says to the background process, and lets the agent go on, whatever happens.
+"""The hook that agents run: it sends the agent's event to the background process and lets the agent go on.
 
-Run by path with `python -I -S`, so it imports nothing but what the interpreter has loaded anyway and one built-in
-module, and it costs little more than starting Python. It ends with 0 and within its time, always: an agent takes other
-codes for a refusal. What could not be delivered is left in the spool, from where it is taken up later.
+The agent runs this file with `python -I -S`. It imports only one built-in module besides those that the interpreter has
+loaded anyway, so it takes little longer than starting Python. It always exits with 0 and in time, because an agent
+takes other codes for a refusal. It stores an event that it cannot deliver in the spool; a later process delivers it.
 """
 
 import os
@@ -10,18 +10,18 @@ import sys
 import time
 
 try:
-    import _socket as socket  # what `socket` is made of: importing that takes as long as starting Python
+    import _socket as socket  # importing `socket` itself takes as long as starting Python
 except ImportError:
     import socket  # type: ignore[no-redef]
 
 PROTOCOL = "1"
 WAIT_S = 1.6
-"""How long an agent may be kept waiting; `MULLIGAN_HOOKS_WAIT_S` says otherwise."""
+"""How long an agent waits for its hook; `MULLIGAN_HOOKS_WAIT_S` overrides it."""
 
 _POLL_S = 0.01
 _INPUT_MAX = 64 * 1024 * 1024
 _SPOOL_MAX = 1000
-_FOLDER = "hooks"
+FOLDER = "hooks"
 _FIELDS_END = b"\n"
 
 
@@ -29,19 +29,19 @@ def main(argv: list[str]) -> None:
     """`client.py AGENT [STORE]`"""
     wait_s = _wait_s(os.environ.get("MULLIGAN_HOOKS_WAIT_S"))
     deadline = time.monotonic() + wait_s
-    agent, home = argv[0], argv[1] if len(argv) > 1 else _home(os.environ)
+    agent, home = argv[0], argv[1] if len(argv) > 1 else state_home(os.environ)
     raw = _read_all(0)
-    folder = _folder(home)
+    folder = background_folder(home)
     message = _message(agent, raw, wait_s)
     answer = None
-    untrusted = _untrusted(home) or _untrusted(folder) or _untrusted(os.path.join(folder, "keeper.sock"))
-    if untrusted:
-        os.write(2, os.fsencode(f"mulligan: {untrusted}\n"))
+    fault = untrusted(home) or untrusted(folder) or untrusted(os.path.join(folder, "keeper.sock"))
+    if fault:
+        os.write(2, os.fsencode(f"mulligan: {fault}\n"))
         return
     try:
         answer = _ask(folder, message, deadline)
         if answer is None:
-            answer = _ask_another_way(home, folder, message, deadline)
+            answer = _ask_new_process(home, folder, message, deadline)
     except OSError:
         pass
     if answer is None or answer[:1] != b"0":
@@ -50,8 +50,8 @@ def main(argv: list[str]) -> None:
         os.write(1, answer[1:])
 
 
-def _home(environ: "os._Environ[str]") -> str:
-    """The same rule as `mulligan.opening.state_directory`, which cannot be imported from here."""
+def state_home(environ: "os._Environ[str]") -> str:
+    """The same rule as `mulligan.api.state_directory`, which is too slow to import here."""
     chosen = environ.get("MULLIGAN_HOME")
     if chosen:
         return os.path.abspath(chosen)
@@ -61,17 +61,31 @@ def _home(environ: "os._Environ[str]") -> str:
     return os.path.join(state, "mulligan")
 
 
-def _folder(home: str) -> str:
-    """The same rule as `mulligan.agents.hooks.keeper_socket.keeper_folder`, which cannot be imported from here."""
+def background_folder(home: str, environ: "os._Environ[str] | dict[str, str]" = os.environ) -> str:
+    """The folder of the socket and the spool: one for each mount namespace and folder of settings.
+
+    A container has other files at the same paths, so its hooks need a process that sees the container's files. A
+    process that reads the settings of another folder would capture what the user's own `capture.never` names.
+    """
     try:
         namespace = str(os.stat("/proc/self/ns/mnt").st_ino)
     except OSError:
         namespace = "0"
-    return os.path.join(home, _FOLDER, namespace)
+    settings = environ.get("XDG_CONFIG_HOME", "")
+    mark = f"-{_mark(settings)}" if os.path.isabs(settings) else ""
+    return os.path.join(home, FOLDER, namespace + mark)
 
 
-def _untrusted(path: str) -> "str | None":
-    """The same rule as `mulligan.store.sqlite_file.refuse_untrusted`, which cannot be imported from here."""
+def _mark(text: str) -> str:
+    """A short name for a text: its 64-bit FNV-1a hash, because importing `hashlib` is slow."""
+    found = 0xCBF29CE484222325
+    for byte in os.fsencode(text):
+        found = (found ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
+    return f"{found:016x}"
+
+
+def untrusted(path: str) -> "str | None":
+    """The same rule as `mulligan.store.sqlite_file.refuse_untrusted`, which is too slow to import here."""
     user = os.geteuid()
     if user == 0 or os.environ.get("MULLIGAN_TRUST_OWNER") == "1":
         return None
@@ -85,9 +99,9 @@ def _untrusted(path: str) -> "str | None":
 
 
 def _message(agent: str, raw: bytes, wait_s: float) -> bytes:
-    """One line of fields without spaces, then the agent's words as they came."""
+    """One line of fields without spaces, then the agent's input unchanged."""
     project = os.fsencode(os.environ.get("CLAUDE_PROJECT_DIR") or os.environ.get("GEMINI_PROJECT_DIR") or "")
-    numbers = (os.getppid(), _now_ns(), int(wait_s * 1000))
+    numbers = (os.getppid(), now_ns(), int(wait_s * 1000))
     fields = (PROTOCOL, agent, project.hex() or "-", *map(str, numbers))
     return " ".join(fields).encode("ascii") + _FIELDS_END + raw
 
@@ -99,7 +113,7 @@ def _wait_s(asked: "str | None") -> float:
         return WAIT_S
 
 
-def _now_ns() -> int:
+def now_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_REALTIME)
 
 
@@ -115,10 +129,10 @@ def _read_all(handle: int) -> bytes:
 
 
 def _ask(folder: str, message: bytes, deadline: float) -> "bytes | None":
-    """The answer of the background process; None if there is none to be had."""
+    """The answer of the background process; None if no process answers."""
     speaker = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # The name of a socket has at most 107 bytes, so it is reached from inside its folder.
+        # The address of a socket has at most 107 bytes, so this process enters the folder first.
         os.chdir(folder)
         speaker.settimeout(max(0.05, deadline - time.monotonic()))
         speaker.connect("keeper.sock")
@@ -144,11 +158,11 @@ def _send(speaker: "socket.socket", data: bytes) -> None:
         view = view[speaker.send(view[: 1 << 20]) :]
 
 
-def _ask_another_way(home: str, folder: str, message: bytes, deadline: float) -> "bytes | None":
-    """Start the background process and ask it; or, where none is wanted, have this one event written down alone."""
+def _ask_new_process(home: str, folder: str, message: bytes, deadline: float) -> "bytes | None":
+    """Starts the background process and asks it; if the user wants none, starts a process for this event only."""
     if os.environ.get("MULLIGAN_HOOKS_PROCESS") == "off":
         return _once(home, message, deadline)
-    _start([*_python(), "hooks", "keep", "--store", home])
+    start_detached([*background_command(), "hooks", "keep", "--store", home])
     while time.monotonic() < deadline:
         answer = _ask(folder, message, deadline)
         if answer is not None:
@@ -157,12 +171,12 @@ def _ask_another_way(home: str, folder: str, message: bytes, deadline: float) ->
     return None
 
 
-def _python() -> list[str]:
+def background_command() -> list[str]:
     return [sys.executable, "-E", "-P", "-m", "mulligan"]
 
 
-def _start(command: list[str]) -> None:
-    """Not our child, not of the agent's terminal, not holding the agent's pipes, and without its secrets."""
+def start_detached(command: list[str]) -> None:
+    """Starts a daemon: not our child, without the agent's terminal, pipes and secret environment variables."""
     if os.fork():
         os.wait()
         return
@@ -178,13 +192,13 @@ def _start(command: list[str]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    kept = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "XDG_STATE_HOME")
+    kept = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "XDG_STATE_HOME", "XDG_CONFIG_HOME")
     ours = ("MULLIGAN_HOME", "MULLIGAN_HOST", "MULLIGAN_TRUST_OWNER")
     return {name: os.environ[name] for name in (*kept, *ours) if name in os.environ}
 
 
 def _once(home: str, message: bytes, deadline: float) -> "bytes | None":
-    """A process for this event only. It is given the time there is; if it needs more, it goes on by itself."""
+    """Starts a process for this event only. If it needs longer than the deadline, it goes on without us."""
     given, giver = os.pipe()
     taker, taken = os.pipe()
     pid = os.fork()
@@ -195,7 +209,7 @@ def _once(home: str, message: bytes, deadline: float) -> "bytes | None":
             os.dup2(taken, 1)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             os.closerange(3, 32)
-            command = [*_python(), "hooks", "keep", "--once", "--store", home]
+            command = [*background_command(), "hooks", "keep", "--once", "--store", home]
             os.execve(command[0], command, _environment())
         finally:
             os._exit(1)
@@ -228,7 +242,7 @@ def _spool(folder: str, message: bytes) -> None:
         os.makedirs(place, exist_ok=True)
         if len(os.listdir(place)) >= _SPOOL_MAX:
             return
-        name = os.path.join(place, f"{_now_ns():020d}-{os.getpid()}")
+        name = os.path.join(place, f"{now_ns():020d}-{os.getpid()}")
         handle = os.open(name + ".part", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             rest = memoryview(message)

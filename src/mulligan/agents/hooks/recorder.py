@@ -1,29 +1,170 @@
-"""Writes down what agents do below one root: their tools as observed calls, their prompts as turns.
+"""Records what hooked agents do in one root: their tools as observed calls, their prompts as turns.
 
-The same event twice changes nothing: a hook may be installed for a person and for a project, and what was thought lost
-may still arrive. An event that comes `late` says only that something happened: what changed meanwhile is put to the
-call whose end is told first, and the call says that its beginning was missed.
+`parse_event` turns what an agent's hook got into a `HookEvent`; the tables below are all that this module knows about
+each agent. A tool that no table names may change anything. `Dispatcher` gives each event to the recorder of its root,
+which has one thread and handles events in order.
+
+An event that arrives twice changes nothing: a hook may be installed for a user and for a project, and a lost event may
+still arrive. A `late` event says only that something happened: the changes since then go to the first call that ends,
+and that call's coverage says that its beginning was missed.
 """
 
 from __future__ import annotations
 
+import os
+import queue
+import re
+import threading
+import time
+import traceback
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from types import MappingProxyType
+from typing import Any, Literal
 
-from mulligan.agents.hooks.events import HookEvent, Kind
-from mulligan.history import observing
-from mulligan.history.closing import STORE_FULL
-from mulligan.history.desk import Desk
-from mulligan.history.kept import KeptTree
-from mulligan.history.observing import Note, Observed
+from mulligan.agents.hooks.socket import Spool
+from mulligan.history import observe
+from mulligan.history.baseline import Baseline
+from mulligan.history.ledger import STORE_FULL
+from mulligan.history.observe import Note, Observed
+from mulligan.history.open_root import OpenRoot
 from mulligan.history.tables import AGENT, CALLS, OPEN, TURNS, CallRow
 from mulligan.store.protocol import Tx
-from mulligan.values.canonical import encode
+from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import monotonic_s
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import InternalError, MulliganError, fault
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import CallId, SessionId, TurnId
+
+Kind = Literal["pre", "post", "failure", "prompt", "stop", "session_start", "session_end"]
+
+KIND_OF: Mapping[str, Kind] = MappingProxyType(
+    {
+        "PreToolUse": "pre",
+        "PostToolUse": "post",
+        "PostToolUseFailure": "failure",
+        "UserPromptSubmit": "prompt",
+        "Stop": "stop",
+        "StopFailure": "stop",
+        "Interrupt": "stop",
+        "SessionStart": "session_start",
+        "SessionEnd": "session_end",
+        "BeforeTool": "pre",
+        "AfterTool": "post",
+        "BeforeAgent": "prompt",
+        "AfterAgent": "stop",
+    }
+)
+
+_READ_ONLY_NAMES = """
+    Read Glob Grep LS NotebookRead WebFetch WebSearch TodoWrite TodoRead ToolSearch AskUserQuestion ListMcpResourcesTool
+    ReadMcpResourceTool BashOutput TaskOutput TaskCreate TaskGet TaskList TaskUpdate
+    read_file read_many_files list_directory glob grep_search search_file_content google_web_search web_fetch
+    write_todos save_memory update_topic read_background_output list_background_processes
+    view_image update_plan get_goal web_search request_user_input
+"""
+READ_ONLY_TOOLS = frozenset(_READ_ONLY_NAMES.split())
+"""Tools that change no file; Mulligan records nothing for them."""
+
+_PATH_KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "Edit": ("file_path",),
+        "MultiEdit": ("file_path",),
+        "Write": ("file_path",),
+        "NotebookEdit": ("notebook_path",),
+        "replace": ("file_path",),
+        "write_file": ("file_path",),
+    }
+)
+_PATCH_TARGET = re.compile(r"^\*\*\* (?:Add File|Update File|Delete File|Move to): (.+?)\s*$", re.MULTILINE)
+_COMMAND_MAX = 4_000
+_PROMPT_MAX = 100_000
+
+
+@fast_dataclass(slots=True, frozen=True)
+class HookEvent:
+    """What a hook reports. `worker` is the id of the subagent that works, if it is not the main agent."""
+
+    agent: str
+    kind: Kind
+    session: str
+    cwd: str
+    turn: str | None = None
+    label: str | None = None
+    tool: str | None = None
+    input: Mapping[str, Any] = field(default_factory=dict)
+    prompt: str | None = None
+    transcript: str | None = None
+    worker: str | None = None
+    failed: str | None = None
+
+    @property
+    def is_read_only(self) -> bool:
+        return self.tool in READ_ONLY_TOOLS
+
+    def paths(self) -> list[str] | None:
+        """The absolute paths of the files that the tool will change; None if Mulligan cannot tell."""
+        if self.tool == "apply_patch":
+            named = _PATCH_TARGET.findall(_text(self.input.get("command")) or _text(self.input.get("input")) or "")
+            return [self._absolute(name) for name in named] or None
+        keys = _PATH_KEYS.get(self.tool or "")
+        found = [path for key in keys or () if (path := _text(self.input.get(key)))]
+        return [self._absolute(path) for path in found] or None
+
+    def _absolute(self, path: str) -> str:
+        return os.path.normpath(os.path.join(self.cwd, path))
+
+    @property
+    def command(self) -> str | None:
+        """The shell command, for `mulligan show`."""
+        text = _text(self.input.get("command")) or _text(self.input.get("cmd"))
+        return None if text is None or self.tool == "apply_patch" else text[:_COMMAND_MAX]
+
+
+def parse_event(agent: str, raw: bytes) -> HookEvent | None:
+    """The event in a hook's input; None for an event that Mulligan does not record. Raises `invalid_params`."""
+    try:
+        body = decode(raw)
+    except MulliganError:
+        raise fault("invalid_params", f"The input of the hook of {agent} is not JSON.") from None
+    kind = KIND_OF.get(body.get("hook_event_name", "")) if isinstance(body, dict) else None
+    session = _text(body.get("session_id")) if kind is not None else None
+    cwd = _text(body.get("cwd")) if kind is not None else None
+    if kind is None or session is None or cwd is None or not os.path.isabs(cwd):
+        return None
+    tool_input = body.get("tool_input")
+    prompt = _text(body.get("prompt"))
+    return HookEvent(
+        agent=agent,
+        kind=kind,
+        session=_id(session),
+        cwd=cwd,
+        turn=_optional_id(body.get("prompt_id") or body.get("turn_id")),
+        label=_optional_id(body.get("tool_use_id")),
+        tool=_optional_id(body.get("tool_name")),
+        input=tool_input if isinstance(tool_input, dict) else {},
+        prompt=None if prompt is None else prompt[:_PROMPT_MAX],
+        transcript=_text(body.get("transcript_path")),
+        worker=_optional_id(body.get("agent_id")),
+        failed=(_text(body.get("error")) or "failed")[:200] if kind == "failure" else None,
+    )
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _optional_id(value: object) -> str | None:
+    return None if _text(value) is None else _id(str(value))
+
+
+def _id(text: str) -> str:
+    """An agent's id as one that Mulligan accepts: agents choose their ids freely."""
+    return "".join(char if char.isprintable() else "?" for char in text)[:256].strip() or "?"
+
 
 _LATER_WAITS_S = 0.02
 
@@ -32,41 +173,41 @@ LATE: Note = {"path": ".", "reason": "hook_late"}
 
 
 class Recorder:
-    """For one thread at a time. Close it; the desk is somebody else's."""
+    """Records the events of one root. Use it from one thread at a time, and close it; the caller owns the root."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-        self._tree = KeptTree(desk)
+    def __init__(self, open_root: OpenRoot) -> None:
+        self._open_root = open_root
+        self._tree = Baseline(open_root)
         self._notes: dict[CallId, list[Note]] = {}
         self._patience_s = float("inf")
         self._was_full = False
 
     def handle(self, event: HookEvent, *, until: float, pid: int = 0, late: bool = False) -> None:
-        """Whatever must be safe before the agent goes on is safe when this returns, if `until` leaves the time."""
+        """Records an event. On return, all that must be durable before the agent goes on is, if `until` allows."""
         try:
             _HANDLERS[event.kind](self, event, until, pid if not late else -1)
         except MulliganError as error:
-            # The next call that the store takes says so in its coverage.
+            # The coverage of the next recorded call says so.
             self._was_full |= error.code == "no_space"
             raise
 
     @property
     def is_settled(self) -> bool:
-        return self._tree.is_settled
+        return self._tree.is_complete
 
     def go_on(self, until: float) -> None:
-        """Read on in the tree, while nobody waits."""
-        self._tree.go_on(until)
+        """Continues to read the tree while no agent waits."""
+        self._tree.read_contents(until)
 
     def has_open_calls(self) -> bool:
-        with self._desk.ledger.store.read() as tx:
-            return any(row.owner == AGENT and row.root == self._desk.root.id for row in tx.select(OPEN))
+        with self._open_root.ledger.store.read() as tx:
+            return any(row.owner == AGENT and row.root == self._open_root.root.id for row in tx.select(OPEN))
 
     def sweep(self) -> None:
-        """End the calls of agents that are gone."""
-        with self._desk.ledger.store.read() as tx:
-            here = [row.call for row in tx.select(OPEN) if row.owner == AGENT and row.root == self._desk.root.id]
-            gone = [call for call in here if (row := tx.get(CALLS, call)) and not observing.is_agent_alive(row)]
+        """Ends the calls of agents that have died."""
+        with self._open_root.ledger.store.read() as tx:
+            here = [row.call for row in tx.select(OPEN) if row.owner == AGENT and row.root == self._open_root.root.id]
+            gone = [call for call in here if (row := tx.get(CALLS, call)) and not observe.is_agent_alive(row)]
         for call in gone:
             self._finish(CallId(call), reason="agent_died")
 
@@ -76,28 +217,28 @@ class Recorder:
     # Tools.
 
     def _before_tool(self, event: HookEvent, until: float, pid: int) -> None:
-        if event.looks_only or pid < 0 or (event.label is not None and self._open_call(event) is not None):
+        if event.is_read_only or pid < 0 or (event.label is not None and self._open_call(event) is not None):
             return
         observed, notes = self._observed(event, pid)
-        call = observing.begin(self._desk, observed, self._tree)
+        call = observe.begin(self._open_root, observed, self._tree)
         if monotonic_s() > until:
             notes.append(LATE)
         self._notes[call] = notes
         if observed.paths is None:
-            self._tree.go_on(min(until, monotonic_s() + self._patience_s))
-            # One long wait is worth what it reads; after that the tree is read while the agent works.
+            self._tree.read_contents(min(until, monotonic_s() + self._patience_s))
+            # The agent waits long only once, for the first read of the tree; later reads happen while it works.
             self._patience_s = _LATER_WAITS_S
 
-    def _was_told(self, event: HookEvent) -> bool:
-        """That it ended: by another hook, or by this one. An id may come again in another turn."""
+    def _has_ended(self, event: HookEvent) -> bool:
+        """Whether a hook has already reported the end of this call. An agent may reuse an id in another turn."""
         where = {"session": event.session, "label": event.label}
-        with self._desk.ledger.store.read() as tx:
+        with self._open_root.ledger.store.read() as tx:
             rows = [] if event.label is None else tx.select(CALLS, where, order=("id",), descending=True, limit=1)
         return any(row.observed and row.turn == event.turn for row in rows)
 
     def _observed(self, event: HookEvent, pid: int) -> tuple[Observed, list[Note]]:
         named = event.paths()
-        found = {one: self._desk.disk.root.find(one) for one in named or ()}
+        found = {one: self._open_root.disk.root.find(one) for one in named or ()}
         inside = None if named is None else [path for path in found.values() if path is not None]
         outside = [one for one, path in found.items() if path is None]
         notes: list[Note] = [{"path": one, "reason": "outside_root"} for one in outside]
@@ -108,7 +249,7 @@ class Recorder:
             "worker": event.worker,
             "command": event.command,
         }
-        with self._desk.ledger.store.read() as tx:
+        with self._open_root.ledger.store.read() as tx:
             turn = event.turn or _open_turn(tx, event.session)
         observed = Observed(
             session=SessionId(event.session),
@@ -122,65 +263,65 @@ class Recorder:
         return observed, notes
 
     def _after_tool(self, event: HookEvent, until: float, pid: int) -> None:
-        if event.looks_only:
+        if event.is_read_only:
             return
         call = self._open_call(event)
-        if call is None and self._was_told(event):
+        if call is None and self._has_ended(event):
             return
         if call is None:
-            # What it was going to touch has changed already: all that is left to see is the tree.
+            # The tool has already changed its files, so only a scan of the tree can find the changes.
             observed, notes = self._observed(event, pid)
-            call = observing.begin(self._desk, replace(observed, paths=None), looked=observing.UNTOLD)
+            call = observe.begin(self._open_root, replace(observed, paths=None), earlier_scan=observe.UNANNOUNCED)
             self._notes[call] = [*notes, MISSED]
         self._finish(call, reason=event.failed)
 
     def _open_call(self, event: HookEvent) -> CallId | None:
-        """By the agent's own id for it; else the oldest one that asked for the same."""
-        with self._desk.ledger.store.read() as tx:
+        """The open call with the agent's id; without an id, the oldest open call with the same tool and input."""
+        with self._open_root.ledger.store.read() as tx:
             rows = [row for row in _open_calls(tx, event.session) if row.label == event.label]
-        same = [row for row in rows if event.label is not None or row.why.get("key") == _key(event)]
+        same = [row for row in rows if event.label is not None or observe.tool_of(row).about.get("key") == _key(event)]
         return CallId(min(row.id for row in same)) if same else None
 
     def _finish(self, call: CallId, *, reason: str | None) -> None:
         notes = [*self._notes.get(call, []), *([STORE_FULL] if self._was_full else [])]
-        observing.finish(self._desk, call, self._tree, reason=reason, notes=notes)
+        observe.finish(self._open_root, call, self._tree, reason=reason, notes=notes)
         self._notes.pop(call, None)
         self._was_full = False
 
     # Turns and sessions.
 
     def _prompt(self, event: HookEvent, until: float, pid: int) -> None:
-        """A new prompt means that whatever came before it is over, said or not."""
+        """A new prompt ends all earlier calls and turns of the session, even if no hook reported their end."""
         session = SessionId(event.session)
-        with self._desk.ledger.store.read() as tx:
+        with self._open_root.ledger.store.read() as tx:
             known = tx.get(TURNS, event.session, event.turn) if event.turn is not None else None
         if known is not None and known.opened:
             return
         self._over(event, reason="interrupted")
-        turn = TurnId(event.turn or self._desk.ledger.ids.new())
-        observing.open_turn(self._desk, session, turn, event.prompt, pid=max(0, pid))
+        turn = TurnId(event.turn or self._open_root.ledger.ids.new())
+        observe.open_turn(self._open_root, session, turn, event.prompt, pid=max(0, pid))
 
     def _stop(self, event: HookEvent, until: float, pid: int) -> None:
         self._over(event, reason="stopped")
-        observing.take_stock(self._desk, self._tree, whole=True)
+        observe.record_changes(self._open_root, self._tree, full=True)
 
     def _session_end(self, event: HookEvent, until: float, pid: int) -> None:
         self._over(event, reason="session_ended", workers=True)
 
     def _over(self, event: HookEvent, *, reason: str, workers: bool = False) -> None:
-        """Open calls end, but for those of parts of the agent that work on by themselves; then its turns."""
-        with self._desk.ledger.store.read() as tx:
-            rows = [row for row in _open_calls(tx, event.session) if row.root == self._desk.root.id]
+        """Ends open calls, then open turns. Calls of subagents, which may still work, end only with `workers`."""
+        with self._open_root.ledger.store.read() as tx:
+            rows = [row for row in _open_calls(tx, event.session) if row.root == self._open_root.root.id]
             turns = [row.id for row in tx.select(TURNS, {"session": event.session}) if row.opened and not row.ended_at]
         for row in rows:
-            if workers or not row.why.get("worker"):
+            if workers or not observe.tool_of(row).about.get("worker"):
                 self._finish(CallId(row.id), reason=reason)
         for turn in turns:
-            observing.end_turn(self._desk, SessionId(event.session), TurnId(turn))
+            observe.end_turn(self._open_root, SessionId(event.session), TurnId(turn))
 
     def _session_start(self, event: HookEvent, until: float, pid: int) -> None:
-        """The tree is looked at before the first tool asks for it; it is read while nobody waits."""
-        observing.take_stock(self._desk, self._tree)
+        """Begins to scan the tree before the first tool call needs it."""
+        observe.record_changes(self._open_root, self._tree)
 
 
 _HANDLERS: Mapping[Kind, Callable[[Recorder, HookEvent, float, int], None]] = MappingProxyType(
@@ -207,7 +348,264 @@ def _open_turn(tx: Tx, session: str) -> str | None:
 
 
 def _key(event: HookEvent) -> str | None:
-    """What tells two tool calls apart that their agent gives no ids."""
+    """Identifies a tool call to which the agent gives no id, by tool and input."""
     if event.label is not None:
         return None
     return sha256(encode([event.tool, event.input])).hexdigest()[:32]
+
+
+TROUBLE = "trouble.txt"
+_ON_THE_WAY_S = 0.6
+"""The part of a hook's waiting time that is reserved for starting the hook and for its answer."""
+
+_TICK_S = 1.0
+_SLICE_S = 0.05
+_REMEMBERED_MAX = 1000
+_SHELLS = frozenset({b"sh", b"bash", b"dash", b"zsh", b"ash", b"busybox"})
+
+DONE, FAILED = b"0", b"1"
+
+OpenRecorder = Callable[[HookEvent, str], Recorder]
+"""Finds the recorder for an event and the agent's project folder, and opens the root if needed."""
+
+
+@fast_dataclass(slots=True, frozen=True)
+class Message:
+    """What a hook sends: the agent, its project, the process, the time, how long the hook waits, and its raw input."""
+
+    identity: bytes
+    agent: str
+    project: str
+    pid: int
+    sent_ns: int
+    wait_s: float
+    raw: bytes
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the agent has stopped waiting."""
+        return time.clock_gettime_ns(time.CLOCK_REALTIME) - self.sent_ns > self.wait_s * 1e9
+
+    @property
+    def answer_s(self) -> float:
+        return max(0.05, self.wait_s - _ON_THE_WAY_S)
+
+
+def parse_message(data: bytes) -> Message | None:
+    head, _, raw = data.partition(b"\n")
+    fields = head.split(b" ")
+    if len(fields) != 6 or fields[0] != b"1":
+        return None
+    try:
+        project = b"" if fields[2] == b"-" else bytes.fromhex(fields[2].decode("ascii"))
+        pid, sent_ns, wait_ms = map(int, fields[3:])
+        return Message(head, fields[1].decode("ascii"), os.fsdecode(project), pid, sent_ns, wait_ms / 1000, raw)
+    except ValueError:
+        return None
+
+
+@dataclass(slots=True)
+class QueuedEvent:
+    """One event in the queue of its recorder."""
+
+    event: HookEvent
+    until: float
+    pid: int = 0
+    late: bool = False
+    done: threading.Event = field(default_factory=threading.Event)
+    error: Exception | None = None
+
+
+class RecorderThread:
+    """A recorder and its thread. It handles events in order and reads the tree in between."""
+
+    def __init__(self, recorder: Recorder, tell: Callable[[Exception], None]) -> None:
+        self.recorder = recorder
+        self._tell = tell
+        self.busy = False
+        self.broken = False
+        self._jobs: queue.SimpleQueue[QueuedEvent | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="mulligan-hooks", daemon=True)
+        self._thread.start()
+
+    def give(self, job: QueuedEvent) -> None:
+        self._jobs.put(job)
+
+    def close(self, wait_s: float) -> None:
+        self._jobs.put(None)
+        self._thread.join(wait_s)
+
+    def _work(self) -> None:
+        try:
+            while (job := self._next()) is not None:
+                self._do(job)
+        finally:
+            self.recorder.close()
+
+    def _next(self) -> QueuedEvent | None:
+        """The next job. While there is none, the thread reads the tree and looks for dead agents."""
+        while True:
+            try:
+                return self._jobs.get(timeout=_TICK_S if self.recorder.is_settled or self.broken else 0)
+            except queue.Empty:
+                self._meanwhile()
+
+    def _meanwhile(self) -> None:
+        try:
+            if not self.recorder.is_settled:
+                self.recorder.go_on(monotonic_s() + _SLICE_S)
+            elif self.busy:
+                self.recorder.sweep()
+                self.busy = self.recorder.has_open_calls()
+        except (MulliganError, OSError) as error:
+            self._tell(error)
+            self.broken = True
+
+    def _do(self, job: QueuedEvent) -> None:
+        try:
+            self.recorder.handle(job.event, until=job.until, pid=job.pid, late=job.late)
+            self.busy = True
+        except Exception as error:  # noqa: BLE001  # the top of a server: after any error, the next event is handled
+            job.error, self.broken = error, isinstance(error, InternalError | OSError) or self.broken
+        job.done.set()
+
+
+class Dispatcher:
+    """Gives messages to recorders. Thread-safe."""
+
+    def __init__(self, folder: str, open_recorder: OpenRecorder) -> None:
+        self.folder = folder
+        self.spool = Spool(folder)
+        self._open_recorder = open_recorder
+        self._threads: dict[int, RecorderThread] = {}
+        self._handled: OrderedDict[bytes, None] = OrderedDict()
+        self._lock = threading.Lock()
+        self._spooling = threading.Lock()
+        self._outdated = False
+
+    def take(self, data: bytes) -> bytes:
+        """Delivers a message. FAILED means that the hook should store it in the spool."""
+        message = parse_message(data)
+        if message is None:
+            return DONE
+        self.take_up_spool()
+        return self._deliver(message, message.answer_s)
+
+    def take_up_spool(self) -> None:
+        """Delivers the messages in the spool, in order; stops at the first that fails."""
+        with self._spooling:
+            for name in self.spool.names():
+                try:
+                    message = parse_message(self.spool.read(name))
+                except OSError:
+                    continue
+                if message is not None and self._deliver(message, None) != DONE:
+                    return
+                self.spool.remove(name)
+
+    def _deliver(self, message: Message, wait_s: float | None) -> bytes:
+        """Gives the message to its recorder and waits `wait_s` seconds for it; None waits to the end."""
+        try:
+            if self._is_repeated(message):
+                return DONE
+            event = parse_event(message.agent, message.raw)
+            if event is None:
+                return DONE
+            late = wait_s is None or message.is_late
+            until = monotonic_s() + (wait_s or _SLICE_S)
+            job = QueuedEvent(event, until, 0 if late else agent_above(message.pid), late)
+            with self._lock:
+                thread = self._thread_of(event, message.project)
+            thread.give(job)
+            if not job.done.wait(wait_s):
+                return DONE
+            return self._outcome(job.error, message)
+        except (MulliganError, OSError) as error:
+            return self._outcome(error, message)
+
+    def _is_repeated(self, message: Message) -> bool:
+        with self._lock:
+            known = message.identity in self._handled
+            self._handled[message.identity] = None
+            while len(self._handled) > _REMEMBERED_MAX:
+                self._handled.popitem(last=False)
+        return known
+
+    def _thread_of(self, event: HookEvent, project: str) -> RecorderThread:
+        recorder = self._open_recorder(event, project)
+        thread = self._threads.get(id(recorder))
+        if thread is None:
+            thread = self._threads[id(recorder)] = RecorderThread(recorder, self._tell)
+        return thread
+
+    def _outcome(self, error: Exception | None, message: Message) -> bytes:
+        if error is None:
+            return DONE
+        self._tell(error)
+        if isinstance(error, InternalError | OSError):
+            with self._lock:
+                self._handled.pop(message.identity, None)
+            return FAILED + self._message_for_user(error)
+        return DONE
+
+    def _message_for_user(self, error: Exception) -> bytes:
+        """The message that the agent shows to the user if this version is too old for the store.
+
+        This process then ends, and the next hook starts the version that is installed by then.
+        """
+        if not isinstance(error, MulliganError) or error.code != "store_newer":
+            return b""
+        self._outdated = True
+        return encode({"systemMessage": f"mulligan: {error.message}"})
+
+    def _tell(self, error: Exception) -> None:
+        """Stores the last error for `mulligan hooks status`."""
+        words = "".join(traceback.format_exception(error))
+        if isinstance(error, MulliganError):
+            words = f"{error.code}: {error.message}\n"
+        with suppress(OSError):
+            handle = os.open(os.path.join(self.folder, TROUBLE), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with open(handle, "w", encoding="utf-8", errors="replace") as file:
+                file.write(words)
+
+    @property
+    def is_busy(self) -> bool:
+        return any(thread.busy and not thread.broken for thread in self._threads.values())
+
+    @property
+    def is_broken(self) -> bool:
+        return self._outdated or any(thread.broken for thread in self._threads.values())
+
+    def settle(self) -> None:
+        """Waits until all trees are read; for a process that handles one event only."""
+        for thread in self._threads.values():
+            while not thread.recorder.is_settled and not thread.broken:
+                threading.Event().wait(_SLICE_S)
+
+    def close(self) -> None:
+        for thread in self._threads.values():
+            thread.close(wait_s=5.0)
+
+
+def agent_above(pid: int) -> int:
+    """The agent's process: the parent of the hook, or above it if a shell started the hook."""
+    for _ in range(3):
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                head, _, rest = file.read().rpartition(b")")
+        except OSError:
+            return pid if _exists(pid) else 0
+        if head.partition(b"(")[2] not in _SHELLS:
+            return pid
+        pid = int(rest.split()[1])
+    return pid
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return pid > 0 and not os.path.exists("/proc/self")

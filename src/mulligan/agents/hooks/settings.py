@@ -1,36 +1,323 @@
-"""Our entries in other programs' settings: put in without touching anything else, taken out without a trace.
+"""Installs hooks in the settings files of agents, and removes them without a trace.
 
-What a file was before, and what we made of it, is remembered beside the store. As long as the file is what we made, it
-goes back byte for byte. If somebody has edited it since, only our entries are cut out, and what we had to add around
-them where that is empty now.
+`HOSTS` lists the agents: where their settings are, which events they report, how an entry looks. Beside the store,
+Mulligan remembers each file before and after the installation. If the file has not changed since, `uninstall` restores
+it byte for byte. If somebody has edited it, `uninstall` cuts out only Mulligan's entries, and the containers that
+Mulligan added for them if they are empty.
+
+Settings are JSON with comments (`//`, `/* */`) and trailing commas. The parser records the position of every value, so
+that an insertion or a cut changes no other character.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import stat
+import sys
 import tempfile
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
-from mulligan.agents.hooks.hosts import MARK, Host, command_for
-from mulligan.agents.hooks.jsonc import Node, cut, insert, parse
-from mulligan.agents.hooks.spool import private_folder
+from mulligan.agents.hooks.recorder import READ_ONLY_TOOLS
+from mulligan.agents.hooks.socket import private_folder
 from mulligan.values.canonical import decode, encode
-from mulligan.values.faults import MulliganError, fault, fault_of_os_error
-from mulligan.values.plain import plain
+from mulligan.values.errors import MulliganError, fault, fault_of_os_error
+from mulligan.values.fast_dataclass import fast_dataclass
+
+Scope = Literal["user", "project"]
+
+CLIENT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "client.py")
+MARK = "mulligan/agents/hooks/client.py"
+"""Every command that Mulligan installs contains this, wherever Mulligan is installed."""
+
+
+@fast_dataclass(slots=True, frozen=True)
+class Host:
+    """An agent. The folder in `home_variable` replaces `folder` in the home directory; `timeout` is in its own unit."""
+
+    name: str
+    folder: str
+    home_variable: str | None
+    user_file: str
+    project_file: str
+    tool_events: tuple[str, ...]
+    other_events: tuple[str, ...]
+    timeout: int
+    matcher: str | None = None
+    named: bool = False
+
+    @property
+    def events(self) -> tuple[str, ...]:
+        return (*self.tool_events, *self.other_events)
+
+    def settings_path(self, scope: Scope, *, root: str, environ: Mapping[str, str]) -> str:
+        if scope == "project":
+            return os.path.join(os.path.abspath(root), self.folder, self.project_file)
+        moved = environ.get(self.home_variable) if self.home_variable else None
+        home = environ.get("HOME") or os.path.expanduser("~")
+        return os.path.join(moved or os.path.join(home, self.folder), self.user_file)
+
+    def entry(self, event: str, command: str) -> dict[str, Any]:
+        """One item of the list of an event."""
+        hook: dict[str, Any] = {"name": "mulligan"} if self.named else {}
+        hook |= {"type": "command", "command": command, "timeout": self.timeout}
+        matched = self.matcher is not None and event in self.tool_events
+        return {"matcher": self.matcher, "hooks": [hook]} if matched else {"hooks": [hook]}
+
+
+_NOT_READ_ONLY = "^(?!(?:" + "|".join(sorted(name for name in READ_ONLY_TOOLS if name[0].isupper())) + ")$)"
+
+HOSTS: Mapping[str, Host] = MappingProxyType(
+    {
+        "claude": Host(
+            name="claude",
+            folder=".claude",
+            home_variable="CLAUDE_CONFIG_DIR",
+            user_file="settings.json",
+            project_file="settings.local.json",
+            tool_events=("PreToolUse", "PostToolUse", "PostToolUseFailure"),
+            other_events=("UserPromptSubmit", "Stop", "SessionStart", "SessionEnd"),
+            timeout=5,
+            matcher=_NOT_READ_ONLY,
+        ),
+        "gemini": Host(
+            name="gemini",
+            folder=".gemini",
+            home_variable=None,
+            user_file="settings.json",
+            project_file="settings.json",
+            tool_events=("BeforeTool", "AfterTool"),
+            other_events=("BeforeAgent", "AfterAgent", "SessionStart", "SessionEnd"),
+            timeout=5_000,
+            named=True,
+        ),
+        "codex": Host(
+            name="codex",
+            folder=".codex",
+            home_variable="CODEX_HOME",
+            user_file="hooks.json",
+            project_file="hooks.json",
+            tool_events=("PreToolUse", "PostToolUse"),
+            other_events=("UserPromptSubmit", "Stop", "SessionStart", "SessionEnd"),
+            timeout=5,
+        ),
+    }
+)
+
+
+def command_for(host: str, store: str | None = None) -> str:
+    """The shell command of a hook. It always exits with 0: an agent takes other codes for a refusal."""
+    words = [sys.executable, "-I", "-S", CLIENT, host, *([] if store is None else [store])]
+    return " ".join(shlex.quote(word) for word in words) + " 2>/dev/null || true"
+
+
+_SPACE = re.compile(r"(?:[ \t\r\n]|//[^\r\n]*|/\*.*?\*/)*", re.DOTALL)
+_STRING = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*"')
+_SCALAR = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null")
+_DEPTH_MAX = 200
+
+
+@dataclass(slots=True)
+class Node:
+    """A JSON value and its position. `items` are those of an object or array; an object's items have keys."""
+
+    value: Any
+    start: int
+    end: int
+    items: list[Item] | None = None
+
+    def get(self, key: str) -> Node | None:
+        """The member of an object; of two with the same key, the last."""
+        found = [item.node for item in self.items or () if item.key == key]
+        return found[-1] if found and isinstance(self.value, dict) else None
+
+
+@dataclass(slots=True)
+class Item:
+    """A member of an object or an item of an array; `comma` is the position after its comma."""
+
+    key: str | None
+    start: int
+    node: Node
+    comma: int | None = None
+
+
+def parse(text: str) -> Node:
+    """Parses JSON with comments. Raises `invalid_json` with line and column."""
+    try:
+        return _Reader(text).document()
+    except MulliganError:
+        raise
+    except RecursionError:
+        raise fault("invalid_json", "It is nested too deeply.") from None
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+
+    def document(self) -> Node:
+        self._skip()
+        node = self._value(0)
+        self._skip()
+        if self._at < len(self._text):
+            raise self._wrong("text after the end")
+        return node
+
+    def _value(self, depth: int) -> Node:
+        if depth > _DEPTH_MAX:
+            raise self._wrong("it is nested too deeply")
+        start, sign = self._at, self._text[self._at : self._at + 1]
+        if sign == "{":
+            return self._container(start, depth, close="}", keyed=True)
+        if sign == "[":
+            return self._container(start, depth, close="]", keyed=False)
+        return self._plain(start, _STRING if sign == '"' else _SCALAR)
+
+    def _plain(self, start: int, pattern: re.Pattern[str]) -> Node:
+        found = pattern.match(self._text, start)
+        if found is None:
+            raise self._wrong("no JSON value")
+        self._at = found.end()
+        try:
+            return Node(decode(found.group()), start, self._at)
+        except MulliganError:
+            self._at = start
+            raise self._wrong("no JSON value") from None
+
+    def _container(self, start: int, depth: int, *, close: str, keyed: bool) -> Node:
+        self._at += 1
+        items: list[Item] = []
+        while True:
+            self._skip()
+            if self._take(close):
+                values = [(item.key, item.node.value) for item in items]
+                value = dict(values) if keyed else [value for _, value in values]
+                return Node(value, start, self._at, items)
+            if items and items[-1].comma is None:
+                raise self._wrong(f"a comma or {close} is missing")
+            items.append(self._item(depth, keyed=keyed))
+            self._skip()
+            if self._take(","):
+                items[-1].comma = self._at
+
+    def _item(self, depth: int, *, keyed: bool) -> Item:
+        start, key = self._at, None
+        if keyed:
+            key = self._plain(start, _STRING).value
+            self._skip()
+            if not self._take(":"):
+                raise self._wrong("a colon is missing")
+            self._skip()
+        return Item(key, start, self._value(depth + 1))
+
+    def _skip(self) -> None:
+        found = _SPACE.match(self._text, self._at)
+        assert found is not None
+        self._at = found.end()
+
+    def _take(self, sign: str) -> bool:
+        taken = self._text.startswith(sign, self._at)
+        self._at += len(sign) if taken else 0
+        return taken
+
+    def _wrong(self, what: str) -> MulliganError:
+        line = self._text.count("\n", 0, self._at) + 1
+        column = self._at - (self._text.rfind("\n", 0, self._at) + 1) + 1
+        return fault("invalid_json", f"Line {line}, column {column}: {what}.", line=line, column=column)
+
+
+def insert(text: str, container: Node, item: str) -> str:
+    """The text with an item added at the end of an object or array, indented like the items before it."""
+    items = container.items or []
+    if not items:
+        return _insert_first(text, container, item)
+    last = items[-1]
+    lead = text[_line_start(text, last.start) : last.start]
+    own_line = not lead.strip() and "\n" in text[container.start : last.start]
+    glue = _newline(text) + lead if own_line else " "
+    if last.comma is not None:
+        return text[: last.comma] + glue + _indented(item, lead if own_line else "", text) + "," + text[last.comma :]
+    at = last.node.end
+    return text[:at] + "," + glue + _indented(item, lead if own_line else "", text) + text[at:]
+
+
+def _insert_first(text: str, container: Node, item: str) -> str:
+    """Adds the item after the opening bracket; white space and comments stay before the closing one."""
+    outer = text[_line_start(text, container.start) : container.start]
+    outer = outer[: len(outer) - len(outer.lstrip())]
+    inner = outer + _step(text)
+    newline = _newline(text)
+    rest = text[container.start + 1 : container.end - 1]
+    tail = rest if rest.strip() else newline + outer
+    at = container.start + 1
+    return text[:at] + newline + inner + _indented(item, inner, text) + tail + text[container.end - 1 :]
+
+
+def _indented(item: str, lead: str, text: str) -> str:
+    """An item of several lines, indented in the steps that this text uses, except for the first line."""
+    lines = [(_step(text) * ((len(line) - len(line.lstrip(" "))) // 2)) + line.lstrip(" ") for line in item.split("\n")]
+    return (_newline(text) + lead).join(lines)
+
+
+def _step(text: str) -> str:
+    found = re.search(r"^([ \t]+)\S", text, re.MULTILINE)
+    if found is None:
+        return "  "
+    return "\t" if found.group(1).startswith("\t") else found.group(1)[:8]
+
+
+def _newline(text: str) -> str:
+    return "\r\n" if "\r\n" in text else "\n"
+
+
+def _line_start(text: str, at: int) -> int:
+    return text.rfind("\n", 0, at) + 1
+
+
+def _ends_line(text: str, at: int) -> bool:
+    return text[at:].lstrip(" \t")[:1] in ("\r", "\n")
+
+
+def cut(text: str, container: Node, index: int) -> str:
+    """The text without one item and its comma; for the last item, without the comma before it."""
+    items = container.items or []
+    item = items[index]
+    start, end = item.start, item.comma if item.comma is not None else item.node.end
+    if len(items) == 1 and not text[container.start + 1 : start].strip():
+        # `insert` added this item to an empty container.
+        rest = text[end : container.end - 1]
+        return text[: container.start + 1] + (rest if rest.strip() else "") + text[container.end - 1 :]
+    lead = _line_start(text, start)
+    if not text[lead:start].strip() and lead > container.start and _ends_line(text, end):
+        # The item has its own lines: the cut takes the line end before it and keeps the one after it, so that a line
+        # comment before the item still ends.
+        start = lead - (2 if text[lead - 2 : lead] == "\r\n" else 1)
+    elif index and text[start - 1 : start] in (" ", "\t"):
+        start -= 1
+    text = text[:start] + text[end:]
+    before = items[index - 1] if index else None
+    if before is not None and index == len(items) - 1 and before.comma is not None and item.comma is None:
+        text = text[: before.comma - 1] + text[before.comma :]
+    return text
+
 
 _BOM = b"\xef\xbb\xbf"
 _MEMORY = "installed"
 _TRIES = 5
 
 
-@plain(slots=True, frozen=True)
-class Standing:
-    """Whether our entries are in a settings file, and for which moments."""
+@fast_dataclass(slots=True, frozen=True)
+class InstalledHooks:
+    """The events for which a settings file has Mulligan's hooks, and those for which it should."""
 
     path: str
     events: tuple[str, ...]
@@ -42,7 +329,7 @@ class Standing:
 
 
 class Settings:
-    """One settings file of one agent. `memory` is the folder where we remember what files were."""
+    """One settings file of one agent. `memory` is the folder in which Mulligan remembers the original files."""
 
     def __init__(self, host: Host, path: str, memory: str) -> None:
         self._host = host
@@ -50,19 +337,19 @@ class Settings:
         self._real = os.path.realpath(path)
         self._note = os.path.join(memory, _MEMORY, sha256(os.fsencode(self._real)).hexdigest()[:32] + ".json")
 
-    def standing(self) -> Standing:
+    def installed(self) -> InstalledHooks:
         data = self._read()
         events = () if data is None else tuple(_ours(self._parsed(data)[1]))
-        return Standing(self.path, events, self._host.events)
+        return InstalledHooks(self.path, events, self._host.events)
 
     def install(self, store: str | None = None) -> bool:
-        """False: nothing to do. Refused with the reason, changing nothing, if the file cannot be merged with."""
+        """Adds the hooks. False: they were there already. Raises, and changes nothing, if the file does not fit."""
         command = command_for(self._host.name, store)
         made = self._made_folder()
         return self._rewrite(lambda data: self._with_ours(data, command), made)
 
     def _with_ours(self, data: bytes | None, command: str) -> bytes:
-        """Installed anew over what was there before us, so that a second time changes only what is out of date."""
+        """The file with the hooks, made from the file without them, so that outdated hooks are replaced."""
         original = self._original(data)
         bom, text = _decoded(b"{}\n" if original is None or not original.strip() else original, self.path)
         self._check(parse_settings(text, self.path))
@@ -71,7 +358,7 @@ class Settings:
         return bom + text.encode("utf-8")
 
     def _original(self, data: bytes | None) -> bytes | None:
-        """What the file would be without us."""
+        """The file without Mulligan's hooks."""
         if data is None:
             return None
         note = self._noted()
@@ -80,7 +367,7 @@ class Settings:
         return self._cut_out(data, _containers(note))
 
     def uninstall(self) -> bool:
-        """False: there was nothing of ours."""
+        """Removes the hooks. False: there were none."""
         data, note = self._read(), self._noted()
         if data is None or (note is None and _first_of_ours(self._parsed(data)[1]) is None):
             self._forget()
@@ -114,7 +401,7 @@ class Settings:
             self._remember(original, fresh, made)
             if self._put(data, fresh):
                 return True
-        raise fault("path_busy", f"{self.path} is being changed by somebody else; try again.")
+        raise fault("path_busy", f"Another process keeps changing {self.path}; try again.")
 
     def _read(self) -> bytes | None:
         try:
@@ -130,17 +417,17 @@ class Settings:
         return text, parse_settings(text if text.strip() else "{}", self.path)
 
     def _check(self, node: Node) -> None:
-        """Everything we would add to is of the kind it must be."""
+        """Raises if a value to which Mulligan must add has the wrong type."""
         hooks = node.get("hooks")
         if hooks is not None and not isinstance(hooks.value, dict):
-            raise fault("unsupported_target", f'{self.path}: "hooks" is not an object; put that right first.')
+            raise fault("unsupported_target", f'{self.path}: "hooks" is not an object; correct that first.')
         for event in self._host.events:
             listed = hooks.get(event) if hooks is not None else None
             if listed is not None and not isinstance(listed.value, list):
-                raise fault("unsupported_target", f'{self.path}: "hooks.{event}" is not a list; put that right first.')
+                raise fault("unsupported_target", f'{self.path}: "hooks.{event}" is not a list; correct that first.')
 
     def _put(self, expected: bytes | None, fresh: bytes | None) -> bool:
-        """In one step, if the file is still what it was. False: it is not."""
+        """Replaces the file atomically if it has not changed. False: it has."""
         try:
             mode = self._writable_mode()
             if self._read() != expected:
@@ -163,7 +450,7 @@ class Settings:
         return mode
 
     def _made_folder(self) -> str | None:
-        """The agent's folder, if it is us who make it."""
+        """Creates the agent's folder; None if it exists."""
         folder = os.path.dirname(self._real)
         try:
             if os.path.isdir(folder):
@@ -195,7 +482,7 @@ class Settings:
             private_folder(os.path.dirname(self._note))
             _replace(self._note, encode(note), 0o600)
         except OSError as error:
-            raise fault_of_os_error(error, "Remembering what the settings were") from error
+            raise fault_of_os_error(error, "Remembering the original settings") from error
 
     def _forget(self) -> None:
         with suppress(FileNotFoundError):
@@ -203,7 +490,7 @@ class Settings:
 
 
 def remembered(memory: str) -> bool:
-    """Whether any settings hold something of ours, as far as we remember."""
+    """Whether Mulligan remembers any settings file with its hooks."""
     try:
         return bool(os.listdir(os.path.join(memory, _MEMORY)))
     except OSError:
@@ -211,13 +498,13 @@ def remembered(memory: str) -> bool:
 
 
 def parse_settings(text: str, path: str) -> Node:
-    """The settings as a tree. Raises `invalid_json` with the place, or `unsupported_target`."""
+    """The settings as a tree. Raises `invalid_json` with the position, or `unsupported_target`."""
     try:
         node = parse(text)
     except MulliganError as error:
-        raise fault("invalid_json", f"{path} is not JSON: {error.message} Nothing was changed.") from None
+        raise fault("invalid_json", f"{path} is not JSON: {error.message} Mulligan changed nothing.") from None
     if not isinstance(node.value, dict):
-        raise fault("unsupported_target", f"{path} does not hold an object. Nothing was changed.")
+        raise fault("unsupported_target", f"{path} is not a JSON object. Mulligan changed nothing.")
     return node
 
 
@@ -226,11 +513,11 @@ def _decoded(data: bytes, path: str) -> tuple[bytes, str]:
     try:
         return bom, data[len(bom) :].decode("utf-8")
     except UnicodeDecodeError:
-        raise fault("unsupported_target", f"{path} is not UTF-8 text. Nothing was changed.") from None
+        raise fault("unsupported_target", f"{path} is not UTF-8 text. Mulligan changed nothing.") from None
 
 
 def _ours(node: Node) -> list[str]:
-    """The moments under which an entry of ours stands, once for each entry."""
+    """The event of each of Mulligan's entries."""
     hooks = node.get("hooks")
     if hooks is None or not isinstance(hooks.value, dict):
         return []
@@ -260,26 +547,26 @@ def _added(text: str, event: str, entry: str, *, path: str) -> str:
     return insert(text, listed, entry)
 
 
-class _Place(NamedTuple):
-    """Which member of the settings, of that, and which entry under it."""
+class _EntryIndex(NamedTuple):
+    """The indexes that lead to an entry: in the settings, in `hooks`, in the list of the event."""
 
     hooks: int
     event: int
     group: int
 
 
-def _first_of_ours(root: Node) -> _Place | None:
-    """Wherever it stands: of several members with one key an agent minds only the last, but none of ours is to stay."""
+def _first_of_ours(root: Node) -> _EntryIndex | None:
+    """Mulligan's first entry, also below a repeated key, which agents ignore: `uninstall` must remove every entry."""
     for i, member in enumerate(root.items or ()):
         for j, event in enumerate(member.node.items or () if member.key == "hooks" else ()):
             for k, group in enumerate(event.node.items or ()):
                 if _is_ours(group.node):
-                    return _Place(i, j, k)
+                    return _EntryIndex(i, j, k)
     return None
 
 
-def _removed(text: str, at: _Place, *, theirs: Container[str]) -> str:
-    """Without one entry of ours, and without the list and the object around it if we made them for it."""
+def _removed(text: str, at: _EntryIndex, *, theirs: Container[str]) -> str:
+    """The text without one entry, and without the list and object around it if Mulligan added them."""
     text = cut(text, _members(parse(text), at.hooks, at.event)[-1], at.group)
     root, hooks, listed = _members(parse(text), at.hooks, at.event)
     if not _is_bare(text, listed) or f"hooks.{(hooks.items or [])[at.event].key}" in theirs:
@@ -290,7 +577,7 @@ def _removed(text: str, at: _Place, *, theirs: Container[str]) -> str:
 
 
 def _members(root: Node, *indexes: int) -> list[Node]:
-    """The node, and what is reached from it step by step."""
+    """The node, its item with the first index, that item's item with the next, and so on."""
     found = [root]
     for index in indexes:
         found.append((found[-1].items or [])[index].node)
@@ -298,24 +585,24 @@ def _members(root: Node, *indexes: int) -> list[Node]:
 
 
 def _is_bare(text: str, node: Node) -> bool:
-    """Nothing in it, not even a comment."""
+    """Whether a container has nothing in it, not even a comment."""
     return not text[node.start + 1 : node.end - 1].strip()
 
 
 def _containers(note: Mapping[str, Any] | None) -> set[str]:
-    """What the settings had before us that could hold our entries, as far as we remember."""
+    """The containers for hooks that the settings had before the installation, if Mulligan remembers them."""
     before = b"" if note is None or note["before"] is None else b64decode(note["before"])
     hooks = parse(before.decode("utf-8-sig")).get("hooks") if before.strip() else None
     return set() if hooks is None else {"hooks", *(f"hooks.{item.key}" for item in hooks.items or ())}
 
 
 def _holds(data: bytes) -> bool:
-    """Whether there is anything in the settings, be it a comment."""
+    """Whether the settings hold anything, even a comment."""
     return data.strip() not in (b"", b"{}") and b"".join(data.split()) != b"{}"
 
 
 def _pretty(value: Any, depth: int = 0) -> str:
-    """JSON for people, two spaces a step."""
+    """Indented JSON, two spaces for each level."""
     inner, outer = "  " * (depth + 1), "  " * depth
     if isinstance(value, dict) and value:
         rows = [f"{inner}{encode(key).decode()}: {_pretty(one, depth + 1)}" for key, one in value.items()]
@@ -330,7 +617,7 @@ def _digest(data: bytes) -> str:
 
 
 def _replace(path: str, data: bytes, mode: int) -> None:
-    """Whole or not at all, for whoever reads it and after a power cut."""
+    """Replaces a file atomically and durably: readers, and a power cut, see the old file or the new one."""
     handle, draft = tempfile.mkstemp(prefix=".mulligan-", dir=os.path.dirname(path))
     try:
         with open(handle, "wb") as file:

@@ -1,4 +1,4 @@
-"""Claude through the Claude Agent SDK: its own loop, with our tools in-process and none of its own."""
+"""Claude through the Claude Agent SDK: the SDK's own loop, with Mulligan's tools instead of its own."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any
 
 import claude_agent_sdk as sdk
 
-from mulligan.agents.speech import Act, Ask, Reply, Said
+from mulligan.agents.providers import Act, Ask, Reply, Said
 from mulligan.agents.tools import ProviderToolCall, Tool
 from mulligan.session.messages import as_text
 from mulligan.values.canonical import encode
-from mulligan.values.faults import MulliganError, fault
+from mulligan.values.errors import MulliganError, fault
 from mulligan.values.ids import SystemIds
 
 _SERVER = "mulligan"
 _PREFIX = f"mcp__{_SERVER}__"
-_EARLIER = "What was said earlier in this conversation:"
+_EARLIER = "Earlier messages of this conversation:"
 
 
 class Claude:
-    """`settings` go to the SDK's options as they are, `env` and `cli_path` among them."""
+    """Claude as a driver. `settings` go to the SDK's options, for example `env` and `cli_path`."""
 
     name = "claude"
     profile = "anthropic"
@@ -34,7 +34,7 @@ class Claude:
         self._model, self._settings = model, settings
 
     def drive(self, ask: Ask, act: Act) -> Iterator[Said | Reply]:
-        """Runs the SDK on a thread with an event loop of its own. Closing the iterator stops Claude."""
+        """Runs the SDK on another thread with its own event loop. Closing the iterator stops Claude."""
         conversation = _Conversation(act)
         options = self._options(ask, conversation)
         with _Running(conversation.hold(ask.prompt, options), conversation.told) as running:
@@ -59,7 +59,7 @@ class Claude:
 
 
 def _system_of(ask: Ask) -> str | None:
-    """The SDK takes one prompt, so what was said before goes along with the instructions."""
+    """The SDK takes one prompt, so earlier messages go into the system prompt."""
     rest = [message for message in ask.messages if message.get("role") != "system"]
     lines = [f"{one['role']}: {as_text(one.get('content') or one.get('tool_calls'))}" for one in rest[:-1]]
     earlier = "\n\n".join([_EARLIER, *lines]) if lines else None
@@ -67,7 +67,7 @@ def _system_of(ask: Ask) -> str | None:
 
 
 class _Conversation:
-    """What Claude says and asks for, told in order through a queue."""
+    """Puts what Claude says into a queue, in order, and runs the tools it asks for."""
 
     def __init__(self, act: Act) -> None:
         self.told: queue.SimpleQueue[Said | Reply | BaseException | None] = queue.SimpleQueue()
@@ -83,7 +83,7 @@ class _Conversation:
         return sdk.tool(tool.name, tool.description, dict(tool.parameters))(handle)
 
     def _id_of(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The SDK does not tell a tool the id of its call, but Claude has said it before."""
+        """The id of a call. The SDK does not pass it to the tool, but an earlier message had it."""
         announced = self._announced[(name, encode(arguments))]
         return announced.popleft() if announced else SystemIds().new()
 
@@ -121,14 +121,14 @@ def _reply_of(message: sdk.ResultMessage) -> Reply:
 
 
 class _Running:
-    """A coroutine on a thread with a loop of its own; iterating gives what it tells, until it tells that it is over."""
+    """Runs a coroutine on another thread with its own loop. Iterating yields what it puts into the queue."""
 
     def __init__(
         self, work: Coroutine[Any, Any, None], told: queue.SimpleQueue[Said | Reply | BaseException | None]
     ) -> None:
         self._work, self._told = work, told
         self._loop = asyncio.new_event_loop()
-        # The turn and the session that are at work here are at work there too.
+        # The thread inherits the current turn and session.
         self._thread = threading.Thread(target=copy_context().run, args=(self._run,), daemon=True)
 
     def __enter__(self) -> _Running:

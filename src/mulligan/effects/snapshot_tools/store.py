@@ -1,53 +1,166 @@
-"""Snapshots kept: found by id, put once, read as they were."""
+"""Snapshots kept: found by id, put once, read as they were.
+
+Snapshots that nobody refers to any more, given up.
+
+A snapshot is kept while another one derives from it, and for as long after it was last created as asked for, but never
+less than a day: who creates it again within that time finds it whole. Its bodies go in small transactions, each with a
+record of what went, so that writers are not held up; its row goes last. Whoever reads it meanwhile is told NOT_FOUND,
+by the first byte that is gone or by its row, and is never given anything else than what was captured. If we die in
+between, the next time goes on; if somebody creates it again in between, it is whole again and stays.
+
+S2's error model: every failure is one envelope, and every refusal of ours has a place in it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import errno
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
-from mulligan.effects.substrate.failure import Failure
+from mulligan.effects.receipt import legible
+from mulligan.files.snapshot.fingerprint import Fingerprint
+from mulligan.files.snapshot.lease import StaleLeaseError, UnknownLeaseError
+from mulligan.files.snapshot.manifest import (
+    LINEAGE,
+    SNAPSHOTS,
+    CapturedFile,
+    Manifest,
+    SnapshotRow,
+    follow_link,
+    snapshot_id,
+)
 from mulligan.history.ledger import Ledger
+from mulligan.history.retention_rules import drop_body, droppable, holder_of_snapshot
 from mulligan.session.tables import session_journal
 from mulligan.store.blobs import BLOBS, READABLE
+from mulligan.store.maintenance import STORE_JOURNAL
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode, encode
-from mulligan.values.clock import parse_timestamp
+from mulligan.values.clock import FixedClock, parse_timestamp, timestamp
 from mulligan.values.digest import Digest, parse_digest, raw_digest
+from mulligan.values.errors import Family, MulliganError, Refused
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import SessionId
 from mulligan.values.limits import BLOB_BATCH_BYTES
-from mulligan.values.paths import RepoPath
-from mulligan.workspace.fingerprint import Fingerprint
-from mulligan.workspace.manifest import Captured, Manifest, follow_link, snapshot_id
-from mulligan.workspace.snapshots import LINEAGE, SNAPSHOTS
+from mulligan.values.paths import RepoPath, to_wire
 
+CODES = (
+    "NOT_FOUND",
+    "INVALID_ARGUMENT",
+    "REPO_CHANGED",
+    "PERMISSION_DENIED",
+    "TOO_LARGE",
+    "INTERNAL",
+    "STALE_LEASE",
+    "CONFLICT",
+)
+
+_BY_CODE = {
+    "path_not_found": "NOT_FOUND",
+    "unknown_root": "NOT_FOUND",
+    "parent_not_found": "NOT_FOUND",
+    "path_claimed": "CONFLICT",
+    "path_busy": "CONFLICT",
+    "conflict": "CONFLICT",
+    "file_exists": "CONFLICT",
+    "repo_changed": "REPO_CHANGED",
+    "unknown_blob": "NOT_FOUND",
+    "evicted": "NOT_FOUND",
+    "io_error": "INTERNAL",
+    "no_space": "INTERNAL",
+    "output_store_failed": "INTERNAL",
+}
+_BY_STATUS = {"forbidden": "PERMISSION_DENIED", "not_found": "NOT_FOUND", "conflict": "CONFLICT"}
+_BY_FAMILY = {
+    Family.REQUEST: "INVALID_ARGUMENT",
+    Family.FORBIDDEN: "PERMISSION_DENIED",
+    Family.CONFLICT: "CONFLICT",
+    Family.INTERNAL: "INTERNAL",
+}
+_BY_ERRNO = {
+    errno.ENOENT: "NOT_FOUND",
+    errno.ENOTDIR: "NOT_FOUND",
+    errno.EACCES: "PERMISSION_DENIED",
+    errno.EPERM: "PERMISSION_DENIED",
+    errno.ELOOP: "PERMISSION_DENIED",
+    errno.ENAMETOOLONG: "INVALID_ARGUMENT",
+}
+
+
+class SnapshotToolError(Exception):
+    """A tool that did not do what it was asked; `details` are JSON."""
+
+    def __init__(self, code: str, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.details = details
+
+    def envelope(self) -> dict[str, Any]:
+        return {"error": {"code": self.code, "message": legible(self.message), "details": self.details}}
+
+
+def failure_of(error: Exception) -> SnapshotToolError:
+    """What went wrong, in S2's words."""
+    if isinstance(error, SnapshotToolError):
+        return error
+    if isinstance(error, StaleLeaseError):
+        return _stale(error)
+    if isinstance(error, UnknownLeaseError):
+        return SnapshotToolError("NOT_FOUND", "There is no such lease for this root.", lease_id=legible(str(error)))
+    if isinstance(error, Refused):
+        code = _BY_CODE.get(error.code) or _BY_STATUS.get(error.status, "INVALID_ARGUMENT")
+        return SnapshotToolError(code, error.message, reason=error.code)
+    if isinstance(error, MulliganError):
+        code = _BY_CODE.get(error.code) or _BY_FAMILY[error.family]
+        return SnapshotToolError(code, error.message, reason=error.code)
+    if isinstance(error, OSError):
+        return SnapshotToolError(_BY_ERRNO.get(error.errno or 0, "INTERNAL"), error.strerror or "The disk refused.")
+    return SnapshotToolError("INTERNAL", "Something is broken on our side; nothing was changed.")
+
+
+def _stale(error: StaleLeaseError) -> SnapshotToolError:
+    words = "The lease expired." if error.expired else "What was seen under this lease is no longer so."
+    return SnapshotToolError(
+        "STALE_LEASE",
+        f"{words} Read again without a lease_id to get a new one.",
+        fingerprint=error.fingerprint.to_json(),
+        lease_id=error.lease,
+        changed_paths=[to_wire(path) for path in error.changed],
+    )
+
+
+# Half of what a snapshot is kept at least. Older than this, it is created anew when somebody asks for it again.
 RECENT = timedelta(hours=12)
-"""Half of what a snapshot is kept at least. Older than this, it is created anew when somebody asks for it again."""
 
 _BODIES_PER_RECORD = 1_000
 
 
 @dataclass(slots=True, frozen=True)
-class Snapshot:
+class StoredSnapshot:
     id: str
     fingerprint: Fingerprint
     manifest: Manifest
 
 
-class Shelf:
+class SnapshotStore:
     """The snapshots of one root. Those of another do not exist here."""
 
     def __init__(self, ledger: Ledger, root: str) -> None:
         self._ledger = ledger
         self._root = root
 
-    def get(self, identifier: str) -> Snapshot:
+    def get(self, identifier: str) -> StoredSnapshot:
         with self._ledger.store.read() as tx:
             row = tx.get(SNAPSHOTS, self._root, identifier)
             if row is None:
-                raise Failure("NOT_FOUND", f"There is no snapshot {identifier} of this root.", snapshot_id=identifier)
+                raise SnapshotToolError(
+                    "NOT_FOUND", f"There is no snapshot {identifier} of this root.", snapshot_id=identifier
+                )
             manifest = self._ledger.blobs.read_in(tx, parse_digest(row.manifest))
-        return Snapshot(identifier, Fingerprint(**decode(row.fingerprint)), Manifest.from_json(decode(manifest)))
+        return StoredSnapshot(identifier, Fingerprint(**decode(row.fingerprint)), Manifest.from_json(decode(manifest)))
 
     def _is_recent(self, identifier: str) -> bool:
         """Whether it was created so lately that nobody gives it up."""
@@ -64,7 +177,7 @@ class Shelf:
     def read(self, digest: Digest) -> bytes:
         return self._ledger.blobs.read(digest)
 
-    def target_of(self, snapshot: Snapshot, path: RepoPath) -> Captured | None:
+    def target_of(self, snapshot: StoredSnapshot, path: RepoPath) -> CapturedFile | None:
         """The file that a captured path leads to, through captured links."""
         links = {
             one.path: self.read(one.blob).decode("utf-8", "surrogateescape")
@@ -80,7 +193,7 @@ class Shelf:
         fingerprint: Fingerprint,
         manifest: Manifest,
         *,
-        bytes_of: Callable[[Captured], bytes],
+        bytes_of: Callable[[CapturedFile], bytes],
         derived_from: str | None = None,
     ) -> str:
         """Keep a snapshot, and the bytes of it that are not kept yet. Its id."""
@@ -93,11 +206,11 @@ class Shelf:
             self._append(session, "snapshot.derived", {"snapshot": identifier, "from": derived_from})
         return identifier
 
-    def _keep_bodies(self, manifest: Manifest, bytes_of: Callable[[Captured], bytes]) -> None:
+    def _keep_bodies(self, manifest: Manifest, bytes_of: Callable[[CapturedFile], bytes]) -> None:
         for batch in _batches(self._missing(manifest.entries)):
             self._ledger.blobs.store_all(bytes_of(entry) for entry in batch)
 
-    def _missing(self, entries: Sequence[Captured]) -> list[Captured]:
+    def _missing(self, entries: Sequence[CapturedFile]) -> list[CapturedFile]:
         wanted = {entry.blob: entry for entry in entries}
         with self._ledger.store.read() as tx:
             rows = {blob: tx.get(BLOBS, raw_digest(blob)) for blob in wanted}
@@ -135,9 +248,9 @@ class Shelf:
         self._ledger.journal.append(tx, session_journal(session), kind, told, at=self._ledger.now(), refs=refs)
 
 
-def _batches(entries: Sequence[Captured]) -> Iterable[list[Captured]]:
+def _batches(entries: Sequence[CapturedFile]) -> Iterable[list[CapturedFile]]:
     """By size, so that no more than a few megabytes of them are in memory at once."""
-    batch: list[Captured] = []
+    batch: list[CapturedFile] = []
     size = 0
     for entry in entries:
         batch.append(entry)
@@ -147,3 +260,83 @@ def _batches(entries: Sequence[Captured]) -> Iterable[list[Captured]]:
             batch, size = [], 0
     if batch:
         yield batch
+
+
+KEPT_AT_LEAST = timedelta(days=1)
+KEPT_BY_DEFAULT = timedelta(days=30)
+
+_BODIES_PER_REMOVAL = 500
+
+
+@fast_dataclass(slots=True, frozen=True)
+class Collected:
+    """How many snapshots were given up, and how many stored bytes came back."""
+
+    snapshots: int
+    bytes: int
+
+
+def collect_snapshots(ledger: Ledger, older_than: timedelta = KEPT_BY_DEFAULT) -> Collected:
+    """Give up the snapshots, of every root, that were last created before that and that no other derives from."""
+    kept_since = timestamp(FixedClock(ledger.clock.now() - max(older_than, KEPT_AT_LEAST)))
+    count, size, before = 0, 0, -1
+    while count > before:  # what another derived from may go when that one is gone
+        before = count
+        with ledger.store.read() as tx:
+            doomed = [row for row in tx.select(SNAPSHOTS) if _may_go(tx, row, kept_since)]
+        for row in doomed:
+            gone, given_back = _Giving(ledger, row, kept_since).up()
+            count, size = count + gone, size + given_back
+    return Collected(count, size)
+
+
+def _may_go(tx: Tx, row: SnapshotRow, kept_since: str) -> bool:
+    if row.created_at >= kept_since:
+        return False
+    children = tx.select(LINEAGE, {"root": row.root, "parent": row.id})
+    return not any(tx.has(SNAPSHOTS, row.root, child.child) for child in children)
+
+
+@fast_dataclass(slots=True, frozen=True)
+class _Giving:
+    ledger: Ledger
+    row: SnapshotRow
+    kept_since: str
+
+    def up(self) -> tuple[bool, int]:
+        """Whether it is gone, and the bytes given back on the way there."""
+        size = 0
+        for chunk in self._chunks():
+            with self.ledger.store.write() as tx:
+                if not self._stands(tx):
+                    return False, size
+                size += self._drop(tx, chunk)
+        with self.ledger.store.write() as tx:
+            if not self._stands(tx):
+                return False, size
+            return True, size + self._drop(tx, [parse_digest(self.row.manifest)], is_last=True)
+
+    def _stands(self, tx: Tx) -> bool:
+        """Whether it may still go: looked at again in each transaction."""
+        row = tx.get(SNAPSHOTS, self.row.root, self.row.id)
+        return row is not None and _may_go(tx, row, self.kept_since)
+
+    def _chunks(self) -> Iterator[Sequence[Digest]]:
+        """Its bodies; of one whose manifest went already, none are left."""
+        manifest = parse_digest(self.row.manifest)
+        with self.ledger.store.read() as tx:
+            found = tx.get(BLOBS, raw_digest(manifest))
+            readable = found is not None and found.place in READABLE
+            content = self.ledger.blobs.read_in(tx, manifest) if readable else None
+        if content is not None:
+            bodies = sorted({entry.blob for entry in Manifest.from_json(decode(content)).entries})
+            yield from (bodies[at : at + _BODIES_PER_REMOVAL] for at in range(0, len(bodies), _BODIES_PER_REMOVAL))
+
+    def _drop(self, tx: Tx, digests: Sequence[Digest], *, is_last: bool = False) -> int:
+        holder = holder_of_snapshot(self.row.root, self.row.id)
+        gone = droppable(tx, digests, holder=holder)
+        if not gone and not is_last:
+            return 0
+        body = {"root": self.row.root, "snapshot": self.row.id, "digests": gone, "is_last": is_last}
+        self.ledger.journal.append(tx, STORE_JOURNAL, "snapshot.evicted", body, at=self.ledger.now())
+        return sum(drop_body(tx, digest) for digest in gone)

@@ -1,6 +1,6 @@
-"""The `overlay` way: the command works on an overlay over the root, and the real tree never sees it.
+"""The strategy `overlay`: the command works on an overlay over the root; the real files do not change.
 
-What it did is the upper layer, read here through a descriptor and expanded to plain entries: whiteouts and opaque
+The upper layer has what it did. We read it through a descriptor and expand it to plain entries: whiteouts and opaque
 folders become absences, renamed folders become copies of the lower paths they came from. Nothing is applied here.
 """
 
@@ -11,23 +11,27 @@ import stat
 from collections.abc import Iterator
 from typing import Literal
 
+from mulligan.exec.capture.notify import CaughtPaths, StrategyName
+from mulligan.exec.capture.touched_paths import below, look
+from mulligan.exec.command import Command
+from mulligan.exec.start import StartOptions
+from mulligan.values.errors import Refused
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.limits import GIB_BYTES
 from mulligan.values.paths import is_inside
-from mulligan.values.plain import plain
-from mulligan.values.refusal import Refused
-from mulligan.workspace.exec.capture import Caught, StrategyName
-from mulligan.workspace.exec.command import Command
-from mulligan.workspace.exec.ledger import below, look
-from mulligan.workspace.exec.spawn import Extras
 
 UPPER_MAX_BYTES = 4 * GIB_BYTES
 
+# An overlay that root mounts marks files with trusted attributes, one in a user namespace with user attributes.
 _PREFIXES = (b"trusted.overlay.", b"user.overlay.")
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class IsolatedChange:
-    """What a path is after the command. `source` is where bytes, target and attributes can be read until `close`."""
+    """The state of a path after the command.
+
+    `source` is a path from which its bytes, target and attributes can be read until `close`.
+    """
 
     path: bytes
     kind: Literal["absent", "file", "symlink", "dir", "special"]
@@ -36,7 +40,10 @@ class IsolatedChange:
 
 
 class Overlay:
-    """Isolates one command. `changes` after it ended, parents first; close it when they are applied or dropped."""
+    """Isolates one command.
+
+    `changes` is set when it has ended, parents first. Call `close` after they are applied or dropped.
+    """
 
     name: StrategyName = "overlay"
 
@@ -46,29 +53,30 @@ class Overlay:
         self._upper = -1
         self.changes: tuple[IsolatedChange, ...] = ()
 
-    def begin(self, command: Command) -> Extras:
+    def begin(self, command: Command) -> StartOptions:
         _refuse_unsuitable(command.root)
         self._root = command.root
-        return Extras(confinement={"overlay": {"root": command.root, "size_bytes": self._size_bytes}})
+        return StartOptions(confinement={"overlay": {"root": command.root, "size_bytes": self._size_bytes}})
 
     def received(self, word: str, fds: list[int]) -> None:
         self._upper = fds[0]
 
-    def end(self) -> Caught:
+    def end(self) -> CaughtPaths:
         if self._upper < 0:
-            return Caught(frozenset())
+            return CaughtPaths(frozenset())
+        # Read through our descriptor, because the namespace in which the overlay had a path has ended.
         self.changes = tuple(Expansion(b"/proc/self/fd/%d" % self._upper, self._root).changes())
-        return Caught(frozenset(change.path for change in self.changes))
+        return CaughtPaths(frozenset(change.path for change in self.changes))
 
     def close(self) -> None:
-        """Let the upper layer go, with every byte of it that was not copied."""
+        """Delete the upper layer, with every byte of it that was not copied."""
         if self._upper >= 0:
             os.close(self._upper)
             self._upper = -1
 
 
 class Expansion:
-    """Reads an upper layer against the lower one it was made over."""
+    """Compares an upper layer with the lower layer below it."""
 
     def __init__(self, upper: bytes, root: bytes) -> None:
         self._upper = upper
@@ -81,7 +89,7 @@ class Expansion:
         yield from self._inside(b"", self._root)
 
     def _inside(self, folder: bytes, base: bytes | None) -> Iterator[IsolatedChange]:
-        """`folder` of the upper layer; `base` is the lower folder it is merged with, if any."""
+        """The changes in a folder of the upper layer; `base` is the lower folder that it is merged with, if any."""
         names = os.listdir(_readable(self._upper + folder))
         if base is not None and base != self._root + folder:
             yield from self._brought_along(folder, base, frozenset(names))
@@ -91,6 +99,7 @@ class Expansion:
     def _one(self, path: bytes, base: bytes | None) -> Iterator[IsolatedChange]:
         source, real = self._upper + path, self._root + path
         status = os.lstat(source)
+        # overlayfs marks a deleted lower file by a character device 0/0.
         if _is_whiteout(status):
             yield from _absences(real)
         elif stat.S_ISDIR(status.st_mode):
@@ -112,13 +121,13 @@ class Expansion:
         yield from self._inside(path, merged)
 
     def _is_changed(self, source: bytes, status: os.stat_result, real: bytes) -> bool:
-        """A folder in the upper layer is there for its content, unless its own metadata changed."""
+        """Whether the folder itself changed. The upper layer also has a folder if only something in it changed."""
         before = os.lstat(real)
         same_owner = (status.st_uid, status.st_gid) == (before.st_uid, before.st_gid)
         return status.st_mode != before.st_mode or not same_owner or attributes_of(source) != attributes_of(real)
 
     def _merged_with(self, source: bytes, path: bytes, base: bytes | None) -> bytes | None:
-        """The lower folder whose content shows through: its own, the one it was renamed from, or none."""
+        """The lower folder whose content is visible in it: its own, the one it was renamed from, or none."""
         marks = _marks(source)
         if marks.get(b"opaque") == b"y":
             return None
@@ -130,7 +139,7 @@ class Expansion:
         return base if status is not None and stat.S_ISDIR(status.st_mode) else None
 
     def _brought_along(self, folder: bytes, base: bytes, hidden: frozenset[bytes]) -> Iterator[IsolatedChange]:
-        """What a renamed folder took with it unchanged; its bytes are still in the lower layer."""
+        """The unchanged files that a renamed folder took along; their bytes are still in the lower layer."""
         for name in sorted(_names(base) - hidden):
             for path in (base + b"/" + name, *below(base + b"/" + name)):
                 status = os.lstat(path)
@@ -143,7 +152,7 @@ def _sibling(base: bytes | None, parent: bytes, name: bytes) -> bytes:
 
 
 def _absences(real: bytes) -> Iterator[IsolatedChange]:
-    """A removed path and everything that was below it."""
+    """Absences for a removed path and everything below it."""
     if look(real) is not None:
         yield IsolatedChange(real, "absent")
         for path in below(real):
@@ -180,7 +189,7 @@ def attributes_of(source: bytes) -> dict[str, bytes]:
 
 
 def _readable(folder: bytes) -> bytes:
-    """A folder that the command closed is opened up in the upper layer, after its mode was noted."""
+    """Make a folder readable in the upper layer if the command removed the permission; its mode was noted before."""
     if not os.access(folder, os.R_OK | os.X_OK):
         os.chmod(folder, 0o700)
     return folder
@@ -195,6 +204,7 @@ def _refuse_unsuitable(root: bytes) -> None:
     mounts = [path for path in _mount_points() if path != root and is_inside(path, root)]
     if root == b"/" or mounts:
         raise _unsupported("submounts", "Other file systems are mounted inside the root; an overlay would hide them.")
+    # An unprivileged overlay copies a file up as its own user, which would change the owner of another user's file.
     if os.geteuid() != 0 and os.stat(root).st_uid != os.geteuid():
         raise _unsupported("foreign_owner", "The root belongs to somebody else; an overlay cannot copy its files up.")
 

@@ -1,7 +1,8 @@
-"""The `scan` way, correct everywhere: what every path's stamp was before, what it is after, and the difference.
+"""The strategy `scan`, which works everywhere: compare the stamp of every path before and after the command.
 
-A stamp is (ctime, mtime, size, inode, mode): ctime cannot be put back, so an edit that restores the mtime is seen. A
-path changed so shortly before the first look that a second change could carry the same stamp counts as touched.
+A stamp is (ctime, mtime, size, inode, mode). A program cannot set the ctime, so an edit that restores the mtime is
+seen. If a path changed so shortly before the first scan that a second change could have the same stamp, it counts as
+touched.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from collections.abc import Iterable, Iterator, Mapping
 Stamp = tuple[int, int, int, int, int]
 Statuses = dict[bytes, os.stat_result | None]
 
+# More than two ticks of the slowest kernel clock: Linux before 6.13 stamps files with the time of the last tick.
 RACY_NS = 20_000_000
-"""Two ticks of the slowest kernel clock, and some: Linux before 6.13 stamps with the tick, not the time."""
 
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
-class Folder:
-    """One folder's names and their stamps; the names are good for as long as the folder's own stamp is the same."""
+class ScannedFolder:
+    """The names in one folder and their stamps. The names are valid while the folder's own stamp stays the same."""
 
     __slots__ = ("entries", "inner", "newest", "stamp")
 
@@ -33,9 +34,9 @@ class Folder:
 
 
 class StatIndex:
-    """Every stamp below a root at one moment. Never changes; `again` gives a new one."""
+    """Every stamp below a root at one moment. It never changes; `again` answers a new one."""
 
-    def __init__(self, root: bytes, skip: frozenset[bytes], folders: dict[bytes, Folder], taken_ns: int) -> None:
+    def __init__(self, root: bytes, skip: frozenset[bytes], folders: dict[bytes, ScannedFolder], taken_ns: int) -> None:
         self.root = root
         self.unreadable: set[bytes] = set()
         self._skip = skip
@@ -44,24 +45,24 @@ class StatIndex:
 
     @classmethod
     def take(cls, root: bytes, skip: frozenset[bytes] = frozenset()) -> StatIndex:
-        """Look at everything below `root`, which has to be there, but the folders in `skip` (absolute paths)."""
+        """Scan everything below `root`, which must exist, except the folders in `skip` (absolute paths)."""
         os.lstat(root)
         return cls(root, skip, {}, 0).again()
 
     @classmethod
     def of(cls, folder: bytes) -> StatIndex:
-        """Of a folder that may be gone: nothing then."""
+        """The index of a folder; empty if the folder does not exist."""
         return cls(folder, frozenset(), {}, 0).again()
 
     @classmethod
     def restored(cls, root: bytes, stamps: Mapping[bytes, Stamp], taken_ns: int) -> StatIndex:
-        """An earlier look, from the stamps it found: of the root itself and of everything below it."""
+        """An earlier index, made again from its stamps: those of the root itself and of everything below it."""
         inner: dict[bytes, dict[bytes, Stamp]] = {path: {} for path, one in stamps.items() if stat.S_ISDIR(one[4])}
         for path, stamp in stamps.items():
             above, _, name = path.rpartition(b"/")
             if path != root and above in inner:
                 inner[above][name] = stamp
-        folders = {path: Folder(stamps[path], entries) for path, entries in inner.items()}
+        folders = {path: ScannedFolder(stamps[path], entries) for path, entries in inner.items()}
         return cls(root, frozenset(), folders, taken_ns)
 
     @property
@@ -69,13 +70,16 @@ class StatIndex:
         return self._taken_ns
 
     def stamps(self) -> Iterator[tuple[bytes, Stamp]]:
-        """Of the root itself, then of everything below it."""
+        """The stamps of the root itself, then of everything below it."""
         yield self.root, self._folders[self.root].stamp
         for path, folder in self._folders.items():
             yield from ((path + b"/" + name, stamp) for name, stamp in folder.entries.items())
 
     def again(self) -> StatIndex:
-        """Look once more. Folders whose own stamp is the same are not listed again. A root that is gone has none."""
+        """Scan again.
+
+        A folder whose own stamp is the same is not listed again. If the root is gone, the index is empty.
+        """
         fresh = StatIndex(self.root, self._skip, {}, time.clock_gettime_ns(time.CLOCK_REALTIME))
         root = _look(self.root)
         queue = [] if root is None else [(self.root, root)]
@@ -85,6 +89,7 @@ class StatIndex:
             if folder is None:
                 continue
             fresh._folders[path] = folder
+            # Skipped folders are not entered, but their own stamp is compared.
             for name in folder.inner:
                 inner = path + b"/" + name
                 if inner not in self._skip:
@@ -92,10 +97,11 @@ class StatIndex:
         return fresh
 
     def touched_since(self, before: StatIndex) -> frozenset[bytes]:
-        """What is not as it was, or may not be."""
+        """The paths that changed since `before`, or may have changed."""
         found: set[bytes] = set()
         for path in self._folders.keys() | before._folders.keys():
             new, old = self._folders.get(path), before._folders.get(path)
+            # `again` returns the same object for a folder in which nothing changed.
             if new is old:
                 continue
             now, then = new.entries if new else {}, old.entries if old else {}
@@ -118,21 +124,25 @@ class StatIndex:
                 if stamp[0] >= horizon and not stat.S_ISDIR(stamp[4]):
                     yield path + b"/" + name
 
-    def _look_into(self, path: bytes, stamp: Stamp, unreadable: set[bytes]) -> Folder | None:
-        """`stamp` is the folder's own, seen a moment ago in its parent; what changed since is seen next time."""
+    def _look_into(self, path: bytes, stamp: Stamp, unreadable: set[bytes]) -> ScannedFolder | None:
+        """List a folder.
+
+        `stamp` is its own, read just before in its parent, so that the next scan sees a change in between.
+        """
         known = self._folders.get(path)
         try:
             if known is not None and known.stamp == stamp and stamp[0] < self._taken_ns - RACY_NS:
                 return _same_names(path, known)
-            return Folder(stamp, _listed(path))
+            return ScannedFolder(stamp, _listed(path))
         except PermissionError:
             unreadable.add(path)
-            return known  # what cannot be seen is not taken for gone
+            return known  # A folder that we may not read is not deleted.
         except OSError:
             return None  # gone, or no folder any more
 
 
 def _listed(folder: bytes) -> dict[bytes, Stamp]:
+    # Open without following links, because the folder may have been replaced by a link since it was listed.
     fd = os.open(folder, _OPEN_FOLDER)
     try:
         names = [os.fsencode(name) for name in os.listdir(fd)]
@@ -142,10 +152,10 @@ def _listed(folder: bytes) -> dict[bytes, Stamp]:
     return {name: stamp for name, stamp in found.items() if stamp is not None}
 
 
-def _same_names(folder: bytes, known: Folder) -> Folder:
-    """The same folder, if nothing in it has changed. On the way of every path of every scan: written for speed.
+def _same_names(folder: bytes, known: ScannedFolder) -> ScannedFolder:
+    """The same folder, if nothing in it has changed. Each scan runs this for every path, so it is written for speed.
 
-    An inode whose time of change is the same has not changed, so that is all that is looked at.
+    If the ctime of an inode is the same, nothing else of it has changed, so this compares only the ctime.
     """
     changed: dict[bytes, Stamp | None] = {}
     look, below = os.lstat, folder + b"/"
@@ -159,7 +169,7 @@ def _same_names(folder: bytes, known: Folder) -> Folder:
                 changed[name] = stamp_of(s)
     if not changed:
         return known
-    return Folder(known.stamp, {name: one for name, one in (known.entries | changed).items() if one is not None})
+    return ScannedFolder(known.stamp, {name: one for name, one in (known.entries | changed).items() if one is not None})
 
 
 def _look(path: bytes) -> Stamp | None:
@@ -179,7 +189,7 @@ def stamp_now(path: bytes) -> Stamp | None:
 
 
 def status_of(path: bytes) -> os.stat_result | None:
-    """None: nothing there, or nothing that we may see."""
+    """The status of a path; None if it does not exist or we may not see it."""
     try:
         return os.lstat(path)
     except OSError:

@@ -1,4 +1,20 @@
-"""Finding where the hunks of a V4A update go in a text, and the text that comes out.
+"""V4A patches: what the operations of a patch make of the files, decided in memory before anything is touched.
+
+The grammar of V4A patches: text to operations.
+
+    *** Begin Patch
+    *** Add File: PATH        then the lines of the file, each behind a `+`
+    *** Delete File: PATH
+    *** Update File: PATH     then at most one `*** Move to: PATH`, then hunks
+    @@ TEXT                   begins a hunk; TEXT is a line above it, and several `@@` lines narrow it down in turn
+     kept, -removed, +added   the lines of a hunk; the first hunk may lack its `@@`
+    *** End of File           ends a hunk that is at the end of the file
+    *** End Patch
+
+Models take liberties, and these are accepted: a heredoc around the patch, white space around markers, CRLF, blank lines
+for empty kept or added lines and between operations, an update that only moves.
+
+Finding where the hunks of a V4A update go in a text, and the text that comes out.
 
 - Hunks are in the order of the text and do not overlap.
 - A hunk goes where its old lines are: after its `@@` anchors, each looked for after the one before; with
@@ -16,15 +32,16 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Literal, NoReturn, TypeAlias, cast
 
-from mulligan.values.plain import plain
-from mulligan.values.refusal import Refused
-from mulligan.workspace.normal import WHITE_SPACE, is_blank, line_key
+from mulligan.files.edit import WHITE_SPACE, is_blank, line_key
+from mulligan.values.errors import Refused, RequestError
+from mulligan.values.fast_dataclass import fast_dataclass
+from mulligan.values.paths import ROOT, RepoPath, ancestors_of, parse_repo_path, path_bytes
 
 Op = Literal[" ", "-", "+"]
 
@@ -32,17 +49,17 @@ _BOM = "\ufeff"
 _LINE = re.compile("([^\r\n]*)(\r\n|\n|\r|\\Z)")
 _TRAILING_BLANKS_MAX = 3
 _QUOTED_LINES_MAX = 3
-_QUOTED_CHARS_MAX = 120
+_QUOTED_HUNK_CHARS_MAX = 120
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class HunkLine:
     op: Op
     text: str
 
 
-@plain(slots=True, frozen=True)
-class Hunk:
+@fast_dataclass(slots=True, frozen=True)
+class V4aHunk:
     lines: tuple[HunkLine, ...]
     anchors: tuple[str, ...] = ()
     at_end: bool = False
@@ -56,7 +73,7 @@ class Hunk:
         return any(line.op != " " for line in self.lines)
 
 
-def apply_hunks(text: str, hunks: Sequence[Hunk], *, name: str) -> str:
+def apply_hunks(text: str, hunks: Sequence[V4aHunk], *, name: str) -> str:
     """The text with the hunks applied. Refuses with `hunk_rejected` or `ambiguous_matches`; `name` is for messages."""
     bom = _BOM if text.startswith(_BOM) and not _mention_bom(hunks) else ""
     lines = _split(text[len(bom) :])
@@ -64,7 +81,7 @@ def apply_hunks(text: str, hunks: Sequence[Hunk], *, name: str) -> str:
     return bom + "".join(_rewritten(lines, placings))
 
 
-def _mention_bom(hunks: Sequence[Hunk]) -> bool:
+def _mention_bom(hunks: Sequence[V4aHunk]) -> bool:
     """A patch that does not speak of the byte-order mark means the text behind it."""
     return any(line.text.startswith(_BOM) for hunk in hunks for line in hunk.lines)
 
@@ -75,8 +92,8 @@ def _split(text: str) -> list[tuple[str, str]]:
     return found[:-1] if found and found[-1] == ("", "") else found
 
 
+# The first line from `start` on where something is, wholly before `stop`.
 Seek: TypeAlias = "Callable[[int, int], int | None]"
-"""The first line from `start` on where something is, wholly before `stop`."""
 
 _GRADES: tuple[Callable[[str], str], ...] = (
     lambda line: line,
@@ -86,7 +103,7 @@ _GRADES: tuple[Callable[[str], str], ...] = (
 )
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class _Script:
     """Lines as numbers, equal lines as equal ones, and as text with one character for each number.
 
@@ -142,11 +159,11 @@ def _only_at(place: int, start: int, _stop: int) -> int | None:
     return place if start <= place else None
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class _Placing:
     """Where a hunk goes. `at` are the lines of its anchors, then of its old lines; `steps` are how they were found."""
 
-    hunk: Hunk
+    hunk: V4aHunk
     place: int
     steps: tuple[Seek, ...]
     at: tuple[int, ...]
@@ -156,7 +173,7 @@ class _Placing:
         return self.hunk.changes and bool(self.hunk.old)
 
 
-def _place_all(page: _Page, hunks: Sequence[Hunk], name: str) -> list[_Placing]:
+def _place_all(page: _Page, hunks: Sequence[V4aHunk], name: str) -> list[_Placing]:
     """The earliest placing of all hunks in order. Refuses if there is none, or another one."""
     placings = []
     start = 0
@@ -174,7 +191,7 @@ def _end_of(placing: _Placing, start: int) -> int:
     return placing.at[-1] + 1 if placing.at else start
 
 
-def _place(page: _Page, hunk: Hunk, start: int, title: str) -> _Placing:
+def _place(page: _Page, hunk: V4aHunk, start: int, title: str) -> _Placing:
     for anchors in _anchor_choices(page, hunk, start):
         above = _anchors_at(page, anchors, start)
         placing = None if above is None else _below(page, hunk, above, start)
@@ -185,7 +202,7 @@ def _place(page: _Page, hunk: Hunk, start: int, title: str) -> _Placing:
     raise _rejected(f"{title}: these lines are not in the file from line {start + 1} on: {_quoted(hunk.old)}.")
 
 
-def _anchor_choices(page: _Page, hunk: Hunk, start: int) -> Iterator[tuple[str, ...]]:
+def _anchor_choices(page: _Page, hunk: V4aHunk, start: int) -> Iterator[tuple[str, ...]]:
     """The anchors; without one that is also the first old line; without those that the hunk before has passed."""
     yield hunk.anchors
     if hunk.anchors and hunk.old and line_key(hunk.anchors[-1]) == line_key(hunk.old[0]):
@@ -208,7 +225,7 @@ def _anchors_at(page: _Page, anchors: Sequence[str], start: int) -> list[tuple[S
     return above
 
 
-def _below(page: _Page, hunk: Hunk, above: Sequence[tuple[Seek, int]], start: int) -> _Placing | None:
+def _below(page: _Page, hunk: V4aHunk, above: Sequence[tuple[Seek, int]], start: int) -> _Placing | None:
     start = above[-1][1] + 1 if above else start
     for variant, at_end in _variants(hunk):
         if not variant.old:
@@ -219,7 +236,7 @@ def _below(page: _Page, hunk: Hunk, above: Sequence[tuple[Seek, int]], start: in
     return None
 
 
-def _placing(hunk: Hunk, found: Sequence[tuple[Seek, int]], place: int) -> _Placing:
+def _placing(hunk: V4aHunk, found: Sequence[tuple[Seek, int]], place: int) -> _Placing:
     return _Placing(hunk, place, tuple(seek for seek, _ in found), tuple(at for _, at in found))
 
 
@@ -267,7 +284,7 @@ def _advance(steps: Sequence[Seek], at: list[int], limit: int) -> bool:
     return True
 
 
-def _variants(hunk: Hunk) -> Iterator[tuple[Hunk, bool]]:
+def _variants(hunk: V4aHunk) -> Iterator[tuple[V4aHunk, bool]]:
     """The hunk, then without blank lines at its end; first all of that at the end of the text if it says so."""
     shorter = [hunk]
     while len(shorter) <= _TRAILING_BLANKS_MAX and shorter[-1].old and is_blank(shorter[-1].old[-1]):
@@ -277,7 +294,7 @@ def _variants(hunk: Hunk) -> Iterator[tuple[Hunk, bool]]:
     yield from ((variant, False) for variant in shorter)
 
 
-def _without_last_blank(hunk: Hunk) -> Hunk:
+def _without_last_blank(hunk: V4aHunk) -> V4aHunk:
     """A blank last line is often no line of the text but the patch's way to say that the line before it ends."""
     lines = [*hunk.lines]
     _drop_last_blank(lines, of="-", other="+")
@@ -334,5 +351,334 @@ def _ambiguous(message: str) -> Refused:
 
 def _quoted(lines: Sequence[str]) -> str:
     """The beginning of some lines, bounded, as one line."""
-    shown = [repr(line[:_QUOTED_CHARS_MAX]) for line in lines[:_QUOTED_LINES_MAX]]
+    shown = [repr(line[:_QUOTED_HUNK_CHARS_MAX]) for line in lines[:_QUOTED_LINES_MAX]]
     return ", ".join(shown) + (", …" if len(lines) > _QUOTED_LINES_MAX else "")
+
+
+_BEGIN = "*** Begin Patch"
+_END = "*** End Patch"
+_END_OF_FILE = "*** End of File"
+_MOVE = "*** Move to:"
+_HEREDOC = re.compile(r"""(?:[\w./-]+[ \t]+)*<<-?[ \t]*(['"]?)(\w+)\1""")
+_HEADER = re.compile(r"\*\*\* (Add|Delete|Update) File: (.+)", re.DOTALL)
+_ENVIRONMENT = re.compile(r"\*\*\* Environment ID:\s*\S.*", re.DOTALL)
+_QUOTED_CHARS_MAX = 120
+
+
+@fast_dataclass(slots=True, frozen=True)
+class AddFile:
+    path: str
+    content: str
+
+
+@fast_dataclass(slots=True, frozen=True)
+class DeleteFile:
+    path: str
+
+
+@fast_dataclass(slots=True, frozen=True)
+class UpdateFile:
+    path: str
+    move_to: str | None
+    hunks: tuple[V4aHunk, ...]
+
+
+Operation: TypeAlias = AddFile | DeleteFile | UpdateFile
+
+
+def parse_v4a(patch: str) -> tuple[Operation, ...]:
+    """The operations of a patch in its order; paths are as written. Refuses with `parse_error`/`patch_parse_error`."""
+    try:
+        patch.encode("utf-8")
+    except UnicodeEncodeError:
+        _fail("the patch holds half of a surrogate pair, which no file can.")
+    lines = [line.rstrip("\r") for line in patch.strip(WHITE_SPACE).split("\n")]
+    sections = _sections(_body(_unwrapped(lines)))
+    if not sections:
+        _fail("the patch has no operations.")
+    return tuple(_PARSERS[section.kind](section) for section in sections)
+
+
+def _fail(message: str, number: int | None = None) -> NoReturn:
+    message = message if number is None else f"line {number} of the patch: {message}"
+    raise Refused("parse_error", "patch_parse_error", message, errors=[message])
+
+
+def _shown(line: str) -> str:
+    return repr(line[:_QUOTED_CHARS_MAX])
+
+
+def _unwrapped(lines: list[str]) -> list[str]:
+    heredoc = _HEREDOC.fullmatch(lines[0].strip(WHITE_SPACE))
+    if heredoc and len(lines) > 2 and lines[-1].strip(WHITE_SPACE).endswith(heredoc[2]):
+        return lines[1:-1]
+    return lines
+
+
+def _body(lines: list[str]) -> list[str]:
+    if lines[0].strip(WHITE_SPACE) != _BEGIN:
+        _fail(f"the first line is {_BEGIN!r}, not {_shown(lines[0])}.")
+    if lines[-1].strip(WHITE_SPACE) != _END:
+        _fail(f"the last line is {_END!r}, not {_shown(lines[-1])}.")
+    return lines[1:-1]
+
+
+@dataclass(slots=True)
+class _Section:
+    """One operation's lines, each with its number in the patch."""
+
+    kind: Literal["Add", "Delete", "Update"]
+    path: str
+    number: int
+    lines: list[tuple[int, str]] = field(default_factory=list)
+
+
+def _sections(body: Sequence[str]) -> list[_Section]:
+    sections: list[_Section] = []
+    for number, line in enumerate(body, start=2):
+        header = _HEADER.fullmatch(_marker(line, sections))
+        if header:
+            sections.append(_Section(cast(Literal["Add", "Delete", "Update"], header[1]), header[2], number))
+        elif sections:
+            sections[-1].lines.append((number, line))
+        elif not is_blank(line) and not _ENVIRONMENT.fullmatch(line.strip(WHITE_SPACE)):
+            _fail(f"an operation begins with *** Add|Delete|Update File: PATH, not {_shown(line)}.", number)
+    return sections
+
+
+def _marker(line: str, sections: Sequence[_Section]) -> str:
+    """The line as a marker. Inside an update a leading space makes it a kept line, so only there it counts."""
+    in_update = bool(sections) and sections[-1].kind == "Update"
+    return line.rstrip(WHITE_SPACE) if in_update else line.strip(WHITE_SPACE)
+
+
+def _add(section: _Section) -> AddFile:
+    content: list[str] = []
+    blanks = 0
+    for number, line in section.lines:
+        if line.startswith("+"):
+            content += [""] * blanks + [line[1:]]
+            blanks = 0
+        elif is_blank(line):
+            blanks += 1
+        else:
+            _fail(f"the lines of a new file begin with '+', not {_shown(line)}.", number)
+    return AddFile(section.path, "".join(line + "\n" for line in content))
+
+
+def _delete(section: _Section) -> DeleteFile:
+    for number, line in section.lines:
+        if not is_blank(line):
+            _fail(f"nothing follows *** Delete File but the next operation, not {_shown(line)}.", number)
+    return DeleteFile(section.path)
+
+
+def _update(section: _Section) -> UpdateFile:
+    lines = section.lines
+    move_to = _move_to(*lines[0]) if lines else None
+    if move_to is not None:
+        lines = lines[1:]
+    hunks = _hunks(lines)
+    if not hunks and move_to is None:
+        if not any(is_blank(line) for _, line in lines):
+            _fail(f"the update of {_shown(section.path)} has no hunks.", section.number)
+        hunks = (V4aHunk((HunkLine(" ", ""),)),)  # a blank kept line, and nothing that changes
+    return UpdateFile(section.path, move_to, hunks)
+
+
+def _move_to(number: int, line: str) -> str | None:
+    """The path that a `*** Move to:` line names; None for any other line."""
+    line = line.rstrip(WHITE_SPACE)
+    if line != _MOVE:
+        return line.removeprefix(_MOVE + " ") if line.startswith(_MOVE + " ") else None
+    _fail("*** Move to: names no path.", number)
+
+
+_PARSERS: dict[str, Callable[[_Section], Operation]] = {"Add": _add, "Delete": _delete, "Update": _update}
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A hunk while its lines come in."""
+
+    anchors: list[str] = field(default_factory=list)
+    lines: list[HunkLine] = field(default_factory=list)
+    at_end: bool = False
+    opened: bool = False
+
+    def take(self, number: int, line: str) -> None:
+        if line.rstrip(WHITE_SPACE) == _END_OF_FILE and (self.lines or not self.opened):
+            self.at_end = bool(self.lines)
+        elif not self.at_end:
+            self.lines.append(_hunk_line(number, line))
+        elif not is_blank(line):
+            _fail(f"a hunk begins with '@@' after *** End of File, not with {_shown(line)}.", number)
+
+    @property
+    def is_empty(self) -> bool:
+        """Blank lines alone are no hunk: they stand between two operations or two anchors."""
+        return all(line.op == " " and is_blank(line.text) for line in self.lines)
+
+    def finished(self) -> V4aHunk:
+        return V4aHunk(tuple(self.lines), tuple(self.anchors), self.at_end)
+
+
+def _hunks(lines: Sequence[tuple[int, str]]) -> tuple[V4aHunk, ...]:
+    hunks: list[V4aHunk] = []
+    draft = _Draft()
+    for number, line in lines:
+        if not line.startswith("@@"):
+            draft.take(number, line)
+            continue
+        if not draft.is_empty:
+            hunks.append(draft.finished())
+        draft = _Draft(draft.anchors if draft.is_empty else [], opened=True)
+        draft.anchors += _anchors(line)
+    if draft.opened and not draft.lines:
+        _fail("a hunk has no lines.", lines[-1][0])
+    if draft.opened or not draft.is_empty:
+        hunks.append(draft.finished())
+    return tuple(hunks)
+
+
+def _anchors(line: str) -> list[str]:
+    anchor = line[2:].rstrip(WHITE_SPACE).removeprefix(" ")
+    return [anchor] if anchor else []
+
+
+def _hunk_line(number: int, line: str) -> HunkLine:
+    if line.startswith((" ", "+", "-")):
+        return HunkLine(cast(Op, line[0]), line[1:])
+    if is_blank(line):
+        return HunkLine(" ", "")
+    _fail(f"the lines of a hunk begin with ' ', '+' or '-', not {_shown(line)}.", number)
+
+
+__all__ = ["AddFile", "DeleteFile", "Operation", "Staged", "UpdateFile", "parse_v4a", "stage_v4a"]
+
+# The bytes of a file, None if there is none. May refuse.
+Read: TypeAlias = Callable[[RepoPath], bytes | None]
+
+
+@fast_dataclass(slots=True, frozen=True)
+class Staged:
+    """Every path a patch names, as it was and as it shall be; None is no file.
+
+    `moves` says of a path which file of before it carries on, so that mode and the like go along. Removals come before
+    writes: a patch may put a file where it removes a directory's last one, or the other way round.
+    """
+
+    files: Mapping[RepoPath, bytes | None]
+    originals: Mapping[RepoPath, bytes | None]
+    moves: Mapping[RepoPath, RepoPath]
+    ops: Mapping[str, int]
+
+    @property
+    def changed_paths(self) -> tuple[RepoPath, ...]:
+        changed = [path for path, content in self.files.items() if content != self.originals[path]]
+        return tuple(sorted(changed, key=path_bytes))
+
+
+def stage_v4a(
+    operations: Sequence[Operation], read: Read, *, path_of: Callable[[str], RepoPath] = parse_repo_path
+) -> Staged:
+    """Carry out the operations in order, in memory: later ones see earlier ones, the first that fails refuses all."""
+    targets = [(_resolved(operation.path, path_of), _destination(operation, path_of)) for operation in operations]
+    open_root = _StagedFiles(read)
+    for operation, (path, destination) in zip(operations, targets, strict=True):
+        _carry_out(open_root, operation, path, destination)
+    _require_no_file_below_a_file(open_root.files)
+    return Staged(open_root.files, open_root.originals, open_root.moves(), _counts(operations))
+
+
+def _destination(operation: Operation, path_of: Callable[[str], RepoPath]) -> RepoPath | None:
+    if isinstance(operation, UpdateFile) and operation.move_to is not None:
+        return _resolved(operation.move_to, path_of)
+    return None
+
+
+def _resolved(text: str, path_of: Callable[[str], RepoPath]) -> RepoPath:
+    try:
+        path = path_of(text)
+    except RequestError as error:
+        raise _refused("reject", "invalid_path", error.message) from None
+    if path == ROOT:
+        raise _refused("reject", "invalid_path", f"{text!r} is the root, not a file.")
+    return path
+
+
+@dataclass(slots=True)
+class _StagedFiles:
+    """The files as the patch so far has them. `_homes` is where each file was before, None for a new one."""
+
+    read: Read
+    files: dict[RepoPath, bytes | None] = field(default_factory=dict)
+    originals: dict[RepoPath, bytes | None] = field(default_factory=dict)
+    _homes: dict[RepoPath, RepoPath | None] = field(default_factory=dict)
+
+    def get(self, path: RepoPath) -> bytes | None:
+        if path not in self.files:
+            self.files[path] = self.originals[path] = self.read(path)
+            self._homes[path] = path if self.files[path] is not None else None
+        return self.files[path]
+
+    def put(self, path: RepoPath, content: bytes) -> None:
+        self.get(path)
+        self.files[path] = content
+
+    def remove(self, path: RepoPath) -> None:
+        self.files[path] = self._homes[path] = None
+
+    def move(self, path: RepoPath, to: RepoPath) -> None:
+        content, home = self.files[path], self._homes[path]
+        self.remove(path)
+        self.get(to)
+        self.files[to], self._homes[to] = content, home
+
+    def moves(self) -> dict[RepoPath, RepoPath]:
+        return {path: home for path, home in self._homes.items() if home is not None and home != path}
+
+
+def _carry_out(open_root: _StagedFiles, operation: Operation, path: RepoPath, destination: RepoPath | None) -> None:
+    if isinstance(operation, AddFile):
+        open_root.put(path, operation.content.encode("utf-8"))
+        return
+    content = open_root.get(path)
+    if content is None:
+        verb = "delete" if isinstance(operation, DeleteFile) else "update"
+        raise _refused("not_found", f"{verb}_target_not_found", f"There is no file {operation.path!r} to {verb}.")
+    if isinstance(operation, DeleteFile):
+        open_root.remove(path)
+        return
+    if operation.hunks:
+        open_root.put(path, _updated(content, operation))
+    if destination is not None and destination != path:
+        open_root.move(path, destination)
+
+
+def _updated(content: bytes, operation: UpdateFile) -> bytes:
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError:
+        message = f"{operation.path!r} is not UTF-8 text, so hunks cannot be applied to it."
+        raise _refused("reject", "update_target_non_utf8", message) from None
+    return apply_hunks(text, operation.hunks, name=operation.path).encode("utf-8")
+
+
+def _require_no_file_below_a_file(files: Mapping[RepoPath, bytes | None]) -> None:
+    present = {path for path, content in files.items() if content is not None}
+    for path in sorted(present, key=path_bytes):
+        for above in ancestors_of(path):
+            if above in present:
+                raise _refused("reject", "invalid_path", f"{path!r} is below {above!r}, which is a file.")
+
+
+def _counts(operations: Sequence[Operation]) -> dict[str, int]:
+    """A move is an update too."""
+    kinds = Counter(type(operation) for operation in operations)
+    moves = sum(isinstance(operation, UpdateFile) and operation.move_to is not None for operation in operations)
+    return {"add": kinds[AddFile], "update": kinds[UpdateFile], "delete": kinds[DeleteFile], "move": moves}
+
+
+def _refused(status: str, code: str, message: str) -> Refused:
+    return Refused(status, code, message, errors=[message])

@@ -1,40 +1,49 @@
-"""Files by when they were modified, the newest first."""
+"""Files by the shape of their paths, newest first.
+
+Files by when they were modified, the newest first.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import TypeAlias
 
-from mulligan.values.globs import Glob
+from mulligan.files.search.native import SHARED_CACHE, admit_all, base_is_directory, refusing_bad_base
+from mulligan.files.tree.directories import Handles
+from mulligan.files.tree.index import TreeCache
+from mulligan.files.tree.walk import Walk, WalkScope
+from mulligan.values.errors import Refused
+from mulligan.values.fast_dataclass import fast_dataclass
+from mulligan.values.globs import GlobError, GlobPattern, parse_glob
+from mulligan.values.limits import GLOB_RESULTS_DEFAULT
 from mulligan.values.paths import ROOT, RepoPath, name_of, parent_of, path_bytes
-from mulligan.workspace.search.handles import Handles
-from mulligan.workspace.search.walk import Walk
 
+# The path of a directory, and times of files in it by their names. Nobody changes it once it is made.
 Folder: TypeAlias = tuple[str, dict[str, int]]
-"""The path of a directory, and times of files in it by their names. Nobody changes it once it is made."""
 
 _FIRST_FILES = 256
 _EVER_NS = 1 << 63
 _KIND_BITS, _REGULAR = stat.S_IFMT(0o777777), stat.S_IFREG
 
 
-class Ages:
+class FileTimes:
     """Asks the files of one shape for their times, directory by directory. `below`: where the part that counts begins.
 
     What a walk knows already is not asked again. A file with several names is asked always: a change through another
     of them is not heard of.
     """
 
-    def __init__(self, shape: Glob, below: int) -> None:
+    def __init__(self, shape: GlobPattern, below: int) -> None:
         self._shape = shape
         self._below = below
         self.folders: list[Folder] = []
+        # Whether these times hold for as long as the walk does.
         self.can_be_kept = True
-        """Whether these times hold for as long as the walk does."""
 
     def visit(self, walk: Walk, path: str, kept: tuple[str, ...], opened: Callable[[], int]) -> None:
         names = self._matching(path, kept)
@@ -134,3 +143,78 @@ def _in_order(folders: list[Folder], from_ns: int, to_ns: int) -> list[RepoPath]
 
 def _prefix(path: str) -> str:
     return "" if path == ROOT else path + "/"
+
+
+@fast_dataclass(slots=True, frozen=True)
+class GlobResult:
+    """The files that match, newest first. `truncated`: there are more, or a limit kept the walk from its end."""
+
+    paths: tuple[RepoPath, ...]
+    truncated: bool
+    unreadable: tuple[RepoPath, ...] = ()
+
+    @property
+    def count(self) -> int:
+        return len(self.paths)
+
+
+def glob(
+    root_fd: int,
+    base: RepoPath,
+    pattern: str,
+    *,
+    include_ignored: bool = False,
+    max_results: int = GLOB_RESULTS_DEFAULT,
+    max_scan_files: int | None = None,
+    admits: Callable[[RepoPath], bool] = admit_all,
+    cache: TreeCache = SHARED_CACHE,
+) -> GlobResult:
+    """The regular files below `base` whose path from there matches, by modification time descending, then path bytes.
+
+    Symlinks are not listed, nor what `admits` denies. Raises Refused: `invalid_pattern`, or for a base that is no
+    directory what `refusing_bad_base` says.
+    """
+    shape = _parse(pattern)
+    below = 0 if base == ROOT else len(base) + 1
+    enters = None if shape.starts_anywhere else lambda path: shape.may_match_below(path[below:])
+    ages = FileTimes(shape, below)
+    with refusing_bad_base(base):
+        if not base_is_directory(root_fd, base):
+            raise OSError(errno.ENOTDIR, "a file", base)
+        ways = WalkScope(enters, ages if max_scan_files is None else None)
+        walk = cache.walk(root_fd, base, include_ignored=include_ignored, ways=ways)
+    with walk:
+        if max_scan_files is None:
+            ranking, cut = _rank_all(root_fd, walk, shape, ages), False
+        else:
+            admitted = iter(filter(admits, walk))
+            ages.ask_these(root_fd, walk, list(islice(admitted, max_scan_files)))
+            ranking, cut = Ranking(ages.folders), next(admitted, None) is not None
+        if walk.complete and enters is None:
+            cache.remember(root_fd, walk)
+    ranked = filter(admits, ranking)
+    chosen = tuple(islice(ranked, max_results))
+    return GlobResult(chosen, cut or next(ranked, None) is not None, tuple(walk.unreadable))
+
+
+def _rank_all(root_fd: int, walk: Walk, shape: GlobPattern, ages: FileTimes) -> Ranking:
+    """While walking, or of a walk that was complete from the start and perhaps was ranked so before."""
+    known = walk.memo.get(shape)
+    if isinstance(known, Ranking):
+        return known
+    if walk.complete:
+        ages.visit_all(root_fd, walk)
+    else:
+        walk.finish()
+    ranking = Ranking(ages.folders)
+    walk.memo.clear()
+    if ages.can_be_kept:
+        walk.memo[shape] = ranking
+    return ranking
+
+
+def _parse(pattern: str) -> GlobPattern:
+    try:
+        return parse_glob(pattern)
+    except GlobError as error:
+        raise Refused("invalid_pattern", "invalid_pattern", f"Not a glob pattern: {error}.") from None

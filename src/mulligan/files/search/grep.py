@@ -5,19 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, TypedDict, Unpack
 
+from mulligan.files.search import native, ripgrep
+from mulligan.files.search.native import (
+    SHARED_CACHE,
+    Line,
+    SearchJob,
+    Selection,
+    admit_all,
+    base_is_directory,
+    refusing_bad_base,
+)
+from mulligan.files.search.pattern import parse
+from mulligan.files.tree.directories import Handles
+from mulligan.files.tree.index import TreeCache
+from mulligan.files.tree.walk import Walk, WalkScope
 from mulligan.values.clock import monotonic_s
-from mulligan.values.globs import Glob, GlobError, parse_glob
+from mulligan.values.errors import Refused
+from mulligan.values.fast_dataclass import fast_dataclass
+from mulligan.values.globs import GlobError, GlobPattern, parse_glob
 from mulligan.values.limits import GREP_RESULTS_DEFAULT, REGEX_TIMEOUT_S
 from mulligan.values.paths import ROOT, RepoPath, name_of, to_wire
-from mulligan.values.plain import plain
-from mulligan.values.refusal import Refused
-from mulligan.workspace.search import native, ripgrep
-from mulligan.workspace.search.bases import SHARED_CACHE, admit_all, base_is_directory, refusing_bad_base
-from mulligan.workspace.search.dialect import parse
-from mulligan.workspace.search.findings import Job, Line, Selection
-from mulligan.workspace.search.handles import Handles
-from mulligan.workspace.search.tree_cache import TreeCache
-from mulligan.workspace.search.walk import Walk, Ways
 
 Engine = Literal["ripgrep", "native"]
 
@@ -36,7 +43,7 @@ class GrepOptions(TypedDict, total=False):
     cache: TreeCache
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class _Asked:
     glob_filter: str | None = None
     case_insensitive: bool = False
@@ -49,7 +56,7 @@ class _Asked:
     cache: TreeCache = SHARED_CACHE
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class GrepResult:
     """The matching lines by path bytes, then line.
 
@@ -80,7 +87,7 @@ def grep(root_fd: int, base: RepoPath, pattern: str, **options: Unpack[GrepOptio
         if not base_is_directory(root_fd, base):
             return searching.among([base], None, wants=lambda path: keeps.keeps(name_of(path)))
         keeps = keeps.below(base)
-        walk = asked.cache.walk(root_fd, base, ways=Ways(keeps.enters))
+        walk = asked.cache.walk(root_fd, base, ways=WalkScope(keeps.enters))
     with walk:
         result = searching.among(walk, None if keeps.enters else walk, wants=keeps.keeps)
         if walk.complete and keeps.enters is None:
@@ -88,8 +95,8 @@ def grep(root_fd: int, base: RepoPath, pattern: str, **options: Unpack[GrepOptio
     return result
 
 
-def _job(root_fd: int, pattern: str, asked: _Asked) -> Job:
-    return Job(
+def _job(root_fd: int, pattern: str, asked: _Asked) -> SearchJob:
+    return SearchJob(
         root_fd=root_fd,
         tree=parse(pattern, case_insensitive=asked.case_insensitive),
         limit=asked.max_results + 1,
@@ -103,11 +110,11 @@ def render(result: GrepResult) -> str:
     return "\n".join(f"{to_wire(line.path)}:{line.line_no}:{line.shown}" for line in result.lines)
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class FileFilter:
     """Which files are wanted. `prefix` is the length of what comes before the part of a path that is matched."""
 
-    shape: Glob | None = None
+    shape: GlobPattern | None = None
     negated: bool = False
     prefix: int = 0
 
@@ -137,10 +144,10 @@ class FileFilter:
         return lambda directory: shape.may_match_below(directory[prefix:])
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class _Searching:
     asked: _Asked
-    job: Job
+    job: SearchJob
 
     def among(self, paths: Iterable[RepoPath], walk: Walk | None, *, wants: Callable[[RepoPath], bool]) -> GrepResult:
         budget = _Budget(self.job.root_fd, self.asked)

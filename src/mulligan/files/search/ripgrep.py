@@ -9,26 +9,243 @@ Order and an early end go together so: the first files are handed over by name, 
 ripgrep walks by itself, which is faster than naming every file, and what we did not select is dropped. It sets out
 before we walk ourselves. If it is back soon, only the files it found something in are judged; if not, we walk too, and
 it is called back should it turn out that it went where it had no business.
+
+A ripgrep at work: how it is asked, how long it may take, what its answer means.
+
+Its ignore rules, which are not quite git's, its configuration, its idea of binary files and its transcoding are all
+switched off.
+
+Whether a walk would come across a file, asked for a few without walking.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+import select
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import TracebackType
+from typing import NamedTuple
 
-from mulligan.values.limits import BINARY_PROBE_BYTES, KIB_BYTES, WHOLE_MAX_BYTES
-from mulligan.values.paths import ROOT, RepoPath, join, path_bytes
-from mulligan.workspace.search import native
-from mulligan.workspace.search.findings import BOM, READ_AHEAD_BYTES, Job, Line, Selection, is_binary, shown_text
-from mulligan.workspace.search.handles import Handles
-from mulligan.workspace.search.reach import Reach
-from mulligan.workspace.search.rg_process import COLUMNS_MAX, Hit, Hits, RipgrepRun, TooMuchOutput, find_ripgrep
-from mulligan.workspace.search.walk import Walk
+from mulligan.files.search import native
+from mulligan.files.search.native import (
+    BOM,
+    READ_AHEAD_BYTES,
+    Line,
+    SearchJob,
+    Selection,
+    is_binary,
+    shown_text,
+    too_slow,
+)
+from mulligan.files.search.pattern import for_rust
+from mulligan.files.tree.directories import Handles
+from mulligan.files.tree.ignore import IgnoreRules, read_sources
+from mulligan.files.tree.walk import MARKS, Walk, WalkPlan
+from mulligan.values.clock import monotonic_s
+from mulligan.values.errors import Refused, fault
+from mulligan.values.limits import BINARY_PROBE_BYTES, KIB_BYTES, MIB_BYTES, WHOLE_MAX_BYTES
+from mulligan.values.paths import ROOT, RepoPath, join, name_of, parent_of, path_bytes
+
+OUTPUT_MAX_BYTES = 32 * MIB_BYTES
+# Longer lines are not printed; the place is enough.
+COLUMNS_MAX = 1_000
+
+_OPTIONS = (
+    "--no-config --no-ignore --hidden --no-follow --text --encoding=none --no-mmap --no-messages --no-pcre2 "
+    "--color=never --no-heading --with-filename --line-number --byte-offset --null --no-multiline --no-crlf "
+    f"--case-sensitive --regex-size-limit=1G --max-columns={COLUMNS_MAX}"
+).split()
+
+
+class Hit(NamedTuple):
+    """A matching line as ripgrep saw it. `text` may be a note that the line was too long to print."""
+
+    line_no: int
+    offset: int
+    text: bytes
+
+
+@dataclass(slots=True)
+class Hits:
+    """What was found, by path from the root. `all_named`: no file found has a name that the output cannot carry.
+
+    `unasked`: files that were not to be searched.
+    """
+
+    by_path: dict[str, list[Hit]] = field(default_factory=dict)
+    all_named: bool = True
+    unasked: frozenset[str] = frozenset()
+
+
+class TooMuchOutputError(Exception):
+    """More came than can be of use."""
+
+
+def find_ripgrep() -> str | None:
+    """The program: beside this interpreter, where the `search` extra puts it, else on the PATH."""
+    folders = [os.path.join(sys.prefix, "bin"), *os.environ.get("PATH", "").split(os.pathsep)]
+    for folder in folders:
+        program = os.path.join(folder, "rg")
+        if os.path.isabs(folder) and os.path.isfile(program) and os.access(program, os.X_OK):
+            return program
+    return None
+
+
+class RipgrepRun:
+    """One process. Leave `with`, and it has ended."""
+
+    def __init__(self, job: SearchJob, program: str, paths: Sequence[bytes], *, options: Sequence[str] = ()) -> None:
+        self._job = job
+        self._command: list[str | bytes] = [program, *_OPTIONS, f"--regexp={for_rust(job.tree)}"]
+        settings: list[str | bytes] = [f"--max-count={job.limit}", *options, "--", *paths]
+        self._process = _start(job.root_fd, self._command + settings)
+        self._chunks: list[bytes] = []
+        self._room = max(OUTPUT_MAX_BYTES, 2 * KIB_BYTES * job.limit)
+
+    def __enter__(self) -> RipgrepRun:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._process.kill()
+        self._process.__exit__(kind, error, tb)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def hits(self, patience_s: float | None = None) -> Hits | None:
+        """All that it finds; None when it takes longer than that, and then it may be asked again.
+
+        Raises TooMuchOutput, and Refused: `regex_timeout`, `invalid_regex`.
+        """
+        if not self._drain(None if patience_s is None else monotonic_s() + patience_s):
+            return None
+        try:
+            code = self._process.wait(self._job.left_s())
+        except subprocess.TimeoutExpired:
+            raise too_slow() from None
+        self._check(code)
+        return _parse(b"".join(self._chunks))
+
+    def _drain(self, until_s: float | None) -> bool:
+        """Whether all output has come."""
+        assert self._process.stdout is not None
+        fd = self._process.stdout.fileno()
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        while True:
+            left_s = self._job.left_s()
+            if until_s is not None:
+                left_s = min(left_s, until_s - monotonic_s())
+            if left_s <= 0:
+                return False
+            if not poll.poll(left_s * 1000):
+                continue
+            chunk = os.read(fd, MIB_BYTES)
+            if not chunk:
+                return True
+            self._chunks.append(chunk)
+            self._room -= len(chunk)
+            if self._room < 0:
+                raise TooMuchOutputError
+
+    def _check(self, returncode: int) -> None:
+        """Code 2 also means that a file could not be read, which is no matter; or that the pattern was refused."""
+        if returncode in (0, 1):
+            return
+        if returncode != 2:
+            raise fault("internal", "ripgrep ended without an answer.", returncode=returncode)
+        with _start(self._job.root_fd, [*self._command, "-"]) as probe:
+            try:
+                code = probe.wait(self._job.left_s())
+            except subprocess.TimeoutExpired:
+                raise too_slow() from None
+            finally:
+                probe.kill()
+        if code not in (0, 1):
+            raise Refused("invalid_regex", "invalid_regex", "This pattern is too large to be searched for.")
+
+
+def _start(root_fd: int, command: list[str | bytes]) -> subprocess.Popen[bytes]:
+    """In the root by its descriptor, not by its name."""
+    on_linux = os.path.isdir("/proc/self/fd")
+    return subprocess.Popen(
+        command,
+        cwd=f"/proc/self/fd/{root_fd}" if on_linux else None,
+        preexec_fn=None if on_linux else lambda: os.fchdir(root_fd),
+        env={},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def _parse(output: bytes) -> Hits:
+    """`./path NUL line:offset:text` by path. A line that is not of this form is part of a name with a newline in it."""
+    hits = Hits()
+    for row in output.split(b"\n")[:-1]:
+        path, _, rest = row.partition(b"\0")
+        line_no, _, rest = rest.partition(b":")
+        offset, _, text = rest.partition(b":")
+        if line_no.isdigit() and offset.isdigit():
+            name = path.removeprefix(b"./").decode("utf-8", "surrogateescape")
+            hits.by_path.setdefault(name, []).append(Hit(int(line_no), int(offset), text))
+        else:
+            hits.all_named = False
+    return hits
+
+
+class WalkRules:
+    """Answers for one plan. The ignore files on the way are read once."""
+
+    def __init__(self, root_fd: int, plan: WalkPlan) -> None:
+        self._handles = Handles(root_fd)
+        self._plan = plan
+        self._inside: dict[str, IgnoreRules | None] = {}
+
+    def __enter__(self) -> WalkRules:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._handles.__exit__(kind, error, tb)
+
+    def holds(self, path: RepoPath) -> bool:
+        """Whether nothing on the way from the base to this file is ignored, nor the file. It may still be no file."""
+        rules = self._rules_in(parent_of(path))
+        return rules is not None and not rules.ignores(name_of(path), is_dir=False)
+
+    def _rules_in(self, directory: RepoPath) -> IgnoreRules | None:
+        """The rules inside a directory; None when a walk would not enter it."""
+        missing = [directory]
+        while missing[-1] not in self._inside and missing[-1] != self._plan.base:
+            missing.append(parent_of(missing[-1]))
+        for one in reversed(missing):
+            if one not in self._inside:
+                self._inside[one] = self._read_rules(one)
+        return self._inside[directory]
+
+    def _read_rules(self, directory: RepoPath) -> IgnoreRules | None:
+        if directory == self._plan.base:
+            inside = self._plan.rules if directory == ROOT else self._plan.rules.child(name_of(directory))
+        else:
+            above = self._inside[parent_of(directory)]
+            if above is None or above.ignores(name_of(directory), is_dir=True):
+                return None
+            inside = above.child(name_of(directory))
+        try:
+            return inside.with_sources(read_sources(self._handles.directory(directory), MARKS))
+        except OSError:
+            return None
+
 
 __all__ = ["find_ripgrep", "search"]
 
@@ -36,13 +253,13 @@ FIRST_FILES = 128
 BATCH_FILES = 2_048
 BATCH_BYTES = 96 * KIB_BYTES
 PRUNED_MAX = 1_000
+# How long ripgrep goes alone. After that it may be somewhere where it had better not be, and we find out.
 PATIENCE_S = 0.4
-"""How long ripgrep goes alone. After that it may be somewhere where it had better not be, and we find out."""
 
 _PLAIN_PATH = re.compile(r"[\w./@+-]+", re.ASCII)
 
 
-def search(job: Job, selection: Selection, program: str, walk: Walk | None) -> list[Line]:
+def search(job: SearchJob, selection: Selection, program: str, walk: Walk | None) -> list[Line]:
     """The first `job.limit` matching lines. `walk`: where the selection comes from, if it went everywhere.
 
     Raises Refused: `regex_timeout`, `invalid_regex`.
@@ -64,7 +281,7 @@ class _Ahead:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.run.__exit__(kind, error, tb)
 
-    def hits(self, job: Job) -> Hits | None:
+    def hits(self, job: SearchJob) -> Hits | None:
         """What it finds, if it goes nowhere it should not, or is back already. Else it is called back."""
         if self.walk.complete and (self.excluded == len(self.walk.pruned) or self.run.has_ended):
             hits = self.run.hits(PATIENCE_S)
@@ -76,7 +293,7 @@ class _Ahead:
 
 @dataclass(slots=True)
 class _Search:
-    job: Job
+    job: SearchJob
     program: str
 
     def run(self, selection: Selection, walk: Walk | None) -> list[Line]:
@@ -111,14 +328,14 @@ class _Search:
         """The lines of the files after the last one that was searched by name."""
         try:
             soon = None if ahead is None or ahead.walk.complete else ahead.run.hits(PATIENCE_S)
-        except TooMuchOutput:
+        except TooMuchOutputError:
             return self._in_batches(selection, wanted)  # so many lines match that the first few batches will do
         if soon is not None and soon.all_named and walk is not None:
             return self._judged(soon, last, selection, walk=walk, wanted=wanted)
         rest = list(selection)
         try:
             hits = self._by_walking(len(rest), walk, ahead) if soon is None else soon
-        except TooMuchOutput:
+        except TooMuchOutputError:
             hits = None
         return self._in_batches(rest, wanted) if hits is None else self._confirmed(rest, hits, wanted)
 
@@ -126,7 +343,7 @@ class _Search:
         """The lines of those files that the selection would have come to."""
         raw_last = path_bytes(last)
         after = sorted((raw, path) for path in map(RepoPath, hits.by_path) if (raw := path_bytes(path)) > raw_last)
-        with Reach(self.job.root_fd, walk.plan) as reach:
+        with WalkRules(self.job.root_fd, walk.plan) as reach:
             paths = (path for _, path in after if selection.wants(path) and reach.holds(path))
             return self._confirmed(paths, hits, wanted)
 
@@ -205,7 +422,7 @@ def _batches(paths: Iterable[RepoPath]) -> Iterator[list[RepoPath]]:
         yield batch
 
 
-def _large_files(job: Job, walk: Walk) -> list[RepoPath]:
+def _large_files(job: SearchJob, walk: Walk) -> list[RepoPath]:
     """Those that ripgrep would come across, wanted or not."""
     found: list[RepoPath] = []
     with Handles(job.root_fd) as handles:

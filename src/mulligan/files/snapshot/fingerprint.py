@@ -1,8 +1,14 @@
-"""The state of a root as one value: HEAD, index, and what of the working tree differs from them.
+"""The state of a root as one value: HEAD, index, and the differences of the working tree from them.
 
-The public fingerprint is three strings. Beside it stands what leases compare: every path git has something to say
-about, each by its own name, so that two files in one untracked directory are two facts. Both come from git as
-`workspace.git` reads it; without a repository every file counts as untracked.
+The public fingerprint is three strings. Leases compare more: the status of every path that git reports, each by its own
+name, so that two files in one untracked directory are two facts. Both come from git as `files.git` reads it; without a
+repository every file counts as untracked.
+
+`ChangeCounter` tells whether anything below a root has changed since the last query. The first query sets no watch, so
+that a process that asks once pays nothing. From the second on, inotify reports every change below the root; until it
+reports one, the answer is the same number. Without inotify (another system, no watches left) every answer is a new
+number. `.git` is left out, because the stamps of git's own files are cheaper to compare. Writes through memory maps and
+through other names of hard links are not reported.
 """
 
 from __future__ import annotations
@@ -14,17 +20,64 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 
+from mulligan.files.disk import DRAFT_PREFIX
+from mulligan.files.git import GitError, GitReader, Repository, find_repository, read_small
+from mulligan.files.read import list_below
+from mulligan.files.resolve import Root
+from mulligan.files.tree.directories import stamp_of, was_at_rest
+from mulligan.files.tree.watcher import Watcher
 from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.canonical import encode
 from mulligan.values.clock import Clock
+from mulligan.values.errors import MulliganError
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.paths import ROOT, RepoPath, path_bytes, path_from_bytes
-from mulligan.values.plain import plain
-from mulligan.workspace.disk import DRAFT_PREFIX
-from mulligan.workspace.git import GitFailed, GitReader, Repository, find_repository, read_small
-from mulligan.workspace.listing import list_below
-from mulligan.workspace.places import Root
-from mulligan.workspace.search.stamps import stamp_of, was_at_rest
-from mulligan.workspace.stillness import Stillness
+
+
+class ChangeCounter:
+    """For any thread. Close it."""
+
+    def __init__(self, root: bytes) -> None:
+        self._root = root
+        self._lock = fork_safe_lock()
+        self._watcher: Watcher | None = None
+        self._asked = self._refused = False
+        self._epoch = 0
+
+    @property
+    def is_watching(self) -> bool:
+        return self._watcher is not None
+
+    def epoch(self) -> int:
+        """A number that stays the same while nothing below the root changes."""
+        with self._lock:
+            if self._watcher is None:
+                self._epoch += 1
+                self._start()
+            elif self._has_moved(self._watcher):
+                self._epoch += 1
+            return self._epoch
+
+    def _start(self) -> None:
+        """Set the watches. Changes during this count as before the number that the caller is about to get."""
+        if self._asked and not self._refused:
+            try:
+                self._watcher = Watcher(self._root, frozenset({os.path.join(self._root, b".git")}))
+            except (MulliganError, OSError):
+                self._refused = True
+        self._asked = True
+
+    @staticmethod
+    def _has_moved(watcher: Watcher) -> bool:
+        dirty = watcher.take()
+        return bool(dirty.paths or dirty.moved_away or dirty.overflowed)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._watcher is not None:
+                self._watcher.close()
+                self._watcher, self._refused = None, True
+
 
 _REF = re.compile(rb"refs/[^\x00-\x20\x7f~^:?*\[\\]+\Z")
 _OID = re.compile(rb"[0-9a-f]{40}(?:[0-9a-f]{24})?\Z")
@@ -35,7 +88,7 @@ _UNTRACKED = b"??"
 Stamp = tuple[int, ...]
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Fingerprint:
     head_oid: str
     index_oid: str
@@ -50,9 +103,10 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class TreeState:
-    """A fingerprint and the facts behind it: what git's two letters say of each path that is not as committed.
+    """A fingerprint and its facts: the two letters of git's status for each path that differs from the commit.
 
-    Two states of one `epoch` were not merely found equal: nothing moved between them.
+    If two states have one `epoch`, nothing changed between them; equal states of different epochs may have differed in
+    between.
     """
 
     fingerprint: Fingerprint
@@ -64,7 +118,7 @@ class TreeState:
         return hash_of_facts(self.facts)
 
     def facts_hash_without(self, own: Iterable[RepoPath]) -> str:
-        """The same, had the paths never been touched."""
+        """The hash of the facts without those of some paths."""
         left_out = {path_bytes(path) for path in own}
         if not left_out & self.facts.keys():
             return self.facts_hash
@@ -76,7 +130,10 @@ def hash_of_facts(facts: Mapping[bytes, bytes]) -> str:
 
 
 def parse_status(status: bytes) -> dict[bytes, bytes]:
-    """Two letters by path, from `git status --porcelain=v1 -z`. A rename's old name is a path of its own."""
+    """The two letters of git's status by path, from `git status --porcelain=v1 -z`.
+
+    A rename's old name is a path of its own.
+    """
     facts: dict[bytes, bytes] = {}
     rows = iter(status.split(b"\0")[:-1])
     for row in rows:
@@ -87,13 +144,13 @@ def parse_status(status: bytes) -> dict[bytes, bytes]:
 
 
 class Fingerprints:
-    """Takes fingerprints of one root, as cheaply as is sure. For any thread. Close it."""
+    """Computes fingerprints of one root, and skips work where nothing can have changed. For any thread. Close it."""
 
     def __init__(self, root: Root, clock: Clock) -> None:
         self._root = root
         self._clock = clock
         self._lock = fork_safe_lock()
-        self._stillness = Stillness(root.path)
+        self._stillness = ChangeCounter(root.path)
         self._reader: GitReader | None = None
         self._last: TreeState | None = None
         self._index: tuple[Stamp, str] | None = None
@@ -106,7 +163,7 @@ class Fingerprints:
                 self._reader = None
 
     def epoch(self) -> tuple[object, ...]:
-        """Equal to an earlier one only if nothing that a fingerprint is made of moved in between."""
+        """A value that equals an earlier one only if nothing that determines the fingerprint changed in between."""
         repository = find_repository(self._root.path)
         stamps = () if repository is None else _git_stamps(repository)
         return (self._stillness.epoch(), repository, stamps)
@@ -127,8 +184,8 @@ class Fingerprints:
                 facts = parse_status(status if _is_exact(status) else reader.status(exact=True))
                 print_ = Fingerprint(self._head_oid(reader), self._index_oid(reader), sha256(status).hexdigest())
                 return TreeState(print_, _without_drafts(facts), epoch)
-            except GitFailed:
-                pass  # a repository git cannot read is a directory like any other
+            except GitError:
+                pass  # A repository that git cannot read counts as an ordinary directory.
         return self._without_git(epoch)
 
     def _without_git(self, epoch: tuple[object, ...]) -> TreeState:
@@ -137,7 +194,7 @@ class Fingerprints:
         return TreeState(Fingerprint("", "", hash_of_facts(facts)), facts, epoch)
 
     def reader(self) -> GitReader | None:
-        """Of the repository that is at the root now; None when there is none that can be read."""
+        """A reader of the repository at the root; None if there is none that git can read."""
         with self._lock:
             repository = find_repository(self._root.path)
             if self._reader is not None and self._reader.repository != repository:
@@ -146,7 +203,7 @@ class Fingerprints:
             if self._reader is None and repository is not None:
                 try:
                     self._reader = GitReader(repository)
-                except GitFailed:
+                except GitError:
                     return None
             return self._reader
 
@@ -155,7 +212,10 @@ class Fingerprints:
         return reader.head_oid() if oid is None else oid
 
     def _index_oid(self, reader: GitReader) -> str:
-        """Remembered by the stamp of the index, once that is old enough to tell a change."""
+        """The tree of the index.
+
+        It is cached by the stamp of the index, if that is old enough to show a later change.
+        """
         path = os.path.join(reader.repository.git_dir, b"index")
         try:
             status = os.stat(path)
@@ -171,18 +231,18 @@ class Fingerprints:
 
 
 def _without_drafts(facts: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    """Files that a call of ours is about to put in their place are nobody's news."""
+    """The facts without our draft files, which an open call is about to move into place."""
     return {path: fact for path, fact in facts.items() if not path.rpartition(b"/")[2].startswith(DRAFT_PREFIX)}
 
 
 def _is_exact(status: bytes) -> bool:
-    """Whether every path in it stands for itself: no rename, no untracked directory."""
+    """Whether the status has neither a rename nor an untracked directory, so that it names every path."""
     rows = status.split(b"\0")
     return not any(row[:1] in (b"R", b"C") or row.endswith(b"/") for row in rows)
 
 
 def _git_stamps(repository: Repository) -> tuple[Stamp | bytes | None, ...]:
-    """What git's own files look like from outside; the ref HEAD names by its very bytes."""
+    """The stamps of git's own files; of the ref that HEAD names, its bytes."""
     own = [os.path.join(repository.git_dir, name) for name in (b"HEAD", b"index")]
     shared = [os.path.join(repository.common_dir, name) for name in (b"packed-refs", b"config", b"info/exclude")]
     shared += [os.path.join(repository.common_dir, name) for name in (b"info/attributes", b"info/sparse-checkout")]
@@ -199,7 +259,7 @@ def _stamp_at(path: bytes) -> Stamp | None:
 
 
 def read_head(repository: Repository) -> str | None:
-    """The commit HEAD names, read by hand: empty before the first commit, None when only git can tell."""
+    """The commit of HEAD, read without git: empty before the first commit, None if only git can tell."""
     text = read_small(os.path.join(repository.git_dir, b"HEAD"), _REF_MAX_BYTES)
     for _ in range(_REF_HOPS_MAX):
         if text is None:
@@ -233,7 +293,7 @@ def _packed_ref(repository: Repository, name: bytes) -> str | None:
 
 
 def changed_facts(before: Mapping[bytes, bytes], after: Mapping[bytes, bytes]) -> list[RepoPath]:
-    """Paths that git says something else of now, in byte order."""
+    """The paths whose status differs, in byte order."""
     return [
         path_from_bytes(path.rstrip(b"/"))
         for path in sorted({*before, *after})

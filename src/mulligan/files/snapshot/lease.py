@@ -1,13 +1,14 @@
-"""Leases: a reader's claim that what it saw is still so.
+"""Leases: a reader's claim that what it read has not changed.
 
-1. A lease is stale when HEAD or index moved, when git says something else of any path but the holder's own, or when a
-   touched path holds something else than was seen there. The last is what a fingerprint alone cannot tell.
-2. What the holder writes renews the lease for those paths and for no others: a change that somebody else made in the
-   same moment still makes it stale.
+1. A lease is stale if HEAD or the index changed, if git reports another status for any path but the holder's own, or if
+a touched path holds something else than the holder read. A fingerprint alone cannot tell the last.
+2. The holder's writes renew the lease for those paths and for no others: a change that another program made at the same
+time still makes it stale.
 3. A lease belongs to one root, outlives the process, and ends after an hour without use.
-4. Nothing is refreshed silently. A stale lease stays stale.
+4. Mulligan never refreshes a lease by itself. It is stale as long as the tree differs from what the holder read, and
+valid again only if the tree is exactly as it was.
 
-Leases are coordination, not history: rows that no journal holds.
+Leases are coordination, not history: no journal has their rows.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from mulligan.files.resolve import Root
+from mulligan.files.snapshot.fingerprint import Fingerprint, Fingerprints, TreeState, changed_facts, parse_status
+from mulligan.files.snapshot.manifest import LEASE_PATHS, LEASES, LeasePathRow, LeaseRow
+from mulligan.files.tree.directories import Handles
+from mulligan.files.tree.index import DigestCache, PathState
 from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.store.protocol import Store
 from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import Clock, parse_timestamp, timestamp
 from mulligan.values.ids import IdSource
 from mulligan.values.paths import RepoPath, name_of, path_bytes, path_from_bytes
-from mulligan.workspace.census import Census, Seen
-from mulligan.workspace.fingerprint import Fingerprint, Fingerprints, TreeState, changed_facts, parse_status
-from mulligan.workspace.places import Root
-from mulligan.workspace.search.handles import Handles
-from mulligan.workspace.tables import LEASE_PATHS, LEASES, LeasePathRow, LeaseRow
 
 IDLE_LIMIT = timedelta(hours=1)
 _FORGET_AFTER = timedelta(days=1)
@@ -39,12 +40,12 @@ _REMEMBERED_LEASES = 256
 _RULE_FILES = frozenset({".gitignore", ".ignore", ".gitattributes"})
 
 
-class UnknownLease(Exception):
+class UnknownLeaseError(Exception):
     """No such lease, or it belongs to another root."""
 
 
-class StaleLease(Exception):
-    """What the holder saw is no longer so. `changed` are the paths known to differ, in byte order."""
+class StaleLeaseError(Exception):
+    """The tree differs from what the holder read. `changed` are the paths known to differ, in byte order."""
 
     def __init__(self, lease: str, fingerprint: Fingerprint, changed: Iterable[RepoPath], *, expired: bool) -> None:
         super().__init__(lease)
@@ -56,10 +57,10 @@ class StaleLease(Exception):
 
 @dataclass(slots=True)
 class Lease:
-    """A lease in memory, as of `row.version`. `verified`: the epoch in which it was last found to hold."""
+    """A lease in memory, as of `row.version`. `verified`: the epoch in which it was last found valid."""
 
     row: LeaseRow
-    touched: dict[RepoPath, Seen] = field(default_factory=dict)
+    touched: dict[RepoPath, PathState] = field(default_factory=dict)
     own: set[RepoPath] = field(default_factory=set)
     verified: tuple[object, ...] | None = None
 
@@ -76,7 +77,7 @@ class Leases:
     """The leases of one root. For any thread."""
 
     def __init__(self, store: Store, root_id: str, root: Root, *, clock: Clock, ids: IdSource) -> None:
-        self.census = Census(root, clock)
+        self.census = DigestCache(root, clock)
         self.fingerprints = Fingerprints(root, clock)
         self._store = store
         self._root_id = root_id
@@ -105,34 +106,34 @@ class Leases:
         return self._remember(Lease(row, verified=state.epoch))
 
     def check(self, lease_id: str) -> tuple[Lease, TreeState]:
-        """The lease and the state it holds in. Raises UnknownLease or StaleLease."""
+        """The lease and the present state, if the lease is valid. Raises UnknownLeaseError or StaleLeaseError."""
         with self._lock:
             lease = self._find(lease_id)
             state = self.fingerprints.state()
             if parse_timestamp(lease.row.used_at) + IDLE_LIMIT < self._clock.now():
-                raise StaleLease(lease_id, state.fingerprint, (), expired=True)
+                raise StaleLeaseError(lease_id, state.fingerprint, (), expired=True)
             if lease.verified != state.epoch:
                 self._verify(lease, state)
             self._note_use(lease)
             return lease, state
 
-    def touch(self, lease: Lease, seen: Mapping[RepoPath, Seen]) -> None:
-        """What the holder has now seen too. Raises StaleLease if it is not what was seen there before."""
+    def touch(self, lease: Lease, seen: Mapping[RepoPath, PathState]) -> None:
+        """Add paths that the holder has read. Raises StaleLeaseError if one differs from what it read there before."""
         with self._lock:
             known = self._find(lease.id)
             changed = [path for path, now in seen.items() if known.touched.get(path, now) != now]
             if changed:
-                raise StaleLease(lease.id, self.fingerprints.state().fingerprint, changed, expired=False)
+                raise StaleLeaseError(lease.id, self.fingerprints.state().fingerprint, changed, expired=False)
             fresh = {path: now for path, now in seen.items() if path not in known.touched}
             if fresh:
                 self._write(known, fresh, own=())
 
-    def renew(self, lease: Lease, before: TreeState, own: Mapping[RepoPath, Seen]) -> TreeState:
-        """The holder wrote these paths: from now on they are as they were left. The state of the tree after it."""
+    def renew(self, lease: Lease, before: TreeState, own: Mapping[RepoPath, PathState]) -> TreeState:
+        """Renew the lease for paths that the holder wrote. Answers the state of the tree after that."""
         with self._lock:
             known = self._find(lease.id)
             after = self.fingerprints.state()
-            # New ignore rules change what git says of others' files; then all of it is taken as it is now.
+            # New ignore rules change git's status of other files; then the lease takes the whole present state.
             told = after if any(name_of(path) in _RULE_FILES for path in own) else before
             known.own |= own.keys()
             facts = {path: fact for path, fact in told.facts.items() if path_from_bytes(path) not in known.own}
@@ -155,7 +156,7 @@ class Leases:
         if told != lease.row.facts_hash:
             changed += self._told_otherwise(lease, state)
         if moved or changed or told != lease.row.facts_hash:
-            raise StaleLease(lease.id, now, changed, expired=False)
+            raise StaleLeaseError(lease.id, now, changed, expired=False)
         lease.verified = state.epoch
 
     def _changed(self, lease: Lease) -> list[RepoPath]:
@@ -182,11 +183,11 @@ class Leases:
 
     def _find(self, lease_id: str) -> Lease:
         if not lease_id.isascii():
-            raise UnknownLease(lease_id)  # none of ours, and perhaps no text that a store can look for
+            raise UnknownLeaseError(lease_id)  # Not an id of ours, and perhaps no text that a store can search for.
         with self._store.read() as tx:
             row = tx.get(LEASES, lease_id)
             if row is None or row.root != self._root_id:
-                raise UnknownLease(lease_id)
+                raise UnknownLeaseError(lease_id)
             known = self._memory.get(lease_id)
             if known is not None and known.row.version == row.version:
                 known.row = row
@@ -195,7 +196,7 @@ class Leases:
         lease = Lease(row)
         for one in rows:
             path = path_from_bytes(one.path)
-            lease.touched[path] = Seen.from_json(decode(one.seen))
+            lease.touched[path] = PathState.from_json(decode(one.seen))
             if one.own:
                 lease.own.add(path)
         return self._remember(lease)
@@ -207,7 +208,7 @@ class Leases:
             self._memory.popitem(last=False)
         return lease
 
-    def _write(self, lease: Lease, seen: Mapping[RepoPath, Seen], *, own: Iterable[RepoPath]) -> None:
+    def _write(self, lease: Lease, seen: Mapping[RepoPath, PathState], *, own: Iterable[RepoPath]) -> None:
         mine, row, now_at = set(own), lease.row, timestamp(self._clock)
         lease.touched |= seen
         with self._store.write() as tx:
@@ -220,11 +221,11 @@ class Leases:
                 owned = int(path in mine or path in lease.own)
                 tx.put(LEASE_PATHS, LeasePathRow(lease.id, path_bytes(path), encode(now.to_json()), owned))
         if stored.version != row.version:
-            # Another process wrote to the same lease a moment ago: next time all of it is read anew.
+            # Another process wrote to the same lease meanwhile, so the next use reads all of it again.
             self._memory.pop(lease.id, None)
 
     def _note_use(self, lease: Lease) -> None:
-        """Often enough to be found in use, seldom enough to cost nothing."""
+        """Note the use of a lease, but not each time, because that would be a write for every read."""
         if lease.row.used_at >= _before(self._clock, _USE_NOTED_EVERY):
             return
         with self._store.write() as tx:
@@ -237,7 +238,7 @@ class Leases:
 
 
 def _before(clock: Clock, span: timedelta) -> str:
-    """A time that long ago, as rows have it."""
+    """The time that long ago, as a column has it."""
     from mulligan.values.clock import FixedClock
 
     return timestamp(FixedClock(clock.now() - span))

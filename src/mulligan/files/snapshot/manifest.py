@@ -1,28 +1,41 @@
-"""Manifests: which files a snapshot holds, and the id that follows from it. Pure.
+"""Manifests: the files of a snapshot, and the snapshot's id.
 
-The id is made of fingerprint and manifest alone. An entry is a path and the digest of its bytes, for a link those
-of its target. Size, mode and kind, empty directories, and what was asked for are kept beside it and do not change it.
+The id depends on fingerprint and manifest alone. An entry is a path and the digest of its bytes, for a link of its
+target. Size, mode and kind, empty directories, and the requested scope are stored beside it and do not change the id.
+
+`tar_of` makes a tar archive whose bytes depend on nothing but the snapshot.
+
+The tables have one row for each snapshot, folded from `snapshot.created`. A snapshot that is created again has a second
+record, and its creation time is that of the last one. `snapshot.evicted` names the dropped bodies; the last of those
+records deletes the row. The content of a snapshot determines its id, but not its parent, so lineage is a table of its
+own: the first recorded parent stays, and no snapshot is its own parent.
+
+The tables of leases are here too, because opening a store needs them, but not the code of `lease`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import io
+import tarfile
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from typing import Any, Literal
 
+from mulligan.files.snapshot.fingerprint import Fingerprint
+from mulligan.store.journal import Record
+from mulligan.store.protocol import Table, Tx
 from mulligan.values.canonical import encode
 from mulligan.values.digest import Digest, parse_digest
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.paths import ROOT, RepoPath, ancestors_of, from_wire, is_below, parent_of, path_bytes, to_wire
-from mulligan.values.plain import plain
-from mulligan.workspace.fingerprint import Fingerprint
 
 CapturedKind = Literal["file", "symlink"]
 
 
-@plain(slots=True, frozen=True)
-class Captured:
+@fast_dataclass(slots=True, frozen=True)
+class CapturedFile:
     """One file or link of a snapshot."""
 
     path: RepoPath
@@ -34,19 +47,22 @@ class Captured:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Captured entries by path bytes. `empty_dirs` have a mode; `scope` is what was asked for, directories and all."""
+    """The captured entries in byte order of their paths.
 
-    entries: tuple[Captured, ...]
+    `empty_dirs` have a mode; `scope` is the requested paths, directories included.
+    """
+
+    entries: tuple[CapturedFile, ...]
     empty_dirs: tuple[tuple[RepoPath, int], ...] = ()
     scope: tuple[RepoPath, ...] = ()
 
     @staticmethod
     def of(
-        entries: Iterable[Captured],
+        entries: Iterable[CapturedFile],
         empty_dirs: Iterable[tuple[RepoPath, int]] = (),
         scope: Iterable[RepoPath] = (),
     ) -> Manifest:
-        """In order, each path once."""
+        """A manifest of these entries, sorted, each path once."""
         unique = {entry.path: entry for entry in entries}
         return Manifest(
             tuple(unique[path] for path in sorted(unique, key=path_bytes)),
@@ -55,7 +71,7 @@ class Manifest:
         )
 
     @cached_property
-    def by_path(self) -> Mapping[RepoPath, Captured]:
+    def by_path(self) -> Mapping[RepoPath, CapturedFile]:
         return {entry.path: entry for entry in self.entries}
 
     @cached_property
@@ -74,7 +90,7 @@ class Manifest:
         return {"files": len(self.entries), "total_bytes": self.total_bytes}
 
     def covers(self, path: RepoPath) -> bool:
-        """Whether the path would be here, had it existed."""
+        """Whether the manifest would have the path if it had existed."""
         return any(path == one or is_below(path, one) for one in self.scope)
 
     def canonical(self) -> bytes:
@@ -91,7 +107,7 @@ class Manifest:
     def from_json(body: Mapping[str, Any]) -> Manifest:
         return Manifest(
             tuple(
-                Captured(from_wire(path), parse_digest(blob), size, mode, kind)
+                CapturedFile(from_wire(path), parse_digest(blob), size, mode, kind)
                 for path, blob, size, mode, kind in body["entries"]
             ),
             tuple((from_wire(path), mode) for path, mode in body["empty_dirs"]),
@@ -103,12 +119,12 @@ def snapshot_id(fingerprint: Fingerprint, manifest: Manifest) -> str:
     return "sha256:" + sha256(fingerprint.canonical() + b"\n" + manifest.canonical()).hexdigest()
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Row:
-    """What a listing shows of a snapshot: a captured entry, or a directory that leads to some."""
+    """A row in the listing of a snapshot: a captured entry, or a directory above some."""
 
     path: RepoPath
-    entry: Captured | None
+    entry: CapturedFile | None
 
 
 def rows_below(manifest: Manifest, base: RepoPath, *, depth: int) -> list[Row]:
@@ -133,7 +149,7 @@ def _level(path: RepoPath) -> int:
 
 
 def follow_link(manifest: Manifest, path: RepoPath, target_of: Mapping[RepoPath, str]) -> RepoPath | None:
-    """Where a chain of captured links ends; None if it leaves what was captured."""
+    """The end of a chain of captured links; None if it leads to a path that was not captured."""
     for _ in range(40):
         if path not in target_of:
             return path if path in manifest.by_path else None
@@ -154,7 +170,7 @@ Status = Literal["added", "modified", "deleted"]
 
 
 def changes_between(before: Manifest, after: Manifest) -> list[tuple[RepoPath, Status]]:
-    """By path, content against content; a rename is a deletion and an addition."""
+    """The differences of two manifests in content, by path; a rename is a deletion and an addition."""
     found: list[tuple[RepoPath, Status]] = []
     for path in sorted({*before.by_path, *after.by_path}, key=path_bytes):
         old, new = before.by_path.get(path), after.by_path.get(path)
@@ -165,3 +181,110 @@ def changes_between(before: Manifest, after: Manifest) -> list[tuple[RepoPath, S
         elif (old.blob, old.kind) != (new.blob, new.kind):
             found.append((path, "modified"))
     return found
+
+
+LINK_MODE = 0o777
+_EXECUTABLE = 0o100
+
+
+def tar_of(manifest: Manifest, read: Callable[[Digest], bytes]) -> bytes:
+    """A tar archive in path order, with times 0, owner 0, and modes 0644 or 0755; empty directories and links keep
+    their type.
+    """
+    made = io.BytesIO()
+    rows: list[tuple[bytes, CapturedFile | None]] = [(path_bytes(one.path), one) for one in manifest.entries]
+    rows += [(path_bytes(path), None) for path, _ in manifest.empty_dirs]
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8") as archive:
+        for name, entry in sorted(rows, key=lambda row: row[0]):
+            _add(archive, name.decode("utf-8", "surrogateescape"), entry, read)
+    return made.getvalue()
+
+
+def _add(archive: tarfile.TarFile, name: str, entry: CapturedFile | None, read: Callable[[Digest], bytes]) -> None:
+    info = tarfile.TarInfo(name)
+    if entry is None:
+        info.type, info.mode = tarfile.DIRTYPE, 0o755
+        archive.addfile(info)
+        return
+    data = read(entry.blob)
+    if entry.kind == "symlink":
+        info.type, info.mode, info.linkname = tarfile.SYMTYPE, LINK_MODE, data.decode("utf-8", "surrogateescape")
+        archive.addfile(info)
+        return
+    info.mode = 0o755 if entry.mode & _EXECUTABLE else 0o644
+    info.size = len(data)
+    archive.addfile(info, io.BytesIO(data))
+
+
+@fast_dataclass(slots=True, frozen=True)
+class SnapshotRow:
+    """A snapshot.
+
+    `manifest` is the digest of the blob with the manifest and its side data. `created_at` is the last creation.
+    """
+
+    root: str
+    id: str
+    fingerprint: str
+    manifest: str
+    created_at: str
+
+
+@fast_dataclass(slots=True, frozen=True)
+class LineageRow:
+    root: str
+    child: str
+    parent: str
+
+
+SNAPSHOTS: Table[SnapshotRow] = Table("snapshots", SnapshotRow, key=("root", "id"), projected=True)
+LINEAGE: Table[LineageRow] = Table("lineage", LineageRow, key=("root", "child"), projected=True)
+
+
+def project_snapshot_created(tx: Tx, record: Record) -> None:
+    body = record.payload
+    text = encode(body["fingerprint"]).decode("utf-8")
+    tx.put(SNAPSHOTS, SnapshotRow(body["root"], body["snapshot"], text, body["manifest"], record.at))
+
+
+def project_snapshot_evicted(tx: Tx, record: Record) -> None:
+    body = record.payload
+    if body["is_last"]:
+        tx.delete(SNAPSHOTS, body["root"], body["snapshot"])
+        tx.delete(LINEAGE, body["root"], body["snapshot"])
+
+
+def project_snapshot_derived(tx: Tx, record: Record) -> None:
+    body = record.payload
+    if body["snapshot"] != body["from"] and not tx.has(LINEAGE, body["root"], body["snapshot"]):
+        tx.put(LINEAGE, LineageRow(body["root"], body["snapshot"], body["from"]))
+
+
+@fast_dataclass(slots=True, frozen=True)
+class LeaseRow:
+    """A lease.
+
+    `facts_hash` and `facts` (packed, unless there are too many) are git's status of all paths but the holder's own.
+    """
+
+    id: str
+    root: str
+    fingerprint: str
+    facts_hash: str
+    facts: bytes | None
+    used_at: str
+    version: int
+
+
+@fast_dataclass(slots=True, frozen=True)
+class LeasePathRow:
+    """A path that the holder of a lease has read, and what it held; `own` if the holder wrote it."""
+
+    lease: str
+    path: bytes
+    seen: bytes
+    own: int
+
+
+LEASES: Table[LeaseRow] = Table("leases", LeaseRow, key=("id",), indexes=(("used_at",),))
+LEASE_PATHS: Table[LeasePathRow] = Table("lease_paths", LeasePathRow, key=("lease", "path"))

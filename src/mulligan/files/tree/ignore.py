@@ -10,6 +10,12 @@
  * Nothing else counts: no global ignore file, no configuration.
 
 Matching is by bytes and by case. An ignore file that is a symlink, unreadable or over a size limit counts as absent.
+
+Git's wildcard language, as regular expressions over bytes.
+
+Git matches bytes, not characters: `?` is one byte. A pattern is compiled so that no text can make it backtrack: what
+follows a `*` is looked for from the left inside an atomic group, which is exact for wildcards and takes at most
+quadratic time. A pattern that git would never match (an unclosed bracket, a stray backslash) compiles to None.
 """
 
 from __future__ import annotations
@@ -21,17 +27,181 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, lru_cache
 from typing import TypeAlias
 
+from mulligan.files.git import find_repository, read_small
+from mulligan.files.kernel import real_path_of
+from mulligan.files.tree.directories import OPEN_DIRECTORY, Handles, read_regular
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.limits import MIB_BYTES
 from mulligan.values.paths import ROOT
-from mulligan.values.plain import plain
-from mulligan.workspace.git import find_repository, read_small
-from mulligan.workspace.kernel import real_path_of
-from mulligan.workspace.search.handles import OPEN_DIRECTORY, Handles, read_regular
-from mulligan.workspace.search.wildmatch import literal_prefix, translate
+
+SPECIAL = frozenset(b"*?[\\")
+
+_STAR, _ANY_DIRS, _ANYTHING = "*", "**/", "**"
+_SLASH = ord("/")
+_BYTES = range(256)
+
+_CLASSES: dict[bytes, frozenset[int]] = {
+    b"alnum": frozenset(b for b in range(128) if chr(b).isalnum()),
+    b"alpha": frozenset(b for b in range(128) if chr(b).isalpha()),
+    b"blank": frozenset(b" \t"),
+    b"cntrl": frozenset([*range(32), 127]),
+    b"digit": frozenset(b"0123456789"),
+    b"graph": frozenset(range(33, 127)),
+    b"lower": frozenset(range(ord("a"), ord("z") + 1)),
+    b"print": frozenset(range(32, 127)),
+    b"punct": frozenset(b for b in range(33, 127) if not chr(b).isalnum()),
+    b"space": frozenset(b" \t\n\r\v\f"),
+    b"upper": frozenset(range(ord("A"), ord("Z") + 1)),
+    b"xdigit": frozenset(b"0123456789abcdefABCDEF"),
+}
+
+
+def literal_prefix(pattern: bytes) -> bytes:
+    """The part of a pattern before its first special byte."""
+    for at, byte in enumerate(pattern):
+        if byte in SPECIAL:
+            return pattern[:at]
+    return pattern
+
+
+def translate(pattern: bytes, after: bytes = b"") -> bytes | None:
+    """Source of a regular expression that matches whole paths, `/` being special; None when nothing can match.
+
+    `after` is what the expression will be put after. Wants the flag DOTALL. Holds no capturing groups.
+    """
+    try:
+        fixed, wild = _Reader(pattern).split()
+    except _NeverMatchesError:
+        return None
+    return _assemble(fixed, wild, after)
+
+
+class _NeverMatchesError(Exception):
+    """The pattern is malformed, so it matches nothing, as in git."""
+
+
+class _Reader:
+    def __init__(self, pattern: bytes) -> None:
+        self.pattern = pattern
+        self.at = 0
+
+    def split(self) -> tuple[list[bytes], list[str]]:
+        """The fixed parts, as regex source, and the wildcards between them."""
+        fixed, wild = [b""], []
+        while self.at < len(self.pattern):
+            if self.pattern[self.at] == ord("*"):
+                wild.append(self._wildcard())
+                fixed.append(b"")
+            else:
+                fixed[-1] += self._one()
+        return fixed, wild
+
+    def _wildcard(self) -> str:
+        start = self.at
+        while self.pattern[self.at : self.at + 1] == b"*":
+            self.at += 1
+        rest = self.pattern[self.at :]
+        opens = start == 0 or self.pattern[start - 1] == _SLASH
+        if self.at - start == 1 or not opens or not (not rest or rest.startswith((b"/", b"\\/"))):
+            return _STAR
+        if rest.startswith(b"/"):
+            self.at += 1
+            return _ANY_DIRS
+        return _ANYTHING
+
+    def _one(self) -> bytes:
+        """The regex of one byte of text, never a wildcard."""
+        byte = self.pattern[self.at]
+        self.at += 1
+        if byte == ord("?"):
+            return b"[^/]"
+        if byte == ord("["):
+            return self._bracket()
+        if byte == ord("\\"):
+            byte = self._next()
+        return re.escape(bytes([byte]))
+
+    def _next(self) -> int:
+        if self.at >= len(self.pattern):
+            raise _NeverMatchesError
+        self.at += 1
+        return self.pattern[self.at - 1]
+
+    def _bracket(self) -> bytes:
+        negated = self.pattern[self.at : self.at + 1] in (b"!", b"^")
+        self.at += negated
+        members: set[int] = set()
+        byte, previous = self._next(), 0
+        while True:
+            previous = self._member(byte, previous, members)
+            byte = self._next()
+            if byte == ord("]"):
+                break
+        chosen = set(_BYTES) - members if negated else members
+        return _byte_class(chosen - {_SLASH})
+
+    def _member(self, byte: int, previous: int, members: set[int]) -> int:
+        """Add what one item of a bracket names; returns the byte a following range would start from, or 0."""
+        if byte == ord("\\"):
+            byte = self._next()
+        elif byte == ord("-") and previous and self.pattern[self.at : self.at + 1] not in (b"", b"]"):
+            high = self._next()
+            members.update(range(previous, (self._next() if high == ord("\\") else high) + 1))
+            return 0
+        elif byte == ord("[") and self.pattern[self.at : self.at + 1] == b":":
+            named = self._named_class()
+            if named is not None:
+                members |= named
+                return 0
+        members.add(byte)
+        return byte
+
+    def _named_class(self) -> frozenset[int] | None:
+        """`[:alpha:]`, the reader standing on its first colon; None when it is no class but plain members."""
+        end = self.pattern.find(b"]", self.at + 1)
+        if end < 0:
+            raise _NeverMatchesError
+        body = self.pattern[self.at + 1 : end]
+        if not body.endswith(b":"):
+            return None
+        if body[:-1] not in _CLASSES:
+            raise _NeverMatchesError
+        self.at = end + 1
+        return _CLASSES[body[:-1]]
+
+
+def _byte_class(members: set[int]) -> bytes:
+    if not members:
+        return rb"[^\x00-\xff]"
+    return b"[" + b"".join(b"\\x%02x" % byte for byte in sorted(members)) + b"]"
+
+
+def _assemble(fixed: list[bytes], wild: list[str], after: bytes) -> bytes:
+    """A star swallows, atomically, the fixed part after it; `**` everything up to the next `**`."""
+    source, closing = fixed[0], b""
+    for number, (kind, part) in enumerate(zip(wild, fixed[1:], strict=True), start=2):
+        if kind != _STAR:
+            source += closing + _OPENING[kind] + part
+            closing = b")"
+        elif number == len(fixed) and _opens_a_name(after + source) and b"/" not in part:
+            source += b"[^/]*" + (b"(?<=" + part + b")" if part else b"")
+        else:
+            source += b"(?>[^/]*?" + part + (rb"\Z)" if number == len(fixed) else b")")
+    return source + rb"\Z" + closing
+
+
+_OPENING = {_ANY_DIRS: b"(?>(?:[^/]*/)*?", _ANYTHING: b"(?>.*?"}
+
+
+def _opens_a_name(source: bytes) -> bool:
+    """Whether what follows is matched from the start of a name, so that looking back from its end is safe and quick."""
+    before = source.removesuffix(_OPENING[_ANY_DIRS]).rstrip(b")")
+    return not before or before.endswith(b"/")
+
 
 IGNORE_FILE_MAX_BYTES = MIB_BYTES
+# Per file; compiling more would let a hostile repository stop us. Rules without wildcards are not counted.
 WILDCARD_RULES_MAX = 10_000
-"""Per file; compiling more would let a hostile repository stop us. Rules without wildcards are not counted."""
 
 GIT_IGNORE = ".gitignore"
 OWN_IGNORE = ".ignore"
@@ -39,8 +209,8 @@ OWN_IGNORE = ".ignore"
 _BOM = b"\xef\xbb\xbf"
 
 
-@plain(slots=True, frozen=True)
-class Rule:
+@fast_dataclass(slots=True, frozen=True)
+class IgnoreRule:
     """One line of an ignore file. `anchored`: matched against the whole path below the file's directory."""
 
     pattern: bytes
@@ -49,9 +219,9 @@ class Rule:
     anchored: bool
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class IgnoreSources:
-    """What a directory has to say: the bytes of its ignore files, None where there is none."""
+    """The bytes of a directory's ignore files, None where there is none."""
 
     git: bytes | None = None
     own: bytes | None = None
@@ -61,13 +231,13 @@ class IgnoreSources:
 NO_SOURCES = IgnoreSources()
 
 
-def parse_rules(text: bytes) -> list[Rule]:
+def parse_rules(text: bytes) -> list[IgnoreRule]:
     """The rules of an ignore file in order. As git: NUL ends a line, one `\\r` before `\\n` is dropped."""
     lines = text.removeprefix(_BOM).split(b"\n")
     return [rule for line in lines if not line.startswith(b"#") and (rule := _parse_line(line)) is not None]
 
 
-def _parse_line(line: bytes) -> Rule | None:
+def _parse_line(line: bytes) -> IgnoreRule | None:
     line = _trim_trailing_spaces(line.removesuffix(b"\r").partition(b"\0")[0])
     negated = line.startswith(b"!")
     pattern = line[negated:]
@@ -77,7 +247,7 @@ def _parse_line(line: bytes) -> Rule | None:
     if not pattern:
         return None
     anchored = b"/" in pattern
-    return Rule(pattern.removeprefix(b"/") if anchored else pattern, negated, dirs_only, anchored)
+    return IgnoreRule(pattern.removeprefix(b"/") if anchored else pattern, negated, dirs_only, anchored)
 
 
 def _trim_trailing_spaces(line: bytes) -> bytes:
@@ -92,7 +262,7 @@ def _trim_trailing_spaces(line: bytes) -> bytes:
 class _Index:
     """The rules of one file that may speak about one kind of entry, arranged for quick lookup of the last match."""
 
-    def __init__(self, rules: Iterable[tuple[int, Rule]]) -> None:
+    def __init__(self, rules: Iterable[tuple[int, IgnoreRule]]) -> None:
         self._names: dict[str, int] = {}
         self._paths: dict[bytes, int] = {}
         self._suffixes: dict[str, int] = {}
@@ -111,7 +281,7 @@ class _Index:
         self._path_starts = tuple(path_starts)
         self._on_the_way = {start[:end] for start in path_starts for end in _ends_of_names(start)}
 
-    def _file(self, number: int, rule: Rule, prefix: bytes, sources: dict[int, bytes]) -> None:
+    def _file(self, number: int, rule: IgnoreRule, prefix: bytes, sources: dict[int, bytes]) -> None:
         if prefix == rule.pattern and rule.anchored:
             self._paths[prefix] = number
         elif prefix == rule.pattern:
@@ -122,9 +292,9 @@ class _Index:
             sources[number] = source
 
     def mentions(self, entries: Sequence[str], text: str, directory: bytes) -> set[str]:
-        """Which entries of a directory some rule matches; `text` is all of them in a row.
+        """The entries of a directory that some rule matches; `text` is all of them in a row.
 
-        Most often it is none, and that is found out without going through them one by one.
+        Most often there is none, and one search in `text` shows that without checking each entry.
         """
         found = self._names_as_listed.intersection(entries)
         for ending in self._endings:
@@ -161,7 +331,7 @@ def _raw(name: str) -> bytes:
 
 
 def _ends_of_names(path: bytes) -> list[int]:
-    """Where the directories that a path leads through end, slash included; the one it starts from is one of them."""
+    """The end offsets of the directories in a path, slash included; the starting directory is one of them."""
     return [0, *(at for at, byte in enumerate(path, start=1) if byte == ord("/"))]
 
 
@@ -169,7 +339,7 @@ _ENDING = re.compile(rb"\*([^*?\[\\]+)|\*([^*?\[\\]*)\[([a-zA-Z0-9]+)\]([^*?\[\\
 
 
 def _endings(pattern: bytes) -> list[str]:
-    """What a name must end in, for the commonest wildcards of all: `*.o` and `*.py[co]`.
+    """The endings of the most common wildcards: `*.o` and `*.py[co]`.
 
     Only in ASCII: the bytes at the end of a name need not be whole characters.
     """
@@ -181,7 +351,7 @@ def _endings(pattern: bytes) -> list[str]:
     return [(found[2] + bytes([letter]) + found[4]).decode() for letter in found[3]]
 
 
-def _source(rule: Rule, prefix: bytes) -> bytes | None:
+def _source(rule: IgnoreRule, prefix: bytes) -> bytes | None:
     """Git compares the part before the first wildcard by itself, so that a `**` right after it opens a pattern."""
     if not rule.anchored:
         return translate(rule.pattern)
@@ -214,7 +384,7 @@ class RuleFile:
         return bool(self._rules)
 
     def verdict(self, name: str, path: bytes, is_dir: bool) -> bool | None:
-        """True: ignored; False: taken back; None: not mentioned. `path` is from the root."""
+        """True: ignored; False: a `!` rule includes it again; None: no rule. `path` is from the root."""
         number = (self._for_dirs if is_dir else self._for_files).last(name, path[self._base_length :])
         return None if number < 0 else not self._rules[number].negated
 
@@ -231,9 +401,9 @@ class RuleFile:
         return _Index((number, rule) for number, rule in enumerate(self._rules) if not rule.dirs_only)
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class IgnoreRules:
-    """The rules in force inside one directory. Immutable; `child` gives those of a directory inside it."""
+    """The rules that apply inside one directory. Immutable; `child` gives those of a directory inside it."""
 
     prefix: bytes = b""
     own: tuple[RuleFile, ...] = ()
@@ -316,19 +486,22 @@ def _read_exclude(dir_fd: int) -> bytes | None:
 
 
 def _exclude_elsewhere(dir_fd: int) -> bytes | None:
-    """Of a repository that may lie anywhere, so it is read by path. It gives rules and nothing that is ever shown."""
+    """The `info/exclude` of a repository that may be anywhere, so it is read by path.
+
+    It only gives rules and is never shown.
+    """
     repository = find_repository(real_path_of(dir_fd))
     if repository is None:
         return None
     return read_small(os.path.join(repository.common_dir, b"info/exclude"), IGNORE_FILE_MAX_BYTES)
 
 
+# The ignore files of the directories above a root, the outermost first, each with the name of the next directory.
 Above: TypeAlias = tuple[tuple[str, IgnoreSources], ...]
-"""What directories around a root say, the outermost first, each with the name of the next one inside it."""
 
 
 def read_above(root_fd: int) -> Above:
-    """From the top of the working tree that the root is in down to its parent. Empty for a root that is none's part."""
+    """The ignore files from the top of the working tree around the root down to its parent. Empty if there is none."""
     try:
         path = real_path_of(root_fd)
     except OSError:
@@ -359,7 +532,7 @@ def _sources_of(path: bytes) -> IgnoreSources:
 
 
 def rules_inside(above: Above) -> IgnoreRules:
-    """The rules in force in a root, before its own ignore files."""
+    """The rules that apply in a root, before its own ignore files."""
     rules = IgnoreRules()
     for name, sources in above:
         rules = rules.with_sources(sources).child(name)

@@ -1,12 +1,12 @@
 """The files below a directory, in byte order of their paths, without those that are ignored.
+* Regular files only. Symlinks are neither listed nor followed, to files or to directories; special files are left out.
+* `.git`, directory or file, is never entered or listed. Other hidden files are.
+* A directory that cannot be read, or whose path is too long, is skipped and named in `unreadable`.
+* The caller names the base itself, so it is never ignored; what is below it may be.
 
- * Regular files only. Symlinks are neither listed nor followed, to files or to directories; special files are left out.
- * `.git`, directory or file, is never entered or listed. Other hidden files are.
- * A directory that cannot be read, or whose path is longer than any may be, is skipped and named in `unreadable`.
- * The base itself is asked for by name and so is never ignored; what is below it may be.
-
-A walk goes only as far as somebody asks. One that went to its end can be the start of the next: a directory is not even
-opened when a watch vouches for it, and not listed again where `stamps` says that the old listing can be trusted.
+A walk goes only as far as its caller iterates. A complete one can be the start of the next: the next does not open a
+directory that a watch reports as unchanged, and does not list it again if its stamp shows that the old listing is
+valid.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
 from typing import Protocol
 
-from mulligan.values.clock import Clock
-from mulligan.values.limits import MAX_PATH_BYTES
-from mulligan.values.paths import ROOT, RepoPath, ancestors_of, name_of, path_bytes
-from mulligan.values.plain import plain
-from mulligan.workspace.search.handles import OPEN_DIRECTORY, OPEN_MAX, Handles
-from mulligan.workspace.search.ignore import (
+from mulligan.files.tree.directories import OPEN_DIRECTORY, OPEN_MAX, Handles, Stamp, is_local, stamp_of, was_at_rest
+from mulligan.files.tree.ignore import (
+    GIT_IGNORE,
     NO_SOURCES,
+    OWN_IGNORE,
     Above,
     IgnoreRules,
     IgnoreSources,
@@ -32,21 +30,78 @@ from mulligan.workspace.search.ignore import (
     read_sources,
     rules_inside,
 )
-from mulligan.workspace.search.listings import MARKS, Lister, Listing
-from mulligan.workspace.search.stamps import Stamp, stamp_of
-from mulligan.workspace.search.watching import Changes, Watch
+from mulligan.files.tree.watcher import Changes, Watch
+from mulligan.values.clock import Clock
+from mulligan.values.fast_dataclass import fast_dataclass
+from mulligan.values.limits import MAX_PATH_BYTES
+from mulligan.values.paths import ROOT, RepoPath, ancestors_of, name_of, path_bytes
+
+_GIT = ".git"
+# Entries that change how a walk treats the others.
+MARKS = (_GIT, GIT_IGNORE, OWN_IGNORE)
+
+
+@fast_dataclass(slots=True, frozen=True)
+class Listing:
+    """The entries of a directory in walking order, directories with a slash; and which marks were among them."""
+
+    stamp: Stamp
+    trusted: bool
+    entries: tuple[str, ...]
+    marks: tuple[str, ...]
+
+
+class Lister:
+    """Lists directories, `now_ns` being the time before the first of them."""
+
+    def __init__(self, now_ns: int) -> None:
+        self._now_ns = now_ns
+        self._local_devices: dict[int, bool] = {}
+
+    def list(self, fd: int, stamp: Stamp) -> Listing:
+        """List an open directory.
+
+        A change after the stamp was read gives another stamp next time, whether or not this listing has it.
+        """
+        names: list[str] = []
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                if entry.is_file(follow_symlinks=False):
+                    names.append(entry.name)
+                elif entry.is_dir(follow_symlinks=False):
+                    names.append(entry.name + "/")
+        text = "".join(names)
+        marks = _marks_among(names) if _GIT in text or OWN_IGNORE in text else ()
+        if _GIT in marks:
+            names = [name for name in names if name not in (_GIT, _GIT + "/")]
+        if text.isascii():
+            names.sort()
+        else:  # Code points sort as their UTF-8 does, except for the surrogates that stand for other bytes.
+            names.sort(key=lambda name: name.encode("utf-8", "surrogateescape"))
+        trusted = was_at_rest(stamp, self._now_ns) and self._is_local(fd, stamp)
+        return Listing(stamp, trusted, tuple(names), marks)
+
+    def _is_local(self, fd: int, stamp: Stamp) -> bool:
+        if stamp.device not in self._local_devices:
+            self._local_devices[stamp.device] = is_local(fd)
+        return self._local_devices[stamp.device]
+
+
+def _marks_among(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(mark for mark in MARKS if mark in names or mark + "/" in names)
+
 
 _NO_ENTRIES: Iterator[str] = iter(())
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
+# Tells whether a walk needs to enter a directory, given its path from the root.
 Enters = Callable[[str], bool]
-"""Whether a walk has any business inside a directory, given its path from the root."""
 
 
-@plain(slots=True, frozen=True)
-class Place:
-    """A directory as walked. `above`: the rules in force around it; `rules`: with what its own ignore files say."""
+@fast_dataclass(slots=True, frozen=True)
+class WalkedDirectory:
+    """A directory as walked. `above`: the rules that apply around it; `rules`: those with its own ignore files."""
 
     listing: Listing
     above: IgnoreRules
@@ -54,20 +109,20 @@ class Place:
     rules: IgnoreRules
     kept: tuple[str, ...]
     ignored: tuple[str, ...]
+    # Whether it has no subdirectory that is not ignored.
     is_leaf: bool
-    """Whether no directory was kept."""
 
 
 class Visitor(Protocol):
-    """Somebody who looks into every directory while it is open."""
+    """A function object that gets every directory while it is open."""
 
     def visit(self, walk: Walk, path: str, kept: tuple[str, ...], opened: Callable[[], int]) -> None:
         """`opened` gives a descriptor of the directory; it may raise OSError."""
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class WalkPlan:
-    """What is walked: `chain` are the ignore files around the base, the outermost first, and `rules` what they say."""
+    """What a walk follows: `chain` are the ignore files around the base, outermost first; `rules` are their rules."""
 
     base: RepoPath
     chain: Above
@@ -81,41 +136,44 @@ class _Frame:
 
     path: RepoPath
     prefix: str
+    # -1 until it is needed.
     fd: int
-    """-1 while nobody needed it."""
     rules: IgnoreRules
+    # Whether this is the same directory as in the earlier walk, so that its watch counts.
     is_same: bool = False
-    """Whether this is the directory that was known by this path before, so that a watch on it counts."""
     rest: Iterator[str] = _NO_ENTRIES
 
 
 @dataclass(slots=True)
 class Walk:
-    """A walk under way, or at its end when `complete`. Iterating goes on as far as needed; leaving `with` stops it."""
+    """A walk, finished when `complete`. Iterating continues as far as needed; leaving `with` stops it."""
 
     plan: WalkPlan
+    # The files so far, in order: names that follow each other in one directory, behind its path with a slash.
     runs: list[tuple[str, Sequence[str]]] = field(default_factory=list)
-    """The files so far, in order: names that follow each other in one directory, behind its path with a slash."""
     file_count: int = 0
     unreadable: list[RepoPath] = field(default_factory=list)
+    # Directories left out as ignored.
     pruned: list[RepoPath] = field(default_factory=list)
-    """Directories left out as ignored."""
     ignored_files: int = 0
-    places: dict[str, Place] = field(default_factory=dict)
+    places: dict[str, WalkedDirectory] = field(default_factory=dict)
+    # The modification times that were read, by directory and name. They are valid as long as the walk.
     times: dict[str, dict[str, int]] = field(default_factory=dict)
-    """When files were modified, as far as somebody asked, by directory and name. Holds for as long as the walk does."""
+    # Results that callers computed from a complete walk and want to reuse.
     memo: dict[object, object] = field(default_factory=dict)
-    """What somebody made of a complete walk and may ask for again."""
     watch: Watch | None = None
+    # The number of the last query of the watch before this walk began.
     number: int = 0
-    """The time at which the watch was last asked before this walk began."""
     complete: bool = False
     _steps: Generator[None] | None = None
     _in_haste: bool = False
 
     @property
     def files(self) -> list[RepoPath]:
-        """Those it came across so far, each with its whole path: a hundred thousand are not made unless wanted."""
+        """The files so far with their whole paths.
+
+        They are built on request, because there may be a hundred thousand.
+        """
         return [RepoPath(prefix + name) for prefix, names in self.runs for name in names]
 
     def __iter__(self) -> Iterator[RepoPath]:
@@ -147,7 +205,7 @@ class Walk:
         return self
 
     def _advance(self) -> bool:
-        """One directory more; False at the end."""
+        """Walk one more directory; False at the end."""
         if self._steps is None:
             return False
         try:
@@ -173,17 +231,20 @@ def plan_walk(root_fd: int, base: RepoPath, *, include_ignored: bool = False) ->
     return WalkPlan(base, tuple(chain), rules)
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Known:
-    """What an earlier walk with the same plan found. With `changes`, what is not among them is as it was."""
+    """The result of an earlier walk with the same plan.
 
-    places: Mapping[str, Place] = field(default_factory=lambda: MappingProxyType({}))
+    With `changes`, everything that they do not name is unchanged.
+    """
+
+    places: Mapping[str, WalkedDirectory] = field(default_factory=lambda: MappingProxyType({}))
     changes: Changes | None = None
 
 
-@plain(slots=True, frozen=True)
-class Ways:
-    """How a walk goes: into which directories, and who looks into them. A tree that is looked into is watched too."""
+@fast_dataclass(slots=True, frozen=True)
+class WalkScope:
+    """How a walk goes: which directories it enters, and its visitor. A tree with a visitor is watched too."""
 
     enters: Enters | None = None
     visitor: Visitor | None = None
@@ -193,11 +254,11 @@ class Ways:
         return self.enters is None
 
 
-ALL_WAYS = Ways()
+ALL_WAYS = WalkScope()
 UNKNOWN = Known()
 
 
-def start_walk(root_fd: int, walk: Walk, clock: Clock, *, known: Known = UNKNOWN, ways: Ways = ALL_WAYS) -> Walk:
+def start_walk(root_fd: int, walk: Walk, clock: Clock, *, known: Known = UNKNOWN, ways: WalkScope = ALL_WAYS) -> Walk:
     """Enter the base of a walk that has not begun.
 
     Raises OSError when the base is no directory that can be opened.
@@ -209,7 +270,7 @@ def start_walk(root_fd: int, walk: Walk, clock: Clock, *, known: Known = UNKNOWN
 
 
 def still_holds(root_fd: int, walk: Walk) -> bool:
-    """Whether walking again would find the very same, asked of every directory and ignore file but not of listings."""
+    """Whether a new walk would find the same. It checks every directory and ignore file, but lists nothing."""
     if walk.unreadable:
         return False
     for path, place in walk.places.items():
@@ -219,7 +280,7 @@ def still_holds(root_fd: int, walk: Walk) -> bool:
 
 
 def _stamp_at(root_fd: int, path: str) -> Stamp | None:
-    """By path and so perhaps through a symlink, but the inode it leads to is compared, and its parent's stamp too."""
+    """The stamp of a path. It may follow a symlink, but the caller compares the inode, and the parent's stamp too."""
     try:
         return stamp_of(os.stat(path, dir_fd=root_fd, follow_symlinks=False))
     except OSError:
@@ -227,7 +288,10 @@ def _stamp_at(root_fd: int, path: str) -> Stamp | None:
 
 
 def changed_sources(root_fd: int, walk: Walk) -> list[str]:
-    """The directories whose ignore files say something else by now. They are read: no stamp or watch is trusted."""
+    """The directories whose ignore files changed.
+
+    They are read, because a stamp or watch may miss an edit through another name.
+    """
     if walk.plan.include_ignored:
         return []
     changed = []
@@ -238,7 +302,7 @@ def changed_sources(root_fd: int, walk: Walk) -> list[str]:
     return changed
 
 
-def _has_sources(handles: Handles, path: str, place: Place) -> bool:
+def _has_sources(handles: Handles, path: str, place: WalkedDirectory) -> bool:
     try:
         return read_sources(handles.directory(path), place.listing.marks) == place.sources
     except OSError:
@@ -246,7 +310,7 @@ def _has_sources(handles: Handles, path: str, place: Place) -> bool:
 
 
 class _Walker:
-    def __init__(self, root_fd: int, walk: Walk, *, known: Known, now_ns: int, ways: Ways) -> None:
+    def __init__(self, root_fd: int, walk: Walk, *, known: Known, now_ns: int, ways: WalkScope) -> None:
         self.root_fd = root_fd
         self.walk = walk
         self.known = known.places
@@ -257,7 +321,7 @@ class _Walker:
         self.frames: list[_Frame] = []
 
     def steps(self) -> Generator[None]:
-        """Walk on, pausing after each directory's files, so that a caller who has enough can stop."""
+        """Continue the walk, and pause after each directory's files, so that the caller can stop."""
         frames = self.frames
         try:
             self._enter_base()
@@ -316,7 +380,7 @@ class _Walker:
         return self._enter(_Frame(path, prefix, -1, frame.rules, is_same), None)
 
     def _take_leaf(self, frame: _Frame, path: RepoPath, prefix: str) -> bool:
-        """Take the files of a directory that is as it was and has no other in it: most have none."""
+        """Take the files of an unchanged directory without subdirectories, which most directories are."""
         place = self.known.get(path)
         if place is None or not place.is_leaf or place.above is not frame.rules or not frame.is_same:
             return False
@@ -376,7 +440,7 @@ class _Walker:
                 self._close(frames[at - 1])
         return frames[-1].fd
 
-    def _place(self, frame: _Frame, inside: IgnoreRules | None) -> Place:
+    def _place(self, frame: _Frame, inside: IgnoreRules | None) -> WalkedDirectory:
         above, path = frame.rules, frame.path
         old = self.known.get(path)
         if old is not None and frame.is_same and not self._is_listed_anew(path):
@@ -391,10 +455,13 @@ class _Walker:
             return old
         rules = (above.child(name_of(path)) if inside is None else inside).with_sources(sources)
         kept, ignored = rules.divide(listing.entries)
-        return Place(listing, above, sources, rules, kept, ignored, is_leaf="/" not in "".join(kept))
+        return WalkedDirectory(listing, above, sources, rules, kept, ignored, is_leaf="/" not in "".join(kept))
 
-    def _listed(self, path: RepoPath, old: Place | None) -> Listing:
-        """As it was, if its stamp can be trusted to say so, else read anew. Watched from before that on."""
+    def _listed(self, path: RepoPath, old: WalkedDirectory | None) -> Listing:
+        """The listing of a directory: the old one if its stamp shows that it is valid, else a new one.
+
+        The watch is set before.
+        """
         fd = self._opened()
         if self.walk.watch is not None:
             self.walk.watch.add(fd, path)
@@ -403,7 +470,7 @@ class _Walker:
             return old.listing
         return self.lister.list(fd, stamp)
 
-    def _write_down(self, path: RepoPath, prefix: str, place: Place) -> None:
+    def _write_down(self, path: RepoPath, prefix: str, place: WalkedDirectory) -> None:
         self.walk.places[path] = place
         for entry in place.ignored:
             if entry[-1] == "/":

@@ -1,30 +1,32 @@
-"""`mulligan acp`: our own loop as an agent of the Agent Client Protocol.
+"""`mulligan acp`: Mulligan's own agent loop as an agent of the Agent Client Protocol.
 
-Sessions are durable: one that was begun here is listed, loaded and resumed by any later process. Every prompt is a
-turn, so the client can roll it back with its files and its talk.
+Sessions are durable: any later process can list, load and resume them. Every prompt is a turn, so the client can undo
+it, files and transcript together. The functions at the top make the updates that a client sees.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from mulligan.effects.session import Session
+from mulligan.effects.session import DurableSession
 from mulligan.effects.sessions import listed_in
 from mulligan.history.log import changes_of, find_call, workspace_of
 from mulligan.history.tables import TURNS
-from mulligan.servers.acp import frames
-from mulligan.servers.acp.returning import (
+from mulligan.servers.acp.undo import (
     METHODS,
     PREFIX,
     S0_CAPABILITIES,
     STRICT_CAPABILITIES,
     STRICT_METHODS,
-    WaysBack,
+    AcpWorkspace,
+    UndoMethods,
+    Workspaces,
+    close_for_client,
     param,
 )
 from mulligan.servers.acp.wire import (
@@ -37,78 +39,181 @@ from mulligan.servers.acp.wire import (
     Params,
     Wire,
 )
-from mulligan.servers.acp.workspaces import Workspace, Workspaces, close_for_client
-from mulligan.session.known import Plan
-from mulligan.session.standing import is_deleted, session_in
+from mulligan.session.lifecycle import is_deleted, session_in
+from mulligan.session.messages import as_text, calls_in, results_in
+from mulligan.session.state.slices import UPDATE_PLAN, Plan
+from mulligan.session.transcript_log import text_of
 from mulligan.store.protocol import Tx
+from mulligan.values.canonical import decode
 from mulligan.values.entries import Absent, Entry, FileEntry
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import SessionId
 from mulligan.values.limits import MIB_BYTES
-from mulligan.values.plain import plain
+
+Update = dict[str, Any]
+
+_KINDS = {
+    "read_file": "read",
+    "read_blob": "read",
+    "list_dir": "read",
+    "grep": "search",
+    "glob": "search",
+    "write_file": "edit",
+    "edit_file": "edit",
+    "apply_patch": "edit",
+    "mkdir": "edit",
+    "delete": "delete",
+    "move": "move",
+    "shell": "execute",
+    "exec": "execute",
+}
+
+
+_STATUSES = {"pending": "pending", "blocked": "pending", "in_progress": "in_progress", "done": "completed"}
+
+
+def kind_of(tool: str) -> str:
+    return _KINDS.get(tool, "other")
+
+
+def title_of(tool: str, arguments: Mapping[str, Any]) -> str:
+    """The tool and its subject: `write_file a.py`, `shell make test`."""
+    about = arguments.get("path") or arguments.get("pattern") or arguments.get("command") or arguments.get("argv") or ""
+    text = " ".join(map(str, about)) if isinstance(about, list) else str(about)
+    return f"{tool} {text.splitlines()[0] if text else ''}".strip()[:200]
+
+
+def said(text: str, role: str = "agent") -> Update:
+    return {"sessionUpdate": f"{role}_message_chunk", "content": {"type": "text", "text": text}}
+
+
+def plan_frame(plan: Plan) -> Update:
+    entries = [{"content": one.title, "priority": "medium", "status": _STATUSES[one.status]} for one in plan.steps]
+    return {"sessionUpdate": "plan", "entries": entries}
+
+
+def tool_call(id: str, tool: str, arguments: Mapping[str, Any], *, root: str, status: str = "in_progress") -> Update:
+    update: Update = {
+        "sessionUpdate": "tool_call",
+        "toolCallId": id,
+        "title": title_of(tool, arguments),
+        "kind": kind_of(tool),
+        "status": status,
+        "rawInput": dict(arguments),
+    }
+    path = arguments.get("path")
+    return update | ({"locations": [{"path": os.path.join(root, path)}]} if isinstance(path, str) and path else {})
+
+
+def tool_ended(id: str, text: str, *, ok: bool, diffs: Sequence[Update] = ()) -> Update:
+    return {
+        "sessionUpdate": "tool_call_update",
+        "toolCallId": id,
+        "status": "completed" if ok else "failed",
+        "content": [*diffs, {"type": "content", "content": {"type": "text", "text": text}}],
+    }
+
+
+def diff(path: str, before: str | None, after: str) -> Update:
+    """A whole file before and after; `before` is None for a new file."""
+    return {"type": "diff", "path": path, "oldText": before, "newText": after}
+
+
+def replayed(messages: Sequence[Mapping[str, Any]], root: str) -> Iterator[Update]:
+    """A transcript as the updates that a client has seen, except for the plan, which has its own update."""
+    planning = {call.id for message in messages for call in calls_in(message) if call.name == UPDATE_PLAN}
+    for message in messages:
+        text = text_of(message)
+        results = results_in(message)
+        if message["role"] in ("user", "assistant") and text and not results:
+            yield said(text, "user" if message["role"] == "user" else "agent")
+        for call in (one for one in calls_in(message) if one.id not in planning):
+            arguments = call.arguments if isinstance(call.arguments, Mapping) else _read(call.arguments)
+            yield tool_call(call.id, call.name, arguments, root=root)
+        for result in (one for one in results if one.id not in planning):
+            yield tool_ended(result.id, as_text(result.content), ok=not result.failed)
+
+
+def _read(arguments: object) -> Mapping[str, Any]:
+
+    try:
+        found = decode(arguments) if isinstance(arguments, str) else {}
+    except MulliganError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
 
 Prompt = str | Sequence[Mapping[str, Any]]
 
 PROTOCOL_VERSION = 1
 MODES = (
-    ("ask", "Ask first", "Asks before anything is changed."),
+    ("ask", "Ask first", "Asks before it changes anything."),
     ("auto", "Act", "Works without asking; everything can be undone."),
-    ("read", "Only look", "Reads and searches; changes nothing."),
+    ("read", "Read only", "Reads and searches; changes nothing."),
 )
-_OPTIONS = (("allow_once", "Allow"), ("allow_always", "Always allow"), ("reject_once", "Do not"))
+_OPTIONS = (("allow_once", "Allow"), ("allow_always", "Always allow"), ("reject_once", "Reject"))
 _DIFF_BYTES = MIB_BYTES
 
 
-class Shown(Protocol):
-    """Who is told what an agent says and does, while it does."""
+class ProgressView(Protocol):
+    """Shows an agent's messages and tool calls while it works."""
 
     def said(self, text: str) -> None: ...
     def planned(self) -> None:
-        """The session has another plan."""
+        """The session has a new plan."""
         ...
 
     def began(self, id: str, tool: str, arguments: Mapping[str, Any]) -> None: ...
     def ended(self, id: str, text: str, *, ok: bool) -> None: ...
     def may(self, id: str, tool: str, arguments: Mapping[str, Any]) -> bool:
-        """Asked before a tool that may change something."""
+        """Asks the user before a tool that may change something."""
         ...
 
 
-class Work(Protocol):
-    """An agent: works on one prompt of a session to its end. The protocol's word for how it ended."""
+class RunPrompt(Protocol):
+    """Runs an agent on one prompt of a session. Returns the protocol's stop reason."""
 
     def __call__(
-        self, session: Session, prompt: Prompt, shown: Shown, *, only_look: bool, cancelled: threading.Event
+        self,
+        session: DurableSession,
+        prompt: Prompt,
+        shown: ProgressView,
+        *,
+        read_only: bool,
+        cancelled: threading.Event,
     ) -> str: ...
 
 
 @dataclass(slots=True)
-class Live:
-    """A session that this client has at hand."""
+class AgentSession:
+    """A session that this client has open."""
 
-    session: Session
-    workspace: Workspace
+    session: DurableSession
+    workspace: AcpWorkspace
     mode: str = "auto"
     cancelled: threading.Event | None = None
     always: set[str] = field(default_factory=set)
     at_work: threading.Lock = field(default_factory=threading.Lock)
 
 
-@plain(slots=True, frozen=True)
-class Means:
-    """What the server is given: where its folders are, who works on prompts, and in which mode a session begins."""
+@fast_dataclass(slots=True, frozen=True)
+class AgentConfig:
+    """The folders, the function that runs prompts, and the mode in which a session begins."""
 
     workspaces: Workspaces
-    work: Work
+    work: RunPrompt
     version: str
     mode: str = "auto"
 
 
 class AcpAgent:
-    def __init__(self, means: Means) -> None:
-        self._means = means
-        self._workspaces = means.workspaces
-        self._lives: dict[str, Live] = {}
+    """The agent: `handle` answers the requests of one client."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        self._config = config
+        self._workspaces = config.workspaces
+        self._lives: dict[str, AgentSession] = {}
         self.wire: Wire | None = None
 
     def handle(self, method: str, params: Params) -> Any:
@@ -118,7 +223,7 @@ class AcpAgent:
         back, strict = (STRICT_METHODS.get(method), True) if method.startswith(PREFIX) else (METHODS.get(method), False)
         if back is None:
             raise AcpError(METHOD_NOT_FOUND, "Method not found", {"method": method})
-        return self._go_back(back, params, strict=strict)
+        return self._undo(back, params, strict=strict)
 
     # Sessions.
 
@@ -127,7 +232,7 @@ class AcpAgent:
         abilities = (*S0_CAPABILITIES, "fork", "delete")
         return {
             "protocolVersion": PROTOCOL_VERSION,
-            "agentInfo": {"name": "mulligan", "title": "Mulligan", "version": self._means.version},
+            "agentInfo": {"name": "mulligan", "title": "Mulligan", "version": self._config.version},
             "agentCapabilities": {
                 "loadSession": True,
                 "promptCapabilities": {"image": True, "embeddedContext": True},
@@ -146,9 +251,9 @@ class AcpAgent:
         return {"sessionId": live.session.id, **_modes(live)}
 
     def load(self, params: Params) -> Mapping[str, Any]:
-        """The talk so far is shown again before the answer."""
+        """Sends the transcript as updates before the answer."""
         live = self._known(params)
-        for update in frames.replayed(live.session.messages(), live.workspace.root):
+        for update in replayed(live.session.messages(), live.workspace.root):
             self.tell(live, update)
         self.tell_plan(live)
         return _modes(live)
@@ -160,7 +265,7 @@ class AcpAgent:
         cwd = params.get("cwd")
         here = self._workspaces.at(cwd) if isinstance(cwd, str) and cwd else None
         with (self._workspaces.store() if here is None else here.store).read() as tx:
-            rows = listed_in(tx, closed=True, workspace=None if here is None else workspace_of(tx, here.desk))
+            rows = listed_in(tx, closed=True, workspace=None if here is None else workspace_of(tx, here.open_root))
             kept = [row for row in reversed(rows) if row["root"] and not is_deleted(tx, SessionId(row["id"]))]
             return {"sessions": [_listed(tx, row) for row in kept]}
 
@@ -173,7 +278,7 @@ class AcpAgent:
         return {}
 
     def delete(self, params: Params) -> Mapping[str, Any]:
-        """An unknown session is as good as deleted; a closed one is deleted too."""
+        """Deletes an open or closed session; does nothing for an unknown one."""
         name = param(params, "sessionId")
         live = self._lives.get(name)
         if live is not None:
@@ -208,13 +313,13 @@ class AcpAgent:
     def prompt(self, params: Params) -> Mapping[str, Any]:
         live = self._found(params)
         if not live.at_work.acquire(blocking=False):
-            raise AcpError(INVALID_PARAMS, "A prompt is being worked on.", {"status": "prompt_active"})
+            raise AcpError(INVALID_PARAMS, "Another prompt of this session is running.", {"status": "prompt_active"})
         try:
             live.cancelled = threading.Event()
-            only_look = live.mode == "read"
+            read_only = live.mode == "read"
             content = _content(params.get("prompt"))
-            shown = _OnTheWire(self, live)
-            stop = self._means.work(live.session, content, shown, only_look=only_look, cancelled=live.cancelled)
+            shown = _ClientView(self, live)
+            stop = self._config.work(live.session, content, shown, read_only=read_only, cancelled=live.cancelled)
             return {"stopReason": stop}
         finally:
             live.cancelled = None
@@ -224,16 +329,16 @@ class AcpAgent:
         with suppress(AcpError):
             self._stop(self._found(params))
 
-    def _stop(self, live: Live) -> None:
-        """The agent ends at its next step, and stops the command that runs now: its call is put back."""
+    def _stop(self, live: AgentSession) -> None:
+        """Stops the agent at its next step and kills its running command, whose call is rolled back."""
         if live.cancelled is not None:
             live.cancelled.set()
 
-    def may(self, live: Live, id: str, tool: str, arguments: Mapping[str, Any]) -> bool:
+    def may(self, live: AgentSession, id: str, tool: str, arguments: Mapping[str, Any]) -> bool:
         if live.mode == "auto" or tool in live.always:
             return True
         assert self.wire is not None
-        shown = frames.tool_call(id, tool, arguments, root=live.workspace.root, status="pending")
+        shown = tool_call(id, tool, arguments, root=live.workspace.root, status="pending")
         shown.pop("sessionUpdate")
         options = [{"optionId": kind, "name": name, "kind": kind} for kind, name in _OPTIONS]
         asked = {"sessionId": live.session.id, "toolCall": shown, "options": options}
@@ -246,10 +351,10 @@ class AcpAgent:
             live.always.add(tool)
         return chosen in ("allow_once", "allow_always")
 
-    def diffs(self, live: Live, call_id: str) -> list[frames.Update]:
-        """The text files that the call changed, before and after; others are left to the tool's own words."""
+    def diffs(self, live: AgentSession, call_id: str) -> list[Update]:
+        """The text files that the call changed, before and after. Other files appear only in the tool's message."""
         try:
-            call = find_call(live.workspace.desk, call_id, live.session.id)
+            call = find_call(live.workspace.open_root, call_id, live.session.id)
         except MulliganError:
             return []
         with live.workspace.store.read() as tx:
@@ -258,37 +363,37 @@ class AcpAgent:
         for change in changes:
             before, after = self._text(live, change.before), self._text(live, change.after)
             if after is not None and (before is not None or isinstance(change.before, Absent)):
-                found.append(frames.diff(os.path.join(live.workspace.root, change.path), before, after))
+                found.append(diff(os.path.join(live.workspace.root, change.path), before, after))
         return found
 
-    def _text(self, live: Live, entry: Entry) -> str | None:
+    def _text(self, live: AgentSession, entry: Entry) -> str | None:
         if not isinstance(entry, FileEntry) or entry.size > _DIFF_BYTES:
             return None
         try:
-            return live.workspace.desk.ledger.blobs.read(entry.digest).decode("utf-8")
+            return live.workspace.open_root.ledger.blobs.read(entry.digest).decode("utf-8")
         except (MulliganError, UnicodeDecodeError):
             return None
 
-    # Going back.
+    # Undo operations.
 
-    def _go_back(self, back: Callable[[WaysBack, Params], Any], params: Params, *, strict: bool) -> Any:
+    def _undo(self, back: Callable[[UndoMethods, Params], Any], params: Params, *, strict: bool) -> Any:
         live = self._found(params)
         if not live.at_work.acquire(blocking=False):
             raise AcpError(BACKEND, "prompt_active", {"status": "prompt_active"})
         try:
-            result = back(WaysBack(live.session, lambda update: self.tell(live, update), strict), params)
+            result = back(UndoMethods(live.session, lambda update: self.tell(live, update), strict), params)
             return result if isinstance(result, Later) else dict(result)
         finally:
             live.at_work.release()
 
-    # Finding.
+    # Sessions by id.
 
-    def _attach(self, workspace: Workspace, session: Session) -> Live:
-        live = Live(session, workspace, self._means.mode)
+    def _attach(self, workspace: AcpWorkspace, session: DurableSession) -> AgentSession:
+        live = AgentSession(session, workspace, self._config.mode)
         return self._lives.setdefault(session.id, live)
 
-    def _known(self, params: Params) -> Live:
-        """A session of this or an earlier process, in the folder that is named with it."""
+    def _known(self, params: Params) -> AgentSession:
+        """A session of this or an earlier process, in the folder that the request names."""
         name = param(params, "sessionId")
         workspace = self._workspaces.at(_folder(params))
         with workspace.store.read() as tx:
@@ -297,7 +402,7 @@ class AcpAgent:
             raise AcpError(NOT_FOUND, f"There is no session {name!r}.", {"status": "unknown_session"})
         return self._attach(workspace, workspace.sessions.open(name))
 
-    def _found(self, params: Params, *, code: int = INVALID_PARAMS) -> Live:
+    def _found(self, params: Params, *, code: int = INVALID_PARAMS) -> AgentSession:
         name = param(params, "sessionId")
         live = self._lives.get(name)
         if live is None:
@@ -308,35 +413,35 @@ class AcpAgent:
             return self._attach(workspace, workspace.sessions.get(name))
         return live
 
-    def tell_plan(self, live: Live) -> None:
+    def tell_plan(self, live: AgentSession) -> None:
         plan = live.session[Plan].latest()
         if plan is not None:
-            self.tell(live, frames.plan(plan))
+            self.tell(live, plan_frame(plan))
 
-    def tell(self, live: Live, update: Mapping[str, Any]) -> None:
+    def tell(self, live: AgentSession, update: Mapping[str, Any]) -> None:
         assert self.wire is not None
         self.wire.notify("session/update", {"sessionId": live.session.id, "update": dict(update)})
 
 
-@plain(slots=True, frozen=True)
-class _OnTheWire:
+@fast_dataclass(slots=True, frozen=True)
+class _ClientView:
     """Shows one session's work to its client."""
 
     agent: AcpAgent
-    live: Live
+    live: AgentSession
 
     def said(self, text: str) -> None:
-        self.agent.tell(self.live, frames.said(text))
+        self.agent.tell(self.live, said(text))
 
     def planned(self) -> None:
         self.agent.tell_plan(self.live)
 
     def began(self, id: str, tool: str, arguments: Mapping[str, Any]) -> None:
-        self.agent.tell(self.live, frames.tool_call(id, tool, arguments, root=self.live.workspace.root))
+        self.agent.tell(self.live, tool_call(id, tool, arguments, root=self.live.workspace.root))
 
     def ended(self, id: str, text: str, *, ok: bool) -> None:
         diffs = self.agent.diffs(self.live, id) if ok else ()
-        self.agent.tell(self.live, frames.tool_ended(id, text, ok=ok, diffs=diffs))
+        self.agent.tell(self.live, tool_ended(id, text, ok=ok, diffs=diffs))
 
     def may(self, id: str, tool: str, arguments: Mapping[str, Any]) -> bool:
         return self.agent.may(self.live, id, tool, arguments)
@@ -373,13 +478,13 @@ def _listed(tx: Tx, row: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"sessionId": row["id"], "cwd": row["root"], "updatedAt": updated, **title}
 
 
-def _modes(live: Live) -> dict[str, Any]:
+def _modes(live: AgentSession) -> dict[str, Any]:
     available = [{"id": id, "name": name, "description": words} for id, name, words in MODES]
     return {"modes": {"currentModeId": live.mode, "availableModes": available}}
 
 
 def _content(blocks: object) -> Prompt:
-    """A prompt's blocks as a message: plain text if that is all, else parts that models know."""
+    """A prompt's blocks as a message: plain text if there is only text, else message parts."""
     if not isinstance(blocks, list) or not blocks:
         raise AcpError(INVALID_PARAMS, "prompt is a list of content blocks.", {"status": "invalid_params"})
     parts = [_part(block) for block in blocks if isinstance(block, dict)]

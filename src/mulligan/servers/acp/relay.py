@@ -1,114 +1,238 @@
-"""Stands between a client and its agent: every line is passed on as it came, and what it means to us is noted.
+"""`mulligan acp -- COMMAND…`: a proxy between a client and another agent, which records what the agent does.
 
-Two frames are changed: the answer to `initialize` gets our capabilities, and a prompt gets a block in front when the
-model has to know of files that were put back. Requests for our ways back are answered here and never reach the agent.
-Lines are held back only until what they depend on is on record, and never longer than `HELD_S`.
+`Relay` passes every line on unchanged, with two exceptions: it adds Mulligan's capabilities to the answer to
+`initialize`, and it adds a text block to a prompt if the model must learn that files were undone. It answers requests
+for undo operations itself. It holds a line back only until the record is written, and never longer than `HELD_S`.
+`run_proxy` passes signals to the agent and returns its exit code.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
+import queue
 import re
+import signal
+import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from io import BufferedReader
+from types import FrameType
+from typing import Any, Generic, TypeVar, cast
 
-from mulligan.history.kept import kernel_time_ns
-from mulligan.servers.acp import sightings
-from mulligan.servers.acp.errands import Errands
-from mulligan.servers.acp.following import Follower, Live
-from mulligan.servers.acp.returning import METHODS, PREFIX, STRICT_METHODS, WaysBack, param
-from mulligan.servers.acp.sightings import Frame, folder_of
-from mulligan.servers.acp.wire import BACKEND, INVALID_PARAMS, LINE_MAX_BYTES, AcpError, Later, LongLine, Params, Wire
+from mulligan.history.baseline import kernel_time_ns
+from mulligan.servers.acp.permissions import PermissionRequests
+from mulligan.servers.acp.recorder import (
+    ADDED_CAPABILITIES,
+    OVER,
+    READ_ONLY_KINDS,
+    Frame,
+    ProxiedSession,
+    ProxyRecorder,
+    capabilities_of,
+    folder_of,
+    text_of_prompt,
+    with_ours,
+    with_preface,
+)
+from mulligan.servers.acp.undo import (
+    METHODS,
+    PREFIX,
+    STRICT_METHODS,
+    UndoMethods,
+    Workspaces,
+    param,
+)
+from mulligan.servers.acp.wire import (
+    BACKEND,
+    INVALID_PARAMS,
+    LINE_MAX_BYTES,
+    METHOD_NOT_FOUND,
+    AcpError,
+    Later,
+    LongLine,
+    Params,
+    Wire,
+    lines_of,
+)
 from mulligan.values.canonical import decode, encode
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.limits import MIB_BYTES
-from mulligan.values.plain import plain
+
+T = TypeVar("T")
+
+
+class WorkerTask(Generic[T]):
+    """A task for the worker thread; `result` is None until it is done, and if it failed."""
+
+    def __init__(self, act: Callable[[], T]) -> None:
+        self._act = act
+        self._done = threading.Event()
+        self.result: T | None = None
+
+    def run(self) -> None:
+        try:
+            self.result = self._act()
+        finally:
+            self._done.set()
+
+    def wait(self, at_most_s: float) -> T | None:
+        self._done.wait(at_most_s)
+        return self.result
+
+
+class Worker:
+    """One thread that runs jobs in order, so that the streams need not wait for them.
+
+    Between jobs it calls `idle`, which returns how long to wait before the next call; None waits for a job. The
+    argument of `idle` is whether such a wait has passed without a job.
+    """
+
+    def __init__(self, idle: Callable[[bool], float | None], failed: Callable[[Exception], None]) -> None:
+        self._idle, self._failed = idle, failed
+        self._waiting: queue.SimpleQueue[WorkerTask[object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="mulligan-proxy")
+        self._said: set[str] = set()
+        self._thread.start()
+
+    def do(self, act: Callable[[], T]) -> WorkerTask[T]:
+        job = WorkerTask(act)
+        self._waiting.put(job)  # type: ignore[arg-type]  # what it results in is for its owner
+        return job
+
+    def wait(self, at_most_s: float) -> None:
+        """Waits until all jobs so far are done."""
+        self.do(lambda: None).wait(at_most_s)
+
+    def end(self, at_most_s: float) -> bool:
+        """Ends the thread after its jobs. Whether it ended in time."""
+        self._waiting.put(None)
+        self._thread.join(at_most_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        pause_s: float | None = None
+        while True:
+            try:
+                job = self._waiting.get(timeout=pause_s)
+            except queue.Empty:
+                pause_s = self._tried(partial(self._idle, bool(pause_s)))
+                continue
+            if job is None:
+                return
+            self._tried(job.run)
+            pause_s = 0.0 if self._waiting.empty() else None
+
+    def _tried(self, act: Callable[[], T]) -> T | None:
+        try:
+            return act()
+        except Exception as error:  # noqa: BLE001  # the top of a server: the agent goes on after any error of ours
+            self._say(error)
+            self._failed(error)
+            return None
+
+    def _say(self, error: Exception) -> None:
+        """Prints each kind of error once: stderr belongs to the agent."""
+        words = "".join(traceback.format_exception_only(error)).strip()
+        if words not in self._said:
+            self._said.add(words)
+            print(f"mulligan: not recorded: {words}", file=sys.stderr, flush=True)
+
 
 HELD_S = 2.0
 QUIET_S = 1.0
 _READ_S = 0.05
 _MATTERS = re.compile(rb'tool_call|"id"')
-_WAITS = ("session/request_permission", "fs/write_text_file", "terminal/create")
+_PERMISSION = "session/request_permission"
+_WAITS = (_PERMISSION, "fs/write_text_file", "terminal/create")
 _LEARNT = ("session/new", "session/load", "session/resume", "session/fork")
 _OUR_ID = "mulligan:fork:"
 
 
-@plain(slots=True, frozen=True)
-class Asked:
-    """A request of the client that the agent has not answered yet."""
+@fast_dataclass(slots=True, frozen=True)
+class PendingRequest:
+    """A client's request that the agent has not answered yet."""
 
     method: str
     params: Params
 
 
-class Between:
-    def __init__(self, client: Wire, agent: Wire, follower: Follower) -> None:
-        self._client, self._agent, self._follower = client, agent, follower
-        self._errands = Errands(self._idle, follower.note_failure)
-        self._asked: dict[object, Asked] = {}
+class Relay:
+    """Passes lines between a client and an agent, and gives what they mean to the recorder."""
+
+    def __init__(self, client: Wire, agent: Wire, recorder: ProxyRecorder) -> None:
+        self._client, self._agent, self._recorder = client, agent, recorder
+        self._worker = Worker(self._idle, recorder.note_failure)
+        self._asked: dict[object, PendingRequest] = {}
         self._prompting: dict[str, int] = {}
         self._counting = threading.Lock()
         self._forks: dict[str, tuple[object, Params]] = {}
         self._fork_numbers = itertools.count(1)
         self._able: dict[str, Any] = {}
         self._announced: set[tuple[object, str]] = set()
-        follower.is_more_announced = lambda: bool(self._announced)
+        self._agent_line_begun = False
+        self._permissions = PermissionRequests(agent)
+        recorder.is_more_announced = lambda: bool(self._announced)
 
     def end(self, reason: str, at_most_s: float) -> bool:
-        """The agent is gone. Whether everything is on record."""
-        self._errands.do(lambda: self._follower.end(reason))
-        return self._errands.end(at_most_s)
+        """Ends the recording after the agent has ended. Whether everything was recorded in time."""
+        self._worker.do(self._permissions.end)
+        self._worker.do(lambda: self._recorder.end(reason))
+        return self._worker.end(at_most_s)
 
     def _idle(self, rested: bool) -> float | None:
-        """Reading goes on in small pieces; a look is due after a while without any word of a tool."""
-        if self._follower.read_on(_READ_S):
+        """Reads files in small pieces; scans the tree after a while without news of a tool call."""
+        if self._recorder.read_on(_READ_S):
             return 0.0
-        if rested and self._prompting:
-            self._follower.look_around()
+        if rested and self._prompting and not self._agent_line_begun:
+            # A newer change may belong to a tool call whose announcement the proxy has not read yet.
+            self._recorder.look_at_idle_folders(until_ns=kernel_time_ns() - int(QUIET_S * 1e9))
         return QUIET_S if self._prompting else None
 
     # From the client.
 
     def from_client(self, line: bytes) -> None:
-        passed = _guarded(self._client_said, line)
+        passed = _guarded(self._read_client_line, line)
         if passed is not None:
             self._agent.pass_on(passed)
 
     def long_from_client(self, line: LongLine) -> None:
-        _say_unread("client")
+        _report_long_line("client")
         self._agent.pass_on_long(line)
 
-    def _client_said(self, line: bytes) -> bytes | None:
-        """What the agent is to get of it."""
+    def _read_client_line(self, line: bytes) -> bytes | None:
+        """The line for the agent; None if the proxy answers the request itself."""
         frame = _read(line)
         method = frame.get("method")
+        if method is None and "id" in frame and self._permissions.has_answer(frame):
+            return None
         if not isinstance(method, str) or "id" not in frame:
             return line
         if self._is_ours(method):
             self._answer(frame)
             return None
-        self._asked[_key(frame)] = Asked(method, _params(frame))
+        self._asked[_key(frame)] = PendingRequest(method, _params(frame))
         return self._with_preface(frame, line) if method == "session/prompt" else line
 
     def _is_ours(self, method: str) -> bool:
-        added = sightings.ADDED_CAPABILITIES.get(method)
+        added = ADDED_CAPABILITIES.get(method)
         return method in STRICT_METHODS or (added is not None and added not in self._able)
 
     def _with_preface(self, frame: Frame, line: bytes) -> bytes:
-        """Sent on when the files are known and the turn is on record."""
+        """The prompt's line, once the files are scanned and the turn is recorded."""
         params = _params(frame)
         session = str(params.get("sessionId"))
         self._count(session, +1)
-        text = sightings.text_of_prompt(params)
-        told = self._errands.do(lambda: self._follower.prompt(session, text)).wait(2 * HELD_S)
+        text = text_of_prompt(params)
+        told = self._worker.do(lambda: self._recorder.prompt(session, text)).wait(2 * HELD_S)
         if told is None or not isinstance(params.get("prompt"), list):
             return line
         try:
-            return encode(sightings.with_preface(frame, told)) + b"\n"
+            return encode(with_preface(frame, told)) + b"\n"
         except MulliganError:
             return line
 
@@ -119,35 +243,35 @@ class Between:
             if left <= 0:
                 self._prompting.pop(session)
 
-    # Ways back.
+    # Undo operations.
 
     def _answer(self, frame: Frame) -> None:
-        """In its turn: after everything that was told before."""
+        """Answers in the worker thread, after everything that the agent reported before."""
         method, params = frame["method"], _params(frame)
         busy = str(param(params, "sessionId", required=False)) in self._prompting
         if method == "session/fork":
-            self._errands.do(lambda: self._fork(frame))
+            self._worker.do(lambda: self._fork(frame))
             return
         back, strict = (STRICT_METHODS[method], True) if method.startswith(PREFIX) else (METHODS[method], False)
-        self._errands.do(
-            lambda: self._client.answer(frame, lambda *_: self._go_back(back, params, strict=strict, busy=busy))
+        self._worker.do(
+            lambda: self._client.answer(frame, lambda *_: self._undo(back, params, strict=strict, busy=busy))
         )
 
-    def _go_back(self, back: Callable[[WaysBack, Params], Any], params: Params, *, strict: bool, busy: bool) -> Any:
+    def _undo(self, back: Callable[[UndoMethods, Params], Any], params: Params, *, strict: bool, busy: bool) -> Any:
         live = self._live(params)
         if busy:
             raise AcpError(BACKEND, "prompt_active", {"status": "prompt_active"})
         session = param(params, "sessionId")
-        ways = WaysBack(live.session, lambda update: self._tell(session, update), strict)
+        ways = UndoMethods(live.session, lambda update: self._tell(session, update), strict)
         try:
-            # The talk is the agent's, and stays.
-            done = back(ways, {**params, "talk": False})
+            # The agent owns its transcript, so it does not change.
+            done = back(ways, {**params, "transcript": False})
             return done if isinstance(done, Later) else dict(done)
         finally:
-            live.ground.look()
+            live.files.scan()
 
-    def _live(self, params: Params) -> Live:
-        live = self._follower.find(param(params, "sessionId"))
+    def _live(self, params: Params) -> ProxiedSession:
+        live = self._recorder.find(param(params, "sessionId"))
         if live is None:
             raise AcpError(INVALID_PARAMS, "Unknown session.", {"status": "unknown_session"})
         return live
@@ -156,7 +280,7 @@ class Between:
         meta = {name: {**about, "talk": "kept"} for name, about in update["_meta"].items()}
         self._client.notify("session/update", {"sessionId": session, "update": {**update, "_meta": meta}})
 
-    # Forks, for agents that cannot: a new session of the agent's that is told what the other one was about.
+    # Forks for agents that cannot fork: a new session, whose first prompt says what the parent was about.
 
     def _fork(self, frame: Frame) -> None:
         params = _params(frame)
@@ -176,104 +300,117 @@ class Between:
         if not isinstance(result, dict):
             return encode({**frame, "id": id}) + b"\n"
         parent, child = param(params, "sessionId", required=False), str(result.get("sessionId"))
-        follow = partial(self._follower.fork, str(parent), child, folder_of(params), talk_is_known=False)
-        self._errands.do(follow).wait(HELD_S)
+        follow = partial(self._recorder.fork, str(parent), child, folder_of(params), transcript_is_known=False)
+        self._worker.do(follow).wait(HELD_S)
         answer = {**result, "parent_id": parent, "state": "forked"}
         return encode({"jsonrpc": "2.0", "id": id, "result": answer}) + b"\n"
 
     # From the agent.
 
+    def agent_line_begins(self) -> None:
+        """The agent has sent the first byte of a line, which may announce a tool call."""
+        self._agent_line_begun = True
+
     def from_agent(self, line: bytes) -> None:
-        passed = _guarded(self._agent_said, line)
+        passed = _guarded(self._read_agent_line, line)
+        self._agent_line_begun = False
         self._client.pass_on(passed if passed is not None else line)
 
     def long_from_agent(self, line: LongLine) -> None:
-        _say_unread("agent")
+        _report_long_line("agent")
         self._client.pass_on_long(line)
+        self._agent_line_begun = False
 
-    def _agent_said(self, line: bytes) -> bytes:
-        """What the client is to get of it."""
+    def _read_agent_line(self, line: bytes) -> bytes:
+        """The line for the client."""
         frame = _read(line) if _MATTERS.search(line) else {}
         method = frame.get("method")
         if method == "session/update":
             self._updated(_params(frame), "update")
         elif method in _WAITS:
             self._updated(_params(frame), "toolCall")
-            self._errands.wait(HELD_S)
+            if method == _PERMISSION and "id" in frame:
+                self._worker.do(lambda: self._ask_permission(frame))
+            self._worker.wait(HELD_S)
         elif method is None and isinstance(frame.get("id"), str) and frame["id"] in self._forks:
             return self._forked(frame)
         elif method is None and "id" in frame and (asked := self._asked.pop(_key(frame), None)) is not None:
             return self._answered(asked, frame, line)
         return line
 
+    def _ask_permission(self, frame: Frame) -> None:
+        live = self._recorder.find(str(_params(frame).get("sessionId")))
+        if live is not None:
+            self._permissions.ask(live.session, frame, _params(frame))
+
     def _updated(self, params: Params, where: str) -> None:
         update, session = params.get(where), params.get("sessionId")
         if isinstance(update, dict) and isinstance(session, str) and "toolCallId" in update:
             self._note(session, update)
             heard_ns = kernel_time_ns()
-            self._errands.do(lambda: self._follower.tool(session, update, heard_ns))
+            self._worker.do(lambda: self._recorder.tool(session, update, heard_ns))
 
     def _note(self, session: str, update: Frame) -> None:
-        """At once, and not in its turn: who looks at files now has to know who may be changing them."""
+        """Counts announced calls at once, not in the worker thread: a scan must know which calls may change files."""
         key = (session, str(update["toolCallId"]))
-        if update.get("status") in sightings.OVER:
+        if update.get("status") in OVER:
             self._announced.discard(key)
-        elif update.get("kind") in sightings.ONLY_LOOK:
+        elif update.get("kind") in READ_ONLY_KINDS:
             return
         elif update.get("sessionUpdate") != "tool_call_update" and session in self._prompting:
             self._announced.add(key)
 
-    def _answered(self, asked: Asked, frame: Frame, line: bytes) -> bytes:
-        """The line to pass on, when what it tells is on record."""
+    def _answered(self, asked: PendingRequest, frame: Frame, line: bytes) -> bytes:
+        """The line to pass on, after its meaning is recorded."""
         session = asked.params.get("sessionId")
         if asked.method == "session/prompt":
             self._count(str(session), -1)
             self._announced = {one for one in self._announced if one[0] != session}
-            self._errands.do(lambda: self._follower.answered(str(session))).wait(HELD_S)
+            self._worker.do(lambda: self._recorder.answered(str(session))).wait(HELD_S)
         elif asked.method == "initialize" and isinstance(frame.get("result"), dict):
             return self._introduced(frame, line)
         elif asked.method in _LEARNT and "error" not in frame:
             self._learn(asked, frame)
         elif asked.method in ("session/close", "session/delete") and "error" not in frame:
-            self._errands.do(lambda: self._follower.close(str(session))).wait(HELD_S)
+            self._worker.do(lambda: self._recorder.close(str(session))).wait(HELD_S)
         return line
 
     def _introduced(self, frame: Frame, line: bytes) -> bytes:
-        self._able = sightings.capabilities_of(frame)
+        self._able = capabilities_of(frame)
         try:
-            return encode(sightings.with_ours(frame)) + b"\n"
+            return encode(with_ours(frame)) + b"\n"
         except MulliganError:
             return line
 
-    def _learn(self, asked: Asked, frame: Frame) -> None:
+    def _learn(self, asked: PendingRequest, frame: Frame) -> None:
         result = frame.get("result")
         given = result.get("sessionId") if isinstance(result, dict) else None
         folder, known = folder_of(asked.params), asked.params.get("sessionId")
         if asked.method == "session/fork" and isinstance(given, str):
-            self._errands.do(lambda: self._follower.fork(str(known), given, folder)).wait(HELD_S)
+            self._worker.do(lambda: self._recorder.fork(str(known), given, folder)).wait(HELD_S)
             return
         session = given if isinstance(given, str) else known
         if folder is not None and isinstance(session, str):
-            self._errands.do(lambda: self._follower.attach(session, folder)).wait(HELD_S)
+            self._worker.do(lambda: self._recorder.attach(session, folder)).wait(HELD_S)
 
 
-def _say_unread(sender: str) -> None:
+def _report_long_line(sender: str) -> None:
     limit = f"{LINE_MAX_BYTES // MIB_BYTES} MiB"
-    words = f"mulligan: a line of the {sender} has more than {limit}; it was passed on unread, and is not on record."
+    words = f"mulligan: a line of the {sender} has more than {limit}; Mulligan passed it on and did not record it."
     print(words, file=sys.stderr, flush=True)
 
 
 def _guarded(said: Callable[[bytes], bytes | None], line: bytes) -> bytes | None:
-    """Whatever is wrong with us, the line is passed on."""
+    """Reads a line; if that fails, the proxy passes it on unchanged."""
     try:
         return said(line)
-    except Exception:  # noqa: BLE001  # the top of a server: an agent must not stop because we cannot follow it
+    except Exception:  # noqa: BLE001  # the top of a server: an agent must not stop because of our errors
         traceback.print_exc()
         return line
 
 
 def _read(line: bytes) -> Frame:
-    """A frame; nothing, if the line is none."""
+    """The frame in a line; empty if the line is not a JSON object."""
     try:
         found = decode(line)
     except MulliganError:
@@ -289,3 +426,82 @@ def _params(frame: Frame) -> Params:
 def _key(frame: Frame) -> object:
     id = frame.get("id")
     return (type(id).__name__, id) if isinstance(id, str | int | float) else None
+
+
+NOT_FOUND_CODE, NOT_RUNNABLE_CODE = 127, 126
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_GRACE_S = 5.0
+_LAST_WORDS_S = 2.0
+
+
+def run_proxy(command: Sequence[str], *, workspaces: Workspaces, root: str | None = None) -> int:
+    """Runs until the agent ends; returns its exit code. With a `root`, all sessions are recorded there."""
+    try:
+        agent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    except OSError as error:
+        print(f"mulligan: cannot run {command[0]}: {error.strerror}", file=sys.stderr)
+        return NOT_FOUND_CODE if isinstance(error, FileNotFoundError) else NOT_RUNNABLE_CODE
+    for number in _SIGNALS:
+        signal.signal(number, _passing_on(agent))
+    assert agent.stdin is not None and agent.stdout is not None
+    # Copies of the descriptors: a thread that still reads at the end must not hold the interpreter's own streams.
+    incoming, outgoing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    client = Wire(incoming, outgoing, _no_method)
+    recorder = ProxyRecorder(workspaces, pid=agent.pid, root=root)
+    between = Relay(client, Wire(agent.stdout, agent.stdin, _no_method), recorder)
+    _pump(incoming, between.from_client, between.long_from_client, at_end=lambda: _end(agent))
+    stdout = cast(BufferedReader, agent.stdout)
+    heard = _pump(stdout, between.from_agent, between.long_from_agent, line_begins=between.agent_line_begins)
+    code = agent.wait()
+    # The agent's children may keep its pipe open.
+    heard.join(_LAST_WORDS_S)
+    between.end("agent_died" if code else "session_ended", _GRACE_S)
+    return code if code >= 0 else 128 - code
+
+
+def _no_method(method: str, params: Params) -> Any:
+    raise AcpError(METHOD_NOT_FOUND, "Method not found", {"method": method})
+
+
+def _passing_on(agent: subprocess.Popen[bytes]) -> Callable[[int, FrameType | None], None]:
+    def pass_on(number: int, _: FrameType | None) -> None:
+        agent.send_signal(number)
+
+    return pass_on
+
+
+def _pump(
+    source: BufferedReader,
+    take: Callable[[bytes], None],
+    take_long: Callable[[LongLine], None],
+    *,
+    at_end: Callable[[], None] = lambda: None,
+    line_begins: Callable[[], None] = lambda: None,
+) -> threading.Thread:
+    def run() -> None:
+        lines = lines_of(source)
+        # `peek` returns when the first byte of a line is there; the rest may arrive later.
+        while source.peek(1):
+            line_begins()
+            line = next(lines, None)
+            if isinstance(line, LongLine):
+                take_long(line)
+            elif line is not None:
+                take(line)
+        at_end()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def _end(agent: subprocess.Popen[bytes]) -> None:
+    """Ends the agent after the client has closed: first its input is closed, then SIGTERM, then SIGKILL."""
+    assert agent.stdin is not None
+    for act in (agent.stdin.close, agent.terminate, agent.kill):
+        try:
+            act()
+            agent.wait(_GRACE_S)
+            return
+        except (subprocess.TimeoutExpired, BrokenPipeError):
+            continue

@@ -1,23 +1,145 @@
-"""The ways back over the protocol: S0's three methods with S0's frames, and the same for clients that are strict.
+"""Undo operations over ACP: S0's three methods with S0's frames, and the same methods for strict clients.
 
-`session/…` are S0's own names: the update says `restored` and `_meta.harn`. The `_mulligan/session/…` forms keep to
-the protocol's own words, and have `rewind` besides. What somebody changed meanwhile is merged, unless the client says
-otherwise; only S0's own restore overwrites, as S0 has it, and says whose work it replaced.
+`session/…` are S0's names: the update has the status `restored` and `_meta.harn`. `_mulligan/session/…` use only words
+of the protocol, and add `rewind`. Edits by others are merged, unless the client asks for something else; only S0's own
+restore overwrites them, as S0 demands, and its answer lists the overwritten paths. In S0's terms a checkpoint is a
+turn, and its snapshots are the preimages of the turn's tool calls.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from typing import Any
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
-from mulligan.effects.session import Session
-from mulligan.history.going_back import WayBack
-from mulligan.history.plans import OnConflict
-from mulligan.servers.acp.checkpoints import checkpoint_of
+from mulligan.effects.session import DurableSession
+from mulligan.effects.sessions import Sessions
+from mulligan.history.log import verb_of
+from mulligan.history.multi_root import main_of
+from mulligan.history.open_root import OpenRoot
+from mulligan.history.partial_undo import undo_operation
+from mulligan.history.plan import OnConflict
+from mulligan.history.scope_snapshots import drop_scopes
+from mulligan.history.tables import CALLS, CHANGES, ROOTS, CallRow
+from mulligan.history.undo import UndoResult
 from mulligan.servers.acp.wire import BACKEND, INVALID_PARAMS, AcpError, Later, Params
-from mulligan.values.faults import MulliganError
-from mulligan.values.plain import plain
+from mulligan.session.lifecycle import session_in
+from mulligan.store.protocol import Store, Tx
+from mulligan.values.errors import MulliganError
+from mulligan.values.fast_dataclass import fast_dataclass
+from mulligan.values.ids import SessionId
+
+
+class AcpWorkspace(Protocol):
+    """An open folder with its sessions, as `mulligan.open` gives it."""
+
+    open_root: OpenRoot
+
+    @property
+    def sessions(self) -> Sessions: ...
+    @property
+    def root(self) -> str: ...
+    @property
+    def store(self) -> Store: ...
+
+
+class Workspaces:
+    """The folders that a client's sessions work in, each opened once, and the store that they share.
+
+    Questions about recorded sessions go to the store alone: the current folder of this process need not be a root.
+    """
+
+    def __init__(self, open_folder: Callable[[str], AcpWorkspace], open_store: Callable[[], Store]) -> None:
+        self._open_folder, self._open_store = open_folder, open_store
+        self._opened: dict[str, AcpWorkspace] = {}
+        self._store: Store | None = None
+        self._opening = threading.Lock()
+
+    def at(self, folder: str) -> AcpWorkspace:
+        with self._opening:
+            found = self._opened.get(folder)
+            if found is None:
+                found = self._opened[folder] = self._open_folder(folder)
+                self._store = self._store or found.store
+            return found
+
+    def store(self) -> Store:
+        with self._opening:
+            if self._store is None:
+                self._store = self._open_store()
+            return self._store
+
+    def home_of(self, session: str, *, closed: bool = False) -> str | None:
+        """The folder of an open session, or with `closed` of any session; None if there is no such session."""
+        with self.store().read() as tx:
+            row = session_in(tx, session)
+            root = tx.get(ROOTS, row.root) if row is not None and (closed or row.closed_at is None) else None
+        return None if root is None else os.fsdecode(root.place) or "/"
+
+
+def close_for_client(workspace: AcpWorkspace, session: DurableSession) -> None:
+    """Closes a session and drops its snapshots, as S0 demands. Its calls can still be undone, but are evicted first."""
+    drop_scopes(workspace.open_root, session.id)
+    workspace.sessions.close(session.id, "client_request")
+
+
+@fast_dataclass(slots=True, frozen=True)
+class Checkpoint:
+    """A turn that was undone or redone.
+
+    `snapshots` are tool calls, oldest first. `owners` has the first of them that changed each path: a rollback restores
+    the path to its state before that call.
+    """
+
+    id: str
+    snapshots: tuple[str, ...]
+    owners: Mapping[str, str]
+
+    def holds(self, snapshot: str, path: str) -> bool:
+        """Whether the path belongs to the snapshot. A path without an owner belongs to the newest snapshot."""
+        return self.owners.get(path, self.snapshots[-1]) == snapshot
+
+
+def checkpoint_of(store: Store, session: SessionId, done: UndoResult) -> Checkpoint:
+    """The checkpoint of an undo operation. One that undid no call of the session is its own checkpoint."""
+    owners: dict[str, str] = {}
+    with store.read() as tx:
+        rows = sorted(_work(tx, done.of), key=lambda row: row.id)
+        for row in rows:
+            for path in _paths(tx, row):
+                owners.setdefault(path, _snapshot(row))
+        turns = [row.turn for row in rows if row.session == session]
+        turn = turns[-1] if turns else _first_undo(tx, done)
+    snapshots = tuple(dict.fromkeys(map(_snapshot, rows))) or ((turn,) if done.outcomes else ())
+    return Checkpoint(f"turn_{turn.replace('-', '')}", snapshots, owners)
+
+
+def _work(tx: Tx, calls: Iterable[str]) -> list[CallRow]:
+    """The calls without undo operations; if there are only undo operations, the calls that those undid."""
+    rows = [row for call in calls if (row := tx.get(CALLS, call)) is not None]
+    work = [row for row in rows if verb_of(row) is None]
+    if work:
+        return work
+    causes = [undo_operation(row) for row in rows]
+    taken = [call for cause in causes for call in (*cause.of, *cause.part)]
+    return [row for call in taken if (row := tx.get(CALLS, call)) is not None and verb_of(row) is None]
+
+
+def _snapshot(row: CallRow) -> str:
+    return row.label or main_of(row)
+
+
+def _paths(tx: Tx, row: CallRow) -> list[str]:
+    root = tx.get(ROOTS, row.root)
+    place = b"" if root is None else root.place
+    return [os.fsdecode(place + b"/" + change.path) for change in tx.select(CHANGES, {"call": row.id})]
+
+
+def _first_undo(tx: Tx, done: UndoResult) -> str:
+    """For a redo, the undo operation that it undoes."""
+    return next((call for call in done.of if tx.has(CALLS, call)), done.call_id or "")
+
 
 S0_CAPABILITIES = ("close", "list", "resume", "rollback", "redo", "restoreToolCall")
 STRICT_CAPABILITIES = ("rollback", "redo", "restoreToolCall", "rewind")
@@ -26,12 +148,12 @@ PREFIX = "_mulligan/"
 Tell = Callable[[Mapping[str, Any]], None]
 """Sends one `session/update` of the session."""
 
-_NONE_LEFT = {"nothing_to_undo": "no_checkpoint", "nothing_to_redo": "no_redo", "turn_open": "prompt_active"}
+_S0_STATUSES = {"nothing_to_undo": "no_checkpoint", "nothing_to_redo": "no_redo", "turn_open": "prompt_active"}
 _SKIPPED = ("conflicted", "skipped", "failed")
 
 
 def param(params: Mapping[str, Any], name: str, *, required: bool = True) -> Any:
-    """A parameter by its name, in camel or in snake case."""
+    """A parameter, in camel case or in snake case."""
     snake = "".join(f"_{char.lower()}" if char.isupper() else char for char in name)
     found = params.get(name, params.get(snake))
     if required and (not isinstance(found, str) or not found):
@@ -39,20 +161,21 @@ def param(params: Mapping[str, Any], name: str, *, required: bool = True) -> Any
     return found
 
 
-@plain(slots=True, frozen=True)
-class WaysBack:
-    """The ways back of one session. `strict`: for the `_mulligan` forms."""
+@fast_dataclass(slots=True, frozen=True)
+class UndoMethods:
+    """The undo operations of one session. `strict`: for the `_mulligan` forms."""
 
-    session: Session
+    session: DurableSession
     tell: Tell
     strict: bool
 
     def restore_tool_call(self, params: Params) -> Later:
-        """The answer first, then the update, as S0 has it."""
+        """Sends the answer first, then the update, as S0 demands."""
         call = param(params, "toolCallId")
         how = self._on_conflict(params, default="merge" if self.strict else "overwrite")
         paths, elsewhere = self._asked_for(params.get("paths"))
-        done = self._went(lambda: self.session.restore(call, paths, on_conflict=how))
+        hunks = self._asked_hunks(params.get("hunks"))
+        done = self._try(lambda: self.session.restore(call, paths, hunks=hunks, on_conflict=how))
         restored, skipped = self._paths(done)
         skipped += [{"path": path, "reason": "not_captured"} for path in elsewhere]
         replaced = self._overwrote(done)
@@ -70,25 +193,25 @@ class WaysBack:
     def rollback(self, params: Params) -> Mapping[str, Any]:
         before = self.session.length()
         how = self._on_conflict(params)
-        done = self._went(lambda: self.session.rollback(on_conflict=how))
+        done = self._try(lambda: self.session.rollback(on_conflict=how))
         return self._moved("rolled_back", "session_rollback", done, before)
 
     def redo(self, params: Params) -> Mapping[str, Any]:
         before = self.session.length()
         how = self._on_conflict(params)
-        done = self._went(lambda: self.session.redo(on_conflict=how))
+        done = self._try(lambda: self.session.redo(on_conflict=how))
         return self._moved("redone", "session_redo", done, before)
 
     def rewind(self, params: Params) -> Mapping[str, Any]:
         before = self.session.length()
         to, side = param(params, "to"), params.get("side", "before")
-        wanted = {name: params.get(name, True) for name in ("files", "talk")}
+        files, transcript = params.get("files", True), params.get("transcript", bool(params.get("talk", True)))
         how = self._on_conflict(params)
-        done = self._went(lambda: self.session.rewind(to, side, on_conflict=how, **wanted))
+        done = self._try(lambda: self.session.rewind(to, side, on_conflict=how, files=files, transcript=transcript))
         return self._moved("rewound", "session_rewind", done, before)
 
     def _asked_for(self, paths: object) -> tuple[list[str] | None, list[str]]:
-        """Those below the root, as `restoredPaths` has them or relative to it, and the others. None means all."""
+        """The paths below the root, relative to it, and the other paths. None means all paths."""
         if paths is None or paths == []:
             return None, []
         if not isinstance(paths, list) or not all(isinstance(path, str) and "\0" not in path for path in paths):
@@ -96,8 +219,19 @@ class WaysBack:
         below = {path: self._below(path) for path in paths}
         return [one for one in below.values() if one is not None], [path for path in below if below[path] is None]
 
+    def _asked_hunks(self, hunks: object) -> dict[str, list[int]] | None:
+        """By path relative to the root. None means whole files."""
+        if hunks is None or hunks == {}:
+            return None
+        if not isinstance(hunks, dict) or not all(map(_is_indexes, hunks.values())):
+            raise AcpError(INVALID_PARAMS, "hunks is {path: [index]}.", {"status": "invalid_params"})
+        paths, elsewhere = self._asked_for(list(hunks))
+        if elsewhere:
+            raise AcpError(INVALID_PARAMS, "hunks names a path out of the folder.", {"status": "invalid_params"})
+        return dict(zip(paths or [], hunks.values(), strict=True))
+
     def _below(self, path: str) -> str | None:
-        """Links on the way to it are followed only if it is not below the root as it is written."""
+        """The path relative to the root. Links are followed only if the path as written is not below the root."""
         if not os.path.isabs(path):
             return path
         folder, name = os.path.split(os.path.normpath(path))
@@ -112,21 +246,21 @@ class WaysBack:
             raise AcpError(INVALID_PARAMS, "onConflict is merge, overwrite or refuse.", {"status": "invalid_params"})
         return known[given]
 
-    def _went(self, act: Callable[[], WayBack]) -> WayBack:
+    def _try(self, act: Callable[[], UndoResult]) -> UndoResult:
         try:
             return act()
         except MulliganError as error:
             if error.code == "invalid_params":
                 raise AcpError(INVALID_PARAMS, error.message, {"status": error.code}) from error
-            if self.strict and error.code not in _NONE_LEFT:
-                # S0 gives its own methods no other code. A strict client takes it for a request to authenticate.
+            if self.strict and error.code not in _S0_STATUSES:
+                # S0's methods have no other code; a strict client would take it for a request to authenticate.
                 raise
-            status = _NONE_LEFT.get(error.code, "fs_restore_error")
-            words = status if error.code in _NONE_LEFT else error.message
+            status = _S0_STATUSES.get(error.code, "fs_restore_error")
+            words = status if error.code in _S0_STATUSES else error.message
             raise AcpError(BACKEND, words, {"status": status, "code": error.code}) from error
 
-    def _paths(self, done: WayBack) -> tuple[list[str], list[dict[str, str]]]:
-        """Absolute, as S0 has them: what went back, and what did not with the reason."""
+    def _paths(self, done: UndoResult) -> tuple[list[str], list[dict[str, str]]]:
+        """The restored paths, and the others with the reason; absolute, as S0 demands."""
         root = self.session.root
         restored, skipped = [], []
         for outcome in done.to_json()["outcomes"]:
@@ -137,13 +271,13 @@ class WaysBack:
                 restored.append(path)
         return restored, skipped
 
-    def _overwrote(self, done: WayBack) -> dict[str, list[str]]:
-        """Where somebody else's work was replaced, if anywhere. It is kept, as all that a way back replaces."""
+    def _overwrote(self, done: UndoResult) -> dict[str, list[str]]:
+        """The paths at which other people's edits were overwritten, if any. The store keeps those edits."""
         paths = [os.path.join(self.session.root, path) for path in done.to_json()["overwrote_external"]]
         return {"overwrote_external": paths} if paths else {}
 
-    def _moved(self, status: str, kind: str, done: WayBack, before: int) -> Mapping[str, Any]:
-        """The update first, then the answer, as S0 has it."""
+    def _moved(self, status: str, kind: str, done: UndoResult, before: int) -> Mapping[str, Any]:
+        """Sends the update first, then the answer, as S0 demands."""
         restored, skipped = self._paths(done)
         point = checkpoint_of(self.session.archive.store, self.session.id, done)
         replaced = self._overwrote(done)
@@ -172,12 +306,16 @@ class WaysBack:
         }
 
 
-METHODS: Mapping[str, Callable[[WaysBack, Params], Any]] = {
-    "session/restore_tool_call": WaysBack.restore_tool_call,
-    "session/rollback": WaysBack.rollback,
-    "session/redo": WaysBack.redo,
+def _is_indexes(given: object) -> bool:
+    return isinstance(given, list) and all(type(one) is int and 0 <= one <= 1_000_000 for one in given)
+
+
+METHODS: Mapping[str, Callable[[UndoMethods, Params], Any]] = {
+    "session/restore_tool_call": UndoMethods.restore_tool_call,
+    "session/rollback": UndoMethods.rollback,
+    "session/redo": UndoMethods.redo,
 }
-STRICT_METHODS: Mapping[str, Callable[[WaysBack, Params], Any]] = {
+STRICT_METHODS: Mapping[str, Callable[[UndoMethods, Params], Any]] = {
     **{PREFIX + name: method for name, method in METHODS.items()},
-    f"{PREFIX}session/rewind": WaysBack.rewind,
+    f"{PREFIX}session/rewind": UndoMethods.rewind,
 }

@@ -1,7 +1,7 @@
-"""JSON-RPC on lines, both ways: requests are answered in any order, and we may ask back while we work on one.
+"""JSON-RPC on lines, in both directions: answers come in any order, and a handler may send requests too.
 
-A dispatcher of our own, because the protocol's SDK takes no method without an underscore that it does not know, and
-because importing it takes a second.
+Mulligan has its own dispatcher, because the protocol's SDK refuses unknown methods without an underscore, as S0's are,
+and because importing it takes a second.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from concurrent.futures import Future
 from typing import IO, Any
 
 from mulligan.values.canonical import decode, encode
-from mulligan.values.faults import Family, MulliganError
+from mulligan.values.errors import Family, MulliganError
 from mulligan.values.limits import MIB_BYTES
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL = -32700, -32600, -32601, -32602, -32603
 NOT_FOUND, CANCELLED = -32004, -32800
 BACKEND = -32000
-"""Only for what S0's methods answer with it: elsewhere in ACP it means that a client must authenticate."""
+"""Only S0's methods use this code: elsewhere in ACP it means that the client must authenticate."""
 
 LINE_MAX_BYTES = 32 * MIB_BYTES
-"""A longer line is not parsed: our agent refuses it, the proxy passes it on."""
+"""Mulligan does not parse a longer line: the agent refuses it, the proxy passes it on."""
 _PIECE_BYTES = MIB_BYTES
 _MEMBER = re.compile(rb'\s*[{,]\s*"(jsonrpc|id|method)"\s*:\s*("(?:[^"\\]|\\.){0,999}"|-?\d{1,18})')
 
@@ -31,7 +31,7 @@ Params = dict[str, Any]
 
 
 class LongLine:
-    """A line over the limit, in pieces. Each piece is read when it is asked for; those that were read are let go."""
+    """A line over the limit, in pieces. Iterating reads one piece at a time and keeps none."""
 
     def __init__(self, source: IO[bytes], begun: list[bytes]) -> None:
         self._source, self._begun = source, begun
@@ -48,13 +48,13 @@ class LongLine:
             yield self._last
 
     def skip(self) -> None:
-        """Read what is left of it."""
+        """Reads and drops the rest of the line."""
         self._begun.clear()
         for _ in self:
             pass
 
     def members(self) -> dict[str, Any]:
-        """`id` and `method`, if they come before anything else: a sender that waits for an answer gets one."""
+        """`id` and `method`, if they come first in the line: they allow an answer to the sender."""
         found: dict[str, Any] = {}
         at = 0
         while (member := _MEMBER.match(self.start, at)) is not None:
@@ -64,7 +64,7 @@ class LongLine:
 
 
 def lines_of(source: IO[bytes]) -> Iterator[bytes | LongLine]:
-    """Each line. A long one is skipped as far as the caller has not read it."""
+    """Yields each line. After a long line, it skips what the caller has not read."""
     while piece := source.readline(_PIECE_BYTES):
         pieces, size_bytes = [piece], len(piece)
         while size_bytes <= LINE_MAX_BYTES and not piece.endswith(b"\n"):
@@ -83,7 +83,7 @@ def lines_of(source: IO[bytes]) -> Iterator[bytes | LongLine]:
 
 
 class AcpError(Exception):
-    """What a request is answered with instead of a result."""
+    """A JSON-RPC error as the answer to a request."""
 
     def __init__(self, code: int, message: str, data: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -95,7 +95,7 @@ class AcpError(Exception):
 
 
 class Later:
-    """A result with what follows it: `then` runs when the answer is on its way."""
+    """A result, and what to do after the answer is sent."""
 
     def __init__(self, result: Mapping[str, Any], then: Callable[[], None]) -> None:
         self.result, self.then = result, then
@@ -105,7 +105,7 @@ Handler = Callable[[str, Params], Any]
 
 
 class Wire:
-    """One connection. Each request is worked on by a thread of its own; frames are written whole, one after another."""
+    """One connection. Each request has its own thread; frames are written as a whole, one after another."""
 
     def __init__(self, incoming: IO[bytes], outgoing: IO[bytes], handler: Handler) -> None:
         self._incoming, self._outgoing, self._handler = incoming, outgoing, handler
@@ -115,7 +115,7 @@ class Wire:
         self._working: set[threading.Thread] = set()
 
     def serve(self) -> None:
-        """Until the other end closes; then what is being worked on comes to its end."""
+        """Serves until the other end closes; then waits for the requests in progress."""
         for line in lines_of(self._incoming):
             if isinstance(line, LongLine):
                 self._refuse_long(line)
@@ -130,7 +130,7 @@ class Wire:
         self._send({"jsonrpc": "2.0", "method": method, "params": dict(params)})
 
     def ask(self, method: str, params: Mapping[str, Any]) -> Any:
-        """A request to the other end; waits for its result. Raises AcpError, also when the other end has gone."""
+        """Sends a request and waits for its result. Raises AcpError, also if the other end has closed."""
         asked: Future[Any] = Future()
         with self._writing:
             self._next += 1
@@ -146,24 +146,24 @@ class Wire:
         self.pass_on(encode(frame) + b"\n")
 
     def pass_on(self, line: bytes) -> None:
-        """A line as it is."""
+        """Writes a line unchanged."""
         with self._writing:
             try:
                 self._outgoing.write(line)
                 self._outgoing.flush()
             except (BrokenPipeError, ValueError):
-                # The other end has gone; `serve` is about to see it too.
+                # The other end has closed; `serve` will see that too.
                 return
 
     def pass_on_long(self, line: LongLine) -> None:
-        """A line as it is, piece by piece; no other frame comes between them."""
+        """Writes a long line piece by piece; no other frame comes between the pieces."""
         with self._writing:
             try:
                 for piece in line:
                     self._outgoing.write(piece)
                 self._outgoing.flush()
             except (BrokenPipeError, ValueError):
-                # The other end has gone; `serve` is about to see it too.
+                # The other end has closed; `serve` will see that too.
                 return
 
     def _refuse_long(self, line: LongLine) -> None:
@@ -193,7 +193,7 @@ class Wire:
         elif "method" not in frame:
             self._take_answer(frame)
         elif "id" not in frame:
-            # In the order they come, and before anything that comes after: a cancel must not overtake its prompt.
+            # Notifications are handled at once, in order: a later prompt must not run before an earlier cancel.
             self.answer(frame)
         else:
             thread = threading.Thread(target=self.answer, args=(frame,), daemon=True)
@@ -211,7 +211,7 @@ class Wire:
             asked.set_result(frame.get("result"))
 
     def answer(self, frame: Mapping[str, Any], by: Handler | None = None) -> None:
-        """Have a frame of the other end's worked on, and say what came of it."""
+        """Handles a frame of the other end and sends the answer."""
         params = frame.get("params")
         answer, after = self._outcome(
             by or self._handler, str(frame["method"]), params if isinstance(params, dict) else {}
@@ -222,7 +222,7 @@ class Wire:
             after()
 
     def refuse(self, frame: Mapping[str, Any], error: AcpError | MulliganError) -> None:
-        """Say why a request of the other end's is not worked on."""
+        """Answers a request with an error."""
         self._send({"jsonrpc": "2.0", "id": frame["id"], "error": _told(error)})
 
     def _outcome(
@@ -241,5 +241,5 @@ class Wire:
 def _told(error: AcpError | MulliganError) -> dict[str, Any]:
     if isinstance(error, AcpError):
         return error.to_json()
-    code = INVALID_PARAMS if error.family is Family.ASKED_WRONGLY else INTERNAL
+    code = INVALID_PARAMS if error.family is Family.REQUEST else INTERNAL
     return AcpError(code, error.message, {"status": error.code}).to_json()

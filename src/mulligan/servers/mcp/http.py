@@ -1,13 +1,12 @@
-"""MCP over streamable HTTP: the official SDK around the same table and the same toolbox as stdio.
+"""MCP over streamable HTTP: the official SDK, with the same table and toolbox as stdio.
 
-Every request must carry a key or a token: the tools run commands as the owner of this process, and every user of the
-machine can reach a loopback address. Host and Origin are checked too, so that no web page that holds a token can reach
-the tools by rebinding a name.
+Every request needs a key or a token: the tools run commands as the owner of this process, and every user of the machine
+can reach a loopback address. The server also checks Host and Origin, so that a web page with a token cannot reach the
+tools by DNS rebinding.
 """
 
 from __future__ import annotations
 
-import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -25,52 +24,51 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.exceptions import MCPError
 from starlette.applications import Starlette
 
-from mulligan.servers.auth import Asgi, BearerAuth, Receive, Scope, Send, StaticKeys
-from mulligan.servers.mcp.door import Asked, Workspace, toolbox_of
-from mulligan.servers.mcp.listing import Table, names_of, read_table, tools_in
-from mulligan.servers.mcp.revisions import (
+from mulligan.servers.auth import BearerAuth, StaticKeys
+from mulligan.servers.mcp.protocol import (
     CLIENT_KEY,
     INSTRUCTIONS,
     INTERNAL,
     INVALID_PARAMS,
     TOOLS_TTL_MS,
+    Cancelled,
     Peer,
     RpcError,
+    Running,
+    ToolTable,
     client_name,
+    names_of,
+    read_table,
+    tools_in,
 )
-from mulligan.servers.mcp.running import Cancelled, Running
+from mulligan.servers.mcp.stdio import McpOptions, McpWorkspace, toolbox_of
+from mulligan.servers.own_host import Asgi, OwnHostOnly
 from mulligan.session.tokens import Tokens
 
 BODY_MAX_BYTES = 64 * 1024 * 1024
 WORKERS = 32
 SHUTDOWN_LIMIT_S = 5
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-EVERY_ADDRESS = ("0.0.0.0", "::")
-
-_AUTHORITY = r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?"
-_HOST = re.compile(_AUTHORITY, re.IGNORECASE)
-_ORIGIN = re.compile(rf"https?://{_AUTHORITY}", re.IGNORECASE)
 
 Context = ServerRequestContext[Any, Any]
 
 
-class Clients(NamedTuple):
-    """What clients are let in by: a static key, or a durable token."""
+class AcceptedClients(NamedTuple):
+    """The static keys and durable tokens with which the server accepts clients."""
 
     keys: StaticKeys
     tokens: Tokens
 
 
 def parse_address(text: str) -> tuple[str, int] | None:
-    """HOST:PORT, the host of IPv6 in brackets."""
+    """Parses HOST:PORT; an IPv6 host is in brackets."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isdigit() or int(port) > 65_535:
         return None
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-class Caller(Protocol):
-    """Whoever carries a tool call out: a Toolbox."""
+class ToolCaller(Protocol):
+    """What runs tool calls: a Toolbox."""
 
     def call(
         self, name: str, arguments: object, meta: Mapping[str, Any], *, peer: Peer, running: Running
@@ -78,9 +76,9 @@ class Caller(Protocol):
 
 
 class HttpTools:
-    """The SDK's server over our table."""
+    """The SDK's server with Mulligan's table of tools."""
 
-    def __init__(self, toolbox: Caller, sets: tuple[str, ...], table: Table) -> None:
+    def __init__(self, toolbox: ToolCaller, sets: tuple[str, ...], table: ToolTable) -> None:
         self._toolbox = toolbox
         self._tools = tools_in(table, sets)
         self._names = names_of(self._tools)
@@ -125,20 +123,20 @@ class HttpTools:
     def _done(
         self, name: str, given: Mapping[str, Any], meta: Mapping[str, Any], *, peer: Peer, running: Running
     ) -> dict[str, Any]:
-        """In a worker thread. The one place where everything is caught."""
+        """Runs a tool in a worker thread. Catches every exception, because it is the top of the server."""
         try:
             return self._toolbox.call(name, dict(given), meta, peer=peer, running=running)
         except RpcError as error:
             raise MCPError(error.code, error.message, error.data) from None
         except Cancelled:
             raise MCPError(INTERNAL, "The request was cancelled.") from None
-        except Exception:  # noqa: BLE001  # the top of a server: the client learns that, and nothing of how
+        except Exception:  # noqa: BLE001  # the top of a server: the client learns that it failed, not how
             traceback.print_exc(file=sys.stderr)
             raise MCPError(INTERNAL, "Internal error") from None
 
 
 def _meta_of(context: Context) -> Mapping[str, Any]:
-    """As the client sent it, whatever the revision."""
+    """The `_meta` that the client sent, in any revision."""
     meta = (context.params or {}).get("_meta")
     return meta if isinstance(meta, Mapping) else {}
 
@@ -150,7 +148,7 @@ def _peer(context: Context, meta: Mapping[str, Any]) -> Peer:
 
 
 def _progress(context: Context) -> Callable[[float, str], None]:
-    """Told from a worker thread."""
+    """Reports progress from a worker thread."""
 
     def tell(done: float, words: str) -> None:
         anyio.from_thread.run(partial(context.session.report_progress, done, None, words))
@@ -158,60 +156,15 @@ def _progress(context: Context) -> Callable[[float, str], None]:
     return tell
 
 
-class OwnHostOnly:
-    """Lets in requests whose Host, and Origin if there is one, name this server. The whole header must match.
-
-    A server that listens on every address does not know its names. There, Origin must name the host that Host names.
-    """
-
-    def __init__(self, app: Asgi, host: str) -> None:
-        self._app = app
-        names = LOOPBACK if host in LOOPBACK else (host,)
-        self._names = None if host in EVERY_ADDRESS else frozenset(_bracketed(name.lower()) for name in names)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        host = _name_in(scope, b"host", _HOST)
-        origin = _name_in(scope, b"origin", _ORIGIN)
-        names = {host} if self._names is None else self._names
-        if host is None or not host or host not in names:
-            await _refuse(send, 421, b"This server has another name.")
-        elif origin is not None and origin not in names:
-            await _refuse(send, 403, b"Pages of another origin may not call this server.")
-        else:
-            await self._app(scope, receive, send)
-
-
-def _name_in(scope: Scope, header: bytes, shape: re.Pattern[str]) -> str | None:
-    """The host name in a header. None without the header; empty if the header is not whole, or is there twice."""
-    values = [value for name, value in scope["headers"] if name.lower() == header]
-    if not values:
-        return None
-    found = shape.fullmatch(values[0].decode("latin-1")) if len(values) == 1 else None
-    return "" if found is None else found[1].lower()
-
-
-def _bracketed(host: str) -> str:
-    """A host as it is written before a port."""
-    return f"[{host}]" if ":" in host else host
-
-
-async def _refuse(send: Send, status: int, message: bytes) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]})
-    await send({"type": "http.response.body", "body": message})
-
-
 def make_app(
-    toolbox: Caller,
+    toolbox: ToolCaller,
     sets: tuple[str, ...],
     *,
-    clients: Clients,
+    clients: AcceptedClients,
     host: str = "127.0.0.1",
-    table: Table | None = None,
+    table: ToolTable | None = None,
 ) -> Asgi:
-    """The ASGI application, with MCP at /mcp. It answers nothing to a request without a key or token of `clients`."""
+    """The ASGI application, with MCP at /mcp. It refuses requests without a key or token of `clients`."""
     app: Starlette = HttpTools(toolbox, sets, table or read_table()).server.streamable_http_app(
         streamable_http_path="/mcp",
         max_request_body_size=BODY_MAX_BYTES,
@@ -222,12 +175,12 @@ def make_app(
     return BearerAuth(OwnHostOnly(app, host), keys=clients.keys, tokens=clients.tokens)
 
 
-def serve_http(workspace: Workspace, asked: Asked, where: tuple[str, int], *, keys: StaticKeys) -> None:
-    """Until interrupted. Says on stderr where it listens. Clients must send one of `keys`, or a token of this store."""
+def serve_http(workspace: McpWorkspace, asked: McpOptions, where: tuple[str, int], *, keys: StaticKeys) -> None:
+    """Serves until interrupted. Clients must send one of `keys`, or a token of this store."""
     import uvicorn
 
-    ledger = workspace.desk.ledger
-    clients = Clients(keys, Tokens(ledger.store, ledger.journal, clock=ledger.clock))
+    ledger = workspace.open_root.ledger
+    clients = AcceptedClients(keys, Tokens(ledger.store, ledger.journal, clock=ledger.clock))
     toolbox = toolbox_of(workspace, asked)
     host, port = where
     try:
@@ -238,7 +191,7 @@ def serve_http(workspace: Workspace, asked: Asked, where: tuple[str, int], *, ke
             port=port,
             log_level="info",
             access_log=False,
-            # A client that listens for events never hangs up by itself.
+            # A client that waits for events never closes its connection.
             timeout_graceful_shutdown=SHUTDOWN_LIMIT_S,
         )
     finally:

@@ -1,15 +1,66 @@
-"""What the revisions of the protocol have in common and where they differ, for a server that only has tools. Pure.
+"""The table of tools, the differences between protocol revisions, and requests in progress. Imports nothing heavy.
 
-Up to 2025-11-25 a connection begins with `initialize` and keeps what was agreed there. From 2026-07-28 on every request
-carries its own revision and client in `_meta`, and `server/discover` takes the place of the handshake.
+`tools.json` beside this module holds the table, so that listing the tools loads nothing else. `make mcp-table` writes
+it from the tools themselves, and a test compares the two.
+
+Up to 2025-11-25 a connection begins with `initialize`, which fixes the revision. From 2026-07-28 on every request has
+its own revision and client in `_meta`, and `server/discover` replaces the handshake.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from mulligan.values.plain import plain
+from mulligan.values.fast_dataclass import fast_dataclass
+
+TOOLSETS = ("substrate", "coding", "history")
+PROFILES = ("openai", "anthropic", "gemini")
+"""Each replaces `coding` by the subset for one provider's models, in the form that they know."""
+FILE = os.path.join(os.path.dirname(__file__), "tools.json")
+
+Tools = list[dict[str, Any]]
+
+
+class ToolTable(NamedTuple):
+    """The server's name and version, and the tools by set, each as `tools/list` shows it."""
+
+    server: dict[str, str]
+    tools: dict[str, Tools]
+
+
+def read_table(path: str = FILE) -> ToolTable:
+    with open(path, encoding="utf-8") as file:
+        found = json.load(file)
+    return ToolTable(found["server"], found["tools"])
+
+
+def tools_in(table: ToolTable, sets: tuple[str, ...]) -> Tools:
+    order = ("substrate", "coding", *PROFILES, "history")
+    return [tool for name in order if name in sets for tool in table.tools[name]]
+
+
+def names_of(tools: Tools) -> dict[str, str]:
+    """Maps each tool's listed name and dotted name to the listed one."""
+    return {spelling: tool["name"] for tool in tools for spelling in (tool["name"], tool["title"])}
+
+
+def parse_sets(text: str) -> tuple[str, ...] | None:
+    """Parses a list with commas; None if one of the names is not a set."""
+    sets = tuple(part.strip() for part in text.split(",") if part.strip())
+    return sets if sets and all(one in TOOLSETS for one in sets) else None
+
+
+def with_profile(sets: tuple[str, ...], profile: str) -> tuple[str, ...] | None:
+    """The sets with a provider's tools instead of `coding`; None for an unknown provider or without `coding`."""
+    if profile not in PROFILES or "coding" not in sets:
+        return None
+    return tuple(profile if one == "coding" else one for one in sets)
+
 
 HANDSHAKE = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 MODERN = ("2026-07-28",)
@@ -25,19 +76,19 @@ PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL = -3270
 UNSUPPORTED_VERSION = -32022
 
 TOOLS_TTL_MS = 3_600_000
-"""The table of tools only changes with the program."""
+"""The table of tools changes only with the version of Mulligan."""
 
 INSTRUCTIONS = (
-    "Every change made through these tools is recorded and can be taken back: history_log lists calls, history_undo "
-    "undoes one, history_rollback a whole turn. snapshot_* and workspace_* tools answer with a lease_id; pass it on, "
-    "and a call is refused with STALE_LEASE when what was seen has changed."
+    "Mulligan records every change made through these tools, and every change can be undone: history_log lists calls, "
+    "history_undo undoes one call, history_rollback a whole turn. snapshot_* and workspace_* tools answer with a "
+    "lease_id; pass it on, and Mulligan refuses a call with STALE_LEASE if what you read has changed since."
 )
 
 Body = dict[str, Any]
 
 
 class RpcError(Exception):
-    """An answer that is an error of the protocol, not of a tool."""
+    """A protocol error, as opposed to a failed tool."""
 
     def __init__(self, code: int, message: str, data: object = None) -> None:
         super().__init__(message)
@@ -50,9 +101,9 @@ class RpcError(Exception):
         return body if self.data is None else {**body, "data": self.data}
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Peer:
-    """Who asks, in which revision."""
+    """The client, and the protocol revision that it uses."""
 
     revision: str
     client: str = "unknown"
@@ -67,7 +118,7 @@ class Peer:
 
 
 def negotiated(params: Mapping[str, Any]) -> Peer:
-    """What an `initialize` comes to: the revision asked for if we know it, else the newest that has a handshake."""
+    """The peer of an `initialize`: with its revision if Mulligan knows it, else the newest one with a handshake."""
     asked = params.get("protocolVersion")
     if not isinstance(asked, str):
         raise RpcError(INVALID_PARAMS, "initialize needs a protocolVersion.")
@@ -75,7 +126,7 @@ def negotiated(params: Mapping[str, Any]) -> Peer:
 
 
 def enveloped(params: Mapping[str, Any]) -> Peer | None:
-    """The peer a modern request says it is from; None for a request without the envelope."""
+    """The peer that a modern request names in `_meta`; None for an older request."""
     meta = params.get("_meta")
     if not isinstance(meta, Mapping) or VERSION_KEY not in meta:
         return None
@@ -126,7 +177,7 @@ _OLD_TOOL_KEYS = frozenset({"name", "description", "inputSchema", "annotations"}
 
 
 def finished(peer: Peer, result: Body, server: Mapping[str, Any]) -> Body:
-    """A result as the revision wants it."""
+    """A result in the form of the peer's revision."""
     if peer.is_modern:
         meta = {**result.get("_meta", {}), SERVER_KEY: dict(server)}
         return {**result, "resultType": "complete", "_meta": meta}
@@ -141,7 +192,7 @@ _NAME_MAX = 256
 
 
 def label_of(meta: Mapping[str, Any]) -> str | None:
-    """The name the host gives the call, where hosts are known to put one."""
+    """The host's id of the call, from the keys that known hosts use."""
     return next((name for key in _LABELS if (name := _name(meta.get(key))) is not None), None)
 
 
@@ -156,3 +207,46 @@ def _name(value: object) -> str | None:
     if not isinstance(value, str) or not value.strip() or len(value) > _NAME_MAX or not value.isprintable():
         return None
     return value
+
+
+Progress = Callable[[float, str], None]
+"""Reports the progress of long work, with a short text."""
+
+
+class Cancelled(Exception):
+    """The client cancelled the request before it had changed anything; it gets no answer."""
+
+
+@dataclass(slots=True)
+class Running:
+    """A request in progress. Cancelling it after its call has committed does nothing."""
+
+    progress: Progress | None = None
+    cancelled: bool = False
+    _settled: bool = False
+    _stop: Callable[[], None] | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def cancel(self) -> bool:
+        """Cancels the request. Whether that was in time."""
+        with self._lock:
+            if self._settled:
+                return False
+            self.cancelled = True
+            stop = self._stop
+        if stop is not None:
+            stop()
+        return True
+
+    def settle(self) -> bool:
+        """Call this just before a commit: False if the request was cancelled; after True it cannot be cancelled."""
+        with self._lock:
+            self._settled = not self.cancelled
+            return self._settled
+
+    def began(self, stop: Callable[[], None]) -> None:
+        """The call has begun; `stop` stops it. Raises Cancelled if the request is already cancelled."""
+        with self._lock:
+            self._stop = stop
+            if self.cancelled:
+                raise Cancelled

@@ -1,8 +1,9 @@
-"""MCP on stdin and stdout, in a loop of our own: hosts wait for the list of tools, and loading an SDK takes a second.
+"""MCP on stdin and stdout, without the SDK: hosts wait for the list of tools, and importing the SDK takes a second.
 
-One thread reads frames, one JSON text a line, and answers at once what needs no files. Tool calls go to a few workers;
-the tools themselves are loaded once the list has been answered, or when the first call comes. When input ends, calls in
-progress are finished, and those that take long are taken back. Nothing but frames ever reaches stdout.
+One thread reads frames, one JSON text on each line, and answers at once what needs no files. A few workers run the tool
+calls; they load the tools after the list is sent, or with the first call. When the input ends, the server finishes the
+calls in progress and aborts those that take long. Only frames reach stdout. `parse_plain` and `serve_plain` start
+`mulligan mcp` without click if it has only plain options.
 """
 
 from __future__ import annotations
@@ -13,33 +14,41 @@ import queue
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
-from mulligan.servers.mcp.listing import names_of, read_table, tools_in
-from mulligan.servers.mcp.revisions import (
+from mulligan.servers.mcp.protocol import (
     INTERNAL,
     INVALID_PARAMS,
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
     NEWEST_HANDSHAKE,
     PARSE_ERROR,
+    TOOLSETS,
     Body,
+    Cancelled,
     Peer,
     RpcError,
+    Running,
     discover_result,
     enveloped,
     finished,
     initialize_result,
     list_result,
+    names_of,
     negotiated,
+    parse_sets,
+    read_table,
+    tools_in,
+    with_profile,
 )
-from mulligan.servers.mcp.running import Cancelled, Running
 from mulligan.values.clock import monotonic_s
-from mulligan.values.faults import MulliganError
+from mulligan.values.errors import MulliganError
 
 if TYPE_CHECKING:
-    from mulligan.servers.mcp.toolbox import Toolbox
+    from mulligan.boundary.verdict import Boundary
+    from mulligan.history.open_root import OpenRoot
+    from mulligan.servers.mcp.dispatch import Toolbox
 
 FRAME_MAX_BYTES = 64 * 1024 * 1024
 WORKERS = 8
@@ -53,7 +62,7 @@ Request = tuple[object, Mapping[str, Any], Peer]
 
 
 class StdioServer:
-    """One client. `serve` returns when it has gone and everything it asked for is done."""
+    """Serves one client. `serve` returns when the client has closed and all its requests are done."""
 
     def __init__(self, open_tools: OpenTools, sets: tuple[str, ...], streams: tuple[BinaryIO, BinaryIO]) -> None:
         table = read_table()
@@ -72,7 +81,7 @@ class StdioServer:
         self._writing = threading.Lock()
 
     def serve(self) -> None:
-        """An interrupt ends it at once: calls in progress are taken back. Raises KeyboardInterrupt when they are."""
+        """Serves until the input ends. An interrupt aborts the calls in progress and is raised afterwards."""
         try:
             self._read_frames()
         except KeyboardInterrupt:
@@ -89,11 +98,11 @@ class StdioServer:
                 self._take(line)
 
     def _finish(self, limit_s: float) -> None:
-        """The client has gone: what it asked for is done, but what takes longer than the limit is taken back."""
+        """Finishes the calls in progress, and aborts those that take longer than the limit."""
         for _ in range(WORKERS):
             self._work.put(None)
         if self._workers:
-            self._tools_opened()  # starting up is not what takes long
+            self._tools_opened()  # the time for opening the tools does not count
         deadline = monotonic_s() + limit_s
         for worker in self._workers:
             worker.join(max(0.0, deadline - monotonic_s()))
@@ -120,7 +129,7 @@ class StdioServer:
             self._send_error(None, RpcError(INVALID_REQUEST, "A frame is a JSON-RPC 2.0 object."))
             return
         if "method" not in frame and ("result" in frame or "error" in frame):
-            return  # an answer to a question we never ask
+            return  # an answer, but this server sends no requests
         identifier, method, params = frame.get("id"), frame.get("method"), frame.get("params", {})
         is_named = isinstance(identifier, str | int) and not isinstance(identifier, bool)
         if not isinstance(method, str) or ("id" in frame and not is_named):
@@ -147,7 +156,7 @@ class StdioServer:
             self._start_workers()
 
     def _answered(self, identifier: object, method: str, params: Mapping[str, Any], peer: Peer) -> Body | None:
-        """The result, or None if a worker will have it."""
+        """The result; None if a worker will send it."""
         if method == "initialize":
             self._peer = negotiated(params)
             return initialize_result(self._peer, self._server)
@@ -187,7 +196,7 @@ class StdioServer:
         while len(self._workers) < WORKERS:
             worker = threading.Thread(target=self._worker, daemon=True)
             worker.start()
-            # An interrupt in the middle leaves a worker out of the list; it ends with the process.
+            # An interrupt here leaves a worker out of the list; the worker ends with the process.
             self._workers.append(worker)
 
     def _worker(self) -> None:
@@ -199,12 +208,12 @@ class StdioServer:
             except _NoAnswer:
                 continue
             finally:
-                # Before it is answered: whoever has the answer may use the id again.
+                # Before the answer: after it the client may reuse the id.
                 self._running.pop(identifier, None)
             self._send({"jsonrpc": "2.0", "id": identifier, **outcome})
 
     def _outcome(self, identifier: object, params: Mapping[str, Any], peer: Peer) -> Body:
-        """What a call came to, as the rest of its answer. The one place where everything is caught."""
+        """The result or error of a call. Catches every exception, because it is the top of the server."""
         try:
             result = self._called(self._names[params["name"]], identifier, params, peer)
             return {"result": finished(peer, result, self._server)}
@@ -212,7 +221,7 @@ class StdioServer:
             raise _NoAnswer from None
         except RpcError as error:
             return {"error": error.to_json()}
-        except Exception:  # noqa: BLE001  # the top of a server: a client gets an answer, whatever is broken
+        except Exception:  # noqa: BLE001  # the top of a server: a client gets an answer after any error
             traceback.print_exc(file=sys.stderr)
             return {"error": RpcError(INTERNAL, "Internal error").to_json()}
 
@@ -223,12 +232,12 @@ class StdioServer:
             return toolbox.call(name, params.get("arguments", {}), _meta_of(params), peer=peer, running=running)
         if self._why_closed is None:
             raise RpcError(INTERNAL, "The workspace could not be opened; see the server's error output.")
-        from mulligan.servers.mcp.toolbox import failed_result  # late, as the tools are
+        from mulligan.servers.mcp.dispatch import failed_result  # imported late, because it is slow to load
 
         return failed_result(name, self._why_closed)
 
     def _tools_opened(self) -> Toolbox | None:
-        """Loaded once; None if that failed, which is told on stderr, and tried again by the next who needs them."""
+        """Opens the tools once. If that fails, prints the error and returns None; the next call tries again."""
         with self._opening:
             if self._toolbox is None:
                 try:
@@ -237,7 +246,7 @@ class StdioServer:
                     if self._why_closed is None:
                         print(f"mulligan: {error.message}", file=sys.stderr)
                     self._why_closed = error
-                except Exception:  # noqa: BLE001  # as above: the loop goes on and says so
+                except Exception:  # noqa: BLE001  # the top of a server: the loop goes on and answers that the tools did not open
                     traceback.print_exc(file=sys.stderr)
             return self._toolbox
 
@@ -251,7 +260,7 @@ class StdioServer:
         self._send({"jsonrpc": "2.0", "id": identifier, "error": error.to_json()})
 
     def _send(self, frame: Body) -> None:
-        """A client that has gone needs no answer; what it asked for still happens."""
+        """Writes a frame. If the client has closed, it gets no answer, but its requests still run."""
         try:
             data = _ENCODE(frame).encode("utf-8")
         except UnicodeEncodeError:
@@ -274,8 +283,77 @@ def _meta_of(params: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def serve_stdio(open_tools: OpenTools, sets: tuple[str, ...]) -> None:
-    """Serve this process's stdin and stdout. Whatever else writes to stdout from now on goes to stderr."""
+    """Serves stdin and stdout. Other output to stdout goes to stderr from now on."""
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     sys.stdout = sys.stderr
     StdioServer(open_tools, sets, (sys.stdin.buffer, output)).serve()
+
+
+class McpWorkspace(Protocol):
+    """An open workspace, as `mulligan.open` returns it."""
+
+    open_root: OpenRoot
+    boundary: Boundary
+
+    def close(self) -> None: ...
+
+
+class McpOptions(NamedTuple):
+    """The options of `mulligan mcp`."""
+
+    root: str | None = None
+    store: str | None = None
+    session: str | None = None
+    sets: tuple[str, ...] = TOOLSETS
+
+
+INTERRUPTED = 130
+"""The exit code after an interrupt."""
+
+OpenWorkspace = Callable[[McpOptions], McpWorkspace]
+
+_PLAIN = {"--root": "root", "--store": "store", "--session": "session", "--tools": "sets", "--profile": "profile"}
+
+
+def parse_plain(words: Sequence[str]) -> McpOptions | None:
+    """Parses the plain options of stdio; None for other options, which the full command line parses or refuses."""
+    found: dict[str, str] = {}
+    rest = list(words)
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        if name not in _PLAIN or (not equals and not rest):
+            return None
+        found[_PLAIN[name]] = value if equals else rest.pop(0)
+    sets = choose_sets(found.get("sets"), found.get("profile"))
+    return None if sets is None else McpOptions(found.get("root"), found.get("store"), found.get("session"), sets)
+
+
+def choose_sets(tools: str | None, profile: str | None) -> tuple[str, ...] | None:
+    """The sets for --tools and --profile; None if they do not fit together."""
+    sets = TOOLSETS if tools is None else parse_sets(tools)
+    return sets if sets is None or profile is None else with_profile(sets, profile)
+
+
+def serve_plain(asked: McpOptions, open_workspace: OpenWorkspace) -> None:
+    """Serves stdio. Opens the workspace when a tool needs it, and closes it at the end."""
+    opened: list[McpWorkspace] = []
+
+    def open_tools() -> Toolbox:
+        opened.append(open_workspace(asked))
+        return toolbox_of(opened[-1], asked)
+
+    try:
+        serve_stdio(open_tools, asked.sets)
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
+    finally:
+        for workspace in opened:
+            workspace.close()
+
+
+def toolbox_of(workspace: McpWorkspace, asked: McpOptions) -> Toolbox:
+    # Imported with the first tool call: importing the tools takes longer than a host waits for their list.
+    from mulligan.servers.mcp.dispatch import Toolbox
+
+    return Toolbox(workspace.open_root, workspace.boundary, asked.session)

@@ -1,23 +1,41 @@
-"""The one table of tools, made from the tools themselves. Run as a program it writes `tools.json`."""
+"""Makes the table of MCP tools from the tools themselves. `make mcp-table` runs it, and it writes `tools.json`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from mulligan.effects.perform import effect_named
-from mulligan.effects.profiles import Offer, declared, offers
-from mulligan.effects.registry import EFFECTS, Effect
-from mulligan.effects.substrate.tools import TOOLS, Tool
-from mulligan.servers.mcp.listing import FILE, PROFILES
+from mulligan.effects.params import Params, StrictModel, built
+from mulligan.effects.registry import EFFECTS, Effect, Offer, declared, effect_named, offers
+from mulligan.effects.snapshot_tools import models
+from mulligan.effects.snapshot_tools.store import CODES
+from mulligan.effects.snapshot_tools.tools import TOOLS, SnapshotTool
+from mulligan.servers.mcp.dispatch import HISTORY, HistoryTool
+from mulligan.servers.mcp.protocol import FILE, PROFILES
 from mulligan.values.canonical import encode
 
 Schema = dict[str, Any]
-HistoryRow = tuple[str, str, Mapping[str, Any], list[str], Schema]
-"""Verb, what it is about, properties, which of them are required, and the answer."""
 
 SESSION: Schema = {"type": "string", "description": "The session to act in; by default one for this root and client."}
 _OPEN_WORLD = frozenset({"exec", "shell"})
+_ERROR: Schema = {
+    "type": "object",
+    "title": "Error",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "code": {"enum": list(CODES)},
+                "message": {"type": "string"},
+                "details": {"type": "object"},
+            },
+            "required": ["code", "message", "details"],
+            "additionalProperties": False,
+        }
+    },
+    "required": ["error"],
+    "additionalProperties": False,
+}
 _RECEIPT: Schema = {
     "type": "object",
     "properties": {
@@ -27,35 +45,13 @@ _RECEIPT: Schema = {
     },
     "required": ["status"],
 }
-_ON_CONFLICT: Schema = {
-    "type": "string",
-    "enum": ["merge", "overwrite", "refuse"],
-    "default": "merge",
-    "description": "When somebody changed the same file since.",
-}
-_DRY: Schema = {"type": "boolean", "default": False, "description": "Only say what would happen."}
-_CALL: Schema = {"type": "string", "description": "A call: its id, its label, or a unique part of its id."}
-_PATHS: Schema = {"type": "array", "items": {"type": "string"}, "description": "Only these paths."}
-_WAY: Mapping[str, Schema] = {"on_conflict": _ON_CONFLICT, "dry_run": _DRY}
-_WAY_BACK: Schema = {
-    "type": "object",
-    "properties": {
-        "ok": {"type": "boolean"},
-        "call_id": {"type": "string", "description": "The call that went back, if there is one."},
-        "outcomes": {"type": "array", "items": {"type": "object"}},
-        "overwrote_external": {"type": "array", "items": {"type": "string"}},
-        "rescue": {"type": "string", "description": "The call that undoes it, if there is one."},
-        "error": {"type": "object"},
-    },
-}
-_OPEN_OBJECT: Schema = {"type": "object"}
 
 
 def table() -> dict[str, list[Schema]]:
     return {
         "substrate": [_substrate(tool) for tool in TOOLS],
         "coding": [_coding(effect) for effect in EFFECTS],
-        "history": [_history(row) for row in _HISTORY],
+        "history": [_history(name, tool) for name, tool in HISTORY.items()],
         **{profile: [_offered(offer, profile) for offer in offers(profile)] for profile in PROFILES},
     }
 
@@ -81,17 +77,36 @@ def _annotations(*, read_only: bool, destructive: bool = False, again: bool = Fa
     }
 
 
-def _substrate(tool: Tool) -> Schema:
-    body = _listed(tool.name.replace(".", "_"), tool.name, tool.about, given=tool.input, answered=tool.output)
+def _substrate(tool: SnapshotTool) -> Schema:
+    given, answered = _input_of(tool.params), answer_schema(tool)
+    body = _listed(tool.name.replace(".", "_"), tool.name, tool.about, given=given, answered=answered)
     hints = _annotations(
         read_only=tool.read_only, destructive=not tool.read_only, again=tool.name == "workspace.write_file"
     )
     return {**body, "annotations": hints}
 
 
+def answer_schema(tool: SnapshotTool) -> Schema:
+    """A success of one of the tool's shapes, or S2's error envelope."""
+    shapes = [_answer_shape(models.answer_model(fields, hint)) for hint, fields in tool.answers.items()]
+    return {"type": "object", "oneOf": [shapes[0] if len(shapes) == 1 else {"oneOf": shapes}, _ERROR]}
+
+
+def _answer_shape(model: type[StrictModel]) -> Schema:
+    schema = built(model).model_json_schema()
+    return {**_without_enum_types(portable(schema)), "title": schema["title"]}
+
+
+def _without_enum_types(schema: Schema) -> Schema:
+    """An answer's constants name their type by their value."""
+    body = {name: _without_enum_types(one) if isinstance(one, dict) else one for name, one in schema.items()}
+    if "const" in body or isinstance(body.get("enum"), list):
+        body.pop("type", None)
+    return body
+
+
 def _coding(effect: Effect) -> Schema:
-    given = portable(effect.params.model_json_schema())
-    given["properties"].pop("session_id", None)
+    given = _input_of(effect.params)
     hints = _annotations(
         read_only=effect.read_only,
         destructive=not effect.read_only,
@@ -102,14 +117,14 @@ def _coding(effect: Effect) -> Schema:
 
 
 def _offered(offer: Offer, profile: str) -> Schema:
-    """A tool of `coding` with the parameters that the models of one provider are given."""
+    """A tool of `coding` with the parameters of one provider's profile."""
     given = declared(offer.parameters) if profile == "gemini" else offer.parameters
     listed = _coding(effect_named(offer.name))
     return {**listed, "inputSchema": {**given, "properties": {**given["properties"], "session_id": SESSION}}}
 
 
 def portable(schema: Schema) -> Schema:
-    """A model's schema in the words every host's API takes: no references, no alternatives, no titles."""
+    """A model's schema in the subset that every host's API accepts: no references, no alternatives, no titles."""
     definitions = schema.get("$defs", {})
     properties = {name: _plain(one, definitions) for name, one in schema.get("properties", {}).items()}
     return {
@@ -121,7 +136,7 @@ def portable(schema: Schema) -> Schema:
 
 
 def _plain(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
-    """The simplest form of a value: of several, text before anything else, and leaving it out instead of null."""
+    """The simplest form of a value: of alternatives the string or the first; optional instead of nullable."""
     body = {name: value for name, value in schema.items() if name not in ("title", "anyOf", "$ref")}
     if "$ref" in schema:
         return {**_plain(definitions[schema["$ref"].rpartition("/")[2]], definitions), **body}
@@ -139,94 +154,23 @@ def _plain(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
     return body
 
 
-def _history(row: HistoryRow) -> Schema:
-    verb, about, properties, required, answered = row
-    given = {
-        "type": "object",
-        "properties": dict(properties),
-        "required": required,
-        "additionalProperties": False,
-    }
-    looks = verb in ("log", "show", "diff")
-    hints = _annotations(read_only=looks, destructive=not looks and verb != "fork")
+def _history(name: str, tool: HistoryTool) -> Schema:
+    hints = _annotations(read_only=tool.read_only, destructive=tool.destructive and not tool.read_only)
+    title = name.replace("_", ".", 1)
     return {
-        **_listed(f"history_{verb}", f"history.{verb}", about, given=given, answered=answered),
+        **_listed(name, title, tool.about, given=_input_of(tool.params), answered=tool.answer),
         "annotations": hints,
     }
 
 
-_HISTORY: tuple[HistoryRow, ...] = (
-    (
-        "log",
-        "List recorded calls and outside edits of this root, newest first.",
-        {
-            "limit": {"type": "integer", "minimum": 1, "maximum": 1000, "default": 20},
-            "everyone": {
-                "type": "boolean",
-                "description": "All sessions of the root; so by default, unless a session_id is given.",
-            },
-        },
-        [],
-        {"type": "object", "properties": {"calls": {"type": "array", "items": _OPEN_OBJECT}}},
-    ),
-    ("show", "Show one call and what it changed.", {"call": _CALL}, ["call"], _OPEN_OBJECT),
-    (
-        "diff",
-        "Show what a call changed, as a unified diff.",
-        {"call": _CALL},
-        ["call"],
-        {"type": "object", "properties": {"diff": {"type": "string"}}},
-    ),
-    (
-        "undo",
-        "Take back one call and leave later work alone; without a call, this session's newest that stands.",
-        {"call": _CALL, "paths": _PATHS, **_WAY},
-        [],
-        _WAY_BACK,
-    ),
-    ("redo", "Bring back what the last way back of this session took away.", _WAY, [], _WAY_BACK),
-    (
-        "restore",
-        "Put the paths of a call back to what they were before it.",
-        {"call": _CALL, "paths": _PATHS, **_WAY},
-        ["call"],
-        _WAY_BACK,
-    ),
-    (
-        "rollback",
-        "Take back the last completed turn of this session.",
-        {**_WAY, "cancel_open": {"type": "boolean", "default": False, "description": "Cancel a turn that still runs."}},
-        [],
-        _WAY_BACK,
-    ),
-    (
-        "rewind",
-        "Take back everything of a session from a call on.",
-        {"to": _CALL, "side": {"type": "string", "enum": ["before", "after"], "default": "before"}, **_WAY},
-        ["to"],
-        _WAY_BACK,
-    ),
-    (
-        "fork",
-        "Start a child session, sharing the files or with a copy of all of them, beside the store.",
-        {"at": _CALL, "files": {"type": "string", "enum": ["share", "copy"], "default": "share"}},
-        [],
-        {
-            "type": "object",
-            "properties": {
-                "session_id": {"type": "string"},
-                "parent_id": {"type": "string"},
-                "directory": {"type": "string", "description": "Where its files are, if not shared."},
-                "coverage": {"type": "array", "items": _OPEN_OBJECT},
-                "error": {"type": "object"},
-            },
-        },
-    ),
-)
+def _input_of(params: type[Params]) -> Schema:
+    given = portable(params.model_json_schema())
+    given["properties"].pop("session_id", None)
+    return given
 
 
 def whole() -> Schema:
-    """What `tools.json` holds."""
+    """The content of `tools.json`."""
     from importlib.metadata import version
 
     return {"server": {"name": "mulligan", "title": "Mulligan", "version": version("mulligan")}, "tools": table()}

@@ -1,8 +1,10 @@
-"""A session as a bundle: gathered in one look at the store, redacted, put together, and refused if a secret is left.
+"""Exports a session as a bundle: reads it in one transaction, redacts it, builds the document, checks it for secrets.
 
-What depends on the whole (tool calls, permissions, spans, fixtures) is worked out from what is already redacted, so no
-digest in a shared bundle confirms a guess at what was taken out. A session that was imported and not touched since
-carries those parts as they came; that is why exporting it again gives the same bundle.
+The export computes derived parts (tool calls, permissions, spans, fixtures) from redacted text, so no digest in a
+shared bundle confirms a guess at what was removed. A session that was imported and not changed keeps these parts as
+they came, so exporting it again gives the same bundle.
+
+Derived parts name arguments and results by digest, so that a replay elsewhere can be compared without their content.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mulligan.session.bundle import (
+from mulligan.session.bundle.export_check import check_export
+from mulligan.session.bundle.format import (
     BUNDLE_MAX_BYTES,
     BUNDLE_TYPE,
     SCHEMA_ID,
@@ -20,35 +23,222 @@ from mulligan.session.bundle import (
     Document,
     Mode,
     is_message_event,
-    sealed,
+    with_bundle_id,
 )
-from mulligan.session.evidence import permissions_in, replay_of, tool_calls_in
-from mulligan.session.export_check import check_export
-from mulligan.session.facts import BRANCHED_AT, facts_of
-from mulligan.session.lineage import ancestry_in
-from mulligan.session.private_names import PrivateNames
-from mulligan.session.projection import APPENDED, INSERTED, window_row
-from mulligan.session.redaction import Policy, Redactor, refuse_survivors, strings_in
-from mulligan.session.seeding import MODEL, PROVIDER, SOURCE
-from mulligan.session.standing import session_in
-from mulligan.session.tables import SessionRow, session_journal
-from mulligan.session.transcript import Archive, Message, entries_in, event_in, head_of, message_in, text_of
-from mulligan.session.withholding import BUNDLE, FORM_KEYS, Withholder
+from mulligan.session.bundle.redaction import (
+    BUNDLE,
+    FORM_KEYS,
+    PrivateNames,
+    RedactionPolicy,
+    Redactor,
+    ReplayFilter,
+    refuse_secrets,
+    strings_in,
+)
+from mulligan.session.importers import MODEL, PROVIDER, SOURCE
+from mulligan.session.lifecycle import BRANCHED_AT, ancestry_in, facts_of, session_in
+from mulligan.session.messages import ToolAnswer, ToolCall, as_text, calls_in, paired
+from mulligan.session.tables import APPENDED, INSERTED, SessionRow, session_journal, window_row
+from mulligan.session.transcript_log import Archive, Message, entries_in, event_in, head_of, message_in, text_of
 from mulligan.store.blobs import BLOBS
 from mulligan.store.journal import Record, records_of
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode, encode
-from mulligan.values.digest import Digest, raw_digest
-from mulligan.values.faults import MulliganError, fault
+from mulligan.values.clock import parse_timestamp
+from mulligan.values.digest import Digest, digest_of, raw_digest
+from mulligan.values.errors import MulliganError, fault
 from mulligan.values.ids import SessionId
 from mulligan.values.limits import MIB_BYTES
 
+Json = dict[str, Any]
+Listed = Sequence[Mapping[str, Any]]
+
+_LIFECYCLE = (
+    "compaction",
+    "agent_session_closed",
+    "AnchorChanged",
+    "RootMounted",
+    "RootUnmounted",
+    "transcript_budget",
+)
+
+
+def tool_calls_in(messages: Sequence[Message], records: Listed) -> list[Json]:
+    """The tool calls of the transcript, in order, with their results; then calls that are not in the transcript."""
+    by_label: dict[str, list[Json]] = {}
+    for done in _calls_done(records):
+        by_label.setdefault(str(done["tool_use_id"]), []).append(done)
+    found = []
+    pairs = paired(messages)
+    for place, answers in pairs.answers.items():
+        for call, answer in zip(calls_in(messages[place]), answers, strict=True):
+            mine = by_label[call.id].pop(0) if call.id and by_label.get(call.id) else {}
+            found.append({**mine, **_asked(call, place), "result": _result(answer), **_refusal(answer, mine)})
+    return found + [done for left in by_label.values() for done in left]
+
+
+def _asked(call: ToolCall, place: int) -> Json:
+    return {
+        "tool_name": call.name,
+        "tool_use_id": call.id or None,
+        "args_hash": digest_of(as_text(call.arguments).encode("utf-8", "surrogatepass")),
+        "iteration": place,
+    }
+
+
+def _result(answer: tuple[int, ToolAnswer] | None) -> Json | None:
+    if answer is None:
+        return None
+    data = as_text(answer[1].content).encode("utf-8", "surrogatepass")
+    return {"message": answer[0], "digest": digest_of(data), "bytes": len(data)}
+
+
+def _refusal(answer: tuple[int, ToolAnswer] | None, done: Mapping[str, Any]) -> Json:
+    return {"is_rejected": (answer is not None and answer[1].failed) or bool(done.get("is_rejected"))}
+
+
+def _calls_done(records: Listed) -> list[Json]:
+    """The recorded calls: when they began and ended, and with which status."""
+    begun: dict[str, Json] = {}
+    for record in records:
+        body = record["payload"]
+        if record["kind"] == "call.begun" and isinstance(body.get("call"), str):
+            begun[body["call"]] = {
+                "tool_name": body.get("tool"),
+                "tool_use_id": body.get("label"),
+                "call_id": body["call"],
+                "args_hash": None,
+                "iteration": None,
+                "timestamp": record["at"],
+                "duration_ms": None,
+                "status": "open",
+                "is_rejected": False,
+                "result": None,
+            }
+        elif record["kind"] == "call.ended" and str(body.get("call")) in begun:
+            call = begun[body["call"]]
+            took = _milliseconds(call["timestamp"], record["at"])
+            call |= {
+                "status": body.get("status"),
+                "duration_ms": took,
+                "is_rejected": body.get("status") != "committed",
+            }
+    return list(begun.values())
+
+
+def _milliseconds(start: str, end: str) -> int:
+    return int((parse_timestamp(end) - parse_timestamp(start)).total_seconds() * 1000)
+
+
+def permissions_in(events: Listed) -> list[Json]:
+    """The events about permissions, approvals, and questions to a person."""
+    return [_permission(event) for event in events if _is_permission(str(event["kind"]))]
+
+
+def _is_permission(kind: str) -> bool:
+    return "permission" in kind or "approval" in kind or kind.startswith("hitl_")
+
+
+def _permission(event: Mapping[str, Any]) -> Json:
+    told = event.get("metadata") or {}
+    request = told.get("request")
+    identifier = told.get("request_id") or (request.get("id") if isinstance(request, Mapping) else None)
+    return {
+        "kind": event["kind"],
+        "source": "transcript_event",
+        "request_id": identifier,
+        "agent": told.get("client_id") or told.get("agent"),
+        "payload": dict(told),
+    }
+
+
+def replay_of(
+    messages: Sequence[Message], events: Listed, *, records: Listed, calls: Listed, source: Mapping[str, Any]
+) -> Json:
+    return {
+        "replay_fixture": _fixture(messages, calls),
+        "run_record": {
+            **{name: source[name] for name in ("session_id", "status", "started_at", "finished_at")},
+            "messages": len(messages),
+            "events": len(events),
+            "calls": len(calls),
+        },
+        "verification_outcomes": [],
+        "event_log_pointers": [{"topic": f"s:{source['session_id']}", "events": len(events)}],
+        "transitions": [
+            {"kind": event["kind"], "at": event["at"], "event": index}
+            for index, event in enumerate(events)
+            if event["kind"] in _LIFECYCLE
+        ],
+        "checkpoints": _turns(records),
+        "trace_spans": _spans(records),
+        "deterministic_events": list(records),
+    }
+
+
+def _fixture(messages: Sequence[Message], calls: Listed) -> Json:
+    return {
+        "_type": "mulligan_replay_fixture",
+        "message_digests": [digest_of(encode(message)) for message in messages],
+        "tool_results": [
+            {
+                "tool_use_id": call["tool_use_id"],
+                "args_hash": call["args_hash"],
+                "result_digest": (call["result"] or {}).get("digest"),
+            }
+            for call in calls
+            if call["args_hash"] is not None
+        ],
+    }
+
+
+def _turns(records: Listed) -> list[Json]:
+    found: dict[str, Json] = {}
+    for record in records:
+        turn = record["payload"].get("turn")
+        if record["kind"] == "turn.opened" and isinstance(turn, str):
+            found[turn] = {"turn": turn, "at": record["at"], "ended_at": None}
+        elif record["kind"] == "turn.ended" and str(turn) in found:
+            found[str(turn)]["ended_at"] = record["at"]
+    return list(found.values())
+
+
+def _spans(records: Listed) -> list[Json]:
+    """Turns, and calls within them."""
+    spans = [
+        {
+            "span_id": one["turn"],
+            "parent_id": None,
+            "kind": "turn",
+            "name": "turn",
+            "start": one["at"],
+            "end": one["ended_at"],
+        }
+        for one in _turns(records)
+    ]
+    begun: dict[str, Json] = {}
+    for record in records:
+        body = record["payload"]
+        if record["kind"] == "call.begun" and isinstance(body.get("call"), str):
+            begun[body["call"]] = {
+                "span_id": body["call"],
+                "parent_id": body.get("turn"),
+                "kind": "call",
+                "name": body.get("tool"),
+                "start": record["at"],
+                "end": None,
+            }
+        elif record["kind"] == "call.ended" and str(body.get("call")) in begun:
+            begun[body["call"]] |= {"end": record["at"], "status": body.get("status")}
+    return [*spans, *begun.values()]
+
+
 IMPORTED = "session.imported"
+# The facts that belong to the transcript. An import never takes roots or permissions from a bundle.
 CARRIED_FACTS = (
     *("system_prompt", "tool_format", "summary", "scratchpad", "scratchpad_version", "pinned_model"),
     *("pinned_reasoning_policy", PROVIDER, MODEL, SOURCE),
 )
-"""What belongs to the talk and goes with it. Where a session may work is never taken from a bundle."""
 
 SECTION = "$.transcript.sections[0]"
 _TALK = frozenset(
@@ -59,19 +249,19 @@ _END = 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """How to export. `content`: with the bodies of files, which only a local bundle may have."""
+class ExportOptions:
+    """How to export. `content`: include the bodies of files, which only a local bundle may have."""
 
     mode: Mode = "sanitized"
     content: bool | None = None
-    policy: Policy = field(default_factory=Policy)
+    policy: RedactionPolicy = field(default_factory=RedactionPolicy)
     version: str = "0"
     place: str = ""
 
 
 @dataclass(slots=True)
-class Material:
-    """A session as the store has it. `origin`: the bundle it was imported from, without talk and bodies."""
+class SessionContent:
+    """A session as read from the store. `origin`: the bundle it was imported from, without transcript and bodies."""
 
     row: SessionRow
     facts: dict[str, Any]
@@ -85,30 +275,30 @@ class Material:
     is_untouched: bool
 
 
-def export_session(archive: Archive, session: SessionId, wish: Wish) -> Document:
-    """The bundle. Raises `unredacted_secret` rather than give out what looks like a secret."""
-    if wish.content and wish.mode != "local":
-        raise fault("invalid_params", "Only a local bundle carries the bodies of files.", field="content")
+def export_session(archive: Archive, session: SessionId, options: ExportOptions) -> Document:
+    """The bundle. Raises `unredacted_secret` if something in it still looks like a secret."""
+    if options.content and options.mode != "local":
+        raise fault("invalid_params", "Only a local bundle may contain the bodies of files.", field="content")
     with archive.store.read() as tx:
-        material = _gathered(tx, archive, session)
-        content = _content(tx, archive, material, wish)
-    redactor = Redactor(_policy(material, wish), FORM_KEYS)
-    document = _composed(material, wish, redactor) | {"content": content}
-    if wish.mode == "replay_only":
-        document = Withholder(redactor).apply(document, BUNDLE)
-    entries = _manifest(redactor, document, material, wish.mode)
-    document |= {"redaction": _redaction(wish.mode, entries)}
-    if wish.mode != "local":
-        refuse_survivors(document, doing=f"The {wish.mode} export")
-        check_export(document, doing=f"The {wish.mode} export")
+        material = _read_session(tx, archive, session)
+        content = _content(tx, archive, material, options)
+    redactor = Redactor(_policy(material, options), FORM_KEYS)
+    document = _build_document(material, options, redactor) | {"content": content}
+    if options.mode == "replay_only":
+        document = ReplayFilter(redactor).apply(document, BUNDLE)
+    entries = _manifest(redactor, document, material, options.mode)
+    document |= {"redaction": _redaction(options.mode, entries)}
+    if options.mode != "local":
+        refuse_secrets(document, doing=f"The {options.mode} export")
+        check_export(document, doing=f"The {options.mode} export")
     _check_size(len(encode(document)))
-    return sealed(document)
+    return with_bundle_id(document)
 
 
-# Gathering.
+# Read the session.
 
 
-def _gathered(tx: Tx, archive: Archive, session: SessionId) -> Material:
+def _read_session(tx: Tx, archive: Archive, session: SessionId) -> SessionContent:
     row = session_in(tx, session)
     ancestry = None if row is None else ancestry_in(tx, session)
     if row is None or ancestry is None:
@@ -119,7 +309,7 @@ def _gathered(tx: Tx, archive: Archive, session: SessionId) -> Material:
     events, index = _events(tx, archive, session, in_force)
     origin, came_at = _origin(tx, archive, session)
     own = [record for record in records_of(tx, session_journal(session)) if record.kind not in _TALK]
-    return Material(
+    return SessionContent(
         row=row,
         facts=facts,
         lineage={
@@ -144,7 +334,7 @@ Key = tuple[str, int]
 def _events(
     tx: Tx, archive: Archive, session: SessionId, in_force: set[Key]
 ) -> tuple[list[dict[str, Any]], dict[Key, int]]:
-    """All events, and which of them each message is. What a message in force says is said once, with the messages."""
+    """All events, and the event of each message. The text of a message in the window is only with the messages."""
     found: list[dict[str, Any]] = []
     index: dict[Key, int] = {}
     latest = ""
@@ -166,7 +356,7 @@ def _events(
 
 
 def _event_records(tx: Tx, session: SessionId) -> Iterator[tuple[str, Record]]:
-    """The inherited ones first, as the session's window says, then its own."""
+    """The records of inherited events, as the window row lists them, then of its own."""
     newest = window_row(tx, session)
     parts = [(str(one[0]), int(one[1]), int(one[2])) for one in decode(newest.log)]
     for source, after, upto in [*parts, (str(session), newest.log_after, _END)]:
@@ -183,16 +373,16 @@ def _origin(tx: Tx, archive: Archive, session: SessionId) -> tuple[Document | No
     return None, 0
 
 
-def _content(tx: Tx, archive: Archive, material: Material, wish: Wish) -> Document:
-    """Which bodies the session needs; with `content`, the bodies themselves, but for those the store has dropped."""
+def _content(tx: Tx, archive: Archive, material: SessionContent, options: ExportOptions) -> Document:
+    """The digests that the session needs; with `content`, also the bodies that the store still has."""
     before = [] if material.origin is None else material.origin["content"]["blobs"]
-    carried = any("body" in one for one in before) and material.is_untouched and wish.mode == "local"
-    wanted = carried if wish.content is None else wish.content
+    carried = any("body" in one for one in before) and material.is_untouched and options.mode == "local"
+    wanted = carried if options.content is None else options.content
     digests = sorted({one["digest"] for one in before} | set(material.needs))
     sizes = {one["digest"]: one.get("size") for one in before}
     rows = {one: tx.get(BLOBS, raw_digest(Digest(one))) for one in digests}
     if wanted:
-        # Before the bodies are read: four bytes of base64 for three of each.
+        # Checked before the bodies are read. Base64 needs four bytes for three.
         _check_size(sum(row.size * 4 // 3 for row in rows.values() if row is not None))
     return {
         "encoding": "base64",
@@ -207,7 +397,7 @@ def _check_size(size_bytes: int) -> None:
     if size_bytes > BUNDLE_MAX_BYTES:
         limit = f"{BUNDLE_MAX_BYTES // MIB_BYTES} MiB"
         words = (
-            f"A bundle has at most {limit}, and this one would have more; leave out the bodies of files, if it has any."
+            f"A bundle may have at most {limit}, and this one would have more. Export it without the bodies of files."
         )
         raise fault("invalid_bundle", words, problem="too_large", path="$", limit_bytes=BUNDLE_MAX_BYTES)
 
@@ -224,43 +414,43 @@ def _blob(tx: Tx, archive: Archive, digest: Digest, size: int | None, *, body: b
         return found | {"missing": True}
 
 
-# Putting together.
+# Build the document.
 
 
-def _policy(material: Material, wish: Wish) -> Policy | None:
-    """Where the session worked is private. What came redacted knows nothing of this machine and is left as it is."""
-    if wish.mode == "local":
+def _policy(material: SessionContent, options: ExportOptions) -> RedactionPolicy | None:
+    """The policy that also hides the session's roots. None for imported content, which is redacted already."""
+    if options.mode == "local":
         return None
     if material.is_untouched and _mode_of(material.origin) != "local":
-        return replace(wish.policy, names=PrivateNames())
-    primary, others = _roots(material, wish)
-    roots = tuple(dict.fromkeys([primary, *(one["path"] for one in others), *wish.policy.names.roots]))
-    return replace(wish.policy, names=replace(wish.policy.names, roots=tuple(filter(None, roots))))
+        return replace(options.policy, names=PrivateNames())
+    primary, others = _roots(material, options)
+    roots = tuple(dict.fromkeys([primary, *(one["path"] for one in others), *options.policy.names.roots]))
+    return replace(options.policy, names=replace(options.policy.names, roots=tuple(filter(None, roots))))
 
 
 def _mode_of(origin: Document | None) -> str | None:
     return None if origin is None else str(origin["redaction"]["mode"])
 
 
-def _roots(material: Material, wish: Wish) -> tuple[str, list[Mapping[str, Any]]]:
+def _roots(material: SessionContent, options: ExportOptions) -> tuple[str, list[Mapping[str, Any]]]:
     if material.origin is not None:
         workspace = material.origin.get("workspace") or {}
         return str(workspace.get("primary") or ""), list(workspace.get("additional_roots") or ())
     anchor = material.facts.get("workspace_anchor") or {}
-    return str(anchor.get("primary") or wish.place), list(anchor.get("additional_roots") or ())
+    return str(anchor.get("primary") or options.place), list(anchor.get("additional_roots") or ())
 
 
-def _composed(material: Material, wish: Wish, redactor: Redactor) -> Document:
-    clean = _clean(material, redactor)
-    carried = material.origin if material.is_untouched and _mode_of(material.origin) == wish.mode else None
+def _build_document(material: SessionContent, options: ExportOptions, redactor: Redactor) -> Document:
+    clean = _redacted_content(material, redactor)
+    carried = material.origin if material.is_untouched and _mode_of(material.origin) == options.mode else None
     rest = {key: value for key, value in (carried or {}).items() if key not in ("bundle_id", "redaction", "content")}
-    document = rest or redactor.document(_derived(clean, wish))
+    document = rest or redactor.document(_derived(clean, options))
     document["source"] = {**document["source"], "session_id": redactor.document(material.row.id, "$.source.session_id")}
     return document | {"transcript": {"sections": [_section(clean)]}}
 
 
-def _clean(material: Material, redactor: Redactor) -> Material:
-    """The parts that hold what was said and done, redacted where they will stand."""
+def _redacted_content(material: SessionContent, redactor: Redactor) -> SessionContent:
+    """The session's content, redacted under the paths that it has in the document."""
     before = [] if material.origin is None else material.origin["replay"]["deterministic_events"]
     facts = {name: value for name, value in material.facts.items() if name in CARRIED_FACTS}
     return replace(
@@ -273,12 +463,12 @@ def _clean(material: Material, redactor: Redactor) -> Material:
     )
 
 
-def _kept_apart(material: Material) -> dict[str, Any]:
+def _kept_apart(material: SessionContent) -> dict[str, Any]:
     anchor = material.facts.get("workspace_anchor")
     return {} if anchor is None else {"workspace_anchor": anchor}
 
 
-def _section(clean: Material) -> Document:
+def _section(clean: SessionContent) -> Document:
     facts = {name: value for name, value in clean.facts.items() if name in CARRIED_FACTS}
     return {
         "id": "main",
@@ -294,18 +484,18 @@ def _section(clean: Material) -> Document:
     }
 
 
-def _derived(clean: Material, wish: Wish) -> Document:
-    """All but the talk itself."""
+def _derived(clean: SessionContent, options: ExportOptions) -> Document:
+    """All parts except the transcript."""
     source = _source(clean)
     calls = tool_calls_in(clean.messages, clean.records)
     return {
         "_type": BUNDLE_TYPE,
         "schema_version": SCHEMA_VERSION,
         "created_at": source["finished_at"],
-        "producer": {"name": "mulligan", "version": wish.version, "schema_id": SCHEMA_ID},
+        "producer": {"name": "mulligan", "version": options.version, "schema_id": SCHEMA_ID},
         "source": source,
-        "runtime": _runtime(clean, wish),
-        "workspace": _workspace(clean, wish),
+        "runtime": _runtime(clean, options),
+        "workspace": _workspace(clean, options),
         "tools": {"schemas": [], "calls": calls},
         "permissions": permissions_in(clean.events),
         "replay": replay_of(clean.messages, clean.events, records=clean.records, calls=calls, source=source),
@@ -314,7 +504,7 @@ def _derived(clean: Material, wish: Wish) -> Document:
     }
 
 
-def _source(clean: Material) -> Document:
+def _source(clean: SessionContent) -> Document:
     times = [event["at"] for event in clean.events] + [record["at"] for record in clean.records]
     lineage = (
         clean.lineage if clean.origin is None else {name: clean.origin["source"].get(name) for name in clean.lineage}
@@ -332,14 +522,19 @@ def _source(clean: Material) -> Document:
     }
 
 
-def _runtime(clean: Material, wish: Wish) -> Document:
+def _runtime(clean: SessionContent, options: ExportOptions) -> Document:
     pair = {"provider": clean.facts.get(PROVIDER), "model": clean.facts.get(MODEL) or clean.facts.get("pinned_model")}
     known = any(value is not None for value in pair.values())
-    return {"mulligan_version": wish.version, "provider_models": [pair] if known else [], "usage": {}, "metadata": {}}
+    return {
+        "mulligan_version": options.version,
+        "provider_models": [pair] if known else [],
+        "usage": {},
+        "metadata": {},
+    }
 
 
-def _workspace(clean: Material, wish: Wish) -> Document:
-    primary, others = _roots(clean, wish)
+def _workspace(clean: SessionContent, options: ExportOptions) -> Document:
+    primary, others = _roots(clean, options)
     anchor = clean.facts.get("workspace_anchor") or (clean.origin or {}).get("workspace") or {}
     kept = ("path", "mount_mode", "mounted_at")
     return {
@@ -353,18 +548,18 @@ def _workspace(clean: Material, wish: Wish) -> Document:
 # The report.
 
 
-def _manifest(redactor: Redactor, document: Document, material: Material, mode: Mode) -> list[dict[str, str]]:
-    """What was done, earlier exports included. Of what was withheld afterwards only that is told."""
+def _manifest(redactor: Redactor, document: Document, material: SessionContent, mode: Mode) -> list[dict[str, str]]:
+    """The redactions, those of earlier exports included. A value that was withheld later has only that entry."""
     before = [] if material.origin is None else material.origin["redaction"]["entries"]
     entries = [entry.to_json() for entry in redactor.entries]
     if mode == "replay_only":
         standing = dict(strings_in(document))
-        entries = [one for one in entries if one["action"] == "withheld" or _stands(one, standing)]
+        entries = [one for one in entries if one["action"] == "withheld" or _is_still_there(one, standing)]
     known = {tuple(sorted(one.items())) for one in before}
     return [*before, *(one for one in entries if tuple(sorted(one.items())) not in known)]
 
 
-def _stands(entry: Mapping[str, str], standing: Mapping[str, str]) -> bool:
+def _is_still_there(entry: Mapping[str, str], standing: Mapping[str, str]) -> bool:
     return entry["replacement"] in standing.get(entry["path"], "")
 
 

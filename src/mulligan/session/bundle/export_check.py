@@ -13,7 +13,7 @@ from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mulligan.values.faults import fault
+from mulligan.values.errors import fault
 
 _UPPER = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _DIGITS = b"0123456789"
@@ -41,8 +41,8 @@ _PREFIXES: tuple[tuple[str, tuple[bytes, ...], bytes, int], ...] = (
     ("digitalocean", (b"dop_v1_", b"doo_v1_", b"dor_v1_"), b"abcdef" + _DIGITS, 64),
     ("mulligan", (b"mlg_",), _URL64, 43),
 )
+# Where a name could have the shape, a key has digits and letters of both cases too.
 _MAY_BE_A_NAME = frozenset({"gitlab", "openai"})
-"""Where a name could have the shape, a key has digits and letters of both cases too."""
 
 _JWT_PART_MAX_BYTES = 8_000
 _RUN_MAX_BYTES = 65_536
@@ -53,12 +53,12 @@ _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
 
 def check_export(document: Mapping[str, Any], *, doing: str) -> None:
-    """Raise `unredacted_secret`, without what was found, if a string of the document holds a secret."""
+    """Raise `unredacted_secret` if a string of the document contains a secret. The error does not show it."""
     for path, text in _strings(document, "$"):
         kind = secret_in(text)
         if kind is not None:
             where = path if secret_in(path) is None else "$"
-            words = f"{doing} is refused: something at {where} looks like a secret ({kind}). Take it out first."
+            words = f"{doing} is refused: the text at {where} looks like a secret ({kind}). Remove it first."
             raise fault("unredacted_secret", words, path=where, kind=kind)
 
 
@@ -91,7 +91,8 @@ def _views(data: bytes) -> Iterator[bytes]:
         for escape, meant in _JSON_ESCAPES:
             shown = shown.replace(escape, meant)
         yield shown
-    for run in _RUN.findall(data):
+    # Tools write base64 in lines, and a secret may begin in one and end in the next.
+    for run in (*_RUN.findall(data), *(_RUN.findall(data.translate(None, b"\r\n \t")) if b"\n" in data else ())):
         symbols = run[:_RUN_MAX_BYTES].translate(_URL_SAFE)
         for skipped in range(4):
             left = symbols[skipped:]

@@ -1,7 +1,7 @@
-"""The form of a bundle: one session as one canonical JSON document, and how a foreign one is judged. Pure.
+"""The format of a bundle: one session as one canonical JSON document, and the checks of a foreign one. Pure.
 
-`bundle_id` is the digest of the document without it, and nothing in the document depends on when or where it was
-exported; so the same session gives the same bundle, byte for byte, and so does what was imported from it.
+`bundle_id` is the digest of the document without this field. Nothing in the document depends on the time or place of
+the export, so the same session gives the same bundle, byte for byte, and so does a session imported from it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, get_args
 
-from mulligan.session.redaction import refuse_survivors
+from mulligan.session.bundle.redaction import refuse_secrets
 from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import parse_timestamp
 from mulligan.values.digest import digest_of, is_digest
-from mulligan.values.faults import MulliganError, fault
+from mulligan.values.errors import MulliganError, fault
 from mulligan.values.limits import MIB_BYTES
 
 BUNDLE_TYPE = "mulligan_session_bundle"
 SCHEMA_VERSION = 1
 SCHEMA_ID = "mulligan.session_bundle.v1"
+# Mulligan neither writes nor reads a larger document, because it needs several times its size in memory.
 BUNDLE_MAX_BYTES = 64 * MIB_BYTES
-"""A larger document is neither written nor read: it takes several times its size in memory."""
 
 Mode = Literal["sanitized", "local", "replay_only"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -48,20 +48,20 @@ _AHEAD = timedelta(days=1)
 
 def parse_mode(mode: object) -> Mode:
     if mode not in MODES:
-        raise fault("invalid_params", f"The mode of a bundle is one of {', '.join(MODES)}.", field="mode")
+        raise fault("invalid_params", f"The mode of a bundle must be one of {', '.join(MODES)}.", field="mode")
     return next(known for known in MODES if known == mode)
 
 
-def sealed(document: Mapping[str, Any]) -> Document:
-    """The document with its own id."""
+def with_bundle_id(document: Mapping[str, Any]) -> Document:
+    """The document with its `bundle_id`."""
     body = {key: value for key, value in document.items() if key != "bundle_id"}
     return {**body, "bundle_id": digest_of(encode(body))}
 
 
 def parse_bundle(data: bytes | str | Mapping[str, Any], *, now: datetime) -> Document:
-    """A bundle that may be imported, judged in this order: what must be there, the type, the version, secrets, form.
+    """Parse a bundle and check, in this order: required fields, type, version, secrets, form.
 
-    Raises `invalid_bundle`, `unsupported_bundle_version` or `unredacted_secret`; none shows what the bundle holds.
+    Raises `invalid_bundle`, `unsupported_bundle_version` or `unredacted_secret`; no error shows the bundle's content.
     """
     document = _document(data)
     _require_fields(document)
@@ -69,10 +69,10 @@ def parse_bundle(data: bytes | str | Mapping[str, Any], *, now: datetime) -> Doc
         raise wrong_bundle("invalid_type", "$._type", f"its _type is not {BUNDLE_TYPE}")
     _require_version(document["schema_version"])
     if document["redaction"]["mode"] != "local":
-        refuse_survivors(document, doing="Importing this bundle")
+        refuse_secrets(document, doing="Importing this bundle")
     _require_form(document, now)
-    if sealed(document)["bundle_id"] != document["bundle_id"]:
-        raise wrong_bundle("digest_mismatch", "$.bundle_id", "it was changed since it was made")
+    if with_bundle_id(document)["bundle_id"] != document["bundle_id"]:
+        raise wrong_bundle("digest_mismatch", "$.bundle_id", "it was changed after the export")
     _require_blobs(document.get("content"))
     return document
 
@@ -83,7 +83,7 @@ def _document(data: bytes | str | Mapping[str, Any]) -> Document:
     try:
         value = data if isinstance(data, Mapping) else decode(data)
         if isinstance(value, Mapping):
-            # Through canonical bytes: a copy of our own, and a refusal of what has no canonical form.
+            # Encoding and decoding gives us a copy, and refuses values without a canonical form.
             canonical = encode(dict(value))
             check_bundle_size(len(canonical))
             value = decode(canonical)
@@ -118,16 +118,16 @@ def _require_version(found: object) -> None:
         shown = found if type(found) is int else None
         raise fault(
             "unsupported_bundle_version",
-            f"This bundle has a schema version that is not supported; 1 to {SCHEMA_VERSION} are.",
+            f"This bundle has an unsupported schema version; Mulligan reads 1 to {SCHEMA_VERSION}.",
             found=shown,
             supported=SCHEMA_VERSION,
         )
 
 
 def _require_form(document: Document, now: datetime) -> None:
-    """What importing relies on: each thing of its kind, and times that this store can go on from."""
+    """Checks what the import relies on: the types of values, and times that do not lie in the future."""
     if document["redaction"]["mode"] not in MODES:
-        raise wrong_bundle("invalid_form", "$.redaction.mode", "its mode is not known")
+        raise wrong_bundle("invalid_form", "$.redaction.mode", "its mode is unknown")
     _require_evidence(document, now)
     source = document["source"]
     _require_time(source["started_at"], "$.source.started_at", now)
@@ -151,7 +151,7 @@ def _require_form(document: Document, now: datetime) -> None:
 
 
 def _require_evidence(document: Document, now: datetime) -> None:
-    """What an export of the imported session relies on."""
+    """Checks what a later export of the imported session relies on."""
     for index, record in enumerate(_listed(document["replay"], "deterministic_events", "$.replay")):
         path = f"$.replay.deterministic_events[{index}]"
         fits = isinstance(record, dict) and isinstance(record.get("kind"), str)
@@ -171,7 +171,7 @@ def _require_evidence(document: Document, now: datetime) -> None:
 
 
 def _require_digests(document: Document) -> None:
-    """Each digest of a call, a result or a message is one, or is left out."""
+    """Each digest of a call, a result or a message is well formed or missing."""
     for index, call in enumerate(_listed(document["tools"], "calls", "$.tools")):
         path = f"$.tools.calls[{index}]"
         result = call.get("result") if isinstance(call, dict) else ""
@@ -233,7 +233,7 @@ def _require_message(message: Any, path: str) -> None:
 
 
 def _require_place(place: Any, events: list[Any], path: str) -> None:
-    """A message in force is that of one of the events, or, without one, was put in by a compaction."""
+    """The place of a message in the window: the index of its event, or none if a compaction inserted the message."""
     at = place.get("event", False) if isinstance(place, dict) else False
     is_event = type(at) is int and 0 <= at < len(events) and is_message_event(events[at])
     if not isinstance(place, dict) or not isinstance(place.get("id"), str) or not (at is None or is_event):
@@ -246,11 +246,11 @@ def _require_time(value: Any, path: str, now: datetime) -> None:
     except ValueError:
         fits = False
     if not fits:
-        raise wrong_bundle("invalid_form", path, "a time is not well formed, or lies ahead")
+        raise wrong_bundle("invalid_form", path, "a time is not well formed, or lies in the future")
 
 
 def _require_blobs(content: Any) -> None:
-    """Every digest is one, every size is a size, and every body has the digest and the size that are given."""
+    """Every digest and size is well formed, and every body has its digest and size."""
     if content is None:
         return
     blobs = content.get("blobs") if isinstance(content, dict) else None
@@ -263,13 +263,13 @@ def _require_blobs(content: Any) -> None:
         if body is None:
             continue
         if digest_of(body) != blob["digest"]:
-            raise wrong_bundle("digest_mismatch", path, "a body is not what its digest says")
+            raise wrong_bundle("digest_mismatch", path, "a body does not have its digest")
         if blob.get("size") not in (None, len(body)):
-            raise wrong_bundle("size_mismatch", path, "a body has another size than it says")
+            raise wrong_bundle("size_mismatch", path, "a body does not have its size")
 
 
 def body_of(blob: Any, path: str = "$.content.blobs") -> bytes | None:
-    """The bytes a bundle carries for a blob, if it carries them."""
+    """The bytes that a bundle has for a blob, if it has them."""
     if not isinstance(blob, dict):
         raise wrong_bundle("invalid_form", path, "a blob is not well formed")
     if not is_digest(blob.get("digest")):

@@ -1,8 +1,8 @@
-"""A session from a bundle. All of it is judged first; then one transaction makes the session, whole or not at all.
+"""Creates a session from a bundle: checks all of it first, then creates the session in one transaction.
 
-The talk becomes records of the new session with the times and names they had, so it reads as it did there. Calls and
-file changes stay evidence: they are kept with the bundle and never become part of this machine's history, and nothing
-in a bundle says where the session may work here. Bodies that the bundle carries are put into the store.
+The transcript becomes records of the new session with their original times and ids, so it reads as it did there. Calls
+and file changes stay with the bundle as evidence and never become part of this machine's history. An import takes no
+roots or permissions from a bundle. The bodies in the bundle go into the store.
 """
 
 from __future__ import annotations
@@ -11,27 +11,24 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from mulligan.session.bundle import Document, body_of, is_message_event, parse_bundle, wrong_bundle
-from mulligan.session.exporting import CARRIED_FACTS, IMPORTED
-from mulligan.session.facts import set_facts_in
-from mulligan.session.lineage import fresh_id
-from mulligan.session.projection import APPENDED, INSERTED
-from mulligan.session.tables import session_journal
-from mulligan.session.transcript import Archive, Written, written
-from mulligan.session.windows import Span, normal, to_json
-from mulligan.store.blobs import BLOBS, Vanished
+from mulligan.session.bundle.export import CARRIED_FACTS, IMPORTED
+from mulligan.session.bundle.format import Document, body_of, is_message_event, parse_bundle, wrong_bundle
+from mulligan.session.lifecycle import fresh_id, set_facts_in
+from mulligan.session.tables import APPENDED, INSERTED, MessageSpan, normal, session_journal, spans_to_json
+from mulligan.session.transcript_log import Archive, PackedMessage, pack_message
+from mulligan.store.blobs import BLOBS, BlobVanishedError
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import encode
 from mulligan.values.digest import Digest, raw_digest
-from mulligan.values.faults import fault
+from mulligan.values.errors import fault
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import SessionId, parse_user_id
-from mulligan.values.plain import plain
 
 
 def import_bundle(
     archive: Archive, root: str, data: bytes | str | Mapping[str, Any], *, name: str | None = None
 ) -> SessionId:
-    """Make the session a bundle holds, under the id it had or `name`. Raises `session_exists` if that is taken."""
+    """Create the session of a bundle, with its id or as `name`. Raises `session_exists` if that id is in use."""
     document = parse_bundle(data, now=archive.clock.now())
     section = document["transcript"]["sections"][0]
     session = parse_user_id(name if name is not None else document["source"]["session_id"], "session")
@@ -41,21 +38,21 @@ def import_bundle(
         made = _Made(archive, root, SessionId(session), document, _written_events(archive, section))
         inserted = _written_insertions(archive, section)
         origin = archive.blobs.store(encode(_origin(document)))
-        # A large body may be collected between its packing and our transaction; then it is packed again.
-        with suppress(Vanished), archive.store.write() as tx:
+        # gc may delete a large body between its packing and our transaction; then we pack it again.
+        with suppress(BlobVanishedError), archive.store.write() as tx:
             fresh_id(tx, archive, session)
             made.write(tx, inserted, [*needed, origin], origin)
             return SessionId(session)
 
 
 def _check_known_sizes(archive: Archive, document: Document) -> None:
-    """A body that the bundle leaves out and this store has must have the size that the bundle says."""
+    """Check bodies that are in this store but not in the bundle: they must have the size that the bundle gives."""
     blobs = (document.get("content") or {}).get("blobs", [])
     with archive.store.read() as tx:
         for index, one in enumerate(blobs):
             row = tx.get(BLOBS, raw_digest(one["digest"]))
             if row is not None and one.get("size") not in (None, row.size):
-                raise wrong_bundle("size_mismatch", f"$.content.blobs[{index}]", "a body has another size than it says")
+                raise wrong_bundle("size_mismatch", f"$.content.blobs[{index}]", "a body does not have its size")
 
 
 def _store_bodies(archive: Archive, document: Document) -> list[Digest]:
@@ -65,15 +62,15 @@ def _store_bodies(archive: Archive, document: Document) -> list[Digest]:
 
 
 def _origin(document: Document) -> Document:
-    """What the session cannot say itself when it is exported again: all but the talk and the bodies."""
+    """The parts that a later export cannot compute: all except the transcript and the bodies."""
     blobs = (document.get("content") or {}).get("blobs", [])
     named = [{**one, "body": True} if "body" in one else one for one in blobs]
     rest = {key: value for key, value in document.items() if key != "transcript"}
     return rest | {"content": {"encoding": "base64", "blobs": named}}
 
 
-def _written_events(archive: Archive, section: Document) -> dict[int, Written]:
-    """The message of each event that is one, packed."""
+def _written_events(archive: Archive, section: Document) -> dict[int, PackedMessage]:
+    """The packed messages, by the index of their event."""
     in_force = {place["event"]: message for place, message in zip(section["places"], section["messages"], strict=True)}
     found = {}
     for index, event in enumerate(section["events"]):
@@ -81,26 +78,26 @@ def _written_events(archive: Archive, section: Document) -> dict[int, Written]:
             message = event.get("message", in_force.get(index))
             if message is None:
                 raise fault("invalid_bundle", "This bundle cannot be imported: a message is missing.", event=index)
-            found[index] = written(archive, message, id=event["id"])
+            found[index] = pack_message(archive, message, id=event["id"])
     return found
 
 
-def _written_insertions(archive: Archive, section: Document) -> list[Written]:
+def _written_insertions(archive: Archive, section: Document) -> list[PackedMessage]:
     pairs = zip(section["places"], section["messages"], strict=True)
-    return [written(archive, message, id=place["id"]) for place, message in pairs if place["event"] is None]
+    return [pack_message(archive, message, id=place["id"]) for place, message in pairs if place["event"] is None]
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class _Made:
-    """A session that is being made."""
+    """Writes the records of the new session."""
 
     archive: Archive
     root: str
     session: SessionId
     document: Document
-    messages: Mapping[int, Written]
+    messages: Mapping[int, PackedMessage]
 
-    def write(self, tx: Tx, inserted: Sequence[Written], refs: Sequence[Digest], origin: Digest) -> None:
+    def write(self, tx: Tx, inserted: Sequence[PackedMessage], refs: Sequence[Digest], origin: Digest) -> None:
         section, source = self.document["transcript"]["sections"][0], self.document["source"]
         self._append(tx, "session.opened", {"session": self.session, "root": self.root}, at=source["started_at"])
         for index, event in enumerate(section["events"]):
@@ -126,24 +123,24 @@ class _Made:
     def _append(self, tx: Tx, kind: str, body: Mapping[str, Any], *, at: str) -> None:
         self.archive.journal.append(tx, session_journal(self.session), kind, body, at=at)
 
-    def _say(self, tx: Tx, kind: str, message: Written, *, at: str) -> None:
+    def _say(self, tx: Tx, kind: str, message: PackedMessage, *, at: str) -> None:
         if message.blob is not None:
             self.archive.blobs.put(tx, message.blob)
         journal = session_journal(self.session)
         self.archive.journal.append(tx, journal, kind, message.body, at=at, refs=message.refs)
 
     def _put_in_force(self, tx: Tx, section: Document) -> None:
-        """Only if what is in force is not simply all that was said, in order."""
+        """Write the context window, unless it is simply all messages in order."""
         numbers = {event: number for number, event in enumerate(self.messages)}
         free = len(numbers)
         wanted = []
         for place in section["places"]:
             number = free if place["event"] is None else numbers[place["event"]]
             free += place["event"] is None
-            wanted.append(Span(self.session, number, number + 1))
+            wanted.append(MessageSpan(self.session, number, number + 1))
         window = normal(wanted)
-        if window != normal([Span(self.session, 0, len(numbers))]):
-            body = {"verb": "import", "spans": to_json(window), "was": 0}
+        if window != normal([MessageSpan(self.session, 0, len(numbers))]):
+            body = {"verb": "import", "spans": spans_to_json(window), "was": 0}
             self._append(tx, "window.changed", body, at=self.document["source"]["started_at"])
 
 
@@ -161,7 +158,7 @@ _FACT_TYPES: Mapping[str, type | tuple[type, ...]] = {
 
 
 def _facts(given: object) -> dict[str, Any]:
-    """Those that belong to talk, each of its kind. A bundle sets nothing else."""
+    """The facts that belong to the transcript, if they have the right type. An import sets no other facts."""
     if not isinstance(given, Mapping):
         return {}
     return {

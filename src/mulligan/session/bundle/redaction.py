@@ -1,11 +1,22 @@
-"""Taking secrets and private names out of a JSON document. Pure: nothing here looks at the machine.
+r"""Removes secrets and private names from a JSON document. Pure: nothing here reads the machine.
 
-Three things are replaced, each noted in the manifest: the value of a field whose name says that it is secret; whatever
-in a string looks like a secret of a known kind (`secret_kinds`); and the private part of paths. Keys are strings too.
-A string that is itself JSON is looked into, and so is base64 in a string; a run of base64 that is too long to look
-into is taken out whole. Terminal escape sequences neither hide nor split a secret. Redacting twice changes nothing.
+`Redactor` replaces three things and notes each in the manifest: the value of a field whose name says that it is secret;
+text that looks like a secret of a known kind (`secret_kinds`); and the private parts of paths. Keys are redacted too.
+It also searches strings that are JSON and base64 inside strings; it removes a run of base64 that is too long to decode.
+Terminal escape sequences neither hide nor split a secret. Redacting twice changes nothing. Errors and manifests give
+only the place and the kind of what was found.
 
-No function here ever puts what it found into an error or a manifest: only where it was and what kind.
+`PrivateNames` hides home directories, user names, host names and roots, anywhere in a string.
+
+A root becomes `<root>` (further ones `<root:1>`, …), a home `<home>`, anybody else's home below /home, /Users or
+C:\Users keeps its place and loses its name, a user name by itself becomes `<user>` and the machine's `<host>`. The
+longest match wins, so a root inside a home is a root. Escaped (`\/`) and URL-encoded (`%2F`) separators count.
+
+`ReplayFilter` reduces a bundle to what a replay needs: a list of allowed values, by place and form.
+
+It withholds everything else, so a payload under a new key never passes. It drops unknown keys without naming them,
+because a key can be payload too. An allowed value must also have its form: a word, an id, a time, a number, a digest.
+File paths become `path:1`, `path:2`, …; the same path always gets the same number.
 """
 
 from __future__ import annotations
@@ -14,16 +25,103 @@ import re
 from base64 import b64decode
 from binascii import Error as NotBase64
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, TypeAlias
 
-from mulligan.session.private_names import PrivateNames
-from mulligan.session.secret_kinds import BLOCKING_KINDS, SECRET_KINDS, SecretKind, looks_random, span_of
+from mulligan.session.bundle.secret_kinds import BLOCKING_KINDS, SECRET_KINDS, START, SecretKind, looks_random, span_of
 from mulligan.values.canonical import decode, encode
-from mulligan.values.faults import MulliganError, fault
+from mulligan.values.errors import MulliganError, fault
 from mulligan.values.limits import KIB_BYTES
+
+# The repeats are bounded, so that the regex does not read a long run of backslashes again from each of them.
+_SEPARATOR = r"(?:\\{0,16}+/|\\{1,16}+|%2[Ff]|%5[Cc])"
+_ANY_HOME = re.compile(
+    rf"(?:{START}|(?<=-[A-Za-z]))(?P<place>(?:{_SEPARATOR}mnt{_SEPARATOR}[a-z]|[A-Za-z](?::|%3[Aa]))?{_SEPARATOR}(?:home|Users){_SEPARATOR})"
+    r"(?P<who>[^\s/\\\"'`%:;,<>|&(){}\[\]*?$#=]{1,64})"
+)
+_GENERIC = """
+    root user users admin administrator ubuntu debian fedora dev developer runner vscode node app test tests
+    default guest home codespace gitpod docker container nobody git www-data ec2-user vagrant build builder ci
+    main src local localhost server machine desktop laptop shared public python agent assistant system tool
+    tools session sessions call calls message messages model content role event events turn claude codex gemini
+    opencode mulligan open closed
+"""
+# Account names that identify nobody and are also ordinary words.
+GENERIC_NAMES = frozenset(_GENERIC.split())
+
+_NAME_CHARS = 3
+_LONG_NAME_CHARS = 5
+_WORD = START.replace("_-]", "]")
+_WORD_END = r"(?![A-Za-z0-9])"
+_SHORT_WORD = START.replace("_-]", "_]")
+_SHORT_WORD_END = r"(?![A-Za-z0-9_])"
+
+
+@dataclass(frozen=True)
+class PrivateNames:
+    """The private names of one machine. All are optional; homes in the usual places are found without them."""
+
+    roots: tuple[str, ...] = ()
+    homes: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+
+    def hide(self, text: str) -> tuple[str, list[str]]:
+        """The text with private names replaced, and the replacements in order of appearance, each once."""
+        used: dict[str, None] = {}
+
+        def known(found: re.Match[str]) -> str:
+            replacement = self._table[(found.lastindex or 1) - 1][1]
+            used[replacement] = None
+            return replacement
+
+        def anyone(found: re.Match[str]) -> str:
+            used[f"{found['place']}<user>"] = None
+            return f"{found['place']}<user>"
+
+        if self._table:
+            text = self._known.sub(known, text)
+        if "home" in text or "Users" in text:
+            text = _ANY_HOME.sub(anyone, text)
+        return text, list(used)
+
+    @cached_property
+    def _table(self) -> list[tuple[str, str]]:
+        """The patterns and their replacements, longest path first."""
+        named = [(root, "<root>" if number == 0 else f"<root:{number}>") for number, root in enumerate(self.roots)]
+        named += [(home, "<home>") for home in self.homes]
+        paths = sorted(((path.rstrip("/\\"), shown) for path, shown in named), key=lambda one: -len(one[0]))
+        table = [(_path_pattern(path), shown) for path, shown in paths if path]
+        return table + _words(self.users, "<user>") + _words(self.hosts, "<host>")
+
+    @cached_property
+    def _known(self) -> re.Pattern[str]:
+        return re.compile("|".join(f"({pattern})" for pattern, _ in self._table))
+
+
+def _path_pattern(path: str) -> str:
+    """Matches the path with any separators, and joined by dashes, as some agents name their folders."""
+    names = [re.escape(name) for name in re.split(r"[/\\]+", path) if name]
+    lead = _SEPARATOR if path[0] in "/\\" else _WORD
+    plain = lead + _SEPARATOR.join(names) + r"(?![A-Za-z0-9_-])"
+    dashed = "-" + "-".join(names) + _WORD_END
+    return f"{plain}|{dashed}" if len(names) > 1 else plain
+
+
+def _words(words: Iterable[str], shown: str) -> list[tuple[str, str]]:
+    """Patterns for names as whole words. Next to a short name `_` counts as a letter, so `max` does not match
+    `max_size`."""
+    chosen = sorted({word for word in words if len(word) >= _NAME_CHARS and word.lower() not in GENERIC_NAMES})
+    return [(_bounded(word), shown) for word in chosen]
+
+
+def _bounded(word: str) -> str:
+    is_long = len(word) >= _LONG_NAME_CHARS
+    start, end = (_WORD, _WORD_END) if is_long else (_SHORT_WORD, _SHORT_WORD_END)
+    return start + re.escape(word) + end
+
 
 REDACTED = "[redacted]"
 WINDOW_CHARS = 256 * KIB_BYTES
@@ -42,20 +140,22 @@ _ENDINGS = """
 """
 SENSITIVE_FIELDS = frozenset(_FIELDS.split())
 SENSITIVE_ENDINGS = tuple(_ENDINGS.split())
+# Fields that are often harmless: their values are removed only if they look random.
 DOUBTFUL_FIELDS = frozenset({"token", "auth", "jwt", "session_key", "credential", "signature"})
-"""Names of harmless things too: their values are taken out only if they look random."""
 
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*\Z", re.ASCII)
 BASE64_MAX_CHARS = 64 * KIB_BYTES
 _BASE64_MIN_CHARS = 20
+# In lines, as mail, PEM and `base64` have it, with or without an indentation, or in one piece.
+_LINE_END = r"(?:\r?\n|(?:\\{1,4}+r)?\\{1,4}+n)[ \t]{0,16}+"
 _BASE64_RUN = re.compile(
-    # In lines, as mail and PEM have it, or in one piece.
-    r"(?:[A-Za-z0-9+/]{60,76}+(?:\r?\n|(?:\\r)?\\n)){2,}+[A-Za-z0-9+/]{0,76}+={0,2}"
+    rf"(?:[A-Za-z0-9+/]{{60,}}+{_LINE_END})++[A-Za-z0-9+/]*+={{0,2}}"
     rf"|[A-Za-z0-9+/_-]{{{_BASE64_MIN_CHARS},}}+={{0,2}}"
 )
-_LINE_BREAK = re.compile(r"\r?\n|(?:\\r)?\\n")
+_LINE_BREAK = re.compile(_LINE_END)
 _URL_SAFE = str.maketrans("-_", "+/")
+# A command to a terminal (a colour, a movement, a title), as it is and as JSON, C and shells spell it.
 _ESCAPE = re.compile(
     r"(?:\x1b|\\u001[bB]|\\x1[bB]|\\033|\\e)"
     r"(?:\[[0-9;:<=>?]{0,64}+[ -/]{0,4}+[@-~]"
@@ -63,14 +163,13 @@ _ESCAPE = re.compile(
     r"|[()#][A-Za-z0-9]|[=>78cDEHMNOZ])"
     r"|\x9b[0-9;:<=>?]{0,64}+[ -/]{0,4}+[@-~]"
 )
-"""A command to a terminal (a colour, a movement, a title), as it is and as JSON, C and shells spell it."""
 _BASE64 = re.compile(r"(?:base64:)?[A-Za-z0-9+/]{16,}+={0,2}\Z")
-_LEFT_BEHIND = re.compile(r"<redacted:[a-z_0-9]+:\d+>")
+_REDACTION_MARK = re.compile(r"<redacted:[a-z_0-9]+:\d+>")
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """What to take out. `extra_fields` are further sensitive names; `names` are this machine's private names."""
+class RedactionPolicy:
+    """What to remove. `extra_fields` are further sensitive fields; `names` are this machine's private names."""
 
     kinds: tuple[SecretKind, ...] = SECRET_KINDS
     names: PrivateNames = field(default_factory=PrivateNames)
@@ -96,18 +195,18 @@ class Redaction:
 
 @dataclass(slots=True)
 class Redactor:
-    """One pass over documents. `entries` collects what was done, in the order it was met, each once.
+    """One pass over documents. `entries` lists the redactions in order, each once.
 
-    Without a policy everything stays as it is. `spared` are keys of a known form, which are never private.
+    Without a policy it changes nothing. `form_keys` are the keys of the bundle format, which are never private.
     """
 
-    policy: Policy | None
-    spared: frozenset[str] = frozenset()
+    policy: RedactionPolicy | None
+    form_keys: frozenset[str] = frozenset()
     _seen: dict[Redaction, None] = field(default_factory=dict)
     _short: dict[str, tuple[str, list[tuple[str, str]]]] = field(default_factory=dict)
 
     @property
-    def _rules(self) -> Policy:
+    def _rules(self) -> RedactionPolicy:
         assert self.policy is not None, "without a policy no string is looked at"
         return self.policy
 
@@ -119,7 +218,7 @@ class Redactor:
         self._seen[Redaction(path, kind, action, replacement)] = None
 
     def document(self, value: Any, path: str = "$", *, depth: int = 0) -> Any:
-        """The value without its secrets; `path` says where it stands."""
+        """The value without its secrets; `path` is its place in the document."""
         if self.policy is None:
             return value
         if isinstance(value, str):
@@ -134,7 +233,7 @@ class Redactor:
         found: dict[str, Any] = {}
         describes = path.endswith(".properties")
         for key, item in value.items():
-            name = key if key in self.spared else _free_name(self._text(key, f"{path}.*"), found)
+            name = key if key in self.form_keys else _free_name(self._text(key, f"{path}.*"), found)
             where = step(path, name)
             if not (describes and isinstance(item, Mapping)) and self._is_secret(key, item):
                 found[name] = REDACTED
@@ -145,11 +244,11 @@ class Redactor:
         return found
 
     def _is_secret(self, name: str, value: Any) -> bool:
-        """Whether the field is taken out whole. Nothing, yes and no are no secrets."""
+        """Whether the whole field is removed. None, true and false are never secrets."""
         if value is None or isinstance(value, bool) or value in ("", [], {}):
             return False
         if self._rules.is_sensitive(name):
-            return not (isinstance(value, str) and _LEFT_BEHIND.fullmatch(value))
+            return not (isinstance(value, str) and _REDACTION_MARK.fullmatch(value))
         return _plain(name) in DOUBTFUL_FIELDS and isinstance(value, str) and looks_random(value, least=8)
 
     def _string(self, text: str, path: str, *, depth: int) -> str:
@@ -158,10 +257,10 @@ class Redactor:
         return self._text(text, path)
 
     def _inside(self, text: str, path: str, *, depth: int) -> str:
-        """A string that is a JSON document, written anew only if something had to go."""
+        """A string that is a JSON document. It is encoded again only if something was removed."""
         try:
             value = decode(text)
-            inner = Redactor(self.policy, self.spared)
+            inner = Redactor(self.policy, self.form_keys)
             clean = inner.document(value, path, depth=depth + 1)
             if not inner.entries:
                 return text
@@ -172,7 +271,7 @@ class Redactor:
         return rewritten
 
     def _hides_text(self, text: str) -> bool:
-        """Whether it is the base64 of a text with something in it that has to go."""
+        """Whether it is base64 of a text that contains a secret or a private name."""
         if len(text) > BASE64_MAX_CHARS or not _BASE64.match(text):
             return False
         try:
@@ -193,7 +292,7 @@ class Redactor:
         return clean
 
     def _cleaned(self, text: str) -> tuple[str, list[tuple[str, str]]]:
-        """The text without what has to go, and what that was. Short ones are remembered: they come again and again."""
+        """The redacted text and its replacements. Results for short texts are cached, because they repeat often."""
         if self._hides_text(text):
             return REDACTED, [("secret_pattern_or_url", REDACTED)]
         clean, secrets = without_secrets(text, self._rules.kinds, self._rules.names)
@@ -207,7 +306,7 @@ def without_secrets(
 ) -> tuple[str, list[str]]:
     """The text with every secret replaced by `<redacted:KIND:BYTES>`, and the replacements in order.
 
-    With `names`, base64 that holds one of them goes too.
+    With `names`, base64 that contains one of them is removed too.
     """
     pieces: list[str] = []
     replacements: list[str] = []
@@ -221,19 +320,19 @@ def without_secrets(
 
 
 def first_secret(text: str) -> str | None:
-    """The name of a kind that is in the text, if any is."""
+    """The kind of a secret in the text; None if there is none."""
     return next((name for _, _, name in _spans(text, BLOCKING_KINDS)), None)
 
 
-def refuse_survivors(document: Any, *, doing: str) -> None:
-    """Raise `unredacted_secret` if a secret of a known shape is anywhere in the document, without showing it."""
+def refuse_secrets(document: Any, *, doing: str) -> None:
+    """Raise `unredacted_secret` if the document contains a secret of a known shape. The error does not show it."""
     for path, text in strings_in(document):
         name = first_secret(text)
         if name is not None:
             where = without_secrets(path)[0]
             raise fault(
                 "unredacted_secret",
-                f"{doing} is refused: something at {where} looks like a secret ({name}). Take it out first.",
+                f"{doing} is refused: the text at {where} looks like a secret ({name}). Remove it first.",
                 path=where,
                 kind=name,
             )
@@ -250,14 +349,14 @@ def _plain(name: str) -> str:
 
 
 def _free_name(name: str, taken: Mapping[str, Any]) -> str:
-    """Two keys may be redacted to the same text; neither member may get lost."""
+    """A key that is not taken. Two keys may be redacted to the same text, and both members must stay."""
     if name not in taken:
         return name
     return next(free for number in range(2, len(taken) + 3) if (free := f"{name}#{number}") not in taken)
 
 
 def strings_in(value: Any, path: str = "$") -> Iterator[tuple[str, str]]:
-    """Every string of a document, keys too, and where it is."""
+    """Every string of a document, keys included, with its path."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, Mapping):
@@ -273,7 +372,7 @@ Span = tuple[int, int, str]
 
 
 def _spans(text: str, kinds: Sequence[SecretKind]) -> Iterable[Span]:
-    """Short texts come again and again (keys, roles, names), so what is in them is remembered."""
+    """The secrets in a text. Results for short texts (keys, roles, names) are cached, because they repeat often."""
     if len(text) < _SECRET_MIN_CHARS:
         return ()
     return _spans_of_short(text, tuple(kinds)) if len(text) <= _SHORT_CHARS else _all_spans(text, kinds)
@@ -285,7 +384,7 @@ def _spans_of_short(text: str, kinds: tuple[SecretKind, ...]) -> tuple[Span, ...
 
 
 def _base64_spans(text: str, kinds: Sequence[SecretKind], names: PrivateNames | None) -> Iterator[Span]:
-    """Runs of base64 with a secret in what they stand for, and runs that are too long to look into."""
+    """Runs of base64 whose plain text has a secret, and runs that are too long to decode."""
     if len(text) < _BASE64_MIN_CHARS:
         return
     for found in _BASE64_RUN.finditer(text):
@@ -297,16 +396,21 @@ def _base64_spans(text: str, kinds: Sequence[SecretKind], names: PrivateNames | 
 
 
 def _plain_texts(run: str) -> Iterator[str]:
-    """What a run of base64 may stand for. Its first characters may belong to a word that touches it."""
-    symbols = _LINE_BREAK.sub("", run).rstrip("=").translate(_URL_SAFE)
-    for skipped in range(4):
-        whole = symbols[skipped:]
-        whole = whole[:-1] if len(whole) % 4 == 1 else whole
-        yield b64decode(whole + "=" * (-len(whole) % 4)).decode("utf-8", "replace")
+    """Possible plain texts of a base64 run. Its first characters may belong to a word that touches it.
+
+    Mulligan reads the lines together and each line alone: the line above may be a digest that is no part of it.
+    """
+    lines = _LINE_BREAK.split(run.rstrip("="))
+    for symbols in ["".join(lines), *(lines if len(lines) > 1 else ())]:
+        symbols = symbols.translate(_URL_SAFE)
+        for skipped in range(4):
+            whole = symbols[skipped:]
+            whole = whole[:-1] if len(whole) % 4 == 1 else whole
+            yield b64decode(whole + "=" * (-len(whole) % 4)).decode("utf-8", "replace")
 
 
 def _holds_secret(plain: str, kinds: Sequence[SecretKind], names: PrivateNames | None) -> bool:
-    """Bytes that are no text may look like anything, so only kinds of a known shape count there."""
+    """Whether a decoded text has a secret. Binary bytes can look like anything, so there only known shapes count."""
     is_text = "\ufffd" not in plain
     chosen = kinds if is_text else [kind for kind in kinds if not kind.heuristic]
     if next(iter(_spans(plain, chosen)), None) is not None:
@@ -315,17 +419,17 @@ def _holds_secret(plain: str, kinds: Sequence[SecretKind], names: PrivateNames |
 
 
 def _all_spans(text: str, kinds: Sequence[SecretKind]) -> Iterator[Span]:
-    """Of the text as it is, and of the text as a terminal shows it."""
+    """The spans in the text as written, and in the text as a terminal shows it."""
     yield from _spans_as_written(text, kinds)
     if "\x1b" in text or "\x9b" in text or "\\" in text:
         yield from _spans_as_shown(text, kinds)
 
 
 def _spans_as_shown(text: str, kinds: Sequence[SecretKind]) -> Iterator[Span]:
-    """Scan a copy without escape sequences, and say where in the text what it finds is."""
+    """Scan a copy without escape sequences, and map the spans back to the text."""
     pieces: list[str] = []
+    # Where in the copy each piece begins, and in the text.
     copied: list[int] = []
-    """where in the copy each piece begins, and in the text"""
     origins: list[int] = []
     at, size = 0, 0
     for found in _ESCAPE.finditer(text):
@@ -353,7 +457,7 @@ def _spans_as_written(text: str, kinds: Sequence[SecretKind]) -> Iterator[Span]:
 
 
 def _spans_of(text: str, kind: SecretKind) -> Iterator[Span]:
-    """Window by window. What reaches a window's end is matched again without that end."""
+    """Scan window by window. A match that reaches a window's end is matched again over a longer part."""
     size = len(text) if kind.unbounded else WINDOW_CHARS
     start = 0
     while True:
@@ -372,12 +476,12 @@ def _spans_between(text: str, kind: SecretKind, at: int, end: int) -> Iterator[S
             yield first, last, kind.name
             at = max(found.end(), found.start() + 1)
         else:
-            # What was rejected may hide a real one further on.
+            # A rejected match may overlap a real one that begins later.
             at = max(first, found.start() + 1)
 
 
 def _merged(spans: Iterable[Span]) -> list[Span]:
-    """Spans that overlap become one, under the name that the table has first, so that no part of a secret stays."""
+    """Overlapping spans become one, named by the kind that the table lists first, so no part of a secret stays."""
     found: list[Span] = []
     ranked = [(start, end, rank, name) for rank, (start, end, name) in enumerate(spans)]
     best = 0
@@ -390,3 +494,265 @@ def _merged(spans: Iterable[Span]) -> list[Span]:
             found.append((start, end, name))
             best = rank
     return found
+
+
+WITHHELD = "[withheld]"
+PAYLOAD = "prompt_or_tool_payload"
+
+_WORD_FORM = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,63}\Z|\[withheld\]\Z")
+_ID_FORM = re.compile(r"[A-Za-z0-9<][A-Za-z0-9_.:@#/+<>=-]{0,255}\Z|\[withheld\]\Z")
+_TIME_FORM = re.compile(r"\d{4}-\d\d-\d\dT[0-9:.]{5,20}(?:Z|[+-]\d\d:\d\d)\Z")
+_DIGEST_FORM = re.compile(r"sha256:[0-9a-f]{64}\Z")
+_MARK_FORM = re.compile(r"<[a-z]{1,16}(?::\d{1,6})?>\Z|\[redacted\]\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A value that is allowed if it has its form."""
+
+    fits: Callable[[Any], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """A value that is never allowed. `dropped`: no text can replace it, so its key is removed too."""
+
+    dropped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Emptied:
+    """A list or an object that must exist and is emptied."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilePath:
+    """A file path, which becomes a number."""
+
+
+Shape: TypeAlias = "Leaf | Hidden | Emptied | FilePath | Mapping[str, Shape] | list[Shape]"
+
+
+def _matching(form: re.Pattern[str]) -> Leaf:
+    return Leaf(lambda value: isinstance(value, str) and form.match(value) is not None)
+
+
+WORD, ID, TIME = _matching(_WORD_FORM), _matching(_ID_FORM), _matching(_TIME_FORM)
+DIGEST, MARK = _matching(_DIGEST_FORM), _matching(_MARK_FORM)
+NUMBER = Leaf(lambda value: isinstance(value, int | float))
+TEXT, DROPPED, EMPTIED, PATH = Hidden(), Hidden(dropped=True), Emptied(), FilePath()
+
+
+def _each(shape: Shape, names: str) -> dict[str, Shape]:
+    """Several members of one shape."""
+    return dict.fromkeys(names.split(), shape)
+
+
+_TOOL_CALL: Shape = {
+    **_each(ID, "id call_id name"),
+    **_each(TEXT, "arguments input args"),
+    "type": WORD,
+    "index": NUMBER,
+    "function": {"name": ID, "arguments": TEXT},
+}
+_BLOCK: Shape = {
+    **_each(WORD, "type visibility"),
+    **_each(ID, "id tool_use_id name"),
+    **_each(TEXT, "text input content thinking source data signature"),
+    "is_error": NUMBER,
+}
+MESSAGE: Shape = {
+    **_each(WORD, "role visibility"),
+    **_each(ID, "name tool_call_id tool_use_id id messageId"),
+    **_each(TEXT, "reasoning text"),
+    **_each([_TOOL_CALL], "tool_calls native_tool_calls"),
+    "is_error": NUMBER,
+    "content": [_BLOCK],
+    "metadata": {"live_session": {"client_id": ID, "mode": WORD, "source": WORD}},
+}
+_EVENT_FACTS: Shape = {
+    **_each(WORD, "action mode reason status strategy mount_mode"),
+    **_each(ID, "client_id request_id previous_controller_id active_controller_id"),
+    **_each(NUMBER, "version chars archived_messages kept_messages shortened_messages"),
+}
+_EVENT: Shape = {
+    **_each(WORD, "kind role visibility"),
+    "id": ID,
+    "at": TIME,
+    "text": TEXT,
+    "metadata": _EVENT_FACTS,
+    "message": MESSAGE,
+}
+_SOURCE: Shape = {
+    **_each(WORD, "schema kind agent"),
+    "session_id": ID,
+    "label": TEXT,
+    "provenance": EMPTIED,
+}
+_FACTS: Shape = {
+    **_each(TEXT, "system_prompt summary"),
+    **_each(ID, "pinned_model provider model"),
+    **_each(DROPPED, "scratchpad pinned_reasoning_policy"),
+    "tool_format": WORD,
+    "scratchpad_version": NUMBER,
+    "source": _SOURCE,
+}
+_ENTRY: Shape = {
+    **_each(NUMBER, "size mode mtime_ns"),
+    "link_group": ID,
+    "kind": WORD,
+    "digest": DIGEST,
+    "target": TEXT,
+    "xattrs": DROPPED,
+}
+_CHANGE: Shape = {**_each(PATH, "path from origin"), "kind": WORD, "before": _ENTRY, "after": _ENTRY}
+_RECEIPT: Shape = {
+    **_each(WORD, "status error_code strategy sandbox"),
+    **_each(NUMBER, "exit_code created written_bytes started_at_ns ended_at_ns replacements"),
+}
+_RECORD: Shape = {
+    **_each(ID, "call session turn root workspace label tool scope by"),
+    **_each(WORD, "status reason verb"),
+    **_each(NUMBER, "observed wseq"),
+    "prompt": TEXT,
+    "cause": {"verb": WORD, "of": [ID]},
+    "changes": [_CHANGE],
+    "effects": [{"effect": WORD, "params": TEXT, "receipt": _RECEIPT}],
+    "coverage": [{"path": PATH, "reason": WORD, "blob_ref": DIGEST}],
+}
+_SECTION: Shape = {
+    **_each(WORD, "label scope location"),
+    "id": ID,
+    "summary": TEXT,
+    "assets": EMPTIED,
+    "messages": [MESSAGE],
+    "events": [_EVENT],
+    "places": [{"id": ID, "event": NUMBER}],
+    "metadata": _FACTS,
+}
+_CALL: Shape = {
+    **_each(ID, "tool_name tool_use_id call_id"),
+    **_each(NUMBER, "is_rejected duration_ms iteration"),
+    "args_hash": DIGEST,
+    "status": WORD,
+    "timestamp": TIME,
+    "result": {"message": NUMBER, "digest": DIGEST, "bytes": NUMBER},
+}
+_RUN: Shape = {
+    **_each(TIME, "started_at finished_at"),
+    **_each(NUMBER, "messages events calls"),
+    "session_id": ID,
+    "status": WORD,
+}
+_REPLAY: Shape = {
+    "replay_fixture": {
+        "_type": WORD,
+        "message_digests": [DIGEST],
+        "tool_results": [{"tool_use_id": ID, "args_hash": DIGEST, "result_digest": DIGEST}],
+    },
+    "run_record": _RUN,
+    "verification_outcomes": [{"check": WORD, "ok": NUMBER}],
+    "event_log_pointers": [{"topic": ID, "events": NUMBER}],
+    "transitions": [{"kind": WORD, "at": TIME, "event": NUMBER}],
+    "checkpoints": [{"turn": ID, "at": TIME, "ended_at": TIME}],
+    "trace_spans": [{**_each(ID, "span_id parent_id name"), **_each(WORD, "kind status"), **_each(TIME, "start end")}],
+    "deterministic_events": [{"kind": WORD, "at": TIME, "payload": _RECORD}],
+}
+BUNDLE: Shape = {
+    **_each(EMPTIED, "attachments metadata"),
+    "_type": WORD,
+    "schema_version": NUMBER,
+    "created_at": TIME,
+    "producer": {"name": WORD, "version": ID, "schema_id": ID},
+    "source": {
+        **_each(WORD, "kind status"),
+        **_each(ID, "session_id root_session_id parent_session_id"),
+        **_each(TIME, "started_at finished_at"),
+        **_each(NUMBER, "child_count branched_at_event_index"),
+        "task": TEXT,
+    },
+    "runtime": {
+        **_each(EMPTIED, "metadata usage"),
+        "mulligan_version": ID,
+        "provider_models": [{"provider": ID, "model": ID}],
+    },
+    "workspace": {
+        "primary": MARK,
+        "anchored_at": TIME,
+        "policy": WORD,
+        "additional_roots": [{"path": MARK, "mount_mode": WORD, "mounted_at": TIME}],
+    },
+    "transcript": {"sections": [_SECTION]},
+    "tools": {"schemas": EMPTIED, "calls": [_CALL]},
+    "permissions": [{**_each(WORD, "kind source"), **_each(ID, "request_id agent"), "payload": TEXT}],
+    "replay": _REPLAY,
+    "content": {"encoding": WORD, "blobs": [{"digest": DIGEST, "size": NUMBER, "missing": NUMBER}]},
+}
+
+
+def _keys(shape: Shape) -> set[str]:
+    if isinstance(shape, list):
+        return _keys(shape[0])
+    if not isinstance(shape, Mapping):
+        return set()
+    return set(shape) | {key for inner in shape.values() for key in _keys(inner)}
+
+
+# The keys of the bundle format.
+FORM_KEYS = frozenset(_keys(BUNDLE))
+
+
+@dataclass(slots=True)
+class ReplayFilter:
+    """One pass over a bundle. It notes what it withholds in the redactor's manifest."""
+
+    redactor: Redactor
+    _numbers: dict[str, str] = field(default_factory=dict)
+
+    def apply(self, value: Any, shape: Shape, path: str = "$") -> Any:
+        if value is None:
+            return None
+        if isinstance(shape, FilePath):
+            return self._path(value, path)
+        if isinstance(shape, Leaf):
+            return value if shape.fits(value) else self._withhold(value, path)
+        if isinstance(shape, Mapping) and isinstance(value, Mapping):
+            return self._members(value, shape, path)
+        if isinstance(shape, list) and isinstance(value, Sequence) and not isinstance(value, str):
+            return [self.apply(item, shape[0], f"{path}[{index}]") for index, item in enumerate(value)]
+        return self._withhold(value, path)
+
+    def _members(self, value: Mapping[str, Any], shape: Mapping[str, Shape], path: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, item in value.items():
+            known = shape.get(key)
+            if known is None:
+                self._note(f"{path}.*")
+            elif isinstance(known, Hidden) and known.dropped:
+                self._note(step(path, key))
+            elif isinstance(known, Emptied):
+                found[key] = self._emptied(item, step(path, key))
+            else:
+                found[key] = self.apply(item, known, step(path, key))
+        return found
+
+    def _emptied(self, value: Any, path: str) -> Any:
+        if value:
+            self._note(path)
+        return [] if isinstance(value, list) else {}
+
+    def _note(self, path: str) -> None:
+        self.redactor.note(path, PAYLOAD, WITHHELD, "withheld")
+
+    def _withhold(self, value: Any, path: str) -> Any:
+        if value in ("", WITHHELD):
+            return value
+        self._note(path)
+        return WITHHELD
+
+    def _path(self, value: Any, path: str) -> str:
+        if not isinstance(value, str) or re.fullmatch(r"path:\d+", value):
+            return str(value) if isinstance(value, str) else str(self._withhold(value, path))
+        shown = self._numbers.setdefault(value, f"path:{len(self._numbers) + 1}")
+        self.redactor.note(path, PAYLOAD, shown, "withheld")
+        return shown

@@ -1,4 +1,4 @@
-"""What secrets look like: one table of named kinds.
+"""The shapes of secrets: one table of named kinds.
 
 A kind is a pattern, the literals without which it cannot match (so that most texts cost a few substring looks), and
 sometimes a judge who takes a second look at what the pattern found. Where only a part of what matches is the secret,
@@ -12,6 +12,11 @@ the pattern names that part `secret`. Rules that hold for every row:
 - What a redaction leaves behind matches no kind, so redacting twice changes nothing.
 
 `heuristic` kinds judge by the words around a value. They redact, but finding one does not stop an export.
+
+`VENDOR_KEYS` lists the keys of further services: a name, a pattern that begins with a literal, and the literal as hint.
+
+Only data; `secret_kinds` says what the columns mean and which rules hold for every row. What these find must also mix
+letters and digits, because some of the prefixes are short.
 """
 
 from __future__ import annotations
@@ -22,18 +27,66 @@ from binascii import Error as NotBase64
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mulligan.session.vendor_keys import VENDOR_KEYS
+_BASE64URL = "[A-Za-z0-9_-]"
+_UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+_END = r"(?![A-Za-z0-9])"
+
+VENDOR_KEYS: tuple[tuple[str, str, str], ...] = (
+    ("adobe_key", rf"p8e-[A-Za-z0-9]{{32}}{_END}", "p8e-"),
+    ("airtable_token", rf"pat[A-Za-z0-9]{{14}}\.[0-9a-f]{{64}}{_END}", "pat"),
+    ("alibaba_key_id", rf"LTAI[A-Za-z0-9]{{16,26}}{_END}", "ltai"),
+    ("artifactory_token", r"(?:AKCp[A-Za-z0-9]{60,80}+|cmVmdGtuOj[A-Za-z0-9]{40,80}+)", "akcp cmvmdgtuoj"),
+    ("brevo_key", rf"xkeysib-[0-9a-f]{{64}}-[A-Za-z0-9]{{16}}{_END}", "xkeysib-"),
+    ("browserbase_key", r"bb_(?:live|test)_[A-Za-z0-9_-]{20,64}+", "bb_live_ bb_test_"),
+    ("buildkite_token", rf"bk(?:ua|aj|ct)_[A-Za-z0-9]{{32,64}}{_END}", "bkua_ bkaj_ bkct_"),
+    ("circleci_token", r"CCI(?:PAT|PRJ)_[A-Za-z0-9]{16,32}+_[0-9a-f]{40}", "ccipat_ cciprj_"),
+    ("clojars_token", r"CLOJARS_[0-9a-f]{60}", "clojars_"),
+    ("cloudflare_origin_key", r"v1\.0-[0-9a-f]{24}-[0-9a-f]{100,200}+", "v1.0-"),
+    ("contentful_token", rf"CFPAT-{_BASE64URL}{{43}}", "cfpat-"),
+    ("dropbox_token", rf"sl\.(?:u\.)?{_BASE64URL}{{120,2048}}+", "sl."),
+    ("dynatrace_token", r"dt0[a-z]\d\d\.[A-Z0-9]{24}\.[A-Z0-9]{64}", "dt0"),
+    ("easypost_key", rf"EZ[AT]K[A-Za-z0-9]{{54}}{_END}", "ezak eztk"),
+    ("elevenlabs_key", rf"sk_[0-9a-f]{{48}}{_END}", "sk_"),
+    ("facebook_token", r"EAA[A-Za-z0-9]{40,512}+", "eaa"),
+    ("firecrawl_key", rf"fc-[0-9a-f]{{32}}{_END}", "fc-"),
+    ("fireworks_key", rf"fw_[A-Za-z0-9]{{22,32}}{_END}", "fw_"),
+    ("flutterwave_key", r"FLWSECK(?:_TEST)?-[0-9a-f]{12,40}+-X", "flwseck"),
+    ("frameio_token", rf"fio-u-{_BASE64URL}{{64}}", "fio-u-"),
+    ("hubspot_token", rf"pat-(?:na|eu|ap)\d-{_UUID}", "pat-"),
+    ("infracost_key", rf"ico-[A-Za-z0-9]{{32}}{_END}", "ico-"),
+    ("lob_key", rf"(?:live|test)_[0-9a-f]{{35}}{_END}", "live_ test_"),
+    ("mapbox_token", rf"sk\.eyJ{_BASE64URL}{{20,200}}+\.{_BASE64URL}{{20,40}}+", "sk.eyj"),
+    ("neon_key", r"napi_[A-Za-z0-9]{48,80}+", "napi_"),
+    ("nvidia_key", rf"nvapi-{_BASE64URL}{{40,128}}+", "nvapi-"),
+    ("plaid_token", rf"(?:access|public)-(?:sandbox|development|production)-{_UUID}", "access- public-"),
+    ("posthog_key", r"ph[xr]_[A-Za-z0-9]{40,64}+", "phx_ phr_"),
+    ("prefect_key", rf"pn[ub]_[A-Za-z0-9]{{36}}{_END}", "pnu_ pnb_"),
+    ("pulumi_token", rf"pul-[0-9a-f]{{40}}{_END}", "pul-"),
+    ("readme_key", r"rdme_[a-z0-9]{70}", "rdme_"),
+    ("resend_key", rf"re_[A-Za-z0-9]{{8}}_[A-Za-z0-9]{{24}}{_END}", "re_"),
+    ("shippo_token", r"shippo_(?:live|test)_[0-9a-f]{40}", "shippo_"),
+    ("sonar_token", rf"sq[pua]_[0-9a-f]{{40}}{_END}", "sqp_ squ_ sqa_"),
+    ("square_token", rf"sq0[a-z]{{3}}-{_BASE64URL}{{22,64}}+", "sq0"),
+    ("tavily_key", r"tvly-(?:dev-|prod-)?[A-Za-z0-9_-]{28,64}+", "tvly-"),
+    ("telnyx_key", rf"KEY0[0-9A-F]{{31}}_{_BASE64URL}{{20,32}}+", "key0"),
+    ("typeform_token", rf"tfp_{_BASE64URL}{{40,80}}+", "tfp_"),
+    ("vercel_token", r"vc[pioakr]_[A-Za-z0-9]{24,80}+", "vcp_ vci_ vco_ vca_ vck_ vcr_"),
+    ("voyage_key", rf"pa-{_BASE64URL}{{43}}(?!{_BASE64URL})", "pa-"),
+    ("yandex_key", rf"AQVN{_BASE64URL}{{34,40}}+", "aqvn"),
+    ("zuplo_key", r"zpka_[A-Za-z0-9]{32}_[0-9a-f]{8}", "zpka_"),
+)
+
 
 Judge = Callable[[re.Match[str]], bool]
 
+# Where a word may begin in text that may itself be the inside of a JSON string or a URL.
 START = r"(?:(?<![A-Za-z0-9_-])|(?<=\\[nrtbf])|(?<=\\u[0-9a-fA-F]{4})|(?<=%[0-9A-Fa-f]{2}))"
-"""Where a word may begin in text that may itself be the inside of a JSON string or a URL."""
 
 _PLACEHOLDER = re.compile(
     r"<|\[redacted\]|\[withheld\]|\$|%\(|\{\{|\*{3}|x{4,}|\.{3}"
     r"|(?:none|null|nil|true|false|undefined|string|str|bytes|int|bool|any|optional|required|changeme|example|env|file"
     r"|secret|token|password)(?![A-Za-z0-9_-])"
-    # Code that looks it up.
+    # Code that reads the value from elsewhere.
     r"|(?:process|self|this|os|config|settings|args|options)(?:[.\[(]|$)",
     re.IGNORECASE,
 )
@@ -57,12 +110,12 @@ class SecretKind:
     hints: tuple[str, ...]
     judge: Judge | None = None
     heuristic: bool = False
+    # May be longer than a window overlaps; such a pattern is run over the whole text at once.
     unbounded: bool = False
-    """May be longer than a window overlaps; such a pattern is run over the whole text at once."""
 
 
 def span_of(found: re.Match[str]) -> tuple[int, int]:
-    """Where the secret itself is."""
+    """The span of the secret itself."""
     return found.span("secret") if "secret" in found.re.groupindex else found.span()
 
 
@@ -72,17 +125,17 @@ def secret_of(found: re.Match[str]) -> str:
 
 
 def looks_random(text: str, *, least: int = 16) -> bool:
-    """Long enough, and letters mixed with digits: no word, number or sentence."""
+    """Whether it is long and mixes letters with digits, as words, numbers and sentences do not."""
     return len(text) >= least and _DIGIT.search(text) is not None and _LETTER.search(text) is not None
 
 
 def _mixed(found: re.Match[str]) -> bool:
-    """Digits among letters, and upper case too unless it is long: no name that people think up."""
+    """Whether it has digits among letters, and upper case unless it is long, as names that people choose do not."""
     return _is_mixed(secret_of(found).partition("-")[2] or secret_of(found))
 
 
 def _mixed_all(found: re.Match[str]) -> bool:
-    """The same where a dash may be a part of the key."""
+    """As `_mixed`, for keys that may contain a dash."""
     return _is_mixed(secret_of(found))
 
 
@@ -98,7 +151,7 @@ def _is_gitlab(found: re.Match[str]) -> bool:
 
 
 def _assigned(found: re.Match[str]) -> bool:
-    """A value given to a name like `db_password`: no type, variable, placeholder, or fact about a secret."""
+    """Whether a value is assigned to a name like `db_password`, and is not a type, variable or placeholder."""
     value, name = secret_of(found), found["name"]
     if _PLACEHOLDER.match(value) or _ABOUT_A_SECRET.search(found["rest"]):
         return False
@@ -177,7 +230,7 @@ def _weakly_prefixed(name: str, pattern: str, hints: str, judge: Judge | None = 
 
 
 def _is_random_key(text: str) -> bool:
-    """Long, with digits and letters of both cases in one unbroken run: no name that people think up."""
+    """Whether it is long, with digits and letters of both cases in one run, as names that people choose are not."""
     run = max(_RUN.findall(text), key=len, default="")
     return len(run) >= 20 and all(one.search(run) for one in (_DIGIT, _UPPER, _LOWER))
 

@@ -1,4 +1,4 @@
-"""What a run holds besides its session: typed resources, some of which can be captured and put back."""
+"""Resources of an agent run besides its session, by type. Some of them can be captured and restored."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from random import Random
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar, overload, runtime_checkable
 
-from mulligan.session.state import Session
-from mulligan.session.types import TYPES
+from mulligan.session.state.session import Session
+from mulligan.session.state.types import TYPES
 from mulligan.store.fork_locks import fork_safe_lock, shared_lock
-from mulligan.values.call_scope import check_call_open
-from mulligan.values.here import Block, Here
-from mulligan.values.plain import plain
+from mulligan.values.fast_dataclass import fast_dataclass
+from mulligan.values.scoped_var import ScopedBlock, ScopedVar, check_call_open
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -23,23 +22,23 @@ _MISSING: Any = object()
 
 @runtime_checkable
 class Snapshotable(Protocol[SnapshotT]):
-    """State that can be captured as an immutable value and put back from it.
+    """State that can be captured as an immutable value and restored from it.
 
-    A resource may also have `check_restore(snapshot)`, which raises if a restore could not work and changes nothing:
-    all resources are asked before any is restored.
+    A resource may also have `check_restore(snapshot)`, which raises if a restore could not work and changes nothing.
+    Mulligan checks all resources before it restores the first one.
     """
 
     def snapshot(self, *, tag: str | None = None) -> SnapshotT:
-        """What the resource holds now, as a value that later changes do not reach."""
+        """The current state, as a value that later changes do not affect."""
         ...
 
     def restore(self, snapshot: SnapshotT) -> None:
-        """Be as at the snapshot again. If that cannot be, raise and change nothing."""
+        """Set the state back to the snapshot. If that is impossible, raise and change nothing."""
         ...
 
 
 class Lazy(Generic[T]):
-    """A resource that is made when it is first asked for."""
+    """A resource that is created on its first use."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
@@ -48,11 +47,11 @@ class Lazy(Generic[T]):
 
     @property
     def is_made(self) -> bool:
-        """Whether anybody has asked for it yet."""
+        """Whether it has been created."""
         return self._made is not _MISSING
 
     def get(self) -> T:
-        """The resource, made by the first who asks."""
+        """The resource. The first call creates it."""
         with self._lock:
             if self._made is _MISSING:
                 made = self._make()
@@ -63,25 +62,25 @@ class Lazy(Generic[T]):
             return found
 
     def forget(self) -> None:
-        """Make it anew when it is next asked for."""
+        """Drop the resource, so that the next `get` creates a new one."""
         self._made = _MISSING
 
 
 @dataclass(slots=True)
-class Births:
-    """Resources first made during a call: each with its state when it was made, so that a failed call leaves none."""
+class CreatedResources:
+    """Resources that a call created, each with its first state, so that a failed call can remove them."""
 
-    born: list[tuple[Lazy[Any], Any, Any]] = field(default_factory=list)
+    created: list[tuple[Lazy[Any], Any, Any]] = field(default_factory=list)
 
     def note(self, lazy: Lazy[Any], made: Any) -> None:
-        self.born.append((lazy, made, made.snapshot() if isinstance(made, Snapshotable) else None))
+        self.created.append((lazy, made, made.snapshot() if isinstance(made, Snapshotable) else None))
 
 
-_watching: Here[Births] = Here("mulligan_births")
+_watching: ScopedVar[CreatedResources] = ScopedVar("mulligan_births")
 
 
-def watching_births(births: Births) -> Block[Births]:
-    """A block in which these hear of every resource that is made."""
+def record_created_resources(births: CreatedResources) -> ScopedBlock[CreatedResources]:
+    """A block in which `births` records every resource that is created."""
     return _watching.block(births)
 
 
@@ -98,7 +97,7 @@ class ResourceRegistry:
 
     @classmethod
     def build(cls, mapping: Mapping[type[Any], object]) -> ResourceRegistry:
-        """A value may be `Lazy(make)`: then it is made when it is first asked for."""
+        """A value may be `Lazy(make)`; then its first use creates it."""
         return cls(mapping)
 
     # `Callable[..., T]` is any class. Type checkers accept only concrete classes for `type[T]`, and the type of a
@@ -108,7 +107,10 @@ class ResourceRegistry:
     @overload
     def get(self, resource_type: Callable[..., T], default: D) -> T | D: ...
     def get(self, resource_type: Callable[..., T], default: D | None = None) -> T | D | None:
-        """The resource of that type, made now if it is lazy; else the default. Raises `call_not_open` to late tasks."""
+        """The resource of that type, created now if it is lazy; else the default.
+
+        Raises `call_not_open` in a task that outlived its call.
+        """
         check_call_open()
         return self._found(resource_type, default)
 
@@ -120,7 +122,7 @@ class ResourceRegistry:
         return made
 
     def snapshotable_resources(self) -> Mapping[type[Any], Snapshotable[Any]]:
-        """Those that can be captured, and have been made. A session is captured as one already."""
+        """The created resources that can be captured, without sessions, which a checkpoint captures itself."""
         present = {kind: self._found(kind) for kind, one in self._entries.items() if not _is_unmade(one)}
         return {kind: one for kind, one in present.items() if isinstance(one, Snapshotable) and _is_apart(one)}
 
@@ -142,13 +144,13 @@ def _is_apart(one: object) -> bool:
     return not isinstance(one, Session | type)
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class RandomSnapshot:
     state: tuple[Any, ...]
 
 
 class RandomResource:
-    """Randomness as something that can be put back: the same numbers come again."""
+    """A random number generator that can be restored: then it gives the same numbers again."""
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
@@ -163,7 +165,7 @@ class RandomResource:
 # Tokens spent.
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class TokenUsage:
     input_tokens: int = 0
     output_tokens: int = 0
@@ -192,7 +194,7 @@ class BudgetTracker:
         self._lock = shared_lock()
 
     def record(self, evaluation_id: str, *, input_tokens: int = 0, output_tokens: int = 0) -> None:
-        """Add to what an evaluation has spent."""
+        """Add tokens to an evaluation."""
         check_call_open()
         with self._lock:
             was = self._usage.get(evaluation_id, TokenUsage())
@@ -200,32 +202,32 @@ class BudgetTracker:
             self._usage = {**self._usage, evaluation_id: spent}
 
     def record_cumulative(self, evaluation_id: str, usage: TokenUsage) -> None:
-        """What an evaluation has spent so far in all, as some providers tell it."""
+        """Set the tokens that an evaluation has used in total, for providers that report totals."""
         check_call_open()
         with self._lock:
             self._usage = {**self._usage, evaluation_id: usage}
 
     def usage_of(self, evaluation_id: str) -> TokenUsage:
-        """What one evaluation has spent."""
+        """The tokens that one evaluation has used."""
         return self._usage.get(evaluation_id, TokenUsage())
 
     @property
     def consumed(self) -> TokenUsage:
-        """What all evaluations have spent together."""
+        """The tokens that all evaluations have used."""
         spent = self._usage.values()
         return TokenUsage(sum(one.input_tokens for one in spent), sum(one.output_tokens for one in spent))
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the limit is reached; never without one."""
+        """Whether the limit is reached. Always False without a limit."""
         return self.limit_tokens is not None and self.consumed.total_tokens >= self.limit_tokens
 
     def snapshot(self, *, tag: str | None = None) -> BudgetSnapshot:
-        """What every evaluation has spent up to now."""
+        """The tokens of every evaluation so far."""
         return BudgetSnapshot(self._usage)
 
     def restore(self, snapshot: BudgetSnapshot) -> None:
-        """Count on from the snapshot."""
+        """Continue counting from the snapshot."""
         with self._lock:
             self._usage = dict(snapshot.usage)
 

@@ -1,48 +1,237 @@
-"""A session's typed state: slices by type, changed by events, captured and put back as a whole."""
+"""A session's typed state: slices by type. Events change them; a snapshot captures and restores them as a whole.
+
+Snapshots of slices: immutable, shared with the session they come from, and JSON both ways.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import MappingProxyType, TracebackType
+from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 from uuid import UUID
 
-from mulligan.session.bus import DispatchResult, EventBus, Isolated, publish_quietly
-from mulligan.session.known import DEFAULT_POLICIES
-from mulligan.session.orphans import Watched, abort_orphans, watch
-from mulligan.session.pending import Home, Kind, MemoryHome, Pending, Step, doing, pending_here
-from mulligan.session.slices import (
+from mulligan.session.state.orphan_calls import WatchedBlock, abort_orphans, watch
+from mulligan.session.state.slices import (
+    DEFAULT_POLICIES,
     NO_ITEMS,
     Append,
     Clear,
+    Home,
     Items,
+    Kind,
+    MemoryHome,
+    PendingChanges,
     Reducer,
     SlicePolicy,
+    Step,
     append_all,
     applied,
     as_reducer,
+    changes_block,
+    current_changes,
+    pending_in,
     reducers_of,
     takes_context,
 )
-from mulligan.session.snapshot import Slices, Snapshot, SnapshotMetadata
-from mulligan.session.types import TYPES
-from mulligan.values.call_scope import check_call_open
-from mulligan.values.clock import Clock, SystemClock
-from mulligan.values.faults import fault
-from mulligan.values.here import Holder, block_exit, holder_of
+from mulligan.session.state.types import TYPES
+from mulligan.session.subscribers import CollectErrors, DispatchResult, EventBus, publish_quietly
+from mulligan.values.canonical import decode, encode
+from mulligan.values.clock import Clock, SystemClock, parse_timestamp
+from mulligan.values.errors import ExecutionStateError, MulliganError, SnapshotMismatchError, fault
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import IdSource, SystemIds
-from mulligan.values.plain import plain
-from mulligan.values.state_faults import ExecutionStateError, SnapshotMismatchError
+from mulligan.values.scoped_var import Holder, block_exit, check_call_open, holder_of
+
+SNAPSHOT_VERSION = "1"
+Phase = Literal["pre_tool", "post_tool", "checkpoint", "manual"]
+PHASES: tuple[Phase, ...] = ("pre_tool", "post_tool", "checkpoint", "manual")
+
+
+@dataclass(slots=True, frozen=True)
+class SnapshotMetadata:
+    """When and why a snapshot was taken."""
+
+    tag: str | None = None
+    tool_call_id: str | None = None
+    tool_name: str | None = None
+    phase: Phase = "manual"
+
+
+class Slices(Mapping[type[Any], tuple[Any, ...]]):
+    """Slice types and their items as tuples, created on access. Empty slices are left out."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self, held: Mapping[type[Any], Items[Any]]) -> None:
+        self._held = {kind: items for kind, items in held.items() if items}
+
+    def __getitem__(self, kind: type[Any]) -> tuple[Any, ...]:
+        return self._held[kind].all()
+
+    def __iter__(self) -> Iterator[type[Any]]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def items_of(self, kind: type[Any]) -> Items[Any] | None:
+        """The shared items themselves."""
+        return self._held.get(kind)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Slices):
+            return self._held == other._held
+        return dict(self) == dict(other) if isinstance(other, Mapping) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(frozenset((kind, items.all()) for kind, items in self._held.items()))
+
+    def __repr__(self) -> str:
+        return f"Slices({dict(self)!r})"
+
+
+SnapshotState: TypeAlias = Mapping[type[Any], tuple[Any, ...]]
+_NO_TAGS: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(slots=True, frozen=True)
+class Snapshot:
+    """Slices at one moment.
+
+    `policies` has every slice type that the session knew; `held` names the policies that were captured, so that an
+    empty slice differs from one that was not captured.
+    """
+
+    created_at: datetime
+    slices: SnapshotState
+    policies: Mapping[type[Any], SlicePolicy]
+    parent_id: UUID | None = None
+    children_ids: tuple[UUID, ...] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    held: frozenset[SlicePolicy] = frozenset({SlicePolicy.STATE})
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.slices, Slices):
+            shared = Slices({kind: Items.of(items) for kind, items in self.slices.items()})
+            object.__setattr__(self, "slices", shared)
+        object.__setattr__(self, "policies", MappingProxyType(dict(self.policies)))
+        object.__setattr__(self, "tags", MappingProxyType(dict(self.tags)) if self.tags else _NO_TAGS)
+
+    def holds(self, kind: type[Any]) -> bool:
+        """Whether the slice was captured, even if it was empty."""
+        return kind in self.slices or self.policies.get(kind) in self.held
+
+    def items_of(self, kind: type[Any]) -> Items[Any] | None:
+        """One slice; None if it was not captured."""
+        assert isinstance(self.slices, Slices)
+        return self.slices.items_of(kind)
+
+    def to_json(self) -> str:
+        """As JSON text, types by their names. Raises SnapshotMismatchError for an item that has no JSON form."""
+        return _text(self.to_body())
+
+    def to_body(self) -> dict[str, Any]:
+        """Raises SnapshotMismatchError for an item that has no JSON form."""
+        slices = {_slice_name(kind): _items_to_json(items) for kind, items in self.slices.items()}
+        return {
+            "version": SNAPSHOT_VERSION,
+            "created_at": self.created_at.isoformat(),
+            "parent_id": None if self.parent_id is None else str(self.parent_id),
+            "children_ids": [str(child) for child in self.children_ids],
+            "slices": [{"slice_type": name, "items": slices[name]} for name in sorted(slices)],
+            "policies": {_slice_name(kind): policy.value for kind, policy in self.policies.items()},
+            "held": sorted(policy.value for policy in self.held),
+            "tags": dict(self.tags),
+        }
+
+    @classmethod
+    def from_json(cls, raw: str) -> Snapshot:
+        """Raises SnapshotMismatchError for JSON that is not a snapshot or names a type unknown to this process."""
+        return cls.from_body(parsed(raw))
+
+    @classmethod
+    def from_body(cls, body: Any) -> Snapshot:
+        """The inverse of `to_body`. Raises SnapshotMismatchError."""
+        with snapshot_json_errors("snapshot"):
+            check_version(body)
+            parent = body.get("parent_id")
+            return cls(
+                created_at=parse_timestamp(body["created_at"]),
+                slices=Slices({TYPES.named(one["slice_type"]): _items_from_json(one) for one in body["slices"]}),
+                policies={TYPES.named(name): SlicePolicy(policy) for name, policy in body["policies"].items()},
+                parent_id=None if parent is None else UUID(parent),
+                children_ids=tuple(UUID(child) for child in body["children_ids"]),
+                tags={str(name): str(value) for name, value in body["tags"].items()},
+                held=frozenset(SlicePolicy(policy) for policy in body["held"]),
+            )
+
+
+def _slice_name(kind: type[Any]) -> str:
+    TYPES.register(kind)
+    return TYPES.name(kind)
+
+
+def _items_to_json(items: tuple[Any, ...]) -> list[Any]:
+    try:
+        return [TYPES.to_json(item) for item in items]
+    except TypeError as error:
+        raise SnapshotMismatchError(str(error)) from None
+
+
+def _items_from_json(body: Mapping[str, Any]) -> Items[Any]:
+    kind = TYPES.named(body["slice_type"])
+    items = [TYPES.from_json(item) for item in body["items"]]
+    if not all(isinstance(item, kind) for item in items):
+        raise TypeError(f"a slice of {kind.__name__} has an item of another type")
+    return Items.of(items)
+
+
+class snapshot_json_errors:
+    """Turns every error about malformed JSON in the block into SnapshotMismatchError."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        mistakes = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
+        if isinstance(error, mistakes) and not isinstance(error, MulliganError):
+            raise SnapshotMismatchError(f"This is not the JSON of a {self._what}: {error!r}") from error
+
+
+def parsed(raw: str) -> Any:
+    try:
+        body = decode(raw)
+    except MulliganError as error:
+        raise SnapshotMismatchError(error.message) from None
+    if not isinstance(body, dict):
+        raise SnapshotMismatchError("The JSON of a snapshot must be an object.")
+    return body
+
+
+def check_version(body: Mapping[str, Any]) -> None:
+    if body["version"] != SNAPSHOT_VERSION:
+        words = f"This snapshot has version {body['version']!r}; Mulligan reads version {SNAPSHOT_VERSION!r}."
+        raise SnapshotMismatchError(words)
+
+
+def _text(body: Mapping[str, Any]) -> str:
+    return encode(body).decode("utf-8")
+
 
 T = TypeVar("T")
 
 ONLY_STATE = frozenset({SlicePolicy.STATE})
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class _Rule:
-    """What an event does to a slice."""
+    """Which reducer an event runs on a slice."""
 
     slice: Kind
     reducer: Reducer
@@ -50,7 +239,7 @@ class _Rule:
 
 
 class ReducerError(ExecutionStateError):
-    """A reducer raised, so nothing of its event was applied. `error` is what it raised."""
+    """A reducer raised `error`, so no reducer's change for that event was applied."""
 
     def __init__(self, rule: _Rule, error: Exception) -> None:
         super().__init__(f"A reducer of {rule.slice.__name__} raised {error!r}.")
@@ -61,9 +250,9 @@ class ReducerError(ExecutionStateError):
         return ExecutionStateError, (self.message,)
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class ReducerContext:
-    """What a reducer may look at besides its slice: `context[Plan].latest()`."""
+    """Lets a reducer read other slices: `context[Plan].latest()`."""
 
     _read: Callable[[Kind], Items[Any]]
 
@@ -76,33 +265,33 @@ class ReducerContext:
 
 
 class Attempt(Protocol):
-    """A transaction over a session: left normally it stands, left by an exception or after `fail` it never was."""
+    """A transaction over a session. A normal exit commits it; an exception or `fail` aborts it."""
 
     @property
     def id(self) -> str: ...
     @property
-    def pending(self) -> Pending:
-        """The changes to slices that are a part of it."""
+    def pending(self) -> PendingChanges:
+        """Its changes to slices."""
         ...
 
     @property
     def is_committed(self) -> bool: ...
     @property
     def is_over(self) -> bool:
-        """Committed, or nothing of it is left."""
+        """Whether it is committed or aborted."""
         ...
 
     def resolve(self) -> None:
-        """After an interrupt: find out whether it was committed."""
+        """After an interrupt, find out whether it was committed."""
         ...
 
     def finish(self) -> str | None:
-        """End it now, if an interrupt kept it from ending; without a commit, nothing of it stays. Its id if it did."""
+        """End it if an interrupt prevented that, and abort it unless it is committed. Returns its id if it aborted."""
         ...
 
     def fail(self, reason: str) -> None: ...
     def stop(self) -> None:
-        """Whatever runs in it that can be stopped from another thread shall end now."""
+        """Stop its commands from another thread."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -112,7 +301,7 @@ class Attempt(Protocol):
 
 
 class Session:
-    """Slices in memory, or wherever their home is. Safe to use from many threads: each event happens after the other.
+    """A session's slices, in memory or in a store. Safe to use from many threads: events run one after another.
 
     Within a transaction (`attempt`, a tool call) changes are seen by that call alone until it succeeds.
     """
@@ -145,7 +334,7 @@ class Session:
 
     @property
     def clock(self) -> Clock:
-        """What tells the time to everything in this session."""
+        """The clock of this session."""
         return self._clock
 
     def __getitem__(self, kind: type[T]) -> SliceAccessor[T]:
@@ -157,7 +346,7 @@ class Session:
         return SliceAccessor(self, kind)
 
     def policy_of(self, kind: Kind) -> SlicePolicy:
-        """What becomes of a slice when a call fails: STATE, unless somebody said otherwise."""
+        """What happens to a slice when a call fails: STATE, unless it was registered with another policy."""
         known = self._policies.get(kind) or DEFAULT_POLICIES.get(kind)
         return known or self._home.policy(kind) or SlicePolicy.STATE
 
@@ -167,13 +356,13 @@ class Session:
             self[kind].register(event, as_reducer(method, initial))
 
     def has_reducers(self) -> bool:
-        """Whether anything was registered here, which is known to this object alone."""
+        """Whether reducers are registered. Only this object knows them; the store does not."""
         return bool(self._rules)
 
     def _register(self, kind: Kind, event: Kind, reducer: Reducer, policy: SlicePolicy | None) -> None:
         _check_class(event, "What a reducer is registered for")
         if not callable(reducer):
-            raise fault("invalid_params", f"A reducer is a function; {reducer!r} cannot be called.")
+            raise fault("invalid_params", f"A reducer must be a function; {reducer!r} is not callable.")
         if policy is not None:
             self._policies[kind] = policy
         rule = _Rule(kind, reducer, takes_context(reducer))
@@ -182,15 +371,15 @@ class Session:
     # Events.
 
     def dispatch(self, event: object) -> DispatchResult:
-        """Let every reducer of the event's type change its slice: all of them, or, if one raises, none.
+        """Run every reducer of the event's type on its slice. If one raises, no slice changes.
 
-        An event that no reducer was registered for is appended to the slice of its own type. Listeners hear of it once
-        it is published, and what they raise changes nothing.
+        An event without a reducer is appended to the slice of its own type. Listeners receive the event when it is
+        published; their errors change nothing.
         """
         return self.dispatch_in(None, event)
 
-    def dispatch_in(self, pending: Pending | None, event: object) -> DispatchResult:
-        """The same as a part of these changes, even from outside their call; with None, of those being made here."""
+    def dispatch_in(self, pending: PendingChanges | None, event: object) -> DispatchResult:
+        """As `dispatch`, as a part of `pending`, even outside its call; with None, of the current call's changes."""
         if isinstance(event, type):
             raise fault("invalid_params", f"{event.__name__} is a class; an event is an instance of one.")
         kind = type(event)
@@ -209,15 +398,15 @@ class Session:
 
     def _change(
         self,
-        steps: list[tuple[Kind, Callable[[Pending], Step]]],
+        steps: list[tuple[Kind, Callable[[PendingChanges], Step]]],
         event: object = None,
-        within: Pending | None = None,
+        within: PendingChanges | None = None,
     ) -> None:
-        """As a part of the changes being made here; without any, published at once."""
+        """Add changes to the current call; outside a call, publish them at once."""
         if within is None:
             check_call_open(self._home)
-        here = within or pending_here(self._home)
-        pending = here or Pending(home=self._home, policy_of=self.policy_of)
+        here = within or current_changes(self._home)
+        pending = here or PendingChanges(home=self._home, policy_of=self.policy_of)
         with pending.lock:
             if within is None:
                 pending.check_open()
@@ -227,39 +416,39 @@ class Session:
             pending.publish()
             self.tell(pending, only_logs=False)
 
-    def tell(self, pending: Pending, *, only_logs: bool) -> None:
-        """Let listeners hear of what was published. What they raise changes nothing, and each hears of each event."""
-        if pending.outer is not None:
+    def tell(self, pending: PendingChanges, *, only_logs: bool) -> None:
+        """Pass the published events to the listeners. A listener's error does not stop the others."""
+        if pending.outer is not None or pending.events is NO_ITEMS:
             return
         with ExitStack() as telling:
-            for event, _ in reversed(pending.told(only_logs=only_logs)):
+            for event, _ in reversed(pending.published_events(only_logs=only_logs)):
                 telling.callback(publish_quietly, self.bus, event)
 
     def _read(self, kind: Kind) -> Items[Any]:
-        here = pending_here(self._home)
+        here = current_changes(self._home)
         return self._home.read(kind) if here is None else here.read(kind)
 
     def clear_slices(self) -> None:
         """Empty every slice, logs included. Reducers stay."""
-        self._change([(kind, lambda _: _emptied) for kind in self._kinds()])
+        self._change([(kind, lambda _: _emptied_slice) for kind in self._kinds()])
 
     # Transactions.
 
     def attempt(self, tool: str, call_id: str) -> Attempt:
-        """A transaction for one tool call. One inside another is a part of it: it can fail alone."""
+        """A transaction for one tool call. Inside another transaction it is a part of that, and can fail alone."""
         abort_orphans()
         check_call_open(self._home)
         return _Attempt(self, call_id or tool)
 
     def check_kept(self) -> None:
-        """Raises ExecutionStateError if a change made here could not be published: it has no stored form."""
-        here = pending_here(self._home)
+        """Raises ExecutionStateError if the current call changed a slice to a value that the store cannot hold."""
+        here = current_changes(self._home)
         if here is not None:
             here.check_kept()
 
-    def pending(self) -> Pending:
-        """Room for changes, inside those being made here, for whoever publishes or drops them."""
-        return Pending(pending_here(self._home), home=self._home, policy_of=self.policy_of)
+    def pending(self) -> PendingChanges:
+        """New pending changes inside the current ones. The caller publishes or drops them."""
+        return pending_in(self._home, self.policy_of)
 
     # Snapshots.
 
@@ -271,10 +460,10 @@ class Session:
         policies: frozenset[SlicePolicy] = ONLY_STATE,
         include_all: bool = False,
     ) -> Snapshot:
-        """The slices of these policies as they are now. Costs the same however much is in them."""
+        """Capture the slices of these policies. The cost does not depend on their size."""
         held = frozenset(SlicePolicy) if include_all else frozenset(policies)
         known = {kind: self.policy_of(kind) for kind in self._kinds()}
-        here = pending_here(self._home) or self._home
+        here = current_changes(self._home) or self._home
         return Snapshot(
             created_at=self._clock.now(),
             slices=Slices(here.read_all([kind for kind, policy in known.items() if policy in held])),
@@ -286,33 +475,33 @@ class Session:
         )
 
     def _snapshot_tags(self, tag: str | None, metadata: SnapshotMetadata | None) -> dict[str, str]:
-        told = {} if metadata is None else {name: getattr(metadata, name) for name in metadata.__slots__}
-        told |= {} if tag is None else {"tag": tag}
-        return {**self.tags, **{name: value for name, value in told.items() if value is not None}}
+        own = {} if metadata is None else {name: getattr(metadata, name) for name in metadata.__slots__}
+        own |= {} if tag is None else {"tag": tag}
+        return {**self.tags, **{name: value for name, value in own.items() if value is not None}}
 
     def rollback(self, snapshot: Snapshot, *, preserve_logs: bool = True) -> None:
-        """Put the slices back to a snapshot, all at once.
+        """Set all slices back to a snapshot at once.
 
-        STATE slices it does not hold are emptied: they came later. So are CACHE slices. LOG slices stay; with
-        `preserve_logs` off, those it holds go back, and those it does not hold stay all the same.
+        STATE and CACHE slices that the snapshot does not hold become empty. LOG slices stay as they are; without
+        `preserve_logs`, those that the snapshot holds are set back, and the others stay.
         Raises SnapshotMismatchError, and changes nothing, if a slice has become one of another policy.
         """
         wanted = self.planned_rollback(snapshot, preserve_logs=preserve_logs)
-        self._change([(kind, _becomes(items)) for kind, items in wanted.items()])
+        self._change([(kind, _replaced_by(items)) for kind, items in wanted.items()])
 
     def planned_rollback(self, snapshot: Snapshot, *, preserve_logs: bool = True) -> dict[Kind, Items[Any]]:
-        """What a rollback would put where."""
+        """The items that a rollback would give to each slice."""
         self._check_fits(snapshot)
         wanted: dict[Kind, Items[Any]] = {}
         for kind in {*self._kinds(), *snapshot.slices}:
             policy = snapshot.policies.get(kind) or self.policy_of(kind)
-            if _goes_back(snapshot, kind, policy, preserve_logs=preserve_logs):
+            if _is_rolled_back(snapshot, kind, policy, preserve_logs=preserve_logs):
                 wanted[kind] = snapshot.items_of(kind) or NO_ITEMS
         return wanted
 
     def _check_fits(self, snapshot: Snapshot) -> None:
         if not isinstance(snapshot, Snapshot):
-            raise SnapshotMismatchError(f"A session is put back to a Snapshot, not to a {type(snapshot).__name__}.")
+            raise SnapshotMismatchError(f"A rollback needs a Snapshot, not a {type(snapshot).__name__}.")
         for kind, policy in snapshot.policies.items():
             if self._policies.get(kind, policy) is not policy:
                 now = self._policies[kind].name
@@ -321,20 +510,20 @@ class Session:
             self[kind]
 
     def _kinds(self) -> set[Kind]:
-        here = pending_here(self._home)
+        here = current_changes(self._home)
         return self._seen | (self._home.kinds() if here is None else here.kinds())
 
 
-def _goes_back(snapshot: Snapshot, kind: Kind, policy: SlicePolicy, *, preserve_logs: bool) -> bool:
+def _is_rolled_back(snapshot: Snapshot, kind: Kind, policy: SlicePolicy, *, preserve_logs: bool) -> bool:
     if policy is SlicePolicy.LOG:
         return not preserve_logs and snapshot.holds(kind)
     return policy is SlicePolicy.CACHE or policy in snapshot.held or snapshot.holds(kind)
 
 
 def _staged(
-    pending: Pending, steps: list[tuple[Kind, Callable[[Pending], Step]]]
+    pending: PendingChanges, steps: list[tuple[Kind, Callable[[PendingChanges], Step]]]
 ) -> tuple[dict[Kind, tuple[Items[Any], Items[Any]]], list[tuple[Kind, Step]]]:
-    """Each step sees what the one before it has done. Nothing counts yet."""
+    """Run the steps; each one sees the result of the step before it. Publishes nothing."""
     # Looked at once: what comes out must be known to be made of just that.
     was = {kind: pending.read(kind) for kind, _ in steps}
     pending.working = dict(was)
@@ -347,13 +536,13 @@ def _staged(
     return {kind: (was[kind], items) for kind, items in worked.items()}, made
 
 
-def _step(rule: _Rule, event: object) -> Callable[[Pending], Step]:
-    def prepare(pending: Pending) -> Step:
+def _step(rule: _Rule, event: object) -> Callable[[PendingChanges], Step]:
+    def prepare(pending: PendingChanges) -> Step:
         context = {"context": ReducerContext(pending.look)} if rule.with_context else {}
 
         def step(items: Items[Any]) -> Items[Any]:
             errors: list[Exception] = []
-            with Isolated(errors):
+            with CollectErrors(errors):
                 return applied(rule.reducer(items, event, **context), items, rule.slice)
             raise ReducerError(rule, errors[0])
 
@@ -362,11 +551,11 @@ def _step(rule: _Rule, event: object) -> Callable[[Pending], Step]:
     return prepare
 
 
-def _emptied(_: Items[Any]) -> Items[Any]:
+def _emptied_slice(_: Items[Any]) -> Items[Any]:
     return NO_ITEMS
 
 
-def _becomes(items: Items[Any]) -> Callable[[Pending], Step]:
+def _replaced_by(items: Items[Any]) -> Callable[[PendingChanges], Step]:
     return lambda _: lambda _: items
 
 
@@ -383,16 +572,16 @@ class _Attempt:
         self._failed = True
 
     def stop(self) -> None:
-        """Memory runs nothing."""
+        """A transaction in memory runs no commands."""
 
     def resolve(self) -> None:
-        """Memory always knows."""
+        """A transaction in memory always knows."""
 
     def finish(self) -> str | None:
         return self._ending.abort_orphan()
 
     @property
-    def pending(self) -> Pending:
+    def pending(self) -> PendingChanges:
         return self._ending.pending
 
     @property
@@ -417,12 +606,12 @@ class _Attempt:
 
 
 class _AttemptEnding:
-    """How such a transaction ends. Apart from it, so that it can be aborted when nothing refers to it any more."""
+    """Ends an `_Attempt`. A separate object, so that it can be aborted when nothing refers to the attempt any more."""
 
     def __init__(self, session: Session, name: str) -> None:
         self.pending = session.pending()
-        self.scope = doing(self.pending)
-        self.watched: Watched | None = None
+        self.scope = changes_block(self.pending)
+        self.watched: WatchedBlock | None = None
         self._session = session
         self._name = name
 
@@ -438,7 +627,7 @@ class _AttemptEnding:
         try:
             self.pending.publish(only_logs=only_logs)
         except ReducerError:
-            # Somebody's changes came in between, and ours cannot be made on top of them: then they were never made.
+            # Another thread published changes first, and ours do not apply on top of them, so we drop ours.
             self.pending.publish(only_logs=True)
             raise
 
@@ -454,9 +643,9 @@ class _AttemptEnding:
         return self._name if was_open else None
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class SliceAccessor(Generic[T]):
-    """One slice of a session. What it gives is immutable; it changes only through the session."""
+    """Reads and changes one slice of a session. Its items are immutable."""
 
     session: Session
     kind: type[T]
@@ -470,27 +659,27 @@ class SliceAccessor(Generic[T]):
         return self.session._read(self.kind).latest()
 
     def where(self, predicate: Callable[[T], bool]) -> tuple[T, ...]:
-        """The items that the predicate is true of, oldest first."""
+        """The items for which the predicate is true, oldest first."""
         return self.session._read(self.kind).where(predicate)
 
     def __len__(self) -> int:
         return len(self.session._read(self.kind))
 
     def seed(self, value: T | Iterable[T]) -> None:
-        """These items, or this one, instead of whatever is there."""
+        """Replace all items by these, or by this one."""
         items = (value,) if isinstance(value, self.kind) else tuple(value)  # type: ignore[arg-type]  # not one: several
         self._change(lambda now: applied(items, now, self.kind))
 
     def append(self, value: T) -> None:
-        """One more item. Reducers are not asked."""
+        """Append one item without running reducers."""
         self._change(lambda now: applied(Append(value), now, self.kind))
 
     def clear(self, predicate: Callable[[T], bool] | None = None) -> None:
-        """Take away everything, or what the predicate is true of."""
+        """Remove all items, or those for which the predicate is true."""
         self._change(lambda now: applied(Clear(predicate), now, self.kind))
 
     def register(self, event_type: type[Any], reducer: Reducer, *, policy: SlicePolicy | None = None) -> None:
-        """Let a reducer change this slice whenever such an event is dispatched. A policy given last holds."""
+        """Run a reducer on this slice for every event of the type. The policy that was given last applies."""
         self.session._register(self.kind, event_type, reducer, policy)
 
     def _change(self, step: Step) -> None:
@@ -499,19 +688,19 @@ class SliceAccessor(Generic[T]):
 
 def _check_class(kind: object, what: str) -> None:
     if not isinstance(kind, type):
-        raise fault("invalid_params", f"{what} is named by a class, such as Plan, not by {kind!r}.")
+        raise fault("invalid_params", f"{what} must be a class, such as Plan, not {kind!r}.")
 
 
 class SessionSnapshotAdapter:
-    """A session as something that can be captured and put back like any resource."""
+    """Lets a session be captured and restored like any resource."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
 
     def snapshot(self, *, tag: str | None = None) -> Snapshot:
-        """The STATE slices as they are now."""
+        """Capture the STATE slices."""
         return self._session.snapshot(tag=tag)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Put the slices back; logs stay."""
+        """Set the slices back; logs stay."""
         Session.rollback(self._session, snapshot)

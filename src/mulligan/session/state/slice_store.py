@@ -1,41 +1,40 @@
-"""Slices in the store: what they are as rows, and how records change them.
+"""Slices in the store: their rows, the records that change them, and their undo.
 
-`slices.changed`       items that went and items that came, each at its place. `call`: the call they are a part of.
+`slices.changed`       removed and added items, each with its place. `call`: the call that changed them.
                        `source`: the session they are copied from. `back`: the calls, and the records outside any
-                       call, that they take back
+                       call, that this record undoes
 `checkpoint.recorded`  the state around a tool call, under a name that may be used again
 
-Items of a slice are kept in the order of their places. A place is given once and for all: an item that comes back after
-it went takes its old one. So the inverse of a change needs nothing but the change, whatever was added elsewhere since.
+The items of a slice are ordered by their places. A place is never given to another item, and an item that an undo
+restores gets its old place. So the change alone is enough to invert it, whatever was added elsewhere since, and the set
+of occupied places says which items the slice has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from mulligan.session.pending import Kind, Pending, PolicyOf, Settle
-from mulligan.session.slices import NO_ITEMS, Items, SlicePolicy
-from mulligan.session.standing import check_open
+from mulligan.session.lifecycle import check_open
+from mulligan.session.state.slices import NO_ITEMS, Items, Kind, PendingChanges, PolicyOf, Settle, SlicePolicy
+from mulligan.session.state.types import TYPES, log_item
 from mulligan.session.tables import session_journal
-from mulligan.session.types import TYPES, log_item
 from mulligan.store.fork_locks import fork_safe_lock, shared_lock
-from mulligan.store.journal import HEADS, Journal, Record
-from mulligan.store.protocol import Store, Tx
-from mulligan.store.tables import Table
+from mulligan.store.journal import HEADS, PAGE_RECORDS, RECORDS, Journal, Record, parse_record, records_of
+from mulligan.store.protocol import Store, Table, Tx
 from mulligan.values.canonical import decode, encode
+from mulligan.values.errors import ExecutionStateError
+from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import SessionId
-from mulligan.values.plain import plain
-from mulligan.values.state_faults import ExecutionStateError
 
 CHANGED, RECORDED = "slices.changed", "checkpoint.recorded"
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class SliceRow:
-    """One slice. `version` is the place of its newest change in the session's journal, `next_place` is free."""
+    """One slice. `version` is the record of its newest change; `next_place` is the next free place."""
 
     session: str
     slice: str
@@ -44,7 +43,7 @@ class SliceRow:
     next_place: int
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class SliceItemRow:
     session: str
     slice: str
@@ -52,9 +51,9 @@ class SliceItemRow:
     body: bytes
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class SliceChangeRow:
-    """What a call did to a STATE slice: `came` lists places, `went` places and what was there."""
+    """What a call did to a STATE slice: `came` lists new places, `went` lists removed places with their items."""
 
     call: str
     session: str
@@ -70,7 +69,7 @@ SLICE_CHANGES: Table[SliceChangeRow] = Table(
 )
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class CheckpointRow:
     """The newest checkpoint with a name. `body` is its JSON, or the digest of the blob that holds it."""
 
@@ -95,9 +94,9 @@ SLICE_TABLES: tuple[Table[Any], ...] = (SLICES, SLICE_ITEMS, SLICE_CHANGES, CHEC
 Placed: TypeAlias = tuple[int, Any]
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class SliceChange:
-    """Places that fall empty, and items as JSON at theirs."""
+    """Places that become empty, and new items as JSON with their places."""
 
     slice: str
     policy: str
@@ -153,11 +152,11 @@ def item_rows(tx: Tx, session: str, name: str) -> list[SliceItemRow]:
     return tx.select(SLICE_ITEMS, {"session": session, "slice": name}, order=("place",))
 
 
-# A session's slices, for its process.
+# A session's slices, cached in its process.
 
 
 @dataclass(slots=True)
-class _Kept:
+class _StoredSlice:
     """A slice as it was at a version, and the place of each item."""
 
     version: int
@@ -166,20 +165,20 @@ class _Kept:
     next_place: int
 
 
-def _nothing() -> _Kept:
-    return _Kept(0, NO_ITEMS, [], 0)
+def _empty_slice() -> _StoredSlice:
+    return _StoredSlice(0, NO_ITEMS, [], 0)
 
 
 @dataclass(slots=True)
-class Written:
-    """What a transaction is going to have done. `moved`: STATE is among it."""
+class WrittenSlices:
+    """Changes that are written but not committed. `changes_state`: a STATE slice is among them."""
 
-    moved: bool
+    changes_state: bool
     adopt: Callable[[], None]
 
 
 class StoreHome:
-    """The slices of a durable session. Others may change them too: each look makes sure of the newest version.
+    """The slices of a durable session. Other processes may change them too, so each read checks for a newer version.
 
     CACHE slices are not stored; they live as long as this object.
     """
@@ -189,7 +188,7 @@ class StoreHome:
         self._journal = journal
         self._session = session
         self._now = now
-        self._known: dict[Kind, _Kept] = {}
+        self._known: dict[Kind, _StoredSlice] = {}
         self._caches: dict[Kind, Items[Any]] = {}
         self._policies: dict[str, SlicePolicy] = {}
         self._lock = shared_lock()
@@ -211,34 +210,34 @@ class StoreHome:
         return {TYPES.named(row.slice) for row in rows if TYPES.knows(row.slice)} | set(self._caches)
 
     def policy(self, kind: Kind) -> SlicePolicy | None:
-        """As it was when it was last looked at; who changes it says so on registering."""
+        """The policy at the last read."""
         name = TYPES.name(kind)
         if name not in self._policies:
             self.kinds()
         return self._policies.get(name)
 
     def position(self) -> int:
-        """How far the session's journal goes now."""
+        """The newest record of the session's journal."""
         with self._store.read() as tx:
             head = tx.get(HEADS, session_journal(self._session))
         return 0 if head is None else head.seq
 
-    def _fresh(self, tx: Tx, kind: Kind) -> _Kept:
+    def _fresh(self, tx: Tx, kind: Kind) -> _StoredSlice:
         row = tx.get(SLICES, self._session, TYPES.name(kind))
         if row is None:
-            return _nothing()
+            return _empty_slice()
         with self._lock:
             known = self._known.get(kind)
             if known is None or known.version != row.version:
                 rows = item_rows(tx, self._session, row.slice)
                 read = log_item if row.policy == SlicePolicy.LOG.value else TYPES.from_json
                 items = Items.of(read(decode(one.body)) for one in rows)
-                known = _Kept(row.version, items, [one.place for one in rows], row.next_place)
+                known = _StoredSlice(row.version, items, [one.place for one in rows], row.next_place)
                 self._known[kind] = known
             return known
 
-    def publish(self, pending: Pending, *, only_logs: bool) -> None:
-        """Raises `session_closed`: what is under way when a session closes ends as it would, but nothing new begins."""
+    def publish(self, pending: PendingChanges, *, only_logs: bool) -> None:
+        """Publish changes outside a call. Raises `session_closed`. A call uses `write`, which does not raise it."""
         with self._store.write() as tx:
             check_open(tx, self._session, "slices")
             written = self.write(tx, lambda read: pending.settle(read, only_logs=only_logs), pending.policy_of)
@@ -249,8 +248,8 @@ class StoreHome:
         for item in items:
             _as_json(kind, item)
 
-    def write(self, tx: Tx, settle: Settle, policy_of: PolicyOf, *, call: str | None = None) -> Written:
-        """The changes, in somebody's transaction. `adopt` is to be called once that has been published."""
+    def write(self, tx: Tx, settle: Settle, policy_of: PolicyOf, *, call: str | None = None) -> WrittenSlices:
+        """Write the changes in the caller's transaction. The caller calls `adopt` after the commit."""
         with self._lock:
             changes = settle(lambda kind: self._caches[kind] if kind in self._caches else self._fresh(tx, kind).items)
             caches = {kind: new for kind, new in changes.items() if policy_of(kind) is SlicePolicy.CACHE}
@@ -260,25 +259,25 @@ class StoreHome:
                 if kind not in caches
             ]
         if not stored:
-            return Written(moved=False, adopt=lambda: self._adopt((), 0, caches))
+            return WrittenSlices(changes_state=False, adopt=lambda: self._adopt((), 0, caches))
         changed = [diff.change for diff in stored]
         record = record_changes(tx, self._journal, self._session, changed, at=self._now(), call=call)
-        moved = any(diff.change.policy == SlicePolicy.STATE.value for diff in stored)
-        return Written(moved, lambda: self._adopt(stored, record.seq, caches))
+        changes_state = any(diff.change.policy == SlicePolicy.STATE.value for diff in stored)
+        return WrittenSlices(changes_state, lambda: self._adopt(stored, record.seq, caches))
 
     def _adopt(self, stored: Iterable[_Diff], version: int, caches: Mapping[Kind, Items[Any]]) -> None:
-        """Remember what we have just written instead of reading it again."""
+        """Put what we have just committed into the cache, so that we need not read it again."""
         with self._lock:
             self._caches |= caches
             for diff in stored:
                 known = self._known.get(diff.kind)
                 if known is None or known.version == diff.was:
-                    self._known[diff.kind] = _Kept(version, diff.items, diff.places(), diff.next_place)
+                    self._known[diff.kind] = _StoredSlice(version, diff.items, diff.places(), diff.next_place)
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class _Diff:
-    """From a kept version to another: the change, and the places afterwards."""
+    """The change from a cached version to another one, and the places afterwards."""
 
     kind: Kind
     was: int
@@ -289,7 +288,7 @@ class _Diff:
     grows: bool
 
     def places(self) -> list[int]:
-        """Of a slice that only grew, the same list, grown: there is only one newest version."""
+        """The places afterwards. A slice that only grew extends the same list, because only one version is cached."""
         new = [place for place, _ in self.change.add]
         if self.grows:
             self.kept.extend(new)
@@ -297,7 +296,7 @@ class _Diff:
         return self.kept + new
 
 
-def _diff(kind: Kind, known: _Kept, new: Items[Any], policy: SlicePolicy) -> _Diff:
+def _diff(kind: Kind, known: _StoredSlice, new: Items[Any], policy: SlicePolicy) -> _Diff:
     grown = new.grown_from(known.items) if known.items else None
     if grown is not None:
         kept, drop, added = known.places, list[int](), tuple(grown)
@@ -309,8 +308,8 @@ def _diff(kind: Kind, known: _Kept, new: Items[Any], policy: SlicePolicy) -> _Di
     return _Diff(kind, known.version, new, change, kept, first + len(add), grows=grown is not None)
 
 
-def _matched(known: _Kept, new: Items[Any]) -> tuple[list[int], list[int], tuple[Any, ...]]:
-    """Places that stay, places that fall empty, and items that come, all at the end."""
+def _matched(known: _StoredSlice, new: Items[Any]) -> tuple[list[int], list[int], tuple[Any, ...]]:
+    """Places that stay, places that become empty, and new items, which are all at the end."""
     kept, drop, wanted = list[int](), list[int](), new.all()
     at = 0
     for place, item in zip(known.places, known.items, strict=True):
@@ -334,10 +333,235 @@ _making = fork_safe_lock()
 
 
 def home_of(store: Store, journal: Journal, session: SessionId, now: Callable[[], str]) -> StoreHome:
-    """One for each session of an open store, so that everybody who works on it here knows what is pending."""
+    """The one home of a session in this process, so that all its users share one cache."""
     with _making:
         homes = _homes.setdefault(store, WeakValueDictionary())
         found = homes.get(session)
         if found is None:
             found = homes[session] = StoreHome(store, journal, session, now)
         return found
+
+
+_STATE = SlicePolicy.STATE.value
+
+
+@fast_dataclass(slots=True, frozen=True)
+class JournalRange:
+    """A part of a session's journal. An undo of its calls also undoes the changes in it that belong to no call.
+
+    It also undoes later changes outside calls to the same slices, because they build on the undone ones.
+    """
+
+    session: SessionId
+    after: int
+    upto: int
+
+
+@fast_dataclass(slots=True, frozen=True)
+class SliceUndo:
+    """The plan of an undo. `changes`: per session. `of`: the undone calls, and undone records outside calls.
+
+    `left`: slices that stay as they are, because something else changed them later.
+    """
+
+    changes: Mapping[SessionId, Sequence[SliceChange]]
+    of: Mapping[SessionId, Sequence[str | int]]
+    left: tuple[str, ...]
+
+
+@fast_dataclass(slots=True, frozen=True)
+class _Done:
+    """One change of a slice, by a call or by a record outside calls. `known` are items by place."""
+
+    session: str
+    by: str | int
+    slice: str
+    came: Set[int]
+    went: Set[int]
+    known: Mapping[int, Any]
+
+
+@dataclass(slots=True)
+class _SlicePlaces:
+    """The places of one slice while changes are undone. `gone` and `back`: places to empty and to fill again."""
+
+    items: dict[int, Any]
+    policy: str
+    places: set[int] = field(init=False)
+    known: dict[int, Any] = field(init=False)
+    gone: set[int] = field(default_factory=set)
+    back: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.places, self.known = set(self.items), dict(self.items)
+
+    def take_back(self, done: _Done) -> None:
+        """Undo one change, except for items that something else changed later."""
+        self.known |= done.known
+        self.gone = (self.gone - done.went) | done.came
+        self.back = (self.back - done.came) | done.went
+        if done.came <= self.places:
+            self.places = (self.places - done.came) | done.went
+
+    def is_left(self) -> bool:
+        return bool(self.gone & self.places or self.back - self.places)
+
+    def missing(self) -> set[int]:
+        return self.places - self.known.keys()
+
+    def change(self, name: str) -> SliceChange | None:
+        drop = sorted(self.items.keys() - self.places)
+        add = [(place, self.known[place]) for place in sorted(self.places - self.items.keys())]
+        return SliceChange(name, self.policy, drop, add) if drop or add else None
+
+
+def plan_slice_undo(
+    tx: Tx, calls: Sequence[str], journal_range: JournalRange | None = None, *, into: SessionId | None = None
+) -> SliceUndo:
+    """Plan the undo of these calls' changes, newest first, in their own sessions or in a copy of one."""
+    piles: dict[tuple[str, str], _SlicePlaces] = {}
+    of: dict[SessionId, dict[str | int, None]] = {}
+    for done in _done(tx, calls, journal_range):
+        key = (into or done.session, done.slice)
+        of.setdefault(SessionId(key[0]), {})[done.by] = None
+        if key not in piles:
+            piles[key] = _pile(tx, *key)
+        piles[key].take_back(done)
+    if journal_range is not None:
+        here = into or journal_range.session
+        _find_items(tx, journal_range, {name: pile for (session, name), pile in piles.items() if session == here})
+    found: dict[SessionId, list[SliceChange]] = {}
+    for (session, name), pile in sorted(piles.items()):
+        change = pile.change(name)
+        if change is not None:
+            found.setdefault(SessionId(session), []).append(change)
+    left = sorted({name for (_, name), pile in piles.items() if pile.is_left()})
+    return SliceUndo(found, {session: tuple(ids) for session, ids in of.items()}, tuple(left))
+
+
+def _pile(tx: Tx, session: str, name: str) -> _SlicePlaces:
+    row = tx.get(SLICES, session, name)
+    items = {one.place: decode(one.body) for one in item_rows(tx, session, name)}
+    return _SlicePlaces(items, _STATE if row is None else row.policy)
+
+
+def _done(tx: Tx, calls: Sequence[str], journal_range: JournalRange | None) -> Iterator[_Done]:
+    if journal_range is not None:
+        yield from _done_in(tx, journal_range, frozenset(calls))
+    for call in calls:
+        for row in tx.select(SLICE_CHANGES, {"call": call}):
+            if journal_range is None or row.session != journal_range.session:
+                went = dict(decode(row.went))
+                yield _Done(row.session, call, row.slice, frozenset(decode(row.came)), went.keys(), went)
+
+
+def _done_in(tx: Tx, journal_range: JournalRange, calls: Set[str]) -> Iterator[_Done]:
+    if not has_state(tx, journal_range.session, since=journal_range.after):
+        return
+    since = records_of(tx, session_journal(journal_range.session), after=journal_range.after)
+    records = _not_undone([one for one in since if one.kind == CHANGED], calls)
+    own = {
+        name for one in records if "call" in one.payload or one.seq <= journal_range.upto for name, _ in _changes(one)
+    }
+    for record in records:
+        for name, change in _changes(record):
+            if name in own:
+                known = dict(change["add"])
+                yield _Done(journal_range.session, _by(record), name, known.keys(), frozenset(change["drop"]), known)
+
+
+def _not_undone(records: Sequence[Record], calls: Set[str]) -> list[Record]:
+    """Changes of the calls and changes outside calls, newest first, without those that are undone already."""
+    found, back = list[Record](), set[str | int]()
+    for record in reversed(records):
+        if _by(record) in calls or (_is_outside_calls(record) and record.seq not in back):
+            found.append(record)
+        elif _by(record) not in back:
+            back |= set(record.payload.get("back", ()))
+    return found
+
+
+def _by(record: Record) -> str | int:
+    return record.payload.get("call", record.seq)  # type: ignore[no-any-return]  # a record's payload is JSON
+
+
+def _is_outside_calls(record: Record) -> bool:
+    """Whether the change belongs to no call. The slices that a fork starts with are no change."""
+    return "call" not in record.payload and "source" not in record.payload
+
+
+def _changes(record: Record) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    return ((one["slice"], one) for one in record.payload["changes"] if one["policy"] == _STATE)
+
+
+def _find_items(tx: Tx, journal_range: JournalRange, piles: Mapping[str, _SlicePlaces]) -> None:
+    """Find the bodies of removed items in the record that once added them, in the range or before it."""
+    for record in (
+        _backwards(tx, session_journal(journal_range.session)) if any(pile.missing() for pile in piles.values()) else ()
+    ):
+        for name, change in _changes(record) if record.kind == CHANGED else ():
+            if name in piles:
+                piles[name].known |= {place: item for place, item in change["add"] if place in piles[name].missing()}
+        if not any(pile.missing() for pile in piles.values()):
+            return
+
+
+def _backwards(tx: Tx, journal: str) -> Iterator[Record]:
+    head = tx.get(HEADS, journal)
+    for upto in range(0 if head is None else head.seq, 0, -PAGE_RECORDS):
+        rows = tx.select(RECORDS, {"journal": journal}, between=("seq", upto - PAGE_RECORDS + 1, upto + 1))
+        yield from (parse_record(row) for row in reversed(rows))
+
+
+def has_state(tx: Tx, session: SessionId, *, since: int = 0) -> bool:
+    """Whether STATE slices were changed after record `since`."""
+    return any(row.version > since and row.policy == _STATE for row in tx.select(SLICES, {"session": session}))
+
+
+def has_changes_outside_calls(tx: Tx, journal_range: JournalRange) -> bool:
+    """Whether the range has a change outside calls that could be undone."""
+    length = journal_range.upto - journal_range.after
+    inside = records_of(tx, session_journal(journal_range.session), after=journal_range.after, limit=length)
+    loose = any(one.kind == CHANGED and _is_outside_calls(one) and any(_changes(one)) for one in inside)
+    return loose and any(
+        isinstance(one.by, int) and one.by <= journal_range.upto for one in _done_in(tx, journal_range, frozenset())
+    )
+
+
+def changes_slices(tx: Tx, calls: Iterable[str]) -> bool:
+    """Whether one of the calls has changed a slice."""
+    return bool([call for call in calls if tx.select(SLICE_CHANGES, {"call": call}, limit=1)])
+
+
+def undo_slices_in(
+    tx: Tx, journal: Journal, calls: Sequence[str], journal_range: JournalRange | None = None, *, at: str, by: str
+) -> bool:
+    """Undo these changes of slices, as a part of the call `by`. Returns whether there was anything to undo."""
+    back = plan_slice_undo(tx, calls, journal_range)
+    for session, of in back.of.items():
+        record_changes(tx, journal, session, back.changes.get(session, ()), at=at, call=by, back=of)
+    return bool(back.changes)
+
+
+def copy_slices_in(
+    tx: Tx,
+    journal: Journal,
+    source: SessionId,
+    target: SessionId,
+    *,
+    at: str,
+    without: Sequence[str] = (),
+    journal_range: JournalRange | None = None,
+) -> None:
+    """Copy the parent's slices into a fork, without the changes of these calls (newest first) and of the range."""
+    changes = [
+        SliceChange(
+            row.slice, row.policy, add=[(one.place, decode(one.body)) for one in item_rows(tx, source, row.slice)]
+        )
+        for row in tx.select(SLICES, {"session": source})
+    ]
+    if changes:
+        record_changes(tx, journal, target, changes, at=at, source=source)
+    back = plan_slice_undo(tx, without, journal_range, into=target).changes.get(target)
+    if back:
+        record_changes(tx, journal, target, back, at=at, source=source)

@@ -1,7 +1,7 @@
 """Python values as JSON and back, with types named through an explicit registry.
 
-A type can be read back only if this process has registered it, itself or by putting a value of it into its state.
-Nothing is ever imported, and nothing but a registered type is ever made, because of what some JSON says.
+A type can be read back only if this process has registered it, explicitly or by putting a value of it into its state.
+Mulligan never imports a module that JSON names, and creates only values of registered types.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from uuid import UUID
 
 from mulligan.store.fork_locks import shared_lock
-from mulligan.values.faults import MulliganError
-from mulligan.values.plain import plain
-from mulligan.values.state_faults import SnapshotMismatchError
+from mulligan.values.errors import MulliganError, SnapshotMismatchError
+from mulligan.values.fast_dataclass import fast_dataclass
 
 C = TypeVar("C", bound=type[Any])
 
@@ -29,7 +28,7 @@ _INT_LIMIT = 2**63
 
 
 class Types:
-    """Which types may be named. Safe to use from many threads."""
+    """The registered types. Safe to use from many threads."""
 
     def __init__(self) -> None:
         self._made: dict[str, type[Any]] = {}
@@ -46,7 +45,7 @@ class Types:
         return kind
 
     def name(self, kind: type[Any], name: str | None = None) -> str:
-        """What JSON calls a type. Naming it does not let anybody make a value of it."""
+        """The name of a type in JSON. A named type is not registered by that: JSON cannot create values of it."""
         known = self._names.get(kind)
         return known if known is not None and name is None else self._enter(self._named, kind, name)
 
@@ -58,7 +57,7 @@ class Types:
         return chosen
 
     def named(self, name: object) -> type[Any]:
-        """Raises SnapshotMismatchError for a type this process does not know."""
+        """Raises SnapshotMismatchError for a type unknown to this process."""
         found = self._named.get(name) if isinstance(name, str) else None
         if found is None:
             raise SnapshotMismatchError(f"No type {name!r} is registered here; see mulligan.register_type.", type=name)
@@ -70,7 +69,7 @@ class Types:
     # To JSON.
 
     def to_json(self, value: object) -> Any:
-        """Raises TypeError for what has no form."""
+        """Raises TypeError for a value without a JSON form."""
         if value is None or isinstance(value, bool) or type(value) is str:
             return value
         writer = _WRITERS.get(type(value))
@@ -102,7 +101,7 @@ class Types:
     # From JSON.
 
     def from_json(self, body: Any) -> Any:
-        """Raises SnapshotMismatchError for what no value of ours gives."""
+        """Raises SnapshotMismatchError for JSON that `to_json` cannot have written."""
         if isinstance(body, list):
             return [self.from_json(item) for item in body]
         if not isinstance(body, dict):
@@ -114,7 +113,7 @@ class Types:
         try:
             return reader(self, value) if reader is not None else self._make(tag, value)
         except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise SnapshotMismatchError(f"This is no {tag}: {error!r}", type=tag) from None
+            raise SnapshotMismatchError(f"This is not a {tag}: {error!r}", type=tag) from None
 
     def _make(self, tag: object, value: Any) -> Any:
         kind = self._made.get(tag) if isinstance(tag, str) else None
@@ -146,7 +145,7 @@ def _parts_of(kind: type[Any]) -> list[type[Any]]:
     try:
         hints = get_type_hints(kind)
     except (NameError, TypeError, AttributeError):
-        # Named types that cannot be resolved here are registered when a value of them is first written.
+        # A forward reference that cannot be resolved here is registered when a value of its type is first written.
         return []
     return [one for hint in hints.values() for one in _classes_in(hint)]
 
@@ -216,13 +215,13 @@ _READERS: dict[str, Callable[[Types, Any], Any]] = {
     "type": lambda types, value: types.named(value),
 }
 
+# The registry of this process.
 TYPES = Types()
-"""The registry of this process."""
 
 
-@plain(slots=True, frozen=True)
+@fast_dataclass(slots=True, frozen=True)
 class Unknown:
-    """A stored value of a type that this process does not know. It is kept, and stored again, as it is."""
+    """A stored value of a type unknown to this process. Mulligan keeps it and stores it again unchanged."""
 
     type_name: str
     body: Any
@@ -232,9 +231,9 @@ _WRITERS[Unknown] = lambda _, value: {_TAG: value.type_name, _VALUE: value.body}
 
 
 class _Tolerant(Types):
-    """The same registry, for reading a log: what another program has put into it must not keep this one from going on.
+    """The same registry for reading a log. Another program may have written values of types unknown to this one.
 
-    Only what is inside an item may be unknown, never the item.
+    Values inside an item may be of unknown types, but not the item itself.
     """
 
     def __init__(self, types: Types) -> None:
@@ -248,16 +247,16 @@ _TOLERANT = _Tolerant(TYPES)
 
 
 def log_item(body: Any) -> Any:
-    """An item of a LOG slice. Raises SnapshotMismatchError if its own type is not known here."""
+    """An item of a LOG slice. Raises SnapshotMismatchError if its own type is unknown here."""
     found = _TOLERANT.from_json(body)
     return TYPES.from_json(body) if isinstance(found, Unknown) else found
 
 
 def register_type(kind: C, name: str | None = None) -> C:
-    """Let snapshots and stored sessions hold values of a dataclass, enum or pydantic model, under a name that lasts.
+    """Register a dataclass, enum or pydantic model under a name, so that snapshots and stored sessions can hold it.
 
-    Types used as slices are registered by that alone, under `module:qualname`; give a name of your own so that moving
-    the class does not orphan what is stored. Also a class decorator.
+    A type that is used as a slice is registered as `module:qualname`. Pass a name, so that stored values can still be
+    read after the class moves to another module. Also works as a class decorator.
     """
     return TYPES.register(kind, name)
 

@@ -1,0 +1,322 @@
+"""write_file and delete. On the live tree each is one call, so each can be undone.
+
+workspace.apply_patch: a unified diff, exactly as it says, onto the live tree or onto a snapshot.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mulligan.effects import params, write
+from mulligan.effects.context import EffectContext
+from mulligan.effects.patch import PatchTargets, as_patched_file, check_format, check_patch_size, commit_patch
+from mulligan.effects.snapshot_tools import models
+from mulligan.effects.snapshot_tools.context import CONTENT_MAX_BYTES, ToolRequest, parse_path
+from mulligan.effects.snapshot_tools.read import immutable, snapshot_id_of, until_dirty
+from mulligan.effects.snapshot_tools.store import SnapshotToolError, StoredSnapshot
+from mulligan.effects.write import FileChangedError, check_changed, file_like
+from mulligan.effects.write import check_size as check_written
+from mulligan.files.disk import Image
+from mulligan.files.patch.unified import (
+    FilePatch,
+    HunkReject,
+    PatchedFile,
+    Reject,
+    UnifiedStaged,
+    parse_unified,
+    stage_unified,
+)
+from mulligan.files.replace import TargetEntry
+from mulligan.files.snapshot.fingerprint import TreeState
+from mulligan.files.snapshot.lease import Lease, StaleLeaseError
+from mulligan.files.snapshot.manifest import CapturedFile, Manifest
+from mulligan.files.tree.index import GONE, PathState, link_state
+from mulligan.history.undo_log import Intent, Plan
+from mulligan.values.digest import Digest, digest_of
+from mulligan.values.entries import ABSENT, DirEntry, Entry, FileEntry, SymlinkEntry
+from mulligan.values.errors import MulliganError, Refused
+from mulligan.values.paths import ROOT, RepoPath, to_wire
+
+Body = dict[str, Any]
+
+
+def write_file(request: ToolRequest, asked: models.WriteParams) -> Body:
+    """workspace.write_file"""
+    path = own_path(asked.path)
+    content = _content_given(asked.content)
+    lease, state = request.lease(asked.lease_id)
+    wanted = params.WriteFile(path=to_wire(path), content=content, create_parents=asked.create_dirs)
+    done: Body = {}
+
+    def act(effect: EffectContext) -> None:
+        done.update(write.write_file(effect, wanted))
+
+    after = acted(request, lease, state, act, dry_run=asked.dry_run)
+    body = {"path": to_wire(path), "written_bytes": done["written_bytes"], "created": done["created"]}
+    return until_dirty(lease, after.fingerprint, body)
+
+
+def own_path(text: str) -> RepoPath:
+    path = parse_path(text)
+    if path == ROOT:
+        raise SnapshotToolError("PERMISSION_DENIED", "The root itself is not for tools to change.")
+    return path
+
+
+def _content_given(content: str) -> str | params.Payload:
+    """The content as S1 takes it. Raises TOO_LARGE for more than S2 takes at once."""
+    is_encoded = content.startswith("base64:")
+    given = params.Payload(inline_bytes=params.InlineBytes(bytes=content)) if is_encoded else content
+    check_size(len(params.inline_data(given, code="invalid_content")))
+    return given
+
+
+def check_size(size: int) -> None:
+    if size > CONTENT_MAX_BYTES:
+        raise SnapshotToolError(
+            "TOO_LARGE", f"{size} bytes are more than the {CONTENT_MAX_BYTES} that are taken at once."
+        )
+
+
+def delete(request: ToolRequest, asked: models.DeleteParams) -> Body:
+    """workspace.delete: a link goes itself, never what it leads to."""
+    path = own_path(asked.path)
+    lease, state = request.lease(asked.lease_id)
+
+    def act(effect: EffectContext) -> None:
+        real, missing = effect.real("write", to_wire(path), final=False)
+        is_directory = not missing and isinstance(effect.open_root.image(real).entry, DirEntry)
+        if is_directory and not asked.recursive:
+            raise SnapshotToolError(
+                "INVALID_ARGUMENT", f"{asked.path} is a directory; ask with recursive to delete it."
+            )
+        write.delete(effect, params.Delete(path=to_wire(path), recursive=asked.recursive))
+
+    after = acted(request, lease, state, act, dry_run=asked.dry_run)
+    return until_dirty(lease, after.fingerprint, {"path": to_wire(path), "deleted": not asked.dry_run})
+
+
+# What all of them share.
+
+
+def acted(
+    request: ToolRequest, lease: Lease, before: TreeState, act: Callable[[EffectContext], None], *, dry_run: bool
+) -> TreeState:
+    """Run S1 effects in a call of their own, under the lease, then renew the lease for what they changed.
+
+    The tree as it is then. A dry run plans each change and makes none.
+    """
+    with request.call() as effect:
+        changes = LeasedChanges(request, lease, effect, dry_run=dry_run)
+        effect.change_by = changes.make
+        act(effect)
+        own = {} if dry_run else changes.made
+        effect.call.account.note_effect(request.tool, {"paths": [to_wire(path) for path in own]}, {"status": "ok"})
+    return before if not own else request.context.leases.renew(lease, before, own)
+
+
+@dataclass(slots=True)
+class LeasedChanges:
+    """Changes paths for an effect, each only if it still holds what the holder of the lease saw there, if it looked."""
+
+    request: ToolRequest
+    lease: Lease
+    effect: EffectContext
+    dry_run: bool
+    made: dict[RepoPath, PathState] = field(default_factory=dict)
+
+    def make(self, intents: Sequence[Intent]) -> list[Entry]:
+        # An intent that is not blind has its plan called with what is at the path right before the change.
+        checked = [replace(one, plan=self._checking(one), blind=False) for one in intents]
+        if self.dry_run:
+            return [one.plan(self.effect.open_root.image(one.path)).entry for one in checked]
+        entries = self.effect.call.change(checked)
+        self.made |= {one.path: seen_of(entry) for one, entry in zip(intents, entries, strict=True)}
+        return entries
+
+    def _checking(self, intent: Intent) -> Plan:
+        known = self.lease.touched.get(intent.path)
+
+        def plan(image: Image) -> TargetEntry:
+            if known is not None and not _is(image, known):
+                state = self.request.context.leases.fingerprints.state()
+                raise StaleLeaseError(self.lease.id, state.fingerprint, [intent.path], expired=False)
+            return intent.plan(image)
+
+        return plan
+
+
+def _is(image: Image, seen: PathState) -> bool:
+    """Directories are what they are by name alone; their mode is no reason."""
+    now = seen_of(image.entry)
+    return now.kind == seen.kind if seen.kind == "dir" else now == seen
+
+
+def seen_of(entry: Entry) -> PathState:
+    if isinstance(entry, FileEntry):
+        return PathState("file", entry.digest, entry.size, entry.mode)
+    if isinstance(entry, SymlinkEntry):
+        return link_state(entry.target.encode("utf-8", "surrogateescape"))
+    return PathState("dir", mode=entry.mode) if isinstance(entry, DirEntry) else GONE
+
+
+class _Rejected(Exception):
+    """The patch does not fit: the call it would have been ends without a trace."""
+
+
+def apply_patch(request: ToolRequest, asked: models.PatchParams) -> Body:
+    """workspace.apply_patch. A patch that does not fit is told by its rejects, and nothing of it is applied."""
+    text = asked.patch.encode("utf-8", "surrogatepass")
+    check_size(len(text))
+    check_format(request.capability, "unified")
+    check_patch_size(request.capability, text)
+    try:
+        patches = parse_unified(text, strip=asked.strip)
+    except MulliganError as error:
+        raise SnapshotToolError("INVALID_ARGUMENT", error.message, reason=error.code) from None
+    if asked.mode == "snapshot":
+        whole = request.context.snapshots.get(snapshot_id_of(asked))
+        return _apply_to_snapshot(request, whole, patches, dry_run=asked.dry_run)
+    return _apply_to_tree(request, patches, asked)
+
+
+def _told(staged: UnifiedStaged) -> Body:
+    rejects = [
+        {
+            "path": to_wire(RepoPath(one.path)),
+            "hunks": [{"index": hunk.index, "reason": hunk.reason} for hunk in one.hunks],
+        }
+        for one in staged.rejects
+    ]
+    return {"applied": [to_wire(path) for path in staged.applied], "rejects": rejects}
+
+
+def _with_refused(staged: UnifiedStaged, refused: set[RepoPath]) -> UnifiedStaged:
+    """A patch of which some paths may not be touched fits nowhere."""
+    if not refused:
+        return staged
+    rejects = {one.path: one for one in staged.rejects}
+    rejects |= {path: Reject(path, (HunkReject(0, "path_rejected"),)) for path in refused}
+    ordered = sorted(rejects.values(), key=lambda one: one.path.encode("utf-8", "surrogateescape"))
+    return UnifiedStaged(rejects=tuple(ordered))
+
+
+def _check_result(request: ToolRequest, staged: UnifiedStaged) -> None:
+    check_changed(request.capability, len(staged.files))
+    for now in staged.files.values():
+        check_written(request.capability, 0 if now is None else len(now.content))
+
+
+# Onto a snapshot.
+
+
+def _apply_to_snapshot(
+    request: ToolRequest, snapshot: StoredSnapshot, patches: Sequence[FilePatch], *, dry_run: bool
+) -> Body:
+    snapshots, known = request.context.snapshots, snapshot.manifest.by_path
+    refused: set[RepoPath] = set()
+
+    def look(path: RepoPath) -> PatchedFile | None:
+        if not request.boundary.admits("patch", path) or request.open_root.disk.capture.withheld(path) is not None:
+            refused.add(path)
+            return None
+        entry = known.get(path)
+        if entry is None:
+            return None
+        return PatchedFile(snapshots.read(entry.blob), entry.mode, kind=entry.kind)
+
+    staged = _with_refused(stage_unified(patches, look), refused)
+    _check_result(request, staged)
+    told = _told(staged)
+    if staged.rejects or dry_run:
+        return immutable({**told, "snapshot_id": snapshot.id})
+    contents: dict[Digest, bytes] = {}
+    entries = dict(known)
+    for path, now in staged.files.items():
+        if now is None:
+            del entries[path]
+            continue
+        blob = digest_of(now.content)
+        contents[blob] = now.content
+        entries[path] = CapturedFile(path, blob, len(now.content), now.mode, now.kind)
+    manifest = Manifest.of(entries.values(), snapshot.manifest.empty_dirs, [*snapshot.manifest.scope, *staged.files])
+    identifier = snapshots.put(
+        request.named.session,
+        snapshot.fingerprint,
+        manifest,
+        bytes_of=lambda entry: contents[entry.blob] if entry.blob in contents else snapshots.read(entry.blob),
+        derived_from=snapshot.id,
+    )
+    return immutable({**told, "snapshot_id": identifier})
+
+
+# Onto the live tree.
+
+
+def _apply_to_tree(request: ToolRequest, patches: Sequence[FilePatch], asked: models.PatchParams) -> Body:
+    lease, state = request.lease(asked.lease_id)
+    told: Body = {}
+
+    def act(effect: EffectContext) -> None:
+        staging = _Staging(effect, PatchTargets(effect))
+        staged = staging.staged(patches)
+        _check_result(request, staged)
+        told.update(_told(staged))
+        if staged.rejects:
+            raise _Rejected
+        wanted = {path: staging.wanted(path, present) for path, present in staged.files.items()}
+        commit_patch(effect, staging.looked, wanted)
+
+    try:
+        state = acted(request, lease, state, act, dry_run=asked.dry_run)
+    except FileChangedError:
+        raise SnapshotToolError(
+            "REPO_CHANGED", "A patched file changed while it was being patched; try again."
+        ) from None
+    except _Rejected:
+        pass
+    return until_dirty(lease, state.fingerprint, told)
+
+
+@dataclass(slots=True)
+class _Staging:
+    """The files a patch names, as they were looked at."""
+
+    effect: EffectContext
+    looked: PatchTargets
+    refused: set[RepoPath] = field(default_factory=set)
+
+    def staged(self, patches: Sequence[FilePatch]) -> UnifiedStaged:
+        return _with_refused(stage_unified(patches, self._look), self.refused)
+
+    def _look(self, path: RepoPath) -> PatchedFile | None:
+        """A path may not lead through links, or to where the session may not write: then the patch is refused there."""
+        try:
+            real, _ = self.effect.real("patch", to_wire(path), final=False)
+            if real != path:
+                raise Refused("forbidden", "symlink_not_allowed", f"{path} leads through a link.")
+        except Refused as refused:
+            if refused.status == "forbidden" and path != ROOT:
+                self.refused.add(path)
+            return None
+        return as_patched_file(self.looked.image(path))
+
+    def wanted(self, path: RepoPath, now: PatchedFile | None) -> TargetEntry:
+        if now is None:
+            return TargetEntry(ABSENT)
+        if now.kind == "symlink":
+            return TargetEntry(SymlinkEntry(now.content.decode("utf-8", "surrogateescape")))
+        made = file_like(self.looked.image(path).entry, now.content)
+        assert isinstance(made.entry, FileEntry)
+        return TargetEntry(_with_execute_bit(made.entry, now.mode), now.content)
+
+
+def _with_execute_bit(entry: FileEntry, mode: int) -> FileEntry:
+    """A diff speaks of the execute bit alone; the others are the file's own."""
+    if bool(entry.mode & stat.S_IXUSR) == bool(mode & stat.S_IXUSR):
+        return entry
+    readers = (entry.mode & 0o444) >> 2
+    return replace(entry, mode=entry.mode | readers if mode & stat.S_IXUSR else entry.mode & ~0o111)

@@ -1,0 +1,505 @@
+"""Observed calls: an agent's own tools, announced before and after by the agent's hooks or by its protocol.
+
+Such a call belongs to the agent, not to the process that records it. Any process may end it; no process rolls it back.
+It holds no claims, so it never blocks another call. Either the agent names the paths beforehand, or the call is a
+capture window: everything that changes between its begin and its end is its doing. Of a change in two windows, the
+call that ends first gets it. A change that another call has recorded meanwhile stays with that call.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import field
+from typing import Any
+
+from mulligan.files.disk import Image
+from mulligan.history.baseline import Baseline, BaselineChange
+from mulligan.history.cause import ObservedTool
+from mulligan.history.commit import with_moves
+from mulligan.history.git_changes import OUTSIDE
+from mulligan.history.ledger import STORE_FULL, Ending, Facts, newest_wseq, touch_row
+from mulligan.history.log import workspace_of
+from mulligan.history.open_root import OpenRoot
+from mulligan.history.tables import AGENT, CALLS, CHANGES, OBSERVED_WHILE_FULL, OPEN, TOUCHES, TURNS, CallRow
+from mulligan.session.tables import session_journal
+from mulligan.store.protocol import Tx
+from mulligan.values.clock import since_boot_s
+from mulligan.values.digest import Digest
+from mulligan.values.entries import ABSENT, Absent, Change, DirEntry, Entry, entry_from_bytes, same_state
+from mulligan.values.errors import MulliganError, RequestError
+from mulligan.values.fast_dataclass import fast_dataclass
+from mulligan.values.ids import CallId, RootId, SessionId, TurnId, WorkspaceId
+from mulligan.values.paths import ROOT, RepoPath, ancestors_of, is_inside, path_bytes, path_from_bytes, to_wire
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_OWN_COMMAND = re.compile(rb"mulligan/agents/hooks/client\.py|(?:\A|[\0/])mulligan\0")
+"""Found in the command line of a hook, of the process behind the hooks, or of `mulligan` itself."""
+_STATE, _START_TICKS = 0, 19
+"""Fields of /proc/<pid>/stat, counted after the name of the program."""
+
+Note = Mapping[str, str]
+
+
+@fast_dataclass(slots=True, frozen=True)
+class Observed:
+    """A tool call as its agent announces it. `paths` None: it may change any file. `pid`: the agent's process."""
+
+    session: SessionId
+    tool: str
+    turn: TurnId | None = None
+    label: str | None = None
+    paths: Sequence[RepoPath] | None = None
+    pid: int = 0
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+
+@fast_dataclass(slots=True, frozen=True)
+class EarlierScan:
+    """What some paths were at the last scan, when the newest record of the workspace was `since`."""
+
+    since: int
+    befores: Mapping[RepoPath, Entry] = field(default_factory=dict)
+    gaps: Sequence[Note] = ()
+
+
+UNANNOUNCED = EarlierScan(0)
+"""For a tool that the agent did not announce: the last scan was long before it, and others may have worked since."""
+
+
+# Begin.
+
+
+def begin(
+    open_root: OpenRoot,
+    observed: Observed,
+    baseline: Baseline | None = None,
+    *,
+    earlier_scan: EarlierScan | None = None,
+) -> CallId:
+    """Record the call before its tool runs, with the preimages of the paths that the agent named.
+
+    With `earlier_scan`, the tool may be running already: everything since that scan is its doing, except for what
+    another call has recorded.
+    """
+    ledger = open_root.ledger
+    ledger.session(observed.session, open_root.root)
+    befores = _store_befores(open_root, observed.paths or ()) if earlier_scan is None else earlier_scan.befores
+    if earlier_scan is None and baseline is not None and observed.paths is None:
+        record_changes(open_root, baseline)
+    with ledger.store.write() as tx:
+        since = newest_wseq(tx, workspace_of(tx, open_root)) if earlier_scan is None else earlier_scan.since
+        facts = _facts(open_root, observed, since=since)
+        ledger.begin(tx, facts, AGENT)
+        for ordinal, (path, before) in enumerate(befores.items()):
+            if earlier_scan is None:
+                _record_if_external(tx, open_root, path, before)
+            ledger.touch(tx, touch_row(facts.id, path_bytes(path), open_root.root, ordinal=ordinal, before=before), ())
+    return facts.id
+
+
+def earlier_scan_of(baseline: Baseline, paths: Iterable[RepoPath], *, since: int) -> EarlierScan:
+    """What the baseline knows of the paths, and of missing folders above them."""
+    found = baseline.entries(paths)
+    found |= _missing_above(found, lambda folder: baseline.entries([folder])[folder])
+    befores = {path: entry for path, entry in found.items() if entry is not None}
+    gaps = [{"path": to_wire(path), "reason": "no_baseline"} for path in found.keys() - befores]
+    return EarlierScan(since, befores, gaps)
+
+
+def workspace_seq(open_root: OpenRoot) -> int:
+    """The number of the newest record of the workspace."""
+    with open_root.ledger.store.read() as tx:
+        return newest_wseq(tx, workspace_of(tx, open_root))
+
+
+def _facts(open_root: OpenRoot, observed: Observed, *, since: int) -> Facts:
+    identifier = CallId(open_root.ledger.ids.new())
+    pid, window, began_s = observed.pid or None, observed.paths is None, since_boot_s()
+    process = None if pid is None else start_time_of(pid)
+    return Facts(
+        id=identifier,
+        session=observed.session,
+        turn=observed.turn or TurnId(identifier),
+        root=RootId(open_root.root.id),
+        workspace=WorkspaceId(open_root.root.workspace),
+        label=observed.label,
+        tool=observed.tool,
+        cause=ObservedTool(window, since, began_s, pid, process, observed.about),
+        observed=True,
+    )
+
+
+def _store_befores(open_root: OpenRoot, paths: Iterable[RepoPath]) -> dict[RepoPath, Entry]:
+    """What the paths hold, with the bytes in the store, and the folders above them that are missing."""
+    images = {path: open_root.image(path) for path in paths}
+    open_root.ledger.blobs.store_all(one.content for one in images.values() if one.content is not None)
+    found: dict[RepoPath, Entry] = {path: one.entry for path, one in images.items() if not one.special}
+    return found | _missing_above(found, open_root.entry)
+
+
+def _missing_above(
+    found: Mapping[RepoPath, Entry | None], entry_of: Callable[[RepoPath], Entry | None]
+) -> dict[RepoPath, Entry]:
+    """The missing folders above absent paths: the tool that creates the file creates them, too."""
+    missing: dict[RepoPath, Entry] = {}
+    for path in (path for path, entry in found.items() if isinstance(entry, Absent)):
+        for above in ancestors_of(path):
+            if above == ROOT or not isinstance(entry_of(above), Absent):
+                break
+            missing[above] = ABSENT
+    return missing
+
+
+# Changes that a scan finds.
+
+
+def record_changes(
+    open_root: OpenRoot,
+    baseline: Baseline,
+    call: CallId | None = None,
+    *,
+    full: bool = False,
+    until_ns: int | None = None,
+) -> list[Note]:
+    """Scan, and record each change for the call, else for the newest open capture window, else as external.
+
+    Returns notes for the coverage of the call: what could not be captured.
+    """
+    is_window_open = call is not None or _is_any_window_open(open_root)
+    # Without an open call no tool of an agent can have made a folder unreadable, so Mulligan leaves it shut.
+    changes = baseline.find_changes(full=full, until_ns=until_ns, open_folders=is_window_open)
+    git_notes = _linked_git_notes(open_root, baseline, call, is_window_open=is_window_open)
+    if not changes and not baseline.has_unpublished:
+        return git_notes
+    with open_root.ledger.store.write() as tx:
+        windows = _open_windows(tx, open_root) if call is None else []
+        account = call if call is not None else (CallId(windows[0].id) if windows else None)
+        for change in changes:
+            _record_change(tx, open_root, account, change)
+        baseline.publish(tx)
+    baseline.mark_published()
+    below = open_root.disk.root.below
+    unreadable = [{"path": to_wire(below(path)), "reason": "unreadable"} for path in sorted(baseline.unreadable_paths)]
+    baseline.unreadable_paths.clear()
+    return [*(_gap(change) for change in changes if _is_gap(change)), *unreadable, *git_notes]
+
+
+def _open_windows(tx: Tx, open_root: OpenRoot) -> list[CallRow]:
+    """Calls of agents that may change anything below this root, the one that began last first."""
+    rows = [tx.get(CALLS, row.call) for row in tx.select(OPEN) if row.owner == AGENT and row.root == open_root.root.id]
+    windows = [row for row in rows if row is not None and tool_of(row).window]
+    return sorted(windows, key=lambda row: row.id, reverse=True)
+
+
+_UNTOLD_TOOL = ObservedTool(window=False)
+
+
+def tool_of(row: CallRow) -> ObservedTool:
+    """The facts that the observer noted about an agent's call."""
+    return cause if isinstance(cause := row.why, ObservedTool) else _UNTOLD_TOOL
+
+
+def _is_any_window_open(open_root: OpenRoot) -> bool:
+    with open_root.ledger.store.read() as tx:
+        return bool(_open_windows(tx, open_root))
+
+
+def _linked_git_notes(
+    open_root: OpenRoot, baseline: Baseline, call: CallId | None, *, is_window_open: bool
+) -> list[Note]:
+    """Notes for the call's changes of git's files outside the root.
+
+    A difference between two calls belongs to no call.
+    """
+    if call is not None:
+        note = baseline.linked_git.note(open_root.ledger.blobs.store)
+        return [] if note is None else [note]
+    if not is_window_open or not baseline.linked_git.has_read:
+        baseline.linked_git.read()
+    return []
+
+
+def _record_change(tx: Tx, open_root: OpenRoot, account: CallId | None, change: BaselineChange) -> None:
+    if change.before is None or change.after is None:
+        return
+    if account is None:
+        _record_if_external(tx, open_root, change.path, change.after)
+    elif not tx.has(TOUCHES, account, path_bytes(change.path)):
+        # Only the first preimage of a path in a call counts. It is durable before the baseline forgets it.
+        row = touch_row(account, path_bytes(change.path), open_root.root, ordinal=0, before=change.before)
+        open_root.ledger.touch(tx, row, ())
+
+
+def _is_gap(change: BaselineChange) -> bool:
+    """A folder that still exists has lost nothing, even if its earlier state is unknown."""
+    return change.after is None or (change.before is None and not isinstance(change.after, DirEntry))
+
+
+def _gap(change: BaselineChange) -> Note:
+    return {"path": to_wire(change.path), "reason": "no_baseline" if change.before is None else "too_large"}
+
+
+def _record_if_external(tx: Tx, open_root: OpenRoot, path: RepoPath, now: Entry) -> None:
+    """Record an external change if the last record of the path differs from what is there now."""
+    seen = open_root.ledger.last_seen(tx, open_root.disk.root.place_of(path))
+    if seen is not None and not same_state(seen, now):
+        open_root.ledger.external(tx, open_root.root, [Change(path, seen, now)])
+
+
+# End.
+
+
+def finish(
+    open_root: OpenRoot,
+    call: CallId,
+    baseline: Baseline | None = None,
+    *,
+    reason: str | None = None,
+    notes: Sequence[Note] = (),
+    until_ns: int | None = None,
+) -> bool:
+    """Record the changes of a call whose tool or agent has ended, and undo nothing. False if the call had ended
+    already.
+
+    `until_ns`: when the tool ended, if other processes may have changed files since.
+    """
+    with open_root.ledger.store.read() as tx:
+        row, shown = tx.get(OPEN, call), tx.get(CALLS, call)
+    if row is None or shown is None or row.owner != AGENT:
+        return False
+    coverage, is_window = list(notes), tool_of(shown).window
+    try:
+        if is_window and baseline is not None:
+            coverage += record_changes(open_root, baseline, call, until_ns=until_ns)
+        if row.observed == OBSERVED_WHILE_FULL and STORE_FULL not in notes:
+            coverage.append(STORE_FULL)
+        if is_window and baseline is None:
+            coverage.append({"path": ".", "reason": "no_baseline"})
+        began_s = tool_of(shown).began_s
+        if is_window and isinstance(began_s, float) and processes_in(open_root.disk.root.path, since_s=began_s):
+            # The tool has left a process running. Later writes of that process belong to no call.
+            coverage.append({"path": ".", "reason": "background"})
+        return _end(open_root, shown, reason, notes=coverage)
+    except MulliganError as error:
+        if error.code == "no_space":
+            # The process that ends the call later says so in its coverage.
+            open_root.ledger.note_store_full(call)
+        raise
+
+
+def _end(open_root: OpenRoot, shown: CallRow, reason: str | None, *, notes: Sequence[Note]) -> bool:
+    with open_root.ledger.store.read() as tx:
+        touches = tx.select(TOUCHES, {"call": shown.id})
+    befores = {path_from_bytes(touch.path): entry_from_bytes(touch.before) for touch in touches}
+    images = {path: _store_image(open_root, path) for path in sorted(befores, key=path_bytes)}
+    unstable: list[Note] = [
+        {"path": to_wire(path), "reason": "unstable"} for path, image in images.items() if image.unstable
+    ]
+    with open_root.ledger.store.write() as tx:
+        if tx.get(OPEN, shown.id) is None:
+            return False
+        own = _OwnChanges(tx, open_root, tool_of(shown).since)
+        found = [own.change(path, befores[path], one.entry) for path, one in images.items() if not one.special]
+        changes = with_moves([one for one in found if one], guessed=tool_of(shown).window)
+        outside = [note for note in notes if note["reason"] in OUTSIDE]
+        named = [Digest(note["blob_ref"]) for note in outside if "blob_ref" in note]
+        coverage = [*notes, *own.notes, *unstable]
+        ending = Ending("committed", changes, reason, coverage, handed_out=named, placed=bool(outside))
+        open_root.ledger.end(tx, _facts_of(shown), ending)
+    return True
+
+
+def _store_image(open_root: OpenRoot, path: RepoPath) -> Image:
+    image = open_root.image(path)
+    if image.content is not None:
+        open_root.ledger.blobs.store(image.content)
+    return image
+
+
+def _facts_of(row: CallRow) -> Facts:
+    return Facts(
+        id=CallId(row.id),
+        session=SessionId(row.session or ""),
+        turn=TurnId(row.turn),
+        root=RootId(row.root),
+        workspace=WorkspaceId(row.workspace),
+        label=row.label,
+        observed=True,
+    )
+
+
+class _OwnChanges:
+    """Separates the changes of a call from those that others have recorded since it began (`since`)."""
+
+    def __init__(self, tx: Tx, open_root: OpenRoot, since: int) -> None:
+        self._tx = tx
+        self._open_root = open_root
+        self._since = since
+        self.notes: list[Note] = []
+
+    def change(self, path: RepoPath, before: Entry, after: Entry) -> Change | None:
+        """What the call changed at a path: from `before`, or from what another call has recorded there since."""
+        place = self._open_root.disk.root.place_of(path)
+        rows = self._tx.select(CHANGES, {"place": place}, order=("wseq",), descending=True, limit=1)
+        start = before
+        if rows:
+            last = entry_from_bytes(rows[0].after)
+            if rows[0].wseq > self._since:
+                start = last
+                # An unannounced tool began after every record, so a record that equals `before` is no doubt.
+                is_older = self._since == UNANNOUNCED.since and same_state(last, before)
+                if not same_state(last, after) and not is_older:
+                    self.notes.append({"path": to_wire(path), "reason": "ambiguous"})
+            elif not same_state(last, before):
+                self._open_root.ledger.external(self._tx, self._open_root.root, [Change(path, last, before)])
+        return None if same_state(start, after) else Change(path, start, after)
+
+
+def finish_session(open_root: OpenRoot, session: SessionId, baseline: Baseline | None, *, reason: str) -> list[CallId]:
+    """End every open call of a session whose agent reports that it has stopped."""
+    with open_root.ledger.store.read() as tx:
+        rows = [row for row in tx.select(OPEN) if row.owner == AGENT and row.session == session]
+    calls = [CallId(row.call) for row in rows if row.root == open_root.root.id]
+    return [call for call in calls if finish(open_root, call, baseline, reason=reason)]
+
+
+def finish_abandoned(open_root: OpenRoot) -> list[CallId]:
+    """End the calls of agents whose process is gone, in every root that can be reached from here."""
+    with open_root.ledger.store.read() as tx:
+        calls = [tx.get(CALLS, row.call) for row in tx.select(OPEN) if row.owner == AGENT]
+    gone = [call for call in calls if call is not None and not is_agent_alive(call)]
+    return [CallId(call.id) for call in gone if _finish_abandoned(open_root, call)]
+
+
+def _finish_abandoned(open_root: OpenRoot, call: CallRow) -> bool:
+    try:
+        there = open_root.at(call.root)
+    except RequestError:
+        return False
+    baseline = Baseline(there)
+    try:
+        done = finish(there, CallId(call.id), baseline if baseline.load() else None, reason="agent_died")
+    finally:
+        baseline.close()
+    if call.session is not None:
+        end_open_turns(there, SessionId(call.session))
+    return done
+
+
+# Turns.
+
+
+def open_turn(
+    open_root: OpenRoot, session: SessionId, turn: TurnId, prompt: str | None, *, pid: int | None = None
+) -> None:
+    """Record that a turn has begun. It ends by `end_turn`, or with this process.
+
+    With a `pid` it ends with the agent's process; 0 is an agent that did not name its process.
+    """
+    ledger = open_root.ledger
+    ledger.session(session, open_root.root)
+    opener: dict[str, Any] = {"owner": ledger.store.owner()} if pid is None else {}
+    opener |= {"pid": pid, "born": start_time_of(pid)} if pid else {}
+    with ledger.store.write() as tx:
+        body = {"session": session, "turn": turn, "prompt": prompt, **opener}
+        ledger.journal.append(tx, session_journal(session), "turn.opened", body, at=ledger.now())
+
+
+def end_turn(open_root: OpenRoot, session: SessionId, turn: TurnId) -> None:
+    ledger = open_root.ledger
+    with ledger.store.write() as tx:
+        body = {"session": session, "turn": turn}
+        ledger.journal.append(tx, session_journal(session), "turn.ended", body, at=ledger.now())
+
+
+def end_open_turns(open_root: OpenRoot, session: SessionId) -> None:
+    """End the turns of an agent that is gone."""
+    with open_root.ledger.store.read() as tx:
+        turns = [row.id for row in tx.select(TURNS, {"session": session}) if row.is_open]
+    for turn in turns:
+        end_turn(open_root, session, TurnId(turn))
+
+
+# Processes.
+
+
+def is_agent_alive(call: CallRow) -> bool:
+    """Whether the agent that a call belongs to may still be running."""
+    tool = tool_of(call)
+    return is_agent_running(tool.pid, tool.born)
+
+
+def is_agent_running(pid: int | None, born: str | None) -> bool:
+    """Whether the agent's process still runs. An agent that did not name its process may run."""
+    return pid is None or start_time_of(pid) == born
+
+
+def start_time_of(pid: int) -> str | None:
+    """When a process began, as far as this system says; None if there is no such process."""
+    fields = _proc_stat(pid)
+    if fields is not None:
+        return fields[_START_TICKS].decode("ascii")
+    if os.path.exists("/proc/self/stat"):
+        return None
+    # A system without /proc says only whether the process exists.
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        return "alive"
+    return "alive"
+
+
+def processes_in(folder: bytes, *, since_s: float) -> list[int]:
+    """Processes of this user that work in the folder and began at or after `since_s`, in seconds since the boot.
+
+    Hooks of Mulligan run there for a moment, too; they do not count. Without /proc the list is empty. A process that
+    left the folder, or that has a file in it open, counts: a daemon changes to another folder before it works.
+    """
+    with suppress(OSError):
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+        return [pid for pid in pids if _began_since(pid, since_s) and _works_in(pid, folder)]
+    return []
+
+
+def _began_since(pid: int, since_s: float) -> bool:
+    fields = _proc_stat(pid)
+    # The kernel rounds down to a tick; one tick more, so that a process of the very first tick counts.
+    return fields is not None and (int(fields[_START_TICKS]) + 1) / _TICKS_PER_S >= since_s
+
+
+def _works_in(pid: int, folder: bytes) -> bool:
+    try:
+        if os.stat(f"/proc/{pid}").st_uid != os.geteuid():
+            return False
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read()
+        return not _OWN_COMMAND.search(words) and any(is_inside(path, folder) for path in _paths_of(pid))
+    except OSError:
+        return False
+
+
+def _paths_of(pid: int) -> Iterator[bytes]:
+    """The folder that a process is in, the one in which its shell started it, and the files that it has open."""
+    process = f"/proc/{pid}".encode()
+    yield os.readlink(process + b"/cwd")
+    with open(process + b"/environ", "rb") as file:
+        yield from (word[4:] for word in file.read().split(b"\0") if word.startswith(b"PWD="))
+    for name in os.listdir(process + b"/fd"):
+        with suppress(FileNotFoundError):
+            yield os.readlink(process + b"/fd/" + name)
+
+
+def _proc_stat(pid: int) -> list[bytes] | None:
+    """None for a process that is gone, or is a zombie: in a container no parent may reap it."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name of the program, in parentheses, may hold anything.
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[_STATE] in (b"Z", b"X") else fields

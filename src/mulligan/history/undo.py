@@ -1,0 +1,896 @@
+"""The undo operations: undo, restore, rollback, redo, rewind. Each finds calls, plans, and applies the plan as a call.
+
+That call can be undone too; the store has every byte that it replaces before it replaces it. Either every change of the
+plan happens, or none: if the disk fails half-way, the call is rolled back.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import field, replace
+from datetime import datetime
+from typing import Any, Literal, get_args
+
+from mulligan.files.disk import Image
+from mulligan.files.git import GitBusy, GitLocked
+from mulligan.files.replace import TargetEntry
+from mulligan.history.call import Call, current_call
+from mulligan.history.cause import UndoOperation
+from mulligan.history.git_changes import (
+    OUTSIDE,
+    GitConflictError,
+    GitMove,
+    GitNotStoredError,
+    LeftAlone,
+    git_note,
+    left_alone,
+    left_outside,
+    plan_git,
+    split_off_git,
+    without_new_objects,
+)
+from mulligan.history.ledger import newest_wseq
+from mulligan.history.log import (
+    calls_of,
+    change_from_row,
+    coverage_of_call,
+    find_call,
+    has_lost_bodies,
+    newest_standing,
+    verb_of,
+    workspace_of,
+)
+from mulligan.history.multi_root import (
+    CurrentTree,
+    PlacesByPath,
+    RootPart,
+    combined_plan,
+    content_for,
+    is_at_or_below,
+    main_of,
+    parts_by_root,
+    path_in_root,
+    place_and_above,
+    places_of_paths,
+    plan_as_shown,
+    with_parts,
+)
+from mulligan.history.open_root import OpenRoot
+from mulligan.history.partial_undo import (
+    Chosen,
+    Taken,
+    hunks_of_later,
+    in_hunks,
+    taken_of,
+    without_undone,
+)
+from mulligan.history.permissions import is_shut, opened_up
+from mulligan.history.plan import OnConflict, Outcome, PlannedChange, Planner, RestorePlan, check_choice
+from mulligan.history.rewind import (
+    TranscriptMove,
+    TurnQuery,
+    close_open_turns,
+    find_point,
+    last_turn,
+    move_of_redo,
+    move_of_turn,
+    move_of_undo,
+    move_to,
+    moved_transcript,
+    stretch_of_turn,
+    work_of,
+)
+from mulligan.history.tables import CALLS, CHANGES, REDO, ROOTS, WSEQ_END, CallRow, ChangeRow
+from mulligan.history.undo_log import Intent
+from mulligan.session.state.slice_store import JournalRange, changes_slices, plan_slice_undo, undo_slices_in
+from mulligan.store.protocol import Tx
+from mulligan.values.digest import digest_of
+from mulligan.values.entries import Change, DirEntry, Entry, FileEntry, digest_of_beginning, same_state, whole
+from mulligan.values.errors import Refused, fault
+from mulligan.values.fast_dataclass import fast_dataclass
+from mulligan.values.ids import SessionId
+from mulligan.values.limits import MERGE_MAX_BYTES
+from mulligan.values.paths import RepoPath, path_bytes, text_from_wire, to_wire
+
+_GIT = b".git"
+
+
+def is_quiet(top: bytes, *, since_ns: int, own: Set[bytes], own_since_ns: int, entries_max: int) -> bool:
+    """Whether nothing below `top` has changed since, and our `own` paths not since a later moment. Git's files do not
+    count.
+
+    It compares ctimes, which no program can set. False too for more than `entries_max` entries, or an unreadable
+    folder.
+    """
+    ahead, left = [top], entries_max
+    try:
+        while ahead:
+            with os.scandir(ahead.pop()) as found:
+                for entry in found:
+                    left -= 1
+                    status = entry.stat(follow_symlinks=False)
+                    since = own_since_ns if entry.path in own else since_ns
+                    if left < 0 or (status.st_ctime_ns > since and entry.name != _GIT):
+                        return False
+                    if stat.S_ISDIR(status.st_mode) and entry.name != _GIT:
+                        ahead.append(entry.path)
+    except OSError:
+        return False
+    return True
+
+
+_REPLAN_TRIES = 5
+_MOVES_PER_EFFECT = 500
+_LOOK_ENTRIES_MAX = 200
+
+
+Git = Literal["leave", "restore"]
+"""Whether undo also restores a repository that existed before a call and after it."""
+
+_ON_CONFLICT, _GIT_CHOICES = get_args(OnConflict), get_args(Git)
+
+MayWrite = Callable[[OpenRoot, RepoPath], None]
+"""Checks that the caller may write a path; runs for every path before the first write. Raises `ForbiddenError`."""
+
+
+@fast_dataclass(slots=True, frozen=True)
+class UndoResult:
+    """The result of an undo operation. `call_id` is None for a dry run, and if there was nothing to undo.
+
+    `cancelled`: the running turns that it stopped.
+    """
+
+    ok: bool
+    call_id: str | None
+    outcomes: tuple[Outcome, ...]
+    overwrote_external: tuple[RepoPath, ...] = ()
+    of: tuple[str, ...] = ()
+    plan: RestorePlan | None = None
+    talk: Mapping[str, int] | None = None
+    slices_left: tuple[str, ...] = ()
+    cancelled: tuple[str, ...] = ()
+    race_window: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as JSON. `talk`, if the operation changed the context window: the number of its messages after and
+        before.
+
+        `slices_left`: slices that something else has changed since, so that they are not restored. `race_window`: a
+        file was written in place, so another process's save at that very moment may be lost.
+        """
+        left = [one.to_json() for one in self.plan.left_alone] if self.plan is not None else []
+        gaps = [dict(gap) for gap in self.plan.coverage] if self.plan is not None else []
+        return {
+            "ok": self.ok,
+            "call_id": self.call_id,
+            "outcomes": [outcome.to_json() for outcome in self.outcomes],
+            "overwrote_external": [to_wire(path) for path in self.overwrote_external],
+            "rescue": self.call_id,
+            **({"coverage": gaps} if gaps else {}),
+            **({"git": left} if left else {}),
+            **({"talk": dict(self.talk)} if self.talk else {}),
+            **({"slices_left": list(self.slices_left)} if self.slices_left else {}),
+            **({"race_window": True} if self.race_window else {}),
+        }
+
+
+@fast_dataclass(slots=True, frozen=True)
+class UndoOptions:
+    """Options that undo, restore, rollback, redo and rewind share."""
+
+    on_conflict: OnConflict = "merge"
+    dry_run: bool = False
+    session: SessionId | None = None
+    git: Git = "leave"
+    may_write: MayWrite | None = None
+    anyones: bool = False
+    """a whole id may name a call of another session"""
+    check: Callable[[RestorePlan], None] | None = None
+    """runs for each plan that is about to be applied; raises to apply nothing"""
+
+    def __post_init__(self) -> None:
+        if self.on_conflict not in _ON_CONFLICT or self.git not in _GIT_CHOICES:
+            check_choice("on_conflict", self.on_conflict, _ON_CONFLICT)
+            check_choice("git", self.git, _GIT_CHOICES)
+
+
+@fast_dataclass(slots=True, frozen=True)
+class _Target:
+    """The target of an undo operation: calls, newest first, and which of their paths count.
+
+    `named`: the paths that the caller named. `places`: the only places that count, through whichever root they were
+    changed; None: all. `taken`: the parts of the calls that are restored already. `stretch`: the part of the journal
+    whose slice changes outside calls are undone too. `is_newest`: the caller named no call, so the next such operation
+    continues with older ones, even if this one ends in conflicts.
+    """
+
+    verb: str
+    calls: tuple[CallRow, ...]
+    named: PlacesByPath | None = None
+    session: str | None = None
+    talk: TranscriptMove | None = None
+    places: frozenset[bytes] | None = None
+    taken: Taken = field(default_factory=Taken)
+    turn: str | None = None
+    stretch: JournalRange | None = None
+    is_newest: bool = False
+    hunks: Mapping[tuple[str, bytes], Chosen] = field(default_factory=dict)
+    """by call and place: the hunks that count; a change that is not listed counts whole"""
+
+
+class _WorldMoved(Exception):
+    """Another process changed a planned path between plan and act."""
+
+
+class _InUse(Exception):
+    """A program that has a planned path open has truncated or replaced it between plan and act."""
+
+    def __init__(self, root: str, path: RepoPath) -> None:
+        self.at = (root, path)
+
+
+Hunks = Mapping[RepoPath, Chosen]
+"""Indexes into `files.diff.hunks_of` of a call's change, by path."""
+
+
+def undo(
+    open_root: OpenRoot,
+    call: str | None = None,
+    *,
+    paths: Sequence[RepoPath] | None = None,
+    hunks: Hunks | None = None,
+    how: UndoOptions,
+) -> UndoResult:
+    """Undo one call; later ones stay. Without a call id: the newest call that is not undone.
+
+    `paths` and `hunks` together choose a part of it: some paths whole, of others only these hunks. An undo operation is
+    a call too: undone, it leaves files, slices and transcript as if it had not been.
+    """
+    paths = _with_hunks(paths, hunks)
+    with open_root.ledger.store.read() as tx:
+        if call is not None:
+            row = find_call(open_root, call, how.session, anyones=how.anyones)
+        else:
+            newest = newest_standing(tx, open_root, how.session, on_conflict=how.on_conflict)
+            if newest is None:
+                raise fault("nothing_to_undo", "There is nothing to undo here.")
+            row = newest
+        if how.git != "restore" or row.undone_by is None:
+            _check_standing(row)
+        rows = tuple([one for one in with_parts(tx, [row]) if one.wseq is not None or one.id == row.id])
+        taken = taken_of(tx, rows)
+        is_undone = row.undone_by is not None
+        named = None if paths is None or is_undone else places_of_paths(tx, open_root, rows, paths)
+        chosen = {} if named is None else _chosen(rows, named, hunks)
+    if is_undone:
+        return _undo_git(open_root, row, how)
+    talk = move_of_undo(open_root, row) if paths is None and row.cause is not None and verb_of(row) else None
+    places = None if named is None else _all_of(named)
+    is_newest = call is None and paths is None
+    target = _Target("undo", rows, named, talk=talk, places=places, taken=taken, is_newest=is_newest, hunks=chosen)
+    return _go(open_root, target, how)
+
+
+def _with_hunks(paths: Sequence[RepoPath] | None, hunks: Hunks | None) -> Sequence[RepoPath] | None:
+    """All chosen paths. A path that is in both arguments counts whole."""
+    if hunks is None:
+        return paths
+    return [*(paths or ()), *(path for path in hunks if path not in (paths or ()))]
+
+
+def _chosen(rows: Sequence[CallRow], named: PlacesByPath, hunks: Hunks | None) -> dict[tuple[str, bytes], Chosen]:
+    return {(row.id, place): some for path, some in (hunks or {}).items() for place in named[path] for row in rows}
+
+
+def _undo_git(open_root: OpenRoot, row: CallRow, how: UndoOptions) -> UndoResult:
+    """Undo what an earlier undo of the call left in repositories: commits, branches, the index."""
+    with open_root.ledger.store.read() as tx:
+        rows = tuple(one for one in with_parts(tx, [row]) if one.wseq is not None)
+        kept = [change for one in rows for change in _in_repositories(tx, one)]
+        undone = with_parts(tx, [by]) if (by := tx.get(CALLS, row.undone_by or "")) is not None else ()
+        back = {change.place for one in undone for change in tx.select(CHANGES, {"call": one.id})}
+        places = frozenset(change.place for change in kept) - back.union(*taken_of(tx, rows).places.values())
+        outside = left_outside(note.told for note in _notes(tx, open_root, rows))
+    _check_copy(row, outside)
+    if not places and not outside:
+        _check_standing(row)
+    # The first undo restored the slices.
+    taken = Taken(slices=frozenset(one.id for one in rows))
+    done = _go(open_root, _Target("undo", rows, places=places, taken=taken), how)
+    if not done.outcomes:
+        _check_standing(row)
+    return done
+
+
+def _check_copy(row: CallRow, outside: Sequence[LeftAlone]) -> None:
+    """Raise if Mulligan has no copy of a git directory outside the root: it was too large, or the store was full."""
+    for head in (one.head for one in outside if one.outside and one.head is not None):
+        words = "The git directory of this working tree is outside the root, and Mulligan has no copy of its files;"
+        raise fault("nothing_to_undo", f"{words} `git reset {head[0]}` undoes the commit.", call=row.id)
+
+
+def _in_repositories(tx: Tx, call: CallRow) -> list[ChangeRow]:
+    found = tx.select(CHANGES, {"call": call.id})
+    changes = [change_from_row(row) for row in found]
+    ordinary = {one.path for one in split_off_git(changes)[0]}
+    kept = {path_bytes(one.path) for one in without_new_objects(changes) if one.path not in ordinary}
+    return [row for row in found if row.path in kept]
+
+
+def _all_of(named: PlacesByPath) -> frozenset[bytes]:
+    return frozenset().union(*named.values())
+
+
+def _check_standing(row: CallRow) -> None:
+    """Raise if there is nothing to undo. An undo operation without changes has still marked calls as undone."""
+    if row.status == "open":
+        raise fault("call_open", f"Call {row.id} is still running.")
+    if row.undone_by is not None:
+        raise fault("nothing_to_undo", f"Call {row.id} is undone already; `mulligan redo` reverses that.")
+    if row.status != "committed" or (row.wseq is None and row.way_back is None):
+        raise fault("nothing_to_undo", f"Call {row.id} has no changes to undo.")
+
+
+def restore(
+    open_root: OpenRoot,
+    call: str,
+    *,
+    paths: Sequence[RepoPath] | None = None,
+    hunks: Hunks | None = None,
+    how: UndoOptions,
+) -> UndoResult:
+    """Restore the call's paths to what they were before it, and so undo later changes of those paths too.
+
+    Of `hunks`, it restores the lines that the call wrote there, with what later calls made of these lines.
+    """
+    row = find_call(open_root, call, how.session, anyones=how.anyones)
+    paths = _with_hunks(paths, hunks)
+    if row.status == "open":
+        raise fault("call_open", f"Call {row.id} is still running.")
+    with open_root.ledger.store.read() as tx:
+        rows = with_parts(tx, [row])
+        named = None if paths is None else places_of_paths(tx, open_root, rows, paths)
+        asked = None if named is None else _all_of(named)
+        places, calls = set[bytes](), dict[str, CallRow]()
+        for one in rows:
+            there = {
+                change.place for change in tx.select(CHANGES, {"call": one.id}) if is_at_or_below(change.place, asked)
+            }
+            calls |= {each.id: each for each in (*_later_changers(tx, one, there), one)}
+            places |= there
+        back, taken = _newest_first(calls.values()), Taken(slices=taken_of(tx, tuple(calls.values())).slices)
+        chosen = {} if named is None else _chosen(rows, named, hunks)
+        for place in {place for _, place in chosen}:
+            changed = [one for call in back for one in tx.select(CHANGES, {"call": call.id}) if one.place == place]
+            changes = {one.call: change_from_row(one) for one in sorted(changed, key=lambda one: one.wseq)}
+            own = {call: some for (call, at), some in chosen.items() if at == place}
+            later = hunks_of_later(changes, own, open_root.ledger.blobs.read)
+            chosen |= {(call, place): some for call, some in later.items()}
+    target = _Target("restore", back, named, places=frozenset(places), taken=taken, hunks=chosen)
+    return _go(open_root, target, how)
+
+
+def _later_changers(tx: Tx, row: CallRow, places: Iterable[bytes]) -> list[CallRow]:
+    """All later calls that changed these places, through whichever root. External changes are not among them: undo must
+    not drop them.
+
+    Undone calls and their undo operations are among them: undone in order, they cancel each other out.
+    """
+    after = ("wseq", (row.wseq or 0) + 1, WSEQ_END)
+    found = {change.call for place in places for change in tx.select(CHANGES, {"place": place}, between=after)}
+    return [one for call in found if (one := tx.get(CALLS, call)) is not None and not one.external]
+
+
+def _newest_first(rows: Iterable[CallRow]) -> tuple[CallRow, ...]:
+    """The calls by begin, newest first, whichever root they worked in."""
+    return tuple(sorted(rows, key=lambda row: row.id, reverse=True))
+
+
+def rollback(open_root: OpenRoot, *, how: UndoOptions, cancel_open: bool = False) -> UndoResult:
+    """Undo the last completed turn, call by call, newest first."""
+    with open_root.ledger.store.read() as tx:
+        newest = next((row for row in calls_of(tx, open_root, how.session) if not row.external), None)
+    session = how.session or (SessionId(newest.session) if newest is not None and newest.session else None)
+    cancelled = set[str]()
+    if session is not None:
+        cancelled = close_open_turns(open_root, session, cancel=cancel_open, dry_run=how.dry_run)
+    with open_root.ledger.store.read() as tx:
+        owner, turn = last_turn(tx, open_root, TurnQuery(how.session, session, how.on_conflict, cancelled))
+    if owner != session:
+        cancelled |= close_open_turns(open_root, owner, cancel=cancel_open, dry_run=how.dry_run)
+    with open_root.ledger.store.read() as tx:
+        calls = _newest_first(work_of(tx, open_root, owner, turn))
+        taken, stretch = taken_of(tx, calls), stretch_of_turn(tx, owner, turn, calls)
+    talk = move_of_turn(open_root, owner, turn)
+    target = _Target("rollback", calls, None, owner, talk, taken=taken, turn=turn, stretch=stretch, is_newest=True)
+    return replace(_go(open_root, target, how), cancelled=tuple(sorted(cancelled)))
+
+
+def rewind(
+    open_root: OpenRoot,
+    point: str | int,
+    *,
+    side: str = "before",
+    files: bool = True,
+    transcript: bool = True,
+    how: UndoOptions,
+) -> UndoResult:
+    """Undo everything of a session after a call or a message, undo operations included, and with `before` that call
+    itself too.
+
+    It changes the transcript only to a point from which a model could continue: else `not_continuable`.
+    """
+    found = find_point(open_root, point, how.session, side=side)
+    own = found.call.id if found.call is not None and side == "after" else None
+    calls = tuple(row for row in _newest_first(found.later) if main_of(row) != own) if files else ()
+    move = move_to(open_root, found) if transcript else None
+    stretch = found.since if files else None
+    return _go(open_root, _Target("rewind", calls, session=found.session, talk=move, stretch=stretch), how)
+
+
+def redo(open_root: OpenRoot, *, how: UndoOptions) -> UndoResult:
+    """Undo the newest undo operation of a session."""
+    with open_root.ledger.store.read() as tx:
+        workspace = workspace_of(tx, open_root)
+        stack = tx.select(REDO, {"session": how.session} if how.session else None)
+        found = [row for one in stack if (row := tx.get(CALLS, one.call))]
+        # A session's undo operations count in every root; without a session, only those of this workspace.
+        rows = [row for row in found if how.session is not None or row.workspace == workspace]
+        if not rows:
+            raise fault("nothing_to_redo", "There is nothing to redo here.")
+        newest = max(rows, key=lambda row: row.id)
+        calls = with_parts(tx, [newest])
+    return _go(open_root, _Target("redo", calls, session=newest.session, talk=move_of_redo(open_root, newest)), how)
+
+
+def _go(open_root: OpenRoot, target: _Target, how: UndoOptions) -> UndoResult:
+    """Plan and apply; if another process changes a planned path in between, plan again."""
+    sites = parts_by_root(open_root, target.calls)
+    talk = None if target.talk is None else target.talk.shown(open_root)
+    in_use = set[tuple[str, RepoPath]]()
+    # No lock is held between plan and act, because a person may save a planned file at any moment. Then the act
+    # notices, rolls back what it has done, and this plans again from the present files.
+    for _ in range(_REPLAN_TRIES):
+        plans: list[RestorePlan] = []
+        # One read transaction, so that the whole plan comes from one moment of the store.
+        with open_root.ledger.store.read() as tx:
+            unknown = () if target.named is None else _unknown(tx, open_root, target, target.named)
+            moves_slices, left = _slices(tx, target)
+            for site in sites:
+                here = target if len(target.calls) == 1 else replace(target, calls=site.calls)
+                kept = {path for root, path in in_use if root == site.open_root.root.id} if in_use else frozenset()
+                plans.append(_plan(tx, site.open_root, here, how=how, in_use=kept))
+        stopped = _stops(plans, unknown, how)
+        if stopped:
+            plans = [plan.untouched() for plan in plans]
+        if how.may_write is not None:
+            for site, one in zip(sites, plans, strict=True):
+                check_moves(site.open_root, one, how.may_write)
+        plan = (
+            plans[0]
+            if plans and sites[0].open_root is open_root and len(plans) == 1 and not unknown
+            else combined_plan(
+                [plan_as_shown(open_root, site.open_root, one) for site, one in zip(sites, plans, strict=True)], unknown
+            )
+        )
+        if stopped:
+            return UndoResult(False, None, plan.outcomes, of=_ids(target), plan=plan)
+        told = UndoResult(plan.ok, None, plan.outcomes, plan.overwrote_external, _ids(target), plan, talk, left)
+        moves = plan.moves or plan.git_moves or talk or moves_slices
+        if how.dry_run or not (moves or _counts_all_the_same(target, plan, how)):
+            return told
+        if how.check is not None:
+            how.check(plan)
+        try:
+            call = _apply(sites, target, plans, how)
+            race_window = call.race_window or any(one.race_window for one in call.parts.values())
+            return replace(told, call_id=call.id, race_window=race_window)
+        except OSError:
+            return UndoResult(False, None, _failed(plan), of=_ids(target), plan=plan)
+        except _WorldMoved:
+            continue
+        except _InUse as found:
+            in_use.add(found.at)
+    raise fault("path_busy", "The files keep changing during the undo; try again when no program writes them.")
+
+
+def _stops(plans: Sequence[RestorePlan], unknown: Sequence[Outcome], how: UndoOptions) -> bool:
+    """Whether nothing may be applied: a path fails, or, with `refuse`, one cannot be restored."""
+    if how.on_conflict == "refuse" and not (all(plan.ok for plan in plans) and not unknown):
+        return True
+    return any(plan.stops(how.on_conflict) for plan in plans)
+
+
+def _counts_all_the_same(target: _Target, plan: RestorePlan, how: UndoOptions) -> bool:
+    """Whether to record the operation although it changes no file: else a second one would find the same call."""
+    goes_on = target.is_newest and how.on_conflict == "merge"
+    is_over = target.verb == "rollback" or any(call.way_back is not None for call in target.calls)
+    return (plan.ok or goes_on) and (is_over or bool(plan.outcomes))
+
+
+def check_moves(open_root: OpenRoot, plan: RestorePlan, may_write: MayWrite | None) -> None:
+    """Check that the caller may write every path of the plan; also for a dry run."""
+    if may_write is not None:
+        for path in (*(move.path for move in plan.moves), *(move.path for move in plan.git_moves)):
+            may_write(open_root, path)
+
+
+def _ids(target: _Target) -> tuple[str, ...]:
+    return tuple([call.id for call in target.calls])
+
+
+def _plan(
+    tx: Tx, open_root: OpenRoot, target: _Target, *, how: UndoOptions, in_use: Set[RepoPath] = frozenset()
+) -> RestorePlan:
+    """Plan in one root. `in_use`: paths that a program keeps changing, and that stay as they are."""
+    present, blobs = CurrentTree(open_root), open_root.ledger.blobs
+    layers, kept = list[list[Change]](), list[Change]()
+    for call in target.calls:
+        ordinary, in_repositories = _split(_layer(tx, open_root, call, target), call, how)
+        layers.append(ordinary)
+        kept += in_repositories
+    contents: list[bytes] = []
+    if target.hunks:
+        layers, contents = _in_hunks(open_root, target, layers)
+    changed = {change.path for layer in layers for change in layer}
+    # Read once, because four steps of the plan need the gaps.
+    notes = _notes(tx, open_root, target.calls)
+    quiet = _nothing_recorded_since(tx, open_root, target.calls) and _nothing_seen_since(open_root, target, changed)
+    has_folders = DirEntry in {type(change.after) for layer in layers for change in layer}
+    with _opened(open_root, layers) if has_folders else nullcontext(_NOTHING_SHUT) as shut:
+        planner = Planner(
+            (lambda path: shut[path] if path in shut else present.entry(path)) if shut else present.entry,
+            present.read,
+            open_root.children,
+            how.on_conflict,
+            keep_mtimes=quiet,
+            has_root=open_root.disk.root.handle >= 0,
+            has=lambda digest: present.has(tx, digest),
+            is_held_open=present.is_held_open,
+            is_lost=lambda digest: blobs.is_lost(tx, digest),
+        )
+        for content in contents:
+            planner.know(content)
+        unstored, unclear = list[RepoPath](), list[RepoPath]()
+        if notes:
+            unstored = _never_captured(open_root, target, notes, changed)
+            # Paths that another process may have changed in the same window as a call.
+            ambiguous = {note.path for note in notes if note.told["reason"] == "ambiguous"} & changed
+            unclear = [] if how.on_conflict == "overwrite" else sorted(ambiguous, key=path_bytes)
+        plan = planner.plan(layers, not_captured=unstored, ambiguous=unclear, in_use=in_use)
+    if not notes and not kept:
+        # A shortcut: nearly every undo of a file tool concerns no repository and has no gaps.
+        return plan
+    moving = [note for note in notes if _moves_git(note.call, how)]
+    outside = [gap for gap in _gaps(open_root, target, moving) if gap["reason"] in OUTSIDE]
+    gaps = [gap for gap in _gaps(open_root, target, notes) if gap not in outside]
+    plan = _with_git(plan, open_root, outside, how)
+    plan = plan.leaving([*left_alone(kept, present.read), *left_outside(gaps)])
+    return replace(plan, coverage=tuple(gaps))
+
+
+def _in_hunks(
+    open_root: OpenRoot, target: _Target, layers: Sequence[Sequence[Change]]
+) -> tuple[list[list[Change]], list[bytes]]:
+    """The layers with only the chosen hunks of their changes, and the contents that result."""
+    found: list[list[Change]] = []
+    contents: list[bytes] = []
+    for call, layer in zip(target.calls, layers, strict=True):
+        found.append([])
+        for change in layer:
+            chosen = target.hunks.get((call.id, open_root.root.place_of(path_bytes(change.path))))
+            part, content = (change, None) if chosen is None else in_hunks(change, chosen, open_root.ledger.blobs.read)
+            found[-1] += [part] if chosen is None or chosen else []
+            contents += [] if content is None else [content]
+    return found, contents
+
+
+def _with_git(
+    plan: RestorePlan, open_root: OpenRoot, notes: Sequence[Mapping[str, str]], how: UndoOptions
+) -> RestorePlan:
+    """The plan with the changes of git's files outside the root. The notes come newest first."""
+    for wire in dict.fromkeys(note["path"] for note in notes):
+        path = RepoPath(text_from_wire(wire))
+        root = os.path.dirname(open_root.disk.root.absolute(path))
+        here = [note for note in notes if note["path"] == wire]
+        try:
+            move = plan_git(path, root, here, open_root.ledger.blobs.read, insist=how.on_conflict == "overwrite")
+        except GitConflictError:
+            plan = plan.moving_git(None, Outcome(path, "conflicted", "git_changed"))
+        except GitNotStoredError:
+            plan = plan.moving_git(None, Outcome(path, "skipped", "not_captured"))
+        else:
+            plan = plan if move is None else plan.moving_git(move, Outcome(path, "restored"))
+    return plan
+
+
+_NOTHING_SHUT: Mapping[RepoPath, Entry] = {}
+
+
+@contextmanager
+def _opened(open_root: OpenRoot, layers: Sequence[Sequence[Change]]) -> Iterator[Mapping[RepoPath, Entry]]:
+    """Open folders that the calls have locked, so that the plan can read them. Yields their entries as locked."""
+    left = {change.path: change.after for layer in reversed(layers) for change in layer}
+    folders = [path for path, entry in left.items() if isinstance(entry, DirEntry)]
+    shut: dict[RepoPath, Entry] = {}
+    with ExitStack() as closing:
+        for path in sorted(folders, key=path_bytes):
+            if is_shut(open_root.disk, path) and same_state(now := open_root.entry(path), left[path]):
+                shut[path] = now
+                closing.enter_context(opened_up(open_root.disk, path))
+        yield shut
+
+
+@fast_dataclass(slots=True, frozen=True)
+class _Note:
+    """A gap of a call, with its path as this open root shows it."""
+
+    call: CallRow
+    path: RepoPath
+    told: Mapping[str, str]
+
+
+def _notes(tx: Tx, open_root: OpenRoot, calls: Iterable[CallRow]) -> list[_Note]:
+    found: list[_Note] = []
+    has_lost = has_lost_bodies(tx)
+    for call in calls:
+        if call.coverage == "[]" and not has_lost:
+            continue
+        root = tx.get(ROOTS, call.root) or open_root.root
+        for told in coverage_of_call(tx, call):
+            path = RepoPath(text_from_wire(told["path"]))
+            if root.id != open_root.root.id:
+                path = path_in_root(open_root.root, root.place_of(path_bytes(path)), path)
+            found.append(_Note(call, path, told))
+    return found
+
+
+def _gaps(open_root: OpenRoot, target: _Target, notes: Iterable[_Note]) -> list[Mapping[str, str]]:
+    """The gaps at the paths that count; each once."""
+    found: list[Mapping[str, str]] = []
+    for note in notes:
+        gap = {**note.told, "path": to_wire(note.path)}
+        if gap not in found and _is_asked(open_root, target, note.path):
+            found.append(gap)
+    return found
+
+
+def _is_asked(open_root: OpenRoot, target: _Target, path: RepoPath) -> bool:
+    """Whether a path counts: the caller named it or a folder above it, or named no path."""
+    return target.named is None or is_at_or_below(open_root.root.place_of(path_bytes(path)), _all_of(target.named))
+
+
+def _never_captured(
+    open_root: OpenRoot, target: _Target, notes: Iterable[_Note], changed: Set[RepoPath]
+) -> list[RepoPath]:
+    """Paths that the calls changed and of which the record has only the name."""
+    found = {note.path for note in notes if note.told["reason"] == "not_captured"} - changed
+    return sorted((path for path in found if _is_asked(open_root, target, path)), key=path_bytes)
+
+
+def _split(layer: list[Change], call: CallRow, how: UndoOptions) -> tuple[list[Change], list[Change]]:
+    """Split a call's changes: those to undo, and those in repositories that stay."""
+    return (without_new_objects(layer), []) if _moves_git(call, how) else split_off_git(layer)
+
+
+def _moves_git(call: CallRow, how: UndoOptions) -> bool:
+    """Whether git's files count. An undo operation that restored them is undone as a whole, with them."""
+    return how.git == "restore" or call.way_back is not None
+
+
+def _layer(tx: Tx, open_root: OpenRoot, call: CallRow, target: _Target) -> list[Change]:
+    """A call's changes that count, at the paths that this open root shows, in path order."""
+    undoes = target.verb in ("undo", "rollback")
+    changes: dict[RepoPath, Change] = {}
+    for row in _rows(tx, call, target):
+        change = change_from_row(without_undone(tx, row) if undoes else row)
+        if call.root != open_root.root.id:
+            change = replace(change, path=path_in_root(open_root.root, row.place, change.path))
+        changes[change.path] = change
+    return [changes[path] for path in sorted(changes, key=path_bytes)]
+
+
+def _rows(tx: Tx, call: CallRow, target: _Target) -> list[ChangeRow]:
+    back = target.taken.places.get(call.id, frozenset())
+    found = tx.select(CHANGES, {"call": call.id})
+    if not back and target.places is None:
+        return found
+    return [row for row in found if row.place not in back and is_at_or_below(row.place, target.places)]
+
+
+def _unknown(tx: Tx, open_root: OpenRoot, target: _Target, named: PlacesByPath) -> tuple[Outcome, ...]:
+    """Outcomes for named paths at or below which the calls changed nothing."""
+    every = replace(target, taken=Taken())
+    known = {above for call in target.calls for row in _rows(tx, call, every) for above in place_and_above(row.place)}
+    for note in _notes(tx, open_root, target.calls):
+        if note.told["reason"] == "not_captured":
+            known.update(place_and_above(open_root.root.place_of(path_bytes(note.path))))
+    unknown = [path for path, places in named.items() if places.isdisjoint(known)]
+    return tuple(Outcome(path, "skipped", "not_captured") for path in unknown)
+
+
+def _nothing_recorded_since(tx: Tx, open_root: OpenRoot, calls: Sequence[CallRow]) -> bool:
+    """Whether nothing in the workspace was recorded after the oldest of the calls but the calls themselves."""
+    places = [call.wseq for call in calls if call.wseq is not None]
+    return bool(places) and newest_wseq(tx, workspace_of(tx, open_root)) - min(places) + 1 == len(places)
+
+
+def _nothing_seen_since(open_root: OpenRoot, target: _Target, changed: Set[RepoPath]) -> bool:
+    """Whether a short scan finds no change since, recorded or not: a build may have run in between."""
+    top = open_root.disk.root.path
+    own = {top}
+    for path in changed:
+        whole = os.path.join(top, path_bytes(path))
+        while whole not in own:
+            own.add(whole)
+            whole = os.path.dirname(whole)
+    # Recorded times sort as text.
+    return is_quiet(
+        top,
+        since_ns=_ns(min([call.started_at for call in target.calls])),
+        own=own,
+        own_since_ns=_ns(max([call.ended_at or call.started_at for call in target.calls])),
+        entries_max=_LOOK_ENTRIES_MAX,
+    )
+
+
+def _ns(moment: str) -> int:
+    return round(datetime.fromisoformat(moment).timestamp() * 1_000_000) * 1_000
+
+
+def _apply(sites: Sequence[RootPart], target: _Target, plans: Sequence[RestorePlan], how: UndoOptions) -> Call:
+    """Apply the plans in one call in a root where files change; changes in further roots are its parts."""
+    acts = list(zip(sites, plans, strict=True))
+    if len(acts) > 1:
+        acts.sort(key=lambda act: not (act[1].moves or act[1].git_moves))
+    open_root = acts[0][0].open_root
+    session = SessionId(how.session or target.session or target.calls[0].session or "default")
+    _check_between_calls(session)
+    call = open_root.call(session, tool=target.verb, cause=_cause(open_root, sites, target, plans))
+    call.at_end.append(lambda tx, status: status == "committed" and _move_session(tx, open_root, target, call.id))
+    try:
+        with call:
+            for site, plan in acts:
+                acting = call if site.open_root is open_root else site.open_root.part_of_way_back(call, target.verb)
+                for moves in _effects(plan):
+                    acting.change([_intent(site.open_root, move) for move in moves])
+                for git_move in plan.git_moves:
+                    # Last: if the store fails after this, the files are rolled back and the user can repeat the undo.
+                    _move_git(acting, git_move, target.verb)
+    except GitBusy:
+        raise _WorldMoved from None
+    except GitLocked as locked:
+        words = f"Another git command runs here, or one left {locked} behind when it died; nothing was changed."
+        raise fault("path_busy", words) from None
+    except Refused as refused:
+        if refused.code == "path_claimed":
+            raise fault("path_claimed", refused.message) from None
+        if refused.code == "file_in_use":
+            raise _InUse(str(refused.fields["root"]), RepoPath(str(refused.fields["path"]))) from None
+        raise _WorldMoved from None
+    return call
+
+
+def _move_git(acting: Call, move: GitMove, verb: str) -> None:
+    acting.begin()
+    now = move.apply(verb, acting.ledger.clock.now())
+    note = git_note(move.now, now, acting.ledger.blobs.store)
+    if note is not None:
+        acting.note_git(note | {"path": to_wire(move.path)})
+
+
+def _check_between_calls(session: SessionId) -> None:
+    """Raise inside an open call: an undo operation is a separate call, and would stay even if the outer one failed."""
+    around = current_call()
+    if around is not None and around.facts.session == session:
+        raise fault("call_open", f"Call {around.id} is still open here; end it, then undo.")
+
+
+def _effects(plan: RestorePlan) -> Iterator[Sequence[PlannedChange]]:
+    """The changes in batches; then the directories' times, which the changes in them have set."""
+    folders = [
+        replace(one, now=one.target) for one in plan.moves if isinstance(one.target, DirEntry) and one.target.mtime_ns
+    ]
+    for moves in (plan.moves, folders):
+        for start in range(0, len(moves), _MOVES_PER_EFFECT):
+            yield moves[start : start + _MOVES_PER_EFFECT]
+
+
+def _move_session(tx: Tx, open_root: OpenRoot, target: _Target, call: str) -> bool:
+    """Change the context window and the slices together with the files. Answers whether slices changed."""
+    if target.talk is not None:
+        target.talk.apply_in(tx, open_root.ledger, target.verb, call)
+    calls, at = _with_slices(target), open_root.ledger.now()
+    if target.stretch is None and not changes_slices(tx, calls):
+        return False
+    return undo_slices_in(tx, open_root.ledger.journal, calls, target.stretch, at=at, by=call)
+
+
+def _with_slices(target: _Target) -> list[str]:
+    """The calls whose slices are undone: none for a restore, or for an undo of some paths."""
+    if target.verb == "restore" or target.named is not None:
+        return []
+    return [call.id for call in target.calls if call.id not in target.taken.slices]
+
+
+def _slices(tx: Tx, target: _Target) -> tuple[bool, tuple[str, ...]]:
+    """Whether the operation concerns slices, and which of them it cannot restore."""
+    calls = _with_slices(target)
+    if target.stretch is None and not changes_slices(tx, calls):
+        return False, ()
+    back = plan_slice_undo(tx, calls, target.stretch)
+    return bool(back.changes) or changes_slices(tx, calls), back.left
+
+
+def _failed(plan: RestorePlan) -> tuple[Outcome, ...]:
+    moved = {move.path for move in plan.moves}
+    return tuple(Outcome(one.path, "failed", "io_error") if one.path in moved else one for one in plan.outcomes)
+
+
+def _cause(
+    open_root: OpenRoot, sites: Sequence[RootPart], target: _Target, plans: Sequence[RestorePlan]
+) -> UndoOperation:
+    """The cause in the record. A redo counts as done once it was tried, whatever it could restore."""
+    in_conflict = _in_conflict(sites, target, plans)
+    if target.places is None and not in_conflict:
+        return UndoOperation(target.verb, _ids(target), turn=target.turn)
+    asked = _asked_in_part(open_root, target)
+    whole = [call for call in target.calls if call.id not in asked]
+    left = [call.id for call in whole if main_of(call) in in_conflict and target.verb != "redo"]
+    part = [*(call for call, any_of_it in asked.items() if any_of_it), *left]
+    of = tuple([call.id for call in whole if call.id not in left])
+    return UndoOperation(target.verb, of, tuple(part), tuple(left), target.turn, hunks=bool(target.hunks))
+
+
+def _asked_in_part(open_root: OpenRoot, target: _Target) -> dict[str, bool]:
+    """The calls of which not everything counts, each with all its parts, and whether any of their paths does."""
+    if target.places is None:
+        return {}
+    in_part = {main_of(call) for call in target.calls if target.hunks or moved_transcript(open_root, call)}
+    with open_root.ledger.store.read() as tx:
+        every, family = replace(target, places=None), with_parts(tx, target.calls)
+        counted = {call.id: len(_rows(tx, call, target)) for call in family}
+        in_part |= {main_of(call) for call in family if len(_rows(tx, call, every)) != counted[call.id]}
+        beside = [call for call in family if call.id not in target.taken.slices]
+        in_part |= {main_of(call) for call in beside if changes_slices(tx, [call.id])}
+    return {call.id: counted[call.id] > 0 for call in target.calls if main_of(call) in in_part}
+
+
+def _in_conflict(sites: Sequence[RootPart], target: _Target, plans: Sequence[RestorePlan]) -> set[str]:
+    """The calls, each with all its parts, that changed a path which a conflict leaves as it is."""
+    found = set[str]()
+    for site, plan in zip(sites, plans, strict=True):
+        if plan.ok:
+            continue
+        paths = {one.path for one in plan.outcomes if one.outcome == "conflicted"}
+        with site.open_root.ledger.store.read() as tx:
+            layers = [(main_of(call), _layer(tx, site.open_root, call, target)) for call in site.calls]
+        found |= {main for main, layer in layers if any(change.path in paths for change in layer)}
+    return found
+
+
+def _written_since(open_root: OpenRoot, move: PlannedChange, image: Image) -> bytes | None:
+    """The bytes that a program appended to its open file since the plan; None if it changed in another way."""
+    now = move.now
+    if not isinstance(now, FileEntry) or not isinstance(image.entry, FileEntry) or image.entry.mode != now.mode:
+        return None
+    if image.entry.size > MERGE_MAX_BYTES or digest_of_beginning(image.data, now.size) != now.digest:
+        return None
+    return image.data[now.size :] if CurrentTree(open_root).is_held_open(move.path) else None
+
+
+def _intent(open_root: OpenRoot, move: PlannedChange) -> Intent:
+    def plan(image: Image) -> TargetEntry:
+        content = content_for(open_root, move, image)
+        if not image.special and (same_state(image.entry, move.now) or same_state(image.entry, move.target)):
+            return TargetEntry(move.target, content)
+        end = _written_since(open_root, move, image)
+        if end is None or content is None or not isinstance(move.target, FileEntry):
+            raise _WorldMoved
+        content = whole(content) + end
+        return TargetEntry(replace(move.target, digest=digest_of(content), size=len(content), mtime_ns=0), content)
+
+    return Intent(move.path, plan, lifts=True, relinks=True, spares_writers=True)

@@ -1,0 +1,122 @@
+"""Token classes of source code, by Pygments, in a process of its own with a time limit.
+
+A regular expression of a lexer can take for ever on hostile text, and nothing can stop it inside our process. So a
+child process colours, and the server kills it when it takes too long. Without Pygments, or over the limits, the text is
+plain.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import threading
+from typing import Any
+
+from mulligan.values.canonical import decode, encode
+from mulligan.values.clock import monotonic_s
+
+LINES_MAX = 2_000
+TEXT_MAX_BYTES = 400_000
+TIME_MAX_S = 1.0
+START_MAX_S = 10.0
+
+Spans = list[list[Any]]
+"""Of one line: start, end and class of each coloured part, in characters."""
+
+
+class Colours:
+    """For any thread. One text is coloured at a time."""
+
+    def __init__(self, time_max_s: float = TIME_MAX_S) -> None:
+        self._time_max_s = time_max_s
+        self._child: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def of(self, name: str, lines: list[str]) -> list[Spans] | None:
+        """The spans of each line; None if the text stays plain. `name` of the file chooses the language."""
+        if not lines or len(lines) > LINES_MAX:
+            return None
+        body = encode({"name": name, "text": "\n".join(line.replace("\n", " ") for line in lines)})
+        if len(body) > TEXT_MAX_BYTES:
+            return None
+        with self._lock:
+            answer = self._ask(len(body).to_bytes(4, "big") + body)
+        found: list[Spans] | None = None if answer is None else decode(answer)
+        return found if found is not None and len(found) == len(lines) else None
+
+    def _ask(self, message: bytes) -> bytes | None:
+        limit = self._time_max_s
+        if self._child is None or self._child.poll() is not None:
+            command = [sys.executable, "-m", "mulligan.servers.http.colours"]
+            self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            limit += START_MAX_S
+        try:
+            return _exchange(self._child, message, monotonic_s() + limit)
+        except (OSError, TimeoutError):
+            self._kill()
+            return None
+
+    def _kill(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.communicate()
+            self._child = None
+
+    def close(self) -> None:
+        with self._lock:
+            self._kill()
+
+
+def _exchange(child: subprocess.Popen[bytes], message: bytes, until: float) -> bytes:
+    assert child.stdin is not None and child.stdout is not None, "both are pipes"
+    child.stdin.write(message)
+    child.stdin.flush()
+    data = bytearray()
+    size: int | None = None
+    while size is None or len(data) < size + 4:
+        ready, _, _ = select.select([child.stdout], [], [], max(0.0, until - monotonic_s()))
+        piece = os.read(child.stdout.fileno(), 1 << 16) if ready else b""
+        if not piece:
+            raise TimeoutError
+        data += piece
+        size = int.from_bytes(data[:4], "big") if len(data) >= 4 else None
+    return bytes(data[4:])
+
+
+def _classes(name: str, text: str) -> list[Spans]:
+    """In the child. The class of a token is the short name that Pygments has for it."""
+    from pygments.lexers import get_lexer_for_filename
+    from pygments.token import STANDARD_TYPES, Token
+    from pygments.util import ClassNotFound
+
+    lines: list[Spans] = [[]]
+    try:
+        lexer = get_lexer_for_filename(name, stripnl=False, ensurenl=False)
+    except ClassNotFound:
+        return [[] for _ in text.split("\n")]
+    at = 0
+    for kind, value in lexer.get_tokens(text):
+        while kind is not Token and kind not in STANDARD_TYPES:
+            kind = kind.parent or Token
+        for number, part in enumerate(value.split("\n")):
+            if number:
+                lines.append([])
+                at = 0
+            if part and STANDARD_TYPES[kind]:
+                lines[-1].append([at, at + len(part), STANDARD_TYPES[kind]])
+            at += len(part)
+    return lines
+
+
+def _serve() -> None:
+    while head := sys.stdin.buffer.read(4):
+        asked = decode(sys.stdin.buffer.read(int.from_bytes(head, "big")))
+        answer = encode(_classes(asked["name"], asked["text"]))
+        sys.stdout.buffer.write(len(answer).to_bytes(4, "big") + answer)
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    _serve()

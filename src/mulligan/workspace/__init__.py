@@ -1,1 +1,0 @@
-"""The files: one door to the disk, and what is read, searched, edited and run through it."""

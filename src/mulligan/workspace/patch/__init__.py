@@ -1,1 +1,0 @@
-"""Patches as text: read, checked, and worked out against the texts they change. Pure."""

@@ -1,0 +1,84 @@
+"""Counts the calls of Mulligan's own functions in one warm request. Run by tests in a process of its own.
+
+`python call_events.py write|undo|command`: prints the number of calls, of files that they are in, and how often a store
+was opened, as JSON. Imports are left out: the third request is counted.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import redirect_stdout
+from types import FrameType
+
+import mulligan
+from mulligan.cli import run
+
+SOURCE = os.path.dirname(os.path.abspath(mulligan.__file__)) + os.sep
+OPENED = (os.path.join("store", "sqlite.py"), "SqliteStore.__init__")
+
+
+def counted(act: Callable[[], object]) -> dict[str, int]:
+    calls: Counter[tuple[str, str]] = Counter()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        name = frame.f_code.co_filename
+        if event == "call" and name.startswith(SOURCE):
+            calls[name[len(SOURCE) :], frame.f_code.co_qualname] += 1
+
+    sys.setprofile(note)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return {"events": calls.total(), "files": len({file for file, _ in calls}), "stores_opened": calls[OPENED]}
+
+
+def fewest(found: Iterable[dict[str, int]]) -> dict[str, int]:
+    """Of several requests: the background thread of the store may have made one of them read rows again."""
+    return min(found, key=lambda one: one["events"])
+
+
+def main(what: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["MULLIGAN_HOME"] = os.path.join(folder, "state")
+        root = os.path.join(folder, "root")
+        os.mkdir(root)
+        with mulligan.open(root) as opened:
+            session = opened.session("s")
+            versions = iter(range(100))
+
+            def write() -> None:
+                with session.call("tool") as call:
+                    call.write_file("a.txt", f"version {next(versions)}\n" * 50)
+
+            for _ in range(5):
+                write()
+            if what == "write":
+                print(json.dumps(fewest(counted(write) for _ in range(5))))
+            if what == "undo":
+                for _ in range(2):
+                    session.undo()
+                    write()
+                found = list[dict[str, int]]()
+                for _ in range(5):
+                    write()
+                    found.append(counted(session.undo))
+                print(json.dumps(fewest(found)))
+        if what == "command":
+            os.chdir(root)
+            with redirect_stdout(io.StringIO()):
+                codes = [run(["undo", "--yes"]), run(["undo", "--yes"])]
+                third = counted(lambda: codes.append(run(["undo", "--yes"])))
+            os.chdir(folder)
+            assert codes == [0, 0, 0], codes
+            print(json.dumps(third))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,27 @@
+"""How many function calls a request takes. A ratchet: a change that needs more says why, and raises the number here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LIMITS = {
+    # request: calls of functions below src/mulligan, files that they are in, how often a store is opened
+    "write": {"events": 300, "files": 35, "stores_opened": 0},
+    "undo": {"events": 450, "files": 39, "stores_opened": 0},
+    # The words for outcomes are a module of their own, below the command line, because hosts show them too.
+    "command": {"events": 870, "files": 56, "stores_opened": 1},
+}
+
+
+@pytest.mark.parametrize("request_name", LIMITS)
+def test_a_warm_request_takes_no_more_function_calls_than_it_did(request_name: str) -> None:
+    script = Path(__file__).parents[1] / "call_events.py"
+    ran = subprocess.run([sys.executable, str(script), request_name], capture_output=True, text=True, check=True)
+    found = json.loads(ran.stdout)
+    over = {name: (found[name], most) for name, most in LIMITS[request_name].items() if found[name] > most}
+    assert over == {}

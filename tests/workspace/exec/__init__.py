@@ -1,1 +1,0 @@
-"""Tests of running commands and catching what they change."""
