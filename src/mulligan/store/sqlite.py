@@ -144,7 +144,7 @@ _CHECK_LIMIT_S = 10.0
 class ConnectionPool:
     """Connections to one file. Each is used by one thread at a time and by no process but the one that opened it.
 
-    `end_interrupted` ends transactions that an interrupt kept from ending; a fork that has to wait calls it.
+    `end_interrupted` ends transactions that an interrupt kept from ending; a statement or fork that has to wait calls it.
     `after_fork` runs in a forked child, before anything else uses the pool there.
     """
 
@@ -192,15 +192,14 @@ class ConnectionPool:
             return
         self.discard(connection)
 
-    def discard_interrupted_writers(self) -> bool:
-        """Close connections of this thread and of ended threads that still write though interrupts ended their
-        transactions.
+    def discard_interrupted_writers(self, current: PooledConnection | None) -> None:
+        """Close connections of this thread and of ended threads, other than `current`, that still write though
+        interrupts ended their transactions.
         """
         users = [one for one in self._open if one.user is not None and (one.user is here.mark or one.user() is None)]
-        left = [one for one in users if one.txn_state("main") == apsw.SQLITE_TXN_WRITE]
-        for connection in left:
-            self.discard(connection)
-        return bool(left)
+        for connection in users:
+            if connection is not current and connection.txn_state("main") == apsw.SQLITE_TXN_WRITE:
+                self.discard(connection)
 
     def has_idle(self) -> bool:
         return bool(self._idle)
@@ -222,7 +221,7 @@ class ConnectionPool:
             raise fault_of_sqlite(error, "Opening the store") from error
 
     def _connect(self) -> PooledConnection:
-        return connect(self._path, durability=self._durability, vfs=self._vfs)
+        return connect(self._path, durability=self._durability, vfs=self._vfs, wait=BusyWait(self.end_interrupted))
 
     def discard(self, connection: PooledConnection) -> None:
         """Close a connection and roll back its transaction."""
@@ -443,9 +442,7 @@ class SqliteStore:
         try:
             tx._execute("BEGIN IMMEDIATE" if writable else "BEGIN")
         except apsw.Error as error:
-            if not (writable and isinstance(error, apsw.BusyError) and self._pool.discard_interrupted_writers()):
-                raise fault_of_sqlite(error, "Writing the store" if writable else "Reading the store") from error
-            tx._execute("BEGIN IMMEDIATE")
+            raise fault_of_sqlite(error, "Writing the store" if writable else "Reading the store") from error
         if writable:
             if connection.data_version() != connection.checked_data:
                 tx._check_data()
@@ -478,14 +475,17 @@ class SqliteStore:
         self._stop(self._transaction, writable=True)
 
     def _end_interrupted_transaction(self) -> None:
-        """End the open write transaction if an interrupt kept its thread from ending it. Waiting writers call this."""
+        """End write transactions that an interrupt kept their threads from ending. Waiting writers call this."""
         with _interrupt_lock:
             transaction, writer = self._transaction, self._writer
-            if transaction is None or writer is None or (transaction.is_held() and writer() is not None):
-                return
-            transaction.ended = True
-            self._pool.discard(transaction._connection)
-            self._write_lock, self._transaction, self._writer = threading.RLock(), None, None
+            if transaction is None or writer is None:
+                self._pool.discard_interrupted_writers(None)
+            elif transaction.is_held() and writer() is not None:
+                self._pool.discard_interrupted_writers(transaction._connection)
+            else:
+                transaction.ended = True
+                self._pool.discard(transaction._connection)
+                self._write_lock, self._transaction, self._writer = threading.RLock(), None, None
 
     def _end(self, tx: _SqliteTx, *, writable: bool, failed: bool) -> None:
         connection = tx._connection

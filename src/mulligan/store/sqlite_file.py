@@ -273,24 +273,31 @@ class PooledConnection(apsw.Connection):
 
 
 class BusyWait:
-    """A busy handler with short sleeps, so that a queue of small commits runs at the speed of the commits."""
+    """A busy handler with short sleeps, so that a queue of small commits runs at the speed of the commits.
 
-    def __init__(self) -> None:
+    It calls `before_wait` once before it waits.
+    """
+
+    def __init__(self, before_wait: Callable[[], None] = lambda: None) -> None:
+        self._before_wait = before_wait
         self._since = 0.0
 
     def __call__(self, tries: int) -> bool:
         now = monotonic_s()
         if tries == 0:
             self._since = now
+            self._before_wait()
         if now - self._since > BUSY_LIMIT_S:
             return False
         time.sleep(_BUSY_NAP_S)
         return True
 
 
-def connect(path: str, *, durability: Durability, vfs: str | None = None) -> PooledConnection:
+def connect(
+    path: str, *, durability: Durability, vfs: str | None = None, wait: BusyWait | None = None
+) -> PooledConnection:
     connection = PooledConnection(path, vfs=vfs)
-    connection.set_busy_handler(BusyWait())
+    connection.set_busy_handler(wait or BusyWait())
     connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
     connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
     connection.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)

@@ -76,6 +76,48 @@ def test_hooks_obey_the_settings_below_xdg_config_home(
     assert files_holding(workspace.store, secret.encode()) == []
 
 
+@pytest.mark.req("D18.capture_never")
+@pytest.mark.parametrize("tool", ["Write", "apply_patch", "mcp__files__save"])
+def test_an_event_that_cannot_be_delivered_is_kept_without_the_contents_of_files(
+    workspace: HookedWorkspace, tool: str
+) -> None:
+    workspace.hook("SessionStart")
+    workspace.stop()
+    sound = (workspace.store / "store.db").read_bytes()
+    (workspace.store / "store.db").write_bytes(b"this is no database at all" * 100)
+    secret, path = os.urandom(24).hex(), str(workspace.root / ".env")
+    patch = f"*** Begin Patch\n*** Update File: {path}\n@@\n-KEY=1\n+{secret}\n*** End Patch"
+    given = {"apply_patch": {"command": patch, "input": patch}}.get(tool, {"file_path": path, "content": secret})
+    about = {"tool_name": tool, "tool_input": given, "tool_use_id": "toolu_1"}
+    workspace.hook("PreToolUse", **about)
+    (workspace.root / ".env").write_text(secret)
+    workspace.hook("PostToolUse", **about, tool_response={"content": secret})
+    workspace.hook("PostToolUseFailure", **about, error=f"It is not {secret}")
+    spool = Spool(workspace.folder)
+    assert len(spool.names()) == 3
+    kept = b"".join(map(spool.read, spool.names()))
+    assert secret.encode() not in kept and path.encode() in kept
+    workspace.stop()
+    (workspace.store / "store.db").write_bytes(sound)
+    workspace.hook("Stop")
+    assert changes(workspace) == [("toolu_1", {".env": "modified"})]
+    workspace.undo()
+    assert (workspace.root / ".env").read_text() == "KEY=1\n"
+
+
+@pytest.mark.req("D18.capture_never")
+def test_the_error_of_a_tool_on_a_path_that_is_not_captured_is_not_stored(workspace: HookedWorkspace) -> None:
+    (workspace.root / ".mulligan.toml").write_text('[capture]\nnever = [".env"]\n')
+    secret = os.urandom(24).hex()
+    for name, error in ((".env", f"{secret} is not there"), ("gone.txt", "nothing is there")):
+        about = {"tool_input": {"file_path": str(workspace.root / name)}, "tool_use_id": name, "tool_name": "Edit"}
+        workspace.hook("PreToolUse", **about)
+        workspace.hook("PostToolUseFailure", **about, error=error)
+    assert "nothing is there" in workspace.mulligan("show", "gone.txt").stdout
+    workspace.stop()
+    assert files_holding(workspace.store, secret.encode()) == []
+
+
 def write_settings(config: Path) -> None:
     (config / "mulligan").mkdir(parents=True)
     (config / "mulligan" / "config.toml").write_text('[capture]\nnever = [".env"]\n')

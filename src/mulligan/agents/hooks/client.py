@@ -2,7 +2,8 @@
 
 The agent runs this file with `python -I -S`. It imports only one built-in module besides those that the interpreter has
 loaded anyway, so it takes little longer than starting Python. It always exits with 0 and in time, because an agent
-takes other codes for a refusal. It stores an event that it cannot deliver in the spool; a later process delivers it.
+takes other codes for a refusal. It stores what Mulligan records of an event that it cannot deliver in the spool; a
+later process delivers it. The contents of files are not in the spool, because `capture.never` may name them.
 """
 
 import os
@@ -21,6 +22,25 @@ WAIT_S = 1.6
 _POLL_S = 0.01
 _INPUT_MAX = 64 * 1024 * 1024
 _SPOOL_MAX = 1000
+COMMAND_MAX = 4_000
+"""How many characters of a command Mulligan records."""
+
+_SPOOLED_FIELDS = (
+    "hook_event_name",
+    "session_id",
+    "cwd",
+    "prompt_id",
+    "turn_id",
+    "tool_use_id",
+    "tool_name",
+    "prompt",
+    "transcript_path",
+    "agent_id",
+)
+_PATH_INPUTS = ("file_path", "notebook_path")
+_COMMAND_INPUTS = ("command", "cmd")
+_PATCH_TOOL = "apply_patch"
+_PATCH_INPUTS = ("command", "input")
 FOLDER = "hooks"
 _FIELDS_END = b"\n"
 
@@ -45,7 +65,7 @@ def main(argv: list[str]) -> None:
     except OSError:
         pass
     if answer is None or answer[:1] != b"0":
-        _spool(folder, message)
+        _spool(folder, _message(agent, without_contents(raw), wait_s))
     if answer is not None and len(answer) > 1:
         os.write(1, answer[1:])
 
@@ -104,6 +124,34 @@ def _message(agent: str, raw: bytes, wait_s: float) -> bytes:
     numbers = (os.getppid(), now_ns(), int(wait_s * 1000))
     fields = (PROTOCOL, agent, project.hex() or "-", *map(str, numbers))
     return " ".join(fields).encode("ascii") + _FIELDS_END + raw
+
+
+def without_contents(raw: bytes) -> bytes:
+    """A hook's input without what the tool wrote, read or answered; empty if it is not a JSON object."""
+    import json  # here, because only an event that cannot be delivered needs it
+
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError):
+        return b""
+    if not isinstance(body, dict):
+        return b""
+    kept = {name: body[name] for name in _SPOOLED_FIELDS if isinstance(body.get(name), str)}
+    kept["tool_input"] = recorded_input(body.get("tool_name"), body.get("tool_input"))
+    return json.dumps(kept).encode("ascii")
+
+
+def recorded_input(tool: object, given: object) -> "dict[str, str]":
+    """What Mulligan records of a tool's input: paths and the command, and of a patch the lines that name files."""
+    texts = {name: text for name, text in given.items() if isinstance(text, str)} if isinstance(given, dict) else {}
+    paths = {name: texts[name] for name in _PATH_INPUTS if name in texts}
+    if tool == _PATCH_TOOL:
+        return paths | {name: _patch_headers(texts[name]) for name in _PATCH_INPUTS if name in texts}
+    return paths | {name: texts[name][:COMMAND_MAX] for name in _COMMAND_INPUTS if name in texts}
+
+
+def _patch_headers(patch: str) -> str:
+    return "\n".join(line for line in patch.splitlines() if line.startswith("*** "))
 
 
 def _wait_s(asked: "str | None") -> float:

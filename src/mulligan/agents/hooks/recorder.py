@@ -25,6 +25,7 @@ from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, Literal
 
+from mulligan.agents.hooks.client import recorded_input
 from mulligan.agents.hooks.socket import Spool
 from mulligan.history import observe
 from mulligan.history.baseline import Baseline
@@ -80,7 +81,6 @@ _PATH_KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 _PATCH_TARGET = re.compile(r"^\*\*\* (?:Add File|Update File|Delete File|Move to): (.+?)\s*$", re.MULTILINE)
-_COMMAND_MAX = 4_000
 _PROMPT_MAX = 100_000
 
 
@@ -121,7 +121,7 @@ class HookEvent:
     def command(self) -> str | None:
         """The shell command, for `mulligan show`."""
         text = _text(self.input.get("command")) or _text(self.input.get("cmd"))
-        return None if text is None or self.tool == "apply_patch" else text[:_COMMAND_MAX]
+        return None if text is None or self.tool == "apply_patch" else text
 
 
 def parse_event(agent: str, raw: bytes) -> HookEvent | None:
@@ -135,7 +135,6 @@ def parse_event(agent: str, raw: bytes) -> HookEvent | None:
     cwd = _text(body.get("cwd")) if kind is not None else None
     if kind is None or session is None or cwd is None or not os.path.isabs(cwd):
         return None
-    tool_input = body.get("tool_input")
     prompt = _text(body.get("prompt"))
     return HookEvent(
         agent=agent,
@@ -145,7 +144,7 @@ def parse_event(agent: str, raw: bytes) -> HookEvent | None:
         turn=_optional_id(body.get("prompt_id") or body.get("turn_id")),
         label=_optional_id(body.get("tool_use_id")),
         tool=_optional_id(body.get("tool_name")),
-        input=tool_input if isinstance(tool_input, dict) else {},
+        input=recorded_input(body.get("tool_name"), body.get("tool_input")),
         prompt=None if prompt is None else prompt[:_PROMPT_MAX],
         transcript=_text(body.get("transcript_path")),
         worker=_optional_id(body.get("agent_id")),
@@ -273,10 +272,17 @@ class Recorder:
             observed, notes = self._observed(event, pid)
             call = observe.begin(self._open_root, replace(observed, paths=None), earlier_scan=observe.UNANNOUNCED)
             self._notes[call] = [*notes, MISSED]
-        self._finish(call, reason=event.failed)
+        self._finish(call, reason=self._reason(event))
+
+    def _reason(self, event: HookEvent) -> str | None:
+        """Why the tool failed. An error about a path that is not captured may quote its contents."""
+        capture = self._open_root.disk.capture
+        inside = [self._open_root.disk.root.find(path) for path in event.paths() or ()] if capture.any else []
+        withheld = any(path is not None and capture.withheld(path) for path in inside)
+        return "failed" if withheld and event.failed else event.failed
 
     def _open_call(self, event: HookEvent) -> CallId | None:
-        """The open call with the agent's id; without an id, the oldest open call with the same tool and input."""
+        """The open call with the agent's id; without an id, the oldest open call of the same tool, paths and command."""
         with self._open_root.ledger.store.read() as tx:
             rows = [row for row in _open_calls(tx, event.session) if row.label == event.label]
         same = [row for row in rows if event.label is not None or observe.tool_of(row).about.get("key") == _key(event)]
@@ -348,7 +354,7 @@ def _open_turn(tx: Tx, session: str) -> str | None:
 
 
 def _key(event: HookEvent) -> str | None:
-    """Identifies a tool call to which the agent gives no id, by tool and input."""
+    """Identifies a tool call to which the agent gives no id, by tool, paths and command."""
     if event.label is not None:
         return None
     return sha256(encode([event.tool, event.input])).hexdigest()[:32]

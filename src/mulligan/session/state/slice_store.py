@@ -288,10 +288,13 @@ class _Diff:
     grows: bool
 
     def places(self) -> list[int]:
-        """The places afterwards. A slice that only grew extends the same list, because only one version is cached."""
+        """The places afterwards. A slice that only grew extends the same list, because only one version is cached.
+
+        An interrupt can come right after that and then this is called again, so the list gets each new place once.
+        """
         new = [place for place, _ in self.change.add]
         if self.grows:
-            self.kept.extend(new)
+            self.kept[len(self.items) - len(new) :] = new
             return self.kept
         return self.kept + new
 
