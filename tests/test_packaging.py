@@ -63,9 +63,15 @@ def test_the_demo_is_installed_from_a_lock_file_with_every_dependency() -> None:
     assert {package_of(one) for one in PROJECT["dependencies"]} - pins("requirements.lock").keys() == set()
 
 
-def test_the_developers_lock_file_keeps_the_versions_of_the_core() -> None:
+def test_the_page_is_installed_from_a_lock_file_with_every_dependency() -> None:
+    needed = {package_of(one) for one in PROJECT["optional-dependencies"]["serve"]}
+    assert needed - pins("requirements-serve.lock").keys() == set()
+
+
+@pytest.mark.parametrize("smaller", ["requirements.lock", "requirements-serve.lock"])
+def test_the_developers_lock_file_keeps_the_versions_of_the_smaller_ones(smaller: str) -> None:
     """Otherwise `make test` would replace what `make run` has installed."""
-    assert pins("requirements.lock").items() - pins("requirements-dev.lock").items() == set()
+    assert pins(smaller).items() - pins("requirements-dev.lock").items() == set()
 
 
 def test_each_locked_package_has_a_hash() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import subprocess
@@ -178,11 +179,17 @@ COMMITTING: dict[Callable[[World, str], None], Callable[[World, str], None]] = {
 """The same way without the failure."""
 
 
+CALLS_MAX = 100
+
+
 class Attempts:
     """Runs one call after another with interrupts, and checks after each that it happened whole or not at all."""
 
-    def __init__(self, world: World, way: Callable[[World, str], None], caplog: pytest.LogCaptureFixture) -> None:
-        self._world = world
+    def __init__(
+        self, make: Callable[[], World], way: Callable[[World, str], None], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        self._make = make
+        self._world = make()
         self._way = way
         self._caplog = caplog
         self._number = 0
@@ -196,7 +203,18 @@ class Attempts:
         self._number += 1
         self._way(self._world, str(self._number))
 
+    def close(self) -> None:
+        self._world.close()
+
+    def _renew(self) -> None:
+        """Each call adds to the state, and a state that has grown makes each call slower."""
+        self.close()
+        self._world, self._number = self._make(), 0
+        self._call()
+
     def interrupt(self, *at: int) -> None:
+        if self._number > CALLS_MAX:
+            self._renew()
         before = self._world.look()
         self._caplog.clear()
         lines = Lines(*at)
@@ -230,9 +248,16 @@ CASES = TOOL_CASES + [("durable", way) for way in DURABLE_WAYS] + [("memory stor
 def attempts(request: pytest.FixtureRequest, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Attempts]:
     state, way = request.param
     caplog.set_level(logging.WARNING)
-    world = STATES[state](tmp_path)
-    yield Attempts(world, {**WAYS, **DURABLE_WAYS}[way], caplog)
-    world.close()
+    number = itertools.count()
+
+    def make() -> World:
+        base = tmp_path / str(next(number))
+        base.mkdir()
+        return STATES[state](base)
+
+    running = Attempts(make, {**WAYS, **DURABLE_WAYS}[way], caplog)
+    yield running
+    running.close()
     assert variables_set() == {}
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import apsw
 import pytest
 
-from mulligan.store import sqlite_file
+from mulligan.store import sqlite, sqlite_file
 from mulligan.store.sqlite import SqliteStore
+from mulligan.store.sqlite_file import BusyWait
 from mulligan.values.errors import MulliganError
 from tests.contracts.tables import CONTRACT_SCHEMA, THINGS, Thing
 from tests.thread_idents import ended_thread, thread_with_ident
@@ -50,6 +51,38 @@ def test_a_writer_who_waits_too_long_is_reported(store: SqliteStore, monkeypatch
     other.execute("ROLLBACK")
     with store.write() as tx:
         tx.put(THINGS, Thing("a", 1))
+
+
+@pytest.mark.req("W15.cancel_and_interrupt")
+def test_a_writer_does_not_wait_for_a_transaction_that_interrupts_took_from_its_thread(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    waits: list[int] = []
+    wait = BusyWait.__call__
+
+    def counted(busy: BusyWait, tries: int) -> bool:
+        waits.append(tries)
+        return wait(busy, tries)
+
+    monkeypatch.setattr(BusyWait, "__call__", counted)
+    held: list[BaseException] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlite, "_roll_back", interrupt)
+        patched.setattr(sqlite.ConnectionPool, "give_back", interrupt)
+        try:
+            with store.write() as tx:
+                tx.put(THINGS, Thing("a", 1))
+                raise ZeroDivisionError
+        except KeyboardInterrupt as error:
+            held.append(error)
+    with store.write() as tx:
+        tx.put(THINGS, Thing("b", 2))
+    assert held and waits == [0]
+    with store.read() as reading:
+        assert reading.select(THINGS) == [Thing("b", 2)]
 
 
 def test_a_writer_takes_over_from_an_ended_thread_that_had_its_ident(store: SqliteStore) -> None:

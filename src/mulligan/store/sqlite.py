@@ -144,7 +144,8 @@ _CHECK_LIMIT_S = 10.0
 class ConnectionPool:
     """Connections to one file. Each is used by one thread at a time and by no process but the one that opened it.
 
-    `end_interrupted` ends transactions that an interrupt kept from ending; a statement or fork that has to wait calls it.
+    `end_interrupted` ends transactions that an interrupt kept from ending; a statement or a fork that has to wait calls
+    it.
     `after_fork` runs in a forked child, before anything else uses the pool there.
     """
 

@@ -88,7 +88,7 @@ def test_an_event_that_cannot_be_delivered_is_kept_without_the_contents_of_files
     secret, path = os.urandom(24).hex(), str(workspace.root / ".env")
     patch = f"*** Begin Patch\n*** Update File: {path}\n@@\n-KEY=1\n+{secret}\n*** End Patch"
     given = {"apply_patch": {"command": patch, "input": patch}}.get(tool, {"file_path": path, "content": secret})
-    about = {"tool_name": tool, "tool_input": given, "tool_use_id": "toolu_1"}
+    about: dict[str, Any] = {"tool_name": tool, "tool_input": given, "tool_use_id": "toolu_1"}
     workspace.hook("PreToolUse", **about)
     (workspace.root / ".env").write_text(secret)
     workspace.hook("PostToolUse", **about, tool_response={"content": secret})
@@ -110,7 +110,11 @@ def test_the_error_of_a_tool_on_a_path_that_is_not_captured_is_not_stored(worksp
     (workspace.root / ".mulligan.toml").write_text('[capture]\nnever = [".env"]\n')
     secret = os.urandom(24).hex()
     for name, error in ((".env", f"{secret} is not there"), ("gone.txt", "nothing is there")):
-        about = {"tool_input": {"file_path": str(workspace.root / name)}, "tool_use_id": name, "tool_name": "Edit"}
+        about: dict[str, Any] = {
+            "tool_input": {"file_path": str(workspace.root / name)},
+            "tool_use_id": name,
+            "tool_name": "Edit",
+        }
         workspace.hook("PreToolUse", **about)
         workspace.hook("PostToolUseFailure", **about, error=error)
     assert "nothing is there" in workspace.mulligan("show", "gone.txt").stdout

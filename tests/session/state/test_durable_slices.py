@@ -13,6 +13,7 @@ import mulligan
 from mulligan import ExecutionStateError, Plan, SlicePolicy, Snapshot, ToolInvoked, WorkspaceDigest, append_all
 from mulligan.effects.session import DurableSession
 from mulligan.history.projection import SCHEMA
+from mulligan.session.state import slice_store
 from mulligan.session.state.slice_store import SLICES, item_rows
 from mulligan.store.verify import verify
 from mulligan.values.canonical import decode
@@ -51,6 +52,32 @@ def test_the_session_of_an_open_workspace_is_a_session(tmp_path: Path) -> None:
 
 
 class TestCalls:
+    @pytest.mark.req("W15.cancel_and_interrupt")
+    def test_an_interrupt_while_the_cache_takes_a_commit_repeats_no_item(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        workspace, session = opened(tmp_path)
+        plans = session[Plan]
+        for objective in "ab":
+            with session.call():
+                plans.append(Plan(objective))
+        stored_slice = slice_store._StoredSlice
+
+        def interrupt(*_: object) -> None:
+            monkeypatch.setattr(slice_store, "_StoredSlice", stored_slice)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(slice_store, "_StoredSlice", interrupt)
+        with pytest.raises(KeyboardInterrupt), session.call():
+            plans.append(Plan("c"))
+        with session.call():
+            plans.append(Plan("d"))
+        with session.call():
+            plans.clear(lambda plan: plan.objective == "c")
+        assert [plan.objective for plan in plans.all()] == ["a", "b", "d"]
+        workspace.close()
+        assert [plan.objective for plan in opened(tmp_path)[1][Plan].all()] == ["a", "b", "d"]
+
     @pytest.mark.req("S4.slice.state_rolls_back", "S4.slice.log_preserved", "W18.failed_value_not_appended")
     @pytest.mark.req("S4.principle.state_vs_history")
     def test_files_and_state_are_restored_together_and_logs_stay(self, tmp_path: Path) -> None:

@@ -282,7 +282,7 @@ class Recorder:
         return "failed" if withheld and event.failed else event.failed
 
     def _open_call(self, event: HookEvent) -> CallId | None:
-        """The open call with the agent's id; without an id, the oldest open call of the same tool, paths and command."""
+        """The open call with the agent's id; without an id, the oldest one of the same tool, paths and command."""
         with self._open_root.ledger.store.read() as tx:
             rows = [row for row in _open_calls(tx, event.session) if row.label == event.label]
         same = [row for row in rows if event.label is not None or observe.tool_of(row).about.get("key") == _key(event)]
