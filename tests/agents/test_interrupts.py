@@ -326,7 +326,7 @@ def test_the_next_call_and_close_abort_a_call_whose_block_is_gone_and_log_its_id
 
     interrupted("2")
     by_execute(world, "3")
-    assert world.look() == Attempts(world, by_execute, caplog).expected(before, "3")
+    assert world.look() == Attempts(lambda: world, by_execute, caplog).expected(before, "3")
     assert variables_set() == {}
     (warning,) = [record for record in caplog.records if record.name == "mulligan.calls"]
     calls = [entry for entry in world.state.session[ToolInvoked].all() if entry.call_id == "2"]
