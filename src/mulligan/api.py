@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.clock import Clock, SystemClock
@@ -40,7 +40,10 @@ if TYPE_CHECKING:
     from mulligan.store.sqlite import SqliteStore
     from mulligan.values.ids import IdSource, SessionId
 
-_ENGINES = "a directory, sqlite:///absolute/directory, or memory:"
+    _Opener = Callable[..., Store]
+    """Opens a store, like `_open_sqlite`."""
+
+_STORES = "a directory, sqlite:///absolute/directory, or memory:"
 
 
 def state_directory(environ: Mapping[str, str]) -> str:
@@ -62,44 +65,50 @@ def outer_call(environ: Mapping[str, str]) -> str | None:
 
 
 def store_directory(url: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> str | None:
-    """The directory of a store URL; None for a store in memory. Raises `invalid_store_url`."""
+    """The directory of a store; None for a store without one. Raises `invalid_store_url`."""
+    return _engine_of(url, environ)[1]
+
+
+def _engine_of(url: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> tuple[_Opener, str | None]:
+    """The engine of a store URL, and the directory of the store if the engine has one."""
     if url is None:
-        return state_directory(environ)
+        return _open_sqlite, state_directory(environ)
     if isinstance(url, os.PathLike):
-        return os.path.abspath(os.fspath(url))
+        return _open_sqlite, os.path.abspath(os.fspath(url))
     if not isinstance(url, str):
-        raise fault("invalid_store_url", f"{url!r} is not a store. Give {_ENGINES}.")
+        raise fault("invalid_store_url", f"{url!r} is not a store. Give {_STORES}.")
     scheme, colon, rest = url.partition(":")
-    reader = _SCHEMES.get(scheme) if colon and "/" not in scheme else None
-    if reader is not None:
-        return reader(rest)
+    if colon and scheme in _ENGINES:
+        return _ENGINES[scheme](rest)
     if not url.strip() or "\0" in url or (colon and rest.startswith("//")):
-        raise fault("invalid_store_url", f"{url!r} is not a store. Give {_ENGINES}.")
-    return os.path.abspath(url)
+        raise fault("invalid_store_url", f"{url!r} is not a store. Give {_STORES}.")
+    return _open_sqlite, os.path.abspath(url)
 
 
-def _sqlite(rest: str) -> str:
+def _sqlite(rest: str) -> tuple[_Opener, str]:
     if not rest.startswith("///") or rest.startswith("////") or not rest.strip("/"):
         raise fault("invalid_store_url", "Write a SQLite store as sqlite:///absolute/directory, with three slashes.")
-    return os.path.abspath(rest[2:])
+    return _open_sqlite, os.path.abspath(rest[2:])
 
 
-def _memory(rest: str) -> None:
+def _memory(rest: str) -> tuple[_Opener, None]:
     if rest.strip("/"):
         raise fault("invalid_store_url", "Write a store in memory as memory: without anything after it.")
+    return _open_memory, None
 
 
-def _postgres(rest: str) -> None:
-    words = f"PostgreSQL stores are not part of this version yet. Give {_ENGINES}."
+def _postgres(_: str) -> NoReturn:
+    words = f"PostgreSQL stores are not part of this version yet. Give {_STORES}."
     raise fault("invalid_store_url", words, missing_extra="postgres")
 
 
-_SCHEMES: Mapping[str, Callable[[str], str | None]] = {
+_ENGINES: Mapping[str, Callable[[str], tuple[_Opener, str | None]]] = {
     "sqlite": _sqlite,
     "memory": _memory,
     "postgresql": _postgres,
     "postgres": _postgres,
 }
+"""For each scheme of a store URL, a function that reads the rest of the URL. A new store engine adds a row."""
 
 
 def open_store(
@@ -116,20 +125,23 @@ def open_store(
 
     A refusal changes nothing. With `create=False` a missing store raises `store_unreadable`.
     """
-    directory = store_directory(url, os.environ if environ is None else environ)
-    if directory is None:
-        from mulligan.store.memory import MemoryStore
-
-        return MemoryStore(schema, durability=durability)
-    _refuse_inside(directory, root)
+    open_engine, directory = _engine_of(url, os.environ if environ is None else environ)
+    if directory is not None:
+        _refuse_inside(directory, root)
     try:
-        return _open_sqlite(directory, schema, durability=durability, clock=clock, create=create)
+        return open_engine(directory or "", schema, durability=durability, clock=clock, create=create)
     except MulliganError as error:
-        if directory in error.message:
+        if directory is None or directory in error.message:
             raise
         raise fault(error.code, f"{error.message} The store is in {directory}.", **error.details) from error
     except OSError as error:
         raise fault_of_os_error(error, f"Opening the store in {directory}") from error
+
+
+def _open_memory(_: str, schema: Schema, *, durability: Durability, clock: Clock, create: bool) -> Store:
+    from mulligan.store.memory import MemoryStore
+
+    return MemoryStore(schema, durability=durability)
 
 
 def _open_sqlite(directory: str, schema: Schema, *, durability: Durability, clock: Clock, create: bool) -> Store:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from mulligan.effects.handle import CallHandle
+from mulligan.effects.receipt import FIELDS
 from mulligan.testing import SteppingClock, as_tree
 from mulligan.values.errors import MulliganError, PromptEvaluationError
 from tests.effects.effect_session import EffectSession, denied, text
@@ -74,6 +75,26 @@ def test_each_method_performs_its_effect(effects: EffectSession) -> None:
         assert (missing.status, missing.error_code, missing.content) == ("not_found", "path_not_found", None)
         assert missing.error_message and missing.to_dict()["status"] == "not_found"
     assert effects.tree() == as_tree({"d/a": "two\n", "d/bin": b"\xff", "m": "x\n"})
+
+
+@pytest.mark.req("D12.receipt_attributes")
+def test_a_field_that_a_receipt_does_not_have_is_none_and_a_misspelt_one_an_error(effects: EffectSession) -> None:
+    with effects.session.call() as call:
+        receipts = [
+            call.write_file("a", "one\n"),
+            call.read_file("a"),
+            call.grep("one"),
+            call.list_dir(),
+            call.stat("a"),
+        ]
+        receipts += [call.exec(["true"]), call.exists("b"), call.read_file("b"), call.mkdir("d"), call.move("a", "d/a")]
+        receipts += [call.exec(["true"], isolate=True), call.delete("d", recursive=True), call.glob("*")]
+    receipts.append(effects.session.perform("snapshot.list", {})[0])
+    assert [set(one.to_dict()) - FIELDS for one in receipts] == [{"status"}] * len(receipts)
+    written = receipts[0]
+    assert (written.exit_code, hasattr(written, "exit_code"), hasattr(written, "writen_bytes")) == (None, True, False)
+    with pytest.raises(AttributeError, match="written_bytes"):
+        written.writen_bytes  # noqa: B018  # a caller's mistake
 
 
 def test_a_failing_block_leaves_no_changes(effects: EffectSession) -> None:

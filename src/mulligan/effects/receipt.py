@@ -10,11 +10,23 @@ from mulligan.values.digest import Digest
 from mulligan.values.errors import Refused
 from mulligan.values.limits import PREVIEW_BYTES
 
+_FIELDS_TEXT = """
+applied attribution blob bundle cache_hint call_id changed_paths changes claimed_by content count coverage created
+current_digest deleted diff digest ended_at_ns engine entries eol error error_code error_message errors exec_id exists
+exit_code expires_at_ns files_changed files_searched fingerprint is_dir lease_id manifest_stats match_count matches
+mode moved moved_paths mtime_ns new_mtime_ns offset_bytes path paths race_window range rejects removed_paths
+replacements rescued result running sandbox session_id sha256 signal size size_bytes skipped snapshot_id started_at_ns
+stderr stdout strategy strategy_reason summary_text total truncated withheld written_bytes
+"""
+FIELDS = frozenset(_FIELDS_TEXT.split())
+"""The fields that receipts of the documented effects and tools can have, besides `status`."""
+
 
 class Receipt:
-    """The outcome of an effect: `status` and the effect's own fields as attributes. Fields may be missing.
+    """The outcome of an effect: `status` and the effect's own fields as attributes.
 
-    A failure always has an `error_code` and an `error_message`.
+    A field of another effect, or one that this receipt does not need, is None. A name that no receipt has raises
+    AttributeError. A failure always has an `error_code` and an `error_message`.
     """
 
     __slots__ = ("_fields", "effect", "status")
@@ -44,7 +56,9 @@ class Receipt:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return self._fields.get(name)
+        if name in self._fields or name in FIELDS:
+            return self._fields.get(name)
+        raise AttributeError(f"No receipt has a field {name!r}; this one has: {', '.join(self.to_dict())}.")
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, as it is recorded and sent."""
