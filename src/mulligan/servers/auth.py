@@ -12,7 +12,7 @@ import hmac
 import os
 from collections.abc import Iterable
 from hashlib import sha256
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from mulligan.servers.own_host import Asgi, Receive, Scope, Send
 from mulligan.session.tokens import Token, Tokens, random_token
@@ -20,6 +20,9 @@ from mulligan.values.errors import MulliganError, fault
 
 KEY_PRINCIPAL = "api-key"
 """The principal of all static keys."""
+
+Role = Literal["observer", "controller"]
+ROLE_ATTRIBUTE = "role"
 
 _CHALLENGE = [(b"www-authenticate", b'Bearer realm="mulligan"'), (b"content-type", b"application/json")]
 
@@ -73,6 +76,11 @@ def caller_of(given: str, keys: StaticKeys, tokens: Tokens | None) -> Caller | N
         return Caller(KEY_PRINCIPAL)
     token = None if tokens is None or not given else tokens.touch(given)
     return None if token is None else Caller(token.principal, token)
+
+
+def role_of(token: Token | None) -> Role:
+    """An observer only reads. Static keys, and tokens without a role, are controllers."""
+    return "observer" if token is not None and token.attributes.get(ROLE_ATTRIBUTE) == "observer" else "controller"
 
 
 def needs_serve(what: str, error: ModuleNotFoundError) -> MulliganError:

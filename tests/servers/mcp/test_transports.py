@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp.shared.exceptions import MCPError
 
+import mulligan
 from mulligan.servers.mcp.protocol import TOOLSETS, read_table
+from mulligan.values.clock import SystemClock
 from tests.servers.mcp.server_process import MODERN, SERVER, HttpServer, environment, on_http
 
 Act = Callable[[Client], Awaitable[Any]]
@@ -225,6 +229,17 @@ class TestHttpOnly:
             origins = ("http://box", "https://box:8443", "http://box.evil.example", "http://box:80.evil", "null")
             found = [self.post(server, key=key, host="box:80", origin=origin) for origin in origins]
             assert found == [200, 200, 403, 403, 403]
+
+    @pytest.mark.req("D14.mcp.token_always")
+    def test_the_token_of_an_observer_reaches_no_tool(self, root: Path, tmp_path: Path) -> None:
+        ends = SystemClock().now() + timedelta(hours=1)
+        with mulligan.open(root, store=str(tmp_path / "home")) as opened:
+            create = partial(opened.tokens.create, principal="ci", expires_at=ends)
+            controllers = [create(attributes=None), create(attributes={"role": "controller"})]
+            observer = create(attributes={"role": "observer"})
+        with on_http(root, tmp_path / "home") as server:
+            assert [self.post(server, key=one.id) for one in controllers] == [200, 200]
+            assert self.post(server, key=observer.id) == 403
 
     @pytest.mark.req("D14.mcp.token_file_created")
     def test_a_missing_token_file_is_made_with_one_key_for_the_owner_alone(self, root: Path, tmp_path: Path) -> None:

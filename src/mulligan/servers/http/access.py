@@ -15,15 +15,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from hashlib import sha256
 from http.cookies import CookieError, SimpleCookie
-from typing import Literal
 
-from mulligan.servers.auth import KEY_PRINCIPAL, StaticKeys
-from mulligan.session.tokens import Token, Tokens, random_token
+from mulligan.servers.auth import KEY_PRINCIPAL, ROLE_ATTRIBUTE, Role, StaticKeys, role_of
+from mulligan.session.tokens import Tokens, random_token
 from mulligan.values.clock import Clock, monotonic_s
-
-Role = Literal["observer", "controller"]
-ROLES: tuple[Role, ...] = ("observer", "controller")
-ROLE_ATTRIBUTE = "role"
 
 BROWSER_PRINCIPAL = "browser"
 CODE_LIFE_S = 300.0
@@ -40,10 +35,6 @@ class AuthenticatedClient:
     role: Role
     key: str
     csrf: str | None = None
-
-
-def role_of(token: Token) -> Role:
-    return "observer" if token.attributes.get(ROLE_ATTRIBUTE) == "observer" else "controller"
 
 
 @dataclass(slots=True)

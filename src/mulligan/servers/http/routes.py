@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from mulligan.servers.auth import Role
 from mulligan.servers.http import live_session, operations, timeline
-from mulligan.servers.http.access import Role
 from mulligan.servers.http.schemas import SCHEMAS
 from mulligan.servers.http.service import Answer, Asked, Service
 from mulligan.values.canonical import decode
