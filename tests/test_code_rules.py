@@ -60,6 +60,7 @@ FILES_MAX = {
     "exec": 12,
     "files": 32,
     "history": 37,
+    "hosts": 3,
     "servers": 30,
     "session": 27,
     "store": 15,
@@ -67,7 +68,7 @@ FILES_MAX = {
     "values": 13,
 }
 """How many modules each package may have. A new package brings its own line; a number only goes down."""
-CODE_LINES_MAX = 50_900
+CODE_LINES_MAX = 51_372
 COMMENTS_PER_100_LINES = {"exec": 3.9, "history": 2.7}
 """Odd code in these packages says why it is as it is."""
 OLD_MODULE_NAMES_TEXT = (
@@ -329,6 +330,7 @@ PACKAGES = [
     "builtins | tokens | command_client",
     "api",
     "servers | agents",
+    "hosts",
     "effects",
     "history",
     "exec | session",

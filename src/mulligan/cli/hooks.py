@@ -227,11 +227,12 @@ class RecordedRoots:
 
     def _opened(self, root: str) -> Any:
         from mulligan import api
-        from mulligan.agents.hooks.recorder import Recorder
+        from mulligan.agents.hooks.recorder import TOLD, Recorder
+        from mulligan.agents.hooks.socket import FOLDER
 
         if root not in self._by_root:
             opened = api.open(root, store=self._home)
-            self._by_root[root] = (opened, Recorder(opened.open_root))
+            self._by_root[root] = (opened, Recorder(opened.open_root, os.path.join(self._home, FOLDER, TOLD)))
         return self._by_root[root]
 
     def sync(self, process: str) -> None:

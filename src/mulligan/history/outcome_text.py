@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mulligan.history.cause import ObservedTool
 from mulligan.values.clock import Clock, SystemClock, parse_timestamp
 from mulligan.values.entries import Absent
 from mulligan.values.paths import to_wire
@@ -18,6 +19,7 @@ from mulligan.values.visible import visible
 if TYPE_CHECKING:
     from mulligan.history.git_changes import LeftAlone
     from mulligan.history.plan import Outcome
+    from mulligan.history.tables import CallRow
     from mulligan.history.undo import UndoResult
 
 
@@ -85,6 +87,20 @@ _GAP_VERBS = {"rescued": "restored", "commit_outside": "not undone", "git_outsid
 def short(call: object) -> str:
     """The last eight characters of an id; ids made at about the same time begin alike."""
     return str(call)[-8:]
+
+
+_COMMAND_SHOWN = 60
+
+
+def call_title(row: CallRow, *, label: bool = False) -> str:
+    """The tool of a call and its command, shortened, on one line; with `label` also the agent's own id of the call."""
+    if row.external:
+        return "edited outside"
+    command = row.why.about.get("command") if isinstance(row.why, ObservedTool) else None
+    words = " ".join(command.split()) if isinstance(command, str) else ""
+    cut = words if len(words) <= _COMMAND_SHOWN else words[: _COMMAND_SHOWN - 1] + "…"
+    title = f"{row.tool or 'call'}: {cut}" if cut else row.tool or row.label or "call"
+    return visible(f"{title} [{row.label}]" if label and row.label not in (None, row.tool) else title)
 
 
 def changes_words(changes: Sequence[Mapping[str, Any]]) -> list[str]:

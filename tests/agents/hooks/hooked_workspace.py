@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mulligan.agents.hooks.client import COMMANDS
 from mulligan.agents.hooks.settings import CLIENT
 from mulligan.agents.hooks.socket import ask_background, background_folder
 
@@ -47,6 +48,26 @@ class HookedWorkspace:
         )
         assert (done.returncode, done.stdout) == (0, b"")
         return done
+
+    def prompt(self, text: str, turn: str, *, agent: str = "claude", name: str = "UserPromptSubmit") -> Body | None:
+        """What the prompt hook that `mulligan install` installs answers; None: nothing."""
+        given = json.dumps(event(self.root, name, prompt=text, prompt_id=turn)).encode()
+        command = [sys.executable, "-I", "-S", CLIENT, agent, str(self.store), COMMANDS]
+        done = subprocess.run(command, input=given, env=self.env, capture_output=True)
+        assert done.returncode == 0, done.stderr
+        answer: Body | None = json.loads(done.stdout) if done.stdout else None
+        return answer
+
+    def typed(self, text: str, turn: str = "typed") -> str:
+        """The text that Claude Code shows for a typed command."""
+        answer = self.prompt(text, turn)
+        assert answer is not None and answer["decision"] == "block", answer
+        return str(answer["reason"])
+
+    def news(self, turn: str) -> str | None:
+        """What the model learns with the next prompt."""
+        answer = self.prompt("go on", turn)
+        return None if answer is None else str(answer["hookSpecificOutput"]["additionalContext"])
 
     def tool(self, tool: str, given: Mapping[str, Any], label: str | None, act: Any) -> None:
         """One tool call: told before, done, told after."""

@@ -19,6 +19,11 @@ PROTOCOL = "1"
 WAIT_S = 1.6
 """How long an agent waits for its hook; `MULLIGAN_HOOKS_WAIT_S` overrides it."""
 
+COMMANDS = "commands"
+TYPED_WAIT_S = 50.0
+"""How long a hook waits for the answer to a typed command. Mulligan answers within 4 s of getting it; the rest of the
+time is for a busy machine to start the background process."""
+
 _POLL_S = 0.01
 _INPUT_MAX = 64 * 1024 * 1024
 _SPOOL_MAX = 1000
@@ -46,11 +51,16 @@ _FIELDS_END = b"\n"
 
 
 def main(argv: list[str]) -> None:
-    """`client.py AGENT [STORE]`"""
+    """`client.py AGENT [STORE [commands]]`. With `commands`, the hook answers commands that a person types."""
     wait_s = _wait_s(os.environ.get("MULLIGAN_HOOKS_WAIT_S"))
     deadline = time.monotonic() + wait_s
     agent, home = argv[0], argv[1] if len(argv) > 1 else state_home(os.environ)
     raw = _read_all(0)
+    if argv[2:] == [COMMANDS]:
+        agent = f"{agent}:{COMMANDS}"
+        if _may_be_typed(raw):
+            wait_s = max(wait_s, TYPED_WAIT_S)
+            deadline = time.monotonic() + wait_s
     folder = background_folder(home)
     message = _message(agent, raw, wait_s)
     answer = None
@@ -68,6 +78,13 @@ def main(argv: list[str]) -> None:
         _spool(folder, _message(agent, without_contents(raw), wait_s))
     if answer is not None and len(answer) > 1:
         os.write(1, answer[1:])
+
+
+def _may_be_typed(raw: bytes) -> bool:
+    """Whether the prompt may be a typed command. The background process decides; this only chooses a longer wait."""
+    at = raw.find(b'"prompt"')
+    start = raw[at + 8 : at + 200].lstrip(b' \t\n:"/$')
+    return at >= 0 and start.startswith((b"undo", b"redo", b"mulligan"))
 
 
 def state_home(environ: "os._Environ[str]") -> str:
@@ -138,7 +155,7 @@ def without_contents(raw: bytes) -> bytes:
         return b""
     kept = {name: body[name] for name in _SPOOLED_FIELDS if isinstance(body.get(name), str)}
     kept["tool_input"] = recorded_input(body.get("tool_name"), body.get("tool_input"))
-    return json.dumps(kept).encode("ascii")  # noqa: TID251 -- the canonical form is too slow to import here
+    return json.dumps(kept).encode("ascii")
 
 
 def recorded_input(tool: object, given: object) -> "dict[str, str]":

@@ -25,7 +25,7 @@ from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, Literal
 
-from mulligan.agents.hooks.client import recorded_input
+from mulligan.agents.hooks.client import COMMANDS, TYPED_WAIT_S, recorded_input
 from mulligan.agents.hooks.socket import Spool
 from mulligan.history import observe
 from mulligan.history.baseline import Baseline
@@ -33,6 +33,8 @@ from mulligan.history.ledger import STORE_FULL
 from mulligan.history.observe import Note, Observed
 from mulligan.history.open_root import OpenRoot
 from mulligan.history.tables import AGENT, CALLS, OPEN, TURNS, CallRow
+from mulligan.hosts.news import News
+from mulligan.hosts.typed import TypedCommand, answer, parse_typed, still_running
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import monotonic_s
@@ -100,6 +102,13 @@ class HookEvent:
     transcript: str | None = None
     worker: str | None = None
     failed: str | None = None
+    answers: bool = False
+    """The hook may answer prompts: `mulligan install` installed it together with the host's commands."""
+
+    @property
+    def typed(self) -> TypedCommand | None:
+        """The command in the prompt, if the person typed one."""
+        return None if self.kind != "prompt" or self.prompt is None else parse_typed(self.agent, self.prompt)
 
     @property
     def is_read_only(self) -> bool:
@@ -124,8 +133,16 @@ class HookEvent:
         return None if text is None or self.tool == "apply_patch" else text
 
 
-def parse_event(agent: str, raw: bytes) -> HookEvent | None:
-    """The event in a hook's input; None for an event that Mulligan does not record. Raises `invalid_params`."""
+_NOT_TYPED_PROMPTS = ("<task-notification>",)
+"""How prompts begin that the host itself sends to its model."""
+
+
+def parse_event(hook: str, raw: bytes) -> HookEvent | None:
+    """The event in a hook's input; None for an event that Mulligan does not record. Raises `invalid_params`.
+
+    `hook` is the agent, and `:commands` if the hook may answer prompts.
+    """
+    agent, _, extra = hook.partition(":")
     try:
         body = decode(raw)
     except MulliganError:
@@ -136,6 +153,9 @@ def parse_event(agent: str, raw: bytes) -> HookEvent | None:
     if kind is None or session is None or cwd is None or not os.path.isabs(cwd):
         return None
     prompt = _text(body.get("prompt"))
+    if kind == "prompt" and (body.get("agent_id") or (prompt or "").startswith(_NOT_TYPED_PROMPTS)):
+        # A subagent's task, or the end of a background command: no person has typed, so no turn begins.
+        return None
     return HookEvent(
         agent=agent,
         kind=kind,
@@ -149,6 +169,7 @@ def parse_event(agent: str, raw: bytes) -> HookEvent | None:
         transcript=_text(body.get("transcript_path")),
         worker=_optional_id(body.get("agent_id")),
         failed=(_text(body.get("error")) or "failed")[:200] if kind == "failure" else None,
+        answers=extra == COMMANDS,
     )
 
 
@@ -166,25 +187,67 @@ def _id(text: str) -> str:
 
 
 _LATER_WAITS_S = 0.02
+TYPED_ANSWER_S = 4.0
+"""When the person gets an answer to a typed command, be it that Mulligan still works on it."""
+_BLOCKS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "claude": {"decision": "block", "hookSpecificOutput": {"suppressOriginalPrompt": True}},
+        "codex": {"decision": "block"},
+        "gemini": {"decision": "deny"},
+    }
+)
+"""What each host takes as the answer of its prompt hook that stops the prompt before the model."""
+
+
+def prompt_event_of(agent: str) -> str:
+    return "BeforeAgent" if agent == "gemini" else "UserPromptSubmit"
+
+
+def stop_prompt(agent: str, text: str) -> bytes:
+    """The hook's answer that shows the text to the person and sends nothing to the model."""
+    body = {**_BLOCKS[agent], "reason": text}
+    if "hookSpecificOutput" in body:
+        body["hookSpecificOutput"] = {**body["hookSpecificOutput"], "hookEventName": prompt_event_of(agent)}
+    return encode(body)
+
+
+def tell_model(agent: str, text: str) -> bytes:
+    """The hook's answer that adds the text to the prompt, for the model alone."""
+    return encode({"hookSpecificOutput": {"hookEventName": prompt_event_of(agent), "additionalContext": text}})
+
 
 MISSED: Note = {"path": ".", "reason": "hook_missed"}
 LATE: Note = {"path": ".", "reason": "hook_late"}
 
 
 class Recorder:
-    """Records the events of one root. Use it from one thread at a time, and close it; the caller owns the root."""
+    """Records the events of one root. Use it from one thread at a time, and close it; the caller owns the root.
 
-    def __init__(self, open_root: OpenRoot) -> None:
+    `told` is the folder that remembers what models have been told; None: Mulligan tells them nothing.
+    """
+
+    def __init__(self, open_root: OpenRoot, told: str | None = None) -> None:
         self._open_root = open_root
+        self._news = None if told is None else News(open_root, told)
         self._tree = Baseline(open_root)
         self._notes: dict[CallId, list[Note]] = {}
         self._patience_s = float("inf")
         self._was_full = False
+        self._typed: tuple[str, str | None, str | None] | None = None
+        self._typed_answer = b""
 
-    def handle(self, event: HookEvent, *, until: float, pid: int = 0, late: bool = False) -> None:
-        """Records an event. On return, all that must be durable before the agent goes on is, if `until` allows."""
+    def handle(self, event: HookEvent, *, until: float, pid: int = 0, late: bool = False) -> bytes:
+        """Records an event. On return, all that must be durable before the agent goes on is, if `until` allows.
+
+        Returns what the hook answers to its host; empty: nothing.
+        """
         try:
+            if (typed := event.typed) is not None:
+                # The host has sent a late command to the model already. A hook that may not answer leaves a command
+                # to the hook that may: both can be installed.
+                return self._run_typed(event, typed) if event.answers and not late else b""
             _HANDLERS[event.kind](self, event, until, pid if not late else -1)
+            return self._tell_news(event, until) if event.kind == "prompt" and not late else b""
         except MulliganError as error:
             # The coverage of the next recorded call says so.
             self._was_full |= error.code == "no_space"
@@ -307,6 +370,28 @@ class Recorder:
         turn = TurnId(event.turn or self._open_root.ledger.ids.new())
         observe.open_turn(self._open_root, session, turn, event.prompt, pid=max(0, pid))
 
+    def _run_typed(self, event: HookEvent, command: TypedCommand) -> bytes:
+        """Runs a command that the person typed. It begins no turn, but it ends a turn that the person interrupted.
+
+        Two hooks may report the same prompt: both get the same answer.
+        """
+        prompt = (event.session, event.turn, event.prompt)
+        if event.turn is None or self._typed != prompt:
+            self._over(event, reason="interrupted")
+            observe.record_changes(self._open_root, self._tree)
+            text = answer(self._open_root, event.session, command, event.cwd)
+            self._typed, self._typed_answer = prompt, stop_prompt(event.agent, text)
+        return self._typed_answer
+
+    def _tell_news(self, event: HookEvent, until: float) -> bytes:
+        """The news for the model. If the host may no longer wait, the next prompt has them."""
+        if self._news is None or not event.answers or monotonic_s() > until:
+            return b""
+        if self._tree.is_complete:
+            observe.record_changes(self._open_root, self._tree)
+        text = self._news.tell(SessionId(event.session))
+        return b"" if text is None else tell_model(event.agent, text)
+
     def _stop(self, event: HookEvent, until: float, pid: int) -> None:
         self._over(event, reason="stopped")
         observe.record_changes(self._open_root, self._tree, full=True)
@@ -361,6 +446,8 @@ def _key(event: HookEvent) -> str | None:
 
 
 TROUBLE = "trouble.txt"
+TOLD = "told"
+"""The folder beside the store that remembers what models have been told."""
 _ON_THE_WAY_S = 0.6
 """The part of a hook's waiting time that is reserved for starting the hook and for its answer."""
 
@@ -390,11 +477,20 @@ class Message:
     @property
     def is_late(self) -> bool:
         """Whether the agent has stopped waiting."""
-        return time.clock_gettime_ns(time.CLOCK_REALTIME) - self.sent_ns > self.wait_s * 1e9
+        return self.age_s > self.wait_s
 
     @property
     def answer_s(self) -> float:
         return max(0.05, self.wait_s - _ON_THE_WAY_S)
+
+    @property
+    def typed_answer_s(self) -> float:
+        """How long a person waits from now on for the answer to a command. The user may have chosen more patience."""
+        return self.answer_s if self.wait_s > TYPED_WAIT_S else max(0.05, TYPED_ANSWER_S - _ON_THE_WAY_S - self.age_s)
+
+    @property
+    def age_s(self) -> float:
+        return (time.clock_gettime_ns(time.CLOCK_REALTIME) - self.sent_ns) / 1e9
 
 
 def parse_message(data: bytes) -> Message | None:
@@ -420,6 +516,7 @@ class QueuedEvent:
     late: bool = False
     done: threading.Event = field(default_factory=threading.Event)
     error: Exception | None = None
+    answer: bytes = b""
 
 
 class RecorderThread:
@@ -469,7 +566,7 @@ class RecorderThread:
 
     def _do(self, job: QueuedEvent) -> None:
         try:
-            self.recorder.handle(job.event, until=job.until, pid=job.pid, late=job.late)
+            job.answer = self.recorder.handle(job.event, until=job.until, pid=job.pid, late=job.late)
             self.busy = True
         except Exception as error:  # noqa: BLE001  # the top of a server: after any error, the next event is handled
             job.error, self.broken = error, isinstance(error, InternalError | OSError) or self.broken
@@ -518,14 +615,20 @@ class Dispatcher:
             if event is None:
                 return DONE
             late = wait_s is None or message.is_late
+            typed = event.typed if event.answers else None
+            if typed is not None and wait_s is not None:
+                wait_s = message.typed_answer_s
             until = monotonic_s() + (wait_s or _SLICE_S)
             job = QueuedEvent(event, until, 0 if late else agent_above(message.pid), late)
             with self._lock:
                 thread = self._thread_of(event, message.project)
             thread.give(job)
             if not job.done.wait(wait_s):
-                return DONE
-            return self._outcome(job.error, message)
+                return DONE if typed is None else DONE + stop_prompt(event.agent, still_running(typed))
+            if typed is not None and job.error is not None:
+                self._tell(job.error)
+                return DONE + stop_prompt(event.agent, f"Mulligan failed: {job.error}")
+            return self._outcome(job.error, message) + job.answer
         except (MulliganError, OSError) as error:
             return self._outcome(error, message)
 
