@@ -456,7 +456,7 @@ def hostlib_tools_delete_file(request: Request | None = None, /, **given: Any) -
 
 def _session(fields: Request) -> SessionId:
     call = current_call()
-    return SessionId(fields.get("session_id") or (call.facts.session if call is not None else "default"))
+    return SessionId(fields.get("session_id") or (call.session if call is not None else "default"))
 
 
 def _content(fields: Request) -> Any:

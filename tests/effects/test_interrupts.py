@@ -140,7 +140,7 @@ def test_an_older_call_waits_for_a_younger_one_that_another_thread_ends(effects:
     with ThreadPoolExecutor(1) as pool, pytest.MonkeyPatch.context() as patch, older as early:
         younger.__enter__()
         younger.write_file("a", "1")
-        patch.setattr("mulligan.history.call.time.sleep", end)
+        patch.setattr("mulligan.history.file_changes.time.sleep", end)
         assert pool.submit(early.write_file, "a", "2").result().ok
 
 
@@ -150,7 +150,7 @@ def test_a_thread_does_not_wait_for_a_younger_call_that_it_holds_itself(effects:
         late.write_file("a", "1")
         asked: list[float] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("mulligan.history.call.time.sleep", asked.append)
+            patch.setattr("mulligan.history.file_changes.time.sleep", asked.append)
             with older as early:
                 assert early.write_file("a", "2").error_code == "path_claimed"
     assert asked == []

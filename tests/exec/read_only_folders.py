@@ -165,11 +165,11 @@ def failing(workspace: TempWorkspace, *, mode_too: bool) -> None:
     try:
         with workspace.open_root.call(SessionId("default")) as call:
             paths = [INNER, RO] if mode_too else [INNER]
-            call.about_to_change(paths, going=True)
+            call.commands.about_to_change(paths, going=True)
             (workspace.root / "ro").chmod(0o755)
             (workspace.root / "ro/f").unlink()
             (workspace.root / "ro").rmdir() if mode_too else (workspace.root / "ro").chmod(0o555)
-            call.absorb(paths)
+            call.commands.absorb(paths)
             raise Failed
     except Failed:
         return

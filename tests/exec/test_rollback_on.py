@@ -293,7 +293,7 @@ def test_whatever_breaks_in_the_middle_of_it_the_rest_is_rolled_back_later(
 def test_what_was_there_when_a_call_ended_before_its_command_is_kept_and_named(workspace: TempWorkspace) -> None:
     plant(workspace.root, {"f": "old\n"})
     call = workspace.open_root.call(SessionId("default"))
-    call.about_to_change([RepoPath("f")])
+    call.commands.about_to_change([RepoPath("f")])
     plant(workspace.root, {"f": "person's\n"})
     call.abort("cancelled")
     assert (workspace.root / "f").read_text() == "old\n"

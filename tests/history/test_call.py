@@ -17,9 +17,9 @@ import pytest
 from mulligan import VisibilityExpansionRequired
 from mulligan.effects.handle import CallHandle
 from mulligan.files.disk import DRAFT_PREFIX
-from mulligan.history.log import calls_of, changes_of
+from mulligan.history.log import calls_of
 from mulligan.history.projection import SCHEMA
-from mulligan.history.tables import OPEN, TOUCHES, CallRow
+from mulligan.history.tables import OPEN, TOUCHES, CallRow, changes_of
 from mulligan.store.blobs import BLOBS
 from mulligan.store.journal import Record, records_of
 from mulligan.store.protocol import CLAIMS

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mulligan.history.log import calls_of, changes_of
-from mulligan.history.tables import OPEN
+from mulligan.history.log import calls_of
+from mulligan.history.tables import OPEN, changes_of
 from mulligan.store.journal import RECORDS, REFS, records_of
 from mulligan.values.canonical import encode
 from mulligan.values.digest import digest_of, raw_digest

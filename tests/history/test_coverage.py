@@ -13,10 +13,10 @@ import pytest
 
 from mulligan import Plan
 from mulligan.effects.session import DurableSession
-from mulligan.history.log import calls_of, changes_of
+from mulligan.history.log import calls_of
 from mulligan.history.projection import SCHEMA
 from mulligan.history.retention import evict_over
-from mulligan.history.tables import CALLS
+from mulligan.history.tables import CALLS, changes_of
 from mulligan.store.verify import verify
 from mulligan.testing import contents_of, plant, tree_of
 from mulligan.values.canonical import decode

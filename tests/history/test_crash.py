@@ -61,14 +61,14 @@ def one_of_everything(workspace: TempWorkspace) -> None:
 def staging(workspace: TempWorkspace) -> None:
     """What `git add` does to the index of a repository, under our eyes, and then the call fails."""
     with pytest.raises(LookupError), workspace.open_root.call(SessionId("default")) as call:
-        call.about_to_change([RepoPath(".git/index")])
+        call.commands.about_to_change([RepoPath(".git/index")])
         (workspace.root / ".git" / "index").write_bytes(b"staged")
-        call.absorb([RepoPath(".git/index")])
+        call.commands.absorb([RepoPath(".git/index")])
         raise LookupError
 
 
 def dying_while_staging(workspace: TempWorkspace) -> None:
-    workspace.open_root.call(SessionId("default")).about_to_change([RepoPath(".git/index")])
+    workspace.open_root.call(SessionId("default")).commands.about_to_change([RepoPath(".git/index")])
     (workspace.root / ".git" / "index").write_bytes(b"staged")
     os._exit(KILLED)
 
@@ -238,7 +238,7 @@ class TestSomebodyElse:
             from mulligan.values.paths import RepoPath
 
             call = workspace.open_root.call(SessionId("default"), tool="Bash", observed=True)
-            call.about_to_change([RepoPath("a.txt"), RepoPath("new.txt")])
+            call.commands.about_to_change([RepoPath("a.txt"), RepoPath("new.txt")])
             (workspace.root / "a.txt").write_text("the agent's\n")
             (workspace.root / "new.txt").write_text("the agent's\n")
             os._exit(9)

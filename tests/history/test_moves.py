@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mulligan.history.commit import with_moves
+from mulligan.history.undo_log import with_moves
 from mulligan.values.digest import digest_of
 from mulligan.values.entries import ABSENT, Absent, Change, DirEntry, Entry, FileEntry
 from mulligan.values.paths import RepoPath

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import mulligan
-from mulligan.history.log import changes_of
+from mulligan.history.tables import changes_of
 from mulligan.testing import FaultPlan
 from mulligan.values.entries import FileEntry
 from tests.temp_workspace import TempWorkspace, open_temp_workspace

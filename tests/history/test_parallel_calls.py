@@ -84,7 +84,7 @@ class TestClaims:
 
     @pytest.mark.req("D5.older_waits")
     def test_waiting_has_an_end(self, workspace: TempWorkspace, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("mulligan.history.call.CLAIM_WAIT_S", 0.01)
+        monkeypatch.setattr("mulligan.history.file_changes.CLAIM_WAIT_S", 0.01)
         older, younger = open_two(workspace)
         with older, younger:
             younger.write_file("a.txt", "younger")

@@ -16,13 +16,14 @@ from mulligan.history.projection import SCHEMA
 from mulligan.history.retention import (
     collect_garbage,
     drop_session,
+    droppable,
     enforce_all_caps,
     evict_over,
+    put_cap,
     set_cap,
     set_store_cap,
     usage_of,
 )
-from mulligan.history.retention_rules import droppable, put_cap
 from mulligan.history.tables import CALLS, PINS, PinRow
 from mulligan.session.tables import session_journal
 from mulligan.store.blobs import BLOBS

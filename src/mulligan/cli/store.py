@@ -349,8 +349,8 @@ def forget_verb(common: Common, path_or_call: str, yes: bool) -> None:
     skips what was erased, with the reason `evicted`, and `verify` accepts the gap. The settings `capture.never` and
     `capture.digest_only` keep Mulligan from storing such bytes at all.
     """
+    from mulligan.history.forget import forget_call, forget_path
     from mulligan.history.log import find_call
-    from mulligan.history.retention import forget_call, forget_path
 
     with open_for_changes(common) as opened:
         try:

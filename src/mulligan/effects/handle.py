@@ -31,8 +31,8 @@ from mulligan.boundary.verdict import Boundary
 from mulligan.effects.perform import perform
 from mulligan.effects.receipt import Receipt, inline_bytes
 from mulligan.history.call import Call, current_call, making
-from mulligan.history.commit import Savepoint
 from mulligan.history.open_root import OpenRoot
+from mulligan.history.undo_log import Savepoint
 from mulligan.session.lifecycle import active
 from mulligan.session.state.orphan_calls import WatchedBlock, watch
 from mulligan.session.state.session import Session as State
@@ -208,7 +208,7 @@ class _CallEnding:
             self.call.at_end.append(self._end_slices)
         else:
             self.savepoint.enter(holder)
-        self._blocks = (making(self.call), active(self.call.facts.session), changes_block(self.pending))
+        self._blocks = (making(self.call), active(self.call.session), changes_block(self.pending))
         for block in self._blocks:
             block.enter(holder)
 
@@ -319,7 +319,7 @@ class CallHandle(Effects, CallWithId):
         if deadline is not None and (not isinstance(deadline, datetime) or deadline.utcoffset() is None):
             raise fault("invalid_params", "A deadline must be a datetime with a time zone.", field="deadline")
         outer = current_call()
-        self._joins = outer is not None and outer.facts.session == call.facts.session and outer.home == call.home
+        self._joins = outer is not None and outer.session == call.session and outer.home == call.home
         self._call = outer if outer is not None and self._joins else call
         self._open_root = open_root
         self._boundary = boundary

@@ -61,7 +61,7 @@ def perform(
     not_captured = set[RepoPath]()
     try:
         asked = parsed_params(effect.params, given)
-        if asked.session_id is not None and asked.session_id != call.facts.session:
+        if asked.session_id is not None and asked.session_id != call.session:
             raise _wrong_session(open_root, call, asked.session_id, is_tool=name == effect.tool)
         with call.savepoint() if effect.op == "exec" else nullcontext():
             context = _effect_context(open_root, call, boundary, writes=not effect.read_only)
@@ -120,7 +120,7 @@ def _with_known_status(effect: Effect, refused: Refused) -> Refused:
 
 
 def _effect_context(open_root: OpenRoot, call: Call, boundary: Boundary, *, writes: bool) -> EffectContext:
-    session = call.facts.session
+    session = call.session
     found = session_boundary(open_root, session, default=boundary)
     within = replace(found.boundary, folds_case=True) if open_root.disk.root.folds_case else found.boundary
     here = call if not writes or call.root.id == open_root.root.id else open_root.part_of(call)
@@ -136,7 +136,7 @@ def _wrong_session(open_root: OpenRoot, call: Call, session: str, *, is_tool: bo
         return Refused("error", "invalid_params", "session_id: a tool acts in the session that offers it.")
     if not is_known(open_root, SessionId(session)):
         return Refused("error", "session_not_found", f"There is no session {session!r}.")
-    return Refused("error", "invalid_params", f"session_id: this call belongs to session {call.facts.session!r}.")
+    return Refused("error", "invalid_params", f"session_id: this call belongs to session {call.session!r}.")
 
 
 def _path_texts(asked: Params) -> list[str]:

@@ -737,13 +737,6 @@ def rescue_note(path: RepoPath, digest: Digest) -> dict[str, str]:
     return {"path": to_wire(path), "reason": "rescued", "blob_ref": digest}
 
 
-def blobs_named_in(call: CallRow) -> set[Digest]:
-    """All blobs that the coverage of a call names."""
-    if '"blob_ref"' not in call.coverage:
-        return set()
-    return {Digest(note["blob_ref"]) for note in decode(call.coverage) if "blob_ref" in note}
-
-
 def rescued_in(call: CallRow) -> list[tuple[RepoPath, Digest]]:
     """The rescued blobs of a call by path.
 

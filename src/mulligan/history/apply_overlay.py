@@ -23,11 +23,11 @@ from mulligan.exec.capture.touched_paths import look
 from mulligan.files.disk import Image
 from mulligan.files.replace import TargetEntry
 from mulligan.history.call import Call
-from mulligan.history.ledger import newest_wseq, workspace_journal
+from mulligan.history.ledger import newest_wseq
 from mulligan.history.log import workspace_of
 from mulligan.history.merge import Conflict, TakeTheirs, WriteMerged, merge_entry
 from mulligan.history.open_root import OpenRoot
-from mulligan.history.tables import CALLS, CHANGES, WSEQ_END
+from mulligan.history.tables import CALLS, CHANGES, WSEQ_END, workspace_journal
 from mulligan.history.undo_log import Intent
 from mulligan.store.journal import records_of
 from mulligan.store.protocol import Tx

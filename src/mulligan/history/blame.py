@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 
 from mulligan.files.diff import match_blocks, split_lines
 from mulligan.history.cause import MergedCopy
-from mulligan.history.log import change_from_row
 from mulligan.history.multi_root import main_of
 from mulligan.history.open_root import OpenRoot
-from mulligan.history.tables import CALLS, CHANGES, ROOTS, TURNS, WSEQ_END, CallRow, ChangeRow, TurnRow
+from mulligan.history.tables import CALLS, CHANGES, ROOTS, TURNS, WSEQ_END, CallRow, ChangeRow, TurnRow, change_from_row
 from mulligan.store.protocol import Tx
 from mulligan.values.entries import Entry, FileEntry
 from mulligan.values.errors import MulliganError, fault

@@ -27,14 +27,14 @@ from mulligan.files.disk import HostDisk, Image
 from mulligan.files.replace import TargetEntry
 from mulligan.history.call import current_turn
 from mulligan.history.cause import ForkedFiles, MergedCopy
-from mulligan.history.log import calls_of, change_from_row, changes_of
+from mulligan.history.log import calls_of
 from mulligan.history.merge import Conflict, MergedEntry, TakeTheirs, WriteMerged, merge_entry
 from mulligan.history.multi_root import CurrentTree, contains, content_for, plan_as_shown
 from mulligan.history.open_root import OpenRoot
 from mulligan.history.partial_undo import taken_of
 from mulligan.history.plan import OnConflict, PlannedChange, Planner, RestorePlan, check_choice
 from mulligan.history.rewind import Point, archive_of, find_point
-from mulligan.history.tables import BRANCHES, CHANGES, TURNS, BranchRow, CallRow, RootRow
+from mulligan.history.tables import BRANCHES, CHANGES, TURNS, BranchRow, CallRow, RootRow, change_from_row, changes_of
 from mulligan.history.undo import MayWrite, UndoResult, check_moves
 from mulligan.history.undo_log import Intent
 from mulligan.session.lifecycle import DELETED, check_continuable, fork_in, fresh_id, set_facts_in

@@ -3,109 +3,115 @@
 Invariants, in the order they are kept:
 1. Before a path changes, its claim, its preimage and what we mean to put there are in the store.
 2. Each effect inside a call happens wholly or not at all; so does the call.
-3. What somebody else saved meanwhile is recorded as theirs before ours takes its place, or ours gives way.
+3. What another process saved meanwhile is recorded as its change before ours takes its place, or ours is not made.
 4. A call has exactly one begin and one end on record, whatever happened, even if it only read.
-5. Abort puts back only what this call changed, newest first. A path someone changed after us stays as they left it.
+5. Abort puts back only what this call changed, newest first. A path that another process changed after us stays.
 
-Which call is being made right now, for code that has no call in its hands.
+`Call` begins, commits and aborts. Its parts each have a module: `undo_log` has the state that they share and rolls it
+back, `file_changes` changes files, `command_changes` takes the changes of commands.
 
-A context variable: asyncio tasks and `asyncio.to_thread` carry it along by themselves, and two calls that interleave on
-one thread each see their own. A thread started by hand carries it with `contextvars.copy_context().run`.
+An interrupt, a fork or a failing store can come between any two lines. So a call asks the store for its status before
+it decides what to do with its files.
+
+`current_call` answers which call this code runs in. It is a context variable: asyncio tasks and `asyncio.to_thread`
+carry it along, and two calls that interleave on one thread each see their own. A thread started by hand carries it with
+`contextvars.copy_context().run`.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property
+from types import TracebackType
+from typing import Literal, Self
 
-from mulligan.files.disk import DRAFT_PREFIX, NOTHING, Disk, Image
-from mulligan.files.replace import (
-    FoundEntry,
-    HardLinks,
-    Replacement,
-    Swapped,
-    TargetEntry,
-    is_held_open,
-    is_unlike_ours,
-    may_stay_one_file,
-    staying_that_file,
-)
-from mulligan.files.resolve import ResolvedPath
-from mulligan.history.abort import keep_original
+from mulligan.files.disk import Disk
+from mulligan.history.abort import discard_original, rescue_note
 from mulligan.history.cause import PartOfCall
-from mulligan.history.commit import Account, Closing, Savepoint
-from mulligan.history.ledger import Claimed, Facts, Ledger, entry_bytes, intending
-from mulligan.history.merge import Conflict, KeepOurs, WriteMerged, merge_entry
-from mulligan.history.permissions import LostMetadata, despite_modes
-from mulligan.history.tables import TOUCHES, RootRow, TouchRow
-from mulligan.history.undo_log import Deeds, Intent, IntentStep, Touched, as_it_is
+from mulligan.history.command_changes import CommandChanges
+from mulligan.history.file_changes import FileChanges, Heal
+from mulligan.history.ledger import STORE_FULL, Ending, Facts, Held, Ledger, withheld_notes
+from mulligan.history.retention import changes_over_cap, coverage_of, digests_of
+from mulligan.history.tables import RootRow
+from mulligan.history.undo_log import CallState, Savepoint
+from mulligan.session.state.orphan_calls import WatchedBlock, warn_of_orphan, watch
 from mulligan.session.tables import session_journal
-from mulligan.store.blobs import SMALL_BYTES, BlobVanishedError, Prepared
-from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.store.journal import REFS
-from mulligan.store.protocol import Claim, Tx
-from mulligan.values.clock import monotonic_s
+from mulligan.store.protocol import Tx
 from mulligan.values.digest import Digest, raw_digest
-from mulligan.values.entries import Change, Entry, FileEntry, digest_of_content, is_withheld, same_state
-from mulligan.values.errors import Refused, fault
+from mulligan.values.entries import Change, FileEntry
+from mulligan.values.errors import ConflictError, ForbiddenError, InternalError, MulliganError, Refused, fault
 from mulligan.values.ids import RootId, TurnId, WorkspaceId
-from mulligan.values.limits import CLAIM_WAIT_S
-from mulligan.values.paths import RepoPath, path_bytes
-from mulligan.values.scoped_var import ScopedVar
+from mulligan.values.paths import RepoPath, path_bytes, to_wire
+from mulligan.values.scoped_var import Holder, ScopedVar, block_exit
 
-Heal = Callable[[], bool]
-"""Aborts calls that dead processes left open; answers whether there were any."""
+AtEnd = Callable[[Tx, str], bool]
+"""A function that runs in the transaction that ends a call.
 
-_CLAIM_NAP_S = 0.002
-_BUSY_TRIES = 25
-
-
-class _LookAgain(Exception):
-    """What was captured before the claim is not what the store last saw; capture again under the claim."""
+It gets the status, and answers whether it changed the session's state.
+"""
 
 
-class Call(Closing):
+class Call:
     """One transaction over files, open until `commit` or `abort`. A lock lets one thread at a time work in it.
 
     `parts` are its changes in other roots: calls of their own that commit in one transaction with it, and abort with
     it.
     """
 
-    def __init__(self, ledger: Ledger, disk: Disk, root: RootRow, facts: Facts, *, heal: Heal = bool) -> None:
+    def __init__(
+        self, ledger: Ledger, disk: Disk, root: RootRow, facts: Facts, *, heal: Heal = bool, strict: bool = False
+    ) -> None:
         self.ledger = ledger
-        self.disk = disk
-        self.root = root
-        self.facts = facts
-        self.status = "open"
-        self.exit_held = self._watched = None
-        self.strict = False
-        self.race_window = False
-        self.conflicts: list[RepoPath] = []
-        self.coverage: list[dict[str, str]] = []
-        self.at_end = []
+        self.session = facts.session
+        self.state = state = CallState(ledger, disk, root, facts)
+        self._files = FileChanges(state, heal)
+        # Bound once, because a method that only forwards would cost every effect one more function call.
+        self.change = self._files.change
+        self.account = state.account
+        self.coverage = state.coverage
+        self.conflicts = state.conflicts
+        self.strict = strict
+        self.at_end: list[AtEnd] = []
         self.parts: dict[str, Call] = {}
         self.home = root.id
-        self._owner = ledger.store.owner()
-        self._pid, self._thread = os.getpid(), threading.get_ident()
-        self.account = Account(ledger.blobs)
-        self._begun = self._stuck = self._has_commands = False
+        """the root that it was made for; it may work in another one (`part_at`)"""
+        self.exit_held: Holder | None = None
+        self._watched: WatchedBlock | None = None
         self._reason = "in_doubt"
-        self._heal = heal
-        self._claimed: set[Claim] = set()
-        self._touched: dict[RepoPath, Touched] = {}
-        self._done = Deeds()
-        self._shared: set[RepoPath] = set()
-        self._anybodys: dict[tuple[RepoPath, Digest], int] = {}
-        self._traits = LostMetadata()
-        self._times: dict[RepoPath, int] = {}
-        self._originals: dict[bytes, RepoPath] = {}
-        self._not_captured: set[RepoPath] = set()
-        self._lock = fork_safe_lock()
+
+    @property
+    def id(self) -> str:
+        return self.state.facts.id
+
+    @property
+    def facts(self) -> Facts:
+        return self.state.facts
+
+    @property
+    def disk(self) -> Disk:
+        return self.state.disk
+
+    @property
+    def root(self) -> RootRow:
+        return self.state.root
+
+    @property
+    def status(self) -> Literal["open", "committed", "aborted", "in_doubt"]:
+        return self.state.status
+
+    @property
+    def race_window(self) -> bool:
+        """Whether a file was written in place, so that another process's save at that moment may be lost."""
+        return self.state.race_window
+
+    @cached_property
+    def commands(self) -> CommandChanges:
+        """Takes the changes of commands that run in the call."""
+        return CommandChanges(self.state, self._files)
 
     # In other roots.
 
@@ -113,366 +119,55 @@ class Call(Closing):
         """The call or part that works in a root: the call itself, if it has done nothing in another root yet, else a
         part.
         """
-        assert not isinstance(self.facts.cause, PartOfCall), "a part stays in the root it was made for"
-        with self._lock:
-            if not (self._begun or self._touched or self.parts):
-                self.disk, self.root = disk, root
-                self.facts = replace(self.facts, root=RootId(root.id), workspace=WorkspaceId(root.workspace))
-            if self.root.id == root.id:
+        state = self.state
+        assert not isinstance(state.facts.cause, PartOfCall), "a part stays in the root it was made for"
+        with state.lock:
+            # A call that has touched nothing is not on record, so it can still begin in this root. Then a call that
+            # works in one root only needs no part, wherever that root is.
+            if not (state.has_begun or state.touched or self.parts):
+                state.disk, state.root = disk, root
+                state.facts = replace(state.facts, root=RootId(root.id), workspace=WorkspaceId(root.workspace))
+            if state.root.id == root.id:
                 return self
             if root.id not in self.parts:
-                self.parts[root.id] = make()
+                self.add_part(root, make())
             return self.parts[root.id]
 
-    # Acting.
+    def add_part(self, root: RootRow, part: Call) -> None:
+        """The call commits and aborts the part from now on."""
+        self.parts[root.id] = part
+        self.state.parts.append(part.state)
 
-    def change(self, intents: Sequence[Intent]) -> list[Entry]:
-        """Carry out one effect: all its intents in order, or none. Answers what each path holds afterwards."""
-        # The lock first: another thread that acts in this call must not see half of an effect. The savepoint puts back
-        # what the effect has done so far if one of its paths cannot be changed.
-        with self._lock, Savepoint(_call=self):
-            self._check_open()
-            steps = self._prepare(intents)
-            links = self._hard_links(steps)
-            done: list[Entry] = []
-            # The store now has what each path held and what it shall hold, so files may change.
-            for step in steps:
-                done.append(self._act(step, None) if links is None else self._act_under_all_names(step, links))
-            return done
+    # The changes.
 
-    def _hard_links(self, steps: Sequence[IntentStep]) -> HardLinks | None:
-        """The hard links of the changed files; None if no file has several names. Claims all their names."""
-        for step in steps:
-            if step.image.inode is not None or step.wanted.entry.link_group is not None:
-                break
-        else:
-            return None
-        aims = {step.intent.path: (step.image, step.wanted.entry) for step in steps}
-        links = HardLinks(self.disk, aims, parts=any(step.intent.relinks for step in steps))
-        followers = links.all_followers()
-        self.about_to_change(followers)
-        for name in followers:
-            if self.disk.capture.withheld(name) is not None:
-                self._keep_original(self._touched[name], self._images([name])[name])
-        return links
+    def savepoint(self) -> Savepoint:
+        """A block of the call that is rolled back if it raises. The call goes on."""
+        return Savepoint(_state=self.state)
 
-    def _prepare(self, intents: Sequence[Intent], *, live: bool = False) -> list[IntentStep]:
-        """Claim every path, and store its preimage and our intention.
+    def changes(self) -> list[Change]:
+        """What this call has changed so far, in path order."""
+        return self.state.changes()
 
-        One transaction, if no path changed since it was recorded.
-        """
-        deadline: float | None = None
-        surprised = careful = False
-        while True:
-            try:
-                # Looking and hashing happen before the transaction, so that other writers do not wait for a disk.
-                # What the look has missed is found under the claim (`_LookAgain`).
-                steps = self._planned(intents)
-                if self._touched:
-                    self._notice(steps)
-                with self.ledger.store.write() as tx:
-                    claimed = self._claim(tx, steps)
-                    noted = {} if surprised else self._note(tx, steps, careful=careful, live=live)
-                # Set after the commit, because an interrupt before it leaves nothing of the call in the store.
-                self._begun = True
-                self._claimed |= claimed
-                self.ledger.acting[self.facts.id] = self._thread
-                if not surprised:
-                    self._touched |= noted
-                    return steps
-                surprised, careful = False, True
-            except BlobVanishedError:
-                continue
-            except _LookAgain:
-                surprised = True
-            except Claimed as claimed:
-                if self.ledger.any_dead(claimed.by) and self._heal():
-                    continue
-                futile = not claimed.worth_waiting or self.ledger.acts_here(claimed.by)
-                deadline = monotonic_s() + CLAIM_WAIT_S if deadline is None else deadline
-                if futile or monotonic_s() > deadline:
-                    words = f"Another call is changing the same files: {', '.join(claimed.by)}."
-                    raise Refused("error", "path_claimed", words, claimed_by=list(claimed.by)) from None
-                time.sleep(_CLAIM_NAP_S)
+    def gaps(self) -> list[dict[str, str]]:
+        """The coverage if the call ended now: what was not captured, and what could not be undone."""
+        changes = self.state.changes()
+        with self.ledger.store.read() as tx:
+            given_up = changes_over_cap(tx, self.session, changes)
+        withheld = [note for note in withheld_notes(changes) if note not in self.coverage]
+        lost = self.state.lost_with(change.path for change in changes)
+        return [*self.coverage, *withheld, *lost, *coverage_of(given_up)]
 
-    def _planned(self, intents: Sequence[Intent]) -> list[IntentStep]:
-        """Plan every path. A refusal counts only if no other call is changing that path right now."""
-        steps: list[IntentStep] = []
-        try:
-            for intent in intents:
-                steps.append(self._captured(intent))
-            return steps
-        except Refused:
-            with self.ledger.store.read() as tx:
-                wanted = [Claim(self.disk.root.place_of(one.path), one.deep) for one in intents]
-                self.ledger.check_free(tx, self.facts.id, wanted)
-            raise
+    def note_git(self, note: dict[str, str]) -> None:
+        """Note a change of git's files outside the root. It alone gives the call a place in history."""
+        self.coverage.append(note)
+        if "blob_ref" in note:
+            self.account.hand_out(Digest(note["blob_ref"]))
+        self.at_end.append(lambda _, status: status == "committed")
 
-    def _claim(self, tx: Tx, steps: Sequence[IntentStep]) -> set[Claim]:
-        """The claims that the call does not have yet; it holds each claim to its end."""
-        if not self._begun:
-            self.ledger.begin(tx, self.facts, self._owner)
-        else:
-            self.ledger.check_ours(tx, self.facts.id, self._owner)
-        asked: set[Claim] = set()
-        for step in steps:
-            asked.add(Claim(self.disk.root.place_of(step.intent.path), step.deep))
-        asked -= self._claimed
-        # A deep claim that the call has or takes now covers the paths below it.
-        wanted: set[Claim] = set()
-        for one in asked:
-            whole = one if one.deep else Claim(one.place, deep=True)
-            if one.deep or (whole not in self._claimed and whole not in asked):
-                wanted.add(one)
-        if wanted:
-            self.ledger.claim(tx, self.facts.id, list(wanted))
-        return wanted
-
-    def _captured(self, intent: Intent) -> IntentStep:
-        try:
-            image = self._look(intent.path)
-        except PermissionError as refused:
-            if not intent.lifts:
-                raise
-            image = despite_modes(
-                self.disk, intent.path, lambda: self._look(intent.path), self._note_lift, refused=refused
-            )
-        if self._traits.groups:
-            image = self._traits.with_group(image)
-        if image.special:
-            raise Refused("error", "special_file", f"{intent.path} is a device, FIFO or socket.")
-        if image.unstable:
-            words = f"{intent.path} changed during every read, so there is no earlier content to keep; try again."
-            raise Refused("conflict", "path_busy", words)
-        wanted = intent.plan(image)
-        if not intent.relinks and wanted.entry.link_group != image.entry.link_group:
-            wanted = TargetEntry(staying_that_file(wanted.entry, image), wanted.content)
-        if self.disk.capture.any or wanted.entry.withheld is not None:
-            wanted = self._as_captured(intent.path, wanted)
-        in_use = intent.spares_writers and self._is_in_use(intent.path, image, wanted.entry)
-        return IntentStep(intent, image, wanted, self._bodies(image, wanted), in_use)
-
-    def _is_in_use(self, path: RepoPath, image: Image, wanted: Entry) -> bool:
-        """Whether another process has the file open for writing and keeps it open."""
-        if not isinstance(image.entry, FileEntry) or not isinstance(wanted, FileEntry) or image.holds(wanted):
-            return False
-        if image.entry.withheld is not None or wanted.withheld is not None:
-            return False
-        # The kernel gives no lease in a folder that we may not enter before the call itself opens it.
-        with suppress(FileNotFoundError, PermissionError), self._spot(path) as spot:
-            return spot is not None and is_held_open(self.disk, spot, spot.name)
-        return False
-
-    def _as_captured(self, path: RepoPath, wanted: TargetEntry) -> TargetEntry:
-        """The wanted entry as the disk will show it: a moved file may come from a path with other capture rules."""
-        entry, rules = wanted.entry, self.disk.capture
-        if not isinstance(entry, FileEntry) or entry.withheld == rules.withheld(path):
-            return wanted
-        digest = entry.digest if wanted.content is None else digest_of_content(wanted.content)
-        return TargetEntry(rules.named(path, replace(entry, digest=digest)), wanted.content)
-
-    def _look(self, path: RepoPath) -> Image:
-        """The image of a real path; empty if its directory is missing, or is now a link that leads elsewhere."""
-        try:
-            spot = self.disk.resolve_exactly(path)
-        except (FileNotFoundError, NotADirectoryError, Refused):
-            return NOTHING
-        try:
-            return self.disk.image(spot)
-        finally:
-            spot.close()
-
-    def _bodies(self, image: Image, wanted: TargetEntry) -> list[Prepared]:
-        """The blobs that the store must have before the change: the present bytes, and the new ones."""
-        bodies, blobs = list[Prepared](), self.ledger.blobs
-        if image.content is not None and isinstance(image.entry, FileEntry):
-            bodies.append(blobs.prepare_scanned(image.content, image.entry.digest))
-        if wanted.content is not None and wanted.content is not image.content and wanted.entry.withheld is None:
-            assert isinstance(wanted.entry, FileEntry), "only files have content"
-            after = None if len(wanted.content) <= SMALL_BYTES else image.content
-            bodies.append(blobs.prepare(wanted.content, after=after, digest=wanted.entry.digest))
-        return bodies
-
-    def _note(self, tx: Tx, steps: Sequence[IntentStep], *, careful: bool, live: bool) -> dict[RepoPath, Touched]:
-        """Store, before the change, what the path held, who changed it last, and what we intend to write."""
-        noted: dict[RepoPath, Touched] = {}
-        ordinal = len(self._touched)
-        for step in steps:
-            path = step.intent.path
-            known = noted.get(path) or self._touched.get(path)
-            if known is None:
-                known = self._first_touch(tx, step, ordinal, careful)
-                ordinal += 1
-            stays = live or step.in_use or may_stay_one_file(step.image, step.wanted.entry)
-            row = known.row
-            for entry in step.passing():
-                row = intending(row, entry, self._draft(row), in_place=stays)
-            for body in step.bodies:
-                self.ledger.blobs.put(tx, body)
-            tx.put(TOUCHES, row)
-            noted[path] = known.noted_in(row)
-        return noted
-
-    def _first_touch(self, tx: Tx, step: IntentStep, ordinal: int, careful: bool) -> Touched:
-        path, before = step.intent.path, step.image.entry
-        place = self.disk.root.place_of(path)
-        seen = self.ledger.last_seen(tx, place)
-        if seen is not None and not same_state(seen, before):
-            if not careful:
-                raise _LookAgain
-            self.ledger.external(tx, self.root, [Change(path, seen, before)], bodies=step.bodies)
-        if step.image.links > 1 or is_unlike_ours(step.image):
-            self._traits.note(path, step.image)
-        # A used ordinal may be part of a draft's name on disk, so no other path of the call may get it.
-        row = TouchRow(self.facts.id, path_bytes(path), ordinal, place, entry_bytes(before), b"[]", b"[]", 0)
-        return Touched(row, path, before, before, origin=step.intent.origin)
-
-    def _act_under_all_names(self, step: IntentStep, links: HardLinks) -> Entry:
-        """Change a file, and note the change for all its names."""
-        path = step.intent.path
-        names = [] if step.image.holds(step.wanted.entry) else links.followers(path)
-        entry = self._act(step, links)
-        if names:
-            for name in names:
-                self._follow(name, path, entry)
-            self.absorb([path, *names])
-        return entry
-
-    def _follow(self, name: RepoPath, path: RepoPath, entry: Entry) -> None:
-        """If a new file replaced the one at `path`, make this other name of the old file a name of the new one."""
-        touched = self._touched[name]
-        with self._spot(name) as spot, self._spot(path) as placed:
-            if spot is None or placed is None or not isinstance(entry, FileEntry):
-                return
-            if self.disk.link_group(spot) == self.disk.link_group(placed):
-                return
-            is_stored = entry.withheld is None
-            content = self.ledger.blobs.content(entry.digest, entry.size) if is_stored else self.disk.image(placed).data
-            wanted = self._as_captured(name, TargetEntry(entry, content))
-            draft, rescue = self._draft(touched.row), partial(self._rescue, touched)
-            Replacement(self.disk, spot, draft, touched.after, wanted, rescue=rescue, same_as=placed).run()
-
-    def _act(self, step: IntentStep, links: HardLinks | None) -> Entry:
-        for _ in range(_BUSY_TRIES):
-            touched = self._touched[step.intent.path]
-            if step.image.entry.withheld is not None or step.wanted.entry.withheld is not None:
-                self._keep_original(touched, step.image)
-            if step.image.links > 1 and self._came_with_another_name(step):
-                self._done.add(touched.path, step.image.entry)
-                touched.after, touched.acted = step.wanted.entry, True
-                return touched.after
-            # Listed before it happens, so that abort also restores a change that an interrupt cut short.
-            self._done.add(touched.path, step.image.entry)
-            touched.unsure = True
-            try:
-                outcome = self._swap(step, links)
-            except PermissionError as refused:
-                if not step.intent.lifts:
-                    raise
-                outcome = self._swap_lifting(step, links, refused)
-            touched.unsure = False
-            if isinstance(outcome, Swapped):
-                if links is not None:
-                    links.was_placed(touched.path)
-                if outcome.content is not None:
-                    self.ledger.blobs.store(outcome.content)
-                touched.becomes(outcome.entry)
-                touched.acted = True
-                self.race_window |= outcome.race_window
-                return outcome.entry
-            self._done.drop_last()
-            if outcome.in_use:
-                words = f"{touched.path} is open in another program, which has truncated or replaced it meanwhile."
-                raise Refused("conflict", "file_in_use", words, path=touched.path, root=self.root.id)
-            (step,) = self._prepare([step.intent])
-        words = f"{step.intent.path} is being written so fast by somebody else that no moment was found to change it."
-        raise Refused("conflict", "path_busy", words)
-
-    def _keep_original(self, touched: Touched, image: Image) -> None:
-        """Copy an uncaptured path to a file beside it, which stays until the call ends."""
-        name = keep_original(self.disk, touched.path, self._draft(touched.row), image)
-        self._originals[name] = touched.path
-
-    def _came_with_another_name(self, step: IntentStep) -> bool:
-        """Whether the path changed already, because the call wrote the file under another of its names."""
-        if step.image.holds(step.wanted.entry):
-            return False
-        return self._image(step.intent.path).holds(step.wanted.entry)
-
-    def _swap_lifting(
-        self, step: IntentStep, links: HardLinks | None, refused: PermissionError
-    ) -> Swapped | FoundEntry:
-        return despite_modes(
-            self.disk, step.intent.path, lambda: self._swap(step, links), self._note_lift, refused=refused
-        )
-
-    def _swap(self, step: IntentStep, links: HardLinks | None) -> Swapped | FoundEntry:
-        touched = self._touched[step.intent.path]
-        try:
-            found = self.disk.resolve_exactly(step.intent.path)
-        except (FileNotFoundError, NotADirectoryError):
-            words = f"The directory of {step.intent.path} is not there."
-            raise Refused("error", "parent_not_found", words) from None
-        with found as spot, nullcontext() if links is None else links.same_file(step.intent.path) as same_as:
-            expected = step.image.entry
-            return Replacement(
-                self.disk,
-                spot,
-                self._draft(touched.row),
-                expected,
-                step.wanted,
-                rescue=lambda theirs: self._rescue(touched, theirs),
-                # The bytes of another process's save may not be stored here, so our write must not replace them.
-                insist=step.intent.blind and step.wanted.entry.withheld is None and expected.withheld is None,
-                seen=step.image,
-                inside=1 if links is None else links.inside(step.intent.path),
-                in_use=step.in_use,
-                same_as=same_as,
-            ).run()
-
-    def _notice(self, steps: Sequence[IntentStep]) -> None:
-        """Record a change that another process made between two changes of this call."""
-        for step in steps:
-            touched = self._touched.get(step.intent.path)
-            if touched is not None and not same_state(touched.after, step.image.entry):
-                self._rescue(touched, step.image)
-
-    def _rescue(self, touched: Touched, theirs: Image) -> None:
-        """Record another process's save before our content may replace it."""
-        if theirs.content is not None:
-            self.ledger.blobs.store(theirs.content)
-        if theirs.special:
-            return
-        change = Change(touched.path, touched.after, theirs.entry)
-        self._make_room_for(touched, theirs.entry)
-        with self.ledger.store.write() as tx:
-            self.ledger.external(tx, self.root, [change])
-            self.ledger.touch(tx, touched.row, ())
-
-    def _make_room_for(self, touched: Touched, theirs: Entry) -> None:
-        """Add another process's change to the preimage, so that abort restores it too."""
-        touched.before = self._without_us(touched, theirs, touched.before)
-        self._done.revise(touched.path, lambda was: self._without_us(touched, theirs, was))
-        touched.row = replace(touched.row, before=entry_bytes(touched.before))
-        touched.after = theirs
-
-    def _without_us(self, touched: Touched, theirs: Entry, before: Entry) -> Entry:
-        """What the path would hold with the other process's change but without ours; theirs as it is, if that cannot be
-        told.
-        """
-        if any(map(is_withheld, (touched.after, theirs, before))):
-            return theirs
-        merged = merge_entry(touched.after, theirs, before, self.ledger.blobs.read) if touched.acted else None
-        if merged is None or isinstance(merged, Conflict | KeepOurs):
-            return theirs
-        if isinstance(merged, WriteMerged) and merged.content is not None:
-            self.ledger.blobs.store(merged.content)
-        return merged.entry
-
-    def _keep_carefully(self, paths: Sequence[RepoPath], *, going: bool) -> None:
-        for step in self._prepare([Intent(path, as_it_is, deep=going) for path in paths], live=True):
-            self._done.add(step.intent.path, step.image.entry)
-            self._touched[step.intent.path].unsure = True
+    def note_if_store_was_full(self, error: BaseException) -> None:
+        """If the error says that the store was full, note it for the record."""
+        if isinstance(error, InternalError) and error.code == "no_space" and STORE_FULL not in self.coverage:
+            self.coverage.append(STORE_FULL)
 
     def may_read_blob(self, digest: Digest) -> bool:
         """Whether the session may read a blob: only one that it got in an answer or wrote itself.
@@ -482,26 +177,273 @@ class Call(Closing):
         if digest in self.account.handed_out:
             return True
         with self.ledger.store.read() as tx:
-            journal = session_journal(self.facts.session)
+            journal = session_journal(self.session)
             return bool(tx.select(REFS, {"digest": raw_digest(digest), "journal": journal}, limit=1))
 
-    # Finding.
+    # Commit.
 
-    def _spot(self, path: RepoPath) -> ResolvedPath | nullcontext[None]:
-        """The resolved path, or None if its directory is missing, or is now a link that leads elsewhere."""
+    def commit(self, *, reason: str | None = None) -> list[Change]:
+        """Publish the changes.
+
+        If another process has ended this call (`call_lost`), publish nothing: that process restored the files.
+        """
+        with self.state.lock:
+            # Everything that can raise runs before the transaction, which then only writes.
+            endings: list[tuple[Call, Ending]] = []
+            for call in (*self.parts.values(), self):
+                if call is self or call.state.has_begun:
+                    endings.append((call, call._ending(reason)))
+            try:
+                with self.ledger.store.write() as tx:
+                    for call, ending in endings:
+                        call._end(tx, ending, knows_rows=True)
+            except InternalError as broken:
+                self._resolve_doubt(broken)
+            for call in (*self.parts.values(), self):
+                call.state.status = "committed"
+                if call.state.originals:
+                    call._discard_originals()
+            # Measuring the store is slow and usually evicts nothing, so only the growth is counted here.
+            grown = 0
+            for _, ending in endings:
+                for change in ending.changes:
+                    for entry in (change.before, change.after):
+                        grown += entry.size if isinstance(entry, FileEntry) else 0
+            self.ledger.note_growth(self.session, grown)
+            return list(endings[-1][1].changes)
+
+    def _ending(self, reason: str | None) -> Ending:
+        """The end record and its data, ready to be written."""
+        state = self.state
+        state.check_open()
+        if state.is_stuck:
+            raise fault("restore_failed", f"Call {self.id} could not put back a part that failed.", call=self.id)
+        changes = state.changes()
+        if self.ledger.store.durability == "power":
+            state.sync()
+        for one in state.touched.values():
+            if one.bare:
+                words = (
+                    f"The store did not take the bytes that call {self.id} left at {one.path}; they are not on record."
+                )
+                raise fault("io_error", words, call=self.id)
+        coverage = [*state.coverage]
+        if state.conflicts:
+            coverage += self._conflicted()
+        if state.lost_metadata.had:
+            coverage += state.lost_with(change.path for change in changes)
+        if state.account.rescued:
+            coverage += self._rescued(standing=digests_of(changes))
+        effects, handed_out = state.account.effects, state.account.handed_out
+        return Ending("committed", changes, reason, coverage, effects, handed_out, strict=self.strict)
+
+    def _end(self, tx: Tx, ending: Ending, *, knows_rows: bool) -> None:
+        """`knows_rows`: this process remembers all rows of the call in the store, so nobody has to look them up.
+
+        After an interrupt it may not.
+        """
+        state = self.state
+        if state.has_begun:
+            self.ledger.check_ours(tx, state.facts.id, state.owner)
+        else:
+            self.ledger.record_begin(tx, state.facts)
+        for prepared in state.account.to_store:
+            self.ledger.blobs.put(tx, prepared)
+        moved = False
+        for act in self.at_end:
+            # Run all of them, because each one writes; so no short-circuiting `or`.
+            moved = act(tx, ending.status) or moved
+        held: Held | None = None
+        if knows_rows:
+            held = Held([], [], state.has_begun)
+            for one in state.touched.values():
+                held.paths.append(one.row.path)
+            for claim in state.claimed:
+                held.places.append(claim.place)
+        self.ledger.end(tx, state.facts, replace(ending, placed=True) if moved else ending, held=held)
+
+    def _resolve_doubt(self, broken: InternalError) -> None:
+        """Find out after a failed commit whether it took effect. Files stay as they are until the store answers."""
         try:
-            return self.disk.resolve_exactly(path)
-        except (FileNotFoundError, NotADirectoryError, Refused):
-            return nullcontext()
+            published = self.ledger.has_ended(self.state.facts.id)
+        except MulliganError:
+            self._ask_later()
+            words = f"It is not known whether call {self.id} was committed: the store cannot be read."
+            raise fault("in_doubt", words, call=self.id) from broken
+        if not published:
+            raise broken
 
-    def _draft(self, row: TouchRow) -> bytes:
-        return DRAFT_PREFIX + f"{self.facts.id[-12:]}-{row.ordinal}".encode("ascii")
+    def _ask_later(self) -> None:
+        self.state.status = "in_doubt"
+        if self._settle not in self.ledger.doubts:
+            self.ledger.doubts.append(self._settle)
 
-    def _check_open(self) -> None:
-        if os.getpid() != self._pid:
-            raise fault("call_not_open", f"Call {self.facts.id} belongs to the process that this one was forked from.")
-        if self.status != "open":
-            raise fault("call_not_open", f"Call {self.facts.id} is {self.status}.")
+    def _settle(self) -> bool:
+        """Ask the store again.
+
+        If the call was committed, its files stay; else abort. False: the store still cannot answer.
+        """
+        with self.state.lock:
+            self.state.status = "open"
+            try:
+                self.abort(self._reason)
+            except MulliganError:
+                self.state.status = "in_doubt"
+        return self.state.status != "in_doubt"
+
+    # Abort.
+
+    def abort(self, reason: str) -> list[RepoPath]:
+        """Restore all files and record the abort.
+
+        Answers the conflicts: paths that another process changed, left as they are.
+        """
+        with self.state.lock:
+            if self.state.status != "open":
+                return []
+            self._reason = reason
+            whole = (*self.parts.values(), self)
+            ours = [call for call in whole if call.state.status == "open" and not call._was_ended()]
+            for call in ours:
+                call.state.roll_back(None)
+            self._record_abort(ours)
+            return self.conflicts
+
+    def _record_abort(self, calls: Sequence[Call]) -> None:
+        """Record the abort, after all files are restored. If the store fails, try again later."""
+        try:
+            with self.ledger.store.write() as tx:
+                for call in calls:
+                    call._end(tx, call._aborted(self._reason), knows_rows=False)
+        except InternalError:
+            self._ask_later()
+            raise
+        for call in calls:
+            call.state.status = "aborted"
+            call._discard_originals()
+
+    def _discard_originals(self) -> None:
+        """Remove the copies of uncaptured paths, after the call has ended.
+
+        The next process that opens the root removes the rest.
+        """
+        for name, path in self.state.originals.items():
+            with suppress(OSError):
+                discard_original(self.state.disk, path, name)
+
+    def _aborted(self, reason: str) -> Ending:
+        state = self.state
+        left = [{"path": to_wire(path), "reason": "not_captured"} for path in sorted(state.not_captured)]
+        lost = state.lost_with(state.lost_metadata.had)
+        coverage = [*state.coverage, *left, *self._conflicted(), *lost, *self._rescued()]
+        return Ending("aborted", (), reason, coverage, state.account.effects, state.account.handed_out)
+
+    def _conflicted(self) -> list[dict[str, str]]:
+        return [{"path": to_wire(path), "reason": "conflicted"} for path in self.conflicts]
+
+    def _rescued(self, *, standing: Container[Digest] = ()) -> list[dict[str, str]]:
+        named = sorted(self.account.rescued, key=lambda one: path_bytes(one[0]))
+        return [rescue_note(path, digest) for path, digest in named if digest not in standing]
+
+    # The block of the call, and interrupts.
+
+    def __enter__(self) -> Self:
+        self._watched = watch(self, self) if self.exit_held is not None and self.exit_held() is not None else None
+        return self
+
+    @block_exit
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.leave(error)
+        finally:
+            if self._watched is not None and self.state.status != "open":
+                self._watched.forget()
+
+    def leave(self, error: BaseException | None) -> None:
+        """Commit if the block ended normally and did not abort; else, or if the commit fails, abort.
+
+        A commit in doubt leaves the files. If another process ended the call, that process has restored them.
+        """
+        lost = False
+        if error is not None:
+            self.note_if_store_was_full(error)
+        try:
+            if error is None and self.state.status == "open":
+                self.commit()
+        except ConflictError:
+            lost = True
+            raise
+        except ForbiddenError as refused:
+            error = refused
+            raise
+        except InternalError as broken:
+            self.note_if_store_was_full(broken)
+            raise
+        finally:
+            if self.state.status == "open" and not lost:
+                self.abort(_reason_of(error))
+
+    def abort_orphan(self) -> str | None:
+        """Abort a call whose block was interrupted.
+
+        Files that cannot be restored now are tried again before the next call.
+        """
+        was_open = self.state.status == "open"
+        try:
+            self.abort("interrupted")
+        except MulliganError:
+            self._ask_later()
+        return self.id if was_open and self.state.status == "aborted" else None
+
+    def resolve(self) -> None:
+        """Ask the store for the call's status, because an interrupt may have come right after the commit."""
+        if self.state.status == "open":
+            self._was_ended()
+
+    def _was_ended(self) -> bool:
+        """Whether the call has ended in the store: by another process, or by this one, and an interrupt kept it from
+        noticing.
+
+        A child of the process that made the call must not end it.
+        """
+        state = self.state
+        if os.getpid() != state.pid:
+            state.status = "aborted"
+            return True
+        stands = self.ledger.how_it_stands(state.facts.id, state.owner)
+        if stands == "ours" or (stands == "unknown" and not state.has_begun):
+            state.has_begun = stands == "ours"
+            return False
+        state.status = "committed" if stands == "committed" else "aborted"
+        self.ledger.acting.pop(state.facts.id, None)
+        return True
+
+    @property
+    def is_open_here(self) -> bool:
+        """Whether this process may still work in the call."""
+        return self.state.status == "open" and os.getpid() == self.state.pid
+
+    def __del__(self) -> None:
+        """Python collects a call that never ended, because an interrupt came. It is aborted before the next call."""
+        # An interrupt in `__init__` leaves a call without a state.
+        state = self.__dict__.get("state")
+        if state is not None and state.has_begun and self.is_open_here:
+            self.ledger.doubts.append(self._settle_orphan)
+
+    def _settle_orphan(self) -> bool:
+        settled = self._settle()
+        if self.state.status == "aborted":
+            warn_of_orphan(self.id)
+        return settled
+
+
+def _reason_of(error: BaseException | None) -> str:
+    """The abort reason in the record for a call that an exception ended."""
+    if error is None:
+        return "commit_failed"
+    return error.code if isinstance(error, MulliganError | Refused) else type(error).__name__
 
 
 _call: ScopedVar[Call] = ScopedVar("mulligan_call")

@@ -33,9 +33,9 @@ from mulligan.exec.start import StartOptions
 from mulligan.history.apply_overlay import OverlayStart, apply_overlay
 from mulligan.history.baseline import Baseline, BaselineChange, forget_window_touches
 from mulligan.history.call import Call
+from mulligan.history.command_changes import FoundChange
 from mulligan.history.git_changes import LinkedGit, is_object, repository_of
 from mulligan.history.ledger import newest_wseq
-from mulligan.history.live_changes import FoundChange
 from mulligan.history.log import workspace_of
 from mulligan.history.observe import record_changes
 from mulligan.history.open_root import OpenRoot
@@ -70,7 +70,7 @@ def run_in_call(open_root: OpenRoot, call: Call, command: Command, *, sink: Sink
     """Run a command to its end. What it changed is then part of the call; the caller commits or aborts."""
     if how.strategy not in ("watch", "scan"):
         # A capture window begins the call in the transaction that opens the window.
-        call.begin()
+        call.commands.begin()
     start = OverlayStart.now(open_root, call) if how.isolate or how.strategy == "overlay" else None
     begun: list[Capture] = []
     means = CaptureMeans(
@@ -132,14 +132,14 @@ class CallWitness:
         # A new object of git has no preimage, and no undo removes it.
         captured = [path for path in inner if not is_object(path) or self._exists(path)]
         try:
-            self._call.about_to_change(captured, going=going)
+            self._call.commands.about_to_change(captured, going=going)
         except MulliganError as error:
             self._call.note_if_store_was_full(error)
             raise
 
     def has(self, path: bytes) -> bool:
         """Whether a path still is what it was before the call, as far as the call knows that."""
-        befores = {inner: self._call.before_of(inner) for inner in paths_below(self._root, [path])}
+        befores = {inner: self._call.commands.before_of(inner) for inner in paths_below(self._root, [path])}
         return all(one is None or self._open_root.image(inner).holds(one) for inner, one in befores.items())
 
     def _exists(self, path: RepoPath) -> bool:
@@ -172,9 +172,9 @@ def _may_have_changed(call: Call, root: bytes) -> list[RepoPath]:
 
     All paths that it was about to change, and everything below the new folders among them.
     """
-    found = dict.fromkeys(call.announced_paths())
+    found = dict.fromkeys(call.commands.announced_paths())
     for path in list(found):
-        if isinstance(call.before_of(path), Absent):
+        if isinstance(call.commands.before_of(path), Absent):
             with opened_up(call.disk, path):
                 found |= dict.fromkeys(paths_below(root, below(os.path.join(root, path_bytes(path)))))
     return sorted(found, key=path_bytes)
@@ -195,7 +195,7 @@ def _absorb(call: Call, root: bytes, caught: CaughtPaths, *, keep: bool) -> None
     # Another process wrote to these paths too. Mulligan cannot say whose the bytes are, so an abort leaves them.
     shared = paths_below(root, caught.shared)
     changed = {change.path for change in call.changes()}
-    call.leave_in_place(shared)
+    call.commands.leave_in_place(shared)
     call.coverage += [{"path": to_wire(path), "reason": "ambiguous"} for path in shared if path in changed]
 
 
@@ -207,17 +207,17 @@ def _absorb_opening(call: Call, paths: Sequence[RepoPath], *, keep: bool = True)
             if is_shut(call.disk, path):
                 shut.add(path)
                 # Runs after the folder is shut again, so that the call records the mode that the command gave it.
-                closing.callback(call.absorb, [path], keep=keep)
+                closing.callback(call.commands.absorb, [path], keep=keep)
                 closing.enter_context(opened_up(call.disk, path))
-        call.absorb([path for path in paths if path not in shut], keep=keep)
+        call.commands.absorb([path for path in paths if path not in shut], keep=keep)
 
 
 def _is_new_object(call: Call, path: RepoPath, touched: frozenset[RepoPath]) -> bool:
     """Whether a path is an object that the command added to a repository that was there before."""
     repository = repository_of(path)
-    if repository is None or not is_object(path) or not isinstance(call.before_of(path) or ABSENT, Absent):
+    if repository is None or not is_object(path) or not isinstance(call.commands.before_of(path) or ABSENT, Absent):
         return False
-    is_repository_new = repository in touched and isinstance(call.before_of(repository) or ABSENT, Absent)
+    is_repository_new = repository in touched and isinstance(call.commands.before_of(repository) or ABSENT, Absent)
     return not is_repository_new
 
 
@@ -294,14 +294,14 @@ class CaptureWindow:
             prepared.mark.begin(started_ns)
         path = "" if prepared.mark is None else prepared.mark.path
         with self._open_root.ledger.store.write() as tx:
-            self._call.begin_command_in(tx)
+            self._call.commands.begin_in(tx)
             # A process may have died after its call had ended and before it deleted the window.
             _forget_ended_windows(tx)
             self._forget(tx)
             self.since = newest_wseq(tx, workspace_of(tx, self._open_root))
             tx.put(WATCH_WINDOWS, WatchWindowRow(self._call.id, self._open_root.root.id, self.since, started_ns, path))
             prepared.baseline.publish(tx)
-        self._call.mark_begun()
+        self._call.commands.mark_begun()
         self._call.at_end.append(self._end_with_call)
         prepared.baseline.mark_published()
 
@@ -371,15 +371,15 @@ class CaptureWindow:
         if keeps:
             self._record_found(self._forget, baseline.publish)
             baseline.mark_published()
-            self._call.absorb(unread)
+            self._call.commands.absorb(unread)
         else:
             self._record_found(self._forget, *([baseline.store_small_contents] if self._are_contents_stored else ()))
             baseline.revert_last_scan()
             self._call.at_end.append(partial(self._note_restored, baseline, baseline.scan_count))
             # Abort takes the permission to read where it restores.
             with suppress(PermissionError, MulliganError):
-                self._call.absorb(unread)
-        self._call.note_unattributed(one.path for one in self.changes if one.before is not None)
+                self._call.commands.absorb(unread)
+        self._call.commands.note_unattributed(one.path for one in self.changes if one.before is not None)
 
     def _record_found(self, *also: Callable[[Tx], None]) -> None:
         known = [
@@ -387,7 +387,7 @@ class CaptureWindow:
             for one in self.changes
             if one.before is not None
         ]
-        self._call.record_found(known, also=also)
+        self._call.commands.record_found(known, also=also)
 
     def _note_restored(self, baseline: Baseline, scan_count: int, _: Tx, status: str) -> bool:
         if status == "aborted":

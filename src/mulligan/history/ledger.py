@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Literal
 
 from mulligan.history.cause import WORK, Cause, UndoOperation, cause_to_json
 from mulligan.history.projection import key_to_wire
-from mulligan.history.retention_rules import PathEviction, changes_over_cap, coverage_of
+from mulligan.history.retention import PathEviction, changes_over_cap, coverage_of, digests_of
 from mulligan.history.roots import FoundRoot, Opening, plan_opening
 from mulligan.history.scopes import Scopes
 from mulligan.history.tables import (
@@ -28,6 +28,7 @@ from mulligan.history.tables import (
     OpenRow,
     RootRow,
     TouchRow,
+    workspace_journal,
 )
 from mulligan.session.tables import SESSIONS, session_journal
 from mulligan.store.blobs import Blobs, Prepared
@@ -40,7 +41,6 @@ from mulligan.values.digest import Digest
 from mulligan.values.entries import (
     Change,
     Entry,
-    FileEntry,
     change_to_json,
     entry_from_bytes,
     entry_to_json,
@@ -118,9 +118,9 @@ class Ending:
 class Held:
     """The rows of an open call besides its record: the paths it touched, the places it claimed."""
 
-    paths: Sequence[bytes]
-    places: Sequence[bytes]
-    is_open: bool = True
+    paths: list[bytes]
+    places: list[bytes]
+    is_open: bool
 
 
 class Claimed(Exception):
@@ -436,21 +436,6 @@ def _workspace_now(tx: Tx, root: str) -> str:
     row = tx.get(ROOTS, root)
     assert row is not None, "a root is recorded before anything in it changes"
     return row.workspace
-
-
-@lru_cache(maxsize=256)
-def workspace_journal(workspace: str) -> str:
-    return f"w:{workspace}"
-
-
-def digests_of(changes: Iterable[Change]) -> set[Digest]:
-    """The digests of all bytes that the changes need. The store has none for uncaptured paths."""
-    found: set[Digest] = set()
-    for change in changes:
-        for entry in (change.before, change.after):
-            if isinstance(entry, FileEntry) and entry.withheld is None:
-                found.add(entry.digest)
-    return found
 
 
 def withheld_notes(changes: Iterable[Change]) -> list[dict[str, str]]:

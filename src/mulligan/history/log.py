@@ -28,8 +28,8 @@ from mulligan.history.tables import (
     TURNS,
     WSEQ_END,
     CallRow,
-    ChangeRow,
     TurnRow,
+    changes_of,
 )
 from mulligan.session.roots import ENDED_SANDBOXED_ROOTS
 from mulligan.store.blobs import BLOBS, LOST
@@ -45,12 +45,11 @@ from mulligan.values.entries import (
     Entry,
     FileEntry,
     SymlinkEntry,
-    entry_from_bytes,
     kind_of_change,
 )
 from mulligan.values.errors import MulliganError, fault
 from mulligan.values.ids import SessionId
-from mulligan.values.paths import RepoPath, path_from_bytes, text_from_wire, to_wire
+from mulligan.values.paths import RepoPath, text_from_wire, to_wire
 
 LOG_LIMIT = 100
 _FIRST_PAGE, _PAGE = 8, 200
@@ -189,19 +188,6 @@ def is_reachable(tx: Tx, open_root: OpenRoot, row: CallRow) -> bool:
 def open_calls_of(tx: Tx, session: SessionId) -> list[CallRow]:
     rows = [tx.get(CALLS, row.call) for row in tx.select(OPEN) if row.session == session]
     return [row for row in rows if row is not None]
-
-
-def changes_of(tx: Tx, call: str) -> list[Change]:
-    return [change_from_row(row) for row in tx.select(CHANGES, {"call": call})]
-
-
-def change_from_row(row: ChangeRow) -> Change:
-    return Change(
-        path=path_from_bytes(row.path),
-        before=entry_from_bytes(row.before),
-        after=entry_from_bytes(row.after),
-        renamed_from=None if row.origin is None else path_from_bytes(row.origin),
-    )
 
 
 def find_call(open_root: OpenRoot, name: str, session: SessionId | None = None, *, anyones: bool = False) -> CallRow:

@@ -18,12 +18,12 @@ from typing import Any
 from mulligan.files.disk import Image
 from mulligan.history.baseline import Baseline, BaselineChange
 from mulligan.history.cause import ObservedTool
-from mulligan.history.commit import with_moves
 from mulligan.history.git_changes import OUTSIDE
 from mulligan.history.ledger import STORE_FULL, Ending, Facts, newest_wseq, touch_row
 from mulligan.history.log import workspace_of
 from mulligan.history.open_root import OpenRoot
 from mulligan.history.tables import AGENT, CALLS, CHANGES, OBSERVED_WHILE_FULL, OPEN, TOUCHES, TURNS, CallRow
+from mulligan.history.undo_log import with_moves
 from mulligan.session.tables import session_journal
 from mulligan.store.protocol import Tx
 from mulligan.values.clock import since_boot_s

@@ -215,8 +215,7 @@ class OpenRoot:
         )
 
     def _made(self, facts: Facts, *, strict: bool = False) -> Call:
-        call = Call(self.ledger, self.disk, self.root, facts, heal=self._heal)
-        call.strict = strict
+        call = Call(self.ledger, self.disk, self.root, facts, heal=self._heal, strict=strict)
         self._calls[facts.id] = call
         return call
 
@@ -236,7 +235,8 @@ class OpenRoot:
 
     def part_of_way_back(self, call: Call, verb: str) -> Call:
         """The part of an undo operation in this root, when the operation itself works in another one."""
-        part = call.parts[self.root.id] = self._part(call, verb)
+        part = self._part(call, verb)
+        call.add_part(self.root, part)
         return part
 
     def _part(self, call: Call, verb: str | None = None) -> Call:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mulligan.history.log import calls_of, change_from_row
+from mulligan.history.log import calls_of
 from mulligan.history.multi_root import contains, path_in_root
 from mulligan.history.open_root import OpenRoot
-from mulligan.history.tables import CALLS, CHANGES, WSEQ_END, CallRow
+from mulligan.history.tables import CALLS, CHANGES, WSEQ_END, CallRow, change_from_row
 from mulligan.store.protocol import Tx
 from mulligan.values.entries import Change, Entry
 from mulligan.values.errors import fault

@@ -13,9 +13,8 @@ from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
 
-from mulligan.history.log import changes_of
 from mulligan.history.projection import SCHEMA
-from mulligan.history.tables import CALLS, CallRow
+from mulligan.history.tables import CALLS, CallRow, changes_of
 from mulligan.session.tables import SESSIONS, Window, session_journal
 from mulligan.session.transcript_log import Archive, Message, entries_of, window_of
 from mulligan.store.journal import records_of

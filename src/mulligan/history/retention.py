@@ -1,81 +1,71 @@
-"""Retention: caps and eviction, garbage collection, and `forget`.
+"""Retention: which stored bytes stay, and the eviction of others. Caps, eviction, garbage collection.
+
+A body stays while something needs it: a record of something that is kept names it, a later version is packed against
+it, it is a part of a stream, a baseline has it as the content of a file, or an open call may restore it. Records that
+need nothing any more are those of an evicted call, with the outside edits that the call came upon; of a scope that was
+dropped; of a snapshot that is gone. A snapshot that was never finished counts as gone after a day.
 
 Eviction drops the bodies of whole calls, the oldest first, and records that. It never evicts an open call, the newest
-turn of an open session, a pinned call, or a body that something else still needs (`retention_rules`). Garbage
-collection deletes blobs that no record names, except those that a call may be about to name.
+turn of an open session, a pinned call, or a body that something else still needs. Garbage collection deletes blobs that
+no record names, except those that a call may be about to name. `forget` has a module of its own.
 
-`forget` erases bytes that are stored already, of a path or of a call, wherever the store has them. It also erases
-bodies that another call or path shares: the user wants the bytes nowhere. It writes the records that hold parameters
-and receipts of such effects anew without them. Their hashes stay, and one record in the journal of the store names all
-bodies and records that were changed, so that `verify` accepts both. Then the engine erases what deletions left in its
-file, its free pages and its log, and deletes the copy that a migration made.
+One call may change more bytes than its session may keep. The call runs all the same, and every preimage is durable
+while it is open. When it ends, it gives up its largest paths until the rest fits: their bodies go, a record says so,
+and the coverage of the call lists them.
 """
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from hashlib import sha256
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from mulligan.files.capture_rules import PATCH_HEADERS
-from mulligan.files.snapshot.manifest import SNAPSHOTS, Manifest
-from mulligan.history.abort import blobs_named_in
-from mulligan.history.ledger import Ledger, digests_of, workspace_journal
-from mulligan.history.log import changes_of
-from mulligan.history.open_root import OpenRoot
-from mulligan.history.retention_rules import (
-    KnownNeeds,
-    bodies_of_edits_before,
-    cap_of,
-    delete_body,
-    drop_body,
-    droppable,
-    is_in_baseline,
-    is_part,
-    put_cap,
-)
+from mulligan.files.snapshot.manifest import SNAPSHOTS
 from mulligan.history.tables import (
     CALLS,
-    CAPTURES,
     CHANGES,
     KEPT,
     OPEN,
     PINS,
-    ROOTS,
     SCOPES,
     TOUCHES,
+    WSEQ_END,
     CallRow,
     ChangeRow,
+    TouchRow,
+    changes_of,
+    workspace_journal,
 )
 from mulligan.session.tables import SESSIONS, session_journal
 from mulligan.store.blobs import (
     BESIDE,
     BLOBS,
+    BODIES,
+    EVICTED,
+    IN_DATABASE,
     PARTS,
     READABLE,
     TOUCH_INTERVAL_MS,
     BlobRow,
-    Blobs,
-    delete_unnamed_bodies,
 )
-from mulligan.store.journal import FORGOTTEN, RECORDS, REFS, STORE_JOURNAL, RecordRow, parse_record
+from mulligan.store.journal import HEADS, RECORDS, REFS, STORE_HEAD, Journal, Record, RefRow, parse_record
 from mulligan.store.protocol import META, MetaRow, Tx
-from mulligan.values.canonical import decode, encode
+from mulligan.values.canonical import decode
 from mulligan.values.clock import FixedClock, parse_timestamp, timestamp
-from mulligan.values.digest import Digest, digest_from_raw, parse_digest, raw_digest
-from mulligan.values.entries import FileEntry, entry_from_bytes
-from mulligan.values.errors import MulliganError, fault
+from mulligan.values.digest import Digest, digest_from_raw, raw_digest
+from mulligan.values.entries import Change, FileEntry
+from mulligan.values.errors import fault
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import SessionId
-from mulligan.values.limits import MIB_BYTES, STORE_CAP_BYTES
-from mulligan.values.paths import ROOT, RepoPath, is_inside, path_bytes, path_from_bytes, to_wire
+from mulligan.values.limits import MIB_BYTES, SESSION_CAP_BYTES, STORE_CAP_BYTES
+from mulligan.values.paths import to_wire
 
 if TYPE_CHECKING:
+    # The ledger asks this module about caps when a call ends, so it imports this one.
+    from mulligan.history.ledger import Ledger
     from mulligan.store.verify import Progress
 
 _GC_GRACE = timedelta(minutes=15)
@@ -85,8 +75,269 @@ _STORE_GROWN = "store_grown"
 _MEASURE_EVERY_BYTES = 32 * MIB_BYTES
 _MEASURES_PER_CAP = 8
 _UNUSED_BASELINE_MAX = timedelta(days=30)
-_ERASED = {"forgotten": True}
-_PATH_PARAMS = ("path", "file_path", "to", "cwd")
+_UNFINISHED_SNAPSHOT_MAX = timedelta(days=1)
+"""The records of a snapshot that is being made come before the snapshot, so for this long they count."""
+
+_EDITS_SEARCHED = 50
+"""How many successive outside edits of one path are searched for the call that came upon them."""
+
+KnownNeeds = dict[bytes, RefRow]
+"""A cache for many questions in a row: for a blob, a reference that was found to need it."""
+
+
+def droppable(tx: Tx, digests: Iterable[Digest], *, holder: str, known: KnownNeeds | None = None) -> list[Digest]:
+    """The bodies that nothing but `holder` needs, which is about to be given up: a call, a scope or a snapshot."""
+    left, dropped = set(digests), set[Digest]()
+    left -= {digest for row in tx.select(TOUCHES) if row.call != holder for digest in _digests_in(row)}
+    needs = _Needs(tx, holder, {} if known is None else known)
+    # A version must go before the one that it is packed against, so each round may set more of them free.
+    while more := {digest for digest in left if not needs.has(digest, dropped)}:
+        dropped |= more
+        left -= more
+    return sorted(dropped)
+
+
+def drop_body(tx: Tx, digest: Digest) -> int:
+    """Returns the bytes that become free. The caller records the drop in the same transaction."""
+    row = tx.get(BLOBS, raw_digest(digest))
+    if row is None or row.place not in READABLE:
+        return 0
+    delete_body(tx, row)
+    tx.put(BLOBS, replace(row, place=EVICTED, stored=0, base=None, depth=0))
+    return row.stored
+
+
+def delete_body(tx: Tx, row: BlobRow) -> None:
+    if row.place == IN_DATABASE:
+        tx.delete(BODIES, row.digest)
+    elif row.place == BESIDE:
+        tx.drop_body(digest_from_raw(row.digest))
+    # The parts of a stream are blobs of their own; only the list of them goes here.
+    for part in tx.select(PARTS, {"digest": row.digest}):
+        tx.delete(PARTS, part.digest, part.ordinal)
+
+
+def _digests_in(row: TouchRow) -> Iterable[Digest]:
+    """The digests of an open call's preimage and intended entries at a path. No record names these bytes yet."""
+    entries = [decode(row.before), *decode(row.intended)]
+    return (Digest(entry["digest"]) for entry in entries if "digest" in entry)
+
+
+@fast_dataclass(slots=True, frozen=True)
+class _Needs:
+    """Finds what is still needed without `holder`."""
+
+    tx: Tx
+    holder: str
+    known: KnownNeeds
+
+    def has(self, digest: Digest, dropped: set[Digest]) -> bool:
+        raw = raw_digest(digest)
+        later = [row for row in self.tx.select(BLOBS, {"base": raw}) if digest_from_raw(row.digest) not in dropped]
+        if any(row.place in READABLE for row in later) or is_part(self.tx, raw) or is_in_baseline(self.tx, raw):
+            return True
+        known = self.known.get(raw)
+        if known is not None and not _is_given_up(self.tx, known, self.holder):
+            return True
+        # Newest first, because dropped references are mostly old.
+        refs = self.tx.select(REFS, {"digest": raw}, descending=True)
+        found = next((ref for ref in refs if not _is_given_up(self.tx, ref, self.holder)), None)
+        if found is not None:
+            self.known[raw] = found
+        return found is not None
+
+
+def _is_given_up(tx: Tx, ref: RefRow, holder: str) -> bool:
+    """Whether a reference belongs to something that was given up, or to the holder."""
+    row = tx.get(RECORDS, ref.journal, ref.seq)
+    if row is None:
+        return False
+    record = parse_record(row)
+    if "snapshot" in record.payload:
+        return _is_snapshot_given_up(tx, record, holder)
+    if "scope" in record.payload:
+        session, scope = record.payload["session"], record.payload["scope"]
+        return holder_of_scope(session, scope) == holder or not tx.has(SCOPES, session, scope)
+    if record.kind == "external":
+        calls = _calls_after_edit(tx, record)
+        return bool(calls) and all(_is_call_given_up(tx, call, holder) for call in calls)
+    return _is_call_given_up(tx, record.payload.get("call"), holder)
+
+
+def _is_call_given_up(tx: Tx, call: object, holder: str) -> bool:
+    found = tx.get(CALLS, call) if isinstance(call, str) else None
+    return call == holder or (found is not None and bool(found.evicted))
+
+
+def _is_snapshot_given_up(tx: Tx, record: Record, holder: str) -> bool:
+    root, snapshot = record.payload["root"], record.payload["snapshot"]
+    if holder_of_snapshot(root, snapshot) == holder:
+        return True
+    head = tx.get(HEADS, STORE_HEAD)
+    newest = parse_timestamp(record.at if head is None else head.at)
+    return not tx.has(SNAPSHOTS, root, snapshot) and newest - parse_timestamp(record.at) > _UNFINISHED_SNAPSHOT_MAX
+
+
+def _calls_after_edit(tx: Tx, external: Record) -> list[str]:
+    """The calls that came upon an outside edit: the edit is needed no longer than they are.
+
+    Empty if no call has come upon it at one of its paths.
+    """
+    found: list[str] = []
+    for change in tx.select(CHANGES, {"call": external.payload["id"]}):
+        later = tx.select(
+            CHANGES,
+            {"place": change.place},
+            between=("wseq", change.wseq + 1, WSEQ_END),
+            order=("wseq",),
+            limit=_EDITS_SEARCHED,
+        )
+        # Several edits may follow each other before a call comes upon the last of them.
+        first = next((row.call for row in later if not _is_external(tx, row)), None)
+        if first is None:
+            return []
+        found.append(first)
+    return found
+
+
+def bodies_of_edits_before(tx: Tx, call: str) -> set[Digest]:
+    """The bodies of outside edits that a call was the first to come upon: they are given up with it."""
+    found = set[Digest]()
+    for change in tx.select(CHANGES, {"call": call}):
+        earlier = tx.select(
+            CHANGES,
+            {"place": change.place},
+            between=("wseq", 0, change.wseq),
+            order=("wseq",),
+            descending=True,
+            limit=_EDITS_SEARCHED,
+        )
+        for row in takewhile(partial(_is_external, tx), earlier):
+            found |= {Digest(one["digest"]) for one in (decode(row.before), decode(row.after)) if "digest" in one}
+    return found
+
+
+def _is_external(tx: Tx, change: ChangeRow) -> bool:
+    call = tx.get(CALLS, change.call)
+    return call is not None and bool(call.external)
+
+
+def holder_of_snapshot(root: str, snapshot: str) -> str:
+    """The name of a snapshot as a holder of bodies. The same content is a snapshot of its own in each root."""
+    return f"{root}/{snapshot}"
+
+
+def holder_of_scope(session: str, scope: str) -> str:
+    """The name of a scope as a holder of bodies. No call and no snapshot has such a name."""
+    return f"{session}//{scope}"
+
+
+def is_part(tx: Tx, raw: bytes) -> bool:
+    return bool(tx.select(PARTS, {"part": raw}, order=("part",), limit=1))
+
+
+def is_in_baseline(tx: Tx, raw: bytes) -> bool:
+    """Whether a baseline has it as the content of a file: the next change of that file will need it."""
+    return bool(tx.select(KEPT, {"digest": raw}, limit=1))
+
+
+def digests_of(changes: Iterable[Change]) -> set[Digest]:
+    """The digests of all bytes that the changes need. The store has none for uncaptured paths."""
+    found: set[Digest] = set()
+    for change in changes:
+        for entry in (change.before, change.after):
+            if isinstance(entry, FileEntry) and entry.withheld is None:
+                found.add(entry.digest)
+    return found
+
+
+def blobs_named_in(call: CallRow) -> set[Digest]:
+    """All blobs that the coverage of a call names."""
+    if '"blob_ref"' not in call.coverage:
+        return set()
+    return {Digest(note["blob_ref"]) for note in decode(call.coverage) if "blob_ref" in note}
+
+
+def is_stored(tx: Tx, digest: Digest) -> bool:
+    row = tx.get(BLOBS, raw_digest(digest))
+    return row is not None and row.place in READABLE
+
+
+def _stored_size(tx: Tx, digest: Digest) -> int:
+    row = tx.get(BLOBS, raw_digest(digest))
+    return row.stored if row is not None and row.place in READABLE else 0
+
+
+# Caps.
+
+
+def cap_of(tx: Tx, session: SessionId) -> int:
+    row = tx.get(META, f"cap:{session}")
+    # An earlier version of Mulligan stored caps that are no whole numbers. They count as not set.
+    return int(row.value) if row is not None and row.value.isdecimal() else SESSION_CAP_BYTES
+
+
+def put_cap(tx: Tx, session: SessionId, cap_bytes: int) -> None:
+    tx.put(META, MetaRow(f"cap:{session}", str(max(1, cap_bytes))))
+
+
+def changes_over_cap(tx: Tx, session: SessionId, changes: Sequence[Change]) -> list[Change]:
+    """The largest changes, without which the others fit the cap of the session."""
+    if not changes:
+        return []
+    most = 0
+    for change in changes:
+        for entry in (change.before, change.after):
+            most += entry.size if isinstance(entry, FileEntry) and entry.withheld is None else 0
+    # Bytes that two changes share count twice here; only a call that may be over its cap is looked at more closely.
+    if not most or most <= (cap := cap_of(tx, session)):
+        return []
+    entries = [entry for one in changes for entry in (one.before, one.after)]
+    sizes = {one.digest: one.size for one in entries if isinstance(one, FileEntry) and one.withheld is None}
+    if sum(sizes.values()) <= cap:
+        return []
+    stored = {digest: _stored_size(tx, digest) for digest in sizes}
+    over, found = sum(stored.values()) - cap, list[Change]()
+    # The largest first, so that as few paths as possible lose their bytes.
+    for change in sorted(changes, key=lambda one: sum(stored[digest] for digest in digests_of([one])), reverse=True):
+        if over <= 0:
+            break
+        over -= sum(stored.pop(digest, 0) for digest in digests_of([change]))
+        found.append(change)
+    return found
+
+
+def coverage_of(given_up: Iterable[Change]) -> list[dict[str, str]]:
+    """Notes for changes whose bodies were given up. The creation of a file can still be undone."""
+    return [
+        {
+            "path": to_wire(change.path),
+            "reason": "not_undoable" if isinstance(change.before, FileEntry) else "evicted",
+        }
+        for change in given_up
+    ]
+
+
+@fast_dataclass(slots=True, frozen=True)
+class PathEviction:
+    """An ended call gives up the bodies of some of its changes, in the transaction of its end."""
+
+    call: str
+    session: SessionId
+    changes: Sequence[Change]
+    given_up: Sequence[Change]
+
+    def apply_in(self, tx: Tx, journal: Journal, *, at: str) -> None:
+        kept = {digest for one in self.changes if one not in self.given_up for digest in digests_of([one])}
+        named = {digest for one in self.given_up for digest in digests_of([one])}
+        dropped = droppable(tx, named - kept, holder=self.call)
+        body = {"call": self.call, "paths": [to_wire(one.path) for one in self.given_up], "digests": dropped}
+        journal.append(tx, session_journal(self.session), "paths.evicted", body, at=at)
+        for digest in dropped:
+            drop_body(tx, digest)
+
+
+# Eviction.
 
 
 @fast_dataclass(slots=True, frozen=True)
@@ -197,8 +448,7 @@ def would_evict(tx: Tx, cap_bytes: int, *, size: int, limit: int) -> list[dict[s
                 return found
             bodies = _bodies_of(tx, call) - seen
             seen |= bodies
-            blobs = [blob for digest in bodies if (blob := tx.get(BLOBS, raw_digest(digest))) is not None]
-            stored = sum(blob.stored for blob in blobs if blob.place in READABLE)
+            stored = sum(_stored_size(tx, digest) for digest in bodies)
             surplus -= stored
             found.append({"call_id": call.id, "session_id": row.id, "at": call.started_at, "bytes": stored})
     return found
@@ -292,7 +542,9 @@ def collect_garbage(ledger: Ledger, progress: Progress = _silent) -> tuple[int, 
     with ledger.store.write() as tx:
         forget_unused_baselines(tx, timestamp(FixedClock(ledger.clock.now() - _UNUSED_BASELINE_MAX)))
     with ledger.store.read() as tx:
-        cutoff = _cutoff_ms(ledger, tx)
+        grace = int((ledger.clock.now() - _GC_GRACE).timestamp() * 1000) - TOUCH_INTERVAL_MS
+        began = oldest_begin_ms(tx)
+        cutoff = grace if began is None else min(grace, began)
         garbage = _garbage_in(tx, cutoff, progress)
     blobs = size = 0
     for start in range(0, len(garbage), _GC_BATCH):
@@ -305,9 +557,8 @@ def collect_garbage(ledger: Ledger, progress: Progress = _silent) -> tuple[int, 
                     tx.delete(BLOBS, row.digest)
                     blobs, size = blobs + 1, size + row.stored
     progress("blobs deleted", len(garbage), len(garbage))
-    # Files of bodies that have no row: a process died between the file and its row.
     with ledger.store.read() as tx:
-        swept, swept_bytes = ledger.store.bodies.sweep(partial(_is_beside, tx), before_s=cutoff / 1000)
+        swept, swept_bytes = sweep_files(ledger, tx, before_s=cutoff / 1000)
     return blobs + swept, size + swept_bytes
 
 
@@ -322,20 +573,22 @@ def _garbage_in(tx: Tx, cutoff_ms: int, progress: Progress) -> list[bytes]:
     return found
 
 
-def _is_beside(tx: Tx, digest: Digest) -> bool:
-    row = tx.get(BLOBS, raw_digest(digest))
-    return row is not None and row.place == BESIDE
+def oldest_begin_ms(tx: Tx) -> int | None:
+    """The time since which blobs may belong to an open call, which names them only at its end. None: none is open."""
+    rows = [row for one in tx.select(OPEN) if (row := tx.get(CALLS, one.call)) is not None]
+    # A blob that exists already gets a new touch time only now and then, so its time may be a little too old.
+    began = [int(parse_timestamp(row.started_at).timestamp() * 1000) - TOUCH_INTERVAL_MS for row in rows]
+    return min(began, default=None)
 
 
-def _cutoff_ms(ledger: Ledger, tx: Tx) -> int:
-    """A blob that was touched later may belong to a call that has not named it yet."""
-    oldest = ledger.clock.now() - _GC_GRACE
-    # An open call may name whatever it has stored since it began.
-    for open_call in tx.select(OPEN):
-        row = tx.get(CALLS, open_call.call)
-        if row is not None:
-            oldest = min(oldest, parse_timestamp(row.started_at))
-    return int(oldest.timestamp() * 1000) - TOUCH_INTERVAL_MS
+def sweep_files(ledger: Ledger, tx: Tx, *, before_s: float) -> tuple[int, int]:
+    """Delete files of bodies that have no row: a process died between the file and its row."""
+
+    def has_row(digest: Digest) -> bool:
+        row = tx.get(BLOBS, raw_digest(digest))
+        return row is not None and row.place == BESIDE
+
+    return ledger.store.bodies.sweep(has_row, before_s=before_s)
 
 
 def _is_garbage(tx: Tx, row: BlobRow, cutoff_ms: int) -> bool:
@@ -343,297 +596,3 @@ def _is_garbage(tx: Tx, row: BlobRow, cutoff_ms: int) -> bool:
         return False
     needed = is_part(tx, row.digest) or is_in_baseline(tx, row.digest)
     return not needed and not tx.select(BLOBS, {"base": row.digest}, limit=1)
-
-
-# Forget.
-
-
-@fast_dataclass(slots=True, frozen=True)
-class Forgotten:
-    """The result of `forget`: erased bodies by digest, records by journal and number, and changes that had the same
-    content.
-    """
-
-    digests: tuple[Digest, ...]
-    records: tuple[tuple[str, int], ...]
-    shared: tuple[tuple[str, str], ...]
-    """call and path of other changes that have lost their bytes too"""
-    copies: tuple[str, ...]
-    """names of files that were deleted: the whole store as it was before a migration"""
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "digests": list(self.digests),
-            "records": [{"journal": journal, "seq": seq} for journal, seq in self.records],
-            "shared": [{"call": call, "path": path} for call, path in self.shared],
-            "copies": list(self.copies),
-        }
-
-
-def forget_path(open_root: OpenRoot, path: RepoPath) -> Forgotten:
-    """Erase what the store has of a path and of everything below it."""
-    place = open_root.disk.root.place_of(path)
-    with open_root.ledger.store.read() as tx:
-        rows = [row for row in tx.select(CHANGES) if is_inside(row.place, place)]
-        digests = {digest for row in rows for digest in _digests_of_change(row)} | _captured_at(tx, open_root, path)
-        ended = list(_ended_calls(tx))
-        digests |= {digest for row in ended for digest in _rescued_at(row, open_root, path)}
-        # A call that only read the path may have its bytes in a receipt.
-        calls = {row.call for row in rows}
-        mentions = _mentions_by_root(tx, open_root, path)
-        records = [row for row in ended if _is_about(row, calls, mentions)]
-    return _forget(open_root, digests, records, about={"path": to_wire(path), "root": open_root.root.id}, changes=rows)
-
-
-def forget_call(open_root: OpenRoot, call: CallRow) -> Forgotten:
-    """Erase what the store has because of one call: preimages, what it wrote, parameters and receipts."""
-    if call.status == "open":
-        raise fault("call_open", f"Call {call.id} is open; its files could not be put back.", call=call.id)
-    with open_root.ledger.store.read() as tx:
-        rows = tx.select(CHANGES, {"call": call.id})
-        records = [row for row in _ended_calls(tx) if parse_record(row).payload.get("call") == call.id]
-        named = {digest for row in records for digest in parse_record(row).refs}
-        digests = named | {digest for row in rows for digest in _digests_of_change(row)}
-    return _forget(open_root, digests, records, about={"call": call.id}, changes=rows)
-
-
-def _forget(
-    open_root: OpenRoot,
-    digests: set[Digest],
-    records: list[RecordRow],
-    *,
-    about: Mapping[str, str],
-    changes: Iterable[ChangeRow],
-) -> Forgotten:
-    ledger = open_root.ledger
-    with ledger.store.write() as tx:
-        _refuse_open(tx, digests)
-        erased = {(row.journal, row.seq): body for row in records if (body := _without_effects(row)) is not None}
-        digests = {*digests, *(digest for row in records for digest in _digests_in_receipts(row))}
-        if digests or records:
-            digests |= _unnamed(ledger, tx)
-        dropped = sorted(_with_parts(tx, {one for one in digests if _is_stored(tx, one)}))
-        own = {(row.call, row.path) for row in changes}
-        shared = tuple(
-            (row.call, to_wire(path_from_bytes(row.path)))
-            for row in tx.select(CHANGES)
-            if (row.call, row.path) not in own and not _digests_of_change(row).isdisjoint(dropped)
-        )
-        # Blobs that are packed against a dropped one must be readable without it.
-        for digest in dropped:
-            ledger.blobs.repack_dependents(tx, digest, but=dropped)
-        for digest in dropped:
-            drop_body(tx, digest)
-        for row in records:
-            if (row.journal, row.seq) in erased:
-                tx.put(RECORDS, replace(row, body=erased[row.journal, row.seq]))
-        copies = tuple(map(os.path.basename, ledger.store.older_copies()))
-        forgotten = Forgotten(tuple(dropped), tuple(sorted(erased)), shared, copies)
-        hashes = [
-            {"journal": journal, "seq": seq, "sha256": sha256(erased[journal, seq]).hexdigest()}
-            for journal, seq in forgotten.records
-        ]
-        record = {**about, **forgotten.to_json(), "records": hashes}
-        ledger.journal.append(tx, STORE_JOURNAL, FORGOTTEN, record, at=ledger.now())
-    # Delete the files again, now raising errors: after a transaction, a body that cannot be deleted is left to `gc`.
-    delete_unnamed_bodies(ledger.store, sorted({*digests, *dropped}))
-    ledger.store.erase_deleted()
-    return forgotten
-
-
-def _refuse_open(tx: Tx, digests: set[Digest]) -> None:
-    for row in tx.select(TOUCHES):
-        entries = [decode(row.before), *decode(row.intended)]
-        if not digests.isdisjoint(entry["digest"] for entry in entries if "digest" in entry):
-            raise fault("call_open", f"Call {row.call} is open and may need these bytes; try again when it has ended.")
-
-
-def _digests_of_change(row: ChangeRow) -> set[Digest]:
-    entries = (entry_from_bytes(one) for one in (row.before, row.after))
-    return {entry.digest for entry in entries if isinstance(entry, FileEntry)}
-
-
-def _captured_at(tx: Tx, open_root: OpenRoot, path: RepoPath) -> set[Digest]:
-    """What scopes, the baseline and snapshots have of the path and of what is below it."""
-    key, root = path_bytes(path), open_root.root.id
-    scopes = {(row.session, row.scope) for row in tx.select(SCOPES) if row.root == root}
-    found = {
-        Digest(entry["digest"])
-        for row in tx.select(CAPTURES)
-        if (row.session, row.scope) in scopes and _is_at(row.path, key) and "digest" in (entry := decode(row.before))
-    }
-    baseline = [row.digest for row in tx.select(KEPT, {"root": root}) if _is_at(row.path, key)]
-    found |= {digest_from_raw(digest) for digest in baseline if digest is not None}
-    for row in tx.select(SNAPSHOTS):
-        if row.root == root:
-            body = open_root.ledger.blobs.read_in(tx, parse_digest(row.manifest))
-            entries = Manifest.from_json(decode(body)).entries
-            found |= {one.blob for one in entries if _is_at(path_bytes(one.path), key)}
-    return found
-
-
-def _is_at(path: bytes, key: bytes) -> bool:
-    """Whether the path is `key`, or below it."""
-    return key == path_bytes(ROOT) or is_inside(path, key)
-
-
-def _is_stored(tx: Tx, digest: Digest) -> bool:
-    row = tx.get(BLOBS, raw_digest(digest))
-    return row is not None and row.place in READABLE
-
-
-def _with_parts(tx: Tx, digests: set[Digest]) -> set[Digest]:
-    rows = (row for digest in digests for row in tx.select(PARTS, {"digest": raw_digest(digest)}))
-    return digests | {digest_from_raw(row.part) for row in rows}
-
-
-def _ended_calls(tx: Tx) -> Iterator[RecordRow]:
-    """The records of the ends of calls, which hold parameters and receipts."""
-    journals = {f"s:{row.session}" for row in tx.select(CALLS) if row.session is not None}
-    for journal in sorted(journals):
-        yield from (row for row in tx.select(RECORDS, {"journal": journal}) if b'"kind":"call.ended"' in row.body)
-
-
-def _unnamed(ledger: Ledger, tx: Tx) -> set[Digest]:
-    """Bodies that no record names: what an aborted call wrote, for example. No row says which path they belong to.
-
-    Bodies that an open call may be about to name stay. Another process that stores the same content at this moment
-    stores it again, because the row says that the body is gone.
-    """
-    # An open call may name whatever it has stored since it began.
-    began = [call.started_at for one in tx.select(OPEN) if (call := tx.get(CALLS, one.call)) is not None]
-    cutoff = min((int(parse_timestamp(at).timestamp() * 1000) - TOUCH_INTERVAL_MS for at in began), default=None)
-    found = set[bytes]()
-    for row in tx.select(BLOBS):
-        is_old = cutoff is None or row.touched_ms < cutoff
-        if is_old and not tx.select(REFS, {"digest": row.digest}, limit=1) and not is_in_baseline(tx, row.digest):
-            found.add(row.digest)
-    # A part may belong to several contents, and stays with the last of them.
-    while needed := {one for one in found if any(row.digest not in found for row in tx.select(PARTS, {"part": one}))}:
-        found -= needed
-    if cutoff is None:
-        ledger.store.bodies.sweep(partial(_is_beside, tx), before_s=ledger.clock.now().timestamp())
-    return {digest_from_raw(raw) for raw in found}
-
-
-def _rescued_at(row: RecordRow, open_root: OpenRoot, path: RepoPath) -> Iterator[Digest]:
-    """What a command wrote at the path before Mulligan put the path back."""
-    payload = parse_record(row).payload
-    for one in payload.get("coverage", ()) if payload.get("root") == open_root.root.id else ():
-        if "blob_ref" in one and _is_named(one["path"], to_wire(path)):
-            yield parse_digest(one["blob_ref"])
-
-
-def _is_named(text: str, wire: str) -> bool:
-    """Whether a text is the path, or one below it."""
-    if wire == ROOT or f"/{text.removeprefix('./')}/".startswith(f"/{wire}/"):
-        return True
-    return (text[:1] == "/" or ".." in text) and f"/{wire}/" in f"{text}/"
-
-
-def _mentions_by_root(tx: Tx, open_root: OpenRoot, path: RepoPath) -> dict[str, _Mentions]:
-    """How records of this root name the path, and those of the roots that overlap with it."""
-    place, blobs = open_root.disk.root.place_of(path), open_root.ledger.blobs
-    rows = [row for row in tx.select(ROOTS) if row.workspace == open_root.root.workspace]
-    wires = {row.id: ROOT if is_inside(row.key, place) else _wire_below(row.key, place) for row in rows}
-    wires[open_root.root.id] = to_wire(path)
-    return {root: _Mentions(tx, blobs, wire) for root, wire in wires.items() if wire is not None}
-
-
-def _wire_below(key: bytes, place: bytes) -> str | None:
-    return to_wire(path_from_bytes(place[len(key) :].lstrip(b"/"))) if is_inside(place, key) else None
-
-
-def _is_about(row: RecordRow, calls: set[str], mentions: Mapping[str, _Mentions]) -> bool:
-    """Whether a call changed the path, or one of its effects named it or returned lines of it."""
-    payload = parse_record(row).payload
-    if payload.get("call") in calls:
-        return True
-    found = mentions.get(payload.get("root", ""))
-    return found is not None and any(map(found.are_in, payload.get("effects", ())))
-
-
-class _Mentions:
-    """Finds the effects that may have bytes of a path, or of what is below it, in their parameters and receipts."""
-
-    def __init__(self, tx: Tx, blobs: Blobs, wire: str) -> None:
-        self._tx = tx
-        self._blobs = blobs
-        self._wire = wire
-        name = re.escape(wire.rpartition("/")[2])
-        self._word = re.compile(rf"(?<![\w.-]){name}(?![\w-]|\.\w)")
-
-    def are_in(self, effect: Mapping[str, Any]) -> bool:
-        params = effect["params"]
-        named = [text for name in _PATH_PARAMS if isinstance(text := params.get(name), str)]
-        if any(_is_named(one, self._wire) for one in named):
-            return True
-        if any(self._in_command(params.get(name)) for name in ("argv", "command")):
-            return True
-        # A search returns lines of files that its parameters do not name.
-        lines = self._text(effect["receipt"].get("matches")).splitlines()
-        return self._in_patch(self._text(params.get("patch"))) or any(map(self._begins, lines))
-
-    def _in_command(self, given: object) -> bool:
-        """Whether a command names the file. It may have been in another folder, so only the name counts."""
-        words = given if isinstance(given, list) else [given]
-        return any(isinstance(word, str) and self._word.search(word) is not None for word in words)
-
-    def _in_patch(self, patch: str) -> bool:
-        """Whether a line names the path as a file of the patch, also in a patch that Mulligan could not parse."""
-        for line in patch.splitlines():
-            if line.startswith(PATCH_HEADERS):
-                words = [
-                    word.removeprefix("a/").removeprefix("b/") for word in (*line.split(), line.partition(": ")[2])
-                ]
-                if any(_is_named(word, self._wire) for word in words if word):
-                    return True
-        return False
-
-    def _begins(self, line: str) -> bool:
-        return self._wire == ROOT or line.startswith((f"{self._wire}:", f"{self._wire}/"))
-
-    def _text(self, value: object) -> str:
-        """A text in parameters or a receipt: inline, or a blob."""
-        if isinstance(value, str):
-            return value
-        found: Any = value if isinstance(value, Mapping) else {}
-        inline = found.get("inline_text")
-        if isinstance(inline, Mapping):
-            return str(inline.get("text", ""))
-        blob = found.get("blob")
-        reference = (blob if isinstance(blob, Mapping) else found).get("blob_ref")
-        digest = parse_digest(reference) if isinstance(reference, str) else None
-        if digest is None or not _is_stored(self._tx, digest):
-            return ""
-        return self._blobs.read_in(self._tx, digest).decode("utf-8", "replace")
-
-
-def _without_effects(row: RecordRow) -> bytes | None:
-    """The record without parameters and receipts; None if it has no effects."""
-    document = decode(row.body)
-    effects = document["payload"].get("effects")
-    if not effects:
-        return None
-    document["payload"]["effects"] = [
-        {"effect": one["effect"], "params": _ERASED, "receipt": {"status": one["receipt"].get("status"), **_ERASED}}
-        for one in effects
-    ]
-    return encode(document)
-
-
-def _digests_in_receipts(row: RecordRow) -> Iterator[Digest]:
-    """Blobs that the receipts of a record name: output, long texts, pages of a file."""
-    pending: list[Any] = [one["receipt"] for one in decode(row.body)["payload"].get("effects", ())]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, Mapping):
-            pending += value.values()
-            for name in ("blob_ref", "digest"):
-                if isinstance(text := value.get(name), str):
-                    try:
-                        yield parse_digest(text)
-                    except MulliganError:
-                        continue
-        elif isinstance(value, list):
-            pending += value

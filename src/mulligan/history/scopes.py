@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
-from mulligan.history.retention_rules import cap_of, drop_body, droppable, holder_of_scope
+from mulligan.history.retention import cap_of, drop_body, droppable, holder_of_scope
 from mulligan.history.tables import CAPTURES, SCOPES, CaptureRow
 from mulligan.session.tables import session_journal
 from mulligan.store.journal import Journal

@@ -6,15 +6,24 @@ about to do, so that any process can roll a dead process's call back.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from mulligan.files.identity import FOLDS
 from mulligan.files.resolve import folded
 from mulligan.history.cause import WORK, Cause, cause_from_text
-from mulligan.store.protocol import Table
+from mulligan.store.protocol import Table, Tx
+from mulligan.values.entries import Change, entry_from_bytes
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import OwnerId
+from mulligan.values.paths import path_from_bytes
 
 WSEQ_END = 2**62
 """Higher than the position of any change."""
+
+
+@lru_cache(maxsize=256)
+def workspace_journal(workspace: str) -> str:
+    return f"w:{workspace}"
 
 
 @fast_dataclass(slots=True, frozen=True)
@@ -124,6 +133,15 @@ class ChangeRow:
     before: bytes
     after: bytes
     origin: bytes | None
+
+
+def change_from_row(row: ChangeRow) -> Change:
+    return Change(
+        path=path_from_bytes(row.path),
+        before=entry_from_bytes(row.before),
+        after=entry_from_bytes(row.after),
+        renamed_from=None if row.origin is None else path_from_bytes(row.origin),
+    )
 
 
 @fast_dataclass(slots=True, frozen=True)
@@ -281,3 +299,7 @@ TOUCHES: Table[TouchRow] = Table("touches", TouchRow, key=("call", "path"))
 KEPT: Table[KeptRow] = Table("kept", KeptRow, key=("root", "path"), indexes=(("digest",),))
 KEPT_ROOTS: Table[KeptRootRow] = Table("kept_roots", KeptRootRow, key=("root",))
 WATCH_WINDOWS: Table[WatchWindowRow] = Table("windows", WatchWindowRow, key=("call",), indexes=(("root",),))
+
+
+def changes_of(tx: Tx, call: str) -> list[Change]:
+    return [change_from_row(row) for row in tx.select(CHANGES, {"call": call})]

@@ -35,7 +35,6 @@ from mulligan.history.git_changes import (
 from mulligan.history.ledger import newest_wseq
 from mulligan.history.log import (
     calls_of,
-    change_from_row,
     coverage_of_call,
     find_call,
     has_lost_bodies,
@@ -83,7 +82,7 @@ from mulligan.history.rewind import (
     stretch_of_turn,
     work_of,
 )
-from mulligan.history.tables import CALLS, CHANGES, REDO, ROOTS, WSEQ_END, CallRow, ChangeRow
+from mulligan.history.tables import CALLS, CHANGES, REDO, ROOTS, WSEQ_END, CallRow, ChangeRow, change_from_row
 from mulligan.history.undo_log import Intent
 from mulligan.session.state.slice_store import JournalRange, changes_slices, plan_slice_undo, undo_slices_in
 from mulligan.store.protocol import Tx
@@ -775,7 +774,7 @@ def _apply(sites: Sequence[RootPart], target: _Target, plans: Sequence[RestorePl
 
 
 def _move_git(acting: Call, move: GitMove, verb: str) -> None:
-    acting.begin()
+    acting.commands.begin()
     now = move.apply(verb, acting.ledger.clock.now())
     note = git_note(move.now, now, acting.ledger.blobs.store)
     if note is not None:
@@ -785,7 +784,7 @@ def _move_git(acting: Call, move: GitMove, verb: str) -> None:
 def _check_between_calls(session: SessionId) -> None:
     """Raise inside an open call: an undo operation is a separate call, and would stay even if the outer one failed."""
     around = current_call()
-    if around is not None and around.facts.session == session:
+    if around is not None and around.session == session:
         raise fault("call_open", f"Call {around.id} is still open here; end it, then undo.")
 
 

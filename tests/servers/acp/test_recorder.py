@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 import mulligan
 from mulligan.api import Mulligan
 from mulligan.history.baseline import kernel_time_ns
-from mulligan.history.log import changes_of
-from mulligan.history.tables import CALLS
+from mulligan.history.tables import CALLS, changes_of
 from mulligan.servers.acp.recorder import AnnouncedCall, ProxyRecorder, capabilities_of, text_of_prompt, with_ours
 from mulligan.servers.acp.relay import Worker
 from mulligan.servers.acp.undo import Workspaces

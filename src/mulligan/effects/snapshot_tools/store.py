@@ -32,7 +32,7 @@ from mulligan.files.snapshot.manifest import (
     snapshot_id,
 )
 from mulligan.history.ledger import Ledger
-from mulligan.history.retention_rules import drop_body, droppable, holder_of_snapshot
+from mulligan.history.retention import drop_body, droppable, holder_of_snapshot
 from mulligan.session.tables import session_journal
 from mulligan.store.blobs import BLOBS, READABLE
 from mulligan.store.maintenance import STORE_JOURNAL

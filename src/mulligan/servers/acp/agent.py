@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 from mulligan.effects.session import DurableSession
 from mulligan.effects.sessions import listed_in
-from mulligan.history.log import changes_of, find_call, workspace_of
-from mulligan.history.tables import TURNS
+from mulligan.history.log import find_call, workspace_of
+from mulligan.history.tables import TURNS, changes_of
 from mulligan.servers.acp.undo import (
     METHODS,
     PREFIX,

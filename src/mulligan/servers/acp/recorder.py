@@ -17,10 +17,10 @@ from mulligan.effects.session import DurableSession
 from mulligan.history import observe
 from mulligan.history.baseline import Baseline
 from mulligan.history.ledger import STORE_FULL
-from mulligan.history.log import calls_of, changes_of
+from mulligan.history.log import calls_of
 from mulligan.history.observe import EarlierScan, Note, Observed
 from mulligan.history.open_root import OpenRoot
-from mulligan.history.tables import CALLS, TURNS
+from mulligan.history.tables import CALLS, TURNS, changes_of
 from mulligan.servers.acp.undo import (
     STRICT_CAPABILITIES,
     AcpWorkspace,

@@ -19,8 +19,15 @@ from mulligan.history import branches
 from mulligan.history import undo as undoing
 from mulligan.history.open_root import OpenRoot
 from mulligan.history.plan import PlannedChange, RestorePlan
-from mulligan.history.retention import collect_garbage, pin_call, set_store_cap, store_cap_of, usage_of, would_evict
-from mulligan.history.retention_rules import cap_of
+from mulligan.history.retention import (
+    cap_of,
+    collect_garbage,
+    pin_call,
+    set_store_cap,
+    store_cap_of,
+    usage_of,
+    would_evict,
+)
 from mulligan.history.undo import UndoOptions, UndoResult
 from mulligan.servers.http.diffs import FileDiff, diff_view
 from mulligan.servers.http.service import Answer, Asked, Service
