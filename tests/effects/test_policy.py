@@ -130,6 +130,32 @@ def test_output_blob_returns_content_only_as_a_blob(effects: EffectSession) -> N
     assert "blob" in limited.perform("grep", pattern="secret", path="keys")["matches"]
 
 
+COPY = "diff --git a/{0} b/{1}\nsimilarity index 100%\ncopy from {0}\ncopy to {1}\n"
+MOVE = "*** Begin Patch\n*** Update File: {0}\n*** Move to: {1}\n@@\n-one\n+two\n*** End Patch\n"
+
+
+@pytest.mark.req("D8.policy_blob_output", "D8.every_tool_every_byte")
+@pytest.mark.parametrize("rule", [{"verdict": "deny"}, {"verdict": "allow", "output": "blob"}], ids=str)
+def test_hidden_content_cannot_be_moved_or_copied_to_where_it_would_show(effects: EffectSession, rule: Fields) -> None:
+    """The session may write everywhere, but not read in `keys`."""
+    effects.plant({"keys/k": "one\n", "a": "one\n"})
+    before = effects.tree()
+    limited = effects.within(policy=[{"paths": ["keys"], "ops": ["read", "search"], **rule}])
+    for found in (
+        limited.refused("move", path="keys/k", to="z"),
+        limited.refused("move", path="keys", to="z"),
+        limited.refused("apply_patch", patch=MOVE.format("keys/k", "z")),
+        limited.refused("apply_patch", patch=COPY.format("keys/k", "z"), patch_format="unified"),
+        limited.refused(
+            "apply_patch", patch=COPY.replace("copy", "rename").format("keys/k", "z"), patch_format="unified"
+        ),
+    ):
+        assert {**found, "errors": None} == {**denied("path_not_allowed"), "errors": None}
+    assert effects.tree() == before
+    assert limited.perform("move", path="keys/k", to="keys/l")["status"] == "ok"
+    assert limited.perform("move", path="a", to="keys/a")["status"] == "ok"
+
+
 @pytest.mark.req("D8.policy_blob_output", "S1.policy.output_posture")
 def test_one_matching_line_of_such_a_file_makes_the_search_a_blob(effects: EffectSession) -> None:
     effects.plant({"a": "hit\n", "keys/k": "hit secret\n", "z": "hit\n"})

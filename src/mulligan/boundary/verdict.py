@@ -77,6 +77,15 @@ class Boundary:
         if self.walls and any(path == wall or is_below(path, wall) or is_below(wall, path) for wall in self.walls):
             raise Refused("forbidden", "path_not_allowed", f"{path} is in a mounted root, which does not allow this.")
 
+    def check_carry(self, source: RepoPath, target: RepoPath) -> None:
+        """Check a move or copy. Content that the session may not see stays where the policy hides it."""
+        if self.has_policy and not self._shows(source) and self._shows(target):
+            words = f"The policy hides the content of {source}, and would show it at {target}."
+            raise Refused("forbidden", "path_not_allowed", words)
+
+    def _shows(self, path: RepoPath) -> bool:
+        return self.admits("read", path) and not self.keeps_out_of_answers("read", path)
+
     def admits_everywhere(self, op: FsOp) -> bool:
         """Whether this operation is allowed on every path below the root."""
         allowed = self.capability.allowed_fs_ops

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -165,6 +165,8 @@ def _apply_v4a(targets: PatchTargets, patch: bytes, *, dry_run: bool) -> Fields:
 
     check_changed(context.capability, len(set(map(path_of, _names(operations)))))
     staged = stage_v4a(operations, read, path_of=path_of)
+    for target, source in staged.moves.items():
+        context.boundary.check_carry(source, target)
     wanted = {path: _wanted(context, targets, staged, path) for path in staged.changed_paths}
     commit_patch(context, targets, wanted, dry_run=dry_run)
     return _answer(context, list(wanted), ops=dict(staged.ops), dry_run=dry_run)
@@ -215,6 +217,8 @@ def _apply_unified(targets: PatchTargets, patch: bytes, *, dry_run: bool) -> Fie
     _check_names(targets, patches)
     reals = {path: targets.real(to_wire(path), final=False) for path in _paths(patches)}
     check_changed(context.capability, len(reals))
+    for source, target in carried(patches):
+        context.boundary.check_carry(reals[source], reals[target])
 
     def look(path: RepoPath) -> PatchedFile | None:
         return as_patched_file(targets.plain_image(reals[path])) if path in reals else _above(context, path)
@@ -245,6 +249,13 @@ def _check_names(targets: PatchTargets, patches: Iterable[FilePatch]) -> None:
 def _paths(patches: Iterable[FilePatch]) -> dict[RepoPath, None]:
     """Every path that a section reads or writes, once. Invalid paths are left out; they become rejects later."""
     return {path: None for one in patches if one.refusal is None for path in (one.source, one.target) if path}
+
+
+def carried(patches: Iterable[FilePatch]) -> Iterator[tuple[RepoPath, RepoPath]]:
+    """Source and target of each section that renames or copies."""
+    for one in patches:
+        if one.refusal is None and one.source and one.target and one.source != one.target:
+            yield one.source, one.target
 
 
 def _above(context: EffectContext, path: RepoPath) -> PatchedFile | None:

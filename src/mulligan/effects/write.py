@@ -241,8 +241,9 @@ def _moved(context: EffectContext, source: RepoPath, target: RepoPath, *, overwr
     if not images:
         raise _nothing_at(context.shown(source))
     places = {path: RepoPath(target + path[len(source) :]) for path in images}
-    for place in places.values():
+    for path, place in places.items():
         context.boundary.check_write("write", place)
+        context.boundary.check_carry(path, place)
     check_changed(context.capability, 2 * len(images))
     arriving = [
         Intent(place, _arrival(images[path], context.shown(place), overwrite=overwrite), origin=path, relinks=True)

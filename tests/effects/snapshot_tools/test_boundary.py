@@ -191,6 +191,21 @@ def test_content_that_a_policy_withholds_is_in_no_answer(workspace: SnapshotWork
         assert limited.ok("snapshot.diff", path="src/main.rs", **way)["diff"] == ""
 
 
+@pytest.mark.req("D8.substrate_blob_output", "D8.every_tool_every_byte")
+@pytest.mark.parametrize("rule", [{"verdict": "deny"}, {"verdict": "allow", "output": "blob"}], ids=str)
+def test_a_patch_does_not_copy_hidden_content_to_where_it_would_show(
+    workspace: SnapshotWorkspace, rule: dict[str, Any]
+) -> None:
+    limited = within(workspace, policy=[{"paths": ["src"], "ops": ["read", "search"], **rule}])
+    rejects = [{"path": "src/main.rs", "hunks": [{"index": 0, "reason": "path_rejected"}]}]
+    for way in ways(workspace):
+        for verb in ("copy", "rename"):
+            patch = f"diff --git a/src/main.rs b/z\nsimilarity index 100%\n{verb} from src/main.rs\n{verb} to z\n"
+            told = limited.ok("workspace.apply_patch", patch=patch, **way)
+            assert (told["applied"], told["rejects"]) == ([], rejects)
+    assert git(workspace.root, "status", "--porcelain") == b""
+
+
 @pytest.mark.req("D8.substrate_blob_output")
 def test_a_diff_of_a_denied_path_is_refused(workspace: SnapshotWorkspace) -> None:
     workspace.write("src/main.rs", "fn secret() {}")

@@ -6,13 +6,14 @@ workspace.apply_patch: a unified diff, exactly as it says, onto the live tree or
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mulligan.boundary.verdict import Boundary
 from mulligan.effects import params, write
 from mulligan.effects.context import EffectContext
-from mulligan.effects.patch import PatchTargets, as_patched_file, check_format, check_patch_size, commit_patch
+from mulligan.effects.patch import PatchTargets, as_patched_file, carried, check_format, check_patch_size, commit_patch
 from mulligan.effects.snapshot_tools import models
 from mulligan.effects.snapshot_tools.context import CONTENT_MAX_BYTES, ToolRequest, parse_path
 from mulligan.effects.snapshot_tools.read import immutable, snapshot_id_of, until_dirty
@@ -204,6 +205,17 @@ def _with_refused(staged: UnifiedStaged, refused: set[RepoPath]) -> UnifiedStage
     return UnifiedStaged(rejects=tuple(ordered))
 
 
+def _hidden_sources(boundary: Boundary, patches: Iterable[FilePatch]) -> set[RepoPath]:
+    """Sources of renames and copies whose content the policy would show only at the target."""
+    found: set[RepoPath] = set()
+    for source, target in carried(patches):
+        try:
+            boundary.check_carry(source, target)
+        except Refused:
+            found.add(source)
+    return found
+
+
 def _check_result(request: ToolRequest, staged: UnifiedStaged) -> None:
     check_changed(request.capability, len(staged.files))
     for now in staged.files.values():
@@ -228,7 +240,7 @@ def _apply_to_snapshot(
             return None
         return PatchedFile(snapshots.read(entry.blob), entry.mode, kind=entry.kind)
 
-    staged = _with_refused(stage_unified(patches, look), refused)
+    staged = _with_refused(stage_unified(patches, look), refused | _hidden_sources(request.boundary, patches))
     _check_result(request, staged)
     told = _told(staged)
     if staged.rejects or dry_run:
@@ -290,7 +302,8 @@ class _Staging:
     refused: set[RepoPath] = field(default_factory=set)
 
     def staged(self, patches: Sequence[FilePatch]) -> UnifiedStaged:
-        return _with_refused(stage_unified(patches, self._look), self.refused)
+        staged = stage_unified(patches, self._look)
+        return _with_refused(staged, self.refused | _hidden_sources(self.effect.boundary, patches))
 
     def _look(self, path: RepoPath) -> PatchedFile | None:
         """A path may not lead through links, or to where the session may not write: then the patch is refused there."""
