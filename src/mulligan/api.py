@@ -417,14 +417,17 @@ def has_store(store: str | None) -> bool:
     """Whether a store exists on disk.
 
     True also if the directory is not readable or contains something else: then opening it raises the exact error.
+    Raises `untrusted_owner`: a directory that another user prepared is refused before there is a store in it, too.
     """
     from mulligan.store.sqlite import DATABASE
-    from mulligan.store.sqlite_file import is_there
+    from mulligan.store.sqlite_file import is_there, refuse_untrusted
 
     directory = store_directory(store, os.environ)
     try:
         if directory is not None and os.path.exists(directory) and not os.path.isdir(directory):
             return True
+        if directory is not None:
+            refuse_untrusted(directory)
         return directory is not None and any(is_there(os.path.join(directory, DATABASE + end)) for end in ("", "-wal"))
     except OSError:
         return True

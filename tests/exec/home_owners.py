@@ -30,6 +30,22 @@ def hooked(home: str) -> list[object]:
     return [done.returncode, done.stdout, done.stderr.partition(" ")[0]]
 
 
+VERBS = ("status", "log", "sessions", "undo", "doctor", "hooks status claude", "hooks install claude")
+
+
+def said(home: str, work: Path) -> list[str]:
+    """The verbs that accept a state directory, or refuse it with more than a line about it."""
+    wrong = []
+    for verb in VERBS:
+        env = {"PATH": os.defpath, "HOME": str(work), "MULLIGAN_HOME": home, "PYTHONPATH": os.environ["PYTHONPATH"]}
+        command = [sys.executable, "-B", "-m", "mulligan", *verb.split()]
+        done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=work, check=False)
+        words = [line for line in (done.stdout + done.stderr).splitlines() if "MULLIGAN_TRUST_OWNER" in line]
+        if done.returncode != 2 or len(words) != 1 or (verb != "doctor" and len(done.stderr.splitlines()) != 1):
+            wrong.append(verb)
+    return wrong
+
+
 def main() -> None:
     base = Path(tempfile.mkdtemp())
     work, own, shared = (base / name for name in ("work", "own", "shared"))
@@ -40,10 +56,11 @@ def main() -> None:
     public, foreign = tempfile.gettempdir(), "/usr"
     homes = {"own": str(own), "shared": str(shared), "public": public, "foreign": foreign}
     found = {name: opened(home, work) for name, home in homes.items()}
+    accepted = [said(home, work) for home in (str(shared), public, foreign)]
     left = [os.listdir(shared), os.path.exists(os.path.join(public, "store.db"))]
     hooks = [hooked(home) for home in (str(shared), public, foreign)]
     os.environ["MULLIGAN_TRUST_OWNER"] = "1"
-    print(json.dumps({**found, "left": left, "hooks": hooks, "trusted": opened(str(shared), work)}))
+    print(json.dumps({**found, "left": left, "hooks": hooks, "accepted": accepted, "trusted": opened(str(shared), work)}))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ def test_only_an_own_directory_that_no_other_user_can_write_is_used() -> None:
         "foreign": refused,
         "left": [[], False],
         "hooks": [[0, "", "mulligan:"]] * 3,
+        "accepted": [[], [], []],
         "trusted": "opened",
     }
 

@@ -16,7 +16,7 @@ NOBODY = 65534
 _IGNORED = shutil.ignore_patterns("__pycache__")
 _PACKAGES = (
     *("apsw", "orjson", "uuid_utils", "backports.zstd", "pydantic", "pydantic_core"),
-    *("annotated_types", "typing_extensions", "typing_inspection"),
+    *("annotated_types", "typing_extensions", "typing_inspection", "click"),
 )
 
 

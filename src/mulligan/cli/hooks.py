@@ -62,10 +62,12 @@ def hooks_folder(store: str | None) -> str:
 
 def home_of(store: str | None) -> str:
     from mulligan.api import store_directory
+    from mulligan.store.sqlite_file import refuse_untrusted
 
     home = store_directory(store, os.environ)
     if home is None:
         raise fault("unsupported_target", "Hooks need a store that outlives the agent; give --store a directory.")
+    refuse_untrusted(home)
     return home
 
 

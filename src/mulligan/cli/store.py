@@ -495,11 +495,15 @@ def _capture(common: Common) -> list[Finding]:
 
 
 def _store(common: Common) -> list[Finding]:
-    from mulligan.store.sqlite_file import TRUST_OWNER
+    from mulligan.store.sqlite_file import TRUST_OWNER, refuse_untrusted
 
     directory = store_directory(common.store, os.environ)
     if directory is None:
         return [Finding("store", "in memory")]
+    try:
+        refuse_untrusted(directory)
+    except MulliganError as error:
+        return [Finding("state directory", error.message, False, error.code)]
     found = [Finding("state directory", directory, os.path.isdir(directory))]
     if os.path.isdir(directory):
         from mulligan.store.sqlite_file import file_system_of
