@@ -60,7 +60,9 @@ def main() -> None:
     left = [os.listdir(shared), os.path.exists(os.path.join(public, "store.db"))]
     hooks = [hooked(home) for home in (str(shared), public, foreign)]
     os.environ["MULLIGAN_TRUST_OWNER"] = "1"
-    print(json.dumps({**found, "left": left, "hooks": hooks, "accepted": accepted, "trusted": opened(str(shared), work)}))
+    print(
+        json.dumps({**found, "left": left, "hooks": hooks, "accepted": accepted, "trusted": opened(str(shared), work)})
+    )
 
 
 if __name__ == "__main__":
