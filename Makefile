@@ -50,7 +50,7 @@ test-slow: $(DEV) ## also what takes longer: long random runs and crashes at eve
 	$(call say,running the tests and the slow tests on all cores (an hour on two))
 	@$(PY) -m pytest -n auto -m "not hosts and not web"
 
-test-hosts: $(DEV) $(TOOLS) bubblewrap ## tests with other people's programs: agents, protocol suites, sandboxes (SHORT=1: one case of each kind)
+test-hosts: $(DEV) $(TOOLS) bubblewrap tmux ## tests with other people's programs: agents, protocol suites, sandboxes (SHORT=1: one case of each kind)
 	$(call say,running the tests with programs of other projects)
 	@$(PYTEST) -m "hosts$(if $(SHORT), and not slow)"
 
@@ -165,6 +165,11 @@ $(AXE): $(DEV) requirements-node.lock Makefile
 bubblewrap:
 	@command -v bwrap >/dev/null || { apt-get update -q && apt-get install -y -q bubblewrap; } >/dev/null || \
 	  { echo "The tests need bubblewrap (bwrap): install it with your package manager."; exit 1; }
+
+.PHONY: tmux
+tmux:
+	@command -v tmux >/dev/null || { apt-get update -q && apt-get install -y -q tmux; } >/dev/null || \
+	  { echo "The tests of hosts need tmux: install it with your package manager."; exit 1; }
 
 $(TOOLS): $(DEV) requirements-node.lock Makefile
 	$(call say,installing programs of other projects for the tests (1.6 GB of npm packages; minutes the first time))

@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from mulligan.agents.hooks.settings import CLIENT
+from mulligan.hosts.settings import CLIENT
 
 ROUNDS = 40
 FILES = 500

@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
-from mulligan.agents.hooks.settings import CLIENT
+from mulligan.hosts.settings import CLIENT
 from tests.agents.hooks.hooked_workspace import HookedWorkspace
 
 HOSTS = ("claude", "codex", "gemini")

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import mulligan
-from mulligan.agents.hooks.settings import CLIENT
 from mulligan.agents.hooks.socket import ask_background, background_folder
 from mulligan.history.projection import SCHEMA
+from mulligan.hosts.settings import CLIENT
 from mulligan.store.verify import verify
 from mulligan.testing import contents_of, plant
 from mulligan.values.errors import MulliganError, fault

@@ -52,6 +52,10 @@ VERBS: dict[str, Verb] = {
     "demo": Verb(
         "mulligan.cli.demo", "demo_verb", "Watch Mulligan undo, merge, redo and fork a scripted agent's work."
     ),
+    "install": Verb(
+        "mulligan.cli.hooks", "install_host", "Set a host up: undo typed into its prompt, hooks, commands."
+    ),
+    "uninstall": Verb("mulligan.cli.hooks", "uninstall_host", "Remove what `install` added to a host."),
     "hooks": Verb("mulligan.cli.hooks", "hooks", "Make the tool calls of Claude Code, Gemini CLI or Codex undoable."),
     "acp": Verb("mulligan.cli.servers", "acp_verb", "Serve an agent to an editor, or make another agent undoable."),
     "mcp": Verb("mulligan.cli.servers", "mcp", "Serve the tools to an agent host over MCP."),

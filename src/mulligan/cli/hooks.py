@@ -1,4 +1,4 @@
-"""`mulligan hooks install|uninstall|status`, and the background process that the hooks report to."""
+"""`mulligan install|uninstall`, `mulligan hooks …`, and the background process that the hooks report to."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mulligan.agents.hooks.settings import HOSTS, Scope, Settings
 from mulligan.cli.format import paint, print_json
-from mulligan.cli.options import Common, options_saying
+from mulligan.cli.options import Common, confirm, options_saying, yes_option
+from mulligan.hosts.settings import HOSTS, Scope, Settings
 from mulligan.values.errors import fault
 from mulligan.values.visible import visible
 
 if TYPE_CHECKING:
     from mulligan.cli.command_server import CommandServer
+    from mulligan.hosts.install import Installation
 
 _hook_options = options_saying(
     "Not used: hooks report every session of the agent.", root="The folder of the project. Default: this one."
@@ -71,6 +72,143 @@ def home_of(store: str | None) -> str:
     return home
 
 
+# Whole packages for hosts.
+
+
+def _host_options(command: Any) -> Any:
+    for option in (
+        click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing."),
+        yes_option,
+        click.option("--project", "scope", flag_value="project", help="Only in this folder."),
+        click.option("--user", "scope", flag_value="user", default="user", help="In all of your folders (default)."),
+    ):
+        command = option(command)
+    return command
+
+
+_HOST = click.Choice(["claude", "codex", "gemini", "zed"])
+
+
+@click.command("install")
+@click.argument("host", type=_HOST, required=False)
+@click.option("--list", "listing", is_flag=True, help="Show the hosts, their versions, and what is installed.")
+@_host_options
+@_hook_options
+def install_host(common: Common, host: str | None, listing: bool, scope: Scope, *, yes: bool, dry_run: bool) -> None:
+    """Set a host up: undo typed into its prompt, hooks, commands. Without HOST: every host found here."""
+    if listing:
+        _list_hosts(common)
+        return
+    names = [host] if host is not None else _detected()
+    if not names:
+        raise fault("unsupported_target", f"Mulligan found none of {', '.join(_HOST.choices)} here; name one.")
+    chosen = [_installation(common, name, scope) for name in names]
+    planned = {one.package.name: one.changes() for one in chosen}
+    paths = [path for changes in planned.values() for path in changes]
+    if not common.as_json:
+        for path in paths:
+            click.echo(f"{'would write' if dry_run else 'writes'} {visible(path)}")
+    if paths and not dry_run:
+        confirm(common, "Go ahead?", yes=yes, otherwise="`mulligan install` changes settings; confirm with --yes.")
+        for one in chosen:
+            one.install()
+    body = [_installed_view(one, planned[one.package.name]) for one in chosen]
+    steps = [f"{one.package.title}: {step}" for one in chosen for step in one.package.steps]
+    done = [] if paths else [f"{', '.join(one.package.title for one in chosen)}: everything is installed already."]
+    common.answer(body, *done, *([] if dry_run else steps))
+
+
+@click.command("uninstall")
+@click.argument("host", type=_HOST)
+@_host_options
+@_hook_options
+def uninstall_host(common: Common, host: str, scope: Scope, *, yes: bool, dry_run: bool) -> None:
+    """Remove what `mulligan install` added; every file is as it was before."""
+    one = _installation(common, host, scope)
+    if dry_run:
+        here = [*(each.path for each in one.settings if each.installed().events), *filter(os.path.exists, one.files)]
+        common.answer({"host": host, "changed": here}, *(f"would restore {visible(path)}" for path in here))
+        return
+    if one.is_there:
+        confirm(common, f"Remove Mulligan from {one.package.title}?", yes=yes, otherwise="Confirm with --yes.")
+    restored, left = one.uninstall()
+    if not _any_installed(common):
+        _stop(common)
+    lines = [f"restored {visible(path)}" for path in restored]
+    lines += [f"left {visible(path)}: somebody has edited it" for path in left]
+    lines += [one.package.leaves] if one.package.leaves and restored else []
+    common.answer(
+        {"host": host, "changed": restored, "left": left},
+        *(lines or [f"Mulligan is not installed in {one.package.title}."]),
+    )
+
+
+def _installation(common: Common, host: str, scope: Scope) -> Installation:
+    from mulligan.hosts.install import PACKAGES, Installation
+
+    store = home_of(common.store)
+    return Installation(PACKAGES[host], scope, _root(common), os.environ, store, hooks_folder(common.store))
+
+
+def _installed_view(one: Installation, changed: list[str]) -> dict[str, Any]:
+    steps = list(one.package.steps)
+    return {"host": one.package.name, "scope": one.scope, "changed": changed, "steps": steps}
+
+
+def _detected() -> list[str]:
+    from shutil import which
+
+    from mulligan.hosts.install import PACKAGES
+
+    return [name for name, package in PACKAGES.items() if which(package.program)]
+
+
+def _list_hosts(common: Common) -> None:
+    rows = [_host_view(common, name) for name in _HOST.choices]
+    lines = [
+        f"{row['host']:<7} {row['version'] or 'not found':<12} {row['scope']:<8} {row['state']}"
+        + "".join(f"\n  missing: {visible(path)}" for path in row["missing"] if row["state"] == "partly")
+        for states in rows
+        for row in states
+    ]
+    common.answer([row for states in rows for row in states], *lines)
+
+
+def _host_view(common: Common, host: str) -> list[dict[str, Any]]:
+    from mulligan.hosts.install import PACKAGES
+
+    version, found = _version_of(PACKAGES[host].program), []
+    for scope in PACKAGES[host].scopes:
+        one = _installation(common, host, scope)
+        missing = one.missing()
+        state = "installed" if not missing else "partly" if one.is_there else "no"
+        found.append({"host": host, "version": version, "scope": scope, "state": state, "missing": missing})
+    return found
+
+
+def _version_of(program: str) -> str | None:
+    """The version that the program prints; None if it is not here or does not answer."""
+    import re
+    import subprocess
+    from shutil import which
+
+    path = which(program)
+    if path is None:
+        return None
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_VERSION_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return "?"
+    number = re.search(r"\d+(\.\d+)+", done.stdout)
+    return number.group() if number else "?"
+
+
+_VERSION_S = 20.0
+
+
+# Hooks alone.
+
+
 @hooks.command()
 @_scoped
 @_hook_options
@@ -104,9 +242,11 @@ def uninstall(common: Common, agent: str, scope: Scope) -> None:
 
 
 def _any_installed(common: Common) -> bool:
-    from mulligan.agents.hooks.settings import remembered
+    from mulligan.hosts.install import any_installed
+    from mulligan.hosts.settings import remembered
 
-    return remembered(hooks_folder(common.store))
+    memory = hooks_folder(common.store)
+    return remembered(memory) or any_installed(memory)
 
 
 def _stop(common: Common) -> None:

@@ -113,7 +113,7 @@ class TypedCommand:
 
 def parse_typed(host: str, prompt: str) -> TypedCommand | None:
     """The command in a prompt; None if the prompt is for the model."""
-    spelling, line = SPELLINGS.get(host), prompt.strip()
+    spelling, line = SPELLINGS.get(host), prompt.strip().removesuffix(NO_ANSWER).strip()
     if spelling is None:
         return None
     bare = re.fullmatch(spelling.bare, line, re.DOTALL)

@@ -420,6 +420,15 @@ def check_directory(directory: str, database: str, *, create: bool) -> None:
         raise _unusable(directory, error) from error
 
 
+def private_folder(path: str) -> None:
+    """Creates the folder, and missing folders above it, for its owner only."""
+    if os.path.isdir(path):
+        return
+    private_folder(os.path.dirname(path))
+    with suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+
+
 def refuse_untrusted(path: str) -> None:
     """Refuse a directory or socket that belongs to another user, or that others can write: they may have prepared it.
 

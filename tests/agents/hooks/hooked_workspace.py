@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from mulligan.agents.hooks.client import COMMANDS
-from mulligan.agents.hooks.settings import CLIENT
 from mulligan.agents.hooks.socket import ask_background, background_folder
+from mulligan.hosts.settings import CLIENT
 
 Body = dict[str, Any]
 

@@ -18,8 +18,8 @@ import pytest
 from mulligan.agents.hooks import client
 from mulligan.agents.hooks.background import take_lock
 from mulligan.agents.hooks.recorder import parse_message
-from mulligan.agents.hooks.settings import CLIENT, command_for
 from mulligan.agents.hooks.socket import Spool
+from mulligan.hosts.settings import CLIENT, command_for
 from tests.agents.hooks.hooked_workspace import HookedWorkspace, event, gone
 from tests.state_search import files_holding
 

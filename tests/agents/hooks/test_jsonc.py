@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mulligan.agents.hooks.settings import cut, insert, parse
+from mulligan.hosts.settings import cut, insert, parse
 from mulligan.values.errors import MulliganError
 
 SPACES = st.lists(st.sampled_from([" ", "\n", "\t", "\r\n", "// a, ] }\n", "/* b { */"]), max_size=3).map("".join)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mulligan.agents.hooks.settings import HOSTS, MARK, Host, Settings, command_for, parse
+from mulligan.hosts.settings import HOSTS, MARK, Host, Settings, command_for, parse
 from mulligan.values.errors import MulliganError
 from tests.agents.hooks.hooked_workspace import HookedWorkspace
 from tests.agents.hooks.test_jsonc import documents

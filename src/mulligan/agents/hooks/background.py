@@ -19,8 +19,8 @@ from contextlib import suppress
 from typing import Protocol
 
 from mulligan.agents.hooks.recorder import DONE, FAILED, Dispatcher, OpenRecorder
-from mulligan.agents.hooks.socket import SOCKET, private_folder
-from mulligan.store.sqlite_file import refuse_untrusted
+from mulligan.agents.hooks.socket import SOCKET
+from mulligan.store.sqlite_file import private_folder, refuse_untrusted
 from mulligan.values.canonical import encode
 from mulligan.values.clock import monotonic_s
 from mulligan.values.errors import MulliganError

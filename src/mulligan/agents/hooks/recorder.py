@@ -34,6 +34,7 @@ from mulligan.history.observe import Note, Observed
 from mulligan.history.open_root import OpenRoot
 from mulligan.history.tables import AGENT, CALLS, OPEN, TURNS, CallRow
 from mulligan.hosts.news import News
+from mulligan.hosts.settings import READ_ONLY_TOOLS
 from mulligan.hosts.typed import TypedCommand, answer, parse_typed, still_running
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode, encode
@@ -61,16 +62,6 @@ KIND_OF: Mapping[str, Kind] = MappingProxyType(
         "AfterAgent": "stop",
     }
 )
-
-_READ_ONLY_NAMES = """
-    Read Glob Grep LS NotebookRead WebFetch WebSearch TodoWrite TodoRead ToolSearch AskUserQuestion ListMcpResourcesTool
-    ReadMcpResourceTool BashOutput TaskOutput TaskCreate TaskGet TaskList TaskUpdate
-    read_file read_many_files list_directory glob grep_search search_file_content google_web_search web_fetch
-    write_todos save_memory update_topic read_background_output list_background_processes
-    view_image update_plan get_goal web_search request_user_input
-"""
-READ_ONLY_TOOLS = frozenset(_READ_ONLY_NAMES.split())
-"""Tools that change no file; Mulligan records nothing for them."""
 
 _PATH_KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

@@ -50,15 +50,6 @@ def ask_background(folder: str, word: bytes, *, before: Callable[[], object] = b
 _SPOOL = "spool"
 
 
-def private_folder(path: str) -> None:
-    """Creates the folder, and missing folders above it, for its owner only."""
-    if os.path.isdir(path):
-        return
-    private_folder(os.path.dirname(path))
-    with suppress(FileExistsError):
-        os.mkdir(path, 0o700)
-
-
 class Spool:
     """The messages that hooks could not deliver, oldest first."""
 

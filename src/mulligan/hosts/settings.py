@@ -25,15 +25,24 @@ from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from mulligan.agents.hooks.recorder import READ_ONLY_TOOLS
-from mulligan.agents.hooks.socket import private_folder
+from mulligan.store.sqlite_file import private_folder
 from mulligan.values.canonical import decode, encode
 from mulligan.values.errors import MulliganError, fault, fault_of_os_error
 from mulligan.values.fast_dataclass import fast_dataclass
 
 Scope = Literal["user", "project"]
 
-CLIENT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "client.py")
+_READ_ONLY_NAMES = """
+    Read Glob Grep LS NotebookRead WebFetch WebSearch TodoWrite TodoRead ToolSearch AskUserQuestion ListMcpResourcesTool
+    ReadMcpResourceTool BashOutput TaskOutput TaskCreate TaskGet TaskList TaskUpdate
+    read_file read_many_files list_directory glob grep_search search_file_content google_web_search web_fetch
+    write_todos save_memory update_topic read_background_output list_background_processes
+    view_image update_plan get_goal web_search request_user_input
+"""
+READ_ONLY_TOOLS = frozenset(_READ_ONLY_NAMES.split())
+"""Tools that change no file; Mulligan records nothing for them."""
+
+CLIENT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "agents", "hooks", "client.py")
 MARK = "mulligan/agents/hooks/client.py"
 """Every command that Mulligan installs contains this, wherever Mulligan is installed."""
 
@@ -52,6 +61,8 @@ class Host:
     timeout: int
     matcher: str | None = None
     named: bool = False
+    answers: bool = False
+    """The prompt hook answers typed commands, as `mulligan install` wants it."""
 
     @property
     def events(self) -> tuple[str, ...]:
@@ -67,9 +78,105 @@ class Host:
     def entry(self, event: str, command: str) -> dict[str, Any]:
         """One item of the list of an event."""
         hook: dict[str, Any] = {"name": "mulligan"} if self.named else {}
-        hook |= {"type": "command", "command": command, "timeout": self.timeout}
+        hook |= {"type": "command", "command": command, "timeout": self._timeout(event)}
         matched = self.matcher is not None and event in self.tool_events
         return {"matcher": self.matcher, "hooks": [hook]} if matched else {"hooks": [hook]}
+
+    def _timeout(self, event: str) -> int:
+        if self.answers and event in _PROMPT_EVENTS:
+            return self.timeout * _ANSWERS_TIMES
+        # Codex allows three seconds, and warns at each start about a hook that wants more.
+        return 3 if self.answers and self.name == "codex" and event == "SessionEnd" else self.timeout
+
+    # What `Settings` asks of the entries that it adds.
+
+    @property
+    def expected(self) -> tuple[str, ...]:
+        return self.events
+
+    def held(self, root: Node) -> list[str]:
+        """The event of each of Mulligan's entries."""
+        return _ours(root)
+
+    def added(self, text: str, path: str, store: str | None) -> str:
+        self._check(parse_settings(text, path), path)
+        command = command_for(self.name, store, answers=self.answers)
+        for event in self.events:
+            text = _added(text, event, _pretty(self.entry(event, command)), path=path)
+        return text
+
+    def without(self, text: str, path: str, theirs: Container[str]) -> str:
+        while text.strip() and (found := _first_of_ours(parse_settings(text, path))) is not None:
+            text = _removed(text, found, theirs=theirs)
+        return text
+
+    def _check(self, node: Node, path: str) -> None:
+        """Raises if a value to which Mulligan must add has the wrong type."""
+        hooks = node.get("hooks")
+        if hooks is not None and not isinstance(hooks.value, dict):
+            raise fault("unsupported_target", f'{path}: "hooks" is not an object; correct that first.')
+        for event in self.events:
+            listed = hooks.get(event) if hooks is not None else None
+            if listed is not None and not isinstance(listed.value, list):
+                raise fault("unsupported_target", f'{path}: "hooks.{event}" is not a list; correct that first.')
+
+
+@fast_dataclass(slots=True, frozen=True)
+class Member:
+    """One member of an object in a settings file, or, without a `name`, one item of a list.
+
+    `holder` is the key of that object or list in the settings.
+    """
+
+    holder: str
+    name: str | None
+    value: Any
+
+    @property
+    def expected(self) -> tuple[str, ...]:
+        return (self.name or str(self.value),)
+
+    def held(self, root: Node) -> list[str]:
+        holder = root.get(self.holder)
+        return [] if holder is None or self._index(holder) is None else list(self.expected)
+
+    def added(self, text: str, path: str, store: str | None) -> str:
+        holder = parse_settings(text, path).get(self.holder)
+        if holder is None:
+            empty = "[]" if self.name is None else "{}"
+            text = insert(text, parse_settings(text, path), f'"{self.holder}": {empty}')
+            holder = parse_settings(text, path).get(self.holder)
+        if holder is None or not isinstance(holder.value, list if self.name is None else dict):
+            raise fault("unsupported_target", f'{path}: "{self.holder}" has another type; correct that first.')
+        if self._index(holder) is not None:
+            raise fault("unsupported_target", f'{path}: "{self.holder}" has "{self.name}" already; remove that first.')
+        item = _pretty(self.value)
+        return insert(text, holder, item if self.name is None else f'"{self.name}": {item}')
+
+    def without(self, text: str, path: str, theirs: Container[str]) -> str:
+        root = parse_settings(text if text.strip() else "{}", path)
+        holder = root.get(self.holder)
+        index = None if holder is None else self._index(holder)
+        if holder is None or index is None:
+            return text
+        text = cut(text, holder, index)
+        root = parse_settings(text, path)
+        holder = root.get(self.holder)
+        if holder is None or not _is_bare(text, holder) or self.holder in theirs:
+            return text
+        keys = [item.key for item in root.items or ()]
+        return cut(text, root, len(keys) - 1 - keys[::-1].index(self.holder))
+
+    def _index(self, holder: Node) -> int | None:
+        for index, item in enumerate(holder.items or ()):
+            if item.key == self.name if self.name is not None else item.node.value == self.value:
+                return index
+        return None
+
+
+_PROMPT_EVENTS = frozenset({"UserPromptSubmit", "BeforeAgent"})
+_ANSWERS_TIMES = 12
+"""A hook that answers commands gets a minute: the host sends a command to its model if the hook takes longer."""
 
 
 _NOT_READ_ONLY = "^(?!(?:" + "|".join(sorted(name for name in READ_ONLY_TOOLS if name[0].isupper())) + ")$)"
@@ -112,10 +219,18 @@ HOSTS: Mapping[str, Host] = MappingProxyType(
 )
 
 
-def command_for(host: str, store: str | None = None) -> str:
-    """The shell command of a hook. It always exits with 0: an agent takes other codes for a refusal."""
-    words = [sys.executable, "-I", "-S", CLIENT, host, *([] if store is None else [store])]
+def command_for(host: str, store: str | None = None, *, answers: bool = False) -> str:
+    """The shell command of a hook. It always exits with 0: an agent takes other codes for a refusal.
+
+    With `answers`, which needs a store, its prompt hook answers typed commands.
+    """
+    words = [*client_words(host), *([] if store is None else [store, *(["commands"] if answers else [])])]
     return " ".join(shlex.quote(word) for word in words) + " 2>/dev/null || true"
+
+
+def client_words(host: str) -> list[str]:
+    """The program of a hook."""
+    return [sys.executable, "-I", "-S", CLIENT, host]
 
 
 _SPACE = re.compile(r"(?:[ \t\r\n]|//[^\r\n]*|/\*.*?\*/)*", re.DOTALL)
@@ -329,33 +444,38 @@ class InstalledHooks:
 
 
 class Settings:
-    """One settings file of one agent. `memory` is the folder in which Mulligan remembers the original files."""
+    """One settings file of one agent, and what Mulligan adds to it: hooks of a `Host`, or a `Member`.
 
-    def __init__(self, host: Host, path: str, memory: str) -> None:
-        self._host = host
+    `memory` is the folder in which Mulligan remembers the original files.
+    """
+
+    def __init__(self, entries: Host | Member, path: str, memory: str) -> None:
+        self._entries = entries
         self.path = path
         self._real = os.path.realpath(path)
         self._note = os.path.join(memory, _MEMORY, sha256(os.fsencode(self._real)).hexdigest()[:32] + ".json")
 
     def installed(self) -> InstalledHooks:
         data = self._read()
-        events = () if data is None else tuple(_ours(self._parsed(data)[1]))
-        return InstalledHooks(self.path, events, self._host.events)
+        events = () if data is None else tuple(self._entries.held(self._parsed(data)))
+        return InstalledHooks(self.path, events, self._entries.expected)
 
     def install(self, store: str | None = None) -> bool:
         """Adds the hooks. False: they were there already. Raises, and changes nothing, if the file does not fit."""
-        command = command_for(self._host.name, store)
+        self._with_ours(self._read(), store)
         made = self._made_folder()
-        return self._rewrite(lambda data: self._with_ours(data, command), made)
+        return self._rewrite(lambda data: self._with_ours(data, store), made)
 
-    def _with_ours(self, data: bytes | None, command: str) -> bytes:
+    def would_change(self, store: str | None = None) -> bool:
+        """Whether `install` would change the file. Raises as `install` does."""
+        data = self._read()
+        return self._with_ours(data, store) != data
+
+    def _with_ours(self, data: bytes | None, store: str | None) -> bytes:
         """The file with the hooks, made from the file without them, so that outdated hooks are replaced."""
         original = self._original(data)
         bom, text = _decoded(b"{}\n" if original is None or not original.strip() else original, self.path)
-        self._check(parse_settings(text, self.path))
-        for event in self._host.events:
-            text = _added(text, event, _pretty(self._host.entry(event, command)), path=self.path)
-        return bom + text.encode("utf-8")
+        return bom + self._entries.added(text, self.path, store).encode("utf-8")
 
     def _original(self, data: bytes | None) -> bytes | None:
         """The file without Mulligan's hooks."""
@@ -364,12 +484,13 @@ class Settings:
         note = self._noted()
         if note is not None and note["after"] == _digest(data):
             return None if note["before"] is None else b64decode(note["before"])
-        return self._cut_out(data, _containers(note))
+        bom, text = _decoded(data, self.path)
+        return bom + self._entries.without(text, self.path, _containers(note)).encode("utf-8")
 
     def uninstall(self) -> bool:
         """Removes the hooks. False: there were none."""
         data, note = self._read(), self._noted()
-        if data is None or (note is None and _first_of_ours(self._parsed(data)[1]) is None):
+        if data is None or (note is None and not self._entries.held(self._parsed(data))):
             self._forget()
             return False
         made = note["made"] if note is not None else None
@@ -382,12 +503,6 @@ class Settings:
                 os.rmdir(made)
         self._forget()
         return True
-
-    def _cut_out(self, data: bytes, theirs: Container[str]) -> bytes:
-        bom, text = _decoded(data, self.path)
-        while text.strip() and (found := _first_of_ours(parse_settings(text, self.path))) is not None:
-            text = _removed(text, found, theirs=theirs)
-        return bom + text.encode("utf-8")
 
     # The file.
 
@@ -412,19 +527,9 @@ class Settings:
         except OSError as error:
             raise fault_of_os_error(error, f"Reading {self.path}") from error
 
-    def _parsed(self, data: bytes) -> tuple[str, Node]:
+    def _parsed(self, data: bytes) -> Node:
         _, text = _decoded(data, self.path)
-        return text, parse_settings(text if text.strip() else "{}", self.path)
-
-    def _check(self, node: Node) -> None:
-        """Raises if a value to which Mulligan must add has the wrong type."""
-        hooks = node.get("hooks")
-        if hooks is not None and not isinstance(hooks.value, dict):
-            raise fault("unsupported_target", f'{self.path}: "hooks" is not an object; correct that first.')
-        for event in self._host.events:
-            listed = hooks.get(event) if hooks is not None else None
-            if listed is not None and not isinstance(listed.value, list):
-                raise fault("unsupported_target", f'{self.path}: "hooks.{event}" is not a list; correct that first.')
+        return parse_settings(text if text.strip() else "{}", self.path)
 
     def _put(self, expected: bytes | None, fresh: bytes | None) -> bool:
         """Replaces the file atomically if it has not changed. False: it has."""
@@ -435,7 +540,7 @@ class Settings:
             if fresh is None:
                 os.unlink(self._real)
             else:
-                _replace(self._real, fresh, mode)
+                replace_file(self._real, fresh, mode)
         except OSError as error:
             raise fault_of_os_error(error, f"Writing {self.path}") from error
         return True
@@ -480,7 +585,7 @@ class Settings:
         }
         try:
             private_folder(os.path.dirname(self._note))
-            _replace(self._note, encode(note), 0o600)
+            replace_file(self._note, encode(note), 0o600)
         except OSError as error:
             raise fault_of_os_error(error, "Remembering the original settings") from error
 
@@ -590,10 +695,12 @@ def _is_bare(text: str, node: Node) -> bool:
 
 
 def _containers(note: Mapping[str, Any] | None) -> set[str]:
-    """The containers for hooks that the settings had before the installation, if Mulligan remembers them."""
+    """The keys that the settings had before the installation, if Mulligan remembers them, and those in `hooks`."""
     before = b"" if note is None or note["before"] is None else b64decode(note["before"])
-    hooks = parse(before.decode("utf-8-sig")).get("hooks") if before.strip() else None
-    return set() if hooks is None else {"hooks", *(f"hooks.{item.key}" for item in hooks.items or ())}
+    root = parse(before.decode("utf-8-sig")) if before.strip() else None
+    found = {item.key or "" for item in (root.items or () if root is not None else ())}
+    hooks = root.get("hooks") if root is not None else None
+    return found | {f"hooks.{item.key}" for item in (hooks.items or () if hooks is not None else ())}
 
 
 def _holds(data: bytes) -> bool:
@@ -616,7 +723,7 @@ def _digest(data: bytes) -> str:
     return sha256(data).hexdigest()
 
 
-def _replace(path: str, data: bytes, mode: int) -> None:
+def replace_file(path: str, data: bytes, mode: int) -> None:
     """Replaces a file atomically and durably: readers, and a power cut, see the old file or the new one."""
     handle, draft = tempfile.mkstemp(prefix=".mulligan-", dir=os.path.dirname(path))
     try:
