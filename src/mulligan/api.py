@@ -438,9 +438,8 @@ def _gone(root: str, store: str | None) -> OpenRoot | None:
     from mulligan.files.disk import GoneDisk
     from mulligan.files.identity import FOLDS
     from mulligan.history.ledger import Ledger
-    from mulligan.history.open_root import OpenRoot
+    from mulligan.history.open_root import OpenRoot, named_root, root_elsewhere
     from mulligan.history.projection import SCHEMA
-    from mulligan.history.roots import named_root, root_elsewhere
     from mulligan.store.journal import Journal
     from mulligan.values.ids import SystemIds
 

@@ -17,11 +17,12 @@ from mulligan.agents.loop import Bounds
 from mulligan.api import Mulligan, innermost
 from mulligan.api import agent_loop as loop
 from mulligan.effects.session import DurableSession
-from mulligan.history import scope_snapshots
+from mulligan.history import scopes
 from mulligan.history.call import current_call
 from mulligan.history.open_root import OpenRoot
 from mulligan.history.retention import drop_session, set_cap
-from mulligan.history.scopes import before_of, size_of
+from mulligan.history.scopes import size_of
+from mulligan.history.tables import before_of
 from mulligan.session.importers import MODEL
 from mulligan.session.lifecycle import checked_options, current_id, fact
 from mulligan.session.subscribers import Callback, Subscription
@@ -346,7 +347,7 @@ def _real(open_root: OpenRoot, path: RepoPath) -> RepoPath:
 
 
 def _shown(open_root: OpenRoot, paths: Sequence[RepoPath]) -> list[str]:
-    return [scope_snapshots.absolute(open_root, path) for path in paths]
+    return [scopes.absolute(open_root, path) for path in paths]
 
 
 def hostlib_fs_snapshot(request: Request | None = None, /, **given: Any) -> dict[str, Any]:
@@ -355,7 +356,7 @@ def hostlib_fs_snapshot(request: Request | None = None, /, **given: Any) -> dict
     session, scope = SessionId(_required(fields, "session_id")), _required(fields, "scope_id")
     opened = innermost()
     _check_root(opened, fields.get("root"))
-    found = scope_snapshots.register(opened.open_root, session, scope, _paths(opened, fields.get("paths")))
+    found = scopes.register(opened.open_root, session, scope, _paths(opened, fields.get("paths")))
     return {
         "snapshot_id": scope,
         "captured_paths": _shown(opened.open_root, found.paths),
@@ -368,12 +369,12 @@ def hostlib_fs_restore(request: Request | None = None, /, **given: Any) -> dict[
     fields = _fields(request, given, "session_id snapshot_id paths")
     session, scope = SessionId(_required(fields, "session_id")), _required(fields, "snapshot_id")
     opened = innermost()
-    done = scope_snapshots.restore_scope(opened.open_root, session, scope, _paths(opened, fields.get("paths")))
+    done = scopes.restore_scope(opened.open_root, session, scope, _paths(opened, fields.get("paths")))
     return {
         "snapshot_id": scope,
         "restored_paths": _shown(done.there, done.restored),
         "skipped_paths_with_reasons": [
-            {"path": scope_snapshots.absolute(done.there, path), "reason": reason} for path, reason in done.skipped
+            {"path": scopes.absolute(done.there, path), "reason": reason} for path, reason in done.skipped
         ],
         "overwrote_external": _shown(done.there, done.overwrote_external),
     }
@@ -390,10 +391,10 @@ def hostlib_fs_list_snapshots(request: Request | None = None, /, **given: Any) -
                 "snapshot_id": row.scope,
                 "scope_id": row.scope,
                 "taken_at_ms": row.taken_at_ms,
-                "captured_paths": [scope_snapshots.whole(opened.open_root, row, one) for one in found],
+                "captured_paths": [scopes.whole(opened.open_root, row, one) for one in found],
                 "byte_count": size_of(map(before_of, found)),
             }
-            for row, found in scope_snapshots.scopes_of(opened.open_root, session)
+            for row, found in scopes.scopes_of(opened.open_root, session)
         ]
     }
 
@@ -402,7 +403,7 @@ def hostlib_fs_drop_snapshot(request: Request | None = None, /, **given: Any) ->
     """Drops a snapshot; `dropped` is false if there was none."""
     fields = _fields(request, given, "session_id snapshot_id")
     session, scope = SessionId(_required(fields, "session_id")), _required(fields, "snapshot_id")
-    return {"snapshot_id": scope, "dropped": scope_snapshots.drop_scope(innermost().open_root, session, scope)}
+    return {"snapshot_id": scope, "dropped": scopes.drop_scope(innermost().open_root, session, scope)}
 
 
 def drop_session_snapshots(session_id: str) -> list[str]:
@@ -411,7 +412,7 @@ def drop_session_snapshots(session_id: str) -> list[str]:
     Returns the ids of the snapshots.
     """
     open_root, session = innermost().open_root, SessionId(session_id)
-    dropped = scope_snapshots.drop_scopes(open_root, session)
+    dropped = scopes.drop_scopes(open_root, session)
     drop_session(open_root.ledger, session)
     return dropped
 
@@ -420,7 +421,7 @@ def configure_session_byte_cap(session_id: str, cap_bytes: int) -> int:
     """Sets how many bytes a session's snapshots may hold and evicts the oldest above that. Returns the previous cap."""
     open_root = innermost().open_root
     previous = set_cap(open_root.ledger, SessionId(session_id), cap_bytes)
-    scope_snapshots.apply_cap(open_root, SessionId(session_id))
+    scopes.apply_cap(open_root, SessionId(session_id))
     return previous
 
 
@@ -437,7 +438,7 @@ def hostlib_tools_write_file(request: Request | None = None, /, **given: Any) ->
     }
     receipt = _perform(opened, session, "write_file", params)
     return {
-        "path": scope_snapshots.absolute(opened.open_root, path),
+        "path": scopes.absolute(opened.open_root, path),
         "bytes_written": receipt["written_bytes"],
         "created": receipt["created"],
     }
@@ -451,7 +452,7 @@ def hostlib_tools_delete_file(request: Request | None = None, /, **given: Any) -
     receipt = _perform(
         opened, session, "delete", {"path": path, "recursive": fields.get("recursive", False)}, absent_is_fine=True
     )
-    return {"path": scope_snapshots.absolute(opened.open_root, path), "removed": receipt is not None}
+    return {"path": scopes.absolute(opened.open_root, path), "removed": receipt is not None}
 
 
 def _session(fields: Request) -> SessionId:

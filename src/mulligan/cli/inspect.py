@@ -43,14 +43,14 @@ _MARKS = {"committed": ("✓", "green"), "undone": ("↩", "yellow"), "aborted":
 @common_options
 def status(common: Common) -> None:
     """Show the current state: the number of calls, what runs, what undo and redo would do."""
-    from mulligan.history.log import calls_of, newest_standing
+    from mulligan.history.log import calls_of, newest_to_undo
     from mulligan.history.tables import OPEN, REDO
 
     with open_for_reading(common) as opened, opened.open_root.ledger.store.read() as tx:
         calls = {row.id for row in calls_of(tx, opened.open_root, common.session_id)}
         working = [one.call for one in tx.select(OPEN) if one.call in calls]
         redo = [one.call for one in tx.select(REDO) if one.call in calls]
-        standing = newest_standing(tx, opened.open_root, common.session_id)
+        standing = newest_to_undo(tx, opened.open_root, common.session_id)
         body: dict[str, Any] = {
             "root": opened.root,
             "calls": len(calls),

@@ -25,7 +25,7 @@ from mulligan.effects.running_commands import NO_ENV, SessionEnv
 from mulligan.exec.command import Sink
 from mulligan.files.read import refusal_of
 from mulligan.files.resolve import ResolvedPath
-from mulligan.history.branches import aside_of, set_aside
+from mulligan.history.branches import copy_sandboxed_root, sandboxed_copy_of
 from mulligan.history.call import Call
 from mulligan.history.open_root import OpenRoot
 from mulligan.history.undo_log import Intent
@@ -370,9 +370,9 @@ def _open_root_of(open_root: OpenRoot, session: SessionId, mount: Mount, *, writ
     if mount.mode != "sandboxed":
         return _elsewhere(open_root, mount.path, record=writes)
     if writes:
-        return _elsewhere(open_root, set_aside(open_root.opener, session, mount.path).directory, record=True)
+        return _elsewhere(open_root, copy_sandboxed_root(open_root.opener, session, mount.path).directory, record=True)
     with open_root.ledger.store.read() as tx:
-        aside = aside_of(tx, session, mount.path)
+        aside = sandboxed_copy_of(tx, session, mount.path)
     return _elsewhere(open_root, mount.path if aside is None else aside.directory, record=False)
 
 

@@ -606,13 +606,13 @@ class DurableSession(State):
         Raises `fs_op_not_allowed` and `path_not_allowed` where the session may not write.
         """
         path, may_write = self.roots.mounted_path(root, "merge_root"), self._judge(self._open_root, self.id).may_write
-        return asides.merge_aside(
+        return asides.merge_sandboxed_root(
             self._open_root, self.id, path, on_conflict=on_conflict, dry_run=dry_run, may_write=may_write
         )
 
     def drop_root(self, root: str) -> None:
         """Delete the changes in a sandboxed root's copy. The root stays mounted."""
-        asides.drop_aside(self._open_root, self.id, self.roots.mounted_path(root, "drop_root"))
+        asides.drop_sandboxed_root(self._open_root, self.id, self.roots.mounted_path(root, "drop_root"))
 
 
 def _named(point: T | CallWithId) -> T | str:

@@ -13,7 +13,7 @@ from mulligan.history.log import workspace_of
 from mulligan.history.open_root import OpenRoot
 from mulligan.history.retention import drop_session
 from mulligan.history.rewind import archive_of
-from mulligan.history.scope_snapshots import drop_scopes
+from mulligan.history.scopes import drop_scopes
 from mulligan.history.tables import ROOTS, RootRow
 from mulligan.session.bundle.format import Document
 from mulligan.session.lifecycle import (

@@ -137,7 +137,7 @@ _GIT_LOCK_WAIT_S = 2.0
 _GIT_LOCK_NAP_S = 0.005
 
 
-class Site(Protocol):
+class WritableRoot(Protocol):
     """The root in which abort restores files."""
 
     @property
@@ -182,24 +182,24 @@ def drafts_of(row: TouchRow) -> tuple[bytes, ...]:
     return (*drafts, *(draft + _BACK for draft in drafts))
 
 
-def everything_below(site: Site, traces: Sequence[Trace]) -> list[Trace]:
+def everything_below(root: WritableRoot, traces: Sequence[Trace]) -> list[Trace]:
     """The paths below folders that an interrupted command made, where nothing existed before."""
     made = [one for one in traces if one.in_place and not isinstance(one.before, DirEntry)]
     known = {one.path for one in traces}
     queue, found = list(made), list[Trace]()
     while queue:
         above = queue.pop()
-        inner = [path for path in _children(site, above.path) if path not in known]
+        inner = [path for path in _children(root, above.path) if path not in known]
         fresh = [Trace(path, ABSENT, above.drafts, in_place=True) for path in inner]
         found += fresh
         queue += fresh
     return found
 
 
-def _children(site: Site, path: RepoPath) -> list[RepoPath]:
+def _children(root: WritableRoot, path: RepoPath) -> list[RepoPath]:
     try:
-        with site.disk.resolve_exactly(path) as spot:
-            return [join(path, name.decode("utf-8", "surrogateescape")) for name in site.disk.children(spot)]
+        with root.disk.resolve_exactly(path) as spot:
+            return [join(path, name.decode("utf-8", "surrogateescape")) for name in root.disk.children(spot)]
     except (OSError, Refused):
         return []
 
@@ -227,20 +227,20 @@ class Report:
         self.rescued |= {(path, entry.digest): None for entry in files}
 
 
-def put_back(site: Site, traces: Iterable[Trace], note_lift: NoteLift) -> Report:
+def put_back(root: WritableRoot, traces: Iterable[Trace], note_lift: NoteLift) -> Report:
     """Restore every path, even if another one fails; raise the first error as OSError after all were tried.
 
     The traces come newest first, and abort restores them in that order, as far as directories allow.
     """
     report, errors = Report(), list[OSError]()
-    bodies = _Bodies(site.ledger)
+    bodies = _Bodies(root.ledger)
 
-    def attempt(way: _Way, act: Callable[[], None]) -> bool:
+    def attempt(restore: _PathRestore, act: Callable[[], None]) -> bool:
         try:
             try:
                 act()
             except PermissionError as refused:
-                despite_modes(site.disk, way.path, act, note_lift, refused=refused)
+                despite_modes(root.disk, restore.path, act, note_lift, refused=refused)
         except OSError as error:
             errors.append(error)
             return False
@@ -249,18 +249,18 @@ def put_back(site: Site, traces: Iterable[Trace], note_lift: NoteLift) -> Report
             return False
         return True
 
-    with Spots(site.disk) as spots:
-        ways = [_Way(site, trace, spots, bodies) for trace in traces]
+    with Spots(root.disk) as spots:
+        restores = [_PathRestore(root, trace, spots, bodies) for trace in traces]
         # If a path cannot be read, its draft may be another process's save, so abort leaves it.
-        ordered = _newest_first([way for way in ways if attempt(way, way.look)])
-        bodies.expect(way.target for way in ordered)
-        links = HardLinks(site.disk, {way.path: way.aim for way in ordered})
-        for way in ordered:
-            attempt(way, partial(way.go, report, links))
-        for way in reversed(ordered):
-            attempt(way, way.set_time)
-    if site.ledger.store.durability == "power":
-        errors += _errors_of_sync(site.disk, [way.path for way in ways])
+        ordered = _newest_first([restore for restore in restores if attempt(restore, restore.look)])
+        bodies.expect(restore.target for restore in ordered)
+        links = HardLinks(root.disk, {restore.path: restore.aim for restore in ordered})
+        for restore in ordered:
+            attempt(restore, partial(restore.run, report, links))
+        for restore in reversed(ordered):
+            attempt(restore, restore.set_time)
+    if root.ledger.store.durability == "power":
+        errors += _errors_of_sync(root.disk, [restore.path for restore in restores])
     if errors:
         raise errors[0]
     return report
@@ -329,32 +329,32 @@ def _is_whole(entry: FileEntry) -> bool:
     return entry.size <= limits.WHOLE_MAX_BYTES
 
 
-def _newest_first(ways: Sequence[_Way]) -> list[_Way]:
+def _newest_first(restores: Sequence[_PathRestore]) -> list[_PathRestore]:
     """In the given order, but a removed directory comes after everything below it, and a new one before."""
-    turns = {way.path: turn for turn, way in enumerate(ways)}
-    leaving = {way.path for way in ways if leaves(way)}
+    turns = {restore.path: turn for turn, restore in enumerate(restores)}
+    leaving = {restore.path for restore in restores if leaves(restore)}
     due = dict(turns)
-    for way in ways:
-        for above in ancestors_of(way.path):
+    for restore in restores:
+        for above in ancestors_of(restore.path):
             if above not in turns:
                 continue
-            if way.path in leaving and above in leaving:
-                due[above] = max(due[above], turns[way.path])
-            elif way.path not in leaving:
-                due[way.path] = max(due[way.path], turns[above])
+            if restore.path in leaving and above in leaving:
+                due[above] = max(due[above], turns[restore.path])
+            elif restore.path not in leaving:
+                due[restore.path] = max(due[restore.path], turns[above])
 
-    def turn(way: _Way) -> tuple[int, int]:
-        depth = way.path.count("/")
-        return due[way.path], -depth if way.path in leaving else depth
+    def turn(restore: _PathRestore) -> tuple[int, int]:
+        depth = restore.path.count("/")
+        return due[restore.path], -depth if restore.path in leaving else depth
 
-    return sorted(ways, key=turn)
+    return sorted(restores, key=turn)
 
 
 @dataclass(slots=True)
-class _Way:
+class _PathRestore:
     """The restore of one path."""
 
-    site: Site
+    root: WritableRoot
     trace: Trace
     spots: Spots
     bodies: _Bodies
@@ -385,13 +385,13 @@ class _Way:
         now = self._seen = self._image(spot)
         self.now = now.entry
         for draft in self.trace.drafts:
-            image = self.site.disk.image(spot, draft=draft, kept=False)
+            image = self.root.disk.image(spot, draft=draft, kept=False)
             self._strays |= image is not NOTHING
             if not image.special and same_state(image.entry, self.trace.before):
                 self._is_original_aside = True
                 self._store_if_lost(spot, image, draft)
             if image.replaceable and not self._is_known(image) and not self._is_torn_stage(image, now):
-                theirs = with_bytes(self.site.disk, spot, image, draft=draft)
+                theirs = with_bytes(self.root.disk, spot, image, draft=draft)
                 if not self._is_torn_draft(theirs):
                     self._find_displaced(theirs, now)
 
@@ -401,12 +401,12 @@ class _Way:
         If a command removed our permission to read it, take the permission: the bytes must be stored.
         """
         try:
-            return self.site.disk.image(spot, kept=False, known=known)
+            return self.root.disk.image(spot, kept=False, known=known)
         except PermissionError:
             if not self.trace.in_place:
                 raise
-            self.site.disk.set_metadata(spot, _READABLE)
-            return self.site.disk.image(spot, kept=False)
+            self.root.disk.set_metadata(spot, _READABLE)
+            return self.root.disk.image(spot, kept=False)
 
     def _find_displaced(self, image: Image, now: Image) -> None:
         """Look under the drafts' names for something that was at the path before the call replaced it.
@@ -419,7 +419,7 @@ class _Way:
             self._displaced.append(image.entry)
             return
         if image.entry.withheld is not None:
-            keep_original(self.site.disk, self.path, self.trace.drafts[0], image)
+            keep_original(self.root.disk, self.path, self.trace.drafts[0], image)
         self._keep(Change(self.path, self.trace.before, image.entry), image)
         self.target = image.entry if self._is_ours(now) else self.target
 
@@ -427,7 +427,7 @@ class _Way:
     def aim(self) -> Aim:
         return self._seen or self.trace.seen or NOTHING, self.target
 
-    def go(self, report: Report, links: HardLinks) -> None:
+    def run(self, report: Report, links: HardLinks) -> None:
         report.rescue(self.path, *self._displaced)
         spot = self._spot()
         if spot is None:
@@ -443,9 +443,9 @@ class _Way:
                 raise
             report.lost.append(self.path)
         for draft in self.trace.drafts if self._strays else ():
-            self.site.disk.discard(spot, draft)
+            self.root.disk.discard(spot, draft)
         if is_locked_by_git(self.path) and self._is_our_lock(spot):
-            self.site.disk.discard(spot, spot.name + _GIT_LOCK)
+            self.root.disk.discard(spot, spot.name + _GIT_LOCK)
         if isinstance(self.now, DirEntry) or isinstance(self.target, DirEntry):
             self.spots.let_go()
 
@@ -482,16 +482,16 @@ class _Way:
         if not self.trace.in_place or not isinstance(now, FileEntry) or not isinstance(self.target, FileEntry):
             return
         if self.target.mtime_ns not in (0, now.mtime_ns):
-            self.site.disk.set_mtime(spot, self.target.mtime_ns)
+            self.root.disk.set_mtime(spot, self.target.mtime_ns)
 
     def _swap(self, spot: ResolvedPath, now: Image, target: Entry, links: HardLinks) -> object:
         content = self._content_of(target) if isinstance(target, FileEntry) else None
         draft = self.trace.drafts[-1]
         if self._strays:
-            self.site.disk.discard(spot, draft)
+            self.root.disk.discard(spot, draft)
         with self._as_git_would(spot, now.entry, target), links.same_file(self.path) as same_as:
             return Replacement(
-                self.site.disk,
+                self.root.disk,
                 spot,
                 draft,
                 now.entry,
@@ -509,7 +509,7 @@ class _Way:
         return None if original is None else original.any_content
 
     def _original(self) -> Image | None:
-        return find_original(self.site.disk, self.path, self.trace.drafts[0], self.target)
+        return find_original(self.root.disk, self.path, self.trace.drafts[0], self.target)
 
     def _must_stay(self, now: Image) -> bool:
         """Whether an uncaptured path must stay: abort restores it only if it holds what the call put there, and the
@@ -537,7 +537,7 @@ class _Way:
         try:
             yield
         finally:
-            self.site.disk.discard(spot, spot.name + _GIT_LOCK)
+            self.root.disk.discard(spot, spot.name + _GIT_LOCK)
 
     def _take_lock(self, spot: ResolvedPath) -> None:
         """Create git's lock with our mark in it, so that another process knows whose it was if this one dies.
@@ -547,11 +547,11 @@ class _Way:
         deadline, draft = monotonic_s() + _GIT_LOCK_WAIT_S, self.trace.drafts[-1]
         lock = ResolvedPath(spot.path, spot.place, spot.parent, spot.name + _GIT_LOCK)
         while not self._is_our_lock(spot):
-            self.site.disk.stage_file(lock, draft, self._mark, like=_GIT_LOCK_FILE)
+            self.root.disk.stage_file(lock, draft, self._mark, like=_GIT_LOCK_FILE)
             try:
-                self.site.disk.place(lock, draft)
+                self.root.disk.place(lock, draft)
             except FileExistsError:
-                self.site.disk.discard(spot, draft)
+                self.root.disk.discard(spot, draft)
                 if monotonic_s() > deadline:
                     raise
                 time.sleep(_GIT_LOCK_NAP_S)
@@ -562,7 +562,7 @@ class _Way:
         return self.trace.drafts[0]
 
     def _is_our_lock(self, spot: ResolvedPath) -> bool:
-        return self._is_mark(self.site.disk.image(spot, draft=spot.name + _GIT_LOCK).entry)
+        return self._is_mark(self.root.disk.image(spot, draft=spot.name + _GIT_LOCK).entry)
 
     def _is_mark(self, entry: Entry) -> bool:
         return isinstance(entry, FileEntry) and entry.digest == digest_of(self._mark)
@@ -584,7 +584,7 @@ class _Way:
         if now.special or not (self.trace.in_place or is_torn_now):
             return None
         if isinstance(now.entry, FileEntry):
-            torn = with_bytes(self.site.disk, spot, now)
+            torn = with_bytes(self.root.disk, spot, now)
             self._store(torn)
             report.rescue(self.path, torn.entry)
         return self.target
@@ -602,7 +602,7 @@ class _Way:
             return False
         mode = now.entry.mode
         meant = [entry for entry in self.trace.meant if isinstance(entry, FileEntry) and entry.mode == mode]
-        return any(meant) and self._is_torn(with_bytes(self.site.disk, spot, now), meant)
+        return any(meant) and self._is_torn(with_bytes(self.root.disk, spot, now), meant)
 
     def _is_torn_draft(self, draft: Image) -> bool:
         """Whether a power cut left this of a draft that the call was about to put at the path."""
@@ -630,7 +630,7 @@ class _Way:
         """Store the bytes of the original again, if a power cut destroyed them in the store."""
         entry = original.entry
         if isinstance(entry, FileEntry) and entry.withheld is None and self._readable(entry) is None:
-            self._store(with_bytes(self.site.disk, spot, original, draft=draft))
+            self._store(with_bytes(self.root.disk, spot, original, draft=draft))
 
     def _is_any_lost(self) -> bool:
         known = [entry for entry in (self.trace.before, *self.trace.meant) if isinstance(entry, FileEntry)]
@@ -641,7 +641,7 @@ class _Way:
         if self._made and isinstance(self.target, DirEntry) and self.target.mtime_ns:
             spot = self._spot()
             if spot is not None:
-                self.site.disk.set_mtime(spot, self.target.mtime_ns)
+                self.root.disk.set_mtime(spot, self.target.mtime_ns)
 
     def _spot(self) -> ResolvedPath | None:
         """The resolved path; None if its directory is missing, or is now a link that leads elsewhere."""
@@ -674,10 +674,10 @@ class _Way:
 
     def _store(self, theirs: Image) -> None:
         if theirs.content is not None:
-            self.site.ledger.blobs.store(theirs.content)
+            self.root.ledger.blobs.store(theirs.content)
 
     def _keep_found(self, spot: ResolvedPath, now: Image) -> None:
-        theirs = with_bytes(self.site.disk, spot, now)
+        theirs = with_bytes(self.root.disk, spot, now)
         self._keep(Change(self.path, self.target, theirs.entry), theirs)
 
     def _keep(self, change: Change, theirs: Image) -> None:
@@ -685,10 +685,10 @@ class _Way:
         if theirs.special or same_state(change.before, change.after):
             return
         self._store(theirs)
-        with self.site.ledger.store.write() as tx:
-            seen = self.site.ledger.last_seen(tx, self.site.disk.root.place_of(self.path))
+        with self.root.ledger.store.write() as tx:
+            seen = self.root.ledger.last_seen(tx, self.root.disk.root.place_of(self.path))
             if seen is None or not same_state(seen, theirs.entry):
-                self.site.ledger.external(tx, self.site.root, [change])
+                self.root.ledger.external(tx, self.root.root, [change])
 
 
 def is_beginning(torn: FileEntry, content: Content) -> bool:

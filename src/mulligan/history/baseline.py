@@ -30,7 +30,7 @@ from typing import Protocol, TypeAlias
 from mulligan.exec.capture.scan import Stamp, StatIndex, Statuses, stamp_now, stamp_of, status_of, statuses, twins
 from mulligan.files.disk import DRAFT_PREFIX, Image
 from mulligan.files.tree.watcher import Watcher
-from mulligan.history.abort import Site
+from mulligan.history.abort import WritableRoot
 from mulligan.history.git_changes import (
     LinkedGit,
     clean_files,
@@ -101,7 +101,7 @@ class BaselineChange:
         return self.before is not None and self.after is not None and same_state(self.before, self.after)
 
 
-class ReadableRoot(Site, Protocol):
+class ReadableRoot(WritableRoot, Protocol):
     """A root, and what its paths hold."""
 
     def image(self, path: RepoPath) -> Image: ...
@@ -574,7 +574,7 @@ class UnreadableFolders:
 class BaselineRows:
     """The data of a baseline by absolute path: in memory at once, in the store once it is published."""
 
-    def __init__(self, open_root: Site) -> None:
+    def __init__(self, open_root: WritableRoot) -> None:
         self._open_root = open_root
         self.stamps: dict[bytes, Stamp] = {}
         self.known: dict[bytes, Known] = {}

@@ -31,7 +31,7 @@ from mulligan.history.log import calls_of
 from mulligan.history.merge import Conflict, MergedEntry, TakeTheirs, WriteMerged, merge_entry
 from mulligan.history.multi_root import CurrentTree, contains, content_for, plan_as_shown
 from mulligan.history.open_root import OpenRoot
-from mulligan.history.partial_undo import taken_of
+from mulligan.history.partial_undo import undone_parts_of
 from mulligan.history.plan import OnConflict, PlannedChange, Planner, RestorePlan, check_choice
 from mulligan.history.rewind import Point, archive_of, find_point
 from mulligan.history.tables import BRANCHES, CHANGES, TURNS, BranchRow, CallRow, RootRow, change_from_row, changes_of
@@ -392,9 +392,9 @@ class CopyMerge:
         with self.open_root.ledger.store.read() as tx:
             rows = calls_of(tx, self.open_root, self.session, after=copy, only=_MERGES)
             merges = [row for row in rows if isinstance(cause := row.why, MergedCopy) and cause.copy == copy]
-            taken = taken_of(tx, merges)
+            undone = undone_parts_of(tx, merges)
             for row in reversed(merges):
-                cause, back = row.why, taken.places.get(row.id, frozenset())
+                cause, back = row.why, undone.places.get(row.id, frozenset())
                 mixed = cause.mixed if isinstance(cause, MergedCopy) else {}
                 for one in tx.select(CHANGES, {"call": row.id}):
                     change = change_from_row(one)
@@ -511,14 +511,14 @@ def _end_branch(open_root: OpenRoot, branch: BranchRow, status: str) -> None:
 # Copies of sandboxed roots.
 
 
-def aside_of(tx: Tx, session: SessionId, path: str) -> SandboxedRootRow | None:
+def sandboxed_copy_of(tx: Tx, session: SessionId, path: str) -> SandboxedRootRow | None:
     return tx.get(SANDBOXED_ROOTS, session, path)
 
 
-def set_aside(open_root: OpenRoot, session: SessionId, path: str) -> SandboxedRootRow:
+def copy_sandboxed_root(open_root: OpenRoot, session: SessionId, path: str) -> SandboxedRootRow:
     """The copy of a sandboxed root in which a session writes; makes it at the first write."""
     with open_root.ledger.store.read() as tx:
-        known = aside_of(tx, session, path)
+        known = sandboxed_copy_of(tx, session, path)
     if known is not None:
         return known
     target = _new_copy_path(open_root, "aside")
@@ -535,10 +535,10 @@ def set_aside(open_root: OpenRoot, session: SessionId, path: str) -> SandboxedRo
     }
     ledger = open_root.ledger
     with ledger.store.write() as tx:
-        if aside_of(tx, session, path) is None:
+        if sandboxed_copy_of(tx, session, path) is None:
             journal = session_journal(session)
             ledger.journal.append(tx, journal, "root.set_aside", body, at=ledger.now(), refs=[manifest])
-        row = aside_of(tx, session, path)
+        row = sandboxed_copy_of(tx, session, path)
     assert row is not None, "the record was just folded into the table"
     if row.directory != body["directory"]:
         # Another process recorded a copy first, and a session has only one.
@@ -546,7 +546,7 @@ def set_aside(open_root: OpenRoot, session: SessionId, path: str) -> SandboxedRo
     return row
 
 
-def merge_aside(
+def merge_sandboxed_root(
     open_root: OpenRoot,
     session: SessionId,
     path: str,
@@ -556,31 +556,31 @@ def merge_aside(
     may_write: MayWrite | None = None,
 ) -> UndoResult:
     """Merge the copy of a sandboxed root into the root itself, as one call. Without conflicts, the copy then goes."""
-    row = _existing_aside(open_root, session, path)
+    row = _existing_copy(open_root, session, path)
     source = open_root.at(row.source)
     merge = CopyMerge(source, open_root.at(row.root), session, row.manifest, on_conflict)
     result = merge.apply(root=path, dry_run=dry_run, may_write=may_write)
     assert result.plan is not None, "a merge has a plan"
     shown = plan_as_shown(open_root, source, result.plan)
     if result.ok and not dry_run:
-        _end_aside(open_root, row, "merged")
+        _end_copy(open_root, row, "merged")
     return replace(result, outcomes=shown.outcomes, overwrote_external=shown.overwrote_external, plan=shown)
 
 
-def drop_aside(open_root: OpenRoot, session: SessionId, path: str) -> None:
+def drop_sandboxed_root(open_root: OpenRoot, session: SessionId, path: str) -> None:
     """Delete the copy of a sandboxed root. The history of the calls in it stays in the store."""
-    _end_aside(open_root, _existing_aside(open_root, session, path), "dropped")
+    _end_copy(open_root, _existing_copy(open_root, session, path), "dropped")
 
 
-def _existing_aside(open_root: OpenRoot, session: SessionId, path: str) -> SandboxedRootRow:
+def _existing_copy(open_root: OpenRoot, session: SessionId, path: str) -> SandboxedRootRow:
     with open_root.ledger.store.read() as tx:
-        row = aside_of(tx, session, path)
+        row = sandboxed_copy_of(tx, session, path)
     if row is None:
         raise fault("unknown_root", f"Nothing was written aside for {path} in session {session!r}.", path=path)
     return row
 
 
-def _end_aside(open_root: OpenRoot, row: SandboxedRootRow, status: str) -> None:
+def _end_copy(open_root: OpenRoot, row: SandboxedRootRow, status: str) -> None:
     ledger = open_root.ledger
     with ledger.store.write() as tx:
         body = {"session": row.session, "path": row.path, "status": status}

@@ -139,7 +139,7 @@ class CommandChanges:
             before = one.image.entry
             # The entry is unsure until the command has ended, because the command may change the path at any moment.
             self._state.touched[one.path] = Touched(one.row, one.path, before, before, unsure=True)
-            self._state.deeds.add(one.path, before)
+            self._state.log.add(one.path, before)
             self._state.lost_metadata.note(one.path, one.image)
 
     def _record_external(self, tx: Tx, change: Change, bodies: Sequence[Prepared]) -> None:
@@ -185,7 +185,7 @@ class CommandChanges:
             touched.row = intending(touched.row, touched.after, self._state.draft(touched.row), in_place=True)
             touched.unsure = True
             self._state.touched[step.path] = touched
-            self._state.deeds.add(step.path, touched.after)
+            self._state.log.add(step.path, touched.after)
         else:
             touched.row = intending(touched.row, step.after, self._state.draft(touched.row), in_place=False)
             self._state.set_after(touched, step.after, step.seen, bare=step.bare)

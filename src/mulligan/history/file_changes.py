@@ -49,7 +49,7 @@ _CLAIM_NAP_S = 0.002
 _BUSY_TRIES = 25
 
 
-class _LookAgain(Exception):
+class _CaptureAgain(Exception):
     """What was captured before the claim is not what the store last saw; capture again under the claim."""
 
 
@@ -94,7 +94,7 @@ class FileChanges:
     def keep_preimages(self, paths: Sequence[RepoPath], *, going: bool = False) -> None:
         """Claim paths that somebody else is about to change, and store their preimages. `going`: see `Intent.deep`."""
         for step in self._prepare([Intent(path, as_it_is, deep=going) for path in paths], live=True) if paths else ():
-            self._state.deeds.add(step.intent.path, step.image.entry)
+            self._state.log.add(step.intent.path, step.image.entry)
             # The path may change at any moment from now on.
             self._state.touched[step.intent.path].unsure = True
 
@@ -108,7 +108,7 @@ class FileChanges:
         while True:
             try:
                 # Looking and hashing happen before the transaction, so that other writers do not wait for a disk.
-                # What the look has missed is found under the claim (`_LookAgain`).
+                # What the look has missed is found under the claim (`_CaptureAgain`).
                 steps = self._planned(intents)
                 if self._state.touched:
                     self._notice(steps)
@@ -125,7 +125,7 @@ class FileChanges:
                 surprised, careful = False, True
             except BlobVanishedError:
                 continue
-            except _LookAgain:
+            except _CaptureAgain:
                 surprised = True
             except Claimed as claimed:
                 if self._ledger.any_dead(claimed.by) and self._heal():
@@ -266,7 +266,7 @@ class FileChanges:
         seen = self._ledger.last_seen(tx, place)
         if seen is not None and not same_state(seen, before):
             if not careful:
-                raise _LookAgain
+                raise _CaptureAgain
             self._ledger.external(tx, self._state.root, [Change(path, seen, before)], bodies=step.bodies)
         if step.image.links > 1 or is_unlike_ours(step.image):
             self._state.lost_metadata.note(path, step.image)
@@ -309,11 +309,11 @@ class FileChanges:
             if step.image.entry.withheld is not None or step.wanted.entry.withheld is not None:
                 self._keep_original(touched, step.image)
             if step.image.links > 1 and self._came_with_another_name(step):
-                self._state.deeds.add(touched.path, step.image.entry)
+                self._state.log.add(touched.path, step.image.entry)
                 touched.after, touched.acted = step.wanted.entry, True
                 return touched.after
             # Listed before it happens, so that abort also restores a change that an interrupt cut short.
-            self._state.deeds.add(touched.path, step.image.entry)
+            self._state.log.add(touched.path, step.image.entry)
             touched.unsure = True
             try:
                 outcome = self._swap(step, links)
@@ -331,7 +331,7 @@ class FileChanges:
                 touched.acted = True
                 self._state.race_window |= outcome.race_window
                 return outcome.entry
-            self._state.deeds.drop_last()
+            self._state.log.drop_last()
             if outcome.in_use:
                 words = f"{touched.path} is open in another program, which has truncated or replaced it meanwhile."
                 raise Refused("conflict", "file_in_use", words, path=touched.path, root=self._state.root.id)
@@ -403,7 +403,7 @@ class FileChanges:
     def _make_room_for(self, touched: Touched, theirs: Entry) -> None:
         """Add another process's change to the preimage, so that abort restores it too."""
         touched.before = self._without_us(touched, theirs, touched.before)
-        self._state.deeds.revise(touched.path, lambda was: self._without_us(touched, theirs, was))
+        self._state.log.revise(touched.path, lambda was: self._without_us(touched, theirs, was))
         touched.row = replace(touched.row, before=entry_bytes(touched.before))
         touched.after = theirs
 

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any, Literal
 
 from mulligan.history.cause import WORK, Cause, UndoOperation, cause_to_json
-from mulligan.history.projection import key_to_wire
-from mulligan.history.retention import PathEviction, changes_over_cap, coverage_of, digests_of
-from mulligan.history.roots import FoundRoot, Opening, plan_opening
-from mulligan.history.scopes import Scopes
+from mulligan.history.retention import (
+    PathEviction,
+    cap_of,
+    changes_over_cap,
+    coverage_of,
+    digests_of,
+    drop_body,
+    droppable,
+    holder_of_scope,
+)
 from mulligan.history.tables import (
     CALLS,
+    CAPTURES,
     CHANGES,
     OBSERVED,
     OBSERVED_WHILE_FULL,
@@ -28,19 +37,21 @@ from mulligan.history.tables import (
     OpenRow,
     RootRow,
     TouchRow,
+    before_of,
     workspace_journal,
 )
 from mulligan.session.tables import SESSIONS, session_journal
 from mulligan.store.blobs import Blobs, Prepared
-from mulligan.store.host import current_host, known_host
+from mulligan.store.host import known_host
 from mulligan.store.journal import HEADS, Journal, Record
 from mulligan.store.protocol import CLAIMS, Claim, Store, Tx, blockers, claim, may_wait, release
 from mulligan.values.canonical import encode
-from mulligan.values.clock import Clock, timestamp
+from mulligan.values.clock import Clock, parse_timestamp, timestamp
 from mulligan.values.digest import Digest
 from mulligan.values.entries import (
     Change,
     Entry,
+    FileEntry,
     change_to_json,
     entry_from_bytes,
     entry_to_json,
@@ -51,9 +62,10 @@ from mulligan.values.errors import InternalError, MulliganError, Refused, fault
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import CallId, IdSource, OwnerId, RootId, SessionId, TurnId, WorkspaceId
 from mulligan.values.limits import KIB_BYTES
-from mulligan.values.paths import is_inside, to_wire
+from mulligan.values.paths import RepoPath, is_inside, path_bytes, to_wire
 
 CHANGES_PER_RECORD = 200
+_CAPTURES_PER_RECORD = 200
 GROWTH_TOLD_BYTES = 64 * KIB_BYTES
 STORE_FULL = {"path": ".", "reason": "store_full"}
 """The gap in the coverage of a call during which the store was full."""
@@ -123,6 +135,79 @@ class Held:
     is_open: bool
 
 
+@fast_dataclass(slots=True, frozen=True)
+class Scopes:
+    """The scopes of one session, inside a transaction."""
+
+    tx: Tx
+    journal: Journal
+    session: SessionId
+    at: str
+
+    def capture(self, scope: str, root: str, befores: Mapping[RepoPath, Entry]) -> dict[RepoPath, Entry]:
+        """Open the scope, or add to it. Returns what it took: the paths that it did not have yet.
+
+        The store has the bodies already.
+        """
+        tx, session = self.tx, self.session
+        fresh = {
+            path: one
+            for path, one in befores.items()
+            if one.withheld is None and not tx.has(CAPTURES, session, scope, path_bytes(path))
+        }
+        # In several records, so that none grows without a limit.
+        rest = iter(fresh.items())
+        some = list(islice(rest, _CAPTURES_PER_RECORD))
+        # An empty scope, too, needs a record that opens it.
+        while some or not tx.has(SCOPES, session, scope):
+            self._record(scope, root, some)
+            some = list(islice(rest, _CAPTURES_PER_RECORD))
+        self.evict_over_cap(keep=scope)
+        return fresh
+
+    def _record(self, scope: str, root: str, befores: Sequence[tuple[RepoPath, Entry]]) -> None:
+        body = {
+            "session": self.session,
+            "scope": scope,
+            "root": root,
+            "captured": [{"path": to_wire(path), "before": entry_to_json(entry)} for path, entry in befores],
+            "taken_at_ms": int(parse_timestamp(self.at).timestamp() * 1000),
+        }
+        refs = {entry.digest for _, entry in befores if isinstance(entry, FileEntry)}
+        self.journal.append(self.tx, session_journal(self.session), "scope.captured", body, at=self.at, refs=refs)
+
+    def drop(self, scope: str, *, why: str) -> None:
+        """Drop a scope and the bodies that nothing else needs; the record names them."""
+        captures = self.tx.select(CAPTURES, {"session": self.session, "scope": scope})
+        named = {entry.digest for entry in map(before_of, captures) if isinstance(entry, FileEntry)}
+        gone = droppable(self.tx, named, holder=holder_of_scope(self.session, scope))
+        body = {"session": self.session, "scope": scope, "why": why} | ({"digests": gone} if gone else {})
+        self.journal.append(self.tx, session_journal(self.session), "scope.dropped", body, at=self.at)
+        for digest in gone:
+            drop_body(self.tx, digest)
+
+    def evict_over_cap(self, *, keep: str | None) -> None:
+        """Evict scopes in order of insertion, but not `keep`, which is being written. Shared bytes count once."""
+        cap = cap_of(self.tx, self.session)
+        rows = sorted(self.tx.select(SCOPES, {"session": self.session}), key=lambda row: row.seq)
+        bodies = {row.scope: self._bodies_of(row.scope) for row in rows}
+        # A body that several scopes hold becomes free with the last of them.
+        holders = Counter(digest for held in bodies.values() for digest in held)
+        total = sum({digest: size for held in bodies.values() for digest, size in held.items()}.values())
+        for row in rows:
+            if total <= cap:
+                return
+            if row.scope != keep:
+                self.drop(row.scope, why="evicted")
+                holders.subtract(bodies[row.scope].keys())
+                total -= sum(size for digest, size in bodies[row.scope].items() if not holders[digest])
+
+    def _bodies_of(self, scope: str) -> dict[Digest, int]:
+        """The size of each distinct body that a scope holds."""
+        captures = self.tx.select(CAPTURES, {"session": self.session, "scope": scope})
+        return {entry.digest: entry.size for entry in map(before_of, captures) if isinstance(entry, FileEntry)}
+
+
 class Claimed(Exception):
     """Other open calls have claimed these places."""
 
@@ -175,60 +260,12 @@ class Ledger:
         if self.doubts:
             self.doubts = [settle for settle in self.doubts if not settle()]
 
-    # Roots and sessions.
+    # Hosts and sessions.
 
     def host(self) -> str:
         """The host id of this machine; "" if the store has not seen this machine."""
         with self.store.read() as tx:
             return known_host(tx, os.environ)
-
-    def known_root(self, found: FoundRoot) -> RootRow | None:
-        with self.store.read() as tx:
-            return found.known_in(tx.select(ROOTS))
-
-    def record_root(self, found: FoundRoot) -> RootRow:
-        """The row of a root for a process that opens it; written if the store does not have it like this."""
-        with self.store.write() as tx:
-            found, rows = replace(found, host=current_host(tx, os.environ)), tx.select(ROOTS)
-            plan = plan_opening(found, rows, self.ids.new)
-            row = self._put_root(tx, plan)
-        if all(one.id != row.id for one in rows):
-            self._tell_replaced(row, found.replaced_in(rows))
-        return row
-
-    def adopt_root(self, row: RootRow, earlier: RootRow) -> None:
-        """Join the history of a root whose directory is gone with that of the directory that has its path now."""
-        with self.store.write() as tx:
-            current = tx.get(ROOTS, row.id) or row
-            self._put_root(tx, Opening(replace(current, id=earlier.id), [current.workspace, earlier.workspace], {}))
-
-    def _put_root(self, tx: Tx, opening: Opening) -> RootRow:
-        # The workspace with the longest history continues, because new positions must come after all given ones.
-        joined = set(opening.joined) or {opening.row.workspace}
-        first, *joining = sorted(joined, key=lambda one: (-newest_wseq(tx, one), one))
-        row = replace(opening.row, workspace=first)
-        body: dict[str, Any] = {
-            "root": row.id,
-            "workspace": first,
-            "place": key_to_wire(row.place),
-            "key": key_to_wire(row.key),
-            "identity": row.identity,
-            "host": row.host,
-            "joins": joining,
-        }
-        if opening.keys:
-            body["keys"] = {one: key_to_wire(key) for one, key in opening.keys.items()}
-        self.journal.append(tx, workspace_journal(first), "root.opened", body, at=self.now())
-        return row
-
-    def _tell_replaced(self, row: RootRow, replaced: Sequence[RootRow]) -> None:
-        for earlier in replaced[-1:]:
-            import logging  # Hardly ever needed, and every process that opens a store would wait for it.
-
-            words = "mulligan: %s is another directory than the one that had this path before, so it begins a history "
-            words += "of its own. If it continues the earlier one, `mulligan store adopt %s` joins the two."
-            path = row.place.decode("utf-8", "backslashreplace") or "/"
-            logging.getLogger("mulligan.history").warning(words, path, earlier.id)
 
     def session(self, session: SessionId, root: RootRow, *, anonymous: bool = False) -> None:
         """Record the session if it is not recorded. A recorded session is never deleted."""

@@ -1,24 +1,27 @@
 """Reads history: lists the calls, what each changed, and finds the call that a person names.
 
 It shows calls and changes as plain values, and diffs as text.
+
+It also computes the files at a point of history (`entry_at`, `changes_between`), without changing any file. A point
+lies between two changes of a workspace. A path then held what the first change after the point found; a path without
+such a change still holds the same. So this costs as much time as there were changes since.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from mulligan.files.diff import DiffHunk, hunks_of, line_counts, looks_binary, split_lines, unified_diff
 from mulligan.history.ledger import STORE_FULL
-from mulligan.history.multi_root import main_of, shown_by, with_parts
-from mulligan.history.open_root import OpenRoot
-from mulligan.history.partial_undo import left_of
+from mulligan.history.multi_root import contains, main_of, path_in_root, shown_by, with_parts
+from mulligan.history.open_root import OpenRoot, root_elsewhere
+from mulligan.history.partial_undo import left_by_conflicts
 from mulligan.history.plan import OnConflict
-from mulligan.history.roots import root_elsewhere
 from mulligan.history.tables import (
     CALLS,
     CHANGES,
@@ -29,6 +32,7 @@ from mulligan.history.tables import (
     WSEQ_END,
     CallRow,
     TurnRow,
+    change_from_row,
     changes_of,
 )
 from mulligan.session.roots import ENDED_SANDBOXED_ROOTS
@@ -49,11 +53,13 @@ from mulligan.values.entries import (
 )
 from mulligan.values.errors import MulliganError, fault
 from mulligan.values.ids import SessionId
-from mulligan.values.paths import RepoPath, text_from_wire, to_wire
+from mulligan.values.paths import RepoPath, path_bytes, text_from_wire, to_wire
 
 LOG_LIMIT = 100
 _FIRST_PAGE, _PAGE = 8, 200
 _SHORT_ID_MIN = 4
+_OVERLAP = 200
+"""If this many successive calls ended before a point, all earlier ones did too."""
 _NEXT_CHANGES = 8
 """The number of later changes that are read after an outside edit, because other such edits may come before the call's
 change.
@@ -148,7 +154,7 @@ def found_by(tx: Tx, edit: CallRow) -> str | None:
     return None
 
 
-def newest_standing(
+def newest_to_undo(
     tx: Tx, open_root: OpenRoot, session: SessionId | None, *, on_conflict: OnConflict = "merge"
 ) -> CallRow | None:
     """What `undo` without a name is about. What a conflict left of a call is met again only by who overwrites.
@@ -158,7 +164,7 @@ def newest_standing(
     dropped: CallRow | None = None
     for row in calls_of(tx, open_root, session, only=_STANDS):
         is_meant = can_be_undone(row) and (row.root == open_root.root.id or is_reachable(tx, open_root, row))
-        if is_meant and (on_conflict == "overwrite" or not left_of(tx, [row])):
+        if is_meant and (on_conflict == "overwrite" or not left_by_conflicts(tx, [row])):
             if not row.evicted or _is_left(tx, open_root, row):
                 return row
             dropped = dropped or row
@@ -425,3 +431,70 @@ def _git_mode(entry: Entry) -> int | None:
 
 def turn_of(tx: Tx, row: CallRow) -> TurnRow | None:
     return tx.get(TURNS, row.session, row.turn) if row.session is not None else None
+
+
+# The files at a point of history.
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PointInHistory:
+    """The point before the change at this position of the workspace."""
+
+    wseq: int
+
+
+def point_named(tx: Tx, open_root: OpenRoot, call: str, *, side: Literal["before", "after"]) -> PointInHistory:
+    """The point before or after a call of this workspace, by its whole id. Raises `unknown_call`."""
+    row = tx.get(CALLS, call)
+    if row is None or not any(True for _ in calls_of(tx, open_root, None, only={"id": call})):
+        raise fault("unknown_call", f"{call!r} is not a call here.", call=call)
+    if row.wseq is not None:
+        return PointInHistory(row.wseq + (side == "after"))
+    # The call changed nothing, so both sides equal the state after the change before it.
+    earlier = (one.wseq for one in calls_of(tx, open_root, None, before=row.id) if one.wseq is not None)
+    return PointInHistory(next(earlier, 0) + 1)
+
+
+def entry_at(tx: Tx, open_root: OpenRoot, path: RepoPath, point: PointInHistory) -> Entry | None:
+    """The entry of a path at a point; None if no recorded change of it came after the point."""
+    place = open_root.disk.root.place_of(path)
+    rows = tx.select(CHANGES, {"place": place}, between=("wseq", point.wseq, WSEQ_END), order=("wseq",), limit=1)
+    return change_from_row(rows[0]).before if rows else None
+
+
+def changes_between(
+    tx: Tx, open_root: OpenRoot, first: PointInHistory, last: PointInHistory | None
+) -> dict[RepoPath, Change]:
+    """Every path of the root that changed between two points, with its entries at both.
+
+    `last` None: up to the newest change.
+    """
+    upto = WSEQ_END if last is None else last.wseq
+    found: dict[RepoPath, Change] = {}
+    for row in sorted(_calls_between(tx, open_root, first.wseq, upto), key=lambda row: row.wseq or 0):
+        for one in tx.select(CHANGES, {"call": row.id}):
+            if not contains(open_root.root, one.place):
+                continue
+            change = change_from_row(one)
+            path = path_in_root(open_root.root, one.place, change.path)
+            known = found.get(path)
+            found[path] = Change(path, change.before if known is None else known.before, change.after)
+    return {path: found[path] for path in sorted(found, key=path_bytes)}
+
+
+def _calls_between(tx: Tx, open_root: OpenRoot, first: int, upto: int) -> list[CallRow]:
+    """The calls with changes between two positions.
+
+    Calls are ordered by begin and changes by end, so overlapping calls need `_OVERLAP`.
+    """
+    found: list[CallRow] = []
+    before = 0
+    for row in calls_of(tx, open_root, None):
+        if row.wseq is None:
+            continue
+        if first <= row.wseq < upto:
+            found.append(row)
+        before = before + 1 if row.wseq < first else 0
+        if before >= _OVERLAP:
+            break
+    return found

@@ -8,7 +8,8 @@ their own root shows them; `places_of_paths` finds where such a path may be.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -26,6 +27,8 @@ from mulligan.values.entries import Content, Entry, FileEntry, entry_from_bytes
 from mulligan.values.errors import Refused, fault
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.paths import RepoPath, is_inside, path_bytes, path_from_bytes, text_from_wire, to_wire
+
+_GIT = b".git"
 
 PlacesByPath = Mapping[RepoPath, frozenset[bytes]]
 """Paths as the caller names them, each with the places where it may be."""
@@ -233,6 +236,30 @@ class CurrentTree:
 
     def has(self, tx: Tx, digest: Digest) -> bool:
         return digest in self._contents or self.open_root.ledger.blobs.has(tx, digest)
+
+
+def is_quiet(top: bytes, *, since_ns: int, own: Set[bytes], own_since_ns: int, entries_max: int) -> bool:
+    """Whether nothing below `top` has changed since, and our `own` paths not since a later moment. Git's files do not
+    count.
+
+    It compares ctimes, which no program can set. False too for more than `entries_max` entries, or an unreadable
+    folder.
+    """
+    ahead, left = [top], entries_max
+    try:
+        while ahead:
+            with os.scandir(ahead.pop()) as found:
+                for entry in found:
+                    left -= 1
+                    status = entry.stat(follow_symlinks=False)
+                    since = own_since_ns if entry.path in own else since_ns
+                    if left < 0 or (status.st_ctime_ns > since and entry.name != _GIT):
+                        return False
+                    if stat.S_ISDIR(status.st_mode) and entry.name != _GIT:
+                        ahead.append(entry.path)
+    except OSError:
+        return False
+    return True
 
 
 def content_for(open_root: OpenRoot, move: PlannedChange, image: Image) -> Content | None:

@@ -21,27 +21,29 @@ from mulligan.values.fast_dataclass import fast_dataclass
 
 
 @fast_dataclass(slots=True, frozen=True)
-class Taken:
+class UndoneParts:
     """The restored parts of calls: of each call some places, and of some calls everything that is not files."""
 
     places: Mapping[str, frozenset[bytes]] = field(default_factory=dict)
     slices: frozenset[str] = frozenset()
 
 
-def taken_of(tx: Tx, calls: Sequence[CallRow]) -> Taken:
+def undone_parts_of(tx: Tx, calls: Sequence[CallRow]) -> UndoneParts:
     """The parts of these calls that undo operations, not undone themselves, have restored."""
     places: dict[str, frozenset[bytes]] = {}
     slices = set[str]()
-    for way in _ways_back_of(tx, calls):
-        cause = undo_operation(way)
+    for operation in _undo_operations_on(tx, calls):
+        cause = undo_operation(operation)
         if cause.hunks:
             # The other hunks of those files can still be undone. Restored lines merge with themselves.
             continue
         part = [call.id for call in calls if call.id in cause.part]
-        there = frozenset(row.place for one in with_parts(tx, [way]) for row in tx.select(CHANGES, {"call": one.id}))
+        there = frozenset(
+            row.place for one in with_parts(tx, [operation]) for row in tx.select(CHANGES, {"call": one.id})
+        )
         places |= {call: places.get(call, frozenset()) | there for call in part}
         slices |= set(cause.left) if cause.verb != "restore" else set()
-    return Taken(places, frozenset(slices))
+    return UndoneParts(places, frozenset(slices))
 
 
 def undo_operation(row: CallRow) -> UndoOperation:
@@ -52,24 +54,24 @@ def undo_operation(row: CallRow) -> UndoOperation:
 _UNDOES_NOTHING = UndoOperation("")
 
 
-def _ways_back_of(tx: Tx, calls: Sequence[CallRow]) -> list[CallRow]:
+def _undo_operations_on(tx: Tx, calls: Sequence[CallRow]) -> list[CallRow]:
     """The undo operations, not undone themselves, that undid a part of one of the calls."""
-    ways = set[str]()
+    operations = set[str]()
     for call in calls:
         for taken in tx.select(TAKEN_IN_PART, {"call": call.id}):
-            ways.add(taken.by)
-    if not ways:
+            operations.add(taken.by)
+    if not operations:
         return []
-    rows = [row for way in sorted(ways) if (row := tx.get(CALLS, way)) is not None]
+    rows = [row for operation in sorted(operations) if (row := tx.get(CALLS, operation)) is not None]
     return [row for row in rows if row.undone_by is None]
 
 
-def left_of(tx: Tx, calls: Sequence[CallRow]) -> frozenset[str]:
+def left_by_conflicts(tx: Tx, calls: Sequence[CallRow]) -> frozenset[str]:
     """The calls of which a conflict left something, when an undo operation that is not undone tried to undo them."""
-    ways = _ways_back_of(tx, calls)
-    if not ways:
+    operations = _undo_operations_on(tx, calls)
+    if not operations:
         return frozenset()
-    left = {call for way in ways for call in undo_operation(way).left}
+    left = {call for operation in operations for call in undo_operation(operation).left}
     return frozenset(call.id for call in calls if call.id in left)
 
 
@@ -109,14 +111,14 @@ def _is_inside_an_undone_change(tx: Tx, row: ChangeRow) -> bool:
     other calls' changes had cancelled each other out, so undo of one of them must not remove that file.
     """
     for later in tx.select(CHANGES, {"place": row.place}, between=("wseq", row.wseq + 1, WSEQ_END)):
-        way = tx.get(CALLS, later.call)
-        if way is None or way.way_back is None:
+        operation = tx.get(CALLS, later.call)
+        if operation is None or operation.way_back is None:
             continue
-        if isinstance(cause := way.why, PartOfCall):
-            way = tx.get(CALLS, cause.part_of)
-        if way is None or way.undone_by is not None:
+        if isinstance(cause := operation.why, PartOfCall):
+            operation = tx.get(CALLS, cause.part_of)
+        if operation is None or operation.undone_by is not None:
             continue
-        undid = undo_operation(way)
+        undid = undo_operation(operation)
         undone = {*undid.of, *undid.part}
         known = tx.select(CHANGES, {"place": row.place}, between=("wseq", 0, later.wseq), order=("wseq",))
         newest = next((one for one in reversed(known) if one.call in undone), None)

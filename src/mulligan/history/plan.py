@@ -7,7 +7,7 @@ above it are created again, and the caller learns whose work it replaces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -33,6 +33,7 @@ from mulligan.values.paths import ROOT, RepoPath, ancestors_of, parent_of, path_
 OnConflict = Literal["merge", "overwrite", "refuse"]
 OutcomeName = Literal["restored", "merged", "conflicted", "skipped", "failed"]
 
+_STEPS_PER_EFFECT = 500
 _DONE = ("restored", "merged")
 _UNDONE_IN_PART = frozenset({"evicted", "lost", "not_captured", "ambiguous"})
 
@@ -406,6 +407,12 @@ def in_order(steps: Iterable[AnyStep]) -> list[AnyStep]:
     """
     by_path = sorted(steps, key=lambda step: path_bytes(step.path))
     return [s for s in reversed(by_path) if leaves(s)] + [s for s in by_path if not leaves(s)]
+
+
+def in_batches(steps: Sequence[AnyStep]) -> Iterator[Sequence[AnyStep]]:
+    """The steps in parts: an effect holds the bytes of all its paths in memory, so a large plan takes several."""
+    for start in range(0, len(steps), _STEPS_PER_EFFECT):
+        yield steps[start : start + _STEPS_PER_EFFECT]
 
 
 def leaves(step: PathStep) -> bool:

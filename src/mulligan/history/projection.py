@@ -114,10 +114,10 @@ from mulligan.store.protocol import CLAIMS, OWNERS, Tx
 from mulligan.values.canonical import encode
 from mulligan.values.paths import bytes_from_wire, path_from_bytes, to_wire
 
-WAYS_BACK = frozenset({"undo", "restore", "rollback", "rewind"})
+REDOABLE_VERBS = frozenset({"undo", "restore", "rollback", "rewind"})
 """Verbs whose calls `redo` can undo."""
 
-TAKES_BACK = WAYS_BACK | {"redo"}
+UNDO_VERBS = REDOABLE_VERBS | {"redo"}
 """Verbs whose calls `undo` without a call id never chooses."""
 
 
@@ -187,7 +187,7 @@ def _call_begun(tx: Tx, record: Record) -> None:
             tool=body.get("tool"),
             status="open",
             cause=_text(told) if told else None,
-            way_back=cause.verb if cause.verb in TAKES_BACK else None,
+            way_back=cause.verb if cause.verb in UNDO_VERBS else None,
             observed=int(body.get("observed", False)),
             external=0,
             root=body["root"],
@@ -284,10 +284,10 @@ def _mark_undone(tx: Tx, targets: Sequence[str], *, by: str) -> None:
         row = tx.get(CALLS, target)
         if row is not None and row.undone_by is None:
             tx.update(CALLS, row.id, undone_by=by)
-            _stand_again(tx, row)
+            _unmark_undone(tx, row)
 
 
-def _stand_again(tx: Tx, way: CallRow) -> None:
+def _unmark_undone(tx: Tx, way: CallRow) -> None:
     """Mark the calls of an undone undo operation as not undone, except those that an earlier operation had undone."""
     for target in reversed(undone_by(way)):
         row = tx.get(CALLS, target)

@@ -23,12 +23,12 @@ from mulligan.history.log import (
     find_call,
     is_open_turn,
     is_reachable,
-    newest_standing,
+    newest_to_undo,
     open_calls_of,
     workspace_of,
 )
 from mulligan.history.open_root import OpenRoot
-from mulligan.history.partial_undo import left_of, undo_operation
+from mulligan.history.partial_undo import left_by_conflicts, undo_operation
 from mulligan.history.plan import OnConflict
 from mulligan.history.tables import CALLS, REDO, TURNS, CallRow, TurnRow
 from mulligan.session.lifecycle import (
@@ -353,7 +353,7 @@ def newest_with_children(
     A call that an earlier undo left in part, because of a conflict, counts only if the caller overwrites.
     """
     work = list(_work_of_descendants(tx, open_root, session))
-    tried = left_of(tx, work) if on_conflict != "overwrite" else ()
+    tried = left_by_conflicts(tx, work) if on_conflict != "overwrite" else ()
     moments = sorted((call.started_at for call in work if call.id not in tried), reverse=True)
     spans = (span for moment in moments if (span := _span_at(tx, open_root, session, moment)) is not None)
     return next(spans, None)
@@ -421,7 +421,7 @@ def _newest_with_own_work(tx: Tx, open_root: OpenRoot, query: TurnQuery) -> Turn
     calls.
     """
     session = query.session
-    last = newest_standing(tx, open_root, query.scope, on_conflict=query.on_conflict)
+    last = newest_to_undo(tx, open_root, query.scope, on_conflict=query.on_conflict)
     if session is not None:
         turn = newest_turn_with_messages(tx, session, last, cancelled=query.cancelled)
         if turn is not None:

@@ -1,112 +1,269 @@
-"""Scopes: preimages under an id that the caller chose. A scope is a snapshot in the terms of S0.
+"""Scopes, which S0 calls snapshots: capture paths under an id that the caller chose, list, restore and drop them.
 
-The first capture of a path in a scope wins. A scope holds its bodies until the caller drops it, or until Mulligan
-evicts it because the scopes of its session hold more than the cap; either way a record says so. `scope_snapshots` has
-the operations on open roots.
+Mulligan captures a directory with everything below it. When a call ends, the preimages of what it changed go into the
+scope that has the call's label for an id. A restore does not use a scope up. It overwrites, as S0 says, but it is a
+call, so it can be undone.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from mulligan.history.retention import cap_of, drop_body, droppable, holder_of_scope
-from mulligan.history.tables import CAPTURES, SCOPES, CaptureRow
-from mulligan.session.tables import session_journal
-from mulligan.store.journal import Journal
+from mulligan.files.disk import Image
+from mulligan.files.replace import TargetEntry, creation_mode
+from mulligan.history.cause import UndoOperation
+from mulligan.history.open_root import OpenRoot
+from mulligan.history.plan import PlannedChange, in_batches, in_order
+from mulligan.history.tables import CALLS, CAPTURES, OPEN, ROOTS, SCOPES, TOUCHES, CaptureRow, ScopeRow, before_of
+from mulligan.history.undo_log import Intent
 from mulligan.store.protocol import Tx
-from mulligan.values.clock import parse_timestamp
-from mulligan.values.digest import Digest
-from mulligan.values.entries import (
-    Entry,
-    FileEntry,
-    entry_from_bytes,
-    entry_to_json,
-)
+from mulligan.values.entries import ABSENT, Absent, Content, DirEntry, Entry, FileEntry, same_state
+from mulligan.values.errors import Refused, fault
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import SessionId
-from mulligan.values.paths import RepoPath, path_bytes, to_wire
-
-_CAPTURES_PER_RECORD = 200
+from mulligan.values.paths import RepoPath, ancestors_of, path_bytes, path_from_bytes
 
 
 @fast_dataclass(slots=True, frozen=True)
-class Scopes:
-    """The scopes of one session, inside a transaction."""
-
-    tx: Tx
-    journal: Journal
-    session: SessionId
-    at: str
-
-    def capture(self, scope: str, root: str, befores: Mapping[RepoPath, Entry]) -> dict[RepoPath, Entry]:
-        """Open the scope, or add to it. Returns what it took: the paths that it did not have yet.
-
-        The store has the bodies already.
-        """
-        tx, session = self.tx, self.session
-        fresh = {
-            path: one
-            for path, one in befores.items()
-            if one.withheld is None and not tx.has(CAPTURES, session, scope, path_bytes(path))
-        }
-        # In several records, so that none grows without a limit.
-        rest = iter(fresh.items())
-        some = list(islice(rest, _CAPTURES_PER_RECORD))
-        # An empty scope, too, needs a record that opens it.
-        while some or not tx.has(SCOPES, session, scope):
-            self._record(scope, root, some)
-            some = list(islice(rest, _CAPTURES_PER_RECORD))
-        self.evict_over_cap(keep=scope)
-        return fresh
-
-    def _record(self, scope: str, root: str, befores: Sequence[tuple[RepoPath, Entry]]) -> None:
-        body = {
-            "session": self.session,
-            "scope": scope,
-            "root": root,
-            "captured": [{"path": to_wire(path), "before": entry_to_json(entry)} for path, entry in befores],
-            "taken_at_ms": int(parse_timestamp(self.at).timestamp() * 1000),
-        }
-        refs = {entry.digest for _, entry in befores if isinstance(entry, FileEntry)}
-        self.journal.append(self.tx, session_journal(self.session), "scope.captured", body, at=self.at, refs=refs)
-
-    def drop(self, scope: str, *, why: str) -> None:
-        """Drop a scope and the bodies that nothing else needs; the record names them."""
-        captures = self.tx.select(CAPTURES, {"session": self.session, "scope": scope})
-        named = {entry.digest for entry in map(before_of, captures) if isinstance(entry, FileEntry)}
-        gone = droppable(self.tx, named, holder=holder_of_scope(self.session, scope))
-        body = {"session": self.session, "scope": scope, "why": why} | ({"digests": gone} if gone else {})
-        self.journal.append(self.tx, session_journal(self.session), "scope.dropped", body, at=self.at)
-        for digest in gone:
-            drop_body(self.tx, digest)
-
-    def evict_over_cap(self, *, keep: str | None) -> None:
-        """Evict scopes in order of insertion, but not `keep`, which is being written. Shared bytes count once."""
-        cap = cap_of(self.tx, self.session)
-        rows = sorted(self.tx.select(SCOPES, {"session": self.session}), key=lambda row: row.seq)
-        bodies = {row.scope: self._bodies_of(row.scope) for row in rows}
-        # A body that several scopes hold becomes free with the last of them.
-        holders = Counter(digest for held in bodies.values() for digest in held)
-        total = sum({digest: size for held in bodies.values() for digest, size in held.items()}.values())
-        for row in rows:
-            if total <= cap:
-                return
-            if row.scope != keep:
-                self.drop(row.scope, why="evicted")
-                holders.subtract(bodies[row.scope].keys())
-                total -= sum(size for digest, size in bodies[row.scope].items() if not holders[digest])
-
-    def _bodies_of(self, scope: str) -> dict[Digest, int]:
-        """The size of each distinct body that a scope holds."""
-        captures = self.tx.select(CAPTURES, {"session": self.session, "scope": scope})
-        return {entry.digest: entry.size for entry in map(before_of, captures) if isinstance(entry, FileEntry)}
+class Captured:
+    paths: tuple[RepoPath, ...]
+    byte_count: int
 
 
-def before_of(capture: CaptureRow) -> Entry:
-    return entry_from_bytes(capture.before)
+@fast_dataclass(slots=True, frozen=True)
+class Restored:
+    """The result of a restore. `there` is the open root of the scope; all paths are below it."""
+
+    there: OpenRoot
+    restored: tuple[RepoPath, ...]
+    skipped: tuple[tuple[RepoPath, str], ...]
+    overwrote_external: tuple[RepoPath, ...] = ()
+    call_id: str | None = None
+
+
+def register(open_root: OpenRoot, session: SessionId, scope: str, paths: Sequence[RepoPath] | None = None) -> Captured:
+    """Open a scope, or add to it. Returns only what is newly captured. A scope belongs to one root."""
+    open_root.ledger.session(session, open_root.root)
+    # The first capture of a path wins, so known paths need not be read again.
+    with open_root.ledger.store.read() as tx:
+        known = {path_from_bytes(row.path) for row in tx.select(CAPTURES, {"session": session, "scope": scope})}
+    befores = _capture_trees(open_root, paths or (), known)
+    with open_root.ledger.store.write() as tx:
+        _check_root(tx, open_root, session, scope)
+        fresh = open_root.ledger.scopes(tx, session).capture(scope, open_root.root.id, befores)
+    return Captured(tuple(fresh), size_of(fresh.values()))
+
+
+def _capture_trees(open_root: OpenRoot, paths: Iterable[RepoPath], known: set[RepoPath]) -> dict[RepoPath, Entry]:
+    """The entries of the paths and everything below them, without the known ones.
+
+    The bytes are in the store when this returns.
+    """
+    found: dict[RepoPath, Entry] = {}
+
+    def contents() -> Iterator[Content]:
+        for path, image in _trees(open_root, paths):
+            if image.special:
+                raise fault("invalid_params", f"{path} is a device, FIFO or socket and cannot be captured.")
+            if path not in known and path not in found:
+                found[path] = image.entry
+                if image.content is not None:
+                    yield image.content
+
+    open_root.ledger.blobs.store_all(contents())
+    return found
+
+
+def _trees(open_root: OpenRoot, tops: Iterable[RepoPath]) -> Iterator[tuple[RepoPath, Image]]:
+    """Each path and everything below it, parents first."""
+    waiting = [*tops][::-1]
+    while waiting:
+        path = waiting.pop()
+        image = open_root.image(path)
+        yield path, image
+        if isinstance(image.entry, DirEntry):
+            waiting += reversed(open_root.children(path))
+
+
+def _check_root(tx: Tx, open_root: OpenRoot, session: SessionId, scope: str) -> None:
+    row = tx.get(SCOPES, session, scope)
+    if row is not None and row.root != open_root.root.id:
+        words = f"Snapshot {scope!r} of session {session!r} belongs to another root; give this one an id of its own."
+        raise fault("invalid_params", words, field="scope_id")
+
+
+def scopes_of(open_root: OpenRoot, session: SessionId) -> list[tuple[ScopeRow, list[CaptureRow]]]:
+    """A session's scopes by capture time, then insertion, each with its captures in path order."""
+    with open_root.ledger.store.read() as tx:
+        rows = sorted(tx.select(SCOPES, {"session": session}), key=lambda row: (row.taken_at_ms, row.seq))
+        return [(row, _captures(tx, row)) for row in rows]
+
+
+def _captures(tx: Tx, scope: ScopeRow) -> list[CaptureRow]:
+    captured = tx.select(CAPTURES, {"session": scope.session, "scope": scope.scope})
+    # An open call with the scope's label has its preimages in the store already, so they count too.
+    calls = [row for one in tx.select(OPEN) if one.root == scope.root and (row := tx.get(CALLS, one.call)) is not None]
+    ours = [row.id for row in calls if (row.session, row.label) == (scope.session, scope.scope)]
+    touches = [touch for call in ours for touch in tx.select(TOUCHES, {"call": call})]
+    found = {one.path: CaptureRow(scope.session, scope.scope, one.path, one.before) for one in touches}
+    return sorted((found | {row.path: row for row in captured}).values(), key=lambda row: row.path)
+
+
+def restore_scope(
+    open_root: OpenRoot, session: SessionId, scope: str, paths: Sequence[RepoPath] | None = None
+) -> Restored:
+    """Restore captured paths, and delete those that were absent. One call, so it can be undone.
+
+    Each of `paths` includes all that was captured below it; None restores everything.
+    """
+    with open_root.ledger.store.read() as tx:
+        row = tx.get(SCOPES, session, scope)
+        captures = tx.select(CAPTURES, {"session": session, "scope": scope})
+    if row is None:
+        raise fault("unknown_call", f"Session {session!r} has no snapshot {scope!r}.")
+    there, asked = open_root.at(row.root), set(paths or ())
+    known = {path_from_bytes(one.path): before_of(one) for one in captures}
+    chosen = {path: one for path, one in known.items() if not asked or asked & {path, *ancestors_of(path)}}
+    chosen_or_above = {above for path in chosen for above in (path, *ancestors_of(path))}
+    plan = _ScopePlan(there, chosen)
+    # Before the call: afterwards the last record of each path would be the restore itself.
+    external = _changed_by_others(there, plan.replacements())
+    call = there.call(session, tool="restore", label=None, cause=UndoOperation("restore", scope=scope))
+    try:
+        with call:
+            for some in in_batches(in_order(plan.moves.values())):
+                call.change([Intent(one.path, _writer(there, one), relinks=True) for one in some])
+    except Refused as refused:
+        raise fault(refused.code, refused.message) from None
+    done = tuple(sorted(chosen.keys() - plan.skipped.keys(), key=path_bytes))
+    unknown = {path: "not_captured" for path in paths or () if path not in chosen_or_above}
+    return Restored(there, done, (*plan.skipped.items(), *unknown.items()), external, call.id)
+
+
+@dataclass(slots=True)
+class _ScopePlan:
+    """The moves from what is there now to what was captured, and the paths that stay, each with the reason."""
+
+    open_root: OpenRoot
+    chosen: Mapping[RepoPath, Entry]
+    moves: dict[RepoPath, PlannedChange] = field(default_factory=dict)
+    skipped: dict[RepoPath, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for path in sorted(self.chosen, key=path_bytes):
+            self._add(path, self.chosen[path])
+        above_chosen = {above for path in self.chosen for above in ancestors_of(path)}
+        # Children first, so that a directory sees which of them go.
+        for path in sorted(self.moves, key=path_bytes, reverse=True):
+            if isinstance(self.moves[path].now, DirEntry) and not isinstance(self.moves[path].target, DirEntry):
+                # A directory that is there only because of captured paths loses no more than these.
+                self._clear(path, whole=path not in above_chosen)
+
+    def _add(self, path: RepoPath, target: Entry) -> None:
+        now = _entry_of(self.open_root.image(path))
+        missing = [] if isinstance(target, Absent) else self._missing_above(path)
+        if now is None or missing is None:
+            self.skipped[path] = "type_changed"
+        elif now.withheld is not None or target.withheld is not None:
+            self.skipped[path] = "not_captured"
+        elif not same_state(now, target):
+            self.moves |= {above: PlannedChange(above, ABSENT, DirEntry(creation_mode(0o777))) for above in missing}
+            self.moves[path] = PlannedChange(path, now, target)
+
+    def _missing_above(self, path: RepoPath) -> list[RepoPath] | None:
+        """The directories to create first. None: something that is no directory is in the way."""
+        missing: list[RepoPath] = []
+        for above in ancestors_of(path):
+            entry = self.moves[above].target if above in self.moves else _entry_of(self.open_root.image(above))
+            if isinstance(entry, DirEntry):
+                break
+            # A chosen path above that is no directory wins over what was captured below it.
+            if above in self.chosen or not isinstance(entry, Absent):
+                return None
+            missing.append(above)
+        return missing
+
+    def _clear(self, path: RepoPath, *, whole: bool) -> None:
+        """Remove a directory that did not exist at the capture; `whole`: with everything in it, as S0 says."""
+        children = self.open_root.children(path)
+        below = {one: _entry_of(image) for one, image in _trees(self.open_root, children)} if whole else {}
+        can_clear = (
+            all(one is not None and one.withheld is None for one in below.values())
+            if whole
+            else all(one in self.moves and isinstance(self.moves[one].target, Absent) for one in children)
+        )
+        if not can_clear:
+            del self.moves[path]
+            self.skipped[path] = "not_captured"
+            return
+        self.moves |= {one: PlannedChange(one, now, ABSENT) for one, now in below.items() if now is not None}
+
+    def replacements(self) -> list[PlannedChange]:
+        """The moves that replace something: all but the directories to create."""
+        return [one for one in self.moves.values() if one.path in self.chosen or not isinstance(one.now, Absent)]
+
+
+def _entry_of(image: Image) -> Entry | None:
+    """The entry; None for a device, FIFO or socket, and behind a link."""
+    return None if image.special else image.entry
+
+
+def _changed_by_others(open_root: OpenRoot, moves: Iterable[PlannedChange]) -> tuple[RepoPath, ...]:
+    """Paths with content that no call wrote. The restore replaces it all the same, and reports them."""
+    found = []
+    with open_root.ledger.store.read() as tx:
+        for move in sorted(moves, key=lambda move: path_bytes(move.path)):
+            seen = open_root.ledger.last_seen(tx, open_root.disk.root.place_of(move.path))
+            if not same_state(seen or move.target, move.now):
+                found.append(move.path)
+    return tuple(found)
+
+
+def _writer(open_root: OpenRoot, move: PlannedChange) -> Callable[[Image], TargetEntry]:
+    def plan(_: Image) -> TargetEntry:
+        entry: Entry = move.target
+        content = open_root.ledger.blobs.content(entry.digest, entry.size) if isinstance(entry, FileEntry) else None
+        return TargetEntry(entry, content)
+
+    return plan
 
 
 def size_of(entries: Iterable[Entry]) -> int:
     return sum(entry.size for entry in entries if isinstance(entry, FileEntry))
+
+
+def drop_scope(open_root: OpenRoot, session: SessionId, scope: str) -> bool:
+    with open_root.ledger.store.write() as tx:
+        if tx.get(SCOPES, session, scope) is None:
+            return False
+        open_root.ledger.scopes(tx, session).drop(scope, why="dropped")
+    return True
+
+
+def drop_scopes(open_root: OpenRoot, session: SessionId) -> list[str]:
+    """Drop every scope of a session. Returns their ids."""
+    with open_root.ledger.store.write() as tx:
+        scopes = [row.scope for row in tx.select(SCOPES, {"session": session})]
+        for scope in scopes:
+            open_root.ledger.scopes(tx, session).drop(scope, why="dropped")
+    return scopes
+
+
+def apply_cap(open_root: OpenRoot, session: SessionId) -> None:
+    """After a change of the cap: evict the oldest scopes at once if they hold more."""
+    with open_root.ledger.store.write() as tx:
+        open_root.ledger.scopes(tx, session).evict_over_cap(keep=None)
+
+
+def absolute(open_root: OpenRoot, path: RepoPath) -> str:
+    return os.fsdecode(os.path.join(open_root.disk.root.path, path_bytes(path)))
+
+
+def whole(open_root: OpenRoot, scope: ScopeRow, capture: CaptureRow) -> str:
+    """The absolute path of a capture, even if its root is another one, or is gone."""
+    with open_root.ledger.store.read() as tx:
+        row = tx.get(ROOTS, scope.root)
+    place = open_root.disk.root.path if row is None or row.id == open_root.root.id else row.place
+    return os.fsdecode(os.path.join(place or b"/", capture.path))

@@ -12,7 +12,7 @@ from mulligan.files.identity import FOLDS
 from mulligan.files.resolve import folded
 from mulligan.history.cause import WORK, Cause, cause_from_text
 from mulligan.store.protocol import Table, Tx
-from mulligan.values.entries import Change, entry_from_bytes
+from mulligan.values.entries import Change, Entry, entry_from_bytes
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import OwnerId
 from mulligan.values.paths import path_from_bytes
@@ -169,6 +169,10 @@ class CaptureRow:
     scope: str
     path: bytes
     before: bytes
+
+
+def before_of(capture: CaptureRow) -> Entry:
+    return entry_from_bytes(capture.before)
 
 
 @fast_dataclass(slots=True, frozen=True)

@@ -7,7 +7,6 @@ plan happens, or none: if the disk fails half-way, the call is rolled back.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import field, replace
@@ -38,7 +37,7 @@ from mulligan.history.log import (
     coverage_of_call,
     find_call,
     has_lost_bodies,
-    newest_standing,
+    newest_to_undo,
     verb_of,
     workspace_of,
 )
@@ -49,6 +48,7 @@ from mulligan.history.multi_root import (
     combined_plan,
     content_for,
     is_at_or_below,
+    is_quiet,
     main_of,
     parts_by_root,
     path_in_root,
@@ -60,14 +60,14 @@ from mulligan.history.multi_root import (
 from mulligan.history.open_root import OpenRoot
 from mulligan.history.partial_undo import (
     Chosen,
-    Taken,
+    UndoneParts,
     hunks_of_later,
     in_hunks,
-    taken_of,
+    undone_parts_of,
     without_undone,
 )
 from mulligan.history.permissions import is_shut, opened_up
-from mulligan.history.plan import OnConflict, Outcome, PlannedChange, Planner, RestorePlan, check_choice
+from mulligan.history.plan import OnConflict, Outcome, PlannedChange, Planner, RestorePlan, check_choice, in_batches
 from mulligan.history.rewind import (
     TranscriptMove,
     TurnQuery,
@@ -94,35 +94,7 @@ from mulligan.values.ids import SessionId
 from mulligan.values.limits import MERGE_MAX_BYTES
 from mulligan.values.paths import RepoPath, path_bytes, text_from_wire, to_wire
 
-_GIT = b".git"
-
-
-def is_quiet(top: bytes, *, since_ns: int, own: Set[bytes], own_since_ns: int, entries_max: int) -> bool:
-    """Whether nothing below `top` has changed since, and our `own` paths not since a later moment. Git's files do not
-    count.
-
-    It compares ctimes, which no program can set. False too for more than `entries_max` entries, or an unreadable
-    folder.
-    """
-    ahead, left = [top], entries_max
-    try:
-        while ahead:
-            with os.scandir(ahead.pop()) as found:
-                for entry in found:
-                    left -= 1
-                    status = entry.stat(follow_symlinks=False)
-                    since = own_since_ns if entry.path in own else since_ns
-                    if left < 0 or (status.st_ctime_ns > since and entry.name != _GIT):
-                        return False
-                    if stat.S_ISDIR(status.st_mode) and entry.name != _GIT:
-                        ahead.append(entry.path)
-    except OSError:
-        return False
-    return True
-
-
 _REPLAN_TRIES = 5
-_MOVES_PER_EFFECT = 500
 _LOOK_ENTRIES_MAX = 200
 
 
@@ -201,7 +173,7 @@ class _Target:
     """The target of an undo operation: calls, newest first, and which of their paths count.
 
     `named`: the paths that the caller named. `places`: the only places that count, through whichever root they were
-    changed; None: all. `taken`: the parts of the calls that are restored already. `stretch`: the part of the journal
+    changed; None: all. `undone`: the parts of the calls that are restored already. `stretch`: the part of the journal
     whose slice changes outside calls are undone too. `is_newest`: the caller named no call, so the next such operation
     continues with older ones, even if this one ends in conflicts.
     """
@@ -210,9 +182,9 @@ class _Target:
     calls: tuple[CallRow, ...]
     named: PlacesByPath | None = None
     session: str | None = None
-    talk: TranscriptMove | None = None
+    transcript: TranscriptMove | None = None
     places: frozenset[bytes] | None = None
-    taken: Taken = field(default_factory=Taken)
+    undone: UndoneParts = field(default_factory=UndoneParts)
     turn: str | None = None
     stretch: JournalRange | None = None
     is_newest: bool = False
@@ -220,7 +192,7 @@ class _Target:
     """by call and place: the hunks that count; a change that is not listed counts whole"""
 
 
-class _WorldMoved(Exception):
+class _FilesChanged(Exception):
     """Another process changed a planned path between plan and act."""
 
 
@@ -253,24 +225,26 @@ def undo(
         if call is not None:
             row = find_call(open_root, call, how.session, anyones=how.anyones)
         else:
-            newest = newest_standing(tx, open_root, how.session, on_conflict=how.on_conflict)
+            newest = newest_to_undo(tx, open_root, how.session, on_conflict=how.on_conflict)
             if newest is None:
                 raise fault("nothing_to_undo", "There is nothing to undo here.")
             row = newest
         if how.git != "restore" or row.undone_by is None:
             _check_standing(row)
         rows = tuple([one for one in with_parts(tx, [row]) if one.wseq is not None or one.id == row.id])
-        taken = taken_of(tx, rows)
+        undone = undone_parts_of(tx, rows)
         is_undone = row.undone_by is not None
         named = None if paths is None or is_undone else places_of_paths(tx, open_root, rows, paths)
         chosen = {} if named is None else _chosen(rows, named, hunks)
     if is_undone:
         return _undo_git(open_root, row, how)
-    talk = move_of_undo(open_root, row) if paths is None and row.cause is not None and verb_of(row) else None
+    transcript = move_of_undo(open_root, row) if paths is None and row.cause is not None and verb_of(row) else None
     places = None if named is None else _all_of(named)
     is_newest = call is None and paths is None
-    target = _Target("undo", rows, named, talk=talk, places=places, taken=taken, is_newest=is_newest, hunks=chosen)
-    return _go(open_root, target, how)
+    target = _Target(
+        "undo", rows, named, transcript=transcript, places=places, undone=undone, is_newest=is_newest, hunks=chosen
+    )
+    return _plan_and_apply(open_root, target, how)
 
 
 def _with_hunks(paths: Sequence[RepoPath] | None, hunks: Hunks | None) -> Sequence[RepoPath] | None:
@@ -289,16 +263,16 @@ def _undo_git(open_root: OpenRoot, row: CallRow, how: UndoOptions) -> UndoResult
     with open_root.ledger.store.read() as tx:
         rows = tuple(one for one in with_parts(tx, [row]) if one.wseq is not None)
         kept = [change for one in rows for change in _in_repositories(tx, one)]
-        undone = with_parts(tx, [by]) if (by := tx.get(CALLS, row.undone_by or "")) is not None else ()
-        back = {change.place for one in undone for change in tx.select(CHANGES, {"call": one.id})}
-        places = frozenset(change.place for change in kept) - back.union(*taken_of(tx, rows).places.values())
+        earlier = with_parts(tx, [by]) if (by := tx.get(CALLS, row.undone_by or "")) is not None else ()
+        back = {change.place for one in earlier for change in tx.select(CHANGES, {"call": one.id})}
+        places = frozenset(change.place for change in kept) - back.union(*undone_parts_of(tx, rows).places.values())
         outside = left_outside(note.told for note in _notes(tx, open_root, rows))
     _check_copy(row, outside)
     if not places and not outside:
         _check_standing(row)
     # The first undo restored the slices.
-    taken = Taken(slices=frozenset(one.id for one in rows))
-    done = _go(open_root, _Target("undo", rows, places=places, taken=taken), how)
+    undone = UndoneParts(slices=frozenset(one.id for one in rows))
+    done = _plan_and_apply(open_root, _Target("undo", rows, places=places, undone=undone), how)
     if not done.outcomes:
         _check_standing(row)
     return done
@@ -360,7 +334,10 @@ def restore(
             }
             calls |= {each.id: each for each in (*_later_changers(tx, one, there), one)}
             places |= there
-        back, taken = _newest_first(calls.values()), Taken(slices=taken_of(tx, tuple(calls.values())).slices)
+        back, undone = (
+            _newest_first(calls.values()),
+            UndoneParts(slices=undone_parts_of(tx, tuple(calls.values())).slices),
+        )
         chosen = {} if named is None else _chosen(rows, named, hunks)
         for place in {place for _, place in chosen}:
             changed = [one for call in back for one in tx.select(CHANGES, {"call": call.id}) if one.place == place]
@@ -368,8 +345,8 @@ def restore(
             own = {call: some for (call, at), some in chosen.items() if at == place}
             later = hunks_of_later(changes, own, open_root.ledger.blobs.read)
             chosen |= {(call, place): some for call, some in later.items()}
-    target = _Target("restore", back, named, places=frozenset(places), taken=taken, hunks=chosen)
-    return _go(open_root, target, how)
+    target = _Target("restore", back, named, places=frozenset(places), undone=undone, hunks=chosen)
+    return _plan_and_apply(open_root, target, how)
 
 
 def _later_changers(tx: Tx, row: CallRow, places: Iterable[bytes]) -> list[CallRow]:
@@ -402,10 +379,12 @@ def rollback(open_root: OpenRoot, *, how: UndoOptions, cancel_open: bool = False
         cancelled |= close_open_turns(open_root, owner, cancel=cancel_open, dry_run=how.dry_run)
     with open_root.ledger.store.read() as tx:
         calls = _newest_first(work_of(tx, open_root, owner, turn))
-        taken, stretch = taken_of(tx, calls), stretch_of_turn(tx, owner, turn, calls)
-    talk = move_of_turn(open_root, owner, turn)
-    target = _Target("rollback", calls, None, owner, talk, taken=taken, turn=turn, stretch=stretch, is_newest=True)
-    return replace(_go(open_root, target, how), cancelled=tuple(sorted(cancelled)))
+        undone, stretch = undone_parts_of(tx, calls), stretch_of_turn(tx, owner, turn, calls)
+    transcript = move_of_turn(open_root, owner, turn)
+    target = _Target(
+        "rollback", calls, None, owner, transcript, undone=undone, turn=turn, stretch=stretch, is_newest=True
+    )
+    return replace(_plan_and_apply(open_root, target, how), cancelled=tuple(sorted(cancelled)))
 
 
 def rewind(
@@ -427,7 +406,9 @@ def rewind(
     calls = tuple(row for row in _newest_first(found.later) if main_of(row) != own) if files else ()
     move = move_to(open_root, found) if transcript else None
     stretch = found.since if files else None
-    return _go(open_root, _Target("rewind", calls, session=found.session, talk=move, stretch=stretch), how)
+    return _plan_and_apply(
+        open_root, _Target("rewind", calls, session=found.session, transcript=move, stretch=stretch), how
+    )
 
 
 def redo(open_root: OpenRoot, *, how: UndoOptions) -> UndoResult:
@@ -442,13 +423,15 @@ def redo(open_root: OpenRoot, *, how: UndoOptions) -> UndoResult:
             raise fault("nothing_to_redo", "There is nothing to redo here.")
         newest = max(rows, key=lambda row: row.id)
         calls = with_parts(tx, [newest])
-    return _go(open_root, _Target("redo", calls, session=newest.session, talk=move_of_redo(open_root, newest)), how)
+    return _plan_and_apply(
+        open_root, _Target("redo", calls, session=newest.session, transcript=move_of_redo(open_root, newest)), how
+    )
 
 
-def _go(open_root: OpenRoot, target: _Target, how: UndoOptions) -> UndoResult:
+def _plan_and_apply(open_root: OpenRoot, target: _Target, how: UndoOptions) -> UndoResult:
     """Plan and apply; if another process changes a planned path in between, plan again."""
-    sites = parts_by_root(open_root, target.calls)
-    talk = None if target.talk is None else target.talk.shown(open_root)
+    root_parts = parts_by_root(open_root, target.calls)
+    transcript = None if target.transcript is None else target.transcript.shown(open_root)
     in_use = set[tuple[str, RepoPath]]()
     # No lock is held between plan and act, because a person may save a planned file at any moment. Then the act
     # notices, rolls back what it has done, and this plans again from the present files.
@@ -458,38 +441,42 @@ def _go(open_root: OpenRoot, target: _Target, how: UndoOptions) -> UndoResult:
         with open_root.ledger.store.read() as tx:
             unknown = () if target.named is None else _unknown(tx, open_root, target, target.named)
             moves_slices, left = _slices(tx, target)
-            for site in sites:
-                here = target if len(target.calls) == 1 else replace(target, calls=site.calls)
-                kept = {path for root, path in in_use if root == site.open_root.root.id} if in_use else frozenset()
-                plans.append(_plan(tx, site.open_root, here, how=how, in_use=kept))
+            for root_part in root_parts:
+                here = target if len(target.calls) == 1 else replace(target, calls=root_part.calls)
+                kept = {path for root, path in in_use if root == root_part.open_root.root.id} if in_use else frozenset()
+                plans.append(_plan(tx, root_part.open_root, here, how=how, in_use=kept))
         stopped = _stops(plans, unknown, how)
         if stopped:
             plans = [plan.untouched() for plan in plans]
         if how.may_write is not None:
-            for site, one in zip(sites, plans, strict=True):
-                check_moves(site.open_root, one, how.may_write)
+            for root_part, one in zip(root_parts, plans, strict=True):
+                check_moves(root_part.open_root, one, how.may_write)
         plan = (
             plans[0]
-            if plans and sites[0].open_root is open_root and len(plans) == 1 and not unknown
+            if plans and root_parts[0].open_root is open_root and len(plans) == 1 and not unknown
             else combined_plan(
-                [plan_as_shown(open_root, site.open_root, one) for site, one in zip(sites, plans, strict=True)], unknown
+                [
+                    plan_as_shown(open_root, root_part.open_root, one)
+                    for root_part, one in zip(root_parts, plans, strict=True)
+                ],
+                unknown,
             )
         )
         if stopped:
             return UndoResult(False, None, plan.outcomes, of=_ids(target), plan=plan)
-        told = UndoResult(plan.ok, None, plan.outcomes, plan.overwrote_external, _ids(target), plan, talk, left)
-        moves = plan.moves or plan.git_moves or talk or moves_slices
+        result = UndoResult(plan.ok, None, plan.outcomes, plan.overwrote_external, _ids(target), plan, transcript, left)
+        moves = plan.moves or plan.git_moves or transcript or moves_slices
         if how.dry_run or not (moves or _counts_all_the_same(target, plan, how)):
-            return told
+            return result
         if how.check is not None:
             how.check(plan)
         try:
-            call = _apply(sites, target, plans, how)
+            call = _apply(root_parts, target, plans, how)
             race_window = call.race_window or any(one.race_window for one in call.parts.values())
-            return replace(told, call_id=call.id, race_window=race_window)
+            return replace(result, call_id=call.id, race_window=race_window)
         except OSError:
             return UndoResult(False, None, _failed(plan), of=_ids(target), plan=plan)
-        except _WorldMoved:
+        except _FilesChanged:
             continue
         except _InUse as found:
             in_use.add(found.at)
@@ -693,7 +680,7 @@ def _layer(tx: Tx, open_root: OpenRoot, call: CallRow, target: _Target) -> list[
 
 
 def _rows(tx: Tx, call: CallRow, target: _Target) -> list[ChangeRow]:
-    back = target.taken.places.get(call.id, frozenset())
+    back = target.undone.places.get(call.id, frozenset())
     found = tx.select(CHANGES, {"call": call.id})
     if not back and target.places is None:
         return found
@@ -702,7 +689,7 @@ def _rows(tx: Tx, call: CallRow, target: _Target) -> list[ChangeRow]:
 
 def _unknown(tx: Tx, open_root: OpenRoot, target: _Target, named: PlacesByPath) -> tuple[Outcome, ...]:
     """Outcomes for named paths at or below which the calls changed nothing."""
-    every = replace(target, taken=Taken())
+    every = replace(target, undone=UndoneParts())
     known = {above for call in target.calls for row in _rows(tx, call, every) for above in place_and_above(row.place)}
     for note in _notes(tx, open_root, target.calls):
         if note.told["reason"] == "not_captured":
@@ -740,27 +727,29 @@ def _ns(moment: str) -> int:
     return round(datetime.fromisoformat(moment).timestamp() * 1_000_000) * 1_000
 
 
-def _apply(sites: Sequence[RootPart], target: _Target, plans: Sequence[RestorePlan], how: UndoOptions) -> Call:
+def _apply(root_parts: Sequence[RootPart], target: _Target, plans: Sequence[RestorePlan], how: UndoOptions) -> Call:
     """Apply the plans in one call in a root where files change; changes in further roots are its parts."""
-    acts = list(zip(sites, plans, strict=True))
+    acts = list(zip(root_parts, plans, strict=True))
     if len(acts) > 1:
         acts.sort(key=lambda act: not (act[1].moves or act[1].git_moves))
     open_root = acts[0][0].open_root
     session = SessionId(how.session or target.session or target.calls[0].session or "default")
     _check_between_calls(session)
-    call = open_root.call(session, tool=target.verb, cause=_cause(open_root, sites, target, plans))
+    call = open_root.call(session, tool=target.verb, cause=_cause(open_root, root_parts, target, plans))
     call.at_end.append(lambda tx, status: status == "committed" and _move_session(tx, open_root, target, call.id))
     try:
         with call:
-            for site, plan in acts:
-                acting = call if site.open_root is open_root else site.open_root.part_of_way_back(call, target.verb)
+            for root_part, plan in acts:
+                acting = (
+                    call if root_part.open_root is open_root else root_part.open_root.part_of_undo(call, target.verb)
+                )
                 for moves in _effects(plan):
-                    acting.change([_intent(site.open_root, move) for move in moves])
+                    acting.change([_intent(root_part.open_root, move) for move in moves])
                 for git_move in plan.git_moves:
                     # Last: if the store fails after this, the files are rolled back and the user can repeat the undo.
                     _move_git(acting, git_move, target.verb)
     except GitBusy:
-        raise _WorldMoved from None
+        raise _FilesChanged from None
     except GitLocked as locked:
         words = f"Another git command runs here, or one left {locked} behind when it died; nothing was changed."
         raise fault("path_busy", words) from None
@@ -769,7 +758,7 @@ def _apply(sites: Sequence[RootPart], target: _Target, plans: Sequence[RestorePl
             raise fault("path_claimed", refused.message) from None
         if refused.code == "file_in_use":
             raise _InUse(str(refused.fields["root"]), RepoPath(str(refused.fields["path"]))) from None
-        raise _WorldMoved from None
+        raise _FilesChanged from None
     return call
 
 
@@ -793,15 +782,14 @@ def _effects(plan: RestorePlan) -> Iterator[Sequence[PlannedChange]]:
     folders = [
         replace(one, now=one.target) for one in plan.moves if isinstance(one.target, DirEntry) and one.target.mtime_ns
     ]
-    for moves in (plan.moves, folders):
-        for start in range(0, len(moves), _MOVES_PER_EFFECT):
-            yield moves[start : start + _MOVES_PER_EFFECT]
+    yield from in_batches(plan.moves)
+    yield from in_batches(folders)
 
 
 def _move_session(tx: Tx, open_root: OpenRoot, target: _Target, call: str) -> bool:
     """Change the context window and the slices together with the files. Answers whether slices changed."""
-    if target.talk is not None:
-        target.talk.apply_in(tx, open_root.ledger, target.verb, call)
+    if target.transcript is not None:
+        target.transcript.apply_in(tx, open_root.ledger, target.verb, call)
     calls, at = _with_slices(target), open_root.ledger.now()
     if target.stretch is None and not changes_slices(tx, calls):
         return False
@@ -812,7 +800,7 @@ def _with_slices(target: _Target) -> list[str]:
     """The calls whose slices are undone: none for a restore, or for an undo of some paths."""
     if target.verb == "restore" or target.named is not None:
         return []
-    return [call.id for call in target.calls if call.id not in target.taken.slices]
+    return [call.id for call in target.calls if call.id not in target.undone.slices]
 
 
 def _slices(tx: Tx, target: _Target) -> tuple[bool, tuple[str, ...]]:
@@ -830,10 +818,10 @@ def _failed(plan: RestorePlan) -> tuple[Outcome, ...]:
 
 
 def _cause(
-    open_root: OpenRoot, sites: Sequence[RootPart], target: _Target, plans: Sequence[RestorePlan]
+    open_root: OpenRoot, root_parts: Sequence[RootPart], target: _Target, plans: Sequence[RestorePlan]
 ) -> UndoOperation:
     """The cause in the record. A redo counts as done once it was tried, whatever it could restore."""
-    in_conflict = _in_conflict(sites, target, plans)
+    in_conflict = _in_conflict(root_parts, target, plans)
     if target.places is None and not in_conflict:
         return UndoOperation(target.verb, _ids(target), turn=target.turn)
     asked = _asked_in_part(open_root, target)
@@ -853,20 +841,20 @@ def _asked_in_part(open_root: OpenRoot, target: _Target) -> dict[str, bool]:
         every, family = replace(target, places=None), with_parts(tx, target.calls)
         counted = {call.id: len(_rows(tx, call, target)) for call in family}
         in_part |= {main_of(call) for call in family if len(_rows(tx, call, every)) != counted[call.id]}
-        beside = [call for call in family if call.id not in target.taken.slices]
+        beside = [call for call in family if call.id not in target.undone.slices]
         in_part |= {main_of(call) for call in beside if changes_slices(tx, [call.id])}
     return {call.id: counted[call.id] > 0 for call in target.calls if main_of(call) in in_part}
 
 
-def _in_conflict(sites: Sequence[RootPart], target: _Target, plans: Sequence[RestorePlan]) -> set[str]:
+def _in_conflict(root_parts: Sequence[RootPart], target: _Target, plans: Sequence[RestorePlan]) -> set[str]:
     """The calls, each with all its parts, that changed a path which a conflict leaves as it is."""
     found = set[str]()
-    for site, plan in zip(sites, plans, strict=True):
+    for root_part, plan in zip(root_parts, plans, strict=True):
         if plan.ok:
             continue
         paths = {one.path for one in plan.outcomes if one.outcome == "conflicted"}
-        with site.open_root.ledger.store.read() as tx:
-            layers = [(main_of(call), _layer(tx, site.open_root, call, target)) for call in site.calls]
+        with root_part.open_root.ledger.store.read() as tx:
+            layers = [(main_of(call), _layer(tx, root_part.open_root, call, target)) for call in root_part.calls]
         found |= {main for main, layer in layers if any(change.path in paths for change in layer)}
     return found
 
@@ -888,7 +876,7 @@ def _intent(open_root: OpenRoot, move: PlannedChange) -> Intent:
             return TargetEntry(move.target, content)
         end = _written_since(open_root, move, image)
         if end is None or content is None or not isinstance(move.target, FileEntry):
-            raise _WorldMoved
+            raise _FilesChanged
         content = whole(content) + end
         return TargetEntry(replace(move.target, digest=digest_of(content), size=len(content), mtime_ns=0), content)
 

@@ -125,7 +125,7 @@ class Touched:
 
 
 @dataclass(slots=True)
-class Deed:
+class LoggedChange:
     """One change of a path; `was` is what the path held before."""
 
     path: RepoPath
@@ -143,44 +143,44 @@ class Undoing:
 
     before: dict[RepoPath, Entry]
     overtaken: set[RepoPath]
-    rest: list[Deed]
+    rest: list[LoggedChange]
 
 
 @dataclass(slots=True)
-class Deeds:
-    _all: list[Deed] = field(default_factory=list)
+class ChangeLog:
+    _all: list[LoggedChange] = field(default_factory=list)
 
     def add(self, path: RepoPath, was: Entry) -> None:
-        self._all.append(Deed(path, was, _blocks.now()))
+        self._all.append(LoggedChange(path, was, _blocks.now()))
 
     def drop_last(self) -> None:
         self._all.pop()
 
     def revise(self, path: RepoPath, revised: Callable[[Entry], Entry]) -> None:
         """Change what the log says that the path held before."""
-        for deed in self._all:
-            if deed.path == path:
-                deed.was = revised(deed.was)
+        for logged in self._all:
+            if logged.path == path:
+                logged.was = revised(logged.was)
 
     def undoing(self, block: Block | None) -> Undoing:
         """The rollback of a block; None rolls back everything."""
         first: dict[RepoPath, Entry] = {}
-        overtaken, rest = set[RepoPath](), list[Deed]()
-        for deed in self._all:
-            if block is None or deed.block is _VOID or block.holds(deed.block):
+        overtaken, rest = set[RepoPath](), list[LoggedChange]()
+        for logged in self._all:
+            if block is None or logged.block is _VOID or block.holds(logged.block):
                 # The last change shall come first.
-                first[deed.path] = first.pop(deed.path, deed.was)
+                first[logged.path] = first.pop(logged.path, logged.was)
                 continue
-            if deed.path in first:
+            if logged.path in first:
                 # Without the block, the next change would have found what the block found.
-                deed = replace(deed, was=first.pop(deed.path))
-                overtaken.add(deed.path)
-            rest.append(deed)
+                logged = replace(logged, was=first.pop(logged.path))
+                overtaken.add(logged.path)
+            rest.append(logged)
         return Undoing(dict(reversed(first.items())), overtaken - first.keys(), rest)
 
     def leave(self, undoing: Undoing, *, but: Container[RepoPath]) -> None:
         """Remove the rolled-back changes from the log, except for paths that can only be restored after others."""
-        left = [Deed(path, was, _VOID) for path, was in undoing.before.items() if path in but]
+        left = [LoggedChange(path, was, _VOID) for path, was in undoing.before.items() if path in but]
         self._all = [*left, *undoing.rest]
 
 
@@ -296,7 +296,7 @@ class CallState:
         """a rollback failed, so the call must not be committed"""
         self.claimed: set[Claim] = set()
         self.touched: dict[RepoPath, Touched] = {}
-        self.deeds = Deeds()
+        self.log = ChangeLog()
         self.lost_metadata = LostMetadata()
         self.originals: dict[bytes, RepoPath] = {}
         """the copies of uncaptured paths beside them, by name"""
@@ -389,7 +389,7 @@ class CallState:
     def set_after(self, touched: Touched, after: Entry, seen: Image | None, *, bare: bool) -> None:
         """Log a change that has happened. `bare`: the store does not have the bytes of `after`."""
         self.touched[touched.path] = touched
-        self.deeds.add(touched.path, touched.after)
+        self.log.add(touched.path, touched.after)
         touched.becomes(after, bare=bare)
         touched.acted, touched.seen = True, seen
 
@@ -447,7 +447,7 @@ class CallState:
         What another process changed since stays as it is.
         """
         with self.lock:
-            undoing = self.deeds.undoing(block)
+            undoing = self.log.undoing(block)
             self._record_shared(reversed(undoing.before))
             earlier = {path: was for path, was in undoing.before.items() if path not in self.shared}
             try:
@@ -464,7 +464,7 @@ class CallState:
             # Of the folders in conflict, those in which the call itself made later changes; of files, another process
             # did.
             full = {path for path in report.conflicts if isinstance(self.touched[path].after, DirEntry)}
-            self.deeds.leave(undoing, but=full)
+            self.log.leave(undoing, but=full)
             self.not_captured.update(report.not_captured)
             for path in earlier.keys() - {*report.conflicts, *report.lost, *report.not_captured}:
                 self.touched[path].becomes(earlier[path])

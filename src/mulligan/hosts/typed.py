@@ -15,7 +15,7 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
-from mulligan.history.log import as_it_happened, calls_of, diff_view, find_call, log_view, newest_standing
+from mulligan.history.log import as_it_happened, calls_of, diff_view, find_call, log_view, newest_to_undo
 from mulligan.history.open_root import OpenRoot
 from mulligan.history.outcome_text import ago, call_title, changes_words, counted, outcome_lines, short
 from mulligan.history.plan import RestorePlan
@@ -360,7 +360,7 @@ def _prompt_line(tx: Tx, number: int, prompt: PromptOfSession) -> str:
 def _status(typing: Typing) -> str:
     with typing.open_root.ledger.store.read() as tx:
         count = sum(1 for row in calls_of(tx, typing.open_root, typing.session) if row.way_back is None)
-        newest = newest_standing(tx, typing.open_root, typing.session)
+        newest = newest_to_undo(tx, typing.open_root, typing.session)
         running = [row for one in tx.select(OPEN) if one.session == typing.session and (row := tx.get(CALLS, one.call))]
         back = tx.select(REDO, {"session": typing.session})
         undone = max(back, key=lambda one: one.call) if back else None

@@ -20,7 +20,7 @@ from mulligan.history.multi_root import main_of
 from mulligan.history.open_root import OpenRoot
 from mulligan.history.partial_undo import undo_operation
 from mulligan.history.plan import OnConflict
-from mulligan.history.scope_snapshots import drop_scopes
+from mulligan.history.scopes import drop_scopes
 from mulligan.history.tables import CALLS, CHANGES, ROOTS, CallRow
 from mulligan.history.undo import UndoResult
 from mulligan.servers.acp.wire import BACKEND, INVALID_PARAMS, AcpError, Later, Params

@@ -10,10 +10,20 @@ from typing import Any
 from mulligan.files.diff import looks_binary, split_lines
 from mulligan.history.blame import BEFORE_HISTORY, blame
 from mulligan.history.cause import ObservedTool, UndoOperation
-from mulligan.history.log import as_it_happened, call_view, calls_of, coverage_of_call, found_by, status_shown
+from mulligan.history.log import (
+    PointInHistory,
+    as_it_happened,
+    call_view,
+    calls_of,
+    changes_between,
+    coverage_of_call,
+    entry_at,
+    found_by,
+    point_named,
+    status_shown,
+)
 from mulligan.history.multi_root import main_of, shown_by, with_parts
 from mulligan.history.open_root import OpenRoot
-from mulligan.history.points import PointInHistory, changes_between, entry_at, point_named
 from mulligan.history.tables import BRANCHES, CALLS, CHANGES, PINS, REDO, ROOTS, TURNS, CallRow, change_from_row
 from mulligan.servers.http.diffs import FileDiff, coloured, content_reader, diff_view, entry_view, shown_text
 from mulligan.servers.http.roots import root_view
