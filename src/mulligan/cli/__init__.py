@@ -103,7 +103,14 @@ def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> 
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
-@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version)
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
 @click.pass_context
 def cli(context: click.Context) -> None:
     """Everything a coding agent does to files, as a transaction: atomic, recorded, undoable."""

@@ -24,7 +24,7 @@ from mulligan.cli.options import (
     working_options,
 )
 from mulligan.exec.pump import CommandHandle
-from mulligan.history.outcome_text import changes_words, gap_lines, short
+from mulligan.history.outcome_text import changes_words, counted, gap_lines, short
 from mulligan.values.errors import MulliganError, fault
 from mulligan.values.ids import CallId
 
@@ -59,12 +59,30 @@ class _OutputCopy:
 
 @click.command(context_settings=_SETTINGS)
 @click.option("--rollback-on", type=click.Choice(["nonzero"]), help="Undo all changes if the command fails.")
-@click.option("--timeout", "timeout_s", type=_SECONDS, metavar="SECONDS", help="Then kill it and undo its changes.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=_SECONDS,
+    metavar="SECONDS",
+    help="Kill the command after this time, and undo its changes.",
+)
 @click.option("--isolate", is_flag=True, help="Apply the changes only if the command succeeds.")
 @click.option("--strategy", type=click.Choice(["notify", "watch", "scan", "overlay"]), help="How to capture changes.")
-@click.option("--sandbox", type=click.Choice(["none", "workspace"]), default="none", show_default=True)
-@click.option("--network", type=click.Choice(["none", "full"]), default="full", show_default=True)
-@click.option("--cwd", metavar="DIR", help="Where to run, below the root. Default: this folder.")
+@click.option(
+    "--sandbox",
+    type=click.Choice(["none", "workspace"]),
+    default="none",
+    show_default=True,
+    help="workspace: let the command write only in the root and in temporary folders.",
+)
+@click.option(
+    "--network",
+    type=click.Choice(["none", "full"]),
+    default="full",
+    show_default=True,
+    help="none: cut the network of the command.",
+)
+@click.option("--cwd", metavar="DIR", help="The folder to run in, below the root. Default: this folder.")
 @turn_option
 @click.option("--label", metavar="ID", help="A name for the call.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -77,7 +95,12 @@ def exec_verb(common: Common, command: tuple[str, ...], **asked: Any) -> int:
     ended: list[int] = []
     try:
         with _signals_interrupt(ended):
-            receipt, call_id = _joined(common, command, asked) or _alone(common, command, asked)
+            joined = _joined(common, command, asked)
+            if joined is None:
+                _get_ready()
+                with open_for_changes(common) as opened:
+                    joined = _execute(common, opened, command, asked)
+            receipt, call_id = joined
     except MulliganError as error:
         return _failed(common, error.code, error.message)
     except KeyboardInterrupt:
@@ -87,12 +110,6 @@ def exec_verb(common: Common, command: tuple[str, ...], **asked: Any) -> int:
     if common.as_json:
         print_json({**receipt.to_dict(), "call_id": call_id})
     return _exit_code(receipt)
-
-
-def _alone(common: Common, command: tuple[str, ...], asked: dict[str, Any]) -> tuple[Receipt, str]:
-    _get_ready()
-    with open_for_changes(common) as opened:
-        return _execute(common, opened, command, asked)
 
 
 def _joined(common: Common, command: tuple[str, ...], asked: dict[str, Any]) -> tuple[Receipt, str] | None:
@@ -197,10 +214,7 @@ def _exit_code(receipt: Receipt) -> int:
     code = receipt.exit_code
     if receipt.error_code is not None:
         # The call was aborted. Its coverage says which changes Mulligan could not put back.
-        click.echo(
-            "\n".join((f"mulligan: {receipt.error_message}", *gap_lines(receipt.coverage or ()))),
-            err=True,
-        )
+        click.echo("\n".join((f"mulligan: {receipt.error_message}", *gap_lines(receipt.coverage or ()))), err=True)
     if receipt.status == "timeout":
         return 124
     if code is None:
@@ -266,7 +280,7 @@ def _run(common: Common, opened: Mulligan, command: tuple[str, ...], *, strategy
         call.abort(refused.code)
         return _failed(common, refused.code, refused.message)
     finally:
-        # The user started the program himself, so its changes are recorded and never rolled back. If the store cannot
+        # The user started the program, so Mulligan records its changes and never rolls them back. If the store cannot
         # record them now, recovery does so when a process opens the store next.
         if call.status == "open":
             _record(open_root, call, ended=ended)
@@ -316,7 +330,7 @@ def _summary(common: Common, opened: Mulligan, call: str, ran: CommandResult) ->
     for words in changes_words(view["changes"])[:_CHANGES_SHOWN]:
         click.echo(f"  {words}", err=True)
     count = len(view["changes"])
-    words = f"{count} path{'' if count == 1 else 's'} changed"
+    words = f"{counted(count, 'path')} changed"
     if not count:
         words = "no change was captured; `mulligan coverage` says why" if view["coverage"] else "nothing changed"
     hint = f"; `mulligan undo {short(call)}` undoes it" if count else ""

@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--at", callback=text, metavar="POINT", help="Fork before this call, or after this message.")
-@click.option("--files", type=click.Choice(["share", "copy"]), default="share", show_default=True)
+@click.option(
+    "--files",
+    type=click.Choice(["share", "copy"]),
+    default="share",
+    show_default=True,
+    help="Share the files with the parent, or copy them.",
+)
 @click.option("--to", metavar="DIR", help="Where to put the copy. Default: beside the store.")
 @click.option("--name", callback=text, metavar="ID", help="The new session's id.")
 @options_saying(f"The session to fork. Default: the one that worked here last, else '{DEFAULT_SESSION}'.")
@@ -119,8 +125,14 @@ def branches(common: Common) -> None:
 
 @click.command()
 @click.argument("fork_session", callback=text, metavar="FORK")
-@click.option("--dry-run", is_flag=True, help="Show what would happen, and do nothing.")
-@click.option("--on-conflict", type=click.Choice(["merge", "overwrite", "refuse"]), default="merge", show_default=True)
+@click.option("--dry-run", is_flag=True, help="Show what would happen, and change nothing.")
+@click.option(
+    "--on-conflict",
+    type=click.Choice(["merge", "overwrite", "refuse"]),
+    default="merge",
+    show_default=True,
+    help="If somebody else changed the same file: merge, overwrite, or refuse.",
+)
 @yes_option
 @_forks_options
 def merge(common: Common, *, fork_session: str, dry_run: bool, on_conflict: str, yes: bool) -> None:

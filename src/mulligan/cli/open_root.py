@@ -8,6 +8,8 @@ fails, its changes are rolled back, and the outer call goes on.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,9 +37,8 @@ def open_for_changes(common: Common, *, capability: Any = None, policy: Any = No
     if common.root is not None:
         return _report_recovery(api.open(common.root, store=common.store, capability=capability, policy=policy))
     here = os.path.realpath(os.getcwd())
-    return _report_recovery(
-        api.open_nearest(here, store=common.store, record=True, capability=capability, policy=policy)
-    )
+    nearest = api.open_nearest(here, store=common.store, record=True, capability=capability, policy=policy)
+    return _report_recovery(nearest)
 
 
 def open_for_reading(common: Common) -> Mulligan:
@@ -122,7 +123,7 @@ def path_in_any_root(opened: Mulligan, given: str) -> RepoPath:
 
 
 def _from_here(open_root: OpenRoot, given: str) -> list[RepoPath]:
-    """What a path relative to this folder may be in the root: by its names alone, and with links followed."""
+    """The paths in the root that the user may mean: the path as written, and the path with its links followed."""
     from mulligan.values.paths import is_inside, text_from_wire
 
     root, typed = open_root.disk.root, text_from_wire(given)
@@ -148,19 +149,28 @@ def _is_known(open_root: OpenRoot, path: RepoPath) -> bool:
         return bool(tx.select(CHANGES, {"place": root.place_of(path)}, limit=1))
 
 
-def known_roots(store: str | None) -> list[str]:
-    """All roots in the store; none if there is no store yet."""
-    import mulligan.api as api
+@contextmanager
+def opened_store(url: str | None, *, create: bool = False) -> Iterator[Store]:
+    """The store of a URL, without a root. A missing store is created only with `create`."""
+    from mulligan.api import open_store
     from mulligan.history.projection import SCHEMA
     from mulligan.values.clock import SystemClock
 
-    if not api.has_store(store):
-        return []
-    opened = api.open_store(store, SCHEMA, durability="process", clock=SystemClock(), create=False)
+    store = open_store(url, SCHEMA, durability="process", clock=SystemClock(), create=create)
     try:
-        return api.known_roots(opened)
+        yield store
     finally:
-        opened.close()
+        store.close()
+
+
+def known_roots(url: str | None) -> list[str]:
+    """All roots in the store; none if there is no store yet."""
+    import mulligan.api as api
+
+    if not api.has_store(url):
+        return []
+    with opened_store(url) as store:
+        return api.known_roots(store)
 
 
 @fast_dataclass(slots=True, frozen=True)
@@ -190,38 +200,27 @@ class OuterCall:
 def outer_call(common: Common) -> OuterCall | None:
     """The open call whose command started this process, if the verb's folder is in its root."""
     import mulligan.api as api
-    from mulligan.history.projection import SCHEMA
     from mulligan.history.tables import CALLS, OPEN, ROOTS
     from mulligan.session.tables import BOUNDARIES
-    from mulligan.values.clock import SystemClock
     from mulligan.values.paths import is_inside
 
     call = api.outer_call(os.environ)
     if call is None or not api.has_store(common.store):
         return None
     root = os.path.realpath(root_folder(common))
-    store = api.open_store(common.store, SCHEMA, durability="process", clock=SystemClock(), create=False)
-    try:
+    with opened_store(common.store) as store:
         with store.read() as tx:
             row, shown = tx.get(OPEN, call), tx.get(CALLS, call)
             place = None if row is None else tx.get(ROOTS, row.root)
             is_bounded = row is not None and tx.has(BOUNDARIES, row.session)
-        if row is None or shown is None or place is None or _is_gone(store, OwnerId(row.owner)):
+        if row is None or shown is None or place is None or not is_inside(os.fsencode(root), place.place or b"/"):
             return None
-        if not is_inside(os.fsencode(root), place.place or b"/"):
-            return None
+        # The process of the call may have died before its command. Inside a sandbox Mulligan cannot find that out.
+        with suppress(MulliganError):
+            if store.is_alive(OwnerId(row.owner)) is False:
+                return None
         # The store in memory has no boundary of the session; the outer call enforces it.
         return OuterCall(call, None if is_bounded else row.session, shown.turn, root, store.directory or "")
-    finally:
-        store.close()
-
-
-def _is_gone(store: Store, owner: OwnerId) -> bool:
-    """Whether the process of that call has died before its command. Inside a sandbox this cannot be known: False."""
-    try:
-        return store.is_alive(owner) is False
-    except MulliganError:
-        return False
 
 
 def open_in_outer_call(common: Common, outer: OuterCall, *, capability: Any = None, policy: Any = None) -> Mulligan:

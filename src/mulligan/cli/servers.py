@@ -7,14 +7,20 @@ can read the arguments: the user gives it on standard input or in a file, or nam
 from __future__ import annotations
 
 import os
+import re
 import sys
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
-from mulligan.cli.open_root import open_for_changes
-from mulligan.cli.options import Common, boundary_options, options_saying
+from mulligan.cli.format import print_json, print_rows
+from mulligan.cli.open_root import open_for_changes, opened_store
+from mulligan.cli.options import PARTLY, Common, boundary_options, options_saying
+from mulligan.session.tokens import HANDLE_PREFIX, Token, Tokens
+from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import SystemClock
 from mulligan.values.errors import MulliganError, fault
 from mulligan.values.visible import visible
@@ -25,25 +31,25 @@ if TYPE_CHECKING:
     from mulligan.servers.auth import StaticKeys
     from mulligan.store.protocol import Store
 
+F = TypeVar("F", bound=Callable[..., Any])
 
-import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import timedelta
-from typing import TextIO, TypeVar
+_UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_TTL = re.compile(r"(?:\d+[smhdw])+|\d+")
+_TTL_MAX = timedelta(days=36_500)
+_NOT_USED = "Not used: tokens belong to the store."
 
-from mulligan.api import open_store
-from mulligan.cli.format import print_json, print_rows
-from mulligan.cli.options import PARTLY
-from mulligan.history.projection import SCHEMA
-from mulligan.session.tokens import HANDLE_PREFIX, Token, Tokens
-from mulligan.store.journal import Journal
-from mulligan.values.canonical import decode
+_store_options = options_saying(_NOT_USED, root=_NOT_USED)
 
 
 @click.command()
 @click.option("--http", "address", metavar="HOST:PORT", help="Serve over HTTP, at /mcp, instead of stdio.")
-@click.option("--tools", "tools", metavar="SETS", default="substrate,coding,history", show_default=True)
+@click.option(
+    "--tools",
+    metavar="SETS",
+    default="substrate,coding,history",
+    show_default=True,
+    help="The sets of tools to offer, separated by commas.",
+)
 @click.option(
     "--profile",
     metavar="PROVIDER",
@@ -149,7 +155,13 @@ def read_key_file(path: str, option: str) -> StaticKeys:
 @click.option(
     "--provider", metavar="NAME[:MODEL]", help="The model of Mulligan's own agent: openai, litellm, claude or mock."
 )
-@click.option("--mode", type=click.Choice(["ask", "auto", "read"]), default="auto", show_default=True)
+@click.option(
+    "--mode",
+    type=click.Choice(["ask", "auto", "read"]),
+    default="auto",
+    show_default=True,
+    help="Ask before each change, do not ask, or only read.",
+)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @options_saying(
     "Not used: the client names its sessions.",
@@ -205,34 +217,18 @@ def _workspaces(common: Common, opened: ExitStack) -> Workspaces:
         return opened.enter_context(open_folder(path, store=common.store))
 
     def store() -> Store:
-        from mulligan.api import open_store
-        from mulligan.history.projection import SCHEMA
-
-        found = open_store(common.store, SCHEMA, durability="process", clock=SystemClock())
-        opened.callback(found.close)
-        return found
+        return opened.enter_context(opened_store(common.store, create=True))
 
     return Workspaces(folder, store)
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-_UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-_TTL = re.compile(r"(?:\d+[smhdw])+|\d+")
-_TTL_MAX = timedelta(days=36_500)
-_NOT_USED = "Not used: tokens belong to the store."
-
-_store_options = options_saying(_NOT_USED, root=_NOT_USED)
-
-
 @contextmanager
 def _tokens(common: Common, *, create: bool = False) -> Iterator[Tokens]:
-    clock = SystemClock()
-    store = open_store(common.store, SCHEMA, durability="process", clock=clock, create=create)
-    try:
-        yield Tokens(store, Journal(SCHEMA), clock=clock)
-    finally:
-        store.close()
+    from mulligan.history.projection import SCHEMA
+    from mulligan.store.journal import Journal
+
+    with opened_store(common.store, create=create) as store:
+        yield Tokens(store, Journal(SCHEMA), clock=SystemClock())
 
 
 def _ttl(_: click.Context, __: click.Parameter, given: str | None) -> timedelta | None:
@@ -280,7 +276,7 @@ def token_verb(context: click.Context, common: Common) -> None:
 
 
 @token_verb.command("create")
-@click.option("--principal", required=True, metavar="NAME", help="Who bears the token.")
+@click.option("--principal", required=True, metavar="NAME", help="The person or program that uses the token.")
 @click.option("--ttl", required=True, callback=_ttl, metavar="DURATION", help="How long it works: 15m, 12h, 7d.")
 @click.option("--attributes", metavar="JSON", help="A small JSON object to store with the token.")
 @click.option(
@@ -383,6 +379,4 @@ def _tell(common: Common, found: Token | None) -> int:
 
 
 def _shown(value: object) -> str:
-    from mulligan.values.canonical import encode
-
     return value if isinstance(value, str) else encode(value).decode("utf-8")

@@ -32,14 +32,22 @@ from mulligan.values.visible import visible
 if TYPE_CHECKING:
     from mulligan.session.bundle.format import Document
 
+HEARTBEAT_EVERY_S = 10.0
+DEFAULT_CLIENT = "cli"
+LAST_LINES_S = 1.0
+_PRIVATE = 0o600
 _SHOWN_CHARS = 200
+
+Event = dict[str, Any]
+Over = queue.SimpleQueue[None]
+
 _named_options = options_saying("Not used: SESSION says which.")
 _STRATEGIES = click.Choice(["llm", "truncate", "observation_mask"])
 
 
 @click.group(invoke_without_command=True)
-@click.option("--all", "closed", is_flag=True, help="Closed ones too.")
-@click.option("--everywhere", is_flag=True, help="Those of every root in the store.")
+@click.option("--all", "closed", is_flag=True, help="Also list closed sessions.")
+@click.option("--everywhere", is_flag=True, help="List the sessions of every root in the store.")
 @common_options
 @click.pass_context
 def sessions_verb(context: click.Context, common: Common, *, closed: bool, everywhere: bool) -> None:
@@ -59,8 +67,8 @@ def sessions_verb(context: click.Context, common: Common, *, closed: bool, every
 
 def _row(row: dict[str, Any]) -> list[str]:
     state = "closed" if row["closed_at"] else "open"
-    came = f"forked from {row['parent_id']}" if row["parent_id"] else ""
-    return [row["id"], state, counted(row["length"], "message"), ago(row["created_at"]), came]
+    origin = f"forked from {row['parent_id']}" if row["parent_id"] else ""
+    return [row["id"], state, counted(row["length"], "message"), ago(row["created_at"]), origin]
 
 
 @sessions_verb.command("show")
@@ -71,7 +79,7 @@ def _row(row: dict[str, Any]) -> list[str]:
     type=click.IntRange(min=0),
     default=20,
     show_default=True,
-    help="How many of the last messages.",
+    help="How many of the last messages to show.",
 )
 @_named_options
 def show(common: Common, *, session_id: str, limit: int) -> None:
@@ -100,7 +108,7 @@ def _shown(message: dict[str, Any]) -> str:
 
 @sessions_verb.command("close")
 @click.argument("session_id", metavar="SESSION")
-@click.option("--reason", metavar="WORDS", help="Why, for the record.")
+@click.option("--reason", metavar="WORDS", help="The reason, for the record.")
 @_named_options
 def close(common: Common, *, session_id: str, reason: str | None) -> None:
     """Close a session. Its calls can still be undone; opening the session again continues it."""
@@ -125,7 +133,7 @@ def reset(common: Common, *, session_id: str, yes: bool) -> None:
 @click.command()
 @click.argument("session_id", metavar="[SESSION]", required=False)
 @click.option("--keep-last", metavar="N", type=int, help="How many of the last messages to keep.  [default: 12]")
-@click.option("--strategy", "compact_strategy", type=_STRATEGIES, help="[default: observation_mask]")
+@click.option("--strategy", "compact_strategy", type=_STRATEGIES, help="How to summarise.  [default: observation_mask]")
 @click.option("--token-threshold", metavar="N", type=int, help="Compact only if there are more tokens than this.")
 @click.option(
     "--tool-output-max-chars",
@@ -148,19 +156,16 @@ def compact_verb(common: Common, *, session_id: str | None, **given: Any) -> Non
     common.answer(body, f"{visible(name)}: {counted(before, 'message')} before, {after} now")
 
 
-HEARTBEAT_EVERY_S = 10.0
-DEFAULT_CLIENT = "cli"
-
-LAST_LINES_S = 1.0
-
-Event = dict[str, Any]
-Over = queue.SimpleQueue[None]
-
-
 @click.command("attach")
 @click.argument("named", metavar="SESSION", required=False)
 @click.option("--client", metavar="ID", help="The client's id. Default: a new one.")
-@click.option("--mode", type=click.Choice(["observer", "controller"]), default="observer", show_default=True)
+@click.option(
+    "--mode",
+    type=click.Choice(["observer", "controller"]),
+    default="observer",
+    show_default=True,
+    help="Only read, or control the session.",
+)
 @click.option("--takeover", is_flag=True, help="Take control of the session, even if another client has it.")
 @click.option("--after", type=click.IntRange(min=0), metavar="SEQ", help="Begin after this event; 0 for all events.")
 @common_options
@@ -260,13 +265,14 @@ def takeover_verb(common: Common, named: str | None, client: str) -> None:
     click.echo(visible(f"{done['active_controller_id']} is in control of {session}{was}."))
 
 
-_PRIVATE = 0o600
-
-
 @click.command("export")
 @click.argument("wanted", metavar="SESSION", required=False)
 @click.option(
-    "--mode", type=click.Choice(["sanitized", "local", "replay_only"]), default="sanitized", show_default=True
+    "--mode",
+    type=click.Choice(["sanitized", "local", "replay_only"]),
+    default="sanitized",
+    show_default=True,
+    help="What the document holds.",
 )
 @click.option("-o", "--output", metavar="FILE", help="Where to write it. Default: standard output.")
 @click.option("--with-content", is_flag=True, help="Include the contents of files (only with --mode local).")
@@ -279,9 +285,7 @@ def export_verb(common: Common, *, wanted: str | None, mode: str, output: str | 
     """
     from mulligan.values.canonical import encode
 
-    session = wanted or common.session
-    if session is None:
-        raise click.UsageError("Which session? `mulligan sessions` lists them.")
+    session = _session_named(common, wanted)
     with open_for_reading(common) as opened:
         bundle = opened.sessions.export(session, mode, content=True if with_content else None)
     data = encode(bundle) + b"\n"
@@ -376,5 +380,5 @@ def _read(file: str) -> bytes:
             return bundle.read(BUNDLE_MAX_BYTES + 1)
     except OSError as error:
         if isinstance(error, FileNotFoundError | IsADirectoryError):
-            raise fault("bad_usage", f"{file} is not a file that can be read.") from None
+            raise fault("bad_usage", f"{file} is not a file that Mulligan can read.") from None
         raise fault_of_os_error(error, f"Reading {file}") from None

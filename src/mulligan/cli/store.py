@@ -8,16 +8,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 
 import click
 
 from mulligan.api import open_store, store_directory
 from mulligan.cli.format import ProgressLine, paint, print_json, print_rows, size_words
-from mulligan.cli.open_root import open_for_changes, path_meant
+from mulligan.cli.open_root import open_for_changes, opened_store, path_meant
 from mulligan.cli.options import (
     INTEGRITY,
     PARTLY,
@@ -61,16 +59,6 @@ from mulligan.values.visible import visible
 _WHOLE = "Not used: it is about the store as a whole."
 
 
-@contextmanager
-def opened(common: Common) -> Iterator[Store]:
-    """Opens an existing store; does not create one."""
-    store = open_store(common.store, SCHEMA, durability="process", clock=SystemClock(), create=False)
-    try:
-        yield store
-    finally:
-        store.close()
-
-
 @click.group("store", invoke_without_command=True)
 @click.option("--cap", metavar="BYTES", type=click.IntRange(min=1), help="Set how large the store may grow.")
 @options_saying(_WHOLE, root=_WHOLE)
@@ -83,7 +71,7 @@ def store_verb(context: click.Context, common: Common, cap: int | None) -> int:
     """
     if context.invoked_subcommand is not None:
         return 0
-    with opened(common) as store:
+    with opened_store(common.store) as store:
         if cap is not None:
             set_store_cap(Ledger(store, Journal(SCHEMA), clock=SystemClock(), ids=SystemIds()), cap)
         about = _about(store, store_directory(common.store, os.environ) or "memory:")
@@ -103,7 +91,7 @@ def adopt_verb(common: Common, named: str) -> int:
     A new clone, or a folder that was deleted and created again, has its own history. ROOT is the path, or the id of the
     earlier root, which `mulligan store` lists.
     """
-    with opened(common) as store, store.read() as tx:
+    with opened_store(common.store) as store, store.read() as tx:
         earlier = tx.get(ROOTS, named)
     folder = common.root or (named if earlier is None else os.fsdecode(earlier.place) or "/")
     with open_for_changes(replace(common, root=folder)) as now:
@@ -163,8 +151,11 @@ def _print_about(about: _About) -> None:
 def verify_verb(common: Common, quick: bool) -> int:
     """Check that every stored byte is what Mulligan wrote. Exit code 3 if one is not."""
     line = ProgressLine()
-    with opened(common) as store:
-        found = list(_problems(store, common, deep=not quick, line=line))
+    with opened_store(common.store) as store:
+        if common.session is None:
+            found = list(verify(store, SCHEMA, deep=not quick, progress=line))
+        else:
+            found = list(verify_journal(store, session_journal(_known(store, common.session)), deep=not quick))
     line.clear()
     broken = [problem for problem in found if problem.severity == "broken"]
     if common.as_json:
@@ -172,12 +163,6 @@ def verify_verb(common: Common, quick: bool) -> int:
     else:
         _print_problems(found, broken)
     return INTEGRITY if broken else 0
-
-
-def _problems(store: Store, common: Common, *, deep: bool, line: ProgressLine) -> Iterator[Problem]:
-    if common.session is None:
-        return verify(store, SCHEMA, deep=deep, progress=line)
-    return verify_journal(store, session_journal(_known(store, common.session)), deep=deep)
 
 
 def _known(store: Store, session: str) -> SessionId:
@@ -201,7 +186,7 @@ def _print_problems(found: list[Problem], broken: list[Problem]) -> None:
 @options_saying(THIS_SESSION, root="Only the sessions of this root. Default: those of every root.")
 def du_verb(common: Common) -> int:
     """Show how much space the store uses, and what for."""
-    with opened(common) as store:
+    with opened_store(common.store) as store:
         usage = usage_of(store)
         sessions = _sessions(store, common)
     directory = store_directory(common.store, os.environ) or "memory:"
@@ -273,10 +258,8 @@ def _print_usage(directory: str, usage: StoreUsage, sessions: list[SessionRow]) 
     journal_bytes = sum(journal.record_bytes for journal in usage.journals)
     click.echo(f"{visible(directory)}: {size_words(usage.total_bytes)}")
     rows = [("journal", counted(records, "record"), size_words(journal_bytes))]
-    for place in usage.blobs:
-        rows.append(
-            (f"blobs {_PLACES.get(place.place, place.place)}", f"{place.blobs}", size_words(place.stored_bytes))
-        )
+    for one in usage.blobs:
+        rows.append((f"blobs {_PLACES.get(one.place, one.place)}", f"{one.blobs}", size_words(one.stored_bytes)))
     for session, journal in _by_session(usage, sessions):
         rows.append((f"session {session.id}", counted(journal.blobs, "blob"), size_words(journal.blob_bytes)))
     print_rows(rows)
@@ -369,9 +352,8 @@ def forget_verb(common: Common, path_or_call: str, yes: bool) -> None:
     if call is None and not told.digests and not told.records:
         click.echo(f"The store has nothing of {visible(path_or_call)}: no call has this id or changed such a path.")
         return
-    click.echo(
-        f"Erased {counted(len(told.digests), 'stored content')}; {counted(len(told.records), 'record')} rewritten."
-    )
+    erased, rewritten = counted(len(told.digests), "stored content"), counted(len(told.records), "record")
+    click.echo(f"Mulligan erased {erased} and rewrote {rewritten}.")
     for name in told.copies:
         click.echo(f"  deleted {visible(name)}: the copy of the store from before a migration")
     for owner, path in told.shared:
@@ -400,7 +382,7 @@ def _replay(common: Common, session: str, *, verify: bool) -> int:
     from mulligan.history.replay import check_needs, replay
     from mulligan.session.transcript_log import Archive
 
-    with opened(common) as store:
+    with opened_store(common.store) as store:
         if verify:
             check_needs(store, SessionId(session))
         fresh = open_store("memory:", SCHEMA, durability="process", clock=SystemClock())
@@ -417,7 +399,7 @@ def _replay(common: Common, session: str, *, verify: bool) -> int:
 def _diff(common: Common, ours: str, theirs: str) -> int:
     from mulligan.history.replay import first_difference
 
-    with opened(common) as store, store.read() as tx:
+    with opened_store(common.store) as store, store.read() as tx:
         found = first_difference(tx, SessionId(ours), SessionId(theirs))
     if common.as_json:
         print_json({"same": found is None, "divergence": None if found is None else asdict(found)})
@@ -520,10 +502,8 @@ def _opens(common: Common) -> list[Finding]:
     from mulligan.store.host import older_processes
 
     try:
-        store = open_store(common.store, SCHEMA, durability="process", clock=SystemClock(), create=False)
-        with store.read() as tx:
+        with opened_store(common.store) as store, store.read() as tx:
             failed, older = sync_failure(tx), older_processes(tx, store.is_alive)
-        store.close()
     except MulliganError as error:
         return [Finding("store", error.message, False, error.code)]
     unsafe = [Finding("sync", f"a power cut may destroy what was written since {failed}", False)] if failed else []
@@ -539,7 +519,7 @@ def _kernel() -> list[Finding]:
         _tried("seccomp notify", "Mulligan sees each system call of a command", _try_notify),
         _tried("overlay", "commands can run on a copy", _try_overlay),
         _tried("landlock", "commands can run in a sandbox", _try_landlock),
-        *_inotify(),
+        *(_inotify(name) for name in ("max_user_watches", "max_user_instances")),
     ]
 
 
@@ -596,8 +576,6 @@ def _try_notify() -> bool:
 
 
 def _try_overlay() -> bool:
-    if not LINUX:
-        return False
     with open("/proc/filesystems", encoding="ascii") as file:
         return any(line.split()[-1] == "overlay" for line in file)
 
@@ -606,15 +584,12 @@ def _try_landlock() -> bool:
     return LINUX and syscall(SYS_LANDLOCK_CREATE_RULESET, 0, 0, _LANDLOCK_VERSION) >= 1
 
 
-def _inotify() -> list[Finding]:
-    limits = []
-    for name in ("max_user_watches", "max_user_instances") if LINUX else ():
-        try:
-            with open(f"/proc/sys/fs/inotify/{name}", encoding="ascii") as file:
-                limits.append(Finding(f"inotify {name}", file.read().strip()))
-        except OSError:
-            limits.append(Finding(f"inotify {name}", "unknown"))
-    return limits
+def _inotify(name: str) -> Finding:
+    try:
+        with open(f"/proc/sys/fs/inotify/{name}", encoding="ascii") as file:
+            return Finding(f"inotify {name}", file.read().strip())
+    except OSError:
+        return Finding(f"inotify {name}", "unknown")
 
 
 def _programs() -> list[Finding]:
@@ -622,9 +597,6 @@ def _programs() -> list[Finding]:
     return [
         _program("git", shutil.which("git")),
         _program("rg", shutil.which("rg") or shutil.which("rg", path=beside)),
-        Finding(
-            "re2", "installed" if find_spec("re2") else "not installed; grep needs it", find_spec("re2") is not None
-        ),
     ]
 
 

@@ -9,6 +9,7 @@ Derived parts name arguments and results by digest, so that a replay elsewhere c
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,7 +38,7 @@ from mulligan.session.bundle.redaction import (
 )
 from mulligan.session.importers import MODEL, PROVIDER, SOURCE
 from mulligan.session.lifecycle import BRANCHED_AT, ancestry_in, facts_of, session_in
-from mulligan.session.messages import ToolAnswer, ToolCall, as_text, calls_in, paired
+from mulligan.session.messages import ToolAnswer, as_text, calls_in, paired
 from mulligan.session.tables import APPENDED, INSERTED, SessionRow, session_journal, window_row
 from mulligan.session.transcript_log import Archive, Message, entries_in, event_in, head_of, message_in, text_of
 from mulligan.store.blobs import BLOBS
@@ -53,6 +54,7 @@ from mulligan.values.limits import MIB_BYTES
 Json = dict[str, Any]
 Listed = Sequence[Mapping[str, Any]]
 
+_PERMISSION_KINDS = re.compile("permission|approval|^hitl_")
 _LIFECYCLE = (
     "compaction",
     "agent_session_closed",
@@ -73,57 +75,54 @@ def tool_calls_in(messages: Sequence[Message], records: Listed) -> list[Json]:
     for place, answers in pairs.answers.items():
         for call, answer in zip(calls_in(messages[place]), answers, strict=True):
             mine = by_label[call.id].pop(0) if call.id and by_label.get(call.id) else {}
-            found.append({**mine, **_asked(call, place), "result": _result(answer), **_refusal(answer, mine)})
+            found.append(
+                {
+                    **mine,
+                    "tool_name": call.name,
+                    "tool_use_id": call.id or None,
+                    "args_hash": digest_of(as_text(call.arguments).encode("utf-8", "surrogatepass")),
+                    "iteration": place,
+                    "result": None if answer is None else _result(*answer),
+                    "is_rejected": (answer is not None and answer[1].failed) or bool(mine.get("is_rejected")),
+                }
+            )
     return found + [done for left in by_label.values() for done in left]
 
 
-def _asked(call: ToolCall, place: int) -> Json:
-    return {
-        "tool_name": call.name,
-        "tool_use_id": call.id or None,
-        "args_hash": digest_of(as_text(call.arguments).encode("utf-8", "surrogatepass")),
-        "iteration": place,
-    }
+def _result(place: int, answer: ToolAnswer) -> Json:
+    data = as_text(answer.content).encode("utf-8", "surrogatepass")
+    return {"message": place, "digest": digest_of(data), "bytes": len(data)}
 
 
-def _result(answer: tuple[int, ToolAnswer] | None) -> Json | None:
-    if answer is None:
-        return None
-    data = as_text(answer[1].content).encode("utf-8", "surrogatepass")
-    return {"message": answer[0], "digest": digest_of(data), "bytes": len(data)}
-
-
-def _refusal(answer: tuple[int, ToolAnswer] | None, done: Mapping[str, Any]) -> Json:
-    return {"is_rejected": (answer is not None and answer[1].failed) or bool(done.get("is_rejected"))}
+def _recorded_calls(records: Listed) -> list[tuple[Mapping[str, Any], Mapping[str, Any] | None]]:
+    """The record of each call's begin, and that of its end if it has ended."""
+    found: dict[str, tuple[Mapping[str, Any], Mapping[str, Any] | None]] = {}
+    for record in records:
+        call = record["payload"].get("call")
+        if record["kind"] == "call.begun" and isinstance(call, str):
+            found[call] = record, None
+        elif record["kind"] == "call.ended" and str(call) in found:
+            found[call] = found[call][0], record
+    return list(found.values())
 
 
 def _calls_done(records: Listed) -> list[Json]:
     """The recorded calls: when they began and ended, and with which status."""
-    begun: dict[str, Json] = {}
-    for record in records:
-        body = record["payload"]
-        if record["kind"] == "call.begun" and isinstance(body.get("call"), str):
-            begun[body["call"]] = {
-                "tool_name": body.get("tool"),
-                "tool_use_id": body.get("label"),
-                "call_id": body["call"],
-                "args_hash": None,
-                "iteration": None,
-                "timestamp": record["at"],
-                "duration_ms": None,
-                "status": "open",
-                "is_rejected": False,
-                "result": None,
-            }
-        elif record["kind"] == "call.ended" and str(body.get("call")) in begun:
-            call = begun[body["call"]]
-            took = _milliseconds(call["timestamp"], record["at"])
-            call |= {
-                "status": body.get("status"),
-                "duration_ms": took,
-                "is_rejected": body.get("status") != "committed",
-            }
-    return list(begun.values())
+    return [
+        {
+            "tool_name": begun["payload"].get("tool"),
+            "tool_use_id": begun["payload"].get("label"),
+            "call_id": begun["payload"]["call"],
+            "args_hash": None,
+            "iteration": None,
+            "timestamp": begun["at"],
+            "duration_ms": None if ended is None else _milliseconds(begun["at"], ended["at"]),
+            "status": "open" if ended is None else ended["payload"].get("status"),
+            "is_rejected": ended is not None and ended["payload"].get("status") != "committed",
+            "result": None,
+        }
+        for begun, ended in _recorded_calls(records)
+    ]
 
 
 def _milliseconds(start: str, end: str) -> int:
@@ -132,11 +131,7 @@ def _milliseconds(start: str, end: str) -> int:
 
 def permissions_in(events: Listed) -> list[Json]:
     """The events about permissions, approvals, and questions to a person."""
-    return [_permission(event) for event in events if _is_permission(str(event["kind"]))]
-
-
-def _is_permission(kind: str) -> bool:
-    return "permission" in kind or "approval" in kind or kind.startswith("hitl_")
+    return [_permission(event) for event in events if _PERMISSION_KINDS.search(str(event["kind"]))]
 
 
 def _permission(event: Mapping[str, Any]) -> Json:
@@ -205,32 +200,17 @@ def _turns(records: Listed) -> list[Json]:
 
 def _spans(records: Listed) -> list[Json]:
     """Turns, and calls within them."""
-    spans = [
-        {
-            "span_id": one["turn"],
-            "parent_id": None,
-            "kind": "turn",
-            "name": "turn",
-            "start": one["at"],
-            "end": one["ended_at"],
-        }
-        for one in _turns(records)
-    ]
-    begun: dict[str, Json] = {}
-    for record in records:
-        body = record["payload"]
-        if record["kind"] == "call.begun" and isinstance(body.get("call"), str):
-            begun[body["call"]] = {
-                "span_id": body["call"],
-                "parent_id": body.get("turn"),
-                "kind": "call",
-                "name": body.get("tool"),
-                "start": record["at"],
-                "end": None,
-            }
-        elif record["kind"] == "call.ended" and str(body.get("call")) in begun:
-            begun[body["call"]] |= {"end": record["at"], "status": body.get("status")}
-    return [*spans, *begun.values()]
+    spans = [_span("turn", one["turn"], None, "turn", one["at"], one["ended_at"]) for one in _turns(records)]
+    for begun, ended in _recorded_calls(records):
+        body = begun["payload"]
+        span = _span("call", body["call"], body.get("turn"), body.get("tool"), begun["at"], ended and ended["at"])
+        spans.append(span if ended is None else {**span, "status": ended["payload"].get("status")})
+    return spans
+
+
+def _span(kind: str, id: str, *facts: str | None) -> Json:
+    """`facts`: the parent's id, the name, the start and the end."""
+    return {"kind": kind, "span_id": id, **dict(zip(("parent_id", "name", "start", "end"), facts, strict=True))}
 
 
 IMPORTED = "session.imported"
@@ -241,7 +221,7 @@ CARRIED_FACTS = (
 )
 
 SECTION = "$.transcript.sections[0]"
-_TALK = frozenset(
+_TRANSCRIPT_KINDS = frozenset(
     {APPENDED, INSERTED, "event.appended", "facts.set", "window.changed", IMPORTED}
     | {"session.opened", "session.closed", "session.forked", "session.reopened"}
 )
@@ -305,10 +285,10 @@ def _read_session(tx: Tx, archive: Archive, session: SessionId) -> SessionConten
         raise fault("session_not_found", f"export: there is no session {session!r}.", session=session, verb="export")
     facts = facts_of(tx, session)
     entries = list(entries_in(tx, archive, session))
-    in_force = {(entry.session, entry.seq) for entry in entries}
-    events, index = _events(tx, archive, session, in_force)
+    in_window = {(entry.session, entry.seq) for entry in entries}
+    events, index = _events(tx, archive, session, in_window)
     origin, came_at = _origin(tx, archive, session)
-    own = [record for record in records_of(tx, session_journal(session)) if record.kind not in _TALK]
+    own = [record for record in records_of(tx, session_journal(session)) if record.kind not in _TRANSCRIPT_KINDS]
     return SessionContent(
         row=row,
         facts=facts,
@@ -332,7 +312,7 @@ Key = tuple[str, int]
 
 
 def _events(
-    tx: Tx, archive: Archive, session: SessionId, in_force: set[Key]
+    tx: Tx, archive: Archive, session: SessionId, in_window: set[Key]
 ) -> tuple[list[dict[str, Any]], dict[Key, int]]:
     """All events, and the event of each message. The text of a message in the window is only with the messages."""
     found: list[dict[str, Any]] = []
@@ -347,7 +327,7 @@ def _events(
         key = (source, record.seq)
         if is_message_event(event):
             index[key] = len(found)
-            body |= {} if key in in_force else {"message": message_in(tx, archive, record)}
+            body |= {} if key in in_window else {"message": message_in(tx, archive, record)}
         else:
             body |= {"text": event["text"]} if event["text"] else {}
             body |= {"metadata": event["metadata"]} if "metadata" in event else {}
@@ -395,10 +375,8 @@ def _content(tx: Tx, archive: Archive, material: SessionContent, options: Export
 
 def _check_size(size_bytes: int) -> None:
     if size_bytes > BUNDLE_MAX_BYTES:
-        limit = f"{BUNDLE_MAX_BYTES // MIB_BYTES} MiB"
-        words = (
-            f"A bundle may have at most {limit}, and this one would have more. Export it without the bodies of files."
-        )
+        limit = f"A bundle may have at most {BUNDLE_MAX_BYTES // MIB_BYTES} MiB, and this one would have more."
+        words = f"{limit} Export it without the bodies of files."
         raise fault("invalid_bundle", words, problem="too_large", path="$", limit_bytes=BUNDLE_MAX_BYTES)
 
 
@@ -453,19 +431,16 @@ def _redacted_content(material: SessionContent, redactor: Redactor) -> SessionCo
     """The session's content, redacted under the paths that it has in the document."""
     before = [] if material.origin is None else material.origin["replay"]["deterministic_events"]
     facts = {name: value for name, value in material.facts.items() if name in CARRIED_FACTS}
+    # `_workspace` takes only some parts of it, and the whole document is redacted after that.
+    anchor = {name: value for name, value in material.facts.items() if name == "workspace_anchor"}
     return replace(
         material,
         messages=redactor.document(material.messages, f"{SECTION}.messages"),
         events=redactor.document(material.events, f"{SECTION}.events"),
         places=redactor.document(material.places, f"{SECTION}.places"),
         records=redactor.document([*before, *material.records], "$.replay.deterministic_events"),
-        facts=redactor.document(facts, f"{SECTION}.metadata") | _kept_apart(material),
+        facts=redactor.document(facts, f"{SECTION}.metadata") | anchor,
     )
-
-
-def _kept_apart(material: SessionContent) -> dict[str, Any]:
-    anchor = material.facts.get("workspace_anchor")
-    return {} if anchor is None else {"workspace_anchor": anchor}
 
 
 def _section(clean: SessionContent) -> Document:
@@ -506,9 +481,9 @@ def _derived(clean: SessionContent, options: ExportOptions) -> Document:
 
 def _source(clean: SessionContent) -> Document:
     times = [event["at"] for event in clean.events] + [record["at"] for record in clean.records]
-    lineage = (
-        clean.lineage if clean.origin is None else {name: clean.origin["source"].get(name) for name in clean.lineage}
-    )
+    lineage = clean.lineage
+    if clean.origin is not None:
+        lineage = {name: clean.origin["source"].get(name) for name in lineage}
     prompt = next((text_of(one) for one in clean.messages if one.get("role") == "user" and text_of(one)), None)
     closed = bool(clean.events) and clean.events[-1]["kind"] == "agent_session_closed"
     return {
@@ -553,14 +528,12 @@ def _manifest(redactor: Redactor, document: Document, material: SessionContent, 
     before = [] if material.origin is None else material.origin["redaction"]["entries"]
     entries = [entry.to_json() for entry in redactor.entries]
     if mode == "replay_only":
-        standing = dict(strings_in(document))
-        entries = [one for one in entries if one["action"] == "withheld" or _is_still_there(one, standing)]
+        texts = dict(strings_in(document))
+        entries = [
+            one for one in entries if one["action"] == "withheld" or one["replacement"] in texts.get(one["path"], "")
+        ]
     known = {tuple(sorted(one.items())) for one in before}
     return [*before, *(one for one in entries if tuple(sorted(one.items())) not in known)]
-
-
-def _is_still_there(entry: Mapping[str, str], standing: Mapping[str, str]) -> bool:
-    return entry["replacement"] in standing.get(entry["path"], "")
 
 
 def _redaction(mode: Mode, entries: Sequence[Mapping[str, str]]) -> Document:

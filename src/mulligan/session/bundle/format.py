@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from base64 import b64decode
 from binascii import Error as NotBase64
-from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
 from typing import Any, Literal, get_args
 
 from mulligan.session.bundle.redaction import refuse_secrets
@@ -44,6 +45,8 @@ NESTED: Mapping[str, tuple[str, ...]] = {
 }
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\Z")
 _AHEAD = timedelta(days=1)
+_WRONG_DIGEST, _WRONG_SIZE = "a digest is not well formed", "a size is not well formed"
+_ONE_SECTION = "it must have one section"
 
 
 def parse_mode(mode: object) -> Mode:
@@ -124,129 +127,123 @@ def _require_version(found: object) -> None:
         )
 
 
+Fits = Callable[[Any], object]
+
+
 def _require_form(document: Document, now: datetime) -> None:
-    """Checks what the import relies on: the types of values, and times that do not lie in the future."""
-    if document["redaction"]["mode"] not in MODES:
-        raise wrong_bundle("invalid_form", "$.redaction.mode", "its mode is unknown")
-    _require_evidence(document, now)
-    source = document["source"]
-    _require_time(source["started_at"], "$.source.started_at", now)
-    sections = document["transcript"]["sections"]
-    if not isinstance(sections, list) or len(sections) != 1 or not isinstance(sections[0], dict):
-        raise wrong_bundle("invalid_form", "$.transcript.sections", "it must have one section")
-    section = sections[0]
-    events = _listed(section, "events", "$.transcript.sections[0]")
-    for index, event in enumerate(events):
-        _require_event(event, f"$.transcript.sections[0].events[{index}]", now)
-    messages = _listed(section, "messages", "$.transcript.sections[0]")
-    places = _listed(section, "places", "$.transcript.sections[0]")
-    if len(places) != len(messages):
-        raise wrong_bundle("invalid_form", "$.transcript.sections[0].places", "each message needs its place")
-    for index, (message, place) in enumerate(zip(messages, places, strict=True)):
-        _require_message(message, f"$.transcript.sections[0].messages[{index}]")
-        _require_place(place, events, f"$.transcript.sections[0].places[{index}]")
-    named = [place["event"] for place in places if place["event"] is not None]
-    if len(set(named)) < len(named):
-        raise wrong_bundle("invalid_form", "$.transcript.sections[0].places", "a message has two places")
+    """Checks what the import, and a later export of the imported session, rely on."""
+    section, record, fixture = "transcript.sections[]", "replay.deterministic_events[]", "replay.replay_fixture"
+
+    def is_time(value: Any) -> object:
+        """Whether it is a time that does not lie in the future."""
+        with suppress(ValueError):
+            return isinstance(value, str) and _TIME.match(value) and parse_timestamp(value) <= now + _AHEAD
+        return False
+
+    time, digest = (is_time, "a time is not well formed, or lies in the future"), (_fits_digest, _WRONG_DIGEST)
+    rules: tuple[tuple[str, tuple[Fits, str]], ...] = (
+        ("redaction.mode", (lambda mode: mode in MODES, "its mode is unknown")),
+        (record, (_fits_record, "a record is not well formed")),
+        (f"{record}.at", time),
+        ("tools.calls[]", (_fits_call, "a call is not well formed")),
+        ("tools.calls[].args_hash", digest),
+        ("tools.calls[].result.digest", digest),
+        ("tools.calls[].result.bytes", (_fits_size, _WRONG_SIZE)),
+        (fixture, (lambda found: found is None or isinstance(found, dict), "it is not an object")),
+        (f"{fixture}.message_digests[]", digest),
+        (f"{fixture}.tool_results[]", (lambda result: isinstance(result, dict), "a result is not well formed")),
+        (f"{fixture}.tool_results[].args_hash", digest),
+        (f"{fixture}.tool_results[].result_digest", digest),
+        ("redaction.entries[]", (_fits_entry, "an entry is not well formed")),
+        ("workspace", (_fits_workspace, "the roots are not well formed")),
+        ("source.started_at", time),
+        ("transcript.sections", (lambda sections: isinstance(sections, list) and len(sections) == 1, _ONE_SECTION)),
+        (section, (lambda found: isinstance(found, dict), _ONE_SECTION)),
+        (f"{section}.events[]", (_fits_event, "an event is not well formed")),
+        (f"{section}.events[].at", time),
+        (f"{section}.messages[]", (_fits_message, "a message needs a role")),
+    )
+    for pattern, (fits, words) in rules:
+        for path, value in _values_at(document, pattern.split("."), "$"):
+            if not fits(value):
+                problem = {_WRONG_DIGEST: "invalid_digest", _WRONG_SIZE: "invalid_size"}.get(words, "invalid_form")
+                raise wrong_bundle(problem, path, words)
+    _require_places(document["transcript"]["sections"][0])
 
 
-def _require_evidence(document: Document, now: datetime) -> None:
-    """Checks what a later export of the imported session relies on."""
-    for index, record in enumerate(_listed(document["replay"], "deterministic_events", "$.replay")):
-        path = f"$.replay.deterministic_events[{index}]"
-        fits = isinstance(record, dict) and isinstance(record.get("kind"), str)
-        if not fits or not isinstance(record.get("payload"), dict):
-            raise wrong_bundle("invalid_form", path, "a record is not well formed")
-        _require_time(record.get("at"), f"{path}.at", now)
-    _require_digests(document)
-    for index, entry in enumerate(_listed(document["redaction"], "entries", "$.redaction")):
-        if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
-            raise wrong_bundle("invalid_form", f"$.redaction.entries[{index}]", "an entry is not well formed")
-    workspace = document.get("workspace") or {}
-    roots = workspace.get("additional_roots") or [] if isinstance(workspace, dict) else None
-    if not isinstance(roots, list) or not all(
-        isinstance(one, dict) and isinstance(one.get("path"), str) for one in roots
-    ):
-        raise wrong_bundle("invalid_form", "$.workspace", "the roots are not well formed")
+def _values_at(value: Any, names: Sequence[str], path: str) -> Iterator[tuple[str, Any]]:
+    """The values at a path, each with its own path. A name with `[]` is a list, and stands for each of its items."""
+    if not names:
+        yield path, value
+    elif value is not None:
+        name, *rest = names
+        key = name.removesuffix("[]")
+        inner, where = value.get(key), f"{path}.{key}"
+        if key == name:
+            yield from _values_at(inner, rest, where)
+        elif not isinstance(inner, list):
+            raise wrong_bundle("invalid_form", where, "a list is missing")
+        else:
+            for index, item in enumerate(inner):
+                yield from _values_at(item, rest, f"{where}[{index}]")
 
 
-def _require_digests(document: Document) -> None:
-    """Each digest of a call, a result or a message is well formed or missing."""
-    for index, call in enumerate(_listed(document["tools"], "calls", "$.tools")):
-        path = f"$.tools.calls[{index}]"
-        result = call.get("result") if isinstance(call, dict) else ""
-        if not isinstance(call, dict) or not (result is None or isinstance(result, dict)):
-            raise wrong_bundle("invalid_form", path, "a call is not well formed")
-        _require_digest(call.get("args_hash"), f"{path}.args_hash")
-        if result is not None:
-            _require_digest(result.get("digest"), f"{path}.result.digest")
-            _require_size(result.get("bytes"), f"{path}.result.bytes")
-    fixture = document["replay"]["replay_fixture"]
-    if fixture is None:
-        return
-    if not isinstance(fixture, dict):
-        raise wrong_bundle("invalid_form", "$.replay.replay_fixture", "it is not an object")
-    where = "$.replay.replay_fixture"
-    for index, digest in enumerate(_listed(fixture, "message_digests", where)):
-        _require_digest(digest, f"{where}.message_digests[{index}]")
-    for index, result in enumerate(_listed(fixture, "tool_results", where)):
-        path = f"{where}.tool_results[{index}]"
-        if not isinstance(result, dict):
-            raise wrong_bundle("invalid_form", path, "a result is not well formed")
-        for name in ("args_hash", "result_digest"):
-            _require_digest(result.get(name), f"{path}.{name}")
+def _fits_record(record: Any) -> bool:
+    return isinstance(record, dict) and isinstance(record.get("kind"), str) and isinstance(record.get("payload"), dict)
 
 
-def _require_digest(value: object, path: str) -> None:
-    if value is not None and not is_digest(value):
-        raise wrong_bundle("invalid_digest", path, "a digest is not well formed")
+def _fits_call(call: Any) -> bool:
+    return isinstance(call, dict) and (call.get("result") is None or isinstance(call["result"], dict))
 
 
-def _require_size(value: object, path: str) -> None:
-    if value is not None and (type(value) is not int or value < 0):
-        raise wrong_bundle("invalid_size", path, "a size is not well formed")
+def _fits_digest(value: Any) -> bool:
+    return value is None or is_digest(value)
 
 
-def _listed(section: Document, name: str, path: str) -> list[Any]:
-    found = section.get(name)
-    if not isinstance(found, list):
-        raise wrong_bundle("invalid_form", f"{path}.{name}", "a list is missing")
-    return found
+def _fits_size(value: Any) -> bool:
+    return value is None or (type(value) is int and value >= 0)
 
 
-def _require_event(event: Any, path: str, now: datetime) -> None:
-    fits = isinstance(event, dict) and all(isinstance(event.get(key), str) for key in ("id", "kind", "visibility"))
-    if not fits or not event["kind"].strip() or not isinstance(event.get("metadata", {}), dict):
-        raise wrong_bundle("invalid_form", path, "an event is not well formed")
-    _require_time(event.get("at"), f"{path}.at", now)
-    if is_message_event(event) and "message" in event:
-        _require_message(event["message"], f"{path}.message")
+def _fits_entry(entry: Any) -> bool:
+    return isinstance(entry, dict) and all(isinstance(value, str) for value in entry.values())
+
+
+def _fits_workspace(workspace: Any) -> bool:
+    roots = (workspace or {}).get("additional_roots") or [] if isinstance(workspace or {}, dict) else None
+    return isinstance(roots, list) and all(isinstance(one, dict) and isinstance(one.get("path"), str) for one in roots)
+
+
+def _fits_event(event: Any) -> bool:
+    if not isinstance(event, dict) or not all(isinstance(event.get(key), str) for key in ("id", "kind", "visibility")):
+        return False
+    if is_message_event(event) and "message" in event and not _fits_message(event["message"]):
+        return False
+    return bool(event["kind"].strip()) and isinstance(event.get("metadata", {}), dict)
 
 
 def is_message_event(event: Mapping[str, Any]) -> bool:
     return event.get("kind") in ("message", "tool_result")
 
 
-def _require_message(message: Any, path: str) -> None:
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not message["role"].strip():
-        raise wrong_bundle("invalid_form", path, "a message needs a role")
+def _fits_message(message: Any) -> bool:
+    return isinstance(message, dict) and isinstance(message.get("role"), str) and bool(message["role"].strip())
 
 
-def _require_place(place: Any, events: list[Any], path: str) -> None:
-    """The place of a message in the window: the index of its event, or none if a compaction inserted the message."""
-    at = place.get("event", False) if isinstance(place, dict) else False
-    is_event = type(at) is int and 0 <= at < len(events) and is_message_event(events[at])
-    if not isinstance(place, dict) or not isinstance(place.get("id"), str) or not (at is None or is_event):
-        raise wrong_bundle("invalid_form", path, "a place is not well formed")
-
-
-def _require_time(value: Any, path: str, now: datetime) -> None:
-    try:
-        fits = isinstance(value, str) and _TIME.match(value) and parse_timestamp(value) <= now.astimezone(UTC) + _AHEAD
-    except ValueError:
-        fits = False
-    if not fits:
-        raise wrong_bundle("invalid_form", path, "a time is not well formed, or lies in the future")
+def _require_places(section: Document) -> None:
+    """Checks the place of each message: the index of its event, or none if a compaction inserted the message."""
+    events, where = section["events"], "$.transcript.sections[0].places"
+    places = [place for _, place in _values_at(section, ["places[]"], "$.transcript.sections[0]")]
+    if len(places) != len(section["messages"]):
+        raise wrong_bundle("invalid_form", where, "each message needs its place")
+    named: list[int] = []
+    for index, place in enumerate(places):
+        at = place.get("event", False) if isinstance(place, dict) and isinstance(place.get("id"), str) else False
+        is_event = type(at) is int and 0 <= at < len(events) and is_message_event(events[at])
+        if not (at is None or is_event):
+            raise wrong_bundle("invalid_form", f"{where}[{index}]", "a place is not well formed")
+        named += [] if at is None else [at]
+    if len(set(named)) < len(named):
+        raise wrong_bundle("invalid_form", where, "a message has two places")
 
 
 def _require_blobs(content: Any) -> None:
@@ -259,7 +256,8 @@ def _require_blobs(content: Any) -> None:
     for index, blob in enumerate(blobs):
         path = f"$.content.blobs[{index}]"
         body = body_of(blob, path)
-        _require_size(blob.get("size"), path)
+        if not _fits_size(blob.get("size")):
+            raise wrong_bundle("invalid_size", path, _WRONG_SIZE)
         if body is None:
             continue
         if digest_of(body) != blob["digest"]:
@@ -273,7 +271,7 @@ def body_of(blob: Any, path: str = "$.content.blobs") -> bytes | None:
     if not isinstance(blob, dict):
         raise wrong_bundle("invalid_form", path, "a blob is not well formed")
     if not is_digest(blob.get("digest")):
-        raise wrong_bundle("invalid_digest", path, "a digest is not well formed")
+        raise wrong_bundle("invalid_digest", path, _WRONG_DIGEST)
     if blob.get("body") is None:
         return None
     try:

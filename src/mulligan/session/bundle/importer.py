@@ -36,7 +36,8 @@ def import_bundle(
     needed = _store_bodies(archive, document)
     while True:
         made = _Made(archive, root, SessionId(session), document, _written_events(archive, section))
-        inserted = _written_insertions(archive, section)
+        pairs = zip(section["places"], section["messages"], strict=True)
+        inserted = [pack_message(archive, one, id=place["id"]) for place, one in pairs if place["event"] is None]
         origin = archive.blobs.store(encode(_origin(document)))
         # gc may delete a large body between its packing and our transaction; then we pack it again.
         with suppress(BlobVanishedError), archive.store.write() as tx:
@@ -71,20 +72,15 @@ def _origin(document: Document) -> Document:
 
 def _written_events(archive: Archive, section: Document) -> dict[int, PackedMessage]:
     """The packed messages, by the index of their event."""
-    in_force = {place["event"]: message for place, message in zip(section["places"], section["messages"], strict=True)}
+    in_window = {place["event"]: message for place, message in zip(section["places"], section["messages"], strict=True)}
     found = {}
     for index, event in enumerate(section["events"]):
         if is_message_event(event):
-            message = event.get("message", in_force.get(index))
+            message = event.get("message", in_window.get(index))
             if message is None:
                 raise fault("invalid_bundle", "This bundle cannot be imported: a message is missing.", event=index)
             found[index] = pack_message(archive, message, id=event["id"])
     return found
-
-
-def _written_insertions(archive: Archive, section: Document) -> list[PackedMessage]:
-    pairs = zip(section["places"], section["messages"], strict=True)
-    return [pack_message(archive, message, id=place["id"]) for place, message in pairs if place["event"] is None]
 
 
 @fast_dataclass(slots=True, frozen=True)
@@ -107,7 +103,7 @@ class _Made:
                 self._append(tx, "event.appended", {"id": event["id"], "event": _event_body(event)}, at=event["at"])
         for message in inserted:
             self._say(tx, INSERTED, message, at=source["started_at"])
-        self._put_in_force(tx, section)
+        self._write_window(tx, section)
         facts = _facts(section.get("metadata"))
         if facts:
             set_facts_in(tx, self.archive, self.session, facts)
@@ -129,7 +125,7 @@ class _Made:
         journal = session_journal(self.session)
         self.archive.journal.append(tx, journal, kind, message.body, at=at, refs=message.refs)
 
-    def _put_in_force(self, tx: Tx, section: Document) -> None:
+    def _write_window(self, tx: Tx, section: Document) -> None:
         """Write the context window, unless it is simply all messages in order."""
         numbers = {event: number for number, event in enumerate(self.messages)}
         free = len(numbers)
