@@ -24,8 +24,8 @@ from mulligan.history.retention import drop_session, set_cap
 from mulligan.history.scopes import size_of
 from mulligan.history.tables import before_of
 from mulligan.session.importers import MODEL
-from mulligan.session.lifecycle import checked_options, current_id, fact
-from mulligan.session.subscribers import Callback, Subscription
+from mulligan.session.lifecycle import checked_options, fact
+from mulligan.session.subscribers import Callback, Subscription, current_id
 from mulligan.values.errors import MulliganError, Refused, fault
 from mulligan.values.ids import SessionId
 from mulligan.values.limits import SESSION_CAP_BYTES

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 from mulligan import MulliganError, Plan
 from mulligan.history.call import current_call, current_turn
-from mulligan.session.lifecycle import current_id
+from mulligan.session.subscribers import current_id
 from mulligan.testing import contents_of
 from tests.temp_workspace import TempWorkspace
 

@@ -61,7 +61,7 @@ May = Callable[[ProviderToolCall, Tool[Any, Any]], bool]
 Tell = Callable[["LoopEvent"], None]
 
 MAX_ITERATIONS = 50
-_SIDE_BY_SIDE = 8
+_PARALLEL_CALLS = 8
 _NOT_ALLOWED = "The user did not allow this call. Nothing was done."
 _CANCELLED = "The run was cancelled before this call was made."
 
@@ -260,14 +260,13 @@ class Loop:
         result.input_tokens += reply.input_tokens
         result.output_tokens += reply.output_tokens
         if self._budget is not None:
-            spent = {"input_tokens": reply.input_tokens, "output_tokens": reply.output_tokens}
-            self._budget.record(result.turn_id, **spent)
+            self._budget.record(result.turn_id, input_tokens=reply.input_tokens, output_tokens=reply.output_tokens)
         if reply.text or reply.calls:
             self._say({"role": "assistant", "content": reply.text, **calls_wanted(reply)})
         self._tell(IterationEnded(result.iterations, reply))
         if self._messages is None:
-            ended = {"iteration": result.iterations, "stop": reply.stop, "tool_calls": len(reply.calls)}
-            self._session.emit("iteration_end", ended)
+            facts = {"iteration": result.iterations, "stop": reply.stop, "tool_calls": len(reply.calls)}
+            self._session.emit("iteration_end", facts)
 
     # Tools.
 
@@ -278,8 +277,9 @@ class Loop:
         """
         result.tool_calls += len(calls)
         if len(calls) > 1 and all(self._only_reads(call) for call in calls):
-            with ThreadPoolExecutor(min(len(calls), _SIDE_BY_SIDE)) as pool:
-                answers = list(pool.map(lambda run: run[0].run(self._called, run[1]), _each_with_context(calls)))
+            with ThreadPoolExecutor(min(len(calls), _PARALLEL_CALLS)) as pool:
+                runs = [pool.submit(copy_context().run, self._called, call) for call in calls]
+                answers = [run.result() for run in runs]
             for call, answer in zip(calls, answers, strict=True):
                 self._say(_result_message(call, answer))
             return
@@ -312,10 +312,6 @@ class Loop:
             self._session.inject(message)
         else:
             self._messages.append(message)
-
-
-def _each_with_context(calls: Sequence[ProviderToolCall]) -> list[tuple[Any, ProviderToolCall]]:
-    return [(copy_context(), call) for call in calls]
 
 
 def _closable(pieces: Iterable[Said | Reply]) -> Generator[Said | Reply]:
@@ -416,17 +412,16 @@ class MainLoop:
         If a tool asks for more sections of the prompt, the loop rolls the call back, shows the sections and starts the
         evaluation again. Raises PromptEvaluationError when time, tokens or rounds are used up.
         """
-        state = execution_state or self._fresh_state()
+        state = execution_state
+        if state is None:
+            resources = {TranscriptState: TranscriptState(), BudgetTracker: BudgetTracker()}
+            state = ExecutionState(Session(clock=self._clock), ResourceRegistry.build(resources), self._clock)
         for _ in range(EXPANSIONS_MAX):
             try:
                 return self._evaluate(prompt, state, deadline)
             except VisibilityExpansionRequired as wanted:
-                _show(state.session, wanted)
+                _show_sections(state.session, wanted)
         raise self._over("The prompt was expanded too many times.", "expansion")
-
-    def _fresh_state(self) -> ExecutionState:
-        resources = {TranscriptState: TranscriptState(), BudgetTracker: BudgetTracker()}
-        return ExecutionState(Session(clock=self._clock), ResourceRegistry.build(resources), self._clock)
 
     def _evaluate(self, prompt: Prompt, state: ExecutionState, deadline: datetime | None) -> PromptResponse:
         shown = prompt if isinstance(prompt, str) else prompt(state.session[VisibilityOverrides].latest() or _PLAIN)
@@ -489,7 +484,7 @@ class MainLoop:
 _PLAIN = VisibilityOverrides()
 
 
-def _show(session: Session, wanted: VisibilityExpansionRequired) -> None:
+def _show_sections(session: Session, wanted: VisibilityExpansionRequired) -> None:
     latest = session[VisibilityOverrides].latest() or _PLAIN
     asked = wanted.requested_overrides
     more = dict(asked) if isinstance(asked, Mapping) else {}

@@ -57,10 +57,7 @@ class Gate:
 
     def passed(self) -> Passing:
         """A block, for `with` or `async with`, in which no other call at the same level runs."""
-        return Passing(self._here())
-
-    def _here(self) -> Gate:
-        return next((gate for gate in _inside.all() if gate.root is self), self)
+        return Passing(next((gate for gate in _inside.all() if gate.root is self), self))
 
     def queue(self, passage: Passage) -> None:
         """Joins the queue; if the gate is free, the first in the queue gets it."""
@@ -90,7 +87,7 @@ class Passage:
 
     def __init__(self, gate: Gate) -> None:
         self.watched: WatchedBlock | None = None
-        self.loop = _loop_here()
+        self.loop = _current_loop()
         self.thread = threading.get_ident()
         self._gate = gate
         self._free = threading.Event()
@@ -111,7 +108,7 @@ class Passage:
         ahead = self._gate.holder
         if ahead is None or ahead is self:
             return
-        if ahead.loop is not None and ahead.loop is _loop_here():
+        if ahead.loop is not None and ahead.loop is _current_loop():
             words = "Another tool call of this run is in progress on this event loop; await it first."
             raise ExecutionStateError(words)
 
@@ -184,7 +181,7 @@ class Passing:
         self._passage.leave()
 
 
-def _loop_here() -> asyncio.AbstractEventLoop | None:
+def _current_loop() -> asyncio.AbstractEventLoop | None:
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -256,12 +253,12 @@ class _Transaction:
         finally:
             if not ended:
                 self._ending.give_up()
-        if _is_deadline(found):
+        if isinstance(found, MulliganError) and found.code == "deadline_exceeded":
             words = f"{self._call.name} ran past the deadline; its changes were rolled back."
             raise PromptEvaluationError(words, prompt_name=self._context.prompt_name, phase="tool") from found
-        if found is not None and error is None and _is_for_others(found):
+        if found is not None and error is None and _is_for_caller(found):
             raise found
-        return error is not None and not _is_for_others(error)
+        return error is not None and not _is_for_caller(error)
 
     def _finished(self, error: BaseException | None) -> BaseException | None:
         """Ends the call; returns the error it failed with, or None."""
@@ -406,17 +403,13 @@ class _Ending:
     def _restore_resources(self) -> None:
         state = self._state
         state.session, state.resources, state.clock, state.rng = self._parts
-        if self._is_read_only:
+        if self._outcome.tool is not None and self._outcome.tool.read_only:
             return
         with restoring_together(state.captured_whole(), self._pre.resources):
             for lazy, made, first in reversed(self._created.created):
                 if first is not None:
                     made.restore(first)
                 lazy.forget()
-
-    @property
-    def _is_read_only(self) -> bool:
-        return self._outcome.tool is not None and self._outcome.tool.read_only
 
     def _message(self) -> str:
         return self._outcome.result.message if self._outcome.result is not None else ""
@@ -428,7 +421,10 @@ class _Ending:
         self._entry = ToolInvoked(
             name=self._call.name,
             params={name: _cut(value) for name, value in self._outcome.params.items()},
-            result=_for_log(result),
+            # A log only grows and is read as a whole, so long texts are cut.
+            result=ToolResult(
+                _cut(result.message), _cut(result.value) if has_json_form(result.value) else None, result.success
+            ),
             created_at=self._state.clock.now(),
             call_id=self._call.id,
             prompt_name=self._context.prompt_name,
@@ -449,24 +445,13 @@ class _Ending:
         state.checkpoints.record(self._call.id, pre=self._pre, post=after, result=self._outcome.result, elapsed=elapsed)
 
 
-def _for_log(result: ToolResult[Any]) -> ToolResult[Any]:
-    """The result for the log. A log only grows and is read as a whole, so long texts are cut."""
-    value = _cut(result.value) if has_json_form(result.value) else None
-    return ToolResult(_cut(result.message), value, result.success)
-
-
 def _cut(value: Any) -> Any:
     if not isinstance(value, str) or len(value) <= LOGGED_CHARACTERS:
         return value
     return f"{value[:LOGGED_CHARACTERS]}… ({len(value)} characters)"
 
 
-def _is_deadline(error: BaseException | None) -> bool:
-    """Whether the tool ran past the deadline."""
-    return isinstance(error, MulliganError) and error.code == "deadline_exceeded"
-
-
-def _is_for_others(error: BaseException) -> bool:
+def _is_for_caller(error: BaseException) -> bool:
     """Whether the caller must see the error: a retry, a broken state, the end of the process or task."""
     passed_on = VisibilityExpansionRequired | PromptEvaluationError | RestoreFailedError
     return not isinstance(error, Exception) or isinstance(error, passed_on)
@@ -490,11 +475,9 @@ class tool_execution:
         self.exit_held: Holder | None = None
         self._context = replace(context, execution_state=execution_state, tool_call_id=tool_call.id)
         self._call = tool_call
-        self._ending = _BlockEnding(_passing(self._context, tool_call), self._transaction_of(execution_state))
+        transaction = _Transaction(execution_state, tool_call, self._context)
+        self._ending = _BlockEnding(_passing(self._context, tool_call), transaction)
         self._is_over = False
-
-    def _transaction_of(self, state: ExecutionState) -> _Transaction:
-        return _Transaction(state, self._call, self._context)
 
     def __enter__(self) -> ToolExecutionOutcome:
         abort_orphans()
@@ -654,22 +637,18 @@ def _prepared(outcome: ToolExecutionOutcome, call: ProviderToolCall, context: To
 def _run_here(prepared: _Prepared) -> ToolResult[Any]:
     given = prepared.call()
     if inspect.isawaitable(given):
-        given = _to_its_end(_awaited(given, prepared.context))
+        given = _run_until_done(_awaited(given, prepared.context))
     return _in_time(as_result(given), prepared.context)
 
 
-def _to_its_end(coroutine: Any) -> Any:
+def _run_until_done(coroutine: Any) -> Any:
     """Runs a coroutine from sync code; inside a running event loop, on another loop in another thread."""
-    if _loop_here() is not None:
-        return _in_thread(copy_context(), lambda: asyncio.run(coroutine))
-    return asyncio.run(coroutine)
-
-
-def _in_thread(context: Any, act: Callable[[], Any]) -> Any:
+    if _current_loop() is None:
+        return asyncio.run(coroutine)
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(context.run, act).result()
+        return pool.submit(copy_context().run, asyncio.run, coroutine).result()
 
 
 async def _run_async(prepared: _Prepared, stop: Callable[[], None]) -> ToolResult[Any]:
@@ -700,18 +679,12 @@ def _in_time(result: ToolResult[Any], context: ToolContext) -> ToolResult[Any]:
     return result
 
 
-def _gate_of(state: ExecutionState) -> Gate:
+def _passing(context: ToolContext, call: ProviderToolCall) -> Passing | nullcontext[None]:
+    """A block for the call. It passes the gate if a resource is captured as a whole and the tool may change it."""
+    state, tool = context.execution_state, context.tools.get(call.name)
+    if not state.captured_whole() or (tool is not None and tool.read_only):
+        return nullcontext()
     with _making_gates:
         if not isinstance(state.gate, Gate):
             state.gate = Gate()
-        return state.gate
-
-
-def _needs_gate(context: ToolContext, call: ProviderToolCall) -> bool:
-    """A call needs the gate if a resource is captured as a whole and the tool may change it."""
-    tool = context.tools.get(call.name)
-    return bool(context.execution_state.captured_whole()) and not (tool is not None and tool.read_only)
-
-
-def _passing(context: ToolContext, call: ProviderToolCall) -> Passing | nullcontext[None]:
-    return _gate_of(context.execution_state).passed() if _needs_gate(context, call) else nullcontext()
+        return state.gate.passed()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,13 +23,12 @@ from mulligan.history.outcome_text import (
     gap_words,
     short,
 )
-from mulligan.values.canonical import decode
+from mulligan.values.canonical import decode, object_in
 from mulligan.values.errors import MulliganError
 from mulligan.values.visible import visible
 
 if TYPE_CHECKING:
     from mulligan.api import Mulligan
-    from mulligan.history.open_root import OpenRoot
     from mulligan.history.tables import CallRow
     from mulligan.values.ids import SessionId
     from mulligan.values.paths import RepoPath
@@ -50,12 +49,12 @@ def status(common: Common) -> None:
         calls = {row.id for row in calls_of(tx, opened.open_root, common.session_id)}
         working = [one.call for one in tx.select(OPEN) if one.call in calls]
         redo = [one.call for one in tx.select(REDO) if one.call in calls]
-        standing = newest_to_undo(tx, opened.open_root, common.session_id)
+        newest = newest_to_undo(tx, opened.open_root, common.session_id)
         body: dict[str, Any] = {
             "root": opened.root,
             "calls": len(calls),
             "open": working,
-            "undo": None if standing is None else standing.id,
+            "undo": None if newest is None else newest.id,
             "redo": max(redo, default=None),
             "recovered": [one.call for one in opened.recovered if one.stuck is None],
         }
@@ -78,10 +77,13 @@ def status(common: Common) -> None:
 def log(common: Common, limit: int) -> None:
     """List calls and outside edits, newest first."""
     from mulligan.history.log import log_view
+    from mulligan.history.tables import CALLS
 
     with open_for_reading(common) as opened:
         rows = log_view(opened.open_root, common.session_id, limit=limit)
-        reasons = _reasons(opened.open_root, [row["id"] for row in rows if row["status"] == "aborted"])
+        aborted = [row["id"] for row in rows if row["status"] == "aborted"]
+        with opened.open_root.ledger.store.read() as tx:
+            reasons = {found.id: found.reason for found in (tx.get(CALLS, one) for one in aborted) if found}
     if common.as_json:
         print_json(rows)
         return
@@ -91,14 +93,7 @@ def log(common: Common, limit: int) -> None:
         click.echo(log_line(row, reasons.get(row["id"])))
 
 
-def _reasons(open_root: OpenRoot, calls: Iterable[str]) -> dict[str, str | None]:
-    from mulligan.history.tables import CALLS
-
-    with open_root.ledger.store.read() as tx:
-        return {call: row.reason for call in calls if (row := tx.get(CALLS, call)) is not None}
-
-
-def _named(row: dict[str, Any]) -> str:
+def _tool_and_label(row: dict[str, Any]) -> str:
     """The tool and the label of a call. An agent's label is a long id, so it is cut."""
     tool, label = row["tool"], row["label"]
     if tool is None or label in (None, tool):
@@ -109,12 +104,11 @@ def _named(row: dict[str, Any]) -> str:
 def log_line(row: dict[str, Any], reason: str | None = None) -> str:
     """One line of `mulligan log`. `reason` says why an aborted call was rolled back."""
     mark, colour = ("~", "magenta") if row["external"] else _MARKS.get(row["status"], ("·", "white"))
-    who = "edited outside" if row["external"] else visible(_named(row))
+    who = "edited outside" if row["external"] else visible(_tool_and_label(row))
     when = ago(row["started_at"])
     words = changes_words(row["changes"])
-    changed, more = ", ".join(words[:4]), len(words) - 4
-    done = aborted_words(reason) if row["status"] == "aborted" else changed
-    tail = f"{done} and {more} more" if more > 0 else done
+    more = f" and {len(words) - 4} more" if len(words) > 4 else ""
+    tail = (aborted_words(reason) if row["status"] == "aborted" else ", ".join(words[:4])) + more
     return f"{paint(mark, colour)} {paint(short(row['id']), 'bold')}  {when:>12}  {who:<18} {tail}".rstrip()
 
 
@@ -155,8 +149,6 @@ def show(common: Common, call: str) -> None:
 
 def _conversation(row: CallRow) -> tuple[str | None, str | None]:
     """For a call that a hook recorded: the file of the agent's conversation, and the prompt in it before the call."""
-    from mulligan.values.canonical import decode
-
     transcript = decode(row.cause).get("transcript") if row.cause else None
     if not isinstance(transcript, str):
         return None, None
@@ -316,21 +308,13 @@ def prompt_before(path: str, label: str) -> str | None:
     try:
         with open(path, "rb") as file:
             while line := file.readline(_LINE_MAX):
-                body = _document(line)
+                body = object_in(line)
                 said = _said(body) or said
                 if label.encode() in line and not _said(body):
                     return said
     except OSError:
         return None
     return None
-
-
-def _document(line: bytes) -> Mapping[str, Any]:
-    try:
-        body = decode(line)
-    except MulliganError:
-        return {}
-    return body if isinstance(body, dict) else {}
 
 
 def _said(body: Mapping[str, Any]) -> str | None:

@@ -33,11 +33,11 @@ from mulligan.effects.receipt import Receipt, inline_bytes
 from mulligan.history.call import Call, current_call, making
 from mulligan.history.open_root import OpenRoot
 from mulligan.history.undo_log import Savepoint
-from mulligan.session.lifecycle import active
 from mulligan.session.state.orphan_calls import WatchedBlock, watch
 from mulligan.session.state.session import Session as State
 from mulligan.session.state.slice_store import StoreHome, WrittenSlices
 from mulligan.session.state.slices import NO_ITEMS, PendingChanges, changes_block, pending_in
+from mulligan.session.subscribers import active
 from mulligan.store.protocol import Tx
 from mulligan.values.entries import Change
 from mulligan.values.errors import ExecutionStateError, MulliganError, PromptEvaluationError, Refused, fault

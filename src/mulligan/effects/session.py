@@ -26,8 +26,7 @@ from mulligan.effects.registry import effect_named, unknown_effect
 from mulligan.effects.session_boundary import HistoryAccess, is_known
 from mulligan.exec.command import Sink
 from mulligan.history import branches
-from mulligan.history import branches as asides
-from mulligan.history import undo as going_back
+from mulligan.history import undo as operations
 from mulligan.history.call import current_turn, during
 from mulligan.history.open_root import OpenRoot
 from mulligan.history.plan import OnConflict
@@ -41,13 +40,14 @@ from mulligan.session.bundle.redaction import PrivateNames, RedactionPolicy
 from mulligan.session.clients import Clients
 from mulligan.session.compaction import Summarizer
 from mulligan.session.importers import seed_from_jsonl
-from mulligan.session.lifecycle import SessionAccess, active, check_row_open
+from mulligan.session.lifecycle import SessionAccess, check_row_open
 from mulligan.session.roots import Roots
 from mulligan.session.state.orphan_calls import WatchedBlock, abort_orphans, watch
 from mulligan.session.state.session import Session as State
 from mulligan.session.state.session import Snapshot, SnapshotMetadata
 from mulligan.session.state.slice_store import home_of
 from mulligan.session.state.slices import current_changes
+from mulligan.session.subscribers import active
 from mulligan.session.tables import SESSIONS, session_journal
 from mulligan.session.transcript import Transcript
 from mulligan.session.transcript_log import Archive
@@ -297,7 +297,7 @@ class DurableSession(State):
             turns = tx.select(TURNS, {"session": self.id})
             return {
                 **self.transcript.view_in(tx, row),
-                **self.roots.view_in(tx, row.created_at),
+                **self.roots.view_in(tx),
                 **self.clients.view_in(tx),
                 "completed_turn_checkpoint_count": sum(turn.ended_at is not None for turn in turns),
                 "redo_checkpoint_count": tx.count(REDO, {"session": self.id}),
@@ -461,7 +461,7 @@ class DurableSession(State):
         how = self._how(on_conflict, dry_run, git)
         name = None if call is None else _named(call)
         wanted = None if paths is None else paths_from_wire(paths)
-        return going_back.undo(self._open_root, name, paths=wanted, hunks=hunks_from_wire(hunks), how=how)
+        return operations.undo(self._open_root, name, paths=wanted, hunks=hunks_from_wire(hunks), how=how)
 
     def _how(self, on_conflict: OnConflict, dry_run: bool = False, git: Git = "leave") -> UndoOptions:
         self._open_root.check_open()
@@ -476,7 +476,7 @@ class DurableSession(State):
 
     def redo(self, *, on_conflict: OnConflict = "merge", dry_run: bool = False) -> UndoResult:
         """Redo the last undo, restore, rollback or rewind of this session. Raises `nothing_to_redo`."""
-        return going_back.redo(self._open_root, how=self._how(on_conflict, dry_run))
+        return operations.redo(self._open_root, how=self._how(on_conflict, dry_run))
 
     def restore(
         self,
@@ -493,7 +493,7 @@ class DurableSession(State):
         Like every undo operation, this is a call itself and can be undone. Raises `unknown_call`.
         """
         how = self._how(on_conflict, dry_run, git)
-        return going_back.restore(
+        return operations.restore(
             self._open_root, _named(call), paths=paths_from_wire(paths), hunks=hunks_from_wire(hunks), how=how
         )
 
@@ -523,7 +523,7 @@ class DurableSession(State):
         if snapshot is not None:
             State.rollback(self, snapshot, preserve_logs=preserve_logs)
             return None
-        return going_back.rollback(self._open_root, how=self._how(on_conflict, dry_run, git), cancel_open=cancel_open)
+        return operations.rollback(self._open_root, how=self._how(on_conflict, dry_run, git), cancel_open=cancel_open)
 
     def rewind(
         self,
@@ -538,7 +538,7 @@ class DurableSession(State):
     ) -> UndoResult:
         """Move files, transcript or both back to a call or a message. `to` is an id or a number of messages."""
         how = self._how(on_conflict, dry_run, git)
-        return going_back.rewind(self._open_root, _named(to), side=side, files=files, transcript=transcript, how=how)
+        return operations.rewind(self._open_root, _named(to), side=side, files=files, transcript=transcript, how=how)
 
     def fork(
         self,
@@ -606,13 +606,13 @@ class DurableSession(State):
         Raises `fs_op_not_allowed` and `path_not_allowed` where the session may not write.
         """
         path, may_write = self.roots.mounted_path(root, "merge_root"), self._judge(self._open_root, self.id).may_write
-        return asides.merge_sandboxed_root(
+        return branches.merge_sandboxed_root(
             self._open_root, self.id, path, on_conflict=on_conflict, dry_run=dry_run, may_write=may_write
         )
 
     def drop_root(self, root: str) -> None:
         """Delete the changes in a sandboxed root's copy. The root stays mounted."""
-        asides.drop_sandboxed_root(self._open_root, self.id, self.roots.mounted_path(root, "drop_root"))
+        branches.drop_sandboxed_root(self._open_root, self.id, self.roots.mounted_path(root, "drop_root"))
 
 
 def _named(point: T | CallWithId) -> T | str:

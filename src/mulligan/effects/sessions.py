@@ -23,10 +23,10 @@ from mulligan.session.lifecycle import (
     ancestry_in,
     check_open,
     checked_options,
-    current_id,
     is_deleted,
     session_in,
 )
+from mulligan.session.subscribers import current_id
 from mulligan.session.tables import SESSIONS, SessionRow
 from mulligan.session.transcript_log import length_of
 from mulligan.store.protocol import Tx

@@ -20,7 +20,6 @@ from datetime import timedelta
 from typing import Any
 
 from mulligan.session.lifecycle import SessionAccess, checked_options
-from mulligan.session.subscribers import wake_subscribers
 from mulligan.session.tables import CLIENTS, ClientRow
 from mulligan.session.transcript import Transcript
 from mulligan.session.transcript_log import Archive, append_event_in
@@ -81,8 +80,7 @@ class Clients:
     def _attach(self, verb: str, client: str, mode: str, options: Json) -> Json:
         prompts, permissions = _rights(mode, options)
         metadata = _checked_metadata(options)
-        with self._archive.store.write() as tx:
-            self._access.check_open(tx, verb)
+        with self._access.write(verb) as tx:
             before, now = controller_in(tx, self.id), self._archive.now()
             if mode == CONTROLLER and before not in (None, client):
                 self._demote(tx, before, asked=bool(options.get("takeover")))
@@ -102,9 +100,7 @@ class Clients:
             )
             tx.put(CLIENTS, row)
             action = "takeover" if options.get("takeover") else "attached"
-            answer = self._told(tx, row.client, before=before, event={"action": action, "client": _plain(row)})
-        wake_subscribers(self._archive.store)
-        return answer
+            return self._recorded(tx, row.client, before=before, event={"action": action, "client": _plain(row)})
 
     def _demote(self, tx: Tx, controller: str | None, *, asked: bool) -> None:
         if not asked:
@@ -115,20 +111,20 @@ class Clients:
     def detach(self, client_id: str, opts: Options = None, /, **given: Any) -> Json:
         """Remove a client; `reason` says why. If it was the controller, the session has no controller afterwards."""
         options = _options("detach", opts, given, _DETACH)
-        with self._archive.store.write() as tx:
-            row = self._attached(tx, client_id, "detach")
+        client = _parse_client(client_id)
+        with self._access.write("detach") as tx:
+            row = self._attached(tx, client, "detach")
             before = controller_in(tx, self.id)
             tx.delete(CLIENTS, self.id, row.client)
             event = {"action": "detached", "client_id": row.client, "mode": row.mode, "reason": DEFAULT_DETACH_REASON}
-            answer = self._told(tx, None, before=before, event={**event, **options})
-        wake_subscribers(self._archive.store)
-        return answer
+            return self._recorded(tx, None, before=before, event={**event, **options})
 
     def heartbeat(self, client_id: str, opts: Options = None, /, **given: Any) -> Json:
         """Record that the client is still attached. `metadata` replaces the client's metadata."""
         metadata = _checked_metadata(_options("heartbeat", opts, given, _METADATA))
-        with self._archive.store.write() as tx:
-            row, now = self._attached(tx, client_id, "heartbeat"), self._archive.now()
+        client = _parse_client(client_id)
+        with self._access.write("heartbeat") as tx:
+            row, now = self._attached(tx, client, "heartbeat"), self._archive.now()
             seen = replace(row, last_seen_at=max(now, row.last_seen_at), metadata=_kept(metadata, row))
             before, changes = controller_in(tx, self.id), seen.metadata != row.metadata
             if not changes and not _is_due(row, now):
@@ -136,18 +132,14 @@ class Clients:
                 return self._state(tx, row.client, before=before)
             tx.put(CLIENTS, replace(seen, beat_told_at=now))
             event: Json = {"action": "heartbeat", "client_id": row.client, "last_seen_at": now}
-            answer = self._told(
-                tx, row.client, before=before, event=event | ({"metadata": metadata} if changes else {})
-            )
-        wake_subscribers(self._archive.store)
-        return answer
+            event |= {"metadata": metadata} if changes else {}
+            return self._recorded(tx, row.client, before=before, event=event)
 
     # Read.
 
     def live_clients(self) -> list[Json]:
         """The attached clients, by id. A client without a heartbeat for a minute is stale, and stays attached."""
-        with self._archive.store.read() as tx:
-            self._access.check_open(tx, "live_clients")
+        with self._access.read("live_clients") as tx:
             return clients_in(tx, self._archive, self.id)
 
     def view_in(self, tx: Tx) -> Json:
@@ -171,7 +163,7 @@ class Clients:
         self._transcript.append(
             message,
             verb,
-            lambda tx: self._check_right(tx, client, verb, "prompt_injection"),
+            check=lambda tx: self._check_right(tx, client, verb, "prompt_injection"),
             then=lambda tx: tx.update(CLIENTS, self.id, client, last_seen_at=self._archive.now()),
         )
 
@@ -180,18 +172,16 @@ class Clients:
         metadata = _checked_metadata(_options("route_permission", opts, given, _METADATA))
         client, asked = _parse_client(client_id), _checked_request(request)
         told = {"request_id": _request_id(asked), "request": asked, "metadata": metadata or {}}
-        with self._archive.store.write() as tx:
+        with self._access.write("route_permission") as tx:
             self._check_right(tx, client, "route_permission", "permission_routing")
             tx.update(CLIENTS, self.id, client, last_seen_at=self._archive.now())
             event = {"action": "permission_routed", "client_id": client, **told}
             append_event_in(tx, self._archive, self.id, ROUTE_EVENT, metadata=event)
             shown = self._state(tx, client, before=client)["client"]
-        wake_subscribers(self._archive.store)
         return {"action": "permission_routed", "client": shown, **told}
 
     def _check_right(self, tx: Tx, client: str, verb: str, right: str) -> None:
-        """Checks in this order: the session is open, the client controls it, the client has the right."""
-        self._access.check_open(tx, verb)
+        """Checks in this order: the client controls the session, the client has the right."""
         row = tx.get(CLIENTS, self.id, client)
         if row is None or row.mode != CONTROLLER:
             active = controller_in(tx, self.id)
@@ -204,16 +194,14 @@ class Clients:
 
     # Internal.
 
-    def _attached(self, tx: Tx, client_id: str, verb: str) -> ClientRow:
-        client = _parse_client(client_id)
-        self._access.check_open(tx, verb)
+    def _attached(self, tx: Tx, client: str, verb: str) -> ClientRow:
         row = tx.get(CLIENTS, self.id, client)
         if row is None:
             words = f"{verb}: {client!r} is not attached to session {self.id!r}."
             raise fault("client_not_attached", words, client_id=client)
         return row
 
-    def _told(self, tx: Tx, client: str | None, *, before: str | None, event: Json) -> Json:
+    def _recorded(self, tx: Tx, client: str | None, *, before: str | None, event: Json) -> Json:
         """Record the change as an event, and return it with the state of the clients."""
         answer = self._state(tx, client, before=before)
         control = {name: answer[name] for name in ("previous_controller_id", "active_controller_id")}

@@ -2,7 +2,6 @@
 
 - `SessionAccess` checks that a session is open and appends to its journal. `LiveSessions` keeps the session objects
   that this process used last; a session that leaves memory is still in the store.
-- `active` and `current_id` name the current session in a context variable. Tasks inherit it; a thread does not.
 - Facts are small named values: the system prompt, the scratchpad, the pins. A fork inherits its parent's facts. A reset
   removes `RESET_FACTS` and keeps the others.
 - Forks share the messages from before the fork; `ancestry_in` follows the parents up to the first session.
@@ -14,11 +13,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from mulligan.session.messages import is_continuable
+from mulligan.session.subscribers import wake_subscribers
 from mulligan.session.tables import (
     APPENDED,
     BOUNDARIES,
@@ -59,7 +60,6 @@ from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import SessionId, parse_user_id
 from mulligan.values.limits import MIB_BYTES
 from mulligan.values.paths import is_inside
-from mulligan.values.scoped_var import ScopedVar
 
 # The close status of a deleted session.
 DELETED = "deleted"
@@ -68,7 +68,7 @@ _PAGE, _END = 200, 2**62
 
 
 class SessionAccess:
-    """One session in the store, as its transcript, its clients and its roots read and write it."""
+    """One session in the store. Its transcript, its clients and its roots read and write it through this object."""
 
     def __init__(
         self, archive: Archive, session: SessionId, root: str, *, check_usable: Callable[[], None] = lambda: None
@@ -82,6 +82,21 @@ class SessionAccess:
         """Raises `session_not_found` or `session_closed`, or what `check_usable` raises for a closed workspace."""
         self._check_usable()
         return check_open(tx, self.id, verb)
+
+    @contextmanager
+    def read(self, verb: str) -> Iterator[Tx]:
+        """A transaction that reads. Raises like `check_open`."""
+        with self.archive.store.read() as tx:
+            self.check_open(tx, verb)
+            yield tx
+
+    @contextmanager
+    def write(self, verb: str) -> Iterator[Tx]:
+        """A transaction that writes. Raises like `check_open`. Subscribers receive the new records after the commit."""
+        with self.archive.store.write() as tx:
+            self.check_open(tx, verb)
+            yield tx
+        wake_subscribers(self.archive.store)
 
     def append(self, tx: Tx, kind: str, body: Mapping[str, Any]) -> None:
         self.archive.journal.append(tx, session_journal(self.id), kind, body, at=self.archive.now())
@@ -169,18 +184,6 @@ class LiveSessions(Generic[S]):
         """The live sessions; the one that was used longest ago comes first."""
         with self._lock:
             return list(self._live)
-
-
-_active: ScopedVar[SessionId] = ScopedVar("mulligan_session")
-
-
-def current_id() -> SessionId | None:
-    """The innermost current session of this thread or task; None outside all sessions."""
-    return _active.now()
-
-
-active = _active.block
-"""A block in which this is the current session."""
 
 
 FACT_MAX_BYTES = MIB_BYTES

@@ -13,8 +13,7 @@ from dataclasses import replace
 from typing import Any, Literal, get_args
 
 from mulligan.session.lifecycle import SessionAccess, checked_options, fact, set_facts_in
-from mulligan.session.subscribers import wake_subscribers
-from mulligan.session.tables import FACTS, FactRow
+from mulligan.session.tables import FACTS, SESSIONS, FactRow
 from mulligan.session.transcript_log import event_body
 from mulligan.store.journal import Record
 from mulligan.store.protocol import Table, Tx
@@ -61,11 +60,10 @@ class WorkspaceAnchor:
     def copied_to(self, directory: str) -> WorkspaceAnchor:
         """The anchor for a session in a copy of the primary root. Roots mounted inside it move into the copy."""
         own = len(self.primary.rstrip("/"))
-        inside = (
-            replace(one, path=directory + one.path[own:]) for one in self.mounts if is_inside(one.path, self.primary)
-        )
-        beside = (one for one in self.mounts if not is_inside(one.path, self.primary))
-        return replace(self, primary=directory, mounts=(*beside, *inside))
+        inside = [one for one in self.mounts if is_inside(one.path, self.primary)]
+        beside = [one for one in self.mounts if one not in inside]
+        moved = (replace(one, path=directory + one.path[own:]) for one in inside)
+        return replace(self, primary=directory, mounts=(*beside, *moved))
 
     def without(self, path: str) -> WorkspaceAnchor:
         return replace(self, mounts=tuple(one for one in self.mounts if one.path != path))
@@ -106,18 +104,8 @@ SANDBOXED_ROOTS: Table[SandboxedRootRow] = Table("asides", SandboxedRootRow, key
 
 def project_sandboxed_root(tx: Tx, record: Record) -> None:
     body = record.payload
-    tx.put(
-        SANDBOXED_ROOTS,
-        SandboxedRootRow(
-            session=body["session"],
-            path=body["path"],
-            directory=body["directory"],
-            source=body["source"],
-            root=body["root"],
-            manifest=body["manifest"],
-            created_at=record.at,
-        ),
-    )
+    names = ("session", "path", "directory", "source", "root", "manifest")
+    tx.put(SANDBOXED_ROOTS, SandboxedRootRow(**{name: body[name] for name in names}, created_at=record.at))
 
 
 def project_sandboxed_root_ended(tx: Tx, record: Record) -> None:
@@ -161,9 +149,8 @@ class Roots:
 
     def workspace_anchor(self) -> Json:
         """The roots of the session: `{primary, additional_roots, anchored_at}`."""
-        with self._archive.store.read() as tx:
-            row = self._access.check_open(tx, "workspace_anchor")
-            return self._anchor(tx, row.created_at).to_json()
+        with self._access.read("workspace_anchor") as tx:
+            return self._anchor(tx).to_json()
 
     def set_workspace_anchor(self, anchor: str | Mapping[str, Any] | None) -> bool:
         """Set the roots: a directory, or `{primary, additional_roots?}`. None: the root that the session was opened on.
@@ -171,22 +158,21 @@ class Roots:
         Refused while a sandboxed root has writes that are not merged.
         """
         now = self._archive.now()
-        with self._archive.store.write() as tx:
-            row = self._access.check_open(tx, "set_workspace_anchor")
-            before = self._anchor(tx, row.created_at)
+        with self._access.write("set_workspace_anchor") as tx:
+            before = self._anchor(tx)
             after = self._parsed(tx, anchor, now) if anchor is not None else WorkspaceAnchor(self._opened_at, (), now)
             self._refuse_unmerged(tx, None)
             details = {"previous": before.to_json(), "anchor": after.to_json()}
             self._put(tx, {ANCHOR: None if anchor is None else after.to_json()}, "AnchorChanged", details)
-        wake_subscribers(self._archive.store)
         return True
 
-    def view_in(self, tx: Tx, since: str) -> Json:
-        """The roots' part of a session's view. `since`: when the session was opened."""
-        return {"workspace_anchor": self._anchor(tx, since).to_json(), "workspace_policy": self._policy(tx)}
+    def view_in(self, tx: Tx) -> Json:
+        """The roots' part of a session's view."""
+        return {"workspace_anchor": self._anchor(tx).to_json(), "workspace_policy": self._policy(tx)}
 
-    def _anchor(self, tx: Tx, since: str) -> WorkspaceAnchor:
-        return anchor_in(tx, self.id) or WorkspaceAnchor(self._opened_at, (), since)
+    def _anchor(self, tx: Tx) -> WorkspaceAnchor:
+        found, row = anchor_in(tx, self.id), tx.get(SESSIONS, self.id)
+        return found or WorkspaceAnchor(self._opened_at, (), "" if row is None else row.created_at)
 
     def _parsed(self, tx: Tx, given: str | Mapping[str, Any], now: str) -> WorkspaceAnchor:
         body = {"primary": given} if isinstance(given, str) else given
@@ -224,19 +210,16 @@ class Roots:
 
     def workspace_policy(self) -> Json:
         """The defaults for roots that will be mounted."""
-        with self._archive.store.read() as tx:
-            self._access.check_open(tx, "workspace_policy")
+        with self._access.read("workspace_policy") as tx:
             return self._policy(tx)
 
     def set_workspace_policy(self, policy: Mapping[str, Any]) -> bool:
         """Update the defaults: `default_mount_mode` applies to roots that are mounted later without a mode."""
         given = checked_options("a workspace policy", policy, {"default_mount_mode": str})
-        with self._archive.store.write() as tx:
-            self._access.check_open(tx, "set_workspace_policy")
+        with self._access.write("set_workspace_policy") as tx:
             after = {**self._policy(tx), **given}
             _checked_mode(after["default_mount_mode"])
             self._put(tx, {POLICY: after}, "WorkspacePolicyChanged", {"policy": after})
-        wake_subscribers(self._archive.store)
         return True
 
     def _policy(self, tx: Tx) -> Json:
@@ -252,10 +235,8 @@ class Roots:
 
         Returns `{ok: False, error}` for a root that cannot be mounted.
         """
-        asked = {
-            **checked_options("add_root", opts, {"mount_mode": str}),
-            **checked_options("add_root", given, {"mount_mode": str}),
-        }
+        kinds = {"mount_mode": str}
+        asked = {**checked_options("add_root", opts, kinds), **checked_options("add_root", given, kinds)}
         if "mount_mode" in asked:
             _checked_mode(asked["mount_mode"])
         try:
@@ -265,9 +246,8 @@ class Roots:
 
     def _mounted(self, root: str, asked: str | None) -> str:
         path, now = self._directory(root), self._archive.now()
-        with self._archive.store.write() as tx:
-            row = self._access.check_open(tx, "add_root")
-            anchor, mount = self._anchor(tx, row.created_at), Mount(path, self._mode(tx, asked), now)
+        with self._access.write("add_root") as tx:
+            anchor, mount = self._anchor(tx), Mount(path, self._mode(tx, asked), now)
             if path == anchor.primary:
                 raise fault("invalid_path", f"{root!r} is the primary root.")
             known = anchor.mount(path)
@@ -277,7 +257,6 @@ class Roots:
                 raise fault("invalid_params", f"A session may have at most {ROOTS_MAX} additional roots.")
             after = replace(anchor, mounts=(*anchor.without(path).mounts, mount))
             self._put(tx, {ANCHOR: after.to_json()}, "RootMounted", mount.to_json())
-        wake_subscribers(self._archive.store)
         return now
 
     def remove_root(self, root: str) -> Json:
@@ -290,8 +269,7 @@ class Roots:
 
     def _unmounted(self, root: str) -> None:
         real = _real(root)
-        with self._archive.store.write() as tx:
-            self._access.check_open(tx, "remove_root")
+        with self._access.write("remove_root") as tx:
             anchor = anchor_in(tx, self.id)
             if anchor is None:
                 return
@@ -302,13 +280,11 @@ class Roots:
             self._refuse_unmerged(tx, mount.path)
             after = anchor.without(mount.path)
             self._put(tx, {ANCHOR: after.to_json()}, "RootUnmounted", mount.to_json())
-        wake_subscribers(self._archive.store)
 
     def mounted_path(self, root: str, verb: str) -> str:
         """The real path of a mounted root. Raises `unknown_root`."""
         real = _real(root)
-        with self._archive.store.read() as tx:
-            self._access.check_open(tx, verb)
+        with self._access.read(verb) as tx:
             anchor = anchor_in(tx, self.id)
         found = None if anchor is None else anchor.mount(real) or anchor.mount(root)
         if found is None:
@@ -317,9 +293,8 @@ class Roots:
 
     def list_roots(self) -> Json:
         """The roots of the session: `{primary, additional}`."""
-        with self._archive.store.read() as tx:
-            row = self._access.check_open(tx, "list_roots")
-            anchor = self._anchor(tx, row.created_at)
+        with self._access.read("list_roots") as tx:
+            anchor = self._anchor(tx)
         return {"primary": anchor.primary, "additional": [mount.to_json() for mount in anchor.mounts]}
 
     # Internal.

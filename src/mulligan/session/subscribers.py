@@ -2,17 +2,15 @@
 
 `EventBus` calls listeners by the type of an event. An error of a listener is reported and changes nothing else.
 
-A `Subscription` passes every event of a session to a function, in order and without a gap.
+A `Subscription` passes every event of a session to a function, in order and without a gap. Each subscription reads the
+journal from its own position on its own thread. So any thread or process may write, a slow subscriber delays only
+itself, and a writer never waits for a subscriber. When a function raises, Mulligan logs the error, keeps the newest one
+in `error`, and goes on with the next event. Inside the function, `current_id` is the session.
 
-Each subscription reads the journal from its own position on its own thread. So any thread or process may write, a slow
-subscriber delays only itself, and a writer never waits for a subscriber. When a function raises, Mulligan logs the
-error, keeps the newest one in `error`, and goes on with the next event.
-
-The events that subscribers and attached clients receive for one record of a session's journal.
-
-The transcript's own events (`transcript_log.event_in`) come unchanged. `live_events_in` also describes records that
-change the session in another way (the window was cut, a call began, ended or was undone), so that a client can follow
-the whole session. It describes them when they are read; the journal stores nothing for them.
+Subscribers and attached clients receive the transcript's own events (`transcript_log.event_in`) unchanged.
+`live_events_in` also describes records that change the session in another way (the window was cut, a call began, ended
+or was undone), so that a client can follow the whole session. It describes them when they are read; the journal stores
+nothing for them.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from mulligan.session.lifecycle import active
 from mulligan.session.tables import session_journal
 from mulligan.session.transcript_log import Archive, Event, event_body, event_in, event_of, head_of, id_of
 from mulligan.store.fork_locks import fork_safe_lock, shared_lock
@@ -34,6 +31,18 @@ from mulligan.store.protocol import Store, Tx
 from mulligan.values.clock import monotonic_s
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import SessionId
+from mulligan.values.scoped_var import ScopedVar
+
+_active: ScopedVar[SessionId] = ScopedVar("mulligan_session")
+
+
+def current_id() -> SessionId | None:
+    """The innermost current session of this thread or task; None outside all sessions."""
+    return _active.now()
+
+
+active = _active.block
+"""A block in which this is the current session. Tasks inherit it; a thread does not."""
 
 Listener = Callable[[Any], object]
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from itertools import islice
 from typing import Any, Literal, get_args
 
 from mulligan.session.compaction import Compacted, Options, Summarizer, compacted, parse_options
@@ -31,7 +32,6 @@ from mulligan.session.lifecycle import (
     TOOL_FORMAT,
     Ancestry,
     SessionAccess,
-    active,
     ancestry_in,
     checked_count,
     checked_options,
@@ -44,7 +44,7 @@ from mulligan.session.lifecycle import (
 )
 from mulligan.session.messages import Prompt, Shape, for_model
 from mulligan.session.state.slice_store import copy_slices_in
-from mulligan.session.subscribers import CLOSED_EVENT, Callback, Subscription, hub_of, wake_subscribers
+from mulligan.session.subscribers import CLOSED_EVENT, Callback, Subscription, active, hub_of
 from mulligan.session.tables import (
     CLIENTS,
     SESSIONS,
@@ -68,10 +68,8 @@ from mulligan.session.transcript_log import (
     event_body,
     event_in,
     events_in,
-    events_of,
     head_of,
     length_of,
-    messages_of,
     number_at,
     pack_message,
     text_of,
@@ -145,35 +143,32 @@ class Transcript:
 
     def length(self) -> int:
         """How many messages are in the context window."""
-        with self._archive.store.read() as tx:
-            self._access.check_open(tx, "length")
+        with self._access.read("length") as tx:
             return length_of(tx, self.id)
 
     def messages(self, start: int = 0, stop: int | None = None) -> list[Message]:
         """The messages of the context window, or a part of them. Each is the caller's own copy."""
-        with self._archive.store.read() as tx:
-            self._access.check_open(tx, "messages")
-        return messages_of(self._archive, self.id, checked_count("start", start), stop)
+        with self._access.read("messages") as tx:
+            found = entries_in(tx, self._archive, self.id, start=checked_count("start", start), stop=stop)
+            return [entry.message for entry in found]
 
     def message_ids(self) -> list[str]:
         """The ids of the messages in the context window, which `fork` and `rewind` take."""
-        with self._archive.store.read() as tx:
-            self._access.check_open(tx, "message_ids")
+        with self._access.read("message_ids") as tx:
             return [entry.id for entry in entries_in(tx, self._archive, self.id)]
 
     def events(self, *, after: int = 0, limit: int | None = None) -> list[Event]:
         """All that happened, oldest first. `after`: only this session's own events after that record."""
-        with self._archive.store.read() as tx:
-            self._access.check_open(tx, "events")
-        return events_of(self._archive, self.id, after=after, limit=limit)
+        with self._access.read("events") as tx:
+            found = events_in(tx, self._archive, self.id, after=after)
+            return list(found if limit is None else islice(found, max(0, limit)))
 
     def for_model(self, shape: Shape = "openai", *, system: str | None = None) -> Prompt:
         """The messages in the form that a model accepts: every tool call has its result, wherever the window was cut.
 
         `system` replaces the system prompt of the session; see `session.messages`.
         """
-        with self._archive.store.read() as tx:
-            self._access.check_open(tx, "for_model")
+        with self._access.read("for_model") as tx:
             own = fact(tx, self.id, SYSTEM_PROMPT)
         return for_model(self.messages(), shape, system=system or own)
 
@@ -209,8 +204,7 @@ class Transcript:
 
     def ancestry(self) -> Ancestry:
         """The session that this one was forked from, its own forks, and the first session of the line."""
-        with self._archive.store.read() as tx:
-            self._access.check_open(tx, "ancestry")
+        with self._access.read("ancestry") as tx:
             found = ancestry_in(tx, self.id)
         assert found is not None, "a session that is open was opened"
         return found
@@ -219,14 +213,14 @@ class Transcript:
 
     def inject(self, message: Mapping[str, Any], *, id: str | None = None) -> Event:
         """Append a message. It needs a role; Mulligan stores the rest unchanged. A message empties the redo stack."""
-        return self.append(message, "inject", lambda tx: self._access.check_open(tx, "inject"), id=id)
+        return self.append(message, "inject", id=id)
 
     def append(
         self,
         message: Mapping[str, Any],
         verb: str,
-        check: Callable[[Tx], object],
         *,
+        check: Callable[[Tx], object] = lambda _: None,
         then: Callable[[Tx], object] = lambda _: None,
         id: str | None = None,
     ) -> Event:
@@ -235,13 +229,12 @@ class Transcript:
             ready = pack_message(self._archive, message, id=id)
             # The collector may delete a large body between its packing and our transaction; then we pack it again.
             with suppress(BlobVanishedError):
-                with self._archive.store.write() as tx:
+                with self._access.write(verb) as tx:
                     check(tx)
                     refused = self._make_room(tx, verb)
                     if refused is None:
                         event = event_in(tx, self._archive, append_message_in(tx, self._archive, self.id, ready))
                         then(tx)
-                wake_subscribers(self._archive.store)
                 # Raised only here, because the transaction records that the budget refused the message.
                 if refused is not None:
                     raise refused
@@ -250,10 +243,8 @@ class Transcript:
 
     def emit(self, kind: str, metadata: Mapping[str, Any] | None = None, *, text: str = "") -> None:
         """Append an event that is not a message: not counted, not sent to a model, and the redo stack stays."""
-        with self._archive.store.write() as tx:
-            self._access.check_open(tx, "emit")
+        with self._access.write("emit") as tx:
             append_event_in(tx, self._archive, self.id, kind, metadata=metadata, text=text)
-        wake_subscribers(self._archive.store)
 
     def active(self) -> AbstractContextManager[None]:
         """A block in which this is the current session."""
@@ -263,19 +254,16 @@ class Transcript:
 
     def reset(self) -> None:
         """Empty the context window. The id, subscribers, clients, lineage, pins and workspace stay, and the journal."""
-        with self._archive.store.write() as tx:
-            self._access.check_open(tx, "reset")
+        with self._access.write("reset") as tx:
             head = head_of(tx, self.id)
             facts = dict.fromkeys(name for name in facts_of(tx, self.id) if name in RESET_FACTS)
             body = {"verb": "reset", "spans": [], "log": [], "log_after": head + 1, "was": head, "facts": facts}
             self._access.append(tx, "window.changed", body)
-        wake_subscribers(self._archive.store)
 
     def trim(self, keep_last: int) -> int:
         """Keep only the last `keep_last` messages in the window. Returns how many messages it has now."""
         checked_count("keep_last", keep_last)
-        with self._archive.store.write() as tx:
-            self._access.check_open(tx, "trim")
+        with self._access.write("trim") as tx:
             window = window_of(tx, self.id)
             kept = part(window, max(0, length(window) - keep_last), length(window))
             if kept != window:
@@ -285,8 +273,7 @@ class Transcript:
     def truncate(self, keep_first: int) -> dict[str, Any]:
         """Keep only the first `keep_first` messages in the window, and remove the summary."""
         checked_count("keep_first", keep_first)
-        with self._archive.store.write() as tx:
-            self._access.check_open(tx, "truncate")
+        with self._access.write("truncate") as tx:
             window = window_of(tx, self.id)
             kept = part(window, 0, keep_first)
             if kept != window:
@@ -319,8 +306,7 @@ class Transcript:
             raise fault("invalid_params", "The options of compact must be an object.", field="opts")
         options = parse_options({**(opts or {}), **given})
         for _ in range(_COMPACT_TRIES):
-            with self._archive.store.read() as tx:
-                self._access.check_open(tx, "compact")
+            with self._access.read("compact") as tx:
                 window_seq = window_row(tx, self.id).seq
                 messages = [entry.message for entry in entries_in(tx, self._archive, self.id)]
             # A model may take minutes to summarise, so no transaction is open here.
@@ -337,8 +323,7 @@ class Transcript:
         """None if another process has set another window since we read it. Messages appended since then stay."""
         summaries = [pack_message(self._archive, one) for one in done.summaries]
         shortened = {place: pack_message(self._archive, one) for place, one in done.shortened.items()}
-        with self._archive.store.write() as tx:
-            self._access.check_open(tx, "compact")
+        with self._access.write("compact") as tx:
             if window_row(tx, self.id).seq != window_seq:
                 return None
             now, was = window_of(tx, self.id), head_of(tx, self.id)
@@ -356,7 +341,6 @@ class Transcript:
             }
             facts = {SUMMARY: "\n\n".join(text_of(one) for one in done.summaries) or None}
             self._set_window(tx, "compact", kept, was=was, facts=facts, event=event_body("compaction", metadata))
-        wake_subscribers(self._archive.store)
         return length(kept)
 
     def _insert(self, tx: Tx, message: PackedMessage) -> MessageSpan:
@@ -367,8 +351,7 @@ class Transcript:
     def set_budget(self, budget: Mapping[str, Any] | None) -> None:
         """Bound how many messages the window may hold; None removes the bound. Refused if there are more already."""
         parsed = None if budget is None else parse_budget(budget)
-        with self._archive.store.write() as tx:
-            self._access.check_open(tx, "set_budget")
+        with self._access.write("set_budget") as tx:
             if parsed is not None and length_of(tx, self.id) > parsed.max_messages:
                 raise fault("transcript_budget_exceeded", "The context window has more messages than that already.")
             set_facts_in(tx, self._archive, self.id, {BUDGET: None if parsed is None else parsed.to_json()})
@@ -409,8 +392,7 @@ class Transcript:
 
     def scratchpad(self) -> dict[str, Any] | None:
         """The agent's own notes; None if there are none."""
-        with self._archive.store.read() as tx:
-            self._access.check_open(tx, "scratchpad")
+        with self._access.read("scratchpad") as tx:
             found: dict[str, Any] | None = fact(tx, self.id, SCRATCHPAD)
             return found
 
@@ -429,8 +411,7 @@ class Transcript:
         return self._set_scratchpad(None, opts)
 
     def _set_scratchpad(self, content: dict[str, Any] | None, opts: Mapping[str, Any] | None) -> dict[str, Any]:
-        with self._archive.store.write() as tx:
-            self._access.check_open(tx, "scratchpad")
+        with self._access.write("scratchpad") as tx:
             options = checked_options("the scratchpad", opts, _SCRATCHPAD_OPTIONS)
             version = (fact(tx, self.id, SCRATCHPAD_VERSION) or 0) + 1
             # The event gives sizes and no content, because subscribers may be other programs.
@@ -442,22 +423,18 @@ class Transcript:
             event = {"version": version, "cleared": content is None, "counts": counts, **options}
             facts = {SCRATCHPAD: content, SCRATCHPAD_VERSION: version}
             set_facts_in(tx, self._archive, self.id, facts, event=event_body("agent_scratchpad", event))
-        wake_subscribers(self._archive.store)
         return {"ok": True, "version": version, "scratchpad": content}
 
     def set_system_prompt(self, text: str | None) -> None:
         """Set the text that a model receives before the messages; None removes it."""
-        with self._archive.store.write() as tx:
-            self._access.check_open(tx, "set_system_prompt")
+        with self._access.write("set_system_prompt") as tx:
             if fact(tx, self.id, SYSTEM_PROMPT) != text:
                 event = event_body("system_prompt", {"chars": len(text or "")})
                 set_facts_in(tx, self._archive, self.id, {SYSTEM_PROMPT: text}, event=event)
-        wake_subscribers(self._archive.store)
 
     def claim_tool_format(self, tool_format: str) -> None:
         """Fix the format of tool calls in this session. The first caller decides; another format is refused later."""
-        with self._archive.store.write() as tx:
-            self._access.check_open(tx, "claim_tool_format")
+        with self._access.write("claim_tool_format") as tx:
             locked = fact(tx, self.id, TOOL_FORMAT)
             if locked is not None and locked != tool_format:
                 words = f"This session uses the tool format {locked!r}, not {tool_format!r}."
@@ -467,8 +444,7 @@ class Transcript:
 
     def pin(self, *, model: str | None = None, reasoning_policy: Mapping[str, Any] | str | None = None) -> None:
         """Fix the model and how it reasons. Forks inherit pins, a reset keeps them, None removes one."""
-        with self._archive.store.write() as tx:
-            self._access.check_open(tx, "pin")
+        with self._access.write("pin") as tx:
             facts = {PINNED_MODEL: model, PINNED_REASONING: reasoning_policy}
             set_facts_in(tx, self._archive, self.id, facts)
 
@@ -477,8 +453,7 @@ class Transcript:
     def fork_at(self, keep_first: int, dst: str | None = None) -> SessionId:
         """Fork with only the first `keep_first` messages. Returns the id of the child."""
         checked_count("keep_first", keep_first)
-        with self._archive.store.write() as tx:
-            self._access.check_open(tx, "fork_at")
+        with self._access.write("fork_at") as tx:
             window = window_of(tx, self.id)
             child = fresh_id(tx, self._archive, dst)
             if keep_first > length(window):
@@ -492,8 +467,7 @@ class Transcript:
 
     def fork_talk(self, dst: str | None = None) -> SessionId:
         """Fork with the whole transcript. Returns the id of the child."""
-        with self._archive.store.write() as tx:
-            self._access.check_open(tx, "fork")
+        with self._access.write("fork") as tx:
             child = fresh_id(tx, self._archive, dst)
             fork_in(tx, self._archive, self.id, child, root=self._access.root)
             copy_slices_in(tx, self._archive.journal, self.id, child, at=self._archive.now())
@@ -502,12 +476,10 @@ class Transcript:
     def close(self, status: str | Mapping[str, Any] | None = None) -> None:
         """End the session and record why. Its history stays and can be undone; opening it again continues it."""
         event = event_body(CLOSED_EVENT, _close_metadata(status), visibility="public")
-        with self._archive.store.write() as tx:
-            self._access.check_open(tx, "close")
+        with self._access.write("close") as tx:
             self._access.append(tx, "session.closed", {"event": event})
             for row in tx.select(CLIENTS, {"session": self.id}):
                 tx.delete(CLIENTS, self.id, row.client)
-        wake_subscribers(self._archive.store)
 
     def reopen(self) -> None:
         """Continue a closed session; one that is open stays as it is."""
@@ -524,8 +496,8 @@ class Transcript:
         """Call a function with every event from now on, or after a record of the journal; see `session.subscribers`."""
         if not callable(callback):
             raise fault("invalid_params", "A subscriber must be a function.", field="cb")
-        with self._archive.store.read() as tx:
-            self._access.check_open(tx, "subscribe")
+        with self._access.read("subscribe"):
+            pass
         return hub_of(self._archive.store).subscribe(self._archive, self.id, callback, after=after)
 
     def subscriptions(self) -> Sequence[Subscription]:

@@ -228,16 +228,10 @@ class Entry:
     id: str
 
 
-def messages_of(archive: Archive, session: SessionId, start: int = 0, stop: int | None = None) -> list[Message]:
-    """The messages of the context window, or a part of them. Each is the caller's own copy."""
-    with archive.store.read() as tx:
-        return [entry.message for entry in entries_in(tx, archive, session, start=start, stop=stop)]
-
-
 def entries_in(
     tx: Tx, archive: Archive, session: SessionId, *, start: int = 0, stop: int | None = None
 ) -> Iterator[Entry]:
-    """As `messages_of`, each with its position."""
+    """The messages of the context window, or a part of them, each with its position and as the caller's own copy."""
     return entries_of(tx, archive, part(window_of(tx, session), start, _END if stop is None else stop))
 
 
@@ -287,21 +281,11 @@ def count_events(tx: Tx, session: SessionId) -> int:
     return row.log_base + row.events - row.log_from
 
 
-def events_of(archive: Archive, session: SessionId, *, after: int = 0, limit: int | None = None) -> list[Event]:
+def events_in(tx: Tx, archive: Archive, session: SessionId, *, after: int = 0) -> Iterator[Event]:
     """Events of the session, oldest first; inherited ones come before its own.
 
     `after`: only its own events after that record, for a reader that continues. A reset in between leaves no gap.
     """
-    with archive.store.read() as tx:
-        found: list[Event] = []
-        for event in events_in(tx, archive, session, after=after):
-            if limit is not None and len(found) >= limit:
-                break
-            found.append(event)
-        return found
-
-
-def events_in(tx: Tx, archive: Archive, session: SessionId, *, after: int = 0) -> Iterator[Event]:
     newest = window_row(tx, session)
     if not after:
         for source, since, upto, *_ in decode(newest.log):

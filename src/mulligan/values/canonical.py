@@ -56,3 +56,12 @@ def decode(data: bytes | str) -> Any:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise fault("invalid_json", f"Not valid JSON: {error}") from None
+
+
+def object_in(data: bytes | str) -> dict[str, Any]:
+    """The object in JSON text of another program; empty if it is not an object or not JSON."""
+    try:
+        found = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -18,16 +18,14 @@ from mulligan.effects.sessions import listed_in
 from mulligan.history.log import find_call, workspace_of
 from mulligan.history.tables import TURNS, changes_of
 from mulligan.servers.acp.undo import (
-    METHODS,
-    PREFIX,
     S0_CAPABILITIES,
     STRICT_CAPABILITIES,
-    STRICT_METHODS,
+    UNDO_METHODS,
     AcpWorkspace,
-    UndoMethods,
     Workspaces,
     close_for_client,
     param,
+    run_undo_method,
 )
 from mulligan.servers.acp.wire import (
     BACKEND,
@@ -35,16 +33,16 @@ from mulligan.servers.acp.wire import (
     METHOD_NOT_FOUND,
     NOT_FOUND,
     AcpError,
-    Later,
     Params,
     Wire,
+    invalid_params,
 )
 from mulligan.session.lifecycle import is_deleted, session_in
 from mulligan.session.messages import as_text, calls_in, results_in
 from mulligan.session.state.slices import UPDATE_PLAN, Plan
 from mulligan.session.transcript_log import text_of
 from mulligan.store.protocol import Tx
-from mulligan.values.canonical import decode
+from mulligan.values.canonical import object_in
 from mulligan.values.entries import Absent, Entry, FileEntry
 from mulligan.values.errors import MulliganError
 from mulligan.values.fast_dataclass import fast_dataclass
@@ -129,19 +127,10 @@ def replayed(messages: Sequence[Mapping[str, Any]], root: str) -> Iterator[Updat
         if message["role"] in ("user", "assistant") and text and not results:
             yield said(text, "user" if message["role"] == "user" else "agent")
         for call in (one for one in calls_in(message) if one.id not in planning):
-            arguments = call.arguments if isinstance(call.arguments, Mapping) else _read(call.arguments)
+            arguments = call.arguments if isinstance(call.arguments, Mapping) else object_in(str(call.arguments))
             yield tool_call(call.id, call.name, arguments, root=root)
         for result in (one for one in results if one.id not in planning):
             yield tool_ended(result.id, as_text(result.content), ok=not result.failed)
-
-
-def _read(arguments: object) -> Mapping[str, Any]:
-
-    try:
-        found = decode(arguments) if isinstance(arguments, str) else {}
-    except MulliganError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 Prompt = str | Sequence[Mapping[str, Any]]
@@ -220,24 +209,21 @@ class AcpAgent:
         own = _METHODS.get(method)
         if own is not None:
             return own(self, params)
-        back, strict = (STRICT_METHODS.get(method), True) if method.startswith(PREFIX) else (METHODS.get(method), False)
-        if back is None:
+        if method not in UNDO_METHODS:
             raise AcpError(METHOD_NOT_FOUND, "Method not found", {"method": method})
-        return self._undo(back, params, strict=strict)
+        return self._undo(method, params)
 
     # Sessions.
 
     def initialize(self, params: Params) -> Mapping[str, Any]:
-        ours: dict[str, Any] = {name: {} for name in STRICT_CAPABILITIES}
-        abilities = (*S0_CAPABILITIES, "fork", "delete")
         return {
             "protocolVersion": PROTOCOL_VERSION,
             "agentInfo": {"name": "mulligan", "title": "Mulligan", "version": self._config.version},
             "agentCapabilities": {
                 "loadSession": True,
                 "promptCapabilities": {"image": True, "embeddedContext": True},
-                "sessionCapabilities": {name: {} for name in abilities},
-                "_meta": {"mulligan": ours},
+                "sessionCapabilities": {name: {} for name in (*S0_CAPABILITIES, "fork", "delete")},
+                "_meta": {"mulligan": {name: {} for name in STRICT_CAPABILITIES}},
             },
             "authMethods": [],
         }
@@ -281,14 +267,13 @@ class AcpAgent:
         """Deletes an open or closed session; does nothing for an unknown one."""
         name = param(params, "sessionId")
         live = self._lives.get(name)
+        home = self._workspaces.home_of(name, closed=True)
         if live is not None:
             self._stop(live)
             with live.at_work:
                 live.workspace.sessions.delete(name)
             self._lives.pop(name, None)
-            return {}
-        home = self._workspaces.home_of(name, closed=True)
-        if home is not None:
+        elif home is not None:
             self._workspaces.at(home).sessions.delete(name)
         return {}
 
@@ -376,13 +361,12 @@ class AcpAgent:
 
     # Undo operations.
 
-    def _undo(self, back: Callable[[UndoMethods, Params], Any], params: Params, *, strict: bool) -> Any:
+    def _undo(self, method: str, params: Params) -> Any:
         live = self._found(params)
         if not live.at_work.acquire(blocking=False):
             raise AcpError(BACKEND, "prompt_active", {"status": "prompt_active"})
         try:
-            result = back(UndoMethods(live.session, lambda update: self.tell(live, update), strict), params)
-            return result if isinstance(result, Later) else dict(result)
+            return run_undo_method(method, live.session, params, lambda update: self.tell(live, update))
         finally:
             live.at_work.release()
 
@@ -466,7 +450,7 @@ _METHODS: Mapping[str, Callable[[AcpAgent, Params], Any]] = {
 def _folder(params: Params) -> str:
     folder = params.get("cwd")
     if not isinstance(folder, str) or not os.path.isabs(folder) or not os.path.isdir(folder):
-        raise AcpError(INVALID_PARAMS, "cwd is an absolute path of a folder.", {"status": "invalid_params"})
+        raise invalid_params("cwd is an absolute path of a folder.")
     return folder
 
 
@@ -486,7 +470,7 @@ def _modes(live: AgentSession) -> dict[str, Any]:
 def _content(blocks: object) -> Prompt:
     """A prompt's blocks as a message: plain text if there is only text, else message parts."""
     if not isinstance(blocks, list) or not blocks:
-        raise AcpError(INVALID_PARAMS, "prompt is a list of content blocks.", {"status": "invalid_params"})
+        raise invalid_params("prompt is a list of content blocks.")
     parts = [_part(block) for block in blocks if isinstance(block, dict)]
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)

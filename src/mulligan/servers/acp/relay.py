@@ -20,7 +20,6 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from io import BufferedReader
-from types import FrameType
 from typing import Any, Generic, TypeVar, cast
 
 from mulligan.history.baseline import kernel_time_ns
@@ -38,27 +37,19 @@ from mulligan.servers.acp.recorder import (
     with_ours,
     with_preface,
 )
-from mulligan.servers.acp.undo import (
-    METHODS,
-    PREFIX,
-    STRICT_METHODS,
-    UndoMethods,
-    Workspaces,
-    param,
-)
+from mulligan.servers.acp.undo import STRICT_METHODS, Workspaces, param, run_undo_method
 from mulligan.servers.acp.wire import (
     BACKEND,
     INVALID_PARAMS,
     LINE_MAX_BYTES,
     METHOD_NOT_FOUND,
     AcpError,
-    Later,
     LongLine,
     Params,
     Wire,
     lines_of,
 )
-from mulligan.values.canonical import decode, encode
+from mulligan.values.canonical import encode, object_in
 from mulligan.values.errors import MulliganError
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.limits import MIB_BYTES
@@ -202,11 +193,11 @@ class Relay:
 
     def long_from_client(self, line: LongLine) -> None:
         _report_long_line("client")
-        self._agent.pass_on_long(line)
+        self._agent.pass_on(line)
 
     def _read_client_line(self, line: bytes) -> bytes | None:
         """The line for the agent; None if the proxy answers the request itself."""
-        frame = _read(line)
+        frame = object_in(line)
         method = frame.get("method")
         if method is None and "id" in frame and self._permissions.has_answer(frame):
             return None
@@ -251,22 +242,19 @@ class Relay:
         busy = str(param(params, "sessionId", required=False)) in self._prompting
         if method == "session/fork":
             self._worker.do(lambda: self._fork(frame))
-            return
-        back, strict = (STRICT_METHODS[method], True) if method.startswith(PREFIX) else (METHODS[method], False)
-        self._worker.do(
-            lambda: self._client.answer(frame, lambda *_: self._undo(back, params, strict=strict, busy=busy))
-        )
+        else:
+            undo = partial(self._undo, method, busy=busy)
+            self._worker.do(lambda: self._client.answer(frame, lambda _, params: undo(params)))
 
-    def _undo(self, back: Callable[[UndoMethods, Params], Any], params: Params, *, strict: bool, busy: bool) -> Any:
+    def _undo(self, method: str, params: Params, *, busy: bool) -> Any:
         live = self._live(params)
         if busy:
             raise AcpError(BACKEND, "prompt_active", {"status": "prompt_active"})
         session = param(params, "sessionId")
-        ways = UndoMethods(live.session, lambda update: self._tell(session, update), strict)
         try:
             # The agent owns its transcript, so it does not change.
-            done = back(ways, {**params, "transcript": False})
-            return done if isinstance(done, Later) else dict(done)
+            wanted = {**params, "transcript": False}
+            return run_undo_method(method, live.session, wanted, lambda update: self._tell(session, update))
         finally:
             live.files.scan()
 
@@ -318,12 +306,12 @@ class Relay:
 
     def long_from_agent(self, line: LongLine) -> None:
         _report_long_line("agent")
-        self._client.pass_on_long(line)
+        self._client.pass_on(line)
         self._agent_line_begun = False
 
     def _read_agent_line(self, line: bytes) -> bytes:
         """The line for the client."""
-        frame = _read(line) if _MATTERS.search(line) else {}
+        frame = object_in(line) if _MATTERS.search(line) else {}
         method = frame.get("method")
         if method == "session/update":
             self._updated(_params(frame), "update")
@@ -409,15 +397,6 @@ def _guarded(said: Callable[[bytes], bytes | None], line: bytes) -> bytes | None
         return line
 
 
-def _read(line: bytes) -> Frame:
-    """The frame in a line; empty if the line is not a JSON object."""
-    try:
-        found = decode(line)
-    except MulliganError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _params(frame: Frame) -> Params:
     found = frame.get("params")
     return found if isinstance(found, dict) else {}
@@ -431,7 +410,7 @@ def _key(frame: Frame) -> object:
 NOT_FOUND_CODE, NOT_RUNNABLE_CODE = 127, 126
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _GRACE_S = 5.0
-_LAST_WORDS_S = 2.0
+_LAST_LINES_S = 2.0
 
 
 def run_proxy(command: Sequence[str], *, workspaces: Workspaces, root: str | None = None) -> int:
@@ -442,32 +421,25 @@ def run_proxy(command: Sequence[str], *, workspaces: Workspaces, root: str | Non
         print(f"mulligan: cannot run {command[0]}: {error.strerror}", file=sys.stderr)
         return NOT_FOUND_CODE if isinstance(error, FileNotFoundError) else NOT_RUNNABLE_CODE
     for number in _SIGNALS:
-        signal.signal(number, _passing_on(agent))
+        signal.signal(number, lambda received, _: agent.send_signal(received))
     assert agent.stdin is not None and agent.stdout is not None
     # Copies of the descriptors: a thread that still reads at the end must not hold the interpreter's own streams.
     incoming, outgoing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     client = Wire(incoming, outgoing, _no_method)
     recorder = ProxyRecorder(workspaces, pid=agent.pid, root=root)
-    between = Relay(client, Wire(agent.stdout, agent.stdin, _no_method), recorder)
-    _pump(incoming, between.from_client, between.long_from_client, at_end=lambda: _end(agent))
+    relay = Relay(client, Wire(agent.stdout, agent.stdin, _no_method), recorder)
+    _pump(incoming, relay.from_client, relay.long_from_client, at_end=lambda: _end(agent))
     stdout = cast(BufferedReader, agent.stdout)
-    heard = _pump(stdout, between.from_agent, between.long_from_agent, line_begins=between.agent_line_begins)
+    reader = _pump(stdout, relay.from_agent, relay.long_from_agent, line_begins=relay.agent_line_begins)
     code = agent.wait()
     # The agent's children may keep its pipe open.
-    heard.join(_LAST_WORDS_S)
-    between.end("agent_died" if code else "session_ended", _GRACE_S)
+    reader.join(_LAST_LINES_S)
+    relay.end("agent_died" if code else "session_ended", _GRACE_S)
     return code if code >= 0 else 128 - code
 
 
 def _no_method(method: str, params: Params) -> Any:
     raise AcpError(METHOD_NOT_FOUND, "Method not found", {"method": method})
-
-
-def _passing_on(agent: subprocess.Popen[bytes]) -> Callable[[int, FrameType | None], None]:
-    def pass_on(number: int, _: FrameType | None) -> None:
-        agent.send_signal(number)
-
-    return pass_on
 
 
 def _pump(

@@ -23,7 +23,7 @@ from mulligan.history.plan import OnConflict
 from mulligan.history.scopes import drop_scopes
 from mulligan.history.tables import CALLS, CHANGES, ROOTS, CallRow
 from mulligan.history.undo import UndoResult
-from mulligan.servers.acp.wire import BACKEND, INVALID_PARAMS, AcpError, Later, Params
+from mulligan.servers.acp.wire import BACKEND, INVALID_PARAMS, AcpError, Later, Params, invalid_params
 from mulligan.session.lifecycle import session_in
 from mulligan.store.protocol import Store, Tx
 from mulligan.values.errors import MulliganError
@@ -150,6 +150,7 @@ Tell = Callable[[Mapping[str, Any]], None]
 
 _S0_STATUSES = {"nothing_to_undo": "no_checkpoint", "nothing_to_redo": "no_redo", "turn_open": "prompt_active"}
 _SKIPPED = ("conflicted", "skipped", "failed")
+_HUNK_MAX = 1_000_000
 
 
 def param(params: Mapping[str, Any], name: str, *, required: bool = True) -> Any:
@@ -157,7 +158,7 @@ def param(params: Mapping[str, Any], name: str, *, required: bool = True) -> Any
     snake = "".join(f"_{char.lower()}" if char.isupper() else char for char in name)
     found = params.get(name, params.get(snake))
     if required and (not isinstance(found, str) or not found):
-        raise AcpError(INVALID_PARAMS, f"{name} is missing.", {"status": "invalid_params"})
+        raise invalid_params(f"{name} is missing.")
     return found
 
 
@@ -191,44 +192,41 @@ class UndoMethods:
         return Later(body, lambda: self.tell(update))
 
     def rollback(self, params: Params) -> Mapping[str, Any]:
-        before = self.session.length()
         how = self._on_conflict(params)
-        done = self._try(lambda: self.session.rollback(on_conflict=how))
-        return self._moved("rolled_back", "session_rollback", done, before)
+        return self._move("rolled_back", "session_rollback", lambda: self.session.rollback(on_conflict=how))
 
     def redo(self, params: Params) -> Mapping[str, Any]:
-        before = self.session.length()
         how = self._on_conflict(params)
-        done = self._try(lambda: self.session.redo(on_conflict=how))
-        return self._moved("redone", "session_redo", done, before)
+        return self._move("redone", "session_redo", lambda: self.session.redo(on_conflict=how))
 
     def rewind(self, params: Params) -> Mapping[str, Any]:
-        before = self.session.length()
-        to, side = param(params, "to"), params.get("side", "before")
-        files, transcript = params.get("files", True), params.get("transcript", bool(params.get("talk", True)))
-        how = self._on_conflict(params)
-        done = self._try(lambda: self.session.rewind(to, side, on_conflict=how, files=files, transcript=transcript))
-        return self._moved("rewound", "session_rewind", done, before)
+        to, side, how = param(params, "to"), params.get("side", "before"), self._on_conflict(params)
+        parts = {
+            "files": params.get("files", True),
+            "transcript": params.get("transcript", bool(params.get("talk", True))),
+        }
+        return self._move("rewound", "session_rewind", lambda: self.session.rewind(to, side, on_conflict=how, **parts))
 
     def _asked_for(self, paths: object) -> tuple[list[str] | None, list[str]]:
         """The paths below the root, relative to it, and the other paths. None means all paths."""
         if paths is None or paths == []:
             return None, []
         if not isinstance(paths, list) or not all(isinstance(path, str) and "\0" not in path for path in paths):
-            raise AcpError(INVALID_PARAMS, "paths is a list of paths.", {"status": "invalid_params"})
+            raise invalid_params("paths is a list of paths.")
         below = {path: self._below(path) for path in paths}
         return [one for one in below.values() if one is not None], [path for path in below if below[path] is None]
 
-    def _asked_hunks(self, hunks: object) -> dict[str, list[int]] | None:
+    def _asked_hunks(self, hunks: Any) -> dict[str, list[int]] | None:
         """By path relative to the root. None means whole files."""
         if hunks is None or hunks == {}:
             return None
-        if not isinstance(hunks, dict) or not all(map(_is_indexes, hunks.values())):
-            raise AcpError(INVALID_PARAMS, "hunks is {path: [index]}.", {"status": "invalid_params"})
+        lists: list[Any] = list(hunks.values()) if isinstance(hunks, dict) else [None]
+        if not all(isinstance(one, list) and all(type(n) is int and 0 <= n <= _HUNK_MAX for n in one) for one in lists):
+            raise invalid_params("hunks is {path: [index]}.")
         paths, elsewhere = self._asked_for(list(hunks))
         if elsewhere:
-            raise AcpError(INVALID_PARAMS, "hunks names a path out of the folder.", {"status": "invalid_params"})
-        return dict(zip(paths or [], hunks.values(), strict=True))
+            raise invalid_params("hunks names a path out of the folder.")
+        return dict(zip(paths or [], lists, strict=True))
 
     def _below(self, path: str) -> str | None:
         """The path relative to the root. Links are followed only if the path as written is not below the root."""
@@ -236,14 +234,14 @@ class UndoMethods:
             return path
         folder, name = os.path.split(os.path.normpath(path))
         start = self.session.root.rstrip("/") + "/"
-        ways = (os.path.join(folder, name), os.path.join(os.path.realpath(folder), name))
-        return next((way[len(start) :] for way in ways if way.startswith(start)), None)
+        paths = (os.path.join(folder, name), os.path.join(os.path.realpath(folder), name))
+        return next((path[len(start) :] for path in paths if path.startswith(start)), None)
 
     def _on_conflict(self, params: Params, *, default: OnConflict = "merge") -> OnConflict:
         given = param(params, "onConflict", required=False) or default
         known: dict[str, OnConflict] = {"merge": "merge", "overwrite": "overwrite", "refuse": "refuse"}
         if given not in known:
-            raise AcpError(INVALID_PARAMS, "onConflict is merge, overwrite or refuse.", {"status": "invalid_params"})
+            raise invalid_params("onConflict is merge, overwrite or refuse.")
         return known[given]
 
     def _try(self, act: Callable[[], UndoResult]) -> UndoResult:
@@ -276,8 +274,9 @@ class UndoMethods:
         paths = [os.path.join(self.session.root, path) for path in done.to_json()["overwrote_external"]]
         return {"overwrote_external": paths} if paths else {}
 
-    def _moved(self, status: str, kind: str, done: UndoResult, before: int) -> Mapping[str, Any]:
+    def _move(self, status: str, kind: str, act: Callable[[], UndoResult]) -> Mapping[str, Any]:
         """Sends the update first, then the answer, as S0 demands."""
+        before, done = self.session.length(), self._try(act)
         restored, skipped = self._paths(done)
         point = checkpoint_of(self.session.archive.store, self.session.id, done)
         replaced = self._overwrote(done)
@@ -306,10 +305,6 @@ class UndoMethods:
         }
 
 
-def _is_indexes(given: object) -> bool:
-    return isinstance(given, list) and all(type(one) is int and 0 <= one <= 1_000_000 for one in given)
-
-
 METHODS: Mapping[str, Callable[[UndoMethods, Params], Any]] = {
     "session/restore_tool_call": UndoMethods.restore_tool_call,
     "session/rollback": UndoMethods.rollback,
@@ -319,3 +314,10 @@ STRICT_METHODS: Mapping[str, Callable[[UndoMethods, Params], Any]] = {
     **{PREFIX + name: method for name, method in METHODS.items()},
     f"{PREFIX}session/rewind": UndoMethods.rewind,
 }
+UNDO_METHODS = {**METHODS, **STRICT_METHODS}
+
+
+def run_undo_method(method: str, session: DurableSession, params: Params, tell: Tell) -> Any:
+    """Runs one of `UNDO_METHODS`. Returns its result, or a `Later`."""
+    done = UNDO_METHODS[method](UndoMethods(session, tell, strict=method.startswith(PREFIX)), params)
+    return done if isinstance(done, Later) else dict(done)

@@ -11,6 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import IO, Any
 
 from mulligan.values.canonical import decode, encode
@@ -94,6 +95,10 @@ class AcpError(Exception):
         return body if self.data is None else {**body, "data": dict(self.data)}
 
 
+def invalid_params(words: str) -> AcpError:
+    return AcpError(INVALID_PARAMS, words, {"status": "invalid_params"})
+
+
 class Later:
     """A result, and what to do after the answer is sent."""
 
@@ -145,36 +150,19 @@ class Wire:
     def _send(self, frame: Mapping[str, Any]) -> None:
         self.pass_on(encode(frame) + b"\n")
 
-    def pass_on(self, line: bytes) -> None:
-        """Writes a line unchanged."""
-        with self._writing:
-            try:
-                self._outgoing.write(line)
-                self._outgoing.flush()
-            except (BrokenPipeError, ValueError):
-                # The other end has closed; `serve` will see that too.
-                return
-
-    def pass_on_long(self, line: LongLine) -> None:
-        """Writes a long line piece by piece; no other frame comes between the pieces."""
-        with self._writing:
-            try:
-                for piece in line:
-                    self._outgoing.write(piece)
-                self._outgoing.flush()
-            except (BrokenPipeError, ValueError):
-                # The other end has closed; `serve` will see that too.
-                return
+    def pass_on(self, line: bytes | LongLine) -> None:
+        """Writes a line unchanged. No other frame comes between the pieces of a long one."""
+        # If the other end has closed, `serve` will see that too.
+        with self._writing, suppress(BrokenPipeError, ValueError):
+            for piece in (line,) if isinstance(line, bytes) else line:
+                self._outgoing.write(piece)
+            self._outgoing.flush()
 
     def _refuse_long(self, line: LongLine) -> None:
         members = line.members()
         line.skip()
-        limit = f"{LINE_MAX_BYTES // MIB_BYTES} MiB"
-        refusal = AcpError(
-            INVALID_REQUEST,
-            f"A line has at most {limit}.",
-            {"status": "line_too_long", "limit_bytes": LINE_MAX_BYTES},
-        )
+        words, details = f"A line has at most {LINE_MAX_BYTES // MIB_BYTES} MiB.", {"limit_bytes": LINE_MAX_BYTES}
+        refusal = AcpError(INVALID_REQUEST, words, {"status": "line_too_long", **details})
         asked = None if "method" in members else self._asked.get(members.get("id", -1))
         if asked is not None:
             asked.set_exception(refusal)

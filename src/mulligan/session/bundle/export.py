@@ -203,8 +203,9 @@ def _spans(records: Listed) -> list[Json]:
     spans = [_span("turn", one["turn"], None, "turn", one["at"], one["ended_at"]) for one in _turns(records)]
     for begun, ended in _recorded_calls(records):
         body = begun["payload"]
-        span = _span("call", body["call"], body.get("turn"), body.get("tool"), begun["at"], ended and ended["at"])
-        spans.append(span if ended is None else {**span, "status": ended["payload"].get("status")})
+        span = _span("call", body["call"], body.get("turn"), body.get("tool"), begun["at"], None)
+        ending = {} if ended is None else {"end": ended["at"], "status": ended["payload"].get("status")}
+        spans.append({**span, **ending})
     return spans
 
 
