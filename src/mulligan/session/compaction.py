@@ -7,10 +7,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
+from mulligan.session.lifecycle import checked_count
 from mulligan.session.messages import (
     calls_in,
     estimated_tokens,
@@ -80,11 +81,6 @@ def parse_options(given: Mapping[str, Any] | None) -> Options:
     return options
 
 
-def _check_count(name: str, value: object) -> None:
-    if type(value) is not int or value < 0:
-        raise fault("invalid_params", f"{name} must be a whole number, zero or more.", field=name)
-
-
 def _check_strategy(name: str, value: object) -> None:
     if value not in STRATEGIES:
         raise fault("invalid_params", f"{name} must be one of {', '.join(STRATEGIES)}.", field=name)
@@ -95,16 +91,10 @@ def _check_callable(name: str, value: object) -> None:
         raise fault("invalid_params", f"{name} must be a function.", field=name)
 
 
-_CHECKS: Mapping[str, Callable[[str, object], None]] = {
-    "keep_last": _check_count,
-    "token_threshold": _check_count,
-    "tool_output_max_chars": _check_count,
-    "compact_strategy": _check_strategy,
-    "hard_limit_tokens": _check_count,
-    "hard_limit_strategy": _check_strategy,
-    "custom_compactor": _check_callable,
-    "mask_callback": _check_callable,
-    "compress_callback": _check_callable,
+_CHECKS: Mapping[str, Callable[[str, object], object]] = {
+    **dict.fromkeys(("keep_last", "token_threshold", "tool_output_max_chars", "hard_limit_tokens"), checked_count),
+    **dict.fromkeys(("compact_strategy", "hard_limit_strategy"), _check_strategy),
+    **dict.fromkeys(("custom_compactor", "mask_callback", "compress_callback"), _check_callable),
 }
 
 
@@ -308,7 +298,7 @@ def masked(message: Message) -> str:
     """Keeps the text of users, of the assistant and of earlier summaries; keeps the first line of long outputs."""
     if "compaction" in message.get("metadata", {}):
         return text_of(message)
-    text = "\n".join([text_of(message), *_called(message)]).strip()
+    text = "\n".join([text_of(message), *(f"(called {call.name})" for call in calls_in(message))]).strip()
     if is_prompt(message):
         return f"[{message['role']}] {_both_ends(text)}"
     if message["role"] == "assistant" or len(text) < _MASK_FROM_CHARS:
@@ -322,10 +312,6 @@ def _both_ends(text: str) -> str:
         return text
     half = _PROMPT_MAX_CHARS // 2
     return f"{text[:half]} … [{len(text) - 2 * half} characters cut] … {text[-half:]}"
-
-
-def _called(message: Message) -> Iterator[str]:
-    return (f"(called {call.name})" for call in calls_in(message))
 
 
 def _cut(text: str, limit: int) -> str:

@@ -425,14 +425,10 @@ def _add_item(message: Message, item: Record) -> None:
 
 
 def _tool_call(item: Record) -> dict[str, Any]:
-    given: Any = next((item[key] for key in ("arguments", "input", "action") if item.get(key) is not None), {})
-    arguments = given if isinstance(given, str) else encode(given).decode("utf-8")
+    given = _first(item, "arguments", "input", "action")
+    arguments = given if isinstance(given, str) else _json(given)
     name = item.get("name") or str(item.get("type")).removesuffix("_call")
-    return {
-        "id": item.get("call_id") or item.get("id"),
-        "type": "function",
-        "function": {"name": name, "arguments": arguments},
-    }
+    return _function_call(item.get("call_id") or item.get("id"), name, arguments)
 
 
 def _output(value: object) -> str:
@@ -446,10 +442,7 @@ def _output(value: object) -> str:
 def _codex_text(content: object) -> str:
     if isinstance(content, str):
         return content
-    if not isinstance(content, list):
-        return ""
-    texts = [one["text"] for one in content if isinstance(one, Mapping) and isinstance(one.get("text"), str)]
-    return "\n".join(texts)
+    return "\n".join(one["text"] for one in _items(content) if isinstance(one.get("text"), str))
 
 
 def _read_codex_metadata(seed: ImportedTranscript, kind: object, body: Record) -> None:
@@ -549,21 +542,14 @@ def _gemini_messages(record: Record, answered: set[Any], seed: ImportedTranscrip
 
 def _answer_gemini_files(record: Record, calls: Sequence[Record]) -> Message:
     message: Message = {"role": "assistant", "content": _gemini_text(record.get("content"))}
-    thoughts = [
-        f"{one.get('subject', '')}\n{one.get('description', '')}".strip() for one in _items(record.get("thoughts"))
-    ]
-    if any(thoughts):
-        message["reasoning"] = "\n\n".join(filter(None, thoughts))
-    if calls:
-        message["tool_calls"] = [
-            {
-                "id": one["id"],
-                "type": "function",
-                "function": {"name": one.get("name"), "arguments": _json(one.get("args"))},
-            }
-            for one in calls
-        ]
-    return message
+    parts = [(one.get("subject", ""), one.get("description", "")) for one in _items(record.get("thoughts"))]
+    reasoning = "\n\n".join(filter(None, ("\n".join(map(str, part)).strip() for part in parts)))
+    wanted = [_function_call(one["id"], one.get("name"), _json(one.get("args"))) for one in calls]
+    return message | ({"reasoning": reasoning} if reasoning else {}) | ({"tool_calls": wanted} if wanted else {})
+
+
+def _function_call(id: object, name: object, arguments: str) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def _inline_result(call: Record) -> Message:
@@ -729,10 +715,8 @@ def reason_to_refuse(seed: ImportedTranscript, messages: Sequence[Message], want
     if not wanted.validate:
         return None
     if seed.source_format == "provider_responses_only":
-        return (
-            "The file has only the answers of a provider; user and tool messages cannot be rebuilt from it. "
-            "Set validate to false to import the answers alone."
-        )
+        words = "The file has only the answers of a provider; user and tool messages cannot be rebuilt from it."
+        return f"{words} Set validate to false to import the answers alone."
     for name, asked, found in (("provider", wanted.provider, seed.provider), ("model", wanted.model, seed.model)):
         if asked is not None and asked != found:
             return f"The file names the {name} {found!r}, not {asked!r}."

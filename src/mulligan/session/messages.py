@@ -127,13 +127,8 @@ def _results_before_next(after: Sequence[Mapping[str, Any]]) -> Iterator[ToolAns
 def sound_cuts(messages: Sequence[Mapping[str, Any]]) -> list[int]:
     """The places where a list can be split without separating a result from its call, in order."""
     pairs = paired(messages)
-    blocked = {
-        place
-        for at, answers in pairs.answers.items()
-        for found in answers
-        if found
-        for place in range(at + 1, found[0] + 1)
-    }
+    exchanges = [(at, found[0]) for at, answers in pairs.answers.items() for found in answers if found]
+    blocked = {place for call, result in exchanges for place in range(call + 1, result + 1)}
     return [place for place in range(len(messages) + 1) if place not in blocked]
 
 
@@ -224,9 +219,7 @@ def _steps(messages: Sequence[Message]) -> Iterator[_Step]:
 
 def _plain_message(message: Message) -> _PlainMessage:
     """A message without its tool results, which the exchange holds."""
-    content, name = message.get("content"), message.get("name")
-    if isinstance(content, list):
-        content = [one for one in content if not (isinstance(one, Mapping) and one.get("type") == "tool_result")]
+    content, name = _without(message.get("content"), "tool_result"), message.get("name")
     role = message["role"]
     known = role if role in ("user", "assistant", *_SYSTEM_ROLES) else "user"
     return _PlainMessage(known, content, name if isinstance(name, str) and name else None)
@@ -276,7 +269,8 @@ def _to_openai(steps: list[_Step], system: str | None) -> Prompt:
 
 
 def _openai_exchange(step: _Exchange) -> list[dict[str, Any]]:
-    text = text_of({"content": _without_tools(step.message.get("content"))})
+    hidden = ("tool_use", "tool_result", "thinking", "redacted_thinking")
+    text = text_of({"content": _without(step.message.get("content"), *hidden)})
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": as_text(call.arguments)}}
         for call in step.calls
@@ -313,11 +307,11 @@ def _image_url(source: Mapping[str, Any]) -> str:
     return f"data:{source.get('media_type', 'image/png')};base64,{source.get('data', '')}"
 
 
-def _without_tools(content: Any) -> Any:
+def _without(content: Any, *types: str) -> Any:
+    """The content without its blocks of these types."""
     if not isinstance(content, list):
         return content
-    hidden = ("tool_use", "tool_result", "thinking", "redacted_thinking")
-    return [one for one in content if not (isinstance(one, Mapping) and one.get("type") in hidden)]
+    return [one for one in content if not (isinstance(one, Mapping) and one.get("type") in types)]
 
 
 # As Anthropic takes it.
@@ -344,7 +338,7 @@ def _join(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
 
 def _anthropic(step: _Step) -> list[dict[str, Any]]:
     if isinstance(step, _Exchange):
-        said = _anthropic_blocks(_without_calls(step.message.get("content")))
+        said = _anthropic_blocks(_without(step.message.get("content"), "tool_use", "tool_result"))
         uses = [{"type": "tool_use", "id": c.id, "name": c.name, "input": _object(c.arguments)} for c in step.calls]
         results = [_anthropic_result(one) for one in step.results]
         return [{"role": "assistant", "content": [*said, *uses]}, {"role": "user", "content": results}]
@@ -356,12 +350,6 @@ def _anthropic(step: _Step) -> list[dict[str, Any]]:
 def _anthropic_result(result: ToolAnswer) -> dict[str, Any]:
     body = {"type": "tool_result", "tool_use_id": result.id, "content": _plain(result.content)}
     return body | ({"is_error": True} if result.failed else {})
-
-
-def _without_calls(content: Any) -> Any:
-    if not isinstance(content, list):
-        return content
-    return [one for one in content if not (isinstance(one, Mapping) and one.get("type") in ("tool_use", "tool_result"))]
 
 
 def _anthropic_blocks(content: Any) -> list[dict[str, Any]]:

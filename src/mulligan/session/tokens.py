@@ -112,14 +112,8 @@ class Token:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything except the token itself, so it may be shown and stored."""
-        return {
-            "handle": self.handle,
-            "principal": self.principal,
-            "created_at": self.created_at,
-            "last_seen_at": self.last_seen_at,
-            "expires_at": self.expires_at,
-            "attributes": dict(self.attributes),
-        }
+        texts = ("handle", "principal", "created_at", "last_seen_at", "expires_at")
+        return {**{name: getattr(self, name) for name in texts}, "attributes": dict(self.attributes)}
 
 
 def handle_of(token: str) -> str:
@@ -197,7 +191,7 @@ class Tokens:
             return self._seen(tx, self._known(tx, given), id, expires_at=expires_at, attributes=attributes)
 
     def expire(self, id: str) -> Token | None:
-        """Revoke a token now, for good. None if there is no such token."""
+        """Revoke a token now. It cannot become valid again. None if there is no such token."""
         return self._revoke(handle_of(_parse_given(id)), id)
 
     # By handle: for operators, who do not have the tokens.
@@ -241,14 +235,14 @@ class Tokens:
         attributes: Mapping[str, Any] | None,
     ) -> Token | None:
         if row is None or self._is_over(row):
-            self._end_for_good(tx, row)
+            self._end(tx, row)
             return None
         seen = max(_last_seen(tx, row), self._now())
         changed: dict[str, Any] = {} if attributes is None else {"attributes": _parse_attributes(attributes)}
         if expires_at is not None:
             changed["expires_at"] = _later(_stamp(expires_at, "expires_at"), seen, "last_seen_at")
         tx.put(LAST_SEEN, LastSeenRow(row.handle, seen))
-        if changed or _since(row.last_seen_at, seen) >= TOUCH_RECORD_EVERY:
+        if changed or parse_timestamp(seen) - parse_timestamp(row.last_seen_at) >= TOUCH_RECORD_EVERY:
             self._append(tx, "token.touched", {"handle": row.handle, "last_seen_at": seen, **changed})
         return _token(tx, row.handle, id)
 
@@ -257,7 +251,7 @@ class Tokens:
             row = tx.get(TOKENS, handle)
             if row is None:
                 return None
-            self._end_for_good(tx, row)
+            self._end(tx, row)
             return _token(tx, handle, id)
 
     def _known(self, tx: Tx, token: str) -> TokenRow | None:
@@ -275,9 +269,9 @@ class Tokens:
         if seen is None or seen.ended:
             return
         with self._store.write() as tx:
-            self._end_for_good(tx, tx.get(TOKENS, seen.handle))
+            self._end(tx, tx.get(TOKENS, seen.handle))
 
-    def _end_for_good(self, tx: Tx, row: TokenRow | None) -> None:
+    def _end(self, tx: Tx, row: TokenRow | None) -> None:
         """Write the record of the token's end once, so that a clock set back does not revive the token."""
         if row is not None and not row.ended:
             ends = min(row.expires_at, self._now())
@@ -293,24 +287,13 @@ class Tokens:
 def _token(tx: Tx, handle: str, id: str | None) -> Token:
     row = tx.get(TOKENS, handle)
     assert row is not None, "looked up just before, in the same transaction"
-    return Token(
-        id=id,
-        handle=handle,
-        principal=row.principal,
-        created_at=row.created_at,
-        last_seen_at=_last_seen(tx, row),
-        expires_at=row.expires_at,
-        attributes=decode(row.attributes),
-    )
+    seen, attributes = _last_seen(tx, row), decode(row.attributes)
+    return Token(id, handle, row.principal, row.created_at, seen, row.expires_at, attributes)
 
 
 def _last_seen(tx: Tx, row: TokenRow) -> str:
     sight = tx.get(LAST_SEEN, row.handle)
     return row.last_seen_at if sight is None else max(sight.last_seen_at, row.last_seen_at)
-
-
-def _since(earlier: str, later: str) -> timedelta:
-    return parse_timestamp(later) - parse_timestamp(earlier)
 
 
 def _parse_given(id: object) -> str:
@@ -328,7 +311,8 @@ def _parse_supplied(id: object) -> str:
             f" {SUPPLIED_MIN_HEX}: 32 random bytes. Leave `id` out and Mulligan generates one."
         )
         raise fault("weak_token", words)
-    if _bits_of(token) < SUPPLIED_MIN_BITS:
+    # An upper bound of the text's entropy, from the frequency of its characters.
+    if -sum(count * log2(count / len(token)) for count in Counter(token).values()) < SUPPLIED_MIN_BITS:
         raise fault("weak_token", "This token is too easy to guess. Leave `id` out and Mulligan generates one.")
     return token
 
@@ -343,11 +327,6 @@ def _is_random_text(token: str) -> bool:
     others = sum(character.isupper() or character.isdigit() for character in token)
     # Of random base64url 40 % are small letters and 56 % capitals and digits; words have nearly none of one of them.
     return others * 4 >= len(token) and lower * 10 >= len(token)
-
-
-def _bits_of(token: str) -> float:
-    """An upper bound of the text's entropy, from the frequency of its characters."""
-    return -sum(count * log2(count / len(token)) for count in Counter(token).values())
 
 
 def _parse_attributes(attributes: object) -> dict[str, Any]:

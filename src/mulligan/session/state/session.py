@@ -430,7 +430,7 @@ class Session:
 
     def clear_slices(self) -> None:
         """Empty every slice, logs included. Reducers stay."""
-        self._change([(kind, lambda _: _emptied_slice) for kind in self._kinds()])
+        self._change([(kind, _replaced_by(NO_ITEMS)) for kind in self._kinds()])
 
     # Transactions.
 
@@ -524,7 +524,7 @@ def _staged(
     pending: PendingChanges, steps: list[tuple[Kind, Callable[[PendingChanges], Step]]]
 ) -> tuple[dict[Kind, tuple[Items[Any], Items[Any]]], list[tuple[Kind, Step]]]:
     """Run the steps; each one sees the result of the step before it. Publishes nothing."""
-    # Looked at once: what comes out must be known to be made of just that.
+    # Each slice is read once, so that `publish` can tell whether another call has changed it since.
     was = {kind: pending.read(kind) for kind, _ in steps}
     pending.working = dict(was)
     made: list[tuple[Kind, Step]] = []
@@ -549,10 +549,6 @@ def _step(rule: _Rule, event: object) -> Callable[[PendingChanges], Step]:
         return step
 
     return prepare
-
-
-def _emptied_slice(_: Items[Any]) -> Items[Any]:
-    return NO_ITEMS
 
 
 def _replaced_by(items: Items[Any]) -> Callable[[PendingChanges], Step]:

@@ -165,10 +165,6 @@ class _StoredSlice:
     next_place: int
 
 
-def _empty_slice() -> _StoredSlice:
-    return _StoredSlice(0, NO_ITEMS, [], 0)
-
-
 @dataclass(slots=True)
 class WrittenSlices:
     """Changes that are written but not committed. `changes_state`: a STATE slice is among them."""
@@ -225,7 +221,7 @@ class StoreHome:
     def _fresh(self, tx: Tx, kind: Kind) -> _StoredSlice:
         row = tx.get(SLICES, self._session, TYPES.name(kind))
         if row is None:
-            return _empty_slice()
+            return _StoredSlice(0, NO_ITEMS, [], 0)
         with self._lock:
             known = self._known.get(kind)
             if known is None or known.version != row.version:
@@ -422,27 +418,27 @@ def plan_slice_undo(
     tx: Tx, calls: Sequence[str], journal_range: JournalRange | None = None, *, into: SessionId | None = None
 ) -> SliceUndo:
     """Plan the undo of these calls' changes, newest first, in their own sessions or in a copy of one."""
-    piles: dict[tuple[str, str], _SlicePlaces] = {}
+    slices: dict[tuple[str, str], _SlicePlaces] = {}
     of: dict[SessionId, dict[str | int, None]] = {}
     for done in _done(tx, calls, journal_range):
         key = (into or done.session, done.slice)
         of.setdefault(SessionId(key[0]), {})[done.by] = None
-        if key not in piles:
-            piles[key] = _pile(tx, *key)
-        piles[key].take_back(done)
+        if key not in slices:
+            slices[key] = _places_of(tx, *key)
+        slices[key].take_back(done)
     if journal_range is not None:
         here = into or journal_range.session
-        _find_items(tx, journal_range, {name: pile for (session, name), pile in piles.items() if session == here})
+        _find_items(tx, journal_range, {name: one for (session, name), one in slices.items() if session == here})
     found: dict[SessionId, list[SliceChange]] = {}
-    for (session, name), pile in sorted(piles.items()):
-        change = pile.change(name)
+    for (session, name), one in sorted(slices.items()):
+        change = one.change(name)
         if change is not None:
             found.setdefault(SessionId(session), []).append(change)
-    left = sorted({name for (_, name), pile in piles.items() if pile.is_left()})
+    left = sorted({name for (_, name), one in slices.items() if one.is_left()})
     return SliceUndo(found, {session: tuple(ids) for session, ids in of.items()}, tuple(left))
 
 
-def _pile(tx: Tx, session: str, name: str) -> _SlicePlaces:
+def _places_of(tx: Tx, session: str, name: str) -> _SlicePlaces:
     row = tx.get(SLICES, session, name)
     items = {one.place: decode(one.body) for one in item_rows(tx, session, name)}
     return _SlicePlaces(items, _STATE if row is None else row.policy)
@@ -497,15 +493,15 @@ def _changes(record: Record) -> Iterator[tuple[str, Mapping[str, Any]]]:
     return ((one["slice"], one) for one in record.payload["changes"] if one["policy"] == _STATE)
 
 
-def _find_items(tx: Tx, journal_range: JournalRange, piles: Mapping[str, _SlicePlaces]) -> None:
+def _find_items(tx: Tx, journal_range: JournalRange, slices: Mapping[str, _SlicePlaces]) -> None:
     """Find the bodies of removed items in the record that once added them, in the range or before it."""
     for record in (
-        _backwards(tx, session_journal(journal_range.session)) if any(pile.missing() for pile in piles.values()) else ()
+        _backwards(tx, session_journal(journal_range.session)) if any(one.missing() for one in slices.values()) else ()
     ):
         for name, change in _changes(record) if record.kind == CHANGED else ():
-            if name in piles:
-                piles[name].known |= {place: item for place, item in change["add"] if place in piles[name].missing()}
-        if not any(pile.missing() for pile in piles.values()):
+            if name in slices:
+                slices[name].known |= {place: item for place, item in change["add"] if place in slices[name].missing()}
+        if not any(one.missing() for one in slices.values()):
             return
 
 
