@@ -206,7 +206,7 @@ def _refuse_inside(directory: str, root: str | None) -> None:
         )
 
 
-_here: ScopedVar[Mulligan] = ScopedVar("mulligan_workspace")
+_innermost_here: ScopedVar[Mulligan] = ScopedVar("mulligan_workspace")
 _open: list[Mulligan] = []
 _folders: dict[tuple[str, int, str], Mulligan] = {}
 _opening_folders = fork_safe_lock()
@@ -214,7 +214,7 @@ _opening_folders = fork_safe_lock()
 
 def innermost() -> Mulligan:
     """The open workspace that this thread or task opened last, else that any thread did; else the current folder."""
-    found = _here.now() or next(reversed(_open), None)
+    found = _innermost_here.now() or next(reversed(_open), None)
     return _current_folder() if found is None else found
 
 
@@ -227,7 +227,7 @@ def _current_folder() -> Mulligan:
     with _opening_folders:
         if place not in _folders:
             _folders[place] = open(".")
-            _folders[place]._stand_back()
+            _folders[place]._leave_open_workspaces()
         return _folders[place]
 
 
@@ -247,7 +247,7 @@ class Mulligan:
         self.recovered = tuple(recovered)
         self.power_cut = tuple(power_cut)
         self._sessions: Sessions | None = None
-        self._block = _here.block(self)
+        self._block = _innermost_here.block(self)
         self._block.__enter__()
         _open.append(self)
 
@@ -292,13 +292,13 @@ class Mulligan:
 
         abort_orphans()
         self.open_root.ledger.settle_doubts()
-        self._stand_back()
+        self._leave_open_workspaces()
         for place in [place for place, one in _folders.items() if one is self]:
             del _folders[place]
         self.open_root.close()
         self.open_root.ledger.store.close()
 
-    def _stand_back(self) -> None:
+    def _leave_open_workspaces(self) -> None:
         """Remove this workspace from those that `innermost` returns."""
         self._block.__exit__()
         if self in _open:
@@ -374,7 +374,7 @@ def open_for_reading(root: str = ".", *, store: str | None = None) -> Mulligan:
     from mulligan.boundary.verdict import Boundary
 
     if not os.path.isdir(root):
-        gone = _gone(root, store)
+        gone = _root_without_directory(root, store)
         if gone is not None:
             return Mulligan(gone, Boundary(os.fsdecode(gone.root.place) or "/"), ())
     open_root = _open_root(root, store, durability="process", clock=SystemClock(), create=False)
@@ -433,7 +433,7 @@ def has_store(store: str | None) -> bool:
         return True
 
 
-def _gone(root: str, store: str | None) -> OpenRoot | None:
+def _root_without_directory(root: str, store: str | None) -> OpenRoot | None:
     """The open root of a known root without its directory. Raises `root_elsewhere` for a root of another host."""
     from mulligan.files.disk import GoneDisk
     from mulligan.files.identity import FOLDS
@@ -511,12 +511,12 @@ def _ledger_of(store: Store, clock: Clock, ids: IdSource | None) -> Ledger:
     from mulligan.values.ids import SystemIds
 
     ledger = Ledger(store, Journal(SCHEMA), clock=clock, ids=ids or SystemIds())
-    ledger.keep_bounds = partial(_keep_bounds, ledger)
+    ledger.keep_bounds = partial(_enforce_caps, ledger)
     ledger.inside = outer_call(os.environ)
     return ledger
 
 
-def _keep_bounds(ledger: Ledger, session: SessionId, grown_bytes: int) -> None:
+def _enforce_caps(ledger: Ledger, session: SessionId, grown_bytes: int) -> None:
     from mulligan.history.retention import enforce_caps
 
     enforce_caps(ledger, session, grown_bytes)
@@ -591,13 +591,13 @@ def agent_loop(
         tools=tools,
         bounds=bounds,
         may=permission,
-        tell=None if on_event is None else _quietly(on_event),
+        tell=None if on_event is None else _with_logged_errors(on_event),
         keeps_transcript=session is not None,
     )
     return loop.run(prompt, system=system)
 
 
-def _quietly(hear: Tell) -> Tell:
+def _with_logged_errors(hear: Tell) -> Tell:
     from mulligan.session.subscribers import EventBus, publish_quietly
 
     bus = EventBus()

@@ -476,7 +476,7 @@ def test_the_acp_proxy_names_a_change_and_stores_no_byte_of_it(place: Place, set
         place.env.write_bytes(NEW)
         (place.root / "beside").write_text("1")
         follower.tool("s", {**told, "status": "completed"}, None)
-        follower.answered("s")
+        follower.end_prompt("s")
         follower.end("session_ended")
         check_observed(m, place)
 

@@ -12,6 +12,6 @@ from mulligan.servers.acp import recorder, relay
 _MINUTES_S = 600.0
 
 if __name__ == "__main__":
-    relay.HELD_S = _MINUTES_S
+    relay.HOLD_MAX_S = _MINUTES_S
     recorder._FIRST_READING_S = _MINUTES_S
     main()

@@ -105,15 +105,17 @@ def _tool(session: DurableSession, spec: ToolSpec, cancelled: threading.Event | 
     def act(tool_context: ToolContext | None = None, /, **params: Any) -> ToolResult[dict[str, Any]]:
         deadline = None if tool_context is None else tool_context.deadline
         # Joins the runner's call, which has the provider's id as its label.
-        with session.call(spec.name, deadline=deadline) as call, _stopping(call, watched):
+        with session.call(spec.name, deadline=deadline) as call, _stop_when_set(call, watched):
             receipt = call.perform(spec.effect, **params)
-        return ToolResult(said(receipt), _facts(receipt), receipt.ok and not (cancelled and cancelled.is_set()))
+        return ToolResult(
+            said(receipt), _without_payloads(receipt), receipt.ok and not (cancelled and cancelled.is_set())
+        )
 
     return Tool(spec.name, spec.description, act, read_only=spec.read_only, schema=spec.parameters)
 
 
 @contextmanager
-def _stopping(call: CallHandle, when: threading.Event | None) -> Iterator[None]:
+def _stop_when_set(call: CallHandle, when: threading.Event | None) -> Iterator[None]:
     """Kills the command of the block when the event is set."""
     if when is None:
         yield
@@ -140,7 +142,7 @@ def said(receipt: Receipt) -> str:
     In the fields, payloads are plain text; one that does not fit is its beginning and a reference for `read_blob`.
     """
     body = receipt.to_dict()
-    shown = {name: _legible(value) for name, value in body.items()}
+    shown = {name: _as_text(value) for name, value in body.items()}
     texts = [shown[name] for name in _PAYLOADS if name in body]
     if not receipt.ok or body.get("truncated") or not all(isinstance(text, str) for text in texts):
         return encode(shown).decode("utf-8")
@@ -149,12 +151,12 @@ def said(receipt: Receipt) -> str:
     return str(texts[0])
 
 
-def _facts(receipt: Receipt) -> dict[str, Any]:
+def _without_payloads(receipt: Receipt) -> dict[str, Any]:
     """The receipt without its text, which is in the message: the log must not hold it twice."""
     return {name: value for name, value in receipt.to_dict().items() if name not in (*_PAYLOADS, "stdout", "stderr")}
 
 
-def _legible(value: Any) -> Any:
+def _as_text(value: Any) -> Any:
     """A payload as text for a model; other values unchanged."""
     if not isinstance(value, dict):
         return value

@@ -92,13 +92,13 @@ class MulliganSaver(BaseCheckpointSaver[str]):
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
         """Newest first, of one thread or of all."""
-        found = self._listed(config, filter or {}, get_checkpoint_id(before) if before else None)
+        found = self._matching(config, filter or {}, get_checkpoint_id(before) if before else None)
         for count, one in enumerate(found):
             if limit is not None and count >= limit:
                 return
             yield one
 
-    def _listed(
+    def _matching(
         self, config: RunnableConfig | None, wanted: dict[str, Any], before: str | None
     ) -> Iterator[CheckpointTuple]:
         space = config["configurable"].get("checkpoint_ns") if config else None
@@ -151,7 +151,7 @@ class MulliganSaver(BaseCheckpointSaver[str]):
         body = {key: value for key, value in checkpoint.items() if key != "channel_values"}
         values = checkpoint["channel_values"]
         rows = [
-            GraphValueRow(thread, space, channel, str(version), *self._dumped(values, channel))
+            GraphValueRow(thread, space, channel, str(version), *self._dump_value(values, channel))
             for channel, version in new_versions.items()
         ]
         point = GraphCheckpointRow(
@@ -165,7 +165,7 @@ class MulliganSaver(BaseCheckpointSaver[str]):
             tx.put(GRAPH_CHECKPOINTS, point)
         return _config(thread, space, checkpoint["id"])
 
-    def _dumped(self, values: dict[str, Any], channel: str) -> tuple[str, bytes]:
+    def _dump_value(self, values: dict[str, Any], channel: str) -> tuple[str, bytes]:
         return self.serde.dumps_typed(values[channel]) if channel in values else (_NO_VALUE, b"")
 
     def put_writes(
@@ -193,10 +193,10 @@ class MulliganSaver(BaseCheckpointSaver[str]):
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Deletes the checkpoints of these runs, in all threads."""
         with self._store.write() as tx:
-            doomed: dict[str, list[GraphCheckpointRow]] = {}
+            to_delete: dict[str, list[GraphCheckpointRow]] = {}
             for row in graph_checkpoints_of_runs(tx, run_ids):
-                doomed.setdefault(row.thread, []).append(row)
-            for thread, rows in doomed.items():
+                to_delete.setdefault(row.thread, []).append(row)
+            for thread, rows in to_delete.items():
                 self._delete(tx, thread, rows)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
@@ -211,12 +211,12 @@ class MulliganSaver(BaseCheckpointSaver[str]):
         with self._store.write() as tx:
             for thread in thread_ids:
                 rows = graph_checkpoints_of(tx, thread)
-                kept = self._needed(tx, rows) if strategy == "keep_latest" else set()
+                kept = self._needed_checkpoints(tx, rows) if strategy == "keep_latest" else set()
                 self._delete(tx, thread, [row for row in rows if (row.space, row.id) not in kept])
 
-    def _delete(self, tx: Tx, thread: str, doomed: Sequence[GraphCheckpointRow]) -> None:
+    def _delete(self, tx: Tx, thread: str, to_delete: Sequence[GraphCheckpointRow]) -> None:
         """Deletes the checkpoints, their writes, and every value that no other checkpoint of the thread has."""
-        delete_points(tx, doomed)
+        delete_points(tx, to_delete)
         kept = {
             (row.space, channel, str(version))
             for row in graph_checkpoints_of(tx, thread)
@@ -224,7 +224,7 @@ class MulliganSaver(BaseCheckpointSaver[str]):
         }
         delete_values(tx, thread, kept)
 
-    def _needed(self, tx: Tx, rows: Sequence[GraphCheckpointRow]) -> set[tuple[str, str]]:
+    def _needed_checkpoints(self, tx: Tx, rows: Sequence[GraphCheckpointRow]) -> set[tuple[str, str]]:
         """The newest checkpoint of each namespace, and the earlier ones that its delta channels start from."""
         by_name = {(row.space, row.id): row for row in rows}
         needed: set[tuple[str, str]] = set()
@@ -300,7 +300,7 @@ def tools_for(
 ) -> list[StructuredTool]:
     """The coding tools of a profile, or your own tools and functions; each call is a transaction of the session."""
     runner = runner_of(session, tools, adapter="langgraph", profile=profile)
-    return [_structured(runner, tool) for tool in runner.tool_registry.values()]
+    return [_structured_tool(runner, tool) for tool in runner.tool_registry.values()]
 
 
 class _SessionTool(StructuredTool):
@@ -327,12 +327,12 @@ def _for_call(given: Any) -> Iterator[None]:
         _call_id.reset(token)
 
 
-def _structured(runner: ToolRunner, tool: Tool[Any, Any]) -> StructuredTool:
+def _structured_tool(runner: ToolRunner, tool: Tool[Any, Any]) -> StructuredTool:
     def run(**arguments: Any) -> str:
-        return _told(runner.execute(ProviderToolCall(_call_id.get(), tool.name, arguments)))
+        return _message_or_error(runner.execute(ProviderToolCall(_call_id.get(), tool.name, arguments)))
 
     async def arun(**arguments: Any) -> str:
-        return _told(await runner.aexecute(ProviderToolCall(_call_id.get(), tool.name, arguments)))
+        return _message_or_error(await runner.aexecute(ProviderToolCall(_call_id.get(), tool.name, arguments)))
 
     return _SessionTool(
         name=tool.name,
@@ -344,7 +344,7 @@ def _structured(runner: ToolRunner, tool: Tool[Any, Any]) -> StructuredTool:
     )
 
 
-def _told(result: ToolResult[Any]) -> str:
+def _message_or_error(result: ToolResult[Any]) -> str:
     """A failure is a message with the status `error`, not the end of the graph."""
     if not result.success:
         raise ToolException(result.message)

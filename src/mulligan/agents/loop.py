@@ -192,23 +192,23 @@ class Loop:
         # The record of a turn names its prompt, and a loop that keeps no transcript stores no prompt either.
         with self._session.turn(text if self._messages is None else None, id=turn_id) as turn:
             result = LoopResult(self._session.id, turn)
-            self._say({"role": "user", "content": prompt if isinstance(prompt, str) else list(prompt)})
+            self._append_message({"role": "user", "content": prompt if isinstance(prompt, str) else list(prompt)})
             result.stop_reason = run_rounds(
                 self._provider,
-                bound=lambda: self._met_bound(result),
+                bound=lambda: self._reached_bound(result),
                 ask=self._ask,
-                hear=lambda pieces: self._heard(pieces, result),
-                act=lambda call: self._driven(call, result),
+                hear=lambda pieces: self._read_reply(pieces, result),
+                act=lambda call: self._run_for_driver(call, result),
                 answer=lambda calls: self._answer(calls, result),
             )
         return result
 
-    def _driven(self, call: ProviderToolCall, result: LoopResult) -> ToolResult[Any]:
+    def _run_for_driver(self, call: ProviderToolCall, result: LoopResult) -> ToolResult[Any]:
         with self._counting:
             result.tool_calls += 1
-        return self._called(call)
+        return self._run_and_report(call)
 
-    def _met_bound(self, result: LoopResult) -> StopReason | None:
+    def _reached_bound(self, result: LoopResult) -> StopReason | None:
         bounds = self._bounds
         if bounds.cancelled.is_set():
             return "cancelled"
@@ -225,7 +225,7 @@ class Loop:
             prompt = for_model(self._messages, "openai", system=self._system)
         return Ask(prompt.messages, self._tools, **self._asking)
 
-    def _heard(self, pieces: Iterator[Said | Reply], result: LoopResult) -> Reply | None:
+    def _read_reply(self, pieces: Iterator[Said | Reply], result: LoopResult) -> Reply | None:
         """The reply, which goes into the transcript once it is complete. None: the run was cancelled.
 
         If a cancel, an interrupt or a lost connection cuts the reply off, the transcript gets the text so far.
@@ -234,17 +234,17 @@ class Loop:
         reply: Reply | None = None
         try:
             with closing(_closable(pieces)) as stream:
-                reply = self._whole(stream, text)
+                reply = self._read_pieces(stream, text)
         finally:
             if reply is None:
                 result.text = "".join(text)
                 if text:
-                    self._say({"role": "assistant", "content": result.text, "interrupted": True})
+                    self._append_message({"role": "assistant", "content": result.text, "interrupted": True})
         if reply is not None:
             self._count(reply, result)
         return reply
 
-    def _whole(self, pieces: Iterator[Said | Reply], text: list[str]) -> Reply | None:
+    def _read_pieces(self, pieces: Iterator[Said | Reply], text: list[str]) -> Reply | None:
         for piece in pieces:
             if isinstance(piece, Reply):
                 return piece
@@ -262,7 +262,7 @@ class Loop:
         if self._budget is not None:
             self._budget.record(result.turn_id, input_tokens=reply.input_tokens, output_tokens=reply.output_tokens)
         if reply.text or reply.calls:
-            self._say({"role": "assistant", "content": reply.text, **calls_wanted(reply)})
+            self._append_message({"role": "assistant", "content": reply.text, **calls_wanted(reply)})
         self._tell(IterationEnded(result.iterations, reply))
         if self._messages is None:
             facts = {"iteration": result.iterations, "stop": reply.stop, "tool_calls": len(reply.calls)}
@@ -278,27 +278,27 @@ class Loop:
         result.tool_calls += len(calls)
         if len(calls) > 1 and all(self._only_reads(call) for call in calls):
             with ThreadPoolExecutor(min(len(calls), _PARALLEL_CALLS)) as pool:
-                runs = [pool.submit(copy_context().run, self._called, call) for call in calls]
+                runs = [pool.submit(copy_context().run, self._run_and_report, call) for call in calls]
                 answers = [run.result() for run in runs]
             for call, answer in zip(calls, answers, strict=True):
-                self._say(_result_message(call, answer))
+                self._append_message(_result_message(call, answer))
             return
         for call in calls:
-            answer = self._ran(call)
+            answer = self._run_call(call)
             # The transcript first: a listener may raise, and the model must still learn the result.
-            self._say(_result_message(call, answer))
+            self._append_message(_result_message(call, answer))
             self._tell(ToolEnded(call, answer))
 
     def _only_reads(self, call: ProviderToolCall) -> bool:
         tool = self._runner.tool_registry.get(call.name)
         return tool is not None and tool.read_only
 
-    def _called(self, call: ProviderToolCall) -> ToolResult[Any]:
-        answer = self._ran(call)
+    def _run_and_report(self, call: ProviderToolCall) -> ToolResult[Any]:
+        answer = self._run_call(call)
         self._tell(ToolEnded(call, answer))
         return answer
 
-    def _ran(self, call: ProviderToolCall) -> ToolResult[Any]:
+    def _run_call(self, call: ProviderToolCall) -> ToolResult[Any]:
         self._tell(ToolStarted(call))
         if self._bounds.cancelled.is_set():
             return ToolResult(_CANCELLED, success=False)
@@ -307,7 +307,7 @@ class Loop:
             return ToolResult(_NOT_ALLOWED, success=False)
         return self._runner.execute(call, context=ToolContext(self._state, deadline=self._bounds.deadline))
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _append_message(self, message: dict[str, Any]) -> None:
         if self._messages is None:
             self._session.inject(message)
         else:
@@ -421,7 +421,7 @@ class MainLoop:
                 return self._evaluate(prompt, state, deadline)
             except VisibilityExpansionRequired as wanted:
                 _show_sections(state.session, wanted)
-        raise self._over("The prompt was expanded too many times.", "expansion")
+        raise self._evaluation_error("The prompt was expanded too many times.", "expansion")
 
     def _evaluate(self, prompt: Prompt, state: ExecutionState, deadline: datetime | None) -> PromptResponse:
         shown = prompt if isinstance(prompt, str) else prompt(state.session[VisibilityOverrides].latest() or _PLAIN)
@@ -448,11 +448,11 @@ class MainLoop:
 
         def bound() -> None:
             if next(rounds) >= ROUNDS_MAX:
-                raise self._over(f"The model asked for tools {ROUNDS_MAX} times.", "rounds")
+                raise self._evaluation_error(f"The model asked for tools {ROUNDS_MAX} times.", "rounds")
             if deadline is not None and state.clock.now() >= deadline:
-                raise self._over("The deadline has passed.", "deadline")
+                raise self._evaluation_error("The deadline has passed.", "deadline")
             if budget is not None and budget.is_exhausted:
-                raise self._over("The token budget is used up.", "budget")
+                raise self._evaluation_error("The token budget is used up.", "budget")
 
         def hear(pieces: Iterator[Said | Reply]) -> Reply:
             found = [piece for piece in pieces if isinstance(piece, Reply)]
@@ -477,7 +477,7 @@ class MainLoop:
         run_rounds(self._provider, bound=bound, ask=ask, hear=hear, act=act, answer=answer)
         return str(transcript.messages[-1]["content"])
 
-    def _over(self, message: str, phase: str) -> PromptEvaluationError:
+    def _evaluation_error(self, message: str, phase: str) -> PromptEvaluationError:
         return PromptEvaluationError(message, prompt_name=self._prompt_name, phase=phase)
 
 

@@ -287,7 +287,7 @@ class _Ending:
         self._context = context
         self._outcome = outcome
         self._created = CreatedResources()
-        self._births_block = record_created_resources(self._created)
+        self._created_block = record_created_resources(self._created)
         self._attempt: Attempt | None = None
         self._entry: ToolInvoked | None = None
 
@@ -297,7 +297,7 @@ class _Ending:
         self._parts = (state.session, state.resources, state.clock, state.rng)
         self._started: datetime = state.clock.now()
         self._pre = state.snapshot(metadata=metadata)
-        self._births_block.enter(holder)
+        self._created_block.enter(holder)
         self._attempt = state.session.attempt(self._call.name, self._call.id)
         self._attempt.__enter__()
 
@@ -396,7 +396,7 @@ class _Ending:
         self._forget()
 
     def _forget(self) -> None:
-        self._births_block.end()
+        self._created_block.end()
         if self.watched is not None:
             self.watched.forget()
 
@@ -496,7 +496,7 @@ class tool_execution:
     def _run(self, outcome: ToolExecutionOutcome) -> None:
         """Runs the handler. A failure ends the transaction at once; a success leaves it open for the block."""
         self._is_over = True
-        with _Leaving(self._ending.transaction) as leaving:
+        with _LeaveTransaction(self._ending.transaction) as leaving:
             outcome.result = _run_here(_prepared(outcome, self._call, self._context))
             self._is_over = leaving.is_needed = not outcome.result.success
 
@@ -536,14 +536,14 @@ class _BlockEnding:
         return name
 
 
-class _Leaving:
+class _LeaveTransaction:
     """Leaves a transaction if `is_needed`, like its own block."""
 
     def __init__(self, transaction: _Transaction) -> None:
         self.is_needed = True
         self._transaction = transaction
 
-    def __enter__(self) -> _Leaving:
+    def __enter__(self) -> _LeaveTransaction:
         return self
 
     def __exit__(
@@ -638,7 +638,7 @@ def _run_here(prepared: _Prepared) -> ToolResult[Any]:
     given = prepared.call()
     if inspect.isawaitable(given):
         given = _run_until_done(_awaited(given, prepared.context))
-    return _in_time(as_result(given), prepared.context)
+    return _checked_deadline(as_result(given), prepared.context)
 
 
 def _run_until_done(coroutine: Any) -> Any:
@@ -659,7 +659,7 @@ async def _run_async(prepared: _Prepared, stop: Callable[[], None]) -> ToolResul
         given = await run_in_thread(prepared.call, stop)
         if inspect.isawaitable(given):
             given = await _awaited(given, context)
-    return _in_time(as_result(given), context)
+    return _checked_deadline(as_result(given), context)
 
 
 async def _awaited(given: Any, context: ToolContext) -> Any:
@@ -674,7 +674,7 @@ async def _awaited(given: Any, context: ToolContext) -> Any:
         raise DeadlineExceededError("The deadline passed while the tool ran.") from None
 
 
-def _in_time(result: ToolResult[Any], context: ToolContext) -> ToolResult[Any]:
+def _checked_deadline(result: ToolResult[Any], context: ToolContext) -> ToolResult[Any]:
     context.check_deadline()
     return result
 

@@ -97,7 +97,7 @@ def exec_verb(common: Common, command: tuple[str, ...], **asked: Any) -> int:
         with _signals_interrupt(ended):
             joined = _joined(common, command, asked)
             if joined is None:
-                _get_ready()
+                _warm_up_launcher()
                 with open_for_changes(common) as opened:
                     joined = _execute(common, opened, command, asked)
             receipt, call_id = joined
@@ -120,7 +120,7 @@ def _joined(common: Common, command: tuple[str, ...], asked: dict[str, Any]) -> 
     outer.check_names(session=common.session, turn=asked["turn"], label=asked["label"])
     if not common.as_json and _is_plain(asked):
         _become_command(command, outer, cwd=asked["cwd"])
-    _get_ready()
+    _warm_up_launcher()
     with open_in_outer_call(common, outer) as opened:
         receipt, _ = _execute(common, opened, command, asked)
     return receipt, outer.call
@@ -151,7 +151,7 @@ def _signals_interrupt(received: list[int]) -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _get_ready() -> None:
+def _warm_up_launcher() -> None:
     """Lets the process that starts commands load its modules while this one opens the store."""
     from mulligan.exec.start import LAUNCHER
 
@@ -240,7 +240,7 @@ def run_verb(common: Common, command: tuple[str, ...], strategy: str | None, tur
             if _folder_below_root(outer.root) is None:
                 os.chdir(outer.root)
             _become(command, os.environb)
-        _get_ready()
+        _warm_up_launcher()
         workspace = (
             open_for_changes(replace(common, root=root_folder(common)))
             if outer is None

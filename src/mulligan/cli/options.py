@@ -153,7 +153,7 @@ def exit_code_of_fault(error: MulliganError) -> int:
 def exit_code_of(error: Exception, *, as_json: bool) -> int:
     """Prints the error and returns its exit code."""
     if isinstance(error, MulliganError):
-        _tell(error.message, code=error.code, as_json=as_json)
+        _print_error(error.message, code=error.code, as_json=as_json)
         return exit_code_of_fault(error)
     if isinstance(error, BrokenPipeError):
         # The reader has closed the pipe; without this the interpreter would print an error when it exits.
@@ -161,13 +161,13 @@ def exit_code_of(error: Exception, *, as_json: bool) -> int:
         return PARTLY
     if isinstance(error, click.ClickException):
         hint = f" Try '{error.ctx.command_path} --help'." if isinstance(error, click.UsageError) and error.ctx else ""
-        _tell(error.format_message() + hint, code="bad_usage", as_json=as_json)
+        _print_error(error.format_message() + hint, code="bad_usage", as_json=as_json)
         return BAD_USAGE
-    _tell("Interrupted.", code="cancelled", as_json=as_json)
+    _print_error("Interrupted.", code="cancelled", as_json=as_json)
     return INTERRUPTED
 
 
-def _tell(message: str, *, code: str, as_json: bool) -> None:
+def _print_error(message: str, *, code: str, as_json: bool) -> None:
     if as_json:
         print_json({"error": {"code": code, "message": message}})
     click.echo(f"mulligan: {visible(' '.join(message.split()))}", err=True)

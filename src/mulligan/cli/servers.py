@@ -244,7 +244,7 @@ def _ttl(_: click.Context, __: click.Parameter, given: str | None) -> timedelta 
     return timedelta(seconds=seconds)
 
 
-def _named(command: F) -> F:
+def _token_options(command: F) -> F:
     """Adds the two ways to name a token: its handle, or a file with the token in it."""
     file = click.option(
         "--token-file",
@@ -256,7 +256,7 @@ def _named(command: F) -> F:
     return click.argument("handle", required=False)(file(command))
 
 
-def _checked(handle: str | None) -> str | None:
+def _checked_handle(handle: str | None) -> str | None:
     if handle is not None and not handle.startswith(HANDLE_PREFIX):
         # The message does not repeat the text: it may be a secret token.
         raise click.UsageError(f"A handle begins with {HANDLE_PREFIX}. Tokens are read from stdin or --token-file.")
@@ -307,41 +307,41 @@ def _parsed(attributes: str) -> Any:
 
 
 @token_verb.command("get")
-@_named
+@_token_options
 @_store_options
 def get(common: Common, handle: str | None, token_file: TextIO) -> int:
     """Show a valid token. Exit code 1 if it is not valid."""
     with _tokens(common) as tokens:
-        named = _checked(handle)
+        named = _checked_handle(handle)
         if named is None:
-            return _tell(common, tokens.get(_token_in(token_file)))
+            return _print_token(common, tokens.get(_token_in(token_file)))
         found = tokens.named(named)
-        return _tell(common, None if found is None or tokens.is_over(found) else found)
+        return _print_token(common, None if found is None or tokens.is_over(found) else found)
 
 
 @token_verb.command("touch")
 @click.option("--ttl", callback=_ttl, metavar="DURATION", help="Also set a new end: this long from now.")
-@_named
+@_token_options
 @_store_options
 def touch(common: Common, handle: str | None, ttl: timedelta | None, token_file: TextIO) -> int:
     """Mark a token as seen now. Exit code 1 if it is not valid; then nothing changes."""
     ends = None if ttl is None else SystemClock().now() + ttl
     with _tokens(common) as tokens:
-        named = _checked(handle)
+        named = _checked_handle(handle)
         if named is not None:
-            return _tell(common, tokens.touch_named(named, expires_at=ends))
-        return _tell(common, tokens.touch(_token_in(token_file), expires_at=ends))
+            return _print_token(common, tokens.touch_named(named, expires_at=ends))
+        return _print_token(common, tokens.touch(_token_in(token_file), expires_at=ends))
 
 
 @token_verb.command("expire")
-@_named
+@_token_options
 @_store_options
 def expire(common: Common, handle: str | None, token_file: TextIO) -> int:
     """Revoke a token now. It cannot become valid again. Exit code 1 if there is no such token."""
     with _tokens(common) as tokens:
-        named = _checked(handle)
+        named = _checked_handle(handle)
         ended = tokens.expire(_token_in(token_file)) if named is None else tokens.expire_named(named)
-        return _tell(common, ended)
+        return _print_token(common, ended)
 
 
 @token_verb.command("list")
@@ -368,7 +368,7 @@ def _token_in(file: TextIO) -> str:
     return given
 
 
-def _tell(common: Common, found: Token | None) -> int:
+def _print_token(common: Common, found: Token | None) -> int:
     if common.as_json:
         print_json(None if found is None else found.to_dict())
     elif found is None:

@@ -220,7 +220,7 @@ def _detach(session: DurableSession, client: str) -> None:
 def _printing(over: Over, *, as_json: bool) -> Callable[[Event], None]:
     """Prints each event at once. Ends when the session is closed or the reader closes the pipe."""
 
-    def tell(event: Event) -> None:
+    def print_event(event: Event) -> None:
         try:
             print_json(event) if as_json else click.echo(_line(event))
         except BrokenPipeError:
@@ -228,7 +228,7 @@ def _printing(over: Over, *, as_json: bool) -> Callable[[Event], None]:
         if event["kind"] == CLOSED_EVENT:
             over.put(None)
 
-    return tell
+    return print_event
 
 
 def _line(event: Event) -> str:
@@ -293,7 +293,7 @@ def export_verb(common: Common, *, wanted: str | None, mode: str, output: str | 
         sys.stdout.buffer.write(data)
         return
     _write(output, data)
-    _tell(common, bundle, output, len(data))
+    _print_export(common, bundle, output, len(data))
 
 
 def _write(path: str, data: bytes) -> None:
@@ -313,7 +313,7 @@ def _write(path: str, data: bytes) -> None:
         raise fault_of_os_error(error, f"Writing {path}") from None
 
 
-def _tell(common: Common, bundle: Document, path: str, size: int) -> None:
+def _print_export(common: Common, bundle: Document, path: str, size: int) -> None:
     facts = {
         "bundle_id": bundle["bundle_id"],
         "mode": bundle["redaction"]["mode"],

@@ -436,7 +436,7 @@ def doctor_verb(common: Common) -> int:
 
     If the store does not open, the exit code is that of every verb: 3 for a damaged store.
     """
-    found = [*_ourselves(), *_store(common), *_capture(common), *_kernel(), *_programs()]
+    found = [*_python_and_sqlite(), *_store(common), *_capture(common), *_kernel(), *_programs()]
     if common.as_json:
         print_json({"findings": [asdict(finding) for finding in found]})
     else:
@@ -451,7 +451,7 @@ def _mark(finding: Finding) -> str:
     return paint("  ok ", "green") if finding.ok else paint("none ", "yellow")
 
 
-def _ourselves() -> list[Finding]:
+def _python_and_sqlite() -> list[Finding]:
     import apsw
 
     return [
@@ -494,11 +494,11 @@ def _store(common: Common) -> list[Finding]:
     if os.environ.get(TRUST_OWNER) == "1":
         found.append(Finding("owner", f"{TRUST_OWNER}=1: a state directory of another user is trusted", False))
     if os.path.exists(os.path.join(directory, "store.db")):
-        found += _opens(common)
+        found += _check_opens(common)
     return found
 
 
-def _opens(common: Common) -> list[Finding]:
+def _check_opens(common: Common) -> list[Finding]:
     from mulligan.store.host import older_processes
 
     try:
@@ -513,17 +513,17 @@ def _opens(common: Common) -> list[Finding]:
 
 def _kernel() -> list[Finding]:
     return [
-        _tried("openat2", "Mulligan resolves paths beneath a handle", _try_openat2),
-        _tried("exchange", "Mulligan replaces files atomically", _try_exchange),
-        _tried("leases", "Mulligan sees who else writes a file", _try_lease),
-        _tried("seccomp notify", "Mulligan sees each system call of a command", _try_notify),
-        _tried("overlay", "commands can run on a copy", _try_overlay),
-        _tried("landlock", "commands can run in a sandbox", _try_landlock),
+        _try("openat2", "Mulligan resolves paths beneath a handle", _try_openat2),
+        _try("exchange", "Mulligan replaces files atomically", _try_exchange),
+        _try("leases", "Mulligan sees who else writes a file", _try_lease),
+        _try("seccomp notify", "Mulligan sees each system call of a command", _try_notify),
+        _try("overlay", "commands can run on a copy", _try_overlay),
+        _try("landlock", "commands can run in a sandbox", _try_landlock),
         *(_inotify(name) for name in ("max_user_watches", "max_user_instances")),
     ]
 
 
-def _tried(name: str, good: str, attempt: Callable[[], bool]) -> Finding:
+def _try(name: str, good: str, attempt: Callable[[], bool]) -> Finding:
     try:
         works = attempt()
     except OSError as error:

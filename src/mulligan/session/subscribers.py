@@ -148,11 +148,11 @@ def live_events_in(tx: Tx, archive: Archive, record: Record) -> list[Event]:
     # Several events of one record need ids of their own.
     return [
         {**event_of(record, event_body(kind, metadata)), "id": f"{id_of(record)}/{kind}"}
-        for kind, metadata in _described(record)
+        for kind, metadata in _descriptions(record)
     ]
 
 
-def _described(record: Record) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _descriptions(record: Record) -> Iterator[tuple[str, Mapping[str, Any]]]:
     body = record.payload
     if record.kind == "window.changed" and body["verb"] in _CUTS:
         yield body["verb"], {"messages": sum(stop - start for _, start, stop in body["spans"])}
@@ -276,7 +276,7 @@ class Hub:
         self._subscriptions: list[Subscription] = []
         self._heads: dict[SessionId, int] = {}
         self._awake = threading.Event()
-        self._looking: threading.Thread | None = None
+        self._poller: threading.Thread | None = None
         store.on_close(self.close)
 
     def subscribe(
@@ -290,9 +290,9 @@ class Hub:
         with self.moved:
             self._subscriptions.append(made)
             self._heads.setdefault(session, 0)
-            if self._looking is None:
-                self._looking = threading.Thread(target=self._poll, name="mulligan-subscribers", daemon=True)
-                self._looking.start()
+            if self._poller is None:
+                self._poller = threading.Thread(target=self._poll, name="mulligan-subscribers", daemon=True)
+                self._poller.start()
         made.start()
         return made
 
@@ -324,7 +324,7 @@ class Hub:
             with self.moved:
                 watched = list(self._heads)
                 if not watched:
-                    self._looking = None
+                    self._poller = None
                     return
             heads = self._read_heads(watched)
             with self.moved:
@@ -347,7 +347,7 @@ class Hub:
             one.join(max(0.0, deadline - monotonic_s()))
         with _lock:
             _hubs.pop(self._store, None)
-        looking = self._looking
+        looking = self._poller
         self._awake.set()
         if looking is not None:
             looking.join(max(0.0, deadline - monotonic_s()))

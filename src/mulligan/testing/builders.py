@@ -124,7 +124,7 @@ def contents_of(root: str | os.PathLike[str]) -> dict[str, bytes]:
     return {path: node.content for path, node in tree_of(root).items() if isinstance(node, File)}
 
 
-class Writing(Protocol):
+class OpenFile(Protocol):
     def write(self, content: bytes, /) -> object: ...
 
     def close(self) -> None: ...
@@ -141,7 +141,7 @@ class Person(Protocol):
         """Save as the other editors do: truncate the same file and write it; create it if it is missing."""
         ...
 
-    def open_for_writing(self, path: str) -> Writing:
+    def open_for_writing(self, path: str) -> OpenFile:
         """Truncate a file and keep it open for writing."""
         ...
 
@@ -184,7 +184,7 @@ class HostPerson:
         with open(self._at(path), "wb") as file:
             file.write(content)
 
-    def open_for_writing(self, path: str) -> Writing:
+    def open_for_writing(self, path: str) -> OpenFile:
         return open(self._at(path), "wb", buffering=0)
 
     def read(self, path: str) -> bytes | None:

@@ -38,7 +38,7 @@ class _Rule:
     lasting: bool
     met: int = 0
 
-    def hears(self, step: str) -> bool:
+    def matches(self, step: str) -> bool:
         if self.step is not None and step != self.step:
             return False
         self.met += 1
@@ -89,7 +89,7 @@ class FaultPlan:
         if self.crashed:
             raise Crash(f"already, before {step} of {path}")
         self.reached.append((step, path))
-        for rule in [rule for rule in self._rules if rule.hears(step)]:
+        for rule in [rule for rule in self._rules if rule.matches(step)]:
             rule.act(step, path)
 
 
@@ -122,7 +122,7 @@ class _Fault:
 
 
 @dataclass(slots=True)
-class _Platter:
+class _UnsyncedWrites:
     """How to set one file back to its last sync."""
 
     undo: list[tuple[int, bytes, int]] = field(default_factory=list)
@@ -138,7 +138,7 @@ class FaultyVfs(apsw.VFS):
         self.powered = True
         self._remember = remember
         self._off_at = 0
-        self._platters: dict[str, _Platter] = {}
+        self._unsynced: dict[str, _UnsyncedWrites] = {}
         self._faults: list[_Fault] = []
         self._lock = threading.Lock()
         super().__init__(self.name, "")
@@ -189,11 +189,11 @@ class FaultyVfs(apsw.VFS):
     def wrote(self, file: str, offset: int, before: bytes, size_before: int) -> None:
         if self._remember:
             with self._lock:
-                self._platters.setdefault(file, _Platter()).undo.append((offset, before, size_before))
+                self._unsynced.setdefault(file, _UnsyncedWrites()).undo.append((offset, before, size_before))
 
     def synced(self, file: str) -> None:
         with self._lock:
-            self._platters.pop(file, None)
+            self._unsynced.pop(file, None)
 
     def power_off_at(self, at: int) -> None:
         """Cut the power just before the `at`-th operation from now."""
@@ -205,13 +205,13 @@ class FaultyVfs(apsw.VFS):
 
     def restore(self) -> None:
         """Revert every write that was not synced. All connections through this disk must be closed."""
-        for file, platter in self._platters.items():
+        for file, unsynced in self._unsynced.items():
             with open(file, "r+b") as handle:
-                for offset, before, size_before in reversed(platter.undo):
+                for offset, before, size_before in reversed(unsynced.undo):
                     handle.seek(offset)
                     handle.write(before)
                     handle.truncate(size_before)
-        self._platters.clear()
+        self._unsynced.clear()
 
 
 class _FaultyFile(apsw.VFSFile):
@@ -225,7 +225,7 @@ class _FaultyFile(apsw.VFSFile):
         if injury == "lost":
             return
         whole = bytes(data)
-        self._noted(offset, len(whole))
+        self._remember_bytes(offset, len(whole))
         super().xWrite(whole if injury is None else whole[: len(whole) // 2], offset)
         if injury == "short":
             raise apsw.FullError("no space for the second half, by plan")
@@ -233,7 +233,7 @@ class _FaultyFile(apsw.VFSFile):
     def xTruncate(self, newsize: int) -> None:
         if self._disk.reach("truncate", self._name) is None:
             size = self.xFileSize()
-            self._noted(newsize, max(size - newsize, 0))
+            self._remember_bytes(newsize, max(size - newsize, 0))
             super().xTruncate(newsize)
 
     def xSync(self, flags: int) -> None:
@@ -241,7 +241,7 @@ class _FaultyFile(apsw.VFSFile):
             super().xSync(flags)
             self._disk.synced(self._name)
 
-    def _noted(self, offset: int, length: int) -> None:
+    def _remember_bytes(self, offset: int, length: int) -> None:
         size = self.xFileSize()
         before = self.xRead(min(length, size - offset), offset) if offset < size and length else b""
         self._disk.wrote(self._name, offset, before, size)

@@ -166,7 +166,7 @@ class SimulatedTree:
         return found
 
 
-class _Writing:
+class _OpenFile:
     """A file open for writing."""
 
     def __init__(self, tree: SimulatedTree, inode: Inode) -> None:
@@ -203,11 +203,11 @@ class SimulatedPerson:
         else:
             self._tree.write(there, content)
 
-    def open_for_writing(self, path: str) -> _Writing:
+    def open_for_writing(self, path: str) -> _OpenFile:
         there = self._tree.at(path)
         if there is None or there.kind != "file":
             raise os_error(errno.ENOENT, path)
-        return _Writing(self._tree, there)
+        return _OpenFile(self._tree, there)
 
     def read(self, path: str) -> bytes | None:
         there = self._tree.at(path)
@@ -320,13 +320,13 @@ class SimulatedDisk:
                 hops += 1
                 trail, pending = self._followed(below, trail, pending, follow=follow, hops=hops, asked=path)
             elif ends:
-                return self._spot(trail, here, name)
+                return self._resolved_path(trail, here, name)
             else:
                 trail.append((name, _directory(below, name)))
         if not trail:
             return ResolvedPath(ROOT, self.root.place_of(ROOT), _handle(self.simulated.root), b".")
         name, _ = trail.pop()
-        return self._spot(trail, trail[-1][1] if trail else self.simulated.root, name)
+        return self._resolved_path(trail, trail[-1][1] if trail else self.simulated.root, name)
 
     def _followed(
         self, link: Inode, trail: _Trail, pending: list[bytes], *, follow: Follow, hops: int, asked: RepoPath
@@ -342,7 +342,7 @@ class SimulatedDisk:
             raise _escapes(asked)
         return [], pending + link.target[len(_ROOT_PATH) :].split(b"/")[::-1]
 
-    def _spot(self, trail: _Trail, folder: Inode, name: bytes) -> ResolvedPath:
+    def _resolved_path(self, trail: _Trail, folder: Inode, name: bytes) -> ResolvedPath:
         path = path_from_bytes(b"/".join([*(above for above, _ in trail), name]))
         return ResolvedPath(path, self.root.place_of(path), _handle(folder), name)
 

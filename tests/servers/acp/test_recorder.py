@@ -18,7 +18,13 @@ import mulligan
 from mulligan.api import Mulligan
 from mulligan.history.baseline import kernel_time_ns
 from mulligan.history.tables import CALLS, changes_of
-from mulligan.servers.acp.recorder import AnnouncedCall, ProxyRecorder, capabilities_of, text_of_prompt, with_ours
+from mulligan.servers.acp.recorder import (
+    AnnouncedCall,
+    ProxyRecorder,
+    capabilities_of,
+    text_of_prompt,
+    with_our_capabilities,
+)
 from mulligan.servers.acp.relay import Worker
 from mulligan.servers.acp.undo import Workspaces
 from mulligan.values.canonical import decode
@@ -110,9 +116,9 @@ def test_turns_are_restored_whole_and_come_again(turns: list[list[Any]]) -> None
             assert agent.follower.prompt("s", "go") is None
             for place, one in enumerate(turn):
                 act(agent, f"{number}-{place}", one)
-            agent.follower.answered("s")
+            agent.follower.end_prompt("s")
             states.append(agent.files())
-        session = agent.follower.lives["s"].session
+        session = agent.follower.open_sessions["s"].session
         back = [agent.files(), *moved(agent, lambda: session.rollback(on_conflict="overwrite"))]
         assert distinct(back) == distinct(states[::-1])
         forth = [agent.files(), *moved(agent, lambda: session.redo(on_conflict="overwrite"))]
@@ -141,8 +147,8 @@ def test_calls_one_after_another_are_no_riddle(tmp_path: Path) -> None:
             agent.say(f"c{number}", "in_progress", kind=kind, locations=[{"path": str(agent.root / "a")}])
             agent.write("a", f"{number}\n")
             agent.say(f"c{number}", "completed")
-        agent.follower.answered("s")
-        session = agent.follower.lives["s"].session
+        agent.follower.end_prompt("s")
+        session = agent.follower.open_sessions["s"].session
         assert session.rollback().to_json()["outcomes"] == [{"path": "a", "outcome": "restored"}]
         assert (agent.root / "a").read_text() == "first\n"
 
@@ -163,9 +169,9 @@ class TestWithoutPause:
             agent.say("c2", "in_progress", kind="execute")
             agent.follower.is_more_announced = lambda: False
             agent.say("c2", "completed", kernel_time_ns())
-            agent.follower.answered("s")
+            agent.follower.end_prompt("s")
             assert agent.log() == {"c1": ["deep", "deep/one"], "c2": ["a", "deep/two"]}
-            session = agent.follower.lives["s"].session
+            session = agent.follower.open_sessions["s"].session
             session.restore("c2")
             assert set(agent.files()) == {"a", "deep", "deep/one"}
             session.undo("c1")
@@ -178,7 +184,7 @@ class TestWithoutPause:
             over_ns = kernel_time_ns()
             agent.write_later("late", "1\n", over_ns)
             agent.say("c1", "completed", over_ns)
-            agent.follower.answered("s")
+            agent.follower.end_prompt("s")
             assert agent.log() == {"c1": ["late"]}
 
 
@@ -186,12 +192,12 @@ def test_what_changes_while_no_call_is_in_progress_is_no_ones(tmp_path: Path) ->
     with agent_in(tmp_path) as agent:
         agent.follower.prompt("s", "go")
         agent.write("mine", "mine\n")
-        agent.follower.look_at_idle_folders(until_ns=kernel_time_ns())
+        agent.follower.scan_idle_folders(until_ns=kernel_time_ns())
         agent.say("c", "in_progress", kind="execute")
         agent.write("theirs", "x\n")
         agent.say("c", "completed")
-        agent.follower.answered("s")
-        agent.follower.lives["s"].session.rollback()
+        agent.follower.end_prompt("s")
+        agent.follower.open_sessions["s"].session.rollback()
         assert set(agent.files()) == {"a", "mine"}
 
 
@@ -200,7 +206,7 @@ def test_a_path_elsewhere_is_said_in_coverage(tmp_path: Path) -> None:
         agent.follower.prompt("s", "go")
         agent.say("c", "in_progress", kind="edit", locations=[{"path": "/etc/hosts"}, {"path": "../x"}])
         agent.say("c", "completed")
-        agent.follower.answered("s")
+        agent.follower.end_prompt("s")
         (row,) = mulligan_log(agent)
         assert [(one["path"], one["reason"]) for one in row] == [
             ("/etc/hosts", "outside_root"),
@@ -219,7 +225,7 @@ def test_what_could_not_be_written_down_is_said_by_the_next_call(tmp_path: Path,
         agent.follower.note_failure(error)
         agent.say("c", "completed", kind="execute")
         agent.say("d", "completed", kind="execute")
-        agent.follower.answered("s")
+        agent.follower.end_prompt("s")
         assert mulligan_log(agent) == [[{"path": ".", "reason": reason}], []]
 
 
@@ -238,7 +244,7 @@ def test_an_agent_may_send_anything(update: dict[str, Any]) -> None:
 @given(able=JSON, more=st.dictionaries(st.text(max_size=5), JSON, max_size=3))
 def test_nothing_an_agent_says_of_itself_is_lost(able: Any, more: dict[str, Any]) -> None:
     answer = {"id": 1, "result": {**more, "agentCapabilities": able}}
-    changed = with_ours(answer)
+    changed = with_our_capabilities(answer)
     capabilities_of(answer)
     known = able if isinstance(able, dict) else {}
     found = changed["result"]["agentCapabilities"]

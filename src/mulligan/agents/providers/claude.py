@@ -37,11 +37,11 @@ class Claude:
         """Runs the SDK on another thread with its own event loop. Closing the iterator stops Claude."""
         conversation = _Conversation(act)
         options = self._options(ask, conversation)
-        with _Running(conversation.hold(ask.prompt, options), conversation.told) as running:
+        with _LoopThread(conversation.converse(ask.prompt, options), conversation.pieces) as running:
             yield from running
 
     def _options(self, ask: Ask, conversation: _Conversation) -> sdk.ClaudeAgentOptions:
-        tools = [conversation.offered(tool) for tool in ask.tools]
+        tools = [conversation.sdk_tool(tool) for tool in ask.tools]
         return sdk.ClaudeAgentOptions(
             **{
                 "tools": [],
@@ -70,11 +70,11 @@ class _Conversation:
     """Puts what Claude says into a queue, in order, and runs the tools it asks for."""
 
     def __init__(self, act: Act) -> None:
-        self.told: queue.SimpleQueue[Said | Reply | BaseException | None] = queue.SimpleQueue()
+        self.pieces: queue.SimpleQueue[Said | Reply | BaseException | None] = queue.SimpleQueue()
         self._act = act
-        self._announced: dict[tuple[str, bytes], deque[str]] = defaultdict(deque)
+        self._announced_ids: dict[tuple[str, bytes], deque[str]] = defaultdict(deque)
 
-    def offered(self, tool: Tool[Any, Any]) -> Any:
+    def sdk_tool(self, tool: Tool[Any, Any]) -> Any:
         async def handle(arguments: dict[str, Any]) -> dict[str, Any]:
             call = ProviderToolCall(self._id_of(tool.name, arguments), tool.name, arguments)
             result = await asyncio.to_thread(self._act, call)
@@ -84,27 +84,27 @@ class _Conversation:
 
     def _id_of(self, name: str, arguments: Mapping[str, Any]) -> str:
         """The id of a call. The SDK does not pass it to the tool, but an earlier message had it."""
-        announced = self._announced[(name, encode(arguments))]
+        announced = self._announced_ids[(name, encode(arguments))]
         return announced.popleft() if announced else SystemIds().new()
 
-    async def hold(self, prompt: str, options: sdk.ClaudeAgentOptions) -> None:
+    async def converse(self, prompt: str, options: sdk.ClaudeAgentOptions) -> None:
         try:
             async for message in sdk.query(prompt=prompt, options=options):
-                self._heard(message)
+                self._handle_message(message)
         except sdk.ClaudeSDKError as error:
             raise fault("provider_failed", f"Claude did not answer: {error}", provider="claude") from error
 
-    def _heard(self, message: Any) -> None:
+    def _handle_message(self, message: Any) -> None:
         if isinstance(message, sdk.StreamEvent):
             delta = message.event.get("delta") or {}
             if delta.get("type") == "text_delta" and delta.get("text"):
-                self.told.put(Said(delta["text"]))
+                self.pieces.put(Said(delta["text"]))
         elif isinstance(message, sdk.AssistantMessage):
             for block in message.content:
                 if isinstance(block, sdk.ToolUseBlock):
-                    self._announced[(block.name.removeprefix(_PREFIX), encode(block.input))].append(block.id)
+                    self._announced_ids[(block.name.removeprefix(_PREFIX), encode(block.input))].append(block.id)
         elif isinstance(message, sdk.ResultMessage):
-            self.told.put(_reply_of(message))
+            self.pieces.put(_reply_of(message))
 
 
 def _reply_of(message: sdk.ResultMessage) -> Reply:
@@ -120,18 +120,18 @@ def _reply_of(message: sdk.ResultMessage) -> Reply:
     )
 
 
-class _Running:
+class _LoopThread:
     """Runs a coroutine on another thread with its own loop. Iterating yields what it puts into the queue."""
 
     def __init__(
-        self, work: Coroutine[Any, Any, None], told: queue.SimpleQueue[Said | Reply | BaseException | None]
+        self, work: Coroutine[Any, Any, None], pieces: queue.SimpleQueue[Said | Reply | BaseException | None]
     ) -> None:
-        self._work, self._told = work, told
+        self._work, self._pieces = work, pieces
         self._loop = asyncio.new_event_loop()
         # The thread inherits the current turn and session.
         self._thread = threading.Thread(target=copy_context().run, args=(self._run,), daemon=True)
 
-    def __enter__(self) -> _Running:
+    def __enter__(self) -> _LoopThread:
         self._thread.start()
         return self
 
@@ -141,10 +141,10 @@ class _Running:
         self._loop.close()
 
     def __iter__(self) -> Iterator[Said | Reply]:
-        while (told := self._told.get()) is not None:
-            if isinstance(told, BaseException):
-                raise told
-            yield told
+        while (pieces := self._pieces.get()) is not None:
+            if isinstance(pieces, BaseException):
+                raise pieces
+            yield pieces
 
     def _run(self) -> None:
         ended: BaseException | None = None
@@ -153,7 +153,7 @@ class _Running:
         except (MulliganError, asyncio.CancelledError) as error:
             ended = error if isinstance(error, MulliganError) else None
         finally:
-            self._told.put(ended)
+            self._pieces.put(ended)
 
     def _cancel(self) -> None:
         for task in asyncio.all_tasks(self._loop):

@@ -118,7 +118,7 @@ def diff(path: str, before: str | None, after: str) -> Update:
     return {"type": "diff", "path": path, "oldText": before, "newText": after}
 
 
-def replayed(messages: Sequence[Mapping[str, Any]], root: str) -> Iterator[Update]:
+def transcript_updates(messages: Sequence[Mapping[str, Any]], root: str) -> Iterator[Update]:
     """A transcript as the updates that a client has seen, except for the plan, which has its own update."""
     planning = {call.id for message in messages for call in calls_in(message) if call.name == UPDATE_PLAN}
     for message in messages:
@@ -202,7 +202,7 @@ class AcpAgent:
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
         self._workspaces = config.workspaces
-        self._lives: dict[str, AgentSession] = {}
+        self._open_sessions: dict[str, AgentSession] = {}
         self.wire: Wire | None = None
 
     def handle(self, method: str, params: Params) -> Any:
@@ -238,14 +238,14 @@ class AcpAgent:
 
     def load(self, params: Params) -> Mapping[str, Any]:
         """Sends the transcript as updates before the answer."""
-        live = self._known(params)
-        for update in replayed(live.session.messages(), live.workspace.root):
-            self.tell(live, update)
-        self.tell_plan(live)
+        live = self._session_in_folder(params)
+        for update in transcript_updates(live.session.messages(), live.workspace.root):
+            self.send_update(live, update)
+        self.send_plan(live)
         return _modes(live)
 
     def resume(self, params: Params) -> Mapping[str, Any]:
-        return _modes(self._known(params))
+        return _modes(self._session_in_folder(params))
 
     def list_sessions(self, params: Params) -> Mapping[str, Any]:
         cwd = params.get("cwd")
@@ -253,50 +253,50 @@ class AcpAgent:
         with (self._workspaces.store() if here is None else here.store).read() as tx:
             rows = listed_in(tx, closed=True, workspace=None if here is None else workspace_of(tx, here.open_root))
             kept = [row for row in reversed(rows) if row["root"] and not is_deleted(tx, SessionId(row["id"]))]
-            return {"sessions": [_listed(tx, row) for row in kept]}
+            return {"sessions": [_session_info(tx, row) for row in kept]}
 
     def close(self, params: Params) -> Mapping[str, Any]:
-        live = self._found(params, code=NOT_FOUND)
+        live = self._session_named(params, code=NOT_FOUND)
         self._stop(live)
         with live.at_work:
             close_for_client(live.workspace, live.session)
-        self._lives.pop(live.session.id, None)
+        self._open_sessions.pop(live.session.id, None)
         return {}
 
     def delete(self, params: Params) -> Mapping[str, Any]:
         """Deletes an open or closed session; does nothing for an unknown one."""
         name = param(params, "sessionId")
-        live = self._lives.get(name)
+        live = self._open_sessions.get(name)
         home = self._workspaces.home_of(name, closed=True)
         if live is not None:
             self._stop(live)
             with live.at_work:
                 live.workspace.sessions.delete(name)
-            self._lives.pop(name, None)
+            self._open_sessions.pop(name, None)
         elif home is not None:
             self._workspaces.at(home).sessions.delete(name)
         return {}
 
     def fork(self, params: Params) -> Mapping[str, Any]:
-        live = self._found(params)
+        live = self._session_named(params)
         at = params.get("keepFirst", params.get("keep_first"))
         child = live.session.fork(at=at, dst=params.get("id"))
         made = self._attach(live.workspace, child)
         return {"sessionId": child.id, "parent_id": live.session.id, "state": "forked", **_modes(made)}
 
     def set_mode(self, params: Params) -> Mapping[str, Any]:
-        live = self._found(params)
+        live = self._session_named(params)
         mode = param(params, "modeId")
         if mode not in {known for known, _, _ in MODES}:
             raise AcpError(INVALID_PARAMS, f"There is no mode {mode!r}.")
         live.mode = mode
-        self.tell(live, {"sessionUpdate": "current_mode_update", "currentModeId": mode})
+        self.send_update(live, {"sessionUpdate": "current_mode_update", "currentModeId": mode})
         return {}
 
     # A prompt.
 
     def prompt(self, params: Params) -> Mapping[str, Any]:
-        live = self._found(params)
+        live = self._session_named(params)
         if not live.at_work.acquire(blocking=False):
             raise AcpError(INVALID_PARAMS, "Another prompt of this session is running.", {"status": "prompt_active"})
         try:
@@ -312,7 +312,7 @@ class AcpAgent:
 
     def cancel(self, params: Params) -> None:
         with suppress(AcpError):
-            self._stop(self._found(params))
+            self._stop(self._session_named(params))
 
     def _stop(self, live: AgentSession) -> None:
         """Stops the agent at its next step and kills its running command, whose call is rolled back."""
@@ -362,11 +362,11 @@ class AcpAgent:
     # Undo operations.
 
     def _undo(self, method: str, params: Params) -> Any:
-        live = self._found(params)
+        live = self._session_named(params)
         if not live.at_work.acquire(blocking=False):
             raise AcpError(BACKEND, "prompt_active", {"status": "prompt_active"})
         try:
-            return run_undo_method(method, live.session, params, lambda update: self.tell(live, update))
+            return run_undo_method(method, live.session, params, lambda update: self.send_update(live, update))
         finally:
             live.at_work.release()
 
@@ -374,9 +374,9 @@ class AcpAgent:
 
     def _attach(self, workspace: AcpWorkspace, session: DurableSession) -> AgentSession:
         live = AgentSession(session, workspace, self._config.mode)
-        return self._lives.setdefault(session.id, live)
+        return self._open_sessions.setdefault(session.id, live)
 
-    def _known(self, params: Params) -> AgentSession:
+    def _session_in_folder(self, params: Params) -> AgentSession:
         """A session of this or an earlier process, in the folder that the request names."""
         name = param(params, "sessionId")
         workspace = self._workspaces.at(_folder(params))
@@ -386,9 +386,9 @@ class AcpAgent:
             raise AcpError(NOT_FOUND, f"There is no session {name!r}.", {"status": "unknown_session"})
         return self._attach(workspace, workspace.sessions.open(name))
 
-    def _found(self, params: Params, *, code: int = INVALID_PARAMS) -> AgentSession:
+    def _session_named(self, params: Params, *, code: int = INVALID_PARAMS) -> AgentSession:
         name = param(params, "sessionId")
-        live = self._lives.get(name)
+        live = self._open_sessions.get(name)
         if live is None:
             home = self._workspaces.home_of(name)
             if home is None:
@@ -397,12 +397,12 @@ class AcpAgent:
             return self._attach(workspace, workspace.sessions.get(name))
         return live
 
-    def tell_plan(self, live: AgentSession) -> None:
+    def send_plan(self, live: AgentSession) -> None:
         plan = live.session[Plan].latest()
         if plan is not None:
-            self.tell(live, plan_frame(plan))
+            self.send_update(live, plan_frame(plan))
 
-    def tell(self, live: AgentSession, update: Mapping[str, Any]) -> None:
+    def send_update(self, live: AgentSession, update: Mapping[str, Any]) -> None:
         assert self.wire is not None
         self.wire.notify("session/update", {"sessionId": live.session.id, "update": dict(update)})
 
@@ -415,17 +415,17 @@ class _ClientView:
     live: AgentSession
 
     def said(self, text: str) -> None:
-        self.agent.tell(self.live, said(text))
+        self.agent.send_update(self.live, said(text))
 
     def planned(self) -> None:
-        self.agent.tell_plan(self.live)
+        self.agent.send_plan(self.live)
 
     def began(self, id: str, tool: str, arguments: Mapping[str, Any]) -> None:
-        self.agent.tell(self.live, tool_call(id, tool, arguments, root=self.live.workspace.root))
+        self.agent.send_update(self.live, tool_call(id, tool, arguments, root=self.live.workspace.root))
 
     def ended(self, id: str, text: str, *, ok: bool) -> None:
         diffs = self.agent.diffs(self.live, id) if ok else ()
-        self.agent.tell(self.live, tool_ended(id, text, ok=ok, diffs=diffs))
+        self.agent.send_update(self.live, tool_ended(id, text, ok=ok, diffs=diffs))
 
     def may(self, id: str, tool: str, arguments: Mapping[str, Any]) -> bool:
         return self.agent.may(self.live, id, tool, arguments)
@@ -454,7 +454,7 @@ def _folder(params: Params) -> str:
     return folder
 
 
-def _listed(tx: Tx, row: Mapping[str, Any]) -> Mapping[str, Any]:
+def _session_info(tx: Tx, row: Mapping[str, Any]) -> Mapping[str, Any]:
     turns = tx.select(TURNS, {"session": row["id"]}, order=("session", "started_at"))
     first = next((turn.prompt for turn in turns if turn.prompt), None)
     title = {"title": first.splitlines()[0][:120]} if first and first.strip() else {}

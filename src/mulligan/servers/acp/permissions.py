@@ -45,11 +45,11 @@ class PermissionRequests:
         with self._lock:
             self._waiting[request] = _Waiting(session, frame["id"])
             if session.id not in self._subscribed:
-                subscription = hub_of(archive.store).subscribe(archive, session.id, self._heard)
+                subscription = hub_of(archive.store).subscribe(archive, session.id, self._handle_event)
                 self._subscribed[session.id] = subscription
         ask_permission(archive, session.id, request, _body(params))
 
-    def _heard(self, event: Mapping[str, Any]) -> None:
+    def _handle_event(self, event: Mapping[str, Any]) -> None:
         """On the thread of the subscription: an event of a session."""
         if event.get("kind") != ROUTE_EVENT:
             return

@@ -103,7 +103,7 @@ def capabilities_of(answer: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None and value is not False}
 
 
-def with_ours(answer: Mapping[str, Any]) -> Frame:
+def with_our_capabilities(answer: Mapping[str, Any]) -> Frame:
     """The answer to `initialize` with Mulligan's capabilities added; the agent's own values do not change."""
     result = _object(answer, "result")
     able = _object(result, "agentCapabilities")
@@ -127,7 +127,7 @@ def folder_of(params: Mapping[str, Any]) -> str | None:
 
 def undo_notice(changes: Iterable[Change]) -> str | None:
     """The text that tells the model which files were undone or redone since its last turn; None if there are none."""
-    lines = [f"- {change.path} ({_how(change)})" for change in changes]
+    lines = [f"- {change.path} ({_change_word(change)})" for change in changes]
     if not lines:
         return None
     more = [f"- and {len(lines) - _SHOWN_PATHS} more"] if len(lines) > _SHOWN_PATHS else []
@@ -141,7 +141,7 @@ def undo_notice(changes: Iterable[Change]) -> str | None:
     )
 
 
-def _how(change: Change) -> str:
+def _change_word(change: Change) -> str:
     if isinstance(change.after, Absent):
         return "removed"
     return "restored" if isinstance(change.before, Absent) else "changed back"
@@ -220,7 +220,7 @@ class ProxyRecorder:
     def __init__(self, workspaces: Workspaces, *, pid: int, root: str | None = None) -> None:
         self._workspaces, self._pid, self._root = workspaces, pid, root
         self._folders: dict[str, RecordedFolder] = {}
-        self.lives: dict[str, ProxiedSession] = {}
+        self.open_sessions: dict[str, ProxiedSession] = {}
         self._missed: list[Note] = []
         self.is_more_announced: Callable[[], bool] = lambda: False
         """Whether the agent has announced further calls that have not ended and that this recorder has not seen yet."""
@@ -229,16 +229,16 @@ class ProxyRecorder:
 
     def attach(self, session: str, folder: str) -> None:
         """Opens the session and scans its folder."""
-        if session not in self.lives:
+        if session not in self.open_sessions:
             files = self._folder_at(self._root or folder)
             opened = files.workspace.sessions.open(session)
             observe.end_open_turns(files.open_root, opened.id)
-            self.lives[session] = ProxiedSession(opened, files)
+            self.open_sessions[session] = ProxiedSession(opened, files)
 
     def find(self, session: str) -> ProxiedSession | None:
         """An attached session, or a recorded one: undo of its files does not need the agent."""
-        if session in self.lives:
-            return self.lives[session]
+        if session in self.open_sessions:
+            return self.open_sessions[session]
         home = self._workspaces.home_of(session)
         if home is None:
             return None
@@ -259,19 +259,19 @@ class ProxyRecorder:
             return self.attach(child, folder) if folder is not None else None
         made = ProxiedSession(live.session.fork(dst=child), live.files)
         made.preface = None if transcript_is_known else fork_notice(_prompts(live))
-        self.lives[child] = made
+        self.open_sessions[child] = made
         return None
 
     def close(self, session: str) -> None:
-        live = self.lives.pop(session, None)
+        live = self.open_sessions.pop(session, None)
         if live is not None:
-            self._over(live, "session_ended")
+            self._end_turn(live, "session_ended")
             close_for_client(live.files.workspace, live.session)
 
     def end(self, reason: str) -> None:
         """Ends all calls and turns: the agent has ended."""
-        for live in self.lives.values():
-            self._over(live, reason)
+        for live in self.open_sessions.values():
+            self._end_turn(live, reason)
         for files in self._folders.values():
             files.tree.close()
 
@@ -279,10 +279,10 @@ class ProxyRecorder:
 
     def prompt(self, session: str, text: str) -> str | None:
         """Begins a turn. Returns the text that the model must get before the prompt, if any."""
-        live = self.lives.get(session)
+        live = self.open_sessions.get(session)
         if live is None:
             return None
-        self._over(live, "interrupted")
+        self._end_turn(live, "interrupted")
         live.files.scan()
         live.files.tree.read_contents(monotonic_s() + _FIRST_READING_S)
         told = [one for one in (live.preface, undo_notice(_undone_changes(live))) if one is not None]
@@ -291,16 +291,16 @@ class ProxyRecorder:
         observe.open_turn(live.files.open_root, live.session.id, live.turn, text)
         return "\n\n".join(told) or None
 
-    def answered(self, session: str) -> None:
+    def end_prompt(self, session: str) -> None:
         """Ends the turn. Differences that belong to no call become external changes."""
-        live = self.lives.get(session)
+        live = self.open_sessions.get(session)
         if live is not None:
-            self._over(live, "stopped")
+            self._end_turn(live, "stopped")
             if self._missed:
                 observe.finish_session(live.files.open_root, live.session.id, live.files.tree, reason="stopped")
             live.files.scan(whole=True)
 
-    def _over(self, live: ProxiedSession, reason: str) -> None:
+    def _end_turn(self, live: ProxiedSession, reason: str) -> None:
         for recorded in list(live.calls.values()):
             self._finish(live, recorded, reason=reason)
         live.over.clear()
@@ -315,7 +315,7 @@ class ProxyRecorder:
 
         Outside a turn an agent only repeats old calls, for example when it loads a session.
         """
-        live, id = self.lives.get(session), update.get("toolCallId")
+        live, id = self.open_sessions.get(session), update.get("toolCallId")
         if live is None or live.turn is None or not isinstance(id, str) or not id or id in live.over:
             return
         recorded = live.calls.setdefault(id, RecordedCall(AnnouncedCall(id)))
@@ -365,7 +365,7 @@ class ProxyRecorder:
         if recorded.call is None:
             return
         files = live.files
-        alone = not self.is_more_announced() and not any(live.calls for live in self.lives.values())
+        alone = not self.is_more_announced() and not any(live.calls for live in self.open_sessions.values())
         until_ns = None if alone else at_ns
         gaps = files.scan(recorded.call, until_ns=until_ns) if alone or not recorded.paths else []
         missed, self._missed = self._missed, []
@@ -382,14 +382,14 @@ class ProxyRecorder:
         note = STORE_FULL if is_full else NOT_RECORDED
         self._missed += [] if note in self._missed else [note]
 
-    def look_at_idle_folders(self, *, until_ns: int) -> None:
+    def scan_idle_folders(self, *, until_ns: int) -> None:
         """Scans folders with a running prompt and no running call: what changed there is external."""
-        busy = {id(live.files) for live in self.lives.values() if live.calls}
-        folders = {id(live.files): live.files for live in self.lives.values() if live.turn is not None}
+        busy = {id(live.files) for live in self.open_sessions.values() if live.calls}
+        folders = {id(live.files): live.files for live in self.open_sessions.values() if live.turn is not None}
         for files in (files for key, files in folders.items() if key not in busy):
             files.scan(until_ns=until_ns)
 
-    def read_on(self, for_s: float) -> bool:
+    def read_more_files(self, for_s: float) -> bool:
         """Reads files that Mulligan has not read yet. Whether there are more."""
         for files in self._folders.values():
             if not files.tree.is_complete:

@@ -2,7 +2,7 @@
 
 `Relay` passes every line on unchanged, with two exceptions: it adds Mulligan's capabilities to the answer to
 `initialize`, and it adds a text block to a prompt if the model must learn that files were undone. It answers requests
-for undo operations itself. It holds a line back only until the record is written, and never longer than `HELD_S`.
+for undo operations itself. It holds a line back only until the record is written, and never longer than `HOLD_MAX_S`.
 `run_proxy` passes signals to the agent and returns its exit code.
 """
 
@@ -34,7 +34,7 @@ from mulligan.servers.acp.recorder import (
     capabilities_of,
     folder_of,
     text_of_prompt,
-    with_ours,
+    with_our_capabilities,
     with_preface,
 )
 from mulligan.servers.acp.undo import STRICT_METHODS, Workspaces, param, run_undo_method
@@ -87,7 +87,7 @@ class Worker:
         self._idle, self._failed = idle, failed
         self._waiting: queue.SimpleQueue[WorkerTask[object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True, name="mulligan-proxy")
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
         self._thread.start()
 
     def do(self, act: Callable[[], T]) -> WorkerTask[T]:
@@ -111,36 +111,36 @@ class Worker:
             try:
                 job = self._waiting.get(timeout=pause_s)
             except queue.Empty:
-                pause_s = self._tried(partial(self._idle, bool(pause_s)))
+                pause_s = self._run_guarded(partial(self._idle, bool(pause_s)))
                 continue
             if job is None:
                 return
-            self._tried(job.run)
+            self._run_guarded(job.run)
             pause_s = 0.0 if self._waiting.empty() else None
 
-    def _tried(self, act: Callable[[], T]) -> T | None:
+    def _run_guarded(self, act: Callable[[], T]) -> T | None:
         try:
             return act()
         except Exception as error:  # noqa: BLE001  # the top of a server: the agent goes on after any error of ours
-            self._say(error)
+            self._print_once(error)
             self._failed(error)
             return None
 
-    def _say(self, error: Exception) -> None:
+    def _print_once(self, error: Exception) -> None:
         """Prints each kind of error once: stderr belongs to the agent."""
         words = "".join(traceback.format_exception_only(error)).strip()
-        if words not in self._said:
-            self._said.add(words)
+        if words not in self._printed:
+            self._printed.add(words)
             print(f"mulligan: not recorded: {words}", file=sys.stderr, flush=True)
 
 
-HELD_S = 2.0
+HOLD_MAX_S = 2.0
 QUIET_S = 1.0
 _READ_S = 0.05
 _MATTERS = re.compile(rb'tool_call|"id"')
 _PERMISSION = "session/request_permission"
 _WAITS = (_PERMISSION, "fs/write_text_file", "terminal/create")
-_LEARNT = ("session/new", "session/load", "session/resume", "session/fork")
+_SESSION_METHODS = ("session/new", "session/load", "session/resume", "session/fork")
 _OUR_ID = "mulligan:fork:"
 
 
@@ -158,12 +158,12 @@ class Relay:
     def __init__(self, client: Wire, agent: Wire, recorder: ProxyRecorder) -> None:
         self._client, self._agent, self._recorder = client, agent, recorder
         self._worker = Worker(self._idle, recorder.note_failure)
-        self._asked: dict[object, PendingRequest] = {}
+        self._pending_requests: dict[object, PendingRequest] = {}
         self._prompting: dict[str, int] = {}
         self._counting = threading.Lock()
         self._forks: dict[str, tuple[object, Params]] = {}
         self._fork_numbers = itertools.count(1)
-        self._able: dict[str, Any] = {}
+        self._agent_capabilities: dict[str, Any] = {}
         self._announced: set[tuple[object, str]] = set()
         self._agent_line_begun = False
         self._permissions = PermissionRequests(agent)
@@ -177,11 +177,11 @@ class Relay:
 
     def _idle(self, rested: bool) -> float | None:
         """Reads files in small pieces; scans the tree after a while without news of a tool call."""
-        if self._recorder.read_on(_READ_S):
+        if self._recorder.read_more_files(_READ_S):
             return 0.0
         if rested and self._prompting and not self._agent_line_begun:
             # A newer change may belong to a tool call whose announcement the proxy has not read yet.
-            self._recorder.look_at_idle_folders(until_ns=kernel_time_ns() - int(QUIET_S * 1e9))
+            self._recorder.scan_idle_folders(until_ns=kernel_time_ns() - int(QUIET_S * 1e9))
         return QUIET_S if self._prompting else None
 
     # From the client.
@@ -206,12 +206,12 @@ class Relay:
         if self._is_ours(method):
             self._answer(frame)
             return None
-        self._asked[_key(frame)] = PendingRequest(method, _params(frame))
+        self._pending_requests[_key(frame)] = PendingRequest(method, _params(frame))
         return self._with_preface(frame, line) if method == "session/prompt" else line
 
     def _is_ours(self, method: str) -> bool:
         added = ADDED_CAPABILITIES.get(method)
-        return method in STRICT_METHODS or (added is not None and added not in self._able)
+        return method in STRICT_METHODS or (added is not None and added not in self._agent_capabilities)
 
     def _with_preface(self, frame: Frame, line: bytes) -> bytes:
         """The prompt's line, once the files are scanned and the turn is recorded."""
@@ -219,7 +219,7 @@ class Relay:
         session = str(params.get("sessionId"))
         self._count(session, +1)
         text = text_of_prompt(params)
-        told = self._worker.do(lambda: self._recorder.prompt(session, text)).wait(2 * HELD_S)
+        told = self._worker.do(lambda: self._recorder.prompt(session, text)).wait(2 * HOLD_MAX_S)
         if told is None or not isinstance(params.get("prompt"), list):
             return line
         try:
@@ -247,24 +247,24 @@ class Relay:
             self._worker.do(lambda: self._client.answer(frame, lambda _, params: undo(params)))
 
     def _undo(self, method: str, params: Params, *, busy: bool) -> Any:
-        live = self._live(params)
+        live = self._recorded_session(params)
         if busy:
             raise AcpError(BACKEND, "prompt_active", {"status": "prompt_active"})
         session = param(params, "sessionId")
         try:
             # The agent owns its transcript, so it does not change.
             wanted = {**params, "transcript": False}
-            return run_undo_method(method, live.session, wanted, lambda update: self._tell(session, update))
+            return run_undo_method(method, live.session, wanted, lambda update: self._send_update(session, update))
         finally:
             live.files.scan()
 
-    def _live(self, params: Params) -> ProxiedSession:
+    def _recorded_session(self, params: Params) -> ProxiedSession:
         live = self._recorder.find(param(params, "sessionId"))
         if live is None:
             raise AcpError(INVALID_PARAMS, "Unknown session.", {"status": "unknown_session"})
         return live
 
-    def _tell(self, session: str, update: Mapping[str, Any]) -> None:
+    def _send_update(self, session: str, update: Mapping[str, Any]) -> None:
         meta = {name: {**about, "talk": "kept"} for name, about in update["_meta"].items()}
         self._client.notify("session/update", {"sessionId": session, "update": {**update, "_meta": meta}})
 
@@ -273,7 +273,7 @@ class Relay:
     def _fork(self, frame: Frame) -> None:
         params = _params(frame)
         try:
-            parent = self._live(params)
+            parent = self._recorded_session(params)
         except (AcpError, MulliganError) as error:
             self._client.refuse(frame, error)
             return
@@ -282,14 +282,14 @@ class Relay:
         wanted = {"cwd": params.get("cwd") or parent.session.root, "mcpServers": params.get("mcpServers", [])}
         self._agent.pass_on(encode({"jsonrpc": "2.0", "id": name, "method": "session/new", "params": wanted}) + b"\n")
 
-    def _forked(self, frame: Frame) -> bytes:
+    def _answer_fork(self, frame: Frame) -> bytes:
         id, params = self._forks.pop(frame["id"])
         result = frame.get("result")
         if not isinstance(result, dict):
             return encode({**frame, "id": id}) + b"\n"
         parent, child = param(params, "sessionId", required=False), str(result.get("sessionId"))
         follow = partial(self._recorder.fork, str(parent), child, folder_of(params), transcript_is_known=False)
-        self._worker.do(follow).wait(HELD_S)
+        self._worker.do(follow).wait(HOLD_MAX_S)
         answer = {**result, "parent_id": parent, "state": "forked"}
         return encode({"jsonrpc": "2.0", "id": id, "result": answer}) + b"\n"
 
@@ -314,16 +314,16 @@ class Relay:
         frame = object_in(line) if _MATTERS.search(line) else {}
         method = frame.get("method")
         if method == "session/update":
-            self._updated(_params(frame), "update")
+            self._record_update(_params(frame), "update")
         elif method in _WAITS:
-            self._updated(_params(frame), "toolCall")
+            self._record_update(_params(frame), "toolCall")
             if method == _PERMISSION and "id" in frame:
                 self._worker.do(lambda: self._ask_permission(frame))
-            self._worker.wait(HELD_S)
+            self._worker.wait(HOLD_MAX_S)
         elif method is None and isinstance(frame.get("id"), str) and frame["id"] in self._forks:
-            return self._forked(frame)
-        elif method is None and "id" in frame and (asked := self._asked.pop(_key(frame), None)) is not None:
-            return self._answered(asked, frame, line)
+            return self._answer_fork(frame)
+        elif method is None and "id" in frame and (asked := self._pending_requests.pop(_key(frame), None)) is not None:
+            return self._record_answer(asked, frame, line)
         return line
 
     def _ask_permission(self, frame: Frame) -> None:
@@ -331,14 +331,14 @@ class Relay:
         if live is not None:
             self._permissions.ask(live.session, frame, _params(frame))
 
-    def _updated(self, params: Params, where: str) -> None:
+    def _record_update(self, params: Params, where: str) -> None:
         update, session = params.get(where), params.get("sessionId")
         if isinstance(update, dict) and isinstance(session, str) and "toolCallId" in update:
-            self._note(session, update)
+            self._note_announced(session, update)
             heard_ns = kernel_time_ns()
             self._worker.do(lambda: self._recorder.tool(session, update, heard_ns))
 
-    def _note(self, session: str, update: Frame) -> None:
+    def _note_announced(self, session: str, update: Frame) -> None:
         """Counts announced calls at once, not in the worker thread: a scan must know which calls may change files."""
         key = (session, str(update["toolCallId"]))
         if update.get("status") in OVER:
@@ -348,38 +348,38 @@ class Relay:
         elif update.get("sessionUpdate") != "tool_call_update" and session in self._prompting:
             self._announced.add(key)
 
-    def _answered(self, asked: PendingRequest, frame: Frame, line: bytes) -> bytes:
+    def _record_answer(self, asked: PendingRequest, frame: Frame, line: bytes) -> bytes:
         """The line to pass on, after its meaning is recorded."""
         session = asked.params.get("sessionId")
         if asked.method == "session/prompt":
             self._count(str(session), -1)
             self._announced = {one for one in self._announced if one[0] != session}
-            self._worker.do(lambda: self._recorder.answered(str(session))).wait(HELD_S)
+            self._worker.do(lambda: self._recorder.end_prompt(str(session))).wait(HOLD_MAX_S)
         elif asked.method == "initialize" and isinstance(frame.get("result"), dict):
-            return self._introduced(frame, line)
-        elif asked.method in _LEARNT and "error" not in frame:
-            self._learn(asked, frame)
+            return self._with_our_capabilities(frame, line)
+        elif asked.method in _SESSION_METHODS and "error" not in frame:
+            self._record_session(asked, frame)
         elif asked.method in ("session/close", "session/delete") and "error" not in frame:
-            self._worker.do(lambda: self._recorder.close(str(session))).wait(HELD_S)
+            self._worker.do(lambda: self._recorder.close(str(session))).wait(HOLD_MAX_S)
         return line
 
-    def _introduced(self, frame: Frame, line: bytes) -> bytes:
-        self._able = capabilities_of(frame)
+    def _with_our_capabilities(self, frame: Frame, line: bytes) -> bytes:
+        self._agent_capabilities = capabilities_of(frame)
         try:
-            return encode(with_ours(frame)) + b"\n"
+            return encode(with_our_capabilities(frame)) + b"\n"
         except MulliganError:
             return line
 
-    def _learn(self, asked: PendingRequest, frame: Frame) -> None:
+    def _record_session(self, asked: PendingRequest, frame: Frame) -> None:
         result = frame.get("result")
         given = result.get("sessionId") if isinstance(result, dict) else None
         folder, known = folder_of(asked.params), asked.params.get("sessionId")
         if asked.method == "session/fork" and isinstance(given, str):
-            self._worker.do(lambda: self._recorder.fork(str(known), given, folder)).wait(HELD_S)
+            self._worker.do(lambda: self._recorder.fork(str(known), given, folder)).wait(HOLD_MAX_S)
             return
         session = given if isinstance(given, str) else known
         if folder is not None and isinstance(session, str):
-            self._worker.do(lambda: self._recorder.attach(session, folder)).wait(HELD_S)
+            self._worker.do(lambda: self._recorder.attach(session, folder)).wait(HOLD_MAX_S)
 
 
 def _report_long_line(sender: str) -> None:

@@ -105,7 +105,7 @@ def checkpoint_of(store: Store, session: SessionId, done: UndoResult) -> Checkpo
     """The checkpoint of an undo operation. One that undid no call of the session is its own checkpoint."""
     owners: dict[str, str] = {}
     with store.read() as tx:
-        rows = sorted(_work(tx, done.of), key=lambda row: row.id)
+        rows = sorted(_work_calls(tx, done.of), key=lambda row: row.id)
         for row in rows:
             for path in _paths(tx, row):
                 owners.setdefault(path, _snapshot(row))
@@ -115,7 +115,7 @@ def checkpoint_of(store: Store, session: SessionId, done: UndoResult) -> Checkpo
     return Checkpoint(f"turn_{turn.replace('-', '')}", snapshots, owners)
 
 
-def _work(tx: Tx, calls: Iterable[str]) -> list[CallRow]:
+def _work_calls(tx: Tx, calls: Iterable[str]) -> list[CallRow]:
     """The calls without undo operations; if there are only undo operations, the calls that those undid."""
     rows = [row for call in calls if (row := tx.get(CALLS, call)) is not None]
     work = [row for row in rows if verb_of(row) is None]
@@ -174,8 +174,8 @@ class UndoMethods:
         """Sends the answer first, then the update, as S0 demands."""
         call = param(params, "toolCallId")
         how = self._on_conflict(params, default="merge" if self.strict else "overwrite")
-        paths, elsewhere = self._asked_for(params.get("paths"))
-        hunks = self._asked_hunks(params.get("hunks"))
+        paths, elsewhere = self._parse_paths(params.get("paths"))
+        hunks = self._parse_hunks(params.get("hunks"))
         done = self._try(lambda: self.session.restore(call, paths, hunks=hunks, on_conflict=how))
         restored, skipped = self._paths(done)
         skipped += [{"path": path, "reason": "not_captured"} for path in elsewhere]
@@ -207,7 +207,7 @@ class UndoMethods:
         }
         return self._move("rewound", "session_rewind", lambda: self.session.rewind(to, side, on_conflict=how, **parts))
 
-    def _asked_for(self, paths: object) -> tuple[list[str] | None, list[str]]:
+    def _parse_paths(self, paths: object) -> tuple[list[str] | None, list[str]]:
         """The paths below the root, relative to it, and the other paths. None means all paths."""
         if paths is None or paths == []:
             return None, []
@@ -216,14 +216,14 @@ class UndoMethods:
         below = {path: self._below(path) for path in paths}
         return [one for one in below.values() if one is not None], [path for path in below if below[path] is None]
 
-    def _asked_hunks(self, hunks: Any) -> dict[str, list[int]] | None:
+    def _parse_hunks(self, hunks: Any) -> dict[str, list[int]] | None:
         """By path relative to the root. None means whole files."""
         if hunks is None or hunks == {}:
             return None
         lists: list[Any] = list(hunks.values()) if isinstance(hunks, dict) else [None]
         if not all(isinstance(one, list) and all(type(n) is int and 0 <= n <= _HUNK_MAX for n in one) for one in lists):
             raise invalid_params("hunks is {path: [index]}.")
-        paths, elsewhere = self._asked_for(list(hunks))
+        paths, elsewhere = self._parse_paths(list(hunks))
         if elsewhere:
             raise invalid_params("hunks names a path out of the folder.")
         return dict(zip(paths or [], lists, strict=True))

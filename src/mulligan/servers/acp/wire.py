@@ -115,7 +115,7 @@ class Wire:
     def __init__(self, incoming: IO[bytes], outgoing: IO[bytes], handler: Handler) -> None:
         self._incoming, self._outgoing, self._handler = incoming, outgoing, handler
         self._writing = threading.Lock()
-        self._asked: dict[int, Future[Any]] = {}
+        self._pending: dict[int, Future[Any]] = {}
         self._next = 0
         self._working: set[threading.Thread] = set()
 
@@ -125,8 +125,8 @@ class Wire:
             if isinstance(line, LongLine):
                 self._refuse_long(line)
             elif line.strip():
-                self._take(line)
-        for asked in list(self._asked.values()):
+                self._handle_line(line)
+        for asked in list(self._pending.values()):
             asked.cancel()
         for thread in list(self._working):
             thread.join()
@@ -140,12 +140,12 @@ class Wire:
         with self._writing:
             self._next += 1
             number = self._next
-            self._asked[number] = asked
+            self._pending[number] = asked
         self._send({"jsonrpc": "2.0", "id": number, "method": method, "params": dict(params)})
         try:
             return asked.result()
         finally:
-            self._asked.pop(number, None)
+            self._pending.pop(number, None)
 
     def _send(self, frame: Mapping[str, Any]) -> None:
         self.pass_on(encode(frame) + b"\n")
@@ -163,14 +163,14 @@ class Wire:
         line.skip()
         words, details = f"A line has at most {LINE_MAX_BYTES // MIB_BYTES} MiB.", {"limit_bytes": LINE_MAX_BYTES}
         refusal = AcpError(INVALID_REQUEST, words, {"status": "line_too_long", **details})
-        asked = None if "method" in members else self._asked.get(members.get("id", -1))
+        asked = None if "method" in members else self._pending.get(members.get("id", -1))
         if asked is not None:
             asked.set_exception(refusal)
         else:
             id = members.get("id") if "method" in members else None
             self._send({"jsonrpc": "2.0", "id": id, "error": refusal.to_json()})
 
-    def _take(self, line: bytes) -> None:
+    def _handle_line(self, line: bytes) -> None:
         try:
             frame = decode(line)
         except MulliganError as error:
@@ -179,7 +179,7 @@ class Wire:
         if not isinstance(frame, dict):
             self._send({"jsonrpc": "2.0", "id": None, "error": AcpError(INVALID_REQUEST, "Not an object.").to_json()})
         elif "method" not in frame:
-            self._take_answer(frame)
+            self._handle_answer(frame)
         elif "id" not in frame:
             # Notifications are handled at once, in order: a later prompt must not run before an earlier cancel.
             self.answer(frame)
@@ -188,8 +188,8 @@ class Wire:
             self._working = {one for one in self._working if one.is_alive()} | {thread}
             thread.start()
 
-    def _take_answer(self, frame: Mapping[str, Any]) -> None:
-        asked = self._asked.get(frame.get("id", -1))
+    def _handle_answer(self, frame: Mapping[str, Any]) -> None:
+        asked = self._pending.get(frame.get("id", -1))
         if asked is None:
             return
         if "error" in frame:
@@ -211,7 +211,7 @@ class Wire:
 
     def refuse(self, frame: Mapping[str, Any], error: AcpError | MulliganError) -> None:
         """Answers a request with an error."""
-        self._send({"jsonrpc": "2.0", "id": frame["id"], "error": _told(error)})
+        self._send({"jsonrpc": "2.0", "id": frame["id"], "error": _error_body(error)})
 
     def _outcome(
         self, handler: Handler, method: str, params: Params
@@ -219,14 +219,14 @@ class Wire:
         try:
             result = handler(method, params)
         except (AcpError, MulliganError) as error:
-            return {"error": _told(error)}, None
+            return {"error": _error_body(error)}, None
         except Exception:  # noqa: BLE001  # the top of a server: a client gets an answer, whatever is broken
             traceback.print_exc()
             return {"error": AcpError(INTERNAL, "Something broke; see the agent's error output.").to_json()}, None
         return ({"result": result.result}, result.then) if isinstance(result, Later) else ({"result": result}, None)
 
 
-def _told(error: AcpError | MulliganError) -> dict[str, Any]:
+def _error_body(error: AcpError | MulliganError) -> dict[str, Any]:
     if isinstance(error, AcpError):
         return error.to_json()
     code = INVALID_PARAMS if error.family is Family.REQUEST else INTERNAL

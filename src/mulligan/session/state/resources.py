@@ -55,8 +55,8 @@ class Lazy(Generic[T]):
         with self._lock:
             if self._made is _MISSING:
                 made = self._make()
-                for births in _watching.all():
-                    births.note(self, made)
+                for created_resources in _recording.all():
+                    created_resources.note(self, made)
                 self._made = made
             found: T = self._made
             return found
@@ -76,12 +76,12 @@ class CreatedResources:
         self.created.append((lazy, made, made.snapshot() if isinstance(made, Snapshotable) else None))
 
 
-_watching: ScopedVar[CreatedResources] = ScopedVar("mulligan_births")
+_recording: ScopedVar[CreatedResources] = ScopedVar("mulligan_births")
 
 
-def record_created_resources(births: CreatedResources) -> ScopedBlock[CreatedResources]:
-    """A block in which `births` records every resource that is created."""
-    return _watching.block(births)
+def record_created_resources(created_resources: CreatedResources) -> ScopedBlock[CreatedResources]:
+    """A block in which `created_resources` records every resource that is created."""
+    return _recording.block(created_resources)
 
 
 @dataclass(slots=True, frozen=True)
@@ -124,7 +124,7 @@ class ResourceRegistry:
     def snapshotable_resources(self) -> Mapping[type[Any], Snapshotable[Any]]:
         """The created resources that can be captured, without sessions, which a checkpoint captures itself."""
         present = {kind: self._found(kind) for kind, one in self._entries.items() if not _is_unmade(one)}
-        return {kind: one for kind, one in present.items() if isinstance(one, Snapshotable) and _is_apart(one)}
+        return {kind: one for kind, one in present.items() if isinstance(one, Snapshotable) and _is_no_session(one)}
 
     def __contains__(self, kind: object) -> bool:
         return kind in self._entries
@@ -140,7 +140,7 @@ def _is_unmade(one: object) -> bool:
     return isinstance(one, Lazy) and not one.is_made
 
 
-def _is_apart(one: object) -> bool:
+def _is_no_session(one: object) -> bool:
     return not isinstance(one, Session | type)
 
 

@@ -369,7 +369,7 @@ class SliceUndo:
 
 
 @fast_dataclass(slots=True, frozen=True)
-class _Done:
+class _AppliedChange:
     """One change of a slice, by a call or by a record outside calls. `known` are items by place."""
 
     session: str
@@ -394,7 +394,7 @@ class _SlicePlaces:
     def __post_init__(self) -> None:
         self.places, self.known = set(self.items), dict(self.items)
 
-    def take_back(self, done: _Done) -> None:
+    def undo_change(self, done: _AppliedChange) -> None:
         """Undo one change, except for items that something else changed later."""
         self.known |= done.known
         self.gone = (self.gone - done.went) | done.came
@@ -420,12 +420,12 @@ def plan_slice_undo(
     """Plan the undo of these calls' changes, newest first, in their own sessions or in a copy of one."""
     slices: dict[tuple[str, str], _SlicePlaces] = {}
     of: dict[SessionId, dict[str | int, None]] = {}
-    for done in _done(tx, calls, journal_range):
+    for done in _changes_to_undo(tx, calls, journal_range):
         key = (into or done.session, done.slice)
         of.setdefault(SessionId(key[0]), {})[done.by] = None
         if key not in slices:
             slices[key] = _places_of(tx, *key)
-        slices[key].take_back(done)
+        slices[key].undo_change(done)
     if journal_range is not None:
         here = into or journal_range.session
         _find_items(tx, journal_range, {name: one for (session, name), one in slices.items() if session == here})
@@ -444,17 +444,17 @@ def _places_of(tx: Tx, session: str, name: str) -> _SlicePlaces:
     return _SlicePlaces(items, _STATE if row is None else row.policy)
 
 
-def _done(tx: Tx, calls: Sequence[str], journal_range: JournalRange | None) -> Iterator[_Done]:
+def _changes_to_undo(tx: Tx, calls: Sequence[str], journal_range: JournalRange | None) -> Iterator[_AppliedChange]:
     if journal_range is not None:
-        yield from _done_in(tx, journal_range, frozenset(calls))
+        yield from _changes_in_range(tx, journal_range, frozenset(calls))
     for call in calls:
         for row in tx.select(SLICE_CHANGES, {"call": call}):
             if journal_range is None or row.session != journal_range.session:
                 went = dict(decode(row.went))
-                yield _Done(row.session, call, row.slice, frozenset(decode(row.came)), went.keys(), went)
+                yield _AppliedChange(row.session, call, row.slice, frozenset(decode(row.came)), went.keys(), went)
 
 
-def _done_in(tx: Tx, journal_range: JournalRange, calls: Set[str]) -> Iterator[_Done]:
+def _changes_in_range(tx: Tx, journal_range: JournalRange, calls: Set[str]) -> Iterator[_AppliedChange]:
     if not has_state(tx, journal_range.session, since=journal_range.after):
         return
     since = records_of(tx, session_journal(journal_range.session), after=journal_range.after)
@@ -466,21 +466,23 @@ def _done_in(tx: Tx, journal_range: JournalRange, calls: Set[str]) -> Iterator[_
         for name, change in _changes(record):
             if name in own:
                 known = dict(change["add"])
-                yield _Done(journal_range.session, _by(record), name, known.keys(), frozenset(change["drop"]), known)
+                yield _AppliedChange(
+                    journal_range.session, _changed_by(record), name, known.keys(), frozenset(change["drop"]), known
+                )
 
 
 def _not_undone(records: Sequence[Record], calls: Set[str]) -> list[Record]:
     """Changes of the calls and changes outside calls, newest first, without those that are undone already."""
     found, back = list[Record](), set[str | int]()
     for record in reversed(records):
-        if _by(record) in calls or (_is_outside_calls(record) and record.seq not in back):
+        if _changed_by(record) in calls or (_is_outside_calls(record) and record.seq not in back):
             found.append(record)
-        elif _by(record) not in back:
+        elif _changed_by(record) not in back:
             back |= set(record.payload.get("back", ()))
     return found
 
 
-def _by(record: Record) -> str | int:
+def _changed_by(record: Record) -> str | int:
     return record.payload.get("call", record.seq)  # type: ignore[no-any-return]  # a record's payload is JSON
 
 
@@ -523,7 +525,8 @@ def has_changes_outside_calls(tx: Tx, journal_range: JournalRange) -> bool:
     inside = records_of(tx, session_journal(journal_range.session), after=journal_range.after, limit=length)
     loose = any(one.kind == CHANGED and _is_outside_calls(one) and any(_changes(one)) for one in inside)
     return loose and any(
-        isinstance(one.by, int) and one.by <= journal_range.upto for one in _done_in(tx, journal_range, frozenset())
+        isinstance(one.by, int) and one.by <= journal_range.upto
+        for one in _changes_in_range(tx, journal_range, frozenset())
     )
 
 

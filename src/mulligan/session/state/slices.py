@@ -354,7 +354,7 @@ class PendingChanges(CallScope):
     lock: threading.RLock = field(default_factory=fork_safe_lock)
 
     @property
-    def _around(self) -> PendingChanges | None:
+    def _outer_changes(self) -> PendingChanges | None:
         """The changes that these are a part of."""
         assert self.outer is None or isinstance(self.outer, PendingChanges), (
             "slices are changed in calls that change slices"
@@ -365,11 +365,11 @@ class PendingChanges(CallScope):
         found = self.now.get(kind)
         if found is not None:
             return found
-        return self.home.read(kind) if self._around is None else self._around.read(kind)
+        return self.home.read(kind) if self._outer_changes is None else self._outer_changes.read(kind)
 
     def read_all(self, kinds: Collection[Kind]) -> dict[Kind, Items[Any]]:
         rest = [kind for kind in kinds if kind not in self.now]
-        below = self.home.read_all(rest) if self._around is None else self._around.read_all(rest)
+        below = self.home.read_all(rest) if self._outer_changes is None else self._outer_changes.read_all(rest)
         return {**below, **{kind: self.now[kind] for kind in kinds if kind in self.now}}
 
     def look(self, kind: Kind) -> Items[Any]:
@@ -378,11 +378,11 @@ class PendingChanges(CallScope):
         return self.read(kind) if found is None else found
 
     def kinds(self) -> set[Kind]:
-        return set(self.now) | (self.home.kinds() if self._around is None else self._around.kinds())
+        return set(self.now) | (self.home.kinds() if self._outer_changes is None else self._outer_changes.kinds())
 
     @property
     def has_changes(self) -> bool:
-        return bool(self.now) or (self._around is not None and self._around.has_changes)
+        return bool(self.now) or (self._outer_changes is not None and self._outer_changes.has_changes)
 
     def change(
         self,
@@ -420,14 +420,14 @@ class PendingChanges(CallScope):
             if only_logs and self.policy_of(kind) is not SlicePolicy.LOG:
                 continue
             theirs = read(kind)
-            new = mine if theirs is self.base[kind] else self._again(kind, theirs)
+            new = mine if theirs is self.base[kind] else self._reapply(kind, theirs)
             if only_logs:
                 new = _as_undone(new, theirs)
             if new is not theirs:
                 changes[kind] = new
         return changes
 
-    def _again(self, kind: Kind, items: Items[Any]) -> Items[Any]:
+    def _reapply(self, kind: Kind, items: Items[Any]) -> Items[Any]:
         for one, step in self.steps:
             if one is kind:
                 items = step(items)
@@ -448,8 +448,8 @@ class PendingChanges(CallScope):
         self.close(failed=only_logs)
         if only_logs and not any(self.policy_of(kind) is SlicePolicy.LOG for kind in self.now):
             self.published = "logs"
-        elif self._around is not None:
-            self._join(self._around, only_logs=only_logs)
+        elif self._outer_changes is not None:
+            self._join(self._outer_changes, only_logs=only_logs)
         elif self.now:
             self.home.publish(self, only_logs=only_logs)
         else:
