@@ -200,18 +200,17 @@ def _turns(records: Listed) -> list[Json]:
 
 def _spans(records: Listed) -> list[Json]:
     """Turns, and calls within them."""
-    spans = [_span("turn", one["turn"], None, "turn", one["at"], one["ended_at"]) for one in _turns(records)]
+    spans = [_span(one["turn"], None, "turn", "turn", one["at"], one["ended_at"]) for one in _turns(records)]
     for begun, ended in _recorded_calls(records):
         body = begun["payload"]
-        span = _span("call", body["call"], body.get("turn"), body.get("tool"), begun["at"], None)
+        span = _span(body["call"], body.get("turn"), "call", body.get("tool"), begun["at"], None)
         ending = {} if ended is None else {"end": ended["at"], "status": ended["payload"].get("status")}
         spans.append({**span, **ending})
     return spans
 
 
-def _span(kind: str, id: str, *facts: str | None) -> Json:
-    """`facts`: the parent's id, the name, the start and the end."""
-    return {"kind": kind, "span_id": id, **dict(zip(("parent_id", "name", "start", "end"), facts, strict=True))}
+def _span(*facts: str | None) -> Json:
+    return dict(zip(("span_id", "parent_id", "kind", "name", "start", "end"), facts, strict=True))
 
 
 IMPORTED = "session.imported"
