@@ -21,7 +21,8 @@ FORGET = HEARD + "forgetting_bytes_syncs_what_replaced_them_before_their_origina
 NO_JOURNAL = HEARD + "in_power_mode_without_a_journal_the_directory_is_synced_before_and_after_an_original_goes"
 
 SEEN_BY_OTHER_TESTS = {
-    "history/branches.py:copy_sandboxed_root:_sync_copy:1": HEARD + "in_power_mode_the_copy_of_a_sandboxed_root_is_synced",
+    "history/branches.py:copy_sandboxed_root:_sync_copy:1": HEARD
+    + "in_power_mode_the_copy_of_a_sandboxed_root_is_synced",
     "store/blobs.py:Blobs.put:sync:1": (HEARD + "power_mode_syncs_a_body_that_another_process_stored_without_syncing"),
     "store/blobs.py:Blobs.sync:sync:1": PREIMAGE,
     "store/blobs.py:delete_unnamed_bodies:sync:2": HEARD + "the_name_of_a_deleted_body_is_synced",
