@@ -38,6 +38,23 @@ def written_all_the_time(path: Path) -> Iterator[None]:
             writer.kill()
 
 
+@contextmanager
+def grown_by_each_read(path: Path, *, until: Path | None = None) -> Iterator[None]:
+    """The file gets one byte more right after each read in this process, until that other file exists."""
+    really = os.pread
+
+    def grown_after(handle: int, size: int, at: int) -> bytes:
+        data = really(handle, size, at)
+        if os.readlink(f"/proc/self/fd/{handle}") == str(path) and not (until and until.exists()):
+            with open(path, "ab") as file:
+                file.write(b".")
+        return data
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pread", grown_after)
+        yield
+
+
 @pytest.mark.req("D5.unstable_read")
 def test_a_file_tool_refuses_to_write_a_file_that_changes_during_every_read(tmp_path: Path) -> None:
     work = tmp_path / "work"
@@ -56,25 +73,14 @@ def test_a_file_tool_refuses_to_write_a_file_that_changes_during_every_read(tmp_
 
 
 @pytest.mark.req("D5.unstable_read")
-def test_a_file_tool_refuses_to_write_a_file_that_grows_after_each_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_tool_refuses_to_write_a_file_that_grows_after_each_read(tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
     busy = work / "busy.bin"
     busy.write_bytes(b"theirs")
-    really = os.pread
-
-    def grown_after(handle: int, size: int, at: int) -> bytes:
-        data = really(handle, size, at)
-        if os.readlink(f"/proc/self/fd/{handle}") == str(busy):
-            with open(busy, "ab") as file:
-                file.write(b".")
-        return data
-
     with mulligan.open(work, store=tmp_path / "home") as opened:
-        monkeypatch.setattr(os, "pread", grown_after)
-        receipt, _ = opened.session().perform("write_file", {"path": "busy.bin", "content": "ours"})
+        with grown_by_each_read(busy):
+            receipt, _ = opened.session().perform("write_file", {"path": "busy.bin", "content": "ours"})
         assert (receipt.status, receipt.error_code) == ("conflict", "path_busy")
         assert busy.read_bytes().rstrip(b".") == b"theirs"
 
@@ -111,3 +117,23 @@ def test_a_program_under_run_that_changes_such_a_file_lists_it_as_unstable(tmp_p
             by_cli("run", "--", "sh", "-c", "printf x >> busy.bin")
         coverage = json.loads(by_cli("log", "--json", "--limit", "1"))[0]["coverage"]
         reasons = {note["reason"] for note in coverage if note["path"] == "busy.bin"}
+
+
+@pytest.mark.req("D5.unstable_read")
+def test_a_command_lists_a_file_that_was_unstable_before_it_and_does_not_restore_it(tmp_path: Path) -> None:
+    """The scan before the command read bytes that nobody ever wrote together."""
+    work = tmp_path / "work"
+    work.mkdir()
+    busy = work / "busy.bin"
+    busy.write_bytes(b"theirs")
+    with mulligan.open(work, store=tmp_path / "home") as opened:
+        session = opened.session()
+        with session.call() as call:
+            call.exec(["true"], strategy="scan")
+        os.utime(busy, ns=(1, 1))
+        command = "touch new.txt; printf after > busy.bin"
+        with grown_by_each_read(busy, until=work / "new.txt"), session.call() as call:
+            receipt = call.exec(["sh", "-c", command], strategy="scan")
+        assert {note["path"]: note["reason"] for note in receipt.coverage or ()} == {"busy.bin": "unstable"}
+        session.undo()
+        assert sorted(os.listdir(work)) == ["busy.bin"] and busy.read_bytes() == b"after"

@@ -4,7 +4,8 @@ An agent that is not our child process changes files by itself, and so does a co
 afterwards. What was there before has to be known already. So `Baseline` scans the whole tree once and reads every
 file; later scans read only the paths whose stamps have changed.
 
-1. An entry of the baseline is right: Mulligan read it while the path had the stamp that the scan had found.
+1. An entry of the baseline is right: Mulligan read it while the path had the stamp that the scan had found, and the
+   file did not change during the read.
 2. A change is returned once, by the scan that finds it. The caller attributes it to a call or to somebody outside.
 3. What Mulligan could not read in time, or what is too large to store, is unknown (`before` is None), never guessed.
 4. The rows in the store change in the transaction that records the changes. So a process that dies between two scans
@@ -87,6 +88,7 @@ class BaselineChange:
 
     `image` is an image of `after`, without bytes. `link_count` is how many names below the root the file had before.
     `linked_outside`: the file has names outside the root, too; of several names below it, only the first says so.
+    `unstable`: the file changed during every read, so `before` is unknown or `after` mixes several states.
     """
 
     path: RepoPath
@@ -95,6 +97,7 @@ class BaselineChange:
     image: Image | None = None
     link_count: int = 1
     linked_outside: bool = False
+    unstable: bool = False
 
     @property
     def is_same(self) -> bool:
@@ -137,9 +140,10 @@ class Baseline:
         self._names_by_inode: dict[int, list[bytes]] | None = None
         self._special_now: set[bytes] = set()
         self.scan_count = 0
-        # The next three say what a scan could not capture. The caller clears them when it has read them.
+        self._unstable: set[bytes] = set()
+        """Paths of unknown content, because they changed during every read."""
+        # The next two say what a scan could not capture. The caller clears them when it has read them.
         self.special_paths: set[bytes] = set()
-        self.unstable_paths: set[bytes] = set()
         self.unreadable_paths = self._unreadable.skipped
         self.linked_git = LinkedGit(self._root)
 
@@ -230,6 +234,10 @@ class Baseline:
         self._read(unread)
         return {self._below(place): before for place, before in self._befores(places).items()}
 
+    def gap_at(self, path: RepoPath) -> str:
+        """Why the content of a path is unknown, as coverage says it."""
+        return "unstable" if self._absolute(path) in self._unstable else "no_baseline"
+
     def refresh(self, paths: Iterable[RepoPath]) -> list[BaselineChange]:
         """Read these paths again, so that the next scan does not return them. Returns those that differ."""
         return self._compare(statuses([self._absolute(path) for path in paths]))
@@ -284,13 +292,14 @@ class Baseline:
             # The same stamp after the read: the bytes are those that the scan saw.
             if stamp_now(path) == self._rows.stamps.get(path):
                 self._rows.known[path] = entry
+                self._unstable.discard(path)
 
     def _contents(self, paths: Iterable[bytes], found: dict[bytes, Entry]) -> Iterator[Content]:
         """Yields contents to be stored; fills `found` on the way, so that no more than one content is in memory."""
         for path in paths:
             size = _size(self._rows.stamps[path]) if path in self._rows.stamps else 0
             image = self._image(path) if size <= self._free_bytes else None
-            if image is None or image.special:
+            if image is None or image.special or image.unstable:
                 continue
             found[path] = image.entry
             if image.content is not None:
@@ -361,13 +370,16 @@ class Baseline:
         self._forget_gone(gone)
         befores = self._befores(ours, store_contents=store_contents) | dict.fromkeys(self._unreadable.moved_to(ours))
         names = {path: len(self._names_of(path)) or 1 for path in ours} if self._names_by_inode else {}
+        unstable = {path for path in self._unstable if befores.get(path, ABSENT) is None}
         images = self._read_afters(ours, store_contents=store_contents)
+        unstable.update(path for path, image in images.items() if image.unstable)
         outside = self._linked_outside(images)
         changes = [
             BaselineChange(
-                self._below(path), before, self._entry_of(path), images.get(path), names.get(path, 1), path in outside
+                self._below(path), before, self._entry_of(path, images), images.get(path), names.get(path, 1), *flags
             )
             for path, before in befores.items()
+            for flags in [(path in outside, path in unstable)]
         ]
         self._rows.unpublished = befores | self._rows.unpublished
         return [one for one in changes if not one.is_same] + objects
@@ -391,8 +403,8 @@ class Baseline:
         names = {path: self._names_of(path) or [path] for path in linked}
         return frozenset(min(names[path]) for path, image in linked.items() if image.links > len(names[path]))
 
-    def _entry_of(self, path: bytes) -> Entry | None:
-        known = self._rows.known.get(path, ABSENT)
+    def _entry_of(self, path: bytes, images: Mapping[bytes, Image]) -> Entry | None:
+        known = images[path].entry if path in images else self._rows.known.get(path, ABSENT)
         assert not isinstance(known, str), "`_befores` has replaced git's object ids"
         return known
 
@@ -444,9 +456,10 @@ class Baseline:
         for path in stamps:
             if path not in self._rows.stamps:
                 self._rows.known.pop(path, None)
-            elif path in images:
+            elif path in images and not images[path].unstable:
                 self._rows.known[path] = images[path].entry
-            elif path in changed:
+                self._unstable.discard(path)
+            elif path in changed or path in images:
                 self._rows.known[path] = None
         return images
 
@@ -490,7 +503,8 @@ class Baseline:
             image = self._open_root.image(self._below(path))
         except (PermissionError, MulliganError):
             return None
-        (self.unstable_paths.add if image.unstable else self.unstable_paths.discard)(path)
+        if image.unstable:
+            self._unstable.add(path)
         return image
 
     # The rows in the store.

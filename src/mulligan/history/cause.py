@@ -54,7 +54,8 @@ class ObservedTool:
     """The call is a tool of somebody else's agent. `window`: it may change anything below the root while it runs.
 
     `since` is the newest record of the workspace when it began. `pid` and `born` say which process the agent is.
-    `about` is what the observer wants to find again.
+    `unstable` are paths that changed during every read before the tool ran. `about` is what the observer wants to find
+    again.
     """
 
     window: bool
@@ -62,6 +63,7 @@ class ObservedTool:
     began_s: float | None = None
     pid: int | None = None
     born: str | None = None
+    unstable: tuple[str, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
     verb: ClassVar[None] = None
 
@@ -91,7 +93,7 @@ class ForkedFiles:
 Cause: TypeAlias = OwnWork | UndoOperation | PartOfCall | ObservedTool | MergedCopy | ForkedFiles
 
 WORK = OwnWork()
-_OBSERVED = frozenset({"window", "since", "began_s", "pid", "born"})
+_OBSERVED = frozenset({"window", "since", "began_s", "pid", "born", "unstable"})
 
 
 def cause_to_json(cause: Cause) -> Json | None:
@@ -106,7 +108,8 @@ def cause_to_json(cause: Cause) -> Json | None:
         body, more = {"part_of": cause.part_of}, {"verb": cause.verb}
     elif isinstance(cause, ObservedTool):
         body = {**cause.about, "window": cause.window, "since": cause.since, "began_s": cause.began_s}
-        return body if cause.pid is None else body | {"pid": cause.pid, "born": cause.born}
+        body |= {} if cause.pid is None else {"pid": cause.pid, "born": cause.born}
+        return body | ({"unstable": list(cause.unstable)} if cause.unstable else {})
     elif isinstance(cause, MergedCopy):
         body = {"verb": "merge", "copy": cause.copy}
         more = {"session": cause.session, "root": cause.root, "mixed": dict(cause.mixed)}
@@ -124,8 +127,8 @@ def cause_from_json(body: Mapping[str, Any] | None) -> Cause:
     if "window" in body:
         about = {name: value for name, value in body.items() if name not in _OBSERVED}
         since, pid = int(body.get("since", 0)), body.get("pid")
-        pid = pid if isinstance(pid, int) else None
-        return ObservedTool(bool(body["window"]), since, body.get("began_s"), pid, body.get("born"), about)
+        pid, unstable = pid if isinstance(pid, int) else None, tuple(body.get("unstable", ()))
+        return ObservedTool(bool(body["window"]), since, body.get("began_s"), pid, body.get("born"), unstable, about)
     if "copy" in body or body.get("verb") == "merge":
         return MergedCopy(body.get("copy", ""), body.get("session"), body.get("root"), body.get("mixed", {}))
     if body.get("verb") == "fork":

@@ -342,7 +342,7 @@ class CaptureWindow:
         reasons |= {absolute(one.path): "no_baseline" for one in self.changes if one.before is None}
         reasons |= dict.fromkeys(baseline.special_paths, "special_file")
         reasons |= dict.fromkeys(baseline.unreadable_paths, "unreadable")
-        reasons |= dict.fromkeys(baseline.unstable_paths, "unstable")
+        reasons |= {absolute(one.path): "unstable" for one in self.changes if one.unstable}
         return tuple(sorted(reasons.items()))
 
     def record(self, *, keeps: bool) -> None:

@@ -86,14 +86,14 @@ def begin(
     """
     ledger = open_root.ledger
     ledger.session(observed.session, open_root.root)
-    befores = _store_befores(open_root, observed.paths or ()) if earlier_scan is None else earlier_scan.befores
+    scan = earlier_scan or _scan_of(open_root, observed.paths or ())
     if earlier_scan is None and baseline is not None and observed.paths is None:
         record_changes(open_root, baseline)
     with ledger.store.write() as tx:
         since = newest_wseq(tx, workspace_of(tx, open_root)) if earlier_scan is None else earlier_scan.since
-        facts = _facts(open_root, observed, since=since)
+        facts = _facts(open_root, observed, since=since, unstable=_unstable(scan.gaps))
         ledger.begin(tx, facts, AGENT)
-        for ordinal, (path, before) in enumerate(befores.items()):
+        for ordinal, (path, before) in enumerate(scan.befores.items()):
             if earlier_scan is None:
                 _record_if_external(tx, open_root, path, before)
             ledger.touch(tx, touch_row(facts.id, path_bytes(path), open_root.root, ordinal=ordinal, before=before), ())
@@ -105,7 +105,7 @@ def earlier_scan_of(baseline: Baseline, paths: Iterable[RepoPath], *, since: int
     found = baseline.entries(paths)
     found |= _missing_above(found, lambda folder: baseline.entries([folder])[folder])
     befores = {path: entry for path, entry in found.items() if entry is not None}
-    gaps = [{"path": to_wire(path), "reason": "no_baseline"} for path in found.keys() - befores]
+    gaps = [{"path": to_wire(path), "reason": baseline.gap_at(path)} for path in found.keys() - befores]
     return EarlierScan(since, befores, gaps)
 
 
@@ -115,7 +115,7 @@ def workspace_seq(open_root: OpenRoot) -> int:
         return newest_wseq(tx, workspace_of(tx, open_root))
 
 
-def _facts(open_root: OpenRoot, observed: Observed, *, since: int) -> Facts:
+def _facts(open_root: OpenRoot, observed: Observed, *, since: int, unstable: tuple[str, ...]) -> Facts:
     identifier = CallId(open_root.ledger.ids.new())
     pid, window, began_s = observed.pid or None, observed.paths is None, since_boot_s()
     process = None if pid is None else start_time_of(pid)
@@ -127,17 +127,26 @@ def _facts(open_root: OpenRoot, observed: Observed, *, since: int) -> Facts:
         workspace=WorkspaceId(open_root.root.workspace),
         label=observed.label,
         tool=observed.tool,
-        cause=ObservedTool(window, since, began_s, pid, process, observed.about),
+        cause=ObservedTool(window, since, began_s, pid, process, unstable, observed.about),
         observed=True,
     )
 
 
-def _store_befores(open_root: OpenRoot, paths: Iterable[RepoPath]) -> dict[RepoPath, Entry]:
-    """What the paths hold, with the bytes in the store, and the folders above them that are missing."""
-    images = {path: open_root.image(path) for path in paths}
-    open_root.ledger.blobs.store_all(one.content for one in images.values() if one.content is not None)
-    found: dict[RepoPath, Entry] = {path: one.entry for path, one in images.items() if not one.special}
-    return found | _missing_above(found, open_root.entry)
+def _scan_of(open_root: OpenRoot, paths: Iterable[RepoPath]) -> EarlierScan:
+    """What the paths hold, with the bytes in the store, and the folders above them that are missing.
+
+    Bytes that were never there together are no preimage, so paths that change during every read are gaps.
+    """
+    images = {path: image for path in paths if not (image := open_root.image(path)).special}
+    gaps = [{"path": to_wire(path), "reason": "unstable"} for path, one in images.items() if one.unstable]
+    stable = {path: image for path, image in images.items() if not image.unstable}
+    open_root.ledger.blobs.store_all(one.content for one in stable.values() if one.content is not None)
+    found: dict[RepoPath, Entry] = {path: one.entry for path, one in stable.items()}
+    return EarlierScan(0, found | _missing_above(found, open_root.entry), gaps)
+
+
+def _unstable(notes: Iterable[Note]) -> tuple[str, ...]:
+    return tuple(note["path"] for note in notes if note["reason"] == "unstable")
 
 
 def _missing_above(
@@ -225,9 +234,9 @@ def _linked_git_notes(
 def _record_change(tx: Tx, open_root: OpenRoot, account: CallId | None, change: BaselineChange) -> None:
     if change.before is None or change.after is None:
         return
-    if account is None:
+    if account is None and not change.unstable:
         _record_if_external(tx, open_root, change.path, change.after)
-    elif not tx.has(TOUCHES, account, path_bytes(change.path)):
+    elif account is not None and not tx.has(TOUCHES, account, path_bytes(change.path)):
         # Only the first preimage of a path in a call counts. It is durable before the baseline forgets it.
         row = touch_row(account, path_bytes(change.path), open_root.root, ordinal=0, before=change.before)
         open_root.ledger.touch(tx, row, ())
@@ -235,11 +244,12 @@ def _record_change(tx: Tx, open_root: OpenRoot, account: CallId | None, change: 
 
 def _is_gap(change: BaselineChange) -> bool:
     """A folder that still exists has lost nothing, even if its earlier state is unknown."""
-    return change.after is None or (change.before is None and not isinstance(change.after, DirEntry))
+    return change.unstable or change.after is None or (change.before is None and not isinstance(change.after, DirEntry))
 
 
 def _gap(change: BaselineChange) -> Note:
-    return {"path": to_wire(change.path), "reason": "no_baseline" if change.before is None else "too_large"}
+    reason = "no_baseline" if change.before is None else "too_large"
+    return {"path": to_wire(change.path), "reason": "unstable" if change.unstable else reason}
 
 
 def _record_if_external(tx: Tx, open_root: OpenRoot, path: RepoPath, now: Entry) -> None:
@@ -295,9 +305,7 @@ def _end(open_root: OpenRoot, shown: CallRow, reason: str | None, *, notes: Sequ
         touches = tx.select(TOUCHES, {"call": shown.id})
     befores = {path_from_bytes(touch.path): entry_from_bytes(touch.before) for touch in touches}
     images = {path: _store_image(open_root, path) for path in sorted(befores, key=path_bytes)}
-    unstable: list[Note] = [
-        {"path": to_wire(path), "reason": "unstable"} for path, image in images.items() if image.unstable
-    ]
+    unstable = [*tool_of(shown).unstable, *(to_wire(path) for path, image in images.items() if image.unstable)]
     with open_root.ledger.store.write() as tx:
         if tx.get(OPEN, shown.id) is None:
             return False
@@ -306,7 +314,8 @@ def _end(open_root: OpenRoot, shown: CallRow, reason: str | None, *, notes: Sequ
         changes = with_moves([one for one in found if one], guessed=tool_of(shown).window)
         outside = [note for note in notes if note["reason"] in OUTSIDE]
         named = [Digest(note["blob_ref"]) for note in outside if "blob_ref" in note]
-        coverage = [*notes, *own.notes, *unstable]
+        all_notes = [*notes, *own.notes, *({"path": path, "reason": "unstable"} for path in unstable)]
+        coverage = list({tuple(note.items()): note for note in all_notes}.values())
         ending = Ending("committed", changes, reason, coverage, handed_out=named, placed=bool(outside))
         open_root.ledger.end(tx, _facts_of(shown), ending)
     return True

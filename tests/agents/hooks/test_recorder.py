@@ -23,7 +23,7 @@ from mulligan.history.retention import collect_garbage
 from mulligan.history.tables import KEPT, OPEN
 from mulligan.values.clock import monotonic_s, since_boot_s
 from mulligan.values.errors import MulliganError, fault
-from tests.history.test_unstable_reads import SIZE_BYTES, written_all_the_time
+from tests.history.test_unstable_reads import SIZE_BYTES, grown_by_each_read, written_all_the_time
 
 ENV = b"KEY=1\n"
 
@@ -413,6 +413,27 @@ def test_a_file_that_changes_during_every_read_is_listed_as_unstable(agent: Agen
                 file.write(b"x")
             agent.say("post", **told)
         number += 1
+
+
+@pytest.mark.req("D5.unstable_read")
+@pytest.mark.parametrize("tool", ["Edit", "Bash"])
+def test_a_file_that_is_unstable_only_before_the_tool_is_listed_and_not_restored(agent: Agent, tool: str) -> None:
+    """The bytes that Mulligan read were never there together, so they are nobody's earlier content."""
+    busy = agent.root / "busy.bin"
+    busy.write_text("theirs")
+    agent.shell("c0", "true")
+    os.utime(busy, ns=(1, 1))
+    given = {"file_path": str(busy)} if tool == "Edit" else {"command": "printf after > busy.bin"}
+    told: dict[str, Any] = {"label": "c1", "tool": tool, "input": given}
+    with grown_by_each_read(busy):
+        agent.say("pre", **told)
+    if tool == "Edit":
+        agent.restart()
+    busy.write_text("after")
+    agent.say("post", **told)
+    assert [note for note in agent.coverage() if note[0] == "busy.bin"] == [("busy.bin", "unstable")]
+    assert agent.changes()[-1] == ("c1", {})
+    assert busy.read_text() == "after"
 
 
 def test_a_file_too_large_to_capture_is_reported(agent: Agent) -> None:

@@ -14,11 +14,14 @@ from typing import Any
 import pytest
 
 from mulligan.servers.acp.relay import QUIET_S
+from tests.history.test_unstable_reads import written_all_the_time
 from tests.servers.acp.client import Body, Client, connected
 
 MULLIGAN = [sys.executable, "-m", "mulligan"]
 CHILD = [sys.executable, str(Path(__file__).with_name("scripted_plain_agent.py"))]
 PROXY = [*MULLIGAN, "acp", "--", *CHILD]
+BUSY_BYTES = 12 * 1024 * 1024
+"""Small enough for the proxy to read, and large enough for a writer to write during each read."""
 WAYS = pytest.mark.parametrize("prefix", ["", "_mulligan/"])
 
 
@@ -118,6 +121,22 @@ class TestUndo:
             assert workspace.files() == after
             told = client.updates()[-1]["_meta"]["mulligan" if prefix else "harn"]
             assert (told["kind"], told["talk"]) == ("session_redo", "kept")
+
+    @pytest.mark.req("D5.unstable_read")
+    def test_a_file_that_another_program_writes_all_the_time_is_listed_as_unstable(
+        self, workspace: ProxyWorkspace
+    ) -> None:
+        busy = workspace.root / "busy.bin"
+        busy.write_bytes(b"calm")
+        with workspace.proxy() as client:
+            session, coverage = new(client, workspace), list[Body]()
+            prompt(client, session, pause(session))
+            # A machine that is busy enough may let one whole read pass between two writes.
+            while {"path": "busy.bin", "reason": "unstable"} not in coverage:
+                os.truncate(busy, BUSY_BYTES)
+                with written_all_the_time(busy):
+                    prompt(client, session, workspace.shell("printf x >> busy.bin; echo y > a.txt"))
+                coverage = [note for row in workspace.cli("log") for note in row["coverage"]]
 
     @WAYS
     def test_one_of_two_calls_at_once_is_restored_alone(self, workspace: ProxyWorkspace, prefix: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import mulligan
 from mulligan.api import Mulligan
 from mulligan.history.baseline import kernel_time_ns
+from mulligan.history.log import log_view
 from mulligan.history.tables import CALLS, changes_of
 from mulligan.servers.acp.recorder import (
     AnnouncedCall,
@@ -29,6 +30,7 @@ from mulligan.servers.acp.relay import Worker
 from mulligan.servers.acp.undo import Workspaces
 from mulligan.values.canonical import decode
 from mulligan.values.errors import MulliganError, fault
+from tests.history.test_unstable_reads import grown_by_each_read
 
 STEPS_MAX = 50
 NAMES = ("a", "b", "deep/c", "deep/er/d")
@@ -68,6 +70,11 @@ class Agent:
         with self.opened.store.read() as tx:
             rows = [row for row in tx.select(CALLS) if not row.external]
             return {row.label: [change.path for change in changes_of(tx, row.id)] for row in rows}
+
+    def coverage(self) -> dict[str | None, list[tuple[str, str]]]:
+        """The calls by the agent's ids, and what Mulligan could not capture of each."""
+        rows = [row for row in log_view(self.opened.open_root) if not row["external"]]
+        return {row["label"]: [(note["path"], note["reason"]) for note in row["coverage"]] for row in rows}
 
 
 @contextmanager
@@ -199,6 +206,32 @@ def test_what_changes_while_no_call_is_in_progress_is_no_ones(tmp_path: Path) ->
         agent.follower.end_prompt("s")
         agent.follower.open_sessions["s"].session.rollback()
         assert set(agent.files()) == {"a", "mine"}
+
+
+@pytest.mark.req("D5.unstable_read")
+@pytest.mark.parametrize("kind", ["edit", "execute"])
+@pytest.mark.parametrize("busy_at", ["prompt", "end"])
+def test_a_file_that_changes_during_every_read_is_listed_as_unstable(tmp_path: Path, kind: str, busy_at: str) -> None:
+    with agent_in(tmp_path) as agent:
+        busy = agent.root / "busy.bin"
+        busy.write_text("theirs")
+        agent.follower.prompt("s", "one")
+        agent.follower.answered("s")
+        busy.write_text("theirs, later")
+        with grown_by_each_read(busy) if busy_at == "prompt" else nullcontext():
+            agent.follower.prompt("s", "two")
+        agent.say("c", "in_progress", kind=kind, locations=[{"path": str(busy)}])
+        busy.write_text("after")
+        with grown_by_each_read(busy) if busy_at == "end" else nullcontext():
+            agent.say("c", "completed")
+        agent.follower.answered("s")
+        assert agent.coverage() == {"c": [("busy.bin", "unstable")]}
+        if busy_at == "prompt":
+            assert agent.log() == {"c": []}
+        else:
+            session = agent.follower.lives["s"].session
+            assert session.rollback(on_conflict="overwrite").ok
+            assert busy.read_text() == "theirs, later"
 
 
 def test_a_path_elsewhere_is_said_in_coverage(tmp_path: Path) -> None:
