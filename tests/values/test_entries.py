@@ -18,7 +18,6 @@ from mulligan.values.entries import (
     Entry,
     FileEntry,
     SymlinkEntry,
-    change_from_json,
     change_to_json,
     entry_from_json,
     entry_to_json,
@@ -28,7 +27,7 @@ from mulligan.values.entries import (
     same_state,
 )
 from mulligan.values.errors import MulliganError
-from mulligan.values.paths import RepoPath, path_from_bytes
+from mulligan.values.paths import RepoPath, from_wire, path_from_bytes
 
 modes = st.integers(0, 0o7777)
 times = st.integers(-(2**62), 2**62)
@@ -63,7 +62,10 @@ def test_an_entry_survives_canonical_json(entry: Entry) -> None:
 
 @given(st.builds(Change, paths, entries, entries, st.none() | paths))
 def test_a_change_survives_canonical_json(change: Change) -> None:
-    assert change_from_json(decode(encode(change_to_json(change)))) == change
+    body = decode(encode(change_to_json(change)))
+    origin = from_wire(body["from"]) if "from" in body else None
+    before, after = entry_from_json(body["before"]), entry_from_json(body["after"])
+    assert Change(from_wire(body["path"]), before, after, origin) == change
 
 
 @given(entries, entries)
@@ -122,11 +124,3 @@ def test_what_is_no_entry_is_refused(body: dict[str, object]) -> None:
     with pytest.raises(MulliganError) as refused:
         entry_from_json(body)
     assert refused.value.code in ("invalid_entry", "invalid_digest")
-    with pytest.raises(MulliganError):
-        change_from_json({"path": "p", "before": {"kind": "absent"}, "after": body})
-
-
-def test_what_is_no_change_is_refused() -> None:
-    for body in ({}, {"path": "../p", "before": {"kind": "absent"}, "after": {"kind": "absent"}}, {"path": "p"}):
-        with pytest.raises(MulliganError):
-            change_from_json(body)

@@ -91,7 +91,7 @@ def begin(
         record_changes(open_root, baseline)
     with ledger.store.write() as tx:
         since = newest_wseq(tx, workspace_of(tx, open_root)) if earlier_scan is None else earlier_scan.since
-        facts = _facts(open_root, observed, since=since, unstable=_unstable(scan.gaps))
+        facts = _facts(open_root, observed, since=since, gaps=scan.gaps)
         ledger.begin(tx, facts, AGENT)
         for ordinal, (path, before) in enumerate(scan.befores.items()):
             if earlier_scan is None:
@@ -115,10 +115,11 @@ def workspace_seq(open_root: OpenRoot) -> int:
         return newest_wseq(tx, workspace_of(tx, open_root))
 
 
-def _facts(open_root: OpenRoot, observed: Observed, *, since: int, unstable: tuple[str, ...]) -> Facts:
+def _facts(open_root: OpenRoot, observed: Observed, *, since: int, gaps: Sequence[Note]) -> Facts:
     identifier = CallId(open_root.ledger.ids.new())
     pid, window, began_s = observed.pid or None, observed.paths is None, since_boot_s()
     process = None if pid is None else start_time_of(pid)
+    unstable = tuple(note["path"] for note in gaps if note["reason"] == "unstable")
     return Facts(
         id=identifier,
         session=observed.session,
@@ -143,10 +144,6 @@ def _scan_of(open_root: OpenRoot, paths: Iterable[RepoPath]) -> EarlierScan:
     open_root.ledger.blobs.store_all(one.content for one in stable.values() if one.content is not None)
     found: dict[RepoPath, Entry] = {path: one.entry for path, one in stable.items()}
     return EarlierScan(0, found | _missing_above(found, open_root.entry), gaps)
-
-
-def _unstable(notes: Iterable[Note]) -> tuple[str, ...]:
-    return tuple(note["path"] for note in notes if note["reason"] == "unstable")
 
 
 def _missing_above(
@@ -437,8 +434,7 @@ def end_open_turns(open_root: OpenRoot, session: SessionId) -> None:
 
 def is_agent_alive(call: CallRow) -> bool:
     """Whether the agent that a call belongs to may still be running."""
-    tool = tool_of(call)
-    return is_agent_running(tool.pid, tool.born)
+    return is_agent_running(tool_of(call).pid, tool_of(call).born)
 
 
 def is_agent_running(pid: int | None, born: str | None) -> bool:
@@ -456,10 +452,8 @@ def start_time_of(pid: int) -> str | None:
     # A system without /proc says only whether the process exists.
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return None
-    except PermissionError:
-        return "alive"
+    except OSError as error:
+        return "alive" if isinstance(error, PermissionError) else None
     return "alive"
 
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from mulligan.values.digest import Digest, digest_from_raw, digest_of, parse_digest
 from mulligan.values.errors import fault
 from mulligan.values.fast_dataclass import fast_dataclass
-from mulligan.values.paths import RepoPath, from_wire, to_wire
+from mulligan.values.paths import RepoPath, to_wire
 
 # Extended attributes as sorted (name, base64 value) pairs.
 Xattrs: TypeAlias = tuple[tuple[str, str], ...]
@@ -218,19 +218,6 @@ def change_to_json(change: Change) -> dict[str, Any]:
     if change.renamed_from is not None:
         body["from"] = to_wire(change.renamed_from)
     return body
-
-
-def change_from_json(body: Mapping[str, Any]) -> Change:
-    try:
-        origin = body.get("from")
-        return Change(
-            path=from_wire(body["path"]),
-            before=entry_from_json(body["before"]),
-            after=entry_from_json(body["after"]),
-            renamed_from=None if origin is None else from_wire(origin),
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise fault("invalid_entry", f"Not a change: {error!r}") from None
 
 
 def _text_to_wire(text: str) -> str:
