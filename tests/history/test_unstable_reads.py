@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -137,3 +138,21 @@ def test_a_command_lists_a_file_that_was_unstable_before_it_and_does_not_restore
         assert {note["path"]: note["reason"] for note in receipt.coverage or ()} == {"busy.bin": "unstable"}
         session.undo()
         assert sorted(os.listdir(work)) == ["busy.bin"] and busy.read_bytes() == b"after"
+
+
+@pytest.mark.req("D5.unstable_read")
+@pytest.mark.parametrize("strategy", ["notify", "watch", "scan"])
+def test_a_command_may_write_a_file_that_another_program_changes_all_the_time(tmp_path: Path, strategy: Any) -> None:
+    """The file differs from its record, and no read of it is whole, but the command does its work."""
+    work = tmp_path / "work"
+    work.mkdir()
+    busy = work / "busy.bin"
+    with mulligan.open(work, store=tmp_path / "home") as opened:
+        session = opened.session()
+        assert session.perform("write_file", {"path": "busy.bin", "content": "theirs"})[0].ok
+        busy.write_bytes(b"theirs, later")
+        with grown_by_each_read(busy), session.call() as call:
+            receipt = call.exec(["sh", "-c", "printf after >> busy.bin"], strategy=strategy)
+        assert receipt.exit_code == 0
+        assert {"path": "busy.bin", "reason": "unstable"} in (receipt.coverage or ())
+        assert b"after" in busy.read_bytes()

@@ -109,7 +109,7 @@ class FileChanges:
             try:
                 # Looking and hashing happen before the transaction, so that other writers do not wait for a disk.
                 # What the look has missed is found under the claim (`_CaptureAgain`).
-                steps = self._planned(intents)
+                steps = self._planned(intents, live=live)
                 if self._state.touched:
                     self._notice(steps)
                 with self._ledger.store.write() as tx:
@@ -137,12 +137,12 @@ class FileChanges:
                     raise Refused("error", "path_claimed", words, claimed_by=list(claimed.by)) from None
                 time.sleep(_CLAIM_NAP_S)
 
-    def _planned(self, intents: Sequence[Intent]) -> list[IntentStep]:
+    def _planned(self, intents: Sequence[Intent], *, live: bool) -> list[IntentStep]:
         """Plan every path. A refusal counts only if no other call is changing that path right now."""
         steps: list[IntentStep] = []
         try:
             for intent in intents:
-                steps.append(self._captured(intent))
+                steps.append(self._captured(intent, live=live))
             return steps
         except Refused:
             with self._ledger.store.read() as tx:
@@ -170,7 +170,7 @@ class FileChanges:
             self._ledger.claim(tx, self._state.facts.id, list(wanted))
         return wanted
 
-    def _captured(self, intent: Intent) -> IntentStep:
+    def _captured(self, intent: Intent, *, live: bool) -> IntentStep:
         try:
             image = self._look(intent.path)
         except PermissionError as refused:
@@ -183,7 +183,10 @@ class FileChanges:
             image = self._state.lost_metadata.with_group(image)
         if image.special:
             raise Refused("error", "special_file", f"{intent.path} is a device, FIFO or socket.")
-        if image.unstable:
+        if live:
+            # A command may write such a file, because it is not Mulligan that writes it. The coverage lists the path.
+            self._state.note_gaps({intent.path: image})
+        elif image.unstable:
             words = f"{intent.path} changed during every read, so there is no earlier content to keep; try again."
             raise Refused("conflict", "path_busy", words)
         wanted = intent.plan(image)

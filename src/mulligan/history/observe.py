@@ -407,10 +407,10 @@ def open_turn(
     """
     ledger = open_root.ledger
     ledger.session(session, open_root.root)
-    opener: dict[str, Any] = {"owner": ledger.store.owner()} if pid is None else {}
-    opener |= {"pid": pid, "born": start_time_of(pid)} if pid else {}
+    body: dict[str, Any] = {"session": session, "turn": turn, "prompt": prompt}
+    body |= {"owner": ledger.store.owner()} if pid is None else {}
+    body |= {"pid": pid, "born": start_time_of(pid)} if pid else {}
     with ledger.store.write() as tx:
-        body = {"session": session, "turn": turn, "prompt": prompt, **opener}
         ledger.journal.append(tx, session_journal(session), "turn.opened", body, at=ledger.now())
 
 
@@ -445,10 +445,8 @@ def is_agent_running(pid: int | None, born: str | None) -> bool:
 def start_time_of(pid: int) -> str | None:
     """When a process began, as far as this system says; None if there is no such process."""
     fields = _proc_stat(pid)
-    if fields is not None:
-        return fields[_START_TICKS].decode("ascii")
-    if os.path.exists("/proc/self/stat"):
-        return None
+    if fields is not None or os.path.exists("/proc/self/stat"):
+        return None if fields is None else fields[_START_TICKS].decode("ascii")
     # A system without /proc says only whether the process exists.
     try:
         os.kill(pid, 0)
