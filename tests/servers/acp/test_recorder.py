@@ -216,7 +216,7 @@ def test_a_file_that_changes_during_every_read_is_listed_as_unstable(tmp_path: P
         busy = agent.root / "busy.bin"
         busy.write_text("theirs")
         agent.follower.prompt("s", "one")
-        agent.follower.answered("s")
+        agent.follower.end_prompt("s")
         busy.write_text("theirs, later")
         with grown_by_each_read(busy) if busy_at == "prompt" else nullcontext():
             agent.follower.prompt("s", "two")
@@ -224,12 +224,12 @@ def test_a_file_that_changes_during_every_read_is_listed_as_unstable(tmp_path: P
         busy.write_text("after")
         with grown_by_each_read(busy) if busy_at == "end" else nullcontext():
             agent.say("c", "completed")
-        agent.follower.answered("s")
+        agent.follower.end_prompt("s")
         assert agent.coverage() == {"c": [("busy.bin", "unstable")]}
         if busy_at == "prompt":
             assert agent.log() == {"c": []}
         else:
-            session = agent.follower.lives["s"].session
+            session = agent.follower.open_sessions["s"].session
             assert session.rollback(on_conflict="overwrite").ok
             assert busy.read_text() == "theirs, later"
 
