@@ -13,6 +13,7 @@ WAIT_S = 600.0
 """A test waits for a condition, and no machine is too slow for it; this only ends a test that hangs."""
 _COLUMNS, _LINES = "120", "400"
 """So many lines that nothing scrolls away."""
+_STILL = 5
 
 
 class Terminal:
@@ -42,6 +43,17 @@ class Terminal:
         while not holds():
             assert time.monotonic() < deadline, f"{wanted!r} does not come:\n{self.screen()}"
             time.sleep(0.2)
+
+    def wait_until_still(self) -> None:
+        """Wait until the program shows nothing new any more: its hooks have ended."""
+        shown: list[str] = []
+
+        def is_still() -> bool:
+            shown.append(self.screen())
+            time.sleep(0.3)
+            return len(shown) > _STILL and len(set(shown[-_STILL:])) == 1
+
+        self.wait_until(is_still, "a still screen")
 
     def press(self, *keys: str) -> None:
         self.tmux("send-keys", "-t", "host", *keys)

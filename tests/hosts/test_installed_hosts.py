@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,18 +18,29 @@ from tests.hosts.test_hooks import INSTALL, PLACES, environment
 pytestmark = pytest.mark.hosts
 
 KEY = "none-0123456789-0123456789"
+OWN_FILES = ("undo", "undo.md", "undo.toml", "gemini-extension.json", "commands")
 DELETE = "rm -rf folder; echo KEY=2 > .env"
 
 
-@dataclass
-class InstalledHost:
-    """A host in which Mulligan is installed, with a project of its own."""
+@dataclass(frozen=True)
+class Host:
+    """How a person starts one host, and what its tool for commands is called.
 
-    workspace: HookedWorkspace
-    before: dict[str, bytes]
+    `prepare` writes the person's own settings, `start` answers the questions at the start.
+    """
 
-    def files(self) -> dict[str, bytes]:
-        return tree(self.workspace.root)
+    name: str
+    command: tuple[str, ...]
+    prepare: Callable[[HookedWorkspace, MockModel], None]
+    start: Callable[[Terminal], None]
+    tool: str
+    argument: str
+    undo: str
+    other: str
+    delete: str = DELETE
+
+    def step(self, command: str) -> Step:
+        return self.tool, {self.argument: command}
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -38,82 +49,153 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b"/" for path in paths}
 
 
-@contextmanager
-def installed(workspace: HookedWorkspace, host: str) -> Iterator[InstalledHost]:
-    """Installs Mulligan, and at the end removes it: then every settings file is as it was, byte for byte."""
-    assert any((place / host).exists() for place in PLACES), f"the host is missing: {INSTALL}"
-    workspace.extra["MULLIGAN_HOOKS_WAIT_S"] = "60"
-    folder = workspace.root / "folder"
-    folder.mkdir()
-    (folder / "deep.txt").write_text("deep\n")
-    done = workspace.mulligan("install", host, "--yes", "--store", str(workspace.store))
-    assert done.returncode == 0, done.stdout + done.stderr
-    yield InstalledHost(workspace, tree(workspace.root))
-
-
-def claude_settings(home: Path, root: Path) -> None:
-    """What a person has answered at the first start, and settings of their own."""
-    known = {"hasTrustDialogAccepted": True}
+def prepare_claude(workspace: HookedWorkspace, model: MockModel) -> None:
     body = {
         "hasCompletedOnboarding": True,
         "theme": "dark",
         "customApiKeyResponses": {"approved": [KEY[-20:]]},
-        "projects": {str(root): known},
+        "projects": {str(workspace.root): {"hasTrustDialogAccepted": True}},
     }
-    (home / ".claude.json").write_text(json.dumps(body))
-    (home / ".claude").mkdir()
-    (home / ".claude/settings.json").write_text('{\n    "model": "opus"}')
+    (workspace.home / ".claude.json").write_text(json.dumps(body))
+    (workspace.home / ".claude").mkdir()
+    (workspace.home / ".claude/settings.json").write_text('{\n    "model": "opus"}')
 
 
-def told(model: MockModel) -> str:
-    """The last request of the conversation: one with tools."""
-    return next(text for text in reversed(model.requests) if '"tools"' in text and "go on" in text)
+def start_claude(screen: Terminal) -> None:
+    screen.wait_for("for agents")
+
+
+def prepare_codex(workspace: HookedWorkspace, model: MockModel) -> None:
+    (workspace.home / ".codex").mkdir()
+    (workspace.home / ".codex/hooks.json").write_text('{"hooks": {}}')
+    (workspace.home / ".codex/config.toml").write_text(
+        f"""
+model = "mock"
+model_provider = "mock"
+[model_providers.mock]
+name = "mock"
+base_url = "{model.address}/v1"
+wire_api = "responses"
+env_key = "MOCK_KEY"
+[projects."{workspace.root}"]
+trust_level = "trusted"
+"""
+    )
+
+
+def start_codex(screen: Terminal) -> None:
+    screen.wait_for("Trust all and continue")
+    screen.press("2")
+    time.sleep(1)
+    screen.press("Enter")
+    screen.wait_for("Ask Codex to do anything")
+
+
+def prepare_gemini(workspace: HookedWorkspace, model: MockModel) -> None:
+    (workspace.home / ".gemini").mkdir()
+    settings = {"security": {"auth": {"selectedType": "gemini-api-key"}, "folderTrust": {"enabled": False}}}
+    (workspace.home / ".gemini/settings.json").write_text(json.dumps(settings))
+
+
+def start_gemini(screen: Terminal) -> None:
+    screen.wait_for("Type your message")
+
+
+HOSTS = (
+    Host(
+        name="claude",
+        command=("claude", "--allowedTools", "Bash,Edit,Read"),
+        prepare=prepare_claude,
+        start=start_claude,
+        tool="Bash",
+        argument="command",
+        undo="/undo",
+        other="/mulligan ",
+    ),
+    Host(
+        name="codex",
+        command=("codex", "--disable", "daemon_auto_start", "--dangerously-bypass-approvals-and-sandbox"),
+        prepare=prepare_codex,
+        start=start_codex,
+        tool="exec_command",
+        argument="cmd",
+        undo="undo",
+        other="mulligan ",
+        # Codex refuses `rm -rf` where nobody can approve it.
+        delete="rm -r folder; echo KEY=2 > .env",
+    ),
+    Host(
+        name="gemini",
+        command=("gemini", "--yolo", "-m", "gemini-2.5-flash"),
+        prepare=prepare_gemini,
+        start=start_gemini,
+        tool="run_shell_command",
+        argument="command",
+        undo="/undo",
+        other="/mulligan ",
+    ),
+)
 
 
 @pytest.mark.req("D14.hooks.typed_commands", "D14.hooks.model_told", "D14.hosts.install", "D14.hosts.uninstall")
-def test_undo_is_typed_in_claude_code(workspace: HookedWorkspace) -> None:
-    claude_settings(workspace.home, workspace.root)
-    settings = tree(workspace.home / ".claude")
-    with installed(workspace, "claude") as host, scripted_model([]) as model:
-        env = {**environment(workspace, model), "ANTHROPIC_API_KEY": KEY}
-        with terminal(["claude", "--allowedTools", "Bash,Edit,Read"], cwd=workspace.root, env=env) as screen:
-            screen.wait_for("for agents")
-            use_host(screen, model, host, undo="/undo", other="/mulligan ")
-        removed = workspace.mulligan("uninstall", "claude", "--yes", "--store", str(workspace.store))
-        assert removed.returncode == 0, removed.stderr
-    after = tree(workspace.home / ".claude")
+@pytest.mark.parametrize("host", HOSTS, ids=[host.name for host in HOSTS])
+def test_undo_is_typed_and_the_model_learns_of_it(workspace: HookedWorkspace, host: Host) -> None:
+    """Three prompts, and between them every kind of undo. No command asks the model; the person's edit is kept."""
+    assert any((place / host.name).exists() for place in PLACES), f"the host is missing: {INSTALL}"
+    workspace.extra["MULLIGAN_HOOKS_WAIT_S"] = "60"
+    root = workspace.root
+    (root / "folder").mkdir()
+    (root / "folder/deep.txt").write_text("deep\n")
+    before = tree(root)
+    with scripted_model([]) as model:
+        host.prepare(workspace, model)
+        settings = tree(workspace.home / f".{host.name}")
+        done = workspace.mulligan("install", host.name, "--yes", "--store", str(workspace.store))
+        assert done.returncode == 0, done.stdout + done.stderr
+        # What the hooks of Codex's daemon would see, so the store must be in the commands.
+        env = {**environment(workspace, model), "ANTHROPIC_API_KEY": KEY, "MULLIGAN_HOME": str(workspace.home / "no")}
+        with terminal(host.command, cwd=root, env=env) as screen:
+            host.start(screen)
+            use(screen, model, host, workspace, before)
+    assert not (workspace.home / "no").exists()
+    removed = workspace.mulligan("uninstall", host.name, "--yes", "--store", str(workspace.store))
+    assert removed.returncode == 0, removed.stderr
+    after = tree(workspace.home / f".{host.name}")
+    config = after.pop("config.toml", b"")
+    assert b"hooks" not in config and config.startswith(settings.pop("config.toml", b""))
     assert {name: after.get(name) for name in settings} == settings
-    assert "commands" not in after
+    assert [path for path in workspace.home.rglob("*") if path.name in OWN_FILES] == []
 
 
-def use_host(screen: Terminal, model: MockModel, host: InstalledHost, *, undo: str, other: str) -> None:
-    """Three prompts, and between them every verb. No command asks the model, and the person's edit is kept."""
-    work(screen, model, [bash("echo new > made.txt")], "first")
-    work(screen, model, [bash(DELETE)], "second")
-    assert not (host.workspace.root / "folder").exists()
-    root = host.workspace.root
+def use(screen: Terminal, model: MockModel, host: Host, workspace: HookedWorkspace, before: dict[str, bytes]) -> None:
+    root, redo = workspace.root, host.undo.replace("undo", "redo")
+    work(screen, model, [host.step("echo new > made.txt")], "first")
+    work(screen, model, [host.step(host.delete)], "second")
+    assert not (root / "folder").exists(), model.results
     (root / "a.txt").write_text("one\nmine\n")
+    edited = {**before, "a.txt": b"one\nmine\n"}
 
-    answered(screen, model, undo, "reverses this")
-    assert host.files() == {**host.before, "a.txt": b"one\nmine\n", "made.txt": b"new\n"}
-    answered(screen, model, undo.replace("undo", "redo"), "reverses this")
+    answered(screen, model, host.undo, "restored folder/deep.txt")
+    assert tree(root) == {**edited, "made.txt": b"new\n"}
+    answered(screen, model, redo, "removed folder/deep.txt")
     assert not (root / "folder").exists()
-    answered(screen, model, f"{other}rollback", "reverses this")
-    assert (root / "folder/deep.txt").read_text() == "deep\n"
-    answered(screen, model, f"{other}rewind", "from prompt N on")
-    answered(screen, model, f"{other}rewind 2", "Rewound")
-    assert host.files() == {**host.before, "a.txt": b"one\nmine\n"}
+    answered(screen, model, f"{host.other}rollback", "restored folder/deep.txt")
+    assert tree(root) == {**edited, "made.txt": b"new\n"}
+    answered(screen, model, f"{host.other}rewind", "from prompt N on")
+    answered(screen, model, f"{host.other}rewind 2", "removed made.txt")
+    assert tree(root) == edited
 
+    asked = len(model.requests)
     work(screen, model, [], "go on")
-    request = told(model)
-    assert request.count("read them again before you change them") == 1
-    assert request.count("- undone: ") == 1
-    work(screen, model, [], "go on again")
-    assert told(model).count("read them again before you change them") == 1
+    (told,) = [text for text in model.requests[asked:] if NEWS in text]
+    news = told[told.index(NEWS) :]
+    assert (told.count(NEWS), news.count("undone: "), news.count(", made.txt")) == (1, 1, 1)
+    asked = len(model.requests)
+    work(screen, model, [], "go further")
+    assert max(text.count(NEWS) for text in model.requests[asked:]) == 1
 
 
-def bash(command: str) -> Step:
-    return "Bash", {"command": command}
+NEWS = "read them again before you change them"
 
 
 def work(screen: Terminal, model: MockModel, steps: list[Step], prompt: str) -> None:
@@ -123,6 +205,7 @@ def work(screen: Terminal, model: MockModel, steps: list[Step], prompt: str) -> 
     screen.type(prompt)
     screen.wait_until(lambda: len(model.requests) > asked and len(model.results) == len(model.steps), prompt)
     screen.wait_for("done", over + 1)
+    screen.wait_until_still()
 
 
 def answered(screen: Terminal, model: MockModel, line: str, answer: str) -> None:
@@ -130,4 +213,5 @@ def answered(screen: Terminal, model: MockModel, line: str, answer: str) -> None
     asked, before = len(model.requests), screen.count(answer)
     screen.type(line)
     screen.wait_for(answer, before + 1)
+    screen.wait_until_still()
     assert len(model.requests) == asked

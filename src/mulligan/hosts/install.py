@@ -8,6 +8,8 @@ removes a file only if nobody has changed it since.
 from __future__ import annotations
 
 import os
+import re
+import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -236,7 +238,10 @@ class Installation:
     def uninstall(self) -> tuple[list[str], list[str]]:
         """Returns the files that it restored or removed, and Mulligan's files that it left: somebody edited them."""
         note = self._noted()
+        trusted = codex_trust(self.settings[0]) if self.package.name == "codex" else None
         restored = [one.path for one in self.settings if one.uninstall()]
+        if trusted is not None and trusted.forget():
+            restored.append(trusted.path)
         left: list[str] = []
         for path, data in self.files.items():
             now = _read(path)
@@ -284,6 +289,41 @@ class Installation:
             raise fault_of_os_error(error, "Remembering what was installed") from error
 
 
+@fast_dataclass(slots=True, frozen=True)
+class CodexTrust:
+    """The tables of Codex's `config.toml` in which it keeps that the person trusts Mulligan's hooks."""
+
+    path: str
+    keys: frozenset[str]
+
+    def forget(self) -> bool:
+        """Removes the tables, and nothing else. False: there were none."""
+        data = _read(self.path)
+        text = (data or b"").decode("utf-8", "surrogateescape")
+        parts = _TABLE.split(text)
+        kept = [part for part in parts if not (found := _TRUST.match(part)) or found[1] not in self.keys]
+        if len(kept) == len(parts):
+            return False
+        if not any(_TRUST.match(part) for part in kept):
+            kept = [part for part in kept if part.strip() != "[hooks.state]"]
+        _write(self.path, "".join(kept).encode("utf-8", "surrogateescape"))
+        return True
+
+
+_TABLE = re.compile(r"^(?=\[)", re.MULTILINE)
+_TRUST = re.compile(r'\[hooks\.state\."((?:[^"\\]|\\.)*)"\]')
+
+
+def codex_trust(hooks: Settings) -> CodexTrust:
+    """The trust in Mulligan's entries. Codex names an entry by its file, its event, and its place in the list."""
+    keys = {f"{hooks.path}:{_snake(event)}:{index}:0" for event, index in hooks.places()}
+    return CodexTrust(os.path.join(os.path.dirname(hooks.path), "config.toml"), frozenset(keys))
+
+
+def _snake(event: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", event).lower()
+
+
 def any_installed(memory: str) -> bool:
     """Whether Mulligan remembers any installed package."""
     try:
@@ -313,7 +353,7 @@ def _read(path: str) -> bytes | None:
 def _write(path: str, data: bytes) -> None:
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        replace_file(path, data, 0o644)
+        replace_file(path, data, stat.S_IMODE(os.stat(path).st_mode) if os.path.exists(path) else 0o644)
     except OSError as error:
         raise fault_of_os_error(error, f"Writing {path}") from error
 

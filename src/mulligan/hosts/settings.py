@@ -460,6 +460,13 @@ class Settings:
         events = () if data is None else tuple(self._entries.held(self._parsed(data)))
         return InstalledHooks(self.path, events, self._entries.expected)
 
+    def places(self) -> list[tuple[str, int]]:
+        """The event of each of Mulligan's hooks, and its index in the list of that event."""
+        data = self._read()
+        hooks = None if data is None else self._parsed(data).get("hooks")
+        lists = [(item.key or "", item.node.items or ()) for item in (hooks.items or () if hooks is not None else ())]
+        return [(event, index) for event, items in lists for index, one in enumerate(items) if _is_ours(one.node)]
+
     def install(self, store: str | None = None) -> bool:
         """Adds the hooks. False: they were there already. Raises, and changes nothing, if the file does not fit."""
         self._with_ours(self._read(), store)

@@ -129,6 +129,26 @@ class TestInstall:
         assert {event: len(entries) for event, entries in hooks.items()} == dict.fromkeys(hooks, 1)
 
 
+@pytest.mark.req("D14.hosts.uninstall")
+def test_uninstall_takes_the_trust_of_codex_in_our_hooks_away_and_no_other(workspace: HookedWorkspace) -> None:
+    folder = workspace.home / ".codex"
+    folder.mkdir()
+    theirs = {"hooks": {"Stop": [{"hooks": [{"type": "command", "command": "mine"}]}]}}
+    (folder / "hooks.json").write_text(json.dumps(theirs))
+    assert workspace.mulligan("install", "codex", "--yes").returncode == 0
+    config = 'model = "mock"\n\n[hooks.state]\n\n'
+    mine = f'[hooks.state."{folder}/hooks.json:stop:0:0"]\ntrusted_hash = "sha256:1"\n\n'
+    ours = "".join(
+        f'[hooks.state."{folder}/hooks.json:{key}"]\ntrusted_hash = "sha256:2"\n\n'
+        for key in ("stop:1:0", "user_prompt_submit:0:0", "pre_tool_use:0:0")
+    )
+    rest = "[tui]\nx = 1\n"
+    (folder / "config.toml").write_text(config + mine + ours + rest)
+    assert workspace.mulligan("uninstall", "codex", "--yes").returncode == 0
+    assert (folder / "config.toml").read_text() == config + mine + rest
+    assert json.loads((folder / "hooks.json").read_text()) == theirs
+
+
 @pytest.mark.req("D14.hosts.list")
 def test_the_list_shows_versions_what_is_installed_and_what_is_missing(workspace: HookedWorkspace) -> None:
     programs = workspace.home / "bin"
