@@ -59,7 +59,7 @@ FILES_MAX = {
     "effects": 24,
     "exec": 12,
     "files": 32,
-    "history": 37,
+    "history": 34,
     "hosts": 5,
     "servers": 30,
     "session": 27,
@@ -69,7 +69,7 @@ FILES_MAX = {
 }
 """How many modules each package may have. A new package brings its own line; a number only goes down."""
 CODE_LINES_MAX = 51_627
-COMMENTS_PER_100_LINES = {"exec": 3.9, "history": 2.7}
+COMMENTS_PER_100_LINES = {"exec": 3.9, "history": 4.2}
 """Odd code in these packages says why it is as it is."""
 OLD_MODULE_NAMES_TEXT = (
     "opening looping executing going_back putting_back taking_over kept kept_rows live closing deeds lifting traits "

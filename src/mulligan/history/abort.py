@@ -1,31 +1,31 @@
-"""Putting back what an open call did, from what it wrote down before it acted. Abort, savepoints and recovery share it.
+"""Rolls back what an open call did, from what the call wrote down before it acted.
 
-For every path the call meant to touch, from what is there now:
-| there is | then |
+Abort, savepoints and recovery share this. For every path that the call meant to touch, what is there now decides:
+
+| at the path is | then |
 | --- | --- |
-| what was there before | nothing: it never happened, or was put back already |
-| something the call meant to put there | what was there before goes back |
-| that content under a mode of somebody's, or that mode over somebody's content | only our half of it goes back |
+| what was there before | nothing: the change never happened, or is rolled back already |
+| something that the call meant to put there | what was there before goes back |
+| that content under another process's mode, or that mode over another's content | only the call's half is rolled back |
 | a torn file of ours, after a power cut in the middle of an exchange | what was there before goes back |
-| a torn file that was being written in place, or that a power cut left of what the call meant | kept in the store and
-  named, then what was there before goes back |
-| something of the call's, and a power cut took the bytes of what was there before | it stays, and is reported as lost |
+| a torn file that was written in place, or that a power cut left of what the call meant | the store takes its bytes
+  and a record names them, then what was there before goes back |
+| something of the call's, and a power cut destroyed the bytes of what was there before | it stays, reported as lost |
 | at a path that is not captured, not ours, or without a copy of the original | it stays, and is reported |
-| anything else | somebody's work: it stays, is kept in the store too if that has room, and is reported |
-What lies under a draft name is ours to throw away, unless it is somebody's save that had just been displaced: then it
-is that, not the preimage, which goes back. All of it can be done again from the start, so it may itself die anywhere.
-Only what is to be kept needs room in the store.
+| anything else | another process's work: it stays, the store takes its bytes if it has room, and it is reported |
 
-Bytes that went from the disk when a call was put back, though they may have been anybody's.
+A draft (the file that was to take the path) is ours, so it is removed. But if it is another process's save that the
+exchange had just displaced, then that save goes back, not the preimage. Every step can be repeated, so a rollback may
+die anywhere too. Only bytes that are rescued need room in the store.
 
-They are in the store, and the coverage of the call says where they were: `blob_ref` is what was at the path.
+Rescued bytes went from the disk during a rollback, though another process may have written them. The store has them,
+and the coverage of the call says where they were (`blob_ref`).
 
-Originals of paths that are not captured. The store may not have their bytes, so a copy lies in the root meanwhile.
-
-Before Mulligan writes such a path, it copies what is there to a file in the root directory, which no effect removes
-together with a folder. Abort and recovery put the copy back. The name says the call, the path's number in it and what
-the copy is of, so a call that writes a path several times has a copy of each state. Where nothing was, an empty file
-says so: without it, a command made the file, whose bytes nobody has, and it stays.
+Originals: the store may not have the bytes of a path that is not captured. So before Mulligan writes such a path, it
+copies what is there to a file in the root directory, which no effect removes together with a folder. Abort and recovery
+put the copy back. The copy's name says the call, the path's number in it and what it is a copy of, so a call that
+writes a path several times has a copy of each state. If nothing was there, an empty file says so. Without that file, a
+command made what is at the path, nobody has those bytes, and so they stay.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ from mulligan.values.paths import ROOT, RepoPath, ancestors_of, from_wire, join,
 
 _ORIGINAL = b"-original-"
 _COPY = FileEntry(digest_of(b""), 0, 0o600)
+# Enough to tell the states of one path in one call apart.
 _DIGITS = 16
 
 
@@ -106,6 +107,7 @@ def find_original(disk: Disk, path: RepoPath, draft: bytes, entry: Entry) -> Ima
         image = disk.image(spot)
     if not isinstance(image.entry, FileEntry):
         return None
+    # The process may have died while it wrote the copy.
     is_whole = not isinstance(entry, FileEntry) or same_content(image.entry, entry)
     return image if is_whole else None
 
@@ -121,6 +123,7 @@ def discard_abandoned(disk: Disk, is_open: Callable[[str], bool]) -> None:
         names = [name for name in disk.children(root) if name.startswith(DRAFT_PREFIX) and _ORIGINAL in name]
     for name in names:
         call = os.fsdecode(name[len(DRAFT_PREFIX) :]).partition("-")[0]
+        # A call that is still open, perhaps in another process, will need its copies.
         if not is_open(call):
             with suppress(OSError):
                 discard_original(disk, path_from_bytes(name), name)
@@ -128,11 +131,13 @@ def discard_abandoned(disk: Disk, is_open: Callable[[str], bool]) -> None:
 
 _STAGED_MODE = 0o600
 _TRIES = 5
+# The unit in which a disk writes: a power cut may leave any mix of written and unwritten sectors.
 _SECTOR_BYTES = 512
 _BACK = b"-back"
 _GIT_LOCK = b".lock"
 _GIT_LOCK_FILE = FileEntry(digest_of(b""), 0, 0o644)
 _READABLE = FileEntry(digest_of(b""), 0, _STAGED_MODE)
+# git holds such a lock for milliseconds. One that stays longer was probably left by a git that died.
 _GIT_LOCK_WAIT_S = 2.0
 _GIT_LOCK_NAP_S = 0.005
 
@@ -184,6 +189,7 @@ def drafts_of(row: TouchRow) -> tuple[bytes, ...]:
 
 def everything_below(root: WritableRoot, traces: Sequence[Trace]) -> list[Trace]:
     """The paths below folders that an interrupted command made, where nothing existed before."""
+    # Only a command can have put files into a folder without a trace of their own.
     made = [one for one in traces if one.in_place and not isinstance(one.before, DirEntry)]
     known = {one.path for one in traces}
     queue, found = list(made), list[Trace]()
@@ -239,12 +245,14 @@ def put_back(root: WritableRoot, traces: Iterable[Trace], note_lift: NoteLift) -
         try:
             try:
                 act()
+            # The command may have locked folders above the path; they are opened for this step only.
             except PermissionError as refused:
                 despite_modes(root.disk, restore.path, act, note_lift, refused=refused)
         except OSError as error:
             errors.append(error)
             return False
         except InternalError as broken:
+            # One damaged blob must not keep the other paths from being restored.
             errors.append(OSError(errno.EIO, broken.message))
             return False
         return True
@@ -254,9 +262,11 @@ def put_back(root: WritableRoot, traces: Iterable[Trace], note_lift: NoteLift) -
         # If a path cannot be read, its draft may be another process's save, so abort leaves it.
         ordered = _newest_first([restore for restore in restores if attempt(restore, restore.look)])
         bodies.expect(restore.target for restore in ordered)
+        # Names of one file are restored as names of one file, not as copies.
         links = HardLinks(root.disk, {restore.path: restore.aim for restore in ordered})
         for restore in ordered:
             attempt(restore, partial(restore.run, report, links))
+        # Backwards, because restoring anything in a folder sets the time of the folder.
         for restore in reversed(ordered):
             attempt(restore, restore.set_time)
     if root.ledger.store.durability == "power":
@@ -338,6 +348,7 @@ def _newest_first(restores: Sequence[_PathRestore]) -> list[_PathRestore]:
         for above in ancestors_of(restore.path):
             if above not in turns:
                 continue
+            # A folder can go only when it is empty; a file can come only when its folder is there.
             if restore.path in leaving and above in leaving:
                 due[above] = max(due[above], turns[restore.path])
             elif restore.path not in leaving:
@@ -386,6 +397,7 @@ class _PathRestore:
         self.now = now.entry
         for draft in self.trace.drafts:
             image = self.root.disk.image(spot, draft=draft, kept=False)
+            # Noted, so that `run` discards drafts only if there are any.
             self._strays |= image is not NOTHING
             if not image.special and same_state(image.entry, self.trace.before):
                 self._is_original_aside = True
@@ -432,12 +444,14 @@ class _PathRestore:
         spot = self._spot()
         if spot is None:
             if not isinstance(self.target, Absent):
+                # A removed folder is another process's decision; a rollback does not make it again.
                 report.conflicts.append(self.path)
                 # Another process removed the directory without having seen these bytes, so the store must have them.
                 report.rescue(self.path, self.target)
             return
         try:
             self._settle(spot, report, links)
+        # A power cut destroyed the bytes that should go back. Other conflicts are for the caller.
         except ConflictError as gone:
             if not gone.details.get("lost"):
                 raise
@@ -446,10 +460,12 @@ class _PathRestore:
             self.root.disk.discard(spot, draft)
         if is_locked_by_git(self.path) and self._is_our_lock(spot):
             self.root.disk.discard(spot, spot.name + _GIT_LOCK)
+        # The open handles may lead to the folder that was just replaced.
         if isinstance(self.now, DirEntry) or isinstance(self.target, DirEntry):
             self.spots.let_go()
 
     def _settle(self, spot: ResolvedPath, report: Report, links: HardLinks) -> None:
+        # Each round reads the path again, because another process may write to it between our read and our exchange.
         for _ in range(_TRIES):
             now, self._seen = self._seen or self._image(spot, known=self.trace.seen), None
             if now.holds(self.target):
@@ -473,6 +489,7 @@ class _PathRestore:
                 self._made = isinstance(target, DirEntry)
                 return
             self._strays = True
+            # A folder that does not go is not empty: another process has put something into it.
             if isinstance(target, Absent) and isinstance(now.entry, DirEntry):
                 break
         report.conflicts.append(self.path)
@@ -487,6 +504,7 @@ class _PathRestore:
     def _swap(self, spot: ResolvedPath, now: Image, target: Entry, links: HardLinks) -> object:
         content = self._content_of(target) if isinstance(target, FileEntry) else None
         draft = self.trace.drafts[-1]
+        # A draft that is left over would be in the way of the new one, which has the same name.
         if self._strays:
             self.root.disk.discard(spot, draft)
         with self._as_git_would(spot, now.entry, target), links.same_file(self.path) as same_as:
@@ -545,6 +563,7 @@ class _PathRestore:
         A lock that already has our mark was left by a process that died while it restored this very path.
         """
         deadline, draft = monotonic_s() + _GIT_LOCK_WAIT_S, self.trace.drafts[-1]
+        # The lock appears with the mark already in it: a lock of unknown origin could never be removed safely.
         lock = ResolvedPath(spot.path, spot.place, spot.parent, spot.name + _GIT_LOCK)
         while not self._is_our_lock(spot):
             self.root.disk.stage_file(lock, draft, self._mark, like=_GIT_LOCK_FILE)
@@ -574,6 +593,7 @@ class _PathRestore:
         """
         if self._is_ours(now):
             return self.target
+        # Newest first: the last thing that the call put there is most likely what is there now.
         for ours in () if now.special else reversed(self.trace.meant):
             half = None if same_state(ours, self.target) else without(ours, now.entry, self.target)
             if half is not None:
@@ -597,6 +617,7 @@ class _PathRestore:
         """
         if not isinstance(now.entry, FileEntry):
             return False
+        # A torn file counts as ours only if it is certain that nobody wrote to it after the power cut.
         is_half_done = self._is_original_aside and _is_whole(now.entry)
         if not is_half_done and not _is_from_before_boot(now.entry):
             return False
@@ -609,6 +630,7 @@ class _PathRestore:
         if not isinstance(draft.entry, FileEntry) or not _is_from_before_boot(draft.entry):
             return False
         files = [entry for entry in (self.trace.before, *self.trace.meant) if isinstance(entry, FileEntry)]
+        # A draft gets its final mode late, so both its modes are possible.
         modes = {_STAGED_MODE, *(entry.mode for entry in files)}
         return draft.entry.mode in modes and self._is_torn(draft, files)
 
@@ -661,6 +683,7 @@ class _PathRestore:
         It then holds an intended entry, the preimage, or the torn beginning of either.
         """
         known = (self.trace.before, *self.trace.meant)
+        # The mark is what we write into git's locks, and a draft of a lock holds it too.
         if self._is_mark(image.entry) or any(same_content(image.entry, entry) for entry in known):
             return True
         if not isinstance(image.entry, FileEntry) or image.entry.mode != _STAGED_MODE:
@@ -687,6 +710,7 @@ class _PathRestore:
         self._store(theirs)
         with self.root.ledger.store.write() as tx:
             seen = self.root.ledger.last_seen(tx, self.root.disk.root.place_of(self.path))
+            # A rollback may run twice; the change is recorded once.
             if seen is None or not same_state(seen, theirs.entry):
                 self.root.ledger.external(tx, self.root.root, [change])
 
@@ -699,6 +723,7 @@ def is_torn(left: Content, meant: Content) -> bool:
     """Whether a power cut can leave these bytes of a file: of each sector a beginning, then zeros, up to any length."""
     if len(left) > len(meant):
         return False
+    # A sector that was written, one of which the disk has only a beginning, or one that it never wrote (zeros).
     pairs = zip(_sectors(left), _sectors(meant), strict=False)
     return all(one == other[: len(one)] or other.startswith(one.rstrip(b"\0")) for one, other in pairs)
 
@@ -727,6 +752,7 @@ def without(ours: Entry, now: Entry, before: Entry) -> Entry | None:
         return None
     for kind in (FileEntry, DirEntry):
         if isinstance(ours, kind) and isinstance(now, kind) and isinstance(before, kind):
+            # Each part that is still as the call left it goes back; a part that another process changed stays.
             mode = before.mode if now.mode == ours.mode else now.mode
             xattrs = before.xattrs if now.xattrs == ours.xattrs else now.xattrs
             return replace(before if is_our_content else now, mode=mode, xattrs=xattrs)

@@ -122,6 +122,8 @@ def cause_from_json(body: Mapping[str, Any] | None) -> Cause:
     """The cause in a record of any version; a missing field means its default."""
     if not body:
         return WORK
+    # No field names the kind, because the first records had none. So a field that only one kind has tells it; the order
+    # matters, because a part of an undo operation and a merge have a verb too.
     if "part_of" in body:
         return PartOfCall(body["part_of"], body.get("verb"))
     if "window" in body:

@@ -94,10 +94,12 @@ def _forget(
 ) -> Forgotten:
     ledger = open_root.ledger
     with ledger.store.write() as tx:
+        # An abort of an open call would need these bytes.
         _refuse_open(tx, digests)
         erased = {(row.journal, row.seq): body for row in records if (body := _without_effects(row)) is not None}
         digests = {*digests, *(digest for row in records for digest in _digests_in_receipts(row))}
         if digests or records:
+            # An aborted call may have stored the same secret under a digest that no record names.
             digests |= _unnamed(ledger, tx)
         dropped = sorted(_with_parts(tx, {one for one in digests if is_stored(tx, one)}))
         own = {(row.call, row.path) for row in changes}
@@ -186,6 +188,7 @@ def _unnamed(ledger: Ledger, tx: Tx) -> set[Digest]:
     found = set[bytes]()
     for row in tx.select(BLOBS):
         is_old = cutoff is None or row.touched_ms < cutoff
+        # A body that an open call stored a moment ago has no reference yet either.
         if is_old and not tx.select(REFS, {"digest": row.digest}, limit=1) and not is_in_baseline(tx, row.digest):
             found.add(row.digest)
     # A part may belong to several contents, and stays with the last of them.
@@ -240,6 +243,7 @@ class _Mentions:
         self._tx = tx
         self._blobs = blobs
         self._wire = wire
+        # A command may name the file from another folder, in quotes or in an argument, so only its name is searched.
         name = re.escape(wire.rpartition("/")[2])
         self._word = re.compile(rf"(?<![\w.-]){name}(?![\w-]|\.\w)")
 

@@ -64,6 +64,7 @@ from mulligan.values.ids import CallId, IdSource, OwnerId, RootId, SessionId, Tu
 from mulligan.values.limits import KIB_BYTES
 from mulligan.values.paths import RepoPath, is_inside, path_bytes, to_wire
 
+# A record is read and verified as a whole, so its size has a limit.
 CHANGES_PER_RECORD = 200
 _CAPTURES_PER_RECORD = 200
 GROWTH_TOLD_BYTES = 64 * KIB_BYTES
@@ -241,6 +242,7 @@ class Ledger:
 
     def note_growth(self, session: SessionId, size_bytes: int) -> None:
         """Count the bytes that a commit added; now and then retention gets the sum."""
+        # In memory, because a count in the store would cost each commit one more row.
         self._grown[session] = self._grown.get(session, 0) + size_bytes
         if self._grown[session] >= GROWTH_TOLD_BYTES:
             self.tell_growth()
@@ -297,6 +299,7 @@ class Ledger:
         One small row mostly fits where the content of a file does not. If it does not, recovery tries again.
         """
         with suppress(MulliganError), self.store.write() as tx:
+            # Only observed calls can lose something to a full store; our own calls refuse the change instead.
             row = tx.get(OPEN, call)
             if row is not None and row.observed:
                 tx.put(OPEN, replace(row, observed=OBSERVED_WHILE_FULL))
@@ -309,6 +312,7 @@ class Ledger:
     def check_free(self, tx: Tx, call: CallId, wanted: Sequence[Claim]) -> None:
         if self.inside is not None:
             self.check_not_inside(tx, [one.place for one in wanted])
+        # No two calls may change one path, nor one call a folder and another call something below it.
         blocking = blockers(tx, call, wanted)
         if blocking:
             # A claim whose call is not open is void; it is left over from an error.
@@ -319,6 +323,7 @@ class Ledger:
 
     def check_not_inside(self, tx: Tx, places: Iterable[bytes]) -> None:
         """Refuse to change files in the root of the outer call around this process: each would wait for the other."""
+        # The outer call holds claims until this process ends, and this process would wait for those claims.
         around = None if self.inside is None else tx.get(OPEN, CallId(self.inside))
         root = None if around is None else tx.get(ROOTS, around.root)
         if root is not None and any(is_inside(place, root.place_of(b".")) for place in places):
@@ -327,6 +332,7 @@ class Ledger:
 
     def last_seen(self, tx: Tx, place: bytes) -> Entry | None:
         """What a place held after its newest recorded change; None if no change is recorded."""
+        # By position, not by time: two calls may end in the same millisecond.
         rows = tx.select(CHANGES, {"place": place}, order=("wseq",), descending=True, limit=1)
         return entry_from_bytes(rows[0].after) if rows else None
 
@@ -335,6 +341,7 @@ class Ledger:
 
         Of a path under `capture.never` nothing is recorded; "" if there is nothing else.
         """
+        # Not even the name of such a path may enter the store.
         changes = [change for change in changes if not is_never_recorded(change)]
         if not changes:
             return ""
@@ -365,6 +372,7 @@ class Ledger:
             if change.before.withheld is not None or change.after.withheld is not None:
                 ending = _without_withheld(ending)
                 break
+        # Asked at the end, because only now it is known what the call has changed.
         given_up = changes_over_cap(tx, facts.session, ending.changes)
         if given_up:
             ending = self._without_some(facts, ending, given_up)
@@ -389,6 +397,7 @@ class Ledger:
             told = list(map(change_to_json, chunk))
             part = {"call": facts.id, "root": facts.root, "wseq": body["wseq"], "changes": told}
             self.journal.append(tx, journal, "call.changed", part, at=at, refs=digests_of(chunk))
+        # The last part is in the end record itself, so most calls need only one record.
         body["changes"] = list(map(change_to_json, last))
         refs = digests_of(last) | set(ending.handed_out)
         record = self.journal.append(tx, journal, "call.ended", body, at=at, refs=refs)
@@ -398,6 +407,7 @@ class Ledger:
             if scope is not None and scope.root == facts.root:
                 befores = {change.path: change.before for change in ending.changes}
                 Scopes(tx, self.journal, facts.session, captured_at).capture(facts.label, facts.root, befores)
+        # In the transaction that ends the call: other calls see its changes and its free paths at once.
         self._let_go(tx, facts.id, held)
         if given_up:
             giving_up = PathEviction(facts.id, facts.session, ending.changes, given_up)
@@ -436,6 +446,7 @@ class Ledger:
     def how_it_stands(self, call: CallId, owner: OwnerId) -> str:
         """`ours` or `lost` while it is open, else its status; `unknown` before it is on record."""
         with self.store.read() as tx:
+            # Both in one transaction, because the call may end at any moment.
             row, shown = tx.get(OPEN, call), tx.get(CALLS, call)
         if row is not None:
             return "ours" if row.owner == owner else "lost"
@@ -452,6 +463,7 @@ class Ledger:
     def any_dead(self, calls: Iterable[CallId]) -> bool:
         """Whether a call is still open though its process is gone."""
         with self.store.read() as tx:
+            # An owner is a process; its lock tells whether it lives.
             owners = {row.owner for call in calls if (row := tx.get(OPEN, call)) is not None}
         return any(self.store.is_alive(OwnerId(owner)) is False for owner in owners)
 
@@ -508,6 +520,7 @@ def entry_bytes(entry: Entry) -> bytes:
 def intending(row: TouchRow, entry: Entry, draft: bytes, *, in_place: bool) -> TouchRow:
     """The row with one more intended entry. A row never loses an intended entry."""
     listed, quoted = entry_bytes(entry), b'"' + draft + b'"'
+    # Built from bytes: parsing and writing JSON for each path would slow down every small write.
     if row.intended == b"[]":
         intended, drafts = b"[" + listed + b"]", b"[" + quoted + b"]"
     else:

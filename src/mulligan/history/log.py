@@ -107,9 +107,11 @@ def calls_of(
 
     `only`: columns and the values they must have.
     """
+    # Without a session, all sessions of the workspace count, because they share the files.
     whose = {"session": session} if session is not None else {"workspace": workspace_of(tx, open_root)}
     where: dict[str, Value] = {**whose, **only}
     hidden = _hidden_roots(tx, open_root) if session is None else frozenset()
+    # Ids are UUIDv7, so their order is the order in which the calls began.
     upper, lower = before or "\U0010ffff", after + "\0" if after else ""
     limit = _FIRST_PAGE
     while True:
@@ -117,11 +119,13 @@ def calls_of(
         yield from (row for row in page if row.root not in hidden) if hidden else page
         if len(page) < limit:
             return
+        # The first page is small, because most callers want only the newest call.
         upper, limit = page[-1].id, _PAGE
 
 
 def _hidden_roots(tx: Tx, open_root: OpenRoot) -> frozenset[str]:
     """Roots of this workspace whose directory is not the one at their path any more."""
+    # Read anew: another process may have opened a root around this one since.
     own = tx.get(ROOTS, open_root.root.id) or open_root.root
     return frozenset(row.id for row in tx.select(ROOTS, {"workspace": own.workspace}) if row.tree != own.tree)
 
@@ -133,18 +137,21 @@ def as_it_happened(tx: Tx, rows: Iterable[CallRow]) -> Iterator[CallRow]:
     """
     found: dict[str, list[CallRow]] = {}
     for row in rows:
+        # People expect their edit before the call that ran into it.
         finder = found_by(tx, row) if row.external else None
         if finder is None:
             yield row
             yield from found.pop(row.id, ())
         else:
             found.setdefault(finder, []).append(row)
+    # The call that found the edit is outside of the given rows, so nothing is there to wait for.
     for left in found.values():
         yield from left
 
 
 def found_by(tx: Tx, edit: CallRow) -> str | None:
     """The call that ran when an outside edit was recorded, and then changed the same file."""
+    # The edit is recorded just before the change of the call that found it.
     later = ("wseq", (edit.wseq or 0) + 1, WSEQ_END)
     for change in tx.select(CHANGES, {"call": edit.id}):
         upon = tx.select(CHANGES, {"place": change.place}, between=later, order=("wseq",), limit=_NEXT_CHANGES)
@@ -157,9 +164,10 @@ def found_by(tx: Tx, edit: CallRow) -> str | None:
 def newest_to_undo(
     tx: Tx, open_root: OpenRoot, session: SessionId | None, *, on_conflict: OnConflict = "merge"
 ) -> CallRow | None:
-    """What `undo` without a name is about. What a conflict left of a call is met again only by who overwrites.
+    """The call that `undo` undoes if the caller names none.
 
-    A call of which nothing can come back any more is meant only if there is no other.
+    It skips a call of which only a conflict is left, unless the caller overwrites: else each undo would end in the same
+    conflict. A call whose bodies are all evicted is chosen only if there is no other.
     """
     dropped: CallRow | None = None
     for row in calls_of(tx, open_root, session, only=_STANDS):
@@ -167,6 +175,7 @@ def newest_to_undo(
         if is_meant and (on_conflict == "overwrite" or not left_by_conflicts(tx, [row])):
             if not row.evicted or _is_left(tx, open_root, row):
                 return row
+            # Remembered, but an older call that can still be undone wins.
             dropped = dropped or row
     return dropped
 
@@ -197,23 +206,26 @@ def open_calls_of(tx: Tx, session: SessionId) -> list[CallRow]:
 
 
 def find_call(open_root: OpenRoot, name: str, session: SessionId | None = None, *, anyones: bool = False) -> CallRow:
-    """The call a person means: its id, the newest with that label, or a unique beginning or end of an id.
+    """The call that a name means: its id, the newest call with that label, or a unique beginning or end of an id.
 
-    Only a call of that session is meant, or without one, of this workspace. An outside edit, which is nobody's, is
-    meant by its whole id; with `anyones`, so is every call of this workspace.
+    It is a call of that session; without a session, of this workspace. An external change belongs to no session, so
+    only its whole id means it; with `anyones`, a whole id means any call of this workspace.
     """
     if not isinstance(name, str):
         raise fault("invalid_params", "A call is named by its id or its label.", field="call")
     name = name.encode("utf-8", "backslashreplace").decode("utf-8")  # no store holds, or looks for, lone surrogates
     with open_root.ledger.store.read() as tx:
+        # First an exact id in the session, then one in the workspace (an external change, or with `anyones` any call),
+        # then the newest call with the label.
         own: Mapping[str, Value] = {"id": name}
         others = own if anyones else {**own, "external": 1}
         for whose, only in ((session, own), (None, others), (session, {"label": name})):
             for row in calls_of(tx, open_root, whose, only=only):
-                # A part has the label of its call; in a root beside that one it is all there is of it.
+                # A part has the label of its call. In another root than the call's, only the part is found.
                 return row if session is None or row.id == name else tx.get(CALLS, main_of(row)) or row
         ends = len(name) >= _SHORT_ID_MIN
         short = [r for r in calls_of(tx, open_root, session) if ends and (r.id.endswith(name) or r.id.startswith(name))]
+        # Rather than "unknown", say that the call belongs to a root that is elsewhere.
         if not short:
             _refuse_elsewhere(tx, open_root, name)
     if len(short) == 1:
@@ -247,6 +259,7 @@ def can_be_undone(row: CallRow) -> bool:
 
 def is_open_turn(tx: Tx, session: str, turn: str) -> bool:
     """Whether a turn runs: a caller opened it and has not ended it, or it has an open call."""
+    # Hooks and agents open turns; calls outside of them have a turn id without a row of that kind.
     row: TurnRow | None = tx.get(TURNS, session, turn)
     if row is not None and row.is_open:
         return True
@@ -327,6 +340,7 @@ def _may_tell_of(change: Change, may_tell: MayTell) -> bool:
 
 def _moved(changes: Iterable[Change]) -> dict[RepoPath | None, Entry]:
     """The former entries of the paths that the call only moved."""
+    # A move is recorded as one path that went and one that came.
     gone = {one.path: one.before for one in changes if isinstance(one.after, Absent)}
     names = [one.renamed_from for one in changes if isinstance(one.before, Absent)]
     return {name: gone[name] for name in names if name in gone}
@@ -336,6 +350,7 @@ def _change_view(
     open_root: OpenRoot, tx: Tx, change: Change, *, moved: Mapping[RepoPath | None, Entry]
 ) -> dict[str, Any]:
     """One change as a plain value. Lines that moved with their file count as neither added nor removed."""
+    # Otherwise a moved file would count as all of its lines added.
     before = moved.get(change.renamed_from, change.before)
     added, removed = (0, 0) if change.path in moved else _counts(open_root, tx, before, change.after)
     body: dict[str, Any] = {
@@ -381,6 +396,7 @@ def hunks_view(open_root: OpenRoot, row: CallRow) -> list[dict[str, Any]]:
                 before, after = _content(open_root, tx, change.before), _content(open_root, tx, change.after)
             except MulliganError:
                 continue
+            # A mode change or a binary file has no hunks to choose from.
             if looks_binary(before) or looks_binary(after) or before == after:
                 continue
             hunks = hunks_of(split_lines(before), split_lines(after))
@@ -494,6 +510,7 @@ def _calls_between(tx: Tx, open_root: OpenRoot, first: int, upto: int) -> list[C
             continue
         if first <= row.wseq < upto:
             found.append(row)
+        # Calls that ran side by side end in another order than they began.
         before = before + 1 if row.wseq < first else 0
         if before >= _OVERLAP:
             break

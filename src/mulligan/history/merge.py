@@ -71,6 +71,7 @@ MergedEntry: TypeAlias = KeepOurs | TakeTheirs | WriteMerged | Conflict
 def merge_text(base: bytes, ours: bytes, theirs: bytes) -> Merged | Conflict:
     """Merge both sides' changes of `base`, line by line. A line's end is part of it, so a final newline is content."""
     settled = _three_way(base, ours, theirs)
+    # Also for binary files: if one side changed nothing, there is nothing to merge.
     if settled is not None:
         return Merged(settled)
     if any(looks_binary(side) for side in (base, ours, theirs)):
@@ -115,9 +116,11 @@ def _merge_lines(base: list[bytes], ours: list[bytes], theirs: list[bytes]) -> M
 
 def _regions(ours: Sequence[Edit], theirs: Sequence[Edit]) -> Iterator[_Region]:
     """Group changes that overlap or touch into one region. Changes of one side never touch each other."""
+    # In the order of the base, so that one pass finds what overlaps.
     told = sorted([(edit, 0) for edit in ours] + [(edit, 1) for edit in theirs])
     region: _Region | None = None
     for edit, side in told:
+        # Changes that only touch count as one region: which of them comes first cannot be told.
         if region is None or edit.a_lo > region.hi:
             if region is not None:
                 yield region
@@ -146,6 +149,7 @@ def merge_entry(base: Entry, ours: Entry, theirs: Entry, read: Read) -> MergedEn
         return KeepOurs("unchanged")
     if same_state(ours, base):
         return TakeTheirs(theirs)
+    # A file that was deleted since is not created again; `overwrite` does that.
     if isinstance(ours, Absent):
         return Conflict("deleted_externally")
     if len({kind_of(entry) for entry in (base, ours, theirs)} - {"absent"}) > 1:
@@ -211,6 +215,7 @@ class _Content:
 
 
 def _merge_contents(base: FileEntry, ours: FileEntry, theirs: FileEntry, read: Read) -> _Content | Conflict:
+    # If one side has the content of the base, no bytes have to be read.
     digest = _three_way(base.digest, ours.digest, theirs.digest)
     if digest is not None:
         return _Content(digest, ours.size if digest == ours.digest else theirs.size)
@@ -220,6 +225,7 @@ def _merge_contents(base: FileEntry, ours: FileEntry, theirs: FileEntry, read: R
     if isinstance(merged, Conflict):
         return merged
     digest = digest_of(merged.content)
+    # Both sides may have made the same change in different steps.
     known = digest in (ours.digest, theirs.digest)
     return _Content(digest, len(merged.content), None if known else merged.content)
 

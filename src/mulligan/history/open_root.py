@@ -180,6 +180,7 @@ class OpenRoot:
     ) -> None:
         self.ledger = ledger
         self.disk = disk
+        # The disk reads files in parts and gives the parts to the store, so that a large file is never whole in memory.
         disk.keep_large = ledger.blobs.store_large
         disk.durability = ledger.store.durability
         disk.sync_preimages = ledger.blobs.sync
@@ -187,12 +188,14 @@ class OpenRoot:
         disk.capture = _capture_rules(disk, ledger)
         self._open_disk = open_disk
         self.root = self._root_row(record=record) if row is None else row
+        # From here on the disk knows files by the keys under which the store has their history.
         disk.root = disk.root.with_key(self.root.key)
         self._opener = None if opener is None else ref(opener)
         self._others: dict[str, OpenRoot] = {}
         self._views: dict[tuple[bytes, bool], OpenRoot] = {}
         self._closing: list[Callable[[], None]] = []
         self._seen: set[RootRow] = set()
+        # Weak, so that the list does not keep a call alive that nobody can end any more.
         self._calls: WeakValueDictionary[str, Call] = WeakValueDictionary()
         self._lock = fork_safe_lock()
         self._is_open = True
@@ -255,6 +258,7 @@ class OpenRoot:
             found.host,
         ):
             return known
+        # A new identity is recorded only once, so it has to be complete by then.
         self.disk.settle_birth()
         return _record_root(self.ledger, replace(found, identity=identity_of(self.disk)))
 
@@ -262,6 +266,7 @@ class OpenRoot:
         return FoundRoot(self.ledger.host(), self.disk.root.place, identity_of(self.disk), self._identity_at)
 
     def _identity_at(self, place: bytes) -> str | None:
+        # A simulated disk has no inodes.
         if is_simulated(self.disk):
             return simulated_identity(place)
         try:
@@ -280,6 +285,7 @@ class OpenRoot:
         Raises OSError if it cannot be opened.
         """
         with self._lock:
+            # A root that was opened only for reading has no row, so it cannot serve for a change.
             known = self._views.get((directory, record))
             if known is not None and os.path.samestat(os.stat(directory), os.fstat(known.disk.root.handle)):
                 return known
@@ -322,9 +328,11 @@ class OpenRoot:
         """
         self.check_open()
         abort_orphans()
+        # The user may have changed the settings since the last call.
         self.disk.capture.refresh()
         if self.ledger.doubts:
             self.ledger.settle_doubts()
+        # Checked here, because the method call would cost every call of a known session.
         if session not in self.ledger.sessions:
             self.ledger.session(session, self.root)
         facts = self._facts(session, turn=turn, label=label, tool=tool, cause=cause, observed=observed)
@@ -400,6 +408,7 @@ class OpenRoot:
         return self._call_here(call) is not None
 
     def _call_here(self, call: str) -> Call | None:
+        # A call may work in a root that this one has opened for it.
         others = (other._call_here(call) for other in (*self._others.values(), *self._views.values()))
         return self._calls.get(call) or next((found for found in others if found is not None), None)
 
@@ -411,6 +420,7 @@ class OpenRoot:
             return NOTHING
         try:
             return self.disk.image(spot)
+        # The directory became a file between the two lines.
         except NotADirectoryError:
             return NOTHING
         finally:
@@ -447,6 +457,7 @@ class OpenRoot:
 
     def close(self) -> None:
         self._is_open = False
+        # Popped one by one, so that one that fails does not run again.
         while self._closing:
             self._closing.pop()()
         for other in (*self._others.values(), *self._views.values()):

@@ -38,6 +38,7 @@ def undone_parts_of(tx: Tx, calls: Sequence[CallRow]) -> UndoneParts:
             # The other hunks of those files can still be undone. Restored lines merge with themselves.
             continue
         part = [call.id for call in calls if call.id in cause.part]
+        # By place, because the operation may have worked through another root than the call.
         there = frozenset(
             row.place for one in with_parts(tx, [operation]) for row in tx.select(CHANGES, {"call": one.id})
         )
@@ -60,6 +61,7 @@ def _undo_operations_on(tx: Tx, calls: Sequence[CallRow]) -> list[CallRow]:
     for call in calls:
         for taken in tx.select(TAKEN_IN_PART, {"call": call.id}):
             operations.add(taken.by)
+    # Nearly no call was undone in part, and then no row has to be read.
     if not operations:
         return []
     rows = [row for operation in sorted(operations) if (row := tx.get(CALLS, operation)) is not None]
@@ -69,6 +71,7 @@ def _undo_operations_on(tx: Tx, calls: Sequence[CallRow]) -> list[CallRow]:
 def left_by_conflicts(tx: Tx, calls: Sequence[CallRow]) -> frozenset[str]:
     """The calls of which a conflict left something, when an undo operation that is not undone tried to undo them."""
     operations = _undo_operations_on(tx, calls)
+    # Nearly no call was undone in part, and then no row has to be read.
     if not operations:
         return frozenset()
     left = {call for operation in operations for call in undo_operation(operation).left}
@@ -207,6 +210,7 @@ def carried(before: bytes, after: bytes, lines: Lines) -> Lines:
 def _carried(found: Sequence[Edit], at: tuple[int, int]) -> tuple[int, int]:
     earlier = [edit for edit in found if edit.a_hi < at[0]]
     touching = [edit for edit in found if _touches(edit, at)]
+    # Lines after an edit move by as many lines as the edit added or removed.
     shift = earlier[-1].b_hi - earlier[-1].a_hi if earlier else 0
     if not touching:
         return at[0] + shift, at[1] + shift

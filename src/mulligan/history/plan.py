@@ -165,13 +165,17 @@ class Planner:
 
         `in_use`: a program that has these paths open truncates or replaces them; the plan leaves them too.
         """
+        # Outcomes that are set first win: `_step_back` leaves such a path alone.
         for path in ambiguous:
             self._outcomes[path] = Outcome(path, "conflicted", "ambiguous")
         for path in in_use:
             self._outcomes[path] = Outcome(path, "conflicted", "file_in_use")
+        # On a virtual tree: an older layer finds what the newer ones would have left, not what is on the disk.
         for layer in layers:
             for change in layer:
                 self._step_back(change)
+        # The order matters: each step may leave a path as it is, and that decides whether a directory above it, or a
+        # path below it, can change.
         self._leave_what_was_dropped()
         self._keep_full_directories()
         if self.on_conflict == "overwrite":
@@ -197,12 +201,14 @@ class Planner:
 
     def _step_back(self, change: Change) -> None:
         path = change.path
+        # A newer layer has given the path up; undoing older ones below that would mix two states.
         if path in self._outcomes and self._outcomes[path].reason is not None:
             return
         if path not in self._seen:
             try:
                 now = self.now(path)
             except OSError:
+                # A disk error is no conflict: it stops the whole plan.
                 self._outcomes[path] = Outcome(path, "failed", "io_error")
                 return
             if now is None:
@@ -256,6 +262,7 @@ class Planner:
     def _merge(self, path: RepoPath, ours: Entry, base: Entry, theirs: Entry) -> None:
         try:
             merged = merge_entry(base, ours, theirs, self._content)
+            # Asked only after a conflict, because it costs a lease on the file.
             if isinstance(merged, Conflict) and self.is_held_open(path):
                 merged = self._beside_a_writer(base, ours, theirs)
         except MulliganError as error:
@@ -271,6 +278,7 @@ class Planner:
             return Conflict("file_in_use")
         if max(base.size, ours.size, theirs.size) > MERGE_MAX_BYTES:
             return Conflict("file_in_use")
+        # If the text before the appended part is not what it was, the program rewrote the file.
         was, now = self._content(base.digest), self._content(ours.digest)
         if not now.startswith(was):
             return Conflict("file_in_use")
@@ -286,6 +294,7 @@ class Planner:
             self._outcomes.setdefault(path, Outcome(path, "skipped"))
         elif isinstance(merged, TakeTheirs):
             self._tree[path] = merged.entry
+            # Once a layer was merged, the outcome stays "merged": the file has lines of both sides.
             self._outcomes[path] = before if before and before.outcome == "merged" else Outcome(path, "restored")
         else:
             if merged.content is not None:
@@ -312,6 +321,7 @@ class Planner:
         for path, entry in self._tree.items():
             if isinstance(self._seen[path], DirEntry) and not isinstance(entry, DirEntry):
                 doomed.append(path)
+        # Deepest first, so that a directory knows which of its own directories go.
         for path in sorted(doomed, key=path_bytes, reverse=True):
             try:
                 stays = any(not isinstance(self._tree.get(child, _KEPT), Absent) for child in self.children(path))
@@ -326,6 +336,7 @@ class Planner:
     def _make_directories(self) -> None:
         """With `overwrite`, create the missing directories above restored paths."""
         for path in [path for path, entry in self._tree.items() if not isinstance(entry, Absent)]:
+            # From the top, because a directory needs the one above it.
             for above in reversed(ancestors_of(path)):
                 if isinstance(self._planned(above), Absent):
                     self._seen[above], self._tree[above] = ABSENT, self.again(above)
@@ -363,6 +374,7 @@ class Planner:
         moves: list[PlannedChange] = []
         for path, target in self._tree.items():
             if not same_state(self._seen[path], target):
+                # Merged contents are in no blob yet; the effect that writes them stores them.
                 fresh = self._fresh.get(target.digest) if isinstance(target, FileEntry) else None
                 # Restore old times only if nothing else changed since; else a build tool would take outdated outputs
                 # for current.
@@ -405,6 +417,7 @@ def in_order(steps: Iterable[AnyStep]) -> list[AnyStep]:
     """The steps in order: removals first, deepest first, so that directories are empty by then; then the rest, parents
     first.
     """
+    # In byte order a directory comes before everything in it.
     by_path = sorted(steps, key=lambda step: path_bytes(step.path))
     return [s for s in reversed(by_path) if leaves(s)] + [s for s in by_path if not leaves(s)]
 

@@ -8,20 +8,20 @@
 `call.evicted`    its bodies were dropped
 `paths.evicted`   only those of its largest paths were, because it alone was over the cap; its coverage says so
 `call.pinned`, `call.unpinned`
-`scope.captured`, `scope.dropped`   preimages kept under somebody's own id
+`scope.captured`, `scope.dropped`   preimages under an id that the caller chose
 `branch.opened`   a fork with files of its own
 `branch.ended`    it was merged or dropped
 `external`        a change that no call of ours made
 `snapshot.created`, `snapshot.derived`  an immutable state of files, and what it was made from
 `snapshot.evicted`  bodies of a snapshot were dropped, and at last itself
-`message.…`, `event.appended`, `facts.set`, `window.changed`, `session.…`   the talk; see `session.projection`
-`committed`       in the workspace's journal: a call's place among everybody's
+`message.…`, `event.appended`, `facts.set`, `window.changed`, `session.…`   the transcript; see `session.tables`
+`committed`       in the workspace's journal: a call's position among the calls of all sessions
 `root.set_aside`, `root.aside_ended`  a sandboxed root is written in a copy; the copy was merged or dropped
 `slices.changed`  items of typed state that came and went
 `checkpoint.recorded`  the state around a tool call
 `token.created`, `token.touched`, `token.expired`   in the store's journal: bearer tokens by their handles
 
-Everything a Mulligan store holds, in one value.
+`SCHEMA` is everything that a Mulligan store holds, in one value.
 """
 
 from __future__ import annotations
@@ -123,6 +123,7 @@ UNDO_VERBS = REDOABLE_VERBS | {"redo"}
 
 def _root_opened(tx: Tx, record: Record) -> None:
     body = record.payload
+    # Rows of the joined workspaces move; their records stay in the journals in which they were written.
     for joined in body.get("joins", ()):
         for root in tx.select(ROOTS, {"workspace": joined}):
             tx.update(ROOTS, root.id, workspace=body["workspace"])
@@ -138,6 +139,7 @@ def _root_opened(tx: Tx, record: Record) -> None:
 
 def _put_root(tx: Tx, root: RootRow) -> None:
     before = tx.get(ROOTS, root.id)
+    # Any name shows whether the keys of the files change.
     if before is not None and before.place_of(_ANY_NAME) != root.place_of(_ANY_NAME):
         _move_changes(tx, root)
     tx.put(ROOTS, root)
@@ -198,6 +200,7 @@ def _call_begun(tx: Tx, record: Record) -> None:
     )
     if isinstance(cause, PartOfCall):
         tx.put(CALL_PARTS, CallPartRow(cause.part_of, body["call"]))
+    # A call outside any turn has its own id as its turn, and then there is no row.
     if body["turn"] != body["call"] and tx.get(TURNS, body["session"], body["turn"]) is None:
         tx.put(TURNS, TurnRow(body["session"], body["turn"], None, 0, record.at, None))
 
@@ -235,6 +238,7 @@ def _call_ended(tx: Tx, record: Record) -> None:
     if body["status"] == "committed" and call.session is not None:
         if call.cause is not None:
             _follow_cause(tx, call, changed=body.get("wseq") is not None)
+        # New work ends redo: redo would restore states that no longer fit.
         elif body.get("wseq") is not None:
             _end_redo(tx, call.session)
 
@@ -282,6 +286,7 @@ def _mark_undone(tx: Tx, targets: Sequence[str], *, by: str) -> None:
     """Mark calls as undone by an undo operation, for as long as the operation itself is not undone."""
     for target in targets:
         row = tx.get(CALLS, target)
+        # The first undo of a call counts; a later one finds it undone already.
         if row is not None and row.undone_by is None:
             tx.update(CALLS, row.id, undone_by=by)
             _unmark_undone(tx, row)
@@ -289,6 +294,7 @@ def _mark_undone(tx: Tx, targets: Sequence[str], *, by: str) -> None:
 
 def _unmark_undone(tx: Tx, way: CallRow) -> None:
     """Mark the calls of an undone undo operation as not undone, except those that an earlier operation had undone."""
+    # Newest first, as the operation had undone them.
     for target in reversed(undone_by(way)):
         row = tx.get(CALLS, target)
         if row is not None and row.undone_by == way.id:
@@ -336,10 +342,12 @@ def _branch_ended(tx: Tx, record: Record) -> None:
 def _scope_captured(tx: Tx, record: Record) -> None:
     body = record.payload
     session, scope = body["session"], body["scope"]
+    # A scope is a fold of several records; the first one opens it.
     if tx.get(SCOPES, session, scope) is None:
         tx.put(SCOPES, ScopeRow(session, scope, body["taken_at_ms"], record.seq, body["root"]))
     for one in body["captured"]:
         path = bytes_from_wire(one["path"])
+        # The first capture of a path in a scope wins.
         if not tx.has(CAPTURES, session, scope, path):
             tx.put(CAPTURES, CaptureRow(session, scope, path, encode(one["before"])))
 
@@ -372,6 +380,7 @@ def _external(tx: Tx, record: Record) -> None:
             wseq=record.seq,
         ),
     )
+    # An external change has its position by its own record: no `committed` record gives it one.
     _put_changes(tx, body["id"], {**body, "wseq": record.seq})
 
 

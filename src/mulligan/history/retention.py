@@ -88,6 +88,7 @@ KnownNeeds = dict[bytes, RefRow]
 def droppable(tx: Tx, digests: Iterable[Digest], *, holder: str, known: KnownNeeds | None = None) -> list[Digest]:
     """The bodies that nothing but `holder` needs, which is about to be given up: a call, a scope or a snapshot."""
     left, dropped = set(digests), set[Digest]()
+    # An open call needs its preimages for an abort, though no record names them yet.
     left -= {digest for row in tx.select(TOUCHES) if row.call != holder for digest in _digests_in(row)}
     needs = _Needs(tx, holder, {} if known is None else known)
     # A version must go before the one that it is packed against, so each round may set more of them free.
@@ -285,6 +286,7 @@ def changes_over_cap(tx: Tx, session: SessionId, changes: Sequence[Change]) -> l
     """The largest changes, without which the others fit the cap of the session."""
     if not changes:
         return []
+    # A first estimate without the store, because nearly no call is near its cap.
     most = 0
     for change in changes:
         for entry in (change.before, change.after):
@@ -423,6 +425,7 @@ def _evict_over_store_cap(ledger: Ledger) -> list[str]:
     with ledger.store.read() as tx:
         # The size on disk, which includes what no session names.
         surplus = ledger.store.size_bytes() - store_cap_of(tx)
+        # Closed sessions first: their users are least likely to undo something.
         rows = sorted(tx.select(SESSIONS), key=lambda row: (row.closed_at is None, row.created_at))
     evicted: list[str] = []
     for session in (SessionId(row.id) for row in rows):
@@ -492,6 +495,7 @@ def _evictable(tx: Tx, session: SessionId) -> list[CallRow]:
     is_closed = known is not None and known.closed_at is not None
     last_turn = next((row.turn for row in reversed(rows)), None)
     old = [row for row in rows if is_closed or row.turn != last_turn]
+    # An aborted call has no changes, but may have rescued bytes.
     with_bodies = [row for row in old if row.status == "committed" or blobs_named_in(row)]
     return [row for row in with_bodies if not row.evicted and not tx.has(PINS, row.id)]
 

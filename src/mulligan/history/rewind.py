@@ -133,6 +133,7 @@ def _message_point(open_root: OpenRoot, name: str | int, session: SessionId | No
 
 
 def _calls_after(tx: Tx, open_root: OpenRoot, session: SessionId, seq: int) -> tuple[CallRow, ...]:
+    # Only a session's own calls: a rewind does not undo the work of others in the same root.
     rows = (row for row in calls_of(tx, open_root, session) if _is_work(tx, open_root, row))
     return tuple(row for row in rows if (call_begin_seq(tx, session, row.id, row.started_at) or _END) > seq)
 

@@ -45,6 +45,7 @@ class RootRow:
     def place_of(self, path: bytes) -> bytes:
         """The key of a file: the same through whichever root it is reached."""
         whole = self.key if path == b"." else self.key + b"/" + path
+        # On a case-insensitive file system, two spellings are one file and must share one key.
         return folded(whole) if self.identity.endswith(FOLDS) else whole
 
     @property
@@ -276,6 +277,7 @@ class WatchWindowRow:
 
 ROOTS: Table[RootRow] = Table("roots", RootRow, key=("id",), indexes=(("workspace",), ("place",)), projected=True)
 TURNS: Table[TurnRow] = Table("turns", TurnRow, key=("session", "id"), projected=True)
+# The indexes serve the questions of each undo: calls of a session, of a workspace, of a turn, by label.
 CALLS: Table[CallRow] = Table(
     "calls",
     CallRow,
@@ -290,6 +292,7 @@ CALLS: Table[CallRow] = Table(
 )
 TAKEN_IN_PART: Table[TakenInPartRow] = Table("taken_in_part", TakenInPartRow, key=("call", "by"), projected=True)
 CALL_PARTS: Table[CallPartRow] = Table("call_parts", CallPartRow, key=("call", "part"), projected=True)
+# By place and position: the newest change of a file is one row of the index.
 CHANGES: Table[ChangeRow] = Table(
     "changes", ChangeRow, key=("call", "path"), indexes=(("place", "wseq"),), projected=True
 )
@@ -298,6 +301,7 @@ SCOPES: Table[ScopeRow] = Table("scopes", ScopeRow, key=("session", "scope"), pr
 CAPTURES: Table[CaptureRow] = Table("captures", CaptureRow, key=("session", "scope", "path"), projected=True)
 PINS: Table[PinRow] = Table("pins", PinRow, key=("call",), projected=True)
 BRANCHES: Table[BranchRow] = Table("branches", BranchRow, key=("session",), indexes=(("source",),), projected=True)
+# From here on coordination, not projections: `verify` does not rebuild these.
 OPEN: Table[OpenRow] = Table("open_calls", OpenRow, key=("call",))
 TOUCHES: Table[TouchRow] = Table("touches", TouchRow, key=("call", "path"))
 KEPT: Table[KeptRow] = Table("kept", KeptRow, key=("root", "path"), indexes=(("digest",),))

@@ -94,6 +94,7 @@ from mulligan.values.ids import SessionId
 from mulligan.values.limits import MERGE_MAX_BYTES
 from mulligan.values.paths import RepoPath, path_bytes, text_from_wire, to_wire
 
+# An editor saves once; a program that still changes the same files after five plans does not stop by itself.
 _REPLAN_TRIES = 5
 _LOOK_ENTRIES_MAX = 200
 
@@ -229,6 +230,7 @@ def undo(
             if newest is None:
                 raise fault("nothing_to_undo", "There is nothing to undo here.")
             row = newest
+        # A call that is undone already may still have commits, which the first undo left; `git="restore"` undoes those.
         if how.git != "restore" or row.undone_by is None:
             _check_standing(row)
         rows = tuple([one for one in with_parts(tx, [row]) if one.wseq is not None or one.id == row.id])
@@ -238,6 +240,7 @@ def undo(
         chosen = {} if named is None else _chosen(rows, named, hunks)
     if is_undone:
         return _undo_git(open_root, row, how)
+    # Only an undo operation has moved messages; the undo of an agent's own call leaves the transcript alone.
     transcript = move_of_undo(open_root, row) if paths is None and row.cause is not None and verb_of(row) else None
     places = None if named is None else _all_of(named)
     is_newest = call is None and paths is None
@@ -264,6 +267,7 @@ def _undo_git(open_root: OpenRoot, row: CallRow, how: UndoOptions) -> UndoResult
         rows = tuple(one for one in with_parts(tx, [row]) if one.wseq is not None)
         kept = [change for one in rows for change in _in_repositories(tx, one)]
         earlier = with_parts(tx, [by]) if (by := tx.get(CALLS, row.undone_by or "")) is not None else ()
+        # Places in repositories that the first undo did change are not left over.
         back = {change.place for one in earlier for change in tx.select(CHANGES, {"call": one.id})}
         places = frozenset(change.place for change in kept) - back.union(*undone_parts_of(tx, rows).places.values())
         outside = left_outside(note.told for note in _notes(tx, open_root, rows))
@@ -339,6 +343,7 @@ def restore(
             UndoneParts(slices=undone_parts_of(tx, tuple(calls.values())).slices),
         )
         chosen = {} if named is None else _chosen(rows, named, hunks)
+        # A later call may have rewritten the chosen lines, so its hunks that touch them are undone too.
         for place in {place for _, place in chosen}:
             changed = [one for call in back for one in tx.select(CHANGES, {"call": call.id}) if one.place == place]
             changes = {one.call: change_from_row(one) for one in sorted(changed, key=lambda one: one.wseq)}
@@ -355,6 +360,7 @@ def _later_changers(tx: Tx, row: CallRow, places: Iterable[bytes]) -> list[CallR
 
     Undone calls and their undo operations are among them: undone in order, they cancel each other out.
     """
+    # By position among all changes of the file, because calls overlap: one that began earlier may have written later.
     after = ("wseq", (row.wseq or 0) + 1, WSEQ_END)
     found = {change.call for place in places for change in tx.select(CHANGES, {"place": place}, between=after)}
     return [one for call in found if (one := tx.get(CALLS, call)) is not None and not one.external]
@@ -370,11 +376,13 @@ def rollback(open_root: OpenRoot, *, how: UndoOptions, cancel_open: bool = False
     with open_root.ledger.store.read() as tx:
         newest = next((row for row in calls_of(tx, open_root, how.session) if not row.external), None)
     session = how.session or (SessionId(newest.session) if newest is not None and newest.session else None)
+    # Open turns end first: else the last completed turn would be looked for while a newer one still writes.
     cancelled = set[str]()
     if session is not None:
         cancelled = close_open_turns(open_root, session, cancel=cancel_open, dry_run=how.dry_run)
     with open_root.ledger.store.read() as tx:
         owner, turn = last_turn(tx, open_root, TurnQuery(how.session, session, how.on_conflict, cancelled))
+    # The turn may belong to another session of the root, whose running turns must stop as well.
     if owner != session:
         cancelled |= close_open_turns(open_root, owner, cancel=cancel_open, dry_run=how.dry_run)
     with open_root.ledger.store.read() as tx:
@@ -402,6 +410,7 @@ def rewind(
     It changes the transcript only to a point from which a model could continue: else `not_continuable`.
     """
     found = find_point(open_root, point, how.session, side=side)
+    # A part of the call that began later must stay with it.
     own = found.call.id if found.call is not None and side == "after" else None
     calls = tuple(row for row in _newest_first(found.later) if main_of(row) != own) if files else ()
     move = move_to(open_root, found) if transcript else None
@@ -418,6 +427,7 @@ def redo(open_root: OpenRoot, *, how: UndoOptions) -> UndoResult:
         stack = tx.select(REDO, {"session": how.session} if how.session else None)
         found = [row for one in stack if (row := tx.get(CALLS, one.call))]
         # A session's undo operations count in every root; without a session, only those of this workspace.
+        # A root has no history of other workspaces, so a redo there would change files that the user does not see.
         rows = [row for row in found if how.session is not None or row.workspace == workspace]
         if not rows:
             raise fault("nothing_to_redo", "There is nothing to redo here.")
@@ -442,12 +452,15 @@ def _plan_and_apply(open_root: OpenRoot, target: _Target, how: UndoOptions) -> U
             unknown = () if target.named is None else _unknown(tx, open_root, target, target.named)
             moves_slices, left = _slices(tx, target)
             for root_part in root_parts:
+                # A plan for one root must not contain the calls that worked in others.
                 here = target if len(target.calls) == 1 else replace(target, calls=root_part.calls)
                 kept = {path for root, path in in_use if root == root_part.open_root.root.id} if in_use else frozenset()
                 plans.append(_plan(tx, root_part.open_root, here, how=how, in_use=kept))
         stopped = _stops(plans, unknown, how)
+        # All roots or none: a plan that stops in one of them empties the others.
         if stopped:
             plans = [plan.untouched() for plan in plans]
+        # Before the dry run returns, so that it refuses exactly what the real run would refuse.
         if how.may_write is not None:
             for root_part, one in zip(root_parts, plans, strict=True):
                 check_moves(root_part.open_root, one, how.may_write)
@@ -474,6 +487,7 @@ def _plan_and_apply(open_root: OpenRoot, target: _Target, how: UndoOptions) -> U
             call = _apply(root_parts, target, plans, how)
             race_window = call.race_window or any(one.race_window for one in call.parts.values())
             return replace(result, call_id=call.id, race_window=race_window)
+        # The call has rolled back what it had restored, so nothing is half done.
         except OSError:
             return UndoResult(False, None, _failed(plan), of=_ids(target), plan=plan)
         except _FilesChanged:
@@ -492,6 +506,7 @@ def _stops(plans: Sequence[RestorePlan], unknown: Sequence[Outcome], how: UndoOp
 
 def _counts_all_the_same(target: _Target, plan: RestorePlan, how: UndoOptions) -> bool:
     """Whether to record the operation although it changes no file: else a second one would find the same call."""
+    # With `merge`, a conflict is an answer, and the next undo goes on with an older call.
     goes_on = target.is_newest and how.on_conflict == "merge"
     is_over = target.verb == "rollback" or any(call.way_back is not None for call in target.calls)
     return (plan.ok or goes_on) and (is_over or bool(plan.outcomes))
@@ -525,6 +540,7 @@ def _plan(
     # Read once, because four steps of the plan need the gaps.
     notes = _notes(tx, open_root, target.calls)
     quiet = _nothing_recorded_since(tx, open_root, target.calls) and _nothing_seen_since(open_root, target, changed)
+    # Most plans have no folders, and looking for locked ones costs a system call each.
     has_folders = DirEntry in {type(change.after) for layer in layers for change in layer}
     with _opened(open_root, layers) if has_folders else nullcontext(_NOTHING_SHUT) as shut:
         planner = Planner(
@@ -578,6 +594,7 @@ def _with_git(
     plan: RestorePlan, open_root: OpenRoot, notes: Sequence[Mapping[str, str]], how: UndoOptions
 ) -> RestorePlan:
     """The plan with the changes of git's files outside the root. The notes come newest first."""
+    # All notes of one git directory make one plan, because each takes its files one call further back.
     for wire in dict.fromkeys(note["path"] for note in notes):
         path = RepoPath(text_from_wire(wire))
         root = os.path.dirname(open_root.disk.root.absolute(path))
@@ -599,6 +616,7 @@ _NOTHING_SHUT: Mapping[RepoPath, Entry] = {}
 @contextmanager
 def _opened(open_root: OpenRoot, layers: Sequence[Sequence[Change]]) -> Iterator[Mapping[RepoPath, Entry]]:
     """Open folders that the calls have locked, so that the plan can read them. Yields their entries as locked."""
+    # The newest layer is applied last here, so `left` has what the calls left at each path.
     left = {change.path: change.after for layer in reversed(layers) for change in layer}
     folders = [path for path, entry in left.items() if isinstance(entry, DirEntry)]
     shut: dict[RepoPath, Entry] = {}
@@ -623,6 +641,7 @@ def _notes(tx: Tx, open_root: OpenRoot, calls: Iterable[CallRow]) -> list[_Note]
     found: list[_Note] = []
     has_lost = has_lost_bodies(tx)
     for call in calls:
+        # Nearly every call has no gaps, so this saves reading its root and its changes.
         if call.coverage == "[]" and not has_lost:
             continue
         root = tx.get(ROOTS, call.root) or open_root.root
@@ -680,6 +699,7 @@ def _layer(tx: Tx, open_root: OpenRoot, call: CallRow, target: _Target) -> list[
 
 
 def _rows(tx: Tx, call: CallRow, target: _Target) -> list[ChangeRow]:
+    # A place that an earlier undo of this call has restored already counts as done.
     back = target.undone.places.get(call.id, frozenset())
     found = tx.select(CHANGES, {"call": call.id})
     if not back and target.places is None:
@@ -689,6 +709,7 @@ def _rows(tx: Tx, call: CallRow, target: _Target) -> list[ChangeRow]:
 
 def _unknown(tx: Tx, open_root: OpenRoot, target: _Target, named: PlacesByPath) -> tuple[Outcome, ...]:
     """Outcomes for named paths at or below which the calls changed nothing."""
+    # A path that is restored already is known all the same; only a wrong name is an error.
     every = replace(target, undone=UndoneParts())
     known = {above for call in target.calls for row in _rows(tx, call, every) for above in place_and_above(row.place)}
     for note in _notes(tx, open_root, target.calls):
@@ -706,6 +727,7 @@ def _nothing_recorded_since(tx: Tx, open_root: OpenRoot, calls: Sequence[CallRow
 
 def _nothing_seen_since(open_root: OpenRoot, target: _Target, changed: Set[RepoPath]) -> bool:
     """Whether a short scan finds no change since, recorded or not: a build may have run in between."""
+    # The call itself changed the times of the folders above its files.
     top = open_root.disk.root.path
     own = {top}
     for path in changed:
@@ -731,11 +753,13 @@ def _apply(root_parts: Sequence[RootPart], target: _Target, plans: Sequence[Rest
     """Apply the plans in one call in a root where files change; changes in further roots are its parts."""
     acts = list(zip(root_parts, plans, strict=True))
     if len(acts) > 1:
+        # The call belongs to a root in which something changes; the other roots get its parts.
         acts.sort(key=lambda act: not (act[1].moves or act[1].git_moves))
     open_root = acts[0][0].open_root
     session = SessionId(how.session or target.session or target.calls[0].session or "default")
     _check_between_calls(session)
     call = open_root.call(session, tool=target.verb, cause=_cause(open_root, root_parts, target, plans))
+    # In the transaction of the call, so that files and transcript never disagree, even after a crash.
     call.at_end.append(lambda tx, status: status == "committed" and _move_session(tx, open_root, target, call.id))
     try:
         with call:
@@ -748,12 +772,14 @@ def _apply(root_parts: Sequence[RootPart], target: _Target, plans: Sequence[Rest
                 for git_move in plan.git_moves:
                     # Last: if the store fails after this, the files are rolled back and the user can repeat the undo.
                     _move_git(acting, git_move, target.verb)
+    # A git command that runs right now is another writer: plan again when it is done.
     except GitBusy:
         raise _FilesChanged from None
     except GitLocked as locked:
         words = f"Another git command runs here, or one left {locked} behind when it died; nothing was changed."
         raise fault("path_busy", words) from None
     except Refused as refused:
+        # An open call of an agent works on the file. The user can decide to wait for it; another plan would not help.
         if refused.code == "path_claimed":
             raise fault("path_claimed", refused.message) from None
         if refused.code == "file_in_use":
@@ -789,6 +815,7 @@ def _effects(plan: RestorePlan) -> Iterator[Sequence[PlannedChange]]:
 def _move_session(tx: Tx, open_root: OpenRoot, target: _Target, call: str) -> bool:
     """Change the context window and the slices together with the files. Answers whether slices changed."""
     if target.transcript is not None:
+        # The window is computed here again, because a message may have come since the plan.
         target.transcript.apply_in(tx, open_root.ledger, target.verb, call)
     calls, at = _with_slices(target), open_root.ledger.now()
     if target.stretch is None and not changes_slices(tx, calls):
@@ -821,6 +848,7 @@ def _cause(
     open_root: OpenRoot, root_parts: Sequence[RootPart], target: _Target, plans: Sequence[RestorePlan]
 ) -> UndoOperation:
     """The cause in the record. A redo counts as done once it was tried, whatever it could restore."""
+    # A call of which a conflict left something is not undone as a whole, and the record says so.
     in_conflict = _in_conflict(root_parts, target, plans)
     if target.places is None and not in_conflict:
         return UndoOperation(target.verb, _ids(target), turn=target.turn)
@@ -836,6 +864,7 @@ def _asked_in_part(open_root: OpenRoot, target: _Target) -> dict[str, bool]:
     """The calls of which not everything counts, each with all its parts, and whether any of their paths does."""
     if target.places is None:
         return {}
+    # Hunks never undo a call wholly: its other hunks stay.
     in_part = {main_of(call) for call in target.calls if target.hunks or moved_transcript(open_root, call)}
     with open_root.ledger.store.read() as tx:
         every, family = replace(target, places=None), with_parts(tx, target.calls)
@@ -874,6 +903,7 @@ def _intent(open_root: OpenRoot, move: PlannedChange) -> Intent:
         content = content_for(open_root, move, image)
         if not image.special and (same_state(image.entry, move.now) or same_state(image.entry, move.target)):
             return TargetEntry(move.target, content)
+        # A program that has its log file open may append to it at any moment; its lines stay below the restored text.
         end = _written_since(open_root, move, image)
         if end is None or content is None or not isinstance(move.target, FileEntry):
             raise _FilesChanged
