@@ -3,6 +3,9 @@
 What a call did in other roots are its parts. They are published with the call, and undone with it. So an undo
 operation splits its calls by workspace (`parts_by_root`), plans in each root, and shows one plan. People name paths as
 their own root shows them; `places_of_paths` finds where such a path may be.
+
+`CurrentTree` and the functions below it answer what a plan asks about the present files: what a path holds, whether
+anything has changed since a call, whether a program has a file open.
 """
 
 from __future__ import annotations
@@ -10,25 +13,38 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from mulligan.files.disk import Image
 from mulligan.files.replace import is_held_open
 from mulligan.history.abort import rescued_in
 from mulligan.history.cause import PartOfCall
 from mulligan.history.open_root import OpenRoot
+from mulligan.history.permissions import is_shut, opened_up
 from mulligan.history.plan import Outcome, PlannedChange, RestorePlan
 from mulligan.history.tables import CALL_PARTS, CALLS, CHANGES, ROOTS, CallRow, RootRow
 from mulligan.session.roots import SANDBOXED_ROOTS
 from mulligan.store.protocol import Tx
 from mulligan.values.digest import Digest
-from mulligan.values.entries import Content, Entry, FileEntry, entry_from_bytes
+from mulligan.values.entries import (
+    Change,
+    Content,
+    DirEntry,
+    Entry,
+    FileEntry,
+    digest_of_beginning,
+    entry_from_bytes,
+    same_state,
+)
 from mulligan.values.errors import Refused, fault
 from mulligan.values.fast_dataclass import fast_dataclass
+from mulligan.values.limits import MERGE_MAX_BYTES
 from mulligan.values.paths import RepoPath, is_inside, path_bytes, path_from_bytes, text_from_wire, to_wire
 
 _GIT = b".git"
+_LOOK_ENTRIES_MAX = 200
 
 PlacesByPath = Mapping[RepoPath, frozenset[bytes]]
 """Paths as the caller names them, each with the places where it may be."""
@@ -238,7 +254,31 @@ class CurrentTree:
         return digest in self._contents or self.open_root.ledger.blobs.has(tx, digest)
 
 
-def is_quiet(top: bytes, *, since_ns: int, own: Set[bytes], own_since_ns: int, entries_max: int) -> bool:
+def nothing_seen_since(open_root: OpenRoot, calls: Sequence[CallRow], changed: Set[RepoPath]) -> bool:
+    """Whether a short scan finds no change since, recorded or not: a build may have run in between."""
+    # The call itself changed the times of the folders above its files.
+    top = open_root.disk.root.path
+    own = {top}
+    for path in changed:
+        whole = os.path.join(top, path_bytes(path))
+        while whole not in own:
+            own.add(whole)
+            whole = os.path.dirname(whole)
+    # Recorded times sort as text.
+    return _is_quiet(
+        top,
+        since_ns=_ns(min([call.started_at for call in calls])),
+        own=own,
+        own_since_ns=_ns(max([call.ended_at or call.started_at for call in calls])),
+        entries_max=_LOOK_ENTRIES_MAX,
+    )
+
+
+def _ns(moment: str) -> int:
+    return round(datetime.fromisoformat(moment).timestamp() * 1_000_000) * 1_000
+
+
+def _is_quiet(top: bytes, *, since_ns: int, own: Set[bytes], own_since_ns: int, entries_max: int) -> bool:
     """Whether nothing below `top` has changed since, and our `own` paths not since a later moment. Git's files do not
     count.
 
@@ -269,3 +309,31 @@ def content_for(open_root: OpenRoot, move: PlannedChange, image: Image) -> Conte
     # The bytes that stay may be a person's, and then the store does not have them.
     stays = isinstance(image.entry, FileEntry) and image.entry.digest == move.target.digest
     return image.content if stays else open_root.ledger.blobs.content(move.target.digest, move.target.size)
+
+
+def written_since(open_root: OpenRoot, move: PlannedChange, image: Image) -> bytes | None:
+    """The bytes that a program appended to its open file since the plan; None if it changed in another way."""
+    now = move.now
+    if not isinstance(now, FileEntry) or not isinstance(image.entry, FileEntry) or image.entry.mode != now.mode:
+        return None
+    if image.entry.size > MERGE_MAX_BYTES or digest_of_beginning(image.data, now.size) != now.digest:
+        return None
+    return image.data[now.size :] if CurrentTree(open_root).is_held_open(move.path) else None
+
+
+NOTHING_SHUT: Mapping[RepoPath, Entry] = {}
+
+
+@contextmanager
+def opened_folders(open_root: OpenRoot, layers: Sequence[Sequence[Change]]) -> Iterator[Mapping[RepoPath, Entry]]:
+    """Open folders that the calls have locked, so that the plan can read them. Yields their entries as locked."""
+    # The newest layer is applied last here, so `left` has what the calls left at each path.
+    left = {change.path: change.after for layer in reversed(layers) for change in layer}
+    folders = [path for path, entry in left.items() if isinstance(entry, DirEntry)]
+    shut: dict[RepoPath, Entry] = {}
+    with ExitStack() as closing:
+        for path in sorted(folders, key=path_bytes):
+            if is_shut(open_root.disk, path) and same_state(now := open_root.entry(path), left[path]):
+                shut[path] = now
+                closing.enter_context(opened_up(open_root.disk, path))
+        yield shut

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import field, replace
-from datetime import datetime
 from typing import Any, Literal, get_args
 
 from mulligan.files.disk import Image
@@ -42,20 +41,23 @@ from mulligan.history.log import (
     workspace_of,
 )
 from mulligan.history.multi_root import (
+    NOTHING_SHUT,
     CurrentTree,
     PlacesByPath,
     RootPart,
     combined_plan,
     content_for,
     is_at_or_below,
-    is_quiet,
     main_of,
+    nothing_seen_since,
+    opened_folders,
     parts_by_root,
     path_in_root,
     place_and_above,
     places_of_paths,
     plan_as_shown,
     with_parts,
+    written_since,
 )
 from mulligan.history.open_root import OpenRoot
 from mulligan.history.partial_undo import (
@@ -66,7 +68,6 @@ from mulligan.history.partial_undo import (
     undone_parts_of,
     without_undone,
 )
-from mulligan.history.permissions import is_shut, opened_up
 from mulligan.history.plan import OnConflict, Outcome, PlannedChange, Planner, RestorePlan, check_choice, in_batches
 from mulligan.history.rewind import (
     TranscriptMove,
@@ -87,16 +88,14 @@ from mulligan.history.undo_log import Intent
 from mulligan.session.state.slice_store import JournalRange, changes_slices, plan_slice_undo, undo_slices_in
 from mulligan.store.protocol import Tx
 from mulligan.values.digest import digest_of
-from mulligan.values.entries import Change, DirEntry, Entry, FileEntry, digest_of_beginning, same_state, whole
+from mulligan.values.entries import Change, DirEntry, FileEntry, same_state, whole
 from mulligan.values.errors import Refused, fault
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import SessionId
-from mulligan.values.limits import MERGE_MAX_BYTES
 from mulligan.values.paths import RepoPath, path_bytes, text_from_wire, to_wire
 
 # An editor saves once; a program that still changes the same files after five plans does not stop by itself.
 _REPLAN_TRIES = 5
-_LOOK_ENTRIES_MAX = 200
 
 
 Git = Literal["leave", "restore"]
@@ -539,10 +538,12 @@ def _plan(
     changed = {change.path for layer in layers for change in layer}
     # Read once, because four steps of the plan need the gaps.
     notes = _notes(tx, open_root, target.calls)
-    quiet = _nothing_recorded_since(tx, open_root, target.calls) and _nothing_seen_since(open_root, target, changed)
+    quiet = _nothing_recorded_since(tx, open_root, target.calls) and nothing_seen_since(
+        open_root, target.calls, changed
+    )
     # Most plans have no folders, and looking for locked ones costs a system call each.
     has_folders = DirEntry in {type(change.after) for layer in layers for change in layer}
-    with _opened(open_root, layers) if has_folders else nullcontext(_NOTHING_SHUT) as shut:
+    with opened_folders(open_root, layers) if has_folders else nullcontext(NOTHING_SHUT) as shut:
         planner = Planner(
             (lambda path: shut[path] if path in shut else present.entry(path)) if shut else present.entry,
             present.read,
@@ -608,24 +609,6 @@ def _with_git(
         else:
             plan = plan if move is None else plan.moving_git(move, Outcome(path, "restored"))
     return plan
-
-
-_NOTHING_SHUT: Mapping[RepoPath, Entry] = {}
-
-
-@contextmanager
-def _opened(open_root: OpenRoot, layers: Sequence[Sequence[Change]]) -> Iterator[Mapping[RepoPath, Entry]]:
-    """Open folders that the calls have locked, so that the plan can read them. Yields their entries as locked."""
-    # The newest layer is applied last here, so `left` has what the calls left at each path.
-    left = {change.path: change.after for layer in reversed(layers) for change in layer}
-    folders = [path for path, entry in left.items() if isinstance(entry, DirEntry)]
-    shut: dict[RepoPath, Entry] = {}
-    with ExitStack() as closing:
-        for path in sorted(folders, key=path_bytes):
-            if is_shut(open_root.disk, path) and same_state(now := open_root.entry(path), left[path]):
-                shut[path] = now
-                closing.enter_context(opened_up(open_root.disk, path))
-        yield shut
 
 
 @fast_dataclass(slots=True, frozen=True)
@@ -723,30 +706,6 @@ def _nothing_recorded_since(tx: Tx, open_root: OpenRoot, calls: Sequence[CallRow
     """Whether nothing in the workspace was recorded after the oldest of the calls but the calls themselves."""
     places = [call.wseq for call in calls if call.wseq is not None]
     return bool(places) and newest_wseq(tx, workspace_of(tx, open_root)) - min(places) + 1 == len(places)
-
-
-def _nothing_seen_since(open_root: OpenRoot, target: _Target, changed: Set[RepoPath]) -> bool:
-    """Whether a short scan finds no change since, recorded or not: a build may have run in between."""
-    # The call itself changed the times of the folders above its files.
-    top = open_root.disk.root.path
-    own = {top}
-    for path in changed:
-        whole = os.path.join(top, path_bytes(path))
-        while whole not in own:
-            own.add(whole)
-            whole = os.path.dirname(whole)
-    # Recorded times sort as text.
-    return is_quiet(
-        top,
-        since_ns=_ns(min([call.started_at for call in target.calls])),
-        own=own,
-        own_since_ns=_ns(max([call.ended_at or call.started_at for call in target.calls])),
-        entries_max=_LOOK_ENTRIES_MAX,
-    )
-
-
-def _ns(moment: str) -> int:
-    return round(datetime.fromisoformat(moment).timestamp() * 1_000_000) * 1_000
 
 
 def _apply(root_parts: Sequence[RootPart], target: _Target, plans: Sequence[RestorePlan], how: UndoOptions) -> Call:
@@ -888,23 +847,13 @@ def _in_conflict(root_parts: Sequence[RootPart], target: _Target, plans: Sequenc
     return found
 
 
-def _written_since(open_root: OpenRoot, move: PlannedChange, image: Image) -> bytes | None:
-    """The bytes that a program appended to its open file since the plan; None if it changed in another way."""
-    now = move.now
-    if not isinstance(now, FileEntry) or not isinstance(image.entry, FileEntry) or image.entry.mode != now.mode:
-        return None
-    if image.entry.size > MERGE_MAX_BYTES or digest_of_beginning(image.data, now.size) != now.digest:
-        return None
-    return image.data[now.size :] if CurrentTree(open_root).is_held_open(move.path) else None
-
-
 def _intent(open_root: OpenRoot, move: PlannedChange) -> Intent:
     def plan(image: Image) -> TargetEntry:
         content = content_for(open_root, move, image)
         if not image.special and (same_state(image.entry, move.now) or same_state(image.entry, move.target)):
             return TargetEntry(move.target, content)
         # A program that has its log file open may append to it at any moment; its lines stay below the restored text.
-        end = _written_since(open_root, move, image)
+        end = written_since(open_root, move, image)
         if end is None or content is None or not isinstance(move.target, FileEntry):
             raise _FilesChanged
         content = whole(content) + end
