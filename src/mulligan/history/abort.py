@@ -270,7 +270,10 @@ def put_back(root: WritableRoot, traces: Iterable[Trace], note_lift: NoteLift) -
         for restore in reversed(ordered):
             attempt(restore, restore.set_time)
     if root.ledger.store.durability == "power":
-        errors += _errors_of_sync(root.disk, [restore.path for restore in restores])
+        try:
+            sync_paths(root.disk, [restore.path for restore in restores])
+        except OSError as error:
+            errors.append(error)
     if errors:
         raise errors[0]
     return report
@@ -295,14 +298,6 @@ def sync_paths(disk: Disk, paths: Iterable[RepoPath]) -> None:
             if folder not in synced:
                 disk.sync_dir(spot)
                 synced.add(folder)
-
-
-def _errors_of_sync(disk: Disk, paths: Iterable[RepoPath]) -> list[OSError]:
-    try:
-        sync_paths(disk, paths)
-    except OSError as error:
-        return [error]
-    return []
 
 
 class _Bodies:

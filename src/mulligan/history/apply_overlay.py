@@ -27,6 +27,7 @@ from mulligan.history.ledger import newest_wseq
 from mulligan.history.log import workspace_of
 from mulligan.history.merge import Conflict, TakeTheirs, WriteMerged, merge_entry
 from mulligan.history.open_root import OpenRoot
+from mulligan.history.plan import in_batches
 from mulligan.history.tables import CALLS, CHANGES, WSEQ_END, workspace_journal
 from mulligan.history.undo_log import Intent
 from mulligan.store.journal import records_of
@@ -49,7 +50,6 @@ from mulligan.values.entries import (
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.paths import ROOT, RepoPath, path_from_bytes, to_wire
 
-_CHANGES_PER_EFFECT = 500
 _RECENT_RECORDS = 50
 _RECENT_PLACES = 200
 """The number of recent changes that Mulligan reads; more would delay the start of the command."""
@@ -161,8 +161,8 @@ def apply_overlay(
     kept_aside: dict[bytes, Digest] = {}
     # One savepoint around all batches: a refusal in the last one rolls back the first.
     with call.savepoint():
-        for at in range(0, len(ordered), _CHANGES_PER_EFFECT):
-            batch = {_path(root, change): change for change in ordered[at : at + _CHANGES_PER_EFFECT]}
+        for some in in_batches(ordered):
+            batch = {_path(root, change): change for change in some}
             steps = {
                 path: _Step(one, cache(partial(start.entry, open_root, path)), start, removing, one.path in gone)
                 for path, one in batch.items()

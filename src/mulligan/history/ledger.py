@@ -102,6 +102,13 @@ class Facts:
         return body | {"observed": True} if self.observed else body
 
 
+def facts_of(row: CallRow) -> Facts:
+    """The facts of a call that another process has begun, for the record of its end."""
+    session, turn, root = SessionId(row.session or ""), TurnId(row.turn), RootId(row.root)
+    workspace, observed = WorkspaceId(row.workspace), bool(row.observed)
+    return Facts(CallId(row.id), session, turn, root, workspace, label=row.label, observed=observed)
+
+
 @fast_dataclass(slots=True, frozen=True)
 class Ending:
     """The end of a call: what it changed, what it could not capture, its effects and its answers."""

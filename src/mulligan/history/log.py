@@ -246,11 +246,6 @@ def _refuse_elsewhere(tx: Tx, open_root: OpenRoot, name: str) -> None:
         raise root_elsewhere(root, known_host(tx, os.environ))
 
 
-def verb_of(row: CallRow) -> str | None:
-    """The verb of a call that is not an agent's own work: an undo operation, a merge or a fork; else None."""
-    return row.why.verb
-
-
 def can_be_undone(row: CallRow) -> bool:
     """Whether `undo` without a call id would undo the call: it is an agent's work, committed and not undone."""
     stands = row.status == "committed" and row.undone_by is None and row.wseq is not None

@@ -19,7 +19,7 @@ from mulligan.files.disk import Image
 from mulligan.history.baseline import Baseline, BaselineChange
 from mulligan.history.cause import ObservedTool
 from mulligan.history.git_changes import OUTSIDE
-from mulligan.history.ledger import STORE_FULL, Ending, Facts, newest_wseq, touch_row
+from mulligan.history.ledger import STORE_FULL, Ending, Facts, facts_of, newest_wseq, touch_row
 from mulligan.history.log import workspace_of
 from mulligan.history.open_root import OpenRoot
 from mulligan.history.tables import AGENT, CALLS, CHANGES, OBSERVED_WHILE_FULL, OPEN, TOUCHES, TURNS, CallRow
@@ -314,7 +314,7 @@ def _end(open_root: OpenRoot, shown: CallRow, reason: str | None, *, notes: Sequ
         all_notes = [*notes, *own.notes, *({"path": path, "reason": "unstable"} for path in unstable)]
         coverage = list({tuple(note.items()): note for note in all_notes}.values())
         ending = Ending("committed", changes, reason, coverage, handed_out=named, placed=bool(outside))
-        open_root.ledger.end(tx, _facts_of(shown), ending)
+        open_root.ledger.end(tx, facts_of(shown), ending)
     return True
 
 
@@ -323,18 +323,6 @@ def _store_image(open_root: OpenRoot, path: RepoPath) -> Image:
     if image.content is not None:
         open_root.ledger.blobs.store(image.content)
     return image
-
-
-def _facts_of(row: CallRow) -> Facts:
-    return Facts(
-        id=CallId(row.id),
-        session=SessionId(row.session or ""),
-        turn=TurnId(row.turn),
-        root=RootId(row.root),
-        workspace=WorkspaceId(row.workspace),
-        label=row.label,
-        observed=True,
-    )
 
 
 class _OwnChanges:

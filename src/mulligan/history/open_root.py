@@ -249,7 +249,8 @@ class OpenRoot:
 
     def _root_row(self, *, record: bool) -> RootRow:
         found = self._found()
-        known = _known_root(self.ledger, found)
+        with self.ledger.store.read() as tx:
+            known = found.known_in(tx.select(ROOTS))
         if not record:
             return unrecorded(found) if known is None else replace(known, place=found.place)
         if known is not None and (known.place, known.identity, known.host) == (
@@ -335,31 +336,11 @@ class OpenRoot:
         # Checked here, because the method call would cost every call of a known session.
         if session not in self.ledger.sessions:
             self.ledger.session(session, self.root)
-        facts = self._facts(session, turn=turn, label=label, tool=tool, cause=cause, observed=observed)
+        call = CallId(self.ledger.ids.new())
+        root, workspace = RootId(self.root.id), WorkspaceId(self.root.workspace)
+        # A call outside any turn is a turn of its own.
+        facts = Facts(call, session, turn or TurnId(call), root, workspace, label, tool, cause, observed)
         return self._made(facts, strict=strict)
-
-    def _facts(
-        self,
-        session: SessionId,
-        *,
-        turn: TurnId | None,
-        label: str | None,
-        tool: str | None,
-        cause: Cause,
-        observed: bool = False,
-    ) -> Facts:
-        identifier = CallId(self.ledger.ids.new())
-        return Facts(
-            id=identifier,
-            session=session,
-            turn=turn if turn is not None else TurnId(identifier),
-            root=RootId(self.root.id),
-            workspace=WorkspaceId(self.root.workspace),
-            label=label,
-            tool=tool,
-            cause=cause,
-            observed=observed,
-        )
 
     def _made(self, facts: Facts, *, strict: bool = False) -> Call:
         call = Call(self.ledger, self.disk, self.root, facts, heal=self._heal, strict=strict)
@@ -387,15 +368,12 @@ class OpenRoot:
         return part
 
     def _part(self, call: Call, verb: str | None = None) -> Call:
-        facts = call.facts
         self.check_open()
-        self.ledger.session(facts.session, self.root)
+        self.ledger.session(call.session, self.root)
+        part, root, workspace = CallId(self.ledger.ids.new()), RootId(self.root.id), WorkspaceId(self.root.workspace)
+        cause = PartOfCall(call.facts.id, verb)
         # Not by `call`, which aborts interrupted calls: the caller holds the lock of a call that goes on.
-        return self._made(
-            self._facts(
-                facts.session, turn=facts.turn, label=facts.label, tool=facts.tool, cause=PartOfCall(facts.id, verb)
-            )
-        )
+        return self._made(replace(call.facts, id=part, root=root, workspace=workspace, cause=cause, observed=False))
 
     def cancel(self, call: str) -> None:
         """Abort a call that is open on this open root, even if another thread works in it."""
@@ -463,11 +441,6 @@ class OpenRoot:
         for other in (*self._others.values(), *self._views.values()):
             other.close()
         self.disk.close()
-
-
-def _known_root(ledger: Ledger, found: FoundRoot) -> RootRow | None:
-    with ledger.store.read() as tx:
-        return found.known_in(tx.select(ROOTS))
 
 
 def _record_root(ledger: Ledger, found: FoundRoot) -> RootRow:

@@ -410,6 +410,7 @@ class PathStep(Protocol):
     def target(self) -> Entry: ...
 
 
+T = TypeVar("T")
 AnyStep = TypeVar("AnyStep", bound=PathStep)
 
 
@@ -422,7 +423,7 @@ def in_order(steps: Iterable[AnyStep]) -> list[AnyStep]:
     return [s for s in reversed(by_path) if leaves(s)] + [s for s in by_path if not leaves(s)]
 
 
-def in_batches(steps: Sequence[AnyStep]) -> Iterator[Sequence[AnyStep]]:
+def in_batches(steps: Sequence[T]) -> Iterator[Sequence[T]]:
     """The steps in parts: an effect holds the bytes of all its paths in memory, so a large plan takes several."""
     for start in range(0, len(steps), _STEPS_PER_EFFECT):
         yield steps[start : start + _STEPS_PER_EFFECT]

@@ -24,7 +24,7 @@ from typing import Protocol
 
 from mulligan.history.abort import Trace, discard_abandoned, everything_below, put_back, rescue_note, trace_of
 from mulligan.history.baseline import WINDOW_ORDINAL, Baseline, ReadableRoot, draft_name
-from mulligan.history.ledger import STORE_FULL, Ending, Facts, intending, touch_row
+from mulligan.history.ledger import STORE_FULL, Ending, Facts, facts_of, intending, touch_row
 from mulligan.history.permissions import NoteLift
 from mulligan.history.tables import (
     AGENT,
@@ -32,14 +32,12 @@ from mulligan.history.tables import (
     CHANGES,
     OBSERVED_WHILE_FULL,
     OPEN,
-    ROOTS,
     TOUCHES,
     WATCH_WINDOWS,
     WSEQ_END,
     OpenRow,
     TouchRow,
 )
-from mulligan.store.protocol import Tx
 from mulligan.values.clock import monotonic_s
 from mulligan.values.entries import (
     ABSENT,
@@ -52,7 +50,7 @@ from mulligan.values.entries import (
 )
 from mulligan.values.errors import MulliganError, RequestError
 from mulligan.values.fast_dataclass import fast_dataclass
-from mulligan.values.ids import CallId, OwnerId, RootId, SessionId, TurnId, WorkspaceId
+from mulligan.values.ids import CallId, OwnerId
 from mulligan.values.paths import RepoPath, ancestors_of, from_wire, path_bytes, path_from_bytes, to_wire
 
 _TICK_NS = 20_000_000
@@ -133,24 +131,12 @@ def _end_call(open_root: RecoverableRoot, row: OpenRow) -> Recovered | None:
             return None
         tx.put(OPEN, replace(row, owner=owner))
         touches = tx.select(TOUCHES, {"call": row.call})
-        facts = _facts(tx, row)
+        call = tx.get(CALLS, row.call)
+        assert call is not None, "a call is recorded when it begins"
+    facts = facts_of(call)
     if not row.observed:
         return _roll_back(open_root, facts, touches)
     return _commit_observed(open_root, facts, touches, [STORE_FULL] if row.observed == OBSERVED_WHILE_FULL else [])
-
-
-def _facts(tx: Tx, row: OpenRow) -> Facts:
-    call, root = tx.get(CALLS, row.call), tx.get(ROOTS, row.root)
-    assert call is not None and root is not None
-    return Facts(
-        id=CallId(call.id),
-        session=SessionId(row.session),
-        turn=TurnId(call.turn),
-        root=RootId(root.id),
-        workspace=WorkspaceId(call.workspace),
-        label=call.label,
-        observed=bool(row.observed),
-    )
 
 
 def _roll_back(open_root: RecoverableRoot, facts: Facts, touches: list[TouchRow]) -> Recovered:

@@ -37,7 +37,6 @@ from mulligan.history.log import (
     find_call,
     has_lost_bodies,
     newest_to_undo,
-    verb_of,
     workspace_of,
 )
 from mulligan.history.multi_root import (
@@ -240,7 +239,7 @@ def undo(
     if is_undone:
         return _undo_git(open_root, row, how)
     # Only an undo operation has moved messages; the undo of an agent's own call leaves the transcript alone.
-    transcript = move_of_undo(open_root, row) if paths is None and row.cause is not None and verb_of(row) else None
+    transcript = move_of_undo(open_root, row) if paths is None and row.why.verb is not None else None
     places = None if named is None else _all_of(named)
     is_newest = call is None and paths is None
     target = _Target(

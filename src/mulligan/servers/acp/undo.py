@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 from mulligan.effects.session import DurableSession
 from mulligan.effects.sessions import Sessions
-from mulligan.history.log import verb_of
 from mulligan.history.multi_root import main_of
 from mulligan.history.open_root import OpenRoot
 from mulligan.history.partial_undo import undo_operation
@@ -118,12 +117,12 @@ def checkpoint_of(store: Store, session: SessionId, done: UndoResult) -> Checkpo
 def _work_calls(tx: Tx, calls: Iterable[str]) -> list[CallRow]:
     """The calls without undo operations; if there are only undo operations, the calls that those undid."""
     rows = [row for call in calls if (row := tx.get(CALLS, call)) is not None]
-    work = [row for row in rows if verb_of(row) is None]
+    work = [row for row in rows if row.why.verb is None]
     if work:
         return work
     causes = [undo_operation(row) for row in rows]
     taken = [call for cause in causes for call in (*cause.of, *cause.part)]
-    return [row for call in taken if (row := tx.get(CALLS, call)) is not None and verb_of(row) is None]
+    return [row for call in taken if (row := tx.get(CALLS, call)) is not None and row.why.verb is None]
 
 
 def _snapshot(row: CallRow) -> str:
