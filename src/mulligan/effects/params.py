@@ -5,7 +5,7 @@ from __future__ import annotations
 import binascii
 from base64 import b64decode
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 from pydantic import (
     AliasChoices,
@@ -51,6 +51,9 @@ class StrictModel(BaseModel):
 
 
 class Params(StrictModel):
+    about: ClassVar[str] = ""
+    """What the tool with these parameters does, in a sentence for a model."""
+
     session_id: str | None = Field(default=None, description="The session whose boundary applies.")
 
     def check(self) -> None:
@@ -107,6 +110,8 @@ class Outputting(Params):
 
 
 class ReadFile(Outputting):
+    about: ClassVar[str] = "Read a file or a part of it, by bytes or by lines."
+
     path: PathText
     offset_bytes: Count | None = Field(default=None, description="First byte to return, counted from 0.")
     max_bytes: Count | None = Field(default=None, description="Return at most this many bytes.")
@@ -129,6 +134,8 @@ class ReadFile(Outputting):
 
 
 class WriteFile(Params):
+    about: ClassVar[str] = "Write a whole file."
+
     path: PathText
     content: Given = Field(description="All of the file.")
     create_parents: bool = Field(default=False, description="Make directories that are missing.")
@@ -148,6 +155,8 @@ class WriteFile(Params):
 
 
 class EditFile(Params):
+    about: ClassVar[str] = "Replace text in a file. old_string must be found exactly once, unless replace_all is set."
+
     path: PathText
     old_string: str = Field(description="The text to replace, with enough around it to be unique.")
     new_string: str = Field(description="What to put in its place.")
@@ -159,6 +168,10 @@ class EditFile(Params):
 
 
 class ApplyPatch(Params):
+    about: ClassVar[str] = (
+        "Apply a patch to one or more files, all or nothing: '*** Begin Patch' format, or patch_format unified."
+    )
+
     patch: Given = Field(description="The whole patch, from '*** Begin Patch' to '*** End Patch'.")
     patch_format: str = Field(
         default="v4a", description="v4a is the '*** Begin Patch' form.", json_schema_extra=one_of(PATCH_FORMATS)
@@ -179,45 +192,61 @@ class Searching(Outputting):
 
 
 class Grep(Searching):
+    about: ClassVar[str] = "Search the contents of files by regular expression. Answers with lines of path:line:text."
+
     pattern: str = Field(description="A regular expression, without look-around and back-references.")
     glob_filter: str | None = Field(default=None, description="Search only files that match this, such as *.rs.")
     case_insensitive: bool = False
 
 
 class Glob(Searching):
+    about: ClassVar[str] = "Find files by a pattern such as **/*.py, newest first."
+
     pattern: str = Field(description="Such as **/*.ts: * stays within a name, ** crosses directories.")
     include_ignored: bool = Field(default=False, description="Also files that .gitignore leaves out.")
 
 
 class Stat(Params):
+    about: ClassVar[str] = "Whether a path is a file or a directory, its size and its time."
+
     path: PathText
 
 
 class Exists(Params):
+    about: ClassVar[str] = "Whether a path exists."
+
     path: PathText
 
 
 class ListDir(Searching):
-    """The names in one directory."""
+    about: ClassVar[str] = "The names in a directory, directories with a trailing slash."
 
 
 class Delete(Params):
+    about: ClassVar[str] = "Delete a file, a link or a directory."
+
     path: PathText
     recursive: bool = False
 
 
 class Move(Params):
+    about: ClassVar[str] = "Move a file, a link or a directory."
+
     path: PathText
     to: str
     overwrite: bool = False
 
 
 class MakeDir(Params):
+    about: ClassVar[str] = "Make a directory."
+
     path: PathText
     parents: bool = False
 
 
 class Exec(Outputting):
+    about: ClassVar[str] = "Run a program."
+
     argv: list[str] = Field(description="The program and its arguments.")
     cwd: str | None = Field(default=None, description="Where to run, below the root.")
     timeout_ms: Annotated[int, Field(gt=0)] | None = None
@@ -241,6 +270,8 @@ class Exec(Outputting):
 
 
 class ExecOutput(Params):
+    about: ClassVar[str] = "Page through the output of a command in the background, and see whether it has ended."
+
     exec_id: str = Field(description="The exec_id of a command in the background.")
     stream: Literal["stdout", "stderr"] = "stdout"
     offset_bytes: Count = 0
@@ -248,17 +279,23 @@ class ExecOutput(Params):
 
 
 class ExecSignal(Params):
+    about: ClassVar[str] = "Send a signal to a command in the background."
+
     exec_id: str = Field(description="The exec_id of a command in the background.")
     signal: str = Field(default="term", description="term, kill, int or hup.")
 
 
 class Shell(Params):
+    about: ClassVar[str] = "Run a shell command with sh -c."
+
     command: str = Field(description="Runs with sh -c.")
     cwd: str | None = None
     timeout_ms: Annotated[int, Field(gt=0)] | None = None
 
 
 class ReadBlob(Params):
+    about: ClassVar[str] = "Page through an answer that was too large to be given inline."
+
     blob_ref: str = Field(description="The blob_ref of an answer given to this session.")
     offset_bytes: Count = 0
     max_bytes: Count | None = None

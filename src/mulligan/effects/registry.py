@@ -6,7 +6,7 @@ The tool profiles at the end say which effects the models of each provider get a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mulligan.boundary.capability import FsOp
@@ -18,7 +18,7 @@ from mulligan.values.fast_dataclass import fast_dataclass
 Act = Callable[[EffectContext, Any], dict[str, Any]]
 
 
-@dataclass(slots=True, frozen=True, kw_only=True)
+@dataclass(slots=True, frozen=True)
 class Effect:
     """One effect. `statuses` are its outcomes besides ok, forbidden and error; any other status becomes an error."""
 
@@ -27,171 +27,48 @@ class Effect:
     params: type[params.Params]
     op: FsOp
     act: Act
-    about: str
-    read_only: bool = False
-    statuses: tuple[str, ...] = ()
+    statuses: tuple[str, ...]
+    read_only: bool
 
+    @property
+    def about(self) -> str:
+        return self.params.about
+
+
+def _changing(name: str, declared: type[params.Params], op: FsOp, act: Act, *statuses: str) -> Effect:
+    tool = _TOOL_NAMES.get(name) or name.removeprefix("host.").removeprefix("fs.").replace(".", "_")
+    return Effect(name, tool, declared, op, act, statuses, read_only=False)
+
+
+def _reading(name: str, declared: type[params.Params], op: FsOp, act: Act, *statuses: str) -> Effect:
+    return replace(_changing(name, declared, op, act, *statuses), read_only=True)
+
+
+_TOOL_NAMES = {"blob.read": "read_blob"}
+"""The tools that are not named after their effect."""
 
 EFFECTS: tuple[Effect, ...] = (
-    Effect(
-        name="host.fs.read_file",
-        tool="read_file",
-        params=params.ReadFile,
-        op="read",
-        act=read.read_file,
-        read_only=True,
-        statuses=("not_found", "is_directory"),
-        about="Read a file or a part of it, by bytes or by lines.",
+    _reading("host.fs.read_file", params.ReadFile, "read", read.read_file, "not_found", "is_directory"),
+    _changing("host.fs.write_file", params.WriteFile, "write", write.write_file, "conflict"),
+    _changing("host.fs.edit_file", params.EditFile, "edit", write.edit_file, "not_found", "ambiguous"),
+    _changing(
+        "host.fs.apply_patch", params.ApplyPatch, "patch", patch.apply_patch, "parse_error", "reject", "not_found"
     ),
-    Effect(
-        name="host.fs.write_file",
-        tool="write_file",
-        params=params.WriteFile,
-        op="write",
-        act=write.write_file,
-        statuses=("conflict",),
-        about="Write a whole file.",
+    _reading("host.fs.grep", params.Grep, "search", read.grep_files, "not_found", "invalid_regex"),
+    _reading("host.fs.glob", params.Glob, "list", read.glob_files, "not_found", "invalid_pattern"),
+    _reading("host.fs.stat", params.Stat, "stat", read.stat_answer, "not_found"),
+    _reading("host.fs.exists", params.Exists, "stat", read.exists),
+    _reading("host.fs.list_dir", params.ListDir, "list", read.list_dir, "not_found"),
+    _changing("host.fs.delete", params.Delete, "write", write.delete, "not_found", "conflict"),
+    _changing("host.fs.move", params.Move, "write", write.move, "not_found", "conflict"),
+    _changing("host.fs.mkdir", params.MakeDir, "write", write.make_dir, "conflict"),
+    _changing("host.exec", params.Exec, "exec", exec.execute, "timeout", "signaled"),
+    _reading("host.exec.output", params.ExecOutput, "exec", exec.output, "not_found"),
+    _changing(
+        "host.exec.signal", params.ExecSignal, "exec", exec.send_signal, "not_found", "already_exited", "signaled"
     ),
-    Effect(
-        name="host.fs.edit_file",
-        tool="edit_file",
-        params=params.EditFile,
-        op="edit",
-        act=write.edit_file,
-        statuses=("not_found", "ambiguous"),
-        about="Replace text in a file. old_string must be found exactly once, unless replace_all is set.",
-    ),
-    Effect(
-        name="host.fs.apply_patch",
-        tool="apply_patch",
-        params=params.ApplyPatch,
-        op="patch",
-        act=patch.apply_patch,
-        statuses=("parse_error", "reject", "not_found"),
-        about="Apply a patch to one or more files, all or nothing: '*** Begin Patch' format, or patch_format unified.",
-    ),
-    Effect(
-        name="host.fs.grep",
-        tool="grep",
-        params=params.Grep,
-        op="search",
-        act=read.grep_files,
-        read_only=True,
-        statuses=("not_found", "invalid_regex"),
-        about="Search the contents of files by regular expression. Answers with lines of path:line:text.",
-    ),
-    Effect(
-        name="host.fs.glob",
-        tool="glob",
-        params=params.Glob,
-        op="list",
-        act=read.glob_files,
-        read_only=True,
-        statuses=("not_found", "invalid_pattern"),
-        about="Find files by a pattern such as **/*.py, newest first.",
-    ),
-    Effect(
-        name="host.fs.stat",
-        tool="stat",
-        params=params.Stat,
-        op="stat",
-        act=read.stat_answer,
-        read_only=True,
-        statuses=("not_found",),
-        about="Whether a path is a file or a directory, its size and its time.",
-    ),
-    Effect(
-        name="host.fs.exists",
-        tool="exists",
-        params=params.Exists,
-        op="stat",
-        act=read.exists,
-        read_only=True,
-        about="Whether a path exists.",
-    ),
-    Effect(
-        name="host.fs.list_dir",
-        tool="list_dir",
-        params=params.ListDir,
-        op="list",
-        act=read.list_dir,
-        read_only=True,
-        statuses=("not_found",),
-        about="The names in a directory, directories with a trailing slash.",
-    ),
-    Effect(
-        name="host.fs.delete",
-        tool="delete",
-        params=params.Delete,
-        op="write",
-        act=write.delete,
-        statuses=("not_found", "conflict"),
-        about="Delete a file, a link or a directory.",
-    ),
-    Effect(
-        name="host.fs.move",
-        tool="move",
-        params=params.Move,
-        op="write",
-        act=write.move,
-        statuses=("not_found", "conflict"),
-        about="Move a file, a link or a directory.",
-    ),
-    Effect(
-        name="host.fs.mkdir",
-        tool="mkdir",
-        params=params.MakeDir,
-        op="write",
-        act=write.make_dir,
-        statuses=("conflict",),
-        about="Make a directory.",
-    ),
-    Effect(
-        name="host.exec",
-        tool="exec",
-        params=params.Exec,
-        op="exec",
-        act=exec.execute,
-        statuses=("timeout", "signaled"),
-        about="Run a program.",
-    ),
-    Effect(
-        name="host.exec.output",
-        tool="exec_output",
-        params=params.ExecOutput,
-        op="exec",
-        act=exec.output,
-        read_only=True,
-        statuses=("not_found",),
-        about="Page through the output of a command in the background, and see whether it has ended.",
-    ),
-    Effect(
-        name="host.exec.signal",
-        tool="exec_signal",
-        params=params.ExecSignal,
-        op="exec",
-        act=exec.send_signal,
-        statuses=("not_found", "already_exited", "signaled"),
-        about="Send a signal to a command in the background.",
-    ),
-    Effect(
-        name="host.shell",
-        tool="shell",
-        params=params.Shell,
-        op="exec",
-        act=exec.shell,
-        statuses=("timeout", "signaled"),
-        about="Run a shell command with sh -c.",
-    ),
-    Effect(
-        name="blob.read",
-        tool="read_blob",
-        params=params.ReadBlob,
-        op="read",
-        act=read.read_blob,
-        read_only=True,
-        about="Page through an answer that was too large to be given inline.",
-    ),
+    _changing("host.shell", params.Shell, "exec", exec.shell, "timeout", "signaled"),
+    _reading("blob.read", params.ReadBlob, "read", read.read_blob),
 )
 
 BY_NAME: dict[str, Effect] = {name: effect for effect in EFFECTS for name in (effect.name, effect.tool)}

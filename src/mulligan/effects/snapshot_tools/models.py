@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, create_model
 
@@ -37,11 +37,15 @@ class LeasedParams(Params):
 
 
 class CreateParams(Params):
+    about: ClassVar[str] = "Capture files as an immutable snapshot: the given paths, or everything read under a lease."
+
     lease_id: str | None = Field(None, description="Capture what was read under this lease, if no paths are given.")
     paths: Paths | None = Field(None, description="Files and directories (with everything in them) to capture.")
 
 
 class ListParams(HybridParams):
+    about: ClassVar[str] = "List a directory of the live tree or of a snapshot."
+
     path: str = Field(".", description="The directory to list.")
     depth: int = Field(1, ge=1, le=64, description="How many levels down.")
     limit: int = Field(1000, ge=0, le=100_000, description="At most so many entries.")
@@ -50,10 +54,14 @@ class ListParams(HybridParams):
 
 
 class FileParams(HybridParams):
+    about: ClassVar[str] = "Read a file of the live tree or of a snapshot."
+
     path: str = Field(description="The file to read.")
 
 
 class GrepParams(HybridParams):
+    about: ClassVar[str] = "Search file contents by regular expression."
+
     pattern: str = Field(description="A regular expression without look-around and back-references.")
     paths: Paths | None = Field(None, description="Where to search; everywhere by default.")
     case_insensitive: bool = Field(False, description="Let case not matter.")
@@ -62,12 +70,16 @@ class GrepParams(HybridParams):
 
 
 class DiffParams(HybridParams):
+    about: ClassVar[str] = "Show changes as a unified diff that can be applied."
+
     path: str | None = Field(None, description="Only this file or directory.")
     from_snapshot_id: DigestText | None = Field(None, description="Compare with this snapshot.")
     against: Literal["head", "index"] = Field("head", description="Compare the live files with.")
 
 
 class ChangesParams(Params):
+    about: ClassVar[str] = "List which files a snapshot has added, modified or deleted."
+
     snapshot_id: DigestText = Field(description="The snapshot.")
     from_snapshot_id: DigestText | None = Field(
         None, description="Compare with this one; by default what it was made from, else HEAD."
@@ -75,28 +87,40 @@ class ChangesParams(Params):
 
 
 class InfoParams(Params):
+    about: ClassVar[str] = "Say what a snapshot is of and how large it is."
+
     snapshot_id: DigestText = Field(description="The snapshot.")
 
 
 class ExportParams(HybridParams):
+    about: ClassVar[str] = "Export files as a tar archive with reproducible bytes."
+
     paths: Paths | None = Field(
         None, description="What to export; by default the whole snapshot, or what the lease touched."
     )
 
 
 class PatchParams(HybridParams):
+    about: ClassVar[str] = (
+        "Apply a unified diff exactly as it says, all files or none, to the live tree or to a snapshot."
+    )
+
     patch: str = Field(description="A unified diff. It applies exactly, at the stated lines, or not at all.")
     strip: int = Field(1, ge=0, le=32, description="Leading directories to drop.")
     dry_run: bool = Field(False, description="Only say what would happen.")
 
 
 class WriteParams(LeasedParams):
+    about: ClassVar[str] = "Write a file. The change can be undone."
+
     path: str = Field(description="The file to write.")
     content: str = Field(description="Its new content: text, or base64: and base64 for any bytes.")
     create_dirs: bool = Field(False, description="Make missing directories.")
 
 
 class DeleteParams(LeasedParams):
+    about: ClassVar[str] = "Delete a file, link or directory. The change can be undone."
+
     path: str = Field(description="The file, link or directory to delete.")
     recursive: bool = Field(False, description="Also what is in a directory.")
 

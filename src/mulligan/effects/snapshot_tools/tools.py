@@ -25,7 +25,7 @@ Act = Callable[[ToolRequest, Any], dict[str, Any]]
 Answers = dict[models.CacheHint, type[StrictModel]]
 
 
-@dataclass(slots=True, frozen=True, kw_only=True)
+@dataclass(slots=True, frozen=True)
 class SnapshotTool:
     """`name` is S2's, with a dot. `op`: what a session must be allowed to do for it.
 
@@ -37,114 +37,40 @@ class SnapshotTool:
     op: FsOp
     params: type[Params]
     answers: Answers
-    about: str
+
+    @property
+    def about(self) -> str:
+        return self.params.about
 
     @property
     def read_only(self) -> bool:
         return self.op not in ("write", "patch")
 
 
-def _immutable(fields: type[StrictModel]) -> Answers:
-    return {"immutable": fields}
-
-
-def _worktree(fields: type[StrictModel]) -> Answers:
-    return {"until_dirty": fields}
-
-
 def _hybrid(fields: type[StrictModel]) -> Answers:
-    return _immutable(fields) | _worktree(fields)
+    return {"immutable": fields, "until_dirty": fields}
 
 
 TOOLS: tuple[SnapshotTool, ...] = (
+    SnapshotTool("snapshot.create", read.create, "read", models.CreateParams, {"immutable": models.CreateAnswer}),
+    SnapshotTool("snapshot.list", read.list_entries, "list", models.ListParams, _hybrid(models.ListAnswer)),
+    SnapshotTool("snapshot.file", read.read_file, "read", models.FileParams, _hybrid(models.FileAnswer)),
+    SnapshotTool("snapshot.grep", read.grep, "search", models.GrepParams, _hybrid(models.GrepAnswer)),
+    SnapshotTool("snapshot.diff", read.diff, "read", models.DiffParams, _hybrid(models.DiffAnswer)),
+    SnapshotTool("snapshot.changes", read.changes, "read", models.ChangesParams, {"immutable": models.ChangesAnswer}),
+    SnapshotTool("snapshot.info", read.info, "stat", models.InfoParams, {"immutable": models.InfoAnswer}),
+    SnapshotTool("snapshot.export", read.export, "read", models.ExportParams, _hybrid(models.ExportAnswer)),
     SnapshotTool(
-        name="snapshot.create",
-        act=read.create,
-        op="read",
-        params=models.CreateParams,
-        answers=_immutable(models.CreateAnswer),
-        about="Capture files as an immutable snapshot: the given paths, or everything read under a lease.",
+        "workspace.apply_patch",
+        write.apply_patch,
+        "patch",
+        models.PatchParams,
+        {"immutable": models.PatchedSnapshotAnswer, "until_dirty": models.PatchAnswer},
     ),
     SnapshotTool(
-        name="snapshot.list",
-        act=read.list_entries,
-        op="list",
-        params=models.ListParams,
-        answers=_hybrid(models.ListAnswer),
-        about="List a directory of the live tree or of a snapshot.",
+        "workspace.write_file", write.write_file, "write", models.WriteParams, {"until_dirty": models.WriteAnswer}
     ),
-    SnapshotTool(
-        name="snapshot.file",
-        act=read.read_file,
-        op="read",
-        params=models.FileParams,
-        answers=_hybrid(models.FileAnswer),
-        about="Read a file of the live tree or of a snapshot.",
-    ),
-    SnapshotTool(
-        name="snapshot.grep",
-        act=read.grep,
-        op="search",
-        params=models.GrepParams,
-        answers=_hybrid(models.GrepAnswer),
-        about="Search file contents by regular expression.",
-    ),
-    SnapshotTool(
-        name="snapshot.diff",
-        act=read.diff,
-        op="read",
-        params=models.DiffParams,
-        answers=_hybrid(models.DiffAnswer),
-        about="Show changes as a unified diff that can be applied.",
-    ),
-    SnapshotTool(
-        name="snapshot.changes",
-        act=read.changes,
-        op="read",
-        params=models.ChangesParams,
-        answers=_immutable(models.ChangesAnswer),
-        about="List which files a snapshot has added, modified or deleted.",
-    ),
-    SnapshotTool(
-        name="snapshot.info",
-        act=read.info,
-        op="stat",
-        params=models.InfoParams,
-        answers=_immutable(models.InfoAnswer),
-        about="Say what a snapshot is of and how large it is.",
-    ),
-    SnapshotTool(
-        name="snapshot.export",
-        act=read.export,
-        op="read",
-        params=models.ExportParams,
-        answers=_hybrid(models.ExportAnswer),
-        about="Export files as a tar archive with reproducible bytes.",
-    ),
-    SnapshotTool(
-        name="workspace.apply_patch",
-        act=write.apply_patch,
-        op="patch",
-        params=models.PatchParams,
-        answers={"immutable": models.PatchedSnapshotAnswer, "until_dirty": models.PatchAnswer},
-        about="Apply a unified diff exactly as it says, all files or none, to the live tree or to a snapshot.",
-    ),
-    SnapshotTool(
-        name="workspace.write_file",
-        act=write.write_file,
-        op="write",
-        params=models.WriteParams,
-        answers=_worktree(models.WriteAnswer),
-        about="Write a file. The change can be undone.",
-    ),
-    SnapshotTool(
-        name="workspace.delete",
-        act=write.delete,
-        op="write",
-        params=models.DeleteParams,
-        answers=_worktree(models.DeleteAnswer),
-        about="Delete a file, link or directory. The change can be undone.",
-    ),
+    SnapshotTool("workspace.delete", write.delete, "write", models.DeleteParams, {"until_dirty": models.DeleteAnswer}),
 )
 
 BY_NAME: Mapping[str, SnapshotTool] = {name: one for one in TOOLS for name in (one.name, one.name.replace(".", "_"))}
