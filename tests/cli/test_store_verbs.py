@@ -25,7 +25,7 @@ from mulligan.store.blobs import BODIES
 from mulligan.store.journal import RECORDS
 from mulligan.store.protocol import CLAIMS, META, OWNERS, ClaimRow, MetaRow, OwnerRow, Table, Tx
 from mulligan.store.sqlite import SqliteStore
-from mulligan.values.visible import visible
+from mulligan.values.text import visible
 from tests.cli.cli_result import Done
 from tests.contracts.tables import CONTRACT_SCHEMA
 

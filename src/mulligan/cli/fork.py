@@ -16,7 +16,7 @@ from mulligan.history.outcome_text import ago, gap_lines
 from mulligan.session.tables import SESSIONS
 from mulligan.values.errors import MulliganError, fault
 from mulligan.values.ids import SessionId
-from mulligan.values.visible import visible
+from mulligan.values.text import visible
 
 if TYPE_CHECKING:
     from mulligan.api import Mulligan

@@ -13,7 +13,7 @@ from typing import TextIO
 import click
 
 from mulligan.values.limits import GIB_BYTES, KIB_BYTES, MIB_BYTES
-from mulligan.values.visible import visible
+from mulligan.values.text import visible
 
 
 def print_json(value: object) -> None:

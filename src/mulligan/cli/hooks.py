@@ -12,7 +12,7 @@ from mulligan.cli.format import paint, print_json
 from mulligan.cli.options import Common, confirm, options_saying, yes_option
 from mulligan.hosts.settings import HOSTS, Scope, Settings
 from mulligan.values.errors import fault
-from mulligan.values.visible import visible
+from mulligan.values.text import visible
 
 if TYPE_CHECKING:
     from mulligan.cli.command_server import CommandServer

@@ -25,7 +25,7 @@ from mulligan.history.outcome_text import (
 )
 from mulligan.values.canonical import decode, object_in
 from mulligan.values.errors import MulliganError
-from mulligan.values.visible import visible
+from mulligan.values.text import visible
 
 if TYPE_CHECKING:
     from mulligan.api import Mulligan

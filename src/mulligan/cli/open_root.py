@@ -19,7 +19,7 @@ from mulligan.cli.options import Common
 from mulligan.values.errors import MulliganError, fault
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import OwnerId
-from mulligan.values.visible import visible
+from mulligan.values.text import visible
 
 if TYPE_CHECKING:
     from mulligan.api import Mulligan

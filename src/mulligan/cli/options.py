@@ -14,7 +14,7 @@ from mulligan.cli.format import print_json
 from mulligan.values.errors import INTEGRITY_CODES, Family, MulliganError
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import SessionId, parse_user_id
-from mulligan.values.visible import visible
+from mulligan.values.text import visible
 
 F = TypeVar("F", bound=Callable[..., Any])
 _GIVEN = "mulligan.common"

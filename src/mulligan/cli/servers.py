@@ -23,7 +23,7 @@ from mulligan.session.tokens import HANDLE_PREFIX, Token, Tokens
 from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import SystemClock
 from mulligan.values.errors import MulliganError, fault
-from mulligan.values.visible import visible
+from mulligan.values.text import visible
 
 if TYPE_CHECKING:
     from mulligan.api import Mulligan

@@ -27,7 +27,7 @@ from mulligan.effects.session import DurableSession
 from mulligan.history.outcome_text import ago, counted
 from mulligan.session.subscribers import CLOSED_EVENT, Subscription
 from mulligan.values.errors import MulliganError, fault, fault_of_os_error
-from mulligan.values.visible import visible
+from mulligan.values.text import visible
 
 if TYPE_CHECKING:
     from mulligan.session.bundle.format import Document

@@ -54,7 +54,7 @@ from mulligan.values.clock import SystemClock
 from mulligan.values.errors import MulliganError, fault
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import SessionId, SystemIds
-from mulligan.values.visible import visible
+from mulligan.values.text import visible
 
 _WHOLE = "Not used: it is about the store as a whole."
 

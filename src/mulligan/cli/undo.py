@@ -12,7 +12,7 @@ from mulligan.cli.format import paint, print_json
 from mulligan.cli.open_root import open_for_changes, path_in_any_root
 from mulligan.cli.options import Common, ask, can_ask, common_options, text
 from mulligan.history.outcome_text import outcome_lines, short
-from mulligan.values.visible import visible
+from mulligan.values.text import visible
 
 if TYPE_CHECKING:
     from mulligan.api import Mulligan

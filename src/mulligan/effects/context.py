@@ -32,6 +32,7 @@ from mulligan.history.undo_log import Intent
 from mulligan.session.roots import ANCHOR, Mount, WorkspaceAnchor, anchor_of, mount_holding
 from mulligan.session.tables import BOUNDARIES, FACTS, SESSIONS, BoundaryRow, session_journal
 from mulligan.values.canonical import decode
+from mulligan.values.clock import now_ns
 from mulligan.values.digest import Digest, parse_digest
 from mulligan.values.entries import DirEntry, Entry
 from mulligan.values.errors import MulliganError, Refused, fault
@@ -62,10 +63,6 @@ class SessionBoundary:
     anchor: WorkspaceAnchor | None = None
 
 
-def now_ns(open_root: OpenRoot) -> int:
-    return int(open_root.ledger.clock.now().timestamp() * 1_000_000) * 1_000
-
-
 def session_boundary(open_root: OpenRoot, session: SessionId, *, default: Boundary) -> SessionBoundary:
     """The boundary attached to the session, limited by `default`, the caller's own boundary.
 
@@ -89,7 +86,7 @@ def past_session_boundary(open_root: OpenRoot, session: SessionId, *, default: B
 
 
 def has_expired(open_root: OpenRoot, row: BoundaryRow) -> bool:
-    return row.expires_at_ns is not None and now_ns(open_root) > row.expires_at_ns
+    return row.expires_at_ns is not None and now_ns(open_root.ledger.clock) > row.expires_at_ns
 
 
 def _read_boundary(
@@ -104,7 +101,7 @@ def _read_boundary(
 
 
 def end_boundary(open_root: OpenRoot, session: SessionId) -> int:
-    ended = now_ns(open_root)
+    ended = now_ns(open_root.ledger.clock)
     with open_root.ledger.store.write() as tx:
         body = {"session": session, "ended_at_ns": ended}
         open_root.ledger.journal.append(tx, session_journal(session), "boundary.ended", body, at=open_root.ledger.now())

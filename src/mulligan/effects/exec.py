@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,11 +19,12 @@ from mulligan.exec.run import CommandResult
 from mulligan.history.call import Call
 from mulligan.history.command import RunOptions, run_in_call
 from mulligan.history.open_root import OpenRoot
-from mulligan.values.clock import monotonic_s
+from mulligan.values.clock import monotonic_s, now_ns
 from mulligan.values.digest import Digest, parse_digest
 from mulligan.values.entries import Change, FileEntry, is_never_recorded, kind_of_change
 from mulligan.values.errors import MulliganError, Refused
 from mulligan.values.paths import ROOT, RepoPath, path_from_bytes, to_wire
+from mulligan.values.text import in_base64
 
 CALL_VARIABLE = "MULLIGAN_CALL"
 HOME_VARIABLE = "MULLIGAN_HOME"
@@ -73,7 +73,7 @@ def _start(context: EffectContext, asked: params.Exec) -> Fields:
         return _to_the_end(own, lambda: _run(own, what, asked, sink=spools, handle=handle, answer=dict))
 
     running_commands_of(context.open_root).start(command, work)
-    return {"exec_id": call.id, "started_at_ns": _now_ns(context)}
+    return {"exec_id": call.id, "started_at_ns": now_ns(context.open_root.ledger.clock)}
 
 
 def _to_the_end(context: EffectContext, run_it: Callable[[], Fields]) -> Fields:
@@ -146,14 +146,14 @@ def _run(
     limit_ms = _limit_ms(context, asked)
     how = _how(asked, handle, limit_ms)
     before = {change.path: (change.before, change.after) for change in context.call.changes()}
-    started = _now_ns(context)
+    started = now_ns(context.open_root.ledger.clock)
     ran = run_in_call(context.open_root, context.call, what, sink=sink, how=how)
     changes = [one for one in context.call.changes() if before.get(one.path) != (one.before, one.after)]
     fields = {
         "exit_code": ran.exit_code,
         "signal": ran.signal,
         "started_at_ns": started,
-        "ended_at_ns": _now_ns(context),
+        "ended_at_ns": now_ns(context.open_root.ledger.clock),
         "strategy": ran.strategy,
         "strategy_reason": ran.strategy_reason,
         "attribution": ran.attribution,
@@ -306,8 +306,8 @@ def _output(context: EffectContext, asked: params.Exec, spool: OutputSpool) -> F
         raise too_large(context.boundary.inline_limit)
     digest, kept = context.open_root.ledger.blobs.store_stream(_pages(spool))
     context.whole.account.hand_out(digest)
-    payload = {"blob_ref": digest, "size_bytes": kept, "preview_bytes": _base64(spool.head)}
-    payload |= {"tail_bytes": _base64(spool.tail)}
+    payload = {"blob_ref": digest, "size_bytes": kept, "preview_bytes": in_base64(spool.head)}
+    payload |= {"tail_bytes": in_base64(spool.tail)}
     return {"blob": payload | ({"dropped_bytes": spool.dropped_bytes} if spool.dropped_bytes else {})}
 
 
@@ -317,11 +317,3 @@ def _pages(spool: OutputSpool) -> Iterator[bytes]:
     while page := spool.read(at, _PAGE_BYTES):
         yield page
         at += len(page)
-
-
-def _base64(data: bytes) -> str:
-    return "base64:" + b64encode(data).decode("ascii")
-
-
-def _now_ns(context: EffectContext) -> int:
-    return int(context.open_root.ledger.clock.now().timestamp() * 1_000_000) * 1_000

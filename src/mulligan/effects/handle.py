@@ -418,8 +418,6 @@ class CallHandle(Effects, CallWithId):
         self._ending.leave(error)
 
     async def __aenter__(self) -> AsyncCallHandle:
-        # Loaded here: a program without an event loop does not need asyncio.
-
         self._async_form = AsyncCallHandle(self)
         self.__enter__()
         return self._async_form

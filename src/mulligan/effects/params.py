@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import binascii
-from base64 import b64decode
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
@@ -22,6 +20,7 @@ from mulligan.boundary.capability import COUNT_MAX, PATCH_FORMATS
 from mulligan.store.fork_locks import no_fork
 from mulligan.values.digest import parse_digest
 from mulligan.values.errors import MulliganError, Refused
+from mulligan.values.text import from_base64
 
 OUTPUT_MODES = ("auto", "require_inline")
 ENCODINGS = ("utf8", "bytes")
@@ -386,8 +385,8 @@ def inline_data(content: str | Payload, *, code: str) -> bytes | str:
     if isinstance(part, BlobRef):
         return part.blob_ref
     try:
-        return b64decode(part.bytes.removeprefix("base64:"), validate=True)
-    except (binascii.Error, ValueError):
+        return from_base64(part.bytes)
+    except ValueError:
         raise Refused("error", code, "inline_bytes.bytes must be 'base64:' and base64.") from None
 
 

@@ -11,7 +11,6 @@ from typing import Any
 from mulligan.boundary.capability import Capability
 from mulligan.effects import params
 from mulligan.effects.context import EffectContext
-from mulligan.effects.receipt import legible
 from mulligan.effects.write import (
     FileChangedError,
     check_changed,
@@ -38,6 +37,7 @@ from mulligan.history.undo_log import Intent, Plan
 from mulligan.values.entries import ABSENT, Absent, DirEntry, FileEntry, SymlinkEntry, same_state
 from mulligan.values.errors import Refused
 from mulligan.values.paths import ROOT, RepoPath, ancestors_of, join, path_bytes, to_wire
+from mulligan.values.text import legible
 
 ERRORS_MAX = 20
 

@@ -17,10 +17,12 @@ from mulligan.files.resolve import ResolvedPath
 from mulligan.files.search.glob import glob
 from mulligan.files.search.grep import GrepResult, grep
 from mulligan.files.search.native import Line, admit_all
+from mulligan.files.tree.directories import OPEN_DIRECTORY
 from mulligan.history.git_changes import repository_of
 from mulligan.values.errors import Refused
 from mulligan.values.limits import GLOB_RESULTS_DEFAULT, GREP_RESULTS_DEFAULT, LIST_RESULTS_DEFAULT
 from mulligan.values.paths import ROOT, RepoPath, join, parse_repo_path, to_wire
+from mulligan.values.text import is_utf8
 
 Fields = dict[str, Any]
 
@@ -68,11 +70,9 @@ def _read_answer(context: EffectContext, asked: params.ReadFile, path: RepoPath,
 def _check_encoding(asked: params.ReadFile, found: Slice) -> None:
     if asked.encoding != "utf8":
         return
-    try:
-        found.data.decode("utf-8")
-    except UnicodeDecodeError:
+    if not is_utf8(found.data):
         words = f"This part of {asked.path} is not UTF-8."
-        raise Refused("error", "invalid_utf8", words, size_bytes=found.size_bytes) from None
+        raise Refused("error", "invalid_utf8", words, size_bytes=found.size_bytes)
 
 
 def _range(asked: params.ReadFile, found: Slice) -> Fields | None:
@@ -140,7 +140,7 @@ def list_dir(context: EffectContext, asked: params.ListDir) -> Fields:
 def _names(context: EffectContext, spot: ResolvedPath) -> list[str]:
     """Names in byte order, directories with a trailing slash. Broken links are included, hidden paths are not."""
     try:
-        handle = os.open(spot.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=spot.parent)
+        handle = os.open(spot.name, OPEN_DIRECTORY, dir_fd=spot.parent)
     except NotADirectoryError:
         raise Refused("error", "not_directory", f"{context.shown(spot.path)} is not a directory.") from None
     except OSError as error:

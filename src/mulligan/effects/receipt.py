@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 
 from mulligan.values.digest import Digest
 from mulligan.values.errors import Refused
 from mulligan.values.limits import PREVIEW_BYTES
+from mulligan.values.text import in_base64, legible
 
 _FIELDS_TEXT = """
 applied attribution blob bundle cache_hint call_id changed_paths changes claimed_by content count coverage created
@@ -81,17 +81,12 @@ def snapshot_tool_receipt(tool: str, body: Mapping[str, Any], *, failed: bool) -
     return Receipt(tool, "error", {**body, "error_code": error["code"], "error_message": error["message"]})
 
 
-def legible(message: str) -> str:
-    """The message without lone surrogates, which come from names that are not UTF-8 and which JSON cannot hold."""
-    return message.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
 def inline_text(text: str) -> dict[str, Any]:
     return {"inline_text": {"text": text}}
 
 
 def inline_bytes(data: bytes) -> dict[str, Any]:
-    return {"inline_bytes": {"bytes": "base64:" + b64encode(data).decode("ascii")}}
+    return {"inline_bytes": {"bytes": in_base64(data)}}
 
 
 def inline(data: bytes, *, text: bool | None = None) -> dict[str, Any]:
@@ -107,7 +102,7 @@ def inline(data: bytes, *, text: bool | None = None) -> dict[str, Any]:
 def blob_payload(digest: Digest, data: bytes, *, preview: bool = True) -> dict[str, Any]:
     body: dict[str, Any] = {"blob_ref": digest, "size_bytes": len(data)}
     if preview:
-        body["preview_bytes"] = "base64:" + b64encode(data[:PREVIEW_BYTES]).decode("ascii")
+        body["preview_bytes"] = in_base64(data[:PREVIEW_BYTES])
     return {"blob": body}
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from mulligan.effects.handle import Effects, asked
+from mulligan.effects.handle import AsyncEffects, Effects, asked
 from mulligan.effects.params import with_whole_numbers
 from mulligan.effects.perform import recorded
 from mulligan.effects.receipt import Receipt
@@ -20,9 +20,6 @@ from mulligan.effects.session import DurableSession
 from mulligan.history.replay import Divergence, steps_of
 from mulligan.session.transcript_log import Archive
 from mulligan.values.errors import MulliganError, fault
-
-if TYPE_CHECKING:
-    from mulligan.effects.handle import AsyncEffects
 
 Program = Callable[["ReplaySession"], object]
 
@@ -117,9 +114,6 @@ class ReplayCall(Effects):
         """The record says how the call ended."""
 
     async def __aenter__(self) -> AsyncEffects:
-        # Loaded here: a program without an event loop does not need asyncio.
-        from mulligan.effects.handle import AsyncEffects
-
         return AsyncEffects(self)
 
     async def __aexit__(self, *error: object) -> None:

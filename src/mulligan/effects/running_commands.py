@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from mulligan.values.canonical import decode, encode
 from mulligan.values.errors import Refused
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import SessionId
+from mulligan.values.text import from_base64, in_base64
 
 SIGNALS: dict[str, int] = {
     "term": signal.SIGTERM,
@@ -166,8 +166,7 @@ def sealed_env(key: SecretKey, env: Mapping[str, str]) -> dict[str, Any]:
     """A session's environment, encrypted for its boundary."""
     if not env:
         return {"env": {}}
-    sealed = "base64:" + b64encode(key.seal(encode(dict(env)))).decode("ascii")
-    return {"env": _named_values(key, env), _SEALED: sealed}
+    return {"env": _named_values(key, env), _SEALED: in_base64(key.seal(encode(dict(env))))}
 
 
 def _named_values(key: SecretKey, env: object) -> Any:
@@ -200,7 +199,7 @@ class SessionEnv:
             # A session of an earlier version: its boundary holds the values themselves.
             values: Mapping[str, str] = self.body["env"]
             return values
-        data = self.key.unseal(b64decode(sealed.removeprefix("base64:")))
+        data = self.key.unseal(from_base64(sealed))
         if data is None:
             words = f"The key for the environment of session {self.session!r} is gone. Open a new session."
             raise Refused("error", "env_lost", words, names=sorted(self.body["env"]))

@@ -14,11 +14,12 @@ from mulligan.boundary.capability import FsOp, parse_capability
 from mulligan.boundary.policy import parse_policy
 from mulligan.boundary.verdict import Boundary
 from mulligan.effects import params
-from mulligan.effects.context import SessionBoundary, end_boundary, has_expired, now_ns
+from mulligan.effects.context import SessionBoundary, end_boundary, has_expired
 from mulligan.effects.running_commands import SIGNALS, running_commands_of, sealed_env
 from mulligan.history.open_root import OpenRoot
 from mulligan.session.roots import SANDBOXED_ROOTS
 from mulligan.session.tables import BOUNDARIES, SESSIONS, session_journal
+from mulligan.values.clock import now_ns
 from mulligan.values.entries import DirEntry
 from mulligan.values.errors import MulliganError, Refused, fault
 from mulligan.values.fast_dataclass import fast_dataclass
@@ -38,7 +39,7 @@ def open_session(open_root: OpenRoot, asked: params.OpenSession, *, default: Bou
     policy = default.policy if asked.policy is None else _parsed(parse_policy, asked.policy)
     workdir = _workdir(open_root, asked.target.local.workdir)
     session = _session(open_root, asked.session_id)
-    started = now_ns(open_root)
+    started = now_ns(open_root.ledger.clock)
     expires = None if asked.session_ttl_ns is None else started + asked.session_ttl_ns
     boundary = {
         "capability": capability.to_json(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 from uuid import UUID
@@ -24,6 +23,7 @@ from mulligan.store.protocol import Tx
 from mulligan.values.digest import parse_digest
 from mulligan.values.errors import MulliganError, Refused, RestoreFailedError, SnapshotMismatchError
 from mulligan.values.paths import ROOT, RepoPath, join, path_bytes, to_wire
+from mulligan.values.text import from_base64
 
 if TYPE_CHECKING:
     from mulligan.effects.handle import CallHandle
@@ -240,5 +240,5 @@ def _bytes_of(payload: Mapping[str, Any], open_root: OpenRoot) -> bytes:
     if "inline_text" in payload:
         return str(payload["inline_text"]["text"]).encode("utf-8")
     if "inline_bytes" in payload:
-        return b64decode(payload["inline_bytes"]["bytes"].removeprefix("base64:"))
+        return from_base64(payload["inline_bytes"]["bytes"])
     return open_root.ledger.blobs.read(parse_digest(payload["blob"]["blob_ref"]))

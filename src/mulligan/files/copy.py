@@ -28,7 +28,7 @@ from mulligan.store.blob_files import DirectoryBodies
 from mulligan.store.blobs import pack, unpack
 from mulligan.store.fork_locks import shared_lock
 from mulligan.values.canonical import decode, encode
-from mulligan.values.clock import Clock
+from mulligan.values.clock import Clock, now_ns
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.entries import DirEntry, Entry, FileEntry, SymlinkEntry, entry_from_json, entry_to_json
 from mulligan.values.errors import MulliganError, Refused, RestoreFailedError, fault, fault_of_os_error
@@ -37,7 +37,6 @@ from mulligan.values.paths import RepoPath, from_wire, path_bytes, path_from_byt
 
 _FICLONE = 0x40049409
 _NO_CLONE = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ETXTBSY)
-_READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _KIND_TRIES = 100
 _GIT_POINTERS = (b"commondir", b"gitdir", b"locked")
@@ -270,7 +269,7 @@ class _Copying:
 
         A worktree has a directory for what is its own, and shares the rest with the repository it belongs to.
         """
-        with open(os.open(b".git", _READ_FLAGS, dir_fd=source), "rb") as file:
+        with open(os.open(b".git", OPEN_FILE, dir_fd=source), "rb") as file:
             word, _, named = file.read().strip().partition(b": ")
         git = os.path.normpath(os.path.join(os.path.dirname(self.here.absolute(path_from_bytes(path))), named))
         common = _shared_by(git)
@@ -313,7 +312,7 @@ def _copy_leaf(source: int, target: int, name: bytes) -> os.stat_result | None:
 
 def _copy_file(source: int, target: int, name: bytes) -> os.stat_result:
     try:
-        handle = os.open(name, _READ_FLAGS, dir_fd=source)
+        handle = os.open(name, OPEN_FILE, dir_fd=source)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO):
             raise
@@ -348,7 +347,7 @@ def _directory(root: Root, below: bytes) -> Iterator[int]:
 def _subdirectory(above: int, name: bytes) -> Iterator[int]:
     """Open a folder; -1 if we may not."""
     try:
-        handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+        handle = os.open(name, OPEN_DIRECTORY, dir_fd=above)
     except PermissionError:
         yield -1
         return
@@ -396,7 +395,7 @@ def _is_shared(path: bytes) -> bool:
 def _forget_worktree(git: int, config: bytes) -> None:
     """Remove `core.worktree`, which would make git work on the original's files."""
     with suppress(FileNotFoundError):
-        with open(os.open(config, _READ_FLAGS, dir_fd=git), "rb") as file:
+        with open(os.open(config, OPEN_FILE, dir_fd=git), "rb") as file:
             lines = file.readlines()
         kept = [line for line in lines if line.partition(b"=")[0].strip().lower() not in (b"worktree", b"bare")]
         with open(os.open(config, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW, dir_fd=git), "wb") as file:
@@ -552,7 +551,7 @@ class Trees:
         return self._read(directory, name, path)
 
     def _read(self, directory: int, name: bytes, path: RepoPath) -> FileEntry:
-        now_ns = int(self._clock.now().timestamp() * 1e9)
+        now = now_ns(self._clock)
         handle = os.open(name, OPEN_FILE, dir_fd=directory)
         try:
             data, status = _stable(handle)
@@ -561,7 +560,7 @@ class Trees:
             os.close(handle)
         digest = self._bodies.store(data)
         entry = FileEntry(digest, len(data), stat.S_IMODE(status.st_mode), status.st_mtime_ns, xattrs)
-        if self._trusts and was_at_rest(stamp_of(status), now_ns):
+        if self._trusts and was_at_rest(stamp_of(status), now):
             self._known[path] = (_stamp(status), entry)
         return entry
 

@@ -27,6 +27,7 @@ from mulligan.values.errors import MulliganError, fault
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.limits import BINARY_PROBE_BYTES
 from mulligan.values.paths import ROOT, RepoPath, path_bytes, path_from_bytes
+from mulligan.values.text import is_utf8
 
 # A name as a patch has it, decoded like a path but not admitted as one.
 PatchName = NewType("PatchName", str)
@@ -132,14 +133,6 @@ def split_lines(data: bytes) -> list[bytes]:
 
 def looks_binary(data: bytes) -> bool:
     return b"\0" in data[:BINARY_PROBE_BYTES]
-
-
-def is_utf8(data: bytes) -> bool:
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def match_blocks(a: Sequence[T], b: Sequence[T]) -> list[MatchingBlock]:

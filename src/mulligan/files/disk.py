@@ -29,6 +29,7 @@ from typing import Protocol
 from mulligan.files import kernel
 from mulligan.files.capture_rules import NO_RULES, CaptureRules
 from mulligan.files.resolve import Follow, ResolvedPath, Root, open_root, resolve, resolve_exactly, straight
+from mulligan.files.tree.directories import OPEN_DIRECTORY, OPEN_FILE
 from mulligan.store.blob_files import sync_file_system
 from mulligan.store.originals import NO_FILE, NewFile, Original, Originals
 from mulligan.store.protocol import Durability
@@ -96,12 +97,11 @@ def _entries_of(folder: int) -> Iterator[Iterator[os.DirEntry[str]]]:
 
 DRAFT_PREFIX = b".mulligan-"
 
-_READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _BINDING = frozenset({"system.posix_acl_access", "system.nfs4_acl", "system.richacl"})
 _STABLE_READ_TRIES = 5
 _KIND_TRIES = 1000
 _OF_ANOTHER_KIND = frozenset({errno.EINVAL, errno.ELOOP, errno.EISDIR, errno.ENXIO})
-_UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
+UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
 
 
 Stamp = tuple[int, int, int, int]
@@ -335,7 +335,7 @@ class HostDisk:
 
     def _dir_xattrs(self, spot: ResolvedPath, name: bytes) -> Xattrs:
         try:
-            handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=spot.parent)
+            handle = os.open(name, OPEN_DIRECTORY, dir_fd=spot.parent)
         except OSError:
             return ()
         try:
@@ -344,7 +344,7 @@ class HostDisk:
             os.close(handle)
 
     def _file_image(self, spot: ResolvedPath, name: bytes, kept: bool) -> Image:
-        handle = os.open(name, _READ_FLAGS, dir_fd=spot.parent)
+        handle = os.open(name, OPEN_FILE, dir_fd=spot.parent)
         try:
             before = os.fstat(handle)
             if not stat.S_ISREG(before.st_mode):
@@ -385,7 +385,7 @@ class HostDisk:
 
     def children(self, spot: ResolvedPath) -> list[bytes]:
         """Names in the directory at the spot, in byte order."""
-        handle = os.open(spot.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=spot.parent)
+        handle = os.open(spot.name, OPEN_DIRECTORY, dir_fd=spot.parent)
         try:
             return sorted(os.fsencode(name) for name in os.listdir(handle))
         finally:
@@ -401,7 +401,7 @@ class HostDisk:
     def link_group(self, spot: ResolvedPath) -> str | None:
         """An id that all names of the file share, and no other file; None if the path is no file."""
         try:
-            handle = os.open(spot.name, _READ_FLAGS, dir_fd=spot.parent)
+            handle = os.open(spot.name, OPEN_FILE, dir_fd=spot.parent)
         except OSError:
             return None
         try:
@@ -473,7 +473,7 @@ class HostDisk:
         try:
             kernel.rename_to_free(spot.parent, draft, spot.name)
         except OSError as error:
-            if error.errno not in _UNSUPPORTED:
+            if error.errno not in UNSUPPORTED:
                 raise
             os.link(draft, spot.name, src_dir_fd=spot.parent, dst_dir_fd=spot.parent, follow_symlinks=False)
             os.unlink(draft, dir_fd=spot.parent)
@@ -486,7 +486,7 @@ class HostDisk:
         try:
             kernel.rename_to_free(spot.parent, spot.name, draft)
         except OSError as error:
-            if error.errno not in _UNSUPPORTED:
+            if error.errno not in UNSUPPORTED:
                 raise
             os.rename(spot.name, draft, src_dir_fd=spot.parent, dst_dir_fd=spot.parent)
 
@@ -569,7 +569,7 @@ class HostDisk:
     def settled(self, spot: ResolvedPath, draft: bytes) -> bool | None:
         """Whether no process still writes into the file that was set aside. None: this system cannot tell."""
         try:
-            handle = os.open(draft, _READ_FLAGS, dir_fd=spot.parent)
+            handle = os.open(draft, OPEN_FILE, dir_fd=spot.parent)
         except OSError as error:
             if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EACCES):
                 raise
@@ -583,7 +583,7 @@ class HostDisk:
         """`make_dir`"""
         self._reach("make_dir", spot.path)
         os.mkdir(spot.name, 0o700, dir_fd=spot.parent)
-        handle = os.open(spot.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=spot.parent)
+        handle = os.open(spot.name, OPEN_DIRECTORY, dir_fd=spot.parent)
         try:
             os.fchmod(handle, mode)
         finally:
@@ -654,7 +654,7 @@ class HostDisk:
         """`sync.file`: its bytes survive a power cut. An error here is never retried: the handle lies afterwards."""
         self._reach("sync.file", spot.path)
         try:
-            handle = os.open(spot.name, _READ_FLAGS, dir_fd=spot.parent)
+            handle = os.open(spot.name, OPEN_FILE, dir_fd=spot.parent)
         except PermissionError:
             # The owner may not read the file, so sync its whole file system.
             sync_file_system(spot.parent)

@@ -16,15 +16,15 @@ from typing import Literal
 
 from mulligan.files.disk import DRAFT_PREFIX
 from mulligan.files.resolve import ResolvedPath
-from mulligan.files.tree.directories import OPEN_DIRECTORY, Handles
+from mulligan.files.tree.directories import OPEN_DIRECTORY, OPEN_FILE, Handles
 from mulligan.files.tree.ignore import IgnoreRules, read_sources
 from mulligan.values.errors import Refused
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.paths import ROOT, RepoPath, ancestors_of, join, name_of
+from mulligan.values.text import is_utf8
 
 _CHUNK_BYTES = 64 * 1024
 _UTF8_TAIL_MAX = 3
-_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
 @fast_dataclass(slots=True, frozen=True)
@@ -48,7 +48,7 @@ def opened(spot: ResolvedPath) -> Iterator[int]:
     """
     try:
         _require_regular(os.stat(spot.name, dir_fd=spot.parent, follow_symlinks=False), spot.path)
-        handle = os.open(spot.name, _OPEN_FLAGS, dir_fd=spot.parent)
+        handle = os.open(spot.name, OPEN_FILE, dir_fd=spot.parent)
     except OSError as error:
         raise refusal_of(error, spot.path) from None
     try:
@@ -134,7 +134,7 @@ def _widened(window: bytes, start: int, end: int) -> tuple[int, int]:
     ahead = range(start, max(-1, start - _UTF8_TAIL_MAX - 1), -1)
     begin = next((at for at in ahead if not _continues(window[at])), start)
     for stop in range(end, min(end + _UTF8_TAIL_MAX, len(window)) + 1):
-        if _is_utf8(window[begin:stop]):
+        if is_utf8(window[begin:stop]):
             return begin, stop
         if stop < len(window) and not _continues(window[stop]):
             break
@@ -143,14 +143,6 @@ def _widened(window: bytes, start: int, end: int) -> tuple[int, int]:
 
 def _continues(byte: int) -> bool:
     return 0x80 <= byte < 0xC0
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def read_lines(

@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
 
-from mulligan.files.disk import DRAFT_PREFIX, Disk, Image, Inode, with_bytes
+from mulligan.files.disk import DRAFT_PREFIX, UNSUPPORTED, Disk, Image, Inode, with_bytes
 from mulligan.files.resolve import ResolvedPath
 from mulligan.values.clock import monotonic_s
 from mulligan.values.digest import digest_of
@@ -52,7 +52,6 @@ Rescue = Callable[[Image], None]
 SETTLE_LIMIT_S = 0.25
 _SETTLE_NAP_S = 0.0002
 _RETURNS_MAX = 8
-_NO_EXCHANGE = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
 _NO_NAME = frozenset({errno.ENOENT, errno.EXDEV, errno.EMLINK, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP})
 
 
@@ -195,7 +194,7 @@ class Replacement:
             self.disk.discard(self.spot, self.draft)
             return FoundEntry(self._now())
         except OSError as error:
-            if error.errno not in _NO_EXCHANGE:
+            if error.errno not in UNSUPPORTED:
                 raise
             self.disk.discard(self.spot, self.draft)
             return self._write_in_place()

@@ -14,7 +14,7 @@ from mulligan.history.cause import ObservedTool
 from mulligan.values.clock import Clock, SystemClock, parse_timestamp
 from mulligan.values.entries import Absent
 from mulligan.values.paths import to_wire
-from mulligan.values.visible import visible
+from mulligan.values.text import visible
 
 if TYPE_CHECKING:
     from mulligan.history.git_changes import LeftAlone

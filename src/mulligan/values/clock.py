@@ -47,6 +47,11 @@ def timestamp(clock: Clock) -> str:
     return clock.now().astimezone(UTC).isoformat(timespec="microseconds")[:-6] + "Z"
 
 
+def now_ns(clock: Clock) -> int:
+    """The time in nanoseconds since 1970, exact to a microsecond."""
+    return int(clock.now().timestamp() * 1_000_000) * 1_000
+
+
 def parse_timestamp(text: str) -> datetime:
     return datetime.fromisoformat(text)
 

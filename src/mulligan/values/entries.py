@@ -20,6 +20,7 @@ from mulligan.values.digest import Digest, digest_from_raw, digest_of, parse_dig
 from mulligan.values.errors import fault
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.paths import RepoPath, to_wire
+from mulligan.values.text import from_base64, in_base64, is_utf8
 
 # Extended attributes as sorted (name, base64 value) pairs.
 Xattrs: TypeAlias = tuple[tuple[str, str], ...]
@@ -222,22 +223,12 @@ def change_to_json(change: Change) -> dict[str, Any]:
 
 def _text_to_wire(text: str) -> str:
     """A link target in its wire form. Targets may be any bytes, so the rules for paths do not apply."""
-    from base64 import b64encode
-
     raw = text.encode("utf-8", "surrogateescape")
-    try:
-        raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return "base64:" + b64encode(raw).decode("ascii")
-    return "base64:" + b64encode(raw).decode("ascii") if text.startswith("base64:") else text
+    return in_base64(raw) if text.startswith("base64:") or not is_utf8(raw) else text
 
 
 def _text_from_wire(text: str) -> str:
-    from base64 import b64decode
-
-    if not text.startswith("base64:"):
-        return text
-    return b64decode(text[7:], validate=True).decode("utf-8", "surrogateescape")
+    return from_base64(text).decode("utf-8", "surrogateescape") if text.startswith("base64:") else text
 
 
 class Large(ABC):

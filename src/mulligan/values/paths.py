@@ -7,14 +7,13 @@ collide.
 
 from __future__ import annotations
 
-import binascii
-from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import AnyStr, NewType
 
 from mulligan.values.errors import fault
 from mulligan.values.limits import MAX_PATH_BYTES
+from mulligan.values.text import from_base64, in_base64
 
 RepoPath = NewType("RepoPath", str)
 
@@ -131,12 +130,8 @@ def to_wire(path: RepoPath, *, one_line: bool = False) -> str:
     try:
         path.encode("utf-8")
     except UnicodeEncodeError:
-        return _in_base64(path)
-    return _in_base64(path) if path.startswith(_WIRE_PREFIX) or (one_line and "\n" in path) else path
-
-
-def _in_base64(path: RepoPath) -> str:
-    return _WIRE_PREFIX + b64encode(path_bytes(path)).decode("ascii")
+        return in_base64(path_bytes(path))
+    return in_base64(path_bytes(path)) if path.startswith(_WIRE_PREFIX) or (one_line and "\n" in path) else path
 
 
 def from_wire(text: object) -> RepoPath:
@@ -188,6 +183,6 @@ def text_from_wire(text: str) -> str:
     if len(body) % 4 == 1:
         body = body.removesuffix("/")
     try:
-        return b64decode(body, validate=True).decode("utf-8", "surrogateescape")
-    except (binascii.Error, ValueError):
+        return from_base64(_WIRE_PREFIX + body).decode("utf-8", "surrogateescape")
+    except ValueError:
         raise fault("invalid_path", "A path that begins with 'base64:' must be base64.") from None

@@ -199,10 +199,8 @@ class ToolRequest:
             self.followed |= {link: link_state(to) for link, to in spot.links if boundary.admits(op, link)}
             return spot.path
 
-    @contextmanager
-    def looking(self) -> Iterator[Handles]:
-        with Handles(self.open_root.disk.root.handle) as handles:
-            yield handles
+    def handles(self) -> Handles:
+        return Handles(self.open_root.disk.root.handle)
 
     def seen(self, handles: Handles, path: RepoPath) -> PathState:
         return self.context.leases.census.look(handles, path)
@@ -221,7 +219,7 @@ class ToolRequest:
 
     def below(self, op: FsOp, path: RepoPath) -> Iterator[Listed]:
         """Everything below a real directory that the session may see; the path itself if it is none."""
-        with self.looking() as handles:
+        with self.handles() as handles:
             seen = self.seen(handles, path)
         if seen.kind != "dir":
             if seen == GONE:

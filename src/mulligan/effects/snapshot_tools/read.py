@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import stat
-from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -37,6 +36,7 @@ from mulligan.values.canonical import encode
 from mulligan.values.digest import Digest, digest_of
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.paths import ROOT, RepoPath, is_below, path_bytes, path_from_bytes, to_wire
+from mulligan.values.text import in_base64, is_utf8
 
 T = TypeVar("T")
 
@@ -110,7 +110,7 @@ def _captured(request: ToolRequest, paths: Sequence[RepoPath], before: TreeState
     manifest = Manifest.of(entries, dirs.items(), paths)
 
     def bytes_of(entry: CapturedFile) -> bytes:
-        with request.looking() as handles:
+        with request.handles() as handles:
             return request.read(handles, entry.path, seen[entry.path])
 
     return CapturedTree(manifest, before.fingerprint, seen, tuple(sorted(skipped.items())), bytes_of)
@@ -122,7 +122,7 @@ def _looked_at(
     seen: dict[RepoPath, PathState] = {}
     dirs: dict[RepoPath, int] = {}
     skipped: dict[RepoPath, str] = {}
-    with request.looking() as handles:
+    with request.handles() as handles:
         for path in paths:
             real = request.real_path("read", path, final=False)
             if ".git" in real.split("/"):
@@ -160,7 +160,7 @@ def _check_still(request: ToolRequest, before: TreeState, seen: Mapping[RepoPath
         return
     if (after.fingerprint, after.facts) != (before.fingerprint, before.facts):
         raise SnapshotToolError("REPO_CHANGED", "The tree changed while it was being captured; try again.")
-    with request.looking() as handles:
+    with request.handles() as handles:
         for path, was in seen.items():
             if request.seen(handles, path) != was:
                 raise moved(path)
@@ -243,7 +243,7 @@ def _list_live(request: ToolRequest, path: RepoPath, asked: models.ListParams) -
     )
     shown = _Fitting(request)
     seen: dict[RepoPath, PathState] = {}
-    with request.looking() as handles:
+    with request.handles() as handles:
         for one in _page(rows, asked):
             now = request.seen(handles, one.path)
             entry: Body = {"path": to_wire(one.path), "type": one.kind}
@@ -257,7 +257,7 @@ def _list_live(request: ToolRequest, path: RepoPath, asked: models.ListParams) -
 
 
 def _rows_live(request: ToolRequest, real: RepoPath, asked: models.ListParams) -> Iterator[Listed]:
-    with request.looking() as handles:
+    with request.handles() as handles:
         is_dir = request.seen(handles, real).kind == "dir"
     if not is_dir:
         return request.below("list", real)
@@ -287,7 +287,7 @@ def read_file(request: ToolRequest, asked: models.FileParams) -> Body:
 def _read_live(request: ToolRequest, path: RepoPath, asked: models.FileParams) -> Body:
     lease, state = request.lease(asked.lease_id)
     real = request.real_path("read", path)
-    with request.looking() as handles:
+    with request.handles() as handles:
         seen = request.seen(handles, real)
         if seen == GONE:
             raise SnapshotToolError("NOT_FOUND", f"{asked.path} does not exist.")
@@ -305,7 +305,7 @@ def _content(path: RepoPath, data: bytes, blob: Digest) -> Body:
     encoded = text is None or text.startswith("base64:")
     return {
         "path": to_wire(path),
-        "content": encode_bytes(data) if encoded else text,
+        "content": in_base64(data) if encoded else text,
         "size": len(data),
         "blob": blob,
         "eol": "none" if text is None else line_ends_of(data),
@@ -313,16 +313,7 @@ def _content(path: RepoPath, data: bytes, blob: Digest) -> Body:
 
 
 def text_of(data: bytes) -> str | None:
-    if looks_binary(data):
-        return None
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
-
-
-def encode_bytes(data: bytes) -> str:
-    return "base64:" + b64encode(data).decode("ascii")
+    return None if looks_binary(data) or not is_utf8(data) else data.decode("utf-8")
 
 
 def line_ends_of(data: bytes) -> str:
@@ -360,7 +351,7 @@ def _allowed_paths(request: ToolRequest) -> list[RepoPath]:
     named = request.boundary.allowed_roots
     # If the policy denies all of them, the search is refused for what it denies.
     allowed = [path for path in named if request.boundary.admits("search", path)] or named
-    with request.looking() as handles:
+    with request.handles() as handles:
         return [path for path in allowed if len(allowed) == 1 or request.seen(handles, path) != GONE] or [ROOT]
 
 
@@ -373,7 +364,7 @@ def _live_texts(
 ) -> Iterator[tuple[RepoPath, bytes]]:
     """Candidates in byte order with what they hold. What cannot be read is left out, as binary files are."""
     found = {one.path for path in paths for one in request.below("search", request.real_path("search", path))}
-    with request.looking() as handles:
+    with request.handles() as handles:
         for path in sorted(filter(request.may_show, found), key=path_bytes):
             try:
                 now = request.seen(handles, path)
@@ -461,7 +452,7 @@ def _bundle(request: ToolRequest, manifest: Manifest, contents: Mapping[Digest, 
     data = tar_of(manifest, lambda blob: contents[blob] if blob in contents else request.context.snapshots.read(blob))
     if request.capability.max_inline_bytes is not None:
         request.check_fits(len(data))
-    return {"bundle": encode_bytes(data), "sha256": digest_of(data)}
+    return {"bundle": in_base64(data), "sha256": digest_of(data)}
 
 
 @fast_dataclass(slots=True, frozen=True)
@@ -593,7 +584,7 @@ def _tracked_mode(one: Tracked) -> int:
 def _seen_now(request: ToolRequest, paths: Sequence[RepoPath], base: RepoPath) -> dict[RepoPath, PathState]:
     """What the paths hold. A base that is named and is a file is looked at even if nothing is said of it."""
     seen: dict[RepoPath, PathState] = {}
-    with request.looking() as handles:
+    with request.handles() as handles:
         if base != ROOT:
             now = request.seen(handles, base)
             if now == GONE and not paths:
@@ -607,7 +598,7 @@ def _seen_now(request: ToolRequest, paths: Sequence[RepoPath], base: RepoPath) -
 
 
 def _sides_now(request: ToolRequest, seen: Mapping[RepoPath, PathState]) -> dict[RepoPath, Side]:
-    with request.looking() as handles:
+    with request.handles() as handles:
         return {
             path: Side(request.read(handles, path, now), _git_mode(now.kind, now.mode))
             for path, now in seen.items()

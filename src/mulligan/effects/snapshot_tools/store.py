@@ -14,12 +14,11 @@ S2's error model: every failure is one envelope, and every refusal of ours has a
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from mulligan.effects.receipt import legible
 from mulligan.files.snapshot.fingerprint import Fingerprint
 from mulligan.files.snapshot.lease import StaleLeaseError, UnknownLeaseError
 from mulligan.files.snapshot.manifest import (
@@ -43,8 +42,8 @@ from mulligan.values.digest import Digest, parse_digest, raw_digest
 from mulligan.values.errors import Family, MulliganError, Refused
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import SessionId
-from mulligan.values.limits import BLOB_BATCH_BYTES
 from mulligan.values.paths import RepoPath, to_wire
+from mulligan.values.text import legible
 
 CODES = (
     "NOT_FOUND",
@@ -199,16 +198,13 @@ class SnapshotStore:
         """Keep a snapshot, and the bytes of it that are not kept yet. Its id."""
         identifier = snapshot_id(fingerprint, manifest)
         while not self._is_recent(identifier):
-            self._keep_bodies(manifest, bytes_of)
+            # In small transactions: so no more than a few megabytes are in memory at once.
+            self._ledger.blobs.store_all(bytes_of(entry) for entry in self._missing(manifest.entries))
             if self._record(session, identifier, fingerprint, manifest):
                 break
         if derived_from is not None and derived_from != identifier and self.parent_of(identifier) is None:
-            self._append(session, "snapshot.derived", {"snapshot": identifier, "from": derived_from})
+            self._name(session, "snapshot.derived", {"snapshot": identifier, "from": derived_from})
         return identifier
-
-    def _keep_bodies(self, manifest: Manifest, bytes_of: Callable[[CapturedFile], bytes]) -> None:
-        for batch in _batches(self._missing(manifest.entries)):
-            self._ledger.blobs.store_all(bytes_of(entry) for entry in batch)
 
     def _missing(self, entries: Sequence[CapturedFile]) -> list[CapturedFile]:
         wanted = {entry.blob: entry for entry in entries}
@@ -228,38 +224,15 @@ class SnapshotStore:
         named = all(self._name(session, "snapshot.bodies", {"snapshot": identifier}, refs=chunk) for chunk in early)
         return named and self._name(session, "snapshot.created", told, refs=[*last, body])
 
-    def _name(self, session: SessionId, kind: str, body: Mapping[str, object], *, refs: Sequence[Digest]) -> bool:
+    def _name(self, session: SessionId, kind: str, body: Mapping[str, object], refs: Sequence[Digest] = ()) -> bool:
         """Record it, if everything it names is there in the very transaction that names it."""
         with self._ledger.store.write() as tx:
             rows = [tx.get(BLOBS, raw_digest(digest)) for digest in refs]
             if not all(row is not None and row.place in READABLE for row in rows):
                 return False
-            self._append_in(tx, session, kind, body, refs=refs)
+            body = {**body, "root": self._root}
+            self._ledger.journal.append(tx, session_journal(session), kind, body, at=self._ledger.now(), refs=refs)
             return True
-
-    def _append(self, session: SessionId, kind: str, body: Mapping[str, object], refs: Iterable[Digest] = ()) -> None:
-        with self._ledger.store.write() as tx:
-            self._append_in(tx, session, kind, body, refs=refs)
-
-    def _append_in(
-        self, tx: Tx, session: SessionId, kind: str, body: Mapping[str, object], *, refs: Iterable[Digest]
-    ) -> None:
-        told = {**body, "root": self._root}
-        self._ledger.journal.append(tx, session_journal(session), kind, told, at=self._ledger.now(), refs=refs)
-
-
-def _batches(entries: Sequence[CapturedFile]) -> Iterable[list[CapturedFile]]:
-    """By size, so that no more than a few megabytes of them are in memory at once."""
-    batch: list[CapturedFile] = []
-    size = 0
-    for entry in entries:
-        batch.append(entry)
-        size += entry.size
-        if size >= BLOB_BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 KEPT_AT_LEAST = timedelta(days=1)

@@ -29,7 +29,7 @@ from itertools import islice
 from typing import Protocol
 
 from mulligan.files import kernel
-from mulligan.files.tree.watcher import EXCLUDE_UNLINKED, MODIFY, ONLY_FOLDERS, OVERFLOW, events_in
+from mulligan.files.tree.watcher import EXCLUDE_UNLINKED, MODIFY, ONLY_FOLDERS, OVERFLOW, read_events
 
 _BATCH = 256
 _LINK_WALK_MAX = 200_000
@@ -390,12 +390,8 @@ class OtherWriters:
         self._folders[watch] = folder
 
     def _drain(self) -> None:
-        while self._fd >= 0:
-            try:
-                data = os.read(self._fd, _READ_BYTES)
-            except BlockingIOError:
-                return
-            for watch, mask, name in events_in(data):
+        if self._fd >= 0:
+            for watch, mask, _, name in read_events(self._fd):
                 self._count(watch, mask, name)
 
     def _count(self, watch: int, mask: int, name: bytes) -> None:

@@ -28,7 +28,7 @@ from mulligan.files.tree.directories import stamp_of, was_at_rest
 from mulligan.files.tree.watcher import Watcher
 from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.values.canonical import encode
-from mulligan.values.clock import Clock
+from mulligan.values.clock import Clock, now_ns
 from mulligan.values.errors import MulliganError
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.paths import ROOT, RepoPath, path_bytes, path_from_bytes
@@ -224,9 +224,9 @@ class Fingerprints:
         stamp = (*stamp_of(status), status.st_size)
         if self._index is not None and self._index[0] == stamp:
             return self._index[1]
-        now_ns = int(self._clock.now().timestamp() * 1e9)
+        now = now_ns(self._clock)
         oid = reader.index_oid()
-        self._index = (stamp, oid) if was_at_rest(stamp_of(status), now_ns) else None
+        self._index = (stamp, oid) if was_at_rest(stamp_of(status), now) else None
         return oid
 
 

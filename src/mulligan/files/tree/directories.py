@@ -18,8 +18,8 @@ from typing import NamedTuple
 from mulligan.values.paths import ROOT
 
 OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Non-blocking, so that opening a FIFO in a file's place does not wait for a writer.
-OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# Non-blocking, so that opening a FIFO in a file's place does not wait for a writer; and never our terminal.
+OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 # The number of nested directories that stay open; of a longer chain the first ones and the last.
 OPEN_MAX = 128
 

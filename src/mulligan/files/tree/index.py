@@ -26,7 +26,7 @@ from mulligan.files.tree.walk import (
 )
 from mulligan.files.tree.watcher import DIRECTORIES_MIN, Changes, Watch, start_watch
 from mulligan.store.fork_locks import fork_safe_lock
-from mulligan.values.clock import Clock, SystemClock
+from mulligan.values.clock import Clock, SystemClock, now_ns
 from mulligan.values.digest import Digest, digest_of, parse_digest
 from mulligan.values.entries import FileEntry
 from mulligan.values.fast_dataclass import fast_dataclass
@@ -264,10 +264,10 @@ class DigestCache:
             return link_state(os.fsencode(os.readlink(name, dir_fd=parent)))
         if not stat.S_ISREG(status.st_mode):
             return PathState("dir", mode=mode) if stat.S_ISDIR(status.st_mode) else PathState("special")
-        now_ns = int(self._clock.now().timestamp() * 1e9)
+        now = now_ns(self._clock)
         data, after = read_at(parent, name)
         seen = PathState("file", self.digest_at(path, data), len(data), stat.S_IMODE(after.st_mode))
-        if self._trusts and _stamp(status) == _stamp(after) and was_at_rest(stamp_of(after), now_ns):
+        if self._trusts and _stamp(status) == _stamp(after) and was_at_rest(stamp_of(after), now):
             self._remember(path, _stamp(after), seen)
         return seen
 

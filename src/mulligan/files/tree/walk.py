@@ -31,7 +31,7 @@ from mulligan.files.tree.ignore import (
     rules_inside,
 )
 from mulligan.files.tree.watcher import Changes, Watch
-from mulligan.values.clock import Clock
+from mulligan.values.clock import Clock, now_ns
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.limits import MAX_PATH_BYTES
 from mulligan.values.paths import ROOT, RepoPath, ancestors_of, name_of, path_bytes
@@ -263,8 +263,7 @@ def start_walk(root_fd: int, walk: Walk, clock: Clock, *, known: Known = UNKNOWN
 
     Raises OSError when the base is no directory that can be opened.
     """
-    now_ns = int(clock.now().timestamp() * 1e9)
-    walk._steps = _Walker(root_fd, walk, known=known, now_ns=now_ns, ways=ways).steps()
+    walk._steps = _Walker(root_fd, walk, known=known, now_ns=now_ns(clock), ways=ways).steps()
     next(walk._steps)
     return walk
 

@@ -1,5 +1,7 @@
 """Reports changes in a tree by inotify, so that nothing has to be scanned for them.
 
+`read_events` is the one reader of inotify; `exec.capture.touched_paths` uses it too.
+
 `Watch` has a watch on each walked directory, set through the open directory before it is listed. The kernel queues an
 event before the changing system call returns, so a process that changes a file and then asks gets the new answer. Not
 reported are a change through another name of a file (so the times of files with several names are read every time) and
@@ -17,9 +19,10 @@ from __future__ import annotations
 import os
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import NamedTuple
 
 from mulligan.files import kernel
 from mulligan.files.tree.directories import mounts
@@ -33,13 +36,39 @@ DIRECTORIES_MIN = 64
 # The kernel needs about a kilobyte for each watch.
 DIRECTORIES_MAX = 50_000
 
-_MODIFY, _ATTRIB, _CLOSE_WRITE, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x2, 0x4, 0x8, 0x40, 0x80, 0x100, 0x200
-_DELETE_SELF, _MOVE_SELF, _UNMOUNT, _OVERFLOW, _IGNORED, _IS_DIRECTORY = 0x400, 0x800, 0x2000, 0x4000, 0x8000, 1 << 30
-_ONLY_DIRECTORIES = 0x01000000
-_ENTRIES = _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE
-_MASK = _ENTRIES | _MODIFY | _ATTRIB | _CLOSE_WRITE | _DELETE_SELF | _MOVE_SELF | _ONLY_DIRECTORIES
+MODIFY, ATTRIB, CLOSE_WRITE, MOVED_FROM, MOVED_TO, CREATE, DELETE = 0x2, 0x4, 0x8, 0x40, 0x80, 0x100, 0x200
+DELETE_SELF, MOVE_SELF, UNMOUNT, OVERFLOW, IGNORED, IS_FOLDER = 0x400, 0x800, 0x2000, 0x4000, 0x8000, 1 << 30
+ONLY_FOLDERS, DO_NOT_FOLLOW, EXCLUDE_UNLINKED = 0x01000000, 0x02000000, 0x04000000
+
+_ENTRIES = MOVED_FROM | MOVED_TO | CREATE | DELETE
+_MASK = _ENTRIES | MODIFY | ATTRIB | CLOSE_WRITE
 _EVENT = struct.Struct("=iIII")
 _READ_BYTES = 1 << 18
+
+
+class InotifyEvent(NamedTuple):
+    """One event. The two halves of a rename have the same `cookie`."""
+
+    watch: int
+    mask: int
+    cookie: int
+    name: bytes
+
+
+def read_events(fd: int) -> Iterator[InotifyEvent]:
+    """The events that the kernel has queued so far."""
+    while True:
+        try:
+            data = os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            return
+        at = 0
+        while at < len(data):
+            watch, mask, cookie, length = _EVENT.unpack_from(data, at)
+            at += _EVENT.size
+            yield InotifyEvent(watch, mask, cookie, data[at : at + length].rstrip(b"\0"))
+            at += length
+
 
 _Name = tuple[str, str]
 
@@ -74,12 +103,14 @@ class Changes:
         )
 
 
+_WALK_MASK = _MASK | DELETE_SELF | MOVE_SELF | ONLY_FOLDERS
+
+
 class Watch:
     """Watches directories as they are walked. The descriptor stays open while something refers to the watch."""
 
-    def __init__(self, fd: int, add: Callable[[int, bytes, int], int]) -> None:
-        self._fd = fd
-        self._add = add
+    def __init__(self) -> None:
+        self._fd = kernel.inotify_init()
         self._pid = os.getpid()
         self._mounts = mounts()
         self._paths: dict[int, str] = {}
@@ -92,7 +123,8 @@ class Watch:
         self.is_kept = False
 
     def __del__(self) -> None:
-        os.close(self._fd)
+        if hasattr(self, "_fd"):
+            os.close(self._fd)
 
     def add(self, dir_fd: int, path: str) -> None:
         """Watch a directory, before it is listed.
@@ -103,7 +135,8 @@ class Watch:
             return
         with self._lock:  # Otherwise an event could be read before its directory is noted.
             try:
-                self._paths[self._add(self._fd, b"/proc/self/fd/%d" % dir_fd, _MASK)] = path
+                watch = kernel.inotify_add_watch(self._fd, b"/proc/self/fd/%d" % dir_fd, _WALK_MASK)
+                self._paths[watch] = path
             except OSError:
                 self.is_broken = True
         if len(self._paths) > DIRECTORIES_MAX:
@@ -112,103 +145,70 @@ class Watch:
     def hear(self, changes: Changes, number: int) -> None:
         """Read the new events and add them under this number. The caller checks `is_broken` afterwards."""
         if self._pid != os.getpid() or self._mounts != mounts():
-            self.is_broken = (
-                True  # A forked child shares the queue, and a mount over a directory hides it without an event.
-            )
+            # A forked child shares the queue, and a mount over a directory hides it without an event.
+            self.is_broken = True
         with self._lock:
-            while not self.is_broken:
-                try:
-                    data = os.read(self._fd, _READ_BYTES)
-                except BlockingIOError:
-                    break
-                self._read(data, changes, number)
+            if not self.is_broken:
+                for event in read_events(self._fd):
+                    self._note(event, changes, number)
             if self._moving:
                 changes.lost = number
                 self._moving.clear()
 
-    def _read(self, data: bytes, changes: Changes, number: int) -> None:
-        at = 0
-        while at < len(data):
-            watch, mask, cookie, length = _EVENT.unpack_from(data, at)
-            at += _EVENT.size
-            raw = data[at : at + length].rstrip(b"\0")
-            self._note(watch, mask, raw, cookie=cookie, changes=changes, number=number)
-            at += length
-
-    def _note(self, watch: int, mask: int, raw: bytes, *, cookie: int, changes: Changes, number: int) -> None:
-        path = self._paths.get(watch)
-        if mask & (_OVERFLOW | _UNMOUNT):
+    def _note(self, event: InotifyEvent, changes: Changes, number: int) -> None:
+        path, mask = self._paths.get(event.watch), event.mask
+        if mask & (OVERFLOW | UNMOUNT):
             self.is_broken = True
         elif path is None:
-            return  # one that was let go
-        elif mask & _IGNORED:
-            del self._paths[watch]
-        elif mask & (_DELETE_SELF | _MOVE_SELF):
+            return  # The watch was removed.
+        elif mask & IGNORED:
+            del self._paths[event.watch]
+        elif mask & (DELETE_SELF | MOVE_SELF):
             changes.trees[path] = number
-        elif not raw:
+        elif not event.name:
             changes.listings[path] = number  # Its own mode changed, so it may be unreadable now.
         else:
-            name = raw.decode("utf-8", "surrogateescape")
+            name = event.name.decode("utf-8", "surrogateescape")
             changes.files[path, name] = number
             if mask & _ENTRIES:
                 changes.listings[path] = number
-                self._follow(mask, cookie, (path, name), changes=changes, number=number)
-                if mask & _IS_DIRECTORY:
+                self._follow(event, (path, name), changes, number)
+                if mask & IS_FOLDER:
                     changes.trees[name if path == ROOT else f"{path}/{name}"] = number
 
-    def _follow(self, mask: int, cookie: int, key: _Name, *, changes: Changes, number: int) -> None:
+    def _follow(self, event: InotifyEvent, key: _Name, changes: Changes, number: int) -> None:
         """Keep `made` correct while files are renamed.
 
         A file that leaves a name where another has just come was exchanged for it.
         """
-        if mask & _IS_DIRECTORY:
-            if mask & (_CREATE | _MOVED_TO):
+        mask = event.mask
+        if mask & IS_FOLDER:
+            if mask & (CREATE | MOVED_TO):
                 changes.lost = number  # Changes in it before its watch is set are not reported.
-        elif mask & _CREATE:
+        elif mask & CREATE:
             changes.made[key] = number
-        elif mask & _MOVED_FROM:
+        elif mask & MOVED_FROM:
             if key != self._arrived and changes.made.pop(key, 0):
-                self._moving.add(cookie)
+                self._moving.add(event.cookie)
         elif key in changes.made:
             changes.lost = number
-        elif cookie in self._moving:
-            self._moving.remove(cookie)
+        elif event.cookie in self._moving:
+            self._moving.remove(event.cookie)
             changes.made[key] = number
-        self._arrived = key if mask & _MOVED_TO else None
+        self._arrived = key if mask & MOVED_TO else None
 
 
 def start_watch() -> Watch | None:
     """A watch; None if the system has no inotify."""
     if sys.platform != "linux":
         return None
-    # Imported here, because other systems have no such calls.
-    from mulligan.files.kernel import inotify_add_watch, inotify_init
-
     try:
-        return Watch(inotify_init(), inotify_add_watch)
+        return Watch()
     except OSError:
         return None
 
 
-MODIFY, ATTRIB, CLOSE_WRITE, MOVED_FROM, MOVED_TO, CREATE, DELETE = 0x2, 0x4, 0x8, 0x40, 0x80, 0x100, 0x200
-OVERFLOW, IGNORED, IS_FOLDER = 0x4000, 0x8000, 0x40000000
-ONLY_FOLDERS, DO_NOT_FOLLOW, EXCLUDE_UNLINKED = 0x01000000, 0x02000000, 0x04000000
-
-
-def events_in(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """The watch, mask and name of each event in the bytes of one read."""
-    at = 0
-    while at < len(data):
-        watch, mask, _, length = _EVENT.unpack_from(data, at)
-        at += _EVENT.size
-        yield watch, mask, data[at : at + length].rstrip(b"\0")
-        at += length
-
-
-_WINDOW_MASK = MODIFY | ATTRIB | CLOSE_WRITE | MOVED_FROM | MOVED_TO | CREATE | DELETE
-_HOW = ONLY_FOLDERS | DO_NOT_FOLLOW | EXCLUDE_UNLINKED
-
-_WINDOW_READ_BYTES = 1 << 18
+_WINDOW_MASK = _MASK | ONLY_FOLDERS | DO_NOT_FOLLOW | EXCLUDE_UNLINKED
 
 # The changes of a path add up: 0 for a file that leaves it, 1 for one that is moved there, 2 for anything else.
 _PLACED, _MORE = 1, 2
@@ -236,7 +236,7 @@ class Watcher:
         self._fd = kernel.inotify_init()
         self._paths: dict[int, bytes] = {}
         self._watches: dict[bytes, int] = {}
-        self._deeds: dict[bytes, int] = {}
+        self._counts: dict[bytes, int] = {}
         self._moved_away: set[bytes] = set()
         self._overflowed = False
         try:
@@ -252,9 +252,9 @@ class Watcher:
         """All changes since the last `take`."""
         with self._lock:
             self._drain()
-            placed = frozenset(path for path, deeds in self._deeds.items() if deeds == _PLACED)
-            found = Dirty(frozenset(self._deeds), frozenset(self._moved_away), self._overflowed, placed)
-            self._deeds, self._moved_away, self._overflowed = {}, set(), False
+            placed = frozenset(path for path, count in self._counts.items() if count == _PLACED)
+            found = Dirty(frozenset(self._counts), frozenset(self._moved_away), self._overflowed, placed)
+            self._counts, self._moved_away, self._overflowed = {}, set(), False
             return found
 
     def drain(self) -> None:
@@ -266,13 +266,8 @@ class Watcher:
         os.close(self._fd)
 
     def _drain(self) -> None:
-        while True:
-            try:
-                data = os.read(self._fd, _WINDOW_READ_BYTES)
-            except BlockingIOError:
-                return
-            for watch, mask, name in events_in(data):
-                self._note(watch, mask, name)
+        for watch, mask, _, name in read_events(self._fd):
+            self._note(watch, mask, name)
 
     def _note(self, watch: int, mask: int, name: bytes) -> None:
         if mask & OVERFLOW:
@@ -285,8 +280,8 @@ class Watcher:
             self._forget(watch, folder)
             return
         path = folder + b"/" + name if name else folder
-        deed = _PLACED if mask & MOVED_TO else 0 if mask & MOVED_FROM else _MORE
-        self._deeds[path] = self._deeds.get(path, 0) + deed
+        count = _PLACED if mask & MOVED_TO else 0 if mask & MOVED_FROM else _MORE
+        self._counts[path] = self._counts.get(path, 0) + count
         if mask & IS_FOLDER and name:
             self._note_folder(path, mask)
 
@@ -313,11 +308,11 @@ class Watcher:
             except (FileNotFoundError, NotADirectoryError, PermissionError):
                 continue
             queue.extend(entry.path for entry in found if entry.is_dir(follow_symlinks=False))
-            self._deeds.update((entry.path, _MORE) for entry in found if is_new)
+            self._counts.update((entry.path, _MORE) for entry in found if is_new)
 
     def _add(self, folder: bytes) -> bool:
         try:
-            watch = kernel.inotify_add_watch(self._fd, folder, _WINDOW_MASK | _HOW)
+            watch = kernel.inotify_add_watch(self._fd, folder, _WINDOW_MASK)
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             return False
         self._paths[watch] = folder
@@ -335,7 +330,7 @@ class Watcher:
         for path in gone:
             watch = self._watches.pop(path)
             self._paths.pop(watch, None)
-            self._deeds[path] = _MORE
+            self._counts[path] = _MORE
             try:
                 kernel.inotify_rm_watch(self._fd, watch)
             except OSError:
