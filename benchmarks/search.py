@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mulligan.files.search import glob, grep
+from mulligan.files.search.glob import glob
+from mulligan.files.search.grep import grep
 from mulligan.files.search.ripgrep import find_ripgrep
 from mulligan.files.tree.index import TreeCache
 from mulligan.values.paths import ROOT

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from mulligan.effects.receipt import inline_bytes
-from mulligan.files.tree.ignore import is_ignored
 from tests.effects.effect_session import EffectSession, open_effect_session
+from tests.files.tree.ignored import is_ignored
 
 SETS = {
     "v4a_cases.json": "v4a",

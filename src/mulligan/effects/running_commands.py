@@ -147,8 +147,8 @@ def running_commands_of(open_root: OpenRoot) -> RunningCommands:
     open_root = open_root.opener
     with _RUNNING_COMMANDS_LOCK:
         if open_root not in _RUNNING_COMMANDS:
-            _RUNNING_COMMANDS[open_root] = board = RunningCommands()
-            open_root.at_close(board.close)
+            _RUNNING_COMMANDS[open_root] = commands = RunningCommands()
+            open_root.at_close(commands.close)
         return _RUNNING_COMMANDS[open_root]
 
 

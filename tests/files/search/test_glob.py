@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mulligan.files.search import GlobResult, glob
+from mulligan.files.search.glob import GlobResult, glob
 from mulligan.files.tree.index import TreeCache
 from mulligan.values.errors import Refused
 from mulligan.values.globs import GlobError, parse_glob

@@ -11,7 +11,7 @@ from typing import Literal, Unpack
 
 import pytest
 
-from mulligan.files.search import GrepOptions, grep, render
+from mulligan.files.search.grep import GrepOptions, GrepResult, grep
 from mulligan.files.search.native import READ_AHEAD_BYTES, TEXT_MAX_BYTES, Line, shown_text
 from mulligan.files.search.ripgrep import find_ripgrep
 from mulligan.files.tree.index import TreeCache
@@ -46,6 +46,11 @@ def without_cache() -> TreeCache:
 def without_ripgrep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setenv("PATH", "relative:/nowhere")
+
+
+def render(result: GrepResult) -> str:
+    """One row `path:line:text` for each line."""
+    return "\n".join(f"{line.path}:{line.line_no}:{line.shown}" for line in result.lines)
 
 
 def refusal(root_fd: int, base: str, pattern: str, **options: Unpack[GrepOptions]) -> tuple[str, str]:

@@ -12,8 +12,9 @@ import hypothesis
 import pydantic
 import pytest
 
-from mulligan.files.search import GrepOptions, GrepResult, grep, native, ripgrep
+from mulligan.files.search import native, ripgrep
 from mulligan.files.search import ripgrep as rg_process
+from mulligan.files.search.grep import GrepOptions, GrepResult, grep
 from mulligan.files.tree.index import TreeCache
 from mulligan.values.limits import GIB_BYTES, MIB_BYTES, WHOLE_MAX_BYTES
 from mulligan.values.paths import ROOT, RepoPath

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mulligan.files.search import IgnoreRules, is_ignored
 from mulligan.files.search.ripgrep import find_ripgrep
-from mulligan.files.tree.ignore import IGNORE_FILE_MAX_BYTES, IgnoreSources, parse_rules
+from mulligan.files.tree.ignore import IGNORE_FILE_MAX_BYTES, IgnoreRules, IgnoreSources, parse_rules
 from mulligan.files.tree.index import TreeCache
 from mulligan.values.paths import ROOT
+from tests.files.tree.ignored import is_ignored
 
 
 def write(root: Path, files: dict[str, str]) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mulligan.files.tree.ignore import is_ignored
 from mulligan.files.tree.index import TreeCache
 from mulligan.values.paths import ROOT
+from tests.files.tree.ignored import is_ignored
 
 NAMES = [
     b"a",

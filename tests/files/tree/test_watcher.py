@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from mulligan.files.kernel import exchange
-from mulligan.files.search import GlobResult, glob, grep
-from mulligan.files.search.glob import FileTimes
+from mulligan.files.search.glob import FileTimes, GlobResult, glob
+from mulligan.files.search.grep import grep
 from mulligan.files.tree import index, watcher
 from mulligan.files.tree.index import TreeCache
 from mulligan.files.tree.walk import Walk, WalkScope

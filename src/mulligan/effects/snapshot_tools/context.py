@@ -1,4 +1,7 @@
-"""What the snapshot tools (S2) share: the leases and snapshots of one root, and one request of a session."""
+"""What the snapshot tools (S2) share: the leases and snapshots of one root, and the request of a session.
+
+`SnapshotContext` belongs to one open root; `ToolRequest` is one request, with its boundary and its lease.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from mulligan.values.errors import MulliganError
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import SessionId, TurnId
 from mulligan.values.limits import MIB_BYTES
-from mulligan.values.paths import ROOT, RepoPath, parse_repo_path, path_bytes, text_from_wire
+from mulligan.values.paths import ROOT, RepoPath, ancestors_of, parse_repo_path, path_bytes, text_from_wire
 
 CONTENT_MAX_BYTES = 10 * MIB_BYTES
 SEARCHED_MAX_BYTES = 64 * MIB_BYTES
@@ -37,7 +40,7 @@ _KINDS: Mapping[str, Kind] = {"file": "file", "symlink": "symlink"}
 
 @fast_dataclass(slots=True, frozen=True)
 class CapturedTree:
-    """Files as they all were at one moment. `bytes_of` gives what was seen, or fails with REPO_CHANGED."""
+    """The state of files at one moment. `bytes_of` gives the captured bytes, or raises REPO_CHANGED."""
 
     manifest: Manifest
     fingerprint: Fingerprint
@@ -50,7 +53,7 @@ class CapturedTree:
 
 
 class SnapshotContext:
-    """One root, open for the substrate's tools. For any thread. Close it."""
+    """The leases and snapshots of one open root. For any thread. Close it."""
 
     def __init__(self, open_root: OpenRoot, boundary: Boundary) -> None:
         self.open_root = open_root
@@ -70,7 +73,7 @@ _CONTEXTS_LOCK = threading.Lock()
 
 
 def snapshot_context_of(open_root: OpenRoot, boundary: Boundary) -> SnapshotContext:
-    """The one context of an open root: it is made when the first tool asks for it, and closes with the open root."""
+    """The context of an open root. The first tool creates it, and it closes with the open root."""
     with _CONTEXTS_LOCK:
         if open_root not in _CONTEXTS:
             _CONTEXTS[open_root] = context = SnapshotContext(open_root, boundary)
@@ -80,10 +83,10 @@ def snapshot_context_of(open_root: OpenRoot, boundary: Boundary) -> SnapshotCont
 
 @fast_dataclass(slots=True, frozen=True)
 class RequestInfo:
-    """Whose request it is and what it is called, as far as the caller says.
+    """The session of a request, and what its caller says about it.
 
-    `began` is told of its call as soon as there is one; `may_commit` is asked last, and False means nothing happened.
-    `within` is what it may do at most, if that is less than everybody at the context may.
+    Mulligan calls `began` with the request's call as soon as that exists, and `may_commit` just before the commit; if
+    that answers False, nothing happened. `within` limits the request further than the context does.
     """
 
     session: SessionId
@@ -95,7 +98,7 @@ class RequestInfo:
 
 
 def parse_path(text: str) -> RepoPath:
-    """S2's paths: relative, without `..`, without a leading `~`."""
+    """Parse a path of S2: relative, without `..`, without a leading `~`."""
     try:
         plain = text_from_wire(text)
         if plain.startswith(("/", "~")) or ".." in plain.split("/"):
@@ -107,7 +110,7 @@ def parse_path(text: str) -> RepoPath:
 
 @dataclass(slots=True)
 class ToolRequest:
-    """One request: the session it is for, under its boundary, which lets it do `op`."""
+    """One request of a session, whose boundary allows the operation `op`."""
 
     context: SnapshotContext
     tool: str
@@ -115,7 +118,7 @@ class ToolRequest:
     boundary: Boundary
     op: FsOp
     call_id: str | None = None
-    # The links that led to what was asked for.
+    # The symbolic links on the way to the requested paths.
     followed: dict[RepoPath, PathState] = field(default_factory=dict)
 
     @property
@@ -124,7 +127,7 @@ class ToolRequest:
 
     @staticmethod
     def of(context: SnapshotContext, tool: str, named: RequestInfo, *, op: FsOp) -> ToolRequest:
-        """Refuses a session that is closed or has expired, and one that may not do such a thing at all."""
+        """Refuses a closed or expired session, and a session that may not do this operation at all."""
         context.open_root.ledger.session(named.session, context.open_root.root)
         boundary = session_boundary(context.open_root, named.session, default=named.within or context.boundary).boundary
         boundary.check_op(op)
@@ -136,22 +139,22 @@ class ToolRequest:
 
     @property
     def answer_limit(self) -> int:
-        """How many bytes of content fit in an answer."""
+        """The largest content of an answer."""
         limits = (CONTENT_MAX_BYTES, self.capability.max_read_bytes, self.capability.max_inline_bytes)
         return min(limit for limit in limits if limit is not None)
 
     def check_fits(self, size: int) -> None:
-        """Whole or not at all: half a file would not be what its digest says."""
+        """Refuse content that does not fit whole: half a file would not have the digest of the answer."""
         limit = self.answer_limit
         if size > limit:
             raise SnapshotToolError("TOO_LARGE", f"{size} bytes are more than the {limit} that fit in an answer.")
 
     def may_show(self, path: RepoPath) -> bool:
-        """Whether the content of a resolved path may be in an answer."""
+        """Whether an answer may have the content of this resolved path."""
         return self.boundary.admits(self.op, path) and not self.boundary.keeps_out_of_answers(self.op, path)
 
     def check_shown(self, path: RepoPath) -> None:
-        """As `may_show`, with a refusal."""
+        """As `may_show`, but refuses."""
         self.boundary.check_path(self.op, path)
         if self.boundary.keeps_out_of_answers(self.op, path):
             raise SnapshotToolError(
@@ -159,7 +162,7 @@ class ToolRequest:
             )
 
     def snapshot(self, identifier: str) -> StoredSnapshot:
-        """A snapshot, of which the session sees what it may see of the tree."""
+        """A snapshot without the paths that the session may not see."""
         found = self.context.snapshots.get(identifier)
         if not self.boundary.has_policy and self.capability.fs_roots is None:
             return found
@@ -171,7 +174,7 @@ class ToolRequest:
     # Leases.
 
     def lease(self, lease_id: str | None) -> tuple[Lease, TreeState]:
-        """The given lease, found to hold, or a new one."""
+        """The given lease, if it is valid, or a new one; and the state of the tree."""
         leases = self.context.leases
         if lease_id is not None:
             return leases.check(lease_id)
@@ -179,25 +182,25 @@ class ToolRequest:
         return leases.issue(state), state
 
     def touch(self, lease: Lease, seen: Mapping[RepoPath, PathState]) -> None:
-        """What this request saw, the links it was led by included: where they lead is part of the answer."""
+        """Add to the lease what this request saw, and the links it followed: their targets are part of the answer."""
         self.context.leases.touch(lease, {**self.followed, **seen})
 
-    # Looking.
+    # Reading.
 
     def real_path(self, op: FsOp, path: RepoPath, *, final: bool = True) -> RepoPath:
-        """Where a path leads, below the root and within what the session may see."""
+        """The real path. It must be below the root, and the session must be allowed to see it."""
         boundary = self.boundary
         boundary.check_op(op)
         try:
-            spot = self.open_root.disk.resolve(path, follow=boundary.capability.follow_symlinks, final=final)
+            found = self.open_root.disk.resolve(path, follow=boundary.capability.follow_symlinks, final=final)
         except (FileNotFoundError, NotADirectoryError):
             raise SnapshotToolError("NOT_FOUND", f"{path} does not exist.") from None
-        with spot:
-            if spot.outside:
+        with found:
+            if found.outside:
                 raise SnapshotToolError("PERMISSION_DENIED", f"{path} leads out of the root.")
-            boundary.check_path(op, spot.path)
-            self.followed |= {link: link_state(to) for link, to in spot.links if boundary.admits(op, link)}
-            return spot.path
+            boundary.check_path(op, found.path)
+            self.followed |= {link: link_state(to) for link, to in found.links if boundary.admits(op, link)}
+            return found.path
 
     def handles(self) -> Handles:
         return Handles(self.open_root.disk.root.handle)
@@ -206,19 +209,19 @@ class ToolRequest:
         return self.context.leases.census.look(handles, path)
 
     def read(self, handles: Handles, path: RepoPath, seen: PathState) -> bytes:
-        """The bytes that were seen at a path a moment ago; REPO_CHANGED if they are others now."""
+        """The bytes of a path whose state was read a moment ago. Raises REPO_CHANGED if the path has changed since."""
         try:
             data = bytes_at(handles, path)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 raise
-            raise moved(path) from None
+            raise changed_meanwhile(path) from None
         if self.context.leases.census.digest_at(path, data) != seen.digest:
-            raise moved(path)
+            raise changed_meanwhile(path)
         return data
 
     def below(self, op: FsOp, path: RepoPath) -> Iterator[Listed]:
-        """Everything below a real directory that the session may see; the path itself if it is none."""
+        """Everything below a real directory that the session may see; for another path, the path itself."""
         with self.handles() as handles:
             seen = self.seen(handles, path)
         if seen.kind != "dir":
@@ -230,11 +233,11 @@ class ToolRequest:
         found = list_below(self.open_root.disk.root.handle, path)
         yield from (one for one in found if admits(op, one.path))
 
-    # Acting.
+    # Changing.
 
     @contextmanager
     def call(self) -> Iterator[EffectContext]:
-        """A call of this request: it commits when the block ends well, and never happened otherwise."""
+        """The call of this request. It commits when the block ends normally, and is rolled back otherwise."""
         named = self.named
         call = self.open_root.call(named.session, turn=named.turn, label=named.label, tool=self.tool.replace(".", "_"))
         self.call_id = call.id
@@ -247,7 +250,7 @@ class ToolRequest:
                 )
 
 
-def moved(path: RepoPath) -> SnapshotToolError:
+def changed_meanwhile(path: RepoPath) -> SnapshotToolError:
     return SnapshotToolError("REPO_CHANGED", f"{path} changed while it was being read; try again.")
 
 
@@ -256,8 +259,6 @@ def unique_paths(texts: Iterable[str]) -> list[RepoPath]:
 
 
 def parents_seen(paths: Iterable[RepoPath], look: Callable[[RepoPath], PathState]) -> Mapping[RepoPath, PathState]:
-    """The directories that listed paths imply, without the root."""
-    from mulligan.values.paths import ancestors_of
-
+    """The state of the directories above these paths, without the root."""
     above = {parent for path in paths for parent in ancestors_of(path) if parent != ROOT}
     return {path: look(path) for path in sorted(above, key=os.fsencode)}

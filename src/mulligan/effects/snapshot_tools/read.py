@@ -1,8 +1,7 @@
-"""list, file, grep and export: of the live tree under a lease, or of a snapshot.
+"""The snapshot tools that read: of the live tree, under a lease, or of a snapshot.
 
-Taking the state of live files as one consistent whole, or noticing that they would not hold still.
-
-diff, changes and info: one state of files beside another.
+`create` and `export` need one state of many live files. They read the files, then check that nothing has changed since
+they began; if something has, they try again a few times and then answer REPO_CHANGED (`retry_while_changing`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from mulligan.effects.snapshot_tools.context import (
     SEARCHED_MAX_BYTES,
     CapturedTree,
     ToolRequest,
-    moved,
+    changed_meanwhile,
     parents_seen,
     parse_path,
     unique_paths,
@@ -40,8 +39,8 @@ from mulligan.values.text import in_base64, is_utf8
 
 T = TypeVar("T")
 
-# How often a tree that moves is looked at before whoever asked is told so.
 TRIES = 8
+"""How often a tool reads a changing tree before it answers REPO_CHANGED."""
 
 
 def create(request: ToolRequest, asked: models.CreateParams) -> dict[str, Any]:
@@ -68,7 +67,7 @@ def _kept(request: ToolRequest, taken: CapturedTree) -> tuple[str, CapturedTree]
 
 
 def retry_while_changing(request: ToolRequest, act: Callable[[], T]) -> T:
-    """Try a few times while others are at work in the tree: what is taken of it needs only a moment of rest."""
+    """Run `act` again, a few times, while other processes change the tree."""
     for _ in range(TRIES - 1):
         try:
             return act()
@@ -80,15 +79,15 @@ def retry_while_changing(request: ToolRequest, act: Callable[[], T]) -> T:
 
 
 def touched_files(lease: Lease | None) -> list[RepoPath]:
-    """What was read or listed under a lease and is a file or link, in byte order."""
+    """The files and links that were read or listed under a lease, in byte order."""
     touched = {} if lease is None else lease.touched
     return sorted((path for path, seen in touched.items() if seen.kind in ("file", "symlink")), key=os.fsencode)
 
 
 def captured(request: ToolRequest, paths: Sequence[RepoPath]) -> CapturedTree:
-    """Everything at and below the paths, links as links. Raises Failure NOT_FOUND, or REPO_CHANGED if it moved.
+    """Everything at and below the paths, links as links. Raises NOT_FOUND, or REPO_CHANGED if the tree changes.
 
-    Asked again for the same while nothing at all has moved, the answer is the same.
+    While nothing changes, the same request gets the same answer without reading again.
     """
     before = request.context.leases.fingerprints.state()
     wanted = (before.epoch, tuple(paths), request.boundary)
@@ -100,8 +99,8 @@ def captured(request: ToolRequest, paths: Sequence[RepoPath]) -> CapturedTree:
 
 
 def _captured(request: ToolRequest, paths: Sequence[RepoPath], before: TreeState) -> CapturedTree:
-    seen, dirs, skipped = _looked_at(request, paths)
-    _check_still(request, before, seen)
+    seen, dirs, skipped = _read_states(request, paths)
+    _check_unchanged(request, before, seen)
     entries = [
         CapturedFile(path, now.digest, now.size, now.mode, "symlink" if now.kind == "symlink" else "file")
         for path, now in seen.items()
@@ -116,7 +115,7 @@ def _captured(request: ToolRequest, paths: Sequence[RepoPath], before: TreeState
     return CapturedTree(manifest, before.fingerprint, seen, tuple(sorted(skipped.items())), bytes_of)
 
 
-def _looked_at(
+def _read_states(
     request: ToolRequest, paths: Sequence[RepoPath]
 ) -> tuple[dict[RepoPath, PathState], dict[RepoPath, int], dict[RepoPath, str]]:
     seen: dict[RepoPath, PathState] = {}
@@ -141,7 +140,7 @@ def _looked_at(
                 if now.kind == "dir":
                     dirs |= {one.path: now.mode} if one.empty else {}
                 elif now == GONE or now.digest is None:
-                    raise moved(one.path)
+                    raise changed_meanwhile(one.path)
                 else:
                     seen[one.path] = now
     return seen, dirs, skipped
@@ -153,8 +152,8 @@ def _why_skipped(request: ToolRequest, one: Listed) -> str | None:
     return "special_file" if one.kind == "special" else None
 
 
-def _check_still(request: ToolRequest, before: TreeState, seen: Mapping[RepoPath, PathState]) -> None:
-    """Whether all of it was so at one moment: nothing git can tell has changed, and every file is as it was read."""
+def _check_unchanged(request: ToolRequest, before: TreeState, seen: Mapping[RepoPath, PathState]) -> None:
+    """Check that all these states held at one moment: git reports no change, and every file is as it was read."""
     after = request.context.leases.fingerprints.state()
     if after.epoch == before.epoch:
         return
@@ -163,7 +162,7 @@ def _check_still(request: ToolRequest, before: TreeState, seen: Mapping[RepoPath
     with request.handles() as handles:
         for path, was in seen.items():
             if request.seen(handles, path) != was:
-                raise moved(path)
+                raise changed_meanwhile(path)
 
 
 Body = dict[str, Any]
@@ -178,7 +177,7 @@ def until_dirty(lease: Lease, fingerprint: Fingerprint, body: Body) -> Body:
 
 
 def snapshot_of(request: ToolRequest, asked: models.HybridParams) -> StoredSnapshot | None:
-    """The snapshot asked for; None for the live tree."""
+    """The requested snapshot; None for the live tree."""
     return None if asked.mode == "worktree" else request.snapshot(snapshot_id_of(asked))
 
 
@@ -188,16 +187,14 @@ def snapshot_id_of(asked: models.HybridParams) -> str:
     return str(asked.snapshot_id)
 
 
-# list
-
-
 def list_entries(request: ToolRequest, asked: models.ListParams) -> Body:
+    """snapshot.list"""
     path = parse_path(asked.path)
     snapshot = snapshot_of(request, asked)
     if snapshot is None:
         return _list_live(request, path, asked)
     rows = rows_below(snapshot.manifest, path, depth=asked.depth)
-    shown = _Fitting(request)
+    shown = _Rows(request)
     for row in _page(rows, asked):
         entry = {"path": to_wire(row.path), "type": "dir"} if row.entry is None else _entry_of(row.entry)
         if not shown.add(entry):
@@ -209,11 +206,11 @@ def _page(rows: Sequence[Any], asked: models.ListParams) -> Sequence[Any]:
     return rows[asked.offset : asked.offset + asked.limit]
 
 
-def _extent(total: int, asked: models.ListParams, shown: _Fitting) -> Body:
+def _extent(total: int, asked: models.ListParams, shown: _Rows) -> Body:
     return {"total": total, "truncated": shown.is_full or asked.offset + asked.limit < total}
 
 
-class _Fitting:
+class _Rows:
     """The rows of an answer, as many as fit in `max_inline_bytes`."""
 
     def __init__(self, request: ToolRequest) -> None:
@@ -241,7 +238,7 @@ def _list_live(request: ToolRequest, path: RepoPath, asked: models.ListParams) -
     rows = sorted(
         (one for one in _rows_live(request, real, asked) if one.kind != "special"), key=lambda one: path_bytes(one.path)
     )
-    shown = _Fitting(request)
+    shown = _Rows(request)
     seen: dict[RepoPath, PathState] = {}
     with request.handles() as handles:
         for one in _page(rows, asked):
@@ -268,10 +265,8 @@ def _rows_live(request: ToolRequest, real: RepoPath, asked: models.ListParams) -
     return (one for one in found if admits("list", one.path))
 
 
-# file
-
-
 def read_file(request: ToolRequest, asked: models.FileParams) -> Body:
+    """snapshot.file"""
     path = parse_path(asked.path)
     snapshot = snapshot_of(request, asked)
     if snapshot is None:
@@ -325,10 +320,8 @@ def line_ends_of(data: bytes) -> str:
     return "crlf" if windows == all_ends else "mixed"
 
 
-# grep
-
-
 def grep(request: ToolRequest, asked: models.GrepParams) -> Body:
+    """snapshot.grep"""
     matcher = Matcher(asked.pattern, case_insensitive=asked.case_insensitive)
     paths = unique_paths(asked.paths) if asked.paths is not None else _allowed_paths(request)
     snapshot = snapshot_of(request, asked)
@@ -362,7 +355,7 @@ def _is_at_or_below(path: RepoPath, bases: Sequence[RepoPath]) -> bool:
 def _live_texts(
     request: ToolRequest, paths: Sequence[RepoPath], seen: dict[RepoPath, PathState]
 ) -> Iterator[tuple[RepoPath, bytes]]:
-    """Candidates in byte order with what they hold. What cannot be read is left out, as binary files are."""
+    """The files to search in byte order, with their bytes. Files that cannot be read are left out."""
     found = {one.path for path in paths for one in request.below("search", request.real_path("search", path))}
     with request.handles() as handles:
         for path in sorted(filter(request.may_show, found), key=path_bytes):
@@ -378,12 +371,12 @@ def _live_texts(
 
 
 class _Found:
-    """Matches in files, up to the limits. Every candidate up to `max_files` counts, whatever has been found by then."""
+    """Finds matches in files, up to the limits."""
 
     def __init__(self, matcher: Matcher, asked: models.GrepParams, request: ToolRequest) -> None:
         capability = request.capability
         self._matcher = matcher
-        self._shown = _Fitting(request)
+        self._shown = _Rows(request)
         self._max_files = clamped(asked.max_files, capability.max_scan_files) or 0
         self._max_matches = clamped(asked.max_matches, capability.max_grep_results) or 0
         self._max_bytes = capability.max_scan_bytes
@@ -414,10 +407,8 @@ def _match(path: RepoPath, match: Match) -> Body:
     return {"path": to_wire(path), "line": match.line, "col": match.col, "text": match.text}
 
 
-# export
-
-
 def export(request: ToolRequest, asked: models.ExportParams) -> Body:
+    """snapshot.export"""
     snapshot = snapshot_of(request, asked)
     if snapshot is not None:
         chosen = snapshot.manifest
@@ -437,7 +428,7 @@ def export(request: ToolRequest, asked: models.ExportParams) -> Body:
 
 
 def _check_export(request: ToolRequest, manifest: Manifest) -> None:
-    """Before anything is read."""
+    """Check that the session may see every file and that all of them fit in an answer, before any is read."""
     for entry in manifest.entries:
         request.check_shown(entry.path)
     request.check_fits(manifest.total_bytes)
@@ -457,7 +448,7 @@ def _bundle(request: ToolRequest, manifest: Manifest, contents: Mapping[Digest, 
 
 @fast_dataclass(slots=True, frozen=True)
 class Side:
-    """One side of a file's diff: its bytes (of a link, its target) and its mode, as git counts them."""
+    """One side of a file's diff: its bytes (of a link, its target) and its mode, as git has it."""
 
     content: bytes
     mode: int
@@ -467,9 +458,6 @@ def info(request: ToolRequest, asked: models.InfoParams) -> Body:
     """snapshot.info"""
     snapshot = request.snapshot(asked.snapshot_id)
     return immutable({"fingerprint": snapshot.fingerprint.to_json(), "manifest_stats": snapshot.manifest.stats()})
-
-
-# changes
 
 
 def changes(request: ToolRequest, asked: models.ChangesParams) -> Body:
@@ -485,7 +473,7 @@ def changes(request: ToolRequest, asked: models.ChangesParams) -> Body:
 
 
 def _changes_since_commit(request: ToolRequest, snapshot: StoredSnapshot) -> list[tuple[RepoPath, str]]:
-    """Against the commit the snapshot was taken at. A file is deleted if it would be here, had it existed."""
+    """The changes since the commit of the capture. A file of the commit is deleted if the captured paths cover it."""
     tracked = {one.path: one for one in _commit(request, snapshot.fingerprint.head_oid)}
     rows: list[tuple[RepoPath, str]] = []
     for entry in snapshot.manifest.entries:
@@ -515,9 +503,6 @@ def _kind(mode: int) -> str:
     return "symlink" if stat.S_ISLNK(mode) else "file"
 
 
-# diff
-
-
 def diff(request: ToolRequest, asked: models.DiffParams) -> Body:
     """snapshot.diff"""
     base = parse_path(asked.path) if asked.path is not None else ROOT
@@ -533,7 +518,7 @@ def diff(request: ToolRequest, asked: models.DiffParams) -> Body:
     else:
         old = _sides_of(request, request.snapshot(asked.from_snapshot_id).manifest.entries, base)
     old = {path: side for path, side in old.items() if request.may_show(path)}
-    seen = _seen_now(request, [*old, *_told(state, base)], base)
+    seen = _seen_now(request, [*old, *_paths_in_status(state, base)], base)
     text = _text(request, old, _sides_now(request, seen))
     request.touch(lease, seen)
     return until_dirty(lease, state.fingerprint, {"diff": text})
@@ -555,8 +540,8 @@ def _git_mode(kind: str, mode: int) -> int:
     return stat.S_IFLNK if kind == "symlink" else mode
 
 
-def _told(state: TreeState, base: RepoPath) -> list[RepoPath]:
-    """The paths git has something to say about, at or below the base."""
+def _paths_in_status(state: TreeState, base: RepoPath) -> list[RepoPath]:
+    """The paths at or below the base that git's status reports."""
     paths = [path_from_bytes(path) for path in state.facts if not path.endswith(b"/")]
     return [path for path in paths if path == base or is_below(path, base)]
 
@@ -564,8 +549,8 @@ def _told(state: TreeState, base: RepoPath) -> list[RepoPath]:
 def _committed(
     reader: GitReader | None, state: TreeState, base: RepoPath, asked: models.DiffParams
 ) -> dict[RepoPath, Side]:
-    """What git has of the base, and of the paths it says have changed below it; nothing without git."""
-    wanted = {base, *_told(state, base)}
+    """The committed or staged files among the base and the changed paths below it; none without git."""
+    wanted = {base, *_paths_in_status(state, base)}
     if reader is None or wanted == {ROOT}:
         return {}
     try:
@@ -582,7 +567,7 @@ def _tracked_mode(one: Tracked) -> int:
 
 
 def _seen_now(request: ToolRequest, paths: Sequence[RepoPath], base: RepoPath) -> dict[RepoPath, PathState]:
-    """What the paths hold. A base that is named and is a file is looked at even if nothing is said of it."""
+    """The present states of the paths. If the base is a file, its state is among them, even if git reports nothing."""
     seen: dict[RepoPath, PathState] = {}
     with request.handles() as handles:
         if base != ROOT:

@@ -1,14 +1,13 @@
-"""Snapshots kept: found by id, put once, read as they were.
+"""Stores snapshots, deletes old ones, and turns every failure of a snapshot tool into S2's error envelope.
 
-Snapshots that nobody refers to any more, given up.
+`SnapshotStore` finds and stores the snapshots of one root. `collect_snapshots` deletes the old ones of every root: a
+snapshot stays while another one derives from it, and for the requested time after its last creation, but at least for a
+day. So a caller that creates it again within that time finds it complete.
 
-A snapshot is kept while another one derives from it, and for as long after it was last created as asked for, but never
-less than a day: who creates it again within that time finds it whole. Its bodies go in small transactions, each with a
-record of what went, so that writers are not held up; its row goes last. Whoever reads it meanwhile is told NOT_FOUND,
-by the first byte that is gone or by its row, and is never given anything else than what was captured. If we die in
-between, the next time goes on; if somebody creates it again in between, it is whole again and stays.
-
-S2's error model: every failure is one envelope, and every refusal of ours has a place in it.
+Mulligan deletes the bodies of a snapshot in small transactions, each with a record of what it deleted, so that other
+writers need not wait; the row goes last. A reader never gets anything else than what was captured: from the first
+deleted body on, it gets NOT_FOUND. If the process dies in between, the next collection continues. If a caller creates
+the snapshot again in between, all its bodies are stored again, and it stays.
 """
 
 from __future__ import annotations
@@ -46,14 +45,8 @@ from mulligan.values.paths import RepoPath, to_wire
 from mulligan.values.text import legible
 
 CODES = (
-    "NOT_FOUND",
-    "INVALID_ARGUMENT",
-    "REPO_CHANGED",
-    "PERMISSION_DENIED",
-    "TOO_LARGE",
-    "INTERNAL",
-    "STALE_LEASE",
-    "CONFLICT",
+    *("NOT_FOUND", "INVALID_ARGUMENT", "REPO_CHANGED", "PERMISSION_DENIED"),
+    *("TOO_LARGE", "INTERNAL", "STALE_LEASE", "CONFLICT"),
 )
 
 _BY_CODE = {
@@ -89,7 +82,7 @@ _BY_ERRNO = {
 
 
 class SnapshotToolError(Exception):
-    """A tool that did not do what it was asked; `details` are JSON."""
+    """The failure of a snapshot tool. `details` is JSON."""
 
     def __init__(self, code: str, message: str, **details: Any) -> None:
         super().__init__(message)
@@ -102,7 +95,7 @@ class SnapshotToolError(Exception):
 
 
 def failure_of(error: Exception) -> SnapshotToolError:
-    """What went wrong, in S2's words."""
+    """Any exception as a failure with one of S2's codes."""
     if isinstance(error, SnapshotToolError):
         return error
     if isinstance(error, StaleLeaseError):
@@ -117,11 +110,11 @@ def failure_of(error: Exception) -> SnapshotToolError:
         return SnapshotToolError(code, error.message, reason=error.code)
     if isinstance(error, OSError):
         return SnapshotToolError(_BY_ERRNO.get(error.errno or 0, "INTERNAL"), error.strerror or "The disk refused.")
-    return SnapshotToolError("INTERNAL", "Something is broken on our side; nothing was changed.")
+    return SnapshotToolError("INTERNAL", "Mulligan failed; nothing was changed.")
 
 
 def _stale(error: StaleLeaseError) -> SnapshotToolError:
-    words = "The lease expired." if error.expired else "What was seen under this lease is no longer so."
+    words = "The lease expired." if error.expired else "What you read under this lease has changed since."
     return SnapshotToolError(
         "STALE_LEASE",
         f"{words} Read again without a lease_id to get a new one.",
@@ -131,8 +124,8 @@ def _stale(error: StaleLeaseError) -> SnapshotToolError:
     )
 
 
-# Half of what a snapshot is kept at least. Older than this, it is created anew when somebody asks for it again.
 RECENT = timedelta(hours=12)
+"""A snapshot that is older is created again when a caller asks for it. It is half of `KEPT_AT_LEAST`."""
 
 _BODIES_PER_RECORD = 1_000
 
@@ -145,7 +138,7 @@ class StoredSnapshot:
 
 
 class SnapshotStore:
-    """The snapshots of one root. Those of another do not exist here."""
+    """The snapshots of one root."""
 
     def __init__(self, ledger: Ledger, root: str) -> None:
         self._ledger = ledger
@@ -162,7 +155,7 @@ class SnapshotStore:
         return StoredSnapshot(identifier, Fingerprint(**decode(row.fingerprint)), Manifest.from_json(decode(manifest)))
 
     def _is_recent(self, identifier: str) -> bool:
-        """Whether it was created so lately that nobody gives it up."""
+        """Whether it was created so recently that no collection deletes it."""
         with self._ledger.store.read() as tx:
             row = tx.get(SNAPSHOTS, self._root, identifier)
         clock = self._ledger.clock
@@ -177,7 +170,7 @@ class SnapshotStore:
         return self._ledger.blobs.read(digest)
 
     def target_of(self, snapshot: StoredSnapshot, path: RepoPath) -> CapturedFile | None:
-        """The file that a captured path leads to, through captured links."""
+        """The captured file at a path; it follows captured links."""
         links = {
             one.path: self.read(one.blob).decode("utf-8", "surrogateescape")
             for one in snapshot.manifest.entries
@@ -195,7 +188,7 @@ class SnapshotStore:
         bytes_of: Callable[[CapturedFile], bytes],
         derived_from: str | None = None,
     ) -> str:
-        """Keep a snapshot, and the bytes of it that are not kept yet. Its id."""
+        """Store a snapshot, and those of its bytes that are not stored yet. Returns its id."""
         identifier = snapshot_id(fingerprint, manifest)
         while not self._is_recent(identifier):
             # In small transactions: so no more than a few megabytes are in memory at once.
@@ -213,9 +206,9 @@ class SnapshotStore:
         return [wanted[blob] for blob, row in rows.items() if row is None or row.place not in READABLE]
 
     def _record(self, session: SessionId, identifier: str, fingerprint: Fingerprint, manifest: Manifest) -> bool:
-        """The bytes are there; the record that names them makes it a snapshot, and keeps them from being collected.
+        """Write the records that make a snapshot of stored bytes. From then on no collection deletes these bytes.
 
-        False if some of the bytes were given up before that: then nothing was made.
+        False if some of the bytes were deleted before that: then there is no snapshot.
         """
         body = self._ledger.blobs.store(encode(manifest.to_json()))
         blobs = sorted({entry.blob for entry in manifest.entries})
@@ -225,7 +218,7 @@ class SnapshotStore:
         return named and self._name(session, "snapshot.created", told, refs=[*last, body])
 
     def _name(self, session: SessionId, kind: str, body: Mapping[str, object], refs: Sequence[Digest] = ()) -> bool:
-        """Record it, if everything it names is there in the very transaction that names it."""
+        """Write a record, if in the same transaction every blob is there that the record names."""
         with self._ledger.store.write() as tx:
             rows = [tx.get(BLOBS, raw_digest(digest)) for digest in refs]
             if not all(row is not None and row.place in READABLE for row in rows):
@@ -243,27 +236,27 @@ _BODIES_PER_REMOVAL = 500
 
 @fast_dataclass(slots=True, frozen=True)
 class Collected:
-    """How many snapshots were given up, and how many stored bytes came back."""
+    """How many snapshots were deleted, and how many stored bytes that freed."""
 
     snapshots: int
     bytes: int
 
 
 def collect_snapshots(ledger: Ledger, older_than: timedelta = KEPT_BY_DEFAULT) -> Collected:
-    """Give up the snapshots, of every root, that were last created before that and that no other derives from."""
+    """Delete the snapshots of every root that were last created before that and from which no other derives."""
     kept_since = timestamp(FixedClock(ledger.clock.now() - max(older_than, KEPT_AT_LEAST)))
     count, size, before = 0, 0, -1
-    while count > before:  # what another derived from may go when that one is gone
+    while count > before:  # A snapshot can be deleted once those that derive from it are deleted.
         before = count
         with ledger.store.read() as tx:
-            doomed = [row for row in tx.select(SNAPSHOTS) if _may_go(tx, row, kept_since)]
+            doomed = [row for row in tx.select(SNAPSHOTS) if _is_deletable(tx, row, kept_since)]
         for row in doomed:
-            gone, given_back = _Giving(ledger, row, kept_since).up()
-            count, size = count + gone, size + given_back
+            gone, freed = _SnapshotDeletion(ledger, row, kept_since).run()
+            count, size = count + gone, size + freed
     return Collected(count, size)
 
 
-def _may_go(tx: Tx, row: SnapshotRow, kept_since: str) -> bool:
+def _is_deletable(tx: Tx, row: SnapshotRow, kept_since: str) -> bool:
     if row.created_at >= kept_since:
         return False
     children = tx.select(LINEAGE, {"root": row.root, "parent": row.id})
@@ -271,31 +264,31 @@ def _may_go(tx: Tx, row: SnapshotRow, kept_since: str) -> bool:
 
 
 @fast_dataclass(slots=True, frozen=True)
-class _Giving:
+class _SnapshotDeletion:
     ledger: Ledger
     row: SnapshotRow
     kept_since: str
 
-    def up(self) -> tuple[bool, int]:
-        """Whether it is gone, and the bytes given back on the way there."""
+    def run(self) -> tuple[bool, int]:
+        """Whether the snapshot is deleted, and how many bytes were freed."""
         size = 0
         for chunk in self._chunks():
             with self.ledger.store.write() as tx:
-                if not self._stands(tx):
+                if not self._may_go_on(tx):
                     return False, size
                 size += self._drop(tx, chunk)
         with self.ledger.store.write() as tx:
-            if not self._stands(tx):
+            if not self._may_go_on(tx):
                 return False, size
             return True, size + self._drop(tx, [parse_digest(self.row.manifest)], is_last=True)
 
-    def _stands(self, tx: Tx) -> bool:
-        """Whether it may still go: looked at again in each transaction."""
+    def _may_go_on(self, tx: Tx) -> bool:
+        """Whether it may still be deleted. Each transaction checks that again."""
         row = tx.get(SNAPSHOTS, self.row.root, self.row.id)
-        return row is not None and _may_go(tx, row, self.kept_since)
+        return row is not None and _is_deletable(tx, row, self.kept_since)
 
     def _chunks(self) -> Iterator[Sequence[Digest]]:
-        """Its bodies; of one whose manifest went already, none are left."""
+        """Its bodies; none if its manifest was deleted already, because that goes last."""
         manifest = parse_digest(self.row.manifest)
         with self.ledger.store.read() as tx:
             found = tx.get(BLOBS, raw_digest(manifest))

@@ -1,6 +1,7 @@
-"""write_file and delete. On the live tree each is one call, so each can be undone.
+"""The snapshot tools that write: `workspace.write_file`, `workspace.delete` and `workspace.apply_patch`.
 
-workspace.apply_patch: a unified diff, exactly as it says, onto the live tree or onto a snapshot.
+On the live tree each runs S1 effects in one call, so each can be undone; a lease guards every path (`LeasedChanges`).
+A patch to a snapshot makes a new snapshot.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def write_file(request: ToolRequest, asked: models.WriteParams) -> Body:
 def own_path(text: str) -> RepoPath:
     path = parse_path(text)
     if path == ROOT:
-        raise SnapshotToolError("PERMISSION_DENIED", "The root itself is not for tools to change.")
+        raise SnapshotToolError("PERMISSION_DENIED", "Tools cannot change the root itself.")
     return path
 
 
@@ -78,12 +79,12 @@ def _content_given(content: str) -> str | params.Payload:
 def check_size(size: int) -> None:
     if size > CONTENT_MAX_BYTES:
         raise SnapshotToolError(
-            "TOO_LARGE", f"{size} bytes are more than the {CONTENT_MAX_BYTES} that are taken at once."
+            "TOO_LARGE", f"{size} bytes are more than the {CONTENT_MAX_BYTES} that one request may have."
         )
 
 
 def delete(request: ToolRequest, asked: models.DeleteParams) -> Body:
-    """workspace.delete: a link goes itself, never what it leads to."""
+    """workspace.delete. It deletes a link itself, never its target."""
     path = own_path(asked.path)
     lease, state = request.lease(asked.lease_id)
 
@@ -100,15 +101,12 @@ def delete(request: ToolRequest, asked: models.DeleteParams) -> Body:
     return until_dirty(lease, after.fingerprint, {"path": to_wire(path), "deleted": not asked.dry_run})
 
 
-# What all of them share.
-
-
 def acted(
     request: ToolRequest, lease: Lease, before: TreeState, act: Callable[[EffectContext], None], *, dry_run: bool
 ) -> TreeState:
-    """Run S1 effects in a call of their own, under the lease, then renew the lease for what they changed.
+    """Run S1 effects in a call of their own, then renew the lease for the paths that they changed.
 
-    The tree as it is then. A dry run plans each change and makes none.
+    Returns the state of the tree after that. A dry run plans each change and makes none.
     """
     with request.call() as effect:
         changes = LeasedChanges(request, lease, effect, dry_run=dry_run)
@@ -121,7 +119,7 @@ def acted(
 
 @dataclass(slots=True)
 class LeasedChanges:
-    """Changes paths for an effect, each only if it still holds what the holder of the lease saw there, if it looked."""
+    """Changes paths for an effect. It refuses a path that has changed since the holder of the lease read it."""
 
     request: ToolRequest
     lease: Lease
@@ -130,7 +128,7 @@ class LeasedChanges:
     made: dict[RepoPath, PathState] = field(default_factory=dict)
 
     def make(self, intents: Sequence[Intent]) -> list[Entry]:
-        # An intent that is not blind has its plan called with what is at the path right before the change.
+        # The plan of an intent that is not blind gets the state of the path right before the change.
         checked = [replace(one, plan=self._checking(one), blind=False) for one in intents]
         if self.dry_run:
             return [one.plan(self.effect.open_root.image(one.path)).entry for one in checked]
@@ -151,7 +149,7 @@ class LeasedChanges:
 
 
 def _is(image: Image, seen: PathState) -> bool:
-    """Directories are what they are by name alone; their mode is no reason."""
+    """Whether the image has this state. The mode of a directory does not count."""
     now = seen_of(image.entry)
     return now.kind == seen.kind if seen.kind == "dir" else now == seen
 
@@ -165,11 +163,11 @@ def seen_of(entry: Entry) -> PathState:
 
 
 class _Rejected(Exception):
-    """The patch does not fit: the call it would have been ends without a trace."""
+    """The patch does not fit. The exception rolls its call back."""
 
 
 def apply_patch(request: ToolRequest, asked: models.PatchParams) -> Body:
-    """workspace.apply_patch. A patch that does not fit is told by its rejects, and nothing of it is applied."""
+    """workspace.apply_patch. If the patch does not fit, the answer has its rejects, and nothing is applied."""
     text = asked.patch.encode("utf-8", "surrogatepass")
     check_size(len(text))
     check_format(request.capability, "unified")
@@ -184,7 +182,7 @@ def apply_patch(request: ToolRequest, asked: models.PatchParams) -> Body:
     return _apply_to_tree(request, patches, asked)
 
 
-def _told(staged: UnifiedStaged) -> Body:
+def _report(staged: UnifiedStaged) -> Body:
     rejects = [
         {
             "path": to_wire(RepoPath(one.path)),
@@ -196,7 +194,7 @@ def _told(staged: UnifiedStaged) -> Body:
 
 
 def _with_refused(staged: UnifiedStaged, refused: set[RepoPath]) -> UnifiedStaged:
-    """A patch of which some paths may not be touched fits nowhere."""
+    """The staged patch with a reject for each refused path. If a path is refused, nothing is applied."""
     if not refused:
         return staged
     rejects = {one.path: one for one in staged.rejects}
@@ -222,9 +220,6 @@ def _check_result(request: ToolRequest, staged: UnifiedStaged) -> None:
         check_written(request.capability, 0 if now is None else len(now.content))
 
 
-# Onto a snapshot.
-
-
 def _apply_to_snapshot(
     request: ToolRequest, snapshot: StoredSnapshot, patches: Sequence[FilePatch], *, dry_run: bool
 ) -> Body:
@@ -242,9 +237,9 @@ def _apply_to_snapshot(
 
     staged = _with_refused(stage_unified(patches, look), refused | _hidden_sources(request.boundary, patches))
     _check_result(request, staged)
-    told = _told(staged)
+    report = _report(staged)
     if staged.rejects or dry_run:
-        return immutable({**told, "snapshot_id": snapshot.id})
+        return immutable({**report, "snapshot_id": snapshot.id})
     contents: dict[Digest, bytes] = {}
     entries = dict(known)
     for path, now in staged.files.items():
@@ -262,25 +257,22 @@ def _apply_to_snapshot(
         bytes_of=lambda entry: contents[entry.blob] if entry.blob in contents else snapshots.read(entry.blob),
         derived_from=snapshot.id,
     )
-    return immutable({**told, "snapshot_id": identifier})
-
-
-# Onto the live tree.
+    return immutable({**report, "snapshot_id": identifier})
 
 
 def _apply_to_tree(request: ToolRequest, patches: Sequence[FilePatch], asked: models.PatchParams) -> Body:
     lease, state = request.lease(asked.lease_id)
-    told: Body = {}
+    report: Body = {}
 
     def act(effect: EffectContext) -> None:
         staging = _Staging(effect, PatchTargets(effect))
         staged = staging.staged(patches)
         _check_result(request, staged)
-        told.update(_told(staged))
+        report.update(_report(staged))
         if staged.rejects:
             raise _Rejected
         wanted = {path: staging.wanted(path, present) for path, present in staged.files.items()}
-        commit_patch(effect, staging.looked, wanted)
+        commit_patch(effect, staging.targets, wanted)
 
     try:
         state = acted(request, lease, state, act, dry_run=asked.dry_run)
@@ -290,15 +282,15 @@ def _apply_to_tree(request: ToolRequest, patches: Sequence[FilePatch], asked: mo
         ) from None
     except _Rejected:
         pass
-    return until_dirty(lease, state.fingerprint, told)
+    return until_dirty(lease, state.fingerprint, report)
 
 
 @dataclass(slots=True)
 class _Staging:
-    """The files a patch names, as they were looked at."""
+    """Stages a patch on the live files that it names, as they were when they were first read."""
 
     effect: EffectContext
-    looked: PatchTargets
+    targets: PatchTargets
     refused: set[RepoPath] = field(default_factory=set)
 
     def staged(self, patches: Sequence[FilePatch]) -> UnifiedStaged:
@@ -306,7 +298,7 @@ class _Staging:
         return _with_refused(staged, self.refused | _hidden_sources(self.effect.boundary, patches))
 
     def _look(self, path: RepoPath) -> PatchedFile | None:
-        """A path may not lead through links, or to where the session may not write: then the patch is refused there."""
+        """The file at a path. A path through a link, or one that the session may not write, is refused."""
         try:
             real, _ = self.effect.real("patch", to_wire(path), final=False)
             if real != path:
@@ -315,20 +307,20 @@ class _Staging:
             if refused.status == "forbidden" and path != ROOT:
                 self.refused.add(path)
             return None
-        return as_patched_file(self.looked.image(path))
+        return as_patched_file(self.targets.image(path))
 
     def wanted(self, path: RepoPath, now: PatchedFile | None) -> TargetEntry:
         if now is None:
             return TargetEntry(ABSENT)
         if now.kind == "symlink":
             return TargetEntry(SymlinkEntry(now.content.decode("utf-8", "surrogateescape")))
-        made = file_like(self.looked.image(path).entry, now.content)
+        made = file_like(self.targets.image(path).entry, now.content)
         assert isinstance(made.entry, FileEntry)
         return TargetEntry(_with_execute_bit(made.entry, now.mode), now.content)
 
 
 def _with_execute_bit(entry: FileEntry, mode: int) -> FileEntry:
-    """A diff speaks of the execute bit alone; the others are the file's own."""
+    """The entry with the execute bit of a diff's mode. A diff has no other bits of a mode."""
     if bool(entry.mode & stat.S_IXUSR) == bool(mode & stat.S_IXUSR):
         return entry
     readers = (entry.mode & 0o444) >> 2

@@ -1,7 +1,5 @@
-"""Finding files by name and by content, the same way wherever it runs: `glob`, `grep` and their ignore rules."""
+"""Finds files by content (`grep.grep`) and by name (`glob.glob`). Read `grep.py` first.
 
-from mulligan.files.search.glob import GlobResult, glob
-from mulligan.files.search.grep import GrepOptions, GrepResult, grep, render
-from mulligan.files.tree.ignore import IgnoreRules, is_ignored
-
-__all__ = ["GlobResult", "GrepOptions", "GrepResult", "IgnoreRules", "glob", "grep", "is_ignored", "render"]
+A pattern is parsed by `pattern`, which defines the language of grep. `ripgrep` and `native` are the two engines, and
+find the same lines.
+"""

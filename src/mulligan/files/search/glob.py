@@ -1,6 +1,6 @@
-"""Files by the shape of their paths, newest first.
+"""Finds files by a pattern for their paths, the newest first.
 
-Files by when they were modified, the newest first.
+`FileTimes` reads the modification times of matching files during the walk, and `Ranking` sorts the files by them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mulligan.values.globs import GlobError, GlobPattern, parse_glob
 from mulligan.values.limits import GLOB_RESULTS_DEFAULT
 from mulligan.values.paths import ROOT, RepoPath, name_of, parent_of, path_bytes
 
-# The path of a directory, and times of files in it by their names. Nobody changes it once it is made.
+# The path of a directory, and the times of its files by name. It never changes once it is made.
 Folder: TypeAlias = tuple[str, dict[str, int]]
 
 _FIRST_FILES = 256
@@ -32,49 +32,49 @@ _KIND_BITS, _REGULAR = stat.S_IFMT(0o777777), stat.S_IFREG
 
 
 class FileTimes:
-    """Asks the files of one shape for their times, directory by directory. `below`: where the part that counts begins.
+    """Reads the times of the files that match `shape`, directory by directory.
 
-    What a walk knows already is not asked again. A file with several names is asked always: a change through another
-    of them is not heard of.
+    The shape is compared with a path without its first `below` characters. Times that the walk has already are not read
+    again, except those of files with several names, because no watch reports a change through another name.
     """
 
     def __init__(self, shape: GlobPattern, below: int) -> None:
         self._shape = shape
         self._below = below
         self.folders: list[Folder] = []
-        # Whether these times hold for as long as the walk does.
+        # Whether these times stay valid as long as the walk.
         self.can_be_kept = True
 
     def visit(self, walk: Walk, path: str, kept: tuple[str, ...], opened: Callable[[], int]) -> None:
         names = self._matching(path, kept)
         if names:
-            self._ask(walk, path, names, opened)
+            self._read_times(walk, path, names, opened)
 
     def visit_all(self, root_fd: int, walk: Walk) -> None:
-        """Every directory of a complete walk."""
+        """Read the times in every directory of a complete walk."""
         with Handles(root_fd) as handles:
             for path, place in walk.places.items():
                 self.visit(walk, path, place.kept, lambda path=path: handles.directory(path))  # type: ignore[misc]
 
-    def ask_these(self, root_fd: int, walk: Walk, paths: Iterable[RepoPath]) -> None:
-        """Those of the files that match."""
+    def read_times_of(self, root_fd: int, walk: Walk, paths: Iterable[RepoPath]) -> None:
+        """Read the times of those of the paths that match."""
         folders: defaultdict[str, list[str]] = defaultdict(list)
         for path in paths:
             if self._shape.regex.match(path, self._below):
                 folders[parent_of(path)].append(name_of(path))
         with Handles(root_fd) as handles:
             for folder, names in folders.items():
-                self._ask(walk, folder, names, lambda folder=folder: handles.directory(folder))  # type: ignore[misc]
+                self._read_times(walk, folder, names, lambda folder=folder: handles.directory(folder))  # type: ignore[misc]
 
     def _matching(self, path: str, kept: tuple[str, ...]) -> list[str]:
         suffix = self._shape.suffix
-        if suffix is not None:  # `in` is several times as fast as `endswith`, and says no to most that do not match
+        if suffix is not None:  # `in` is several times as fast as `endswith` and rules out most names.
             return [name for name in kept if suffix in name and name.endswith(suffix)]
         prefix, match, below = _prefix(path), self._shape.regex.match, self._below
         return [name for name in kept if name[-1] != "/" and match(prefix + name, below)]
 
-    def _ask(self, walk: Walk, path: str, names: list[str], opened: Callable[[], int]) -> None:
-        """Write down the time of each of the files of a directory that is still there."""
+    def _read_times(self, walk: Walk, path: str, names: list[str], opened: Callable[[], int]) -> None:
+        """Note the time of each named file of a directory that still exists."""
         known = walk.times.get(path)
         times = {name: known[name] for name in names if name in known} if known else {}
         if len(times) < len(names):
@@ -84,12 +84,12 @@ class FileTimes:
                 linked = []
             if linked:
                 self.can_be_kept = False
-            walk.times[path] = _learned(known, times, linked)
+            walk.times[path] = _with_lasting(known, times, linked)
         self.folders.append((path, times))
 
 
 def _look(fd: int, names: list[str], times: dict[str, int]) -> list[str]:
-    """Add the times of the files that have none yet and are there. Returns those that go by other names too."""
+    """Add the times of existing files that have none yet. Returns the files with several names."""
     linked = []
     for name in names:
         if name in times:
@@ -105,14 +105,14 @@ def _look(fd: int, names: list[str], times: dict[str, int]) -> list[str]:
     return linked
 
 
-def _learned(known: dict[str, int] | None, times: dict[str, int], linked: list[str]) -> dict[str, int]:
-    """What was known with what may be remembered of the times."""
+def _with_lasting(known: dict[str, int] | None, times: dict[str, int], linked: list[str]) -> dict[str, int]:
+    """The known times and those of the new ones that stay valid."""
     lasting = {name: time_ns for name, time_ns in times.items() if name not in linked} if linked else times
     return known | lasting if known else lasting
 
 
 class Ranking:
-    """Files by time, the newest first, then by path bytes. Whoever wants only a few does not wait for the rest."""
+    """Files ordered by time, the newest first, then by path bytes. The first few are sorted without the rest."""
 
     def __init__(self, folders: list[Folder]) -> None:
         all_ns = sorted(chain.from_iterable(times.values() for _, times in folders))
@@ -123,7 +123,7 @@ class Ranking:
 
     def __iter__(self) -> Iterator[RepoPath]:
         yield from self._first
-        folders = self._folders  # before asking for the rest: another thread may make it and let them go
+        folders = self._folders  # Read before `_rest`, because another thread may set `_rest` and drop the folders.
         if self._rest is None:
             self._rest = _in_order(folders, -_EVER_NS, self._limit_ns)
             self._folders = []
@@ -147,7 +147,7 @@ def _prefix(path: str) -> str:
 
 @fast_dataclass(slots=True, frozen=True)
 class GlobResult:
-    """The files that match, newest first. `truncated`: there are more, or a limit kept the walk from its end."""
+    """The files that match, newest first. `truncated`: there are more, or a limit ended the walk."""
 
     paths: tuple[RepoPath, ...]
     truncated: bool
@@ -188,7 +188,7 @@ def glob(
             ranking, cut = _rank_all(root_fd, walk, shape, ages), False
         else:
             admitted = iter(filter(admits, walk))
-            ages.ask_these(root_fd, walk, list(islice(admitted, max_scan_files)))
+            ages.read_times_of(root_fd, walk, list(islice(admitted, max_scan_files)))
             ranking, cut = Ranking(ages.folders), next(admitted, None) is not None
         if walk.complete and enters is None:
             cache.remember(root_fd, walk)
@@ -198,7 +198,7 @@ def glob(
 
 
 def _rank_all(root_fd: int, walk: Walk, shape: GlobPattern, ages: FileTimes) -> Ranking:
-    """While walking, or of a walk that was complete from the start and perhaps was ranked so before."""
+    """The ranking of all files, read while walking. A cached walk may have the ranking already."""
     known = walk.memo.get(shape)
     if isinstance(known, Ranking):
         return known

@@ -1,4 +1,4 @@
-"""Lines by what is in them: the same answer from every engine."""
+"""Finds lines by regular expression. Every engine gives the same answer; `ripgrep` is used if it is installed."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from mulligan.values.errors import Refused
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.globs import GlobError, GlobPattern, parse_glob
 from mulligan.values.limits import GREP_RESULTS_DEFAULT, REGEX_TIMEOUT_S
-from mulligan.values.paths import ROOT, RepoPath, name_of, to_wire
+from mulligan.values.paths import ROOT, RepoPath, name_of
 
 Engine = Literal["ripgrep", "native"]
 
 
 class GrepOptions(TypedDict, total=False):
-    """What else can be asked of grep; see `_Asked` for what holds when it is not."""
+    """The options of grep. `_Asked` has their defaults."""
 
     glob_filter: str | None
     case_insensitive: bool
@@ -58,9 +58,9 @@ class _Asked:
 
 @fast_dataclass(slots=True, frozen=True)
 class GrepResult:
-    """The matching lines by path bytes, then line.
+    """The matching lines, ordered by path bytes and line.
 
-    `truncated`: there are more, one of them is cut, or a limit kept files unsearched.
+    `truncated`: there are more, one of them is cut, or a limit left files unsearched.
     """
 
     lines: tuple[Line, ...]
@@ -73,12 +73,12 @@ class GrepResult:
 
 
 def grep(root_fd: int, base: RepoPath, pattern: str, **options: Unpack[GrepOptions]) -> GrepResult:
-    """Search the text files below `base`, or the one file that it is, for lines that match.
+    """Search the text files below `base`, or the file `base`, for lines that match.
 
-    Without an `engine`, ripgrep if it is there. A `glob_filter` with a slash is matched against the path from the base,
-    one without against the name; `!` before it turns it round. Files beyond a scan limit, in order of paths, are not
-    searched; lines of files that `admits` denies are not found. Raises Refused: `invalid_regex`,
-    `invalid_glob_filter`, `regex_timeout`, or what `refusing_bad_base` says.
+    Without an `engine`, it uses ripgrep if that is installed. A `glob_filter` with a slash is compared with the path
+    from the base, one without a slash with the name; a leading `!` negates it. In the order of paths, files beyond a
+    scan limit are not searched; files that `admits` denies are left out. Raises Refused: `invalid_regex`,
+    `invalid_glob_filter`, `regex_timeout`, or a refusal of `refusing_bad_base`.
     """
     asked = _Asked(**options)
     searching = _Searching(asked, _job(root_fd, pattern, asked))
@@ -105,14 +105,9 @@ def _job(root_fd: int, pattern: str, asked: _Asked) -> SearchJob:
     )
 
 
-def render(result: GrepResult) -> str:
-    """`path:line:text` a line, as people and models read it."""
-    return "\n".join(f"{to_wire(line.path)}:{line.line_no}:{line.shown}" for line in result.lines)
-
-
 @fast_dataclass(slots=True, frozen=True)
 class FileFilter:
-    """Which files are wanted. `prefix` is the length of what comes before the part of a path that is matched."""
+    """Selects files by a glob filter. It compares a path without its first `prefix` characters."""
 
     shape: GlobPattern | None = None
     negated: bool = False
@@ -137,7 +132,7 @@ class FileFilter:
 
     @property
     def enters(self) -> Callable[[str], bool] | None:
-        """Where a walk need go, when that is not everywhere."""
+        """Tells whether a walk must enter a directory; None if it must enter all."""
         shape, prefix = self.shape, self.prefix
         if shape is None or self.negated or shape.starts_anywhere:
             return None
@@ -153,7 +148,7 @@ class _Searching:
         budget = _Budget(self.job.root_fd, self.asked)
         source = filter(wants, paths)
         if budget.is_limited:
-            source = filter(self.job.admits, source)  # what nobody may see must not use up what may be searched
+            source = filter(self.job.admits, source)  # Hidden files do not count against the scan limits.
         selection = Selection(budget.spend_on(source), wants, is_bounded=budget.is_limited)
         engine, found = self._run(selection, walk)
         lines = tuple(found[: self.asked.max_results])
@@ -170,7 +165,7 @@ class _Searching:
 
 
 class _Budget:
-    """How many files and bytes may still be searched."""
+    """The number of files and bytes that may still be searched."""
 
     def __init__(self, root_fd: int, asked: _Asked) -> None:
         self._root_fd = root_fd
@@ -183,7 +178,7 @@ class _Budget:
         return self._files is not None or self._bytes is not None
 
     def spend_on(self, paths: Iterable[RepoPath]) -> Iterator[RepoPath]:
-        """The paths, until one is more than is left."""
+        """The paths, until one exceeds the budget."""
         if not self.is_limited:
             yield from paths
             return

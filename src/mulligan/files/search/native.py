@@ -1,16 +1,12 @@
-"""The engine without ripgrep: RE2 searches whole files in this process.
+"""The search engine without ripgrep, and what both engines share: `SearchJob`, `Line`, and the base of a search.
 
-`search` answers grep; it takes a `SearchJob` and returns its lines. `Matcher` answers `snapshot.grep`, which also
-wants the column of each match. Both find lines with a `Finder`: `LiteralFinder` for plain text, `Re2Finder` for every
-other pattern. A finder is given blocks of whole lines, in which only the last line may lack its newline.
+`search` answers grep: it gets a `SearchJob` and returns its lines. `Matcher` answers `snapshot.grep`, which also wants
+the column of each match. Both find lines with a `Finder`: `LiteralFinder` for plain text, `Re2Finder` for every other
+pattern. A finder gets blocks of whole lines, in which only the last line may lack its newline.
 
 RE2 takes time linear in the text, so it needs no child process that can be killed. But it cannot be interrupted within
-a block, and the time for each byte grows with the pattern. So a wide pattern is searched for in smaller blocks, on a
-thread that the search stops waiting for when the time is over.
-
-What grep is asked and what it finds, the same for every engine.
-
-Where a search begins, and what is answered when it cannot begin there.
+a block, and the time for each byte grows with the pattern. So the engine searches for a wide pattern in smaller blocks,
+in a thread for which it stops waiting when the time is over.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ from mulligan.values.limits import BINARY_PROBE_BYTES, KIB_BYTES, MIB_BYTES, WHO
 from mulligan.values.paths import ROOT, RepoPath, name_of, parent_of
 
 TEXT_MAX_BYTES = 2_000
-# How much of a line is enough to know what is shown of it: room for a `\r` and one byte more.
+# The bytes of a line that decide what is shown of it: with a `\r`, and one byte more.
 READ_AHEAD_BYTES = TEXT_MAX_BYTES + 2
 
 BOM = b"\xef\xbb\xbf"
@@ -43,7 +39,7 @@ BOM = b"\xef\xbb\xbf"
 
 @fast_dataclass(slots=True, frozen=True)
 class Line:
-    """A line that matches. `text` is without line ending and byte order mark; `cut` when its end is not shown."""
+    """A line that matches. `text` has no line ending and no byte order mark; `cut` if its end is not shown."""
 
     path: RepoPath
     line_no: int
@@ -59,7 +55,7 @@ class Line:
 class SearchJob:
     """Find the first `limit` lines that match `tree`, in order, before `deadline_s` of the monotonic clock.
 
-    `admits` is asked only about files in which something was found: it may be slow.
+    `admits` tells whether the caller may see a file. It may be slow, so it is called only for files with a match.
     """
 
     root_fd: int
@@ -69,7 +65,7 @@ class SearchJob:
     admits: Callable[[RepoPath], bool]
 
     def left_s(self) -> float:
-        """Raises Refused `regex_timeout` when there is none."""
+        """The seconds that are left. Raises Refused `regex_timeout` if there are none."""
         left = self.deadline_s - monotonic_s()
         if left <= 0:
             raise too_slow()
@@ -78,16 +74,16 @@ class SearchJob:
 
 @dataclass(slots=True)
 class Selection:
-    """The files to search, in order, drawn one by one: those of a walk that are wanted, or just some."""
+    """The files to search, in order: those of a walk that `wants` accepts, or a list."""
 
     source: Iterable[RepoPath]
     wants: Callable[[RepoPath], bool]
-    # Whether a limit may end it before its source does.
+    # Whether a scan limit may end the selection before its source ends.
     is_bounded: bool = False
     _rest: Iterator[RepoPath] | None = None
 
     def __iter__(self) -> Iterator[RepoPath]:
-        """Each file once, whoever asks: a second loop goes on where the first stopped."""
+        """Each file once: a second loop continues where the first one stopped."""
         if self._rest is None:
             self._rest = iter(self.source)
         return self._rest
@@ -98,17 +94,17 @@ def too_slow() -> Refused:
 
 
 def is_binary(head: bytes) -> bool:
-    """Decided by the first bytes of a file."""
+    """Whether a file that begins with these bytes is binary."""
     return head.find(b"\0", 0, BINARY_PROBE_BYTES) >= 0
 
 
 def without_bom(text: bytes) -> bytes:
-    """A file from its beginning, as it is searched. One that holds nothing else has one empty line."""
+    """The beginning of a file without its byte order mark. A file with nothing else has one empty line."""
     return (text[len(BOM) :] or b"\n") if text.startswith(BOM) else text
 
 
 def shown_text(raw: bytes) -> tuple[bytes, bool]:
-    """What is shown of a line, and whether it is cut, given its first READ_AHEAD_BYTES."""
+    """The part of a line that is shown, and whether it is cut, given the first READ_AHEAD_BYTES of the line."""
     text = raw.removesuffix(b"\r") if len(raw) < READ_AHEAD_BYTES else raw
     if len(text) <= TEXT_MAX_BYTES:
         return text, False
@@ -118,18 +114,18 @@ def shown_text(raw: bytes) -> tuple[bytes, bool]:
     return text[:TEXT_MAX_BYTES], True
 
 
-# One for the process: it holds nothing but what the disk says again before it is used.
 SHARED_CACHE = TreeCache()
+"""The cache of this process. Callers with different rights can share it, because it only saves reading again."""
 
 
 def admit_all(path: RepoPath) -> bool:
-    """For a search in which nothing is hidden from whoever asks."""
+    """For a search in which the caller may see every file."""
     return True
 
 
 @contextmanager
 def refusing_bad_base(base: RepoPath) -> Iterator[None]:
-    """Turn what stops a search at its base into an outcome. Errors further down are the walk's to skip."""
+    """Turn an error at the base of a search into a refusal. The walk itself skips errors further down."""
     try:
         yield
     except OSError as error:
@@ -137,7 +133,7 @@ def refusing_bad_base(base: RepoPath) -> Iterator[None]:
 
 
 def base_is_directory(root_fd: int, base: RepoPath) -> bool:
-    """Raises OSError when there is neither a directory nor a regular file by that name."""
+    """Whether the base is a directory. Raises OSError if it is neither a directory nor a regular file."""
     if base == ROOT:
         return True
     with Handles(root_fd) as handles:
@@ -173,11 +169,11 @@ _SEEK_MIN_BYTES = 3
 
 class Finder(Protocol):
     def starts(self, block: bytes) -> Iterator[int]:
-        """Where the matching lines begin, in order."""
+        """The offset of each matching line, in order."""
         ...
 
     def first_in(self, line: bytes) -> int | None:
-        """Where the leftmost match in a line begins."""
+        """The offset of the leftmost match in a line."""
         ...
 
 
@@ -187,7 +183,7 @@ def finder_for(tree: Node) -> Finder:
 
 
 def _is_plain(tree: Node) -> bool:
-    """Whether the pattern is nothing but its characters."""
+    """Whether the pattern is plain text."""
     items = tree.items if isinstance(tree, Seq) else (tree,)
     return bool(items) and all(isinstance(item, Chars) and item.is_single for item in items)
 
@@ -205,7 +201,7 @@ class LiteralFinder:
 
 
 def _lines_with(block: bytes, literal: bytes) -> Iterator[tuple[int, int]]:
-    """Begin and end of every line that holds the literal."""
+    """Begin and end of every line that contains the literal."""
     at = 0
     while (hit := block.find(literal, at)) >= 0:
         end = block.find(b"\n", hit)
@@ -216,7 +212,7 @@ def _lines_with(block: bytes, literal: bytes) -> Iterator[tuple[int, int]]:
 
 class Re2Finder:
     def __init__(self, expression: str, literal: bytes) -> None:
-        import re2  # slow to load, and most commands do not search
+        import re2  # Imported here, because it is slow to load and most commands do not search.
 
         options = re2.Options()
         options.log_errors = False
@@ -243,7 +239,7 @@ class Re2Finder:
         while at < size and (hit := self._search(block, at)) is not None:
             start = hit.start()
             if start == size and block.endswith(b"\n"):
-                return  # after the last newline there is no line
+                return  # There is no line after the last newline.
             yield block.rfind(b"\n", 0, start) + 1
             end = block.find(b"\n", start)
             at = size if end < 0 else end + 1
@@ -330,7 +326,7 @@ class _FileSearch:
                 try:
                     self._search_file(handles, path)
                 except OSError:
-                    continue  # gone, unreadable or no longer a file: as if it were not there
+                    continue  # Another process has deleted or replaced it, or we may not read it.
                 if len(self.found) >= self.job.limit:
                     break
         return self.found
@@ -349,7 +345,7 @@ class _FileSearch:
             os.close(fd)
 
     def _blocks(self, fd: int, size: int) -> Iterator[bytes]:
-        """The bytes of a text file in blocks of whole lines, a line that is too long in pieces. Mostly one block."""
+        """The bytes of a text file in blocks of whole lines; a very long line comes in pieces. Mostly one block."""
         wanted = min(max(size + 1, BINARY_PROBE_BYTES), self.block_bytes)
         data = os.read(fd, wanted)
         if is_binary(data):
@@ -370,7 +366,7 @@ class _FileSearch:
             yield pending
 
     def _search_block(self, block: bytes, path: RepoPath, line_no: int) -> bool:
-        """Whether to go on with the file."""
+        """Add the lines of a block. False: the rest of the file need not be searched."""
         starts = self.finder.starts(block)
         first = next(starts, None)
         if first is None:
@@ -382,7 +378,7 @@ class _FileSearch:
             line_no += block.count(b"\n", counted, begin)
             counted = begin
             if begin == 0 and self._has_last(path, line_no):
-                continue  # a piece further on of the same line
+                continue  # This is a later piece of a line that was added already.
             self.found.append(Line(path, line_no, *shown_text(_raw_line(block, begin))))
             if len(self.found) >= self.job.limit:
                 return False

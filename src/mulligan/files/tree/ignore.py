@@ -32,7 +32,6 @@ from mulligan.files.kernel import real_path_of
 from mulligan.files.tree.directories import OPEN_DIRECTORY, Handles, read_regular
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.limits import MIB_BYTES
-from mulligan.values.paths import ROOT
 
 SPECIAL = frozenset(b"*?[\\")
 
@@ -537,31 +536,3 @@ def rules_inside(above: Above) -> IgnoreRules:
     for name, sources in above:
         rules = rules.with_sources(sources).child(name)
     return rules
-
-
-def is_ignored(root: str | bytes | os.PathLike[str], path: str, is_dir: bool) -> bool:
-    """Whether `path` below `root` is ignored, by itself or by a directory above it."""
-    root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        return is_ignored_below(root_fd, path, is_dir)
-    finally:
-        os.close(root_fd)
-
-
-def is_ignored_below(root_fd: int, path: str, is_dir: bool) -> bool:
-    """`is_ignored` for a root that is already open."""
-    *above, name = [name for name in path.split("/") if name not in ("", ".")] or [ROOT]
-    with Handles(root_fd) as handles:
-        rules = rules_inside(read_above(root_fd)).with_sources(_sources_at(handles, "."))
-        for depth, directory in enumerate(above):
-            if rules.ignores(directory, is_dir=True):
-                return True
-            rules = rules.child(directory, _sources_at(handles, "/".join(above[: depth + 1])))
-    return rules.ignores(name, is_dir)
-
-
-def _sources_at(handles: Handles, directory: str) -> IgnoreSources:
-    try:
-        return read_sources(handles.directory(directory), (GIT_IGNORE, OWN_IGNORE, ".git"))
-    except OSError:
-        return NO_SOURCES
