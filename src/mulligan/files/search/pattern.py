@@ -1,8 +1,8 @@
-"""The one regular-expression language of grep: what RE2 and Rust's regex both accept and both read the same way.
+"""The regular-expression language of grep: what RE2 and Rust's regex both accept and both read in the same way.
 
-A pattern is parsed here and never shown to an engine as it was written: engines get a spelling (`spelling.py`) of the
-tree made here, in which every class is a plain set of code points. What only one of the two accepts, or what they
-read differently, is refused with `invalid_regex`, whichever engine would have run. Rules:
+An engine never gets a pattern as the caller wrote it. Mulligan parses the pattern into a tree, in which every class is
+a set of code points, and writes the tree again for each engine. What only one engine accepts, or what they read
+differently, is refused with `invalid_regex`, whichever engine would run. Rules:
 
  * Each line is searched by itself, without its `\\n` or `\\r\\n` and without a byte order mark: `^` and `\\A` are its
    beginning, `$` and `\\z` its end. A newline in a pattern is refused; the flags `m`, `s` and `U` change nothing.
@@ -10,22 +10,17 @@ read differently, is refused with `invalid_regex`, whichever engine would have r
  * `\\r` is matched where it is written as a single character, never by `.`, a range or a named or negated class.
  * Bytes that are not UTF-8 are matched by nothing.
 
-The tree of a regular expression: what is left when every way of writing it is gone.
+A set is a tuple of sorted, disjoint ranges, without surrogates, because no file in UTF-8 contains one. Engines disagree
+on the members of `\\w` and `\\p{Lu}` and on "the same letter in the other case", by design or because their Unicode
+versions differ. So Mulligan decides this once, here.
 
-Sets of code points, as sorted, disjoint ranges. Surrogates are never members: no file in UTF-8 holds one.
+The two spellings of a tree match the same lines at the same places. The end of a line takes an optional `\\r` with it.
+Ripgrep reads files from their first byte, so its beginning of a line takes an optional byte order mark; the caller must
+check lines with one again. Greediness is left out, because it cannot change whether a line matches.
 
-Regular-expression engines disagree on what `\\w`, `\\p{Lu}` or "the same letter in the other case" are, by design and
-by the Unicode version they were built with. So we decide it here, once, and hand every engine plain ranges.
-
-A pattern's tree, spelled for each engine. The spellings mean the same, set for set and place for place.
-
-The end of a line takes an optional `\\r` with it, so that files with it are searched like files without. Ripgrep sees
-files from their first byte, so for it the beginning of a line takes an optional byte order mark; whoever asks it has to
-look again at lines that have one. Greed is not spelled: it cannot change whether a line matches.
-
-Ranges of the scripts that `\\p{Name}` may name. Facts of the Unicode Character Database, version 15.
-
-Only scripts that people search for in source trees. Python carries no such table, and those of engines differ.
+The table below has the ranges of the scripts that `\\p{Name}` may name, from version 15 of the Unicode Character
+Database: only scripts that people search for in source trees. Python has no such table, and those of the engines
+differ.
 """
 
 from __future__ import annotations
@@ -156,7 +151,7 @@ def contains(members: CharSet, code: int) -> bool:
 
 
 def fold(members: CharSet) -> CharSet:
-    """The set with every letter's other cases, by Unicode simple case folding (`k` brings `K` and the Kelvin sign)."""
+    """The set with every letter's other cases, by Unicode simple case folding (for `k`: `K` and the Kelvin sign)."""
     orbits = _ascii_orbits() if not members or members[-1][1] < 0x80 else _orbits()
     extra = [(other, other) for code, orbit in orbits.items() if contains(members, code) for other in orbit]
     return charset([*members, *extra]) if extra else members
@@ -164,7 +159,7 @@ def fold(members: CharSet) -> CharSet:
 
 @lru_cache(maxsize=1)
 def _ascii_orbits() -> dict[int, tuple[int, ...]]:
-    """Folding of ASCII alone, known without a walk through Unicode."""
+    """The cases of ASCII letters alone, because computing those of all Unicode is slow."""
     beyond = {"k": "\u212a", "s": "\u017f"}
     letters = [(c, c.upper(), *beyond.get(c, "")) for c in "abcdefghijklmnopqrstuvwxyz"]
     return {ord(c): tuple(map(ord, group)) for group in letters for c in group}
@@ -217,7 +212,7 @@ def unicode_property(name: str) -> CharSet | None:
 
 @lru_cache(maxsize=1)
 def _categories() -> dict[str, CharSet]:
-    """Without `C`, `Cn` and `Cs`, on whose members engines disagree."""
+    """The general categories, without `C`, `Cn` and `Cs`, on whose members engines disagree."""
     found: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for code in range(LAST + 1):
         name = unicodedata.category(chr(code))
@@ -244,7 +239,7 @@ class Chars:
 
 @fast_dataclass(slots=True, frozen=True)
 class LineAnchor:
-    """A place between two characters: `start` or `end` of the line, `word` boundary, `not_word` boundary."""
+    """A position between two characters: `start` or `end` of the line, a `word` boundary, or `not_word`."""
 
     kind: str
 
@@ -281,7 +276,7 @@ def cost_of(node: Node) -> int:
 
 
 def steps_of(node: Node) -> int:
-    """About how many places of the pattern a search can be in at once."""
+    """About how many positions of the pattern a search can be in at once."""
     if isinstance(node, Chars | LineAnchor):
         return 1
     if isinstance(node, Repeat):
@@ -302,17 +297,17 @@ _RUST_ANCHORS = _RE2_ANCHORS | {"start": r"(?:(?m:^)\x{feff}?)", "word": r"(?-u:
 
 
 def for_re2(tree: Node) -> str:
-    """For RE2 in its default, UTF-8 mode."""
+    """The pattern for RE2 in its default UTF-8 mode."""
     return _spell(tree, _RE2_ANCHORS)
 
 
 def for_rust(tree: Node) -> str:
-    """For ripgrep's default engine, whatever its flags say about lines. Finds more in lines that begin with U+FEFF."""
+    """The pattern for ripgrep's default engine. It also matches some lines that begin with U+FEFF and should not."""
     return _spell(tree, _RUST_ANCHORS)
 
 
 def required_literal(tree: Node) -> bytes:
-    """The longest text found that every matching line holds; empty when there is none to be sure of."""
+    """A text that every matching line contains, as long as possible; empty if none is certain."""
     return max(_literal_runs(tree), key=len, default="").encode()
 
 
@@ -344,7 +339,7 @@ def _spell(node: Node, anchors: dict[str, str]) -> str:
 
 
 def _starts_first(items: tuple[Node, ...]) -> Iterator[Node]:
-    """Anchors side by side hold at one place, in any order: that behind the mark which ripgrep's `start` steps over."""
+    """Adjacent anchors in an order that works: `start` first, because ripgrep's may skip a byte order mark."""
     for _, run in groupby(items, key=lambda item: isinstance(item, LineAnchor)):
         yield from sorted(run, key=lambda item: isinstance(item, LineAnchor) and item.kind != "start")
 
@@ -383,7 +378,7 @@ REPEAT_MAX = 1000
 DEPTH_MAX = 100
 COST_MAX = 60_000
 PATTERN_MAX_CHARACTERS = 10_000
-# What fits into one argument of a command, with room to spare.
+# This fits into one argument of a command.
 SPELLING_MAX_CHARACTERS = 100_000
 
 
@@ -421,7 +416,7 @@ def parse(pattern: str, *, case_insensitive: bool = False) -> Node:
 
 
 def _check_repeats(node: Node, budget: int) -> None:
-    """RE2 divides its bound by every count on the way down."""
+    """Refuse what RE2 refuses: it divides its bound by each count around a repetition."""
     if isinstance(node, Repeat) and (node.low, node.high) not in ((0, None), (1, None), (0, 1)):
         budget //= max(1, node.low, node.high or 0)
         if not budget:
@@ -435,12 +430,12 @@ def _refuse(why: str) -> NoReturn:
 
 
 def _implied(members: CharSet) -> CharSet:
-    """A set that the pattern names without spelling its members out."""
+    """The set of a class whose members the pattern does not list. It has no line ends."""
     return minus(members, _LINE_ENDS)
 
 
 class _Parser:
-    """Recursive descent; each method stands on the first character of what it reads and leaves after the last."""
+    """A recursive-descent parser. Each method reads from the first character of its part to the last."""
 
     def __init__(self, text: str, folding: bool) -> None:
         self.text = text
@@ -493,7 +488,7 @@ class _Parser:
         return items[0] if len(items) == 1 else Seq(tuple(items))
 
     def atom(self, depth: int) -> Node | None:
-        """One thing that can be repeated; None for a group that only sets flags."""
+        """One item that can be repeated; None for a group that only sets flags."""
         character = self.next("an expression")
         if character == "(":
             return self.group(depth)
@@ -560,7 +555,7 @@ class _Parser:
         return node
 
     def opening(self) -> bool:
-        """What follows `(?`. False when it was a group of flags without a body, which speak on to the group's end."""
+        """Read what follows `(?`. False for flags without a body; they apply until the surrounding group ends."""
         start = self.at - 2
         for prefix, what in _FOREIGN_GROUPS.items():
             if self.text.startswith(prefix, start):
@@ -592,7 +587,7 @@ class _Parser:
         return flag == ":"
 
     def escape(self) -> Node:
-        """After a backslash, outside brackets."""
+        """Read an escape outside brackets, after its backslash."""
         character = self.text[self.at : self.at + 1]
         if character not in _ANCHOR_ESCAPES or not character:
             members = self.class_escape()
@@ -603,7 +598,7 @@ class _Parser:
         return LineAnchor(_ANCHOR_ESCAPES[character])
 
     def class_escape(self) -> CharSet | None:
-        """`\\d` and its kin, `\\p{…}`; None when something else follows the backslash."""
+        """Read a class such as `\\d` or `\\p{…}`; None if something else follows the backslash."""
         character = self.text[self.at : self.at + 1]
         if not character or character not in "dwspDWSP":
             return None
@@ -643,7 +638,7 @@ class _Parser:
         return chr(int(digits, 16))
 
     def bracket(self) -> CharSet:
-        """After `[`."""
+        """Read a bracket expression, after its `[`."""
         negated = self.take("^")
         members: list[CharSet] = []
         if self.take("]"):

@@ -1,21 +1,20 @@
-"""The engine that runs ripgrep, and trusts it with nothing but speed.
+"""The search engine that runs ripgrep. Mulligan uses it for its speed and checks everything that it reports.
 
-Ripgrep says where lines match; what is shown is read by us, through descriptors that follow no symlink, and a file in
-which a line is not as ripgrep saw it is searched again by the native engine. So is every large file: ripgrep would read
-a binary one to its end, and hold a line of any length in memory. And one with a hit in a line that begins with a byte
-order mark, which to ripgrep is a character that any line may begin with.
+Ripgrep reports where lines match. Mulligan reads these lines itself, through descriptors that follow no symbolic link.
+The native engine searches a file again if
 
-Order and an early end go together so: the first files are handed over by name, and often they are enough. For the rest
-ripgrep walks by itself, which is faster than naming every file, and what we did not select is dropped. It sets out
-before we walk ourselves. If it is back soon, only the files it found something in are judged; if not, we walk too, and
-it is called back should it turn out that it went where it had no business.
+* a line in it is not as ripgrep reported it;
+* it is large: ripgrep would read a binary file to its end, and hold a line of any length in memory;
+* a found line begins with a byte order mark, which for ripgrep is a character that may begin any line.
 
-A ripgrep at work: how it is asked, how long it may take, what its answer means.
+The answer has the first lines in the order of paths, and the search should end early. So `_Search` names the first
+files to ripgrep; often they are enough. For the rest ripgrep walks the tree by itself, which is faster than naming
+every file, and Mulligan drops what it did not select. This second process starts before Mulligan's own walk (`_Ahead`).
+If it ends within PATIENCE_S, Mulligan checks only the files in which it found something. If not, Mulligan walks the
+tree too, and stops ripgrep if it goes into directories that Mulligan ignores.
 
-Its ignore rules, which are not quite git's, its configuration, its idea of binary files and its transcoding are all
-switched off.
-
-Whether a walk would come across a file, asked for a few without walking.
+Ripgrep's own ignore rules (which differ from git's), configuration, detection of binary files and transcoding are
+switched off. `WalkRules` tells for a few files, without walking, whether a walk would list them.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from mulligan.values.limits import BINARY_PROBE_BYTES, KIB_BYTES, MIB_BYTES, WHO
 from mulligan.values.paths import ROOT, RepoPath, join, name_of, parent_of, path_bytes
 
 OUTPUT_MAX_BYTES = 32 * MIB_BYTES
-# Longer lines are not printed; the place is enough.
+# Ripgrep prints no longer lines; their offsets are enough.
 COLUMNS_MAX = 1_000
 
 _OPTIONS = (
@@ -64,7 +63,7 @@ _OPTIONS = (
 
 
 class Hit(NamedTuple):
-    """A matching line as ripgrep saw it. `text` may be a note that the line was too long to print."""
+    """A matching line as ripgrep reports it. `text` may be a note that the line is too long to print."""
 
     line_no: int
     offset: int
@@ -73,9 +72,10 @@ class Hit(NamedTuple):
 
 @dataclass(slots=True)
 class Hits:
-    """What was found, by path from the root. `all_named`: no file found has a name that the output cannot carry.
+    """The matches by path from the root.
 
-    `unasked`: files that were not to be searched.
+    `all_named`: no file with a match has a newline in its name, which the output cannot show. `unasked`: files that
+    ripgrep did not search.
     """
 
     by_path: dict[str, list[Hit]] = field(default_factory=dict)
@@ -84,11 +84,11 @@ class Hits:
 
 
 class TooMuchOutputError(Exception):
-    """More came than can be of use."""
+    """Ripgrep reports more matches than the answer can have."""
 
 
 def find_ripgrep() -> str | None:
-    """The program: beside this interpreter, where the `search` extra puts it, else on the PATH."""
+    """The path of ripgrep: beside this interpreter, where the `search` extra installs it, else on the PATH."""
     folders = [os.path.join(sys.prefix, "bin"), *os.environ.get("PATH", "").split(os.pathsep)]
     for folder in folders:
         program = os.path.join(folder, "rg")
@@ -98,7 +98,7 @@ def find_ripgrep() -> str | None:
 
 
 class RipgrepRun:
-    """One process. Leave `with`, and it has ended."""
+    """One ripgrep process, which ends with its `with` block at the latest."""
 
     def __init__(self, job: SearchJob, program: str, paths: Sequence[bytes], *, options: Sequence[str] = ()) -> None:
         self._job = job
@@ -123,9 +123,9 @@ class RipgrepRun:
         return self._process.poll() is not None
 
     def hits(self, patience_s: float | None = None) -> Hits | None:
-        """All that it finds; None when it takes longer than that, and then it may be asked again.
+        """All matches; None if it takes longer than `patience_s`. Then this may be called again.
 
-        Raises TooMuchOutput, and Refused: `regex_timeout`, `invalid_regex`.
+        Raises TooMuchOutputError, and Refused: `regex_timeout`, `invalid_regex`.
         """
         if not self._drain(None if patience_s is None else monotonic_s() + patience_s):
             return None
@@ -137,7 +137,7 @@ class RipgrepRun:
         return _parse(b"".join(self._chunks))
 
     def _drain(self, until_s: float | None) -> bool:
-        """Whether all output has come."""
+        """Read the output until `until_s`. Whether it is complete."""
         assert self._process.stdout is not None
         fd = self._process.stdout.fileno()
         poll = select.poll()
@@ -159,7 +159,7 @@ class RipgrepRun:
                 raise TooMuchOutputError
 
     def _check(self, returncode: int) -> None:
-        """Code 2 also means that a file could not be read, which is no matter; or that the pattern was refused."""
+        """Exit code 2 means that a file could not be read, which is fine, or that ripgrep refused the pattern."""
         if returncode in (0, 1):
             return
         if returncode != 2:
@@ -176,7 +176,7 @@ class RipgrepRun:
 
 
 def _start(root_fd: int, command: list[str | bytes]) -> subprocess.Popen[bytes]:
-    """In the root by its descriptor, not by its name."""
+    """Start a command in the root, which it reaches by its descriptor and not by its name."""
     on_linux = os.path.isdir("/proc/self/fd")
     return subprocess.Popen(
         command,
@@ -190,7 +190,7 @@ def _start(root_fd: int, command: list[str | bytes]) -> subprocess.Popen[bytes]:
 
 
 def _parse(output: bytes) -> Hits:
-    """`./path NUL line:offset:text` by path. A line that is not of this form is part of a name with a newline in it."""
+    """Parse rows `./path NUL line:offset:text`. Another row is a part of a name that contains a newline."""
     hits = Hits()
     for row in output.split(b"\n")[:-1]:
         path, _, rest = row.partition(b"\0")
@@ -205,7 +205,7 @@ def _parse(output: bytes) -> Hits:
 
 
 class WalkRules:
-    """Answers for one plan. The ignore files on the way are read once."""
+    """Tells which files a walk with this plan would list. It reads each ignore file once."""
 
     def __init__(self, root_fd: int, plan: WalkPlan) -> None:
         self._handles = Handles(root_fd)
@@ -219,12 +219,12 @@ class WalkRules:
         self._handles.__exit__(kind, error, tb)
 
     def holds(self, path: RepoPath) -> bool:
-        """Whether nothing on the way from the base to this file is ignored, nor the file. It may still be no file."""
+        """Whether neither the path nor a directory between it and the base is ignored. The path may not exist."""
         rules = self._rules_in(parent_of(path))
         return rules is not None and not rules.ignores(name_of(path), is_dir=False)
 
     def _rules_in(self, directory: RepoPath) -> IgnoreRules | None:
-        """The rules inside a directory; None when a walk would not enter it."""
+        """The rules inside a directory; None if a walk would not enter it."""
         missing = [directory]
         while missing[-1] not in self._inside and missing[-1] != self._plan.base:
             missing.append(parent_of(missing[-1]))
@@ -247,13 +247,11 @@ class WalkRules:
             return None
 
 
-__all__ = ["find_ripgrep", "search"]
-
 FIRST_FILES = 128
 BATCH_FILES = 2_048
 BATCH_BYTES = 96 * KIB_BYTES
 PRUNED_MAX = 1_000
-# How long ripgrep goes alone. After that it may be somewhere where it had better not be, and we find out.
+# How long ripgrep walks alone. After that Mulligan checks whether it is in ignored directories.
 PATIENCE_S = 0.4
 
 _PLAIN_PATH = re.compile(r"[\w./@+-]+", re.ASCII)
@@ -269,7 +267,7 @@ def search(job: SearchJob, selection: Selection, program: str, walk: Walk | None
 
 @dataclass(slots=True)
 class _Ahead:
-    """A ripgrep that walks by itself, and how many directories we knew to leave out when it set out."""
+    """A ripgrep that walks by itself, and the number of ignored directories that were known when it started."""
 
     run: RipgrepRun
     walk: Walk
@@ -282,7 +280,7 @@ class _Ahead:
         self.run.__exit__(kind, error, tb)
 
     def hits(self, job: SearchJob) -> Hits | None:
-        """What it finds, if it goes nowhere it should not, or is back already. Else it is called back."""
+        """All matches, if it has ended or enters no ignored directory. Otherwise Mulligan stops it: None."""
         if self.walk.complete and (self.excluded == len(self.walk.pruned) or self.run.has_ended):
             hits = self.run.hits(PATIENCE_S)
             if hits is not None or not _large_files(job, self.walk):
@@ -298,24 +296,24 @@ class _Search:
 
     def run(self, selection: Selection, walk: Walk | None) -> list[Line]:
         first = list(islice(selection, FIRST_FILES))
-        with self._set_out_early(first, selection, walk) as ahead:
+        with self._start_early(first, selection, walk) as ahead:
             found = self._by_name(first, self.job.limit)
             wanted = self.job.limit - len(found)
             if wanted <= 0 or len(first) < FIRST_FILES:
                 return found
             return found + self._after(first[-1], selection, wanted, walk=walk, ahead=ahead)
 
-    def _set_out_early(
+    def _start_early(
         self, first: list[RepoPath], selection: Selection, walk: Walk | None
     ) -> AbstractContextManager[_Ahead | None]:
-        """When there is more to search than the first files, and it seems that most of the tree is."""
+        """Start it if more than the first files must be searched, and apparently most of the tree."""
         if walk is None or selection.is_bounded or len(first) < FIRST_FILES:
             return nullcontext()
-        came_across = next(number for number, path in enumerate(walk, 1) if path == first[-1])
-        return self._set_out(walk) if _is_worth_walking(walk, len(first), came_across) else nullcontext()
+        searched = next(number for number, path in enumerate(walk, 1) if path == first[-1])
+        return self._start_walking(walk) if _is_worth_walking(walk, len(first), searched) else nullcontext()
 
-    def _set_out(self, walk: Walk, *options: str) -> _Ahead:
-        """Over the whole tree but for the directories known to be left out."""
+    def _start_walking(self, walk: Walk, *options: str) -> _Ahead:
+        """Start ripgrep on the whole tree, without the directories that are known to be ignored."""
         excluded = [f"--glob=!/{path}" for path in walk.pruned if _PLAIN_PATH.fullmatch(path)]
         base = "./" if walk.plan.base == ROOT else f"./{walk.plan.base}/"
         where = [base.encode("utf-8", "surrogateescape")]
@@ -329,9 +327,9 @@ class _Search:
         try:
             soon = None if ahead is None or ahead.walk.complete else ahead.run.hits(PATIENCE_S)
         except TooMuchOutputError:
-            return self._in_batches(selection, wanted)  # so many lines match that the first few batches will do
+            return self._in_batches(selection, wanted)  # So many lines match that the first few batches are enough.
         if soon is not None and soon.all_named and walk is not None:
-            return self._judged(soon, last, selection, walk=walk, wanted=wanted)
+            return self._after_rules(soon, last, selection, walk=walk, wanted=wanted)
         rest = list(selection)
         try:
             hits = self._by_walking(len(rest), walk, ahead) if soon is None else soon
@@ -339,8 +337,8 @@ class _Search:
             hits = None
         return self._in_batches(rest, wanted) if hits is None else self._confirmed(rest, hits, wanted)
 
-    def _judged(self, hits: Hits, last: RepoPath, selection: Selection, *, walk: Walk, wanted: int) -> list[Line]:
-        """The lines of those files that the selection would have come to."""
+    def _after_rules(self, hits: Hits, last: RepoPath, selection: Selection, *, walk: Walk, wanted: int) -> list[Line]:
+        """The lines of those files that the selection contains."""
         raw_last = path_bytes(last)
         after = sorted((raw, path) for path in map(RepoPath, hits.by_path) if (raw := path_bytes(path)) > raw_last)
         with WalkRules(self.job.root_fd, walk.plan) as reach:
@@ -348,13 +346,13 @@ class _Search:
             return self._confirmed(paths, hits, wanted)
 
     def _by_walking(self, wanted: int, walk: Walk | None, ahead: _Ahead | None) -> Hits | None:
-        """What ripgrep finds on its own way; None when it should not take that."""
+        """The matches of a ripgrep that walks by itself; None if naming the files is better."""
         hits = None if ahead is None else ahead.hits(self.job)
         if hits is not None or walk is None or not walk.complete:
             return hits
         if not _is_worth_walking(walk, wanted, walk.file_count):
             return None
-        with self._set_out(walk, f"--max-filesize={WHOLE_MAX_BYTES}") as again:
+        with self._start_walking(walk, f"--max-filesize={WHOLE_MAX_BYTES}") as again:
             large = frozenset(_large_files(self.job, walk))
             hits = again.run.hits()
         return None if hits is None else replace(hits, unasked=large)
@@ -379,7 +377,7 @@ class _Search:
             return run.hits() or Hits()
 
     def _confirmed(self, paths: Iterable[RepoPath], hits: Hits, wanted: int) -> list[Line]:
-        """The lines of those of the paths that were hit, read by us, up to `wanted`."""
+        """Up to `wanted` lines of those paths with matches. Mulligan reads them itself."""
         found: list[Line] = []
         doubtful: list[RepoPath] = []
         with Handles(self.job.root_fd) as handles:
@@ -397,19 +395,19 @@ class _Search:
         return found[:wanted]
 
     def _lines_of(self, handles: Handles, path: RepoPath, hits: list[Hit] | None) -> list[Line] | None:
-        """`hits` is None for a file that ripgrep did not search, or whose name its output cannot carry."""
+        """`hits` is None for a file that ripgrep did not search, or whose name its output cannot show."""
         self.job.left_s()
         return None if hits is None else _read_lines(handles, path, hits)
 
 
-def _is_worth_walking(walk: Walk, wanted: int, came_across: int) -> bool:
-    """Whether most of what ripgrep would come across by itself is wanted, as far as we know."""
+def _is_worth_walking(walk: Walk, wanted: int, searched: int) -> bool:
+    """Whether most of the files that ripgrep would search by itself are wanted, as far as Mulligan knows."""
     excludable = len(walk.pruned) <= PRUNED_MAX and sum(map(len, walk.pruned)) <= BATCH_BYTES
-    return excludable and 2 * wanted >= came_across and walk.ignored_files <= walk.file_count
+    return excludable and 2 * wanted >= searched and walk.ignored_files <= walk.file_count
 
 
 def _batches(paths: Iterable[RepoPath]) -> Iterator[list[RepoPath]]:
-    """In order, each small enough for a command line."""
+    """The paths in order, in lists that are short enough for a command line."""
     batch: list[RepoPath] = []
     size = 0
     for path in paths:
@@ -423,7 +421,7 @@ def _batches(paths: Iterable[RepoPath]) -> Iterator[list[RepoPath]]:
 
 
 def _large_files(job: SearchJob, walk: Walk) -> list[RepoPath]:
-    """Those that ripgrep would come across, wanted or not."""
+    """The large files that ripgrep would search, wanted or not."""
     found: list[RepoPath] = []
     with Handles(job.root_fd) as handles:
         for folder, place in walk.places.items():
@@ -434,7 +432,7 @@ def _large_files(job: SearchJob, walk: Walk) -> list[RepoPath]:
 
 
 def _read_lines(handles: Handles, path: RepoPath, hits: list[Hit]) -> list[Line] | None:
-    """The lines that were hit; None when the file is large, or for one of them it takes more than ripgrep's word."""
+    """The matching lines; None if the native engine must search the file."""
     try:
         fd = handles.open_file(path)
     except OSError:

@@ -6,7 +6,6 @@ import errno
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import replace
 from threading import Lock
 from typing import Any
@@ -40,7 +39,7 @@ NAMES_ASKED_MAX = 1_000
 _Key = tuple[int, int, RepoPath, bool]
 
 
-class _Kept:
+class _CachedWalk:
     """A complete walk with the watch on its tree, and the changes reported since it began."""
 
     def __init__(self, walk: Walk, watch: Watch | None) -> None:
@@ -62,7 +61,7 @@ class _Kept:
                     self.watch = None
             return self.walk, None if self.watch is None else self.changes.since(0), self.count
 
-    def settle(self, walk: Walk) -> None:
+    def replace(self, walk: Walk) -> None:
         """Replace the walk by a later complete one, which includes every change reported before it began."""
         with self.lock:
             if walk.number > self.walk.number:
@@ -76,7 +75,7 @@ class TreeCache:
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._lock = Lock()
-        self._kept: OrderedDict[_Key, _Kept] = OrderedDict()
+        self._walks: OrderedDict[_Key, _CachedWalk] = OrderedDict()
 
     def walk(self, root_fd: int, base: RepoPath, *, include_ignored: bool = False, ways: WalkScope = ALL_WAYS) -> Walk:
         """The walk of the files below `base`. If nothing changed since the last one, it is complete; else it has not
@@ -84,14 +83,14 @@ class TreeCache:
 
         Raises OSError when the base cannot be opened as a directory.
         """
-        kept = self._find(_key(root_fd, base, include_ignored))
+        cached = self._find(_key(root_fd, base, include_ignored))
         plan = plan_walk(root_fd, base, include_ignored=include_ignored)
         wants_watch = ways.goes_everywhere and ways.visitor is not None
-        if kept is None:
+        if cached is None:
             watch = start_watch() if wants_watch else None
             return start_walk(root_fd, Walk(plan, watch=watch), self._clock, ways=ways)
-        old, changes, number = kept.hear()
-        walk = Walk(plan, watch=kept.watch, number=number)
+        old, changes, number = cached.hear()
+        walk = Walk(plan, watch=cached.watch, number=number)
         if old.plan.chain != plan.chain or not _is_at(root_fd, old):
             return start_walk(root_fd, walk, self._clock, ways=ways)
         walk.plan = old.plan
@@ -110,32 +109,32 @@ class TreeCache:
         key = _key(root_fd, walk.plan.base, walk.plan.include_ignored)
         watch, walk.watch = walk.watch, None
         with self._lock:
-            kept = self._kept.get(key)
-            if watch is not None and watch.is_kept and (kept is None or kept.watch is not watch):
+            cached = self._walks.get(key)
+            if watch is not None and watch.is_kept and (cached is None or cached.watch is not watch):
                 return  # The walk of this watch was dropped, and with it the changes that were read before.
-            if kept is None or (kept.walk is not walk and kept.watch is not watch):
+            if cached is None or (cached.walk is not walk and cached.watch is not watch):
                 big_enough = len(walk.places) >= DIRECTORIES_MIN
-                self._kept[key] = _Kept(walk, watch if big_enough else None)
+                self._walks[key] = _CachedWalk(walk, watch if big_enough else None)
             else:
-                kept.settle(walk)
-            self._kept.move_to_end(key)
+                cached.replace(walk)
+            self._walks.move_to_end(key)
             self._forget_some()
 
     def _forget_some(self) -> None:
-        while len(self._kept) > CACHED_WALKS_MAX or self._file_count() > CACHED_FILES_MAX:
-            self._kept.popitem(last=False)
-        watched = [kept for kept in self._kept.values() if kept.watch is not None]
-        for kept in watched[:-WATCHED_WALKS_MAX]:
-            kept.watch = None
+        while len(self._walks) > CACHED_WALKS_MAX or self._file_count() > CACHED_FILES_MAX:
+            self._walks.popitem(last=False)
+        watched = [cached for cached in self._walks.values() if cached.watch is not None]
+        for cached in watched[:-WATCHED_WALKS_MAX]:
+            cached.watch = None
 
     def _file_count(self) -> int:
-        return sum(kept.walk.file_count for kept in self._kept.values())
+        return sum(cached.walk.file_count for cached in self._walks.values())
 
-    def _find(self, key: _Key) -> _Kept | None:
+    def _find(self, key: _Key) -> _CachedWalk | None:
         with self._lock:
-            found = self._kept.get(key)
+            found = self._walks.get(key)
             if found is not None:
-                self._kept.move_to_end(key)
+                self._walks.move_to_end(key)
             return found
 
 
@@ -310,6 +309,3 @@ def bytes_at(handles: Handles, path: RepoPath) -> bytes:
 
 def _stamp(status: os.stat_result) -> Stamp:
     return (*stamp_of(status), status.st_size, status.st_mode)
-
-
-Look = Callable[[RepoPath], PathState]
