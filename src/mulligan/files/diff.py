@@ -29,7 +29,7 @@ from mulligan.values.limits import BINARY_PROBE_BYTES
 from mulligan.values.paths import ROOT, RepoPath, path_bytes, path_from_bytes
 from mulligan.values.text import is_utf8
 
-# A name as a patch has it, decoded like a path but not admitted as one.
+# A file name of a patch, decoded like a path, but not checked to be one.
 PatchName = NewType("PatchName", str)
 
 DEV_NULL = b"/dev/null"
@@ -41,7 +41,7 @@ _ESCAPED_AS = {code: b"\\" + letter for letter, code in _LETTERS.items()}
 
 
 def unquote(text: bytes) -> tuple[bytes, bytes] | None:
-    """The name inside C-style quotes at the start of `text`, and what follows. None when they are not well-formed."""
+    """The name in C-style quotes at the start of `text`, and the rest. None if the quotes are not well-formed."""
     found = _QUOTED.match(text)
     if found is None:
         return None
@@ -54,7 +54,7 @@ def _unescaped(escape: re.Match[bytes]) -> bytes:
 
 
 def quote(name: bytes) -> str:
-    """The name as git writes it; printable UTF-8 stays as it is, anything else goes between C-style quotes."""
+    """The name as git writes it: printable UTF-8 as it is, anything else in C-style quotes."""
     try:
         text = name.decode("utf-8")
     except UnicodeDecodeError:
@@ -71,7 +71,7 @@ def _escaped(byte: int) -> bytes:
 
 
 def without_leading(name: bytes, strip: int) -> bytes | None:
-    """The name after its first `strip` directories. None when it has not so many, or nothing is left."""
+    """The name without its first `strip` directories. None if it has fewer, or nothing is left."""
     parts = name.split(b"/", strip)
     return parts[strip] or None if len(parts) > strip else None
 
@@ -90,7 +90,7 @@ def admit(name: bytes) -> RepoPath | None:
 
 @fast_dataclass(slots=True, frozen=True)
 class HeaderName:
-    """A file as a header names it. `path` is None when no file may be touched under that name."""
+    """A file name in a header. `path` is None if a patch may not touch a file of that name."""
 
     text: PatchName
     path: RepoPath | None
@@ -136,7 +136,7 @@ def looks_binary(data: bytes) -> bool:
 
 
 def match_blocks(a: Sequence[T], b: Sequence[T]) -> list[MatchingBlock]:
-    """The blocks that `a` and `b` share, in order, as few and long as found. Never touching, never empty.
+    """The blocks that `a` and `b` share, in order. Blocks never touch and are never empty.
 
     An insertion or deletion that fits in several places goes into the last one, unless an earlier place joins it to
     another change; so equal edits give equal diffs.
@@ -162,7 +162,7 @@ def _matches(a: list[int], b: list[int]) -> Iterator[MatchingBlock]:
 
 
 def _common_ends(a: list[int], b: list[int], box: _Box) -> tuple[int, int]:
-    """Lengths of the common beginning and, in what it leaves, of the common end."""
+    """The length of the common beginning, and of the common end of the rest."""
     shorter = min(box.a_hi - box.a_lo, box.b_hi - box.b_lo)
     head = 0
     while head < shorter and a[box.a_lo + head] == b[box.b_lo + head]:
@@ -174,7 +174,7 @@ def _common_ends(a: list[int], b: list[int], box: _Box) -> tuple[int, int]:
 
 
 class _Search:
-    """One search in two id lists, and the work it has left."""
+    """A search in two lists of ids, with the rest of its budget."""
 
     def __init__(self, a: list[int], b: list[int]) -> None:
         self.a = a
@@ -200,7 +200,7 @@ class _Search:
         return _Box(box.a_lo + head, box.a_hi - tail, box.b_lo + head, box.b_hi - tail)
 
     def _divided(self, box: _Box) -> list[_Box]:
-        """Match a part of the box, and answer the rest. Empty when everything is matched, or the budget is spent."""
+        """Match a part of the box. Returns the rest; nothing if all is matched or the budget is spent."""
         if self.steps_left <= 0:
             return []
         walk = _Walk(self.a[box.a_lo : box.a_hi], self.b[box.b_lo : box.b_hi])
@@ -236,7 +236,7 @@ class _Search:
 class _Walk:
     """The shortest edit script from one list to another, by growing edit distance, up to a limit.
 
-    `reached[d]` holds, for each diagonal k = -d, -d+2 … d, how far in `a` one comes with d edits.
+    `reached[d]` has, for each diagonal k = -d, -d+2 … d, the furthest position in `a` that d edits reach.
     """
 
     def __init__(self, a: list[int], b: list[int]) -> None:
@@ -262,7 +262,7 @@ class _Walk:
         return abs(goal) <= edits and (goal + edits) % 2 == 0 and row[(goal + edits) // 2] >= len(self.a)
 
     def _next_row(self, row: list[int]) -> list[int]:
-        """One edit more: each diagonal is entered by a deletion from below or an insertion from above."""
+        """The row with one more edit. A deletion enters a diagonal from below, an insertion from above."""
         a, b = self.a, self.b
         a_len, b_len = len(a), len(b)
         edits = len(self.reached)
@@ -281,14 +281,14 @@ class _Walk:
         return after
 
     def furthest(self) -> tuple[int, int]:
-        """The point inside both lists that got furthest in the last row."""
+        """The furthest point of the last row inside both lists."""
         edits = len(self.reached) - 1
         ends = ((x, x - (2 * slot - edits)) for slot, x in enumerate(self.reached[-1]))
         inside = [(x, y) for x, y in ends if x <= len(self.a) and y <= len(self.b)]
         return max(inside, key=sum, default=(0, 0))
 
     def matches(self, x: int, y: int) -> Iterator[tuple[int, int, int]]:
-        """The matching runs on the way back from a point of the last row."""
+        """The matching runs on the path from a point of the last row back to the start."""
         for edits in range(len(self.reached) - 1, 0, -1):
             row = self.reached[edits - 1]
             slot = (x - y + edits) // 2
@@ -342,7 +342,7 @@ def _longest_rising(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _joined(blocks: Iterator[MatchingBlock]) -> list[list[int]]:
-    """The same matches as changeable runs, touching ones made one."""
+    """The same matches as mutable runs; those that touch become one."""
     runs: list[list[int]] = []
     for a_start, b_start, length in blocks:
         if not length:
@@ -355,7 +355,7 @@ def _joined(blocks: Iterator[MatchingBlock]) -> list[list[int]]:
 
 
 def _settled(runs: list[list[int]], a: list[int], b: list[int]) -> list[MatchingBlock]:
-    """Moves each pure insertion or deletion up as far as it goes, joining others, then down as far as it goes."""
+    """Slide each pure insertion or deletion up as far as possible, where it joins others, then down."""
     out = [[0, 0, 0]]
     for run in [*runs, [len(a), len(b), 0]]:
         _slide_up(out, run, a, b)
@@ -366,7 +366,7 @@ def _settled(runs: list[list[int]], a: list[int], b: list[int]) -> list[Matching
 
 
 def _gap(run: list[int], following: list[int], a: list[int], b: list[int]) -> tuple[list[int], int, int] | None:
-    """The list and range of a change that is only an insertion or only a deletion."""
+    """The list and range of a change that is only an insertion or only a deletion; else None."""
     a_lo, b_lo = run[0] + run[2], run[1] + run[2]
     if a_lo == following[0] and b_lo < following[1]:
         return b, b_lo, following[1]
@@ -402,7 +402,7 @@ def _slide_down(above: list[int], run: list[int], a: list[int], b: list[int]) ->
 
 
 class Edit(NamedTuple):
-    """Lines `a_lo:a_hi` of the one text stand where lines `b_lo:b_hi` of the other do."""
+    """Lines `a_lo:a_hi` of one text become lines `b_lo:b_hi` of the other."""
 
     a_lo: int
     a_hi: int
@@ -422,7 +422,7 @@ def edits(before: Sequence[bytes], after: Sequence[bytes]) -> list[Edit]:
 
 
 def line_counts(before: bytes, after: bytes) -> tuple[int, int]:
-    """Lines added and lines removed; none for binaries, which have no lines."""
+    """The number of added and of removed lines; 0 for binary files."""
     if looks_binary(before) or looks_binary(after):
         return 0, 0
     found = edits(split_lines(before), split_lines(after))
@@ -440,13 +440,13 @@ def unified_diff(
     mode_after: int = 0o644,
     only_utf8: bool = False,
 ) -> str:
-    """A git diff of one file, or "" when nothing differs. A path of None says that the file is not there on that side.
+    """A git diff of one file, or "" if nothing differs. A path of None means that the file does not exist on that side.
 
     Modes are permission bits, or `stat.S_IFLNK` for a symbolic link, whose content is its target. A file that becomes a
-    link is told as a deletion and a creation: no single diff says it.
+    link gives a deletion and a creation, because one diff cannot express that.
 
-    Bytes that are not UTF-8 come as lone surrogates (`surrogateescape`), so that encoding gives them back. With
-    `only_utf8`, for readers whose text cannot hold those, a file with such bytes counts as binary.
+    Bytes that are not UTF-8 become lone surrogates (`surrogateescape`), so that encoding restores them. With
+    `only_utf8`, for readers that cannot take those, a file with such bytes counts as binary.
     """
     if path_before is not None and path_after is not None and stat.S_ISLNK(mode_before) != stat.S_ISLNK(mode_after):
         whole = partial(unified_diff, context=context, only_utf8=only_utf8)
@@ -515,7 +515,7 @@ def _body(before: bytes, after: bytes, sides: _Sides, context: int) -> str:
 
 
 def _groups(found: Sequence[Edit], context: int) -> Iterator[list[Edit]]:
-    """Edits whose context would touch share a hunk."""
+    """The edits of each hunk: edits whose context lines would touch are in one hunk."""
     group: list[Edit] = []
     for edit in found:
         if group and edit.a_lo - group[-1].a_hi > 2 * context:
@@ -528,7 +528,7 @@ def _groups(found: Sequence[Edit], context: int) -> Iterator[list[Edit]]:
 
 @fast_dataclass(slots=True, frozen=True)
 class DiffHunk:
-    """Edits that a diff shows together, with the lines of both texts that it shows around them."""
+    """Edits that a diff shows together, and the range of lines of both texts that it shows."""
 
     a_lo: int
     a_hi: int

@@ -23,6 +23,7 @@ from typing import Literal, TypeAlias
 
 from mulligan.values.errors import Refused
 from mulligan.values.fast_dataclass import fast_dataclass
+from mulligan.values.text import is_utf8
 
 WHITE_SPACE = (
     "\t\n\v\f\r \x85\xa0\u1680"
@@ -51,7 +52,7 @@ def fold(text: str) -> str:
 
 
 def line_key(line: str) -> str:
-    """Equal for two lines that differ only by the table; white space at the ends of a line does not count."""
+    """A key that is equal for two lines that differ only by the table, or by white space at their ends."""
     return SPACES.sub(" ", fold(line)).strip(" ")
 
 
@@ -60,7 +61,7 @@ def is_blank(text: str) -> bool:
 
 
 _CRLF = re.compile("\r\n")
-_WHOLE_CRLF = "\ud800"  # a CRLF as one character, and one that is in no text
+_WHOLE_CRLF = "\ud800"  # Stands for a CRLF; no text contains this character.
 _PIECES = re.compile("\r\n|\n|\r|[^\r\n]+")
 _LINES_NAMED = 5
 
@@ -80,21 +81,15 @@ def edit_text(text: str, old: str, new: str, *, replace_all: bool = False) -> Ed
     """Replace `old` at its only place, or everywhere. Refuses with the statuses and codes of `edit_file`."""
     if not old:
         raise Refused("error", "invalid_input_empty_old_string", "old_string is empty; give the text to replace.")
-    if not _is_unicode(new):
-        raise Refused("error", "invalid_params", "new_string holds half of a surrogate pair, which no file can.")
+    if not is_utf8(new.encode("utf-8", "surrogatepass")):
+        raise Refused(
+            "error", "invalid_params", "new_string contains half of a surrogate pair, which no file can contain."
+        )
     spans = _exact(text, old)
     match: Literal["exact", "fuzzy"] = "exact" if spans else "fuzzy"
     spans = spans or _same_by_table(text, old)
     _require_one(text, old, spans, replace_all=replace_all)
     return Edited(_replaced(text, spans, new), len(spans), match)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _require_one(text: str, old: str, spans: Sequence[Span], *, replace_all: bool) -> None:
@@ -124,7 +119,7 @@ def _exact(text: str, old: str) -> list[Span]:
 
 
 def _occurrences(text: str, old: str) -> Iterator[Span]:
-    """Without overlaps, left to right."""
+    """The occurrences from left to right, without overlaps."""
     at = text.find(old)
     while at >= 0:
         end = at + len(old)
@@ -144,14 +139,14 @@ def _same_by_table(text: str, old: str) -> list[Span]:
 
 @fast_dataclass(slots=True, frozen=True)
 class _View:
-    """A text with some runs squeezed to one character, with a map to the offsets of the original."""
+    """A text in which some runs became one character, with a map to the offsets of the original."""
 
     text: str
     squeezed_at: list[int]
-    removed: list[int]  # by the first n squeezed runs together
+    removed: list[int]  # the characters that the first n runs lost together
 
     def origin(self, span: Span) -> Span:
-        """The original span. It includes the whole of a run at its ends."""
+        """The span in the original. A run at its ends belongs to it whole."""
         return self.offset(span[0]), self.offset(span[1])
 
     def offset(self, at: int) -> int:

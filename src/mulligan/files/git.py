@@ -29,7 +29,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from hashlib import new
 from hashlib import new as new_hash
 from struct import Struct, error
 from types import TracebackType
@@ -65,7 +64,7 @@ _KEPT_KEYS = frozenset(
     }
 )
 
-# Everything that could change what git says, at the value it has when nobody has set it.
+# Every setting that changes git's output, with its default value.
 PINNED_SETTINGS: Mapping[str, str] = {
     "core.attributesFile": "/dev/null",
     "core.autocrlf": "false",
@@ -216,7 +215,7 @@ class GitReader:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    # Questions.
+    # Reading.
 
     def head_oid(self) -> str:
         """The commit HEAD names; empty when there is none yet."""
@@ -278,7 +277,7 @@ class GitReader:
     # Running git.
 
     def run(self, *words: str | bytes, stdin: bytes | None = None, env: Mapping[bytes, bytes] | None = None) -> bytes:
-        """What a git command prints. Raises GitFailed when it fails or takes too long."""
+        """The output of a git command. Raises GitError if it fails or takes too long."""
         try:
             done = subprocess.run(
                 [self._program, "--no-pager", "--literal-pathspecs", *words],
@@ -303,7 +302,7 @@ class GitReader:
         return answer.decode("ascii") if _OID.match(answer) else ""
 
     def _kept_settings(self) -> dict[str, str]:
-        """The few settings that say how the repository is laid out: without them it could not be read."""
+        """The few settings that describe the repository's format, without which git could not read it."""
         path = os.path.join(self.repository.common_dir, b"config")
         text = read_small(path, _CONFIG_MAX_BYTES)
         if text is None or not _KEPT_SETTINGS.search(text):
@@ -353,7 +352,7 @@ def _environment(repository: Repository, shadow: bytes) -> dict[bytes, bytes]:
 
 
 def _quoted(path: bytes) -> bytes:
-    """A path in a list that colons divide."""
+    """A path in a list with colons between the paths."""
     escaped = path.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n")
     return b'"' + escaped + b'"'
 
@@ -389,20 +388,20 @@ class _Entry:
     path: bytes
     mode: int
     oid: bytes
-    # The stage and whether it is assumed unchanged; whether it is only intended, or not in the working tree.
+    # The stage with the bit `assume unchanged`; the bits `intent to add` and `skip worktree`.
     marks: tuple[int, int]
 
 
 def say_the_same(one: bytes, other: bytes) -> bool:
     """Whether both are indexes with the same entries. An unreadable index equals none."""
-    told = _told(one)
-    return told is not None and told == _told(other)
+    found = _parsed_index(one)
+    return found is not None and found == _parsed_index(other)
 
 
 def summary_of(data: bytes) -> bytes | None:
     """A summary that is equal for two indexes if they say the same. None for an unreadable index."""
-    told = _told(data)
-    return None if told is None else b"\n".join(map(_summary, told))
+    found = _parsed_index(data)
+    return None if found is None else b"\n".join(map(_summary, found))
 
 
 def _summary(part: object) -> bytes:
@@ -412,10 +411,10 @@ def _summary(part: object) -> bytes:
     return b" ".join(one.hex().encode() for one in part)
 
 
-def _told(data: bytes) -> list[object] | None:
-    """Its ids are as long as the sum at its end, which git may leave out."""
+def _parsed_index(data: bytes) -> list[object] | None:
+    """The entries and extensions of an index, or None. Its ids are as long as the checksum at its end."""
     for algorithm, oid_size in _SUMS:
-        summed = new(algorithm, data[:-oid_size], usedforsecurity=False).digest()
+        summed = new_hash(algorithm, data[:-oid_size], usedforsecurity=False).digest()
         try:
             if data[-oid_size:] in (summed, bytes(oid_size)):
                 return list(_parts(data, oid_size))
@@ -477,7 +476,6 @@ HEAD = b"HEAD"
 INDEX = b"index"
 _BRANCHES = b"refs/heads/"
 _SYMBOLIC = b"ref: "
-_COMMIT = re.compile(rb"[0-9a-f]{40}(?:[0-9a-f]{24})?\Z")
 _NO_COMMIT = b"0" * 40
 # The folders in which git keeps a rebase or a cherry-pick that is not finished.
 _IN_PROGRESS = (b"rebase-merge", b"rebase-apply", b"sequencer")
@@ -518,7 +516,7 @@ class GitFiles:
     def commit(self) -> bytes | None:
         """The commit that is checked out; None before the first one."""
         head = self.files.get(HEAD, b"").strip()
-        return self.branches.get(self.branch or b"") or (head if _COMMIT.match(head) else None)
+        return self.branches.get(self.branch or b"") or (head if _OID.match(head) else None)
 
 
 class GitBusy(Exception):
@@ -600,7 +598,7 @@ def _branches(common_dir: bytes) -> dict[bytes, bytes]:
         with open(packed, "rb") as file:
             for line in file:
                 commit, _, name = line.rstrip(b"\n").partition(b" ")
-                if name.startswith(_BRANCHES) and _COMMIT.match(commit):
+                if name.startswith(_BRANCHES) and _OID.match(commit):
                     found[name] = commit
     folders = [_BRANCHES.rstrip(b"/")]
     while folders:
@@ -611,7 +609,7 @@ def _branches(common_dir: bytes) -> dict[bytes, bytes]:
                 folders.append(name)
             elif not name.endswith(_LOCK):
                 commit = (_read(entry.path, entry.name) or b"").strip()
-                if _COMMIT.match(commit):
+                if _OID.match(commit):
                     found[name] = commit
     return found
 

@@ -57,7 +57,7 @@ _NO_NAME = frozenset({errno.ENOENT, errno.EXDEV, errno.EMLINK, errno.EPERM, errn
 
 @fast_dataclass(slots=True, frozen=True)
 class TargetEntry:
-    """What a spot shall hold. A file's bytes come with it; `mtime_ns` 0 in the entry means the present."""
+    """The entry that a path should get, with the bytes of a file. `mtime_ns` 0 in the entry means the present time."""
 
     entry: Entry
     content: Content | None = None
@@ -65,17 +65,17 @@ class TargetEntry:
 
 @fast_dataclass(slots=True, frozen=True)
 class Swapped:
-    """Done. `entry` is what the spot holds now; `race_window`: this disk could not exclude a lost save."""
+    """The replacement is done, and `entry` is there now. `race_window`: another process's save may have been lost."""
 
     entry: Entry
     race_window: bool = False
     content: Content | None = None
-    """the bytes of `entry`, where a process wrote to the end of the file meanwhile: those that were wanted, and its"""
+    """the bytes of `entry`, if another process has appended to the file meanwhile: the wanted bytes and the appended"""
 
 
 @fast_dataclass(slots=True, frozen=True)
 class FoundEntry:
-    """Not done: something else than expected was there, and is there still.
+    """The replacement is not done: the path held something unexpected, and still holds it.
 
     `in_use`: the process that has the file open has truncated or replaced it.
     """
@@ -86,7 +86,7 @@ class FoundEntry:
 
 @fast_dataclass(slots=True, frozen=True)
 class Replacement:
-    """One replacement in progress: the spot, the draft name beside it, what should be there and what shall be."""
+    """One replacement in progress: a path, a draft name beside it, the expected entry and the wanted one."""
 
     disk: Disk
     spot: ResolvedPath
@@ -97,11 +97,11 @@ class Replacement:
     insist: bool = False
     seen: Image | None = None
     inside: int = 1
-    """how many names of the file are inside the root and change with it: if it has no others, it stays one file"""
+    """the number of the file's names inside the root that change with it; without other names it stays one file"""
     in_use: bool = False
-    """another process has the file open for writing: it stays that file, and what is at its end stays there"""
+    """another process has the file open for writing: the inode stays, and what that process appends stays too"""
     same_as: ResolvedPath | None = None
-    """where the wanted file is already: it gets one more name, if it is still what is wanted"""
+    """a path that is the wanted file already: the file gets one more name, if it still has the wanted content"""
 
     def run(self) -> Swapped | FoundEntry:
         if isinstance(self.expected, DirEntry):
@@ -117,7 +117,7 @@ class Replacement:
             return self._set_metadata()
         return self._replace()
 
-    # From nothing, and to nothing.
+    # Creating and removing.
 
     def _create(self) -> Swapped | FoundEntry:
         self._stage()
@@ -153,7 +153,7 @@ class Replacement:
         return self._return_draft(theirs)
 
     def _return_draft(self, theirs: Image) -> FoundEntry:
-        """Put what was set aside back, unless somebody made something new there: then that stays, this is rescued."""
+        """Rename the displaced file back. If another process has created a new one, that stays; ours was rescued."""
         try:
             self.disk.place(self.spot, self.draft)
         except FileExistsError:
@@ -162,7 +162,7 @@ class Replacement:
             return FoundEntry(self._now())
         return FoundEntry(theirs)
 
-    # Over a file or link.
+    # Replacing a file or link.
 
     def _replace(self) -> Swapped | FoundEntry:
         now = self.seen or self._now()
@@ -184,7 +184,7 @@ class Replacement:
         return self.in_use or is_unlike_ours(now)
 
     def _has_names_elsewhere(self, now: Image) -> bool:
-        """What is done to the file itself would happen outside the root too, or to a file of which this is no name."""
+        """Whether a change of the file itself would also change it outside the root."""
         return now.links > self.inside
 
     def _exchange_staged(self) -> Swapped | FoundEntry:
@@ -209,9 +209,9 @@ class Replacement:
         return self._exchange_back(theirs)
 
     def _exchange_back(self, theirs: Image) -> FoundEntry:
-        """Theirs returns. If meanwhile somebody saved over ours, that save is newer and takes the place instead.
+        """Exchange the displaced file back. If another process has saved over ours meanwhile, the newer save stays.
 
-        What lies under the draft name is safe at every turn: it was rescued before, or it is ours.
+        In each round the file under the draft name is safe: it was rescued before, or it is ours.
         """
         held, below = theirs, self.wanted.entry
         for _ in range(_RETURNS_MAX):
@@ -229,12 +229,12 @@ class Replacement:
         return FoundEntry(self._now())
 
     def _look_at_draft(self) -> Image | None:
-        """What came out, once nobody writes into it any more; None if it is what we expected, which needs no room."""
+        """The displaced file, once no process writes into it; None if it is the expected one."""
         image = self._draft_image()
         return None if image.holds(self.expected) else image
 
     def _rescued(self, theirs: Image, *, draft: bool = True) -> Image:
-        """What is there by now, safe."""
+        """Read and rescue the present content."""
         found = with_bytes(self.disk, self.spot, theirs, draft=self.draft if draft else None)
         self.rescue(found)
         return found
@@ -244,7 +244,7 @@ class Replacement:
         return self.disk.image(self.spot, draft=self.draft, kept=False)
 
     def _write_in_place(self) -> Swapped | FoundEntry:
-        """For a file that must stay one inode. A save between look and write cannot be excluded, and we say so."""
+        """Write a file that must keep its inode. A save between check and write may be lost: `race_window`."""
         now = self._now()
         if not now.holds(self.expected):
             now = self._rescued(now, draft=False)
@@ -267,7 +267,7 @@ class Replacement:
         return replace(done, race_window=True, content=content if end else None)
 
     def _has_only_grown(self, now: Image) -> bool:
-        """Whether all that was expected is there, and more after it."""
+        """Whether the file begins with all expected bytes and has more after them."""
         old = self.expected
         if not isinstance(now.entry, FileEntry) or not isinstance(old, FileEntry) or now.content is None:
             return False
@@ -280,7 +280,7 @@ class Replacement:
         return is_other or now.entry.size < self.expected.size
 
     def _remove_and_create(self) -> Swapped | FoundEntry:
-        """Where names cannot be exchanged and one of the two is no file: for a moment, nothing is there."""
+        """Remove, then create, where names cannot be exchanged: for a moment, the path does not exist."""
         before = self.disk.image(self.spot)
         removed = replace(self, wanted=TargetEntry(ABSENT)).run()
         if isinstance(removed, FoundEntry):
@@ -293,8 +293,8 @@ class Replacement:
             raise
         return replace(made, race_window=True) if isinstance(made, Swapped) else made
 
-    # Directories and metadata. From a file to a directory or back takes two steps; should the second fail, the first
-    # is taken back.
+    # Directories and metadata. Replacing a file by a directory, or the reverse, takes two steps. If the second one
+    # fails, Mulligan reverts the first.
 
     def _to_directory(self) -> Swapped | FoundEntry:
         if isinstance(self.expected, Absent):
@@ -378,7 +378,7 @@ class Replacement:
         return self._set_metadata_of(self.wanted.entry, now=found.entry)
 
     def _part_with_metadata(self, found: Image) -> Swapped | FoundEntry:
-        """Only under this name: a file of its own with the same bytes. A time alone is not worth that."""
+        """Give only this name other metadata: a new file with the same bytes. Not if only the time differs."""
         assert isinstance(found.entry, FileEntry) and isinstance(self.wanted.entry, FileEntry)
         if found.holds(self.wanted.entry):
             return Swapped(found.entry)
@@ -387,7 +387,7 @@ class Replacement:
         return replace(self, wanted=TargetEntry(entry, content), seen=found)._replace()
 
     def _set_metadata_of(self, wanted: FileEntry | DirEntry, *, now: Entry) -> Swapped | FoundEntry:
-        """Mode, attributes and time. Somebody may take away what they belong to; then there is nothing to set."""
+        """Set mode, attributes and time. If another process removes the path meanwhile, there is nothing to set."""
         try:
             if not same_state(now, wanted):
                 self.disk.set_metadata(self.spot, wanted)
@@ -400,7 +400,7 @@ class Replacement:
         return self._done()
 
     def _now(self) -> Image:
-        """What is there, to be compared: the bytes of a large file are put nowhere."""
+        """The present image, for a comparison: the bytes of a large file are not stored."""
         return self.disk.image(self.spot, kept=False)
 
     def _stage(self) -> None:
@@ -412,7 +412,7 @@ class Replacement:
             self.disk.stage_file(self.spot, self.draft, self.wanted.content, like=entry)
 
     def _stage_name(self, same_as: ResolvedPath) -> bool:
-        """One more name of the file that is elsewhere, if that can have one and still is what is wanted."""
+        """Make one more name of the file at another path, if it still has the wanted content."""
         assert isinstance(self.wanted.entry, FileEntry)
         try:
             self.disk.stage_name(self.spot, self.draft, same_as, like=self.wanted.entry)
@@ -428,7 +428,7 @@ class Replacement:
     def _done(self) -> Swapped:
         entry = self.wanted.entry
         if isinstance(entry, FileEntry | DirEntry) and not entry.mtime_ns:
-            # Somebody may have removed it already; it was there, and what they do after us is theirs.
+            # Another process may have removed it already. That happened after our change.
             with suppress(FileNotFoundError):
                 entry = replace(entry, mtime_ns=self.disk.mtime_ns(self.spot))
         if isinstance(entry, FileEntry) and (entry.link_group is not None or self.same_as is not None):
@@ -438,7 +438,7 @@ class Replacement:
 
 
 def is_held_open(disk: Disk, spot: ResolvedPath, name: bytes) -> bool:
-    """Whether a process still has the file open for writing after a short while."""
+    """Whether a process still has the file open for writing after SETTLE_LIMIT_S."""
     limit = None
     while disk.settled(spot, name) is False:
         now = monotonic_s()
@@ -450,25 +450,25 @@ def is_held_open(disk: Disk, spot: ResolvedPath, name: bytes) -> bool:
 
 
 def may_stay_one_file(now: Image, wanted: Entry) -> bool:
-    """A replacement may break a hard link, or would not have the owner or the access list of what it replaces."""
+    """Whether the file should keep its inode: it has hard links, or an owner or access list that a new file lacks."""
     if not isinstance(now.entry, FileEntry) or not isinstance(wanted, FileEntry):
         return False
     return now.links > 1 or is_unlike_ours(now)
 
 
 def is_unlike_ours(image: Image) -> bool:
-    """Whether it has an owner or attributes that a file of our making could not have."""
+    """Whether the file has an owner or attributes that a file made by this process cannot have."""
     return image.bound or image.owner not in (os.geteuid(), -1)
 
 
 def creation_mode(wanted: int) -> int:
-    """The mode a new file or directory gets here: what was wanted, less the process's mask."""
+    """The mode of a new file or directory: the wanted one, reduced by the process's umask."""
     return wanted & ~_umask(os.getpid())
 
 
 @lru_cache(maxsize=1)
 def _umask(pid: int) -> int:
-    """Read without changing it, where the system lets us: `os.umask` is seen by every thread."""
+    """Read the umask from /proc if possible: `os.umask` changes it for every thread."""
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
             return next(int(line.split()[1], 8) for line in status if line.startswith("Umask:"))
@@ -479,14 +479,14 @@ def _umask(pid: int) -> int:
 
 
 Aim = tuple[Image, Entry]
-"""What a path holds, and what it shall hold."""
+"""The image of a path, and the entry that it should get."""
 
 
 class HardLinks:
-    """Those of one operation. `aims`: all paths that it changes.
+    """The hard links among the paths of one operation. `aims` are all paths that it changes.
 
-    `parts`: names of one file for which it wants different things become two files. Else the file changes under all
-    its names, again and again.
+    With `parts`, names of one file that should get different content become two files. Without it, the file changes
+    under all its names, once for each of them.
     """
 
     def __init__(self, disk: Disk, aims: Mapping[RepoPath, Aim], *, parts: bool = True) -> None:
@@ -498,19 +498,19 @@ class HardLinks:
         self._placed: dict[str, RepoPath] = {}
 
     def followers(self, path: RepoPath) -> list[RepoPath]:
-        """The other names inside the root that shall be names of the same file as this one."""
+        """The other names inside the root that stay names of the same file as this one."""
         aim = self._aims.get(path)
         if aim is None or not _stays_that_file(*aim):
             return []
         return [name for name in self._names_of(aim[0]) if name != path and self._follows(name, aim)]
 
     def all_followers(self) -> list[RepoPath]:
-        """Those that the operation does not change anyway."""
+        """The followers of all paths, without paths that the operation changes itself."""
         found = (name for path in self._aims for name in self.followers(path))
         return list(dict.fromkeys(name for name in found if name not in self._aims))
 
     def inside(self, path: RepoPath) -> int:
-        """How many names the file has that are all inside and change together; 1 if it must not be written in place."""
+        """The number of names of a file that are all inside and change together; 1 if a new file must replace it."""
         aim = self._aims.get(path)
         if aim is None or not _stays_that_file(*aim):
             return 1
@@ -522,7 +522,7 @@ class HardLinks:
 
     @contextmanager
     def same_file(self, path: RepoPath) -> Iterator[ResolvedPath | None]:
-        """Where the wanted file is already, under another name."""
+        """Another path that is the wanted file already, or None."""
         wanted = self._aims[path][1] if path in self._aims else ABSENT
         if not isinstance(wanted, FileEntry) or wanted.link_group is None:
             yield None
@@ -536,7 +536,7 @@ class HardLinks:
         yield None
 
     def was_placed(self, path: RepoPath) -> None:
-        """The wanted file is at this path now."""
+        """Note that the wanted file is at this path now."""
         group = group_of(self._aims[path][1]) if path in self._aims else None
         if group is not None:
             self._placed.setdefault(group, path)
@@ -568,14 +568,14 @@ class HardLinks:
         return _stays_that_file(*self._aims[name]) and (not self._parts or same_state(self._aims[name][1], aim[1]))
 
     def _is_name(self, name: RepoPath, image: Image) -> bool:
-        """Whether it still is a name of that file."""
+        """Whether the path still is a name of that file."""
         with suppress(OSError, Refused), self._disk.resolve_exactly(name) as spot:
             return self._disk.link_group(spot) == image.entry.link_group
         return False
 
 
 def staying_that_file(wanted: Entry, image: Image) -> Entry:
-    """The path stays a name of the file that is there, which may have other names."""
+    """The wanted entry in the link group of the present file, so that the path stays one of its names."""
     if not isinstance(wanted, FileEntry) or wanted.link_group == image.entry.link_group:
         return wanted
     return replace(wanted, link_group=image.entry.link_group)
@@ -587,7 +587,7 @@ def _stays_that_file(image: Image, wanted: Entry) -> bool:
 
 
 def _numbers(image: Image, wanted: Entry) -> Iterator[int]:
-    """Of the files whose names have to be known."""
+    """The inode numbers of files whose other names must be known."""
     if not isinstance(wanted, FileEntry):
         return
     if image.inode is not None and not (image.holds(wanted) and wanted.mtime_ns in (0, _mtime_of(image.entry))):

@@ -222,9 +222,9 @@ def resolve(root: Root, path: RepoPath, *, follow: Follow = "within_root_only", 
         if not final or path == ROOT or not _is_link(spot):
             return spot
         spot.close()
-    with _Way(root, follow, path) as way:
-        spot = way.go(final=final)
-        spot.links = tuple(way.links)
+    with _PathWalk(root, follow, path) as walk:
+        spot = walk.go(final=final)
+        spot.links = tuple(walk.links)
         return spot
 
 
@@ -233,8 +233,8 @@ def resolve_exactly(root: Root, path: RepoPath) -> ResolvedPath:
     spot = straight(root, path)
     if spot is not None:
         return spot
-    with _Way(root, "deny", path) as way:
-        return way.go(final=False)
+    with _PathWalk(root, "deny", path) as walk:
+        return walk.go(final=False)
 
 
 def straight(root: Root, path: RepoPath) -> ResolvedPath | None:
@@ -303,7 +303,7 @@ def _names_of(target: bytes) -> list[bytes]:
     return [*names, b"." if last == b"" else last] if names or last not in (b"", b".") else []
 
 
-class _Way:
+class _PathWalk:
     """Walks from the root, one name at a time and never through a link; it follows allowed links itself.
 
     `real` are the names that it has passed, none of them a link; `pending` the next ones, the first of them last.
@@ -320,7 +320,7 @@ class _Way:
         self._hops = 0
         self.links: list[tuple[RepoPath, bytes]] = []
 
-    def __enter__(self) -> _Way:
+    def __enter__(self) -> _PathWalk:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -358,16 +358,16 @@ class _Way:
             self._count_hop()
             self._pending.append(name)
             return
-        self._stand_at(below, [*self._real, name])
+        self._move_to(below, [*self._real, name])
 
-    def _stand_at(self, handle: int, real: list[bytes]) -> None:
+    def _move_to(self, handle: int, real: list[bytes]) -> None:
         os.close(self._handle)
         self._handle, self._real = handle, real
 
     def _up(self, *, final: bool) -> ResolvedPath | None:
         if not self._real:
             return self._jump(self._root.path + b"/..", final=final)
-        self._stand_at(self._open_real(self._real[:-1]), self._real[:-1])
+        self._move_to(self._open_real(self._real[:-1]), self._real[:-1])
         return None
 
     def _open_real(self, names: list[bytes]) -> int:
@@ -417,7 +417,7 @@ class _Way:
         if not (target + b"/").startswith(inside) or target == self._root.path + b"/..":
             return False
         self._pending = [*_names_of(target[len(inside) :]), *rest][::-1]
-        self._stand_at(os.dup(self._root.handle), [])
+        self._move_to(os.dup(self._root.handle), [])
         return True
 
     def _spot(self, name: bytes) -> ResolvedPath:

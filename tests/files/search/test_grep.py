@@ -17,7 +17,7 @@ from mulligan.files.search.ripgrep import find_ripgrep
 from mulligan.files.tree.index import TreeCache
 from mulligan.values.errors import Refused
 from mulligan.values.limits import KIB_BYTES
-from mulligan.values.paths import ROOT, RepoPath
+from mulligan.values.paths import ROOT, RepoPath, to_wire
 
 Engine = Literal["ripgrep", "native"]
 
@@ -50,7 +50,7 @@ def without_ripgrep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def render(result: GrepResult) -> str:
     """One row `path:line:text` for each line."""
-    return "\n".join(f"{line.path}:{line.line_no}:{line.shown}" for line in result.lines)
+    return "\n".join(f"{to_wire(line.path)}:{line.line_no}:{line.shown}" for line in result.lines)
 
 
 def refusal(root_fd: int, base: str, pattern: str, **options: Unpack[GrepOptions]) -> tuple[str, str]:

@@ -1,18 +1,16 @@
-"""The grammar of unified diffs: git's and plain ones. Bytes in, `FilePatch` values out; nothing is looked up.
+"""Unified diffs, git's and plain ones: parses a diff into `FilePatch` values, and applies them in memory. Pure.
 
-What cannot be tied to a file (no diff at all, a hunk without a header, a header that contradicts itself) refuses the
-whole text. What can be is kept as a refusal of that file or hunk, so that one answer names everything that is wrong.
+The parser refuses the whole text if a part of it belongs to no file: no diff at all, a hunk without a header, a header
+that contradicts itself. Any other mistake becomes a refusal of its file or hunk, so that one answer names all mistakes.
 Text around the diffs (a mail, a commit message) is skipped.
 
-What stands above the hunks of one file in a unified diff: which file, what becomes of it, with which mode.
+`stage_unified` applies strictly: byte for byte, at the stated line, all files or none.
 
-Applying a unified diff strictly: byte for byte, at the stated line, all files or none. Pure.
-
-- A hunk's old lines stand in the file at the line its header states for the old file; nothing is searched for. The
-  stated new line follows from the hunks before and is not asked, so one hunk taken out of a longer diff still fits.
-- A second section for a path sees the result of the first. Renames and copies read the files as they were before the
-  patch, as git means them, so two files can swap names.
-- A reason about a whole file is given for each of its hunks, and for hunk 0 when it has none.
+- The old lines of a hunk must be in the file at the line that its header states for the old file; nothing is searched
+  for. The stated new line follows from the hunks before and is ignored, so one hunk out of a longer diff still fits.
+- A second section for a path sees the result of the first one. Renames and copies read the files as they were before
+  the patch, as in git, so two files can exchange their names.
+- A reason about a whole file is given for each of its hunks, and for hunk 0 if it has none.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from mulligan.values.paths import RepoPath, ancestors_of
 
 Action = Literal["modify", "create", "delete", "rename", "copy"]
 
-# How the lines between `diff --git` and the first hunk begin.
+# The beginnings of the lines between `diff --git` and the first hunk.
 GIT_FACTS = (
     b"old mode ",
     b"new mode ",
@@ -59,7 +57,7 @@ _STAMP = re.compile(
 
 @fast_dataclass(slots=True, frozen=True)
 class Header:
-    """`old` is None for a file that is created, `new` for one that is deleted. Modes are git's, None when not told."""
+    """The header of one file. `old` is None for a new file, `new` for a deleted one; a mode that it lacks is None."""
 
     action: Action
     old: HeaderName | None
@@ -73,7 +71,7 @@ def unreadable(message: str) -> Refused:
 
 
 def git_header(names: bytes, facts: Mapping[bytes, bytes], strip: int) -> Header:
-    """From the rest of the `diff --git` line and the lines below it, by their beginnings."""
+    """Parse the rest of the `diff --git` line and the lines below it, which come by their beginnings."""
     action = _git_action(facts)
     before, after = _modes(facts)
     moves = action == "rename" or action == "copy"
@@ -82,10 +80,10 @@ def git_header(names: bytes, facts: Mapping[bytes, bytes], strip: int) -> Header
 
 
 def begins_another(names: bytes, facts: Mapping[bytes, bytes], pair: tuple[bytes, bytes], strip: int) -> bool:
-    """Whether a `---`, `+++` pair below a git header is the next file's, not part of it.
+    """Whether a pair of `---` and `+++` lines below a git header belongs to the next file.
 
-    It is when the header says all there is to say of its own files and the pair names neither. Git gives the mode of
-    the one file to the other there, and finds fault with a rename; either way the first file would be lost.
+    It does if the header is complete without it and the pair names other files. Git would give the first file's mode to
+    the second one, or refuse a rename; in both cases the first file would be lost.
     """
     action = _git_action(facts)
     if action == "modify" and b"new mode " not in facts:
@@ -136,7 +134,7 @@ _Sides = tuple[HeaderName | None, HeaderName | None]
 
 
 def _moved(action: Action, facts: Mapping[bytes, bytes], strip: int) -> _Sides:
-    """`rename from` and the like name files without the `a/` and `b/` that `strip` counts on."""
+    """The names of a rename or copy. They lack the `a/` and `b/` that `strip` counts."""
     verb = action.encode()
     origin, goal = (_name_of(facts.get(verb + word), tab_ends=False) for word in (b" from ", b" to "))
     if origin is None or goal is None:
@@ -168,7 +166,7 @@ def _check_missing(text: bytes | None) -> None:
 
 
 def _agreed(name: HeaderName | None, default: bytes | None, strip: int) -> HeaderName:
-    """The name of a file that comes or goes, which the first line of its header has to give too."""
+    """The name of a new or deleted file. The first line of its header must give the same name."""
     if default is not None and named(default, strip).text != _told(name).text:
         raise unreadable("A file header gives one file two names.")
     return _told(name)
@@ -186,7 +184,7 @@ def _side(text: bytes | None, default: bytes | None, strip: int) -> HeaderName |
 
 
 def _name_of(text: bytes | None, *, tab_ends: bool = True) -> bytes | None:
-    """The name in a header line: quoted, or up to the tab that a time stamp follows."""
+    """The name in a header line: quoted, or up to the tab before a time stamp."""
     if text is None:
         return None
     if text.startswith(b'"'):
@@ -198,7 +196,7 @@ def _name_of(text: bytes | None, *, tab_ends: bool = True) -> bytes | None:
 
 
 def _shared_name(names: bytes, strip: int) -> bytes | None:
-    """The one name that `a/NAME b/NAME` says twice, with its prefix. Names may hold spaces, so each is tried."""
+    """The name, with its prefix, that `a/NAME b/NAME` has twice. Names may contain spaces, so each space is tried."""
     if len(names) > _GIT_LINE_BYTES_MAX:
         return None
     for first, second in _splits(names):
@@ -220,9 +218,9 @@ def _splits(names: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def plain_header(old_line: bytes, new_line: bytes, strip: int, *, grows: bool, shrinks: bool) -> Header:
-    """From `---` and `+++` alone. `grows`: no hunk has an old side; `shrinks`: none has a new one.
+    """Parse `---` and `+++` alone. `grows`: no hunk has old lines; `shrinks`: none has new lines.
 
-    `diff -N` writes a missing file as one of the epoch; a real file may be as old, so the hunks have to agree.
+    `diff -N` gives a missing file the time 1970-01-01. A real file may be as old, so the hunks must agree.
     """
     old, new = _side(old_line, None, strip), _side(new_line, None, strip)
     if new is not None and (old is None or (grows and _is_epoch(old_line))):
@@ -262,7 +260,7 @@ _VERSION = re.compile(rb"[0-9]+\.")
 
 @fast_dataclass(slots=True, frozen=True)
 class PatchHunk:
-    """`old` stands from line `old_start` on and becomes `new`. Without `old`, `new` goes after line `old_start`."""
+    """The lines `old` begin at line `old_start` and become `new`. Without `old`, `new` goes after that line."""
 
     old_start: int
     old: tuple[bytes, ...]
@@ -271,7 +269,7 @@ class PatchHunk:
 
 @fast_dataclass(slots=True, frozen=True)
 class MalformedHunk:
-    """A hunk whose header cannot be read, or whose lines are not those its header counts."""
+    """A hunk with an unreadable header, or with other lines than its header counts."""
 
 
 AnyHunk = PatchHunk | MalformedHunk
@@ -279,10 +277,10 @@ AnyHunk = PatchHunk | MalformedHunk
 
 @fast_dataclass(slots=True, frozen=True)
 class FilePatch:
-    """What a diff does to one file. `path` is the name it is reported by.
+    """What a diff does to one file, which answers call `path`.
 
-    `source` is read (None: created), `target` is written (None: deleted). `refusal` says that no file anywhere could
-    take this section; then source and target may be missing too. Modes are git's (0o100644), None when not told.
+    `source` is read (None: a new file), `target` is written (None: a deletion). With a `refusal` the section fits no
+    file at all; then source and target may be None too. Modes are git's (0o100644); None if the diff has none.
     """
 
     path: RepoPath | PatchName
@@ -296,7 +294,7 @@ class FilePatch:
 
 
 def parse_unified(patch: bytes, *, strip: int = 1) -> tuple[FilePatch, ...]:
-    """Every file section of a diff, in order. Refuses with `parse_error` and for nothing else."""
+    """Every file section of a diff, in order. Refuses only with `parse_error`."""
     if strip < 0:
         raise fault("invalid_params", "strip is the number of leading directories to drop, at least 0.")
     sections = tuple(_Reader(patch, strip).sections())
@@ -307,13 +305,13 @@ def parse_unified(patch: bytes, *, strip: int = 1) -> tuple[FilePatch, ...]:
 
 class _Reader:
     def __init__(self, patch: bytes, strip: int) -> None:
-        # Tools and models drop the last line end of a patch; the counts in the headers still guard its content.
+        # Tools and models drop the last line end of a patch; the counts in the headers show whether a line is missing.
         self.lines = split_lines(patch if patch.endswith(b"\n") else patch + b"\n")
         self.at = 0
         self.strip = strip
 
     def _peek(self, ahead: int = 0) -> bytes:
-        """The line there, empty after the end."""
+        """A line ahead; empty after the end."""
         return self.lines[self.at + ahead] if self.at + ahead < len(self.lines) else b""
 
     def _take(self) -> bytes:
@@ -373,7 +371,7 @@ class _Reader:
         return _section(plain_header(old, new, self.strip, grows=grows, shrinks=shrinks), hunks)
 
     def _binary_notice(self) -> FilePatch:
-        """`diff -r` has one line for a binary file. Skipping it would call a half-applied diff applied."""
+        """`diff -r` has one line for a binary file. Without a refusal the caller would think that all was applied."""
         names = self._take().rstrip()[len(_NOTICE) : -len(_NOTICE_END)]
         old, _, new = names.partition(b" and ")
         header = plain_header(old, new, self.strip, grows=False, shrinks=False)
@@ -414,7 +412,7 @@ class _Reader:
         return body if fits and body.changes else None
 
     def _more_lines_follow(self) -> bool:
-        """A hunk line beyond the counts: leaving it out would drop a part of what was meant."""
+        """Whether a hunk line follows that the counts do not cover: without it a part of the change would be lost."""
         line = self._peek()
         if not line.startswith((b" ", b"+", b"-", b"\\")) or self._at_plain_header():
             return False
@@ -427,7 +425,7 @@ class _Reader:
 
 
 class _Body:
-    """The two sides of a hunk as its lines are read."""
+    """The two sides of a hunk while the parser reads its lines."""
 
     def __init__(self) -> None:
         self.old: list[bytes] = []
@@ -438,7 +436,7 @@ class _Body:
         self._last: tuple[list[bytes], ...] = ()
 
     def add(self, line: bytes) -> bool:
-        """Whether the line has a place in a hunk. An empty one is an empty context line whose blank was lost."""
+        """Add a line. False: it is no line of a hunk. An empty line is an empty context line that lost its blank."""
         self._last = self._sides.get(line[:1], ())
         self.changes = self.changes or len(self._last) == 1
         for side in self._last:
@@ -453,12 +451,12 @@ class _Body:
 
 
 def _rest(line: bytes, key: bytes) -> bytes:
-    """A header line's value. A CR before its end comes from a patch converted to CRLF; a real one would be quoted."""
+    """The value of a header line. A CR at its end comes from a conversion to CRLF; a name would have it quoted."""
     return line[len(key) :].removesuffix(b"\n").removesuffix(b"\r")
 
 
 def _changes_alone(header: Header) -> bool:
-    """Whether the lines of a git header say all there is to do: come, go, move, or change the mode."""
+    """Whether a git header is a change by itself: it creates, deletes or moves a file, or changes its mode."""
     return header.action != "modify" or header.mode_after not in (None, header.mode_before)
 
 
@@ -478,14 +476,14 @@ def _section(header: Header, hunks: Sequence[AnyHunk], refusal: Reason | None = 
 
 
 def _fitting(action: Action, hunk: AnyHunk) -> AnyHunk:
-    """A new file has nothing to match, a deleted one nothing to add."""
+    """The hunk, unless it has old lines for a new file or new lines for a deleted one."""
     if isinstance(hunk, PatchHunk) and ((action == "create" and hunk.old) or (action == "delete" and hunk.new)):
         return MalformedHunk()
     return hunk
 
 
 def _mode_refusal(header: Header) -> Reason | None:
-    """Submodules are no files; a file that turns into a link is a deletion and a creation, in two sections."""
+    """The refusal of a submodule, or of a file that becomes a link, for which a diff needs two sections."""
     kinds = {stat.S_IFMT(mode) for mode in (header.mode_before, header.mode_after) if mode is not None}
     if kinds - {stat.S_IFREG, stat.S_IFLNK}:
         return "binary_unsupported"
@@ -521,10 +519,9 @@ class Reject:
 
 @fast_dataclass(slots=True, frozen=True)
 class UnifiedStaged:
-    """What a patch makes of the files it changes (None: deleted), or why it cannot: then `files` is empty.
+    """The changed files after a patch (None: deleted), or the rejects; then `files` is empty.
 
-    A file that is in the end what it was before is not among them.
-    `applied` has each section's file once, a renamed one by its new name, in byte order.
+    `applied` has the file of each section once, a renamed one by its new name, in byte order.
     """
 
     files: dict[RepoPath, PatchedFile | None] = field(default_factory=dict)
@@ -532,12 +529,12 @@ class UnifiedStaged:
     rejects: tuple[Reject, ...] = ()
 
 
-# What a path holds now: a regular file or a symbolic link. None for nothing, and for a directory.
+# Reads the file or symbolic link at a path; None if there is nothing, or a directory.
 Look = Callable[[RepoPath], PatchedFile | None]
 
 
 def stage_unified(patches: Sequence[FilePatch], look: Look) -> UnifiedStaged:
-    """Apply every section in memory. Every hunk that does not fit is told, of every file."""
+    """Apply every section in memory. The rejects name every hunk that does not fit."""
     stage = _Stage(patches, look)
     for patch in patches:
         stage.add(patch)
@@ -553,7 +550,7 @@ def _sort_key(path: str) -> bytes:
 
 
 class _Stage:
-    """The files as the sections so far leave them, and what did not fit."""
+    """The files after the sections so far, and the rejects."""
 
     def __init__(self, patches: Sequence[FilePatch], look: Look) -> None:
         self.files: dict[RepoPath, PatchedFile | None] = {}
@@ -576,7 +573,7 @@ class _Stage:
             told.update({first_index + index: reason for index, reason in outcome.items()})
 
     def check_parents(self) -> None:
-        """A file below a file, or below a link that leads elsewhere, has no place."""
+        """Reject a file below a file or a link."""
         for path, now in self.files.items():
             if now is not None and any(self._now(above) is not None for above in ancestors_of(path)[:-1]):
                 self._rejects.setdefault(path, {}).setdefault(0, "path_rejected")
@@ -585,7 +582,7 @@ class _Stage:
         return {path: now for path, now in self.files.items() if now != self._original(path)}
 
     def rejects(self) -> tuple[Reject, ...]:
-        """By path, in byte order, then by hunk. Hunks of a path with several sections are counted through."""
+        """The rejects by path in byte order, then by hunk. The hunks of all sections of a path are counted together."""
         paths = sorted(self._rejects, key=_sort_key)
         return tuple(
             Reject(path, tuple(HunkReject(index, reason) for index, reason in sorted(self._rejects[path].items())))
@@ -593,7 +590,7 @@ class _Stage:
         )
 
     def _before(self, patch: FilePatch) -> PatchedFile | Reason | None:
-        """What the hunks of a section meet (None: a new file), or why they meet nothing."""
+        """The file to which the hunks of a section apply (None: a new file), or the reason why there is none."""
         if patch.refusal is not None:
             return patch.refusal
         if patch.target is not None and patch.action != "modify" and self._is_taken(patch.target):
@@ -622,7 +619,7 @@ class _Stage:
         return path not in self._leaving and self._original(path) is not None
 
     def _is_edited(self, path: RepoPath) -> bool:
-        """An earlier section changed it in place; renaming it away now would drop one of the two."""
+        """Whether an earlier section changed the file in place. A later rename would lose that change."""
         return self.files.get(path) is not None and path not in self._arrived
 
     def _settle(self, patch: FilePatch, after: PatchedFile) -> None:
@@ -636,13 +633,13 @@ class _Stage:
 
 
 def _whole(patch: FilePatch, reason: Reason) -> dict[int, Reason]:
-    """The reason for every hunk, but a malformed one is that whatever else is wrong."""
+    """The reason for every hunk; a malformed hunk keeps its own reason."""
     hunks: Sequence[AnyHunk | None] = patch.hunks or (None,)
     return {index: "malformed_hunk" if isinstance(hunk, MalformedHunk) else reason for index, hunk in enumerate(hunks)}
 
 
 def _applied(patch: FilePatch, before: PatchedFile | None) -> PatchedFile | dict[int, Reason]:
-    """The file after a section (what a deletion leaves of it: nothing), or the reasons by hunk."""
+    """The file after a section (empty after a deletion), or the reasons by hunk."""
     content = _spliced(b"" if before is None else before.content, patch.hunks)
     if isinstance(content, dict):
         return content
@@ -675,7 +672,7 @@ def _spliced(content: bytes, hunks: Sequence[AnyHunk]) -> bytes | dict[int, Reas
 
 
 def _place(lines: Sequence[bytes], done: int, hunk: PatchHunk) -> int | None:
-    """Where the hunk stands, if it does: after those before it, and at the end of the file if it says so."""
+    """The index of the hunk's first line, after the earlier hunks. None if its lines are not there."""
     start = hunk.old_start - 1 if hunk.old else hunk.old_start
     end = start + len(hunk.old)
     if not done <= start <= end <= len(lines) or tuple(lines[start:end]) != hunk.old:
@@ -685,7 +682,7 @@ def _place(lines: Sequence[bytes], done: int, hunk: PatchHunk) -> int | None:
 
 
 def _kind(patch: FilePatch, before: PatchedFile | None) -> Kind:
-    """An exact rename or copy tells no mode and holds no lines: it takes what is there as it is."""
+    """The kind of the file after a section. An exact rename or copy has no mode, and keeps the kind."""
     told = patch.mode_after if patch.mode_after is not None else patch.mode_before
     if told is None and before is not None and not patch.hunks:
         return before.kind
@@ -693,7 +690,7 @@ def _kind(patch: FilePatch, before: PatchedFile | None) -> Kind:
 
 
 def _new_mode(patch: FilePatch, before: PatchedFile | None) -> int:
-    """Diffs know only whether a file is executable. The other bits of a file that was there stay."""
+    """The mode after a section. A diff has only the executable bit; the other bits of an existing file stay."""
     executable = bool((patch.mode_after or 0) & stat.S_IXUSR)
     if before is None:
         return 0o755 if executable else 0o644

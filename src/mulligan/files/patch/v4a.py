@@ -1,9 +1,7 @@
-"""V4A patches: what the operations of a patch make of the files, decided in memory before anything is touched.
-
-The grammar of V4A patches: text to operations.
+"""V4A patches: parses a patch, and computes in memory what its operations make of the files.
 
     *** Begin Patch
-    *** Add File: PATH        then the lines of the file, each behind a `+`
+    *** Add File: PATH        then the lines of the file, each after a `+`
     *** Delete File: PATH
     *** Update File: PATH     then at most one `*** Move to: PATH`, then hunks
     @@ TEXT                   begins a hunk; TEXT is a line above it, and several `@@` lines narrow it down in turn
@@ -11,21 +9,23 @@ The grammar of V4A patches: text to operations.
     *** End of File           ends a hunk that is at the end of the file
     *** End Patch
 
-Models take liberties, and these are accepted: a heredoc around the patch, white space around markers, CRLF, blank lines
-for empty kept or added lines and between operations, an update that only moves.
+Models write this loosely. So the parser accepts a heredoc around the patch, white space around markers, CRLF, blank
+lines for empty kept or added lines and between operations, and an update that only moves.
 
-Finding where the hunks of a V4A update go in a text, and the text that comes out.
+`apply_hunks` finds the place of each hunk of an update:
 
 - Hunks are in the order of the text and do not overlap.
-- A hunk goes where its old lines are: after its `@@` anchors, each looked for after the one before; with
-  `*** End of File` at the end if it fits there. Where that leads nowhere, an anchor that repeats the first old line or
-  lies above the hunk before is as good as met.
+- The old lines of a hunk are the place of it. They come after its `@@` anchors, each of which is searched for after the
+  one before; with `*** End of File` they are at the end of the text, if they fit there. If that finds nothing, an
+  anchor that repeats the first old line, or that is above the hunk before, counts as found.
 - Lines are compared exactly, then without trailing, then without any surrounding white space, then by the table of
-  `normal`. The first of these grades that finds a place decides.
+  `files.edit`. The first of these grades that finds a place decides.
 - If the same grades also allow another placing of all hunks together, the patch is ambiguous. With anchors only the
   place nearest to them counts, so only other anchors can make another placing.
 - A hunk without old lines goes to the end. Lines that the patch keeps stay byte for byte; new lines end as the first
-  line of the text does; no line is left without a line ending.
+  line of the text does; every line gets a line ending.
+
+`stage_v4a` applies all operations in memory, before the caller touches a file.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def apply_hunks(text: str, hunks: Sequence[V4aHunk], *, name: str) -> str:
 
 
 def _mention_bom(hunks: Sequence[V4aHunk]) -> bool:
-    """A patch that does not speak of the byte-order mark means the text behind it."""
+    """Whether a hunk contains a byte order mark. If none does, the patch is about the text after it."""
     return any(line.text.startswith(_BOM) for hunk in hunks for line in hunk.lines)
 
 
@@ -92,7 +92,7 @@ def _split(text: str) -> list[tuple[str, str]]:
     return found[:-1] if found and found[-1] == ("", "") else found
 
 
-# The first line from `start` on where something is, wholly before `stop`.
+# Finds the first line from `start` on where a block of lines is, if it ends before `stop`.
 Seek: TypeAlias = "Callable[[int, int], int | None]"
 
 _GRADES: tuple[Callable[[str], str], ...] = (
@@ -105,10 +105,10 @@ _GRADES: tuple[Callable[[str], str], ...] = (
 
 @fast_dataclass(slots=True, frozen=True)
 class _Script:
-    """Lines as numbers, equal lines as equal ones, and as text with one character for each number.
+    """Lines as numbers (equal lines have equal numbers), and as a text with one character for each number.
 
-    So `str.find` searches for lines, in linear time. Beyond the number of characters there are, numbers share one,
-    hence the second look.
+    So `str.find` searches for lines, in linear time. There are more numbers than characters, so several numbers may
+    share a character: `find` compares the numbers too.
     """
 
     numbers: dict[str, int]
@@ -138,7 +138,7 @@ class _Page:
         return len(self._lines)
 
     def first(self, block: Sequence[str], start: int) -> tuple[Seek, int] | None:
-        """The best grade that finds the block from `start` on, as a way to look for more, and the first place."""
+        """The first place of the block from `start` on, by the best grade that finds it, and a search by that grade."""
         for grade, key in enumerate(_GRADES):
             script = self._script(grade)
             wanted = [script.numbers.get(key(line), -1) for line in block]
@@ -161,7 +161,7 @@ def _only_at(place: int, start: int, _stop: int) -> int | None:
 
 @fast_dataclass(slots=True, frozen=True)
 class _Placing:
-    """Where a hunk goes. `at` are the lines of its anchors, then of its old lines; `steps` are how they were found."""
+    """The place of a hunk. `at` are the lines of its anchors and of its old lines; `steps` are their searches."""
 
     hunk: V4aHunk
     place: int
@@ -174,7 +174,7 @@ class _Placing:
 
 
 def _place_all(page: _Page, hunks: Sequence[V4aHunk], name: str) -> list[_Placing]:
-    """The earliest placing of all hunks in order. Refuses if there is none, or another one."""
+    """The earliest placing of all hunks in order. Refuses if there is none, or more than one."""
     placings = []
     start = 0
     for number, hunk in enumerate(hunks, start=1):
@@ -203,7 +203,7 @@ def _place(page: _Page, hunk: V4aHunk, start: int, title: str) -> _Placing:
 
 
 def _anchor_choices(page: _Page, hunk: V4aHunk, start: int) -> Iterator[tuple[str, ...]]:
-    """The anchors; without one that is also the first old line; without those that the hunk before has passed."""
+    """The anchors; then without one that repeats the first old line; then without those above the hunk before."""
     yield hunk.anchors
     if hunk.anchors and hunk.old and line_key(hunk.anchors[-1]) == line_key(hunk.old[0]):
         yield hunk.anchors[:-1]
@@ -247,7 +247,7 @@ def _at_end(page: _Page, block: Sequence[str]) -> tuple[Seek, int] | None:
 
 
 def _require_no_other(placings: Sequence[_Placing], size: int, name: str) -> None:
-    """From the last hunk to the first: none can move down without meeting the next one."""
+    """Check from the last hunk to the first that none could also be further down, before the next one."""
     limit = size
     for number, placing in reversed([*enumerate(placings, start=1)]):
         if placing.can_be_misplaced:
@@ -260,7 +260,7 @@ def _require_no_other(placings: Sequence[_Placing], size: int, name: str) -> Non
 
 
 def _latest_start(placing: _Placing, limit: int) -> int | None:
-    """The last line where the search for this hunk could begin and still end in its place; None if elsewhere too."""
+    """The last line from which the search for this hunk finds its place; None if it can also find another one."""
     at = [*placing.at]
     while True:
         first = at[0]
@@ -271,7 +271,7 @@ def _latest_start(placing: _Placing, limit: int) -> int | None:
 
 
 def _advance(steps: Sequence[Seek], at: list[int], limit: int) -> bool:
-    """Move the first anchor to its next line, and those after it only as far as that pushes them."""
+    """Move the first anchor to its next line, and the following ones only as far as necessary."""
     start = at[0] + 1
     for level, seek in enumerate(steps):
         if level and at[level] >= start:
@@ -285,7 +285,7 @@ def _advance(steps: Sequence[Seek], at: list[int], limit: int) -> bool:
 
 
 def _variants(hunk: V4aHunk) -> Iterator[tuple[V4aHunk, bool]]:
-    """The hunk, then without blank lines at its end; first all of that at the end of the text if it says so."""
+    """The hunk, then the hunk without blank lines at its end; `at_end` variants, if it has them, come first."""
     shorter = [hunk]
     while len(shorter) <= _TRAILING_BLANKS_MAX and shorter[-1].old and is_blank(shorter[-1].old[-1]):
         shorter.append(_without_last_blank(shorter[-1]))
@@ -295,7 +295,7 @@ def _variants(hunk: V4aHunk) -> Iterator[tuple[V4aHunk, bool]]:
 
 
 def _without_last_blank(hunk: V4aHunk) -> V4aHunk:
-    """A blank last line is often no line of the text but the patch's way to say that the line before it ends."""
+    """The hunk without its blank last line, which often only ends the line before it."""
     lines = [*hunk.lines]
     _drop_last_blank(lines, of="-", other="+")
     _drop_last_blank(lines, of="+", other="-")
@@ -303,7 +303,7 @@ def _without_last_blank(hunk: V4aHunk) -> V4aHunk:
 
 
 def _drop_last_blank(lines: list[HunkLine], *, of: Op, other: Op) -> None:
-    """Take the last line from one side, old or new, if it is blank; a kept line stays on the other side."""
+    """Remove the last line of one side, old or new, if it is blank; a kept line stays on the other side."""
     at = max((index for index, line in enumerate(lines) if line.op != other), default=-1)
     if at < 0 or not is_blank(lines[at].text):
         return
@@ -324,7 +324,7 @@ def _rewritten(lines: Sequence[tuple[str, str]], placings: Sequence[_Placing]) -
 
 
 def _changes(placings: Sequence[_Placing]) -> tuple[set[int], defaultdict[int, list[str]]]:
-    """Which lines go, and what comes in front of which line."""
+    """The removed lines, and the new lines by the line before which they come."""
     removed: set[int] = set()
     added: defaultdict[int, list[str]] = defaultdict(list)
     for placing in placings:
@@ -350,7 +350,7 @@ def _ambiguous(message: str) -> Refused:
 
 
 def _quoted(lines: Sequence[str]) -> str:
-    """The beginning of some lines, bounded, as one line."""
+    """The beginning of some lines, shortened, as one line."""
     shown = [repr(line[:_QUOTED_HUNK_CHARS_MAX]) for line in lines[:_QUOTED_LINES_MAX]]
     return ", ".join(shown) + (", …" if len(lines) > _QUOTED_LINES_MAX else "")
 
@@ -391,7 +391,7 @@ def parse_v4a(patch: str) -> tuple[Operation, ...]:
     try:
         patch.encode("utf-8")
     except UnicodeEncodeError:
-        _fail("the patch holds half of a surrogate pair, which no file can.")
+        _fail("the patch contains half of a surrogate pair, which no file can contain.")
     lines = [line.rstrip("\r") for line in patch.strip(WHITE_SPACE).split("\n")]
     sections = _sections(_body(_unwrapped(lines)))
     if not sections:
@@ -425,7 +425,7 @@ def _body(lines: list[str]) -> list[str]:
 
 @dataclass(slots=True)
 class _Section:
-    """One operation's lines, each with its number in the patch."""
+    """The lines of one operation, each with its number in the patch."""
 
     kind: Literal["Add", "Delete", "Update"]
     path: str
@@ -447,7 +447,7 @@ def _sections(body: Sequence[str]) -> list[_Section]:
 
 
 def _marker(line: str, sections: Sequence[_Section]) -> str:
-    """The line as a marker. Inside an update a leading space makes it a kept line, so only there it counts."""
+    """The line as a marker, without surrounding space. In an update a leading space means a kept line, so it stays."""
     in_update = bool(sections) and sections[-1].kind == "Update"
     return line.rstrip(WHITE_SPACE) if in_update else line.strip(WHITE_SPACE)
 
@@ -482,7 +482,7 @@ def _update(section: _Section) -> UpdateFile:
     if not hunks and move_to is None:
         if not any(is_blank(line) for _, line in lines):
             _fail(f"the update of {_shown(section.path)} has no hunks.", section.number)
-        hunks = (V4aHunk((HunkLine(" ", ""),)),)  # a blank kept line, and nothing that changes
+        hunks = (V4aHunk((HunkLine(" ", ""),)),)  # One blank kept line, which changes nothing.
     return UpdateFile(section.path, move_to, hunks)
 
 
@@ -499,7 +499,7 @@ _PARSERS: dict[str, Callable[[_Section], Operation]] = {"Add": _add, "Delete": _
 
 @dataclass(slots=True)
 class _Draft:
-    """A hunk while its lines come in."""
+    """A hunk while the parser reads its lines."""
 
     anchors: list[str] = field(default_factory=list)
     lines: list[HunkLine] = field(default_factory=list)
@@ -516,7 +516,7 @@ class _Draft:
 
     @property
     def is_empty(self) -> bool:
-        """Blank lines alone are no hunk: they stand between two operations or two anchors."""
+        """Whether it has only blank lines: these are between two operations or two anchors, and no hunk."""
         return all(line.op == " " and is_blank(line.text) for line in self.lines)
 
     def finished(self) -> V4aHunk:
@@ -554,18 +554,16 @@ def _hunk_line(number: int, line: str) -> HunkLine:
     _fail(f"the lines of a hunk begin with ' ', '+' or '-', not {_shown(line)}.", number)
 
 
-__all__ = ["AddFile", "DeleteFile", "Operation", "Staged", "UpdateFile", "parse_v4a", "stage_v4a"]
-
-# The bytes of a file, None if there is none. May refuse.
+# Reads the bytes of a file; None if there is none. It may refuse.
 Read: TypeAlias = Callable[[RepoPath], bytes | None]
 
 
 @fast_dataclass(slots=True, frozen=True)
 class Staged:
-    """Every path a patch names, as it was and as it shall be; None is no file.
+    """The content of every path of a patch, before and after; None means no file.
 
-    `moves` says of a path which file of before it carries on, so that mode and the like go along. Removals come before
-    writes: a patch may put a file where it removes a directory's last one, or the other way round.
+    `moves` maps a path to the path from which its file comes, so that the file keeps its mode and attributes. Removals
+    come before writes, because a patch may create a file in the place of a directory that it empties.
     """
 
     files: Mapping[RepoPath, bytes | None]
@@ -582,13 +580,13 @@ class Staged:
 def stage_v4a(
     operations: Sequence[Operation], read: Read, *, path_of: Callable[[str], RepoPath] = parse_repo_path
 ) -> Staged:
-    """Carry out the operations in order, in memory: later ones see earlier ones, the first that fails refuses all."""
+    """Apply the operations in order, in memory. Each sees the results of earlier ones; one failure refuses all."""
     targets = [(_resolved(operation.path, path_of), _destination(operation, path_of)) for operation in operations]
-    open_root = _StagedFiles(read)
+    staged = _StagedFiles(read)
     for operation, (path, destination) in zip(operations, targets, strict=True):
-        _carry_out(open_root, operation, path, destination)
-    _require_no_file_below_a_file(open_root.files)
-    return Staged(open_root.files, open_root.originals, open_root.moves(), _counts(operations))
+        _apply(staged, operation, path, destination)
+    _require_no_file_below_a_file(staged.files)
+    return Staged(staged.files, staged.originals, staged.moves(), _counts(operations))
 
 
 def _destination(operation: Operation, path_of: Callable[[str], RepoPath]) -> RepoPath | None:
@@ -609,7 +607,7 @@ def _resolved(text: str, path_of: Callable[[str], RepoPath]) -> RepoPath:
 
 @dataclass(slots=True)
 class _StagedFiles:
-    """The files as the patch so far has them. `_homes` is where each file was before, None for a new one."""
+    """The files after the operations so far. `_homes` has the path of each file before; None for a new file."""
 
     read: Read
     files: dict[RepoPath, bytes | None] = field(default_factory=dict)
@@ -639,21 +637,21 @@ class _StagedFiles:
         return {path: home for path, home in self._homes.items() if home is not None and home != path}
 
 
-def _carry_out(open_root: _StagedFiles, operation: Operation, path: RepoPath, destination: RepoPath | None) -> None:
+def _apply(staged: _StagedFiles, operation: Operation, path: RepoPath, destination: RepoPath | None) -> None:
     if isinstance(operation, AddFile):
-        open_root.put(path, operation.content.encode("utf-8"))
+        staged.put(path, operation.content.encode("utf-8"))
         return
-    content = open_root.get(path)
+    content = staged.get(path)
     if content is None:
         verb = "delete" if isinstance(operation, DeleteFile) else "update"
         raise _refused("not_found", f"{verb}_target_not_found", f"There is no file {operation.path!r} to {verb}.")
     if isinstance(operation, DeleteFile):
-        open_root.remove(path)
+        staged.remove(path)
         return
     if operation.hunks:
-        open_root.put(path, _updated(content, operation))
+        staged.put(path, _updated(content, operation))
     if destination is not None and destination != path:
-        open_root.move(path, destination)
+        staged.move(path, destination)
 
 
 def _updated(content: bytes, operation: UpdateFile) -> bytes:

@@ -1,21 +1,20 @@
-"""Which paths are ignored: git's rules, and `.ignore` files on top of them as ripgrep reads them.
+"""Tells which paths are ignored: git's rules, and `.ignore` files on top of them, as ripgrep reads these.
 
  * `.gitignore` of every directory, deepest first; within a file the last rule that matches wins.
  * `info/exclude` of the repository of every directory that has a `.git`, after all `.gitignore` files. `.git` may be a
-   file that says where the repository is: that of a linked worktree is shared with the others.
- * `.ignore` of every directory, deepest first, before all of git's: what it says, either way, is final.
- * Nothing below an ignored directory can be taken back.
- * No repository is needed. A nested one is a directory like any other, its own `info/exclude` included. But for a root
+   file that names the repository; linked worktrees share one `info/exclude`.
+ * `.ignore` of every directory, deepest first, before all of git's rules: its verdict, either way, is final.
+ * A rule cannot include again what is below an ignored directory.
+ * No repository is needed. A nested one is a directory like any other, with its own `info/exclude`. But for a root
    inside a working tree the directories above it count too, up to the top of that tree.
  * Nothing else counts: no global ignore file, no configuration.
 
-Matching is by bytes and by case. An ignore file that is a symlink, unreadable or over a size limit counts as absent.
+Rules compare bytes, and case matters. An ignore file that is a symlink, unreadable or too large counts as absent.
 
-Git's wildcard language, as regular expressions over bytes.
-
-Git matches bytes, not characters: `?` is one byte. A pattern is compiled so that no text can make it backtrack: what
-follows a `*` is looked for from the left inside an atomic group, which is exact for wildcards and takes at most
-quadratic time. A pattern that git would never match (an unclosed bracket, a stray backslash) compiles to None.
+Git's patterns become regular expressions over bytes. Git matches bytes, not characters: `?` is one byte. No text can
+make such an expression backtrack: what follows a `*` is searched from the left inside an atomic group, which is exact
+for wildcards and takes at most quadratic time. A pattern that git would never match (an unclosed bracket, a stray
+backslash) becomes None.
 """
 
 from __future__ import annotations
