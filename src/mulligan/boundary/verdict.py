@@ -25,7 +25,7 @@ class Boundary:
     """What one session may do below one root.
 
     `root` is the absolute path of the root; absolute `fs_roots` and patterns are compared with it. Each of the further
-    `policies` must allow an operation too. `folds_case`: the file system ignores case. `walls` are directories below
+    `policies` must allow an operation too. `folds_case`: the file system ignores case. `mounted` are directories below
     this root that are mounted as roots of their own; only those roots may write there.
     """
 
@@ -34,13 +34,13 @@ class Boundary:
     policy: Policy = NO_POLICY
     policies: tuple[Policy, ...] = ()
     folds_case: bool = False
-    walls: tuple[RepoPath, ...] = ()
+    mounted: tuple[RepoPath, ...] = ()
 
-    def moved_to(self, root: str, walls: tuple[RepoPath, ...] = ()) -> Boundary:
+    def moved_to(self, root: str, mounted: tuple[RepoPath, ...] = ()) -> Boundary:
         """The same capability and policy for another root. Absolute paths in them keep their meaning."""
         named = self.capability.fs_roots
         whole = None if named is None else tuple(os.path.normpath(os.path.join(self.root, one)) for one in named)
-        return replace(self, root=root, capability=replace(self.capability, fs_roots=whole), walls=walls)
+        return replace(self, root=root, capability=replace(self.capability, fs_roots=whole), mounted=mounted)
 
     def narrowed(self, capability: Capability, policy: Policy) -> Boundary:
         """What this boundary and another one over the same root both allow."""
@@ -74,7 +74,7 @@ class Boundary:
             raise Refused(
                 "forbidden", "path_not_allowed", f"File tools may not change {path}, because it belongs to git."
             )
-        if self.walls and any(path == wall or is_below(path, wall) or is_below(wall, path) for wall in self.walls):
+        if self.mounted and any(path == root or is_below(path, root) or is_below(root, path) for root in self.mounted):
             raise Refused("forbidden", "path_not_allowed", f"{path} is in a mounted root, which does not allow this.")
 
     def check_carry(self, source: RepoPath, target: RepoPath) -> None:

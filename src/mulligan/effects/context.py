@@ -143,10 +143,10 @@ class EffectContext:
 
     def anchored(self, anchor: WorkspaceAnchor) -> EffectContext:
         """This context at the session's primary root, which may differ from the root it was opened on."""
-        here, walls = self.open_root, _mounted_inside(anchor, anchor.primary)
+        here, mounted = self.open_root, _mounted_inside(anchor, anchor.primary)
         if os.fsencode(anchor.primary) == here.disk.root.path:
-            return replace(self, anchor=anchor, boundary=replace(self.boundary, walls=walls))
-        return replace(self._at(_elsewhere(here, anchor.primary, record=self.writes), anchor, None), workdir=ROOT)
+            return replace(self, anchor=anchor, boundary=replace(self.boundary, mounted=mounted))
+        return replace(self._at(_root_at(here, anchor.primary, record=self.writes), anchor, None), workdir=ROOT)
 
     def in_root_of(self, texts: Iterable[str]) -> EffectContext:
         """This context in the mounted root that contains one of the paths; itself if no root does.
@@ -237,31 +237,31 @@ class EffectContext:
             path = RepoPath(os.path.relpath(path, self.workdir))
         return to_wire(path, one_line=True)
 
-    def judge(self, text: str) -> None:
+    def check_resolves(self, text: str) -> None:
         """Refuse an invalid path and a path that leads out of the root, without checking any permission."""
-        spot = self._found(self.path(text), final=True)
-        if spot is not None:
-            spot.close()
+        resolved = self._resolve(self.path(text), final=True)
+        if resolved is not None:
+            resolved.close()
 
     @contextmanager
-    def spot(self, op: FsOp, text: str) -> Iterator[ResolvedPath]:
+    def resolved(self, op: FsOp, text: str) -> Iterator[ResolvedPath]:
         """Resolve a path for reading and check the boundary. Follows a link at its end."""
         path = self.path(text)
         try:
-            spot = self.open_root.disk.resolve(path, follow=self.capability.follow_symlinks)
+            resolved = self.open_root.disk.resolve(path, follow=self.capability.follow_symlinks)
         except OSError as error:
             self.boundary.check_path(op, path)
             raise refusal_of(error, self.shown(path)) from None
-        with spot:
-            self.boundary.check_path(op, spot.path)
-            self.note_not_captured(spot.path)
-            yield spot
+        with resolved:
+            self.boundary.check_path(op, resolved.path)
+            self.note_not_captured(resolved.path)
+            yield resolved
 
     def note_not_captured(self, path: RepoPath) -> None:
         if self.open_root.disk.capture.any and self.open_root.disk.capture.withheld(path) is not None:
             self.not_captured.add(path)
 
-    def _found(self, path: RepoPath, *, final: bool) -> ResolvedPath | None:
+    def _resolve(self, path: RepoPath, *, final: bool) -> ResolvedPath | None:
         """The resolved path; None if a directory above it does not exist."""
         try:
             follow = self.boundary.capability.follow_symlinks
@@ -274,16 +274,16 @@ class EffectContext:
     def real(self, op: FsOp, text: str, *, final: bool = True) -> tuple[RepoPath, list[RepoPath]]:
         """The real path that a write to `text` would change, and the missing directories above it."""
         asked = self.path(text)
-        spot = self._found(asked, final=final)
-        if spot is not None:
-            with spot:
-                if spot.outside:
-                    words = f"{spot.path} leads out of the root; effects change nothing there."
+        resolved = self._resolve(asked, final=final)
+        if resolved is not None:
+            with resolved:
+                if resolved.outside:
+                    words = f"{resolved.path} leads out of the root; effects change nothing there."
                     raise Refused("forbidden", "path_not_allowed", words)
-                self.boundary.check_write(op, spot.path)
+                self.boundary.check_write(op, resolved.path)
                 if self.open_root.disk.capture.any:
-                    self.note_not_captured(spot.path)
-                return spot.path, []
+                    self.note_not_captured(resolved.path)
+                return resolved.path, []
         base, real = self._nearest_directory(asked)
         rest = asked if base == ROOT else asked[len(base) + 1 :]
         target = parse_repo_path(f"{real}/{rest}")
@@ -294,15 +294,15 @@ class EffectContext:
     def _nearest_directory(self, path: RepoPath) -> tuple[RepoPath, RepoPath]:
         """The nearest existing directory above a path: its name as given, and its real path."""
         for base in ancestors_of(path):
-            spot = self._found(base, final=True)
-            if spot is None:
+            resolved = self._resolve(base, final=True)
+            if resolved is None:
                 continue
-            with spot:
-                if spot.outside:
+            with resolved:
+                if resolved.outside:
                     words = f"{path} leads out of the root; effects change nothing there."
                     raise Refused("forbidden", "path_not_allowed", words)
-                if isinstance(self.open_root.disk.image(spot).entry, DirEntry):
-                    return base, spot.path
+                if isinstance(self.open_root.disk.image(resolved).entry, DirEntry):
+                    return base, resolved.path
         raise Refused("error", "parent_not_found", f"The directory of {self.shown(path)} does not exist.")
 
     # Blobs and answers.
@@ -365,15 +365,15 @@ def too_large(limit: int) -> Refused:
 def _open_root_of(open_root: OpenRoot, session: SessionId, mount: Mount, *, writes: bool) -> OpenRoot:
     """The root itself; for a sandboxed root its copy, once something has been written."""
     if mount.mode != "sandboxed":
-        return _elsewhere(open_root, mount.path, record=writes)
+        return _root_at(open_root, mount.path, record=writes)
     if writes:
-        return _elsewhere(open_root, copy_sandboxed_root(open_root.opener, session, mount.path).directory, record=True)
+        return _root_at(open_root, copy_sandboxed_root(open_root.opener, session, mount.path).directory, record=True)
     with open_root.ledger.store.read() as tx:
         aside = sandboxed_copy_of(tx, session, mount.path)
-    return _elsewhere(open_root, mount.path if aside is None else aside.directory, record=False)
+    return _root_at(open_root, mount.path if aside is None else aside.directory, record=False)
 
 
-def _elsewhere(open_root: OpenRoot, directory: str, *, record: bool) -> OpenRoot:
+def _root_at(open_root: OpenRoot, directory: str, *, record: bool) -> OpenRoot:
     try:
         return open_root.opener.elsewhere(os.fsencode(directory), record=record)
     except OSError as error:

@@ -242,10 +242,10 @@ def _command(context: EffectContext, asked: params.Exec) -> Command:
 
 def _cwd(context: EffectContext, asked: str | None) -> RepoPath:
     """The working folder by its real path, checked like a path to read. The command fails if it is gone by then."""
-    with context.spot("exec", context.shown(context.workdir) if asked is None else asked) as spot:
-        if spot.outside:
+    with context.resolved("exec", context.shown(context.workdir) if asked is None else asked) as resolved:
+        if resolved.outside:
             raise Refused("forbidden", "path_not_allowed", "A command must run inside the root.", path=asked)
-        return spot.path
+        return resolved.path
 
 
 def call_environment(open_root: OpenRoot, call: Call) -> dict[str, str]:

@@ -178,7 +178,7 @@ def _plain(given: object) -> object:
     return list(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes) else given
 
 
-class _Failed(Refused):
+class _CallFailedError(Refused):
     """Raised inside Mulligan after `call.fail()`. It aborts the call like an exception; the caller never sees it."""
 
     def __init__(self, reason: str) -> None:
@@ -390,7 +390,7 @@ class CallHandle(Effects, CallWithId):
             inside = True
         finally:
             if not inside:
-                self._leave(_Failed("interrupted"))
+                self._leave(_CallFailedError("interrupted"))
         return self
 
     @block_exit
@@ -398,7 +398,7 @@ class CallHandle(Effects, CallWithId):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None and self._failed is not None:
-            self._leave(_Failed(self._failed))
+            self._leave(_CallFailedError(self._failed))
             return
         try:
             if error is None:

@@ -147,7 +147,7 @@ def _path_texts(asked: Params) -> list[str]:
 def _refuse_op(context: EffectContext, effect: Effect, asked: Params) -> None:
     """Refuse the operation as not allowed, after an invalid path or a path out of the root, which comes first."""
     for text in _path_texts(asked):
-        context.judge(text)
+        context.check_resolves(text)
     context.boundary.check_op(effect.op)
 
 

@@ -31,8 +31,8 @@ _CHARACTER_SLACK_BYTES = 8
 
 
 def read_file(context: EffectContext, asked: params.ReadFile) -> Fields:
-    with context.spot("read", asked.path) as spot, opened(spot) as handle:
-        return _read_answer(context, asked, spot.path, _read(context, asked, handle))
+    with context.resolved("read", asked.path) as resolved, opened(resolved) as handle:
+        return _read_answer(context, asked, resolved.path, _read(context, asked, handle))
 
 
 def _read(context: EffectContext, asked: params.ReadFile, handle: int) -> Slice:
@@ -89,11 +89,11 @@ def _range(asked: params.ReadFile, found: Slice) -> Fields | None:
 
 
 def stat_path(context: EffectContext, asked: params.Stat) -> Fields:
-    with context.spot("stat", asked.path) as spot:
+    with context.resolved("stat", asked.path) as resolved:
         try:
-            status = os.stat(spot.name, dir_fd=spot.parent, follow_symlinks=False)
+            status = os.stat(resolved.name, dir_fd=resolved.parent, follow_symlinks=False)
         except OSError as error:
-            raise refusal_of(error, context.shown(spot.path)) from None
+            raise refusal_of(error, context.shown(resolved.path)) from None
     is_dir = stat.S_ISDIR(status.st_mode)
     return {
         "exists": True,
@@ -125,26 +125,26 @@ def exists(context: EffectContext, asked: params.Exists) -> Fields:
 
 def list_dir(context: EffectContext, asked: params.ListDir) -> Fields:
     most = LIST_RESULTS_DEFAULT if asked.max_results is None else asked.max_results
-    with context.spot("list", "." if asked.path is None else asked.path) as spot:
-        names = _names(context, spot)
+    with context.resolved("list", "." if asked.path is None else asked.path) as resolved:
+        names = _names(context, resolved)
         shown = names[:most]
         text = "\n".join(shown).encode("utf-8")
         return {
-            "entries": context.answer(text, op="list", path=spot.path, mode=asked.output_mode),
+            "entries": context.answer(text, op="list", path=resolved.path, mode=asked.output_mode),
             "count": len(shown),
             "truncated": len(names) > most,
             "summary_text": f"{len(shown)} {'entry' if len(shown) == 1 else 'entries'}",
         }
 
 
-def _names(context: EffectContext, spot: ResolvedPath) -> list[str]:
+def _names(context: EffectContext, resolved: ResolvedPath) -> list[str]:
     """Names in byte order, directories with a trailing slash. Broken links are included, hidden paths are not."""
     try:
-        handle = os.open(spot.name, OPEN_DIRECTORY, dir_fd=spot.parent)
+        handle = os.open(resolved.name, OPEN_DIRECTORY, dir_fd=resolved.parent)
     except NotADirectoryError:
-        raise Refused("error", "not_directory", f"{context.shown(spot.path)} is not a directory.") from None
+        raise Refused("error", "not_directory", f"{context.shown(resolved.path)} is not a directory.") from None
     except OSError as error:
-        raise refusal_of(error, context.shown(spot.path)) from None
+        raise refusal_of(error, context.shown(resolved.path)) from None
     try:
         with os.scandir(handle) as found:
             raw = sorted((os.fsencode(entry.name), entry.is_dir(follow_symlinks=False)) for entry in found)
@@ -154,7 +154,7 @@ def _names(context: EffectContext, spot: ResolvedPath) -> list[str]:
     return [
         to_wire(name, one_line=True) + ("/" if is_dir else "")
         for name, is_dir in names
-        if context.boundary.admits("list", join(spot.path, name))
+        if context.boundary.admits("list", join(resolved.path, name))
     ]
 
 
@@ -187,11 +187,11 @@ def _base(context: EffectContext, op: FsOp, text: str | None) -> RepoPath:
         if len(allowed) > 1:
             return parse_repo_path(os.path.commonpath(allowed) or ROOT)
         text = f"{context.boundary.root}/{allowed[0]}" if allowed else "."
-    with context.spot(op, "." if text is None else text) as spot:
-        if spot.outside:
-            words = f"{spot.path!r} leads out of the root; a search must stay inside it."
+    with context.resolved(op, "." if text is None else text) as resolved:
+        if resolved.outside:
+            words = f"{resolved.path!r} leads out of the root; a search must stay inside it."
             raise Refused("forbidden", "symlink_not_allowed", words)
-        return spot.path
+        return resolved.path
 
 
 def _admitting(context: EffectContext, op: FsOp, base: RepoPath) -> Callable[[RepoPath], bool]:

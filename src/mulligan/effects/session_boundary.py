@@ -84,9 +84,9 @@ def _workdir(open_root: OpenRoot, text: str | None) -> RepoPath:
     clean = os.path.normpath(text) if text else text
     relative = os.path.relpath(clean, own) if is_inside(clean, own) else clean
     try:
-        with open_root.disk.resolve(parse_repo_path(relative)) as spot:
-            if isinstance(open_root.disk.image(spot).entry, DirEntry):
-                return spot.path
+        with open_root.disk.resolve(parse_repo_path(relative)) as resolved:
+            if isinstance(open_root.disk.image(resolved).entry, DirEntry):
+                return resolved.path
     except (OSError, MulliganError, Refused):
         pass
     raise Refused("error", "invalid_workdir", f"{text!r} is not a directory below the root.")

@@ -200,8 +200,8 @@ class SessionFilesystem(PlainFilesystem):
 
     def _names(self, path: RepoPath) -> list[str]:
         boundary = self._listing()
-        with self._open_root.disk.resolve(path) as spot:
-            shown = [name.decode("utf-8", "surrogateescape") for name in self._open_root.disk.children(spot)]
+        with self._open_root.disk.resolve(path) as resolved:
+            shown = [name.decode("utf-8", "surrogateescape") for name in self._open_root.disk.children(resolved)]
         return [name for name in shown if boundary.admits("list", join(path, name))]
 
     def _files_below(self, base: RepoPath) -> list[RepoPath]:

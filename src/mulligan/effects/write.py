@@ -193,13 +193,13 @@ def _tree(context: EffectContext, top: RepoPath) -> list[RepoPath]:
 
 def _names_in(context: EffectContext, path: RepoPath) -> list[bytes] | None:
     """The names in a directory; none for a file or link; None if the path is absent."""
-    with context.open_root.disk.resolve_exactly(path) as spot:
-        image = context.open_root.disk.image(spot)
+    with context.open_root.disk.resolve_exactly(path) as resolved:
+        image = context.open_root.disk.image(resolved)
         if image.special:
             raise Refused("error", "special_file", f"{context.shown(path)} is a device, FIFO or socket.")
         if isinstance(image.entry, Absent):
             return None
-        return context.open_root.disk.children(spot) if isinstance(image.entry, DirEntry) else []
+        return context.open_root.disk.children(resolved) if isinstance(image.entry, DirEntry) else []
 
 
 def check_changed(capability: Capability, count: int) -> None:

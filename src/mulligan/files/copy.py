@@ -142,7 +142,7 @@ def _opened(path: bytes) -> Iterator[Root]:
         os.close(root.handle)
 
 
-class _OfAnotherKind(Exception):
+class _KindChangedError(Exception):
     """Another process exchanged the file of a name between the check and the copy."""
 
 
@@ -243,7 +243,7 @@ class _Copying:
         for _ in range(_KIND_TRIES):
             try:
                 status = _copy_leaf(source, target, name)
-            except _OfAnotherKind:
+            except _KindChangedError:
                 continue
             except FileNotFoundError:
                 return
@@ -294,7 +294,7 @@ def _copy_leaf(source: int, target: int, name: bytes) -> os.stat_result | None:
     """Copy a file or link. Answers its status, also for a folder, which is not copied; None for a device, FIFO or
     socket.
 
-    Raises `_OfAnotherKind` if it is another thing by now.
+    Raises `_KindChangedError` if it is another thing by now.
     """
     status = os.stat(name, dir_fd=source, follow_symlinks=False)
     if stat.S_ISLNK(status.st_mode):
@@ -303,7 +303,7 @@ def _copy_leaf(source: int, target: int, name: bytes) -> os.stat_result | None:
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            raise _OfAnotherKind from None
+            raise _KindChangedError from None
         return status
     if stat.S_ISREG(status.st_mode):
         return _copy_file(source, target, name)
@@ -316,11 +316,11 @@ def _copy_file(source: int, target: int, name: bytes) -> os.stat_result:
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO):
             raise
-        raise _OfAnotherKind from None
+        raise _KindChangedError from None
     with open(handle, "rb") as original:
         status = os.fstat(original.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise _OfAnotherKind
+            raise _KindChangedError
         with open(os.open(name, _CREATE_FLAGS, 0o600, dir_fd=target), "wb") as copy:
             try:
                 fcntl.ioctl(copy.fileno(), _FICLONE, original.fileno())

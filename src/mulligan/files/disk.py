@@ -177,14 +177,14 @@ class Image:
 
 
 @dataclass(frozen=True)
-class Passed(Large):
+class UnstoredBytes(Large):
     """The digest and size of bytes that were read and not stored."""
 
     digest: Digest
     size: int
 
     @classmethod
-    def of(cls, pieces: Iterable[bytes]) -> Passed:
+    def of(cls, pieces: Iterable[bytes]) -> UnstoredBytes:
         whole, size = sha256(), 0
         for piece in pieces:
             whole.update(piece)
@@ -252,7 +252,7 @@ class Disk(Protocol):
 
 def with_bytes(disk: Disk, spot: ResolvedPath, image: Image, *, draft: bytes | None = None) -> Image:
     """An image whose bytes are stored: this one, or a new one if these bytes were not stored."""
-    return disk.image(spot, draft=draft) if isinstance(image.any_content, Passed) else image
+    return disk.image(spot, draft=draft) if isinstance(image.any_content, UnstoredBytes) else image
 
 
 class HostDisk:
@@ -357,7 +357,7 @@ class HostDisk:
                     content = _read_all(handle, before.st_size)
                 else:
                     assert self.keep_large is not None
-                    content = self.keep_large(_pieces(handle)) if kept else Passed.of(_pieces(handle))
+                    content = self.keep_large(_pieces(handle)) if kept else UnstoredBytes.of(_pieces(handle))
                 after = os.fstat(handle)
                 unstable = _stamp(before) != _stamp(after) or len(content) != after.st_size
                 if not unstable:

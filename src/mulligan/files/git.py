@@ -519,11 +519,11 @@ class GitFiles:
         return self.branches.get(self.branch or b"") or (head if _OID.match(head) else None)
 
 
-class GitBusy(Exception):
+class GitBusyError(Exception):
     """Another process has changed git's files since Mulligan read them."""
 
 
-class GitLocked(Exception):
+class GitLockedError(Exception):
     """Another process holds one of git's locks for long, or left it behind. The argument is the path of the lock."""
 
 
@@ -639,9 +639,9 @@ class GitChange:
 
 
 def change_git_files(root: bytes, seen: GitFiles, change: GitChange, *, line: bytes) -> GitFiles:
-    """Replace git's files while Mulligan holds git's own locks. What they are then.
+    """Replace git's files while Mulligan holds git's own locks. Returns the files after that.
 
-    Raises `GitLocked` if another process holds a lock for long, `GitBusy` if anything is no longer as it was `seen`.
+    Raises `GitLockedError` if another process holds a lock for long, `GitBusyError` if anything differs from `seen`.
     As git does, Mulligan writes the new bytes into the locks and then renames these: either all bytes are there, or
     nothing is replaced. HEAD and the index are always locked, so that no git command runs in the middle of this. `line`
     ends each new line of git's logs: who, when and why.
@@ -656,7 +656,7 @@ def change_git_files(root: bytes, seen: GitFiles, change: GitChange, *, line: by
         if change.index_ns and INDEX in change.files:
             os.utime(_in(seen.git_dir, INDEX) + _LOCK, ns=(change.index_ns, change.index_ns))
         if read_git_files(root) != seen or any(is_elsewhere(seen, name) for name in change.branches):
-            raise GitBusy
+            raise GitBusyError
         for path in (*(path for path in wanted if path not in always), *(path for path in always if path in wanted)):
             _put(path, wanted[path])
         for folder in _IN_PROGRESS:
@@ -702,7 +702,7 @@ def _lock(path: bytes, data: bytes | None) -> Iterator[None]:
             fd = os.open(path + _LOCK, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except FileExistsError:
             if monotonic_s() > until:
-                raise GitLocked(os.fsdecode(path + _LOCK)) from None
+                raise GitLockedError(os.fsdecode(path + _LOCK)) from None
             time.sleep(_LOCK_NAP_S)
     try:
         with open(fd, "wb") as file:

@@ -217,22 +217,22 @@ def resolve(root: Root, path: RepoPath, *, follow: Follow = "within_root_only", 
     A link that leads out of the root is refused; with `allow`, the result is `outside`. Raises FileNotFoundError or
     NotADirectoryError if a directory on the way is missing or not one, Refused if the path is not allowed.
     """
-    spot = straight(root, path)
-    if spot is not None:
-        if not final or path == ROOT or not _is_link(spot):
-            return spot
-        spot.close()
+    resolved = straight(root, path)
+    if resolved is not None:
+        if not final or path == ROOT or not _is_link(resolved):
+            return resolved
+        resolved.close()
     with _PathWalk(root, follow, path) as walk:
-        spot = walk.go(final=final)
-        spot.links = tuple(walk.links)
-        return spot
+        resolved = walk.go(final=final)
+        resolved.links = tuple(walk.links)
+        return resolved
 
 
 def resolve_exactly(root: Root, path: RepoPath) -> ResolvedPath:
     """Resolve a path that was recorded earlier, without following any symbolic link."""
-    spot = straight(root, path)
-    if spot is not None:
-        return spot
+    resolved = straight(root, path)
+    if resolved is not None:
+        return resolved
     with _PathWalk(root, "deny", path) as walk:
         return walk.go(final=False)
 
@@ -260,13 +260,13 @@ def straight(root: Root, path: RepoPath) -> ResolvedPath | None:
     return ResolvedPath(path, place, handle, name)
 
 
-def _is_link(spot: ResolvedPath) -> bool:
+def _is_link(resolved: ResolvedPath) -> bool:
     try:
-        os.readlink(spot.name, dir_fd=spot.parent)
+        os.readlink(resolved.name, dir_fd=resolved.parent)
     except OSError as error:
         if error.errno in (errno.EINVAL, errno.ENOENT):
             return False
-        spot.close()
+        resolved.close()
         raise
     return True
 
@@ -281,7 +281,7 @@ def _link_target(directory: int, name: bytes) -> bytes | None:
         raise
 
 
-def _spot_at(root: Root, path: RepoPath, handle: int, name: bytes) -> ResolvedPath:
+def _resolved_at(root: Root, path: RepoPath, handle: int, name: bytes) -> ResolvedPath:
     """The resolved path of a name.
 
     Below another mount, even one of the same file system, the place differs from the path.
@@ -329,9 +329,9 @@ class _PathWalk:
 
     def go(self, *, final: bool) -> ResolvedPath:
         while self._pending:
-            spot = self._step(self._pending.pop(), final=final)
-            if spot is not None:
-                return spot
+            resolved = self._step(self._pending.pop(), final=final)
+            if resolved is not None:
+                return resolved
         return self._here()
 
     def _step(self, name: bytes, *, final: bool) -> ResolvedPath | None:
@@ -344,7 +344,7 @@ class _PathWalk:
         if target is not None:
             return self._follow_link(name, target, final=final)
         if is_last:
-            return self._spot(name)
+            return self._resolved_name(name)
         self._enter(name)
         return None
 
@@ -420,13 +420,13 @@ class _PathWalk:
         self._move_to(os.dup(self._root.handle), [])
         return True
 
-    def _spot(self, name: bytes) -> ResolvedPath:
+    def _resolved_name(self, name: bytes) -> ResolvedPath:
         handle, self._handle = self._handle, -1
-        return _spot_at(self._root, _as_path([*self._real, name]), handle, name)
+        return _resolved_at(self._root, _as_path([*self._real, name]), handle, name)
 
     def _here(self) -> ResolvedPath:
         """The walk ended at a directory without a last name, as a link to `..` does."""
         if not self._real:
             return ResolvedPath(ROOT, self._root.place_of(ROOT), os.dup(self._root.handle), b".")
         *above, name = self._real
-        return _spot_at(self._root, _as_path(self._real), self._open_real(above), name)
+        return _resolved_at(self._root, _as_path(self._real), self._open_real(above), name)

@@ -323,7 +323,7 @@ class GitMove:
     overwrites: bool = False
 
     def apply(self, verb: str, at: datetime) -> GitFiles:
-        """Returns git's files as they are then. Raises `GitBusy` and `GitLocked`."""
+        """Returns git's files as they are then. Raises `GitBusyError` and `GitLockedError`."""
         line = f"mulligan <mulligan@localhost> {int(at.timestamp())} +0000\tmulligan {verb}"
         return change_git_files(self.root, self.now, self.change, line=line.encode("ascii"))
 

@@ -13,7 +13,7 @@ from dataclasses import field, replace
 from typing import Any, Literal, get_args
 
 from mulligan.files.disk import Image
-from mulligan.files.git import GitBusy, GitLocked
+from mulligan.files.git import GitBusyError, GitLockedError
 from mulligan.files.replace import TargetEntry
 from mulligan.history.call import Call, current_call
 from mulligan.history.cause import UndoOperation
@@ -731,9 +731,9 @@ def _apply(root_parts: Sequence[RootPart], target: _Target, plans: Sequence[Rest
                     # Last: if the store fails after this, the files are rolled back and the user can repeat the undo.
                     _move_git(acting, git_move, target.verb)
     # A git command that runs right now is another writer: plan again when it is done.
-    except GitBusy:
+    except GitBusyError:
         raise _FilesChanged from None
-    except GitLocked as locked:
+    except GitLockedError as locked:
         words = f"Another git command runs here, or one left {locked} behind when it died; nothing was changed."
         raise fault("path_busy", words) from None
     except Refused as refused:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import partial
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -37,11 +38,7 @@ class MulliganError(Exception):
         self.details: Mapping[str, object] = MappingProxyType(dict(details))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.code, self.message, dict(self.details))
-
-
-def _rebuild(kind: type[MulliganError], code: str, message: str, details: dict[str, object]) -> MulliganError:
-    return kind(code, message, **details)
+        return partial(type(self), self.code, self.message, **self.details), ()
 
 
 class RequestError(MulliganError):
@@ -150,8 +147,8 @@ class Refused(Exception):
         self.fields = fields
 
 
-class _Spoken(MulliganError):
-    """Raised by authors of tools with a message alone; the class gives the code."""
+class _MessageError(MulliganError):
+    """An error that authors of tools raise with a message alone; its class has the code."""
 
     own_code: ClassVar[str]
 
@@ -159,14 +156,10 @@ class _Spoken(MulliganError):
         super().__init__(self.own_code, message, **details)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _spoken_again, (type(self), self.message, dict(self.details))
+        return partial(type(self), self.message, **self.details), ()
 
 
-def _spoken_again(kind: type[_Spoken], message: str, details: dict[str, object]) -> _Spoken:
-    return kind(message, **details)
-
-
-class ExecutionStateError(_Spoken, RuntimeError):
+class ExecutionStateError(_MessageError, RuntimeError):
     """The state of a run does not allow the operation."""
 
     family = Family.INTERNAL
@@ -196,14 +189,14 @@ class CallNotOpenError(ExecutionStateError):
     own_code = "call_not_open"
 
 
-class ToolValidationError(_Spoken, ValueError):
+class ToolValidationError(_MessageError, ValueError):
     """The arguments of a tool call do not match the tool's parameters."""
 
     family = Family.REQUEST
     own_code = "tool_validation"
 
 
-class VisibilityExpansionRequired(_Spoken):
+class VisibilityExpansionRequired(_MessageError):
     """The model asked for sections that it cannot see yet. The caller shows them and evaluates the prompt again.
 
     `requested_overrides` maps section keys to the visibility that the tool asked for, if it named any.
@@ -217,14 +210,14 @@ class VisibilityExpansionRequired(_Spoken):
         return self.details.get("requested_overrides", {})
 
 
-class DeadlineExceededError(_Spoken, RuntimeError):
+class DeadlineExceededError(_MessageError, RuntimeError):
     """A tool noticed that the deadline of its evaluation has passed."""
 
     family = Family.CONFLICT
     own_code = "deadline_exceeded"
 
 
-class PromptEvaluationError(_Spoken, RuntimeError):
+class PromptEvaluationError(_MessageError, RuntimeError):
     """The evaluation of a prompt failed. `prompt_name` and `phase` say where."""
 
     family = Family.INTERNAL

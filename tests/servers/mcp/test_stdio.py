@@ -15,7 +15,7 @@ from mulligan.agents.coding_tools import PROFILES, tools
 from mulligan.cli import run
 from mulligan.effects.registry import EFFECTS
 from mulligan.servers.mcp.dispatch import Toolbox
-from mulligan.servers.mcp.protocol import FILE, TOOLSETS, Cancelled, Running, read_table
+from mulligan.servers.mcp.protocol import FILE, TOOLSETS, RequestCancelledError, Running, read_table
 from mulligan.servers.mcp.protocol import Peer as Revision
 from mulligan.servers.mcp.table import whole
 from mulligan.values.canonical import encode
@@ -402,7 +402,7 @@ class TestCancelAndProgress:
             ask("write_file", {"path": "README.md", "content": "1"}, running=Running())
             early, late = Running(), Running()
             early.cancel()
-            with pytest.raises(Cancelled):
+            with pytest.raises(RequestCancelledError):
                 ask("history_undo", {}, running=early)
             assert (root / "README.md").read_text() == "1"
             assert ask("history_undo", {}, running=late)["isError"] is False

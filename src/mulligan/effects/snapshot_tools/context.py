@@ -61,7 +61,7 @@ class SnapshotContext:
         ledger = open_root.ledger
         self.leases = Leases(ledger.store, open_root.root.id, open_root.disk.root, clock=ledger.clock, ids=ledger.ids)
         self.snapshots = SnapshotStore(ledger, open_root.root.id)
-        self.leases.census.capture = open_root.disk.capture
+        self.leases.digests.capture = open_root.disk.capture
         self.last_capture: tuple[object, CapturedTree] | None = None
 
     def close(self) -> None:
@@ -206,7 +206,7 @@ class ToolRequest:
         return Handles(self.open_root.disk.root.handle)
 
     def seen(self, handles: Handles, path: RepoPath) -> PathState:
-        return self.context.leases.census.look(handles, path)
+        return self.context.leases.digests.look(handles, path)
 
     def read(self, handles: Handles, path: RepoPath, seen: PathState) -> bytes:
         """The bytes of a path whose state was read a moment ago. Raises REPO_CHANGED if the path has changed since."""
@@ -216,7 +216,7 @@ class ToolRequest:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 raise
             raise changed_meanwhile(path) from None
-        if self.context.leases.census.digest_at(path, data) != seen.digest:
+        if self.context.leases.digests.digest_at(path, data) != seen.digest:
             raise changed_meanwhile(path)
         return data
 

@@ -162,7 +162,7 @@ def seen_of(entry: Entry) -> PathState:
     return PathState("dir", mode=entry.mode) if isinstance(entry, DirEntry) else GONE
 
 
-class _Rejected(Exception):
+class _PatchRejectedError(Exception):
     """The patch does not fit. The exception rolls its call back."""
 
 
@@ -270,7 +270,7 @@ def _apply_to_tree(request: ToolRequest, patches: Sequence[FilePatch], asked: mo
         _check_result(request, staged)
         report.update(_report(staged))
         if staged.rejects:
-            raise _Rejected
+            raise _PatchRejectedError
         wanted = {path: staging.wanted(path, present) for path, present in staged.files.items()}
         commit_patch(effect, staging.targets, wanted)
 
@@ -280,7 +280,7 @@ def _apply_to_tree(request: ToolRequest, patches: Sequence[FilePatch], asked: mo
         raise SnapshotToolError(
             "REPO_CHANGED", "A patched file changed while it was being patched; try again."
         ) from None
-    except _Rejected:
+    except _PatchRejectedError:
         pass
     return until_dirty(lease, state.fingerprint, report)
 

@@ -150,14 +150,14 @@ class Fingerprints:
         self._root = root
         self._clock = clock
         self._lock = fork_safe_lock()
-        self._stillness = ChangeCounter(root.path)
+        self._changes = ChangeCounter(root.path)
         self._reader: GitReader | None = None
         self._last: TreeState | None = None
         self._index: tuple[Stamp, str] | None = None
 
     def close(self) -> None:
         with self._lock:
-            self._stillness.close()
+            self._changes.close()
             if self._reader is not None:
                 self._reader.close()
                 self._reader = None
@@ -166,7 +166,7 @@ class Fingerprints:
         """A value that equals an earlier one only if nothing that determines the fingerprint changed in between."""
         repository = find_repository(self._root.path)
         stamps = () if repository is None else _git_stamps(repository)
-        return (self._stillness.epoch(), repository, stamps)
+        return (self._changes.epoch(), repository, stamps)
 
     def state(self) -> TreeState:
         with self._lock:

@@ -77,7 +77,7 @@ class Leases:
     """The leases of one root. For any thread."""
 
     def __init__(self, store: Store, root_id: str, root: Root, *, clock: Clock, ids: IdSource) -> None:
-        self.census = DigestCache(root, clock)
+        self.digests = DigestCache(root, clock)
         self.fingerprints = Fingerprints(root, clock)
         self._store = store
         self._root_id = root_id
@@ -164,7 +164,7 @@ class Leases:
         with Handles(self._root.handle) as handles:
             for path, seen in sorted(lease.touched.items(), key=lambda item: path_bytes(item[0])):
                 try:
-                    same = self.census.look(handles, path) == seen
+                    same = self.digests.look(handles, path) == seen
                 except OSError:
                     same = False
                 if not same:

@@ -34,9 +34,9 @@ from mulligan.history.undo import UndoOptions
 from mulligan.servers.mcp.protocol import (
     INVALID_PARAMS,
     Body,
-    Cancelled,
     Peer,
     Progress,
+    RequestCancelledError,
     RpcError,
     Running,
     label_of,
@@ -293,7 +293,7 @@ class Toolbox:
             place.snapshots.close()
 
     def call(self, name: str, arguments: object, meta: Mapping[str, Any], *, peer: Peer, running: Running) -> Body:
-        """The result of `tools/call`. Raises RpcError for a malformed call, Cancelled for a cancelled one."""
+        """The result of `tools/call`. Raises RpcError, and RequestCancelledError for a cancelled call."""
         if not isinstance(arguments, dict):
             raise RpcError(INVALID_PARAMS, "arguments is an object.")
         given = dict(arguments)
@@ -307,7 +307,7 @@ class Toolbox:
         except (MulliganError, Refused) as error:
             result = failed_result(name, error)
         if running.cancelled:
-            raise Cancelled
+            raise RequestCancelledError
         return result
 
     def _place(self) -> Place:
@@ -351,7 +351,7 @@ class Toolbox:
             return outcome.body, outcome.is_error, outcome.call_id
         if name in HISTORY:
             if not running.settle():  # an undo operation is one step: a cancel is in time only before it
-                raise Cancelled
+                raise RequestCancelledError
             within = named.within or self._boundary
             return (*run_history(place.open_root, name, given, named.session, boundary=within), None)
         return self._performed(place.open_root, EFFECTS[name], given, named=named, running=running)

@@ -31,8 +31,8 @@ from mulligan.servers.mcp.protocol import (
     INTERNAL,
     INVALID_PARAMS,
     TOOLS_TTL_MS,
-    Cancelled,
     Peer,
+    RequestCancelledError,
     RpcError,
     Running,
     ToolTable,
@@ -128,7 +128,7 @@ class HttpTools:
             return self._toolbox.call(name, dict(given), meta, peer=peer, running=running)
         except RpcError as error:
             raise MCPError(error.code, error.message, error.data) from None
-        except Cancelled:
+        except RequestCancelledError:
             raise MCPError(INTERNAL, "The request was cancelled.") from None
         except Exception:  # noqa: BLE001  # the top of a server: the client learns that it failed, not how
             traceback.print_exc(file=sys.stderr)

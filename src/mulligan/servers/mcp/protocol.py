@@ -213,7 +213,7 @@ Progress = Callable[[float, str], None]
 """Reports the progress of long work, with a short text."""
 
 
-class Cancelled(Exception):
+class RequestCancelledError(Exception):
     """The client cancelled the request before it had changed anything; it gets no answer."""
 
 
@@ -245,8 +245,8 @@ class Running:
             return self._settled
 
     def began(self, stop: Callable[[], None]) -> None:
-        """The call has begun; `stop` stops it. Raises Cancelled if the request is already cancelled."""
+        """The call has begun; `stop` stops it. Raises RequestCancelledError if the request is already cancelled."""
         with self._lock:
             self._stop = stop
             if self.cancelled:
-                raise Cancelled
+                raise RequestCancelledError

@@ -26,8 +26,8 @@ from mulligan.servers.mcp.protocol import (
     PARSE_ERROR,
     TOOLSETS,
     Body,
-    Cancelled,
     Peer,
+    RequestCancelledError,
     RpcError,
     Running,
     discover_result,
@@ -205,7 +205,7 @@ class StdioServer:
             identifier, params, peer = request
             try:
                 outcome = self._outcome(identifier, params, peer)
-            except _NoAnswer:
+            except _NoAnswerError:
                 continue
             finally:
                 # Before the answer: after it the client may reuse the id.
@@ -217,8 +217,8 @@ class StdioServer:
         try:
             result = self._called(self._names[params["name"]], identifier, params, peer)
             return {"result": finished(peer, result, self._server)}
-        except Cancelled:
-            raise _NoAnswer from None
+        except RequestCancelledError:
+            raise _NoAnswerError from None
         except RpcError as error:
             return {"error": error.to_json()}
         except Exception:  # noqa: BLE001  # the top of a server: a client gets an answer after any error
@@ -273,7 +273,7 @@ class StdioServer:
                 return
 
 
-class _NoAnswer(Exception):
+class _NoAnswerError(Exception):
     """A cancelled request is not answered."""
 
 
