@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mulligan.files.git import say_the_same
+from mulligan.files.git import have_same_entries
 
 QUIET = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
 
@@ -81,26 +81,26 @@ def test_refreshed_it_says_the_same_and_changed_it_does_not(repo: Repo, what: st
     first = repo.index()
     SAYING_ANOTHER_THING.get(what, Repo.refresh)(repo)
     changed = repo.index()
-    assert first != changed and say_the_same(first, changed) == (what == "nothing")
+    assert first != changed and have_same_entries(first, changed) == (what == "nothing")
     os.utime(repo.root / "d/ab", (9, 9))
     repo.git("status")
-    assert repo.index() != changed and say_the_same(changed, repo.index())
+    assert repo.index() != changed and have_same_entries(changed, repo.index())
 
 
 def test_what_is_spelled_in_another_way_is_the_same(repo: Repo) -> None:
     first = repo.index()
     for version in ("4", "2"):
         repo.git("update-index", "--index-version", version)
-        assert say_the_same(first, repo.index())
+        assert have_same_entries(first, repo.index())
     repo.git("update-index", "--split-index")
-    assert not say_the_same(first, repo.index()), "the entries are in another file now"
+    assert not have_same_entries(first, repo.index()), "the entries are in another file now"
 
 
 @given(st.binary(max_size=200) | st.binary(max_size=200).map(lambda data: b"DIRC\0\0\0\x02\0\0\0\x01" + data))
 def test_what_is_no_index_says_nothing(data: bytes) -> None:
-    assert not say_the_same(data, data[:-1])
+    assert not have_same_entries(data, data[:-1])
 
 
 def test_a_torn_index_says_nothing(repo: Repo) -> None:
     whole = repo.index()
-    assert not any(say_the_same(whole, whole[:size]) for size in range(len(whole)))
+    assert not any(have_same_entries(whole, whole[:size]) for size in range(len(whole)))

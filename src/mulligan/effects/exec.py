@@ -260,7 +260,7 @@ def _check_words(argv: list[str], env: Mapping[str, str]) -> None:
         try:
             data = os.fsencode(word)
         except UnicodeEncodeError:
-            raise Refused("error", "invalid_params", "A word has surrogates that stand for no byte.") from None
+            raise Refused("error", "invalid_params", "A word has surrogates that do not represent a byte.") from None
         if b"\0" in data:
             raise Refused("error", "invalid_params", "A command's words and variables cannot contain NUL.")
     if any(not name or "=" in name for name in env):

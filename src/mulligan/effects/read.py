@@ -16,7 +16,7 @@ from mulligan.files.read import Slice, opened, read_bytes, read_lines, refusal_o
 from mulligan.files.resolve import ResolvedPath
 from mulligan.files.search.glob import glob
 from mulligan.files.search.grep import GrepResult, grep
-from mulligan.files.search.native import Line, admit_all
+from mulligan.files.search.native import admit_all
 from mulligan.files.tree.directories import OPEN_DIRECTORY
 from mulligan.history.git_changes import repository_of
 from mulligan.values.errors import Refused
@@ -218,7 +218,7 @@ def grep_files(context: EffectContext, asked: params.Grep) -> Fields:
     )
     for path in {line.path for line in found.lines} if context.open_root.disk.capture.any else ():
         context.note_not_captured(path)
-    text = "\n".join(_shown_line(context, line) for line in found.lines).encode("utf-8")
+    text = "\n".join(f"{context.shown(line.path)}:{line.line_no}:{line.shown}" for line in found.lines).encode("utf-8")
     count = found.match_count
     return {
         "matches": context.answer(text, op="search", path=_most_guarded(context, base, found), mode=asked.output_mode),
@@ -240,10 +240,6 @@ def _most_guarded(context: EffectContext, base: RepoPath, found: GrepResult) -> 
     """A path in this answer whose content a policy keeps out of answers; else the base."""
     paths = dict.fromkeys(line.path for line in found.lines) if context.boundary.has_policy else ()
     return next((path for path in paths if context.boundary.keeps_out_of_answers("search", path)), base)
-
-
-def _shown_line(context: EffectContext, line: Line) -> str:
-    return f"{context.shown(line.path)}:{line.line_no}:{line.shown}"
 
 
 def glob_files(context: EffectContext, asked: params.Glob) -> Fields:

@@ -117,7 +117,7 @@ class Offer:
 
 
 def offers(profile: str) -> list[Offer]:
-    """The tools of a profile, in the order they are told to a model. Raises `invalid_params` for one nobody knows."""
+    """The tools of a profile, in the order in which a model gets them. Raises `invalid_params`."""
     return [_offer(name) for name in (*_BEFORE, _CHANGING[known_profile(profile)], *_AFTER)]
 
 

@@ -39,6 +39,7 @@ _FICLONE = 0x40049409
 _NO_CLONE = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ETXTBSY)
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _KIND_TRIES = 100
+_GIT_NOT_COPIED = (b"worktrees", b"gc.pid")
 _GIT_POINTERS = (b"commondir", b"gitdir", b"locked")
 _GIT_SHARED = frozenset(
     b"branches common config description hooks info logs lost-found modules objects packed-refs refs remotes"
@@ -277,7 +278,8 @@ class _Copying:
             return
         os.unlink(b".git", dir_fd=target)
         os.mkdir(b".git", 0o700, dir_fd=target)
-        self._lay_over(common, path, _is_wanted if common == git else _is_shared)
+        own = common == git
+        self._lay_over(common, path, (lambda inner: inner not in _GIT_NOT_COPIED) if own else _is_shared)
         if common != git:
             self._lay_over(git, path, lambda inner: inner not in _GIT_POINTERS)
         with _subdirectory(target, b".git") as copy:
@@ -374,14 +376,10 @@ def _shared_by(git: bytes) -> bytes:
 def _is_repository(git: bytes, common: bytes) -> bool:
     """Whether a `.git` pointer names a repository that git would accept.
 
-    Anybody can write a pointer, so others are not copied.
+    Any process can write a pointer, so other directories are not copied.
     """
     folders = (os.path.join(common, name) for name in (b"objects", b"refs"))
     return os.path.isfile(os.path.join(git, b"HEAD")) and all(map(os.path.isdir, folders))
-
-
-def _is_wanted(path: bytes) -> bool:
-    return path not in (b"worktrees", b"gc.pid")
 
 
 def _is_shared(path: bytes) -> bool:
@@ -412,7 +410,7 @@ def remove_copy(directory: bytes) -> None:
     shutil.rmtree(directory)
 
 
-# Every path below a root but the root, parents first. None: something that cannot be kept, and is left alone.
+# Every path below a root without the root itself, parents first. None: it cannot be stored, and does not change.
 Tree: TypeAlias = dict[RepoPath, Entry | None]
 
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.EIO})
@@ -453,10 +451,12 @@ class Pack:
         return digest
 
     def read(self, digest: Digest) -> bytes:
-        """Raises RestoreFailedError for what was never kept here."""
+        """Raises RestoreFailedError if it does not have these bytes."""
         place = self._places.get(digest)
         if place is None:
-            words = f"The bytes of {digest} are not kept here; a folder given as `bodies` outlives its process."
+            words = (
+                f"The bytes of {digest} are not stored here; pass a folder as `bodies` to keep them after the process."
+            )
             raise RestoreFailedError(words, digest=digest)
         return unpack(os.pread(place.handle, place.packed, place.offset), place.size)
 
@@ -482,13 +482,13 @@ class FolderListing:
         return digest
 
     def read(self, digest: Digest) -> bytes:
-        """Raises RestoreFailedError for what is not there, or is not what was kept."""
+        """Raises RestoreFailedError if it does not have these bytes, or they are damaged."""
         try:
             data = self._files.get(digest)
         except MulliganError as error:
             raise RestoreFailedError(error.message, digest=digest) from error
         if digest_of(data) != digest:
-            raise RestoreFailedError(f"The bytes of {digest} are not what was kept.", digest=digest)
+            raise RestoreFailedError(f"The stored bytes of {digest} are damaged.", digest=digest)
         return data
 
 

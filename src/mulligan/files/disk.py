@@ -192,7 +192,7 @@ class UnstoredBytes(Large):
         return cls(digest_from_raw(whole.digest()), size)
 
     def __iter__(self) -> Iterator[bytes]:
-        raise AssertionError("nobody kept these bytes")
+        raise AssertionError("these bytes were not stored")
 
 
 NOTHING = Image(ABSENT)
@@ -456,7 +456,7 @@ class HostDisk:
             self._staged[draft] = folder, NewFile(status.st_ino, status.st_mtime_ns, like.digest)
 
     def exchange(self, spot: ResolvedPath, draft: bytes) -> None:
-        """`exchange`: what was at the spot is now under the draft name, and the other way round."""
+        """`exchange`: the file at the path gets the draft name, and the draft gets the path."""
         staged = self._staged.pop(draft, None)
         if staged is not None and not self._announce(spot, draft, *staged) and staged[1] is not NO_FILE:
             self._sync_draft(spot, draft)
@@ -479,7 +479,7 @@ class HostDisk:
             os.unlink(draft, dir_fd=spot.parent)
 
     def set_aside(self, spot: ResolvedPath, draft: bytes) -> None:
-        """`set_aside`: what is at the spot goes under the draft name; the spot is free."""
+        """`set_aside`: the file at the path gets the draft name, and the path is free."""
         if self.originals is not None and not self._announce(spot, draft, None, NO_FILE):
             self._announced[draft] = None
         self._reach("set_aside", spot.path)

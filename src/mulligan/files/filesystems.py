@@ -1,7 +1,7 @@
 """File systems as resources of an agent: one small protocol, `Filesystem`, and two implementations.
 
 Paths are relative to the root; `..` and absolute paths raise PermissionError, a missing path FileNotFoundError, and so
-on, as everywhere in Python. Text is what the bytes say: no newline is added, dropped or translated.
+on, as everywhere in Python. Text is decoded as it is: no newline is added, dropped or translated.
 
 `HostFilesystem` has the files below a folder. It needs no git, and treats files that git ignores or owns like any
 other. `InMemoryFilesystem` has files in memory; a snapshot shares them with the file system until the next write.
@@ -415,7 +415,7 @@ class HostFilesystem(PlainFilesystem):
         except RestoreFailedError:
             raise
         except MulliganError as error:
-            raise RestoreFailedError(f"This snapshot's files are not kept here: {error.message}") from error
+            raise RestoreFailedError(f"The files of this snapshot are not stored here: {error.message}") from error
 
     def restore(self, snapshot: FilesystemSnapshot) -> None:
         """Restore every path below the root, and remove others; or, if that fails, leave everything as it is now."""
@@ -506,13 +506,13 @@ class HostFilesystem(PlainFilesystem):
                     self._tidy(spot, draft, now)
                 self._unfinished.pop(draft, None)
         if isinstance(found, FoundEntry):
-            raise FileExistsError(f"{spot.path} was changed by somebody else meanwhile.")
+            raise FileExistsError(f"{spot.path} was changed by another process meanwhile.")
         links.was_placed(spot.path)
 
     def _tidy(self, spot: ResolvedPath, draft: bytes, before: Entry) -> None:
         """Clean up after a failed step.
 
-        The file that was set aside returns if its path is free; other drafts are ours, or stored already.
+        A displaced file gets its path back if that is free. Other drafts are our own, or their bytes are stored.
         """
         aside = self._disk.image(spot, draft=draft)
         if aside.holds(ABSENT):

@@ -7,8 +7,8 @@ repository has any effect: no fsmonitor, hook, filter, textconv, merge driver, a
 name, and no setting of the user or the system either. New objects (`write-tree` makes some) go into the shadow; the
 index is copied if a command might rewrite it. A repository counts only if it is at the root itself, not above it.
 
-`say_the_same` compares two indexes of git. `git status` rewrites the index with new times and inodes of the files,
-though no file was staged. Two indexes say the same if they have the same entries: paths, modes, ids, stages and the
+`have_same_entries` compares two indexes of git. `git status` rewrites the index with new times and inodes of the files,
+though no file was staged. Two indexes count as equal if they have the same entries: paths, modes, ids, stages and the
 marks that people set.
 
 `read_git_files` and `change_git_files` read and replace git's own files of a linked working tree, whose git directory
@@ -392,14 +392,14 @@ class _Entry:
     marks: tuple[int, int]
 
 
-def say_the_same(one: bytes, other: bytes) -> bool:
+def have_same_entries(one: bytes, other: bytes) -> bool:
     """Whether both are indexes with the same entries. An unreadable index equals none."""
     found = _parsed_index(one)
     return found is not None and found == _parsed_index(other)
 
 
 def summary_of(data: bytes) -> bytes | None:
-    """A summary that is equal for two indexes if they say the same. None for an unreadable index."""
+    """A summary that is equal for two indexes with the same entries. None for an unreadable index."""
     found = _parsed_index(data)
     return None if found is None else b"\n".join(map(_summary, found))
 

@@ -20,7 +20,7 @@ from mulligan.files.tree.directories import OPEN_DIRECTORY, OPEN_FILE, Handles
 from mulligan.files.tree.ignore import IgnoreRules, read_sources
 from mulligan.values.errors import Refused
 from mulligan.values.fast_dataclass import fast_dataclass
-from mulligan.values.paths import ROOT, RepoPath, ancestors_of, join, name_of
+from mulligan.values.paths import RepoPath, ancestors_of, join
 from mulligan.values.text import is_utf8
 
 _CHUNK_BYTES = 64 * 1024
@@ -68,7 +68,7 @@ def _require_regular(status: os.stat_result, path: str) -> None:
 
 
 def refusal_of(error: OSError, path: str) -> Refused:
-    """An OSError as the outcome of an effect."""
+    """The refusal for an OSError of this path."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return Refused("not_found", "path_not_found", f"{path} does not exist.")
     if error.errno == errno.ELOOP:
@@ -236,9 +236,8 @@ def _rules_above(handles: Handles, base: RepoPath) -> IgnoreRules:
     """The rules that hold inside the base, before its own ignore files."""
     rules = IgnoreRules()
     for directory in reversed(ancestors_of(base)):
-        inside = rules if directory == ROOT else rules.child(name_of(directory))
-        rules = inside.with_sources(read_sources(handles.directory(directory), _MARKS))
-    return rules if base == ROOT else rules.child(name_of(base))
+        rules = rules.inside(directory).with_sources(read_sources(handles.directory(directory), _MARKS))
+    return rules.inside(base)
 
 
 def _entered(fd: int, base: RepoPath, rules: IgnoreRules, *, depth: int, include_ignored: bool) -> Iterator[Listed]:

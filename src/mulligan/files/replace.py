@@ -9,10 +9,10 @@ are stored; then either our file stays (`insist`), or the other one returns and 
 | the file at a path | what happens |
 | --- | --- |
 | stays, and all its names are inside the root | it is written in place, so all its names change |
-| stays, and some of its names are outside | a new file replaces all names inside; those outside keep theirs |
-| gives way to another | only this name changes; if the other file exists already, it gets this name too |
+| stays, and some of its names are outside | a new file gets all names inside; those outside keep the old file |
+| is replaced by another | only this name changes; if the other file exists already, it gets this name too |
 
-The `link_group` of an entry tells of which file a name is. The tree is walked once, and only if necessary.
+The `link_group` of an entry identifies the file of a name. The tree is walked once, and only if necessary.
 """
 
 from __future__ import annotations
@@ -590,14 +590,11 @@ def _numbers(image: Image, wanted: Entry) -> Iterator[int]:
     """The inode numbers of files whose other names must be known."""
     if not isinstance(wanted, FileEntry):
         return
-    if image.inode is not None and not (image.holds(wanted) and wanted.mtime_ns in (0, _mtime_of(image.entry))):
+    mtime_ns = image.entry.mtime_ns if isinstance(image.entry, FileEntry) else 0
+    if image.inode is not None and not (image.holds(wanted) and wanted.mtime_ns in (0, mtime_ns)):
         yield image.inode[1]
     if wanted.link_group is not None and wanted.link_group != image.entry.link_group:
         yield _number(wanted.link_group)
-
-
-def _mtime_of(entry: Entry) -> int:
-    return entry.mtime_ns if isinstance(entry, FileEntry) else 0
 
 
 def _number(group: str) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
-from mulligan.files.git import say_the_same
+from mulligan.files.git import have_same_entries
 from mulligan.history.git_changes import GitMove, LeftAlone, is_index
 from mulligan.history.merge import Conflict, KeepOurs, MergedEntry, TakeTheirs, WriteMerged, merge_entry
 from mulligan.values.digest import Digest, digest_of
@@ -234,7 +234,7 @@ class Planner:
         if max(one.size, other.size) > MERGE_MAX_BYTES:
             return False
         try:
-            return say_the_same(self._content(one.digest), self._content(other.digest))
+            return have_same_entries(self._content(one.digest), self._content(other.digest))
         except MulliganError:
             return False
 

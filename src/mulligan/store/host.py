@@ -129,7 +129,7 @@ class OwnerBytes:
         self._mine: set[int] = set()
 
     def hold(self, number: int) -> None:
-        """Lock our byte. Numbers are never reused, so nobody else can hold it."""
+        """Lock our byte. Numbers are never reused, so no other process can hold it."""
         fcntl.lockf(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
         self._mine.add(number)
 

@@ -214,8 +214,12 @@ def create_statements(tables: Iterable[Table[Any]]) -> list[str]:
 
 
 def _table_statements(table: Table[Any]) -> list[str]:
-    columns = ", ".join(f'"{name}" {_type_of(table, name)}' for name in table.columns)
-    kept = "STRICT" if _is_wide(table) else "STRICT, WITHOUT ROWID"
+    types = {
+        name: _TYPES[kind] + (" NOT NULL" if name in table.key else "") for name, kind in table.column_types.items()
+    }
+    columns = ", ".join(f'"{name}" {kind}' for name, kind in types.items())
+    # Rows with a body are in a rowid table, so that large values are not in the inner pages of a B-tree.
+    kept = "STRICT" if "body" in table.columns else "STRICT, WITHOUT ROWID"
     made = [f'CREATE TABLE IF NOT EXISTS "{table.name}" ({columns}, PRIMARY KEY ({column_list(table.key)})) {kept}']
     for index in table.indexes:
         label = f"{table.name}_by_{'_'.join(index)}"
@@ -225,18 +229,9 @@ def _table_statements(table: Table[Any]) -> list[str]:
     return made
 
 
-def _type_of(table: Table[Any], column: str) -> str:
-    return _TYPES[table.column_types[column]] + (" NOT NULL" if column in table.key else "")
-
-
 def _partly(table: Table[Any], index: tuple[str, ...]) -> str:
     """An index on a single nullable column holds only the rows that have a value there."""
     return f' WHERE "{index[0]}" IS NOT NULL' if len(index) == 1 and table.is_nullable(index[0]) else ""
-
-
-def _is_wide(table: Table[Any]) -> bool:
-    """Rows with a body are in a rowid table, so that large values are not in the inner pages of a B-tree."""
-    return "body" in table.columns
 
 
 def column_list(columns: Iterable[str]) -> str:

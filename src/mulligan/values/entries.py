@@ -145,13 +145,8 @@ def kind_of_change(change: Change) -> ChangeKind:
 
 def entry_to_json(entry: Entry) -> dict[str, Any]:
     if isinstance(entry, FileEntry):
-        body: dict[str, Any] = {
-            "kind": "file",
-            "digest": entry.digest,
-            "size": entry.size,
-            "mode": entry.mode,
-            "mtime_ns": entry.mtime_ns,
-        }
+        body: dict[str, Any] = {"kind": "file", "digest": entry.digest, "size": entry.size, "mode": entry.mode}
+        body["mtime_ns"] = entry.mtime_ns
         if entry.link_group is not None:
             body["link_group"] = entry.link_group
         if entry.withheld is not None:
@@ -211,11 +206,8 @@ _READERS = {
 
 
 def change_to_json(change: Change) -> dict[str, Any]:
-    body = {
-        "path": to_wire(change.path),
-        "before": entry_to_json(change.before),
-        "after": entry_to_json(change.after),
-    }
+    before, after = entry_to_json(change.before), entry_to_json(change.after)
+    body = {"path": to_wire(change.path), "before": before, "after": after}
     if change.renamed_from is not None:
         body["from"] = to_wire(change.renamed_from)
     return body

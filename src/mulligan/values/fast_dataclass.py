@@ -42,8 +42,8 @@ else:
         return decorate
 
     def _shown(self: Any) -> str:
-        told = [f"{field.name}={getattr(self, field.name)!r}" for field in fields(self) if field.repr]
-        return f"{type(self).__qualname__}({', '.join(told)})"
+        values = [f"{field.name}={getattr(self, field.name)!r}" for field in fields(self) if field.repr]
+        return f"{type(self).__qualname__}({', '.join(values)})"
 
 
 def values_getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:

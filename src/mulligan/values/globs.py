@@ -179,7 +179,7 @@ def _escape_range(low: str, high: str) -> str:
 
 
 def _expand_braces(pattern: str) -> list[str]:
-    """All alternatives that the braces of a pattern stand for."""
+    """All patterns that the braces of a pattern make."""
     if pattern.count("{") > BRACES_MAX:
         raise GlobError(f"it has more than {BRACES_MAX} braces")
     opening = next((at for at, character in _plain(pattern, 0) if character == "{"), None)
@@ -189,7 +189,7 @@ def _expand_braces(pattern: str) -> list[str]:
     tails = _expand_braces(pattern[end:])
     heads = [pattern[:opening] + head for option in options for head in _expand_braces(option)]
     if len(heads) * len(tails) > ALTERNATIVES_MAX:
-        raise GlobError(f"its braces stand for more than {ALTERNATIVES_MAX} patterns")
+        raise GlobError(f"its braces make more than {ALTERNATIVES_MAX} patterns")
     return [head + tail for head in heads for tail in tails]
 
 

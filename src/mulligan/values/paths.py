@@ -77,7 +77,7 @@ def path_bytes(path: RepoPath) -> bytes:
     try:
         return path.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise fault("invalid_path", "A path cannot contain lone surrogates that stand for no byte.") from None
+        raise fault("invalid_path", "A path cannot contain lone surrogates that do not represent a byte.") from None
 
 
 @lru_cache(maxsize=4_096)

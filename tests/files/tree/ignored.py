@@ -27,7 +27,7 @@ def is_ignored(root: str | bytes | os.PathLike[str], path: str, is_dir: bool) ->
             for depth, directory in enumerate(above):
                 if rules.ignores(directory, is_dir=True):
                     return True
-                rules = rules.child(directory, _sources_at(handles, "/".join(above[: depth + 1])))
+                rules = rules.child(directory).with_sources(_sources_at(handles, "/".join(above[: depth + 1])))
         return rules.ignores(name, is_dir)
     finally:
         os.close(root_fd)

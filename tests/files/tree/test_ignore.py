@@ -52,7 +52,7 @@ def test_a_rule(tmp_path: Path, files: dict[str, str], path: str, ignored: bool)
 
 def test_rules_step_down_with_the_walk() -> None:
     rules = IgnoreRules().with_sources(IgnoreSources(git=b"/a/b\n*.o\n"))
-    inside = rules.child("a", IgnoreSources(own=b"!x.o\n"))
+    inside = rules.child("a").with_sources(IgnoreSources(own=b"!x.o\n"))
     assert [rules.ignores("b", True), inside.ignores("b", True)] == [False, True]
     assert [rules.ignores("x.o", False), inside.ignores("x.o", False), inside.ignores("y.o", False)] == [
         True,
@@ -77,7 +77,7 @@ ENTRIES = st.dictionaries(text_of(*LETTERS, max_size=3), st.booleans(), max_size
 def test_a_listing_is_divided_as_if_each_entry_were_asked_about(
     above: bytes, inside: bytes, names: dict[bytes, bool]
 ) -> None:
-    rules = IgnoreRules().with_sources(IgnoreSources(git=above)).child("a", IgnoreSources(own=inside))
+    rules = IgnoreRules().with_sources(IgnoreSources(git=above)).child("a").with_sources(IgnoreSources(own=inside))
     entries = tuple(name.decode("utf-8", "surrogateescape") + "/" * is_dir for name, is_dir in names.items())
     ignored = tuple(entry for entry in entries if rules.ignores(entry.rstrip("/"), entry.endswith("/")))
     assert rules.divide(entries) == (tuple(entry for entry in entries if entry not in ignored), ignored)

@@ -172,7 +172,7 @@ def glob(
     """The regular files below `base` whose path from there matches, by modification time descending, then path bytes.
 
     Symlinks are not listed, nor what `admits` denies. Raises Refused: `invalid_pattern`, or for a base that is no
-    directory what `refusing_bad_base` says.
+    directory a refusal of `refusing_bad_base`.
     """
     shape = _parse(pattern)
     below = 0 if base == ROOT else len(base) + 1

@@ -353,15 +353,12 @@ def _spell_chars(node: Chars) -> str:
         return _spell_character(node.members[0][0])
     if not node.members:
         return f"[^{_spell_character(0)}-{_spell_character(0x10FFFF)}]"
-    return "[" + "".join(_spell_range(low, high) for low, high in node.members) + "]"
+    ranges = [(_spell_character(low), _spell_character(high)) for low, high in node.members]
+    return "[" + "".join(low if low == high else f"{low}-{high}" for low, high in ranges) + "]"
 
 
 def _spell_character(code: int) -> str:
     return chr(code) if code < 0x80 and chr(code).isalnum() else f"\\x{{{code:x}}}"
-
-
-def _spell_range(low: int, high: int) -> str:
-    return _spell_character(low) if low == high else f"{_spell_character(low)}-{_spell_character(high)}"
 
 
 def _spell_bounds(node: Repeat) -> str:

@@ -235,7 +235,7 @@ class WalkRules:
 
     def _read_rules(self, directory: RepoPath) -> IgnoreRules | None:
         if directory == self._plan.base:
-            inside = self._plan.rules if directory == ROOT else self._plan.rules.child(name_of(directory))
+            inside = self._plan.rules.inside(directory)
         else:
             above = self._inside[parent_of(directory)]
             if above is None or above.ignores(name_of(directory), is_dir=True):

@@ -183,7 +183,9 @@ class Leases:
 
     def _find(self, lease_id: str) -> Lease:
         if not lease_id.isascii():
-            raise UnknownLeaseError(lease_id)  # Not an id of ours, and perhaps no text that a store can search for.
+            raise UnknownLeaseError(
+                lease_id
+            )  # Mulligan makes only ASCII ids, and a store may be unable to search for others.
         with self._store.read() as tx:
             row = tx.get(LEASES, lease_id)
             if row is None or row.root != self._root_id:

@@ -31,6 +31,7 @@ from mulligan.files.kernel import real_path_of
 from mulligan.files.tree.directories import OPEN_DIRECTORY, Handles, read_regular
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.limits import MIB_BYTES
+from mulligan.values.paths import ROOT, RepoPath, name_of
 
 SPECIAL = frozenset(b"*?[\\")
 
@@ -198,7 +199,7 @@ def _opens_a_name(source: bytes) -> bool:
 
 
 IGNORE_FILE_MAX_BYTES = MIB_BYTES
-# Per file; compiling more would let a hostile repository stop us. Rules without wildcards are not counted.
+# Per file; compiling more would let a hostile repository block Mulligan. Rules without wildcards are not counted.
 WILDCARD_RULES_MAX = 10_000
 
 GIT_IGNORE = ".gitignore"
@@ -258,7 +259,7 @@ def _trim_trailing_spaces(line: bytes) -> bytes:
 
 
 class _Index:
-    """The rules of one file that may speak about one kind of entry, arranged for quick lookup of the last match."""
+    """The rules of one file for one kind of entry, in a form that finds the last match quickly."""
 
     def __init__(self, rules: Iterable[tuple[int, IgnoreRule]]) -> None:
         self._names: dict[str, int] = {}
@@ -363,7 +364,7 @@ _NOTHING = re.compile(rb"[^\x00-\xff]")
 
 
 def _union(sources: dict[int, bytes]) -> tuple[_Matcher, list[int]]:
-    """One expression for many, highest number first; the group that took part says which."""
+    """One expression for many, highest number first. The group that matches tells the number."""
     if not sources:
         return _NOTHING.match, []
     numbers = sorted(sources, reverse=True)
@@ -433,21 +434,21 @@ class IgnoreRules:
             return entries, ()
         return tuple(one for one in entries if one not in out), tuple(one for one in entries if one in out)
 
-    def child(self, name: str, sources: IgnoreSources = NO_SOURCES) -> IgnoreRules:
-        """The rules inside the directory `name` of this one."""
-        prefix = self.prefix + name.encode("utf-8", "surrogateescape") + b"/"
-        if sources is NO_SOURCES:
-            return IgnoreRules(prefix, self.own, self.git, self.exclude)
-        return self._at(prefix, sources)
+    def child(self, name: str) -> IgnoreRules:
+        """The rules inside the directory `name` of this one, before its own ignore files."""
+        return IgnoreRules(self.prefix + _raw(name) + b"/", self.own, self.git, self.exclude)
+
+    def inside(self, path: RepoPath) -> IgnoreRules:
+        """The rules inside a directory, given those of the one that contains it; the root contains itself."""
+        return self if path == ROOT else self.child(name_of(path))
 
     def with_sources(self, sources: IgnoreSources) -> IgnoreRules:
-        """The same directory with its ignore files read."""
-        return self if sources is NO_SOURCES else self._at(self.prefix, sources)
-
-    def _at(self, prefix: bytes, sources: IgnoreSources) -> IgnoreRules:
-        length = len(prefix)
+        """The rules of the same directory after its ignore files were read."""
+        if sources is NO_SOURCES:
+            return self
+        length = len(self.prefix)
         return IgnoreRules(
-            prefix,
+            self.prefix,
             _layer(sources.own, length) + self.own,
             _layer(sources.git, length) + self.git,
             _layer(sources.exclude, length) + self.exclude,
@@ -459,9 +460,8 @@ def _layer(text: bytes | None, base_length: int) -> tuple[RuleFile, ...]:
     return (rules,) if rules else ()
 
 
-@lru_cache(maxsize=256)
-def _rule_file(text: bytes, base_length: int) -> RuleFile:
-    return RuleFile(text, base_length)
+_rule_file = lru_cache(maxsize=256)(RuleFile)
+"""Parsing rules is slow, and many directories share their ignore files."""
 
 
 def read_sources(dir_fd: int, names: Sequence[str]) -> IgnoreSources:

@@ -226,8 +226,7 @@ def plan_walk(root_fd: int, base: RepoPath, *, include_ignored: bool = False) ->
         for directory in reversed(ancestors_of(base)):
             sources = read_sources(handles.directory(directory), MARKS)
             chain.append((directory, sources))
-            inside = rules if directory == ROOT else rules.child(name_of(directory))
-            rules = inside.with_sources(sources)
+            rules = rules.inside(directory).with_sources(sources)
     return WalkPlan(base, tuple(chain), rules)
 
 
@@ -344,7 +343,7 @@ class _Walker:
         plan = self.walk.plan
         with Handles(self.root_fd) as handles:
             fd = handles.open_directory(plan.base)
-        inside = plan.rules if plan.base == ROOT else plan.rules.child(name_of(plan.base))
+        inside = plan.rules.inside(plan.base)
         prefix = "" if plan.base == ROOT else plan.base + "/"
         frame = _Frame(plan.base, prefix, fd, plan.rules, self._is_same(plan.base))
         self._enter(frame, inside)
