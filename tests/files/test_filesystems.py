@@ -543,3 +543,18 @@ class _Breaking:
         if self.armed and step == self._step:
             self.armed = False
             raise OSError(5, "disk on fire")
+
+
+@pytest.mark.req("W27.glob_top_level")
+def test_glob_goes_on_after_a_file_that_another_process_removes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(tmp_path, {"a.py": File(b"1"), "c.py": File(b"1"), "d/e.py": File(b"1")})
+    real_listdir = os.listdir
+
+    def listing_before_removal(folder: int) -> list[str]:
+        return [*real_listdir(folder), "b.py"]
+
+    with HostFilesystem(_root=str(tmp_path)) as files:
+        monkeypatch.setattr(os, "listdir", listing_before_removal)
+        assert files.glob("**") == ("a.py", "c.py", "d/e.py")

@@ -347,12 +347,21 @@ def _directory(root: Root, below: bytes) -> Iterator[int]:
 
 @contextmanager
 def _subdirectory(above: int, name: bytes) -> Iterator[int]:
-    """Open a folder; -1 if we may not."""
+    """Open a folder; -1 if this process has no permission."""
     try:
         handle = os.open(name, OPEN_DIRECTORY, dir_fd=above)
     except PermissionError:
         yield -1
         return
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _opened_directory(above: int, name: bytes) -> Iterator[int]:
+    handle = os.open(name, OPEN_DIRECTORY, dir_fd=above)
     try:
         yield handle
     finally:
@@ -506,11 +515,8 @@ class Trees:
         """The present tree. The bytes of every file are stored when this returns."""
         tree: Tree = {}
         # Open another descriptor, because another thread may list the same directory through this one.
-        directory = os.open(".", OPEN_DIRECTORY, dir_fd=self._root)
-        try:
+        with _opened_directory(self._root, b".") as directory:
             self._look_into(directory, b"", tree)
-        finally:
-            os.close(directory)
         return tree
 
     def _look_into(self, directory: int, prefix: bytes, tree: Tree) -> None:
@@ -522,20 +528,14 @@ class Trees:
                 status = os.stat(name, dir_fd=directory, follow_symlinks=False)
                 tree[path] = self._entry(directory, name, path, status)
                 if stat.S_ISDIR(status.st_mode):
-                    self._look_below(directory, name, prefix, tree)
+                    with _opened_directory(directory, name) as below:
+                        self._look_into(below, prefix + name + b"/", tree)
             except FileNotFoundError:
                 tree.pop(path, None)
             except OSError as error:
                 if error.errno not in _DENIED:
                     raise
                 tree[path] = None
-
-    def _look_below(self, directory: int, name: bytes, prefix: bytes, tree: Tree) -> None:
-        handle = os.open(name, OPEN_DIRECTORY, dir_fd=directory)
-        try:
-            self._look_into(handle, prefix + name + b"/", tree)
-        finally:
-            os.close(handle)
 
     def _entry(self, directory: int, name: bytes, path: RepoPath, status: os.stat_result) -> Entry | None:
         mode = stat.S_IMODE(status.st_mode)
@@ -599,22 +599,16 @@ def _timeless(entry: Entry | None) -> Entry | None:
 
 def files_below(root: int, base: bytes) -> Iterator[bytes]:
     """Paths of the regular files below a directory, links not followed."""
-    with suppress(FileNotFoundError, NotADirectoryError):
-        handle = os.open(base, OPEN_DIRECTORY, dir_fd=root)
-        try:
-            yield from _files_in(handle, b"" if base == b"." else base + b"/")
-        finally:
-            os.close(handle)
+    yield from _files_in(root, base, b"" if base == b"." else base + b"/")
 
 
-def _files_in(directory: int, prefix: bytes) -> Iterator[bytes]:
-    for name in sorted(os.fsencode(name) for name in os.listdir(directory)):
-        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        if stat.S_ISREG(status.st_mode):
-            yield prefix + name
-        elif stat.S_ISDIR(status.st_mode):
-            handle = os.open(name, OPEN_DIRECTORY, dir_fd=directory)
-            try:
-                yield from _files_in(handle, prefix + name + b"/")
-            finally:
-                os.close(handle)
+def _files_in(above: int, name: bytes, prefix: bytes) -> Iterator[bytes]:
+    # Another process may remove a path or put something else there after it was listed. Then the rest counts.
+    with suppress(FileNotFoundError, NotADirectoryError), _opened_directory(above, name) as directory:
+        for inner in sorted(os.fsencode(entry) for entry in os.listdir(directory)):
+            with suppress(FileNotFoundError):
+                mode = os.stat(inner, dir_fd=directory, follow_symlinks=False).st_mode
+                if stat.S_ISREG(mode):
+                    yield prefix + inner
+                elif stat.S_ISDIR(mode):
+                    yield from _files_in(directory, inner, prefix + inner + b"/")

@@ -22,7 +22,7 @@ from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode, encode
 from mulligan.values.errors import MulliganError
 from mulligan.values.ids import SessionId
-from mulligan.values.visible import visible
+from mulligan.values.text import visible
 
 NEWS_MAX_BYTES = 2_048
 _HEAD = "Mulligan: these files are not as you left them; read them again before you change them."

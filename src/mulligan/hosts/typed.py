@@ -27,7 +27,7 @@ from mulligan.values.errors import MulliganError
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import SessionId
 from mulligan.values.paths import RepoPath
-from mulligan.values.visible import visible
+from mulligan.values.text import visible
 
 VERBS = ("undo", "redo", "rollback", "rewind", "restore", "status", "log", "diff")
 PATHS_MAX = 50
