@@ -54,7 +54,7 @@ UNLIMITED = Capability()
 def both(one: Capability, other: Capability) -> Capability:
     """What both capabilities allow. `fs_roots` are left out: only a boundary can compare these paths."""
     limits: dict[str, Any] = {
-        field.name: _smaller(getattr(one, field.name), getattr(other, field.name))
+        field.name: clamped(getattr(one, field.name), getattr(other, field.name))
         for field in fields(Capability)
         if field.name.startswith("max_")
     }
@@ -66,9 +66,11 @@ def both(one: Capability, other: Capability) -> Capability:
     )
 
 
-def _smaller(one: int | None, other: int | None) -> int | None:
-    given = [limit for limit in (one, other) if limit is not None]
-    return min(given, default=None)
+def clamped(asked: int | None, ceiling: int | None) -> int | None:
+    """The smaller of two limits, or of a request and its limit: a request over it is reduced, not refused."""
+    if asked is None or ceiling is None:
+        return ceiling if asked is None else asked
+    return min(asked, ceiling)
 
 
 def _common(one: tuple[_T, ...] | None, other: tuple[_T, ...] | None) -> tuple[_T, ...] | None:

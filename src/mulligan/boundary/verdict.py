@@ -46,7 +46,7 @@ class Boundary:
         """What this boundary and another one over the same root both allow."""
         other = replace(self, capability=capability)
         unbounded = self.capability.fs_roots is None and capability.fs_roots is None
-        roots = None if unbounded else tuple(_overlap(self._bases(), other._bases()))
+        roots = None if unbounded else tuple(_overlap(self.allowed_roots, other.allowed_roots))
         limits = replace(both(self.capability, capability), fs_roots=roots)
         return replace(self, capability=limits, policies=(*self.policies, policy))
 
@@ -110,7 +110,7 @@ class Boundary:
         if self.capability.fs_roots is None:
             return True
         folded = RepoPath(self._folded(path))
-        bases = [RepoPath(self._folded(base)) for base in self._bases()]
+        bases = [RepoPath(self._folded(base)) for base in self.allowed_roots]
         return any(folded == base or is_below(folded, base) for base in bases)
 
     def _folded(self, name: str) -> str:
@@ -126,7 +126,9 @@ class Boundary:
         found = [policy.decide(op, *names, fold=self._folded) for policy in policies]
         return [rule for rule in found if rule is not None]
 
-    def _bases(self) -> tuple[RepoPath, ...]:
+    @property
+    def allowed_roots(self) -> tuple[RepoPath, ...]:
+        """The parts of this root that `fs_roots` allow."""
         roots = self.capability.fs_roots
         return (ROOT,) if roots is None else tuple(base for one in roots if (base := self._base(one)) is not None)
 
@@ -143,11 +145,6 @@ class Boundary:
             return parse_repo_path(one)
         except MulliganError:
             return None
-
-    @property
-    def allowed_roots(self) -> tuple[RepoPath, ...]:
-        """The parts of this root that `fs_roots` allow."""
-        return self._bases()
 
     def keeps_out_of_answers(self, op: FsOp, path: RepoPath) -> bool:
         """Whether a policy allows this content only as a blob. Results of a search count as content that is read."""
@@ -168,16 +165,9 @@ def _is_git(name: str) -> bool:
 def _overlap(ones: tuple[RepoPath, ...], others: tuple[RepoPath, ...]) -> list[RepoPath]:
     """The parts of the tree that are in both."""
     pairs = [(one, other) for one in ones for other in others]
-    inner = [one if one == other or is_below(one, other) else other for one, other in pairs if _nested(one, other)]
+    inner = [one if one == other or is_below(one, other) else other for one, other in pairs if _are_nested(one, other)]
     return list(dict.fromkeys(inner))
 
 
-def _nested(one: RepoPath, other: RepoPath) -> bool:
+def _are_nested(one: RepoPath, other: RepoPath) -> bool:
     return one == other or is_below(one, other) or is_below(other, one)
-
-
-def clamped(asked: int | None, ceiling: int | None) -> int | None:
-    """The smaller of the requested and the allowed value: a request over the limit is reduced, not refused."""
-    if asked is None or ceiling is None:
-        return ceiling if asked is None else asked
-    return min(asked, ceiling)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mulligan.boundary.verdict import clamped
+from mulligan.boundary.capability import clamped
 from mulligan.effects import params
 from mulligan.effects.context import EffectContext, too_large
 from mulligan.effects.receipt import Receipt, inline, refusal_receipt

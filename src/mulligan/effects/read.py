@@ -7,8 +7,7 @@ import stat
 from collections.abc import Callable
 from typing import Any
 
-from mulligan.boundary.capability import FsOp
-from mulligan.boundary.verdict import clamped
+from mulligan.boundary.capability import FsOp, clamped
 from mulligan.effects import params
 from mulligan.effects.context import EffectContext, too_large
 from mulligan.effects.receipt import inline
@@ -20,7 +19,7 @@ from mulligan.files.search.native import admit_all
 from mulligan.files.tree.directories import OPEN_DIRECTORY
 from mulligan.history.git_changes import repository_of
 from mulligan.values.errors import Refused
-from mulligan.values.limits import GLOB_RESULTS_DEFAULT, GREP_RESULTS_DEFAULT, LIST_RESULTS_DEFAULT
+from mulligan.values.limits import RESULTS_DEFAULT
 from mulligan.values.paths import ROOT, RepoPath, join, parse_repo_path, to_wire
 from mulligan.values.text import is_utf8
 
@@ -124,7 +123,7 @@ def exists(context: EffectContext, asked: params.Exists) -> Fields:
 
 
 def list_dir(context: EffectContext, asked: params.ListDir) -> Fields:
-    most = LIST_RESULTS_DEFAULT if asked.max_results is None else asked.max_results
+    most = RESULTS_DEFAULT if asked.max_results is None else asked.max_results
     with context.resolved("list", "." if asked.path is None else asked.path) as resolved:
         names = _names(context, resolved)
         shown = names[:most]
@@ -204,7 +203,7 @@ def _admitting(context: EffectContext, op: FsOp, base: RepoPath) -> Callable[[Re
 
 def grep_files(context: EffectContext, asked: params.Grep) -> Fields:
     base = _base(context, "search", asked.path)
-    wanted = GREP_RESULTS_DEFAULT if asked.max_results is None else asked.max_results
+    wanted = RESULTS_DEFAULT if asked.max_results is None else asked.max_results
     found = grep(
         context.open_root.disk.root.handle,
         base,
@@ -244,7 +243,7 @@ def _most_guarded(context: EffectContext, base: RepoPath, found: GrepResult) -> 
 
 def glob_files(context: EffectContext, asked: params.Glob) -> Fields:
     base = _base(context, "list", asked.path)
-    wanted = GLOB_RESULTS_DEFAULT if asked.max_results is None else asked.max_results
+    wanted = RESULTS_DEFAULT if asked.max_results is None else asked.max_results
     found = glob(
         context.open_root.disk.root.handle,
         base,

@@ -536,7 +536,7 @@ def read_git_files(root: bytes) -> GitFiles | None:
         return None
     try:
         files = dict(_files(found.git_dir))
-        index_ns = os.stat(_in(found.git_dir, INDEX)).st_mtime_ns if INDEX in files else 0
+        index_ns = os.stat(os.path.join(found.git_dir, INDEX)).st_mtime_ns if INDEX in files else 0
         return GitFiles(found.git_dir, found.common_dir, files, _branches(found.common_dir), index_ns)
     except OSError:
         return None
@@ -646,31 +646,29 @@ def change_git_files(root: bytes, seen: GitFiles, change: GitChange, *, line: by
     nothing is replaced. HEAD and the index are always locked, so that no git command runs in the middle of this. `line`
     ends each new line of git's logs: who, when and why.
     """
-    branches = {_in(seen.common_dir, name): commit and commit + b"\n" for name, commit in change.branches.items()}
-    files = {_in(seen.git_dir, name): data for name, data in sorted(change.files.items())}
+    branches = {
+        os.path.join(seen.common_dir, name): commit and commit + b"\n" for name, commit in change.branches.items()
+    }
+    files = {os.path.join(seen.git_dir, name): data for name, data in sorted(change.files.items())}
     wanted = branches | files
-    always = (_in(seen.git_dir, HEAD), _in(seen.git_dir, INDEX))
+    always = (os.path.join(seen.git_dir, HEAD), os.path.join(seen.git_dir, INDEX))
     with ExitStack() as locks:
         for path in sorted({*wanted, *always}):
             locks.enter_context(_lock(path, wanted.get(path)))
         if change.index_ns and INDEX in change.files:
-            os.utime(_in(seen.git_dir, INDEX) + _LOCK, ns=(change.index_ns, change.index_ns))
+            os.utime(os.path.join(seen.git_dir, INDEX) + _LOCK, ns=(change.index_ns, change.index_ns))
         if read_git_files(root) != seen or any(is_elsewhere(seen, name) for name in change.branches):
             raise GitBusyError
         for path in (*(path for path in wanted if path not in always), *(path for path in always if path in wanted)):
             _put(path, wanted[path])
         for folder in _IN_PROGRESS:
             with suppress(OSError):
-                os.rmdir(_in(seen.git_dir, folder))
+                os.rmdir(os.path.join(seen.git_dir, folder))
         now = read_git_files(root)
         if now is None:
             raise OSError("git's files cannot be read")
         _log(seen, now, change, line)
         return now
-
-
-def _in(folder: bytes, name: bytes) -> bytes:
-    return os.path.join(folder, name)
 
 
 def is_packed(seen: GitFiles, branch: bytes) -> bool:
@@ -684,11 +682,11 @@ def is_packed(seen: GitFiles, branch: bytes) -> bool:
 
 def is_elsewhere(seen: GitFiles, branch: bytes) -> bool:
     """Whether another working tree of the repository has the branch checked out."""
-    trees = _in(seen.common_dir, b"worktrees")
-    heads = [seen.common_dir, *(_in(trees, name) for name in _names(trees))]
+    trees = os.path.join(seen.common_dir, b"worktrees")
+    heads = [seen.common_dir, *(os.path.join(trees, name) for name in _names(trees))]
     others = (path for path in heads if os.path.realpath(path) != os.path.realpath(seen.git_dir))
     with suppress(OSError):
-        return any((_read(_in(path, HEAD), HEAD) or b"").strip() == _SYMBOLIC + branch for path in others)
+        return any((_read(os.path.join(path, HEAD), HEAD) or b"").strip() == _SYMBOLIC + branch for path in others)
     return True
 
 

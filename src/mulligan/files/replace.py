@@ -38,7 +38,6 @@ from mulligan.values.entries import (
     FileEntry,
     SymlinkEntry,
     digest_of_beginning,
-    group_of,
     same_content,
     same_state,
     whole,
@@ -537,7 +536,7 @@ class HardLinks:
 
     def was_placed(self, path: RepoPath) -> None:
         """Note that the wanted file is at this path now."""
-        group = group_of(self._aims[path][1]) if path in self._aims else None
+        group = self._aims[path][1].link_group if path in self._aims else None
         if group is not None:
             self._placed.setdefault(group, path)
 

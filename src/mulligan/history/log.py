@@ -38,8 +38,7 @@ from mulligan.history.tables import (
 from mulligan.session.roots import ENDED_SANDBOXED_ROOTS
 from mulligan.store.blobs import BLOBS, LOST
 from mulligan.store.host import known_host
-from mulligan.store.journal import HEADS
-from mulligan.store.maintenance import STORE_JOURNAL
+from mulligan.store.journal import HEADS, STORE_JOURNAL
 from mulligan.store.protocol import Tx, Value
 from mulligan.values.canonical import decode
 from mulligan.values.digest import raw_digest

@@ -30,7 +30,7 @@ from mulligan.files.disk import DRAFT_PREFIX, HostDisk, Image
 from mulligan.files.resolve import ResolvedPath
 from mulligan.history.ledger import Ledger
 from mulligan.history.tables import OPEN, ROOTS, RootRow
-from mulligan.store.maintenance import STORE_JOURNAL
+from mulligan.store.journal import STORE_JOURNAL
 from mulligan.store.originals import NO_FILE, DeadProcessOriginals, NewFile, Original
 from mulligan.values.digest import Digest
 from mulligan.values.entries import Absent, FileEntry

@@ -21,8 +21,7 @@ from hashlib import sha256
 from math import log2
 from typing import Any
 
-from mulligan.store.journal import Journal, Record
-from mulligan.store.maintenance import STORE_JOURNAL
+from mulligan.store.journal import STORE_JOURNAL, Journal, Record
 from mulligan.store.protocol import Store, Table, Tx
 from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import Clock, FixedClock, parse_timestamp, timestamp

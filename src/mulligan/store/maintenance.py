@@ -22,7 +22,7 @@ from itertools import groupby
 
 from mulligan.store.blobs import BESIDE, BLOBS, BODIES, IN_PARTS, LOST, PARTS, READABLE, UNSYNCED, BlobRow, Blobs
 from mulligan.store.host import boot_id
-from mulligan.store.journal import HEADS, REFS, STORE_HEAD, Journal, rows_by, rows_of_journal
+from mulligan.store.journal import HEADS, REFS, STORE_HEAD, STORE_JOURNAL, Journal, rows_by, rows_of_journal
 from mulligan.store.protocol import META, MetaRow, Store, Tx
 from mulligan.store.sqlite import SqliteStore
 from mulligan.values.clock import Clock, parse_timestamp, timestamp
@@ -31,7 +31,6 @@ from mulligan.values.errors import MulliganError
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.limits import MIB_BYTES, SYNC_MARK_INTERVAL_S
 
-STORE_JOURNAL = "store"
 LOST_KIND = "store.lost"
 BOOT, MARK, _FAILED = "boot", "mark", "sync_failed"
 

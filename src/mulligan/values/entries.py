@@ -110,11 +110,6 @@ def kind_of(entry: Entry) -> EntryKind:
 _KIND_NAMES: dict[type, EntryKind] = {Absent: "absent", FileEntry: "file", SymlinkEntry: "symlink", DirEntry: "dir"}
 
 
-def group_of(entry: Entry) -> str | None:
-    """The id that all hard links of a file share; None for a file with one name, and for other kinds of entries."""
-    return entry.link_group
-
-
 def same_content(a: Entry, b: Entry) -> bool:
     """Whether two entries are equal apart from mode, attributes and times."""
     if isinstance(a, FileEntry) and isinstance(b, FileEntry):

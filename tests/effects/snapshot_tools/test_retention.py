@@ -17,8 +17,7 @@ from mulligan.effects.snapshot_tools.store import KEPT_BY_DEFAULT, Collected, co
 from mulligan.history.projection import SCHEMA
 from mulligan.history.retention import collect_garbage
 from mulligan.store.blobs import BLOBS, READABLE
-from mulligan.store.journal import records_of
-from mulligan.store.maintenance import STORE_JOURNAL
+from mulligan.store.journal import STORE_JOURNAL, records_of
 from mulligan.store.protocol import Tx
 from mulligan.store.verify import verify
 from mulligan.testing.faults import Crash

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from mulligan.boundary.verdict import clamped
+from mulligan.boundary.capability import clamped
 from mulligan.effects.snapshot_tools import models
 from mulligan.effects.snapshot_tools.context import (
     SEARCHED_MAX_BYTES,

@@ -33,7 +33,7 @@ from mulligan.history.ledger import Ledger
 from mulligan.history.retention import drop_body, droppable, holder_of_snapshot
 from mulligan.session.tables import session_journal
 from mulligan.store.blobs import BLOBS, READABLE
-from mulligan.store.maintenance import STORE_JOURNAL
+from mulligan.store.journal import STORE_JOURNAL
 from mulligan.store.protocol import Tx
 from mulligan.values.canonical import decode, encode
 from mulligan.values.clock import FixedClock, parse_timestamp, timestamp
@@ -167,6 +167,7 @@ class SnapshotStore:
         return None if row is None else row.parent
 
     def read(self, digest: Digest) -> bytes:
+        """The bytes of a captured file or link."""
         return self._ledger.blobs.read(digest)
 
     def target_of(self, snapshot: StoredSnapshot, path: RepoPath) -> CapturedFile | None:

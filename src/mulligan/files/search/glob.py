@@ -20,7 +20,7 @@ from mulligan.files.tree.walk import Walk, WalkScope
 from mulligan.values.errors import Refused
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.globs import GlobError, GlobPattern, parse_glob
-from mulligan.values.limits import GLOB_RESULTS_DEFAULT
+from mulligan.values.limits import RESULTS_DEFAULT
 from mulligan.values.paths import ROOT, RepoPath, name_of, parent_of, path_bytes
 
 # The path of a directory, and the times of its files by name. It never changes once it is made.
@@ -164,7 +164,7 @@ def glob(
     pattern: str,
     *,
     include_ignored: bool = False,
-    max_results: int = GLOB_RESULTS_DEFAULT,
+    max_results: int = RESULTS_DEFAULT,
     max_scan_files: int | None = None,
     admits: Callable[[RepoPath], bool] = admit_all,
     cache: TreeCache = SHARED_CACHE,

@@ -23,7 +23,7 @@ from mulligan.values.clock import monotonic_s
 from mulligan.values.errors import Refused
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.globs import GlobError, GlobPattern, parse_glob
-from mulligan.values.limits import GREP_RESULTS_DEFAULT, REGEX_TIMEOUT_S
+from mulligan.values.limits import REGEX_TIMEOUT_S, RESULTS_DEFAULT
 from mulligan.values.paths import ROOT, RepoPath, name_of
 
 Engine = Literal["ripgrep", "native"]
@@ -47,7 +47,7 @@ class GrepOptions(TypedDict, total=False):
 class _Asked:
     glob_filter: str | None = None
     case_insensitive: bool = False
-    max_results: int = GREP_RESULTS_DEFAULT
+    max_results: int = RESULTS_DEFAULT
     engine: Engine | None = None
     timeout_s: float = REGEX_TIMEOUT_S
     max_scan_files: int | None = None

@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from mulligan.boundary.verdict import Boundary, clamped
+from mulligan.boundary.capability import clamped
+from mulligan.boundary.verdict import Boundary
 from mulligan.effects.context import session_boundary
 from mulligan.effects.params import Params, parsed_exactly
 from mulligan.effects.perform import perform
