@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mulligan.boundary.capability import FOLLOW, FS_OPS, PATCH_FORMATS, UNLIMITED, Capability, parse_capability
+from mulligan.boundary.capability import FOLLOW, FS_OPS, PATCH_FORMATS, UNLIMITED, Capability, clamped, parse_capability
 from mulligan.boundary.policy import NO_POLICY, Policy, parse_policy
-from mulligan.boundary.verdict import Boundary, clamped
+from mulligan.boundary.verdict import Boundary
 from mulligan.values.errors import MulliganError, Refused
 from mulligan.values.paths import RepoPath, parse_repo_path
 
