@@ -369,8 +369,8 @@ def _open_root_of(open_root: OpenRoot, session: SessionId, mount: Mount, *, writ
     if writes:
         return _root_at(open_root, copy_sandboxed_root(open_root.opener, session, mount.path).directory, record=True)
     with open_root.ledger.store.read() as tx:
-        aside = sandboxed_copy_of(tx, session, mount.path)
-    return _root_at(open_root, mount.path if aside is None else aside.directory, record=False)
+        copy = sandboxed_copy_of(tx, session, mount.path)
+    return _root_at(open_root, mount.path if copy is None else copy.directory, record=False)
 
 
 def _root_at(open_root: OpenRoot, directory: str, *, record: bool) -> OpenRoot:

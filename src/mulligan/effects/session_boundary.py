@@ -130,10 +130,10 @@ class HistoryAccess:
         if found.anchor is None:
             return HistoryAccess(open_root, boundary, boundary, {})
         with open_root.ledger.store.read() as tx:
-            aside = {row.directory: row.path for row in tx.select(SANDBOXED_ROOTS, {"session": session})}
+            copies = {row.directory: row.path for row in tx.select(SANDBOXED_ROOTS, {"session": session})}
         primary = found.anchor.primary
         roots = (primary, *(mount.path for mount in found.anchor.mounts))
-        others = {path: path for path in roots if path != _own(open_root)} | aside
+        others = {path: path for path in roots if path != _own(open_root)} | copies
         return HistoryAccess(open_root, boundary, boundary.moved_to(primary) if primary in others else boundary, others)
 
     def may_write(self, open_root: OpenRoot, path: RepoPath) -> None:
