@@ -25,7 +25,7 @@ Originals: the store may not have the bytes of a path that is not captured. So b
 copies what is there to a file in the root directory, which no effect removes together with a folder. Abort and recovery
 put the copy back. The copy's name says the call, the path's number in it and what it is a copy of, so a call that
 writes a path several times has a copy of each state. If nothing was there, an empty file says so. Without that file, a
-command made what is at the path, nobody has those bytes, and so they stay.
+command made what is at the path, Mulligan has no copy of those bytes, and so they stay.
 """
 
 from __future__ import annotations
@@ -612,7 +612,7 @@ class _PathRestore:
         """
         if not isinstance(now.entry, FileEntry):
             return False
-        # A torn file counts as ours only if it is certain that nobody wrote to it after the power cut.
+        # A torn file counts as ours only if it is certain that no process wrote to it after the power cut.
         is_half_done = self._is_original_aside and _is_whole(now.entry)
         if not is_half_done and not _is_from_before_boot(now.entry):
             return False

@@ -6,7 +6,7 @@ file; later scans read only the paths whose stamps have changed.
 
 1. An entry of the baseline is right: Mulligan read it while the path had the stamp that the scan had found, and the
    file did not change during the read.
-2. A change is returned once, by the scan that finds it. The caller attributes it to a call or to somebody outside.
+2. A change is returned once, by the scan that finds it. The caller attributes it to a call or records it as external.
 3. What Mulligan could not read in time, or what is too large to store, is unknown (`before` is None), never guessed.
 4. The rows in the store change in the transaction that records the changes. So a process that dies between two scans
    loses nothing: the next process continues from the rows.
@@ -543,7 +543,7 @@ class Baseline:
 class UnreadableFolders:
     """The folders of a baseline that their modes keep Mulligan out of, by absolute path.
 
-    Such a folder has unknown content. It counts neither as unchanged nor as gone, even after somebody has moved it.
+    Such a folder has unknown content. It counts neither as unchanged nor as gone, even after a process has moved it.
     `stamps` are those of the last scan; the baseline keeps changing them.
     """
 
@@ -579,7 +579,7 @@ class UnreadableFolders:
         ]
 
     def moved_to(self, stamps: Mapping[bytes, Stamp | None]) -> list[bytes]:
-        """The places to which somebody moved unknown folders, with everything below."""
+        """The places to which unknown folders were moved, with everything below."""
         tops = {path for path, now in stamps.items() if now and now[3] in self._moved_inodes and stat.S_ISDIR(now[4])}
         below = tuple(path + b"/" for path in tops)
         return [path for path in stamps if path in tops or path.startswith(below)] if tops else []

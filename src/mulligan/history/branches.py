@@ -238,7 +238,7 @@ def _rewind_copy(
         planner = Planner(now.entry, now.read, there.children, has=lambda digest: now.has(tx, digest))
         plan = planner.plan(layers)
     if plan.stops("merge"):
-        raise fault("io_error", "The files cannot be as they were then, because some of them cannot be looked at.")
+        raise fault("io_error", "Mulligan cannot restore the files of that point, because it cannot read some of them.")
     gaps = _gaps(open_root.root, later, plan)
     call = _apply_moves(there, session, plan.moves, ForkedFiles(at), coverage=gaps)
     with open_root.ledger.store.read() as tx:
@@ -576,7 +576,7 @@ def _existing_copy(open_root: OpenRoot, session: SessionId, path: str) -> Sandbo
     with open_root.ledger.store.read() as tx:
         row = sandboxed_copy_of(tx, session, path)
     if row is None:
-        raise fault("unknown_root", f"Nothing was written aside for {path} in session {session!r}.", path=path)
+        raise fault("unknown_root", f"Session {session!r} has written nothing in the sandboxed root {path}.", path=path)
     return row
 
 

@@ -217,7 +217,7 @@ class Call:
         state = self.state
         state.check_open()
         if state.is_stuck:
-            raise fault("restore_failed", f"Call {self.id} could not put back a part that failed.", call=self.id)
+            raise fault("restore_failed", f"Call {self.id} could not roll back an effect that failed.", call=self.id)
         changes = state.changes()
         if self.ledger.store.durability == "power":
             state.sync()
@@ -233,14 +233,14 @@ class Call:
         if state.lost_metadata.had:
             coverage += state.lost_with(change.path for change in changes)
         if state.account.rescued:
-            coverage += self._rescued(standing=digests_of(changes))
+            coverage += self._rescued(without=digests_of(changes))
         effects, handed_out = state.account.effects, state.account.handed_out
         return Ending("committed", changes, reason, coverage, effects, handed_out, strict=self.strict)
 
     def _end(self, tx: Tx, ending: Ending, *, knows_rows: bool) -> None:
-        """`knows_rows`: this process remembers all rows of the call in the store, so nobody has to look them up.
+        """`knows_rows`: this process remembers all rows of the call in the store; after an interrupt it may not.
 
-        After an interrupt it may not.
+        Then `Ledger.end` looks them up.
         """
         state = self.state
         if state.has_begun:
@@ -341,9 +341,9 @@ class Call:
     def _conflicted(self) -> list[dict[str, str]]:
         return [{"path": to_wire(path), "reason": "conflicted"} for path in self.conflicts]
 
-    def _rescued(self, *, standing: Container[Digest] = ()) -> list[dict[str, str]]:
+    def _rescued(self, *, without: Container[Digest] = ()) -> list[dict[str, str]]:
         named = sorted(self.account.rescued, key=lambda one: path_bytes(one[0]))
-        return [rescue_note(path, digest) for path, digest in named if digest not in standing]
+        return [rescue_note(path, digest) for path, digest in named if digest not in without]
 
     # The block of the call, and interrupts.
 
@@ -412,11 +412,11 @@ class Call:
         if os.getpid() != state.pid:
             state.status = "aborted"
             return True
-        stands = self.ledger.how_it_stands(state.facts.id, state.owner)
-        if stands == "ours" or (stands == "unknown" and not state.has_begun):
-            state.has_begun = stands == "ours"
+        found = self.ledger.status_of(state.facts.id, state.owner)
+        if found == "ours" or (found == "unknown" and not state.has_begun):
+            state.has_begun = found == "ours"
             return False
-        state.status = "committed" if stands == "committed" else "aborted"
+        state.status = "committed" if found == "committed" else "aborted"
         self.ledger.acting.pop(state.facts.id, None)
         return True
 

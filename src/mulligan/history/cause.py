@@ -51,7 +51,7 @@ class PartOfCall:
 
 @fast_dataclass(slots=True, frozen=True)
 class ObservedTool:
-    """The call is a tool of somebody else's agent. `window`: it may change anything below the root while it runs.
+    """The call is a tool of another program's agent. `window`: it may change anything below the root while it runs.
 
     `since` is the newest record of the workspace when it began. `pid` and `born` say which process the agent is.
     `unstable` are paths that changed during every read before the tool ran. `about` is what the observer wants to find

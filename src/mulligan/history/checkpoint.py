@@ -185,7 +185,7 @@ class ExecutionState:
     def check_restore(self, snapshot: CompositeSnapshot) -> None:
         """The first phase of a restore: ask every participant. Changes nothing."""
         if not isinstance(snapshot, CompositeSnapshot):
-            raise SnapshotMismatchError(f"A run is put back to a CompositeSnapshot, not a {type(snapshot).__name__}.")
+            raise SnapshotMismatchError(f"A run is restored to a CompositeSnapshot, not a {type(snapshot).__name__}.")
         # Raises if a slice of the snapshot cannot be restored here.
         self.session.planned_rollback(snapshot.session)
         for kind, resource in self.participants().items():
@@ -241,7 +241,9 @@ class restoring_together:
             if errors and not equivalent(resource.snapshot(), before):
                 stuck.append(kind.__name__)
         if stuck:
-            raise RestoreFailedError(f"Neither restored nor as they were: {', '.join(stuck)}.", stuck=stuck)
+            raise RestoreFailedError(
+                f"Mulligan could neither restore these resources nor reset them: {', '.join(stuck)}.", stuck=stuck
+            )
 
 
 def _restore(kind: type[Any], resource: Snapshotable[Any], snapshot: Any) -> None:

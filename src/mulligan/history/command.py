@@ -405,7 +405,7 @@ class CaptureWindow:
         If they never are, recovery finds them from the store.
         """
         if self.is_open:
-            words = "What a command has changed could not be told. Opening the store again puts it back."
+            words = "Mulligan could not record what a command changed. Open the store again to roll it back."
             raise fault("restore_failed", words, call=self._call.id)
         if not self.changes:
             self._forget(tx)

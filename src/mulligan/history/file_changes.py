@@ -92,7 +92,7 @@ class FileChanges:
         return links
 
     def keep_preimages(self, paths: Sequence[RepoPath], *, going: bool = False) -> None:
-        """Claim paths that somebody else is about to change, and store their preimages. `going`: see `Intent.deep`."""
+        """Claim paths that another writer is about to change, and store their preimages. `going`: see `Intent.deep`."""
         for step in self._prepare([Intent(path, as_it_is, deep=going) for path in paths], live=True) if paths else ():
             self._state.log.add(step.intent.path, step.image.entry)
             # The path may change at any moment from now on.
@@ -336,10 +336,10 @@ class FileChanges:
                 return outcome.entry
             self._state.log.drop_last()
             if outcome.in_use:
-                words = f"{touched.path} is open in another program, which has truncated or replaced it meanwhile."
+                words = f"{touched.path} is open in another program, and that program truncated or replaced it."
                 raise Refused("conflict", "file_in_use", words, path=touched.path, root=self._state.root.id)
             (step,) = self._prepare([step.intent])
-        words = f"{step.intent.path} is being written so fast by somebody else that no moment was found to change it."
+        words = f"{step.intent.path} changes so often that Mulligan found no moment to change it; try again later."
         raise Refused("conflict", "path_busy", words)
 
     def _keep_original(self, touched: Touched, image: Image) -> None:
@@ -365,7 +365,7 @@ class FileChanges:
         try:
             found = self._state.disk.resolve_exactly(step.intent.path)
         except (FileNotFoundError, NotADirectoryError):
-            words = f"The directory of {step.intent.path} is not there."
+            words = f"The directory of {step.intent.path} does not exist."
             raise Refused("error", "parent_not_found", words) from None
         with found as spot, nullcontext() if links is None else links.same_file(step.intent.path) as same_as:
             expected = step.image.entry

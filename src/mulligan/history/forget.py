@@ -75,7 +75,11 @@ def forget_path(open_root: OpenRoot, path: RepoPath) -> Forgotten:
 def forget_call(open_root: OpenRoot, call: CallRow) -> Forgotten:
     """Erase what the store has because of one call: preimages, what it wrote, parameters and receipts."""
     if call.status == "open":
-        raise fault("call_open", f"Call {call.id} is open; its files could not be put back.", call=call.id)
+        raise fault(
+            "call_open",
+            f"Call {call.id} is open, and an abort needs its earlier contents; try again when it has ended.",
+            call=call.id,
+        )
     with open_root.ledger.store.read() as tx:
         rows = tx.select(CHANGES, {"call": call.id})
         records = [row for row in _ended_calls(tx) if parse_record(row).payload.get("call") == call.id]

@@ -334,7 +334,9 @@ class Ledger:
         around = None if self.inside is None else tx.get(OPEN, CallId(self.inside))
         root = None if around is None else tx.get(ROOTS, around.root)
         if root is not None and any(is_inside(place, root.place_of(b".")) for place in places):
-            words = f"This process is part of call {self.inside}; only `mulligan call`, `exec` and `run` join it."
+            words = (
+                f"This process runs in call {self.inside}; in it, only `mulligan call`, `exec` and `run` change files."
+            )
             raise Refused("error", "path_claimed", words, claimed_by=[self.inside])
 
     def last_seen(self, tx: Tx, place: bytes) -> Entry | None:
@@ -428,7 +430,7 @@ class Ledger:
         """Drop bytes over the cap from the end record and say so; raise if the call is `strict`."""
         if ending.strict:
             paths = [to_wire(change.path) for change in given_up]
-            words = f"Call {facts.id} changes more bytes than its session may keep; it was asked to be strict."
+            words = f"Call {facts.id} changes more bytes than its session may keep, and the caller wants a strict call."
             raise fault("not_undoable", words, call=facts.id, paths=paths)
         return replace(ending, coverage=[*ending.coverage, *coverage_of(given_up)])
 
@@ -450,7 +452,7 @@ class Ledger:
         if row is None or row.owner != owner:
             raise fault("call_lost", f"Call {call} was ended by another process; nothing was committed.", call=call)
 
-    def how_it_stands(self, call: CallId, owner: OwnerId) -> str:
+    def status_of(self, call: CallId, owner: OwnerId) -> str:
         """`ours` or `lost` while it is open, else its status; `unknown` before it is on record."""
         with self.store.read() as tx:
             # Both in one transaction, because the call may end at any moment.

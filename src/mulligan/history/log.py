@@ -247,8 +247,8 @@ def _refuse_elsewhere(tx: Tx, open_root: OpenRoot, name: str) -> None:
 
 def can_be_undone(row: CallRow) -> bool:
     """Whether `undo` without a call id would undo the call: it is an agent's work, committed and not undone."""
-    stands = row.status == "committed" and row.undone_by is None and row.wseq is not None
-    return stands and not row.external and row.way_back is None
+    is_kept = row.status == "committed" and row.undone_by is None and row.wseq is not None
+    return is_kept and not row.external and row.way_back is None
 
 
 def is_open_turn(tx: Tx, session: str, turn: str) -> bool:

@@ -5,7 +5,7 @@ to the path since stays, unless it happened in the same place.
 
 Two sides merge where their changes are at least one unchanged line apart, or leave the very same lines; everything else
 is a conflict. `git merge-file` has the same rule; the two can still differ where equal lines may be aligned in several
-ways. It would go on to shrink a conflict to the lines that really differ, which only helps somebody who reads markers.
+ways. It would go on to shrink a conflict to the lines that really differ, which only helps a person who reads markers.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _regions(ours: Sequence[Edit], theirs: Sequence[Edit]) -> Iterator[_Region]:
     told = sorted([(edit, 0) for edit in ours] + [(edit, 1) for edit in theirs])
     region: _Region | None = None
     for edit, side in told:
-        # Changes that only touch count as one region: which of them comes first cannot be told.
+        # Changes that only touch count as one region: no rule says which of them comes first.
         if region is None or edit.a_lo > region.hi:
             if region is not None:
                 yield region

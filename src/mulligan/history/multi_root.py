@@ -126,7 +126,7 @@ def places_of_paths(tx: Tx, open_root: OpenRoot, calls: Iterable[CallRow], paths
     ]
     found = {path: _places_of(os.path.join(own.place + b"/", path_bytes(path)), roots) for path in paths}
     if (path := next((path for path, places in found.items() if not places), None)) is not None:
-        raise fault("invalid_path", f"{path!r} is not in a root in which that happened.", path=path)
+        raise fault("invalid_path", f"{path!r} is not in a root in which the call worked.", path=path)
     return found
 
 

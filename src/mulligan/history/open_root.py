@@ -66,7 +66,7 @@ class FoundRoot:
         if here:
             return max(here, key=lambda row: row.id)
         moved = [row for row in same if same_directory(row.identity, self.identity, surely=True)]
-        # Copies of a disk have equal identities. If the store knows two of them, none can be told to be this one.
+        # Copies of a disk have equal identities. If the store knows two of them, this may be either.
         return moved[0] if len({row.workspace for row in moved}) == 1 else None
 
     def replaced_in(self, rows: Iterable[RootRow]) -> list[RootRow]:
@@ -195,7 +195,7 @@ class OpenRoot:
         self._views: dict[tuple[bytes, bool], OpenRoot] = {}
         self._closing: list[Callable[[], None]] = []
         self._seen: set[RootRow] = set()
-        # Weak, so that the list does not keep a call alive that nobody can end any more.
+        # Weak, so that the list does not keep a call alive that no caller can end any more.
         self._calls: WeakValueDictionary[str, Call] = WeakValueDictionary()
         self._lock = fork_safe_lock()
         self._is_open = True

@@ -9,7 +9,7 @@ file that Mulligan put there.
 | ours, complete | it stays |
 | ours, but with other bytes than were written | the newest complete original goes back |
 | nothing, and the store does not know that a call deleted it | the original goes back |
-| anything else | somebody's work: it stays |
+| anything else | another process's work: it stays |
 
 The bytes of an original that did not go back go into the store, if the store does not have them; a record names the
 path. A draft beside its path is an original too, if the process got no further than the exchange; if its call is still

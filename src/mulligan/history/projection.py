@@ -177,8 +177,8 @@ def _turn_ended(tx: Tx, record: Record) -> None:
 
 def _call_begun(tx: Tx, record: Record) -> None:
     body = record.payload
-    told, root = body.get("cause"), tx.get(ROOTS, body["root"])
-    cause = WORK if told is None else cause_from_json(told)
+    body_of_cause, root = body.get("cause"), tx.get(ROOTS, body["root"])
+    cause = WORK if body_of_cause is None else cause_from_json(body_of_cause)
     tx.put(
         CALLS,
         CallRow(
@@ -188,7 +188,7 @@ def _call_begun(tx: Tx, record: Record) -> None:
             label=body.get("label"),
             tool=body.get("tool"),
             status="open",
-            cause=_text(told) if told else None,
+            cause=_text(body_of_cause) if body_of_cause else None,
             way_back=cause.verb if cause.verb in UNDO_VERBS else None,
             observed=int(body.get("observed", False)),
             external=0,

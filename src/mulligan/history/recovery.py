@@ -7,8 +7,8 @@ A command may have run in a capture window of the dead call (see `command`). The
 what the command changed. The store has what every path was when the window opened. The init process of the command
 wrote into the mark when the command's last process ended, even if no Mulligan was alive then. Recovery restores a path
 that changed between these two moments. A path that changed later, or for which another call has recorded a change, is
-somebody's work: it stays, and the coverage names it. If the init process was killed too, the end of the window is
-unknown, so everything stays and is named.
+another process's work: it stays, and the coverage names it. If the init process was killed too, the end of the window
+is unknown, so everything stays and is named.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class RecoverableRoot(ReadableRoot, Protocol):
 
 @dataclass(slots=True)
 class Recovered:
-    """One dead call that was ended: the restored paths, and the paths that stay because somebody changed them.
+    """One dead call that was ended: the restored paths, and the paths that stay because another process changed them.
 
     `committed`: the call is observed, so recovery restores nothing. `stuck` says why recovery could not end the call;
     the next process that opens the store tries again.

@@ -64,7 +64,10 @@ def replay(archive: Archive, session: SessionId, fresh: Store) -> Replayed:
         # All journals are folded, because calls of a session may be recorded in other ones.
         refused = fold_into(fresh, tx, SCHEMA)
         if refused is not None:
-            raise fault("journal_broken", f"The journal does not fold: {refused.where}: {refused.message}")
+            raise fault(
+                "journal_broken",
+                f"Mulligan cannot rebuild the tables from the journal: {refused.where}: {refused.message}",
+            )
         live = state_of(tx, tx, archive, session)
         with fresh.read() as folded:
             state = state_of(folded, tx, archive, session)

@@ -2,7 +2,7 @@
 
 A body stays while something needs it: a record of something that is kept names it, a later version is packed against
 it, it is a part of a stream, a baseline has it as the content of a file, or an open call may restore it. Records that
-need nothing any more are those of an evicted call, with the outside edits that the call came upon; of a scope that was
+need nothing any more are those of an evicted call, with the outside edits that the call found; of a scope that was
 dropped; of a snapshot that is gone. A snapshot that was never finished counts as gone after a day.
 
 Eviction drops the bodies of whole calls, the oldest first, and records that. It never evicts an open call, the newest
@@ -79,7 +79,7 @@ _UNFINISHED_SNAPSHOT_MAX = timedelta(days=1)
 """The records of a snapshot that is being made come before the snapshot, so for this long they count."""
 
 _EDITS_SEARCHED = 50
-"""How many successive outside edits of one path are searched for the call that came upon them."""
+"""How many successive outside edits of one path are searched for the call that found them."""
 
 KnownNeeds = dict[bytes, RefRow]
 """A cache for many questions in a row: for a blob, a reference that was found to need it."""
@@ -180,9 +180,9 @@ def _is_snapshot_given_up(tx: Tx, record: Record, holder: str) -> bool:
 
 
 def _calls_after_edit(tx: Tx, external: Record) -> list[str]:
-    """The calls that came upon an outside edit: the edit is needed no longer than they are.
+    """The calls that found an outside edit: the edit is needed no longer than they are.
 
-    Empty if no call has come upon it at one of its paths.
+    Empty if no call has found it at one of its paths.
     """
     found: list[str] = []
     for change in tx.select(CHANGES, {"call": external.payload["id"]}):
@@ -193,7 +193,7 @@ def _calls_after_edit(tx: Tx, external: Record) -> list[str]:
             order=("wseq",),
             limit=_EDITS_SEARCHED,
         )
-        # Several edits may follow each other before a call comes upon the last of them.
+        # Several edits may follow each other before a call finds the last of them.
         first = next((row.call for row in later if not _is_external(tx, row)), None)
         if first is None:
             return []
@@ -202,7 +202,7 @@ def _calls_after_edit(tx: Tx, external: Record) -> list[str]:
 
 
 def bodies_of_edits_before(tx: Tx, call: str) -> set[Digest]:
-    """The bodies of outside edits that a call was the first to come upon: they are given up with it."""
+    """The bodies of outside edits that a call was the first to find: they are evicted with it."""
     found = set[Digest]()
     for change in tx.select(CHANGES, {"call": call}):
         earlier = tx.select(

@@ -280,7 +280,9 @@ def move_of_redo(open_root: OpenRoot, row: CallRow) -> TranscriptMove | None:
     def target(tx: Tx) -> Window:
         # Inside the transaction, because a message that came in between ends the redo.
         if not tx.has(REDO, session, row.id):
-            raise fault("nothing_to_redo", "The transcript has gone on meanwhile, so there is nothing to redo here.")
+            raise fault(
+                "nothing_to_redo", "The transcript has new messages since the undo, so there is nothing to redo here."
+            )
         return window_at(tx, session, moved.was)
 
     return TranscriptMove(session, target)

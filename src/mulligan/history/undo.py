@@ -230,7 +230,7 @@ def undo(
             row = newest
         # A call that is undone already may still have commits, which the first undo left; `git="restore"` undoes those.
         if how.git != "restore" or row.undone_by is None:
-            _check_standing(row)
+            _check_can_be_undone(row)
         rows = tuple([one for one in with_parts(tx, [row]) if one.wseq is not None or one.id == row.id])
         undone = undone_parts_of(tx, rows)
         is_undone = row.undone_by is not None
@@ -268,15 +268,15 @@ def _undo_git(open_root: OpenRoot, row: CallRow, how: UndoOptions) -> UndoResult
         # Places in repositories that the first undo did change are not left over.
         back = {change.place for one in earlier for change in tx.select(CHANGES, {"call": one.id})}
         places = frozenset(change.place for change in kept) - back.union(*undone_parts_of(tx, rows).places.values())
-        outside = left_outside(note.told for note in _notes(tx, open_root, rows))
+        outside = left_outside(note.gap for note in _notes(tx, open_root, rows))
     _check_copy(row, outside)
     if not places and not outside:
-        _check_standing(row)
+        _check_can_be_undone(row)
     # The first undo restored the slices.
     undone = UndoneParts(slices=frozenset(one.id for one in rows))
     done = _plan_and_apply(open_root, _Target("undo", rows, places=places, undone=undone), how)
     if not done.outcomes:
-        _check_standing(row)
+        _check_can_be_undone(row)
     return done
 
 
@@ -299,7 +299,7 @@ def _all_of(named: PlacesByPath) -> frozenset[bytes]:
     return frozenset().union(*named.values())
 
 
-def _check_standing(row: CallRow) -> None:
+def _check_can_be_undone(row: CallRow) -> None:
     """Raise if there is nothing to undo. An undo operation without changes has still marked calls as undone."""
     if row.status == "open":
         raise fault("call_open", f"Call {row.id} is still running.")
@@ -560,7 +560,7 @@ def _plan(
         if notes:
             unstored = _never_captured(open_root, target, notes, changed)
             # Paths that another process may have changed in the same window as a call.
-            ambiguous = {note.path for note in notes if note.told["reason"] == "ambiguous"} & changed
+            ambiguous = {note.path for note in notes if note.gap["reason"] == "ambiguous"} & changed
             unclear = [] if how.on_conflict == "overwrite" else sorted(ambiguous, key=path_bytes)
         plan = planner.plan(layers, not_captured=unstored, ambiguous=unclear, in_use=in_use)
     if not notes and not kept:
@@ -616,7 +616,7 @@ class _Note:
 
     call: CallRow
     path: RepoPath
-    told: Mapping[str, str]
+    gap: Mapping[str, str]
 
 
 def _notes(tx: Tx, open_root: OpenRoot, calls: Iterable[CallRow]) -> list[_Note]:
@@ -627,11 +627,11 @@ def _notes(tx: Tx, open_root: OpenRoot, calls: Iterable[CallRow]) -> list[_Note]
         if call.coverage == "[]" and not has_lost:
             continue
         root = tx.get(ROOTS, call.root) or open_root.root
-        for told in coverage_of_call(tx, call):
-            path = RepoPath(text_from_wire(told["path"]))
+        for gap in coverage_of_call(tx, call):
+            path = RepoPath(text_from_wire(gap["path"]))
             if root.id != open_root.root.id:
                 path = path_in_root(open_root.root, root.place_of(path_bytes(path)), path)
-            found.append(_Note(call, path, told))
+            found.append(_Note(call, path, gap))
     return found
 
 
@@ -639,7 +639,7 @@ def _gaps(open_root: OpenRoot, target: _Target, notes: Iterable[_Note]) -> list[
     """The gaps at the paths that count; each once."""
     found: list[Mapping[str, str]] = []
     for note in notes:
-        gap = {**note.told, "path": to_wire(note.path)}
+        gap = {**note.gap, "path": to_wire(note.path)}
         if gap not in found and _is_asked(open_root, target, note.path):
             found.append(gap)
     return found
@@ -654,7 +654,7 @@ def _never_captured(
     open_root: OpenRoot, target: _Target, notes: Iterable[_Note], changed: Set[RepoPath]
 ) -> list[RepoPath]:
     """Paths that the calls changed and of which the record has only the name."""
-    found = {note.path for note in notes if note.told["reason"] == "not_captured"} - changed
+    found = {note.path for note in notes if note.gap["reason"] == "not_captured"} - changed
     return sorted((path for path in found if _is_asked(open_root, target, path)), key=path_bytes)
 
 
@@ -695,7 +695,7 @@ def _unknown(tx: Tx, open_root: OpenRoot, target: _Target, named: PlacesByPath) 
     every = replace(target, undone=UndoneParts())
     known = {above for call in target.calls for row in _rows(tx, call, every) for above in place_and_above(row.place)}
     for note in _notes(tx, open_root, target.calls):
-        if note.told["reason"] == "not_captured":
+        if note.gap["reason"] == "not_captured":
             known.update(place_and_above(open_root.root.place_of(path_bytes(note.path))))
     unknown = [path for path, places in named.items() if places.isdisjoint(known)]
     return tuple(Outcome(path, "skipped", "not_captured") for path in unknown)

@@ -14,7 +14,7 @@ An intent is what an effect will do to one path; an `IntentStep` carries it out.
    a third path, the move is from its first path to its last.
 2. A move that one of our tools names counts as long as its source is gone, whatever happened to the file since.
 3. A command names no moves: a file that left one path and came to another with the same bytes was moved. If several
-   files have the same bytes, or none have any, nobody can tell, so no move is reported.
+   files have the same bytes, or none have any, that is no proof of a move, so none is reported.
 4. A removed folder was moved to the new folder to which all those of its files went that are known to have moved.
 """
 
@@ -304,7 +304,7 @@ class CallState:
         self.shared: set[RepoPath] = set()
         """paths that another process wrote beside a command; a rollback leaves them"""
         self.unattributed: dict[tuple[RepoPath, Digest], int] = {}
-        """the size of contents that a command or another process wrote; nobody knows which"""
+        """the size of contents that may be from a command or from another process"""
         self.lock = fork_safe_lock()
 
     def check_open(self) -> None:
@@ -454,7 +454,9 @@ class CallState:
                 report = put_back(self, [self._trace(*one) for one in earlier.items()], self.note_lift)
             except OSError as error:
                 self.is_stuck = True
-                words = f"Not everything could be put back: {error.strerror}. Opening the store again tries once more."
+                words = (
+                    f"Mulligan could not restore all files: {error.strerror}. It tries again when the store is opened."
+                )
                 raise fault("restore_failed", words, call=self.facts.id) from error
             for rescued in report.rescued:
                 self.account.rescue(*rescued)
