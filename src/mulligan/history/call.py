@@ -24,7 +24,6 @@ import os
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
 from types import TracebackType
 from typing import Literal, Self
 
@@ -71,6 +70,7 @@ class Call:
         self._files = FileChanges(state, heal)
         # Bound once, because a method that only forwards would cost every effect one more function call.
         self.change = self._files.change
+        self.changes = state.changes
         self.account = state.account
         self.coverage = state.coverage
         self.conflicts = state.conflicts
@@ -80,6 +80,7 @@ class Call:
         self.home = root.id
         """the root that it was made for; it may work in another one (`part_at`)"""
         self.exit_held: Holder | None = None
+        self._commands: CommandChanges | None = None
         self._watched: WatchedBlock | None = None
         self._reason = "in_doubt"
 
@@ -108,10 +109,14 @@ class Call:
         """Whether a file was written in place, so that another process's save at that moment may be lost."""
         return self.state.race_window
 
-    @cached_property
+    @property
     def commands(self) -> CommandChanges:
         """Takes the changes of commands that run in the call."""
-        return CommandChanges(self.state, self._files)
+        # Made only when needed, because most calls run no command. Not a `cached_property`: in Python 3.11 that takes a
+        # lock, which a forked child could inherit locked.
+        if self._commands is None:
+            self._commands = CommandChanges(self.state, self._files)
+        return self._commands
 
     # In other roots.
 
@@ -143,10 +148,6 @@ class Call:
     def savepoint(self) -> Savepoint:
         """A block of the call that is rolled back if it raises. The call goes on."""
         return Savepoint(_state=self.state)
-
-    def changes(self) -> list[Change]:
-        """What this call has changed so far, in path order."""
-        return self.state.changes()
 
     def gaps(self) -> list[dict[str, str]]:
         """The coverage if the call ended now: what was not captured, and what could not be undone."""
