@@ -93,7 +93,7 @@ def test_after_forgetting_a_path_no_byte_of_it_is_anywhere(root: Path, home: Pat
 def test_no_byte_stays_that_reached_the_store_in_another_way(root: Path, home: Path, forgotten: str) -> None:
     """By calls that failed, in patches, in the output of commands, in lines of a search, through another root."""
     (root / "sec").mkdir()
-    (root / "sec" / ".env").write_text(f"TOKEN={SECRET}\n")
+    (root / "sec" / ".env").write_text(f"TOKEN={SECRET}\n" * 60)
     patch = f"*** Begin Patch\n*** {{}} File: sec/.env\n@@\n-{SECRET}\n+x\n*** End Patch"
     with mulligan.open(root) as m:
         session = m.session("s")
@@ -103,7 +103,11 @@ def test_no_byte_stays_that_reached_the_store_in_another_way(root: Path, home: P
         with session.call() as call:
             call.apply_patch(patch.format("Update"))
             call.apply_patch(patch.format("Updte"))
+            # Of a long text, a record has only the digest.
+            call.apply_patch(patch.format("Update").replace("+x", "+x\n" * 4_001))
+        with session.call() as call:
             call.grep("TOKEN")
+        with session.call() as call:
             call.exec(["cat", ".env"], cwd="sec")
             call.exec(["sh", "-c", "cd sec; cat ./.env; head -c 40000 /dev/zero"])
             call.exec(["sh", "-c", f"echo {SECRET} >> sec/.env; false"], strategy="scan", rollback_on="nonzero")

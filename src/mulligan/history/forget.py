@@ -282,15 +282,14 @@ class _Mentions:
         return self._wire == ROOT or line.startswith((f"{self._wire}:", f"{self._wire}/"))
 
     def _text(self, value: object) -> str:
-        """A text in parameters or a receipt: inline, or a blob."""
+        """A text in parameters or a receipt: inline, a blob, or long, so that the record has only its digest."""
         if isinstance(value, str):
             return value
         found: Any = value if isinstance(value, Mapping) else {}
-        inline = found.get("inline_text")
-        if isinstance(inline, Mapping):
-            return str(inline.get("text", ""))
-        blob = found.get("blob")
-        reference = (blob if isinstance(blob, Mapping) else found).get("blob_ref")
+        for name in ("inline_text", "text", "blob"):
+            if name in found:
+                return self._text(found[name])
+        reference = found.get("blob_ref", found.get("digest"))
         digest = parse_digest(reference) if isinstance(reference, str) else None
         if digest is None or not is_stored(self._tx, digest):
             return ""
