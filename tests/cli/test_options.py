@@ -94,3 +94,13 @@ def test_options_before_a_sub_verb_count_for_it(run: Run, work: Path, tmp_path: 
     assert run("sessions", "show", "here").code != 0
     nearer = run("sessions", "--store", str(tmp_path / "nowhere"), "show", "here", *other)
     assert nearer.code == 0, "the option beside the sub-verb wins"
+
+
+@pytest.mark.req("D14.cli.options_before_sub_verb")
+def test_every_verb_with_sub_verbs_takes_the_common_options_itself() -> None:
+    verbs = {name: cli.get_command(click.Context(cli), name) for name in VERBS}
+    groups = {name: one for name, one in verbs.items() if isinstance(one, click.Group)}
+    common = {"--root", "--session", "--store", "--json"}
+    taken = {name: {text for option in one.params for text in option.opts} for name, one in groups.items()}
+    assert {"hooks", "sessions", "store", "token"} <= taken.keys()
+    assert {name: common - options for name, options in taken.items()} == {name: set() for name in taken}

@@ -29,8 +29,12 @@ _NEXT = {
 
 
 @click.group()
-def hooks() -> None:
-    """Make the tool calls of Claude Code, Gemini CLI or Codex undoable, through the agents' own hooks."""
+@_hook_options
+def hooks(common: Common) -> None:
+    """Make the tool calls of Claude Code, Gemini CLI or Codex undoable, through the agents' own hooks.
+
+    You can give the common options before or after the sub-verb.
+    """
 
 
 def _scoped(command: Any) -> Any:
