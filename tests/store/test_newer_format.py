@@ -66,6 +66,23 @@ def test_an_old_process_fails_with_one_line_that_names_both_versions_and_what_to
 
 
 @pytest.mark.req("D4.older_process")
+def test_a_server_that_ends_says_it_in_one_line(work: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    command = [sys.executable, "-m", "mulligan", "mcp", "--root", str(work), "--store", str(home)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as server:
+        assert server.stdin is not None and server.stdout is not None and server.stderr is not None
+        asked = {"name": "write_file", "arguments": {"path": "f", "content": "1"}}
+        request = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": asked}
+        server.stdin.write(json.dumps(request).encode() + b"\n")
+        server.stdin.flush()
+        assert json.loads(server.stdout.readline())["id"] == 1
+        migrate_to_the_future(home)
+        server.stdin.close()
+        said = server.stderr.read().decode()
+    assert says_it_all(said)
+
+
+@pytest.mark.req("D4.older_process")
 def test_a_hook_says_the_same_inside_the_host(work: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     mulligan.open(work, store=home).close()

@@ -15,6 +15,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 from mulligan.servers.mcp.protocol import (
@@ -337,19 +338,18 @@ def choose_sets(tools: str | None, profile: str | None) -> tuple[str, ...] | Non
 
 def serve_plain(asked: McpOptions, open_workspace: OpenWorkspace) -> None:
     """Serves stdio. Opens the workspace when a tool needs it, and closes it at the end."""
-    opened: list[McpWorkspace] = []
+    opened = ExitStack()
 
     def open_tools() -> Toolbox:
-        opened.append(open_workspace(asked))
-        return toolbox_of(opened[-1], asked)
+        return toolbox_of(opened.enter_context(closing(open_workspace(asked))), asked)
 
     try:
-        serve_stdio(open_tools, asked.sets)
+        with opened:
+            serve_stdio(open_tools, asked.sets)
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
-    finally:
-        for workspace in opened:
-            workspace.close()
+    except MulliganError as error:
+        raise SystemExit(f"mulligan: {error.message}") from None
 
 
 def toolbox_of(workspace: McpWorkspace, asked: McpOptions) -> Toolbox:
