@@ -27,3 +27,15 @@ def test_a_fork_that_fails_late_leaves_no_child_session_and_no_copy(tmp_path: Pa
             session.fork(at=call.id, files="copy", to=str(copy))
         assert [row["id"] for row in opened.sessions.list(closed=True)] == ["parent"]
         assert session.ancestry().child_ids == () and not copy.exists()
+
+
+@pytest.mark.req("D6.fork_fails_whole")
+def test_a_fork_to_where_nothing_can_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "work").mkdir()
+    with mulligan.open(tmp_path / "work", store=tmp_path / "home") as opened:
+        session = opened.session("parent")
+        with pytest.raises(MulliganError) as refused:
+            session.fork(files="copy", to=str(tmp_path / "file" / "copy"))
+        assert refused.value.code in ("not_a_directory", "file_exists")
+        assert [row["id"] for row in opened.sessions.list(closed=True)] == ["parent"]

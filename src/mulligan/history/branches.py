@@ -115,7 +115,10 @@ def fork_files(
     target = _new_copy_path(open_root, "forks") if directory is None else os.fsencode(os.path.abspath(directory))
     source = _primary_root(open_root, parent)
     # The copy comes first and the session last, so a failed copy leaves nothing in the store.
-    copied = list(copy_tree(source.disk.root.path, target))
+    try:
+        copied = list(copy_tree(source.disk.root.path, target))
+    except OSError as error:
+        raise fault_of_os_error(error, f"Copying the files to {os.fsdecode(target)}") from error
     gaps: list[Gap] = []
     with (
         removed_unless_done(target),
