@@ -48,6 +48,7 @@ def test_no_value_of_env_is_anywhere_in_the_state_directory_or_in_an_export(home
         printed(m, session, "true", env_patch={"KEY": GIVEN})
         printed(m, session, "true", env={"KEY": [GIVEN]})
         printed(m, session, "true", env=[GIVEN])
+        printed(m, session, "true", env={f"KEY={GIVEN}": ""})
         printed(m, session, "exit 3", env={"KEY": GIVEN}, rollback_on="nonzero")
         printed(m, session, "true", env={"KEY": GIVEN}, background=True)
         child = m.session(session).fork()

@@ -175,7 +175,9 @@ def _named_values(key: SecretKey, env: object) -> Any:
         return None
     if not isinstance(env, Mapping):
         return {"unrecorded": type(env).__name__}
-    return {str(name): key.hmac("env", _raw(str(name)), _raw(str(value))) for name, value in env.items()}
+    # A name with `=` is refused: what follows may be a value in the wrong place, so the record ends the name there.
+    named = [(str(name).partition("=")[0], value) for name, value in env.items()]
+    return {name: key.hmac("env", _raw(name), _raw(str(value))) for name, value in named}
 
 
 def _raw(text: str) -> bytes:
