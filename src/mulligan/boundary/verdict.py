@@ -79,9 +79,11 @@ class Boundary:
 
     def check_carry(self, source: RepoPath, target: RepoPath) -> None:
         """Check a move or copy. Content that the session may not see stays where the policy hides it."""
-        if self.has_policy and not self._shows(source) and self._shows(target):
-            words = f"The policy hides the content of {source}, and would show it at {target}."
-            raise Refused("forbidden", "path_not_allowed", words)
+        if not self.may_carry(source, target):
+            raise Refused("forbidden", "path_not_allowed", f"The policy hides {source}, and would show it at {target}.")
+
+    def may_carry(self, source: RepoPath, target: RepoPath) -> bool:
+        return not self.has_policy or self._shows(source) or not self._shows(target)
 
     def _shows(self, path: RepoPath) -> bool:
         return self.admits("read", path) and not self.keeps_out_of_answers("read", path)

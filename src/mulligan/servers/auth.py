@@ -22,7 +22,6 @@ KEY_PRINCIPAL = "api-key"
 """The principal of all static keys."""
 
 Role = Literal["observer", "controller"]
-ROLE_ATTRIBUTE = "role"
 
 _CHALLENGE = [(b"www-authenticate", b'Bearer realm="mulligan"'), (b"content-type", b"application/json")]
 
@@ -80,7 +79,7 @@ def caller_of(given: str, keys: StaticKeys, tokens: Tokens | None) -> Caller | N
 
 def role_of(token: Token | None) -> Role:
     """An observer only reads. Static keys, and tokens without a role, are controllers."""
-    return "observer" if token is not None and token.attributes.get(ROLE_ATTRIBUTE) == "observer" else "controller"
+    return "observer" if token is not None and token.attributes.get("role") == "observer" else "controller"
 
 
 def needs_serve(what: str, error: ModuleNotFoundError) -> MulliganError:
@@ -89,7 +88,10 @@ def needs_serve(what: str, error: ModuleNotFoundError) -> MulliganError:
 
 
 class BearerAuth:
-    """Accepts requests with a valid key or token. `open_paths` need neither. Raises `bad_usage` without anyio."""
+    """Accepts requests with a valid key or token; with `controllers_only`, not with an observer's token.
+
+    `open_paths` need neither. Raises `bad_usage` without anyio.
+    """
 
     def __init__(
         self,
@@ -98,6 +100,7 @@ class BearerAuth:
         keys: StaticKeys | None = None,
         tokens: Tokens | None = None,
         open_paths: Iterable[str] = (),
+        controllers_only: bool = False,
     ) -> None:
         try:
             # Imported here, so that the functions for keys work without the extra.
@@ -109,14 +112,15 @@ class BearerAuth:
         self._keys = StaticKeys() if keys is None else keys
         self._tokens = tokens
         self._open_paths = frozenset(open_paths)
+        self._controllers_only = controllers_only
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket") or scope.get("path") in self._open_paths:
             await self._app(scope, receive, send)
             return
         caller = await self._caller(scope)
-        if caller is None:
-            await _refuse(scope, send)
+        if caller is None or (self._controllers_only and role_of(caller.token) != "controller"):
+            await _refuse(scope, send, 401 if caller is None else 403)
             return
         # A new mapping for each request: the server's own state must not change.
         state = {**scope.get("state", {}), "principal": caller.principal, "session": caller.token}
@@ -139,10 +143,10 @@ def bearer_in(scope: Scope) -> str | None:
     return given.strip().decode("utf-8", "replace") if scheme.lower() == b"bearer" else None
 
 
-async def _refuse(scope: Scope, send: Send) -> None:
+async def _refuse(scope: Scope, send: Send, status: int) -> None:
     if scope["type"] == "websocket":
         # Closing a websocket before it is accepted answers 403; a server has no other way.
         await send({"type": "websocket.close", "code": 1008})
         return
-    await send({"type": "http.response.start", "status": 401, "headers": _CHALLENGE})
+    await send({"type": "http.response.start", "status": status, "headers": _CHALLENGE})
     await send({"type": "http.response.body", "body": b'{"error":"unauthorized"}'})

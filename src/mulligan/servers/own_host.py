@@ -42,9 +42,9 @@ class OwnHostOnly:
         origin = _name_in(scope, b"origin", _ORIGIN)
         names = {host} if self._names is None else self._names
         if host is None or not host or host not in names:
-            await answer(send, 421, b"This server has another name.")
+            await _answer(send, 421, b"This server has another name.")
         elif origin is not None and origin not in names:
-            await answer(send, 403, b"Pages of another origin may not call this server.")
+            await _answer(send, 403, b"Pages of another origin may not call this server.")
         else:
             await self._app(scope, receive, send)
 
@@ -63,6 +63,6 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-async def answer(send: Send, status: int, message: bytes) -> None:
+async def _answer(send: Send, status: int, message: bytes) -> None:
     await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]})
     await send({"type": "http.response.body", "body": message})

@@ -205,13 +205,7 @@ def _with_refused(staged: UnifiedStaged, refused: set[RepoPath]) -> UnifiedStage
 
 def _hidden_sources(boundary: Boundary, patches: Iterable[FilePatch]) -> set[RepoPath]:
     """Sources of renames and copies whose content the policy would show only at the target."""
-    found: set[RepoPath] = set()
-    for source, target in carried(patches):
-        try:
-            boundary.check_carry(source, target)
-        except Refused:
-            found.add(source)
-    return found
+    return {source for source, target in carried(patches) if not boundary.may_carry(source, target)}
 
 
 def _check_result(request: ToolRequest, staged: UnifiedStaged) -> None:

@@ -16,7 +16,7 @@ from datetime import timedelta
 from hashlib import sha256
 from http.cookies import CookieError, SimpleCookie
 
-from mulligan.servers.auth import KEY_PRINCIPAL, ROLE_ATTRIBUTE, Role, StaticKeys, role_of
+from mulligan.servers.auth import KEY_PRINCIPAL, Role, StaticKeys, role_of
 from mulligan.session.tokens import Tokens, random_token
 from mulligan.values.clock import Clock, monotonic_s
 
@@ -62,9 +62,7 @@ class Access:
             return None
         self._code = None
         ends = self.clock.now() + COOKIE_LIFE
-        made = self.tokens.create(
-            principal=BROWSER_PRINCIPAL, expires_at=ends, attributes={ROLE_ATTRIBUTE: "controller"}
-        )
+        made = self.tokens.create(principal=BROWSER_PRINCIPAL, expires_at=ends, attributes={"role": "controller"})
         return made.id
 
     def visitor(self, headers: Mapping[str, str]) -> AuthenticatedClient | None:

@@ -24,7 +24,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.exceptions import MCPError
 from starlette.applications import Starlette
 
-from mulligan.servers.auth import BearerAuth, StaticKeys, role_of
+from mulligan.servers.auth import BearerAuth, StaticKeys
 from mulligan.servers.mcp.protocol import (
     CLIENT_KEY,
     INSTRUCTIONS,
@@ -42,7 +42,7 @@ from mulligan.servers.mcp.protocol import (
     tools_in,
 )
 from mulligan.servers.mcp.stdio import McpOptions, McpWorkspace, toolbox_of
-from mulligan.servers.own_host import Asgi, OwnHostOnly, Receive, Scope, Send, answer
+from mulligan.servers.own_host import Asgi, OwnHostOnly
 from mulligan.session.tokens import Tokens
 
 BODY_MAX_BYTES = 64 * 1024 * 1024
@@ -156,19 +156,6 @@ def _progress(context: Context) -> Callable[[float, str], None]:
     return tell
 
 
-class _ControllersOnly:
-    """Refuses the token of an observer, because the tools change files."""
-
-    def __init__(self, app: Asgi) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and role_of(scope["state"]["session"]) != "controller":
-            await answer(send, 403, b"MCP needs the token of a controller.")
-            return
-        await self._app(scope, receive, send)
-
-
 def make_app(
     toolbox: ToolCaller,
     sets: tuple[str, ...],
@@ -178,15 +165,15 @@ def make_app(
     table: ToolTable | None = None,
 ) -> Asgi:
     """The ASGI application, with MCP at /mcp. It refuses others than `clients`."""
-    sdk_app: Starlette = HttpTools(toolbox, sets, table or read_table()).server.streamable_http_app(
+    app: Starlette = HttpTools(toolbox, sets, table or read_table()).server.streamable_http_app(
         streamable_http_path="/mcp",
         max_request_body_size=BODY_MAX_BYTES,
         # The SDK compares beginnings of names; OwnHostOnly compares whole names.
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
         host=host,
     )
-    app = _ControllersOnly(sdk_app)
-    return BearerAuth(OwnHostOnly(app, host), keys=clients.keys, tokens=clients.tokens)
+    # Not for observers, because the tools change files.
+    return BearerAuth(OwnHostOnly(app, host), keys=clients.keys, tokens=clients.tokens, controllers_only=True)
 
 
 def serve_http(workspace: McpWorkspace, asked: McpOptions, where: tuple[str, int], *, keys: StaticKeys) -> None:
