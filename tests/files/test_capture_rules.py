@@ -290,6 +290,47 @@ def test_an_aborted_command_reports_what_it_changed_and_was_not_captured(
     assert ".env" in said and "beside" not in said
 
 
+@pytest.mark.req("D18.capture_undo_skips", "D18.capture_command")
+@pytest.mark.parametrize("strategy", ["tool", "notify", "watch", "scan", "overlay"])
+@pytest.mark.parametrize("to", ["public", "new/public"])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_undo_leaves_a_file_that_was_moved_away_from_an_uncaptured_path(
+    setting: str, to: str, strategy: str, place: Place
+) -> None:
+    """Its bytes are nowhere else: nothing can come back at the old path."""
+    place.configure(setting)
+    (place.root / "new").mkdir()
+    with place.open() as m:
+        how: tuple[str, dict[str, Any]] = ("host.fs.move", {"path": ".env", "to": to})
+        if strategy != "tool":
+            how = ("host.exec", {"argv": ["sh", "-c", f"mv .env {to}; echo 1 > beside"], "strategy": strategy})
+        receipt, call = m.session("s").perform(*how)
+        assert receipt.status == "ok", receipt.to_dict()
+        for paths in ([to], None):
+            way = m.session("s").undo(call, paths=paths)
+            assert outcome(way, to) == ("skipped", "not_captured")
+            assert (place.root / to).read_bytes() == OLD
+        assert not (place.root / "beside").exists()
+
+
+@pytest.mark.req("D18.capture_abort", "D18.capture_command")
+@pytest.mark.parametrize("strategy", ["notify", "watch", "scan"])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_an_aborted_command_leaves_a_file_that_it_moved_away_from_an_uncaptured_path(
+    setting: str, strategy: str, place: Place
+) -> None:
+    place.configure(setting)
+    argv = ["sh", "-c", "mkdir new; mv .env new/public; echo 1 > beside; exit 3"]
+    with place.open() as m:
+        asked = {"argv": argv, "strategy": strategy, "rollback_on": "nonzero"}
+        receipt, call = m.session("s").perform("host.exec", asked)
+        assert receipt.error_code == "nonzero_exit"
+        assert NOT_CAPTURED in receipt.coverage
+        assert {"path": "new/public", "reason": "not_captured"} in coverage(m, call)
+    assert (place.root / "new/public").read_bytes() == OLD
+    assert not (place.root / "beside").exists()
+
+
 @pytest.mark.req("D18.capture_command")
 def test_an_isolated_command_that_fails_leaves_it_as_it_was(place: Place, setting: str) -> None:
     argv = ["sh", "-c", f"cat {place.new} > .env; exit 3"]

@@ -34,12 +34,13 @@ import errno
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
+from mulligan.files.capture_rules import CaptureRules
 from mulligan.files.disk import DRAFT_PREFIX, NOTHING, Disk, Image, with_bytes
 from mulligan.files.replace import Aim, FoundEntry, HardLinks, Replacement, TargetEntry
 from mulligan.files.resolve import ResolvedPath, Spots
@@ -261,6 +262,7 @@ def put_back(root: WritableRoot, traces: Iterable[Trace], note_lift: NoteLift) -
         restores = [_PathRestore(root, trace, spots, bodies) for trace in traces]
         # If a path cannot be read, its draft may be another process's save, so abort leaves it.
         ordered = _newest_first([restore for restore in restores if attempt(restore, restore.look)])
+        _leave_moved_originals(root.disk, ordered)
         bodies.expect(restore.target for restore in ordered)
         # Names of one file are restored as names of one file, not as copies.
         links = HardLinks(root.disk, {restore.path: restore.aim for restore in ordered})
@@ -277,6 +279,23 @@ def put_back(root: WritableRoot, traces: Iterable[Trace], note_lift: NoteLift) -
     if errors:
         raise errors[0]
     return report
+
+
+def _leave_moved_originals(disk: Disk, restores: Sequence[_PathRestore]) -> None:
+    """A command may have moved a file that is not captured. Its bytes are only at the new path, so they stay there."""
+    missing = [one for one in restores if isinstance(one.now, Absent) and one.target.withheld is not None]
+    gone = {one.path: one.target for one in missing if one.original() is None}
+    for one in restores if gone else ():
+        one.is_moved_original = isinstance(one.target, Absent) and source_among(gone, one.now, disk.capture) is not None
+
+
+def source_among(gone: Mapping[RepoPath, Entry], now: Entry, rules: CaptureRules) -> RepoPath | None:
+    """The first of the uncaptured files that are gone whose bytes this file has: they may be nowhere else."""
+    if isinstance(now, FileEntry):
+        for path, was in gone.items():
+            if isinstance(was, FileEntry) and was.digest in (now.digest, rules.named(path, now).digest):
+                return path
+    return None
 
 
 def sync_paths(disk: Disk, paths: Iterable[RepoPath]) -> None:
@@ -374,6 +393,8 @@ class _PathRestore:
     """whether that is what was there before: then the exchange has happened, and nothing more"""
     _seen: Image | None = None
     """the image that `look` read; the exchange checks later that it is still true"""
+    is_moved_original: bool = False
+    """whether the path holds what a command moved here from an uncaptured path"""
 
     @property
     def path(self) -> RepoPath:
@@ -467,7 +488,7 @@ class _PathRestore:
                 if now.links <= links.inside(self.path):
                     self._settle_time(spot, now.entry)
                 return
-            if self._must_stay(now):
+            if self.is_moved_original or self._must_stay(now):
                 report.not_captured.append(self.path)
                 return
             target = self._half(spot, now, report)
@@ -518,10 +539,10 @@ class _PathRestore:
     def _content_of(self, target: FileEntry) -> Content | None:
         if target.withheld is None:
             return self.bodies.content(target)
-        original = self._original()
+        original = self.original()
         return None if original is None else original.any_content
 
-    def _original(self) -> Image | None:
+    def original(self) -> Image | None:
         return find_original(self.root.disk, self.path, self.trace.drafts[0], self.target)
 
     def _must_stay(self, now: Image) -> bool:
@@ -530,7 +551,7 @@ class _PathRestore:
         """
         if now.entry.withheld is None and self.target.withheld is None:
             return False
-        return not self._is_ours(now) or self._original() is None
+        return not self._is_ours(now) or self.original() is None
 
     def _is_torn_stage(self, image: Image, now: Image) -> bool:
         """Whether a draft of an uncaptured path is our unfinished write.

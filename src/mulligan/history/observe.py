@@ -308,7 +308,7 @@ def _end(open_root: OpenRoot, shown: CallRow, reason: str | None, *, notes: Sequ
             return False
         own = _OwnChanges(tx, open_root, tool_of(shown).since)
         found = [own.change(path, befores[path], one.entry) for path, one in images.items() if not one.special]
-        changes = with_moves([one for one in found if one], guessed=tool_of(shown).window)
+        changes = with_moves([one for one in found if one], guessed=tool_of(shown).window, rules=open_root.disk.capture)
         outside = [note for note in notes if note["reason"] in OUTSIDE]
         named = [Digest(note["blob_ref"]) for note in outside if "blob_ref" in note]
         all_notes = [*notes, *own.notes, *({"path": path, "reason": "unstable"} for path in unstable)]

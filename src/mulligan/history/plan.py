@@ -7,7 +7,7 @@ above it are created again, and the caller learns whose work it replaces.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -146,6 +146,8 @@ class Planner:
     again: Callable[[RepoPath], Entry] = _plain_directory
     has_root: bool = False
     """the directory of the root is open, so the plan does not check it"""
+    withheld: Set[RepoPath] = frozenset()
+    """paths that are not captured: a file that was moved away from one stays, because nothing could come back there"""
     _seen: dict[RepoPath, Entry] = field(default_factory=dict)
     _tree: dict[RepoPath, Entry] = field(default_factory=dict)
     _outcomes: dict[RepoPath, Outcome] = field(default_factory=dict)
@@ -216,7 +218,8 @@ class Planner:
                 return
             self._seen[path] = self._tree[path] = now
         ours, base, theirs = self._tree[path], change.after, change.before
-        if base.withheld is not None or theirs.withheld is not None or ours.withheld is not None:
+        was_moved = change.renamed_from in self.withheld and isinstance(theirs, Absent)
+        if was_moved or base.withheld is not None or theirs.withheld is not None or ours.withheld is not None:
             # Either the store does not have the earlier bytes, or the present ones would be lost.
             self._leave(path, Outcome(path, "skipped", "not_captured"))
             return

@@ -29,10 +29,11 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Literal
 
+from mulligan.files.capture_rules import NO_RULES, CaptureRules
 from mulligan.files.disk import DRAFT_PREFIX, NOTHING, Disk, Image
 from mulligan.files.replace import TargetEntry
 from mulligan.files.resolve import ResolvedPath, Spots
-from mulligan.history.abort import Trace, drafts_of, put_back, sync_paths
+from mulligan.history.abort import Trace, drafts_of, put_back, source_among, sync_paths
 from mulligan.history.ledger import Facts, Ledger, intending, touch_row
 from mulligan.history.permissions import LostMetadata
 from mulligan.history.tables import RootRow, TouchRow
@@ -422,7 +423,8 @@ class CallState:
             if one.acted and not same_state(one.before, one.after):
                 changes.append(Change(path, one.before, one.after, one.origin))
                 may_have_moved |= one.origin is not None
-        return with_moves(changes, guessed=self.has_commands) if may_have_moved else changes
+        guessed, rules = self.has_commands, self.disk.capture
+        return with_moves(changes, guessed=guessed, rules=rules) if may_have_moved else changes
 
     def lost_with(self, paths: Iterable[RepoPath]) -> list[dict[str, str]]:
         """Notes for metadata of these paths that is gone and that no undo operation can restore."""
@@ -525,10 +527,11 @@ class Savepoint(Block):
                 state.roll_back(self)
 
 
-def with_moves(changes: Sequence[Change], *, guessed: bool) -> list[Change]:
+def with_moves(changes: Sequence[Change], *, guessed: bool, rules: CaptureRules = NO_RULES) -> list[Change]:
     """The same changes, each with the path it was moved from. `guessed`: a command may have moved any of them.
 
-    If a tool named a source that the call itself had moved there, the first source counts.
+    If a tool named a source that the call itself had moved there, the first source counts. `rules` are those under
+    which the entries were read.
     """
     gone = {change.path: change.before for change in changes if isinstance(change.after, Absent)}
     origins = {one.path: one.renamed_from for one in changes if one.renamed_from in gone and one.path not in gone}
@@ -536,6 +539,10 @@ def with_moves(changes: Sequence[Change], *, guessed: bool) -> list[Change]:
     came = _by_digest((one.after, one.path) for one in changes if _is_new(one) and one.path not in origins)
     asked = {change.path for change in changes if guessed or change.renamed_from is not None}
     found = {path: left[digest] for digest, path in came.items() if digest in left and path in asked} | origins
+    never = {path: was for path, was in gone.items() if was.withheld == "never"}
+    for change in filter(_is_new, changes if never else ()):
+        origin = source_among(never, change.after, rules) if change.path in asked else None
+        found |= {} if origin is None else {change.path: origin}
     if guessed:
         found = _folders(changes, found) | found
     return [replace(one, renamed_from=found.get(one.path)) for one in changes]
