@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,12 @@ class SyncSite(NamedTuple):
     callee: str
     number: int
     line: int
+    place: tuple[int, int]
+    """From which byte of the file to which the call is."""
+
+    def left_out_of(self, source: bytes) -> bytes:
+        """The source without the call."""
+        return source[: self.place[0]] + b"None" + source[self.place[1] :]
 
     @property
     def name(self) -> str:
@@ -42,13 +49,16 @@ def sync_sites() -> list[SyncSite]:
     found: list[SyncSite] = []
     for package in PACKAGES:
         for path in sorted((SOURCES / package).rglob("*.py")):
-            file, count = str(path.relative_to(SOURCES)), Counter[tuple[str, str]]()
-            for function, call in _calls(ast.parse(path.read_text("utf-8")), ""):
+            file, count, source = str(path.relative_to(SOURCES)), Counter[tuple[str, str]](), path.read_bytes()
+            starts = [0, *accumulate(len(line) for line in source.splitlines(keepends=True))]
+            for function, call in _calls(ast.parse(source), ""):
                 name = _name_of(call)
                 if name in NO_SYNC or "sync" not in name or "async" in name:
                     continue
                 count[function, name] += 1
-                found.append(SyncSite(file, function, name, count[function, name], call.lineno))
+                assert call.end_lineno is not None and call.end_col_offset is not None
+                place = starts[call.lineno - 1] + call.col_offset, starts[call.end_lineno - 1] + call.end_col_offset
+                found.append(SyncSite(file, function, name, count[function, name], call.lineno, place))
     return found
 
 

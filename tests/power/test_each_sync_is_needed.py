@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutants.run import FAILED, copy_tree, run_tests
 from tests.power.disk_states import Mode
 from tests.power.sync_sites import SyncSite, sync_sites
 from tests.power.test_power_cuts_anywhere import MODES, Recorded, recorded
@@ -80,6 +81,27 @@ def histories(tmp_path_factory: pytest.TempPathFactory) -> dict[Mode, Recorded]:
 def test_without_a_single_sync_a_power_cut_breaks_a_promise(site: SyncSite, histories: dict[Mode, Recorded]) -> None:
     tried = (one for history in histories.values() for one in history.results("without", site.frame))
     assert any(one["violations"] for one in tried)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_tree(tmp_path_factory.mktemp("copy") / "tree")
+
+
+@pytest.mark.slow
+@pytest.mark.req("D5.each_sync_is_needed")
+@pytest.mark.parametrize("name", SEEN_BY_OTHER_TESTS)
+def test_without_a_sync_that_the_tester_does_not_reach_the_named_test_fails(name: str, tree: Path) -> None:
+    (site,) = (one for one in sync_sites() if one.name == name)
+    file, test = tree / "src" / "mulligan" / site.file, SEEN_BY_OTHER_TESTS[name]
+    source = file.read_bytes()
+    assert run_tests(tree, (test,))[0] == 0
+    file.write_bytes(site.left_out_of(source))
+    try:
+        code, printed = run_tests(tree, (test,))
+    finally:
+        file.write_bytes(source)
+    assert code == FAILED, printed
 
 
 @pytest.mark.req("D5.each_sync_is_needed")
