@@ -18,7 +18,7 @@ from tests.hosts.test_hooks import INSTALL, PLACES, environment
 pytestmark = pytest.mark.hosts
 
 KEY = "none-0123456789-0123456789"
-OWN_FILES = ("undo", "undo.md", "undo.toml", "gemini-extension.json", "commands")
+OWN_FILES = ("mulligan.js", "tui.js", "undo", "undo.md", "undo.toml", "gemini-extension.json", "commands")
 DELETE = "rm -rf folder; echo KEY=2 > .env"
 
 
@@ -38,9 +38,11 @@ class Host:
     undo: str
     other: str
     delete: str = DELETE
+    folder: str = ""
+    """The host's folder in the home directory, if it is not a dot and the host's name."""
 
     def step(self, command: str) -> Step:
-        return self.tool, {self.argument: command}
+        return self.tool, {self.argument: command, **({"description": "work"} if self.name == "opencode" else {})}
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -101,6 +103,25 @@ def start_gemini(screen: Terminal) -> None:
     screen.wait_for("Type your message")
 
 
+def prepare_opencode(workspace: HookedWorkspace, model: MockModel) -> None:
+    folder = workspace.home / ".config/opencode"
+    folder.mkdir(parents=True)
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "options": {"baseURL": f"{model.address}/v1", "apiKey": "none"},
+        "models": {"mock": {"name": "mock", "tool_call": True}},
+    }
+    config = {"provider": {"mock": provider}, "permission": {"*": "allow"}, "small_model": "mock/mock"}
+    schema = {"$schema": "https://opencode.ai/config.json"}  # opencode would add it
+    (folder / "opencode.json").write_text(json.dumps({**schema, **config, "autoupdate": False}))
+    (folder / "tui.json").write_text('{"theme": "opencode"}')
+
+
+def start_opencode(screen: Terminal) -> None:
+    screen.wait_for("Ask anything")
+    screen.wait_until_still()
+
+
 HOSTS = (
     Host(
         name="claude",
@@ -134,6 +155,17 @@ HOSTS = (
         undo="/undo",
         other="/mulligan ",
     ),
+    Host(
+        name="opencode",
+        command=("opencode", "--model", "mock/mock"),
+        prepare=prepare_opencode,
+        start=start_opencode,
+        tool="bash",
+        argument="command",
+        undo="/undo",
+        other="/mulligan ",
+        folder=".config/opencode",
+    ),
 )
 
 
@@ -149,7 +181,7 @@ def test_undo_is_typed_and_the_model_learns_of_it(workspace: HookedWorkspace, ho
     before = tree(root)
     with scripted_model([]) as model:
         host.prepare(workspace, model)
-        settings = tree(workspace.home / f".{host.name}")
+        settings = tree(workspace.home / (host.folder or f".{host.name}"))
         done = workspace.mulligan("install", host.name, "--yes", "--store", str(workspace.store))
         assert done.returncode == 0, done.stdout + done.stderr
         # What the hooks of Codex's daemon would see, so the store must be in the commands.
@@ -160,11 +192,13 @@ def test_undo_is_typed_and_the_model_learns_of_it(workspace: HookedWorkspace, ho
     assert not (workspace.home / "no").exists()
     removed = workspace.mulligan("uninstall", host.name, "--yes", "--store", str(workspace.store))
     assert removed.returncode == 0, removed.stderr
-    after = tree(workspace.home / f".{host.name}")
+    after = tree(workspace.home / (host.folder or f".{host.name}"))
     config = after.pop("config.toml", b"")
     assert b"hooks" not in config and config.startswith(settings.pop("config.toml", b""))
     assert {name: after.get(name) for name in settings} == settings
-    assert [path for path in workspace.home.rglob("*") if path.name in OWN_FILES] == []
+    # opencode itself installs packages beside a plugin; they are not ours.
+    ours = [path for path in workspace.home.rglob("*") if path.name in OWN_FILES and "node_modules" not in path.parts]
+    assert ours == []
 
 
 def use(screen: Terminal, model: MockModel, host: Host, workspace: HookedWorkspace, before: dict[str, bytes]) -> None:
@@ -192,7 +226,7 @@ def use(screen: Terminal, model: MockModel, host: Host, workspace: HookedWorkspa
     assert (told.count(NEWS), news.count("undone: "), news.count(", made.txt")) == (1, 1, 1)
     asked = len(model.requests)
     work(screen, model, [], "go further")
-    assert max(text.count(NEWS) for text in model.requests[asked:]) == 1
+    assert max(text.count(NEWS) for text in model.requests[asked:]) <= 1
 
 
 NEWS = "read them again before you change them"

@@ -90,7 +90,7 @@ def _host_options(command: Any) -> Any:
     return command
 
 
-_HOST = click.Choice(["claude", "codex", "gemini", "zed"])
+_HOST = click.Choice(["claude", "codex", "gemini", "opencode", "zed"])
 
 
 @click.command("install")

@@ -16,8 +16,19 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import quote
 
-from mulligan.hosts.settings import HOSTS, Host, Member, Scope, Settings, command_for, replace_file
+from mulligan.hosts.settings import (
+    COMMANDS,
+    HOSTS,
+    Host,
+    Member,
+    Scope,
+    Settings,
+    client_words,
+    command_for,
+    replace_file,
+)
 from mulligan.hosts.typed import NO_ANSWER
 from mulligan.store.sqlite_file import private_folder
 from mulligan.values.canonical import decode, encode
@@ -48,7 +59,7 @@ class Package:
     program: str
     base: Callable[[Scope, str, Mapping[str, str]], str]
     files: Callable[[str], Mapping[str, str]]
-    added: Callable[[Scope], Mapping[str, Host | Member]]
+    added: Callable[[Scope, str], Mapping[str, Host | Member]]
     steps: tuple[str, ...]
     leaves: str | None = None
     scopes: tuple[Scope, ...] = ("user", "project")
@@ -65,12 +76,12 @@ def _folder_of(host: str) -> Callable[[Scope, str, Mapping[str, str]], str]:
     return folder
 
 
-def _hooks_in(host: str) -> Callable[[Scope], Mapping[str, Host | Member]]:
+def _hooks_in(host: str) -> Callable[[Scope, str], Mapping[str, Host | Member]]:
     row = replace(HOSTS[host], answers=True)
-    return lambda scope: {row.user_file if scope == "user" else row.project_file: row}
+    return lambda scope, _: {row.user_file if scope == "user" else row.project_file: row}
 
 
-def _no_settings(_: Scope) -> Mapping[str, Host | Member]:
+def _no_settings(_: Scope, __: str) -> Mapping[str, Host | Member]:
     return {}
 
 
@@ -109,13 +120,45 @@ def _gemini_base(_: Scope, __: str, environ: Mapping[str, str]) -> str:
     return os.path.join(_home(environ), ".gemini", "extensions", "mulligan")
 
 
+def _opencode_base(scope: Scope, root: str, environ: Mapping[str, str]) -> str:
+    if scope == "project":
+        return os.path.join(root, ".opencode")
+    return os.path.join(_config_home(environ), "opencode")
+
+
+def _opencode_files(store: str) -> Mapping[str, str]:
+    words = encode([*client_words("opencode"), store, COMMANDS]).decode("utf-8")
+    command = f'---\ndescription: "{_DESCRIPTIONS["mulligan"]}"\n---\n{NO_ANSWER}\n'
+    return {
+        "plugin/mulligan.js": _script("opencode.js").replace('"@HOOK@"', words),
+        _TUI_PLUGIN: _script("opencode_tui.js"),
+        "command/mulligan.md": command,
+    }
+
+
+_TUI_PLUGIN = "mulligan/tui.js"
+
+
+def _script(name: str) -> str:
+    with open(os.path.join(os.path.dirname(__file__), name), encoding="utf-8") as file:
+        return file.read()
+
+
+def _opencode_entry(_: Scope, base: str) -> Mapping[str, Host | Member]:
+    return {"tui.json": Member("plugin", None, f"file://{quote(os.path.join(base, _TUI_PLUGIN))}")}
+
+
+def _config_home(environ: Mapping[str, str]) -> str:
+    return environ.get("XDG_CONFIG_HOME") or os.path.join(_home(environ), ".config")
+
+
 def _zed_base(scope: Scope, root: str, environ: Mapping[str, str]) -> str:
     if scope == "project":
         return os.path.join(root, ".zed")
-    return os.path.join(environ.get("XDG_CONFIG_HOME") or os.path.join(_home(environ), ".config"), "zed")
+    return os.path.join(_config_home(environ), "zed")
 
 
-def _zed_entry(_: Scope) -> Mapping[str, Host | Member]:
+def _zed_entry(_: Scope, __: str) -> Mapping[str, Host | Member]:
     proxy = {"type": "custom", "command": "mulligan", "args": ["acp", "--", "claude-agent-acp"], "env": {}}
     return {"settings.json": Member("agent_servers", "Mulligan", proxy)}
 
@@ -162,6 +205,16 @@ PACKAGES: Mapping[str, Package] = MappingProxyType(
             ("Start a new session of `gemini`, then type /undo or /mulligan VERB.",),
             scopes=("user",),
         ),
+        "opencode": Package(
+            "opencode",
+            "opencode",
+            "opencode",
+            _opencode_base,
+            _opencode_files,
+            _opencode_entry,
+            ("Start a new session of `opencode`, then type /undo or /mulligan VERB. Its first start is slow.",),
+            "opencode itself installs packages beside a plugin (package.json, node_modules); they stay.",
+        ),
         "zed": Package(
             "zed",
             "Zed",
@@ -197,7 +250,7 @@ class Installation:
 
     @property
     def settings(self) -> list[Settings]:
-        added = self.package.added(self.scope)
+        added = self.package.added(self.scope, self.base)
         return [Settings(entries, os.path.join(self.base, name), self.memory) for name, entries in added.items()]
 
     @property

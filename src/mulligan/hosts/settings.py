@@ -43,6 +43,8 @@ READ_ONLY_TOOLS = frozenset(_READ_ONLY_NAMES.split())
 """Tools that change no file; Mulligan records nothing for them."""
 
 CLIENT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "agents", "hooks", "client.py")
+COMMANDS = "commands"
+"""The argument of a hook that answers typed commands; `client` has it too, because it imports nothing."""
 MARK = "mulligan/agents/hooks/client.py"
 """Every command that Mulligan installs contains this, wherever Mulligan is installed."""
 
@@ -224,7 +226,7 @@ def command_for(host: str, store: str | None = None, *, answers: bool = False) -
 
     With `answers`, which needs a store, its prompt hook answers typed commands.
     """
-    words = [*client_words(host), *([] if store is None else [store, *(["commands"] if answers else [])])]
+    words = [*client_words(host), *([] if store is None else [store, *([COMMANDS] if answers else [])])]
     return " ".join(shlex.quote(word) for word in words) + " 2>/dev/null || true"
 
 

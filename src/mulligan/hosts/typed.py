@@ -90,6 +90,13 @@ SPELLINGS: Mapping[str, Spelling] = MappingProxyType(
             long="/mulligan ",
             conversation="`/rewind` brings the conversation back too.",
         ),
+        "opencode": Spelling(
+            lead=r"/mulligan(?:[:\s]|\Z)",
+            bare=r"/(?P<verb>undo|redo)(?P<rest>\s.*)?",
+            short={"undo": "/undo", "redo": "/redo"},
+            long="/mulligan ",
+            conversation="`ctrl+x u` is opencode's own undo of the conversation.",
+        ),
     }
 )
 

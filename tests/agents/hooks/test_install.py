@@ -12,17 +12,19 @@ import pytest
 from mulligan.hosts.typed import NO_ANSWER
 from tests.agents.hooks.hooked_workspace import HookedWorkspace
 
-HOSTS = ("claude", "codex", "gemini", "zed")
+HOSTS = ("claude", "codex", "gemini", "opencode", "zed")
 SETTINGS = {
     "claude": ".claude/settings.json",
     "codex": ".codex/hooks.json",
     "gemini": ".gemini/settings.json",
+    "opencode": ".config/opencode/tui.json",
     "zed": ".config/zed/settings.json",
 }
 THEIRS = {
     "claude": '{\n\t"model": "opus",\n\t"hooks": {"Stop": [{"hooks": [{"type": "command", "command": "mine"}]}]}}',
     "codex": '{"hooks": {}}\n',
     "gemini": '{\n  // mine\n  "theme": "Dark",\n}\n',
+    "opencode": '{"theme": "x", "plugin": ["mine"]}',
     "zed": '// Zed\n{\n  "agent_servers": {\n    "Mine": { "command": "x" },\n  },\n}\n',
 }
 
@@ -80,10 +82,10 @@ class TestInstall:
         assert prompt["timeout"] == 60
 
     def test_a_command_that_no_hook_answers_tells_the_model_to_do_nothing(self, workspace: HookedWorkspace) -> None:
-        for host in ("claude", "codex", "gemini"):
+        for host in ("claude", "codex", "gemini", "opencode"):
             assert workspace.mulligan("install", host, "--yes").returncode == 0
         commands = [*workspace.home.rglob("*.md"), *workspace.home.rglob("*.toml")]
-        assert len(commands) == 9
+        assert len(commands) == 10
         assert [path for path in commands if NO_ANSWER not in path.read_text()] == []
 
     def test_a_dry_run_and_a_missing_yes_change_nothing(self, workspace: HookedWorkspace) -> None:
@@ -166,6 +168,8 @@ def test_the_list_shows_versions_what_is_installed_and_what_is_missing(workspace
         ("codex", None, "user", "no"),
         ("codex", None, "project", "no"),
         ("gemini", "0.61.0", "user", "partly"),
+        ("opencode", None, "user", "no"),
+        ("opencode", None, "project", "no"),
         ("zed", None, "user", "no"),
         ("zed", None, "project", "no"),
     }

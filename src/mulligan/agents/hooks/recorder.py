@@ -185,6 +185,7 @@ _BLOCKS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "claude": {"decision": "block", "hookSpecificOutput": {"suppressOriginalPrompt": True}},
         "codex": {"decision": "block"},
         "gemini": {"decision": "deny"},
+        "opencode": {"decision": "block"},
     }
 )
 """What each host takes as the answer of its prompt hook that stops the prompt before the model."""
