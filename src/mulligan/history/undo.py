@@ -553,7 +553,7 @@ def _plan(
             has=lambda digest: present.has(tx, digest),
             is_held_open=present.is_held_open,
             is_lost=lambda digest: blobs.is_lost(tx, digest),
-            withheld={note.path for note in notes if note.told["reason"] == "not_captured"},
+            withheld={note.path for note in notes if note.gap["reason"] == "not_captured"},
         )
         for content in contents:
             planner.know(content)
