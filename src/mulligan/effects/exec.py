@@ -148,7 +148,8 @@ def _run(
     before = {change.path: (change.before, change.after) for change in context.call.changes()}
     started = now_ns(context.open_root.ledger.clock)
     ran = run_in_call(context.open_root, context.call, what, sink=sink, how=how)
-    changes = [one for one in context.call.changes() if before.get(one.path) != (one.before, one.after)]
+    whole = context.call.changes()
+    changes = [one for one in whole if before.get(one.path) != (one.before, one.after)]
     fields = {
         "exit_code": ran.exit_code,
         "signal": ran.signal,
@@ -159,7 +160,7 @@ def _run(
         "attribution": ran.attribution,
         "sandbox": ran.sandbox,
         "changes": [_change(context, change) for change in changes if not is_never_recorded(change)],
-        "coverage": context.call.gaps(),
+        "coverage": context.call.gaps(whole),
         **({"rescued": [_rescued(context, *one) for one in ran.given_way]} if ran.given_way else {}),
     }
     try:
@@ -169,7 +170,7 @@ def _run(
         refused.fields.update(fields)
         raise
     _judge(asked, ran, fields, limit_ms)
-    return fields | {"coverage": context.call.gaps()}
+    return fields | {"coverage": context.call.gaps(whole)}
 
 
 def _limit_ms(context: EffectContext, asked: params.Exec) -> int | None:

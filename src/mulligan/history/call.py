@@ -149,9 +149,8 @@ class Call:
         """A block of the call that is rolled back if it raises. The call goes on."""
         return Savepoint(_state=self.state)
 
-    def gaps(self) -> list[dict[str, str]]:
-        """The coverage if the call ended now: what was not captured, and what could not be undone."""
-        changes = self.state.changes()
+    def gaps(self, changes: Sequence[Change]) -> list[dict[str, str]]:
+        """The coverage if the call ended now with these changes: what was not captured, what could not be undone."""
         with self.ledger.store.read() as tx:
             given_up = changes_over_cap(tx, self.session, changes)
         withheld = [note for note in withheld_notes(changes) if note not in self.coverage]
@@ -204,6 +203,8 @@ class Call:
                 call.state.status = "committed"
                 if call.state.originals:
                     call._discard_originals()
+                if call.state.spool is not None:
+                    call.state.close_spool()
             # Measuring the store is slow and usually evicts nothing, so only the growth is counted here.
             grown = 0
             for _, ending in endings:
@@ -322,6 +323,7 @@ class Call:
         for call in calls:
             call.state.status = "aborted"
             call._discard_originals()
+            call.state.close_spool()
 
     def _discard_originals(self) -> None:
         """Remove the copies of uncaptured paths, after the call has ended.

@@ -194,6 +194,8 @@ def _absorb(call: Call, root: bytes, caught: CaughtPaths, *, keep: bool) -> None
     _absorb_opening(call, ours, keep=keep or bool(caught.shared))
     # Another process wrote to these paths too. Mulligan cannot say whose the bytes are, so an abort leaves them.
     shared = paths_below(root, caught.shared)
+    if not shared:
+        return
     changed = {change.path for change in call.changes()}
     call.commands.leave_in_place(shared)
     call.coverage += [{"path": to_wire(path), "reason": "ambiguous"} for path in shared if path in changed]

@@ -13,12 +13,22 @@ from dataclasses import replace
 from mulligan.files.disk import NOTHING, Image
 from mulligan.history.file_changes import FileChanges
 from mulligan.history.ledger import Claimed, intending, meant_to_stay, touch_row
-from mulligan.history.tables import TouchRow
+from mulligan.history.tables import CHANGES, PreimageSpool, TouchRow
 from mulligan.history.undo_log import CallState, Touched
 from mulligan.store.blobs import BlobVanishedError, Prepared
-from mulligan.store.protocol import Claim, Tx
-from mulligan.values.entries import Change, DirEntry, Entry, FileEntry, same_content, same_state
+from mulligan.store.protocol import CLAIMS, SPOOL, Claim, Tx
+from mulligan.values.entries import (
+    Change,
+    DirEntry,
+    Entry,
+    FileEntry,
+    entry_from_bytes,
+    same_content,
+    same_state,
+)
+from mulligan.values.errors import Refused
 from mulligan.values.fast_dataclass import fast_dataclass
+from mulligan.values.limits import BLOB_IN_DATABASE_BYTES
 from mulligan.values.paths import RepoPath, parent_of, path_bytes
 
 
@@ -30,7 +40,6 @@ class _Preimage:
     image: Image
     claim: Claim
     row: TouchRow
-    bodies: Sequence[Prepared]
 
 
 @fast_dataclass(slots=True, frozen=True)
@@ -48,6 +57,14 @@ class FoundChange:
     bare: bool = False
 
 
+SPOOLED_AFTER = 16
+"""So many paths of a command take a transaction each. After them a spool is worth its file."""
+
+_SPOOLED_MAX_BYTES = BLOB_IN_DATABASE_BYTES
+_FOLDER_ROWS_MAX = 500
+_FOLDERS_MAX = 64
+
+
 class _RecordDiffersError(Exception):
     """The path differs from its record and is changing right now, so the slow path must capture it under its claim."""
 
@@ -60,6 +77,9 @@ class CommandChanges:
         self._ledger = state.ledger
         self._files = files
         self._times: dict[RepoPath, int] = {}
+        self._recorded: dict[RepoPath, dict[bytes, bytes] | None] = {}
+        self._blocked: tuple[bytes, ...] = ()
+        """beginnings of places that other calls have claimed"""
         self.absorb = state.absorb
 
     def begin(self) -> None:
@@ -87,10 +107,15 @@ class CommandChanges:
             return
         with self._state.lock:
             self._state.check_open()
+            is_one_of_many = len(paths) == 1 and len(self._state.touched) >= SPOOLED_AFTER
+            if is_one_of_many and self._append_to_spool(paths[0], going=going):
+                return
             images = self._state.images(path for path in paths if path not in self._state.touched)
             self._state.note_gaps(images)
             # Note the times now, while the command has not changed anything in these folders yet.
-            self._note_times({parent_of(path) for path in images} - self._times.keys())
+            folders = {parent_of(path) for path in images}
+            if not folders <= self._times.keys():
+                self._note_times(folders - self._times.keys())
             fresh = [
                 self._preimage_of(path, image, len(self._state.touched) + count)
                 for count, (path, image) in enumerate(images.items())
@@ -115,11 +140,12 @@ class CommandChanges:
             image = replace(image, entry=replace(image.entry, mtime_ns=self._times[path]))
         row = touch_row(self._state.facts.id, path_bytes(path), self._state.root, ordinal=ordinal, before=image.entry)
         claim = Claim(self._state.disk.root.place_of(path))
-        return _Preimage(path, image, claim, meant_to_stay(row, self._state.draft(row)), self._body(image))
+        return _Preimage(path, image, claim, meant_to_stay(row, self._state.draft(row)))
 
     def _save_preimages(self, preimages: Sequence[_Preimage], *, going: bool) -> None:
         """Save all in one transaction, if no other call is in the way and everything is as the record says."""
         wanted = {one.claim for one in preimages} - self._state.claimed
+        bodies = [self._body(one.image) for one in preimages]
         with self._ledger.store.write() as tx:
             self._state.begin_in(tx)
             self._ledger.claim(tx, self._state.facts.id, list(wanted))
@@ -127,20 +153,108 @@ class CommandChanges:
             if going:
                 folders = [one.claim.place for one in preimages if isinstance(one.image.entry, DirEntry)]
                 self._ledger.check_free(tx, self._state.facts.id, [Claim(place, deep=True) for place in folders])
-            for one in preimages:
+            for one, body in zip(preimages, bodies, strict=True):
                 seen = self._ledger.last_seen(tx, one.claim.place)
                 # An edit from outside since the last record is not the command's: it gets a record of its own.
                 if seen is not None and not same_state(seen, one.image.entry):
-                    self._record_external(tx, Change(one.path, seen, one.image.entry), one.bodies)
-                self._ledger.touch(tx, one.row, one.bodies)
+                    self._record_external(tx, Change(one.path, seen, one.image.entry), body)
+                self._ledger.touch(tx, one.row, body)
+            if self._state.spool is not None and self._state.spool.is_stale():
+                self._renew(tx, self._state.spool)
         self._state.has_begun = True
         self._state.claimed |= wanted
         for one in preimages:
-            before = one.image.entry
-            # The entry is unsure until the command has ended, because the command may change the path at any moment.
-            self._state.touched[one.path] = Touched(one.row, one.path, before, before, unsure=True)
-            self._state.log.add(one.path, before)
-            self._state.lost_metadata.note(one.path, one.image)
+            self._note_preimage(one)
+
+    def _note_preimage(self, one: _Preimage) -> None:
+        before = one.image.entry
+        # The entry is unsure until the command has ended, because the command may change the path at any moment.
+        self._state.touched[one.path] = Touched(one.row, one.path, before, before, unsure=True)
+        self._state.log.add(one.path, before)
+        self._state.lost_metadata.note(one.path, one.image)
+
+    def _append_to_spool(self, path: RepoPath, *, going: bool) -> bool:
+        """Append the preimage of one path to the spool, which is its claim too. False: it needs a transaction."""
+        if path in self._state.touched:
+            return True
+        spool = self._state.spool or self._start_spool()
+        image = self._image_at_once(path)
+        entry, content = image.entry, image.content
+        is_plain = not (image.special or image.unstable) and image.links == 1 and entry.withheld is None
+        is_small = content is None or (isinstance(content, bytes) and len(content) <= _SPOOLED_MAX_BYTES)
+        # Nothing below a folder that goes may be claimed by another call, and only the store knows that.
+        if spool is None or not (is_plain and is_small) or (going and isinstance(entry, DirEntry)):
+            return False
+        folder = parent_of(path)
+        if folder not in self._times:
+            self._note_times([folder])
+        one = self._preimage_of(path, image, len(self._state.touched))
+        if one.claim.place.startswith(self._blocked) or not self._is_as_recorded(one, folder):
+            return False
+        if not spool.append(one.row, content if isinstance(content, bytes) else None):
+            return False
+        self._note_preimage(one)
+        return True
+
+    def _start_spool(self) -> PreimageSpool | None:
+        """None: a spool would not be as durable as the store promises, or the call is a command of another call."""
+        store = self._ledger.store
+        if store.directory is None or store.durability != "process" or self._ledger.inside is not None:
+            return None
+        spool = PreimageSpool(store.directory, self._state.facts.id)
+        mark = Claim(SPOOL + self._state.facts.id.encode("ascii"), deep=True)
+        try:
+            with store.write() as tx:
+                self._state.begin_in(tx)
+                self._ledger.claim(tx, self._state.facts.id, [mark])
+                self._renew(tx, spool)
+            self._state.spool = spool
+        finally:
+            if self._state.spool is None:
+                spool.close()
+        self._state.claimed.add(mark)
+        return spool
+
+    def _renew(self, tx: Tx, spool: PreimageSpool) -> None:
+        """Learn what other calls have claimed. What they claim later, the spool notices."""
+        spool.renew()
+        others = [row.place for row in tx.select(CLAIMS) if row.call != self._state.facts.id]
+        # Another spool grows without notice, so each path needs a transaction while there is one.
+        self._blocked = (b"",) if any(place.startswith(SPOOL) for place in others) else tuple(others)
+
+    def _is_as_recorded(self, one: _Preimage, folder: RepoPath) -> bool:
+        """Whether the path is what its last record says, or has none."""
+        if folder not in self._recorded:
+            if len(self._recorded) == _FOLDERS_MAX:
+                self._recorded.clear()
+            self._recorded[folder] = self._records_below(folder)
+        known = self._recorded[folder]
+        if known is not None:
+            last = known.pop(one.claim.place, None)
+            seen = None if last is None else entry_from_bytes(last)
+        else:
+            with self._ledger.store.read() as tx:
+                seen = self._ledger.last_seen(tx, one.claim.place)
+        return seen is None or same_state(seen, one.image.entry)
+
+    def _records_below(self, folder: RepoPath) -> dict[bytes, bytes] | None:
+        """The last recorded entry of each place below a folder; None if there are too many records to read at once."""
+        place = self._state.disk.root.place_of(folder)
+        with self._ledger.store.read() as tx:
+            rows = tx.select(
+                CHANGES,
+                between=("place", place + b"/", place + b"0"),
+                order=("place", "wseq"),
+                limit=_FOLDER_ROWS_MAX,
+            )
+        return None if len(rows) == _FOLDER_ROWS_MAX else {row.place: row.after for row in rows}
+
+    def _image_at_once(self, path: RepoPath) -> Image:
+        try:
+            with self._state.disk.resolve_exactly(path) as spot:
+                return self._state.disk.image(spot)
+        except (FileNotFoundError, NotADirectoryError, Refused):
+            return NOTHING
 
     def _record_external(self, tx: Tx, change: Change, bodies: Sequence[Prepared]) -> None:
         """Record that another process changed the path since its last record."""

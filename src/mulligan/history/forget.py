@@ -23,7 +23,7 @@ from mulligan.history.retention import drop_body, is_in_baseline, is_stored, old
 from mulligan.history.tables import CALLS, CAPTURES, CHANGES, KEPT, ROOTS, SCOPES, TOUCHES, CallRow, ChangeRow
 from mulligan.store.blobs import BLOBS, PARTS, Blobs, delete_unnamed_bodies
 from mulligan.store.journal import FORGOTTEN, RECORDS, REFS, STORE_JOURNAL, RecordRow, parse_record
-from mulligan.store.protocol import Tx
+from mulligan.store.protocol import CLAIMS, SPOOL, Tx
 from mulligan.values.canonical import decode, encode
 from mulligan.values.digest import Digest, digest_from_raw, parse_digest, raw_digest
 from mulligan.values.entries import FileEntry, entry_from_bytes
@@ -138,7 +138,15 @@ def _refuse_open(tx: Tx, digests: set[Digest]) -> None:
     for row in tx.select(TOUCHES):
         entries = [decode(row.before), *decode(row.intended)]
         if not digests.isdisjoint(entry["digest"] for entry in entries if "digest" in entry):
-            raise fault("call_open", f"Call {row.call} is open and may need these bytes; try again when it has ended.")
+            raise _open_call_fault(row.call)
+    for claim in tx.select(CLAIMS, {"deep": 1}):
+        if claim.place.startswith(SPOOL):
+            # Which bytes are in a spool, only its process knows; it stores them when its command ends.
+            raise _open_call_fault(claim.call)
+
+
+def _open_call_fault(call: str) -> MulliganError:
+    return fault("call_open", f"Call {call} is open and may need these bytes; try again when it has ended.")
 
 
 def _digests_of_change(row: ChangeRow) -> set[Digest]:

@@ -35,16 +35,20 @@ from mulligan.history.tables import (
     TOUCHES,
     CallRow,
     OpenRow,
+    OtherSpools,
     RootRow,
+    SpooledPreimage,
     TouchRow,
     before_of,
+    spool_path,
+    standing_in,
     workspace_journal,
 )
 from mulligan.session.tables import SESSIONS, session_journal
-from mulligan.store.blobs import Blobs, Prepared
+from mulligan.store.blobs import Blobs, BlobVanishedError, Prepared
 from mulligan.store.host import known_host
 from mulligan.store.journal import HEADS, Journal, Record
-from mulligan.store.protocol import CLAIMS, Claim, Store, Tx, blockers, claim, may_wait, release
+from mulligan.store.protocol import CLAIMS, SPOOL, Claim, ClaimRow, Store, Tx, blockers, claim, may_wait, release
 from mulligan.values.canonical import encode
 from mulligan.values.clock import Clock, parse_timestamp, timestamp
 from mulligan.values.digest import Digest
@@ -61,12 +65,13 @@ from mulligan.values.entries import (
 from mulligan.values.errors import InternalError, MulliganError, Refused, fault
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import CallId, IdSource, OwnerId, RootId, SessionId, TurnId, WorkspaceId
-from mulligan.values.limits import KIB_BYTES
+from mulligan.values.limits import BLOB_BATCH_BYTES, KIB_BYTES
 from mulligan.values.paths import RepoPath, is_inside, path_bytes, to_wire
 
 # A record is read and verified as a whole, so its size has a limit.
 CHANGES_PER_RECORD = 200
 _CAPTURES_PER_RECORD = 200
+_PREIMAGES_PER_BATCH = 250
 GROWTH_TOLD_BYTES = 64 * KIB_BYTES
 STORE_FULL = {"path": ".", "reason": "store_full"}
 """The gap in the coverage of a call during which the store was full."""
@@ -242,6 +247,7 @@ class Ledger:
         self.acting: dict[CallId, int] = {}
         """open calls, each with the thread on which it was made and which will end it"""
         self.doubts: list[Callable[[], bool]] = []
+        self._spools: OtherSpools | None = None
         self.inside: str | None = None
         """the call of another process that runs this process as a command, if the environment names one"""
         self.joins: tuple[str, str | None] | None = None
@@ -323,10 +329,56 @@ class Ledger:
         blocking = blockers(tx, call, wanted)
         if blocking:
             # A claim whose call is not open is void; it is left over from an error.
-            blocking = [row for row in blocking if tx.has(OPEN, row.call)]
+            blocking = [row for row in blocking if tx.has(OPEN, row.call) and self._is_claimed(row, wanted)]
         if blocking:
             by = sorted({CallId(row.call) for row in blocking})
             raise Claimed(by, worth_waiting=may_wait(call, blocking))
+
+    def _is_claimed(self, row: ClaimRow, wanted: Sequence[Claim]) -> bool:
+        """Whether the row claims one of these places. The call of a spool learns that others claim places now."""
+        if not row.place.startswith(SPOOL):
+            return True
+        assert self.store.directory is not None, "only a store with a directory has spools"
+        if self._spools is None:
+            self._spools = OtherSpools(self.store.directory)
+        places = self._spools.claims_of(row.call)
+        deep = tuple(one.place + b"/" for one in wanted if one.deep)
+        if deep and any(place.startswith(deep) for place in places):
+            return True
+        return any(one.place in places for one in wanted)
+
+    def touches_of(self, tx: Tx, call: str) -> list[TouchRow]:
+        """The paths that an open call has touched, those in its spool included."""
+        rows = tx.select(TOUCHES, {"call": call})
+        directory = self.store.directory
+        if directory is None or not os.path.exists(spool_path(directory, call)):
+            return rows
+        known = {row.path for row in rows}
+        return rows + [one.row for one in standing_in(spool_path(directory, call)) if one.row.path not in known]
+
+    def store_preimages(self, preimages: Iterable[SpooledPreimage]) -> None:
+        """Store preimages of a spool, with their rows, in transactions of at most 8 MB or 250 files."""
+        batch, size = list[SpooledPreimage](), 0
+        for one in preimages:
+            batch.append(one)
+            size += len(one.content or b"")
+            if len(batch) == _PREIMAGES_PER_BATCH or size > BLOB_BATCH_BYTES:
+                self._store_batch(batch)
+                batch, size = [], 0
+        if batch:
+            self._store_batch(batch)
+
+    def _store_batch(self, batch: Sequence[SpooledPreimage]) -> None:
+        while True:
+            bodies = [self.blobs.prepare(one.content) for one in batch if one.content is not None]
+            with suppress(BlobVanishedError), self.store.write() as tx:
+                for body in bodies:
+                    self.blobs.put(tx, body)
+                for one in batch:
+                    # The row may be there: the call may have changed the path again, after the command.
+                    if not tx.has(TOUCHES, one.row.call, one.row.path):
+                        tx.put(TOUCHES, one.row)
+                return
 
     def check_not_inside(self, tx: Tx, places: Iterable[bytes]) -> None:
         """Refuse to change files in the root of the outer call around this process: each would wait for the other."""

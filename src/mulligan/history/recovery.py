@@ -37,6 +37,9 @@ from mulligan.history.tables import (
     WSEQ_END,
     OpenRow,
     TouchRow,
+    spool_path,
+    spooled_calls,
+    standing_in,
 )
 from mulligan.values.clock import monotonic_s
 from mulligan.values.entries import (
@@ -85,9 +88,23 @@ class Recovered:
 def recover(open_root: RecoverableRoot) -> list[Recovered]:
     """End every open call whose owner is dead and whose root can be reached from here."""
     found = [one for row in _dead_calls(open_root) if (one := _recover(open_root, row)) is not None]
+    _remove_spools(open_root)
     if found and open_root.disk.capture.any:
         discard_copies(open_root)
     return found
+
+
+def _remove_spools(open_root: RecoverableRoot) -> None:
+    """Remove the spools of calls that have ended. A call is recorded before it gets a spool."""
+    directory = open_root.ledger.store.directory
+    spooled = [] if directory is None else spooled_calls(directory)
+    if directory is None or not spooled:
+        return
+    with open_root.ledger.store.read() as tx:
+        ended = [call for call in spooled if not tx.has(OPEN, call)]
+    for call in ended:
+        with suppress(OSError):
+            os.unlink(spool_path(directory, call))
 
 
 def discard_copies(open_root: RecoverableRoot) -> None:
@@ -125,6 +142,8 @@ def _recover(open_root: RecoverableRoot, row: OpenRow) -> Recovered | None:
 
 def _end_call(open_root: RecoverableRoot, row: OpenRow) -> Recovered | None:
     store, owner = open_root.ledger.store, open_root.ledger.store.owner()
+    if store.directory is not None:
+        open_root.ledger.store_preimages(standing_in(spool_path(store.directory, row.call)))
     with store.write() as tx:
         # The first process that takes the row over does the work; a second one sees a living owner.
         if tx.get(OPEN, row.call) != row:

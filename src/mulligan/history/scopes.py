@@ -16,7 +16,7 @@ from mulligan.files.replace import TargetEntry, creation_mode
 from mulligan.history.cause import UndoOperation
 from mulligan.history.open_root import OpenRoot
 from mulligan.history.plan import PlannedChange, in_batches, in_order
-from mulligan.history.tables import CALLS, CAPTURES, OPEN, ROOTS, SCOPES, TOUCHES, CaptureRow, ScopeRow, before_of
+from mulligan.history.tables import CALLS, CAPTURES, OPEN, ROOTS, SCOPES, CaptureRow, ScopeRow, before_of
 from mulligan.history.undo_log import Intent
 from mulligan.store.protocol import Tx
 from mulligan.values.entries import ABSENT, Absent, Content, DirEntry, Entry, FileEntry, same_state
@@ -98,15 +98,15 @@ def scopes_of(open_root: OpenRoot, session: SessionId) -> list[tuple[ScopeRow, l
     """A session's scopes by capture time, then insertion, each with its captures in path order."""
     with open_root.ledger.store.read() as tx:
         rows = sorted(tx.select(SCOPES, {"session": session}), key=lambda row: (row.taken_at_ms, row.seq))
-        return [(row, _captures(tx, row)) for row in rows]
+        return [(row, _captures(open_root, tx, row)) for row in rows]
 
 
-def _captures(tx: Tx, scope: ScopeRow) -> list[CaptureRow]:
+def _captures(open_root: OpenRoot, tx: Tx, scope: ScopeRow) -> list[CaptureRow]:
     captured = tx.select(CAPTURES, {"session": scope.session, "scope": scope.scope})
     # An open call with the scope's label has its preimages in the store already, so they count too.
     calls = [row for one in tx.select(OPEN) if one.root == scope.root and (row := tx.get(CALLS, one.call)) is not None]
     ours = [row.id for row in calls if (row.session, row.label) == (scope.session, scope.scope)]
-    touches = [touch for call in ours for touch in tx.select(TOUCHES, {"call": call})]
+    touches = [touch for call in ours for touch in open_root.ledger.touches_of(tx, call)]
     found = {one.path: CaptureRow(scope.session, scope.scope, one.path, one.before) for one in touches}
     return sorted((found | {row.path: row for row in captured}).values(), key=lambda row: row.path)
 

@@ -36,7 +36,7 @@ from mulligan.files.resolve import ResolvedPath, Spots
 from mulligan.history.abort import Trace, drafts_of, put_back, source_among, sync_paths
 from mulligan.history.ledger import Facts, Ledger, intending, touch_row
 from mulligan.history.permissions import LostMetadata
-from mulligan.history.tables import RootRow, TouchRow
+from mulligan.history.tables import PreimageSpool, RootRow, TouchRow
 from mulligan.store.blobs import SMALL_BYTES, Blobs, Prepared
 from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.store.protocol import Claim, Tx
@@ -306,6 +306,8 @@ class CallState:
         """paths that another process wrote beside a command; a rollback leaves them"""
         self.unattributed: dict[tuple[RepoPath, Digest], int] = {}
         """the size of contents that may be from a command or from another process"""
+        self.spool: PreimageSpool | None = None
+        """further preimages of a command that changes many paths"""
         self.lock = fork_safe_lock()
 
     def check_open(self) -> None:
@@ -363,6 +365,18 @@ class CallState:
         unstable = [_gap(path, "unstable") for path, image in images.items() if image.unstable]
         self.coverage += [note for note in unstable if note not in self.coverage]
 
+    def store_spooled(self) -> None:
+        """Store what is in the spool. The file stays until the call has ended, because it holds claims."""
+        if self.spool is not None:
+            self.ledger.store_preimages(self.spool.unstored())
+            self.spool.set_stored()
+
+    def close_spool(self) -> None:
+        """After the call has ended."""
+        if self.spool is not None:
+            spool, self.spool = self.spool, None
+            spool.close()
+
     # Changes that are already on the disk become the call's.
 
     def absorb(self, paths: Sequence[RepoPath], *, keep: bool = True) -> None:
@@ -373,6 +387,8 @@ class CallState:
         """
         with self.lock:
             try:
+                if keep and self.spool is not None:
+                    self.store_spooled()
                 images = self.images(paths, kept=keep)
                 if keep:
                     self.ledger.blobs.store_all(image.content for image in images.values() if image.content is not None)
@@ -450,6 +466,8 @@ class CallState:
         """
         with self.lock:
             undoing = self.log.undoing(block)
+            if self.spool is not None:
+                self.store_spooled()
             self._record_shared(reversed(undoing.before))
             earlier = {path: was for path, was in undoing.before.items() if path not in self.shared}
             try:
@@ -535,7 +553,8 @@ def with_moves(changes: Sequence[Change], *, guessed: bool, rules: CaptureRules 
     """
     gone = {change.path: change.before for change in changes if isinstance(change.after, Absent)}
     origins = {one.path: one.renamed_from for one in changes if one.renamed_from in gone and one.path not in gone}
-    left = _by_digest((was, path) for path, was in gone.items() if path not in set(origins.values()))
+    named = set(origins.values())
+    left = _by_digest((was, path) for path, was in gone.items() if path not in named)
     came = _by_digest((one.after, one.path) for one in changes if _is_new(one) and one.path not in origins)
     asked = {change.path for change in changes if guessed or change.renamed_from is not None}
     found = {path: left[digest] for digest, path in came.items() if digest in left and path in asked} | origins
@@ -543,8 +562,11 @@ def with_moves(changes: Sequence[Change], *, guessed: bool, rules: CaptureRules 
     for change in filter(_is_new, changes if never else ()):
         origin = source_among(never, change.after, rules) if change.path in asked else None
         found |= {} if origin is None else {change.path: origin}
-    if guessed:
+    if guessed and found:
         found = _folders(changes, found) | found
+    # A command may change very many paths, and mostly moves none.
+    if not found and not any(one.renamed_from for one in changes):
+        return list(changes)
     return [replace(one, renamed_from=found.get(one.path)) for one in changes]
 
 

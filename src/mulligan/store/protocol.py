@@ -9,7 +9,8 @@ with bind mounts resolved (see `files.resolve`).
 1. At most one open call claims a place.
 2. A deep claim (deleting or renaming a directory) also claims everything below its place.
 3. An effect claims all its places in one transaction, or none.
-4. A call waits only for claims of younger calls; if an older call has the claim, it gives up at once (`wait-die`).
+4. A call with a spool (decision 28) has further claims in that file; its row in the table says that there is one.
+5. A call waits only for claims of younger calls; if an older call has the claim, it gives up at once (`wait-die`).
    Waits therefore always point from older to younger, and no circle of waiting calls can exist.
 """
 
@@ -303,6 +304,9 @@ class ClaimRow:
     deep: int | None = None
 
 
+SPOOL = b"\0spool/"
+"""How the place of a claim begins that stands for all claims in the spool of its call (`history.tables`)."""
+
 CLAIMS: Table[ClaimRow] = Table("claims", ClaimRow, key=("place",), indexes=(("deep",),))
 
 
@@ -313,17 +317,24 @@ class Claim:
 
 
 def blockers(tx: Tx, call: CallId, wanted: Iterable[Claim]) -> list[ClaimRow]:
-    """Claims of other calls that conflict with these, in order of place."""
+    """Claims of other calls that conflict with these, in order of place.
+
+    A spool of another call always conflicts: only its file says what else the call claims.
+    """
     deep_claims = tx.select(CLAIMS, {"deep": 1})
     found: dict[bytes, ClaimRow] = {}
     for one in wanted:
         same = tx.get(CLAIMS, one.place)
         below = tx.select(CLAIMS, between=("place", one.place + b"/", one.place + b"0")) if one.deep else []
-        above = [row for row in deep_claims if one.place.startswith(row.place + b"/")] if deep_claims else []
+        above = [row for row in deep_claims if _is_above(row.place, one.place)] if deep_claims else []
         for row in [*below, *above, *([same] if same else [])]:
             if row.call != call:
                 found[row.place] = row
     return [found[place] for place in sorted(found)] if found else []
+
+
+def _is_above(place: bytes, wanted: bytes) -> bool:
+    return place.startswith(SPOOL) or wanted.startswith(place + b"/")
 
 
 def claim(tx: Tx, call: CallId, wanted: Collection[Claim]) -> None:

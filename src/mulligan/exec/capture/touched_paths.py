@@ -246,7 +246,7 @@ def _first_of(status: os.stat_result | None) -> FirstState:
     return FirstState.FOLDER if stat.S_ISDIR(status.st_mode) else FirstState.LEAF
 
 
-_READ_BYTES = 1 << 18
+_READ_BYTES = 1 << 16
 _DRAIN_EVERY = 256
 
 
@@ -263,6 +263,8 @@ _MASK = sum(WriteKind)
 # Watched but not counted: an event between two closes keeps the kernel from merging them into one.
 _BETWEEN = MODIFY
 
+
+_NONE: Counter[int] = Counter()
 
 _spare: list[int] = []
 _SPARE_MAX = 4
@@ -308,7 +310,7 @@ class OtherWriters:
         self._folders: dict[int, bytes] = {}
         self._watched: set[bytes] = set()
         self._asked: Counter[tuple[bytes, int]] = Counter()
-        self._done: Counter[tuple[bytes, int]] = Counter()
+        self._done: dict[bytes, Counter[int]] = {}
         self._blind: set[bytes] = set()
         self._overflowed = False
         self._stops = 0
@@ -339,26 +341,19 @@ class OtherWriters:
         self._asked[old, WriteKind.WRITTEN] += still_open[1]
 
     def _still_open(self, path: bytes) -> int:
-        return max(0, self._asked[path, WriteKind.WRITTEN] - self._done[path, WriteKind.WRITTEN])
+        return max(0, self._asked[path, WriteKind.WRITTEN] - self._done.get(path, _NONE)[WriteKind.WRITTEN])
 
     def about_to_change(self, paths: Sequence[bytes], *, going: bool = False) -> None:
         """Report paths to the keeper, and count events from their preimages on.
 
-        The keeper may have to wait for another call that works there. An event from before that is in the preimage, if
-        the preimage is what the path holds now; events after our `has` are counted in any case.
+        The keeper may have to wait for another call that works there. An event from before the preimage does not count:
+        it is in the preimage, if the preimage is what the path holds now. Events after our `has` count in any case.
         """
-        # What other programs did before this moment is in the preimage that the keeper stores next.
-        self._drain()
-        self._begin_anew(paths)
         self._witness.about_to_change(paths, going=going)
         self._drain()
-        meanwhile = [path for path in paths if any((path, deed) in self._done for deed in WriteKind)]
-        self._begin_anew(path for path in meanwhile if self._witness.has(path))
-
-    def _begin_anew(self, paths: Iterable[bytes]) -> None:
         for path in paths:
-            for deed in WriteKind:
-                self._done.pop((path, deed), None)
+            if path in self._done and self._witness.has(path):
+                del self._done[path]
 
     def forgive(self, path: bytes) -> None:
         """Stop counting for a path, because Mulligan cannot tell how often the command itself changed it."""
@@ -370,7 +365,11 @@ class OtherWriters:
         self._drain()
         if self._overflowed:
             return frozenset()
-        more = {path for (path, deed), count in self._done.items() if count > self._asked[path, deed]}
+        more = {
+            path
+            for path, done in self._done.items()
+            if any(count > self._asked[path, deed] for deed, count in done.items())
+        }
         return frozenset(path for path in more & paths if not path.startswith(tuple(self._blind) or (b"\0",)))
 
     def close(self) -> None:
@@ -399,4 +398,4 @@ class OtherWriters:
         folder = self._folders.get(watch)
         if folder is not None and name and mask & _MASK:
             path = folder + name if folder == b"/" else b"%b/%b" % (folder, name)
-            self._done[path, mask & _MASK] += 1
+            self._done.setdefault(path, Counter())[mask & _MASK] += 1

@@ -43,7 +43,8 @@ ONLY_FOLDERS, DO_NOT_FOLLOW, EXCLUDE_UNLINKED = 0x01000000, 0x02000000, 0x040000
 _ENTRIES = MOVED_FROM | MOVED_TO | CREATE | DELETE
 _MASK = _ENTRIES | MODIFY | ATTRIB | CLOSE_WRITE
 _EVENT = struct.Struct("=iIII")
-_READ_BYTES = 1 << 18
+_READ_BYTES = 1 << 16
+_EVENT_MAX_BYTES = 16 + 256
 
 
 class InotifyEvent(NamedTuple):
@@ -68,6 +69,9 @@ def read_events(fd: int) -> Iterator[InotifyEvent]:
             at += _EVENT.size
             yield InotifyEvent(watch, mask, cookie, data[at : at + length].rstrip(b"\0"))
             at += length
+        # The kernel passes on all events that fit, so a read that leaves room for the largest has emptied the queue.
+        if len(data) < _READ_BYTES - _EVENT_MAX_BYTES:
+            return
 
 
 _Name = tuple[str, str]
