@@ -335,6 +335,17 @@ class TestHardLimit:
         assert estimated_tokens(session.messages()) <= limit
         assert session.view()["events"][-1]["metadata"]["strategy"] == strategy
 
+    @pytest.mark.req("S3.compact.hard_limit_tokens", "D11.compaction_keeps_the_task")
+    def test_few_messages_fit_too(self, session: DurableSession) -> None:
+        for number in range(6):
+            session.inject(user(f"{number} " + "x" * 3_000))
+        for limit in (2_000, 500):
+            session.compact(hard_limit_tokens=limit, hard_limit_strategy="observation_mask")
+            assert estimated_tokens(session.messages()) <= limit
+        before = session.view()
+        session.compact(hard_limit_tokens=500, hard_limit_strategy="observation_mask")
+        assert session.view() == before
+
     def test_a_limit_that_is_kept_anyway_changes_nothing_else(self, session: DurableSession) -> None:
         fill(session, 20)
         session.compact(hard_limit_tokens=10_000, hard_limit_strategy="truncate")

@@ -116,19 +116,16 @@ def compacted(messages: Sequence[Message], options: Options, summarize: Summariz
     """None when there is nothing to do: too few messages, too few tokens, or no sound place to split."""
     if "llm" in options.strategies and summarize is None:
         raise fault("no_provider", "The strategy llm needs a model that writes the summary; none is set.")
-    if len(messages) <= options.keep_last:
-        return None
     if options.token_threshold is not None and estimated_tokens(messages) <= options.token_threshold:
         return None
-    split = split_at(messages, options.keep_last)
-    if split == 0:
-        return None
+    split = split_at(messages, options.keep_last) if len(messages) > options.keep_last else 0
     work = _Compaction(messages, options, summarize)
-    done = work.archive(split)
+    done = work.archive(split) if split else Compacted(0, options.compact_strategy, ())
     limit = options.hard_limit_tokens
+    # The limit also holds for few messages, such as the summary of many prompts and the last steps.
     if limit is not None and estimated_tokens(done.messages(messages)) > limit:
         return work.archive_to_limit(done, limit)
-    return done
+    return done if split else None
 
 
 def split_at(messages: Sequence[Message], keep_last: int) -> int:
