@@ -16,6 +16,7 @@ from mulligan.history.log import LOG_LIMIT
 from mulligan.history.outcome_text import (
     aborted_words,
     ago,
+    call_title,
     change_line,
     changes_words,
     counted,
@@ -29,11 +30,13 @@ from mulligan.values.text import visible
 
 if TYPE_CHECKING:
     from mulligan.api import Mulligan
+    from mulligan.history.open_root import OpenRoot
     from mulligan.history.tables import CallRow
     from mulligan.values.ids import SessionId
     from mulligan.values.paths import RepoPath
 
 _LABEL_SHOWN = 12
+_TITLE_WIDTH, _TITLE_MAX = 18, 40
 _NO_GAPS = "[]"
 _MARKS = {"committed": ("✓", "green"), "undone": ("↩", "yellow"), "aborted": ("✗", "red"), "open": ("…", "cyan")}
 
@@ -81,46 +84,53 @@ def log(common: Common, limit: int) -> None:
 
     with open_for_reading(common) as opened:
         rows = log_view(opened.open_root, common.session_id, limit=limit)
-        aborted = [row["id"] for row in rows if row["status"] == "aborted"]
         with opened.open_root.ledger.store.read() as tx:
-            reasons = {found.id: found.reason for found in (tx.get(CALLS, one) for one in aborted) if found}
+            found = [call for row in rows if (call := tx.get(CALLS, row["id"])) is not None]
+        reasons = {call.id: call.reason for call in found}
+        titles = {call.id: _title(call) for call in found}
     if common.as_json:
         print_json(rows)
         return
     if not rows:
         click.echo("No calls yet.")
+    width = max(_TITLE_WIDTH, *map(len, titles.values())) if titles else _TITLE_WIDTH
     for row in rows:
-        click.echo(log_line(row, reasons.get(row["id"])))
+        click.echo(log_line(row, reasons.get(row["id"]), title=f"{titles.get(row['id'], ''):<{width}}"))
 
 
-def _tool_and_label(row: dict[str, Any]) -> str:
-    """The tool and the label of a call. An agent's label is a long id, so it is cut."""
-    tool, label = row["tool"], row["label"]
-    if tool is None or label in (None, tool):
-        return tool or label or "call"
-    return f"{tool} {label}" if len(label) <= _LABEL_SHOWN else f"{tool} {label[: _LABEL_SHOWN - 1]}…"
+def _title(call: CallRow) -> str:
+    """The tool of a call and its command; without a command, the tool and the label, which may be a long id."""
+    title, label = call_title(call), call.label or ""
+    if title == call.tool and label not in ("", title):
+        title = f"{title} {visible(_cut(label, _LABEL_SHOWN))}"
+    return _cut(title, _TITLE_MAX)
 
 
-def log_line(row: dict[str, Any], reason: str | None = None) -> str:
-    """One line of `mulligan log`. `reason` says why an aborted call was rolled back."""
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def log_line(row: dict[str, Any], reason: str | None = None, *, title: str | None = None) -> str:
+    """One line of `mulligan log`. `reason` says why an aborted call was rolled back. Default title: tool, label."""
     mark, colour = ("~", "magenta") if row["external"] else _MARKS.get(row["status"], ("·", "white"))
-    who = "edited outside" if row["external"] else visible(_tool_and_label(row))
+    names = " ".join(dict.fromkeys(name for name in (row["tool"], row["label"]) if name))
+    who = "edited outside" if row["external"] else visible(_cut(names or "call", _TITLE_MAX))
     when = ago(row["started_at"])
     words = changes_words(row["changes"])
     more = f" and {len(words) - 4} more" if len(words) > 4 else ""
     tail = (aborted_words(reason) if row["status"] == "aborted" else ", ".join(words[:4])) + more
-    return f"{paint(mark, colour)} {paint(short(row['id']), 'bold')}  {when:>12}  {who:<18} {tail}".rstrip()
+    return f"{paint(mark, colour)} {paint(short(row['id']), 'bold')}  {when:>12}  {title or who:<18} {tail}".rstrip()
 
 
 @click.command()
-@click.argument("call", callback=text)
+@click.argument("call", callback=text, required=False)
 @common_options
-def show(common: Common, call: str) -> None:
-    """Show one call: what caused it, what it changed, what Mulligan could not capture."""
-    from mulligan.history.log import call_view, diff_view, find_call, turn_of
+def show(common: Common, call: str | None) -> None:
+    """Show one call (default: the newest): its cause, what it changed, what Mulligan could not capture."""
+    from mulligan.history.log import call_view, diff_view, turn_of
 
     with open_for_reading(common) as opened:
-        row = find_call(opened.open_root, call, common.session_id)
+        row = _call_shown(opened.open_root, call, common.session_id)
         with opened.open_root.ledger.store.read() as tx:
             view, turn = call_view(opened.open_root, tx, row), turn_of(tx, row)
         view["transcript"], told = _conversation(row)
@@ -131,7 +141,7 @@ def show(common: Common, call: str) -> None:
     if common.as_json:
         print_json(view)
         return
-    click.echo(log_line(view | {"changes": []}, view["reason"]))
+    click.echo(log_line(view | {"changes": []}, view["reason"], title=_title(row)))
     click.echo(f"  id       {view['id']}")
     click.echo(f"  session  {visible(view['session_id'] or '(none: edited outside)')}")
     if view["prompt"]:
@@ -145,6 +155,19 @@ def show(common: Common, call: str) -> None:
     for line in gap_lines(view["coverage"]):
         click.echo(paint(f"  {line}", "yellow"))
     print_diff(diff)
+
+
+def _call_shown(open_root: OpenRoot, call: str | None, session: SessionId | None) -> CallRow:
+    from mulligan.history.log import calls_of, find_call
+    from mulligan.values.errors import fault
+
+    if call is not None:
+        return find_call(open_root, call, session)
+    with open_root.ledger.store.read() as tx:
+        newest = next((row for row in calls_of(tx, open_root, session) if not row.external), None)
+    if newest is None:
+        raise fault("unknown_call", "There are no calls yet.")
+    return newest
 
 
 def _conversation(row: CallRow) -> tuple[str | None, str | None]:

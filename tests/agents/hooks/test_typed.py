@@ -310,6 +310,18 @@ class TestNews:
         assert "- undone: Bash: make [t]\n" in told and told.endswith("`mulligan log` lists it.")
 
 
+@pytest.mark.req("D14.log.names_commands")
+def test_the_log_names_the_command_of_a_call_on_one_short_line(workspace: HookedWorkspace) -> None:
+    worked(workspace)
+    long = "printf '\\033[31m'\n" + "echo x; " * 30
+    workspace.tool("Bash", {"command": long}, "toolu_2", lambda: (workspace.root / "made.txt").write_text("x\n"))
+    newest, oldest = workspace.mulligan("log").stdout.splitlines()
+    assert f"  Bash: {COMMAND}" in oldest and "M .env +1 -1, D gone.txt +0 -1" in oldest
+    assert newest.index("A made.txt") == oldest.index("M .env")
+    assert max(map(len, (newest, oldest))) <= 120 and "\x1b" not in newest
+    assert workspace.mulligan("show").stdout.startswith(newest[:10])
+
+
 @pytest.mark.req("D14.hooks.prompts_of_hosts")
 @pytest.mark.parametrize(
     ("agent_name", "fields"),
