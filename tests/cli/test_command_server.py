@@ -94,7 +94,7 @@ def served(caller: Caller) -> Caller:
         ["undo", "--dry-run"],
         ["undo", "nosuch"],
         ["redo"],
-        ["show"],
+        ["show", "nosuch"],
         ["call", "read_file", "--args", '{"path": "a"}', "--json"],
         ["call", "read_file", "--args", "not json"],
         ["log", "--limit", "x"],
