@@ -51,6 +51,7 @@ PRELOADED = (
     "mulligan.servers.mcp.dispatch",
     "mulligan.history.power_cuts",
     "mulligan.history.undo",
+    "mulligan.store.maintenance",
     "mulligan.store.sqlite",
 )
 """Modules that a served verb needs, imported in advance together with what they import."""
