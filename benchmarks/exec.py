@@ -64,7 +64,9 @@ class ShadowGit:
         self._git("-c", "user.name=u", "-c", "user.email=e", "commit", "-q", "--allow-empty", "--no-verify", "-m", "c")
 
     def _git(self, *words: str) -> None:
-        subprocess.run(["git", *words], cwd=self._root, env=self._env, check=True, capture_output=True)
+        # Otherwise git repacks in the background, while the measurement goes on and after the folder is deleted.
+        command = ["git", "-c", "gc.auto=0", "-c", "maintenance.auto=false", *words]
+        subprocess.run(command, cwd=self._root, env=self._env, check=True, capture_output=True)
 
 
 def ours(session: DurableSession, way: str) -> Callable[[str], None]:
