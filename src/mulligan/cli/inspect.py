@@ -332,15 +332,15 @@ def prompt_before(path: str, label: str) -> str | None:
         with open(path, "rb") as file:
             while line := file.readline(_LINE_MAX):
                 body = object_in(line)
-                said = _said(body) or said
-                if label.encode() in line and not _said(body):
+                said = _prompt_in(body) or said
+                if label.encode() in line and not _prompt_in(body):
                     return said
     except OSError:
         return None
     return None
 
 
-def _said(body: Mapping[str, Any]) -> str | None:
+def _prompt_in(body: Mapping[str, Any]) -> str | None:
     """The user's prompt in this line; None if the line is not a prompt."""
     payload = body.get("payload")
     if isinstance(payload, dict):

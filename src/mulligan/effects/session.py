@@ -458,12 +458,12 @@ class DurableSession(State):
         `unknown_call` and `nothing_to_undo`. Like every undo operation it raises `call_open` inside a call of this
         session, and `fs_op_not_allowed` or `path_not_allowed` where the session may not write.
         """
-        how = self._how(on_conflict, dry_run, git)
+        how = self._undo_options(on_conflict, dry_run, git)
         name = None if call is None else _named(call)
         wanted = None if paths is None else paths_from_wire(paths)
         return operations.undo(self._open_root, name, paths=wanted, hunks=hunks_from_wire(hunks), how=how)
 
-    def _how(self, on_conflict: OnConflict, dry_run: bool = False, git: Git = "leave") -> UndoOptions:
+    def _undo_options(self, on_conflict: OnConflict, dry_run: bool = False, git: Git = "leave") -> UndoOptions:
         self._open_root.check_open()
         check_call_open(self._slices)
         found = past_session_boundary(self._open_root, self.id, default=self._boundary)
@@ -471,12 +471,12 @@ class DurableSession(State):
         may_write = None if found.boundary.is_unlimited else HistoryAccess.of(self._open_root, self.id, found).may_write
         return UndoOptions(on_conflict, dry_run, self.id, git, may_write, anyones=True)
 
-    def _judge(self, open_root: OpenRoot, session: SessionId) -> HistoryAccess:
+    def _history_access(self, open_root: OpenRoot, session: SessionId) -> HistoryAccess:
         return HistoryAccess.of(open_root, session, past_session_boundary(open_root, session, default=self._boundary))
 
     def redo(self, *, on_conflict: OnConflict = "merge", dry_run: bool = False) -> UndoResult:
         """Redo the last undo, restore, rollback or rewind of this session. Raises `nothing_to_redo`."""
-        return operations.redo(self._open_root, how=self._how(on_conflict, dry_run))
+        return operations.redo(self._open_root, how=self._undo_options(on_conflict, dry_run))
 
     def restore(
         self,
@@ -492,7 +492,7 @@ class DurableSession(State):
 
         Like every undo operation, this is a call itself and can be undone. Raises `unknown_call`.
         """
-        how = self._how(on_conflict, dry_run, git)
+        how = self._undo_options(on_conflict, dry_run, git)
         return operations.restore(
             self._open_root, _named(call), paths=paths_from_wire(paths), hunks=hunks_from_wire(hunks), how=how
         )
@@ -523,7 +523,9 @@ class DurableSession(State):
         if snapshot is not None:
             State.rollback(self, snapshot, preserve_logs=preserve_logs)
             return None
-        return operations.rollback(self._open_root, how=self._how(on_conflict, dry_run, git), cancel_open=cancel_open)
+        return operations.rollback(
+            self._open_root, how=self._undo_options(on_conflict, dry_run, git), cancel_open=cancel_open
+        )
 
     def rewind(
         self,
@@ -537,7 +539,7 @@ class DurableSession(State):
         git: Git = "leave",
     ) -> UndoResult:
         """Move files, transcript or both back to a call or a message. `to` is an id or a number of messages."""
-        how = self._how(on_conflict, dry_run, git)
+        how = self._undo_options(on_conflict, dry_run, git)
         return operations.rewind(self._open_root, _named(to), side=side, files=files, transcript=transcript, how=how)
 
     def fork(
@@ -582,8 +584,8 @@ class DurableSession(State):
     def _may_merge(self) -> MayWrite:
         """Checks a path of a merge: the fork must be allowed to write it in its copy, and the parent in its files."""
         parent = SessionId(branches.branch_of(self._open_root, self.id).parent)
-        own = self._judge(self._open_root, self.id)
-        parents = self._judge(self._open_root.at(_root_of(self._open_root, parent)), parent)
+        own = self._history_access(self._open_root, self.id)
+        parents = self._history_access(self._open_root.at(_root_of(self._open_root, parent)), parent)
 
         def check(source: OpenRoot, path: RepoPath) -> None:
             own.may_write(self._open_root, path)
@@ -605,7 +607,10 @@ class DurableSession(State):
 
         Raises `fs_op_not_allowed` and `path_not_allowed` where the session may not write.
         """
-        path, may_write = self.roots.mounted_path(root, "merge_root"), self._judge(self._open_root, self.id).may_write
+        path, may_write = (
+            self.roots.mounted_path(root, "merge_root"),
+            self._history_access(self._open_root, self.id).may_write,
+        )
         return branches.merge_sandboxed_root(
             self._open_root, self.id, path, on_conflict=on_conflict, dry_run=dry_run, may_write=may_write
         )

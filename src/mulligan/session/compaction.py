@@ -297,14 +297,14 @@ def masked(message: Message) -> str:
         return text_of(message)
     text = "\n".join([text_of(message), *(f"(called {call.name})" for call in calls_in(message))]).strip()
     if is_prompt(message):
-        return f"[{message['role']}] {_both_ends(text)}"
+        return f"[{message['role']}] {_beginning_and_end(text)}"
     if message["role"] == "assistant" or len(text) < _MASK_FROM_CHARS:
         return f"[{message['role']}] {text}"
     first = text.split("\n", 1)[0][:_FIRST_LINE_CHARS]
     return f"[{message['role']}] {first} … ({len(text.splitlines())} lines, {len(text)} characters in all)"
 
 
-def _both_ends(text: str) -> str:
+def _beginning_and_end(text: str) -> str:
     if len(text) <= _PROMPT_MAX_CHARS:
         return text
     half = _PROMPT_MAX_CHARS // 2

@@ -264,7 +264,7 @@ def _plain(content: object) -> str:
 def _to_openai(steps: list[_Step], system: str | None) -> Prompt:
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     for step in steps:
-        messages += _openai_exchange(step) if isinstance(step, _Exchange) else _openai_said(step)
+        messages += _openai_exchange(step) if isinstance(step, _Exchange) else _openai_message(step)
     return Prompt(system, messages)
 
 
@@ -279,7 +279,7 @@ def _openai_exchange(step: _Exchange) -> list[dict[str, Any]]:
     return [asked, *({"role": "tool", "tool_call_id": one.id, "content": _plain(one.content)} for one in step.results)]
 
 
-def _openai_said(step: _PlainMessage) -> list[dict[str, Any]]:
+def _openai_message(step: _PlainMessage) -> list[dict[str, Any]]:
     if step.role == "user" and isinstance(step.content, list):
         parts = [_openai_part(one) for one in step.content]
         return [_named({"role": "user", "content": parts}, step)] if parts else []

@@ -60,10 +60,10 @@ def as_items(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
         if message["role"] == "tool":
             yield {"type": "function_call_output", "call_id": message["tool_call_id"], "output": message["content"]}
         elif message["role"] != "system":
-            yield from _said(message)
+            yield from _message_items(message)
 
 
-def _said(message: Message) -> Iterator[dict[str, Any]]:
+def _message_items(message: Message) -> Iterator[dict[str, Any]]:
     if message.get("content"):
         yield {"role": message["role"], "content": _content(message["content"])}
     for call in message.get("tool_calls") or ():
