@@ -26,9 +26,11 @@ from mulligan.session.tables import (
     FACTS,
     INSERTED,
     SESSIONS,
+    InheritedEvents,
     MessageSpan,
     SessionRow,
     Window,
+    inherited_from_json,
     length,
     normal,
     part,
@@ -253,10 +255,6 @@ def checked_count(name: str, value: object) -> int:
     return value
 
 
-# [session, after, upto, events, events before `after`]: events that a session inherited.
-LogEntry = list[Any]
-
-
 @fast_dataclass(slots=True, frozen=True)
 class Ancestry:
     parent_id: str | None
@@ -315,12 +313,13 @@ def fork_in(
     facts = {name: value for name, value in facts_of(tx, parent).items() if name not in FORK_ONLY_FACTS}
     if kept is not None:
         log = _upto_last(tx, log, kept)
-        facts[BRANCHED_AT] = sum(entry[3] for entry in log)
+        facts[BRANCHED_AT] = sum(entry.events for entry in log)
     window = window_of(tx, parent) if kept is None else kept
     journal, at = session_journal(child), archive.now()
     opened = {"session": child, "root": root, "parent": parent}
     archive.journal.append(tx, journal, "session.opened", opened, at=at)
-    body = {"verb": "fork", "spans": spans_to_json(window), "log": log, "log_after": 0, "was": 0, "facts": facts}
+    body: dict[str, Any] = {"verb": "fork", "spans": spans_to_json(window), "log": [list(one) for one in log]}
+    body |= {"log_after": 0, "was": 0, "facts": facts}
     archive.journal.append(tx, journal, "window.changed", body, at=at)
     archive.journal.append(tx, session_journal(parent), "session.forked", {"session": parent, "child": child}, at=at)
     bounds = tx.get(BOUNDARIES, parent)
@@ -343,25 +342,26 @@ def _as_in_copy(boundary: dict[str, Any], source: str, copy: str) -> dict[str, A
     return {**boundary, "capability": capability, "policy": [with_copies(one, "paths") for one in boundary["policy"]]}
 
 
-def inherited_log(tx: Tx, session: SessionId) -> list[LogEntry]:
+def inherited_log(tx: Tx, session: SessionId) -> list[InheritedEvents]:
     """All events of a session so far, as a child inherits them."""
     row, newest = transcript_row(tx, session), window_row(tx, session)
-    own = [session, newest.log_after, head_of(tx, session), row.events - row.log_from, row.log_from]
-    return [*decode(newest.log), *([own] if own[3] else [])]
+    count = row.events - row.log_from
+    own = InheritedEvents(session, newest.log_after, head_of(tx, session), count, row.log_from)
+    return [*inherited_from_json(decode(newest.log)), *([own] if count else [])]
 
 
-def _upto_last(tx: Tx, log: list[LogEntry], kept: Window) -> list[LogEntry]:
+def _upto_last(tx: Tx, log: list[InheritedEvents], kept: Window) -> list[InheritedEvents]:
     """The log up to the last message of the kept window."""
     if not kept:
         return []
     session, number = kept[-1].session, kept[-1].stop - 1
     seq, events = _event_number(tx, session, number)
-    upto: list[LogEntry] = []
+    found: list[InheritedEvents] = []
     for entry in log:
-        if entry[0] == session and entry[1] < seq <= entry[2]:
-            return [*upto, [session, entry[1], seq, events - entry[4], entry[4]]]
-        upto.append(entry)
-    return upto
+        if entry.session == session and entry.after < seq <= entry.upto:
+            return [*found, entry._replace(upto=seq, events=events - entry.before)]
+        found.append(entry)
+    return found
 
 
 def _event_number(tx: Tx, session: str, number: int) -> tuple[int, int]:

@@ -201,6 +201,23 @@ def spans_to_json(window: Window) -> list[list[str | int]]:
     return [list(span) for span in window]
 
 
+class InheritedEvents(NamedTuple):
+    """Events that a fork has from a session above it: those in its records `after` up to and including `upto`.
+
+    `events`: how many they are. `before`: how many events that session's journal has before them.
+    """
+
+    session: str
+    after: int
+    upto: int
+    events: int
+    before: int
+
+
+def inherited_from_json(body: Sequence[Sequence[Any]]) -> list[InheritedEvents]:
+    return [InheritedEvents(*one) for one in body]
+
+
 @fast_dataclass(slots=True, frozen=True)
 class TranscriptRow:
     """Counters of a session's transcript.
@@ -241,7 +258,7 @@ class RunRow:
 class WindowRow:
     """The context window since record `seq`: these spans and the session's own messages from `tail` on.
 
-    `log` lists the inherited events (see `lifecycle.LogEntry`); its own events begin after `log_after`.
+    `log` lists the inherited events (see `InheritedEvents`); its own events begin after `log_after`.
     `was` is the record whose window this one replaced; `call` is the undo operation that changed the window, if any.
     """
 
@@ -328,7 +345,7 @@ def project_window(tx: Tx, record: Record) -> None:
     row, before = transcript_row(tx, session), window_row(tx, session)
     spans = spans_from_json(body["spans"])
     if "log" in body:
-        row = replace(row, log_base=sum(one[3] for one in body["log"]), log_from=row.events)
+        row = replace(row, log_base=sum(one.events for one in inherited_from_json(body["log"])), log_from=row.events)
     tx.put(
         WINDOWS,
         WindowRow(

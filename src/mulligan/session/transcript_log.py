@@ -23,6 +23,7 @@ from mulligan.session.tables import (
     RunRow,
     TranscriptRow,
     Window,
+    inherited_from_json,
     normal,
     part,
     session_journal,
@@ -288,8 +289,8 @@ def events_in(tx: Tx, archive: Archive, session: SessionId, *, after: int = 0) -
     """
     newest = window_row(tx, session)
     if not after:
-        for source, since, upto, *_ in decode(newest.log):
-            yield from _events_between(tx, archive, source, after=since, upto=upto)
+        for one in inherited_from_json(decode(newest.log)):
+            yield from _events_between(tx, archive, one.session, after=one.after, upto=one.upto)
     yield from _events_between(tx, archive, session, after=after or newest.log_after)
 
 

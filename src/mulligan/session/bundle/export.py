@@ -39,7 +39,15 @@ from mulligan.session.bundle.redaction import (
 from mulligan.session.importers import MODEL, PROVIDER, SOURCE
 from mulligan.session.lifecycle import BRANCHED_AT, ancestry_in, facts_of, session_in
 from mulligan.session.messages import ToolAnswer, as_text, calls_in, paired
-from mulligan.session.tables import APPENDED, INSERTED, SessionRow, session_journal, window_row
+from mulligan.session.tables import (
+    APPENDED,
+    INSERTED,
+    InheritedEvents,
+    SessionRow,
+    inherited_from_json,
+    session_journal,
+    window_row,
+)
 from mulligan.session.transcript_log import Archive, Message, entries_in, event_in, head_of, message_in, text_of
 from mulligan.store.blobs import BLOBS
 from mulligan.store.journal import Record, records_of
@@ -338,12 +346,12 @@ def _events(
 def _event_records(tx: Tx, session: SessionId) -> Iterator[tuple[str, Record]]:
     """The records of inherited events, as the window row lists them, then of its own."""
     newest = window_row(tx, session)
-    parts = [(str(one[0]), int(one[1]), int(one[2])) for one in decode(newest.log)]
-    for source, after, upto in [*parts, (str(session), newest.log_after, _END)]:
-        for record in records_of(tx, session_journal(SessionId(source)), after=after):
-            if record.seq > upto:
+    own = InheritedEvents(session, newest.log_after, _END, 0, 0)
+    for part in [*inherited_from_json(decode(newest.log)), own]:
+        for record in records_of(tx, session_journal(SessionId(part.session)), after=part.after):
+            if record.seq > part.upto:
                 break
-            yield source, record
+            yield part.session, record
 
 
 def _origin(tx: Tx, archive: Archive, session: SessionId) -> tuple[Document | None, int]:
