@@ -264,12 +264,10 @@ class _Shape:
         known = [(name, "validation", one) for name, one in adapters.items() if one is not None]
         made, shared = TypeAdapter.json_schemas(known)  # type: ignore[arg-type]  # the mode is one of its two words
         schemas = {name: made.get((name, "validation"), {}) for name in self.named}
-        return {name: {**schemas[name], **_default_of(one)} for name, one in self.named.items()}, shared
-
-
-def _default_of(parameter: inspect.Parameter) -> dict[str, Any]:
-    plain = isinstance(parameter.default, str | int | float | bool)
-    return {"default": parameter.default} if plain else {}
+        for name, one in self.named.items():
+            if isinstance(one.default, str | int | float | bool):
+                schemas[name] = {**schemas[name], "default": one.default}
+        return schemas, shared
 
 
 def _shape_of(handler: Handler, params: type[Any] | None) -> _Shape:

@@ -339,15 +339,11 @@ def _summary(common: Common, opened: Mulligan, call: str, ran: CommandResult) ->
 
 def _as_receipt(view: Mapping[str, Any], ran: CommandResult, *, call_id: str) -> dict[str, Any]:
     """The call in the shape of an exec receipt, without output: the program printed that itself."""
+    names = ("exit_code", "signal", "strategy", "strategy_reason", "attribution")
     body = {
         "status": "signaled" if ran.signal else "ok",
-        "exit_code": ran.exit_code,
-        "signal": ran.signal,
-        "strategy": ran.strategy,
-        "strategy_reason": ran.strategy_reason,
-        "attribution": ran.attribution,
-        "changes": view["changes"],
-        "coverage": view["coverage"],
+        **{name: getattr(ran, name) for name in names},
+        **{name: view[name] for name in ("changes", "coverage")},
         "call_id": call_id,
     }
     return {name: value for name, value in body.items() if value is not None}

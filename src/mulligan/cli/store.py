@@ -223,6 +223,7 @@ def _by_session(usage: StoreUsage, sessions: list[SessionRow]) -> list[tuple[Ses
 
 
 def _document(directory: str, usage: StoreUsage, sessions: list[SessionRow]) -> dict[str, object]:
+    counts = ("records", "record_bytes", "blobs", "blob_bytes")
     return {
         "store": directory,
         "total_bytes": usage.total_bytes,
@@ -232,13 +233,7 @@ def _document(directory: str, usage: StoreUsage, sessions: list[SessionRow]) -> 
         },
         "blobs": [asdict(place) for place in usage.blobs],
         "sessions": [
-            {
-                "id": session.id,
-                "records": journal.records,
-                "record_bytes": journal.record_bytes,
-                "blobs": journal.blobs,
-                "blob_bytes": journal.blob_bytes,
-            }
+            {"id": session.id, **{name: getattr(journal, name) for name in counts}}
             for session, journal in _by_session(usage, sessions)
         ],
     }

@@ -24,7 +24,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mulligan.session.lifecycle import (
@@ -765,7 +765,7 @@ def seed_from_jsonl(archive: Archive, root: str, path: str, opts: Mapping[str, A
         "source_records": seed.records,
         "source_format": seed.source_format,
         "partial": seed.partial,
-        "truncated": wanted.truncate_to_last is not None and _count_before_cut(seed, wanted) > len(messages),
+        "truncated": len(select_messages(seed, replace(wanted, truncate_to_last=None))) > len(messages),
         "source": source,
     }
     if wanted.recommend_compaction:
@@ -776,12 +776,6 @@ def seed_from_jsonl(archive: Archive, root: str, path: str, opts: Mapping[str, A
 
 def _failed(error: str) -> dict[str, Any]:
     return {"ok": False, "error": error}
-
-
-def _count_before_cut(seed: ImportedTranscript, wanted: ImportOptions) -> int:
-    if not wanted.drop_tool_calls:
-        return len(seed.messages)
-    return sum(_without_tools(one) is not None for one in seed.messages)
 
 
 def _bytes_of(path: str) -> bytes:

@@ -19,6 +19,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -93,15 +94,11 @@ class EventBus:
         self._listeners: list[tuple[type[object], Listener]] = []
         self._lock = shared_lock()
 
-    def subscribe(self, event_type: type[Any], listener: Listener) -> Callable[[], None]:
+    def subscribe(self, event_type: type[Any], listener: Listener) -> Callable[[], object]:
         """Call the listener with every such event. Returns a function that unsubscribes it."""
         with self._lock:
             self._listeners = [*self._listeners, (event_type, listener)]
-
-        def end() -> None:
-            self.unsubscribe(event_type, listener)
-
-        return end
+        return partial(self.unsubscribe, event_type, listener)
 
     def unsubscribe(self, event_type: type[Any], listener: Listener) -> bool:
         """Returns False if the listener was not subscribed."""

@@ -123,8 +123,10 @@ class ResourceRegistry:
 
     def snapshotable_resources(self) -> Mapping[type[Any], Snapshotable[Any]]:
         """The created resources that can be captured, without sessions, which a checkpoint captures itself."""
-        present = {kind: self._found(kind) for kind, one in self._entries.items() if not _is_unmade(one)}
-        return {kind: one for kind, one in present.items() if isinstance(one, Snapshotable) and _is_no_session(one)}
+        made = [kind for kind, one in self._entries.items() if not isinstance(one, Lazy) or one.is_made]
+        present = {kind: self._found(kind) for kind in made}
+        found = {kind: one for kind, one in present.items() if isinstance(one, Snapshotable)}
+        return {kind: one for kind, one in found.items() if not isinstance(one, Session | type)}
 
     def __contains__(self, kind: object) -> bool:
         return kind in self._entries
@@ -134,14 +136,6 @@ class ResourceRegistry:
 
     def __len__(self) -> int:
         return len(self._entries)
-
-
-def _is_unmade(one: object) -> bool:
-    return isinstance(one, Lazy) and not one.is_made
-
-
-def _is_no_session(one: object) -> bool:
-    return not isinstance(one, Session | type)
 
 
 @fast_dataclass(slots=True, frozen=True)
