@@ -104,18 +104,9 @@ def branches(common: Common) -> None:
     with open_for_reading(common) as opened:
         rows = [row for row in forks.branches(opened.open_root) if common.session in (None, row.parent)]
     if common.as_json:
-        print_json(
-            [
-                {
-                    "session_id": row.session,
-                    "parent_id": row.parent,
-                    "directory": os.fsdecode(row.directory),
-                    "created_at": row.created_at,
-                    "status": row.status,
-                }
-                for row in rows
-            ]
-        )
+        names = ("session_id", "parent_id", "directory", "created_at", "status")
+        facts = [(row.session, row.parent, os.fsdecode(row.directory), row.created_at, row.status) for row in rows]
+        print_json([dict(zip(names, one, strict=True)) for one in facts])
         return
     for row in rows:
         click.echo(f"{visible(row.session)}  {row.status:<8} {ago(row.created_at):>12}  {os.fsdecode(row.directory)}")

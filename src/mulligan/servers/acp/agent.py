@@ -52,19 +52,12 @@ from mulligan.values.limits import MIB_BYTES
 Update = dict[str, Any]
 
 _KINDS = {
-    "read_file": "read",
-    "read_blob": "read",
-    "list_dir": "read",
-    "grep": "search",
-    "glob": "search",
-    "write_file": "edit",
-    "edit_file": "edit",
-    "apply_patch": "edit",
-    "mkdir": "edit",
+    **dict.fromkeys(("read_file", "read_blob", "list_dir"), "read"),
+    **dict.fromkeys(("grep", "glob"), "search"),
+    **dict.fromkeys(("write_file", "edit_file", "apply_patch", "mkdir"), "edit"),
     "delete": "delete",
     "move": "move",
-    "shell": "execute",
-    "exec": "execute",
+    **dict.fromkeys(("shell", "exec"), "execute"),
 }
 
 
