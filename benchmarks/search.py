@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mulligan.files.search.glob import glob
-from mulligan.files.search.grep import grep
+from mulligan.files.search.grep import GrepOptions, grep
 from mulligan.files.search.ripgrep import find_ripgrep
 from mulligan.files.tree.index import TreeCache
 from mulligan.values.paths import ROOT
@@ -79,9 +79,11 @@ def bench_grep(root: Path, rounds: int) -> None:
             side_by_side(
                 {
                     "rg": lambda p=pattern: run("--hidden", "--line-number", "-e", p, "./", cwd=root),  # type: ignore[misc]
-                    "ours": lambda p=pattern: grep(fd, ROOT, p, engine="ripgrep", cache=warm),  # type: ignore[misc]
-                    "ours, first": lambda p=pattern: grep(fd, ROOT, p, engine="ripgrep", cache=TreeCache()),  # type: ignore[misc]
-                    "native": lambda p=pattern: grep(fd, ROOT, p, engine="native", cache=warm),  # type: ignore[misc]
+                    "ours": lambda p=pattern: grep(fd, ROOT, p, GrepOptions(engine="ripgrep", cache=warm)),  # type: ignore[misc]
+                    "ours, first": lambda p=pattern: grep(
+                        fd, ROOT, p, GrepOptions(engine="ripgrep", cache=TreeCache())
+                    ),  # type: ignore[misc]
+                    "native": lambda p=pattern: grep(fd, ROOT, p, GrepOptions(engine="native", cache=warm)),  # type: ignore[misc]
                 },
                 rounds,
             ),

@@ -14,7 +14,7 @@ from mulligan.effects.receipt import inline
 from mulligan.files.read import Slice, opened, read_bytes, read_lines, refusal_of, whole_page
 from mulligan.files.resolve import ResolvedPath
 from mulligan.files.search.glob import glob
-from mulligan.files.search.grep import GrepResult, grep
+from mulligan.files.search.grep import GrepOptions, GrepResult, grep
 from mulligan.files.search.native import admit_all
 from mulligan.files.tree.directories import OPEN_DIRECTORY
 from mulligan.history.git_changes import repository_of
@@ -208,12 +208,14 @@ def grep_files(context: EffectContext, asked: params.Grep) -> Fields:
         context.open_root.disk.root.handle,
         base,
         asked.pattern,
-        glob_filter=asked.glob_filter,
-        case_insensitive=asked.case_insensitive,
-        max_results=clamped(wanted, context.capability.max_grep_results) or 0,
-        max_scan_files=context.capability.max_scan_files,
-        max_scan_bytes=context.capability.max_scan_bytes,
-        admits=_admitting(context, "search", base),
+        GrepOptions(
+            glob_filter=asked.glob_filter,
+            case_insensitive=asked.case_insensitive,
+            max_results=clamped(wanted, context.capability.max_grep_results) or 0,
+            max_scan_files=context.capability.max_scan_files,
+            max_scan_bytes=context.capability.max_scan_bytes,
+            admits=_admitting(context, "search", base),
+        ),
     )
     for path in {line.path for line in found.lines} if context.open_root.disk.capture.any else ():
         context.note_not_captured(path)

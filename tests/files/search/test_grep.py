@@ -7,7 +7,7 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Any, Literal
 
 import pytest
 
@@ -53,9 +53,9 @@ def render(result: GrepResult) -> str:
     return "\n".join(f"{to_wire(line.path)}:{line.line_no}:{line.shown}" for line in result.lines)
 
 
-def refusal(root_fd: int, base: str, pattern: str, **options: Unpack[GrepOptions]) -> tuple[str, str]:
+def refusal(root_fd: int, base: str, pattern: str, **options: Any) -> tuple[str, str]:
     with pytest.raises(Refused) as refused:
-        grep(root_fd, RepoPath(base), pattern, **options)
+        grep(root_fd, RepoPath(base), pattern, GrepOptions(**options))
     return refused.value.status, refused.value.code
 
 
@@ -65,12 +65,12 @@ def test_lines_come_with_path_and_number_in_byte_order(root: Path, root_fd: int,
     (root / "b").mkdir()
     (root / "b" / "x").write_text("hit\nno\nhit\n")
     (root / "b-c").write_text("hit\n")
-    result = grep(root_fd, ROOT, "hit", engine=engine)
+    result = grep(root_fd, ROOT, "hit", GrepOptions(engine=engine))
     assert render(result) == "b-c:1:hit\nb/x:1:hit\nb/x:3:hit"
     assert (result.match_count, result.truncated) == (3, False)
-    cut = grep(root_fd, ROOT, "hit", engine=engine, max_results=2)
+    cut = grep(root_fd, ROOT, "hit", GrepOptions(engine=engine, max_results=2))
     assert (cut.lines, cut.match_count, cut.truncated) == (result.lines[:2], 2, True)
-    exact = grep(root_fd, ROOT, "hit", engine=engine, max_results=3)
+    exact = grep(root_fd, ROOT, "hit", GrepOptions(engine=engine, max_results=3))
     assert not exact.truncated
 
 
@@ -78,7 +78,7 @@ def test_lines_come_with_path_and_number_in_byte_order(root: Path, root_fd: int,
 @ENGINES
 def test_a_hundred_lines_unless_said_otherwise(root: Path, root_fd: int, engine: Engine) -> None:
     (root / "a").write_text("hit\n" * 101)
-    result = grep(root_fd, ROOT, "hit", engine=engine)
+    result = grep(root_fd, ROOT, "hit", GrepOptions(engine=engine))
     assert (result.match_count, result.truncated) == (100, True)
 
 
@@ -90,7 +90,7 @@ def test_a_pattern_is_never_an_option(root: Path, root_fd: int, engine: Engine, 
     evil.write_text("#!/bin/sh\ntouch ran\n")
     evil.chmod(0o755)
     (root / "text").write_text(f"say {pattern} please\n")
-    result = grep(root_fd, ROOT, pattern, engine=engine, glob_filter="text")
+    result = grep(root_fd, ROOT, pattern, GrepOptions(engine=engine, glob_filter="text"))
     assert result.lines == (Line(RepoPath("text"), 1, f"say {pattern} please".encode()),)
     assert not (root / "ran").exists()
 
@@ -100,7 +100,10 @@ def test_the_users_configuration_changes_nothing(root: Path, root_fd: int, monke
     (root / "rc").write_text("--ignore-case\n--max-count=1\n")
     (root / "text").write_text("hit\nHIT\nhit\n")
     monkeypatch.setenv("RIPGREP_CONFIG_PATH", str(root / "rc"))
-    assert [line.line_no for line in grep(root_fd, RepoPath("text"), "hit", engine="ripgrep").lines] == [1, 3]
+    assert [line.line_no for line in grep(root_fd, RepoPath("text"), "hit", GrepOptions(engine="ripgrep")).lines] == [
+        1,
+        3,
+    ]
 
 
 @pytest.mark.req("W27.grep_on_a_file", "S1.grep.not_found")
@@ -111,8 +114,8 @@ def test_a_base_is_a_file_a_directory_or_refused(root: Path, root_fd: int, engin
     (root / ".gitignore").write_text("f\n")
     (root / "link").symlink_to("d")
     os.mkfifo(root / "pipe")
-    assert render(grep(root_fd, RepoPath("d/f"), "hit", engine=engine)) == "d/f:1:hit"
-    assert grep(root_fd, RepoPath("d"), "hit", engine=engine).lines == ()
+    assert render(grep(root_fd, RepoPath("d/f"), "hit", GrepOptions(engine=engine))) == "d/f:1:hit"
+    assert grep(root_fd, RepoPath("d"), "hit", GrepOptions(engine=engine)).lines == ()
     assert refusal(root_fd, "gone", "hit", engine=engine) == ("not_found", "path_not_found")
     assert refusal(root_fd, "gone/deeper", "hit", engine=engine) == ("not_found", "path_not_found")
     assert refusal(root_fd, "link", "hit", engine=engine) == ("forbidden", "symlink_not_allowed")
@@ -130,9 +133,11 @@ def test_a_bad_pattern_and_a_bad_filter_have_their_own_codes(root_fd: int, engin
 @ENGINES
 def test_case_is_heeded_unless_said_otherwise(root: Path, root_fd: int, engine: Engine) -> None:
     (root / "a").write_text("Straße\nSTRASSE\nSTRAẞE\n")
-    numbers = [line.line_no for line in grep(root_fd, ROOT, "straße", engine=engine, case_insensitive=True).lines]
+    numbers = [
+        line.line_no for line in grep(root_fd, ROOT, "straße", GrepOptions(engine=engine, case_insensitive=True)).lines
+    ]
     assert numbers == [1, 3]
-    assert grep(root_fd, ROOT, "straße", engine=engine).lines == ()
+    assert grep(root_fd, ROOT, "straße", GrepOptions(engine=engine)).lines == ()
 
 
 @pytest.mark.req("S1.grep.glob_filter")
@@ -143,7 +148,7 @@ def test_a_filter_is_about_names_or_paths_from_the_base(root: Path, root_fd: int
         (root / name).write_text("hit\n")
 
     def found(glob_filter: str, base: str = ".") -> list[str]:
-        result = grep(root_fd, RepoPath(base), "hit", engine=engine, glob_filter=glob_filter)
+        result = grep(root_fd, RepoPath(base), "hit", GrepOptions(engine=engine, glob_filter=glob_filter))
         return [line.path for line in result.lines]
 
     assert found("*.py") == ["a.py", "lib/src/d.py", "src/b.py", "src/deep/c.py"]
@@ -165,7 +170,7 @@ def test_what_is_not_admitted_is_not_there(root: Path, root_fd: int, engine: Eng
         asked.append(path)
         return path not in ("a", "c")
 
-    result = grep(root_fd, ROOT, "hit", engine=engine, admits=admits, max_results=3, cache=without_cache)
+    result = grep(root_fd, ROOT, "hit", GrepOptions(engine=engine, admits=admits, max_results=3, cache=without_cache))
     assert render(result) == "b:1:hit\nb:2:hit\nd:1:hit"
     assert result.truncated
     assert asked == ["a", "b", "c", "d"]
@@ -182,8 +187,8 @@ class TestTime:
     @ENGINES
     def test_a_bomb_is_none_to_the_linear_engines(self, root: Path, root_fd: int, engine: Engine) -> None:
         (root / "a").write_text("x" * 5_000 + "\n")
-        assert grep(root_fd, ROOT, "(x+x+)+y", engine=engine).lines == ()
-        assert grep(root_fd, ROOT, "(?:x?){500}x{500}$", engine=engine).match_count == 1
+        assert grep(root_fd, ROOT, "(x+x+)+y", GrepOptions(engine=engine)).lines == ()
+        assert grep(root_fd, ROOT, "(?:x?){500}x{500}$", GrepOptions(engine=engine)).match_count == 1
 
     @ENGINES
     def test_no_time_is_too_little(self, root: Path, root_fd: int, engine: Engine) -> None:
@@ -195,7 +200,7 @@ class TestTime:
         self, root: Path, root_fd: int, engine: Engine
     ) -> None:
         (root / "a").write_text("b" + "a" * 899 + "\nb" + "a" * 901 + "c\n")
-        result = grep(root_fd, ROOT, "[ab]*b[ab]{900}[^ab]?", engine=engine)
+        result = grep(root_fd, ROOT, "[ab]*b[ab]{900}[^ab]?", GrepOptions(engine=engine))
         assert [line.line_no for line in result.lines] == [2]
 
 
@@ -231,7 +236,7 @@ def test_what_is_shown_is_read_through_our_own_descriptors(
     swapping.write_text(f'#!/bin/sh\n/bin/ln -sf {tmp_path}/secret {root}/a\nexec {find_ripgrep()} "$@"\n')
     swapping.chmod(0o755)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    assert render(grep(root_fd, ROOT, "hit", engine="ripgrep")) == "b:1:one hit"
+    assert render(grep(root_fd, ROOT, "hit", GrepOptions(engine="ripgrep"))) == "b:1:one hit"
     assert (root / "a").is_symlink()
 
 
@@ -245,7 +250,7 @@ def test_a_file_that_changes_after_ripgrep_read_it_is_searched_again(
     changing.write_text(script)
     changing.chmod(0o755)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    assert render(grep(root_fd, ROOT, "hit", engine="ripgrep")) == "a:2:hit new"
+    assert render(grep(root_fd, ROOT, "hit", GrepOptions(engine="ripgrep"))) == "a:2:hit new"
 
 
 @ENGINES
@@ -266,7 +271,7 @@ def test_a_byte_order_mark_is_no_character_of_a_file_and_u_feff_elsewhere_is_one
 ) -> None:
     for name, text in {"a": "\ufefffoo\n", "b": "x\n\ufefffoo\n", "c": "\ufeff"}.items():
         (root / name).write_text(text)
-    lines = grep(root_fd, ROOT, pattern, engine=engine).lines
+    lines = grep(root_fd, ROOT, pattern, GrepOptions(engine=engine)).lines
     assert [(line.path, line.line_no) for line in lines] == found
 
 
@@ -275,7 +280,7 @@ def test_lines_that_are_read_again_stay_in_their_place(root: Path, root_fd: int,
     for number in range(6):
         mark = "\ufeff" if number % 2 else ""
         (root / str(number)).write_text(f"{mark}hit\nhit\n")
-    result = grep(root_fd, ROOT, "^h.t", engine=engine, max_results=7)
+    result = grep(root_fd, ROOT, "^h.t", GrepOptions(engine=engine, max_results=7))
     order = [(line.path, line.line_no) for line in result.lines]
     assert order == [(str(number // 2), 1 + number % 2) for number in range(7)]
     assert result.truncated
@@ -285,18 +290,18 @@ def test_lines_that_are_read_again_stay_in_their_place(root: Path, root_fd: int,
 class TestShownText:
     def test_long_lines_are_cut_between_characters(self, root: Path, root_fd: int, engine: Engine) -> None:
         (root / "a").write_text("x" + "é" * 5_000 + " hit\n")
-        result = grep(root_fd, ROOT, "hit", engine=engine)
+        result = grep(root_fd, ROOT, "hit", GrepOptions(engine=engine))
         assert result.lines == (Line(RepoPath("a"), 1, ("x" + "é" * 999).encode(), cut=True),)
         assert (render(result), result.truncated) == ("a:1:x" + "é" * 999 + "…", True)
 
     def test_line_ends_and_byte_order_marks_are_not_shown(self, root: Path, root_fd: int, engine: Engine) -> None:
         (root / "a").write_bytes(b"\xef\xbb\xbfhit\r\n\xef\xbb\xbfhit\r\r\nhit")
-        texts = [line.text for line in grep(root_fd, ROOT, "hit", engine=engine).lines]
+        texts = [line.text for line in grep(root_fd, ROOT, "hit", GrepOptions(engine=engine)).lines]
         assert texts == [b"hit", b"\xef\xbb\xbfhit\r", b"hit"]
 
     def test_bytes_that_are_no_text_are_rendered_as_such(self, root: Path, root_fd: int, engine: Engine) -> None:
         (root / "n\udcff").write_bytes(b"hit \xff\n")
-        assert render(grep(root_fd, ROOT, "hit", engine=engine)) == "base64:bv8=:1:hit �"
+        assert render(grep(root_fd, ROOT, "hit", GrepOptions(engine=engine))) == "base64:bv8=:1:hit �"
 
 
 @pytest.mark.parametrize("extra", range(-6, 8))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Any, Literal
 
 import hypothesis
 import pydantic
@@ -81,10 +82,10 @@ def opens() -> Iterator[Opens]:
         os.close(fd)
 
 
-def both(fd: int, pattern: str, base: RepoPath = ROOT, **options: Unpack[GrepOptions]) -> tuple[GrepResult, GrepResult]:
-    common: GrepOptions = {"max_results": 500, "timeout_s": 60.0, "cache": TreeCache(), **options}
-    one = grep(fd, base, pattern, **(common | {"engine": "ripgrep"}))
-    two = grep(fd, base, pattern, **(common | {"engine": "native"}))
+def both(fd: int, pattern: str, base: RepoPath = ROOT, **options: Any) -> tuple[GrepResult, GrepResult]:
+    common = GrepOptions(**{"max_results": 500, "timeout_s": 60.0, "cache": TreeCache(), **options})
+    one = grep(fd, base, pattern, replace(common, engine="ripgrep"))
+    two = grep(fd, base, pattern, replace(common, engine="native"))
     assert (one.engine, two.engine) == ("ripgrep", "native")
     return one, two
 
@@ -281,7 +282,7 @@ def test_with_a_filter(odd_tree: Path, glob_filter: str, opens: Opens) -> None:
 
 
 @pytest.mark.parametrize("limits", [{"max_scan_files": 9}, {"max_scan_bytes": 20_000}, {"max_scan_files": 0}])
-def test_with_scan_limits(odd_tree: Path, limits: GrepOptions, opens: Opens) -> None:
+def test_with_scan_limits(odd_tree: Path, limits: dict[str, int], opens: Opens) -> None:
     by_ripgrep, by_native = both(opens(odd_tree), "needle", **limits)
     assert by_ripgrep.lines == by_native.lines
     assert by_ripgrep.truncated
@@ -297,7 +298,7 @@ def test_below_a_base(odd_tree: Path, base: str, opens: Opens) -> None:
 @pytest.mark.req("D9.grep_ignore_files", "D9.grep_hidden", "D9.grep_excludes", "D9.grep_order")
 @pytest.mark.parametrize("engine", ["ripgrep", "native"])
 def test_exactly_these_files_are_searched(odd_tree: Path, engine: Engine, opens: Opens) -> None:
-    result = grep(opens(odd_tree), ROOT, "needle", engine=engine, max_results=10_000)
+    result = grep(opens(odd_tree), ROOT, "needle", GrepOptions(engine=engine, max_results=10_000))
     names = list(dict.fromkeys(os.fsencode(line.path) for line in result.lines))
     assert names == sorted(names)
     assert names == [
@@ -355,7 +356,7 @@ def test_what_may_not_be_read_is_skipped(tmp_path: Path, engine: Engine, opens: 
     if is_root:
         os.seteuid(65534)
     try:
-        result = grep(fd, ROOT, "needle", engine=engine)
+        result = grep(fd, ROOT, "needle", GrepOptions(engine=engine))
     finally:
         if is_root:
             os.seteuid(0)

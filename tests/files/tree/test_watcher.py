@@ -16,7 +16,7 @@ import pytest
 
 from mulligan.files.kernel import exchange
 from mulligan.files.search.glob import FileTimes, GlobResult, glob
-from mulligan.files.search.grep import grep
+from mulligan.files.search.grep import GrepOptions, grep
 from mulligan.files.tree import index, watcher
 from mulligan.files.tree.index import TreeCache
 from mulligan.files.tree.walk import Walk, WalkScope
@@ -323,7 +323,10 @@ def test_a_watched_tree_always_gives_the_answer_of_a_fresh_look(seed: int, root:
         pattern = rng.choice(["**", "**/*.log", "**/a", "x/**"])
         assert everything(root_fd, cache, pattern) == everything(root_fd, TreeCache(), pattern)
         if rng.random() < 0.2:
-            assert grep(root_fd, ROOT, "w", cache=cache).lines == grep(root_fd, ROOT, "w", cache=TreeCache()).lines
+            assert (
+                grep(root_fd, ROOT, "w", GrepOptions(cache=cache)).lines
+                == grep(root_fd, ROOT, "w", GrepOptions(cache=TreeCache())).lines
+            )
         for _ in range(rng.randrange(4)):
             change(root, rng)
 

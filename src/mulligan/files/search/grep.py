@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal, TypedDict, Unpack
+from typing import Literal
 
 from mulligan.files.search import native, ripgrep
 from mulligan.files.search.native import (
@@ -29,22 +29,10 @@ from mulligan.values.paths import ROOT, RepoPath, name_of
 Engine = Literal["ripgrep", "native"]
 
 
-class GrepOptions(TypedDict, total=False):
-    """The options of grep. `_Asked` has their defaults."""
-
-    glob_filter: str | None
-    case_insensitive: bool
-    max_results: int
-    engine: Engine | None
-    timeout_s: float
-    max_scan_files: int | None
-    max_scan_bytes: int | None
-    admits: Callable[[RepoPath], bool]
-    cache: TreeCache
-
-
 @fast_dataclass(slots=True, frozen=True)
-class _Asked:
+class GrepOptions:
+    """The options of grep. Without an `engine`, it uses ripgrep if that is installed."""
+
     glob_filter: str | None = None
     case_insensitive: bool = False
     max_results: int = RESULTS_DEFAULT
@@ -54,6 +42,9 @@ class _Asked:
     max_scan_bytes: int | None = None
     admits: Callable[[RepoPath], bool] = admit_all
     cache: TreeCache = SHARED_CACHE
+
+
+_DEFAULTS = GrepOptions()
 
 
 @fast_dataclass(slots=True, frozen=True)
@@ -72,36 +63,35 @@ class GrepResult:
         return len(self.lines)
 
 
-def grep(root_fd: int, base: RepoPath, pattern: str, **options: Unpack[GrepOptions]) -> GrepResult:
+def grep(root_fd: int, base: RepoPath, pattern: str, options: GrepOptions = _DEFAULTS) -> GrepResult:
     """Search the text files below `base`, or the file `base`, for lines that match.
 
-    Without an `engine`, it uses ripgrep if that is installed. A `glob_filter` with a slash is compared with the path
-    from the base, one without a slash with the name; a leading `!` negates it. In the order of paths, files beyond a
-    scan limit are not searched; files that `admits` denies are left out. Raises Refused: `invalid_regex`,
-    `invalid_glob_filter`, `regex_timeout`, or a refusal of `refusing_bad_base`.
+    A `glob_filter` with a slash is compared with the path from the base, one without a slash with the name; a leading
+    `!` negates it. In the order of paths, files beyond a scan limit are not searched; files that `admits` denies are
+    left out. Raises Refused: `invalid_regex`, `invalid_glob_filter`, `regex_timeout`, or a refusal of
+    `refusing_bad_base`.
     """
-    asked = _Asked(**options)
-    searching = _Searching(asked, _job(root_fd, pattern, asked))
-    keeps = FileFilter.parse(asked.glob_filter)
+    searching = _Searching(options, _job(root_fd, pattern, options))
+    keeps = FileFilter.parse(options.glob_filter)
     with refusing_bad_base(base):
         if not base_is_directory(root_fd, base):
             return searching.among([base], None, wants=lambda path: keeps.keeps(name_of(path)))
         keeps = keeps.below(base)
-        walk = asked.cache.walk(root_fd, base, ways=WalkScope(keeps.enters))
+        walk = options.cache.walk(root_fd, base, ways=WalkScope(keeps.enters))
     with walk:
         result = searching.among(walk, None if keeps.enters else walk, wants=keeps.keeps)
         if walk.complete and keeps.enters is None:
-            asked.cache.remember(root_fd, walk)
+            options.cache.remember(root_fd, walk)
     return result
 
 
-def _job(root_fd: int, pattern: str, asked: _Asked) -> SearchJob:
+def _job(root_fd: int, pattern: str, options: GrepOptions) -> SearchJob:
     return SearchJob(
         root_fd=root_fd,
-        tree=parse(pattern, case_insensitive=asked.case_insensitive),
-        limit=asked.max_results + 1,
-        deadline_s=monotonic_s() + asked.timeout_s,
-        admits=asked.admits,
+        tree=parse(pattern, case_insensitive=options.case_insensitive),
+        limit=options.max_results + 1,
+        deadline_s=monotonic_s() + options.timeout_s,
+        admits=options.admits,
     )
 
 
@@ -141,25 +131,25 @@ class FileFilter:
 
 @fast_dataclass(slots=True, frozen=True)
 class _Searching:
-    asked: _Asked
+    options: GrepOptions
     job: SearchJob
 
     def among(self, paths: Iterable[RepoPath], walk: Walk | None, *, wants: Callable[[RepoPath], bool]) -> GrepResult:
-        budget = _Budget(self.job.root_fd, self.asked)
+        budget = _Budget(self.job.root_fd, self.options)
         source = filter(wants, paths)
         if budget.is_limited:
             source = filter(self.job.admits, source)  # Hidden files do not count against the scan limits.
         selection = Selection(budget.spend_on(source), wants, is_bounded=budget.is_limited)
         engine, found = self._run(selection, walk)
-        lines = tuple(found[: self.asked.max_results])
+        lines = tuple(found[: self.options.max_results])
         truncated = len(found) > len(lines) or budget.exhausted or any(line.cut for line in lines)
         return GrepResult(lines, truncated, engine)
 
     def _run(self, selection: Selection, walk: Walk | None) -> tuple[Engine, list[Line]]:
-        program = ripgrep.find_ripgrep() if self.asked.engine != "native" else None
+        program = ripgrep.find_ripgrep() if self.options.engine != "native" else None
         if program is not None:
             return "ripgrep", ripgrep.search(self.job, selection, program, walk)
-        if self.asked.engine == "ripgrep":
+        if self.options.engine == "ripgrep":
             raise Refused("error", "ripgrep_not_found", "ripgrep is not installed.")
         return "native", native.search(self.job, selection)
 
@@ -167,10 +157,10 @@ class _Searching:
 class _Budget:
     """The number of files and bytes that may still be searched."""
 
-    def __init__(self, root_fd: int, asked: _Asked) -> None:
+    def __init__(self, root_fd: int, options: GrepOptions) -> None:
         self._root_fd = root_fd
-        self._files = asked.max_scan_files
-        self._bytes = asked.max_scan_bytes
+        self._files = options.max_scan_files
+        self._bytes = options.max_scan_bytes
         self.exhausted = False
 
     @property
