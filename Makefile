@@ -88,7 +88,7 @@ format: $(DEV) ## put the code in its form
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-BENCHMARKS := startup store calls redaction files search exec mcp sessions state hooks acp
+BENCHMARKS := startup store calls redaction files search exec bulk mcp sessions state hooks acp
 bench: $(DEV) ## measure (a quarter of an hour); results go into benchmarks/README.md by hand
 	@for name in $(BENCHMARKS); do printf '▸ benchmarks/%s.py\n' $$name; $(PY) benchmarks/$$name.py || exit 1; done
 
