@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field, replace
 
 from mulligan.files.diff import Edit, edits, hunks_of, looks_binary, split_lines, without_hunks
-from mulligan.history.cause import PartOfCall, UndoOperation
+from mulligan.history.cause import PartOfCall
 from mulligan.history.multi_root import main_of, with_parts
 from mulligan.history.tables import CALLS, CHANGES, TAKEN_IN_PART, WSEQ_END, CallRow, ChangeRow
 from mulligan.store.protocol import Tx
@@ -33,7 +33,7 @@ def undone_parts_of(tx: Tx, calls: Sequence[CallRow]) -> UndoneParts:
     places: dict[str, frozenset[bytes]] = {}
     slices = set[str]()
     for operation in _undo_operations_on(tx, calls):
-        cause = undo_operation(operation)
+        cause = operation.undoes
         if cause.hunks:
             # The other hunks of those files can still be undone. Restored lines merge with themselves.
             continue
@@ -45,14 +45,6 @@ def undone_parts_of(tx: Tx, calls: Sequence[CallRow]) -> UndoneParts:
         places |= {call: places.get(call, frozenset()) | there for call in part}
         slices |= set(cause.left) if cause.verb != "restore" else set()
     return UndoneParts(places, frozenset(slices))
-
-
-def undo_operation(row: CallRow) -> UndoOperation:
-    """What an undo operation undid; of any other call, that it undid nothing."""
-    return cause if isinstance(cause := row.why, UndoOperation) else _UNDOES_NOTHING
-
-
-_UNDOES_NOTHING = UndoOperation("")
 
 
 def _undo_operations_on(tx: Tx, calls: Sequence[CallRow]) -> list[CallRow]:
@@ -74,7 +66,7 @@ def left_by_conflicts(tx: Tx, calls: Sequence[CallRow]) -> frozenset[str]:
     # Nearly no call was undone in part, and then no row has to be read.
     if not operations:
         return frozenset()
-    left = {call for operation in operations for call in undo_operation(operation).left}
+    left = {call for operation in operations for call in operation.undoes.left}
     return frozenset(call.id for call in calls if call.id in left)
 
 
@@ -121,7 +113,7 @@ def _is_inside_an_undone_change(tx: Tx, row: ChangeRow) -> bool:
             operation = tx.get(CALLS, cause.part_of)
         if operation is None or operation.undone_by is not None:
             continue
-        undid = undo_operation(operation)
+        undid = operation.undoes
         undone = {*undid.of, *undid.part}
         known = tx.select(CHANGES, {"place": row.place}, between=("wseq", 0, later.wseq), order=("wseq",))
         newest = next((one for one in reversed(known) if one.call in undone), None)

@@ -292,19 +292,14 @@ def _mark_undone(tx: Tx, targets: Sequence[str], *, by: str) -> None:
             _unmark_undone(tx, row)
 
 
-def _unmark_undone(tx: Tx, way: CallRow) -> None:
+def _unmark_undone(tx: Tx, operation: CallRow) -> None:
     """Mark the calls of an undone undo operation as not undone, except those that an earlier operation had undone."""
-    # Newest first, as the operation had undone them.
-    for target in reversed(undone_by(way)):
+    # Oldest first: the reverse of the order in which the operation undid them.
+    for target in reversed(operation.undoes.of):
         row = tx.get(CALLS, target)
-        if row is not None and row.undone_by == way.id:
+        if row is not None and row.undone_by == operation.id:
             tx.update(CALLS, row.id, undone_by=None)
-            _mark_undone(tx, undone_by(row), by=row.id)
-
-
-def undone_by(way: CallRow) -> tuple[str, ...]:
-    """The calls that an undo operation undid wholly; none for any other call."""
-    return cause.of if isinstance(cause := way.why, UndoOperation) else ()
+            _mark_undone(tx, row.undoes.of, by=row.id)
 
 
 def _call_evicted(tx: Tx, record: Record) -> None:

@@ -28,7 +28,7 @@ from mulligan.history.log import (
     workspace_of,
 )
 from mulligan.history.open_root import OpenRoot
-from mulligan.history.partial_undo import left_by_conflicts, undo_operation
+from mulligan.history.partial_undo import left_by_conflicts
 from mulligan.history.plan import OnConflict
 from mulligan.history.tables import CALLS, REDO, TURNS, CallRow, TurnRow
 from mulligan.session.lifecycle import (
@@ -457,7 +457,7 @@ def _idle_turn_after(
     for row in calls_of(tx, open_root, session):
         if (session, row.turn) == after or (span is not None and row.started_at < span.started_at):
             return None
-        cause = undo_operation(row)
+        cause = row.undoes
         if cause.verb in _TURN_VERBS and row.status == "committed" and row.undone_by is None:
             gone.add(cause.turn or "")
             reach = min(reach, *cause.of, *cause.part, _LAST_ID)

@@ -17,7 +17,7 @@ from zlib import crc32
 
 from mulligan.files.identity import FOLDS
 from mulligan.files.resolve import folded
-from mulligan.history.cause import WORK, Cause, cause_from_text
+from mulligan.history.cause import WORK, Cause, UndoOperation, cause_from_text
 from mulligan.store.protocol import Table, Tx
 from mulligan.values.entries import Change, Entry, entry_from_bytes
 from mulligan.values.fast_dataclass import fast_dataclass
@@ -81,6 +81,9 @@ class TurnRow:
         return bool(self.opened) and self.ended_at is None
 
 
+_UNDOES_NOTHING = UndoOperation("")
+
+
 @fast_dataclass(slots=True, frozen=True)
 class CallRow:
     """One call, or (`external`) a change that no call made.
@@ -112,6 +115,11 @@ class CallRow:
     def why(self) -> Cause:
         """The cause of the call."""
         return WORK if self.cause is None else cause_from_text(self.cause)
+
+    @property
+    def undoes(self) -> UndoOperation:
+        """What the call undid; a call that is no undo operation undid nothing."""
+        return cause if isinstance(cause := self.why, UndoOperation) else _UNDOES_NOTHING
 
 
 @fast_dataclass(slots=True, frozen=True)

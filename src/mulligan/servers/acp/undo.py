@@ -17,7 +17,6 @@ from mulligan.effects.session import DurableSession
 from mulligan.effects.sessions import Sessions
 from mulligan.history.multi_root import main_of
 from mulligan.history.open_root import OpenRoot
-from mulligan.history.partial_undo import undo_operation
 from mulligan.history.plan import OnConflict
 from mulligan.history.scopes import drop_scopes
 from mulligan.history.tables import CALLS, CHANGES, ROOTS, CallRow
@@ -120,7 +119,7 @@ def _work_calls(tx: Tx, calls: Iterable[str]) -> list[CallRow]:
     work = [row for row in rows if row.why.verb is None]
     if work:
         return work
-    causes = [undo_operation(row) for row in rows]
+    causes = [row.undoes for row in rows]
     taken = [call for cause in causes for call in (*cause.of, *cause.part)]
     return [row for call in taken if (row := tx.get(CALLS, call)) is not None and row.why.verb is None]
 
