@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -50,8 +51,8 @@ _DESCRIPTIONS: Mapping[str, str] = MappingProxyType(
 class Package:
     """What one host gets. `base` is the host's folder; `files` are Mulligan's own files below it.
 
-    `added`: the entries in settings files below `base`. `steps`: what remains for the person. `leaves`: what the host
-    itself makes and `uninstall` leaves.
+    `added`: the entries in settings files, for a scope, the folder `base` and the store. `steps`: what remains for the
+    person. `leaves`: what the host itself makes and `uninstall` leaves.
     """
 
     name: str
@@ -59,7 +60,7 @@ class Package:
     program: str
     base: Callable[[Scope, str, Mapping[str, str]], str]
     files: Callable[[str], Mapping[str, str]]
-    added: Callable[[Scope, str], Mapping[str, Host | Member]]
+    added: Callable[[Scope, str, str], Mapping[str, Host | Member]]
     steps: tuple[str, ...]
     leaves: str | None = None
     scopes: tuple[Scope, ...] = ("user", "project")
@@ -76,12 +77,12 @@ def _folder_of(host: str) -> Callable[[Scope, str, Mapping[str, str]], str]:
     return folder
 
 
-def _hooks_in(host: str) -> Callable[[Scope, str], Mapping[str, Host | Member]]:
+def _hooks_in(host: str) -> Callable[[Scope, str, str], Mapping[str, Host | Member]]:
     row = replace(HOSTS[host], answers=True)
-    return lambda scope, _: {row.user_file if scope == "user" else row.project_file: row}
+    return lambda scope, _, __: {row.user_file if scope == "user" else row.project_file: row}
 
 
-def _no_settings(_: Scope, __: str) -> Mapping[str, Host | Member]:
+def _no_settings(_: Scope, __: str, ___: str) -> Mapping[str, Host | Member]:
     return {}
 
 
@@ -144,7 +145,7 @@ def _script(name: str) -> str:
         return file.read()
 
 
-def _opencode_entry(_: Scope, base: str) -> Mapping[str, Host | Member]:
+def _opencode_entry(_: Scope, base: str, __: str) -> Mapping[str, Host | Member]:
     return {"tui.json": Member("plugin", None, f"file://{quote(os.path.join(base, _TUI_PLUGIN))}")}
 
 
@@ -158,8 +159,9 @@ def _zed_base(scope: Scope, root: str, environ: Mapping[str, str]) -> str:
     return os.path.join(_config_home(environ), "zed")
 
 
-def _zed_entry(_: Scope, __: str) -> Mapping[str, Host | Member]:
-    proxy = {"type": "custom", "command": "mulligan", "args": ["acp", "--", "claude-agent-acp"], "env": {}}
+def _zed_entry(_: Scope, __: str, store: str) -> Mapping[str, Host | Member]:
+    words = ["-m", "mulligan", "acp", "--store", store, "--", "claude-agent-acp"]
+    proxy = {"type": "custom", "command": sys.executable, "args": words, "env": {}}
     return {"settings.json": Member("agent_servers", "Mulligan", proxy)}
 
 
@@ -250,7 +252,7 @@ class Installation:
 
     @property
     def settings(self) -> list[Settings]:
-        added = self.package.added(self.scope, self.base)
+        added = self.package.added(self.scope, self.base, self.store)
         return [Settings(entries, os.path.join(self.base, name), self.memory) for name, entries in added.items()]
 
     @property

@@ -78,6 +78,9 @@ class TestInstall:
             for entry in (entry for entries in hooks.values() for entry in entries):
                 (hook,) = entry["hooks"]
                 assert shlex.split(hook["command"])[5:7] == [chosen, "commands"]
+        assert workspace.mulligan("install", "zed", "--yes", "--store", chosen).returncode == 0
+        zed = json.loads((workspace.home / ".config/zed/settings.json").read_text())["agent_servers"]["Mulligan"]
+        assert zed["args"][2:5] == ["acp", "--store", chosen]
         prompt = json.loads((workspace.home / files[0]).read_text())["hooks"]["UserPromptSubmit"][0]["hooks"][0]
         assert prompt["timeout"] == 60
 
