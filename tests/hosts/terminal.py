@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -83,4 +85,8 @@ def terminal(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> It
     try:
         yield made
     finally:
+        leader = int(made.tmux("list-panes", "-t", "host", "-F", "#{pane_pid}"))
+        # Some programs go on after their terminal is gone.
+        with suppress(ProcessLookupError):
+            os.killpg(leader, signal.SIGKILL)
         made.tmux("kill-server")
