@@ -127,15 +127,15 @@ import sys, time, mulligan
 root, home, seconds, rate = sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4])
 with mulligan.open(root, store=home) as opened:
     session = opened.session("agent")
-    began, number, spent = time.time(), 0, 0.0
+    began, number, spent = time.time(), 0, []
     while time.time() - began < seconds:
         at = time.perf_counter()
         with session.call(f"{time.time():.6f}") as call:
             call.write_file("agent.txt", f"{number}")
-        spent += time.perf_counter() - at
+        spent.append(time.perf_counter() - at)
         number += 1
         time.sleep(max(0.0, began + number / rate - time.time()))
-    print(number, spent / number)
+    print(number, sorted(spent)[number // 2], time.process_time() / number)
 """
 
 
@@ -165,6 +165,11 @@ async def read_events(port: int, until: asyncio.Event, delays: list[float]) -> i
             delays.append(now - float(labels[-1]))
 
 
+def cpu_seconds(process: subprocess.Popen[str]) -> float:
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 async def deliver(base: str, root: Path, home: Path, readers: int, seconds: float, rate: float) -> dict[str, float]:
     until, delays = asyncio.Event(), list[float]()
     port = int(base.rpartition(":")[2])
@@ -173,13 +178,13 @@ async def deliver(base: str, root: Path, home: Path, readers: int, seconds: floa
     words = [sys.executable, "-c", AGENT, str(root), str(home), str(seconds), str(rate)]
     agent = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
     out, _ = await agent.communicate()
-    made, spent = out.split()
+    made, spent, computed = out.split()
     await asyncio.sleep(2)
     until.set()
     heard = await asyncio.gather(*reading)
     lost = sum(abs(int(made) - one) for one in heard)
     p99 = quantile(sorted(delays), 0.99) if delays else 0.0
-    return {"p99": p99, "lost": lost, "call": float(spent), "made": float(made)}
+    return {"p99": p99, "lost": lost, "call": float(spent), "computed": float(computed), "made": float(made)}
 
 
 def memory_bytes(process: subprocess.Popen[str]) -> int:

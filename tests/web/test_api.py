@@ -65,6 +65,19 @@ def test_a_diff_has_hunks_words_and_token_classes(server: Served, calls: dict[st
     assert [0, 3, "k"] in files[0]["hunks"][0]["lines"][0]["spans"]
 
 
+def test_a_request_colours_at_most_2000_lines(server: Served, root: Path) -> None:
+    """The lines of one file alone, or of several files together."""
+    with mulligan.open(root, store=server.home) as opened, opened.session("work").call("long") as call:
+        for name in "abc":
+            call.write_file(f"{name}.py", "import os\n" * 900)
+        call.write_file("long.py", "import os\n" * 1_999)
+    files = server.get(f"/calls/{call.id}/diff", lines=20_000)["files"]
+    coloured = {file["path"]: all(line["spans"] for line in file["hunks"][0]["lines"]) for file in files}
+    assert coloured == {"a.py": True, "b.py": True, "c.py": False, "long.py": False}
+    (whole,) = server.get(f"/calls/{call.id}/diff", paths="long.py")["files"]
+    assert whole["hunks"][0]["lines"][0]["spans"] != []
+
+
 def test_undo_of_a_hunk_keeps_the_persons_edit_and_can_be_redone(
     server: Served, calls: dict[str, str], root: Path
 ) -> None:
@@ -107,6 +120,10 @@ def test_a_conflict_stays_unless_it_is_overwritten_and_its_bytes_can_be_had(
 ) -> None:
     edited = (root / "notes.txt").read_text().replace("line three", "line of mine")
     (root / "notes.txt").write_text(edited)
+    for on_conflict, outcome in (("merge", "conflicted"), ("refuse", "conflicted"), ("overwrite", "restored")):
+        plan = server.post(f"/calls/{calls['edit']}/undo", dry_run=1, on_conflict=on_conflict)
+        changed = [line["text"] for line in plan["diffs"][0]["hunks"][0]["lines"] if line["kind"] != " "]
+        assert (plan["outcomes"][0]["outcome"], changed) == (outcome, ["line of mine", "line 3"])
     left = server.post(f"/calls/{calls['edit']}/undo")
     assert (left["ok"], left["outcomes"][0]["reason"]) == (False, "same_lines")
     assert (root / "notes.txt").read_text() == edited
@@ -163,6 +180,10 @@ def test_a_fork_is_compared_merged_and_dropped(server: Served, calls: dict[str, 
     assert (file["path"], file["added"]) == ("idea.txt", 1)
     plan = server.post(f"/sessions/{made['session_id']}/merge", dry_run=1)
     assert (plan["outcomes"], (root / "idea.txt").exists()) == ([{"outcome": "restored", "path": "idea.txt"}], False)
+    (copy / "idea.txt").write_text("a better idea\n")
+    server.post(f"/sessions/{made['session_id']}/merge", if_match=plan["digest"], status=412)
+    assert not (root / "idea.txt").exists()
+    (copy / "idea.txt").write_text("an idea\n")
     server.post(f"/sessions/{made['session_id']}/merge", if_match=plan["digest"])
     assert (root / "idea.txt").read_text() == "an idea\n"
     server.post(f"/sessions/{made['session_id']}/drop")
@@ -190,7 +211,41 @@ def test_search_finds_prompts_paths_commands_and_what_was_said(server: Served, r
         opened.session("work").inject({"role": "user", "content": "remember the walrus"})
     for words, where in (("important", "prompt"), ("app.py", "path"), ("cleaned", "command"), ("walrus", "transcript")):
         assert where in {one["where"] for one in server.get("/search", q=words)["results"]}
-    assert server.get("/search", q="nowhere to be found")["results"] == []
+    assert server.get("/search", q="nowhere to be found") == {"results": [], "next": None}
+
+
+def test_pages_of_a_search_follow_each_other(server: Served, calls: dict[str, str]) -> None:
+    """A session that was only talked in is found too."""
+    with mulligan.open(server.home.parent / "project", store=server.home) as opened:
+        opened.session("talk").inject({"role": "user", "content": "notes of a meeting"})
+    first = server.get("/search", q="notes", limit=2)
+    assert [(one["where"], one["session_id"]) for one in first["results"]] == [("transcript", "talk"), ("path", None)]
+    found = [one["call_id"] for one in server.get("/search", q="notes", before=first["next"])["results"]]
+    external = next(one["id"] for one in server.get("/calls")["calls"] if one["external"])
+    assert (first["results"][1]["call_id"], found) == (external, [calls["exec"], calls["edit"]])
+
+
+def test_pages_of_a_folder_follow_each_other(server: Served, root: Path) -> None:
+    (root / "d" / "folder").mkdir(parents=True)
+    for name in ("b", "a", "é"):
+        (root / "d" / name).touch()
+    names: list[str] = []
+    after: dict[str, str] = {}
+    while True:
+        page = server.get("/tree", root=root_of(server), path="d", limit=1, **after)
+        names += [one["name"] for one in page["entries"]]
+        if page["next"] is None:
+            break
+        after = {"after": page["next"]}
+    assert (names, page["total"]) == (["folder", "a", "b", "é"], 4)
+    with server.client() as client:
+        assert client.get("/api/v1/tree", params={"path": "d", "after": "x"}).status_code == 400
+
+
+def test_lines_of_a_file_begin_where_the_client_asks(server: Served, calls: dict[str, str]) -> None:
+    for route in ("file", "blame"):
+        found = server.get(f"/{route}", root=root_of(server), path="notes.txt", line=3, limit=2)
+        assert ([one["text"] for one in found["lines"]], found["total"]) == (["line three", "line 4"], 41)
 
 
 def test_storage_says_what_a_cap_would_drop(server: Served) -> None:

@@ -95,26 +95,46 @@ def test_what_did_it_just_do(window: Window, server: Served, root: Path, calls: 
     expect(page.locator("[aria-live=polite].hidden")).to_contain_text("New")
 
 
-def test_the_place_in_a_long_list_does_not_move(window: Window, server: Served, root: Path) -> None:
+def test_the_place_in_a_long_list_does_not_move(
+    window: Window, server: Served, root: Path, calls: dict[str, str]
+) -> None:
     with mulligan.open(root, store=server.home) as opened:
         session = opened.session("long")
-        for number in range(120):
+        for number in range(220):
             with session.call(f"step {number}") as call:
                 call.write_file("counter.txt", f"{number}\n")
     page, rows = window.page, window.page.locator("m-timeline")
     page.reload()
     page.locator(".row").first.wait_for()
     if window.look == "phone":
-        expect(page.locator(".row")).not_to_have_count(120)
+        expect(page.locator(".row")).not_to_have_count(220)
     rows.evaluate("one => { one.scrollTop = 2000 }")
-    window.row("Step 95").wait_for()
-    before = window.row("Step 95").bounding_box()
+    window.row("Step 182").wait_for()
+    before = window.row("Step 182").bounding_box()
     made = write_call(server.home, root, "fresh.txt", "fresh\n")
     expect(window.button(re.compile("1 new call"))).to_be_visible()
-    assert window.row("Step 95").bounding_box() == before
+    assert window.row("Step 182").bounding_box() == before
     assert page.locator(".row").count() < 60
     window.button(re.compile("1 new call")).click()
     expect(page.locator(f'.row[data-call="{made}"]')).to_be_visible()
+    # The newest 200 calls can be chosen from a list; the address may name an older one.
+    window.go(f"/compare?from={calls['edit']}&to={calls['edit']}")
+    expect(page.get_by_label("From")).to_have_value(calls["edit"])
+    expect(page.locator(".diff h4")).to_have_text(["notes.txt"])
+
+
+def test_calls_of_two_agents_at_once_stay_below_their_prompts(window: Window, server: Served, root: Path) -> None:
+    with mulligan.open(root, store=server.home) as opened:
+        for number in range(2):
+            for name in ("one", "two"):
+                session = opened.session(name)
+                with session.turn(f"Prompt of {name}", id=f"turn of {name}"), session.call(f"{name} {number}") as call:
+                    call.write_file(f"{name}.txt", f"{number}\n")
+    window.row("One 0").wait_for()
+    items = window.page.locator(".row, .group").all()
+    shown = sorted(((one.bounding_box() or {})["y"], one.inner_text()) for one in items)
+    expected = ["Prompt of two", "Two 1", "Prompt of one", "One 1", "Prompt of two", "Two 0", "Prompt of one", "One 0"]
+    assert [words in text for words, (_, text) in zip(expected, shown, strict=False)] == [True] * 8
 
 
 @pytest.mark.parametrize("part", ["call", "file", "hunk"])
@@ -139,6 +159,7 @@ def test_undo_exactly_this(opened: Open, server: Served, root: Path, calls: dict
     other.page.locator('.row:has-text("Undo")').first.wait_for(state="attached")
     if part == "call":
         expect(other.page.locator(".call-head .badge").first).to_have_text("undone")
+        expect(other.button("Undo file … notes.txt")).to_be_hidden()
     window.page.get_by_role("link", name="See what was replaced").click()
     expect(window.page.locator("tr.removed").first).to_contain_text("line three")
     window.page.locator(".toast").get_by_role("button", name="Redo …").click()
@@ -158,6 +179,9 @@ def test_it_changed_meanwhile(window: Window, root: Path, calls: dict[str, str])
     apply.click()
     expect(dialog.get_by_text("The files changed meanwhile.")).to_be_visible()
     expect(dialog.get_by_text("the same lines were edited since")).to_be_visible()
+    expect(dialog.get_by_text("Overwriting would do this:")).to_be_visible()
+    expect(dialog.locator("tr.removed").first).to_contain_text("line of mine")
+    expect(dialog.get_by_role("button", name="Nothing to undo")).to_be_disabled()
     assert (root / "notes.txt").read_text() == edited
     window.shot("changed-meanwhile")
     window.check()
@@ -224,6 +248,12 @@ def test_go_to_a_point(window: Window, server: Served, root: Path, calls: dict[s
     expect(page.get_by_text(re.compile("^Rewind: 1 file changed"))).to_be_visible()
     assert "cleaned" not in (root / "notes.txt").read_text()
     assert "line 15, by hand" in (root / "notes.txt").read_text()
+    window.go(f"/files?at={calls['edit']}&path=notes.txt")
+    expect(page.locator(".point")).to_contain_text("As it was before Edit notes.txt")
+    window.button("Restore this file …").click()
+    dialog.get_by_role("button", name="Restore 1 file").click()
+    expect(page.get_by_text("Restore: 1 file changed.")).to_be_visible()
+    assert "line 3\n" in (root / "notes.txt").read_text()
 
 
 def test_forks(window: Window, server: Served, root: Path, calls: dict[str, str]) -> None:
@@ -325,14 +355,20 @@ def test_large_and_binary_files_and_many_paths(window: Window, server: Served, r
             large.write_file("large.txt", ("y" * 79 + "\n") * 262_144)
             large.write_file("picture.bin", b"\0\1\2")
         with opened.session("work").call("many") as many:
-            many.exec(["sh", "-c", "mkdir -p d; for n in $(seq 500); do echo $n > d/$n; done"])
+            many.exec(["sh", "-c", "mkdir -p d; for n in $(seq 5000); do echo $n > d/$n; done"])
     window.open_call(large.id)
     expect(page.get_by_text("Too large to show here. 20.0 MiB.")).to_be_visible()
     expect(page.get_by_text("Not text; it differs.")).to_be_visible()
     window.open_call(many.id)
-    expect(page.get_by_text("501 changed paths")).to_be_visible()
-    window.button(re.compile("Show more of 501 paths")).click()
+    expect(page.get_by_text("5,001 changed paths")).to_be_visible()
+    window.button(re.compile("Show more of 5,001 paths")).click()
     expect(page.locator(".diff")).to_have_count(40)
+    window.button("Undo …").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_text("and 4,801 more paths")).to_be_visible()
+    dialog.get_by_role("button", name="Undo 5,001 files").click()
+    expect(page.get_by_text("Undo: 5,001 files changed.")).to_be_visible()
+    assert not (root / "d").exists()
 
 
 def test_a_lost_connection_is_said_and_heals_itself(window: Window, server: Served, root: Path) -> None:

@@ -302,13 +302,21 @@ class CopyMerge:
         self._merged_before = self._find_merged_before()
 
     def apply(
-        self, *, fork: str | None = None, root: str | None = None, dry_run: bool, may_write: MayWrite | None
+        self,
+        *,
+        fork: str | None = None,
+        root: str | None = None,
+        dry_run: bool,
+        may_write: MayWrite | None,
+        check: Callable[[RestorePlan], None] | None = None,
     ) -> UndoResult:
         """Merge in one call that can be undone. There is no call if there is nothing to merge, or a conflict stops."""
         plan = self.plan()
         if self.on_conflict == "refuse" and not plan.ok:
             plan = plan.untouched()
         check_moves(self.open_root, plan, may_write)
+        if check is not None:
+            check(plan)
         call = None
         if plan.moves and not dry_run:
             # A later merge reads this: which copy, and what the copy held where both sides were mixed.
@@ -444,12 +452,16 @@ def merge_branch(
     on_conflict: OnConflict = "merge",
     dry_run: bool = False,
     may_write: MayWrite | None = None,
+    check: Callable[[RestorePlan], None] | None = None,
 ) -> UndoResult:
-    """Merge a fork's changes into the files that it was forked from, as one call that can be undone."""
+    """Merge a fork's changes into the files that it was forked from, as one call that can be undone.
+
+    `check` sees the plan before any file changes, and may raise.
+    """
     branch = branch_of(open_root, session)
     with closing(HostDisk(branch.directory)) as disk, closing(OpenRoot(open_root.ledger, disk)) as there:
         merge = CopyMerge(open_root.at(branch.source), there, SessionId(branch.parent), branch.manifest, on_conflict)
-        result = merge.apply(fork=session, dry_run=dry_run, may_write=may_write)
+        result = merge.apply(fork=session, dry_run=dry_run, may_write=may_write, check=check)
     if result.ok and not dry_run:
         _end_branch(open_root, branch, "merged")
     return result

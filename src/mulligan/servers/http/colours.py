@@ -1,4 +1,4 @@
-"""Token classes of source code, by Pygments, in a process of its own with a time limit.
+"""Token classes of source code, by Pygments, in a process of its own with limits for each request.
 
 A regular expression of a lexer can take for ever on hostile text, and nothing can stop it inside our process. So a
 child process colours, and the server kills it when it takes too long. Without Pygments, or over the limits, the text is
@@ -12,6 +12,7 @@ import select
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 from mulligan.values.canonical import decode, encode
@@ -26,37 +27,49 @@ Spans = list[list[Any]]
 """Of one line: start, end and class of each coloured part, in characters."""
 
 
+@dataclass(slots=True)
+class ColourBudget:
+    """What is left of the lines and of the time that one request may take for colours."""
+
+    lines: int = LINES_MAX
+    time_s: float = TIME_MAX_S
+
+
 class Colours:
     """For any thread. One text is coloured at a time."""
 
-    def __init__(self, time_max_s: float = TIME_MAX_S) -> None:
-        self._time_max_s = time_max_s
+    def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def of(self, name: str, lines: list[str]) -> list[Spans] | None:
+    def of(self, name: str, lines: list[str], budget: ColourBudget) -> list[Spans] | None:
         """The spans of each line; None if the text stays plain. `name` of the file chooses the language."""
-        if not lines or len(lines) > LINES_MAX:
+        if not lines or len(lines) > budget.lines or budget.time_s <= 0:
             return None
+        budget.lines -= len(lines)
         body = encode({"name": name, "text": "\n".join(line.replace("\n", " ") for line in lines)})
         if len(body) > TEXT_MAX_BYTES:
             return None
         with self._lock:
-            answer = self._ask(len(body).to_bytes(4, "big") + body)
+            answer = self._ask(len(body).to_bytes(4, "big") + body, budget)
         found: list[Spans] | None = None if answer is None else decode(answer)
         return found if found is not None and len(found) == len(lines) else None
 
-    def _ask(self, message: bytes) -> bytes | None:
-        limit = self._time_max_s
+    def _ask(self, message: bytes, budget: ColourBudget) -> bytes | None:
+        start_s = 0.0
         if self._child is None or self._child.poll() is not None:
             command = [sys.executable, "-m", "mulligan.servers.http.colours"]
             self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            limit += START_MAX_S
+            start_s = START_MAX_S
+        began_s = monotonic_s()
         try:
-            return _exchange(self._child, message, monotonic_s() + limit)
+            return _exchange(self._child, message, began_s + start_s + budget.time_s)
         except (OSError, TimeoutError):
             self._kill()
             return None
+        finally:
+            # The time in which Python and Pygments start is not the request's.
+            budget.time_s -= max(0.0, monotonic_s() - began_s - start_s)
 
     def _kill(self) -> None:
         if self._child is not None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mulligan.files.diff import DiffHunk, hunks_of, line_counts, looks_binary, match_blocks, split_lines
-from mulligan.servers.http.colours import Colours, Spans
+from mulligan.servers.http.colours import ColourBudget, Colours, Spans
 from mulligan.values.entries import DirEntry, Entry, FileEntry, SymlinkEntry, kind_of
 from mulligan.values.errors import MulliganError
 from mulligan.values.limits import MIB_BYTES
@@ -23,6 +23,18 @@ ReadEntry = Callable[[Entry], bytes]
 
 
 @dataclass(frozen=True, slots=True)
+class Colouring:
+    """The colours of one request."""
+
+    colours: Colours
+    budget: ColourBudget = field(default_factory=ColourBudget)
+
+    def of(self, name: str, texts: list[str]) -> list[Spans]:
+        """The spans of each line; of lines beyond the budget, none."""
+        return self.colours.of(name, texts, self.budget) or [[] for _ in texts]
+
+
+@dataclass(frozen=True, slots=True)
 class FileDiff:
     """What is asked for: a file before and after. `name` chooses the language of the colours."""
 
@@ -32,7 +44,7 @@ class FileDiff:
     origin: str | None = None
 
 
-def diff_view(one: FileDiff, read: ReadEntry, colours: Colours | None, *, lines_max: int = LINES_MAX) -> dict[str, Any]:
+def diff_view(one: FileDiff, read: ReadEntry, colouring: Colouring, *, lines_max: int = LINES_MAX) -> dict[str, Any]:
     """`state` says why there are no hunks: `binary`, `large`, `evicted`, `dir`, or `same` if only the mode differs."""
     body: dict[str, Any] = {
         "path": one.name,
@@ -62,8 +74,7 @@ def diff_view(one: FileDiff, read: ReadEntry, colours: Colours | None, *, lines_
     hunks, truncated = _shown(hunks_of(a, b), lines_max)
     added, removed = line_counts(before, after)
     views = [_hunk_view(index, hunk, a, b) for index, hunk in enumerate(hunks)]
-    if colours is not None:
-        _colour(one.name, views, colours)
+    _colour(one.name, views, colouring)
     return body | {"added": added, "removed": removed, "hunks": views, "truncated": truncated}
 
 
@@ -158,19 +169,13 @@ def _gaps(words: Sequence[str], blocks: Iterable[tuple[int, int]]) -> list[list[
     return found
 
 
-def _colour(name: str, hunks: Sequence[dict[str, Any]], colours: Colours) -> None:
+def _colour(name: str, hunks: Sequence[dict[str, Any]], colouring: Colouring) -> None:
     """The new side and the old side are each coloured as one text, in one request."""
     lines = [line for hunk in hunks for line in hunk["lines"]]
     for side in ("+", "-"):
         mine = [line for line in lines if line["kind"] == side or (side == "+" and line["kind"] == " ")]
-        spans = colours.of(name, [line["text"] for line in mine])
-        for line, found in zip(mine, spans or (), strict=False):
-            line["spans"] = found
-
-
-def coloured(name: str, texts: list[str], colours: Colours) -> list[Spans]:
-    """The spans of a file's lines; of those beyond the limit, none."""
-    return colours.of(name, texts) or [[] for _ in texts]
+        for line, spans in zip(mine, colouring.of(name, [line["text"] for line in mine]), strict=True):
+            line["spans"] = spans
 
 
 def content_reader(read: Callable[[FileEntry], bytes]) -> ReadEntry:

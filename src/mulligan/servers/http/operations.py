@@ -29,7 +29,7 @@ from mulligan.history.retention import (
     would_evict,
 )
 from mulligan.history.undo import UndoOptions, UndoResult
-from mulligan.servers.http.diffs import FileDiff, diff_view
+from mulligan.servers.http.diffs import Colouring, FileDiff, diff_view
 from mulligan.servers.http.service import Answer, Asked, Service
 from mulligan.servers.http.timeline import session_view
 from mulligan.session.tables import SESSIONS
@@ -104,9 +104,11 @@ def _session(service: Service, asked: Asked) -> tuple[OpenRoot, SessionId]:
 
 
 def _carry_out(service: Service, asked: Asked, open_root: OpenRoot, operation: Operation) -> Answer:
-    how = UndoOptions(asked["on_conflict"], asked["dry_run"], git=asked["git"])
-    if asked["dry_run"] or asked.if_match is None:
-        return Answer(_result_view(service, open_root, operation(how), dry_run=asked["dry_run"]))
+    how = UndoOptions(asked["on_conflict"], git=asked["git"])
+    if asked["dry_run"]:
+        return Answer(_plan_view(service, open_root, operation, how))
+    if asked.if_match is None:
+        return Answer(_result_view(open_root, operation(how)))
 
     def check(plan: RestorePlan) -> None:
         if _digest(open_root, plan) != asked.if_match:
@@ -116,22 +118,31 @@ def _carry_out(service: Service, asked: Asked, open_root: OpenRoot, operation: O
         planned = operation(replace(how, dry_run=True))
         if planned.plan is not None:
             check(planned.plan)
-        return Answer(_result_view(service, open_root, operation(replace(how, check=check)), dry_run=False))
+        return Answer(_result_view(open_root, operation(replace(how, check=check))))
     except PlanChanged:
-        new = operation(replace(how, dry_run=True))
-        plan = _result_view(service, open_root, new, dry_run=True)
+        plan = _plan_view(service, open_root, operation, how)
         words = "The files have changed since this plan was made; here is the new plan."
         return Answer({"error": {"code": "conflict", "message": words}, "plan": plan}, status=412)
 
 
-def _result_view(service: Service, open_root: OpenRoot, result: UndoResult, *, dry_run: bool) -> dict[str, Any]:
-    plan = result.plan
-    body = {**result.to_json(), "dry_run": dry_run, "of": list(result.of), "digest": None, "diffs": []}
-    if plan is None:
+def _result_view(open_root: OpenRoot, result: UndoResult, *, dry_run: bool = False) -> dict[str, Any]:
+    digest = None if result.plan is None else _digest(open_root, result.plan)
+    return {**result.to_json(), "dry_run": dry_run, "of": list(result.of), "digest": digest, "diffs": []}
+
+
+def _plan_view(service: Service, open_root: OpenRoot, operation: Operation, how: UndoOptions) -> dict[str, Any]:
+    """A plan with the diff of each path. The diff of a path that stays as it is shows what `overwrite` would do."""
+    result = operation(replace(how, dry_run=True))
+    body = _result_view(open_root, result, dry_run=True)
+    if result.plan is None:
         return body
-    body["digest"] = _digest(open_root, plan)
-    if dry_run:
-        body["diffs"] = [_move_diff(service, open_root, move) for move in plan.moves[:DIFFS_SHOWN]]
+    moves = {move.path: move for move in result.plan.moves}
+    left = {one.path for one in result.plan.outcomes if one.outcome in ("conflicted", "skipped")} - moves.keys()
+    if left and how.on_conflict != "overwrite":
+        forced = operation(replace(how, dry_run=True, on_conflict="overwrite")).plan
+        moves = {move.path: move for move in (() if forced is None else forced.moves) if move.path in left} | moves
+    colouring = Colouring(service.colours)
+    body["diffs"] = [_move_diff(service, open_root, move, colouring) for move in list(moves.values())[:DIFFS_SHOWN]]
     return body
 
 
@@ -157,7 +168,7 @@ def _state(entry: Entry | None) -> dict[str, Any] | None:
     return {name: value for name, value in entry_to_json(entry).items() if name in ("kind", "digest", "mode", "target")}
 
 
-def _move_diff(service: Service, open_root: OpenRoot, move: PlannedChange) -> dict[str, Any]:
+def _move_diff(service: Service, open_root: OpenRoot, move: PlannedChange, colouring: Colouring) -> dict[str, Any]:
     """What would become of one path."""
     image = None if move.path.startswith("/") else open_root.image(move.path)
 
@@ -172,7 +183,7 @@ def _move_diff(service: Service, open_root: OpenRoot, move: PlannedChange) -> di
             return image.data
         return service.ledger.blobs.read(entry.digest)
 
-    return diff_view(FileDiff(to_wire(move.path), move.now, move.target), read, service.colours)
+    return diff_view(FileDiff(to_wire(move.path), move.now, move.target), read, colouring)
 
 
 # Forks.
@@ -197,12 +208,9 @@ def merge(service: Service, asked: Asked) -> Answer:
     open_root, session = _session(service, asked)
 
     def go(how: UndoOptions) -> UndoResult:
-        found = branches.merge_branch(open_root, session, on_conflict=how.on_conflict, dry_run=True)
-        if how.check is not None and found.plan is not None:
-            how.check(found.plan)
-        if how.dry_run:
-            return found
-        return branches.merge_branch(open_root, session, on_conflict=how.on_conflict)
+        return branches.merge_branch(
+            open_root, session, on_conflict=how.on_conflict, dry_run=how.dry_run, check=how.check
+        )
 
     return _carry_out(service, asked, _source_of(service, open_root, session), go)
 

@@ -80,6 +80,7 @@ def _limit(default: int, most: int = PAGE_MAX) -> Param:
 _ROOT = _query("root", _ID)
 _BEFORE = _query("before", _ID)
 _LINES = _query("lines", {"type": "integer", "minimum": 1, "maximum": 20_000}, default=2_000)
+_FIRST_LINE = _query("line", {"type": "integer", "minimum": 1, "maximum": 2**53}, default=1)
 _AT = (_query("at", _ID), _query("side", _SIDE, default="before"))
 _DRY_RUN = _query("dry_run", {"type": "boolean"}, default=False)
 _HOW = (
@@ -338,7 +339,7 @@ ROUTES: tuple[Route, ...] = (
         "/tree",
         "The names in a folder, now or at a point.",
         timeline.show_tree,
-        (_ROOT, _query("path", default="."), *_AT, _limit(1_000, 5_000)),
+        (_ROOT, _query("path", default="."), *_AT, _query("after"), _limit(PAGE_MAX)),
         {200: "Tree"},
     ),
     Route(
@@ -346,7 +347,7 @@ ROUTES: tuple[Route, ...] = (
         "/file",
         "Lines of a file, now or at a point.",
         timeline.show_file,
-        (_ROOT, _query("path", required=True), *_AT, _query("offset", _NUMBER, default=0), _limit(1_000, 2_000)),
+        (_ROOT, _query("path", required=True), *_AT, _FIRST_LINE, _limit(1_000, 2_000)),
         {200: "File"},
     ),
     Route(
@@ -363,7 +364,7 @@ ROUTES: tuple[Route, ...] = (
         "/blame",
         "Which call wrote each line.",
         timeline.show_blame,
-        (_ROOT, _query("path", required=True), _query("offset", _NUMBER, default=0), _limit(1_000, 2_000)),
+        (_ROOT, _query("path", required=True), _FIRST_LINE, _limit(1_000, 2_000)),
         {200: "File"},
     ),
     Route(
@@ -388,7 +389,7 @@ ROUTES: tuple[Route, ...] = (
         "/search",
         "Prompts, transcript, paths, commands and tools that hold some words.",
         timeline.search,
-        (_query("q", required=True), _ROOT, _query("session", _ID), _limit(50)),
+        (_query("q", required=True), _ROOT, _query("session", _ID), _BEFORE, _limit(50)),
         {200: "Found"},
     ),
     Route(

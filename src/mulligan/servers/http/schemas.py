@@ -113,10 +113,12 @@ SCHEMAS: Mapping[str, Mapping[str, Any]] = {
     ),
     "Changed": _object(error=_object(code=_TEXT, message=_TEXT), plan=_ref("Result")),
     "Clients": _object(clients=_list({"type": "object"}), permissions=_list({"type": "object"})),
-    "Tree": _object(path=_TEXT, entries=_list(_object(name=_TEXT, path=_TEXT, kind=_TEXT)), total=_NUMBER),
+    "Tree": _object(
+        path=_TEXT, entries=_list(_object(name=_TEXT, path=_TEXT, kind=_TEXT)), total=_NUMBER, next=_MAYBE_TEXT
+    ),
     "File": _object(path=_TEXT, lines=_list(_object(text=_TEXT, spans=_list({"type": "array"}))), total=_NUMBER),
     "Found": _object(
-        results=_list(_object(where=_TEXT, text=_TEXT, call_id=_MAYBE_TEXT, session_id=_MAYBE_TEXT)), complete=_BOOLEAN
+        results=_list(_object(where=_TEXT, text=_TEXT, call_id=_MAYBE_TEXT, session_id=_MAYBE_TEXT)), next=_MAYBE_TEXT
     ),
     "Storage": _object(
         size=_NUMBER,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -25,7 +26,7 @@ from mulligan.history.log import (
 from mulligan.history.multi_root import main_of, shown_by, with_parts
 from mulligan.history.open_root import OpenRoot
 from mulligan.history.tables import BRANCHES, CALLS, CHANGES, PINS, REDO, ROOTS, TURNS, CallRow, change_from_row
-from mulligan.servers.http.diffs import FileDiff, coloured, content_reader, diff_view, entry_view, shown_text
+from mulligan.servers.http.diffs import Colouring, FileDiff, content_reader, diff_view, entry_view, shown_text
 from mulligan.servers.http.roots import root_view
 from mulligan.servers.http.service import Answer, Asked, Service, root_asked
 from mulligan.session.lifecycle import call_begin_seq, call_end_seq
@@ -36,7 +37,7 @@ from mulligan.store.protocol import Tx
 from mulligan.values.entries import Absent, Change, DirEntry, Entry, FileEntry, SymlinkEntry, kind_of_change
 from mulligan.values.errors import MulliganError, fault
 from mulligan.values.ids import SessionId
-from mulligan.values.paths import RepoPath, from_wire, join, path_bytes, to_wire
+from mulligan.values.paths import RepoPath, from_wire, join, path_bytes, path_from_bytes, to_wire
 
 CHANGES_SHOWN = 8
 CHANGES_COUNTED = 200
@@ -47,6 +48,7 @@ TITLE_MAX = 200
 TEXT_MAX = 8_000
 SEARCHED_CALLS = 5_000
 SEARCHED_MESSAGES = 500
+SEARCHED_SESSIONS = 50
 FILE_MAX_BYTES = 32 * 1024 * 1024
 _RUNS = frozenset({"exec", "shell", "run"})
 _FORK_OF = "Fork of "
@@ -64,21 +66,28 @@ def list_roots(service: Service, asked: Asked) -> Answer:
 
 def list_sessions(service: Service, asked: Asked) -> Answer:
     """Newest first. The cursor is the id of the last one of the page before."""
-    served = {row.id: row for row in service.roots.known()}
     with service.ledger.store.read() as tx:
-        rows = [row for row in tx.select(SESSIONS, {"anonymous": 0}) if row.root in served]
-        if asked.get("root") is not None:
-            workspace = served[asked["root"]].workspace if asked["root"] in served else None
-            near = {row.id for row in served.values() if row.workspace == workspace}
-            near |= {one.root for one in tx.select(BRANCHES) if one.source in near}
-            rows = [row for row in rows if row.root in near]
-        rows.sort(key=lambda row: (row.created_at, row.id), reverse=True)
+        rows = _sessions_asked(service, tx, asked)
         if asked.get("before") is not None:
             at = next((number for number, row in enumerate(rows) if row.id == asked["before"]), len(rows) - 1)
             rows = rows[at + 1 :]
         page = rows[: asked["limit"]]
         views = [session_view(tx, row) for row in page]
     return Answer({"sessions": views, "next": page[-1].id if len(rows) > len(page) else None})
+
+
+def _sessions_asked(service: Service, tx: Tx, asked: Asked) -> list[SessionRow]:
+    """One session, those of a root's workspace and of its forks, or all that are served; newest first."""
+    served = {row.id: row for row in service.roots.known()}
+    rows = [row for row in tx.select(SESSIONS, {"anonymous": 0}) if row.root in served]
+    if asked.get("session") is not None:
+        rows = [row for row in rows if row.id == asked["session"]]
+    if asked.get("root") is not None:
+        workspace = served[asked["root"]].workspace if asked["root"] in served else None
+        near = {row.id for row in served.values() if row.workspace == workspace}
+        near |= {one.root for one in tx.select(BRANCHES) if one.source in near}
+        rows = [row for row in rows if row.root in near]
+    return sorted(rows, key=lambda row: (row.created_at, row.id), reverse=True)
 
 
 def show_session(service: Service, asked: Asked) -> Answer:
@@ -312,12 +321,12 @@ def show_diff(service: Service, asked: Asked) -> Answer:
     moved = {one.renamed_from: one for one in changes if one.renamed_from is not None}
     was = {one.path: one.before for one in changes if isinstance(one.after, Absent)}
     told = [one for one in chosen if one.path not in moved or not isinstance(one.after, Absent)]
-    files = []
+    colouring, files = Colouring(service.colours), []
     for one in told[:FILES_PER_PAGE]:
         before = was.get(one.renamed_from, one.before) if one.renamed_from is not None else one.before
         origin = None if one.renamed_from is None else to_wire(one.renamed_from)
         diff = diff_view(
-            FileDiff(to_wire(one.path), before, one.after, origin), read, service.colours, lines_max=asked["lines"]
+            FileDiff(to_wire(one.path), before, one.after, origin), read, colouring, lines_max=asked["lines"]
         )
         files.append({**diff, "kind": kind_of_change(one)})
     return Answer({"call_id": row.id, "files": files, "total": len(told)})
@@ -383,8 +392,8 @@ def show_file(service: Service, asked: Asked) -> Answer:
     if looks_binary(data):
         return Answer(body | {"state": "binary"})
     lines = split_lines(data)
-    texts = [shown_text(line) for line in lines[asked["offset"] : asked["offset"] + asked["limit"]]]
-    spans = coloured(to_wire(path), texts, service.colours)
+    texts = [shown_text(line) for line in lines[asked["line"] - 1 : asked["line"] - 1 + asked["limit"]]]
+    spans = Colouring(service.colours).of(to_wire(path), texts)
     shown = [{"text": text, "spans": some} for text, some in zip(texts, spans, strict=True)]
     return Answer(body | {"lines": shown, "total": len(lines)})
 
@@ -416,14 +425,26 @@ def show_tree(service: Service, asked: Asked) -> Answer:
                 found.pop(whole, None)
             else:
                 found[whole] = change.before
-    names = sorted(found, key=lambda path: (not isinstance(found[path], DirEntry), path_bytes(path)))
+    names = sorted(_place_in_tree(path, entry) for path, entry in found.items() if not isinstance(entry, Absent))
+    rest = names if asked.get("after") is None else names[bisect_right(names, _place_of_cursor(asked["after"])) :]
+    page = rest[: asked["limit"]]
     entries = [
-        {"name": path.rpartition("/")[2].encode("utf-8", "surrogateescape").decode("utf-8", "replace")}
-        | {"path": to_wire(path), **entry_view(found[path])}
-        for path in names[: asked["limit"]]
-        if not isinstance(found[path], Absent)
+        {"name": name.rpartition(b"/")[2].decode("utf-8", "replace"), "path": to_wire(path), **entry_view(found[path])}
+        for (_, name), path in ((place, path_from_bytes(place[1])) for place in page)
     ]
-    return Answer({"path": to_wire(folder), "entries": entries, "total": len(names)})
+    following = f"{page[-1][0]}{entries[-1]['path']}" if len(rest) > len(page) else None
+    return Answer({"path": to_wire(folder), "entries": entries, "total": len(names), "next": following})
+
+
+def _place_in_tree(path: RepoPath, entry: Entry) -> tuple[int, bytes]:
+    """Folders come first; the names of each kind are in the order of their bytes."""
+    return int(not isinstance(entry, DirEntry)), path_bytes(path)
+
+
+def _place_of_cursor(cursor: str) -> tuple[int, bytes]:
+    if cursor[:1] not in ("0", "1"):
+        raise fault("invalid_params", "after is the `next` of the page before.", field="after")
+    return int(cursor[0]), path_bytes(from_wire(cursor[1:]))
 
 
 def _in_folder(folder: RepoPath, path: RepoPath) -> tuple[bool, str | None]:
@@ -440,9 +461,9 @@ def show_blame(service: Service, asked: Asked) -> Answer:
     if image.any_content is None or looks_binary(image.data) or len(image.data) > FILE_MAX_BYTES // 8:
         raise fault("path_not_found", f"{path} is not a text file that can be blamed.")
     every = blame(open_root, path)
-    lines = every[asked["offset"] : asked["offset"] + asked["limit"]]
+    lines = every[asked["line"] - 1 : asked["line"] - 1 + asked["limit"]]
     texts = [shown_text(line.line) for line in lines]
-    spans = coloured(to_wire(path), texts, service.colours)
+    spans = Colouring(service.colours).of(to_wire(path), texts)
     found = [
         {
             "text": text,
@@ -471,12 +492,12 @@ def compare(service: Service, asked: Asked) -> Answer:
     wanted = None if asked.get("paths") is None else {from_wire(one) for one in asked["paths"]}
     differing = [pair for pair in pairs if pair.change.before != pair.change.after]
     chosen = [pair for pair in differing if wanted is None or pair.change.path in wanted]
-    files = []
+    colouring, files = Colouring(service.colours), []
     for pair in chosen[:FILES_PER_PAGE]:
         diff = FileDiff(to_wire(pair.change.path), pair.change.before, pair.change.after)
         reader = pair.reader or read
         files.append(
-            {**diff_view(diff, reader, service.colours, lines_max=asked["lines"]), "kind": kind_of_change(pair.change)}
+            {**diff_view(diff, reader, colouring, lines_max=asked["lines"]), "kind": kind_of_change(pair.change)}
         )
     return Answer({"files": [one for one in files if one["state"] != "same"], "total": len(chosen)})
 
@@ -549,25 +570,28 @@ def _side_by_side(one: OpenRoot, other: OpenRoot, path: RepoPath) -> _Pair:
 
 
 def search(service: Service, asked: Asked) -> Answer:
-    """Calls whose prompt, command, tool, label or path holds the words, and messages that do; newest first."""
+    """Calls whose prompt, command, tool, label or path holds the words, newest first.
+
+    The first page also has the messages of the newest sessions that hold them.
+    """
     words = asked["q"].casefold().split()
     if not words:
         raise fault("invalid_params", "Say what to search for.", field="q")
     found: list[dict[str, Any]] = []
+    following = None
     with service.ledger.store.read() as tx:
-        rows = _rows_asked(service, tx, asked)
-        looked = list(islice(rows, SEARCHED_CALLS))
-        for row in looked:
+        if asked.get("before") is None:
+            for session in _sessions_asked(service, tx, asked)[:SEARCHED_SESSIONS]:
+                # Calls get at least half of the page.
+                found += _said(service, tx, session, words, limit=asked["limit"] // 2 - len(found))
+        for number, row in enumerate(_rows_asked(service, tx, asked), 1):
             hit = _hit(service, tx, row, words)
             if hit is not None:
                 found.append(hit)
-            if len(found) >= asked["limit"]:
+            if number == SEARCHED_CALLS or len(found) >= asked["limit"]:
+                following = row.id
                 break
-        sessions = dict.fromkeys(row.session for row in looked if row.session is not None)
-        for session in islice(sessions, 50):
-            found += _said(service, tx, session, words, limit=asked["limit"] - len(found))
-    complete = len(looked) < SEARCHED_CALLS and len(found) < asked["limit"]
-    return Answer({"results": found[: asked["limit"]], "complete": complete})
+    return Answer({"results": found, "next": following})
 
 
 def _hit(service: Service, tx: Tx, row: CallRow, words: Sequence[str]) -> dict[str, Any] | None:
@@ -587,13 +611,12 @@ def _hit(service: Service, tx: Tx, row: CallRow, words: Sequence[str]) -> dict[s
     return None
 
 
-def _said(service: Service, tx: Tx, session: str, words: Sequence[str], *, limit: int) -> list[dict[str, Any]]:
-    stop = length_of(tx, SessionId(session))
-    found: list[dict[str, Any]] = []
-    for one in entries_in(tx, service.archive, SessionId(session), start=max(0, stop - SEARCHED_MESSAGES), stop=stop):
+def _said(service: Service, tx: Tx, row: SessionRow, words: Sequence[str], *, limit: int) -> list[dict[str, Any]]:
+    session, found = SessionId(row.id), list[dict[str, Any]]()
+    stop = length_of(tx, session) if limit > 0 else 0
+    for one in entries_in(tx, service.archive, session, start=max(0, stop - SEARCHED_MESSAGES), stop=stop):
         text = text_of(one.message)
         if len(found) < limit and all(word in text.casefold() for word in words):
-            row = tx.get(SESSIONS, session)
-            body = {"where": "transcript", "text": text[:300], "call_id": None, "session_id": session}
-            found.append(body | {"root_id": None if row is None else row.root, "at": one.at})
+            body = {"where": "transcript", "text": text[:300], "call_id": None, "session_id": row.id}
+            found.append(body | {"root_id": row.root, "at": one.at})
     return found

@@ -1,10 +1,10 @@
 // The page: header, timeline and detail; routes by the part of the address after #; live events; keys; operations.
-import { button, counted, failure, fill, h } from "./dom.js";
+import { button, counted, failure, fill, h, sessionName } from "./dom.js";
 import { ApiError, Events, enc, get, post, whoAmI } from "./api.js";
 import "./timeline.js";
 import "./call.js";
 import "./plan.js";
-import { said, title } from "./words.js";
+import { named, said } from "./words.js";
 import { compareView, filesView, firstLook, forksView, searchView, sessionView, storageView } from "./views.js";
 
 const KEYS = [
@@ -50,6 +50,7 @@ class App extends HTMLElement {
     this.nav = h("nav.tabs", { "aria-label": "Pages" }, [["#/", "Timeline"], ["#/files", "Files"], ["#/compare", "Compare"], ["#/forks", "Forks"], ["#/storage", "Storage"]].map(([href, words]) => h("a", { href }, words)));
     const form = h("form.search", { role: "search", onsubmit: (event) => { event.preventDefault(); location.hash = `#/search?q=${enc(this.search.value)}`; } }, this.search);
     this.timeline = document.createElement("m-timeline");
+    this.timeline.sessionOf = (call) => (this.shownSession || this.sessions.size < 2 || !call.session_id ? null : sessionName(this.sessions.get(call.session_id)));
     this.newer = button("", () => { this.timeline.scrollTop = 0; this.fresh = 0; this.newer.hidden = true; }, { kind: "newer" });
     this.newer.hidden = true;
     this.detail = h("main.detail", { tabindex: "-1", id: "detail" });
@@ -202,12 +203,12 @@ class App extends HTMLElement {
   }
 
   undo(call, parts = undefined) {
-    const what = parts?.hunks ? `a hunk of ${Object.keys(parts.hunks)[0]}` : parts?.paths ? parts.paths[0] : title(call);
+    const what = parts?.hunks ? `a hunk of ${Object.keys(parts.hunks)[0]}` : parts?.paths ? parts.paths[0] : named(call);
     return this.operate({ title: `Undo: ${what}`, verb: "Undo", path: `/calls/${enc(call.id)}/undo`, body: parts, session: call.session_id });
   }
 
-  restore(call) {
-    return this.operate({ title: `Restore: ${title(call)}`, verb: "Restore", path: `/calls/${enc(call.id)}/restore`, session: call.session_id });
+  restore(call, parts = undefined) {
+    return this.operate({ title: `Restore: ${parts?.paths ? parts.paths[0] : named(call)}`, verb: "Restore", path: `/calls/${enc(call.id)}/restore`, body: parts, session: call.session_id });
   }
 
   redo(session) {
@@ -215,7 +216,7 @@ class App extends HTMLElement {
   }
 
   rewind(call, side = "before") {
-    return this.operate({ title: `Rewind to ${side} “${title(call)}”`, verb: "Rewind", path: `/sessions/${enc(call.session_id)}/rewind`, body: { to: call.id, side }, session: call.session_id });
+    return this.operate({ title: `Rewind to ${side} “${named(call)}”`, verb: "Rewind", path: `/sessions/${enc(call.session_id)}/rewind`, body: { to: call.id, side }, session: call.session_id });
   }
 
   merge(session) {
@@ -235,7 +236,7 @@ class App extends HTMLElement {
   }
 
   async fork(call) {
-    await this.forkAt({ id: call.session_id }, call.id, `Fork before “${title(call)}”`);
+    await this.forkAt({ id: call.session_id }, call.id, `Fork before “${named(call)}”`);
   }
 
   async forkSession(session) {

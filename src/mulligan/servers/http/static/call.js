@@ -1,7 +1,7 @@
 // One call: what caused it, what it changed, and what can be done about it.
 import { age, button, counted, failure, fill, h, icon, sessionName, spinner } from "./dom.js";
 import { enc, get, post } from "./api.js";
-import { REASONS, STATUS, isCommand, reasonText, statusOf, title } from "./words.js";
+import { REASONS, STATUS, isCommand, pathsText, reasonText, statusOf, title } from "./words.js";
 import { counts, downloads, fileDiff } from "./diff.js";
 
 const FIRST_FILES = 20;
@@ -32,7 +32,8 @@ export class CallView extends HTMLElement {
 
   // The call was undone, redone or ended: only its head changes, so the open diff stays where it is.
   async refresh() {
-    if (!this.call) return;
+    // Somebody may have opened another call, which is still loading.
+    if (!this.call || this.wanted !== this.call.id) return;
     const wasOpen = this.call.status === "open";
     await this.show(this.app, this.call.id);
     if (wasOpen) await this.drawFiles();
@@ -41,16 +42,18 @@ export class CallView extends HTMLElement {
   drawHead() {
     const call = this.call;
     const status = statusOf(call);
+    this.dataset.status = call.status;
     const session = this.app.sessions.get(call.session_id);
     const name = sessionName(session || { id: call.session_id, created_at: call.started_at });
     const head = h(
       "header.call-head",
       button("Back", () => this.app.back(), { kind: "back" }),
-      h("h2", { class: isCommand(call) ? "command" : null }, title(call)),
+      isCommand(call) ? h("h2.command", title(call)) : h("h2", title(call), " ", h("span.target", pathsText(call))),
       h("p.facts", h(`span.badge.${status}`, icon(call.verb ? "verb" : status), STATUS[status]), age(call.started_at), call.tool && isCommand(call) ? h("span", call.tool) : null, call.session_id ? h("a", { href: `#/session/${enc(call.session_id)}` }, name === call.prompt ? "Session" : name) : null, counts(call)),
       call.prompt ? h("blockquote", call.prompt) : null,
       call.status === "aborted" && call.reason ? h("p.note", `It failed: ${reasonText(call.reason)}. Mulligan put everything back.`) : null,
       this.actions(),
+      this.links(),
       call.coverage.length ? this.gaps() : null,
     );
     if (this.head?.isConnected) this.head.replaceWith(head);
@@ -62,18 +65,25 @@ export class CallView extends HTMLElement {
     const call = this.call, app = this.app;
     const may = app.me.role === "controller";
     const undoable = ["committed"].includes(call.status) && call.files;
-    const menu = h(
+    return h(
       "div.actions",
       may && undoable ? button(call.verb ? "Take this back …" : "Undo …", () => app.undo(call), { kind: "primary", title: "u" }) : null,
       may && call.status === "undone" ? button("Redo …", () => app.redo(call.session_id), { kind: "primary", title: "r" }) : null,
       may && undoable && !call.external ? button("Restore files …", () => app.restore(call), { title: "Put these files back to what they were before this call, with all later changes of calls" }) : null,
       may && call.session_id ? button("Rewind to here …", () => app.rewind(call)) : null,
       may && call.session_id ? button("Fork here …", () => app.fork(call), { title: "f" }) : null,
-      h("a.button.quiet", { href: `#/files?at=${enc(call.id)}&root=${enc(call.root_id)}` }, "Files at this point"),
-      h("a.button.quiet", { href: `#/compare?from=${enc(call.id)}&root=${enc(call.root_id)}` }, "Compare with now"),
-      may && !call.external ? button(call.pinned ? "Unpin" : "Pin", async () => { await post(`/calls/${enc(call.id)}/pin`, {}, { pinned: !call.pinned }); this.show(app, call.id); }, { kind: "quiet", title: "Never drop the bytes that undo needs" }) : null,
     );
-    return menu;
+  }
+
+  links() {
+    const call = this.call, app = this.app;
+    const pin = async () => { await app.guard(() => post(`/calls/${enc(call.id)}/pin`, {}, { pinned: !call.pinned })); await this.show(app, call.id); };
+    return h(
+      "div.links",
+      h("a", { href: `#/files?at=${enc(call.id)}&root=${enc(call.root_id)}` }, "Files at this point"),
+      h("a", { href: `#/compare?from=${enc(call.id)}&root=${enc(call.root_id)}` }, "Compare with now"),
+      app.me.role === "controller" && !call.external ? button(call.pinned ? "Unpin" : "Pin", pin, { kind: "link", title: "Never drop the bytes that undo needs" }) : null,
+    );
   }
 
   gaps() {
@@ -130,15 +140,16 @@ export class CallView extends HTMLElement {
 
   file(file) {
     const call = this.call, app = this.app;
-    const may = app.me.role === "controller" && call.status === "committed";
+    // Undone calls hide these buttons by their style, so that the open diff stays as it is.
+    const may = app.me.role === "controller";
     return fileDiff(file, {
       sides: this.sides,
       downloads: downloads(call.id),
       fileAction: () => [
         file.after.kind === "file" && !file.path.startsWith("/") ? h("a.small", { href: `#/files?root=${enc(call.root_id)}&path=${enc(file.path)}&blame=1` }, "Why is this here?") : null,
-        may ? button("Undo file …", () => app.undo(call, { paths: [file.path] }), { kind: "small", "aria-label": `Undo file … ${file.path}` }) : null,
+        may ? button("Undo file …", () => app.undo(call, { paths: [file.path] }), { kind: "small.undo", "aria-label": `Undo file … ${file.path}` }) : null,
       ],
-      hunkAction: (_, hunk) => (may && file.hunks.length > 1 ? button("Undo hunk …", () => app.undo(call, { hunks: { [file.path]: [hunk.index] } }), { kind: "small", "aria-label": `Undo hunk … ${hunk.index + 1} of ${file.path}` }) : null),
+      hunkAction: (_, hunk) => (may && file.hunks.length > 1 ? button("Undo hunk …", () => app.undo(call, { hunks: { [file.path]: [hunk.index] } }), { kind: "small.undo", "aria-label": `Undo hunk … ${hunk.index + 1} of ${file.path}` }) : null),
       more: async () => {
         const diff = await get(`/calls/${enc(call.id)}/diff`, { paths: [file.path], lines: 20_000 });
         this.querySelector(`article[data-path="${CSS.escape(file.path)}"]`)?.replaceWith(this.file(diff.files[0]));

@@ -74,16 +74,18 @@ export class PlanDialog extends HTMLElement {
       "If others edited the same lines: ",
       h("select", { onchange: (event) => { this.onConflict = event.target.value; this.replan(); } }, [["merge", "leave those files"], ["overwrite", "overwrite (their bytes are stored)"], ["refuse", "do nothing at all"]].map(([value, words]) => h("option", { value, selected: value === this.onConflict }, words))),
     );
-    const words = `${this.act.verb} ${moving ? counted(moving, "file") : ""}`.trim();
-    const apply = button(words, () => this.apply(), { kind: "primary", disabled: !moving && !plan.talk && !plan.outcomes.length });
+    const isEmpty = !moving && !plan.talk && !(plan.ok && plan.outcomes.length);
+    const words = isEmpty ? `Nothing to ${this.act.verb.toLowerCase()}` : `${this.act.verb} ${moving ? counted(moving, "file") : ""}`.trim();
+    const apply = button(words, () => this.apply(), { kind: "primary", disabled: isEmpty });
     fill(this.bar, conflicts || this.onConflict !== "merge" ? choice : h("span.choice"), button("Cancel", () => this.dialog.close()), apply);
-    apply.focus();
+    (isEmpty ? this.bar.querySelector("select, button") : apply).focus();
   }
 
   outcome(one, diff) {
     const words = [h(`span.chip.${one.outcome}`, one.outcome), h("span.path", one.path), h("span.why", one.reason ? reasonText(one.reason) : OUTCOMES[one.outcome])];
     if (!diff) return h("li", h("div.line", words));
-    const details = h("details", { open: this.plan.outcomes.length <= 3 }, h("summary", words), fileDiff(diff));
+    const stays = ["conflicted", "skipped"].includes(one.outcome) ? h("p.note", "Overwriting would do this:") : null;
+    const details = h("details", { open: this.plan.outcomes.length <= 3 }, h("summary", words), stays, fileDiff(diff));
     return h("li", details);
   }
 

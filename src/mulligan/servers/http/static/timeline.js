@@ -1,9 +1,9 @@
 // The list of calls: grouped by prompt, windowed, and changed row by row.
-import { age, fill, h, icon } from "./dom.js";
+import { age, add, fill, h, icon } from "./dom.js";
 import { enc, get } from "./api.js";
-import { STATUS, isCommand, pathsText, statusOf, title } from "./words.js";
+import { STATUS, detailsOf, isCommand, pathsText, statusOf, title } from "./words.js";
 
-const ROW = 68;
+const ROW = 64;
 const HEAD = 52;
 const MARGIN = 800;
 
@@ -18,6 +18,8 @@ export class Timeline extends HTMLElement {
     this.next = null;
     this.scope = {};
     this.loading = false;
+    // The name of a session where several are in the list; `app` sets it.
+    this.sessionOf = () => null;
   }
 
   connectedCallback() {
@@ -113,7 +115,8 @@ export class Timeline extends HTMLElement {
       const turn = call.external ? group : `${call.session_id}/${call.prompt ? call.turn_id : ""}`;
       if (turn !== group) {
         group = turn;
-        items.push({ key: `g:${call.turn_id}:${call.session_id}`, height: HEAD, top, head: call });
+        // A prompt has several groups if the calls of another session are between its calls.
+        items.push({ key: `g:${call.id}`, height: HEAD, top, head: call });
         top += HEAD;
       }
       items.push({ key: call.id, height: ROW, top, call });
@@ -171,22 +174,20 @@ export class Timeline extends HTMLElement {
 
   head(call) {
     const words = call.prompt ? h("span.prompt", `“${call.prompt}”`) : h("span.prompt.none", call.session_id ? "Without a prompt" : "Outside any session");
-    return h("div.group", { role: "listitem" }, words);
+    const session = this.sessionOf(call);
+    return h("div.group", { role: "listitem" }, words, session ? h("span.session-name", session) : null);
   }
 
   row(call) {
     const status = statusOf(call);
     const counts = call.added === null || (!call.added && !call.removed) ? null : h("span.counts", h("span.plus", `+${call.added}`), " ", h("span.minus", `−${call.removed}`));
+    const gaps = call.coverage_total ? h("span.badge.gap", { title: "Mulligan could not capture everything that this call did" }, call.coverage_total === 1 ? "1 gap" : `${call.coverage_total} gaps`) : null;
+    const words = isCommand(call) ? h("span.title.command", title(call)) : h("span.title", title(call), " ", h("span.target", pathsText(call)));
+    const under = add(h("span.under"), [h(`span.status.${status}`, STATUS[status]), age(call.started_at), ...detailsOf(call)].flatMap((one, n) => (n ? [" · ", one] : [one])));
     return h(
       `div.row.is-${status}`,
       { role: "listitem", data: { call: call.id } },
-      h(
-        "a",
-        { href: `#/call/${enc(call.id)}` },
-        h(`span.state.${status}`, icon(call.verb ? "verb" : status)),
-        h("span.what", h(`span.title${isCommand(call) ? ".command" : ""}`, title(call)), h("span.paths", pathsText(call))),
-        h("span.side", age(call.started_at), h("span.more", counts, status === "committed" ? null : h(`span.badge.${status}`, STATUS[status]), call.coverage_total ? h("span.badge.gap", { title: "Mulligan could not capture everything that this call did" }, call.coverage_total === 1 ? "1 gap" : `${call.coverage_total} gaps`) : null)),
-      ),
+      h("a", { href: `#/call/${enc(call.id)}` }, h(`span.state.${status}`, icon(call.verb ? "verb" : status)), h("span.what", words, under), h("span.side", counts, gaps)),
     );
   }
 

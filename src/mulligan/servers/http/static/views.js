@@ -1,8 +1,8 @@
 // The other pages: files at a point, blame, comparing, forks, a live session, search, storage, and the first look.
-import { age, button, bytes, counted, failure, fill, h, icon, sessionName, spinner } from "./dom.js";
+import { age, ago, button, bytes, counted, failure, fill, h, icon, sessionName, spinner } from "./dom.js";
 import { enc, get, link, post } from "./api.js";
 import { fileDiff, sourceText } from "./diff.js";
-import { title } from "./words.js";
+import { ROLES, named } from "./words.js";
 
 function crumbs(path, href) {
   const parts = path === "." ? [] : path.split("/");
@@ -22,15 +22,22 @@ export async function filesView(app, place, asked) {
   const at = asked.at || null, side = asked.side || "before";
   const href = (path, more = {}) => `#/files?${query({ root, at, side: at ? side : null, path, ...more })}`;
   const path = asked.path || ".";
-  const point = at ? h("p.point", `As it was ${side} `, h("a", { href: `#/call/${enc(at)}` }, "this call"), ". ", h("a", { href: `#/files?${query({ root, at, side: side === "before" ? "after" : "before", path })}` }, side === "before" ? "See it after" : "See it before"), " · ", h("a", { href: `#/files?${query({ root, path })}` }, "See it now"), at && app.me.role === "controller" ? [" · ", button("Rewind to here …", async () => app.rewind(await get(`/calls/${enc(at)}`), side), { kind: "small" })] : null) : null;
   const body = h("div", spinner());
-  fill(place, h("header.page-head", h("h2", "Files"), crumbs(path, href), point), body);
+  const head = h("header.page-head", h("h2", "Files"), crumbs(path, href));
+  fill(place, head, body);
+  const call = at ? await get(`/calls/${enc(at)}`) : null;
+  if (call) head.append(pointBar(app, call, { root, side, path }));
   const file = await get("/file", { root, path, at, side, limit: 1000 });
   if (file.state === "dir" || path === ".") {
-    const tree = await get("/tree", { root, path, at, side });
-    const rows = tree.entries.map((entry) => h("li", h("a", { href: href(entry.path) }, icon(entry.kind === "dir" ? "folder" : "file"), h("span", entry.name)), h("span.dim", entry.kind === "file" ? bytes(entry.size) : entry.kind === "symlink" ? "link" : "")));
-    fill(body, rows.length ? h("ul.tree", rows) : h("p.note", "This folder is empty."));
-    if (at) body.append(await transcriptOf(app, at));
+    const list = h("ul.tree"), rest = h("div.actions");
+    const more = async (after) => {
+      const tree = await get("/tree", { root, path, at, side, after });
+      list.append(...tree.entries.map((entry) => h("li", h("a", { href: href(entry.path) }, icon(entry.kind === "dir" ? "folder" : "file"), h("span", entry.name)), h("span.dim", entry.kind === "file" ? bytes(entry.size) : entry.kind === "symlink" ? "link" : ""))));
+      fill(rest, tree.next ? button(`Show more of ${tree.total.toLocaleString("en")} names`, () => more(tree.next)) : tree.total ? null : h("p.note", "This folder is empty."));
+    };
+    fill(body, list, rest);
+    await more(null);
+    if (call?.session_id) body.append(await transcriptOf(call));
     return;
   }
   const raw = h("a.button", { href: link("/file/bytes", { root, path, at, side: at ? side : null }), download: "" }, "Save");
@@ -45,13 +52,27 @@ export async function filesView(app, place, asked) {
   fill(body, bar, list);
   let done = 0;
   const more = async () => {
-    const page = blaming ? await get("/blame", { root, path, offset: done, limit: 1000 }) : done ? await get("/file", { root, path, at, side, offset: done, limit: 1000 }) : file;
+    const page = blaming ? await get("/blame", { root, path, line: done + 1, limit: 1000 }) : done ? await get("/file", { root, path, at, side, line: done + 1, limit: 1000 }) : file;
     list.querySelector("button.more")?.remove();
     list.append(sourceText(page.lines, done + 1, blaming ? (line, n) => origin(line, page.lines[n - 1]) : null));
     done += page.lines.length;
     if (done < page.total) list.append(button("Show more lines", more, { kind: "more" }));
   };
   await more();
+}
+
+// Which point a page of files shows, and how to go back to it.
+function pointBar(app, call, { root, side, path }) {
+  const at = call.id, other = side === "before" ? "after" : "before";
+  const isChanged = call.changes.some((change) => change.path === path);
+  const may = app.me.role === "controller";
+  const restore = () => app.restore(call, isChanged ? { paths: [path] } : undefined);
+  return h(
+    "div.point",
+    h("p", `As it was ${side} `, h("a", { href: `#/call/${enc(at)}` }, named(call)), ", ", age(call.started_at)),
+    h("div.links", h("a", { href: `#/files?${query({ root, at, side: other, path })}` }, `See it ${other}`), h("a", { href: `#/files?${query({ root, path })}` }, "See it now")),
+    may && call.session_id ? h("div.actions", button("Rewind to here …", () => app.rewind(call, side), { kind: "small" }), side === "before" && call.files ? button(isChanged ? "Restore this file …" : "Restore its files …", restore, { kind: "small", title: "Put back only what this call changed" }) : null) : null,
+  );
 }
 
 function origin(line, before) {
@@ -62,16 +83,14 @@ function origin(line, before) {
   return h("a.origin", { href: `#/call/${enc(line.call_id)}`, title: words }, h("span.words", words), age(line.at));
 }
 
-async function transcriptOf(app, at) {
-  const call = await get(`/calls/${enc(at)}`);
-  if (!call.session_id) return h("div");
-  const found = await get(`/sessions/${enc(call.session_id)}/transcript`, { at, limit: 100 });
+async function transcriptOf(call) {
+  const found = await get(`/sessions/${enc(call.session_id)}/transcript`, { at: call.id, limit: 100 });
   return h("section.then", h("h3", "The transcript up to here"), messages(found.messages));
 }
 
 function messages(list) {
   if (!list.length) return h("p.note", "Nothing was said.");
-  return h("ol.messages", list.map((one) => h(`li.${["user", "assistant"].includes(one.role) ? one.role : "other"}`, h("span.role", one.role), h("div.said", one.text), age(one.at))));
+  return h("ol.messages", list.map((one) => h(`li.${["user", "assistant"].includes(one.role) ? one.role : "other"}`, h("header", h("span.role", ROLES[one.role] || one.role), age(one.at)), h("div.said", one.text))));
 }
 
 // Comparing two points, or two forks.
@@ -81,11 +100,14 @@ export async function compareView(app, place, asked) {
   if (asked.other && !app.roots.some((one) => one.id === asked.other)) await app.loadRoots();
   const body = h("div.diffs", spinner());
   const calls = (await get("/calls", { root, limit: 200 })).calls.filter((call) => call.files);
-  const option = (call) => h("option", { value: call.id }, `${title(call)} — ${call.changes[0]?.path || ""}`.slice(0, 80));
-  const from = h("select", { "aria-label": "From before" }, calls.map(option));
-  const to = h("select", { "aria-label": "To" }, h("option", { value: "now" }, "now"), calls.map(option));
+  // The lists have the newest calls; the address may name older ones.
+  const missing = [asked.from, asked.to].filter((id) => id && id !== "now" && !calls.some((call) => call.id === id));
+  if (missing.length) calls.push(...(await get("/calls", { ids: missing.join(",") })).calls);
+  const option = (side) => (call) => h("option", { value: call.id }, `${side} ${named(call).slice(0, 70)} · ${ago(call.started_at)}`);
+  const from = h("select", { "aria-label": "From" }, calls.map(option("before")));
+  const to = h("select", { "aria-label": "To" }, h("option", { value: "now" }, "now"), calls.map(option("after")));
   const forks = app.roots.filter((one) => one.id !== root);
-  const other = h("select", { "aria-label": "Other folder" }, h("option", { value: "" }, "points of this folder"), forks.map((one) => h("option", { value: one.id }, one.fork_of ? `fork ${one.name}` : one.path)));
+  const other = h("select", { "aria-label": "Other folder" }, h("option", { value: "" }, "points of this folder"), forks.map((one) => h("option", { value: one.id }, one.fork_of ? `with the fork ${one.name}` : `with ${one.path}`)));
   if (asked.from) from.value = asked.from;
   if (asked.to) to.value = asked.to;
   if (asked.other) other.value = asked.other;
@@ -94,6 +116,8 @@ export async function compareView(app, place, asked) {
     fill(body, spinner("Comparing …"));
     try {
       const asking = other.value ? { root, other: other.value } : { root, from: from.value, to: to.value };
+      from.disabled = to.disabled = Boolean(other.value);
+      history.replaceState(null, "", `#/compare?${query({ ...asking, sides: sides ? "1" : null })}`);
       const found = await get("/compare", asking);
       const shown = found.files.filter((file) => file.state !== "dir");
       fill(body, shown.length ? shown.map((file) => fileDiff(file, { sides })) : h("p.note", "No file differs."), found.total > found.files.length + 50 ? h("p.note", `and ${counted(found.total - found.files.length, "more path")}`) : null);
@@ -103,7 +127,7 @@ export async function compareView(app, place, asked) {
   };
   for (const select of [from, to, other]) select.addEventListener("change", draw);
   const toggle = button(sides ? "Unified" : "Side by side", () => { sides = !sides; fill(toggle, sides ? "Unified" : "Side by side"); draw(); }, { kind: "quiet" });
-  const swap = h("div.controls", h("label", "From before ", from), h("label", "to ", to), forks.length ? h("label", "or with ", other) : null, toggle);
+  const swap = h("div.controls", h("label", "From ", from), h("label", "to ", to), forks.length ? h("label", "or compare ", other) : null, toggle);
   fill(place, h("header.page-head", h("h2", "Compare"), swap), body);
   if (!calls.length && !other.value) fill(body, h("p.note", "There is nothing to compare yet."));
   else await draw();
@@ -130,7 +154,7 @@ export async function forksView(app, place) {
         "div.session",
         h("a.name", { href: `#/session/${enc(one.id)}` }, sessionName(one)),
         h("span.facts", state ? h("span.badge", state) : null, one.closed_at ? h("span.badge", "closed") : null, age(one.last_at), one.messages ? h("span.dim", counted(one.messages, "message")) : null),
-        h("span.actions", may ? button("Fork …", () => app.forkSession(one), { kind: "small", "aria-label": `Fork … ${sessionName(one)}` }) : null, may && one.files === "open" ? [button("Merge …", () => app.merge(one), { kind: "small", "aria-label": `Merge … ${sessionName(one)}` }), button("Drop …", () => app.drop(one), { kind: "small", "aria-label": `Drop … ${sessionName(one)}` })] : null, one.files === "open" ? h("a.small", { href: `#/compare?root=${enc(sourceRoot(app, one))}&other=${enc(one.root_id)}` }, "Compare") : null, one.files === "open" ? button("Copy path", () => navigator.clipboard.writeText(one.directory), { kind: "small", title: one.directory, "aria-label": `Copy the path of ${sessionName(one)}` }) : null),
+        h("span.actions", may ? button("Fork …", () => app.forkSession(one), { kind: "small", "aria-label": `Fork … ${sessionName(one)}` }) : null, may && one.files === "open" ? [button("Merge …", () => app.merge(one), { kind: "small", "aria-label": `Merge … ${sessionName(one)}` }), button("Drop …", () => app.drop(one), { kind: "small", "aria-label": `Drop … ${sessionName(one)}` })] : null, one.files === "open" ? h("a.button.small", { href: `#/compare?root=${enc(sourceRoot(app, one))}&other=${enc(one.root_id)}` }, "Compare") : null, one.files === "open" ? button("Copy path", () => navigator.clipboard.writeText(one.directory), { kind: "small", title: one.directory, "aria-label": `Copy the path of ${sessionName(one)}` }) : null),
       ),
       below.length ? h("ul", below.map(branch)) : null,
     );
@@ -175,9 +199,15 @@ export async function searchView(app, place, asked) {
   const body = h("div", spinner("Searching …"));
   fill(place, h("header.page-head", h("h2", `Search: ${asked.q || ""}`)), body);
   if (!asked.q) return fill(body, h("p.note", "Type words to search for."));
-  const found = await get("/search", { q: asked.q, limit: 100 });
-  const rows = found.results.map((one) => h("li", h("a", { href: one.call_id ? `#/call/${enc(one.call_id)}` : `#/session/${enc(one.session_id)}` }, h("span.where", one.where), h("span.text", one.text)), one.at ? age(one.at) : null));
-  fill(body, rows.length ? h("ul.results", rows) : h("p.note", "Nothing was found."), found.complete ? null : h("p.note", "Only the newest calls were searched."));
+  const list = h("ul.results"), rest = h("div.actions");
+  const more = async (before) => {
+    fill(rest, spinner("Searching …"));
+    const found = await get("/search", { q: asked.q, limit: 100, before });
+    list.append(...found.results.map((one) => h("li", h("a", { href: one.call_id ? `#/call/${enc(one.call_id)}` : `#/session/${enc(one.session_id)}` }, h("span.where", one.where), h("span.text", one.text)), one.at ? age(one.at) : null)));
+    fill(rest, found.next ? button("Search older calls", () => more(found.next)) : list.children.length ? null : h("p.note", "Nothing was found."));
+  };
+  fill(body, list, rest);
+  await more(null);
 }
 
 // Storage: size, caps, what eviction would drop, and collecting garbage.
@@ -228,23 +258,23 @@ function collection(gc) {
 }
 
 const STARTS = [
-  ["Claude Code", "mulligan hooks install claude"],
-  ["Codex", "mulligan hooks install codex"],
-  ["Gemini CLI", "mulligan hooks install gemini"],
-  ["opencode", "mulligan acp -- opencode acp"],
-  ["Zed", "mulligan acp -- claude-code-acp"],
-  ["Python", "import mulligan; mulligan.open(\".\")"],
+  ["Claude Code", "in a terminal, once", "mulligan hooks install claude"],
+  ["Codex", "in a terminal, once", "mulligan hooks install codex"],
+  ["Gemini CLI", "in a terminal, once", "mulligan hooks install gemini"],
+  ["opencode", "in opencode.json", '"mcp": {"mulligan": {"type": "local", "command": ["mulligan", "mcp"], "enabled": true}}'],
+  ["Zed", "in its settings, around your agent", '"agent_servers": {"With undo": {"command": "mulligan", "args": ["acp", "--", "opencode", "acp"], "env": {}}}'],
+  ["Python", "in your program", "with mulligan.open(\".\") as m, m.session(\"work\").call() as call: call.write_file(\"a.txt\", \"hello\")"],
 ];
 
 // The empty page: one line for each agent, and a demo that works.
 export function firstLook(app, place) {
-  const cards = STARTS.map(([name, line]) => {
+  const cards = STARTS.map(([name, where, line]) => {
     const copy = button("Copy", async () => {
       await navigator.clipboard.writeText(line).catch(() => getSelection().selectAllChildren(copy.previousSibling));
       fill(copy, "Copied");
       setTimeout(() => fill(copy, "Copy"), 1500);
     }, { kind: "small", "aria-label": `Copy the line for ${name}` });
-    return h("li", h("h3", name), h("div.copy", h("code", { tabindex: "0" }, line), copy));
+    return h("li", h("h3", name), h("span.dim", where), h("div.copy", h("code", { tabindex: "0" }, line), copy));
   });
   const demo = button("Try the demo", async () => {
     fill(demo, "Making it …");

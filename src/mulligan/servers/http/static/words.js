@@ -65,18 +65,32 @@ export function isCommand(call) {
   return Boolean(call.command) && !call.verb;
 }
 
+// The first changed paths; a folder is left out if something in it is listed.
 export function pathsText(call) {
   const names = call.changes.map((change) => change.path);
-  if (!names.length) return call.reason ? reasonText(call.reason) : "no files changed";
-  const shown = names.slice(0, 2).join(", ");
-  const more = call.files - Math.min(2, names.length);
-  return more > 0 ? `${shown} and ${more.toLocaleString("en")} more` : shown;
+  const shown = names.filter((name) => !names.some((other) => other.startsWith(`${name}/`)));
+  if (!shown.length) return "";
+  const more = call.files - (names.length - shown.length) - Math.min(2, shown.length);
+  return shown.slice(0, 2).join(", ") + (more > 0 ? ` and ${more.toLocaleString("en")} more` : "");
+}
+
+// A call in a few words, for sentences and lists.
+export function named(call) {
+  const path = isCommand(call) ? "" : pathsText(call);
+  return path ? `${title(call)} ${path}` : title(call);
+}
+
+// The tool, if the title does not say it, and why the call failed.
+export function detailsOf(call) {
+  return [isCommand(call) ? [TOOLS[call.tool] || call.tool, pathsText(call)] : null, call.reason ? reasonText(call.reason) : call.files ? null : "no files changed"].flat().filter(Boolean);
 }
 
 export function reasonText(reason) {
   return REASONS[reason] || String(reason).replaceAll("_", " ");
 }
 
+export const ROLES = { user: "User", assistant: "Agent", system: "System", tool: "Tool" };
+
 export function said(call) {
-  return `${title(call)}, ${STATUS[statusOf(call)]}, ${counted(call.files, "file")}`;
+  return `${named(call)}, ${STATUS[statusOf(call)]}, ${counted(call.files, "file")}`;
 }
