@@ -65,6 +65,20 @@ def test_a_diff_has_hunks_words_and_token_classes(server: Served, calls: dict[st
     assert [0, 3, "k"] in files[0]["hunks"][0]["lines"][0]["spans"]
 
 
+def test_changed_words_are_those_of_the_line_that_is_most_alike(server: Served, root: Path) -> None:
+    with mulligan.open(root, store=server.home) as opened, opened.session("work").call("words") as call:
+        call.write_file("a.py", "x = 1\nreturn greet(name)\n")
+    with mulligan.open(root, store=server.home) as opened, opened.session("work").call("words") as call:
+        call.edit_file("a.py", "return greet(name)\n", "word = table[name]\nreturn greet(word)\n")
+    (file,) = server.get(f"/calls/{call.id}/diff")["files"]
+    changed = [(line["text"], line["words"]) for line in file["hunks"][0]["lines"] if line["kind"] != " "]
+    assert changed == [
+        ("return greet(name)", [[13, 17]]),
+        ("word = table[name]", []),
+        ("return greet(word)", [[13, 17]]),
+    ]
+
+
 def test_a_request_colours_at_most_2000_lines(server: Served, root: Path) -> None:
     """The lines of one file alone, or of several files together."""
     with mulligan.open(root, store=server.home) as opened, opened.session("work").call("long") as call:

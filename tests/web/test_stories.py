@@ -132,7 +132,8 @@ def test_calls_of_two_agents_at_once_stay_below_their_prompts(window: Window, se
                     call.write_file(f"{name}.txt", f"{number}\n")
     window.row("One 0").wait_for()
     items = window.page.locator(".row, .group").all()
-    shown = sorted(((one.bounding_box() or {})["y"], one.inner_text()) for one in items)
+    boxes = [(one.bounding_box(), one.inner_text()) for one in items]
+    shown = sorted((box["y"], text) for box, text in boxes if box is not None)
     expected = ["Prompt of two", "Two 1", "Prompt of one", "One 1", "Prompt of two", "Two 0", "Prompt of one", "One 0"]
     assert [words in text for words, (_, text) in zip(expected, shown, strict=False)] == [True] * 8
 

@@ -18,6 +18,7 @@ LINE_MAX_CHARACTERS = 2_000
 FILE_MAX_BYTES = 4 * MIB_BYTES
 _WORD = re.compile(r"\w+|\s+|[^\w\s]")
 _ALIKE_MIN = 0.3
+_PAIRS_MAX = 400
 
 ReadEntry = Callable[[Entry], bytes]
 
@@ -147,14 +148,35 @@ def shown_text(raw: bytes) -> str:
 
 def _mark_words(removed: Sequence[dict[str, Any]], added: Sequence[dict[str, Any]]) -> None:
     """Of lines that were changed into each other, in order: which words differ."""
-    for old, new in zip(removed, added, strict=False):
+    for old, new in _alike(removed, added):
         a, b = _WORD.findall(old["text"]), _WORD.findall(new["text"])
         blocks = match_blocks(a, b)
-        same = sum(len(word) for block in blocks for word in a[block.a_start : block.a_start + block.length])
-        if same < _ALIKE_MIN * max(len(old["text"]), len(new["text"])):
-            continue
         old["words"] = _gaps(a, [(block.a_start, block.length) for block in blocks])
         new["words"] = _gaps(b, [(block.b_start, block.length) for block in blocks])
+
+
+def _alike(removed: Sequence[dict[str, Any]], added: Sequence[dict[str, Any]]) -> list[tuple[Any, Any]]:
+    """Pairs of lines in order, chosen so that they have most in common. Of many lines, the first with the first."""
+    if len(removed) * len(added) > _PAIRS_MAX:
+        return [pair for pair in zip(removed, added, strict=False) if _likeness(*pair) >= _ALIKE_MIN]
+    best: list[list[tuple[float, list[tuple[Any, Any]]]]] = [[(0.0, [])] * (len(added) + 1)]
+    for old in removed:
+        row = [(0.0, list[tuple[Any, Any]]())]
+        for n, new in enumerate(added):
+            likeness, (sum_before, pairs) = _likeness(old, new), best[-1][n]
+            options = [best[-1][n + 1], row[n]]
+            if likeness >= _ALIKE_MIN:
+                options.insert(0, (sum_before + likeness, [*pairs, (old, new)]))
+            row.append(max(options, key=lambda option: option[0]))
+        best.append(row)
+    return best[-1][-1][1]
+
+
+def _likeness(old: dict[str, Any], new: dict[str, Any]) -> float:
+    """The share of the longer line that both lines have."""
+    a, b = _WORD.findall(old["text"]), _WORD.findall(new["text"])
+    same = sum(len(word) for block in match_blocks(a, b) for word in a[block.a_start : block.a_start + block.length])
+    return same / max(1, len(old["text"]), len(new["text"]))
 
 
 def _gaps(words: Sequence[str], blocks: Iterable[tuple[int, int]]) -> list[list[int]]:

@@ -205,8 +205,9 @@ class EventReader:
 
     async def stream(self, wanted: Wanted, after: int | None) -> AsyncIterator[bytes]:
         """Bytes for one client, until it falls behind. `after`: the last event that it has; None: only what comes."""
-        yield b"retry: %d\n\n" % RETRY_MS
+        # The place comes first: a client that has read the first bytes hears everything that happens from then on.
         place = self._ring[-1].ordinal if self._ring else self._first
+        yield b"retry: %d\n\n" % RETRY_MS
         if after is not None and after < place:
             place = after
             while place < self._first:

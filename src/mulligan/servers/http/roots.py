@@ -10,7 +10,7 @@ from mulligan.files.disk import HostDisk
 from mulligan.files.identity import identity_of, same_directory
 from mulligan.history.ledger import Ledger
 from mulligan.history.open_root import OpenRoot
-from mulligan.history.tables import BRANCHES, CALLS, ROOTS, CallRow, RootRow
+from mulligan.history.tables import BRANCHES, CALLS, ROOTS, BranchRow, CallRow, RootRow
 from mulligan.session.tables import SESSIONS, SessionRow
 from mulligan.store.fork_locks import fork_safe_lock
 from mulligan.store.protocol import Tx
@@ -98,9 +98,14 @@ class ServedRoots:
             one.close()
 
 
+def branch_at(tx: Tx, row: RootRow) -> BranchRow | None:
+    """The fork whose files this root is."""
+    return next((one for one in tx.select(BRANCHES) if one.root == row.id), None)
+
+
 def root_view(tx: Tx, row: RootRow) -> dict[str, Any]:
     """A root as the page shows it: its folder, and of which session's fork it is the copy."""
-    branch = next((one for one in tx.select(BRANCHES) if one.root == row.id), None)
+    branch = branch_at(tx, row)
     path = row.place.decode("utf-8", "replace") or "/"
     name = os.path.basename(path) or path
     return {"id": row.id, "path": path, "name": name, "fork_of": None if branch is None else branch.source}

@@ -29,7 +29,7 @@ SCHEMAS: Mapping[str, Mapping[str, Any]] = {
     "Error": _object(error=_object(code=_TEXT, message=_TEXT)),
     "Health": _object(ok=_BOOLEAN),
     "Me": _object(principal=_TEXT, role={"enum": ["observer", "controller"]}, csrf=_MAYBE_TEXT, version=_TEXT),
-    "Roots": _object(roots=_list(_object(id=_TEXT, path=_TEXT, name=_TEXT, fork_of=_MAYBE_TEXT))),
+    "Roots": _object(roots=_list(_object(id=_TEXT, path=_TEXT, name=_TEXT, fork_of=_MAYBE_TEXT, title=_MAYBE_TEXT))),
     "Session": _object(
         id=_TEXT,
         title=_MAYBE_TEXT,

@@ -25,9 +25,21 @@ from mulligan.history.log import (
 )
 from mulligan.history.multi_root import main_of, shown_by, with_parts
 from mulligan.history.open_root import OpenRoot
-from mulligan.history.tables import BRANCHES, CALLS, CHANGES, PINS, REDO, ROOTS, TURNS, CallRow, change_from_row
+from mulligan.history.tables import (
+    BRANCHES,
+    CALL_PARTS,
+    CALLS,
+    CHANGES,
+    PINS,
+    REDO,
+    ROOTS,
+    TURNS,
+    CallRow,
+    RootRow,
+    change_from_row,
+)
 from mulligan.servers.http.diffs import Colouring, FileDiff, content_reader, diff_view, entry_view, shown_text
-from mulligan.servers.http.roots import root_view
+from mulligan.servers.http.roots import branch_at, root_view
 from mulligan.servers.http.service import Answer, Asked, Service, root_asked
 from mulligan.session.lifecycle import call_begin_seq, call_end_seq
 from mulligan.session.tables import SESSIONS, SessionRow, session_journal
@@ -58,7 +70,14 @@ _LAST = "\U0010ffff"
 def list_roots(service: Service, asked: Asked) -> Answer:
     rows = service.roots.rows()
     with service.ledger.store.read() as tx:
-        return Answer({"roots": [root_view(tx, row) for row in rows]})
+        return Answer({"roots": [{**root_view(tx, row), "title": _title_of_root(tx, row)} for row in rows]})
+
+
+def _title_of_root(tx: Tx, row: RootRow) -> str | None:
+    """The title of the fork that works in it; None for a folder of the user."""
+    branch = branch_at(tx, row)
+    session = None if branch is None else tx.get(SESSIONS, branch.session)
+    return None if session is None else _title_of(tx, session)
 
 
 # Sessions.
@@ -156,10 +175,10 @@ def list_calls(service: Service, asked: Asked) -> Answer:
         if asked.get("ids") is not None:
             rows = [row for one in asked["ids"].split(",")[:500] if (row := tx.get(CALLS, one)) is not None]
             rows = [row for row in rows if _is_served(service, tx, row)]
-            return Answer({"calls": [call_row(service, tx, row) for row in rows], "next": None, "event": newest})
+            return Answer({"calls": call_rows(service, tx, rows), "next": None, "event": newest})
         found = list(islice(_rows_asked(service, tx, asked), asked["limit"] + 1))
         page = found[: asked["limit"]]
-        views = [call_row(service, tx, row) for row in as_it_happened(tx, page)]
+        views = call_rows(service, tx, list(as_it_happened(tx, page)))
         following = min(row.id for row in page) if len(found) > len(page) else None
     return Answer({"calls": views, "next": following, "event": newest})
 
@@ -185,9 +204,19 @@ def _is_served(service: Service, tx: Tx, row: CallRow) -> bool:
     return root is not None and service.roots.admits(root)
 
 
-def call_row(service: Service, tx: Tx, row: CallRow) -> dict[str, Any]:
-    """One line of the timeline."""
-    turn = tx.get(TURNS, row.session, row.turn) if row.session is not None else None
+def call_rows(service: Service, tx: Tx, rows: Sequence[CallRow]) -> list[dict[str, Any]]:
+    """Lines of the timeline. Their prompts and pins are read together, because a page has many calls of one turn."""
+    ids = [row.id for row in rows] or [""]
+    pinned = {one.call for one in tx.select(PINS, between=("call", min(ids), max(ids) + "\0"))}
+    turns = {(row.session, row.turn) for row in rows if row.session is not None}
+    prompts = {key: turn.prompt for key in turns if (turn := tx.get(TURNS, *key)) is not None}
+    return [
+        _call_row(service, tx, row, prompt=prompts.get((row.session, row.turn)), is_pinned=row.id in pinned)
+        for row in rows
+    ]
+
+
+def _call_row(service: Service, tx: Tx, row: CallRow, *, prompt: str | None, is_pinned: bool) -> dict[str, Any]:
     why = row.why
     gaps = coverage_of_call(tx, row) if row.coverage != "[]" else []
     finder = found_by(tx, row) if row.external else None
@@ -198,7 +227,7 @@ def call_row(service: Service, tx: Tx, row: CallRow) -> dict[str, Any]:
         "root_id": row.root,
         "session_id": row.session,
         "turn_id": row.turn,
-        "prompt": None if turn is None or turn.prompt is None else turn.prompt[:TEXT_MAX],
+        "prompt": None if prompt is None else prompt[:TEXT_MAX],
         "tool": row.tool,
         "label": row.label,
         "command": command_of(service, tx, row),
@@ -209,7 +238,7 @@ def call_row(service: Service, tx: Tx, row: CallRow) -> dict[str, Any]:
         "of": [*why.of, *why.part] if isinstance(why, UndoOperation) else [],
         "undone_by": row.undone_by,
         "reason": row.reason,
-        "pinned": tx.has(PINS, row.id),
+        "pinned": is_pinned,
         "started_at": row.started_at,
         "ended_at": row.ended_at,
         "coverage": gaps[:GAPS_SHOWN],
@@ -227,8 +256,8 @@ def _changes(service: Service, tx: Tx, row: CallRow) -> dict[str, Any]:
         open_root = service.roots.get(row.root)
     except MulliganError:
         return {"changes": [], "files": 0, "added": None, "removed": None}
-    parts = with_parts(tx, [row]) if main_of(row) == row.id else (row,)
-    total = sum(tx.count(CHANGES, {"call": one.id}) for one in parts)
+    parts = tx.select(CALL_PARTS, {"call": row.id})
+    total = sum(tx.count(CHANGES, {"call": one}) for one in (row.id, *(part.part for part in parts)))
     if total <= CHANGES_COUNTED:
         changes = call_view(open_root, tx, row)["changes"]
         found = {
@@ -284,7 +313,7 @@ def show_call(service: Service, asked: Asked) -> Answer:
     """One call with a page of its changes; `after` is the last path of the page before."""
     open_root, row = service.roots.of_call(asked["call"])
     with service.ledger.store.read() as tx:
-        view = call_row(service, tx, row)
+        (view,) = call_rows(service, tx, [row])
         changes = _changes_shown(tx, open_root, row)
         paths = [to_wire(one.path) for one in changes]
         start = paths.index(asked["after"]) + 1 if asked.get("after") in paths else 0

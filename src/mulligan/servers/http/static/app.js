@@ -1,5 +1,5 @@
 // The page: header, timeline and detail; routes by the part of the address after #; live events; keys; operations.
-import { button, counted, failure, fill, h, sessionName } from "./dom.js";
+import { button, counted, failure, fill, h, rootName, sessionName } from "./dom.js";
 import { ApiError, Events, enc, get, post, whoAmI } from "./api.js";
 import "./timeline.js";
 import "./call.js";
@@ -50,7 +50,7 @@ class App extends HTMLElement {
     this.nav = h("nav.tabs", { "aria-label": "Pages" }, [["#/", "Timeline"], ["#/files", "Files"], ["#/compare", "Compare"], ["#/forks", "Forks"], ["#/storage", "Storage"]].map(([href, words]) => h("a", { href }, words)));
     const form = h("form.search", { role: "search", onsubmit: (event) => { event.preventDefault(); location.hash = `#/search?q=${enc(this.search.value)}`; } }, this.search);
     this.timeline = document.createElement("m-timeline");
-    this.timeline.sessionOf = (call) => (this.shownSession || this.sessions.size < 2 || !call.session_id ? null : sessionName(this.sessions.get(call.session_id)));
+    this.timeline.sessionOf = (call) => this.sessionBeside(call);
     this.newer = button("", () => { this.timeline.scrollTop = 0; this.fresh = 0; this.newer.hidden = true; }, { kind: "newer" });
     this.newer.hidden = true;
     this.detail = h("main.detail", { tabindex: "-1", id: "detail" });
@@ -74,9 +74,10 @@ class App extends HTMLElement {
     await this.loadRoots();
     const known = wanted || sessionStorage.getItem("root");
     const newest = await get("/calls", { limit: 1 });
-    this.root = this.roots.find((root) => root.id === known)?.id || newest.calls[0]?.root_id || this.roots[0]?.id || null;
+    const busiest = this.roots.find((root) => root.id === newest.calls[0]?.root_id);
+    this.root = this.roots.find((root) => root.id === known)?.id || busiest?.fork_of || busiest?.id || this.roots[0]?.id || null;
     if (this.root) sessionStorage.setItem("root", this.root);
-    fill(this.rootSelect, this.roots.map((root) => h("option", { value: root.id, selected: root.id === this.root, title: root.path }, root.fork_of ? `${root.name} (fork)` : root.name)));
+    fill(this.rootSelect, this.roots.map((root) => h("option", { value: root.id, selected: root.id === this.root, title: root.path }, rootName(root))));
     this.rootSelect.value = this.root || "";
     this.rootSelect.hidden = this.roots.length < 2;
     await this.loadSessions();
@@ -102,6 +103,13 @@ class App extends HTMLElement {
     const page = await this.timeline.load(scope);
     this.isEmpty = !page.calls.length;
     return page;
+  }
+
+  // The session of a group of calls, unless the list has only one, or the prompt beside it says the same.
+  sessionBeside(call) {
+    const session = this.sessions.get(call.session_id);
+    if (this.shownSession || this.sessions.size < 2 || !session) return null;
+    return session.title && call.prompt?.startsWith(session.title) ? null : sessionName(session);
   }
 
   place() {

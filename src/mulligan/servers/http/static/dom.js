@@ -107,6 +107,11 @@ export function sessionName(session) {
   return /^[0-9a-f-]{32,}$/i.test(session.id) ? `Session of ${new Date(session.created_at).toLocaleString()}` : session.id;
 }
 
+// The copy of a fork has the name of its session; its folder is named after an id.
+export function rootName(root) {
+  return root.fork_of ? `${root.title || "Fork"} (own files)` : root.name;
+}
+
 export function spinner(text = "Loading …") {
   return h("p.loading", { role: "status" }, text);
 }

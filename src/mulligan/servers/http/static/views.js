@@ -1,5 +1,5 @@
 // The other pages: files at a point, blame, comparing, forks, a live session, search, storage, and the first look.
-import { age, ago, button, bytes, counted, failure, fill, h, icon, sessionName, spinner } from "./dom.js";
+import { age, ago, button, bytes, counted, failure, fill, h, icon, rootName, sessionName, spinner } from "./dom.js";
 import { enc, get, link, post } from "./api.js";
 import { fileDiff, sourceText } from "./diff.js";
 import { ROLES, named } from "./words.js";
@@ -18,14 +18,14 @@ function query(values) {
 
 // Files: folders, a file, its blame; now, or before or after a call.
 export async function filesView(app, place, asked) {
-  const root = asked.root || app.root;
   const at = asked.at || null, side = asked.side || "before";
+  const call = at ? await get(`/calls/${enc(at)}`) : null;
+  const root = asked.root || call?.root_id || app.root;
   const href = (path, more = {}) => `#/files?${query({ root, at, side: at ? side : null, path, ...more })}`;
   const path = asked.path || ".";
   const body = h("div", spinner());
   const head = h("header.page-head", h("h2", "Files"), crumbs(path, href));
   fill(place, head, body);
-  const call = at ? await get(`/calls/${enc(at)}`) : null;
   if (call) head.append(pointBar(app, call, { root, side, path }));
   const file = await get("/file", { root, path, at, side, limit: 1000 });
   if (file.state === "dir" || path === ".") {
@@ -107,7 +107,7 @@ export async function compareView(app, place, asked) {
   const from = h("select", { "aria-label": "From" }, calls.map(option("before")));
   const to = h("select", { "aria-label": "To" }, h("option", { value: "now" }, "now"), calls.map(option("after")));
   const forks = app.roots.filter((one) => one.id !== root);
-  const other = h("select", { "aria-label": "Other folder" }, h("option", { value: "" }, "points of this folder"), forks.map((one) => h("option", { value: one.id }, one.fork_of ? `with the fork ${one.name}` : `with ${one.path}`)));
+  const other = h("select", { "aria-label": "Other folder" }, h("option", { value: "" }, "points of this folder"), forks.map((one) => h("option", { value: one.id }, `with ${rootName(one)}`)));
   if (asked.from) from.value = asked.from;
   if (asked.to) to.value = asked.to;
   if (asked.other) other.value = asked.other;
