@@ -45,7 +45,7 @@ def chromium() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         words = ["--no-sandbox", "--disable-dev-shm-usage"] if os.getuid() == 0 else ["--disable-dev-shm-usage"]
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=words)
-        expect.set_options(timeout=30_000)  # no machine is too slow
+        expect.set_options(timeout=120_000)  # no machine is too slow
         try:
             yield browser
         finally:

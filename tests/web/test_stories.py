@@ -39,7 +39,7 @@ def look(request: pytest.FixtureRequest) -> str:
 def opened(browser: Browser, look: str) -> Iterator[Open]:
     """Opens windows; all of them share the cookie that the printed address bought."""
     context = browser.new_context(**LOOKS[look])
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(120_000)
     windows: list[Window] = []
 
     def open_window(server: Served) -> Window:
