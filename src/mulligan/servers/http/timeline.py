@@ -208,8 +208,9 @@ def call_rows(service: Service, tx: Tx, rows: Sequence[CallRow]) -> list[dict[st
     """Lines of the timeline. Their prompts and pins are read together, because a page has many calls of one turn."""
     ids = [row.id for row in rows] or [""]
     pinned = {one.call for one in tx.select(PINS, between=("call", min(ids), max(ids) + "\0"))}
-    turns = {(row.session, row.turn) for row in rows if row.session is not None}
-    prompts = {key: turn.prompt for key in turns if (turn := tx.get(TURNS, *key)) is not None}
+    turns = {(row.session, row.turn) for row in rows}
+    found = {key: None if key[0] is None else tx.get(TURNS, *key) for key in turns}
+    prompts = {key: turn.prompt for key, turn in found.items() if turn is not None}
     return [
         _call_row(service, tx, row, prompt=prompts.get((row.session, row.turn)), is_pinned=row.id in pinned)
         for row in rows
