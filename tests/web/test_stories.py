@@ -130,7 +130,8 @@ def test_calls_of_two_agents_at_once_stay_below_their_prompts(window: Window, se
                 session = opened.session(name)
                 with session.turn(f"Prompt of {name}", id=f"turn of {name}"), session.call(f"{name} {number}") as call:
                     call.write_file(f"{name}.txt", f"{number}\n")
-    window.row("One 0").wait_for()
+    for words in ("One 0", "Two 0", "One 1", "Two 1"):
+        window.row(words).wait_for()
     items = window.page.locator(".row, .group").all()
     boxes = [(one.bounding_box(), one.inner_text()) for one in items]
     shown = sorted((box["y"], text) for box, text in boxes if box is not None)
