@@ -20,6 +20,7 @@ DOORS = {
     "exec/capture/overlay.py": "the same layers, to throw them away",
     "history/command.py": "the mark of a command that runs, beside the store",
     "history/recovery.py": "the mark of a command whose watcher died",
+    "history/tables.py": "the spool of preimages, beside the store",
 }
 """Which modules of `files`, `exec`, `history` and `effects` may change the file system, and which part of it."""
 

@@ -15,7 +15,7 @@ WAIT_S = 600.0
 """A test waits for a condition, and no machine is too slow for it; this only ends a test that hangs."""
 _COLUMNS, _LINES = "120", "400"
 """So many lines that nothing scrolls away."""
-_STILL = 5
+_STILL_S = 1.0
 
 
 class Terminal:
@@ -44,16 +44,16 @@ class Terminal:
         deadline = time.monotonic() + WAIT_S
         while not holds():
             assert time.monotonic() < deadline, f"{wanted!r} does not come:\n{self.screen()}"
-            time.sleep(0.2)
 
     def wait_until_still(self) -> None:
-        """Wait until the program shows nothing new any more: its hooks have ended."""
-        shown: list[str] = []
+        """Wait until the program has shown nothing new for a while: its hooks have ended, and it has taken all keys."""
+        shown, since = "", time.monotonic()
 
         def is_still() -> bool:
-            shown.append(self.screen())
-            time.sleep(0.3)
-            return len(shown) > _STILL and len(set(shown[-_STILL:])) == 1
+            nonlocal shown, since
+            if (now := self.screen()) != shown:
+                shown, since = now, time.monotonic()
+            return time.monotonic() - since > _STILL_S
 
         self.wait_until(is_still, "a still screen")
 
@@ -66,7 +66,7 @@ class Terminal:
         self.tmux("send-keys", "-t", "host", "-l", line)
         self.wait_for(line, before + 1)
         # Programs take an Enter that comes too soon after other keys for a part of a paste.
-        time.sleep(1)
+        self.wait_until_still()
         self.press("Enter")
 
 

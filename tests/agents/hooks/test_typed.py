@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -248,7 +248,7 @@ class TestTime:
             "Mulligan is still working on the undo. It finishes in the background; `/mulligan status` shows it."
         )
         while not (workspace.root / "gone.txt").exists():
-            time.sleep(0.05)
+            os.sched_yield()
 
     def test_a_command_that_came_too_late_is_not_run(self, agent: Agent) -> None:
         agent.say("prompt", prompt="change it")
