@@ -245,8 +245,10 @@ def _is_gap(change: BaselineChange) -> bool:
 
 
 def _gap(change: BaselineChange) -> Note:
-    reason = "no_baseline" if change.before is None else "too_large"
-    return {"path": to_wire(change.path), "reason": "unstable" if change.unstable else reason}
+    path = to_wire(change.path)
+    if change.unstable:
+        return {"path": path, "reason": "unstable"}
+    return {"path": path, "reason": "no_baseline" if change.before is None else "too_large"}
 
 
 def _record_if_external(tx: Tx, open_root: OpenRoot, path: RepoPath, now: Entry) -> None:
