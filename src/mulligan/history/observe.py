@@ -245,10 +245,9 @@ def _is_gap(change: BaselineChange) -> bool:
 
 
 def _gap(change: BaselineChange) -> Note:
-    path = to_wire(change.path)
     if change.unstable:
-        return {"path": path, "reason": "unstable"}
-    return {"path": path, "reason": "no_baseline" if change.before is None else "too_large"}
+        return {"path": to_wire(change.path), "reason": "unstable"}
+    return {"path": to_wire(change.path), "reason": "no_baseline" if change.before is None else "too_large"}
 
 
 def _record_if_external(tx: Tx, open_root: OpenRoot, path: RepoPath, now: Entry) -> None:

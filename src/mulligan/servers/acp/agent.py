@@ -52,12 +52,11 @@ from mulligan.values.limits import MIB_BYTES
 Update = dict[str, Any]
 
 _KINDS = {
-    **dict.fromkeys(("read_file", "read_blob", "list_dir"), "read"),
-    **dict.fromkeys(("grep", "glob"), "search"),
-    **dict.fromkeys(("write_file", "edit_file", "apply_patch", "mkdir"), "edit"),
-    "delete": "delete",
-    "move": "move",
-    **dict.fromkeys(("shell", "exec"), "execute"),
+    "read": ("read_file", "read_blob", "list_dir"),
+    "search": ("grep", "glob"),
+    "edit": ("write_file", "edit_file", "apply_patch", "mkdir"),
+    "execute": ("shell", "exec"),
+    **{tool: (tool,) for tool in ("delete", "move")},
 }
 
 
@@ -65,7 +64,7 @@ _STATUSES = {"pending": "pending", "blocked": "pending", "in_progress": "in_prog
 
 
 def kind_of(tool: str) -> str:
-    return _KINDS.get(tool, "other")
+    return next((kind for kind, tools in _KINDS.items() if tool in tools), "other")
 
 
 def title_of(tool: str, arguments: Mapping[str, Any]) -> str:
