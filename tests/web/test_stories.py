@@ -357,13 +357,13 @@ def test_large_and_binary_files_and_many_paths(window: Window, server: Served, r
             large.write_file("large.txt", ("y" * 79 + "\n") * 262_144)
             large.write_file("picture.bin", b"\0\1\2")
         with opened.session("work").call("many") as many:
-            many.exec(["sh", "-c", "mkdir -p d; for n in $(seq 500); do echo $n > d/$n; done"])
+            many.exec(["sh", "-c", "mkdir -p d; for n in $(seq 5000); do echo $n > d/$n; done"])
     window.open_call(large.id)
     expect(page.get_by_text("Too large to show here. 20.0 MiB.")).to_be_visible()
     expect(page.get_by_text("Not text; it differs.")).to_be_visible()
     window.open_call(many.id)
-    expect(page.get_by_text("501 changed paths")).to_be_visible()
-    window.button(re.compile("Show more of 501 paths")).click()
+    expect(page.get_by_text("5,001 changed paths")).to_be_visible()
+    window.button(re.compile("Show more of 5,001 paths")).click()
     expect(page.locator(".diff")).to_have_count(40)
 
 
