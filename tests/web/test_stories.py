@@ -367,6 +367,21 @@ def test_large_and_binary_files_and_many_paths(window: Window, server: Served, r
     expect(page.locator(".diff")).to_have_count(40)
 
 
+def test_a_call_whose_bytes_were_dropped_says_so(window: Window, server: Served, root: Path) -> None:
+    page, made = window.page, list[str]()
+    with mulligan.open(root, store=server.home) as opened:
+        for _ in range(4):
+            with opened.session("work").call("large") as call:
+                call.write_file("large.txt", os.urandom(500_000).hex())
+            made.append(call.id)
+    window.go("/storage")
+    page.get_by_label("Cap in GiB").fill("0.001")
+    window.button("Set the cap").click()
+    expect(page.locator(".big")).to_contain_text("of 1.0 MiB")
+    window.open_call(made[1])
+    expect(page.locator(".call-head .badge").first).to_have_text("done, bytes dropped")
+
+
 def test_a_lost_connection_is_said_and_heals_itself(window: Window, server: Served, root: Path) -> None:
     page = window.page
     server.process.send_signal(signal.SIGKILL)
