@@ -15,7 +15,7 @@ from mulligan.effects.receipt import Receipt
 from mulligan.history.abort import rescued_in
 from mulligan.history.log import calls_of, status_shown
 from mulligan.history.projection import SCHEMA
-from mulligan.history.retention import collect_garbage, evict_over, usage_of
+from mulligan.history.retention import collect_garbage, evict_over, session_usage
 from mulligan.history.tables import TOUCHES
 from mulligan.store.blobs import BLOBS
 from mulligan.store.verify import verify
@@ -150,7 +150,7 @@ def test_what_was_rescued_goes_when_the_session_keeps_too_much(workspace: TempWo
     assert len(evict_over(ledger, SessionId("default"), 1_000)) == 1
     with ledger.store.read() as tx:
         assert [status_shown(row) for row in calls_of(tx, workspace.open_root, None)] == ["committed", "aborted"]
-        assert usage_of(tx, SessionId("default")).bytes < 1_000
+        assert session_usage(tx, SessionId("default")).bytes < 1_000
     assert [one for one in verify(ledger.store, SCHEMA) if one.severity == "broken"] == []
 
 

@@ -20,9 +20,9 @@ from mulligan.history.retention import (
     enforce_all_caps,
     evict_over,
     put_cap,
+    session_usage,
     set_cap,
     set_store_cap,
-    usage_of,
 )
 from mulligan.history.tables import CALLS, PINS, PinRow
 from mulligan.session.tables import session_journal
@@ -85,7 +85,7 @@ def test_over_the_cap_whole_calls_go_oldest_first_and_leave_a_record(workspace: 
     gone = evict_over(workspace.open_root.ledger, SESSION, 45_000)
     assert gone == calls[:2] == evicted(workspace)
     with workspace.open_root.ledger.store.read() as tx:
-        assert usage_of(tx, SESSION).bytes <= 45_000
+        assert session_usage(tx, SESSION).bytes <= 45_000
         row = tx.get(CALLS, calls[0])
         assert row is not None and status_shown(row) == "evicted"
     assert problems(workspace) == []
@@ -115,7 +115,7 @@ def test_the_newest_turn_and_pins_stay(workspace: TempWorkspace) -> None:
 
 
 @pytest.mark.req("H7.needed_preimages_pinned")
-def test_what_a_person_wrote_in_between_goes_with_the_call_that_came_upon_it(workspace: TempWorkspace) -> None:
+def test_bytes_that_a_person_wrote_are_evicted_with_the_call_that_recorded_them(workspace: TempWorkspace) -> None:
     saves = [noise(number) for number in range(8)]
     for number, saved in enumerate(saves):
         (workspace.root / "f").write_bytes(saved)
@@ -207,7 +207,7 @@ class TestACapHoldsWhileCallsGoOn:
     def held(self, tmp_path: Path) -> bool:
         workspace = open_temp_workspace(tmp_path)
         with workspace.open_root.ledger.store.read() as tx:
-            kept = usage_of(tx, SESSION).bytes
+            kept = session_usage(tx, SESSION).bytes
         assert problems(workspace) == [] and evicted(workspace)
         workspace.close()
         return kept <= self.CAP_BYTES
@@ -250,7 +250,7 @@ class TestACapHoldsWhileCallsGoOn:
                 with opened.session(SESSION).call() as call:
                     call.write_file("f", bytes(version))
             with opened.open_root.ledger.store.read() as tx:
-                assert usage_of(tx, SESSION).bytes <= 50_000
+                assert session_usage(tx, SESSION).bytes <= 50_000
                 gone = [row.evicted for row in tx.select(CALLS, order=("id",))]
             assert 0 < sum(gone) < 50 and gone == sorted(gone, reverse=True)
             assert opened.session(SESSION).undo().ok
@@ -268,7 +268,7 @@ class TestTheStoresCap:
     """It is held to what the store itself keeps, which is also what it says of its size."""
 
     @pytest.mark.req("D6.cap_store")
-    def test_so_much_goes_as_is_too_much(self, workspace: TempWorkspace) -> None:
+    def test_eviction_ends_once_the_store_is_under_its_cap(self, workspace: TempWorkspace) -> None:
         calls, store = [write(workspace, f"f{n}", noise(n)) for n in range(10)], workspace.open_root.ledger.store
         cap = store.size_bytes() - 50_000
         assert set_store_cap(workspace.open_root.ledger, cap) == calls[:3] == evicted(workspace)
@@ -286,13 +286,13 @@ class TestTheStoresCap:
         assert set_store_cap(workspace.open_root.ledger, 1_000_000) == []
 
 
-def test_to_see_that_nothing_has_to_go_no_writer_waits(workspace: TempWorkspace) -> None:
+def test_a_check_of_a_cap_waits_for_no_writer(workspace: TempWorkspace) -> None:
     write(workspace, "f", noise(1))
     with workspace.open_root.ledger.store.write():
         assert evict_over(workspace.open_root.ledger, SESSION, 2**30) == []
 
 
-def test_who_still_needs_a_body_is_found_without_asking_everybody_who_ever_did(workspace: TempWorkspace) -> None:
+def test_eviction_reads_few_records_to_find_who_needs_a_body(workspace: TempWorkspace) -> None:
     """Else a session that wrote the same bytes n times would be evicted in n * n steps, and all others wait."""
     calls = [write(workspace, "f", noise(n % 2)) for n in range(60)]
     assert evict_over(workspace.open_root.ledger, SESSION, 0) == calls[:-1]
@@ -414,7 +414,7 @@ class TestACallOverItsCap:
         assert coverage(capped, call) == [{"path": "larger", "reason": "not_undoable"}]
         assert [(capped.root / name).read_bytes() for name in ("small", "larger")] == [pages(11, 10), pages(301, 300)]
         with capped.open_root.ledger.store.read() as tx:
-            assert usage_of(tx, SESSION).bytes <= 500 * 1024
+            assert session_usage(tx, SESSION).bytes <= 500 * 1024
         assert problems(capped) == []
 
     @pytest.mark.parametrize("way", ["notify", "watch", "scan", "overlay"])

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from mulligan.store.blobs import BLOBS, BODIES, EVICTED, LOST, PARTS, Blobs, PartRow
 from mulligan.store.journal import HEADS, RECORDS, REFS, Journal, RefRow
-from mulligan.store.maintenance import usage_of
+from mulligan.store.maintenance import store_usage
 from mulligan.store.memory import MemoryStore
 from mulligan.store.protocol import Store
 from mulligan.store.sqlite import SqliteStore
@@ -97,7 +97,7 @@ class TestASoundStore:
 
     def test_it_takes_what_its_journals_and_blobs_take(self, store: Store) -> None:
         fill(store)
-        usage = usage_of(store)
+        usage = store_usage(store)
         assert [(journal.journal, journal.records, journal.blobs) for journal in usage.journals] == [
             ("a", 3, 3),
             ("b", 3, 3),
@@ -117,7 +117,7 @@ class TestBlobsInParts:
     def test_sound_ones_are_sound_and_counted_by_what_their_parts_take(self, store: Store) -> None:
         self.whole(store)
         assert found_in(store) == []
-        assert usage_of(store).journals[0].blob_bytes == 9_000_003
+        assert store_usage(store).journals[0].blob_bytes == 9_000_003
 
     def test_a_missing_part_and_a_part_in_the_wrong_place_are_found(self, store: Store) -> None:
         whole = self.whole(store)

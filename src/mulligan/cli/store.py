@@ -46,7 +46,7 @@ from mulligan.history.retention import set_store_cap, store_cap_of
 from mulligan.history.tables import CALLS, ROOTS
 from mulligan.session.tables import SESSIONS, SessionRow, session_journal
 from mulligan.store.journal import Journal
-from mulligan.store.maintenance import JournalUsage, StoreUsage, sync_failure, usage_of
+from mulligan.store.maintenance import JournalUsage, StoreUsage, store_usage, sync_failure
 from mulligan.store.migrations import SCHEMA_VERSION
 from mulligan.store.protocol import Store
 from mulligan.store.verify import Problem, verify, verify_journal
@@ -187,7 +187,7 @@ def _print_problems(found: list[Problem], broken: list[Problem]) -> None:
 def du_verb(common: Common) -> int:
     """Show how much space the store uses, and what for."""
     with opened_store(common.store) as store:
-        usage = usage_of(store)
+        usage = store_usage(store)
         sessions = _sessions(store, common)
     directory = store_directory(common.store, os.environ) or "memory:"
     if common.as_json:

@@ -63,9 +63,6 @@ def _undo_operations_on(tx: Tx, calls: Sequence[CallRow]) -> list[CallRow]:
 def left_by_conflicts(tx: Tx, calls: Sequence[CallRow]) -> frozenset[str]:
     """The calls of which a conflict left something, when an undo operation that is not undone tried to undo them."""
     operations = _undo_operations_on(tx, calls)
-    # Nearly no call was undone in part, and then no row has to be read.
-    if not operations:
-        return frozenset()
     left = {call for operation in operations for call in operation.undoes.left}
     return frozenset(call.id for call in calls if call.id in left)
 

@@ -352,7 +352,7 @@ class SessionUsage:
     bytes: int
 
 
-def usage_of(tx: Tx, session: SessionId) -> SessionUsage:
+def session_usage(tx: Tx, session: SessionId) -> SessionUsage:
     rows = tx.select(CALLS, {"session": session}, order=("id",))
     named = {digest for row in rows for digest in _bodies_of(tx, row)}
     blobs = [blob for digest in named if (blob := tx.get(BLOBS, raw_digest(digest))) and blob.place in READABLE]
@@ -432,11 +432,11 @@ def _evict_over_store_cap(ledger: Ledger) -> list[str]:
         if surplus <= 0:
             break
         with ledger.store.read() as tx:
-            size = usage_of(tx, session).bytes
+            size = session_usage(tx, session).bytes
         # Two sessions may share bodies, so the session is measured again after the eviction.
         evicted += evict_over(ledger, session, max(0, size - surplus))
         with ledger.store.read() as tx:
-            surplus -= size - usage_of(tx, session).bytes
+            surplus -= size - session_usage(tx, session).bytes
     return evicted
 
 
@@ -461,12 +461,12 @@ def evict_over(ledger: Ledger, session: SessionId, cap_bytes: int) -> list[str]:
     """Drop the oldest calls' bodies until the session keeps at most `cap_bytes`. Returns the evicted calls."""
     # Measuring is slow and usually evicts nothing, so it does not block other writers.
     with ledger.store.read() as tx:
-        if usage_of(tx, session).bytes <= cap_bytes:
+        if session_usage(tx, session).bytes <= cap_bytes:
             return []
     evicted: list[str] = []
     known: KnownNeeds = {}
     with ledger.store.write() as tx:
-        size = usage_of(tx, session).bytes
+        size = session_usage(tx, session).bytes
         for call in _evictable(tx, session):
             if size <= cap_bytes:
                 break

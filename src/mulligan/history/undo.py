@@ -682,6 +682,7 @@ def _layer(tx: Tx, open_root: OpenRoot, call: CallRow, target: _Target) -> list[
 
 
 def _rows(tx: Tx, call: CallRow, target: _Target) -> list[ChangeRow]:
+    """The changes of a call below the chosen places, without those that an earlier undo has restored."""
     # A place that an earlier undo of this call has restored already counts as done.
     back = target.undone.places.get(call.id, frozenset())
     found = tx.select(CHANGES, {"call": call.id})

@@ -278,7 +278,7 @@ class StoreUsage:
     blobs: tuple[BlobUsage, ...]
 
 
-def usage_of(store: Store) -> StoreUsage:
+def store_usage(store: Store) -> StoreUsage:
     with store.read() as tx:
         return StoreUsage(store.size_bytes(), _journals(tx), _blobs(tx))
 

@@ -12,8 +12,6 @@ three system calls, cheap enough that nothing is cached and nothing can be stale
 
 `OutsideEffects` notes what no undo can reach: files outside the root, other programs, the network. The receipt lists
 it as coverage, in bounded length. `Capture` is the protocol of all strategies.
-
-What every way of catching changes promises, and what they catch.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ from mulligan.history.retention import (
     cap_of,
     collect_garbage,
     pin_call,
+    session_usage,
     set_store_cap,
     store_cap_of,
-    usage_of,
     would_evict,
 )
 from mulligan.history.undo import UndoOptions, UndoResult
@@ -248,7 +248,7 @@ def storage(service: Service, asked: Asked) -> Answer:
                 "bytes": one.bytes,
                 "cap": cap_of(tx, SessionId(one.session)),
             }
-            for one in (usage_of(tx, SessionId(row.id)) for row in tx.select(SESSIONS, limit=SESSIONS_MEASURED))
+            for one in (session_usage(tx, SessionId(row.id)) for row in tx.select(SESSIONS, limit=SESSIONS_MEASURED))
         ]
         body: dict[str, Any] = {"size": store.size_bytes(), "cap": store_cap_of(tx)}
         evicted = would_evict(tx, asked["cap"] or body["cap"], size=body["size"], limit=EVICTED_SHOWN)
