@@ -100,7 +100,8 @@ def test_an_observer_reads_and_changes_nothing(server: Served, folder: Path, cal
             "/demo",
         ):
             assert client.post(f"/api/v1{path}", json={}).status_code == 403
-        assert client.post("/mcp", json={}).status_code == 403
+        refused = client.post("/mcp", json={})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "not_controller")
     assert (folder / "project" / "notes.txt").read_bytes() == before
 
 
