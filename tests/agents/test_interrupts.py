@@ -179,6 +179,9 @@ COMMITTING: dict[Callable[[World, str], None], Callable[[World, str], None]] = {
 """The same way without the failure."""
 
 
+# An interrupt may hit the finalizer of a generator that an earlier interrupt left. Python can only report that one.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 CALLS_MAX = 100
 
 
