@@ -237,7 +237,7 @@ def _restore(typing: Typing) -> str:
 
 
 def _newest_change(typing: Typing, path: RepoPath) -> str | None:
-    """The newest call of the session that stands and changed the path, or something below it."""
+    """The newest call of the session that is not undone and changed the path, or something below it."""
     place = typing.open_root.disk.root.place_of(path)
     with typing.open_root.ledger.store.read() as tx:
         for row in calls_of(tx, typing.open_root, typing.session, only={"undone_by": None, "way_back": None}):
