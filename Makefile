@@ -24,6 +24,8 @@ AXE       := .tools/web/.installed
 PIP        := $(PY) -m pip install --quiet --disable-pip-version-check
 # A test that hangs ends its process and shows where every thread was; without this the whole run would hang.
 PYTEST     := $(PY) -m pytest -n auto -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
+# Tests start Mulligan as a program thousands of times; where PYTHONDONTWRITEBYTECODE is set, each start would compile it.
+COMPILE    := $(PY) -m compileall -q src
 say         = @printf '▸ %s\n' '$(1)'
 packages_in = $(shell grep -c '==' $(1) 2>/dev/null)
 
@@ -44,18 +46,22 @@ demo: $(CORE)
 
 test: check ## the checks and our tests (ten minutes on two cores)
 	$(call say,running the tests on all cores (ten minutes on two))
+	@$(COMPILE)
 	@$(PYTEST) -m "not slow and not hosts and not web"
 
 test-slow: $(DEV) ## also what takes longer: long random runs and crashes at every step
 	$(call say,running the tests and the slow tests on all cores (an hour on two))
+	@$(COMPILE)
 	@$(PY) -m pytest -n auto -m "not hosts and not web"
 
 test-hosts: $(DEV) $(TOOLS) bubblewrap tmux ## tests with other people's programs: agents, protocol suites, sandboxes (SHORT=1: one case of each kind)
 	$(call say,running the tests with programs of other projects)
+	@$(COMPILE)
 	@$(PYTEST) -m "hosts$(if $(SHORT), and not slow)"
 
 test-web: $(DEV) $(AXE) chromium ## the page in a real browser: light, dark and phone (SHORT=1: each story once)
 	$(call say,running the stories of the page in Chromium)
+	@$(COMPILE)
 	@SHORT=$(SHORT) MULLIGAN_SHOTS=$(if $(SHORT),,1) $(PYTEST) -m web tests/web
 
 test-all: check test-hosts test-web test-slow ## every test, long forms too
