@@ -43,10 +43,15 @@ class UndoOperation:
 
 @fast_dataclass(slots=True, frozen=True)
 class PartOfCall:
-    """The call is the part of another call in another root. `verb`: that other call is this undo operation."""
+    """The call is the part of another call in another root. `verb`: that other call is this undo operation.
+
+    `late`: it is what a process did that the call's `command` had left running, after the call had ended.
+    """
 
     part_of: str
     verb: str | None = None
+    late: bool = False
+    command: str | None = None
 
 
 @fast_dataclass(slots=True, frozen=True)
@@ -105,7 +110,7 @@ def cause_to_json(cause: Cause) -> Json | None:
         more: Json = {"part": list(cause.part), "left": list(cause.left), "turn": cause.turn, "scope": cause.scope}
         more["hunks"] = cause.hunks
     elif isinstance(cause, PartOfCall):
-        body, more = {"part_of": cause.part_of}, {"verb": cause.verb}
+        body, more = {"part_of": cause.part_of}, {"verb": cause.verb, "late": cause.late, "command": cause.command}
     elif isinstance(cause, ObservedTool):
         body = {**cause.about, "window": cause.window, "since": cause.since, "began_s": cause.began_s}
         body |= {} if cause.pid is None else {"pid": cause.pid, "born": cause.born}
@@ -125,7 +130,7 @@ def cause_from_json(body: Mapping[str, Any] | None) -> Cause:
     # No field names the kind, because the first records had none. So a field that only one kind has tells it; the order
     # matters, because a part of an undo operation and a merge have a verb too.
     if "part_of" in body:
-        return PartOfCall(body["part_of"], body.get("verb"))
+        return PartOfCall(body["part_of"], body.get("verb"), bool(body.get("late")), body.get("command"))
     if "window" in body:
         about = {name: value for name, value in body.items() if name not in _OBSERVED}
         since, pid = int(body.get("since", 0)), body.get("pid")
@@ -146,3 +151,11 @@ def cause_from_json(body: Mapping[str, Any] | None) -> Cause:
 def cause_from_text(text: str) -> Cause:
     """The cause in a row. It is cached, because planning an undo reads the same few rows again and again."""
     return cause_from_json(decode(text))
+
+
+def command_of(cause: Cause) -> str | None:
+    """The command that an observed tool ran, if it ran one."""
+    found = cause.about.get("command") if isinstance(cause, ObservedTool) else None
+    if isinstance(cause, PartOfCall):
+        found = cause.command
+    return found if isinstance(found, str) else None

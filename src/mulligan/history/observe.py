@@ -8,37 +8,40 @@ call that ends first gets it. A change that another call has recorded meanwhile 
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import field
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import field, replace
+from itertools import islice
 from typing import Any
 
 from mulligan.files.disk import Image
 from mulligan.history.baseline import Baseline, BaselineChange
-from mulligan.history.cause import ObservedTool
+from mulligan.history.cause import ObservedTool, PartOfCall, command_of
 from mulligan.history.git_changes import OUTSIDE
 from mulligan.history.ledger import STORE_FULL, Ending, Facts, facts_of, newest_wseq, touch_row
-from mulligan.history.log import workspace_of
+from mulligan.history.log import calls_of, workspace_of
 from mulligan.history.open_root import OpenRoot
+from mulligan.history.processes import (
+    Process,
+    is_agent_running,
+    left_running,
+    processes_from_text,
+    processes_to_text,
+    start_time_of,
+    with_descendants,
+)
 from mulligan.history.tables import AGENT, CALLS, CHANGES, OBSERVED_WHILE_FULL, OPEN, TOUCHES, TURNS, CallRow
 from mulligan.history.undo_log import with_moves
 from mulligan.session.tables import session_journal
 from mulligan.store.protocol import Tx
+from mulligan.values.canonical import decode
 from mulligan.values.clock import since_boot_s
 from mulligan.values.digest import Digest
 from mulligan.values.entries import ABSENT, Absent, Change, DirEntry, Entry, entry_from_bytes, same_state
 from mulligan.values.errors import MulliganError, RequestError
 from mulligan.values.fast_dataclass import fast_dataclass
 from mulligan.values.ids import CallId, RootId, SessionId, TurnId, WorkspaceId
-from mulligan.values.paths import ROOT, RepoPath, ancestors_of, is_inside, path_bytes, path_from_bytes, to_wire
-
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_OWN_COMMAND = re.compile(rb"mulligan/agents/hooks/client\.py|(?:\A|[\0/])mulligan\0")
-"""Found in the command line of a hook, of the process behind the hooks, or of `mulligan` itself."""
-_STATE, _START_TICKS = 0, 19
-"""Fields of /proc/<pid>/stat, counted after the name of the program."""
+from mulligan.values.paths import ROOT, RepoPath, ancestors_of, path_bytes, path_from_bytes, to_wire
 
 Note = Mapping[str, str]
 
@@ -78,17 +81,19 @@ def begin(
     baseline: Baseline | None = None,
     *,
     earlier_scan: EarlierScan | None = None,
+    left: LeftRunning | None = None,
 ) -> CallId:
     """Record the call before its tool runs, with the preimages of the paths that the agent named.
 
     With `earlier_scan`, the tool may be running already: everything since that scan is its doing, except for what
-    another call has recorded.
+    another call has recorded. `left`: what earlier commands have left running.
     """
     ledger = open_root.ledger
     ledger.session(observed.session, open_root.root)
     scan = earlier_scan or _scan_of(open_root, observed.paths or ())
-    if earlier_scan is None and baseline is not None and observed.paths is None:
-        record_changes(open_root, baseline)
+    is_scanned = observed.paths is None or (left is not None and left.is_any)
+    if earlier_scan is None and baseline is not None and is_scanned:
+        record_changes(open_root, baseline, left=left)
     with ledger.store.write() as tx:
         since = newest_wseq(tx, workspace_of(tx, open_root)) if earlier_scan is None else earlier_scan.since
         facts = _facts(open_root, observed, since=since, gaps=scan.gaps)
@@ -169,8 +174,10 @@ def record_changes(
     *,
     full: bool = False,
     until_ns: int | None = None,
+    left: LeftRunning | None = None,
 ) -> list[Note]:
-    """Scan, and record each change for the call, else for the newest open capture window, else as external.
+    """Scan, and record each change for the call, else for the newest open capture window, else for the newest call with
+    a process that still runs, else as external.
 
     Returns notes for the coverage of the call: what could not be captured.
     """
@@ -179,6 +186,9 @@ def record_changes(
     changes = baseline.find_changes(full=full, until_ns=until_ns, open_folders=is_window_open)
     git_notes = _linked_git_notes(open_root, baseline, call, is_window_open=is_window_open)
     if not changes and not baseline.has_unpublished:
+        return git_notes
+    if changes and not is_window_open and left is not None and left.is_any:
+        _record_late(open_root, baseline, left, changes)
         return git_notes
     with open_root.ledger.store.write() as tx:
         windows = _open_windows(tx, open_root) if call is None else []
@@ -239,6 +249,43 @@ def _record_change(tx: Tx, open_root: OpenRoot, account: CallId | None, change: 
         open_root.ledger.touch(tx, row, ())
 
 
+def _record_late(open_root: OpenRoot, baseline: Baseline, left: LeftRunning, changes: Sequence[BaselineChange]) -> None:
+    """Record changes outside of every capture window for the newest call whose process still runs."""
+    images = {one.path: _store_image(open_root, one.path) for one in changes if not _is_gap(one)}
+    stable = {path: image.entry for path, image in images.items() if not (image.special or image.unstable)}
+    ledger = open_root.ledger
+    with ledger.store.write() as tx:
+        (main, *others), found = left.rows(tx), list[Change]()
+        for change in changes:
+            seen = ledger.last_seen(tx, open_root.disk.root.place_of(change.path)) or change.before
+            now = stable.get(change.path)
+            if seen is not None and now is not None and not same_state(seen, now):
+                found.append(Change(change.path, seen, now))
+        if found:
+            facts = replace(
+                facts_of(main),
+                id=CallId(ledger.ids.new()),
+                tool=main.tool,
+                label=None,
+                cause=PartOfCall(main.id, late=True, command=command_of(main.why)),
+            )
+            notes = [*map(_gap, filter(_is_gap, changes)), *_shared_notes(found, main.id, [one.id for one in others])]
+            ledger.begin(tx, facts, AGENT)
+            moved = with_moves(found, guessed=True, rules=open_root.disk.capture)
+            ledger.end(tx, facts, Ending("committed", moved, coverage=notes))
+        # In this transaction: the bytes of the earlier contents are referenced before the baseline forgets them.
+        baseline.publish(tx)
+    baseline.mark_published()
+    baseline.unreadable_paths.clear()
+
+
+def _shared_notes(changes: Iterable[Change], call: str, others: Sequence[str]) -> list[Note]:
+    """Notes for changes that may be the doing of several calls: undo of one of them leaves these paths."""
+    whose = " ".join([call, *others])
+    about = {"reason": "ambiguous", "attribution": "window", "calls": whose}
+    return [{"path": to_wire(one.path), **about} for one in changes] if others else []
+
+
 def _is_gap(change: BaselineChange) -> bool:
     """A folder that still exists has lost nothing, even if its earlier state is unknown."""
     return change.unstable or change.after is None or (change.before is None and not isinstance(change.after, DirEntry))
@@ -268,11 +315,13 @@ def finish(
     reason: str | None = None,
     notes: Sequence[Note] = (),
     until_ns: int | None = None,
+    left: LeftRunning | None = None,
 ) -> bool:
     """Record the changes of a call whose tool or agent has ended, and undo nothing. False if the call had ended
     already.
 
-    `until_ns`: when the tool ended, if other processes may have changed files since.
+    `until_ns`: when the tool ended, if other processes may have changed files since. `left`: what earlier commands have
+    left running; what this one leaves comes to it.
     """
     with open_root.ledger.store.read() as tx:
         row, shown = tx.get(OPEN, call), tx.get(CALLS, call)
@@ -286,11 +335,15 @@ def finish(
             coverage.append(STORE_FULL)
         if is_window and baseline is None:
             coverage.append({"path": ".", "reason": "no_baseline"})
-        began_s = tool_of(shown).began_s
-        if is_window and isinstance(began_s, float) and processes_in(open_root.disk.root.path, since_s=began_s):
-            # The tool has left a process running. Later writes of that process belong to no call.
-            coverage.append({"path": ".", "reason": "background"})
-        return _end(open_root, shown, reason, notes=coverage)
+        processes = _left_by(open_root, shown) if is_window else []
+        processes = processes if left is None else left.without_known(processes)
+        if processes:
+            coverage.append({"path": ".", "reason": "background", "processes": processes_to_text(processes)})
+        others = [one for one in left.during(tool_of(shown).began_s) if one != call] if is_window and left else []
+        done = _end(open_root, shown, reason, notes=coverage, others=others)
+        if left is not None and processes:
+            left.add(call, processes, tool_of(shown).pid)
+        return done
     except MulliganError as error:
         if error.code == "no_space":
             # The process that ends the call later says so in its coverage.
@@ -298,7 +351,17 @@ def finish(
         raise
 
 
-def _end(open_root: OpenRoot, shown: CallRow, reason: str | None, *, notes: Sequence[Note]) -> bool:
+def _left_by(open_root: OpenRoot, shown: CallRow) -> list[Process]:
+    """The processes that the tool of a call has left running."""
+    tool = tool_of(shown)
+    if not isinstance(tool.began_s, float):
+        return []
+    return left_running(tool.pid, command_of(tool), open_root.disk.root.path, since_s=tool.began_s)
+
+
+def _end(
+    open_root: OpenRoot, shown: CallRow, reason: str | None, *, notes: Sequence[Note], others: Sequence[CallId] = ()
+) -> bool:
     with open_root.ledger.store.read() as tx:
         touches = tx.select(TOUCHES, {"call": shown.id})
     befores = {path_from_bytes(touch.path): entry_from_bytes(touch.before) for touch in touches}
@@ -312,7 +375,8 @@ def _end(open_root: OpenRoot, shown: CallRow, reason: str | None, *, notes: Sequ
         changes = with_moves([one for one in found if one], guessed=tool_of(shown).window, rules=open_root.disk.capture)
         outside = [note for note in notes if note["reason"] in OUTSIDE]
         named = [Digest(note["blob_ref"]) for note in outside if "blob_ref" in note]
-        all_notes = [*notes, *own.notes, *({"path": path, "reason": "unstable"} for path in unstable)]
+        disturbed = [{"path": path, "reason": "unstable"} for path in unstable]
+        all_notes = [*notes, *own.notes, *_shared_notes(changes, shown.id, others), *disturbed]
         coverage = list({tuple(note.items()): note for note in all_notes}.values())
         ending = Ending("committed", changes, reason, coverage, handed_out=named, placed=bool(outside))
         open_root.ledger.end(tx, facts_of(shown), ending)
@@ -418,78 +482,65 @@ def end_open_turns(open_root: OpenRoot, session: SessionId) -> None:
         end_turn(open_root, session, TurnId(turn))
 
 
-# Processes.
-
-
 def is_agent_alive(call: CallRow) -> bool:
     """Whether the agent that a call belongs to may still be running."""
     return is_agent_running(tool_of(call).pid, tool_of(call).born)
 
 
-def is_agent_running(pid: int | None, born: str | None) -> bool:
-    """Whether the agent's process still runs. An agent that did not name its process may run."""
-    return pid is None or start_time_of(pid) == born
+# Processes that commands have left running.
+
+_CALLS_SEARCHED = 200
 
 
-def start_time_of(pid: int) -> str | None:
-    """When a process began, as far as this system says; None if there is no such process."""
-    fields = _proc_stat(pid)
-    if fields is not None or os.path.exists("/proc/self/stat"):
-        return None if fields is None else fields[_START_TICKS].decode("ascii")
-    # A system without /proc says only whether the process exists.
-    try:
-        os.kill(pid, 0)
-    except OSError as error:
-        return "alive" if isinstance(error, PermissionError) else None
-    return "alive"
+class LeftRunning:
+    """The calls of one root whose command has left a process running. For one thread at a time.
 
-
-def processes_in(folder: bytes, *, since_s: float) -> list[int]:
-    """Processes of this user that work in the folder and began at or after `since_s`, in seconds since the boot.
-
-    Hooks of Mulligan run there for a moment, too; they do not count. Without /proc the list is empty. A process that
-    left the folder, or that has a file in it open, counts: a daemon changes to another folder before it works.
+    The coverage of a call names its processes, so another process of Mulligan finds them again.
     """
-    with suppress(OSError):
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
-        return [pid for pid in pids if _began_since(pid, since_s) and _works_in(pid, folder)]
-    return []
 
+    def __init__(self, open_root: OpenRoot) -> None:
+        self._processes: dict[CallId, list[Process]] = {}
+        self._agents: dict[CallId, int | None] = {}
+        self._ended: deque[tuple[CallId, float]] = deque(maxlen=_CALLS_SEARCHED)
+        with open_root.ledger.store.read() as tx:
+            rows = list(islice(calls_of(tx, open_root, None, only={"observed": 1}), _CALLS_SEARCHED))
+        for row in reversed(rows):
+            notes = decode(row.coverage) if '"background"' in row.coverage else []
+            processes = processes_from_text(" ".join(note.get("processes", "") for note in notes))
+            if any(one.is_alive for one in processes):
+                self.add(CallId(row.id), processes, tool_of(row).pid)
 
-def _began_since(pid: int, since_s: float) -> bool:
-    fields = _proc_stat(pid)
-    # The kernel rounds down to a tick; one tick more, so that a process of the very first tick counts.
-    return fields is not None and (int(fields[_START_TICKS]) + 1) / _TICKS_PER_S >= since_s
+    @property
+    def is_any(self) -> bool:
+        return bool(self._processes)
 
+    def add(self, call: CallId, processes: Sequence[Process], agent: int | None) -> None:
+        self._processes[call], self._agents[call] = list(processes), agent
 
-def _works_in(pid: int, folder: bytes) -> bool:
-    try:
-        if os.stat(f"/proc/{pid}").st_uid != os.geteuid():
-            return False
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read()
-        return not _OWN_COMMAND.search(words) and any(is_inside(path, folder) for path in _paths_of(pid))
-    except OSError:
-        return False
+    def without_known(self, processes: Iterable[Process]) -> list[Process]:
+        """The processes without those of earlier calls, and without what these have started."""
+        known = {one.pid for each in self._processes.values() for one in each}
+        return [one for one in processes if known.isdisjoint((one.pid, one.parent, one.session))]
 
+    def rows(self, tx: Tx) -> list[CallRow]:
+        """The calls, the newest first."""
+        return [row for call in reversed(self._processes) if (row := tx.get(CALLS, call)) is not None]
 
-def _paths_of(pid: int) -> Iterator[bytes]:
-    """The folder that a process is in, the one in which its shell started it, and the files that it has open."""
-    process = f"/proc/{pid}".encode()
-    yield os.readlink(process + b"/cwd")
-    with open(process + b"/environ", "rb") as file:
-        yield from (word[4:] for word in file.read().split(b"\0") if word.startswith(b"PWD="))
-    for name in os.listdir(process + b"/fd"):
-        with suppress(FileNotFoundError):
-            yield os.readlink(process + b"/fd/" + name)
+    def during(self, began_s: float | None) -> list[CallId]:
+        """The calls whose processes ran at a moment, in seconds since the boot, or later."""
+        return [*(call for call, ended_s in self._ended if ended_s >= (began_s or 0.0)), *self._processes]
 
+    def ended(self) -> list[CallId]:
+        """The calls whose last process has ended since. They still count, until the caller drops them."""
+        over: list[CallId] = []
+        for call, processes in self._processes.items():
+            if not all(one.is_alive for one in processes):
+                self._processes[call] = with_descendants(processes, self._agents[call])
+            over += [] if self._processes[call] else [call]
+        return over
 
-def _proc_stat(pid: int) -> list[bytes] | None:
-    """None for a process that is gone, or is a zombie: in a container no parent may reap it."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name of the program, in parentheses, may hold anything.
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return None if fields[_STATE] in (b"Z", b"X") else fields
+    def drop(self, calls: Iterable[CallId]) -> None:
+        """Forget calls whose processes have ended, after their last changes are recorded."""
+        for call in calls:
+            del self._processes[call], self._agents[call]
+            self._ended.append((call, since_boot_s()))

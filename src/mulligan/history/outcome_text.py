@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mulligan.history.cause import ObservedTool
+from mulligan.history.cause import command_of
 from mulligan.values.clock import Clock, SystemClock, parse_timestamp
 from mulligan.values.entries import Absent
 from mulligan.values.paths import to_wire
@@ -96,8 +96,7 @@ def call_title(row: CallRow, *, label: bool = False) -> str:
     """The tool of a call and its command, shortened, on one line; with `label` also the agent's own id of the call."""
     if row.external:
         return "edited outside"
-    command = row.why.about.get("command") if isinstance(row.why, ObservedTool) else None
-    words = " ".join(command.split()) if isinstance(command, str) else ""
+    words = " ".join((command_of(row.why) or "").split())
     cut = words if len(words) <= _COMMAND_SHOWN else words[: _COMMAND_SHOWN - 1] + "…"
     title = f"{row.tool or 'call'}: {cut}" if cut else row.tool or row.label or "call"
     return visible(f"{title} [{row.label}]" if label and row.label not in (None, row.tool) else title)

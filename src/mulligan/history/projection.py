@@ -247,8 +247,8 @@ def _follow_cause(tx: Tx, call: CallRow, *, changed: bool) -> None:
     """Apply the cause of a committed call: mark the calls that it undid, and change the redo stack of its session."""
     cause, session = call.why, call.session
     assert session is not None, "only what no call made has none"
-    if isinstance(cause, PartOfCall) and cause.verb is not None:
-        # The undo operation of this part marks the undone calls.
+    if isinstance(cause, PartOfCall) and (cause.verb is not None or cause.late):
+        # The undo operation of this part marks the undone calls. A process that writes on is no new work.
         return
     if not isinstance(cause, UndoOperation):
         if changed:

@@ -30,6 +30,7 @@ from mulligan.history.log import (
 from mulligan.history.open_root import OpenRoot
 from mulligan.history.partial_undo import left_by_conflicts
 from mulligan.history.plan import OnConflict
+from mulligan.history.processes import is_agent_running
 from mulligan.history.tables import CALLS, REDO, TURNS, CallRow, TurnRow
 from mulligan.session.lifecycle import (
     call_begin_seq,
@@ -507,8 +508,6 @@ def _is_dead(tx: Tx, open_root: OpenRoot, session: SessionId, row: TurnRow) -> b
     opener = {} if record is None else parse_record(record).payload
     if "owner" in opener:
         return open_root.ledger.store.is_alive(OwnerId(opener["owner"])) is False
-    from mulligan.history.observe import is_agent_running
-
     pid = opener.get("pid")
     return not is_agent_running(pid if isinstance(pid, int) else None, opener.get("born"))
 

@@ -33,6 +33,7 @@ from mulligan.history.git_changes import (
 from mulligan.history.ledger import newest_wseq
 from mulligan.history.log import (
     calls_of,
+    can_be_undone,
     coverage_of_call,
     find_call,
     has_lost_bodies,
@@ -228,10 +229,15 @@ def undo(
             if newest is None:
                 raise fault("nothing_to_undo", "There is nothing to undo here.")
             row = newest
+        family = with_parts(tx, [row])
+        if row.undone_by is not None:
+            # A process that the call left running may have gone on after the undo.
+            row = next((one for one in family if one.undone_by is None and can_be_undone(one)), row)
         # A call that is undone already may still have commits, which the first undo left; `git="restore"` undoes those.
         if how.git != "restore" or row.undone_by is None:
-            _check_can_be_undone(row)
-        rows = tuple([one for one in with_parts(tx, [row]) if one.wseq is not None or one.id == row.id])
+            _check_can_be_undone(row, family, shared=_written_with_others(tx, open_root, family))
+        kept = {row.id, main_of(row)}
+        rows = tuple([one for one in family if one.undone_by is None and (one.wseq is not None or one.id in kept)])
         undone = undone_parts_of(tx, rows)
         is_undone = row.undone_by is not None
         named = None if paths is None or is_undone else places_of_paths(tx, open_root, rows, paths)
@@ -299,13 +305,14 @@ def _all_of(named: PlacesByPath) -> frozenset[bytes]:
     return frozenset().union(*named.values())
 
 
-def _check_can_be_undone(row: CallRow) -> None:
+def _check_can_be_undone(row: CallRow, family: Sequence[CallRow] = (), *, shared: Sequence[_Note] = ()) -> None:
     """Raise if there is nothing to undo. An undo operation without changes has still marked calls as undone."""
     if row.status == "open":
         raise fault("call_open", f"Call {row.id} is still running.")
     if row.undone_by is not None:
         raise fault("nothing_to_undo", f"Call {row.id} is undone already; `mulligan redo` reverses that.")
-    if row.status != "committed" or (row.wseq is None and row.way_back is None):
+    has_changes = row.way_back is not None or bool(shared) or any(one.wseq is not None for one in (row, *family))
+    if row.status != "committed" or not has_changes:
         raise fault("nothing_to_undo", f"Call {row.id} has no changes to undo.")
 
 
@@ -561,7 +568,7 @@ def _plan(
         if notes:
             unstored = _never_captured(open_root, target, notes, changed)
             # Paths that another process may have changed in the same window as a call.
-            ambiguous = {note.path for note in notes if note.gap["reason"] == "ambiguous"} & changed
+            ambiguous = _ambiguous(tx, open_root, target, notes, changed)
             unclear = [] if how.on_conflict == "overwrite" else sorted(ambiguous, key=path_bytes)
         plan = planner.plan(layers, not_captured=unstored, ambiguous=unclear, in_use=in_use)
     if not notes and not kept:
@@ -618,6 +625,38 @@ class _Note:
     call: CallRow
     path: RepoPath
     gap: Mapping[str, str]
+
+    def is_of_others(self, calls: Set[str]) -> bool:
+        """Whether a call beside these may have made the change; a gap that names no calls says so."""
+        named = self.gap.get("calls")
+        return named is None or not calls >= set(named.split())
+
+
+def _ambiguous(
+    tx: Tx, open_root: OpenRoot, target: _Target, notes: Sequence[_Note], changed: Set[RepoPath]
+) -> set[RepoPath]:
+    """Paths that a call beside the target's may have changed."""
+    unclear = [note for note in notes if note.gap["reason"] == "ambiguous"]
+    mains = {main_of(call) for call in target.calls}
+    if target.verb != "undo" and any("calls" in note.gap for note in unclear):
+        # A whole turn is undone, with its calls that changed nothing while they ran.
+        turns = {(call.session, call.turn) for call in target.calls}
+        mains |= {row.id for session, turn in turns for row in tx.select(CALLS, {"session": session, "turn": turn})}
+    found = {note.path for note in unclear if note.is_of_others(mains)} & changed
+    shared = _written_with_others(tx, open_root, target.calls) if target.verb == "undo" else ()
+    return found | {note.path for note in shared if _is_asked(open_root, target, note.path)}
+
+
+def _written_with_others(tx: Tx, open_root: OpenRoot, calls: Sequence[CallRow]) -> list[_Note]:
+    """Notes of later calls: what they, or a process that one of these calls has left running, may have changed."""
+    leavers = {main_of(call) for call in calls if '"background"' in call.coverage}
+    if not leavers:
+        return []
+    later = calls_of(tx, open_root, None, after=min(leavers))
+    notes = _notes(tx, open_root, [row for row in later if any(call in row.coverage for call in leavers)])
+    mains = {main_of(call) for call in calls}
+    named = [(note, set(note.gap.get("calls", "").split())) for note in notes]
+    return [note for note, whose in named if whose & leavers and not whose <= mains]
 
 
 def _notes(tx: Tx, open_root: OpenRoot, calls: Iterable[CallRow]) -> list[_Note]:

@@ -30,7 +30,7 @@ from mulligan.agents.hooks.socket import Spool
 from mulligan.history import observe
 from mulligan.history.baseline import Baseline
 from mulligan.history.ledger import STORE_FULL
-from mulligan.history.observe import Note, Observed
+from mulligan.history.observe import LeftRunning, Note, Observed
 from mulligan.history.open_root import OpenRoot
 from mulligan.history.tables import AGENT, CALLS, OPEN, TURNS, CallRow
 from mulligan.hosts.news import News
@@ -222,6 +222,7 @@ class Recorder:
         self._open_root = open_root
         self._news = None if told is None else News(open_root, told)
         self._tree = Baseline(open_root)
+        self._left = LeftRunning(open_root)
         self._notes: dict[CallId, list[Note]] = {}
         self._patience_s = float("inf")
         self._was_full = False
@@ -253,6 +254,22 @@ class Recorder:
         """Continues to read the tree while no agent waits."""
         self._tree.read_contents(until)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a process of a command still runs."""
+        return self._left.is_any
+
+    def watch(self) -> None:
+        """Records the last changes of processes that have ended: what changes later is another one's doing."""
+        if self._left.ended():
+            self._record_changes()
+
+    def _record_changes(self, *, full: bool = False) -> None:
+        """Records what changed outside of every call."""
+        ended = self._left.ended()
+        observe.record_changes(self._open_root, self._tree, full=full, left=self._left)
+        self._left.drop(ended)
+
     def has_open_calls(self) -> bool:
         with self._open_root.ledger.store.read() as tx:
             return any(row.owner == AGENT and row.root == self._open_root.root.id for row in tx.select(OPEN))
@@ -274,7 +291,9 @@ class Recorder:
         if event.is_read_only or pid < 0 or (event.label is not None and self._open_call(event) is not None):
             return
         observed, notes = self._observed(event, pid)
-        call = observe.begin(self._open_root, observed, self._tree)
+        ended = self._left.ended()
+        call = observe.begin(self._open_root, observed, self._tree, left=self._left)
+        self._left.drop(ended)
         if monotonic_s() > until:
             notes.append(LATE)
         self._notes[call] = notes
@@ -345,7 +364,7 @@ class Recorder:
 
     def _finish(self, call: CallId, *, reason: str | None) -> None:
         notes = [*self._notes.get(call, []), *([STORE_FULL] if self._was_full else [])]
-        observe.finish(self._open_root, call, self._tree, reason=reason, notes=notes)
+        observe.finish(self._open_root, call, self._tree, reason=reason, notes=notes, left=self._left)
         self._notes.pop(call, None)
         self._was_full = False
 
@@ -370,7 +389,7 @@ class Recorder:
         prompt = (event.session, event.turn, event.prompt)
         if event.turn is None or self._typed != prompt:
             self._over(event, reason="interrupted")
-            observe.record_changes(self._open_root, self._tree)
+            self._record_changes()
             text = answer(self._open_root, event.session, command, event.cwd)
             self._typed, self._typed_answer = prompt, stop_prompt(event.agent, text)
         return self._typed_answer
@@ -380,13 +399,13 @@ class Recorder:
         if self._news is None or not event.answers or monotonic_s() > until:
             return b""
         if self._tree.is_complete:
-            observe.record_changes(self._open_root, self._tree)
+            self._record_changes()
         text = self._news.tell(SessionId(event.session))
         return b"" if text is None else tell_model(event.agent, text)
 
     def _stop(self, event: HookEvent, until: float, pid: int) -> None:
         self._over(event, reason="stopped")
-        observe.record_changes(self._open_root, self._tree, full=True)
+        self._record_changes(full=True)
 
     def _session_end(self, event: HookEvent, until: float, pid: int) -> None:
         self._over(event, reason="session_ended", workers=True)
@@ -404,7 +423,7 @@ class Recorder:
 
     def _session_start(self, event: HookEvent, until: float, pid: int) -> None:
         """Begins to scan the tree before the first tool call needs it."""
-        observe.record_changes(self._open_root, self._tree)
+        self._record_changes()
 
 
 _HANDLERS: Mapping[Kind, Callable[[Recorder, HookEvent, float, int], None]] = MappingProxyType(
@@ -551,7 +570,8 @@ class RecorderThread:
                 self.recorder.go_on(monotonic_s() + _SLICE_S)
             elif self.busy:
                 self.recorder.sweep()
-                self.busy = self.recorder.has_open_calls()
+                self.recorder.watch()
+                self.busy = self.recorder.has_open_calls() or self.recorder.is_waiting
         except (MulliganError, OSError) as error:
             self._tell(error)
             self.broken = True
