@@ -71,6 +71,38 @@ class TestBothTransports:
         expected = {tool["name"]: tool for name in TOOLSETS for tool in read_table().tools[name]}
         assert found == expected
 
+    @pytest.mark.req("D14.mcp.prompts")
+    def test_the_verbs_are_prompts_that_tell_the_model_which_tool_to_call(self, server: Any, mode: str) -> None:
+        async def act(client: Client) -> tuple[dict[str, list[str]], str, list[int]]:
+            listed = (await client.list_prompts()).prompts
+            names = {one.name: [each.name for each in one.arguments or ()] for one in listed}
+            got = await client.get_prompt("restore", {"call": "5dcd820b", "path": "a.txt"})
+            (message,) = got.messages
+            refused = []
+            for name, given in (("no_such", {}), ("restore", {"call": "5dcd820b"}), ("redo", {"call": "5dcd820b"})):
+                with pytest.raises(MCPError) as caught:
+                    await client.get_prompt(name, given)
+                refused.append(caught.value.error.code)
+            assert isinstance(message.content, types.TextContent) and message.role == "user"
+            return names, message.content.text, refused
+
+        names, text, refused = talk(server, mode, act)
+        assert names == {
+            "undo": ["call"],
+            "redo": [],
+            "rollback": [],
+            "rewind": ["to"],
+            "restore": ["call", "path"],
+            "log": [],
+            "status": [],
+            "diff": ["call"],
+        }
+        assert text == (
+            'Call the tool history_restore once, with these arguments: {"call":"5dcd820b","paths":["a.txt"]}. '
+            "Show me what it answers: which files changed, which it left alone and why. Do nothing else."
+        )
+        assert refused == [-32602] * 3
+
     def test_a_call_gives_the_same_result(self, server: Any, mode: str) -> None:
         async def act(client: Client) -> list[types.CallToolResult]:
             await client.list_tools()

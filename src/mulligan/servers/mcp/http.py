@@ -38,6 +38,8 @@ from mulligan.servers.mcp.protocol import (
     ToolTable,
     client_name,
     names_of,
+    prompt_result,
+    prompts_in,
     read_table,
     tools_in,
 )
@@ -80,6 +82,7 @@ class HttpTools:
 
     def __init__(self, toolbox: ToolCaller, sets: tuple[str, ...], table: ToolTable) -> None:
         self._toolbox = toolbox
+        self._sets = sets
         self._tools = tools_in(table, sets)
         self._names = names_of(self._tools)
         schemas = {tool["name"]: tool["inputSchema"] for tool in self._tools}
@@ -90,13 +93,26 @@ class HttpTools:
             version=table.server["version"],
             instructions=INSTRUCTIONS,
             get_tool_input_schema=lambda name: schemas.get(self._names.get(name, "")),
-            cache_hints={"tools/list": CacheHint(TOOLS_TTL_MS, "public")},
+            cache_hints={name: CacheHint(TOOLS_TTL_MS, "public") for name in ("tools/list", "prompts/list")},
             on_list_tools=self._list,
+            on_list_prompts=self._list_prompts,
+            on_get_prompt=self._get_prompt,
             on_call_tool=self._call,
         )
 
     async def _list(self, context: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         return types.ListToolsResult.model_validate({"tools": self._tools})
+
+    async def _list_prompts(
+        self, context: Context, params: types.PaginatedRequestParams | None
+    ) -> types.ListPromptsResult:
+        return types.ListPromptsResult.model_validate({"prompts": prompts_in(self._sets)})
+
+    async def _get_prompt(self, context: Context, params: types.GetPromptRequestParams) -> types.GetPromptResult:
+        try:
+            return types.GetPromptResult.model_validate(prompt_result(params.name, params.arguments, self._sets))
+        except RpcError as error:
+            raise MCPError(error.code, error.message) from None
 
     async def _call(self, context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
         if params.name not in self._names:

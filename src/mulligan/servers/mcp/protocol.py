@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from mulligan.values.canonical import encode
 from mulligan.values.fast_dataclass import fast_dataclass
 
 TOOLSETS = ("substrate", "coding", "history")
@@ -149,7 +150,7 @@ def client_name(info: object) -> str:
 def initialize_result(peer: Peer, server: Mapping[str, Any]) -> Body:
     return {
         "protocolVersion": peer.revision,
-        "capabilities": {"tools": {}},
+        "capabilities": {"tools": {}, "prompts": {}},
         "serverInfo": dict(server),
         "instructions": INSTRUCTIONS,
     }
@@ -158,7 +159,7 @@ def initialize_result(peer: Peer, server: Mapping[str, Any]) -> Body:
 def discover_result() -> Body:
     return {
         "supportedVersions": list(MODERN),
-        "capabilities": {"tools": {}},
+        "capabilities": {"tools": {}, "prompts": {}},
         "instructions": INSTRUCTIONS,
         "ttlMs": TOOLS_TTL_MS,
         "cacheScope": "public",
@@ -170,7 +171,12 @@ def list_result(peer: Peer, tools: list[Body]) -> Body:
         body: Body = {"tools": tools}
     else:
         body = {"tools": [{k: v for k, v in tool.items() if k in _OLD_TOOL_KEYS} for tool in tools]}
-    return {**body, "ttlMs": TOOLS_TTL_MS, "cacheScope": "public"} if peer.is_modern else body
+    return {**body, **cache_hints(peer)}
+
+
+def cache_hints(peer: Peer) -> Body:
+    """How long a client may keep a list; older revisions do not know this."""
+    return {"ttlMs": TOOLS_TTL_MS, "cacheScope": "public"} if peer.is_modern else {}
 
 
 _OLD_TOOL_KEYS = frozenset({"name", "description", "inputSchema", "annotations"})
@@ -184,6 +190,70 @@ def finished(peer: Peer, result: Body, server: Mapping[str, Any]) -> Body:
     if not peer.takes_structure:
         return {name: value for name, value in result.items() if name != "structuredContent"}
     return result
+
+
+class _Verb(NamedTuple):
+    """A prompt: what a person chooses in the host's menu, and the tool that the model then calls.
+
+    `arguments` are the parameters of the tool that the person may give, each with its description; a name with `!` must
+    be given. `fixed` are parameters that the person does not choose.
+    """
+
+    description: str
+    tool: str
+    arguments: Mapping[str, str] = {}
+    fixed: Mapping[str, object] = {}
+
+
+_CALL = {"call": "The call: its id, its label, or a unique part of its id. Default: the newest."}
+_VERBS: Mapping[str, _Verb] = {
+    "undo": _Verb("Undo the newest call, or the one that you name.", "history_undo", _CALL),
+    "redo": _Verb("Reverse the last undo.", "history_redo"),
+    "rollback": _Verb("Undo the whole last turn.", "history_rollback"),
+    "rewind": _Verb("Undo everything since a call.", "history_rewind", {"to!": "The call, as the log shows it."}),
+    "restore": _Verb(
+        "Put a path back to what it was before a call.",
+        "history_restore",
+        {"call!": "The call, as the log shows it.", "path!": "The file or folder."},
+    ),
+    "log": _Verb("List the calls of this session.", "history_log", fixed={"everyone": False}),
+    "status": _Verb("Show what undo would undo.", "history_undo", fixed={"dry_run": True}),
+    "diff": _Verb("Show what a call changed.", "history_diff", {"call!": "The call, as the log shows it."}),
+}
+
+
+def prompts_in(sets: tuple[str, ...]) -> list[Body]:
+    """The prompts as `prompts/list` shows them: the verbs of the history tools."""
+    return [_prompt_view(name, verb) for name, verb in _VERBS.items()] if "history" in sets else []
+
+
+def _prompt_view(name: str, verb: _Verb) -> Body:
+    arguments = [
+        {"name": argument.rstrip("!"), "description": words, "required": argument.endswith("!")}
+        for argument, words in verb.arguments.items()
+    ]
+    return {"name": name, "description": verb.description, **({"arguments": arguments} if arguments else {})}
+
+
+def prompt_result(name: object, given: object, sets: tuple[str, ...]) -> Body:
+    """The answer to `prompts/get`: it tells the model which tool to call, and to do nothing else."""
+    verb = _VERBS.get(name) if isinstance(name, str) and "history" in sets else None
+    if verb is None:
+        raise RpcError(INVALID_PARAMS, f"Unknown prompt: {str(name)[:200]}")
+    values = {} if given is None else given
+    if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
+        raise RpcError(INVALID_PARAMS, "arguments is an object of texts.")
+    known = {argument.rstrip("!"): argument.endswith("!") for argument in verb.arguments}
+    wrong = [*(values.keys() - known.keys()), *(one for one, needed in known.items() if needed and not values.get(one))]
+    if wrong:
+        raise RpcError(INVALID_PARAMS, f"The prompt {name} takes {', '.join(known) or 'no arguments'}.")
+    chosen: Body = {argument: value for argument, value in values.items() if value} | dict(verb.fixed)
+    if "path" in chosen:
+        chosen["paths"] = [chosen.pop("path")]
+    words = f"Call the tool {verb.tool} once, with these arguments: {encode(chosen).decode()}. "
+    words += "Show me what it answers: which files changed, which it left alone and why. Do nothing else."
+    message = {"role": "user", "content": {"type": "text", "text": words}}
+    return {"description": verb.description, "messages": [message]}
 
 
 _LABELS = ("claudecode/toolUseId", "callId", "toolCallId", "mulligan/label")

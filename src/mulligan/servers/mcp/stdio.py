@@ -31,6 +31,7 @@ from mulligan.servers.mcp.protocol import (
     RequestCancelledError,
     RpcError,
     Running,
+    cache_hints,
     discover_result,
     enveloped,
     finished,
@@ -39,6 +40,8 @@ from mulligan.servers.mcp.protocol import (
     names_of,
     negotiated,
     parse_sets,
+    prompt_result,
+    prompts_in,
     read_table,
     tools_in,
     with_profile,
@@ -69,6 +72,7 @@ class StdioServer:
         table = read_table()
         self._open_tools = open_tools
         self._tools = tools_in(table, sets)
+        self._sets = sets
         self._names = names_of(self._tools)
         self._server = table.server
         self._input, self._output = streams
@@ -165,6 +169,10 @@ class StdioServer:
             return discover_result()
         if method == "tools/list":
             return list_result(peer, self._tools)
+        if method == "prompts/list":
+            return {"prompts": prompts_in(self._sets), **cache_hints(peer)}
+        if method == "prompts/get":
+            return prompt_result(params.get("name"), params.get("arguments"), self._sets)
         if method == "ping" and not peer.is_modern:
             return {}
         if method != "tools/call":
