@@ -501,6 +501,7 @@ class LeftRunning:
     def __init__(self, open_root: OpenRoot) -> None:
         self._processes: dict[CallId, list[Process]] = {}
         self._agents: dict[CallId, int | None] = {}
+        self._ended_s: dict[CallId, float] = {}
         self._ended: deque[tuple[CallId, float]] = deque(maxlen=_CALLS_SEARCHED)
         with open_root.ledger.store.read() as tx:
             rows = list(islice(calls_of(tx, open_root, None, only={"observed": 1}), _CALLS_SEARCHED))
@@ -532,15 +533,15 @@ class LeftRunning:
 
     def ended(self) -> list[CallId]:
         """The calls whose last process has ended since. They still count, until the caller drops them."""
-        over: list[CallId] = []
         for call, processes in self._processes.items():
             if not all(one.is_alive for one in processes):
                 self._processes[call] = with_descendants(processes, self._agents[call])
-            over += [] if self._processes[call] else [call]
-        return over
+            if not self._processes[call]:
+                self._ended_s.setdefault(call, since_boot_s())
+        return list(self._ended_s)
 
     def drop(self, calls: Iterable[CallId]) -> None:
         """Forget calls whose processes have ended, after their last changes are recorded."""
         for call in calls:
             del self._processes[call], self._agents[call]
-            self._ended.append((call, since_boot_s()))
+            self._ended.append((call, self._ended_s.pop(call)))

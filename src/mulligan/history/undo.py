@@ -567,9 +567,8 @@ def _plan(
         unstored, unclear = list[RepoPath](), list[RepoPath]()
         if notes:
             unstored = _never_captured(open_root, target, notes, changed)
-            # Paths that another process may have changed in the same window as a call.
-            ambiguous = _ambiguous(tx, open_root, target, notes, changed)
-            unclear = [] if how.on_conflict == "overwrite" else sorted(ambiguous, key=path_bytes)
+            if how.on_conflict != "overwrite":
+                unclear = sorted(_ambiguous(tx, open_root, target, notes, changed), key=path_bytes)
         plan = planner.plan(layers, not_captured=unstored, ambiguous=unclear, in_use=in_use)
     if not notes and not kept:
         # A shortcut: nearly every undo of a file tool concerns no repository and has no gaps.
@@ -635,7 +634,7 @@ class _Note:
 def _ambiguous(
     tx: Tx, open_root: OpenRoot, target: _Target, notes: Sequence[_Note], changed: Set[RepoPath]
 ) -> set[RepoPath]:
-    """Paths that a call beside the target's may have changed."""
+    """Paths that another call, or another process, may have changed in the same window."""
     unclear = [note for note in notes if note.gap["reason"] == "ambiguous"]
     mains = {main_of(call) for call in target.calls}
     if target.verb != "undo" and any("calls" in note.gap for note in unclear):
@@ -655,8 +654,7 @@ def _written_with_others(tx: Tx, open_root: OpenRoot, calls: Sequence[CallRow]) 
     later = calls_of(tx, open_root, None, after=min(leavers))
     notes = _notes(tx, open_root, [row for row in later if any(call in row.coverage for call in leavers)])
     mains = {main_of(call) for call in calls}
-    named = [(note, set(note.gap.get("calls", "").split())) for note in notes]
-    return [note for note, whose in named if whose & leavers and not whose <= mains]
+    return [note for note in notes if "calls" in note.gap and note.is_of_others(mains)]
 
 
 def _notes(tx: Tx, open_root: OpenRoot, calls: Iterable[CallRow]) -> list[_Note]:
