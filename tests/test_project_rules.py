@@ -101,14 +101,16 @@ def test_no_test_compares_what_an_error_says() -> None:
 @pytest.mark.req("D19.make_test_is_all")
 def test_one_command_runs_all_of_ours_and_the_machine_runs_it_too() -> None:
     ci = (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
-    lanes = ["make test </dev/null", "make test-hosts SHORT=1 </dev/null", "make test-web SHORT=1 </dev/null"]
-    assert ci[-3:] == lanes
+    lanes = ["make test </dev/null"]
+    lanes += [f"make test-{lane} SHORT=1 </dev/null" for lane in ("hosts", "web", "fleet")]
+    assert ci[-4:] == lanes
     assert "`make test`" in (ROOT / "README.md").read_text("utf-8")
-    chosen = {lane: _pytest_of(lane) for lane in ("test", "test-slow", "test-hosts")}
+    chosen = {lane: _pytest_of(lane) for lane in ("test", "test-slow", "test-hosts", "test-fleet")}
     assert chosen == {
-        "test": '"not slow and not hosts and not web"',
-        "test-slow": '"not hosts and not web"',
+        "test": '"not slow and not hosts and not web and not fleet"',
+        "test-slow": '"not hosts and not web and not fleet"',
         "test-hosts": '"hosts$(if $(SHORT), and not slow)"',
+        "test-fleet": '"fleet$(if $(SHORT), and not slow)" tests/fleet',
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -117,6 +118,39 @@ class TableContract(StoreContractBase):
         with store.read() as tx:
             assert [row.body for row in tx.select(PRINTS)] == bodies
             assert [row.body for row in tx.select(PRINTS, between=("body", b"\0", b"\x80"))] == bodies[1:6]
+
+    def test_keys_of_any_length_are_found_and_ordered_by_their_whole_value(self, store: Store) -> None:
+        """PostgreSQL refuses index entries over 2 704 bytes; a path has up to 4 096."""
+        long = Random(1).randbytes(4_096)
+        keys = sorted(
+            [long, long[:-1], long + b"\0", long[:2_704], long[:400], long[:400] + b"\xff", b"", b"\xff" * 9_000]
+        )
+        with store.write() as tx:
+            for body in reversed(keys):
+                tx.put(PRINTS, Parcel("first", body))
+                tx.put(PRINTS, Parcel("p", body))
+        with store.write() as tx:
+            assert all(tx.delete(PRINTS, body, "first") for body in keys)
+        with store.read() as tx:
+            assert [row.body for row in tx.select(PRINTS)] == keys
+            assert [row.body for row in tx.select(PRINTS, descending=True, limit=7)] == keys[:0:-1]
+            assert [tx.get(PRINTS, body, "p") for body in keys] == [Parcel("p", body) for body in keys]
+            assert tx.get(PRINTS, long + b"\1", "p") is None
+            for low in keys:
+                for high in keys:
+                    expected = [body for body in keys if low <= body < high]
+                    assert [row.body for row in tx.select(PRINTS, between=("body", low, high))] == expected
+
+    def test_text_of_any_length_is_found_by_an_index_and_can_change(self, store: Store) -> None:
+        label = "é" * 3_000
+        self.fill(store, Thing("g" * 5_000, 1, label), Thing("g" * 4_999, 1, label + "a", 2))
+        with store.write() as tx:
+            assert tx.update(THINGS, "g" * 4_999, 1, label="short")
+            assert tx.update(THINGS, "g" * 5_000, 1, weight=3)
+        with store.read() as tx:
+            assert tx.select(THINGS, {"label": label}) == [Thing("g" * 5_000, 1, label, 3)]
+            assert tx.select(THINGS, {"label": "short"}) == [Thing("g" * 4_999, 1, "short", 2)]
+            assert tx.count(THINGS, {"label": label + "a"}) == 0
 
     def test_a_condition_may_be_none(self, store: Store) -> None:
         self.fill(store, BOX, Thing("a", 2), Thing("b", 3, ""))

@@ -22,7 +22,16 @@ from mulligan.store.blobs import delete_dropped_bodies
 from mulligan.store.fork_locks import release_interrupted_lock, shared_lock
 from mulligan.store.journal import Schema
 from mulligan.store.originals import Originals
-from mulligan.store.protocol import BlobStore, Durability, Table, Value, check_update, sort_key
+from mulligan.store.protocol import (
+    BlobStore,
+    Durability,
+    Table,
+    Value,
+    check_columns,
+    check_row,
+    check_update,
+    sort_key,
+)
 from mulligan.store.secret_key import SecretKey
 from mulligan.values.digest import Digest
 from mulligan.values.errors import fault
@@ -188,7 +197,7 @@ class _MemoryTx:
 
     def put(self, table: Table[R], row: R) -> None:
         rows = self._of(table, writing=True)
-        _check_row(table, row)
+        check_row(table, row)
         rows.put(table.key_of(row), row)
 
     def update(self, table: Table[R], /, *key: Value, **columns: Value) -> bool:
@@ -218,7 +227,7 @@ class _MemoryTx:
         limit: int | None = None,
     ) -> list[R]:
         rows = self._of(table)
-        _check_columns(table, (*(where or ()), *(between or ())[:1], *(order or ())))
+        check_columns(table, (*(where or ()), *(between or ())[:1], *(order or ())))
         known = takewhile(lambda column: column in (where or ()), table.key)
         prefix = tuple((where or {})[column] for column in known)
         found = [row for row in rows.beginning_with(prefix) if _matches(row, where, between)]
@@ -259,35 +268,7 @@ def _matches(row: object, where: Mapping[str, Value] | None, between: tuple[str,
     return sort_key(low) <= sort_key(getattr(row, column)) < sort_key(high)
 
 
-_KINDS: dict[str, type] = {"str": str, "int": int, "bytes": bytes}
-
-
-def _check_row(table: Table[R], row: R) -> None:
-    if type(row) is not table.row:
-        raise fault("internal", f"{table.name} holds {table.row.__name__}, not {type(row).__name__}.")
-    for column, value in zip(table.columns, table.values_of(row), strict=True):
-        if value is None and column in table.key:
-            raise fault("internal", f"{table.name}.{column} is part of the key and cannot be None.")
-        if value is not None and not _is_storable(value, _KINDS[table.column_types[column]]):
-            raise fault("internal", f"{table.name}.{column} cannot hold {value!r:.40}.")
-
-
-def _is_storable(value: Value, kind: type) -> bool:
-    """Whether the value has exactly that type, and every engine can store it."""
-    if isinstance(value, int):
-        return type(value) is kind and -(2**63) <= value < 2**63
-    if type(value) is not kind or not isinstance(value, str) or value.isascii():
-        return type(value) is kind
-    return not any("\ud800" <= c <= "\udfff" for c in value)
-
-
 def _checked_key(table: Table[R], key: _Key) -> _Key:
     if len(key) != len(table.key):
         raise fault("internal", f"{table.name} has a key of {len(table.key)} columns.")
     return key
-
-
-def _check_columns(table: Table[R], columns: tuple[Any, ...]) -> None:
-    unknown = set(columns) - set(table.columns)
-    if unknown:
-        raise fault("internal", f"{table.name} has no column {sorted(unknown)}.")

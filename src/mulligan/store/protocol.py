@@ -85,6 +85,36 @@ def check_update(table: Table[Any], columns: Collection[str]) -> None:
         raise fault("internal", f"{table.name} cannot change {sorted(wrong) or 'nothing'}.")
 
 
+_KINDS: dict[str, type] = {"str": str, "int": int, "bytes": bytes}
+
+
+def check_row(table: Table[R], row: R) -> None:
+    """Refuse a row of another table, or with a value that some engine cannot store."""
+    if type(row) is not table.row:
+        raise fault("internal", f"{table.name} holds {table.row.__name__}, not {type(row).__name__}.")
+    for column, value in zip(table.columns, table.values_of(row), strict=True):
+        if value is None and column in table.key:
+            raise fault("internal", f"{table.name}.{column} is part of the key and cannot be None.")
+        if value is not None and not _is_storable(value, _KINDS[table.column_types[column]]):
+            raise fault("internal", f"{table.name}.{column} cannot hold {value!r:.40}.")
+
+
+def _is_storable(value: Value, kind: type) -> bool:
+    """Whether the value has exactly that type, and every engine can store it."""
+    if isinstance(value, int):
+        return type(value) is kind and -(2**63) <= value < 2**63
+    if type(value) is not kind or not isinstance(value, str) or value.isascii():
+        return type(value) is kind
+    return not any("\ud800" <= c <= "\udfff" for c in value)
+
+
+def check_columns(table: Table[R], columns: tuple[Any, ...]) -> None:
+    """Refuse names that are no columns of the table."""
+    unknown = set(columns) - set(table.columns)
+    if unknown:
+        raise fault("internal", f"{table.name} has no column {sorted(unknown)}.")
+
+
 def sort_key(value: Value) -> tuple[int, Any]:
     """The one order of column values."""
     if value is None:

@@ -415,6 +415,12 @@ def check_directory(directory: str, database: str, *, create: bool) -> None:
         raise _unusable(directory, error) from error
 
 
+def check_local_directory(directory: str) -> None:
+    """Refuse a directory that others prepared, or on a network disk. Raises `untrusted_owner`, `network_store`."""
+    refuse_untrusted(directory)
+    _refuse_network(directory)
+
+
 def private_folder(path: str) -> None:
     """Creates the folder, and missing folders above it, for its owner only."""
     if os.path.isdir(path):
@@ -486,7 +492,7 @@ def _refuse_network(directory: str) -> None:
     if kind in _NETWORK_FILE_SYSTEMS:
         raise fault(
             "network_store",
-            f"{directory} is on a network file system ({kind}), where SQLite's locks do not hold. "
+            f"{directory} is on a network file system ({kind}), where file locks do not hold. "
             "Set MULLIGAN_HOME to a directory on a local disk.",
         )
 

@@ -96,7 +96,7 @@ _CODES: dict[type[MulliganError], str] = {
     """,
     InternalError: """
         io_error no_space read_only_disk store_corrupt store_newer store_unreadable store_busy
-        missing_cas_dependency blob_corrupt journal_broken sync_failed in_doubt output_store_failed
+        missing_cas_dependency blob_corrupt journal_broken sync_failed in_doubt store_unreachable output_store_failed
         restore_failed env_lost execution_state prompt_evaluation provider_failed forked_unsafely internal
     """,
 }
